@@ -1,8 +1,8 @@
-"""`vkbackend models`: the architectures that run, and what of each works.
+"""`vkbackend models`: list the architectures that run, and which features each supports.
 
-The table is made from the code: a small model of each architecture is laid out over devices, and its weights'
-roles, its caches and its states say what a column says. --json names the tests that prove each column, one of
-them per architecture; `pytest --all` runs all of them. --md is the table of docs/architectures.md.
+The table is computed: a small model of each architecture is laid out over devices, and each column is derived
+from its weights' roles, caches and states. --json names the tests that prove each column (`pytest --all` runs
+them); --md prints the table of docs/architectures.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vkbackend.tools.console import console, table, write_json
 from vkbackend.tools.measure.sketch import sketches
 
 TESTS = "tests/models/architectures/test_architectures.py"
-PROOFS = {  # column -> its tests; a name without a file is in test_architectures.py
+PROOFS = {  # column -> its tests, in test_architectures.py unless a file is named
     "tensor parallel": (
         "test_oracles_on_numpy",
         "test_oracles_on_vulkan",
@@ -57,7 +57,7 @@ PROOFS = {  # column -> its tests; a name without a file is in test_architecture
         "tests/vkbackend/ops/test_gdn_oracle.py::test_shaders",
     ),
 }
-DIMS = {  # role of a weight -> the dimension's name in the table
+DIMS = {  # role of a weight -> its dimension's name
     "heads": "heads",
     "k_heads": "key heads",
     "ssm_heads": "ssm heads",
@@ -68,13 +68,13 @@ DIMS = {  # role of a weight -> the dimension's name in the table
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An architecture's row of the table. `split_by`: the dimensions that tensor parallelism splits."""
+    """`split_by`: the dimensions that tensor parallelism splits."""
 
     name: str  # general.architecture
-    models: str  # the models that have this architecture
+    models: str  # models of this architecture
     split_by: tuple[str, ...]
     layer_split: bool
-    whole_slots: bool  # a state is saved as a whole, not by positions
+    whole_slots: bool  # saved as a whole, not by positions
     control_vectors: bool
     experts: bool
     windows: bool
@@ -85,7 +85,6 @@ class Row:
         return "whole slots" if self.whole_slots else "yes"
 
     def cells(self) -> dict[str, str]:
-        """The texts of the cells, by column."""
         return {
             "architecture": self.name,
             "models": self.models,
@@ -113,7 +112,7 @@ def row_of(name: str) -> Row:
         MODELS[name],
         split_by(name),
         layer_split=split_by_layers(model),
-        whole_slots=recurrent,  # such a state sums up the whole sequence: it cannot be cut at a position
+        whole_slots=recurrent,  # such a state covers the whole sequence: it cannot be cut at a position
         control_vectors=any(spec.values is model.control[1] for spec in model.weights()),
         experts=model.n_used > 0,
         windows=any(kv.window > 0 for kv in map(kv_of, memories) if kv),
@@ -122,7 +121,7 @@ def row_of(name: str) -> Row:
 
 
 def plans_of(model: Model, split_mode: str = "tensor") -> list[Plan]:
-    """The plans of the model's layers on two devices; empty if they refuse this split mode."""
+    """Plans of the layers on two devices; empty if the model refuses this split mode."""
     types = {spec.name: "f32" for spec in model.weights()}
     try:
         return lay_out(model, types, 2, Options.of("a sketch", n_ctx=64, split_mode=split_mode)).plans
@@ -131,7 +130,7 @@ def plans_of(model: Model, split_mode: str = "tensor") -> list[Plan]:
 
 
 def split_by(name: str) -> tuple[str, ...]:
-    """The dimensions that two devices share out, of models with experts and of dense ones."""
+    """Dimensions split over two devices, with experts and without."""
     shared = set()
     for plan in [plan for model in sketches(name) for plan in plans_of(model)]:
         tiles = [*plan.ranges.items(), *(("experts", ranges) for ranges in plan.experts)]
@@ -140,14 +139,14 @@ def split_by(name: str) -> tuple[str, ...]:
 
 
 def split_by_layers(model: Model) -> bool:
-    """Whether each of two devices gets layers of its own."""
+    """Whether each of two devices gets whole layers."""
     tiles = [[*plan.ranges.values(), *plan.experts] for plan in plans_of(model, split_mode="layer")]
     owners = [{d for ranges in of_layer for d in holders(ranges)} for of_layer in tiles]
     return all(len(devices) == 1 for devices in owners) and set().union(*owners) == {0, 1}
 
 
 def proofs() -> dict[str, list[str]]:
-    """The ids of the tests that prove each column."""
+    """Ids of the tests that prove each column."""
     return {
         column: [name if "::" in name else f"{TESTS}::{name}" for name in names]
         for column, names in PROOFS.items()
@@ -155,7 +154,6 @@ def proofs() -> dict[str, list[str]]:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The table as docs/architectures.md has it."""
     cells = [row.cells() for row in rows]
     lines = [list(cells[0]), ["---"] * len(cells[0]), *(list(row.values()) for row in cells)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

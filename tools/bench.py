@@ -1,11 +1,10 @@
-"""`vkbackend bench`: tokens per second of prompts and of single tokens, with llama-bench's flags and columns.
+"""`vkbackend bench`: measure tokens per second of prompts and single tokens, with llama-bench's flags and
+columns.
 
-Beside its columns: what the weights are read at (GB/s over all devices), what share that is of the rate at
-which the devices copy, the host's microseconds per all-reduce, seconds to load, the rate at which the weights
-were loaded, and what share that is of the rate of reading the file again right behind it. csv and json have
-llama-bench's fields instead. A test is warmed up first, so nothing is compiled while it is timed. `--compare
-llama-cpp` runs llama-cpp-python on the same model and devices in turn with ours and adds its rate and the
-ratio.
+Extra columns: the rate at which weights are read (GB/s over all devices) and its share of the devices' copy
+rate; host microseconds per all-reduce; seconds to load; the loading rate and its share of a second read of
+the file. csv and json use llama-bench's fields. Every test is warmed up first. `--compare llama-cpp` runs
+llama-cpp-python on the same model and devices in turn and adds its rate and the ratio.
 """
 
 from __future__ import annotations
@@ -51,11 +50,11 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """Seconds until a step can run, and bytes per second of the weights alone and of reading the file."""
+    """`seconds`: until a step can run. Rates in bytes per second: loading the weights, reading the file."""
 
     seconds: float
     rate: float
-    read_rate: float | None  # None: there is no file
+    read_rate: float | None  # None: no file
 
     def cells(self) -> list[str]:
         share = f"{100 * self.rate / self.read_rate:.1f}" if self.read_rate else "-"
@@ -64,7 +63,7 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One test of one model; `theirs` is llama.cpp's timing beside it, `rates` bytes per second."""
+    """A test of a model. `theirs`: llama.cpp's timing. Rates in bytes per second."""
 
     model: dict[str, Any]
     runner: dict[str, Any]
@@ -101,7 +100,6 @@ class Row:
         return cells
 
     def record(self) -> dict[str, Any]:
-        """llama-bench's fields, and ours."""
         t = self.timing
         ns = [round(1e9 * s) for s in t.seconds]
         found = (
@@ -132,7 +130,7 @@ class Row:
         return found
 
     def fields(self) -> dict[str, Any]:
-        """The record as one line of a table: without the samples, lists joined, nothing for None."""
+        """The record as one table row: no samples, lists joined."""
         return {
             key: "/".join(map(str, value)) if isinstance(value, list) else value
             for key, value in self.record().items()
@@ -169,12 +167,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def numbers(flag: str, text: str) -> list[int]:
-    """The whole numbers of a comma-separated list; raises InvalidArgument."""
+    """Parse a comma-separated list. Raises InvalidArgument."""
     return [whole_number(flag, number_of(word.strip()), 0, MAX_TOKENS) for word in text.split(",")]
 
 
 def tests_of(args: argparse.Namespace) -> list[Test]:
-    """Every combination asked for; raises InvalidArgument where there is none."""
+    """All requested combinations. Raises InvalidArgument if there are none."""
     pairs = [(p, 0) for p in numbers("--n-prompt", ",".join(args.n_prompt or ["512"])) if p]
     pairs += [(0, n) for n in numbers("--n-gen", ",".join(args.n_gen or ["128"])) if n]
     for text in args.pg:
@@ -188,7 +186,7 @@ def tests_of(args: argparse.Namespace) -> list[Test]:
 
 
 def settings(runner: Runner) -> dict[str, Any]:
-    """What was loaded, under llama-bench's names."""
+    """The loaded configuration, under llama-bench's names."""
     options, devices = runner.options, runner.mesh.devices
     shares = options.shares or (1,) * len(devices)
     layers, held = runner.model.n_layer + 1, options.n_gpu_layers
@@ -209,7 +207,6 @@ def settings(runner: Runner) -> dict[str, Any]:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    """The rows, one after another, as they are measured."""
     tests = tests_of(args)
     if args.compare:
         check_comparable(args)
@@ -259,7 +256,7 @@ def run(args: argparse.Namespace) -> int:
     table = csv.writer(sys.stdout)
     for row in measure(args):
         if args.output == "md":
-            if not rows:  # arguments are right and the model is loaded
+            if not rows:  # now the arguments are valid and the model is loaded
                 write_md(columns)
                 write_md(["---"] * 9 + ["---:"] * (len(columns) - 9))
             write_md(row.cells())

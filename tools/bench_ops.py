@@ -1,10 +1,10 @@
-"""`vkbackend bench-ops`: time the ops on one device, on the very cases that the op tests check.
+"""`vkbackend bench-ops`: time the ops of one device, on the cases of the op tests and on matrices of real
+models.
 
-Beside the tests' small cases there are matrices of real models' shapes. A case is recorded many times over
-into one submission; devices with timestamps time every repeat by itself, others (and software devices, where
-a timestamp waits) whole submissions. Columns: the case; what ran (op.variant); us per run, the least and the
-median; of software devices the CPU time of a run, which a busy machine changes least; GB/s of what it reads
-and writes; GFLOP/s; both at the least time.
+A case is recorded many times into one submission. Devices with timestamps time every repeat; others, and
+software devices (a timestamp stalls them), time whole submissions. Columns: case; op.variant; us per run,
+minimum and median; CPU time of a run on software devices (least affected by other load); GB/s read and
+written and GFLOP/s at the minimum time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    """The rows, one after another; a case that a device cannot run is told on stderr and left out."""
+    """Yield rows as they are measured. Cases that the device cannot run are reported and skipped."""
     whole_number("--repetitions", args.repetitions, 1, 1000)
     finite_number("--ms", args.ms, 0.0, 500.0)
     whole_number("--cold", args.cold, 0, 1 << 20)

@@ -1,7 +1,7 @@
 """`vkbackend bench --parallel 1,4,16`: many callers at once, with the engine in this process and in its own.
 
-For each number of callers: tokens per second in all, milliseconds to the first token and from token to token
-(median and 99th percentile), and the share of the tokens of prompts that were taken from other requests.
+Prints for each number of callers: total tokens per second, milliseconds to the first token and between tokens
+(median and 99th percentile), and the share of prompt tokens reused from other requests.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def measured(args: argparse.Namespace, sizes: Sequence[int], n_gen: int) -> Iter
 
 
 def run(args: argparse.Namespace, sizes: Sequence[int], n_gen: int) -> int:
-    """Measure and print. Raises InvalidArgument for sizes that no engine has."""
+    """Raises InvalidArgument for sizes out of range."""
     for n in sizes:
         whole_number("--parallel", n, 1, MAX_RUNS)
     whole_number("--n-gen", n_gen, 2, 4096)
@@ -96,7 +96,6 @@ def record_of(model: str, devices: str, load: Load) -> dict[str, object]:
 
 
 def draw(loads: Sequence[Load], path: str) -> None:
-    """Two panels over the number of callers: tokens per second, and milliseconds from token to token."""
     figure, axes = plotting().subplots(1, 2, figsize=(10, 4), layout="constrained")
     for process in (False, True):
         own = [load for load in loads if load.process == process]

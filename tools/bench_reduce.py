@@ -1,11 +1,11 @@
-"""`vkbackend bench-reduce`: time the all-reduces of tensor parallelism between the given devices.
+"""`vkbackend bench-reduce`: time the all-reduces of tensor parallelism between devices.
 
-A real step of many all-reduces is replayed for every combination, with the first 2, 3, ... devices of the
-list. Columns: devices; provider (where shares meet: pages, imported by all devices; scatter, the same with
-each device summing a part for all; host-sum, by the host); wire (how a share travels); ahead (exchanges
-submitted before they may run); bytes of the f32 message; us per all-reduce, the median of the repeats, with
-their minimum and maximum; GB/s: message bytes / median time. Sums are checked; wrong ones are marked and end
-in exit code 1. Over hosts (`vkbackend hosts run`) the last column says how many of the us the network took.
+Replays a step of many all-reduces for every combination, on the first 2, 3, ... devices of the list. Columns:
+devices; provider (pages: all devices import them; scatter: pages, with each device summing a part for all;
+host-sum: the host adds); wire (format of a partial sum); ahead (exchanges submitted before they may run);
+bytes of the f32 message; us per all-reduce (median, minimum, maximum); GB/s of the median. Wrong sums are
+marked and exit with code 1. Over hosts (`vkbackend hosts run`) the last column is the network's part of the
+us.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COLUMNS = ("devices", "provider", "wire", "ahead", "bytes", "us", "us min", "us 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One combination and what it took; times in microseconds."""
+    """Times in microseconds."""
 
     devices: tuple[str, ...]
     provider: str
@@ -45,7 +45,7 @@ class Row:
     us_min: float
     us_max: float
     exact: bool
-    us_network: float | None = None  # the part of `us` that the network to other hosts takes
+    us_network: float | None = None  # the network's part of `us`
 
     @property
     def gb_per_s(self) -> float:
@@ -94,11 +94,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-o", "--output", choices=("md", "csv", "json"), default="md", help="output format (default: md)")
 
 
-# ---- lists ----
-
-
 def words(name: str, text: str, known: Sequence[str] = ()) -> list[str]:
-    """The comma-separated words of `text`, each one of `known` where there are any."""
+    """Split a comma-separated list; each word must be in `known` unless that is empty."""
     found = [word.strip() for word in text.split(",") if word.strip()]
     for word in found:
         if known and word not in known:
@@ -108,11 +105,8 @@ def words(name: str, text: str, known: Sequence[str] = ()) -> list[str]:
     return found
 
 
-# ---- the bench ----
-
-
 def combinations(args: argparse.Namespace) -> list[tuple[tuple[str, ...], int, str, str, str]]:
-    """(devices, bytes, provider, wire, ahead) of every row, checked before anything runs."""
+    """(devices, bytes, provider, wire, ahead) of every row. Raises InvalidArgument before anything runs."""
     devices = runner.places if runner.group else device_list("devices", args.devices) or ()
     if len(devices) < 2:
         raise InvalidArgument(
@@ -134,7 +128,7 @@ def combinations(args: argparse.Namespace) -> list[tuple[tuple[str, ...], int, s
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    """The rows, one after another; what the devices cannot do is told on stderr and left out."""
+    """Yield rows as they are measured. Unsupported combinations are reported on stderr and skipped."""
     err = console(stderr=True)
     jobs = combinations(args)
     for i, (devices, nbytes, provider, wire, ahead) in enumerate(jobs):
@@ -149,7 +143,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
                 result = time_reduce(open_devices(devices), nbytes, how, repeats=args.repetitions)
         except (UnsupportedFeature, OutOfDeviceMemory, PlanError) as error:
             if runner.group:
-                raise  # the other hosts are in the middle of it
+                raise  # the other hosts are waiting in the same exchange
             err.print(f"  left out: {printable(str(error))}", markup=False)
             continue
         us = [1e6 * s for s in result.seconds]

@@ -1,4 +1,4 @@
-"""`python -m vkbackend.tools.build_shaders`: compile the whole manifest into shaders/spv/ with its index."""
+"""Compile all shaders of the manifest into shaders/spv/: `python -m vkbackend.tools.build_shaders`."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """`vkbackend chat`: talk with a model.
 
-Every line is a message; one that ends in a backslash goes on in the next line, one that begins with three
-double quotes goes on up to three more. Answers stream to stdout, thoughts dimmed on a terminal; devices,
-loading, memory and timings go to stderr. Where the context is full, the oldest messages leave it. /help
-lists the commands; /clear forgets the conversation; /exit, Ctrl-D or the end of the input ends it. Ctrl-C
-ends an answer and keeps what was said of it; at the prompt it ends the program.
+Every line is a message. End a line with a backslash to continue it; start with three double quotes to write
+until the next three. Answers stream to stdout (thoughts dimmed on a terminal), everything else goes to
+stderr. When the context is full, the oldest messages are dropped. /help lists the commands; /clear forgets
+the conversation; /exit, Ctrl-D or the end of the input quits. Ctrl-C stops an answer and keeps its text; at
+the prompt it quits.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 class Conversation:
-    """A Chat on the terminal; `timings` are those of the answers that came to their end."""
+    """A Chat on the terminal. `timings`: one entry per finished answer."""
 
     def __init__(self, chat: Chat, sampling: SamplingParams, most: int | None, options: Mapping[str, Any],
                  err: Console) -> None:  # fmt: skip
@@ -109,7 +109,7 @@ class Conversation:
         self.timings: list[dict[str, float]] = []
 
     def hold(self, first: str | None, single_turn: bool) -> None:
-        """Answer messages until they end, or one; `first` comes before those that are read."""
+        """Answer messages until the input ends, or once. `first` comes before the input."""
         for text in messages(first):
             name, _, rest = text.partition(" ")
             if name == "/exit":
@@ -123,12 +123,11 @@ class Conversation:
             except InvalidArgument as error:
                 if single_turn or not sys.stdin.isatty():
                     raise
-                tell_notes([f"{error}; {FRESH}"], self.err)  # a person at the terminal can start afresh
+                tell_notes([f"{error}; {FRESH}"], self.err)  # on a terminal the user can go on
             if text and single_turn:
                 return
 
     def obey(self, name: str, rest: str) -> None:
-        """Carry out a command, or say that there is none of that name."""
         if name == "/help":
             tell_notes((f"{command:<8}{what}" for command, what in COMMANDS.items()), self.err)
         elif name == "/clear":
@@ -142,7 +141,7 @@ class Conversation:
             tell_notes([f"{name} is not a command; /help lists them"], self.err)
 
     def save(self, path: str) -> str:
-        """Write the conversation to a file; returns what came of it."""
+        """Write the conversation to a file; returns the message to show."""
         if not path:
             return "/save needs the name of a file"
         try:
@@ -153,7 +152,6 @@ class Conversation:
         return f"{len(self.chat.messages)} messages are in {path!r}"
 
     def answer(self, ask: Callable[[], Generator[Chunk, None, None]]) -> None:
-        """Write the answer that `ask()` streams, and end its line."""
         chunks: list[Chunk] = []
         before = self.chat.n_left_out
         with closing(ask()) as stream, interrupts() as pressed:
@@ -171,7 +169,7 @@ class Conversation:
                 write_text("\n")
         last = chunks[-1]
         self.timings += [last.timings] if last.timings else []
-        self._options["seed"] = (self._options["seed"] + 1) % (MAX_SEED + 1)  # other numbers for every answer
+        self._options["seed"] = (self._options["seed"] + 1) % (MAX_SEED + 1)  # a new seed for every answer
         if (n := self.chat.n_left_out - before) > 0:
             tell_notes([f"the context is full: its {n} oldest messages have left it"], self.err)
         if last.finish_reason == "length" and len(chunks) != self.most:
@@ -179,8 +177,7 @@ class Conversation:
 
 
 def shown(thinks: bool, channels: bool = False) -> Callable[[str, bool], None]:
-    """A function of (text, whether it is the last) that writes an answer; on a terminal its thoughts are
-    dimmed."""
+    """A function of (text, is it the last piece) that writes an answer; a terminal shows thoughts dimmed."""
     if not sys.stdout.isatty():
         return lambda text, last: write_text(text) if text else None
     split = ReasoningSplit(thinks, channels)
@@ -199,8 +196,7 @@ def shown(thinks: bool, channels: bool = False) -> Callable[[str, bool], None]:
 
 @contextmanager
 def interrupts() -> Iterator[list[int]]:
-    """Within the block the first Ctrl-C only fills the list, so no step is cut short. The second one
-    raises."""
+    """Within the block the first Ctrl-C only fills the list, so no step is cut short; the second raises."""
     pressed: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:

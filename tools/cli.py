@@ -1,7 +1,7 @@
-"""The `vkbackend` command: one parser, one place where errors become exit codes.
+"""The `vkbackend` command: one parser, and the mapping from errors to exit codes.
 
-0: done. 1: what the command checks is wrong. 2: wrong usage, or a typed error, told in the last line on
-stderr (DEBUG=1 adds the traceback). 130: interrupted. 141: the reader of stdout went away.
+0: done. 1: the check failed. 2: wrong usage or a typed error, whose message is the last line on stderr
+(DEBUG=1 adds the traceback). 130: interrupted. 141: stdout was closed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vkbackend.tools.parser import (
     unknown_command,
 )
 
-COMMANDS = {  # module in this folder, imported when its command is the one asked for, and what it does
+COMMANDS = {  # name -> module in this folder (imported on demand), description
     "devices": ("devices", "List the Vulkan devices of this machine"),
     "models": ("architectures", "List the supported architectures"),
     "generate": ("generate", "Generate text with a GGUF model"),
@@ -58,7 +58,7 @@ NO_DEVICE = {
     "split",
     "merge",
     "completion",
-}  # commands that open no device
+}  # they open no device
 EPILOG = """\
 examples:
   vkbackend devices
@@ -88,7 +88,7 @@ docs/env_vars.md describes the environment variables. DEBUG=1 shows devices, pla
 
 
 def build_parser(chosen: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """(the parser of all commands, the parser of the command `chosen`). Only `chosen` gets its arguments."""
+    """(the parser of all commands, the parser of `chosen`). Only `chosen` gets its arguments."""
     parser = Parser(
         prog="vkbackend",
         description="Runs GGUF language models on one or several Vulkan devices of any vendors at once.",
@@ -119,15 +119,14 @@ def build_parser(chosen: str) -> tuple[argparse.ArgumentParser, argparse.Argumen
 
 
 def parse(words: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
-    """The arguments, and the flag that sets each, by the argument's name. An unknown flag ends the program:
-    argparse alone would read -t as -ts, -fa as -f a, and -hf as -h. So flags must be written in full, and a
-    value is a word of its own."""
+    """The arguments, and the flag of each argument by name. Exits on an unknown flag: argparse would read -t
+    as -ts, -fa as -f a and -hf as -h, so flags must be written in full and values are words of their own."""
     chosen = words[0] if words else ""
     parser, command = build_parser(chosen)
     if chosen and not chosen.startswith("-") and chosen not in COMMANDS:
         parser.error(unknown_command(chosen, COMMANDS))
     known = command._option_string_actions
-    behind: Sequence[str] = []  # the words after --: those of another command
+    behind: Sequence[str] = []  # words after --: another command
     if command.get_default("words") is not None and "--" in words:
         words, behind = words[: words.index("--")], words[words.index("--") + 1 :]
     unknown = [word for word in words if re.fullmatch("-[A-Za-z][A-Za-z-]*", word) and word not in known]
@@ -145,12 +144,12 @@ def parse(words: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
 def shows_tracebacks() -> bool:
     try:
         return env.debug() > 0
-    except VkbackendError:  # DEBUG itself is what is wrong
+    except VkbackendError:  # DEBUG itself is invalid
         return False
 
 
 def message_of(error: VkbackendError, flags: Mapping[str, str]) -> str:
-    """The error's message. If it begins with a parameter's name, the parameter's flag takes that place."""
+    """The error's message; a parameter's name at its beginning is replaced by the flag."""
     from vkbackend.tools.console import printable
 
     text, name = str(error), error.argument if isinstance(error, InvalidArgument) else ""
@@ -160,27 +159,26 @@ def message_of(error: VkbackendError, flags: Mapping[str, str]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # the caller has closed this stream
+        if getattr(sys, name) is None:  # the caller closed it
             setattr(sys, name, open(os.devnull, "w"))
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a terminal that cannot show a character is no reason to end
+        if hasattr(stream, "reconfigure"):  # the terminal may lack a character
             stream.reconfigure(errors="backslashreplace")
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks what may stand at the cursor
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
         complete()
     words = conversation(bind_values(sys.argv[1:] if argv is None else argv))
     flags: dict[str, str] = {}
     try:
         args, flags = parse(words)
         for variable in (env.debug, env.timeout_s, env.disabled, env.faults):
-            variable()  # a bad value is told before the work begins
+            variable()  # reject a bad value before any work
         if hasattr(args, "runtime"):
             from vkbackend.open_device import runtime_of
 
             runtime = runtime_of(args.runtime)
             if args.runtime:
-                os.environ[env.RUNTIME] = runtime  # for all that opens devices, also to measure them
+                os.environ[env.RUNTIME] = runtime  # everything that opens devices reads it
         code = args.run(args)
         sys.stdout.flush()
         return code or 0
@@ -195,15 +193,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         mute_stdout()
         return 141
-    except OSError as error:  # what a command opens itself raises typed errors: this is stdout on a full disk
+    except OSError as error:  # only stdout (on a full disk): commands raise typed errors for their files
         mute_stdout()
         sys.stderr.write(f"error: the output cannot be written: {error}; free space or write elsewhere\n")
         return 2
 
 
 def complete() -> None:
-    """Answer a shell's question and end. The word after `vkbackend` names the command whose flags are
-    meant."""
+    """Answer a shell's completion request and exit. The word after `vkbackend` is the command."""
     import argcomplete
 
     words = os.environ.get("COMP_LINE", "").split()
@@ -211,7 +208,7 @@ def complete() -> None:
 
 
 def mute_stdout() -> None:
-    """Python flushes stdout once more at exit; that must not fail as well."""
+    """Python flushes stdout again at exit; that must not fail too."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,12 +1,12 @@
-# Compilers of GPUs that are not there, into .drivers/: ANV (Intel) and NVK (NVIDIA), each with a shim of Mesa's that
-# stands for the kernel's driver; sourced by setup.sh after drivers.sh, whose private apt they use. RADV (AMD) needs no
-# shim and comes with the drivers. With them a lavapipe with matrix units. tools/measure/compilers.py runs them all.
+# Compilers for absent GPUs, into .drivers/: ANV (Intel) and NVK (NVIDIA), each with a Mesa shim that replaces
+# the kernel's driver, and a lavapipe with matrix units. Sourced by setup.sh after drivers.sh, whose private
+# apt it uses. RADV (AMD) needs no shim and comes with the drivers. tools/measure/compilers.py runs them.
 
-# Debian's suites whose mesa-vulkan-drivers have what is wanted; these run with the libc they were linked with.
+# Debian suites with the right mesa-vulkan-drivers; these run with the libc they were linked with.
 nvk_suite=trixie
-matrix_units_suite=sid  # lavapipe of Mesa 25.2 and later computes with matrices of 8 x 8
+matrix_units_suite=sid  # lavapipe from Mesa 25.2 on has matrices of 8 x 8
 
-# build_shims WORK: the shims from Mesa's own source package, in WORK/shims. Two minutes of CPU.
+# build_shims WORK: build the shims from Mesa's source package in WORK/shims. Two minutes of CPU.
 build_shims() {
     local work=$1 build=$1/mesa/build
     [ ! -d "$work/shims" ] || return 0
@@ -16,7 +16,7 @@ build_shims() {
     {
         apt-get update && (cd "$work" && apt-get source --download-only --tar-only mesa) || return 2
         tar -x -C "$work/mesa" --strip-components=1 -f "$work"/mesa_*.orig.tar.* || return 2
-        # Mesa builds NVIDIA's shim only together with NVK. The lines below build it without.
+        # Mesa builds NVIDIA's shim only together with NVK; the lines below build it alone.
         cat >>"$work/mesa/src/drm-shim/meson.build" <<'MESON'
 shared_library('nouveau_noop_drm_shim', '../nouveau/drm-shim/nouveau_noop.c',
   include_directories: [inc_include, inc_src], dependencies: dep_drm_shim, gnu_symbol_visibility: 'hidden')
@@ -45,8 +45,8 @@ take_shim() {
 
 unpack_anv() { take_driver "$1" "$2" libvulkan_intel.so 'intel_icd*.json' && take_shim "$1" "$2" intel; }
 
-# unpack_suite WORK OUT SUITE LIBRARY MANIFEST [PACKAGE]: a driver of a later Debian with everything below it, down to
-# libc: ld.so beside it starts programs with them. A package's program of its name comes along.
+# unpack_suite WORK OUT SUITE LIBRARY MANIFEST [PACKAGE]: a driver of a later Debian with all its libraries,
+# libc included; its ld.so starts programs. PACKAGE's program of the same name comes along.
 unpack_suite() {
     local work=$1 out=$2 suite=$3 library=$4 manifest=$5 program=${6:-} own=$1/$3
     local uri codename found="" packages lib dirs name path
@@ -58,7 +58,7 @@ unpack_suite() {
     done < <(mirrors)
     [ "$found" ] || { echo "no mirror answers with $suite"; return 2; }
     export APT_CONFIG=$own/apt.conf
-    : >"$own/status"  # where nothing is installed yet
+    : >"$own/status"  # nothing is installed yet
     # shellcheck disable=SC2086  # perhaps no word
     packages=$(apt-get -o Dir::State::status="$own/status" install --no-install-recommends --print-uris \
         mesa-vulkan-drivers $program libc6 2>>"$own/log" | sed -n "s/^'[^']*' \([^_]*\)_.*/\1/p")
@@ -81,13 +81,13 @@ unpack_suite() {
 
 unpack_nvk() {
     take_shim "$1" "$2" nouveau || return $?
-    # tools/studies/llama_cpp_kernels.py wants a glslc that knows matrix units.
+    # tools/studies/llama_cpp_kernels.py needs a glslc with matrix units.
     unpack_suite "$1" "$2" "$nvk_suite" libvulkan_nouveau.so 'nouveau_icd*.json' glslc
 }
 
 unpack_matrix_units() { unpack_suite "$1" "$2" "$matrix_units_suite" libvulkan_lvp.so 'lvp_icd*.json'; }
 
-# What build_shims compiles with.
+# Packages for build_shims.
 compiler_packages() {
     local missing=() package
     for package in bison flex libdrm-dev libelf-dev zlib1g-dev libexpat1-dev pkg-config gcc g++ xz-utils; do

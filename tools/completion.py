@@ -1,11 +1,10 @@
-"""`vkbackend completion`: the script with which a shell completes commands and flags.
+"""`vkbackend completion`: print a shell script that completes commands and flags.
 
-Each press of Tab runs `vkbackend`, which answers from its parser, so the script need not change with the
-version. Install it once:
+Tab runs `vkbackend`, which answers from its parser, so the script never changes. Install it once:
 
-bash: vkbackend completion bash > ~/.local/share/bash-completion/completions/vkbackend;
-zsh: vkbackend completion zsh > "${fpath[1]}/_vkbackend";
-fish: vkbackend completion fish > ~/.config/fish/completions/vkbackend.fish
+bash: vkbackend completion bash > ~/.local/share/bash-completion/completions/vkbackend; zsh: vkbackend
+completion zsh > "${fpath[1]}/_vkbackend"; fish: vkbackend completion fish >
+~/.config/fish/completions/vkbackend.fish
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the commands share on the terminal: consoles, plain tables, sizes, and text made safe to show."""
+"""Terminal output of all commands: consoles, tables, sizes, escaping."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from rich.text import Text
 MIB = 1 << 20
 SHORT_WORD = 12  # characters
 UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-MANY_COLUMNS = 8  # a table of more columns has less space between them, to fit a terminal of 80
+MANY_COLUMNS = 8  # more columns get less padding, to fit 80 characters
 ANY_WIDTH = 10_000
-PIPE_WIDTH = 160  # columns where there is no terminal and no COLUMNS: enough for every table unwrapped
+PIPE_WIDTH = 160  # without a terminal and COLUMNS: every table fits unwrapped
 
 
 class _Table(Table):
-    """A table that knows its cells as texts."""
+    """A table that keeps its cells as text."""
 
     names: Sequence[str] = ()
     rows_of_cells: Sequence[Sequence[str]] = ()
@@ -43,8 +43,7 @@ class _Table(Table):
 
 class _Console(Console):
     def print(self, *objects: Any, crop: bool = False, **options: Any) -> None:
-        """Text that is wider than the terminal goes on in the next line; rich would leave it out. A wider
-        table becomes a list."""
+        """Wrap text that is wider than the terminal (rich would crop it); print a wider table as a list."""
         shown = (self._fitting(one) if isinstance(one, _Table) else one for one in objects)
         super().print(*shown, crop=crop, **options)
 
@@ -59,24 +58,21 @@ class _Console(Console):
             line.rstrip()
             line.no_wrap = True
             lines.append(line)
-        return Group(*lines)  # without the blanks that fill each row
+        return Group(*lines)  # drop trailing blanks
 
     def on_broken_pipe(self) -> None:
-        """The command line's main decides what a reader that went away means, not rich."""
+        """main() handles a closed stdout, not rich."""
         raise BrokenPipeError
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console for stdout or stderr."""
     is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
     told = is_terminal or "COLUMNS" in os.environ  # rich reads both
     return _Console(stderr=stderr, highlight=False, width=None if told else PIPE_WIDTH)
 
 
 def printable(text: str, keep: str = "") -> str:
-    """`text` with every character that a terminal could obey, other than those to `keep`, written as an
-    escape.
-    """
+    """Escape every character that controls a terminal, except those in `keep`."""
     return "".join(
         c if c in keep or c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode()
         for c in text
@@ -84,7 +80,7 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
-    """A table; numbers stand right, and no cell is read as markup."""
+    """A plain table: numbers right-aligned, cells never parsed as markup."""
     out = _Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     out.collapse_padding = len(columns) > MANY_COLUMNS
     for i, column in enumerate(columns):
@@ -99,7 +95,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
             Text(column),
             justify="right" if numeric else "left",
             overflow="fold",
-            no_wrap=any(map(UUID.fullmatch, words)),  # rich cuts wide columns first, whatever min_width says
+            no_wrap=any(map(UUID.fullmatch, words)),  # rich shrinks wide columns first and ignores min_width
             min_width=max(map(len, whole), default=1),
         )
     out.names, out.rows_of_cells = columns, [[_cell(cell) for cell in row] for row in rows]
@@ -109,9 +105,10 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
 
 
 def _narrow(table: _Table, excess: int) -> None:
-    """Make the widest columns `excess` characters narrower in all, none narrower than its longest word.
+    """Shrink the widest columns by `excess` characters in all, none below its longest word.
 
-    Rich ignores a column's min_width while it distributes the width, and then drops what does not fit."""
+    Rich ignores min_width while it distributes the width, then drops what does not fit.
+    """
     texts = list(zip(table.names, *table.rows_of_cells, strict=True))
     widest = [max(map(cell_len, cells)) for cells in texts]
     least = [
@@ -128,14 +125,13 @@ def _narrow(table: _Table, excess: int) -> None:
 
 
 def _list_of(table: _Table, width: int) -> Text:
-    """A block of lines for each row, `column  value`. A value goes below its column where both do not fit in
-    one line; a word is never cut."""
+    """A block of `column  value` lines per row. Long values go below their column; words are never cut."""
     indent = "  "
     aligned = max(map(len, table.names[1:]), default=0)
     lines = [Text(str(table.title), "italic")] if table.title else []
     last = ""
     for first, *rest in table.rows_of_cells:
-        first = last = first or last  # an empty first cell stands for that of the row above
+        first = last = first or last  # an empty first cell repeats the row above
         lines.append(Text(f"{table.names[0]} {first}", "bold"))
         for name, value in zip(table.names[1:], rest, strict=True):
             whole = f"{indent}{name:<{aligned}}  {value}"
@@ -155,7 +151,7 @@ def _cell(value: Any) -> str:
 
 
 def size(n_bytes: int) -> str:
-    """Bytes in the unit that fits: 512 B, 1.5 MiB, 24.0 GiB."""
+    """Bytes with a unit: 512 B, 1.5 MiB, 24.0 GiB."""
     value, unit = float(n_bytes), "B"
     for bigger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1024:
@@ -165,17 +161,16 @@ def size(n_bytes: int) -> str:
 
 
 def write_json(value: Any, indent: int | None = None) -> None:
-    """One JSON document on stdout, ASCII only; numbers that JSON lacks (NaN, infinity) become strings."""
+    """One JSON document on stdout, ASCII only; NaN and infinity become strings."""
     sys.stdout.write(json.dumps(jsonable(value), indent=indent, allow_nan=False) + "\n")
 
 
 def write_md(cells: Sequence[str]) -> None:
-    """A row of a Markdown table on stdout."""
     sys.stdout.write(f"| {' | '.join(cells)} |\n")
 
 
 def jsonable(value: Any) -> Any:
-    """`value` as JSON has it: arrays as lists, NaN and infinities as words."""
+    """`value` for JSON: arrays as lists, NaN and infinities as strings."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, dict):
@@ -186,21 +181,21 @@ def jsonable(value: Any) -> Any:
 
 
 def tell_notes(notes: Iterable[str], err: Console) -> None:
-    """Notes for the user on stderr, a line each: such as what of a file is not used."""
+    """Print notes on stderr, one a line."""
     for line in notes:
         err.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def progress_bar(out: Console, *columns: ProgressColumn | str, keep: bool = False) -> Iterator[Progress]:
-    """A live progress bar on a terminal. With `keep` it stays when all went well, and a line of it is
-    written where there is no terminal."""
+    """A progress bar on a terminal. With `keep` it stays after success, and is printed once without a
+    terminal."""
     bar = Progress(*columns, console=out, transient=not keep, disable=not out.is_terminal)
     with bar:
         try:
             yield bar
         except BaseException:
-            bar.live.transient = True  # what failed is told by the error
+            bar.live.transient = True  # the error message follows
             raise
     if keep and not out.is_terminal:
         out.print(bar)
@@ -210,8 +205,8 @@ def progress_bar(out: Console, *columns: ProgressColumn | str, keep: bool = Fals
 def byte_progress(
     out: Console, what: str, *, keep: bool = False, then: str = ""
 ) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar for bytes; yields the function to call with (done, in all). With `keep` it stays; `then`
-    replaces the text `what` after the last byte, while work goes on."""
+    """A progress bar for bytes; yields a function of (done, total). `then` replaces the label after the last
+    byte, while work goes on."""
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True)
     with progress_bar(out, *columns, TransferSpeedColumn(), keep=keep) as bar:
         task = bar.add_task(printable(what), total=None)

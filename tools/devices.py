@@ -1,7 +1,7 @@
-"""`vkbackend devices`: what Vulkan devices are there.
+"""`vkbackend devices`: list the Vulkan devices of this machine.
 
-The index is what --device takes; it is stable as long as drivers and cards stay. Real GPUs come first, then
-software devices; a device may be named by its UUID or name as well, and may be opened several times.
+--device takes the index, which is stable while drivers and cards stay the same, the UUID or the name; a
+device may be opened several times. GPUs come before software devices.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
-# Unpacks Vulkan drivers into .drivers/: the software ones that tests run on, and RADV, which compiles for GPUs that
-# are not there; sourced by setup.sh, which sets root and python and opens 3 as the caller's stdout.
-# Knows: apt's own configuration (mirror, proxies, keys), read through apt. Changes nothing outside
-# .drivers/: package lists, archives and pins live in a work folder there that is removed again.
-# unpack_drivers prints one line "NAME PATH-OF-ICD-JSON" per driver that runs on stdout, all else on stderr.
+# Unpacks Vulkan drivers into .drivers/: software drivers for tests, and RADV, which only compiles. Sourced by
+# setup.sh, which sets root and python and opens 3 as the caller's stdout. Reads apt's configuration (mirror,
+# proxies, keys) through apt. Changes nothing outside .drivers/: package lists, archives and pins are in a
+# work folder there that is removed at the end. unpack_drivers prints "NAME PATH-OF-ICD-JSON" on stdout for
+# each driver that runs; everything else goes to stderr.
 
 driver_dir=$root/.drivers
-missing_retry_minutes=1440  # what could not be had is asked for again a day later, not on every run
+missing_retry_minutes=1440  # retry what was unavailable after a day, not on every run
 
-# ---- private apt ----
 
-# Candidate mirrors "URI CODENAME", as apt itself reads them from its sources: those that carry the suite
-# named like this release, conventional addresses (…/debian, …/ubuntu) first. Needs no package lists.
+# Candidate mirrors "URI CODENAME" from apt's sources: those with this release's suite, conventional addresses
+# (…/debian, …/ubuntu) first. Needs no package lists.
 mirrors() {
     local codename
     codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
@@ -19,8 +18,8 @@ mirrors() {
             !seen[$1]++ { print ($1 ~ /\/(debian|ubuntu)\/?$/ ? 0 : 1), $0 }' | sort -s -k1,1n | cut -d' ' -f2-
 }
 
-# private_apt WORK URI CODENAME: an apt configuration of our own in WORK, with the suites that may hold
-# a newer Mesa added to URI; fails when that mirror does not offer mesa-vulkan-drivers.
+# private_apt WORK URI CODENAME: an apt configuration in WORK that adds to URI the suites that may have a
+# newer Mesa; fails if the mirror lacks mesa-vulkan-drivers.
 private_apt() {
     local work=$1 uri=$2 codename=$3 id keyring="" suite component=main
     id=$(. /etc/os-release && echo "$ID")
@@ -31,7 +30,7 @@ private_apt() {
     for suite in "$codename" "$codename-updates" "$codename-backports"; do
         echo "deb $keyring$uri $suite $component"
     done >"$work/sources.list"
-    # Backports are pinned to 100 by their Release file, so that dependencies stay old; equal rights here.
+    # Release files pin backports to 100, so dependencies would stay old; equal rights here.
     printf 'Package: *\nPin: release n=%s-backports\nPin-Priority: 500\n' "$codename" >"$work/preferences"
     {
         apt-config dump | grep -v 'Invoke'  # hooks would touch the system's cache
@@ -50,11 +49,11 @@ APT::Sandbox::User "root";
 Acquire::Languages "none";
 Acquire::Retries "2";
 CONF
-        # A dated archive is by its nature past its Valid-Until.
+        # A dated archive is always past its Valid-Until.
         [[ $uri =~ [0-9]{8}T[0-9]{6}Z ]] && echo 'Acquire::Check-Valid-Until "false";'
     } >"$work/apt.conf"
     export APT_CONFIG=$work/apt.conf
-    apt-get update >>"$work/log" 2>&1 || true  # a suite the mirror lacks fails alone; asked for below
+    apt-get update >>"$work/log" 2>&1 || true  # a suite that the mirror lacks fails alone; checked below
     [ -n "$(apt-cache madison mesa-vulkan-drivers 2>/dev/null)" ]
 }
 
@@ -70,10 +69,10 @@ fetch() {
     rm -rf "$work/debs"
 }
 
-# ---- the drivers: each fills OUT with its manifest (package.json) and libraries, or prints a reason and
-# ---- returns 1 (it is not to be had) or 2 (a failed download, worth another try on the next run)
+# Drivers. Each function fills OUT with the manifest (package.json) and libraries, or prints a reason and
+# returns 1 (unavailable) or 2 (failed download: retry on the next run).
 
-# icd_json MANIFEST LIBRARY: the package's manifest, pointing at LIBRARY by absolute path.
+# icd_json MANIFEST LIBRARY: the package's manifest with LIBRARY's absolute path.
 icd_json() {
     "$python" - "$1" "$2" <<'PY'
 import json, sys
@@ -83,15 +82,15 @@ print(json.dumps(manifest, indent=4))
 PY
 }
 
-# take_driver WORK OUT LIBRARY MANIFEST: a driver of mesa-vulkan-drivers, of which other kinds may lie in WORK already.
-# The driver's dependencies that the system lacks or has too old are unpacked beside it and found through
-# a run path of $ORIGIN (patchelf, itself unpacked from the archive), so no LD_LIBRARY_PATH is needed.
+# take_driver WORK OUT LIBRARY MANIFEST: a driver of mesa-vulkan-drivers; WORK may already hold other drivers.
+# Dependencies that the system lacks or has too old are unpacked next to it and found through a run path of
+# $ORIGIN (patchelf, itself unpacked), so no LD_LIBRARY_PATH is needed.
 take_driver() {
     local work=$1 out=$2 library=$3 manifest=$4 version packages lib dirs name path
     version=$(apt-cache policy mesa-vulkan-drivers | awk '$1 == "Candidate:" { print $2 }')
     if [ ! -e "$work/fetched" ]; then
-        # What apt would install or upgrade, cut down to what the driver itself depends on: the resolver
-        # also wants to upgrade the OpenGL half of Mesa where that is installed.
+        # The packages that apt would install or upgrade, limited to the driver's dependencies: the resolver
+        # would also upgrade an installed OpenGL half of Mesa.
         apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces \
             --no-enhances mesa-vulkan-drivers 2>>"$work/log" | grep -E '^[a-z0-9]' | sort -u >"$work/depends"
         packages=$(apt-get install -y --reinstall --no-install-recommends --print-uris mesa-vulkan-drivers \
@@ -119,15 +118,16 @@ take_driver() {
 
 unpack_lavapipe() { take_driver "$1" "$2" libvulkan_lvp.so 'lvp_icd*.json'; }
 
-# RADV, AMD's driver, from the same package as lavapipe. Without an AMD GPU it only compiles, so no test runs
-# on it (tools/measure/compilers.py).
+# RADV, AMD's driver, from lavapipe's package. Without an AMD GPU it only compiles, so no test runs on it
+# (tools/measure/compilers.py).
 unpack_radv() { take_driver "$1" "$2" libvulkan_radeon.so 'radeon_icd*.json'; }
 
-# SwiftShader has no package of its own; Debian's chromium carries it (in chromium-common since 150).
+# SwiftShader has no package: Debian's chromium contains it (chromium-common since 150).
 unpack_swiftshader() {
     local work=$1 out=$2 package version
     for package in chromium-common chromium; do
-        # The archive's newest: an installed chromium may be newer (a security update), and cannot be downloaded.
+        # The archive's newest: an installed chromium may be a newer security update that cannot be
+        # downloaded.
         version=$(apt-cache madison "$package" 2>/dev/null | awk 'NR == 1 { print $3 }')
         [ -n "$version" ] || continue
         rm -rf "$work/debs" && mkdir -p "$work/debs"
@@ -147,14 +147,13 @@ unpack_swiftshader() {
     return 1
 }
 
-# ---- entry ----
 
-# libraries_of FOLDER LIBRARY: what it needs, as ldd says it; with the loader in FOLDER where it has one of its own.
+# libraries_of FOLDER LIBRARY: its libraries by ldd, with FOLDER's own loader if it has one.
 libraries_of() {
     if [ -x "$1/ld.so" ]; then "$1/ld.so" --library-path "$1" --list "$1/$2"; else ldd "$1/$2"; fi
 }
 
-# unpack_driver NAME LIBRARY WORK: the driver in place, or the reason in NAME.missing.
+# unpack_driver NAME LIBRARY WORK: install the driver, or write the reason to NAME.missing.
 unpack_driver() {
     local name=$1 library=$2 work=$3 reason="" unresolved code=0
     local out=$work/$name
@@ -175,14 +174,13 @@ unpack_driver() {
     step "unpacked $name $(cat "$driver_dir/$name/version")"
 }
 
-# unpack_drivers NAME...
 unpack_drivers() {
     local -A library=([lavapipe]=libvulkan_lvp.so [swiftshader]=libvk_swiftshader.so
         [radv]=libvulkan_radeon.so [anv]=libvulkan_intel.so [nvk]=libvulkan_nouveau.so
         [matrix_units]=libvulkan_lvp.so)
     local wanted=() name work uri codename found=""
     mkdir -p "$driver_dir"
-    rm -rf "$driver_dir"/work.*  # of a run that was interrupted
+    rm -rf "$driver_dir"/work.*  # from an interrupted run
     find "$driver_dir" -maxdepth 1 -name '*.missing' -mmin "+$missing_retry_minutes" -delete
     for name in "$@"; do
         [ -f "$driver_dir/$name/${library[$name]}" ] || [ -f "$driver_dir/$name.missing" ] || wanted+=("$name")
@@ -213,7 +211,7 @@ unpack_drivers() {
         if [ -f "$driver_dir/$name.missing" ]; then
             step "left out $name: $(cat "$driver_dir/$name.missing")"
         else
-            # Written on every run, atomically: a manifest needs absolute paths and the folder may have moved.
+            # Written on every run, atomically: manifests need absolute paths, and the folder may have moved.
             icd_json "$driver_dir/$name/package.json" "$driver_dir/$name/${library[$name]}" \
                 >"$driver_dir/$name/icd.json.new"
             mv "$driver_dir/$name/icd.json.new" "$driver_dir/$name/icd.json"

@@ -1,8 +1,8 @@
 """`vkbackend export`: load a model onto devices and write it back to GGUF from there.
 
-Every tensor is rejoined from the slices that the devices hold, so comparing the copy with the original checks
-loading and splitting; the parts of a split model become one file. With --synthetic a model of random weights
-is written as a file, for measuring what needs one; no device takes part.
+Tensors are rejoined from the devices' slices, so comparing the copy with the original checks loading and
+splitting; a split model becomes one file. With --synthetic no device is used: a model of random weights is
+written, for tools that need a file.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
     err = console(stderr=True)
     with GGUF.open(args.model) as source:
         with byte_progress(err, "loading", keep=True) as progress:
-            # The smallest context there is: only the weights are wanted.
+            # The smallest context: only the weights matter.
             options = options_of(args, args.model, n_ctx=1, n_ubatch=1)
             refuse_hostfile(options)
             runner = Runner(options, source, progress=progress)

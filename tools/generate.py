@@ -1,7 +1,7 @@
 """`vkbackend generate`: continue a prompt.
 
-The text streams to stdout; devices, loading, memory and timings go to stderr. Without -m the small demo model
-that comes with the package is used, without -p and -f a text that is piped in.
+The text streams to stdout, everything else goes to stderr. Without -m it uses the embedded demo model;
+without -p and -f it reads a piped prompt.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_prompt(args: argparse.Namespace) -> str:
-    """The prompt of -p or -f, or a text that is piped in; one newline at the end of a file is dropped."""
+    """The prompt of -p, -f or a pipe, without one final newline."""
     name = "-" if args.file is None and args.prompt is None and text_is_piped() else args.file
     if name is None:
         return args.prompt or ""
@@ -70,7 +70,7 @@ def read_prompt(args: argparse.Namespace) -> str:
 
 
 def text_is_piped() -> bool:
-    """Whether stdin is a pipe or a file, rather than a terminal or nothing."""
+    """Whether stdin is a pipe or a file, not a terminal."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (AttributeError, OSError, ValueError):
@@ -79,7 +79,6 @@ def text_is_piped() -> bool:
 
 
 def describe(info: DeviceInfo | None) -> dict[str, Any]:
-    """A device in the JSON result."""
     if info is None:
         return {"name": HOST, "type": "host"}
     return {
@@ -112,7 +111,7 @@ def run(args: argparse.Namespace) -> None:
                     write_text(chunk.text)
         except VkbackendError:
             if chunks and not args.json:
-                write_text("\n")  # the error is told in a line of its own
+                write_text("\n")  # so that the error has its own line
             raise
         timings, memory = chunks[-1].timings or {}, llm.memory()
         n_tokens = sum(chunk.token is not None for chunk in chunks)

@@ -1,11 +1,11 @@
-# Unpacks a glslang that knows GL_KHR_cooperative_matrix into .glslang/, where the system's does not; sourced by
-# setup.sh after drivers.sh, whose private apt it uses. With it come spirv-val and the libc they were linked with: their
-# own loader starts them (vkbackend/shaderlib.py), so that the system's libc may be older.
+# Unpacks a glslang with GL_KHR_cooperative_matrix into .glslang/ if the system's lacks it, with spirv-val and
+# their libc: its loader starts them (vkbackend/shaderlib.py), so the system's libc may be older. Sourced by
+# setup.sh after drivers.sh, whose private apt it uses.
 
 glslang_dir=$root/.glslang
-glslang_suite=trixie  # the first Debian release whose glslang (15) is new enough, for those before it
+glslang_suite=trixie  # the first Debian release with a new enough glslang (15)
 
-# glslang_major COMMAND...: the major version it prints.
+# glslang_major COMMAND...: the printed major version.
 glslang_major() { "$@" --version 2>/dev/null | sed -n 's/^Glslang Version: \([0-9]*:\)\?\([0-9]*\)\..*/\2/p'; }
 
 unpack_glslang() {
@@ -13,7 +13,7 @@ unpack_glslang() {
     major=$(glslang_major glslangValidator) || true
     [ "${major:-0}" -ge 13 ] && return 0
     [ -x "$glslang_dir/glslang" ] && return 0
-    # What could not be had is asked for again a day later, not on every run.
+    # Retry what was unavailable after a day, not on every run.
     [ -n "$(find "$glslang_dir" -maxdepth 1 -name missing -mmin -1440 2>/dev/null)" ] && return 0
     [ "$(. /etc/os-release && echo "$ID")" = debian ] || return 0
     step "unpacking a newer glslang into .glslang/ (for the shaders of matrix units)"
@@ -32,7 +32,7 @@ unpack_glslang() {
         done
         cp "$work/root/usr/bin/spirv-val" "$glslang_dir/"
         cp "$work/root/usr/bin/glslang" "$glslang_dir/glslang.new"
-        mv "$glslang_dir/glslang.new" "$glslang_dir/glslang"  # last: its presence says that all is there
+        mv "$glslang_dir/glslang.new" "$glslang_dir/glslang"  # last: its presence means all is complete
     else
         touch "$glslang_dir/missing"
         step "left out the newer glslang: no mirror answers with $glslang_suite; matrix units stay unused"

@@ -1,11 +1,11 @@
-"""`vkbackend gpu-report`: all that one wants to know of a GPU, in one Markdown and one JSON file.
+"""`vkbackend gpu-report`: check and measure GPUs; write one Markdown and one JSON file.
 
-In order of value: every op verified; layers of real models beside the numpy device; tune; the copy rate and
-each op's share of it; tokens per second of synthetic models of 1B, 8B and 30B (experts) behind 0, 4,096 and
-32,768 tokens; all-reduces of every pair of devices; compile times; llama.cpp beside it where llama-bench is
-installed. Both files are written behind every part and list what is unfinished. Every part runs in a process
-of its own: a device that is lost, or a case that hangs, costs that case. The files hold no name of host, user
-or folder: attach them to an issue. Exit code 1: something is wrong or failed.
+In order of value: every op verified; layers of real models against numpy; tune; the copy rate and each op's
+share of it; tokens per second of synthetic 1B, 8B and 30B (experts) models after 0, 4,096 and 32,768 tokens;
+all-reduces of every pair of devices; compile times; llama.cpp, if llama-bench is installed. Every part runs
+in its own process, so a lost device or a hang costs one case. Both files are rewritten after every part, list
+what is unfinished, and contain no host name, user name or path: attach them to an issue. Exit code 1:
+something is wrong or failed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from vkbackend.tools.report.machine import machine
 from vkbackend.tools.report.parts import PARTS
 from vkbackend.tools.report.worker import DEVICES
 
-LOOK_S = 120.0  # limit of the process that lists the devices
-WAITED = 0.8  # share of a case's deadline, given as VKBACKEND_TIMEOUT: a hang is then a typed error before
-# the deadline ends the process
+LOOK_S = 120.0  # for the process that lists devices
+WAITED = 0.8  # share of a case's deadline for VKBACKEND_TIMEOUT: a hang raises a typed error before
+# the process is killed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen_parts(text: str | None) -> list[str]:
-    """The parts named, in order of value. Raises InvalidArgument."""
+    """The named parts, in order of value. Raises InvalidArgument."""
     if text is None:
         return list(PARTS)
     asked = [word.strip() for word in text.split(",")]
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     if words and HOST in words:
         raise InvalidArgument("numpy is what devices are checked against; give one of `vkbackend devices`")
     report = Report(minutes, datetime.now(UTC).strftime("%Y-%m-%d"), machine())
-    report.save(folder)  # a folder that cannot be written is told before the work begins
+    report.save(folder)  # fail on an unwritable folder before the work begins
     with tempfile.TemporaryDirectory(prefix="vkbackend-report-") as scratch:
         _measure(report, parts, words, folder, Path(scratch))
     out = console()
@@ -78,9 +78,9 @@ def run(args: argparse.Namespace) -> int:
 def _measure(
     report: Report, parts: Sequence[str], words: Sequence[str] | None, folder: Path, scratch: Path
 ) -> None:
-    """Run every part on its groups of devices, and save `report` after each."""
+    """Run every part on its groups of devices; save the report after each."""
     began, seconds, err = time.monotonic(), 60 * report.minutes, console(stderr=True)
-    # A cache folder of its own: the report measures a first start, and leaves nothing behind.
+    # The report measures a first start, so it has its own cache folder.
     environment = {CACHE: str(scratch / "cache")}
     with err.status("") as status:
 

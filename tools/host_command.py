@@ -1,4 +1,4 @@
-"""Host 0's own process, for commands that run inside it: `vkbackend hosts run` and `hosts check` start it."""
+"""Host 0's process: `vkbackend hosts run` and `hosts check` start it and run their command in it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vkbackend.tools.flags import runner
 from vkbackend.tools.measure.host_advice import HostRates, advice, placements
 
 SIZES = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
-EXCHANGE_NBYTES = 16 << 10  # a row of 4,096 floats: what a layer's sum has for one token
+EXCHANGE_NBYTES = 16 << 10  # a layer's sum for one token: 4,096 floats
 
 
 def main() -> int:
@@ -43,13 +43,13 @@ def main() -> int:
 
 
 def _end(error: VkbackendError) -> None:
-    """End at once: a host is lost, and what waits for it would wait for ever."""
+    """Exit at once: with a host lost, waiting would never end."""
     print(f"vkbackend: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
     os._exit(2)
 
 
 def check(group: Group, hosts: HostFile, model: str | None) -> int:
-    """Show what the hosts are and what exchanges take."""
+    """Show the hosts and the time of exchanges."""
     out = console()
     devices, where, times = group.survey(hosts.places, SIZES)
     rates = [_rates(host, group, devices) for host in range(group.transport.size)]

@@ -1,9 +1,9 @@
-"""`vkbackend hosts`: several hosts as one. The hostfile has a line for each, this machine first.
+"""`vkbackend hosts`: use several hosts as one. The hostfile lists one per line, this machine first.
 
 `hosts run --hostfile FILE -- COMMAND ...` runs generate, chat, serve, bench, sweep, perplexity, plan or
-bench-reduce over all hosts' devices. `hosts check --hostfile FILE` starts a process on each and shows the
-interface and ports it uses, its devices and their speed, and how long exchanges of each size take; with -m
-what placements of that model would give. docs/hosts.md says how to set two machines up.
+bench-reduce over all hosts' devices. `hosts check --hostfile FILE` starts a process on each host and shows
+its interface and ports, its devices and their speed, and the time of exchanges by size; with -m also what
+each placement of that model would give. Set-up: docs/hosts.md.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.models.hosts.hostfile import read_hostfile
 from vkbackend.models.hosts.launch import GroupProcess
 
-CHILD = ("generate", "chat", "serve")  # they run here and start the hosts as child processes
-INSIDE = ("bench", "sweep", "perplexity", "plan", "bench-reduce")  # they run in the process of host 0
+CHILD = ("generate", "chat", "serve")  # run here; they start the hosts as child processes
+INSIDE = ("bench", "sweep", "perplexity", "plan", "bench-reduce")  # run in host 0's process
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("action", choices=("run", "check"), help="run a command, or check hosts and network")
     add("--hostfile", metavar="FILE", required=True, help="the hosts, a line for each, this machine first")
     add("-m", "--model", metavar="FILE", help="check: the model to advise on")
-    parser.set_defaults(words=[])  # the words after --
+    parser.set_defaults(words=[])  # words after --
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,17 +44,17 @@ def run(args: argparse.Namespace) -> int:
         )
     if command in INSIDE:
         return _inside(args.hostfile, args.words)
-    read_hostfile(args.hostfile)  # errors in the file are told before the model loads
+    read_hostfile(args.hostfile)  # fail before the model loads
     words = [command, "--hostfile", os.path.abspath(args.hostfile), *args.words[1:]]
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "vkbackend", *words])
 
 
 def _inside(hostfile: str, words: list[str]) -> int:
-    """Run a command in the process of host 0, and wait for it."""
+    """Run a command in host 0's process, and wait for it."""
     group = GroupProcess(read_hostfile(hostfile))
     environment = group.environment()
-    if sys.stdout.isatty():  # host 0's process writes into a pipe, so it cannot ask for the width
+    if sys.stdout.isatty():  # it writes into a pipe, so it cannot ask for the width
         environment["COLUMNS"] = str(shutil.get_terminal_size().columns)
     leads = ["vkbackend.tools.host_command", "--hostfile", os.path.abspath(hostfile), "--", *words]
     try:

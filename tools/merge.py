@@ -1,4 +1,4 @@
-"""`vkbackend merge`: write the parts of a split GGUF model as one file, as llama.cpp's gguf-split does."""
+"""`vkbackend merge`: join the parts of a split GGUF model, like llama.cpp's gguf-split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages from the lines of stdin: a line each, or several that belong together."""
+"""Messages from stdin: one per line, or several lines as one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ QUOTES = '"""'
 
 
 def messages(first: str | None) -> Iterator[str]:
-    """`first` and what stdin holds, without the spaces around it."""
+    """`first`, then the messages of stdin, stripped."""
     if first is not None:
         yield first.strip()
     if hasattr(sys.stdin, "reconfigure"):
@@ -24,7 +24,7 @@ def messages(first: str | None) -> Iterator[str]:
 
 
 def _whole(line: str) -> str:
-    """A message that begins in `line`; the end of the input ends it, too."""
+    """The message that begins in `line`; the end of the input ends it."""
     text = line.strip()
     if text.startswith(QUOTES):
         text = text.removeprefix(QUOTES)
@@ -37,7 +37,7 @@ def _whole(line: str) -> str:
 
 
 def read_line(prompt: str = "> ") -> str | None:
-    """One line of stdin, None at its end; on a terminal after a prompt, which stays out of a piped stdout."""
+    """A line of stdin, None at its end. On a terminal it prompts, but never on a piped stdout."""
     if sys.stdin.isatty() and sys.stdout.isatty():
         try:
             return input(prompt)

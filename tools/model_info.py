@@ -1,7 +1,6 @@
-"""`vkbackend info`: what a GGUF file holds.
+"""`vkbackend info`: show metadata and tensors of a GGUF file.
 
-Reads the header only: metadata and the table of tensors. No device is needed, and models that cannot be run
-can be looked at, too.
+Reads only the header: it needs no device and accepts models that vkbackend cannot run.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def short(value: Any) -> str:
-    """A metadata value in one line; long texts and arrays are cut."""
+    """A metadata value on one line; long texts and arrays are cut."""
     if isinstance(value, str | bool | int | float):
         text = value if isinstance(value, str) else repr(value)
     else:
@@ -59,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
             )  # fmt: skip
             return
         metadata = [
-            (key, gguf.metadata.describe(key).partition(" ")[2], short(value))  # its article left out
+            (key, gguf.metadata.describe(key).partition(" ")[2], short(value))  # without its article
             for key, value in gguf.metadata.items()
         ]
         rows = [(t.name, t.type, " x ".join(map(str, t.shape)), size(t.nbytes)) for t in tensors]

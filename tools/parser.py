@@ -1,4 +1,4 @@
-"""The argument parser of the `vkbackend` command: an error is one line that says what to type instead."""
+"""The argument parser of `vkbackend`: an error is one line that says what to type instead."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import NoReturn
 
-TALKS = ("generate", "chat")  # the commands of llama.cpp's one program
+TALKS = ("generate", "chat")  # one program in llama.cpp
 CONVERSATION = {
     "-cnv": "chat",
     "--conversation": "chat",
@@ -17,7 +17,7 @@ CONVERSATION = {
 }
 FREE_TEXT = {"-p": "--prompt", "-sys": "--system-prompt", "-r": "--reverse-prompt"}
 
-# Flags of llama.cpp -> what does not exist here, and what to do instead: completes "there are no ...".
+# Flags of llama.cpp -> the end of the sentence "there are no ...".
 MISSING = {
     "--lora": "adapters yet; merge it into the model",
     "-md": "draft models yet",
@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def bind_values(argv: Sequence[str]) -> list[str]:
-    """`argv` with free text tied to its option: argparse would take "-1,2" or "- a list" for an option."""
+    """Join free text to its option: argparse would take "-1,2" or "- a list" for an option."""
     long_names = {"-ts": "--tensor-split"} | (FREE_TEXT if argv[:1] and argv[0] in TALKS else {})
     long_names |= {name: name for name in long_names.values()}
     out: list[str] = []
@@ -43,7 +43,7 @@ def bind_values(argv: Sequence[str]) -> list[str]:
 
 
 def conversation(words: Sequence[str]) -> list[str]:
-    """-cnv turns `generate` into `chat`, -no-cnv turns `chat` into `generate`; the last of them counts."""
+    """Apply -cnv (`generate` becomes `chat`) and -no-cnv (the reverse); the last one wins."""
     if not words or words[0] not in TALKS:
         return list(words)
     chosen = [CONVERSATION[word] for word in words if word in CONVERSATION]
@@ -60,7 +60,7 @@ def unknown_command(word: str, commands: Iterable[str]) -> str:
 def unknown_argument(
     word: str, command: argparse.ArgumentParser, other: argparse.ArgumentParser | None
 ) -> str:
-    """What to type for a word that `command` does not know; `other` may know it."""
+    """The message for a word that `command` does not know; `other` may know it."""
     known = command._option_string_actions
     if not word.startswith("-"):
         if "--model" in known:

@@ -1,9 +1,8 @@
-"""`vkbackend perplexity`: how well a model predicts a text, counted in windows as llama.cpp does.
+"""`vkbackend perplexity`: measure how well a model predicts a text, in windows as llama.cpp does.
 
-The text is cut into windows of --ctx-size tokens and the second half of each is scored. With
---save-all-logits the log-probabilities are kept as a base; with --kl-divergence-base they are compared with
-one that another model (another quantization, other devices) left: the KL divergence, how the token's
-probability changed, and how often both would pick the same token.
+The text is cut into windows of --ctx-size tokens; the second half of each is scored. --save-all-logits saves
+log probabilities; --kl-divergence-base compares with the ones another model (another quantization, other
+devices) saved: KL divergence, change of the token's probability, and how often both pick the same token.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`vkbackend plan`: how a model would be shared out over devices, before anything is loaded.
+"""`vkbackend plan`: show how a model would be split over devices, without loading it.
 
-Shows which heads, FFN columns and vocabulary rows each device gets, the bytes it would hold, the all-reduces
-of one token, and the predicted time per token (without attention over the context). Devices that have not
-been measured yet are, about a second each. Exit code 1: the model does not fit.
+Shows the heads, FFN columns and vocabulary rows of each device, its bytes, the all-reduces of one token, and
+the predicted time per token (without attention over the context). Measures devices that were not measured
+yet, about a second each. Exit code 1: the model does not fit.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from vkbackend.wire import wire_words
 
 AUTO = "auto"
 SHOWN_ITEMS = dict(zip(ITEMS, ITEMS, strict=True)) | {"mirrored": "mirrored again", "kv": "KV cache"}
-RECURRENT = ("k_heads", "ssm_heads", "ssm_groups")  # dimensions that are shown only if a layer has them
-DIMS = {  # a dimension of a plan -> its name in the table
+RECURRENT = ("k_heads", "ssm_heads", "ssm_groups")  # shown only if a layer has them
+DIMS = {  # dimension of a plan -> name in the table
     "heads": "heads",
     "kv_heads": "kv heads",
     "k_heads": "key heads",
@@ -68,8 +68,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything the command tells."""
-
     model: Model
     devices: list[Device]
     options: Options
@@ -77,11 +75,11 @@ class Report:
     sizes: list[Held]
     reduces: list[Reduce]
     prediction: Prediction
-    misfit: str  # why the model does not fit, and what to change; "" if it fits
-    notes: tuple[str, ...] = ()  # what of the file is not used
+    misfit: str  # why the model does not fit and what to change, or ""
+    notes: tuple[str, ...] = ()  # parts of the file that are not used
 
     def per_device(self) -> list[dict[str, Any]]:
-        """Bytes on each device, and what it reads for one token."""
+        """Bytes on each device, and bytes it reads for one token."""
         cost = cost_of(self.model, self.layout, ())
         rows = []
         for d, held in enumerate(self.sizes):
@@ -103,15 +101,15 @@ class Report:
         return rows
 
     def traffic(self) -> dict[str, int]:
-        """All-reduces of one token: how many, the bytes of their messages, and the bytes that their writers
-        put into shared memory together."""
+        """The all-reduces of one token: number, message bytes, and bytes written to shared memory by all
+        devices."""
         nbytes = [4 * wire_words(reduce.wire, reduce.elements) for reduce in self.reduces]
         written = sum(n * len(reduce.writers) for n, reduce in zip(nbytes, self.reduces, strict=True))
         return {"reduces": len(nbytes), "bytes": sum(nbytes), "written": written}
 
 
 def report(args: argparse.Namespace) -> Report:
-    """Plan the model on the devices. Raises what loading would raise, but too little memory is a `misfit`."""
+    """Plan the model. Raises the errors of loading, except that too little memory is a `misfit`."""
     given = Keywords(devices=runner.places) if runner.group else Keywords()
     options = options_of(args, args.model, **given)
     runner.refuse_hostfile(options)
@@ -160,11 +158,8 @@ def _report(model: Model, types: Mapping[str, str], devices: list[Device], optio
     return Report(model, devices, options, layout, planned(options), reduces, prediction, misfit)
 
 
-# ---- text and JSON ----
-
-
 def runs(plans: Sequence[Plan], names: Sequence[str]) -> list[tuple[str, Plan]]:
-    """Equal plans that follow one another, as ("blk.0..3", plan)."""
+    """Equal consecutive plans, as ("blk.0..3", plan)."""
     out: list[tuple[str, str, Plan]] = []
     for name, plan in zip(names, plans, strict=True):
         if out and out[-1][2] == plan:
@@ -184,8 +179,8 @@ def shown_dims(layout: Layout) -> list[str]:
 
 
 def plan_rows(layout: Layout, devices: Sequence[Device]) -> list[list[str]]:
-    """For each run of equal layers a row per device: begin:end of every dimension, or for experts the number
-    of their columns."""
+    """A row per device for each run of equal layers: begin:end of every dimension; for experts their number
+    of columns."""
     rows = []
     for name, plan in named_plans(layout):
         for d, device in enumerate(devices):

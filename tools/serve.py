@@ -1,8 +1,8 @@
 """`vkbackend serve`: serve a model over HTTP.
 
-OpenAI's API, Anthropic's messages and llama-server's own endpoints, with a page at / (docs/serving.md).
+Speaks OpenAI's API, Anthropic's messages and llama-server's endpoints, and has a page at / (docs/serving.md).
 It listens at once and answers 503 until the model is loaded. The flags are llama-server's. SIGTERM or Ctrl-C
-lets answers in work end, and then ends the program; a second one ends it at once.
+finishes running answers and exits; a second one exits at once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 N_CTX, N_SLOTS = 8192, 4
 KEY_VARIABLE = "VKBACKEND_API_KEY"
-NOT_DEFAULTS = ("seed", "logits_processors", "logprobs", "stop_token_ids")  # only a request can set these
+NOT_DEFAULTS = ("seed", "logits_processors", "logprobs", "stop_token_ids")  # set by requests only
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> None:
     settle(args)
     path = demo_model() if args.model is None else args.model
     share_context(args, path)
-    options_of(args, path)  # a wrong option is told before anything listens
+    options_of(args, path)  # reject wrong options before listening
     config = config_of(args, path)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("vkbackend.serve").setLevel(logging.INFO)
@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def share_context(args: argparse.Namespace, path: str) -> None:
-    """-c is what all slots share, unless --kv-cells says otherwise."""
+    """-c is shared by all slots unless --kv-cells is given."""
     if not args.n_ctx:
         args.n_ctx = own_context(path) if args.n_ctx == 0 else min(own_context(path), N_CTX)
     if args.kv_cells is None:
@@ -141,7 +141,6 @@ def share_context(args: argparse.Namespace, path: str) -> None:
 
 
 def config_of(args: argparse.Namespace, path: str) -> Config:
-    """Raises InvalidArgument."""
     from vkbackend.tools.server.guard import Guard, is_loopback, read_keys
     from vkbackend.tools.server.limits import Limits
     from vkbackend.tools.server.service import Config
@@ -181,7 +180,7 @@ def config_of(args: argparse.Namespace, path: str) -> Config:
 
 
 def defaults_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Options for requests that do not give them: those of the command line that differ from the defaults."""
+    """Defaults for requests: the flags that differ from the built-in defaults."""
     sampling = sampling_of(args)
     given = asdict(sampling)
     found: dict[str, Any] = {

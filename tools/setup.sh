@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Makes a checkout ready to run: system packages through apt, a virtual environment in .venv (.venv-kompute),
-# the package in it (editable). Idempotent: a second run finds everything in place, changes nothing, takes a
-# second.
+# the package in it (editable). Idempotent: a second run changes nothing and takes a second.
 set -euo pipefail
 
 usage() {
@@ -47,8 +46,8 @@ done
 [ -z "$alone" ] || [ $# = 1 ] || { echo "setup: $alone goes alone" >&2 && usage >&2 && exit 2; }
 venv=$root/.venv${kompute:+-kompute}
 
-exec 3>&1 1>&2              # progress goes to stderr; stdout carries the driver lines alone
-exec 9<"$root${kompute:+/tools}" && flock 9   # two runs for one environment take turns
+exec 3>&1 1>&2  # progress goes to stderr, driver lines to stdout
+exec 9<"$root${kompute:+/tools}" && flock 9  # two runs for one environment take turns
 
 step() { echo "setup: $*"; }
 
@@ -59,7 +58,7 @@ die() {
     exit "${3:-1}"
 }
 
-# attempt TITLE WHAT-TO-DO COMMAND...: one line; the tail of the output where it fails.
+# attempt TITLE WHAT-TO-DO COMMAND...: one line; on failure the tail of the output.
 attempt() {
     local title=$1 advice=$2 log
     shift 2
@@ -73,13 +72,12 @@ attempt() {
     rm -f "$log"
 }
 
-# ---- system packages ----
 
 installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 
 has_loader() { PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2>/dev/null | grep -q 'libvulkan\.so\.1 '; }
 
-# The folders in which the Vulkan loader looks for manifests of one kind (icd.d, explicit_layer.d).
+# Folders where the Vulkan loader looks for manifests of a kind (icd.d, explicit_layer.d).
 manifest_dirs() {
     local dirs dir
     dirs=${XDG_CONFIG_HOME:-${HOME:-/nonexistent}/.config}:${XDG_CONFIG_DIRS:-/etc/xdg}:/usr/local/etc:/etc
@@ -114,7 +112,7 @@ setup: then run this script again"
         die "no apt here to install: $*" "install the equivalents by hand, then run this script again"
     if [ "$(id -u)" != 0 ]; then
         command -v sudo >/dev/null || die "missing $*, and neither root nor sudo to install it" "$by_hand"
-        # A password is asked for once, on a terminal only: without one nothing may wait for input.
+        # Ask for a password once, and only on a terminal: otherwise nothing may wait for input.
         sudo -n true 2>/dev/null || { [ -t 0 ] && sudo -v; } ||
             die "missing $*, and sudo wants a password that cannot be asked for here" "$by_hand"
     fi
@@ -124,7 +122,7 @@ setup: then run this script again"
         apt-get -o DPkg::Lock::Timeout=300 install -y --no-install-recommends "$@"
 }
 
-# find_python BELOW: the name of a Python from 3.11 on whose minor version is below BELOW.
+# find_python BELOW: the name of a Python from 3.11 on with a minor version below BELOW.
 find_python() {
     local name
     for name in python3 python3.14 python3.13 python3.12 python3.11; do
@@ -150,7 +148,7 @@ system_packages() {
     if [ ! -x "$venv/bin/python" ] && ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
         missing+=("$python-venv")  # Debian ships python3 without ensurepip
     fi
-    # What kp is compiled with; once it lies in the environment only libfmt is still needed.
+    # Build dependencies of kp; once it is in the environment only libfmt is needed.
     if [ "$kompute" ] && ! "$venv/bin/python" -c 'import kp' 2>/dev/null; then
         for package in libvulkan-dev libfmt-dev pybind11-dev; do
             installed "$package" || missing+=("$package")
@@ -163,7 +161,7 @@ system_packages() {
     if [ ${#missing[@]} -gt 0 ]; then install_packages "${missing[@]}"; fi
 }
 
-# The tests of the server's page skip without a browser, so one that cannot be had stops nothing.
+# The page's tests skip without a browser, so a missing one stops nothing.
 browser_for_tests() {
     local name
     [ "$level" = test ] && [ -z "$kompute" ] && command -v apt-get >/dev/null || return 0
@@ -173,15 +171,14 @@ browser_for_tests() {
     (install_packages chromium) || step "without a browser; the tests of the page will skip"
 }
 
-# ---- the virtual environment ----
 
-# What the environment was made from; the last line is its level. The path is part of it because the
-# scripts in .venv/bin and the editable install name it.
+# What the environment was made from; the last line is its level. It includes the path, which scripts in
+# .venv/bin and the editable install contain.
 wanted_stamp() { echo "$root" && sha256sum <"$root/pyproject.toml"; }
 
-# kp's build reads its options from the environment. Debian's fmt, pybind11 and Vulkan headers instead of
-# downloads; no debug layers, which it would turn on wherever they are installed. VIRTUAL_ENV tells its cmake
-# which Python to build for; of two cores it may take both.
+# kp's build reads options from the environment: Debian's fmt, pybind11 and Vulkan headers instead of
+# downloads; no debug layers, which it would enable if installed. VIRTUAL_ENV names the Python to build for;
+# of two cores it may take both.
 kompute_flags() {
     export KOMPUTE_OPT_USE_BUILT_IN_FMT=OFF KOMPUTE_OPT_USE_BUILT_IN_PYBIND11=OFF \
         KOMPUTE_OPT_USE_BUILT_IN_VULKAN_HEADER=OFF KOMPUTE_OPT_INSTALL=OFF \
@@ -192,7 +189,7 @@ environment() {
     local stamp=$venv/.setup-stamp want extras=() target="" have="" name=${venv##*/}
     want=$(wanted_stamp)
     [ -f "$stamp" ] && have=$(cat "$stamp")
-    case "$level ${have##*$'\n'}" in # never take an extra away from an environment that has it
+    case "$level ${have##*$'\n'}" in  # never remove an extra from an existing environment
         "base "?* | *" test") level=${have##*$'\n'} ;;
         "serve hosts" | "hosts serve" | *" serve,hosts") level=serve,hosts ;;
     esac
@@ -217,8 +214,8 @@ environment() {
     printf '%s\n%s\n' "$want" "$level" >"$stamp"
 }
 
-# An editable install is found by a finder behind Python's own, which would take a folder named vkbackend in the
-# current one, such as this checkout, for the package. The line below puts that finder in front.
+# An editable install's finder comes after Python's own, which would take a folder named vkbackend in the
+# current directory, such as this checkout, for the package. The line below puts it first.
 finder_first() {
     local site
     for site in "$venv"/lib/python*/site-packages; do
@@ -228,7 +225,6 @@ LINE
     done
 }
 
-# ---- main ----
 
 if [ "$kompute" ]; then
     python=$(find_python 13) || die "no Python 3.11 or 3.12 found, and kp works with no newer one" \

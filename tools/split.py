@@ -1,8 +1,7 @@
-"""`vkbackend split`: write a GGUF model as several files, as llama.cpp's gguf-split does.
+"""`vkbackend split`: write a GGUF model as several files, like llama.cpp's gguf-split.
 
-The parts are PREFIX-00001-of-0000N.gguf; every command takes the first of them as the model. Without a limit
-parts have at most 128 tensors. Tensors are copied as they are: to quantize a model use llama.cpp's
-llama-quantize.
+The parts are PREFIX-00001-of-0000N.gguf; pass the first one as the model. By default a part has at most 128
+tensors. Tensors are copied unchanged: use llama.cpp's llama-quantize to quantize.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from vkbackend.models.gguf.parts import cut, part_paths, split_gguf
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.tools.console import byte_progress, console, printable, size
 
-_UNITS = {"M": 10**6, "G": 10**9}  # as gguf-split counts
+_UNITS = {"M": 10**6, "G": 10**9}  # gguf-split's units
 
 
 def part_size(text: str) -> int:

@@ -1,7 +1,7 @@
-"""`vkbackend sweep`: tokens per second while the context grows, as a table and, with --plot, as a picture.
+"""`vkbackend sweep`: measure tokens per second as the context grows.
 
-At every depth a prompt of --n-prompt tokens and then --n-gen single tokens are timed, with what was computed
-before still in the cache. --plot needs the package matplotlib (extra "plot").
+At every depth it times a prompt of --n-prompt tokens, then --n-gen single tokens. Prints a table; --plot
+draws it and needs matplotlib (extra "plot").
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ COLUMNS = ("model", "depth", "pp t/s", "tg t/s")
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Rates after `depth` tokens."""
-
     model: str
     depth: int
     pp: float
@@ -50,7 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Point]:
-    """Points by model and depth, as they are measured."""
     n_prompt = whole_number("--n-prompt", args.n_prompt, 1, 1 << 20)
     n_gen = whole_number("--n-gen", args.n_gen, 1, 1 << 20)
     n_ctx = whole_number("n_ctx", args.n_ctx, 1, 1 << 24)
@@ -69,7 +66,7 @@ def measure(args: argparse.Namespace) -> Iterator[Point]:
                 timer.warm_up(Test(n_prompt, n_gen))
                 for depth in range(0, n_ctx - n_prompt - n_gen + 1, n_prompt):
                     err.print(f"{name}: depth {depth}", markup=False)
-                    # The tokens before `depth` are in the cache: the earlier points computed them.
+                    # The earlier points left the tokens before `depth` in the cache.
                     pp = n_prompt / timer.behind(depth, n_prompt, 0)
                     yield Point(name, depth, pp, n_gen / timer.behind(depth + n_prompt, 0, n_gen))
 
@@ -81,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     write = csv.writer(sys.stdout).writerow if args.output == "csv" else write_md
     for point in measure(args):
         if args.output != "json":
-            if not points:  # arguments are right and the model is loaded
+            if not points:  # now the arguments are valid and the model is loaded
                 write(COLUMNS)
                 if args.output == "md":
                     write(["---", "---:", "---:", "---:"])
@@ -96,7 +93,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def draw(points: Sequence[Point], path: str) -> None:
-    """Two panels, prefill and decode, a line per model; raises InvalidArgument where it cannot be written."""
+    """Draw prefill and decode side by side, a line per model. Raises InvalidArgument if FILE cannot be
+    written."""
     figure, axes = plotting().subplots(1, 2, figsize=(10, 4), layout="constrained")
     for axis, kind, title in zip(axes, ("pp", "tg"), ("prefill", "decode"), strict=True):
         for model in dict.fromkeys(point.model for point in points):

@@ -1,20 +1,19 @@
 #!/usr/bin/env bash
-# Sets up what is missing, unpacks the test drivers, then ruff, mypy and pytest, without arguments also with the
-# kompute runtime. Arguments go to pytest:
-# bash tools/test.sh tests/vkbackend/ops -k rope      bash tools/test.sh --all (the wide sweeps)
+# Sets up what is missing, unpacks the test drivers, then runs ruff, mypy and pytest; without arguments also
+# with the kompute runtime. Arguments go to pytest: bash tools/test.sh tests/vkbackend/ops -k rope, bash
+# tools/test.sh --all (the wide sweeps)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD
 bin=$root/.venv/bin
-unset PYTHONDONTWRITEBYTECODE # containers set it; hundreds of processes would compile the sources, 0.4 s each
+unset PYTHONDONTWRITEBYTECODE  # containers set it; hundreds of processes would compile the sources, 0.4 s each
 
 bash tools/setup.sh --test
 drivers=$(bash tools/setup.sh --drivers)
 
-# ---- style and types ----
 
-# The folders are mapped under one import name at install time (package-dir), and mypy does not follow an
-# editable install's import hook: it gets a tree of links laid out as installed.
+# package-dir maps the folders under one import name, and mypy does not follow an editable install's import
+# hook: it gets a tree of links as installed.
 mypy_tree() {
     "$bin/python" -m vkbackend.tools.checkout.linked_tree "$root/.mypy_cache/tree"
     cd "$root/.mypy_cache/tree"
@@ -35,10 +34,9 @@ if [ ${#failed[@]} -gt 0 ]; then
     exit 1
 fi
 
-# ---- drivers ----
 
-# The tests find each driver by name in VKBACKEND_TEST_DRIVERS (NAME=JSON:NAME=JSON), and run on the unpacked
-# ones instead of the system's: VK_DRIVER_FILES is read by today's loaders, VK_ICD_FILENAMES by older ones.
+# Tests find drivers by name in VKBACKEND_TEST_DRIVERS (NAME=JSON:NAME=JSON) and run on these instead of the
+# system's. Loaders read VK_DRIVER_FILES, older ones VK_ICD_FILENAMES.
 if [ -n "$drivers" ]; then
     VKBACKEND_TEST_DRIVERS=$(sed 's/ /=/' <<<"$drivers" | paste -sd:)
     VK_DRIVER_FILES=$(cut -d' ' -f2- <<<"$drivers" | paste -sd:)
@@ -48,16 +46,15 @@ else
     echo "test: no test driver could be unpacked; the tests run on the system's own"
 fi
 
-# ---- tests ----
 
-# mypy runs meanwhile: tests wait for processes now and then. Without arguments the tests marked `runtimes` run
-# with the kompute runtime as well; its environment, in which kp is compiled the first time, is made meanwhile.
+# mypy runs in the background, since tests wait for processes. Without arguments the `runtimes` tests also run
+# with kompute, whose environment (kp is compiled the first time) is made in the background.
 kompute="" workers=() logs=$(mktemp -d)
 mypy_tree >"$logs/mypy" 2>&1 </dev/null &
 mypy=$!
 trap 'kill "$mypy" $kompute 2>/dev/null || true; rm -rf "$logs"' EXIT
 if [ $# = 0 ] || [ "$*" = --all ]; then
-    # One worker more than cores, as tests wait for processes. A file's fixtures load its models once.
+    # One worker more than cores, since tests wait for processes. Fixtures load models once per file.
     workers=(-n "$(($(nproc) < 4 ? $(nproc) + 1 : 4))" --dist loadfile)
     nice -n 10 bash tools/setup.sh --kompute --test >"$logs/kompute" 2>&1 </dev/null &
     kompute=$!

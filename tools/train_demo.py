@@ -1,7 +1,7 @@
-"""Makes the demo model: a vocabulary and a small llama learned from stories of a grammar, one GGUF file.
+"""Train the demo model: a vocabulary and a small llama learned from generated stories, written as one GGUF
+file.
 
-Knows PyTorch (imported only when training) and the GGUF writer; knows nothing of Vulkan or of the engine that
-runs the file.
+Knows PyTorch (imported only when training) and the GGUF writer, not Vulkan or the engine.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 console = Console(stderr=True, highlight=False)
 
-# ---- training ----
-
 
 def token_rows(vocabulary: Vocabulary, seed: int, n: int) -> Iterator[list[int]]:
     """Rows of n + 1 ids, each beginning with a story: <s> story </s> <s> story ..., cut at the end."""
@@ -54,10 +52,11 @@ def _loss(w: Weights, config: Config, rows: list[list[int]]) -> torch.Tensor:
 def train(
     config: Config, vocabulary: Vocabulary, steps: int, minutes: float, batch: int, lr: float, seed: int
 ) -> Weights:
-    """AdamW with a cosine schedule that ends after `steps` steps or `minutes` minutes, whichever comes first.
+    """Train with AdamW and a cosine schedule that ends after `steps` steps or `minutes` minutes, whichever
+    comes first.
 
-    Four fifths run on rows of half the context, where a story ends; the rest on rows of the whole context.
-    Validation stories come from a seed that training never uses.
+    Four fifths of the time rows have half the context, where stories end; then the whole context. Validation
+    stories come from a seed that training never uses.
     """
     import torch
 
@@ -104,14 +103,10 @@ def train(
     return {name: weight.detach() for name, weight in w.items()}
 
 
-# ---- the file ----
-
-
 def write_gguf(
     path: Path, weights: dict[str, np.ndarray], vocabulary: Vocabulary, config: Config, dtype: str = "Q8_0"
 ) -> None:
-    """Writes weights {GGUF name: float32 [n_out, n_in] or [n]} as a llama GGUF: matrices in `dtype`, norms
-    in F32."""
+    """Write {GGUF name: float32 [n_out, n_in] or [n]} as a llama GGUF: matrices in `dtype`, norms in F32."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("vkbackend demo")
     writer.add_description("Little stories from a grammar; made by tools/train_demo.py")
@@ -157,7 +152,7 @@ def write_gguf(
 
 
 def read_weights(path: Path) -> Weights:
-    """What the file holds, dequantized to float32: the sample shows what users of the file will see."""
+    """Dequantized weights of the file: the sample shows what users will get."""
     import torch
 
     tensors = gguf.GGUFReader(path).tensors
@@ -205,7 +200,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command: 0 when the file is written, 2 with one line on stderr when something is missing."""
+    """Exit code 0 when the file is written, 2 with one line on stderr when something is missing."""
     args = _parser().parse_args(argv)
     if args.stories:
         rng = random.Random(args.seed)

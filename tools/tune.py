@@ -1,10 +1,9 @@
-"""`vkbackend tune`: measure which ops multiply matrices fastest, and remember that for the driver.
+"""`vkbackend tune`: measure which ops multiply matrices fastest, and remember the ranking for this driver.
 
-Every op that the devices can run is timed on the same matrices, of all types that it has, by 1, 4 and 128
-rows; where an op reads rounded activations, 4/7 of rounding them belong to it. The table is kept per driver
-and version, for all its devices alike (their results must have the same bits), so give all of them at once:
-their times are added up. An op comes before the one that goes by the rules if it needs less than 0.9 of its
-time for the same matrices.
+Times every op on the same matrices, in all its types, with 1, 4, 12 and 128 rows; ops that read rounded
+activations also pay 4/7 of the rounding. The table is kept per driver and version and is the same for all its
+devices (results must have the same bits), so pass all of them: their times are added. An op replaces the
+built-in choice if it needs less than 0.9 of its time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`vkbackend verify`: run every op on every device beside its numpy twin.
+"""`vkbackend verify`: check every op on every device against its numpy twin.
 
-Prints the device, its driver and features, and per op and variant how many cases passed and failed, with the
-largest error beside what is allowed: what belongs into a bug report. Inputs are random and new every time;
---seed repeats a run. Exit code 1: something failed.
+Prints the device, driver and features, and for each op and variant the passed and failed cases and the
+largest error against the allowed one: paste it into a bug report. Inputs are random; --seed repeats a run.
+Exit code 1: something failed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COLUMNS = ("device", "shader", "result", "cases", "failed", "worst NMSE", "allow
 
 @dataclass(slots=True)
 class Result:
-    """What became of one shader variant on one device."""
+    """Results of one shader variant on one device."""
 
     device: str
     shader: str
@@ -42,7 +42,7 @@ class Result:
     worst: float = 0.0
     allowed: float = 0.0
     failures: list[str] = field(default_factory=list)
-    lacks: tuple[str, ...] = ()  # features of the device that it would need
+    lacks: tuple[str, ...] = ()  # missing features of the device
 
     @property
     def verdict(self) -> str:
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def verify(device: Device, pattern: re.Pattern[str], wide: bool, seed: int) -> list[Result]:
-    """Every variant in the manifest, with what its cases gave; progress on stderr."""
+    """Run the cases; a result for every variant in the manifest. Progress on stderr."""
     found = {
         f"{op}.{variant}": Result(
             device.name, f"{op}.{variant}", lacks=tuple(sorted({*OPS[op].needs} - device.limits.features))

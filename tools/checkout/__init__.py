@@ -1,1 +1,1 @@
-"""Scripts that read a checkout: its imports, its prose, the package as it is installed."""
+"""Scripts for a checkout: its imports, its prose, its installed form. A wheel does not contain them."""

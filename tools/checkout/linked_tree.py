@@ -1,7 +1,7 @@
-"""The package as it is installed, made of links: for programs that read files and follow no import hook.
+"""Build the installed package out of links: `python -m vkbackend.tools.checkout.linked_tree FOLDER`.
 
-`python -m vkbackend.tools.checkout.linked_tree FOLDER` lays the checkout's folders out below one import name,
-as `package-dir` in pyproject.toml maps them. mypy and the generator of the docs read that tree.
+For programs that ignore import hooks (mypy, the docs generator): the checkout's folders below one import
+name, as `package-dir` in pyproject.toml maps them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def link(tree: Path) -> None:
-    """Remove the tree and make it again."""
+    """Replace the tree."""
     shutil.rmtree(tree, ignore_errors=True)
     folders = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
     for package, folder in folders.items():

@@ -1,7 +1,7 @@
-"""How a checkout's prose reads, in figures: `python -m vkbackend.tools.checkout.prose [FOLDER]`.
+"""Measure a checkout's prose: `python -m vkbackend.tools.checkout.prose [FOLDER]`.
 
-Counts the words of documents, docstrings and comments, and turns of phrase that readers have to decode.
-`--list TURN` prints every place of one.
+Counts words of documents, docstrings and comments, and turns of phrase that readers have to decode. `--list
+TURN` prints every place.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from pathlib import Path
 
 from vkbackend.tools.console import console, table
 
-# Local names that say nothing of a value: the field has a term for each.
+# Local names that say nothing about a value; the field has a term for each.
 NAMES = ("found", "made", "one", "own", "told", "turns", "what")
 
-# A sentence begins after a full stop, a colon, a dash of a list, or where a docstring or comment begins.
+# A sentence begins after a full stop, a colon, a list's dash, or at the start of a docstring or comment.
 _BEGIN = r"(?:^|(?<=[.!?:|] )|(?<=[.!?]\n))(?:[-*|] +)?"
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn of phrase. `anchors`: how often it appears in 1,000 words of tinygrad, exllamav3, vello and uv.
-    `most`: how often it may appear here, three times the highest of these."""
+    """A turn of phrase. `anchors`: occurrences in 1,000 words of tinygrad, exllamav3, vello and uv. `most`:
+    the limit here, three times the highest anchor."""
 
     name: str
     pattern: re.Pattern[str]
@@ -58,7 +58,7 @@ TURNS = (
 
 @dataclass(frozen=True)
 class Passage:
-    """A docstring, a block of comments or a paragraph of a document: where it begins, and its text."""
+    """A docstring, a block of comments or a paragraph; `line` is its first line."""
 
     path: Path
     line: int
@@ -66,14 +66,14 @@ class Passage:
 
 
 def passages(root: Path) -> Iterator[Passage]:
-    """All prose of the files that git tracks below `root`."""
+    """All prose in git's files below `root`."""
     for path in tracked(root, *READERS):
         for line, text in READERS[path.suffix]((root / path).read_text(encoding="utf-8")):
             yield Passage(path, line, text)
 
 
 def tracked(root: Path, *suffixes: str) -> Iterator[Path]:
-    """The files that git tracks below `root`, relative to it, without test data."""
+    """Files that git tracks below `root`, relative to it, without test data."""
     listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True)
     for path in map(Path, listed.stdout.splitlines()):
         if path.suffix in suffixes and not path.is_relative_to("tests/data") and (root / path).exists():
@@ -81,7 +81,6 @@ def tracked(root: Path, *suffixes: str) -> Iterator[Path]:
 
 
 def of_python(source: str) -> Iterator[tuple[int, str]]:
-    """Docstrings and blocks of comments."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
@@ -102,7 +101,7 @@ def of_python(source: str) -> Iterator[tuple[int, str]]:
 
 
 def of_c(source: str) -> Iterator[tuple[int, str]]:
-    """Comments of GLSL and JavaScript; lines of `//` that follow each other are one."""
+    """Comments of GLSL and JavaScript; consecutive `//` lines are one."""
     pattern = r"/\*(.*?)\*/|((?:(?<![:\"'`])//[^\n]*(?:\n[ \t]*(?=//))?)+)"
     for match in re.finditer(pattern, source, re.DOTALL):
         text = re.sub(r"^[ \t]*(?://|\*) ?", "", match[1] or match[2], flags=re.MULTILINE)
@@ -110,14 +109,14 @@ def of_c(source: str) -> Iterator[tuple[int, str]]:
 
 
 def of_shell(source: str) -> Iterator[tuple[int, str]]:
-    """Comments that have a line, or the end of one, to themselves; also of TOML."""
+    """Comments of shell and TOML."""
     for number, line in enumerate(source.splitlines(), 1):
         if match := re.search(r"(?:^|\s)# ?(?!!)(.*)$", line):
             yield number, match[1]
 
 
 def of_markdown(source: str) -> Iterator[tuple[int, str]]:
-    """Paragraphs and rows of tables; code is left out."""
+    """Paragraphs and table rows, without code."""
     text = re.sub(
         r"^( *)```.*?^\1```", lambda m: "\n" * m[0].count("\n"), source, flags=re.MULTILINE | re.DOTALL
     )
@@ -133,7 +132,7 @@ READERS = {
 
 
 def names_of(source: str) -> Iterator[tuple[int, str]]:
-    """Parameters and assigned local names that are among NAMES."""
+    """Parameters and assigned local names in NAMES."""
     for node in ast.walk(ast.parse(source)):
         name = node.arg if isinstance(node, ast.arg) else node.id if isinstance(node, ast.Name) else ""
         if name in NAMES and not (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)):
@@ -141,7 +140,7 @@ def names_of(source: str) -> Iterator[tuple[int, str]]:
 
 
 def words(text: str) -> int:
-    """Words of prose: a name in code counts as one."""
+    """Words of prose; a name in code counts as one."""
     return len(re.findall(r"[A-Za-z][\w'.-]*", re.sub(r"`[^`]*`", " code ", text)))
 
 

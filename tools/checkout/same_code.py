@@ -1,6 +1,6 @@
-"""Whether only prose changed: `python -m vkbackend.tools.checkout.same_code REVISION [REVISION]`.
+"""Check that only prose changed: `python -m vkbackend.tools.checkout.same_code REVISION [REVISION]`.
 
-Compares the Python and GLSL files of two revisions without docstrings and comments, and names each file whose
+Compares Python and GLSL files of two revisions without docstrings and comments, and names the files whose
 code differs. The second revision is the working tree by default.
 """
 
@@ -20,7 +20,6 @@ def git(*args: str) -> str:
 
 
 def code_of_python(source: str) -> str:
-    """The syntax tree without docstrings."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -30,7 +29,6 @@ def code_of_python(source: str) -> str:
 
 
 def code_of_glsl(source: str) -> str:
-    """The tokens without comments."""
     return " ".join(re.sub(r"/\*.*?\*/|//[^\n]*", " ", source, flags=re.DOTALL).split())
 
 
@@ -38,8 +36,8 @@ CODE = {".py": code_of_python, ".comp": code_of_glsl, ".glsl": code_of_glsl}
 
 
 def changed(old: str, new: str | None) -> list[str]:
-    """Files whose code differs between two revisions (`new` None: the working tree), added and removed ones
-    included."""
+    """Files whose code differs between two revisions (`new` None: the working tree), with added and removed
+    ones."""
     names = git("diff", "--name-only", "--no-renames", old, *([new] if new else [])).splitlines()
     differ = []
     for name in names:
@@ -51,7 +49,7 @@ def changed(old: str, new: str | None) -> list[str]:
 
 
 def text_at(revision: str | None, name: str) -> str | None:
-    """A file's text at a revision (None: in the working tree); None where it does not exist."""
+    """A file's text at a revision (None: the working tree), or None if it does not exist."""
     try:
         return git("show", f"{revision}:{name}") if revision else (ROOT / name).read_text(encoding="utf-8")
     except (subprocess.CalledProcessError, FileNotFoundError):

@@ -1,7 +1,7 @@
-"""The structure of a checkout, from its imports: `python -m vkbackend.tools.checkout.structure [FOLDER]`.
+"""Measure a checkout's structure: `python -m vkbackend.tools.checkout.structure [FOLDER]`.
 
-Prints files and lines per package, the imports between packages, and every circle of files that import each
-other: at run time, and with the imports for type checking. FOLDER is a checkout, this one by default.
+Prints files and lines per package, imports between packages, and every import circle, at run time and with
+imports for type checking. FOLDER: a checkout, this one by default.
 """
 
 from __future__ import annotations
@@ -17,29 +17,28 @@ from pathlib import Path
 
 from vkbackend.tools.console import console, table
 
-Imports = Mapping[str, frozenset[str]]  # module -> modules that it imports
+Imports = Mapping[str, frozenset[str]]  # module -> imported modules
 
 
 @dataclass(frozen=True)
 class Structure:
-    """The modules of a checkout by name, and what each imports of them."""
+    """The modules of a checkout by name, and their imports."""
 
     files: Mapping[str, Path]
     packages: frozenset[str]
     imports: Imports  # at run time
-    typed: Imports  # with those under TYPE_CHECKING
+    typed: Imports  # and under TYPE_CHECKING
 
     def package_of(self, module: str) -> str:
         return module if module in self.packages else module.rpartition(".")[0]
 
     def between_packages(self) -> Counter[tuple[str, str]]:
-        """Imports from one package to another, counted."""
+        """Imports between packages, counted."""
         pairs = ((self.package_of(a), self.package_of(b)) for a, to in self.imports.items() for b in to)
         return Counter((a, b) for a, b in pairs if a != b)
 
     def circles(self, *, typed: bool = False) -> list[list[str]]:
-        """Groups of files each of which can be reached from every other. `typed`: through imports for type
-        checking, too."""
+        """Groups of files that can all reach each other. `typed`: with imports for type checking."""
         imports = self.typed if typed else self.imports
         reach = {module: reached(imports, module) for module in imports}
         groups = {frozenset(other for other in seen if module in reach[other])
@@ -48,7 +47,7 @@ class Structure:
 
 
 def read(root: Path) -> Structure:
-    """The structure of the checkout at `root`, whose pyproject.toml maps its folders to packages."""
+    """Read the checkout at `root`; its pyproject.toml maps folders to packages."""
     mapped = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
     files: dict[str, Path] = {}
     packages = set()
@@ -67,7 +66,7 @@ def read(root: Path) -> Structure:
 
 
 def imported(tree: ast.AST, files: Mapping[str, Path], *, typed: bool = False) -> Iterator[str]:
-    """The modules among `files` that a module imports, also in functions; `typed`: for type checking, too."""
+    """Modules in `files` that a module imports, also in functions; `typed`: also for type checking."""
     if not typed and isinstance(tree, ast.If) and ast.unparse(tree.test) == "TYPE_CHECKING":
         for node in tree.orelse:
             yield from imported(node, files)
@@ -84,7 +83,7 @@ def imported(tree: ast.AST, files: Mapping[str, Path], *, typed: bool = False) -
 
 
 def reached(imports: Imports, module: str) -> set[str]:
-    """All that `module` imports, and what that imports, and so on."""
+    """The transitive imports of `module`."""
     seen: set[str] = set()
     waiting = [module]
     while waiting:

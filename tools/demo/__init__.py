@@ -1,1 +1,1 @@
-"""What the demo model is made of: stories from a grammar, a vocabulary, a small llama in PyTorch."""
+"""Training data and model of the demo: stories from a grammar, a vocabulary, a small llama in PyTorch."""

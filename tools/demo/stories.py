@@ -1,6 +1,6 @@
-"""Little stories from a grammar, the only data that the demo model learns from.
+"""Short stories from a grammar, the only training data of the demo model.
 
-Longer than 250 lines because the grammar is text, and it is all there is.
+Longer than 250 lines: most of it is the grammar's text.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from functools import cache
 from itertools import islice
 from typing import TypeVar
 
-# A group of alternatives is a block of lines. Templates are filled with: h the hero's name, k the hero's
-# kind, s/S o p/P the hero's pronouns, a/t the thing with its indefinite and definite article, f/F the
-# friend, nf the friend when met, fs fp the friend's pronouns, home/thome the home, gift, trait, most (the
-# trait's superlative). The first alternative is twice as likely as any other: among equals the most likely
-# token would hang on rounding, and greedy text would differ from one set of devices to the next.
+# Alternatives are the lines of a block. Placeholders: h the hero's name, k the hero's kind, s/S o p/P the
+# hero's pronouns, a/t the thing with its indefinite and definite article, f/F the friend, nf the friend when
+# met, fs fp the friend's pronouns, home/thome the home, gift, trait, most (the trait's superlative). The
+# first alternative is twice as likely as each other one: with equal probabilities rounding would decide the
+# greedy token, so the text would depend on the devices.
 
 NAMES = {
     "she": "Mia Lily Rosa Nora Ella Ivy Ruby Clara Zoe Hazel Poppy Daisy Anna Emma Luna Sara Olive Willa",
@@ -47,7 +47,7 @@ a lighthouse on the rocky shore
 a tiny house under an oak tree
 a house boat on the lake
 """
-FRIENDS = {  # and what the friend gives
+FRIENDS = {  # and the friend's gift
     "owl": "a soft feather",
     "hedgehog": "a red apple",
     "frog": "a white water lily",
@@ -61,7 +61,7 @@ FRIENDS = {  # and what the friend gives
     "mouse": "a tiny piece of cheese",
     "badger": "a smooth blue stone",
 }
-# The thing and its short name; two troubles of the friend; two ways to end them with the thing.
+# Quests: the thing and its short name; two troubles of the friend; two ways to solve them with the thing.
 QUESTS = """
 a small brass lantern: lantern
 It was growing dark, and {f} was afraid to walk home alone.
@@ -159,7 +159,7 @@ a shiny telescope: telescope
 {h} looked through the telescope, far and wide, and laughed when {s} saw somebody wave.
 {h} climbed up high and looked through the telescope, first left, then right, and there it was!
 """
-# The beats of a story in order. Those that begin with "?" are left out at random, and of a story too long.
+# The beats of a story in order. Beats with "?" are left out at random, and from stories that are too long.
 BEATS = """
 Once upon a time, there was a {trait} little {k} named {h}. {S} lived in {home}.
 Once upon a time, in {home}, there lived a {trait} little {k} named {h}.
@@ -251,7 +251,7 @@ WORDS_MIN, WORDS_MAX = 60, 150
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """One story and what it must remember: the tests compare the text with these."""
+    """A story and the facts it must keep; tests compare both."""
 
     text: str
     hero: str
@@ -267,7 +267,7 @@ T = TypeVar("T")
 
 @cache
 def _groups(block: str) -> list[list[str]]:
-    """Groups of lines: alternatives of a beat, or the five lines of a quest."""
+    """Groups of lines: a beat's alternatives, or a quest's five lines."""
     return [group.splitlines() for group in block.strip().split("\n\n")]
 
 
@@ -285,10 +285,9 @@ def _definite(phrase: str) -> str:
 
 
 def tell_story(rng: random.Random) -> Story:
-    """One story of 60 to 150 words, ASCII; the same state of rng gives the same story.
+    """One story of 60 to 150 words, ASCII, reproducible from the state of rng.
 
-    A quarter of the heroes bear invented names, so that the model learns to copy a name it
-    has never seen instead of choosing from a list.
+    A quarter of the heroes have invented names, so that the model learns to copy an unseen name.
     """
     pronoun = _choose(rng, ("she", "he"))
     s, o, p = PRONOUNS[pronoun]

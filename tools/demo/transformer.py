@@ -1,7 +1,4 @@
-"""A small llama in PyTorch, which is imported when it is used.
-
-Tensors bear their GGUF names from the start, so that the file needs no table of names.
-"""
+"""A small llama in PyTorch (imported on use). Tensors have their GGUF names."""
 
 from __future__ import annotations
 
@@ -16,9 +13,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """6 KV heads with 32 attention columns each and 9 ffn blocks of 32: even on 3 devices, nearly so on 2.
+    """6 KV heads of 32 and 9 FFN blocks of 32: even on 3 devices, nearly so on 2.
 
-    Every row is a multiple of 32 long, so that all matrices can be Q8_0; the output matrix is token_embd.
+    Every row is a multiple of 32, so that all matrices can be Q8_0. The output matrix is token_embd.
     """
 
     n_vocab: int = 1024
@@ -36,7 +33,7 @@ class Config:
         return self.n_embd // self.n_head
 
     def refusal(self, dtype: str) -> str:
-        """What makes a model of these sizes impossible, with matrices of that type in its file."""
+        """Why a model of these sizes is impossible with matrices of that type, or ""."""
         if self.n_embd % (2 * self.n_head) or self.n_head % self.n_head_kv:
             return (
                 f"{self.n_embd} columns are no {self.n_head} heads of an even size over {self.n_head_kv} kv "
@@ -56,7 +53,7 @@ Weights = dict[str, "torch.Tensor"]
 
 
 def init_weights(config: Config, seed: int) -> Weights:
-    """Random weights under their GGUF names, [n_out, n_in] as GGUF stores them."""
+    """Random weights by GGUF name, [n_out, n_in] as GGUF stores them."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -79,7 +76,7 @@ def init_weights(config: Config, seed: int) -> Weights:
         if len(shape) == 1:
             weights[name] = torch.ones(shape)
             continue
-        # matrices that write into the residual start smaller, so that depth does not add variance
+        # matrices that write into the residual start smaller: depth must not add variance
         writes_residual = name.endswith(("attn_output.weight", "ffn_down.weight"))
         std = 0.02 if name == "token_embd.weight" else shape[1] ** -0.5
         std *= (2 * config.n_layer) ** -0.5 if writes_residual else 1.0
@@ -126,7 +123,7 @@ def forward(w: Weights, config: Config, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def sample(w: Weights, config: Config, ids: list[int], temperature: float, seed: int) -> list[int]:
-    """Ids continued until </s> or a full context; temperature 0 takes the best token."""
+    """Continue ids until </s> or a full context; temperature 0 is greedy."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)

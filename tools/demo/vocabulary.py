@@ -1,4 +1,4 @@
-"""The demo model's vocabulary: pieces as SentencePiece has them, learned from stories."""
+"""The demo model's vocabulary: SentencePiece-like pieces learned from stories."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from vkbackend.tools.demo.stories import tell_story
 SPACE = "\u2581"
 UNK, BOS, EOS = 0, 1, 2
 N_SPECIAL = 3 + 256
-# A message is the beginning of a story, which the answer tells to its end.
+# The first message begins a story, which the answer finishes.
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content }}{{ eos_token }}"
     "{% else %}{{ bos_token }}{{ m.content }}{% endif %}{% endfor %}"
 )
-N_VOCAB_MIN = N_SPECIAL + 64  # the stories have 56 characters
-# No piece crosses the border of two chunks, so encoding chunk by chunk equals SPM on the whole text.
+N_VOCAB_MIN = N_SPECIAL + 64  # the stories use 56 characters
+# No piece crosses chunks, so encoding chunk by chunk equals SPM on the whole text.
 CHUNK = re.compile(rf"{SPACE}?[A-Za-z]+|'[a-z]+|{SPACE}?\"|[.,!?]+\"?|{SPACE}|.", re.DOTALL)
 
 
 class Vocabulary:
-    """SentencePiece-like: <unk> <s> </s>, 256 byte tokens, pieces of several and of one character."""
+    """SentencePiece-like: <unk> <s> </s>, 256 byte tokens, longer pieces, single characters."""
 
     def __init__(self, pieces: list[str], scores: list[float]) -> None:
         self.pieces, self.scores = pieces, scores
@@ -30,7 +30,7 @@ class Vocabulary:
         self._cache: dict[str, list[int]] = {}
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of the text with a space in front, without <s> and </s>."""
+        """Token ids of the text after a space, without <s> and </s>."""
         ids: list[int] = []
         for chunk in CHUNK.findall(SPACE + text.replace(" ", SPACE)):
             if chunk not in self._cache:
@@ -39,7 +39,7 @@ class Vocabulary:
         return ids
 
     def _encode_chunk(self, chunk: str) -> list[int]:
-        """Merges the adjacent pair with the best score, leftmost first, until no pair is a piece."""
+        """Merge the adjacent pair with the best score, leftmost first, until no pair is a piece."""
         symbols = list(chunk)
         while pairs := [
             (-self.scores[self._ids[a + b]], i)
@@ -54,13 +54,13 @@ class Vocabulary:
         return ids
 
     def decode(self, ids: list[int]) -> str:
-        """Text of the ids without the first space; control tokens vanish."""
+        """Text without the first space and without control tokens."""
         raw = b"".join(bytes([i - 3]) if i < N_SPECIAL else self.pieces[i].encode() for i in ids if i > EOS)
         return raw.decode("utf-8", "replace").replace(SPACE, " ").removeprefix(" ")
 
 
 def train_vocabulary(n_vocab: int, seed: int, n_stories: int = 6000) -> Vocabulary:
-    """BPE merges learned on n_stories stories; a merge's rank becomes the piece's SentencePiece score."""
+    """Learn BPE merges on n_stories stories; a merge's rank becomes the piece's score."""
     from tokenizers import Tokenizer, models, trainers
 
     rng = random.Random(seed)

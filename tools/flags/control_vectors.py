@@ -1,4 +1,4 @@
-"""The flags of control vectors, named as llama.cpp's."""
+"""The flags of control vectors, with llama.cpp's names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vkbackend.tools.flags.options import adder
 
 
 class _Files(argparse.Action):
-    """Comma-separated files; given several times, they add up."""
+    """Comma-separated files; repeated flags add up."""
 
     def __call__(
         self,
@@ -28,7 +28,7 @@ class _Files(argparse.Action):
 
 
 class _ScaledFiles(_Files):
-    """The same, each FILE:SCALE."""
+    """The same as FILE:SCALE."""
 
     def pair(self, word: str) -> tuple[str, float]:
         path, _, scale = word.rpartition(":")
@@ -41,7 +41,6 @@ class _ScaledFiles(_Files):
 
 
 def add_control_arguments(parser: argparse.ArgumentParser) -> None:
-    """--control-vector, --control-vector-scaled, --control-vector-layer-range."""
     add = adder(parser, "control vectors")
     add(
         "control_vectors",

@@ -1,5 +1,4 @@
-"""The flags that name the devices, their shares and the size of steps and caches, for every subcommand that
-loads a model, as llama.cpp names them."""
+"""Flags for devices, their shares, and the sizes of steps and caches, with llama.cpp's names."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ AUTO_WHERE_UNLIKE = "auto where devices differ, else equal"  # the default of LL
 def add_device_arguments(
     parser: argparse.ArgumentParser, *, shares: str = AUTO_WHERE_UNLIKE, steps: bool = True
 ) -> None:
-    """-dev, -ts and, with `steps`, -ub and the flags of caches; `shares` says what the default of -ts is."""
+    """-dev, -ts and, with `steps`, -ub and the cache flags. `shares`: the default of -ts."""
     add = adder(parser, "devices and memory")
     add(
         "devices",
@@ -60,8 +59,7 @@ def add_device_arguments(
 
 
 def parse_split(text: str) -> list[float | str] | str:
-    """ "3,1" (also "3/1" and "3:1") as numbers, "auto" as it is; what is no number is left to the check of
-    the option."""
+    """ "3,1" (also "3/1" and "3:1") as numbers, "auto" unchanged. The option's check rejects other words."""
     return text if text == "auto" else [_number(part) for part in re.split("[,/:]", text)]
 
 

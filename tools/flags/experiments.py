@@ -1,4 +1,4 @@
-"""Flags for measuring how devices share a model; nobody needs them to run one. They come last in --help."""
+"""Flags for experiments with how devices share a model; they come last in --help."""
 
 from __future__ import annotations
 

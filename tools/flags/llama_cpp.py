@@ -1,5 +1,4 @@
-"""Flags that llama.cpp's users type: those that mean the same under another form here, and those that mean
-nothing on these devices, which are accepted and told in a line each."""
+"""llama.cpp's flags: aliases of ours, and flags without effect, which are accepted with a note."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from vkbackend.models.hub import fetch
 from vkbackend.tools.console import console
 
 _HOST = "the devices compute, the host only hands them their work"
-# Flags, what stands for their value (None: they have none, "[X]": it may be left out), why they do nothing.
+# Flags, placeholder of the value (None: no value, "[X]": optional), why they do nothing.
 WITHOUT_EFFECT: tuple[tuple[tuple[str, ...], str | None, str], ...] = (
     (("-t", "--threads"), "N", _HOST),
     (("-tb", "--threads-batch"), "N", _HOST),
@@ -57,7 +56,7 @@ class _ListDevices(argparse.Action):
 
 
 def note(namespace: argparse.Namespace, line: str) -> None:
-    """A line for stderr, once the arguments are known to be right."""
+    """Queue a line for stderr, printed after the arguments are checked."""
     namespace.notes = [*getattr(namespace, "notes", ()), line]
 
 
@@ -93,7 +92,7 @@ def add_llama_cpp_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def settle(args: argparse.Namespace) -> None:
-    """Put what these flags say into the options that they stand for. Raises InvalidArgument."""
+    """Apply these flags to the options they stand for. Raises InvalidArgument."""
     if args.n_batch is not None:
         if args.n_batch < 1:
             raise InvalidArgument(f"--batch-size={args.n_batch}: expected a whole number of 1 or more")
@@ -110,8 +109,7 @@ def settle(args: argparse.Namespace) -> None:
 
 
 def unescaped(text: str) -> str:
-    """Escapes as llama.cpp reads them; others stay as they are. Several bytes \\xHH may form one
-    character."""
+    """Replace llama.cpp's escapes; leave others alone. Consecutive \\xHH bytes may form one character."""
 
     def read(match: re.Match[str]) -> str:
         if match[1]:

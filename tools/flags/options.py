@@ -1,4 +1,4 @@
-"""From flags to options: a flag's destination in the namespace is the name of its option."""
+"""From flags to options: a flag's destination is the name of its option."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Add = Callable[..., argparse.Action]
 
 
 def adder(parser: argparse.ArgumentParser, title: str, options: type = Options) -> Add:
-    """`add(name, "-f", "--flag", ...)` adds a flag for the option `name` to the group `title`. Its default is
-    that of the dataclass `options`, %(default)s in its help."""
+    """`add(name, "-f", "--flag", ...)` adds a flag for option `name` to the group `title`; the default comes
+    from the dataclass `options`."""
     group = parser.add_argument_group(title)
     defaults = {one.name: one.default for one in fields(options)}
 
@@ -25,10 +25,10 @@ def adder(parser: argparse.ArgumentParser, title: str, options: type = Options) 
 
 
 def options_of(args: argparse.Namespace, path: File, **changed: Unpack[Keywords]) -> Options:
-    """The options that a command's flags stand for; those in `changed` replace the flags."""
+    """Options from a command's flags; `changed` wins."""
     return Options.of(path, **{**fields_given(args, Options), **changed})
 
 
 def fields_given(args: argparse.Namespace, options: type) -> dict[str, Any]:
-    """The fields of the dataclass `options` that a command's flags stand for."""
+    """The fields of `options` that a command has flags for."""
     return {one.name: getattr(args, one.name) for one in fields(options) if hasattr(args, one.name)}

@@ -1,5 +1,4 @@
-"""The flags that say where a model's tensors lie, how devices share it and how exactly they compute, for
-every subcommand that loads one."""
+"""Flags for where tensors are stored, how devices share them and how exactly they compute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The devices of this machine, and the table that shows them."""
+"""The devices of this machine, and their table."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
     from vkbackend.device_info import DeviceInfo
 
-WIDE = 140  # columns that hold a UUID beside everything else of a device
+WIDE = 140  # enough columns for the UUID in the same table
 
 
 def present() -> list[DeviceInfo]:
-    """The devices; raises UnsupportedFeature if there is none, or no Vulkan loader."""
+    """Raises UnsupportedFeature without a device or a Vulkan loader."""
     from vkbackend.vulkan.instance import devices, no_device_message
 
     if not (found := devices()):
@@ -26,7 +26,7 @@ def present() -> list[DeviceInfo]:
 
 
 def show_devices(infos: Sequence[DeviceInfo], out: Console, title: str = "") -> None:
-    """One row per device; where a terminal is too narrow, their UUIDs in a table of their own."""
+    """One row per device; on a narrow terminal the UUIDs get their own table."""
     columns = ["index", "name", "vendor", "type", "driver", "Vulkan", "memory", "PCI"]
     rows = [
         [

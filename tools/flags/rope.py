@@ -1,4 +1,4 @@
-"""The flags of RoPE and YaRN, as llama.cpp has them, for every subcommand that computes with a model."""
+"""The flags of RoPE and YaRN, with llama.cpp's names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flags of the commands that measure a model, and the runner they stand for."""
+"""The flags of measuring commands, and the runner that they open."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from vkbackend.models.hosts.group import Group
 
 
-# The hosts that run a command together, and their devices: `hosts run` sets them in the process of host 0.
+# The group of hosts that runs this command, and its devices; `hosts run` sets them in host 0's process.
 group: Group | None = None
 places: tuple[str, ...] = ()
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, *, synthetic: bool = True) -> None:
-    """-m, --synthetic, -dev, -ts, -ub, -ctk, -ctv, the placement flags and those of control vectors."""
+    """-m, --synthetic, and the flags of devices, placement, RoPE, control vectors and experiments."""
     add = parser.add_argument
     add("-m", "--model", action="append", default=[], metavar="FILE",
         help="a model, a .gguf file" + ("; may be given several times" if synthetic else ""))  # fmt: skip
@@ -52,7 +52,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, synthetic: bool = Tr
 
 
 def open_models(args: argparse.Namespace, stack: ExitStack) -> list[GGUF]:
-    """The files and synthetic models named, open until the stack unwinds; raises InvalidArgument for none."""
+    """Open the named files and synthetic models until the stack unwinds. Raises InvalidArgument for none."""
     found: list[GGUF] = [stack.enter_context(GGUF.open(path)) for path in args.model]
     found += [Synthetic(spec) for spec in getattr(args, "synthetic", [])]
     if not found:
@@ -62,7 +62,7 @@ def open_models(args: argparse.Namespace, stack: ExitStack) -> list[GGUF]:
 
 
 def refuse_hostfile(options: Options) -> None:
-    """Raise InvalidArgument where a command that opens devices itself is given a hostfile."""
+    """Raise InvalidArgument if a command that opens devices itself gets a hostfile."""
     if options.hostfile is not None:
         raise InvalidArgument(
             "this command works in the process of host 0: write "
@@ -71,9 +71,8 @@ def refuse_hostfile(options: Options) -> None:
 
 
 def open_runner(gguf: GGUF, args: argparse.Namespace, **changed: Unpack[Keywords]) -> Runner:
-    """Load the model on the devices that the flags name; options in `changed` replace the flags. Tells on
-    stderr the progress, the shares that were measured, and what of the file is not used. Raises what loading
-    raises."""
+    """Load the model; `changed` replaces flags. Progress, measured shares and unused parts of the file go to
+    stderr. Raises the errors of loading."""
     err, path = console(stderr=True), gguf.paths[0]
     if group is not None:
         changed["devices"] = places
@@ -86,6 +85,5 @@ def open_runner(gguf: GGUF, args: argparse.Namespace, **changed: Unpack[Keywords
 
 
 def tell_runner(runner: Runner, err: Console) -> None:
-    """Tell on stderr the shares that were measured, and what of the file is not used."""
     names = [device.name for device in runner.mesh.devices]
     tell_notes([*(runner.prediction.lines(names) if runner.prediction else ()), *runner.notes], err)

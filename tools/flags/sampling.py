@@ -1,4 +1,4 @@
-"""The flags of sampling: llama.cpp's names, in the order in which the samplers are applied."""
+"""The flags of sampling: llama.cpp's names, in the order the samplers are applied."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from vkbackend.models.sampling.params import LETTERS, ORDER, SamplingParams
 from vkbackend.tools.flags.options import adder, fields_given
 
-# (option, flags, what stands for its value, help); the default stands in the help.
+# (option, flags, placeholder, help without the default)
 NUMBERS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     ("repeat_last_n", ("--repeat-last-n",), "N",
      "how many recent tokens are penalized, prompt included; 0: none, -1: all"),
@@ -45,7 +45,7 @@ NUMBERS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
 
 
 class _Collect(argparse.Action):
-    """Every use adds a value to a list; the first use replaces the default list."""
+    """Every use appends to a list; the first replaces the default."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: Any = None) -> None:
         before = getattr(namespace, self.dest)
@@ -80,11 +80,8 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def sampling_of(args: argparse.Namespace) -> SamplingParams:
-    """What the flags of sampling stand for; a random seed is drawn here."""
+    """Draws a random seed if none was given."""
     return SamplingParams(**fields_given(args, SamplingParams))
-
-
-# ---- values ----
 
 
 def token_bias(text: str) -> tuple[int, float]:
@@ -107,7 +104,7 @@ def token_list(text: str) -> list[Any]:
 
 
 def letters(text: str) -> list[str]:
-    """Names for the letters of --sampler-seq."""
+    """Sampler names for the letters of --sampler-seq."""
     if unknown := [letter for letter in text if letter not in LETTERS]:
         known = ", ".join(f"{letter} ({name})" for letter, name in LETTERS.items())
         raise argparse.ArgumentTypeError(f"{text!r}: {unknown[0]!r} is not a sampler; there are: {known}")

@@ -1,4 +1,4 @@
-"""The flags of structured output, named as llama.cpp's."""
+"""The flags of structured output, with llama.cpp's names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vkbackend.models.grammar.structure import KEYWORDS, MAX_NBYTES
 
 
 class _OfFile(argparse.Action):
-    """Read a file and store its text as the flag's sibling would: --grammar-file FILE is --grammar TEXT."""
+    """Store a file's text under the sibling flag: --grammar-file FILE is --grammar TEXT."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, flag: Any = None) -> None:
         try:
@@ -24,7 +24,6 @@ class _OfFile(argparse.Action):
 
 
 def add_structure_arguments(parser: argparse.ArgumentParser) -> None:
-    """-j, -jf, --grammar, --grammar-file, --regex."""
     group = parser.add_argument_group("structured output (extra `grammar`)")
     add = group.add_mutually_exclusive_group().add_argument
     add("-j", "--json-schema", metavar="SCHEMA", default=None,
@@ -37,5 +36,5 @@ def add_structure_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def structure_given(args: argparse.Namespace) -> dict[str, Any]:
-    """The keywords of `LLM.generate` that these flags stand for."""
+    """Keywords of `LLM.generate` for these flags."""
     return {name: getattr(args, name) for name in KEYWORDS if getattr(args, name, None) is not None}

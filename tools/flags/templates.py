@@ -1,4 +1,4 @@
-"""The flags of chat templates, and reading what they name."""
+"""The flags of chat templates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vkbackend.errors import InvalidArgument
 
 
 def add_template_arguments(parser: argparse.ArgumentParser, then: str = "") -> None:
-    """--chat-template-file, --chat-template-kwargs; `then` ends the help of the latter."""
+    """`then` extends the help of --chat-template-kwargs."""
     add = parser.add_argument
     add("--chat-template-file", metavar="FILE",
         help="a jinja template in place of the model's own (default: that, or ChatML)")  # fmt: skip

@@ -1,4 +1,4 @@
-"""What `generate` and `chat` share: their flags, opening the model, and what they tell of it on stderr."""
+"""What `generate`, `chat` and `serve` share: flags, opening the model, its description on stderr."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ MEMORY_PARTS = ("weights", "mapped", "kv", "scratch", "host", "shared", "staging
 def add_length_arguments(
     parser: argparse.ArgumentParser, *, n_ctx: int, ends: str, capped: bool = False
 ) -> None:
-    """-n, -c and --ignore-eos; `n_ctx` is the default of -c, `ends` what ends a text without a limit.
+    """-n, -c and --ignore-eos. `n_ctx`: default of -c. `ends`: what ends a text without a limit.
 
-    `capped`: the command takes the model's own context where that is smaller; without -c it is None."""
+    `capped`: the default is None, and the command caps `n_ctx` at the model's context.
+    """
     add = parser.add_argument
     most = f"tokens to generate at most; -1: until {ends} or the context is full (default: -1)"
     add("-n", "--n-predict", dest="max_tokens", type=int, default=-1, metavar="N", help=most)
@@ -46,7 +47,6 @@ def add_length_arguments(
 
 
 def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
-    """Sampling, devices and memory, placement, control vectors, what llama.cpp's users type."""
     add_sampling_arguments(parser)
     add_structure_arguments(parser)
     add_device_arguments(parser)
@@ -58,24 +58,23 @@ def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def demo_model() -> str:
-    """The path of the embedded demo model."""
     return str(files("vkbackend.models") / "demo" / "demo.gguf")
 
 
 def own_context(path: str) -> int:
-    """Tokens of the context that the model was trained with."""
+    """The model's trained context in tokens."""
     with GGUF.open(path) as gguf:
         return int(gguf.u32(f"{gguf.architecture}.context_length"))
 
 
 def chosen_devices(options: Options) -> list[DeviceInfo | None]:
-    """The device that each word names, None for the host; devices with a share of 0 are left out."""
+    """The device of each word, None for the host. Devices with a share of 0 are left out."""
     words = options.devices
     if words is None:
         return [present()[0]]
     if options.shares:
         words = tuple(word for word, share in zip(words, options.shares, strict=True) if share)
-    if all(word == HOST for word in words):  # needs no Vulkan loader
+    if all(word == HOST for word in words):  # no Vulkan loader needed
         return [None] * len(words)
     from vkbackend.vulkan.instance import select
 
@@ -84,7 +83,7 @@ def chosen_devices(options: Options) -> list[DeviceInfo | None]:
 
 
 def open_model(args: argparse.Namespace, err: Console) -> tuple[LLM, list[DeviceInfo | None]]:
-    """(the model, its devices), as the flags say. Tells on stderr what of the file is not used."""
+    """(model, devices) of the flags. Notes about the file go to stderr."""
     path = demo_model() if args.model is None else args.model
     infos = chosen_devices(options_of(args, path))
     with byte_progress(err, "loading", keep=True, then="compiling shaders") as progress:
@@ -94,7 +93,7 @@ def open_model(args: argparse.Namespace, err: Console) -> tuple[LLM, list[Device
 
 
 def show_model(llm: LLM, infos: Sequence[DeviceInfo | None], args: argparse.Namespace, err: Console) -> None:
-    """Devices, memory and flags without effect, once nothing is wrong with the arguments."""
+    """Show devices, notes and memory, after the arguments were checked."""
     if vulkan := [info for info in infos if info is not None]:
         show_devices(vulkan, err, "devices")
     if args.model is None:
@@ -123,6 +122,6 @@ def show_timings(timings: dict[str, float], seed: int | None, err: Console) -> N
 
 
 def write_text(text: str) -> None:
-    """Text as it comes; on a terminal, control characters that a model might make up are shown as escapes."""
+    """Write text at once; a terminal gets control characters escaped."""
     sys.stdout.write(printable(text, keep="\n\t") if sys.stdout.isatty() else text)
     sys.stdout.flush()

@@ -1,1 +1,1 @@
-"""What commands that measure share: clocks, turns, other programs, synthetic models."""
+"""Shared by commands that measure: clocks, turns, other programs, synthetic models."""

@@ -1,10 +1,9 @@
-"""What a compiler's assembly does: instructions by class, loads with their widths and how many are in flight,
-loops, and multiply-adds. dialects.py beside this reads the texts of AMD, Intel and NVIDIA.
+"""Statistics of a compiler's assembly: instructions by class, loads in flight, loops, multiply-adds.
+dialects.py parses the vendors' texts.
 
-An instruction counts by the lanes it works for: one of 32 lanes in a subgroup of 16 is two. The hot loop
-is the smallest one with more than half of all multiply-adds that stand in loops, of the strongest kind that
-the kernel has: by matrix units, else dot products of integers, else multiply-adds of floats. Loops inside
-of it count once.
+Instructions are weighted by lanes: one of 32 lanes counts twice in a subgroup of 16. The hot loop is the
+smallest loop with more than half of all multiply-adds in loops, of the kernel's strongest kind: matrix units,
+else integer dot products, else floats. Loops inside it count once.
 """
 
 from __future__ import annotations
@@ -13,32 +12,30 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-# ---- instructions ----
-
 
 @dataclass(frozen=True)
 class Op:
-    """`weight`: instructions of a subgroup's width that it stands for; `nbytes` of a load or store by each
-    lane; `macs`: multiply-adds of the whole subgroup."""
+    """`weight`: in instructions of the subgroup's width. `nbytes`: of a load or store, per lane. `macs`:
+    multiply-adds of the whole subgroup."""
 
     name: str
     kind: str  # vector, scalar, matrix, load, store, shared, wait, barrier, branch
     weight: float = 1.0
     nbytes: int = 0
     macs: int = 0
-    power: int = 0  # of the multiply-adds: 3 by matrix units, 2 of integers, 1 of floats
+    power: int = 0  # kind of multiply-adds: 3 matrix units, 2 integers, 1 floats
     target: str = ""  # of a branch
-    token: str = ""  # what a load signals
-    waits: tuple[str, ...] = ()  # tokens it waits for; "<n": until at most n loads are in flight
+    token: str = ""  # signalled by a load
+    waits: tuple[str, ...] = ()  # tokens to wait for; "<n": until at most n loads are in flight
 
 
 @dataclass(frozen=True)
 class Listing:
     ops: tuple[Op, ...]
-    loops: tuple[Sequence[int], ...]  # the places of their instructions
+    loops: tuple[Sequence[int], ...]  # indices of their instructions
 
     def hot_loop(self) -> Sequence[Op]:
-        """The hot loop as above; all there is where no loop multiplies."""
+        """The hot loop; all instructions if no loop multiplies."""
         power = max((op.power for op in self.ops), default=0)
         looped = {i for loop in self.loops for i in loop}
         whole = sum(self.ops[i].macs for i in looped if self.ops[i].power == power)
@@ -51,19 +48,17 @@ class Listing:
 
 @dataclass(frozen=True)
 class Counts:
-    """What some instructions do, summed up."""
-
     vector: float
     matrix: int
     scalar: int
     loads: int
-    load_nbytes: int  # by each lane
-    in_flight: int  # loads of memory that are under way at once, at most
+    load_nbytes: int  # per lane
+    in_flight: int  # most memory loads in flight
     stores: int
     shared: int
     waits: int
     barriers: int
-    macs: int  # by the strongest kind of instruction, of the whole subgroup
+    macs: int  # of the strongest kind, whole subgroup
 
 
 def counts(ops: Sequence[Op]) -> Counts:
@@ -88,7 +83,6 @@ def counts(ops: Sequence[Op]) -> Counts:
 
 
 def in_flight(ops: Sequence[Op]) -> int:
-    """The most loads that are under way at once."""
     under_way: list[str] = []
     most = 0
     for op in ops:
@@ -103,12 +97,9 @@ def in_flight(ops: Sequence[Op]) -> int:
     return most
 
 
-# ---- loops ----
-
-
 @dataclass(frozen=True)
 class Block:
-    """A basic block of a compiler that names those it is reached from, and puts parts of a loop anywhere."""
+    """A basic block, for compilers that name predecessors and may scatter a loop's blocks."""
 
     index: int
     reached_from: tuple[int, ...]
@@ -116,7 +107,7 @@ class Block:
 
 
 def natural_loops(blocks: Sequence[Block], n_ops: int) -> Iterator[Sequence[int]]:
-    """The loop of every jump back: all blocks that reach the jump without passing its target."""
+    """The natural loop of every back edge: all blocks that reach the jump without passing its target."""
     by_index = {block.index: block for block in blocks}
     ends = {a.index: b.start for a, b in pairwise(blocks)} | {blocks[-1].index: n_ops} if blocks else {}
     for head in blocks:

@@ -19,14 +19,14 @@ from vkbackend.tools.op_cases.setup import Case, Placed
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One case on one device; times in microseconds, bytes and operations of one run."""
+    """Times in microseconds; bytes and operations of one run."""
 
     device: str
     case: str
     runs: str
     us_min: float
     us_median: float
-    us_cpu: float | None  # of software devices
+    us_cpu: float | None  # software devices only
     nbytes: int
     flops: int
 
@@ -37,7 +37,7 @@ class Row:
 
 
 class Chain:
-    """A case on a device, recorded `length` times over; `copies` sets of its arrays take turns."""
+    """A case recorded `length` times; copies of its arrays take turns, enough to fill `cold_nbytes`."""
 
     def __init__(self, device: Device, case: Case, cold_nbytes: int = 0) -> None:
         self.device = device
@@ -63,7 +63,7 @@ class Chain:
         return derive_barriers(cut_long(recording))
 
     def seconds(self, length: int, repeats: int) -> list[float]:
-        """Seconds per run: of every run where the device keeps time, else of each submission."""
+        """Seconds of every run if the device has timestamps, else the mean of each submission."""
         device, timed = self.device, has_clock(self.device)
         recording = self.recording(length)
         build: Any = device.build  # only Vulkan devices take `timed`
@@ -71,7 +71,7 @@ class Chain:
         out: list[float] = []
         self.cpu_seconds = math.inf
         try:
-            for i in range(repeats + 1):  # the first warms up
+            for i in range(repeats + 1):  # warm-up
                 began, cpu_began = time.perf_counter(), time.process_time()
                 device.replay(executable)
                 took = time.perf_counter() - began
@@ -93,13 +93,13 @@ class Chain:
 
 
 def has_clock(device: Device) -> bool:
-    """Whether a dispatch can be timed by itself without stopping the device for it."""
+    """Whether timestamps of single dispatches do not stall the device."""
     info = device.physical
     return info is not None and not info.is_cpu and bool(info.limits["timestamp_valid_bits"])
 
 
 def time_case(device: Device, case: Case, repeats: int, ms: float, cold_nbytes: int = 0) -> Row:
-    """Time one case in submissions of about `ms` milliseconds."""
+    """Time a case in submissions of about `ms` milliseconds."""
     chain = Chain(device, case, cold_nbytes)
     try:
         estimate = min(chain.seconds(1, 2))

@@ -1,4 +1,4 @@
-"""llama.cpp beside us: the same file, devices and tests in turn, so that a busy machine slows both."""
+"""llama.cpp on the same file, devices and tests, in turn with ours so that other load slows both."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from vkbackend.tools.measure.synthetic import Synthetic
 from vkbackend.tools.measure.timing import Test, Timer, Timing
 
 WORKER = "vkbackend.tools.measure.llama_cpp_worker"
-WAIT_S = 1800.0  # for one answer: a model loaded, or a test run; software devices compile for minutes
+WAIT_S = 1800.0  # for one answer, a load or a test; software devices compile for minutes
 
 
 def check_comparable(args: argparse.Namespace) -> None:
-    """Raise, before anything is loaded, where llama.cpp would not do the same work or is missing."""
+    """Raise before loading if llama.cpp is missing or would not do the same work."""
     for flag, given in (
         ("control vectors", args.control_vectors),
         ("--override-tensor", args.override_tensor),
@@ -45,10 +45,10 @@ def check_comparable(args: argparse.Namespace) -> None:
 
 
 class LlamaCpp:
-    """llama-cpp-python in a process of its own, with the model of `runner` loaded as the runner has it.
+    """llama-cpp-python in its own process, with the runner's model and devices.
 
-    A synthetic model is written to a temporary file first. `build` says which llama.cpp it is. Raises
-    UnsupportedFeature where the package has no Vulkan backend or does not load the file.
+    A synthetic model goes to a temporary file first. `build`: llama.cpp's version. Raises UnsupportedFeature
+    if the package has no Vulkan backend or cannot load the file.
     """
 
     def __init__(self, gguf: GGUF, runner: Runner, n_ctx: int) -> None:
@@ -89,7 +89,7 @@ class LlamaCpp:
         self.close()
 
     def beside(self, timer: Timer, test: Test, repetitions: int) -> tuple[Timing, Timing]:
-        """(ours, theirs), run in turn A B A B after one warm-up of theirs."""
+        """(ours, theirs), run A B A B after their warm-up."""
         self._run(timer, test)
         before = timer.runner.reduce_stats()
         ours, theirs = [], []
@@ -106,13 +106,13 @@ class LlamaCpp:
             "n_gen": test.n_gen,
         }
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # the missing answer tells
+        with suppress(BrokenPipeError):  # the missing answer is reported
             self._process.stdin.write(json.dumps(ask) + "\n")
             self._process.stdin.flush()
         return float(self._answer()["seconds"])
 
     def _answer(self) -> dict[str, Any]:
-        """The next line; a process that does not answer in time is ended."""
+        """The next line. A process that misses the deadline is killed."""
         assert self._process.stdout is not None
         watchdog = threading.Timer(WAIT_S, self._process.kill)
         watchdog.start()
@@ -131,7 +131,6 @@ class LlamaCpp:
         return dict(json.loads(line))
 
     def close(self) -> None:
-        """End the process."""
         self._process.kill()
         self._process.communicate()
         self._log.close()
@@ -139,7 +138,7 @@ class LlamaCpp:
 
 
 def positions(runner: Runner) -> str:
-    """The runner's devices as llama.cpp numbers them: their places in the Vulkan loader's order."""
+    """The devices' places in the Vulkan loader's order, as llama.cpp numbers them."""
     physical = [device.physical for device in runner.mesh.devices if device.physical]
     if len(physical) < len(runner.mesh.devices):
         raise UnsupportedFeature("--compare llama-cpp needs Vulkan devices; numpy is not one")
@@ -149,7 +148,7 @@ def positions(runner: Runner) -> str:
 
 
 def wanted(path: Path, runner: Runner, n_ctx: int) -> dict[str, Any]:
-    """What llama.cpp is to load, and how."""
+    """What llama.cpp loads, and how."""
     options, ids = runner.options, {name: number for number, (name, _, _) in TENSOR_TYPES.items()}
     mode = options.split_mode
     return {

@@ -17,7 +17,7 @@ CACHED = "one, from the cache file"
 
 
 def dispatches_of(runner: Runner, n_rows: int) -> list[Dispatch]:
-    """What the first device runs for a token and for a prompt."""
+    """Dispatches of the first device for a token and a prompt."""
     steps = [
         runner.mesh.recorded_step(StepKind.of_run(1, 1)),
         runner.mesh.recorded_step(StepKind.of_run(n_rows, 1)),
@@ -29,7 +29,7 @@ def dispatches_of(runner: Runner, n_rows: int) -> list[Dispatch]:
 def compile_times(
     runner: Runner, n_rows: int, threads: Sequence[int], repeats: int
 ) -> tuple[int, dict[str, list[float]]]:
-    """Pipelines of the first device; seconds for all, by number of threads and from the cache file."""
+    """(number of pipelines of the first device, {threads or CACHED: seconds for all})."""
     from vkbackend.vulkan.device import VulkanDevice
     from vkbackend.vulkan.program import Programs
 

@@ -1,6 +1,6 @@
-"""Compilers of GPUs that are not there: which ones `tools/setup.sh --compilers` has unpacked, and how a
-Python of this checkout runs with one of them as its only Vulkan driver. They compile, tell what they made,
-and run nothing. Beside them lies a lavapipe that runs: it has matrix units (of 8 x 8).
+"""Compilers for absent GPUs, unpacked by `tools/setup.sh --compilers`: run a Python of this checkout with one
+of them as its only Vulkan driver. They compile and report, but execute nothing. A newer lavapipe with matrix
+units (8 x 8) does execute.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 from vkbackend.errors import UnsupportedFeature, VkbackendError
 
 FOLDER = Path(__file__).resolve().parents[2] / ".drivers"
-MATRIX_UNITS = "matrix_units"  # the folder below it of the lavapipe that has them
+MATRIX_UNITS = "matrix_units"  # folder of the lavapipe with matrix units
 _UNPACK = "run `bash tools/setup.sh"
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU that a driver of Mesa is told to compile for."""
+    """A GPU that a Mesa driver can compile for."""
 
     name: str
-    driver: str  # its folder below .drivers
-    variable: str  # the environment variable that names the GPU to the driver
+    driver: str  # folder below .drivers
+    variable: str  # environment variable that names the GPU to the driver
     value: str
 
 
@@ -47,7 +47,7 @@ GPUS = {
 
 
 def gpu_of(name: str) -> Gpu:
-    """The GPU of that name, whose compiler is there."""
+    """The GPU of that name. Raises if its compiler is missing."""
     gpu = GPUS.get(name.upper())
     if gpu is None:
         raise VkbackendError(f"no compiler here is known for {name!r}; there are {', '.join(GPUS)}")
@@ -57,7 +57,7 @@ def gpu_of(name: str) -> Gpu:
 
 
 def missing(gpu: Gpu) -> str:
-    """Why its compiler is not there; nothing where it is."""
+    """Why its compiler is missing, or ""."""
     if (FOLDER / gpu.driver / "icd.json").exists():
         return ""
     option = "--drivers" if gpu.driver == "radv" else "--compilers"
@@ -65,13 +65,13 @@ def missing(gpu: Gpu) -> str:
 
 
 def version(gpu: Gpu) -> str:
-    """The version of the package that its compiler comes from."""
+    """Package version of its compiler."""
     return (FOLDER / gpu.driver / "version").read_text().strip()
 
 
 def start(gpu: Gpu, module: str, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """(command, environment) of `python -m module` with that GPU's compiler as the only driver. A shim stands
-    for the kernel's driver of Intel and NVIDIA."""
+    """(command, environment) of `python -m module` with that compiler as the only driver. For Intel and
+    NVIDIA a shim replaces the kernel's driver."""
     command, env = _with_driver(gpu.driver, module, arguments)
     others = {other.variable for other in GPUS.values()} - {gpu.variable}
     env = {name: value for name, value in env.items() if name not in others}
@@ -81,8 +81,8 @@ def start(gpu: Gpu, module: str, arguments: Sequence[str]) -> tuple[list[str], d
 
 
 def start_with_matrix_units(module: str, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """(command, environment) of `python -m module` on a lavapipe that has matrix units, for which ops choose
-    what they choose for GPUs. Raises UnsupportedFeature where it is not there."""
+    """(command, environment) of `python -m module` on the lavapipe with matrix units, with the choices of ops
+    for GPUs. Raises UnsupportedFeature if it is missing."""
     if not (FOLDER / MATRIX_UNITS / "icd.json").exists():
         raise UnsupportedFeature(
             f"no lavapipe with matrix units is in {FOLDER.name}/: {_UNPACK} --compilers`"
@@ -92,8 +92,7 @@ def start_with_matrix_units(module: str, arguments: Sequence[str]) -> tuple[list
 
 
 def _with_driver(driver: str, module: str, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """(command, environment) with that driver alone. If it came with its own libc, that libc's loader starts
-    Python."""
+    """(command, environment) with one driver. If the driver has its own libc, its loader starts Python."""
     folder = FOLDER / driver
     loader = folder / "ld.so"
     own = [str(loader), "--argv0", sys.executable, "--library-path", str(folder)] if loader.exists() else []
@@ -102,7 +101,7 @@ def _with_driver(driver: str, module: str, arguments: Sequence[str]) -> tuple[li
 
 
 def ask(gpu: Gpu, module: str, arguments: Sequence[str]) -> Any:
-    """The JSON that `python -m module` prints as its last line with that GPU's compiler."""
+    """The JSON in the last line of `python -m module` with that compiler."""
     command, env = start(gpu, module, arguments)
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode or not done.stdout:

@@ -1,5 +1,5 @@
-"""The assembly of AMD (RADV with LLVM's disassembler), Intel (ANV from DG2 on) and NVIDIA (NVK) as
-instructions in one form (assembly.py).
+"""Parsers of assembly into assembly.py's form: AMD (RADV, LLVM's disassembler), Intel (ANV, DG2 and later),
+NVIDIA (NVK).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _AMD_WIDTHS = {
 }
 _AMD_WIDTHS |= {"u8": 1, "ubyte": 1, "sbyte": 1, "i8": 1, "u16": 2, "ushort": 2, "sshort": 2, "i16": 2}
 _AMD_MEMORY = ("buffer_", "global_", "flat_")
-_AMD_MACS = (  # multiply-adds of a lane
+_AMD_MACS = (  # multiply-adds per lane
     (re.compile(r"v_dot4"), 4, 2),
     (re.compile(r"v_(dual_)?dot2"), 2, 1),
     (re.compile(r"v_pk_(fma|mad)"), 2, 1),
@@ -125,7 +125,7 @@ def _intel_op(
     if message:
         unit, action, bits, many, transposed = message.groups()
         nbytes = int(bits or 0) // 8 * int(many or 1)
-        if transposed:  # one message for the subgroup
+        if transposed:  # one message per subgroup
             nbytes = -(-nbytes // lanes)
         kind = (
             {"load": "load", "store": "store"}.get(action, "scalar") if unit in ("ugm", "tgm") else "scalar"
@@ -203,7 +203,7 @@ _DIALECTS: dict[str, Callable[[str, int], Iterator[str | Block | Op]]] = {
 
 
 def listing(vendor: str, text: str, lanes: int) -> Listing:
-    """The instructions of a kernel whose subgroups have `lanes`; none of a vendor that is not known here."""
+    """The instructions of a kernel with subgroups of `lanes`; empty for an unknown vendor."""
     read = _DIALECTS.get(vendor)
     ops: list[Op] = []
     labels: dict[str, int] = {}

@@ -1,17 +1,16 @@
-"""What a model gains from a second host, by arithmetic on what was measured (docs/hosts.md has the model)."""
+"""Predict what a second host gains, from measured rates (the model is in docs/hosts.md)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-LOCAL_REDUCE_S = 34e-6  # an all-reduce of GPUs in one machine; an exchange between hosts comes on top
+LOCAL_REDUCE_S = 34e-6  # an all-reduce within one machine, to which an exchange between hosts is added
 
 
 @dataclass(frozen=True, slots=True)
 class HostRates:
-    """A host: the bytes per second that its devices read together, and the bytes they can still hold (None:
-    unknown)."""
+    """A host: bytes per second read by its devices, and free bytes (None: unknown)."""
 
     rate: float
     free: int | None
@@ -19,7 +18,7 @@ class HostRates:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A way to place the model, and the seconds of a token for a request that is alone."""
+    """A placement, and seconds per token of a single request."""
 
     name: str
     seconds: float
@@ -29,12 +28,12 @@ class Placement:
 def placements(
     nbytes: int, n_layers: int, hosts: Sequence[HostRates], exchange_s: float, handover_s: float
 ) -> list[Placement]:
-    """The placements that are possible, with their times. A token reads `nbytes` of weights. An exchange
-    moves a layer's sum between all hosts, a handover the residual from one to the next."""
+    """Possible placements with times. A token reads `nbytes` of weights. An exchange moves a layer's sum
+    between all hosts, a handover the residual to the next host."""
     every = sum(host.rate for host in hosts)
     found = [
         Placement("tensor", nbytes / every + 2 * n_layers * (LOCAL_REDUCE_S + exchange_s), 2 * n_layers),
-        # Layers in proportion to speed; each host reads its part while the others wait.
+        # Layers in proportion to speed; while one host reads its part the others wait.
         Placement("hosts", len(hosts) * nbytes / every + (len(hosts) - 1) * handover_s, len(hosts) - 1),
     ]
     if all(host.free is None or host.free >= nbytes for host in hosts):
@@ -44,15 +43,13 @@ def placements(
 
 
 def break_even_s(nbytes: int, n_layers: int, hosts: Sequence[HostRates]) -> float:
-    """With exchanges shorter than this, tensor parallelism over hosts is faster than hosts in turn. Negative:
-    it never is."""
+    """Below this exchange time, tensor parallelism over hosts beats hosts in turn. Negative: never."""
     every = sum(host.rate for host in hosts)
     alone = len(hosts) * nbytes / every
     return (alone - nbytes / every) / (2 * n_layers) - LOCAL_REDUCE_S
 
 
 def advice(nbytes: int, n_layers: int, hosts: Sequence[HostRates], exchange_s: float) -> str:
-    """One sentence."""
     limit = break_even_s(nbytes, n_layers, hosts)
     pays = exchange_s < limit
     times = (

@@ -1,6 +1,6 @@
-"""Streaming clients of an OpenAI endpoint, and what each waits for.
+"""Streaming clients of an OpenAI endpoint, with the latencies of each.
 
-On asyncio's own connections, so that it needs no extra and takes little of the machine that is measured.
+Built on asyncio's connections alone: no extra is needed, and the measured machine has little to do.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from vkbackend.errors import InvalidArgument, VkbackendError
 from vkbackend.tools.measure.parallel import quantile
 
 WORDS = "the a cat dog house river green old walks sees finds under over near friend little day night".split()
-LENGTHS = 8, 24, 64, 160  # words of a prompt, in turn
+LENGTHS = 8, 24, 64, 160  # prompt lengths in words, in turn
 TIMEOUT_S = 300.0
-LINE = 1 << 20  # bytes of an event
+LINE = 1 << 20  # maximum bytes of an event
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An address below which /completions and /chat/completions lie."""
+    """The base address of /completions and /chat/completions."""
 
     host: str
     port: int
@@ -50,7 +50,7 @@ class Endpoint:
     async def ask(
         self, method: str, path: str, body: Any = None
     ) -> tuple[int, dict[str, str], AsyncIterator[bytes]]:
-        """Status, headers and the lines of an answer; it ends the connection. Raises VkbackendError."""
+        """Status, headers and lines of an answer, on a connection of its own. Raises VkbackendError."""
         context = ssl.create_default_context() if self.tls else None
         try:
             reader, writer = await asyncio.open_connection(self.host, self.port, ssl=context, limit=LINE)
@@ -95,7 +95,7 @@ async def _lines(
 
 @dataclass(slots=True)
 class Text:
-    """One answer: when it was asked for and when its events came, in seconds; tokens as the server counts."""
+    """Times of the request and of its events in seconds; tokens as counted by the server."""
 
     began: float
     times: list[float] = field(default_factory=list)
@@ -105,7 +105,7 @@ class Text:
 
 
 async def text_of(endpoint: Endpoint, path: str, body: dict[str, Any]) -> Text:
-    """Ask for a stream and read it to its end."""
+    """Read a stream to its end."""
     text = Text(time.perf_counter())
     try:
         async with asyncio.timeout(TIMEOUT_S):
@@ -149,8 +149,8 @@ def _take(text: Text, line: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HttpLoad:
-    """What `n` clients saw: tokens per second in all, milliseconds to the first event and from one to the
-    next, and the answers that failed."""
+    """Results of `n` clients: total tokens per second, milliseconds to the first event and between events,
+    failed answers."""
 
     n: int
     n_texts: int
@@ -180,7 +180,7 @@ def load_of(n: int, texts: Sequence[Text], took_s: float) -> HttpLoad:
 
 
 def body_of(api: str, model: str, words: Sequence[str], n_gen: int, seed: int) -> tuple[str, dict[str, Any]]:
-    """Path and body of a request for a stream."""
+    """(path, body) of a streaming request."""
     prompt = " ".join(words)
     shared = {"model": model, "max_tokens": n_gen, "stream": True, "seed": seed, "ignore_eos": True,
               "stream_options": {"include_usage": True}}  # fmt: skip
@@ -190,7 +190,7 @@ def body_of(api: str, model: str, words: Sequence[str], n_gen: int, seed: int) -
 
 
 async def model_of(endpoint: Endpoint) -> str:
-    """The first model that the endpoint lists. Raises VkbackendError."""
+    """The first model listed. Raises VkbackendError."""
     status, _, lines = await endpoint.ask("GET", "/models")
     text = b"\n".join([line async for line in lines])
     try:
@@ -204,7 +204,7 @@ async def model_of(endpoint: Endpoint) -> str:
 
 
 async def measure(endpoint: Endpoint, api: str, model: str, n: int, n_texts: int, n_gen: int) -> HttpLoad:
-    """`n` clients at once, each asking for so many texts one after the other."""
+    """`n` clients at once, each with several texts in sequence."""
 
     async def client(i: int) -> list[Text]:
         rng, texts = random.Random(i), []

@@ -1,6 +1,4 @@
-"""One kernel as a compiler made it, in the same figures for every vendor: a row of the tables of
-count_instructions.
-"""
+"""A compiled kernel in figures that all vendors share: a row in the tables of count_instructions."""
 
 from __future__ import annotations
 
@@ -11,8 +9,8 @@ from typing import Any
 from vkbackend.tools.measure.assembly import counts
 from vkbackend.tools.measure.dialects import listing
 
-# Our name -> what the drivers call that statistic. Cycles are the compilers' own estimates (RADV: the
-# inverse throughput): they compare two kernels on one compiler, never two compilers.
+# Our name -> the drivers' names of the statistic. Cycles are the compilers' estimates (RADV: inverse
+# throughput): compare them only within one compiler.
 _STATISTICS: dict[str, dict[str, tuple[str, ...]]] = {
     "AMD": {
         "instructions": ("Instructions",),
@@ -44,9 +42,8 @@ _ASSEMBLY = {"AMD": "Assembly", "Intel": "GEN Assembly", "NVIDIA": "NAK assembly
 
 @dataclass(frozen=True)
 class KernelRow:
-    """Fields up to `scratch` (bytes of memory for spilled registers) describe the whole kernel, those after
-    it the hot loop. `vector` counts instructions of a subgroup's width. None: the driver does not tell it, or
-    in words unknown here."""
+    """Fields up to `scratch` (bytes for spilled registers) describe the whole kernel, later ones the hot
+    loop. `vector`: instructions of the subgroup's width. None: unknown."""
 
     gpu: str
     kernel: str
@@ -61,23 +58,23 @@ class KernelRow:
     matrix: int | None
     scalar: int | None
     loads: int | None
-    load_nbytes: int | None  # by a lane
+    load_nbytes: int | None  # per lane
     in_flight: int | None
     shared: int | None
     waits: int | None
     barriers: int | None
-    macs: int | None  # of the subgroup
+    macs: int | None  # whole subgroup
 
     @property
     def vector_per_32(self) -> float | None:
-        """Vector instructions for 32 multiply-adds of a lane: of 32 weights with a row of x."""
+        """Vector instructions per 32 multiply-adds of a lane (32 weights times a row of x)."""
         return 32 * self.vector * self.lanes / self.macs if self.vector and self.macs else None
 
 
 def row_of(
     gpu: str, vendor: str, kernel: str, lanes: int, statistics: Mapping[str, float], texts: Mapping[str, str]
 ) -> KernelRow:
-    """The row of a kernel from a driver's statistics and texts; lanes 0: as the driver likes, so unknown."""
+    """Parse a driver's statistics and texts. lanes 0: chosen by the driver, so unknown."""
     told: dict[str, int | None] = {}
     for ours, theirs in _STATISTICS.get(vendor, {}).items():
         known = [statistics[name] for name in theirs if name in statistics]
@@ -86,7 +83,7 @@ def row_of(
         told.setdefault(name, None)
     listed = listing(vendor, texts.get(_ASSEMBLY.get(vendor, ""), ""), lanes or 1)
     hot = dict.fromkeys(_HOT) | {n: v for n, v in asdict(counts(listed.hot_loop())).items() if n in _HOT}
-    if not any(op.kind == "vector" for op in listed.ops):  # a text that nobody here can read
+    if not any(op.kind == "vector" for op in listed.ops):  # unknown assembly
         hot = dict.fromkeys(_HOT)
     return KernelRow(gpu, kernel, lanes, **told, **hot)
 

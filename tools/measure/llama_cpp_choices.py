@@ -1,5 +1,6 @@
-"""Which of its kernels llama.cpp runs on a GPU, and with which constants: as its host code chooses
-(ggml-vulkan.cpp in llama-cpp-python 0.3.36)."""
+"""Which kernels llama.cpp runs on a GPU, and their constants, following its host code (ggml-vulkan.cpp in
+llama-cpp-python 0.3.36).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ HEAD = 128
 
 @dataclass(frozen=True)
 class Theirs:
-    """A shader of llama.cpp as it runs: its module, specialization constants from 0 on, subgroup size."""
+    """A shader of llama.cpp: module, specialization constants from 0 on, subgroup size."""
 
     name: str
     consts: tuple[int, ...]
@@ -28,9 +29,7 @@ class Theirs:
         return f"{folder / self.name}.spv:{','.join(f'{a}={b}' for a, b in pairs)}:{self.lanes}"
 
 
-# ---- what llama.cpp chooses ----
-
-# GPU -> lanes of a subgroup in products with few rows, as its host code asks for. Intel: of those in floats.
+# GPU -> subgroup lanes of products with few rows (Intel: float products).
 _LANES = {
     "NAVI21": 32,
     "NAVI31": 64,
@@ -44,7 +43,7 @@ _LANES = {
 
 
 def decode(gpu: str, kind: str, rows: int) -> Theirs:
-    """mul_mat_vec: of x in 8 bits where ggml_vk_should_use_mmvq says so for k of 4,096, else of floats."""
+    """mul_mat_vec: x in 8 bits if ggml_vk_should_use_mmvq says so for k = 4,096, else floats."""
     driver, lanes = compilers.GPUS[gpu].driver, _LANES[gpu]
     if kind == "f16":
         return Theirs("mul_mat_vec_f16_f32_f32_subgroup_no_shmem", (lanes, 2, rows), lanes)
@@ -61,7 +60,7 @@ def decode(gpu: str, kind: str, rows: int) -> Theirs:
 
 
 def prefill(gpu: str, kind: str) -> Theirs:
-    """The tile it takes for large matrices: 128 x 128 on matrix units, 64 x 64 with AMD's dot products."""
+    """The tile for large matrices: 128 x 128 on matrix units, 64 x 64 with AMD's dot products."""
     k_quant = kind in ("q4_k", "q6_k", "iq4_xs")
     if gpu == "NAVI31":
         if kind == "f16":
@@ -89,9 +88,9 @@ def prefill(gpu: str, kind: str) -> Theirs:
 
 
 def attention(gpu: str, kind: str, rows: int) -> Theirs:
-    """Flash attention of heads of 128, four to a head of K and V: of one row, whose four heads become rows,
-    or of a prompt, for which a cache with blocks is made F16 before. On matrix units where these are 16 x 16
-    x 16, but for Turing; scores and sums in floats, as llama.cpp asks."""
+    """Flash attention with heads of 128 and 4 q heads per KV head: for one row (its four heads become rows),
+    or for a prompt (quantized caches are converted to F16 first). Uses matrix units of 16 x 16 x 16, except
+    on Turing; scores and sums are floats, llama.cpp's default."""
     driver, prompt = compilers.GPUS[gpu].driver, rows > 8
     kind = "f16" if prompt and not (driver == "anv" and gpu != "BMG") else kind
     mask = 3 if prompt else 2
@@ -103,7 +102,7 @@ def attention(gpu: str, kind: str, rows: int) -> Theirs:
         return Theirs("flash_attn_f32_f16_cm1", consts, lanes)
     split = 1 if prompt and driver == "radv" else 4
     block = 4 if not prompt else 8 if split == 1 or driver == "anv" else 16
-    idle = 30 * 64 if prompt and driver == "radv" else 0  # shared memory that keeps other workgroups away
+    idle = 30 * 64 if prompt and driver == "radv" else 0  # shared memory that limits the number of workgroups
     subgroup = 0 if driver == "anv" else lanes  # of any size
     consts = (4 * lanes, block, 32, HEAD, HEAD, 0, 8, split, subgroup, staged, mask, idle, *cache)
     name = "flash_attn_f32_f16" + ("_int8" if kind in ("q8_0", "q4_0") else "")

@@ -1,5 +1,6 @@
-"""llama.cpp's shaders as SPIR-V: out of the source package of llama-cpp-python, built by its own generator
-with glslc."""
+"""llama.cpp's shaders as SPIR-V, built from llama-cpp-python's source package by llama.cpp's generator and
+glslc.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ SOURCES = (
 
 
 def glslc() -> list[str]:
-    """The compiler of GLSL that llama.cpp's generator wants, in a version that knows matrix units."""
+    """A glslc that supports matrix units, for llama.cpp's generator."""
     own = compilers.FOLDER / "nvk"
     if (own / "glslc").exists():
         return [str(own / "ld.so"), "--library-path", str(own), str(own / "glslc")]
@@ -43,13 +44,13 @@ def glslc() -> list[str]:
 
 
 def built(sdist: Path | None, wanted: set[str]) -> Path:
-    """The folder with the modules of these names, built where they are missing."""
+    """Folder of the named modules; builds missing ones."""
     CACHE.mkdir(parents=True, exist_ok=True)
     modules = CACHE / "spirv"
     if all((modules / f"{name}.spv").exists() for name in wanted):
         return modules
     source = unpacked(sdist)
-    command = CACHE / "glslc"  # compiles what is wanted, of the generator's thousand variants
+    command = CACHE / "glslc"  # compiles only the wanted ones of a thousand variants
     names = "|".join(sorted(wanted))
     command.write_text(
         '#!/bin/sh\nfor a in "$@"; do [ "$before" = -o ] && out=$a; before=$a; done\nname=${out##*/}\n'

@@ -1,9 +1,8 @@
-"""llama.cpp behind a pipe, for `vkbackend bench --compare llama-cpp`: runs in a process of its own.
+"""The process of llama.cpp for `vkbackend bench --compare llama-cpp`. Needs llama-cpp-python.
 
-Started as `python -m vkbackend.tools.measure.llama_cpp_worker JSON` with what to load; reads one JSON object
-a line
-(n_prompt, n_gen, n_depth, tokens) and answers with {"seconds": S}, timed as llama-bench times: every decode
-waited for. The first line it writes describes the build. Needs the llama-cpp-python package.
+Started as `python -m vkbackend.tools.measure.llama_cpp_worker JSON` (what to load). Its first line describes
+the build. It reads a JSON object per line (n_prompt, n_gen, n_depth, tokens) and answers {"seconds": S},
+timed like llama-bench: every decode is waited for.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 
 
 class Loaded:
-    """A model and a context of llama.cpp, driven through its C interface, with its own defaults."""
+    """A model and context of llama.cpp through its C interface, with its defaults."""
 
     def __init__(self, wanted: dict[str, Any]) -> None:
         import llama_cpp
@@ -28,7 +27,7 @@ class Loaded:
         llama_cpp.llama_backend_init()
         model: Any = llama_cpp.llama_model_default_params()
         layers = wanted["n_gpu_layers"]
-        model.n_gpu_layers = 0x7FFF_FFFF if layers is None else layers  # -1 once meant none of them
+        model.n_gpu_layers = 0x7FFF_FFFF if layers is None else layers  # -1 used to mean none
         model.split_mode = getattr(llama_cpp, f"LLAMA_SPLIT_MODE_{wanted['split_mode'].upper()}")
         self._shares = (ctypes.c_float * llama_cpp.llama_max_devices())(*wanted["tensor_split"])
         if wanted["tensor_split"]:
@@ -38,7 +37,7 @@ class Loaded:
             raise SystemExit("llama.cpp does not load the file")
         context: Any = llama_cpp.llama_context_default_params()
         context.n_ctx, context.n_batch, context.n_ubatch = wanted["n_ctx"], self._n_ubatch, self._n_ubatch
-        # For what stays on the host: as llama-cpp-python; four, C's default, are too many for few cores.
+        # Host threads: llama-cpp-python's choice; C's default of four is too many for few cores.
         context.n_threads = context.n_threads_batch = max(1, (os.cpu_count() or 1) // 2)
         context.offload_kqv = wanted["kv_offload"]
         context.type_k, context.type_v = wanted["type_k"], wanted["type_v"]
@@ -47,11 +46,10 @@ class Loaded:
             raise SystemExit("llama.cpp makes no context of that size")
 
     def clear(self) -> None:
-        """Forget all tokens."""
         self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), True)
 
     def decode(self, tokens: Sequence[int]) -> None:
-        """Compute the tokens behind those before, in micro-batches; the last one's logits are made."""
+        """Decode tokens in micro-batches, with logits for the last one."""
         for at in range(0, len(tokens), self._n_ubatch):
             part = tokens[at : at + self._n_ubatch]
             ids = (self._lib.llama_token * len(part))(*part)
@@ -60,7 +58,7 @@ class Loaded:
         self._lib.llama_synchronize(self._context)
 
     def seconds(self, ask: dict[str, Any]) -> float:
-        """Of one run of a test."""
+        """Seconds of one run."""
         tokens, depth, prompt = ask["tokens"], ask["n_depth"], ask["n_prompt"]
         self.clear()
         self.decode(tokens[:depth])

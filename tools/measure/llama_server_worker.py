@@ -1,8 +1,8 @@
-"""llama-server in a process of its own, for `studies.serving_beside`: run as a file, `python FILE MODEL
-SLOTS`, by an interpreter that has xllamacpp.
+"""llama-server in a process of its own, for `studies.serving_beside`: `python FILE MODEL SLOTS` with
+xllamacpp.
 
-The first line that it writes is the server's address. Each line that it reads is a JSON list of requests. It
-has them answered within the process, without HTTP, by a thread each, and writes the seconds that they took.
+Its first line is the server's address. For each line read, a JSON list of requests, it answers all of them in
+the process, a thread each without HTTP, and writes the seconds this took.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which op multiplies matrices fastest: the times of every op that a device can run, and their ranking."""
+"""Which op multiplies matrices fastest: times of all ops that a device can run, and their ranking."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from vkbackend.tools.op_cases.matrix import MatVec
 from vkbackend.tools.op_cases.quantized import QuantizeQ8
 from vkbackend.tools.op_cases.setup import Case
 
-ROWS = {"one": 1, "few": 4, "some": 12, "many": 128}  # the rows of x that are timed for each class
-TYPES = ("f16", "q8_0", "q4_0", "q4_k")  # all ops with f32 activations have the first
+ROWS = {"one": 1, "few": 4, "some": 12, "many": 128}  # rows of x timed for each class
+TYPES = ("f16", "q8_0", "q4_0", "q4_k")  # every op with f32 activations has the first
 SHAPES = ((2048, 2048), (256, 1024))  # n, k
 GAIN = 0.9
 PRODUCTS = {case.op.name: type(case) for case in CASES if isinstance(case, MatVec)}  # by op
 ROUNDING: dict[str, Any] = {"q8": QuantizeQ8, "f16s": PackF16}
-# The part of one rounding that each matrix pays: a layer has 7 matrices and 4 roundings, since q, k and v
-# read the same activations, and so do gate and up.
+# Share of one rounding that each matrix pays: a layer has 7 matrices but 4 roundings (q, k and v share one,
+# gate and up another).
 ROUNDED = 4 / 7
-Times = dict[str, dict[str, dict[str, float]]]  # microseconds by class of rows, op and type of weights
+Times = dict[str, dict[str, dict[str, float]]]  # microseconds by row class, op and weight type
 
 
 def cases_of(limits: Limits) -> list[Case]:
-    """What has to be timed of the ops that the device can run, each once."""
+    """Cases to time for the ops that the device can run, without repeats."""
     asked: dict[Case, None] = {}
 
     def note(case: Case) -> float:
@@ -44,19 +44,18 @@ def cases_of(limits: Limits) -> list[Case]:
 
 
 def time_of(device: Device, case: Case, ms: float = 20.0) -> float:
-    """Microseconds of a case: CPU time if the device is the processor."""
+    """Microseconds of a case; CPU time on a software device."""
     row = time_case(device, case, 3, ms)
     return row.us_cpu or row.us_min
 
 
 def times_of(device: Device, ms: float = 20.0) -> Times:
-    """The times of all ops that the device can run, with their part of rounding activations, summed over
-    SHAPES."""
+    """Times of all ops that the device can run, summed over SHAPES, with their share of rounding."""
     return times_by(device.limits, cache(lambda case: time_of(device, case, ms)))
 
 
 def times_by(limits: Limits, us: Callable[[Case], float]) -> Times:
-    """As `times_of`, but `us` gives the microseconds of a case."""
+    """Like `times_of`; `us` returns the microseconds of a case."""
 
     def us_of(op: str, kind: str, rows: int) -> float:
         rounding = ROUNDING.get(MATRIX_OPS[op].x_type)
@@ -77,10 +76,10 @@ def times_by(limits: Limits, us: Callable[[Case], float]) -> Times:
 
 
 def ranked(times: Iterable[Times], limits: Limits) -> measured.Table:
-    """The ops of each class of rows, the fastest first. An op that the built-in rules choose stays in front
-    of one that is less than a tenth faster (GAIN).
+    """The ops of each row class, fastest first. The built-in choice keeps its place against ops that are less
+    than a tenth faster (GAIN).
 
-    An op that lacks some types is compared by the types that it has.
+    An op without some types is compared on the types it has.
     """
     total: Times = defaultdict(lambda: defaultdict(lambda: defaultdict(float)))
     for of_device in times:

@@ -1,7 +1,7 @@
-"""Many callers at once: what each waits for, and what all get together.
+"""Many callers at once: the latencies of each and the total rate.
 
-A caller asks for one text after another, of prompts of mixed lengths, every other one with a beginning that
-all share. Every step was recorded and compiled by a round that is not timed.
+A caller asks for texts in sequence, with prompts of mixed lengths; every other prompt begins with a prefix
+that all share. An untimed round records and compiles every step first.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 
 from vkbackend.models.llm import LLM
 
-LENGTHS = 8, 24, 64, 160  # tokens of a prompt behind what is shared, in turn
-SHARED = 64  # tokens that every other prompt begins with
-WARM_UP = 4  # tokens of each text of the first round
+LENGTHS = 8, 24, 64, 160  # prompt tokens after the shared prefix, in turn
+SHARED = 64  # shared prefix, in every other prompt
+WARM_UP = 4  # tokens per text in the untimed round
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What `n` callers saw: tokens per second in all, milliseconds, and the share of the tokens of prompts
-    that were not computed again."""
+    """Results of `n` callers: total tokens per second, milliseconds, and the share of prompt tokens that came
+    from the cache."""
 
     n: int
     process: bool
@@ -40,12 +40,12 @@ class Load:
 
 
 def longest(n_gen: int) -> int:
-    """Tokens that a text may have."""
+    """Longest text in tokens."""
     return SHARED + max(LENGTHS) + n_gen
 
 
 def prompts(n_vocab: int, seed: int) -> Callable[[], list[int]]:
-    """Prompts of mixed lengths from random tokens, the same for the same seed."""
+    """Random prompts of mixed lengths, fixed by the seed."""
     rng = random.Random(seed)
     shared = [random.Random(-1).randrange(n_vocab) for _ in range(SHARED)]
     count = seed
@@ -65,7 +65,6 @@ def quantile(values: Sequence[float], q: float) -> float:
 
 
 def measure(llm: LLM, n: int, n_requests: int, n_gen: int, *, process: bool) -> Load:
-    """`n` callers, each with so many texts of `n_gen` tokens."""
     asyncio.run(_round(llm, n, 1, WARM_UP, 0))
     asyncio.run(_round(llm, n, 1, n_gen, 1000))
     before = llm.stats()
@@ -90,7 +89,7 @@ def measure(llm: LLM, n: int, n_requests: int, n_gen: int, *, process: bool) -> 
 
 
 async def _round(llm: LLM, n: int, n_requests: int, n_gen: int, seed: int) -> list[list[float]]:
-    """Of every text the seconds to the first token, and from each to the next."""
+    """For every text: seconds to the first token, and from each to the next."""
 
     async def caller(i: int) -> list[list[float]]:
         prompt, texts = prompts(llm.n_vocab, seed + i), []

@@ -1,4 +1,4 @@
-"""Pictures of what was measured, by matplotlib (extra "plot")."""
+"""Plots with matplotlib (extra "plot")."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vkbackend.errors import InvalidArgument, UnsupportedFeature
 
 
 def plotting():  # type: ignore[no-untyped-def]  # matplotlib is an extra
-    """matplotlib's pyplot, without a display; raises UnsupportedFeature where it is not installed."""
+    """pyplot without a display. Raises UnsupportedFeature if matplotlib is missing."""
     try:
         import matplotlib
 
@@ -24,7 +24,7 @@ def plotting():  # type: ignore[no-untyped-def]  # matplotlib is an extra
 
 
 def check_plot(path: str) -> None:
-    """Raise, before anything is measured, where no plot could be drawn or written."""
+    """Raise before measuring if no plot could be drawn or written."""
     kinds = plotting().figure().canvas.get_supported_filetypes()
     if Path(path).suffix.removeprefix(".").lower() not in kinds:
         raise InvalidArgument(
@@ -34,7 +34,7 @@ def check_plot(path: str) -> None:
 
 
 def save(figure: Any, path: str) -> None:
-    """Raises InvalidArgument where the picture cannot be written."""
+    """Raises InvalidArgument if the file cannot be written."""
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:

@@ -1,5 +1,5 @@
-"""Devices with the limits and heaps of a real card and no memory: models of any size are planned, laid out
-and recorded on them; nothing runs. Weights without bytes go with them.
+"""Devices with the limits and heaps of a real card but no memory, and weights without bytes: models of any
+size can be planned, laid out and recorded, but not run.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from vkbackend.tools.measure.synthetic import Synthetic
 from vkbackend.twins.device import HostDevice, HostExecutable
 from vkbackend.vulkan.memory_types import CACHED, COHERENT, LOCAL, VISIBLE, suitable
 
-MAX_ALLOCATIONS = 4096  # what Vulkan guarantees, and what AMD's and NVIDIA's drivers give
+MAX_ALLOCATIONS = 4096  # Vulkan's guarantee, and the value of AMD's and NVIDIA's drivers
 BINDING_NBYTES = (1 << 32) - 1
 ALLOCATION_NBYTES = (1 << 32) - 4096
 BAR_NBYTES = 256 << 20
 HOST_NBYTES = 128 << 30
-# As cards without a resizable BAR show them: flags and heaps of memory types.
+# Memory types and heaps of a card without resizable BAR.
 TYPES = (
     (LOCAL, 0),
     (VISIBLE | COHERENT, 1),
     (LOCAL | VISIBLE | COHERENT, 2),
     (VISIBLE | COHERENT | CACHED, 1),
 )
-# A card with matrix units, of subgroups of 64.
+# A card with matrix units and subgroups of 64.
 FEATURES = frozenset(
     "cooperative_matrix float16 full_subgroups host_import int8 int_dot int_dot_accelerated matrix_units "
     "memory_model storage16 storage8 subgroup_arithmetic subgroup_shuffle subgroup_size_control "
@@ -48,8 +48,8 @@ LIMITS = Limits(
 
 
 class SimulatedDevice(HostDevice):
-    """One of several alike cards; `allocations` counts them, `heaps` what they take of each heap, and
-    `largest` is the largest range of one binding."""
+    """One of several equal cards. `allocations`: their number; `heaps`: bytes used per heap; `largest`: the
+    largest binding."""
 
     def __init__(self, index: int, memory_nbytes: int, limits: Limits = LIMITS) -> None:
         super().__init__(f"card{index}", limits)
@@ -95,7 +95,7 @@ class SimulatedDevice(HostDevice):
         pass
 
     def write(self, view: View, data: np.ndarray) -> None:
-        """Nothing is kept; what would not fit is still found."""
+        """Keeps nothing, but checks sizes."""
         assert data.nbytes <= view.nbytes, (view, data.nbytes)
 
     def build(self, recording: Recording) -> HostExecutable:
@@ -108,7 +108,7 @@ class SimulatedDevice(HostDevice):
 
 
 class Hollow(Synthetic):
-    """A synthetic model whose tensors have sizes and no bytes: zeros that share one."""
+    """A synthetic model whose tensors have sizes but share one row of zeros."""
 
     def data(self, name: str) -> npt.NDArray[np.uint8]:
         return np.broadcast_to(np.zeros(1, np.uint8), (self.tensors[name].nbytes,))

@@ -1,7 +1,5 @@
-"""Any SPIR-V as a pipeline of a device that was opened for reports: layouts are made of what the module
-binds.
-
-For shaders of other projects; ours go through vkbackend/vulkan/program.py.
+"""Any SPIR-V as a pipeline: layouts are derived from the module's bindings. For shaders of other projects;
+ours use vkbackend/vulkan/program.py.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ BINDING, DESCRIPTOR_SET, UNIFORM = 33, 34, 2  # decorations, and the storage cla
 
 
 def bindings(code: bytes) -> dict[int, set[int]]:
-    """Set -> its bindings. All of them count as storage buffers: compute shaders of language models have no
-    other, and a compiler that only generates code accepts a uniform block as one."""
+    """Set -> its bindings, all as storage buffers: language models' compute shaders have no others, and
+    compilers that only generate code accept a uniform block as one."""
     words = struct.unpack(f"<{len(code) // 4}I", code)
     if words[0] != MAGIC:
         raise VkbackendError("this is not SPIR-V: its first word is not 0x07230203")
@@ -44,8 +42,8 @@ def bindings(code: bytes) -> dict[int, set[int]]:
 def report_of_spirv(
     device: VulkanDevice, code: bytes, consts: Mapping[int, int], lanes: int = 0
 ) -> PipelineReport:
-    """What the driver makes of a module with these specialization constants (by id), in subgroups of `lanes`
-    invocations where that is not 0 and the device has a choice."""
+    """The driver's report on a module with these specialization constants (by id) and subgroups of `lanes`,
+    if that is not 0 and the device has a choice."""
     layouts, pipeline_layout = _layout(device, code)
     made = []
     try:

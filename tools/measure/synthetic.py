@@ -1,7 +1,7 @@
-"""Models of real shapes with random weights, for benchmarks: `llama-8b:Q4_0` needs no file.
+"""Models of published shapes with random weights, for benchmarks: `llama-8b:Q4_0` needs no file.
 
-A `Synthetic` stands where an opened GGUF file does. Every matrix has the given type (f16 where its rows are
-no whole blocks), norms and routers are f32. Shapes are those of the published configurations.
+A `Synthetic` replaces an opened GGUF file. Every matrix has the given type (f16 if its rows are not whole
+blocks); norms and routers are f32.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vkbackend.models.gguf.header import BOOL, SCALARS, STRING, TensorInfo
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.tools.op_cases.setup import weights
 
-POOL_ELEMENTS = 1 << 20  # distinct random weights of a type; tensors repeat them from different places on
+POOL_ELEMENTS = 1 << 20  # distinct random weights per type; tensors repeat them from different offsets
 _TYPE_OF = {int: 4, float: 6, bool: BOOL, str: STRING}  # GGUF value types
 
 
@@ -83,7 +83,7 @@ SHAPES: dict[str, tuple[str, int, bool, dict[str, Any]]] = {
 
 
 class Values(Mapping[str, Any]):
-    """Metadata values with the types a file would give them."""
+    """Metadata values with GGUF's types."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._values = values
@@ -106,7 +106,7 @@ class Values(Mapping[str, Any]):
         return "a string" if kind == STRING else f"a {SCALARS[kind][0]}"
 
     def stored(self, key: str) -> bytes:
-        """The value as a file would hold it: its type, then its bytes."""
+        """The value as GGUF stores it: type, then bytes."""
         kind, value = self.kind(key)[0], self._values[key]
         if kind == STRING:
             return struct.pack("<IQ", kind, len(value.encode())) + value.encode()
@@ -114,8 +114,8 @@ class Values(Mapping[str, Any]):
 
 
 class Synthetic(GGUF):
-    """The model `spec`, SHAPE:TYPE such as "llama-8b:Q4_0". `n_layer` and `n_vocab` keep only its first
-    layers and tokens. Raises InvalidArgument for an unknown shape or type."""
+    """The model `spec`, SHAPE:TYPE such as "llama-8b:Q4_0". `n_layer` and `n_vocab` cut layers and tokens.
+    Raises InvalidArgument for an unknown shape or type."""
 
     mapped = False
 
@@ -131,7 +131,7 @@ class Synthetic(GGUF):
         values = values | {"block_count": n_layer or values["block_count"]}
         found: dict[str, Any] = {"general.architecture": arch, "general.name": f"{name} {dtype.upper()}"}
         found |= {f"{arch}.{key}": value for key, value in values.items()}
-        eps = float(np.float32(1e-6))  # as a file holds it
+        eps = float(np.float32(1e-6))  # as in a file
         found |= {f"{arch}.attention.layer_norm_rms_epsilon": eps, f"{arch}.rope.freq_base": 500_000.0}
         found |= {f"{arch}.vocab_size": n_vocab, "tokenizer.ggml.model": "no_vocab"}
         self.metadata = Values(found)  # type: ignore[assignment]
@@ -160,7 +160,7 @@ class Synthetic(GGUF):
         pass
 
     def data(self, name: str) -> npt.NDArray[np.uint8]:
-        """Random bytes of the tensor's type and size, the same every time; norms are ones."""
+        """Reproducible random bytes of the tensor's type and size; norms are ones."""
         info = self.tensors[name]
         if len(info.shape) == 1:
             return np.ones(info.shape, np.float32).view(np.uint8)

@@ -1,5 +1,5 @@
-"""Timed runs of a loaded model, as llama-bench defines them: a prompt of n tokens, or n tokens one by one,
-behind `depth` tokens that are in the cache already.
+"""Timed runs of a loaded model as llama-bench defines them: a prompt, or single tokens, after `depth` tokens
+in the cache.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_READ_NBYTES = 4 << 30
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """What is timed: `n_prompt` tokens in micro-batches, then `n_gen` one by one, behind `n_depth` others."""
+    """`n_prompt` tokens in micro-batches, then `n_gen` one by one, after `n_depth` others."""
 
     n_prompt: int
     n_gen: int
@@ -37,14 +37,14 @@ class Test:
 
     @property
     def name(self) -> str:
-        """As llama-bench names it: pp512, tg128, pp512+tg128, pp512 @ d4096."""
+        """llama-bench's name: pp512, tg128, pp512+tg128, pp512 @ d4096."""
         parts = [f"{kind}{n}" for kind, n in (("pp", self.n_prompt), ("tg", self.n_gen)) if n]
         return "+".join(parts) + (f" @ d{self.n_depth}" if self.n_depth else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of every repetition, and the host's microseconds per all-reduce (None: there was none)."""
+    """Seconds of every repetition; host microseconds per all-reduce (None: no reduces)."""
 
     test: Test
     seconds: tuple[float, ...]
@@ -66,14 +66,14 @@ class Timing:
 
 
 class Timer:
-    """Times tests on a runner; token ids are drawn once, the same for every test."""
+    """Times tests on a runner, all with the same random token ids."""
 
     def __init__(self, runner: Runner, max_tokens: int) -> None:
         self.runner = runner
         self.tokens = np.random.default_rng(0).integers(0, runner.n_vocab, max_tokens).tolist()
 
     def once(self, test: Test) -> float:
-        """Seconds of one run; what lies in front of it is computed first and not timed."""
+        """Seconds of one run; the tokens before it are computed first, untimed."""
         self._prompt(0, test.n_depth)
         return self.behind(test.n_depth, test.n_prompt, test.n_gen)
 
@@ -86,7 +86,7 @@ class Timer:
         return time.perf_counter() - began
 
     def warm_up(self, test: Test) -> None:
-        """Makes the steps that the test needs: what is compiled on first use is not timed."""
+        """Record and compile the steps of a test."""
         if test.n_prompt:
             chunk = min(test.n_prompt, self.runner.n_ubatch)
             for n in {chunk, test.n_prompt % chunk or chunk}:
@@ -100,12 +100,12 @@ class Timer:
         return self.timing(test, seconds, n, s)
 
     def timing(self, test: Test, seconds: Sequence[float], n: int, s: float) -> Timing:
-        """`seconds` with the reduces since the counters were `n` and `s`."""
+        """`n`, `s`: the reduce counters before the runs."""
         after, spent = self.runner.reduce_stats()
         return Timing(test, tuple(seconds), 1e6 * (spent - s) / (after - n) if after > n else None)
 
     def _prompt(self, first: int, n: int) -> None:
-        """The last row's logits are asked for, as a prompt's are."""
+        """The last row's logits are computed, as for a prompt."""
         for begin in range(first, first + n, self.runner.n_ubatch):
             end = min(begin + self.runner.n_ubatch, first + n)
             outputs = [end - begin - 1] if end == first + n else []
@@ -113,19 +113,19 @@ class Timer:
 
 
 def weight_nbytes_per_step(runner: Runner) -> int:
-    """Bytes of weights that all devices together read for one row."""
+    """Bytes of weights that all devices read for one row."""
     cost = cost_of(runner.model, runner.layout, ())
     return sum(cost.read) + sum(cost.host)
 
 
 def copy_rate(runner: Runner) -> float:
-    """Bytes per second, reads and writes together, that the physical devices copy within their memory."""
+    """Bytes per second, reads plus writes, of copies within the physical devices' memory."""
     rates = {resource_of(device): measure_copy(device) for device in runner.mesh.devices if not device.host}
     return sum(rates.values())
 
 
 def read_rate(paths: Sequence[Path]) -> float:
-    """Bytes per second of reading the files, 4 GiB at most, from front to back into one buffer."""
+    """Bytes per second of reading the files front to back, at most 4 GiB."""
     buffer, n, began = memoryview(bytearray(READ_NBYTES)), 0, time.perf_counter()
     for path in paths:
         with open(path, "rb", buffering=0) as file:
@@ -135,7 +135,6 @@ def read_rate(paths: Sequence[Path]) -> float:
 
 
 def describe(gguf: GGUF) -> dict[str, Any]:
-    """llama-bench's model_type, model_size (bytes) and model_n_params."""
     infos = gguf.tensors.values()
     sizes: dict[str, int] = {}
     for info in infos:
@@ -143,7 +142,7 @@ def describe(gguf: GGUF) -> dict[str, Any]:
             sizes[info.type] = sizes.get(info.type, 0) + info.nbytes
     main = max(sizes, key=lambda kind: sizes[kind], default="f32")
     name = gguf.string("general.name", "") or gguf.architecture
-    words = dict.fromkeys((gguf.architecture, *name.split(), main.upper()))  # none of them twice
+    words = dict.fromkeys((gguf.architecture, *name.split(), main.upper()))  # each once
     return {
         "model_filename": str(gguf.paths[0]),
         "model_type": " ".join(words),

@@ -1,5 +1,5 @@
-"""What scripts share that measure several ways in turn, so that other work on the machine slows all alike:
-a setting for a while, the times that count, Markdown tables, an end with an error.
+"""Shared by scripts that measure alternatives in turn, so that other load slows all of them: a temporary
+variable, minimum and median, Markdown tables, errors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vkbackend.tools.console import printable
 
 @contextmanager
 def variable(name: str, value: str) -> Iterator[None]:
-    """The environment variable has this value meanwhile."""
+    """Set an environment variable within the block."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:
@@ -29,7 +29,7 @@ def variable(name: str, value: str) -> Iterator[None]:
 
 @contextmanager
 def errors_told() -> Iterator[None]:
-    """An error that the user or the machine caused ends the script with one line and exit code 1."""
+    """An error of the user or the machine ends the script with one line and exit code 1."""
     try:
         yield
     except (VkbackendError, OSError) as error:
@@ -37,7 +37,7 @@ def errors_told() -> Iterator[None]:
 
 
 def least_and_median(values: Sequence[float]) -> tuple[float, float]:
-    """The least is what other work added least to; the median tells how much there was."""
+    """The minimum is least affected by other load; the median shows how much there was."""
     return min(values), statistics.median(values)
 
 

@@ -1,4 +1,4 @@
-"""A group of hosts that are threads of one process: host 0 here, the others beside it."""
+"""A group of hosts as threads of one process, with host 0 in the caller's thread."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def twin_runner(
     models: list[str | None] | None = None,
     **options: Any,
 ) -> Iterator[Runner]:
-    """A runner whose devices, written HOST/DEVICE, are spread over hosts; `models`: where each has the file,
-    if not at `path`. `runner.group.transports` has all hosts' transports."""
+    """A runner with devices HOST/DEVICE spread over hosts. `models`: the file on each host, if not `path`.
+    `runner.group.transports`: all hosts' transports."""
     transports = TwinTransport.group(n_hosts)
     groups = [Group(transport, pulse=False) for transport in transports]
     groups[0].transports = transports  # type: ignore[attr-defined]

@@ -1,1 +1,1 @@
-"""The cases of every op: shapes and inputs that tests, `verify`, `bench-ops` and `tune` share."""
+"""The cases of every op: shapes and inputs for tests, `verify`, `bench-ops` and `tune`."""

@@ -1,4 +1,4 @@
-"""Test cases of the ops of the KV cache and attention; the lists of cases.py include them."""
+"""Cases of the KV cache's and attention's ops, listed in cases.py."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from vkbackend.tools.op_cases.setup import (
 
 @dataclass(frozen=True)
 class KvStore(Case):
-    """Values reach from below f16's subnormals to beyond its largest; if there are several blocks, one is all
-    zeros. The cache must match bit by bit.
+    """Values range from below f16's subnormals to above its maximum; with several blocks, one is all zeros.
+    The cache must match bit by bit.
 
-    If the op also norms or rotates the heads, all values are of one magnitude and are compared as numbers: an
-    element at the border between two codes may fall on either side.
+    If the op also norms or rotates heads, values have one magnitude and are compared as numbers: an element
+    between two codes may round either way.
     """
 
     type: str = "f16"
@@ -52,15 +52,14 @@ class KvStore(Case):
 
     @property
     def tolerance(self) -> float:  # type: ignore[override]
-        """The error if one element in 64 has the neighbouring code; 0 (the same bits) without norm and
-        RoPE."""
+        """The error if one element in 64 gets the neighbouring code; 0 (equal bits) without norm and RoPE."""
         codes = {"f32": 1e-10, "f16": 1e-8, "bf16": 1e-6}
         return codes[self.type] if self.head_dim else 0.0
 
     def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
         if not self.head_dim or array.dtype != np.uint8:
             return {name: array}
-        with np.errstate(invalid="ignore"):  # cells that were not written are NaN
+        with np.errstate(invalid="ignore"):  # unwritten cells are NaN
             return {name: dequantize(array.reshape(-1), self.type, (len(array), self.width))}
 
     def setup(self, rng: np.random.Generator) -> Setup:
@@ -95,8 +94,8 @@ class KvStore(Case):
 
 @dataclass(frozen=True)
 class AttnDecode(Case):
-    """Rows of the runs, one more than the step has, over scattered cells; splits of the keys, None for the
-    result of all of them."""
+    """Rows of the runs plus one, over scattered cells. `n_splits`: splits of the keys, None for the combined
+    result."""
 
     tolerance: ClassVar[float] = 1e-9
     runs: tuple[RunSpec, ...] = ((0, 0, 1),)
@@ -136,7 +135,7 @@ class AttnDecode(Case):
 
 @dataclass(frozen=True)
 class AttnDecodeCoop(AttnDecode):
-    """As AttnPrefillCoop. In a split by itself, an error of the largest score is one of all its sums."""
+    """Like AttnPrefillCoop. In a single split, an error of the largest score affects all its sums."""
 
     tolerance: ClassVar[float] = 4e-6
 
@@ -151,9 +150,9 @@ class AttnDecodeCoop(AttnDecode):
 
 @dataclass(frozen=True)
 class AttnPrefill(Case):
-    """As AttnDecode; the last `pad` rows of the bucket belong to no run. With `both`, attn_decode computes
-    the leading runs of one row, and its dispatch also has the rows behind them, which it must leave alone.
-    `n_parts` dispatches share out the heads."""
+    """Like AttnDecode, plus `pad` rows that belong to no run. With `both`, attn_decode computes the leading
+    runs of one row; its dispatch also covers the later rows and must not write them. `n_parts` dispatches
+    share the heads."""
 
     tolerance: ClassVar[float] = 1e-9
     runs: tuple[RunSpec, ...] = ((0, 0, 5),)
@@ -201,8 +200,8 @@ class AttnPrefill(Case):
 
 @dataclass(frozen=True)
 class AttnPrefillCoop(AttnPrefill):
-    """Scores of about +-10 of q and k as halves (u = 2^-11) err by 10 u / sqrt(head), probabilities by u: a
-    squared error of 1e-7 of the result's."""
+    """q and k as halves (u = 2^-11) give scores of about +-10 an error of 10 u / sqrt(head), and
+    probabilities u: a squared error of 1e-7 of the result."""
 
     tolerance: ClassVar[float] = 1e-6
 
@@ -226,7 +225,7 @@ def _attention_tensors(
     stored, align = (case.runs, case.window), 16 if case.needs else 4
     return {
         "q": uniform(rng, rows, case.n_heads, case.head_k, span=8.0),  # scores of about +-10: maxima move
-        # on matrix units caches are read by 16 bytes
+        # matrix units read caches in 16 bytes
         "k": replace(cache(rng, case.type_k, cells, n_cells, case.n_kv * case.head_k, *stored), align=align),
         "v": replace(cache(rng, case.type_v, cells, n_cells, case.n_kv * case.head_v, *stored), align=align),
         "cells": cells,
@@ -235,7 +234,7 @@ def _attention_tensors(
 
 @dataclass(frozen=True)
 class AttnCombine(Case):
-    """Splits of very different maxima, the last one without keys; all splits of the last row without."""
+    """Splits with very different maxima, the last one without keys; all splits of the last row without."""
 
     rows: int = 2
     n_heads: int = 3
@@ -261,8 +260,6 @@ class AttnCombine(Case):
         )
 
 
-# ---- the lists ----
-
 _RUNS = ((2, 30, 3), (0, 0, 1), (3, 95, 2))  # slots out of order, across and on block edges
 _HEADS = (40, 64, 80, 96, 128, 192, 256, 320, 512, 576)
 _KEYS, _GROUPS = (1, 31, 113, 512), (1, 4, 8, 12)
@@ -274,7 +271,8 @@ def quick() -> list[Case]:
         KvStore("f32", 24, 6, _RUNS),
         KvStore("f16", 2, 1, ((0, 31, 1),)),
         KvStore("bf16", 24, 6, _RUNS),
-        # Of 3 blocks, neighbours share words: cells alone, pairs, and some whose neighbour is stored or not.
+        # Of 3 blocks, neighbours share words: single cells, pairs, and cells with a stored or unstored
+        # neighbour.
         KvStore("q8_0", 96, 8, ((2, 29, 4), (0, 0, 1), (3, 95, 2))),
         KvStore("q4_0", 96, 6, _RUNS, broken=True),
         KvStore("q8_0", 128, 6, _RUNS, broken=True),
@@ -344,9 +342,8 @@ def quick() -> list[Case]:
 
 
 def wide() -> list[Case]:
-    """Every head size with every number of keys and of q heads per kv head; pairs of cache types, windows,
-    caps, sinks and splits take turns, and every pair of types comes at a head size of 32.
-    """
+    """Every head size with every number of keys and of q heads per KV head. Pairs of cache types, windows,
+    caps, sinks and splits take turns; every pair of types occurs at head size 32."""
     cases: list[Case] = []
     for i, head in enumerate(_HEADS):
         types = [t for t in ops.CACHE_TYPES if head % block_of(t)[0] == 0]
@@ -373,7 +370,7 @@ def wide() -> list[Case]:
 
 
 def bench() -> list[Case]:
-    """The attention of an 8B model's layer over 4,096 positions, and what stores K or V of a few."""
+    """Attention of an 8B model's layer over 4,096 positions, and storing K or V of a few."""
     cases: list[Case] = [
         KvStore(kind, 1024, n, ((0, 64, n),)) for kind in ("f16", "q8_0", "q4_0") for n in (1, 32)
     ]

@@ -1,5 +1,4 @@
-"""The list of all cases, quick ones and wide ones. A case is data, its repr is its name, and it says how far
-from its twin it may be. Tests check them, benchmarks time them."""
+"""All cases, quick and wide. A case is data, its repr is its name; it has a tolerance against its twin."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ from vkbackend.tools.op_cases.setup import (
 
 @dataclass
 class _Sweep:
-    """Cases of the quick suite, and the wide ones that run on request."""
+    """Cases of the quick suite, and the wide ones."""
 
     quick: list[Case] = field(default_factory=list)
     wide: list[Case] = field(default_factory=list)
@@ -173,12 +172,12 @@ _QUICK_FORMATS, _WIDE_FORMATS = _format_cases().quick, _format_cases().wide
 FORMAT_CASES: list[Case] = [*_QUICK_FORMATS, *_WIDE_FORMATS]
 CASES: list[Case] = [*_cases().quick, *_QUICK_FORMATS]
 BENCH_CASES: list[Case] = _bench_cases()
-_SWEPT = dict.fromkeys([*CASES, *_cases().wide, *_WIDE_FORMATS])  # some cases follow from two rules
+_SWEPT = dict.fromkeys([*CASES, *_cases().wide, *_WIDE_FORMATS])  # two rules may give the same case
 WIDE_CASES: list[Case] = list(_SWEPT)[len(CASES) :]
 
 
 def cases_named(pattern: str, shapes: str) -> list[Case]:
-    """The cases that `pattern` finds; raises InvalidArgument where that is none."""
+    """The cases that match `pattern`. Raises InvalidArgument for none."""
     cases = [*(CASES if shapes != "real" else ()), *(BENCH_CASES if shapes != "tests" else ())]
     try:
         found = [case for case in cases if re.search(pattern, repr(case))]

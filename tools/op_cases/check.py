@@ -1,7 +1,7 @@
-"""Running an op case on a device beside its numpy twin: what the op tests and `vkbackend verify` check.
+"""Run an op case on a device and compare with its numpy twin, for the op tests and `vkbackend verify`.
 
-An output must have NaN and inf where the twin has them, an error within the case's tolerance, and nothing
-outside the outputs may have changed.
+Outputs must have NaN and inf in the twin's places and an error within the tolerance; bytes outside the
+outputs must not change.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from vkbackend.tools.op_cases.cases import FORMAT_CASES
 from vkbackend.tools.op_cases.setup import Case, Placed
 from vkbackend.twins.device import NumpyDevice
 
-# Three workgroups in x, so that the fold into y, needed above 65,535, happens in small cases.
+# Three workgroups in x, so that small cases fold into y, which devices need above 65,535.
 FLOOR = replace(Limits.floor(), max_groups=(3, 65_535, 65_535))
 _ARRAYS = {"f32": np.float32, "f16": np.float16, "u32": np.uint32}
 
 
 def limits_for(case: Case, device: Device, *, once: bool) -> list[Limits]:
-    """The limits that a case runs under: the device's own and, unless `once`, the floor's. A case that needs
-    features gets the floor's limits with the device's features. Empty if the device lacks a needed feature;
-    limits under which the op cannot run are left out."""
+    """The limits of a case: the device's own and, unless `once`, the floor's, with the device's features if
+    the case needs any. Empty if the device lacks a needed feature; limits that the op cannot run under are
+    left out."""
     have = device.limits
     if not have.features.issuperset(case.needs):
         return []
@@ -42,12 +42,12 @@ def limits_for(case: Case, device: Device, *, once: bool) -> list[Limits]:
 
 
 class Mismatch(AssertionError):
-    """A device's result is not the twin's."""
+    """A device's result differs from the twin's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a case dispatches under some limits: op.variant names, specialization constants and grids."""
+    """Dispatches of a case under some limits: op.variant names, specialization constants and grids."""
 
     names: tuple[str, ...]
     how: tuple[object, ...]
@@ -61,7 +61,7 @@ def shape_of(case: Case, limits: Limits, seed: int) -> Shape:
 
 
 def run_case(case: Case, device: Device, limits: Limits, seed: int) -> float:
-    """The largest NMSE of the case's outputs (0 where equal bits are asked for); raises Mismatch."""
+    """The largest NMSE of the outputs (0 if equal bits are required). Raises Mismatch."""
     setup = case.setup(np.random.default_rng(seed))
     here, oracle = Placed(device, setup), Placed(NumpyDevice("numpy"), setup)
     worst = 0.0
@@ -92,7 +92,7 @@ def run_case(case: Case, device: Device, limits: Limits, seed: int) -> float:
 
 
 class Checked(NamedTuple):
-    """What a case gave under some limits: the shaders, the largest NMSE, what is wrong ("": nothing)."""
+    """Result of a case under some limits: shaders, largest NMSE, failure or ""."""
 
     shaders: tuple[str, ...]
     error: float
@@ -100,8 +100,7 @@ class Checked(NamedTuple):
 
 
 def check_case(case: Case, device: Device, seed: int) -> Iterator[Checked]:
-    """Run the case under the device's own limits, and again under the floor's if those change its
-    dispatches."""
+    """Run the case under the device's limits, and under the floor's if they change its dispatches."""
     done: list[object] = []
     for limits in limits_for(case, device, once=case in FORMAT_CASES):
         shape = shape_of(case, limits, seed)
@@ -117,12 +116,12 @@ def check_case(case: Case, device: Device, seed: int) -> Iterator[Checked]:
 
 
 def is_lost(device: Device) -> bool:
-    """Whether nothing can run on the device any more."""
+    """Whether the device is unusable."""
     return device.abandoned or getattr(device, "lost", False)
 
 
 def _array_of(raw: np.ndarray, view: View) -> np.ndarray:
-    """What a view holds, as rows of bytes where numpy does not have its type."""
+    """A view's content; rows of bytes for types that numpy lacks."""
     if view.dtype in _ARRAYS:
         n = int(np.prod(view.shape))
         return raw.view(_ARRAYS[view.dtype])[:n].reshape(view.shape)
@@ -131,7 +130,7 @@ def _array_of(raw: np.ndarray, view: View) -> np.ndarray:
 
 
 def _check(case: Case, what: str, got: np.ndarray, want: np.ndarray) -> float:
-    """NaN and inf in the same places first, then equal bits or the normalised mean square error."""
+    """NaN and inf must be in the same places; then equal bits, or the normalised mean square error."""
     if case.tolerance == 0 or what in case.exact:
         different = np.flatnonzero(got.reshape(-1).view(np.uint8) != want.reshape(-1).view(np.uint8))
         if different.size:
@@ -154,13 +153,13 @@ def _check(case: Case, what: str, got: np.ndarray, want: np.ndarray) -> float:
 
 
 def _unbounded(recording: Recording, max_range: int) -> Recording:
-    """The recording with every binding reaching to the end of its buffer, or as far as a binding may.
+    """The recording with every binding extended to the end of its buffer, or to the binding limit.
 
-    A driver may drop accesses beyond a binding (lavapipe does), which would hide them from the guard words.
+    Drivers may drop accesses beyond a binding (lavapipe does), which would hide them from the guard words.
     """
 
     def widen(view: View) -> View:
-        # 256 less than may be bound, as a binding begins at an aligned offset before the view
+        # 256 below the limit, since a binding starts at an aligned offset before the view
         reach = min(view.buffer.nbytes - view.offset, max_range - 256)
         nbytes = max(view.nbytes, reach)
         return View(view.buffer, view.offset, (nbytes // 4,), "u32")

@@ -1,4 +1,4 @@
-"""Test cases of the ops of attention to chosen positions; the lists of cases.py include them."""
+"""Cases of attention to chosen positions, listed in cases.py."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ from vkbackend.tools.op_cases.setup import (
 
 @dataclass(frozen=True)
 class IndexScores(Case):
-    """Rows of the runs from `first_row` on, one more than the step has. What lies behind a row's position
-    stays as it was."""
+    """Rows of the runs from `first_row` on, plus one. Values after a row's position must stay unchanged."""
 
     tolerance: ClassVar[float] = 1e-9
     runs: tuple[RunSpec, ...] = ((0, 0, 1),)
@@ -56,8 +55,8 @@ class IndexScores(Case):
 
 @dataclass(frozen=True)
 class IndexTopK(Case):
-    """Scores of so many `values`, so that there are ties, zeros of both signs among them; NaN and infinities
-    if asked. The largest of all lies behind the row's position."""
+    """Scores with only `values` different values, so that there are ties and zeros of both signs; NaN and
+    infinities on request. The largest value is after the row's position."""
 
     tolerance: ClassVar[float] = 0.0
     runs: tuple[RunSpec, ...] = ((0, 0, 1),)
@@ -86,8 +85,8 @@ class IndexTopK(Case):
 
 @dataclass(frozen=True)
 class AttnChosen(Case):
-    """As AttnDecode, of all rows; positions are scattered, and those of a row's list that it must not read
-    do not exist."""
+    """Like AttnDecode, with scattered positions. The unused end of a row's list has positions that do not
+    exist."""
 
     tolerance: ClassVar[float] = 1e-9
     runs: tuple[RunSpec, ...] = ((0, 0, 1),)
@@ -130,8 +129,6 @@ class AttnChosen(Case):
     def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
         return split_parts(array, self.head_v) if self.n_splits else {name: array}
 
-
-# ---- the lists ----
 
 _RUNS = ((2, 30, 3), (0, 0, 1), (3, 95, 2))  # slots out of order, across and on block edges
 _LONG = ((1, 300, 2), (0, 127, 2))

@@ -1,9 +1,9 @@
-"""Wide cases with the shapes that the field tests: those of llama.cpp's test-backend-ops that our ops can be
-asked, and those of published models, op by op.
+"""Wide cases with shapes that other projects test: llama.cpp's test-backend-ops, as far as our ops accept
+them, and published models.
 
-Left out is what has no counterpart here: matrix products in batches or over permuted views, softmax and
-triangular solves by themselves, head sizes that are no multiples of 8, more than 32 experts per token, K and
-V in five bits. What takes gigabytes keeps its shape with fewer experts or rows.
+Left out, without counterpart here: batched matrix products, permuted views, softmax and triangular solves
+alone, head sizes that are not multiples of 8, more than 32 experts per token, 5-bit K and V. Cases of
+gigabytes have fewer experts or rows.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from vkbackend.tools.op_cases.moe import AddId, MatLaneId, MatMulId, MatVecId, M
 from vkbackend.tools.op_cases.recurrent import DeltaNet, DeltaScan, SsmConv
 from vkbackend.tools.op_cases.setup import Case
 
-TOPK = (  # experts and how many of them are used
+TOPK = (  # number of experts, experts used
     (8, 4), (31, 8), (32, 8), (40, 8), (71, 8), (128, 32), (129, 32), (160, 32), (256, 6), (288, 8)
 )  # fmt: skip
 
 
 class Equal(tuple[int, ...]):
-    """The widths of experts that are all alike, told in short."""
+    """Equal widths of all experts, with a short repr."""
 
     def __repr__(self) -> str:
         return f"({self[0]},) * {len(self)}"
@@ -71,7 +71,7 @@ def experts() -> list[Case]:
     cases.append(MatMulId("mxfp4", ops.ROWS, 2880, Equal((2880,) * 8), 8, 2, pieces=2))  # gpt-oss
     qwen3_30b = Equal((768,) * 128)
     cases += [MatVecId("q4_0", ops.ROWS, 2048, qwen3_30b, rows, 8) for rows in (1, 4)]
-    for rows in (16, 32, 64):  # values beyond the largest F16 number
+    for rows in (16, 32, 64):  # above F16's maximum
         cases.append(MatMulId("q4_k", ops.ROWS, 2048, Equal((512,) * 16), rows, 4, span=1e5))
         cases.append(MatMulId("q8_0", ops.ROWS, 2048, Equal((512,) * 8), rows, 2, span=1e5))
         cases.append(MatLaneId("q8_0", ops.ROWS, 2048, Equal((512,) * 8), rows, 2, span=1e5))
@@ -87,8 +87,8 @@ def experts() -> list[Case]:
 
 
 def attention() -> list[Case]:
-    """Pairs of head sizes (of q and k, of v), numbers of q heads per kv head, three sequences, prompts of up
-    to 75 rows, up to 1024 keys."""
+    """Head sizes of q/k and of v, q heads per KV head, three sequences, prompts of up to 75 rows, up to 1024
+    keys."""
     cases: list[Case] = [KvStore(kind, 96, 9, ((0, 0, 9),)) for kind in ops.CACHE_TYPES]
     for i, (head_k, head_v) in enumerate(
         ((72, 72), (192, 128), (320, 256), (576, 512), (128, 128), (64, 64))
@@ -105,8 +105,7 @@ def attention() -> list[Case]:
 
 
 def recurrent() -> list[Case]:
-    """Convolutions of one sequence and of four; delta nets of one row and of many, of one sequence and of
-    two."""
+    """Convolutions of one and four sequences; delta nets of one row and many, one sequence and two."""
     cases: list[Case] = []
     for width, d_conv, n_seqs in product((1024, 1536, 2048), (3, 4, 9), (1, 4)):
         for rows in (1, d_conv + 1, 64):
@@ -123,5 +122,4 @@ def recurrent() -> list[Case]:
 
 
 def wide() -> list[Case]:
-    """All cases of this file."""
     return [*matrices(), *experts(), *attention(), *recurrent()]

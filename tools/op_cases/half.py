@@ -1,4 +1,4 @@
-"""Test cases of the ops in half precision; the lists of cases.py include them."""
+"""Cases of the half-precision ops, listed in cases.py."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from vkbackend.tools.op_cases.setup import Case, Setup, Tensor
 
 @dataclass(frozen=True)
 class PackF16(Case):
-    """Rows of all magnitudes, without subnormal floats, which a driver may flush to 0. `special` adds rows of
-    zeros, with NaN, with inf, of the largest and of the smallest floats, and of ties."""
+    """Rows of all magnitudes, without subnormal floats, which drivers may flush to 0. `special` adds rows of
+    zeros, with NaN, with inf, of the largest and smallest floats, and of ties."""
 
     tolerance: ClassVar[float] = 0.0
     k: int = 64
@@ -26,7 +26,7 @@ class PackF16(Case):
     def setup(self, rng: np.random.Generator) -> Setup:
         x = rng.uniform(-1, 1, (self.rows, self.k)).astype(np.float32)
         x *= np.exp2(rng.integers(-80, 100, (self.rows, 1))).astype(np.float32)
-        x *= np.exp2(rng.integers(-30, 1, x.shape)).astype(np.float32)  # some too small for an F16
+        x *= np.exp2(rng.integers(-30, 1, x.shape)).astype(np.float32)  # some too small for F16
         if self.special:
             x[0], x[1, 5], x[2] = 0, np.nan, rng.uniform(-1e6, 1e6, self.k)
             x[2, 7], x[3], x[4] = -np.inf, 3.4e38, 2e-38
@@ -62,7 +62,7 @@ def quick() -> list[Case]:
 
 
 def wide(kind: str) -> list[Case]:
-    """Around the sizes of tiles, and of real models, for one type of weights."""
+    """Tile edges and real models' sizes, for one weight type."""
     block = block_of(kind)[0]
     k = 288 if 288 % block == 0 else 3 * block
     return [
@@ -74,7 +74,7 @@ def wide(kind: str) -> list[Case]:
 
 
 def some_of_gpus(kind: str, k: int) -> list[Case]:
-    """One case of every op that CPUs leave to GPUs."""
+    """One case of every op that only GPUs choose."""
     return [MatMulCoop(kind, 3, k)]
 
 

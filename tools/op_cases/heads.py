@@ -1,4 +1,4 @@
-"""Test cases of the ops on heads of latent attention; the lists of cases.py include them."""
+"""Cases of the ops on heads of latent attention, listed in cases.py."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Concat(Case):
     n_a: int = 32
     n_b: int = 8
     rows: int = 3
-    times: int = 1  # rows of a to one of b
+    times: int = 1  # rows of a per row of b
 
     def setup(self, rng: np.random.Generator) -> Setup:
         tensors = {

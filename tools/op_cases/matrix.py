@@ -1,4 +1,4 @@
-"""Test cases of the products with one matrix; the lists of cases.py include them."""
+"""Cases of products with one matrix, listed in cases.py."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from vkbackend.tools.op_cases.setup import Case, Setup, Views, operand, output, 
 
 
 def row_scales(rows: int) -> np.ndarray:
-    """[rows, 1]: the powers of two by which rows of x differ where the op has a scale for each."""
+    """[rows, 1]: powers of two that scale the rows of x, if the op has a scale per row."""
     return np.exp2(np.arange(rows)[:, None] % 7 - 3).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class MatVec(Case):
-    """w [n, k] by x [rows, k] (+ a bias), x as the op reads it; `pad` elements lie between the rows of y.
-    With `act` there are two matrices, gate and up; with `nan` the last row of x has one."""
+    """w [n, k] by x [rows, k] (+ a bias), x in the op's format; rows of y are `pad` elements apart. `act`:
+    two matrices, gate and up. `nan`: one NaN in the last row of x."""
 
     op: ClassVar[ops.MatrixOp] = ops.MATRIX_OPS["mat_vec"]
     tolerance: ClassVar[float] = 1e-9
@@ -57,7 +57,7 @@ class MatVec(Case):
         if self.act:
             tensors["up"] = weights(rng, self.type, self.n, self.k, scale=self.scale)
         for name in {"w", "x", "up"} & tensors.keys():
-            # As in a model, or the least that is allowed: for odd n, and for `up` of padded cases.
+            # As in a model, or the minimum: for odd n, and for `up` in padded cases.
             least = self.n % 2 == 1 or (name == "up" and self.pad)
             tensors[name].align = 4 if least else 256
 
@@ -132,14 +132,14 @@ def quick() -> list[Case]:
 
 
 def wide(kind: str) -> list[Case]:
-    """Around the sizes of tiles, and of real models, for one type of weights."""
+    """Tile edges and real models' sizes, for one weight type."""
     block = block_of(kind)[0]
     k = 288 if 288 % block == 0 else 3 * block
     return [
         *(MatVec(kind, n, k, rows) for n in (1, 31, 32, 33) for rows in range(1, 9)),
         *(MatMul(kind, n, k, rows) for n in (63, 64, 65) for rows in (15, 16, 17, 32, 33)),
         *(MatTile(kind, n, k, rows) for n in (63, 64, 65) for rows in (15, 16, 17, 32, 33)),
-        MatTile(kind, 8065, k, 65),  # tiles of 128 x 64, for which lavapipe compiles 15 s
+        MatTile(kind, 8065, k, 65),  # tiles of 128 x 64: lavapipe compiles them for 15 s
         *(MatWave(kind, n, 2 * k, rows) for n in (1, 31, 33) for rows in (1, 3, 8)),
         *(MatLane(kind, n, 2 * k, rows) for n in (1, 31, 33) for rows in (1, 3, 9, 25)),
         MatVec(kind, 2880, 2880 // block * block, 2),
@@ -150,17 +150,16 @@ def wide(kind: str) -> list[Case]:
 
 
 def some_of(kind: str, k: int) -> list[Case]:
-    """One case of every op."""
     return [MatVec(kind, 5, k), MatMul(kind, 3, k), MatLane(kind, 5, k), MatWave(kind, 5, k)]
 
 
 def some_of_gpus(kind: str, k: int) -> list[Case]:
-    """The same for the ops that CPUs leave to GPUs, whose pipelines take a CPU long to compile."""
+    """The same for ops that only GPUs choose: a CPU compiles their pipelines slowly."""
     return [MatTile(kind, 3, k)]
 
 
 def bench(kind: str) -> list[Case]:
-    """The matrices of a layer of a 0.6B model (n_embd 1024) and of one small enough for every cache."""
+    """Matrices of a layer of a 0.6B model (n_embd 1024), and of a layer that fits every cache."""
     return [
         *(MatVec(kind, 3072, 1024, rows) for rows in (1, 2, 4, 8)),
         MatVec(kind, 1024, 3072),

@@ -1,5 +1,6 @@
-"""Test cases of the ops of a mixture of experts; the lists of cases.py include them. Long because the
-shapes of all these ops are here."""
+"""Cases of the ops of a mixture of experts, listed in cases.py. Long because the shapes of all these ops are
+here.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ SOFTMAX, UNSCALED = Gating(), Gating(norm_w=False)
 @dataclass(frozen=True)
 class MoeLogits(Case):
     """Equal bits on every driver. Magnitudes differ widely, so that another order or a fused add shows; with
-    `near` the experts differ in the last bit of one weight."""
+    `near`, experts differ in the last bit of one weight."""
 
     tolerance: ClassVar[float] = 0.0
     n_embd: int = 64
@@ -52,8 +53,8 @@ class MoeLogits(Case):
 
 @dataclass(frozen=True)
 class MoeTopk(Case):
-    """`values` different logits, few for many ties, zeros of both signs among them; with `nan` half of the
-    first row's logits and all of the last row's are NaN. Equal bits on every driver."""
+    """`values` different logits (few give many ties), with zeros of both signs; with `nan`, half of the first
+    row's logits and all of the last row's are NaN. Equal bits on every driver."""
 
     exact: ClassVar[tuple[str, ...]] = ("ids", "weights")
     n_experts: int = 8
@@ -94,9 +95,9 @@ class MoeTopk(Case):
 
 @dataclass(frozen=True)
 class MatVecId(Case):
-    """Experts of `widths` own columns, in `pieces` bindings; rows of the ragged side lie `pad` farther apart.
+    """Experts of `widths` columns, in `pieces` bindings; rows of the ragged side are `pad` farther apart.
 
-    x is NaN beyond an expert's columns, and y keeps its NaN beyond its rows.
+    x is NaN after an expert's columns, and y stays NaN after its rows.
     """
 
     op: ClassVar[ops.ExpertsOp] = ops.EXPERTS_OPS["mat_vec_id"]
@@ -110,7 +111,7 @@ class MatVecId(Case):
     x_per_used: bool = False
     pad: int = 0
     pieces: int = 1
-    tile: int = 0  # pairs in a tile where they come sorted by expert
+    tile: int = 0  # pairs per tile if they are sorted by expert
     span: float = 1.0  # of x
 
     @property
@@ -154,7 +155,7 @@ class MatVecId(Case):
 
 
 def _grouped(ids: np.ndarray, n_experts: int, tile: int) -> dict[str, Tensor]:
-    """The arrays that moe_group makes of ids."""
+    """The arrays that moe_group derives from ids."""
     n_tiles = ops.tile_count(len(ids), n_experts, tile)
     order, tiles = np.zeros(len(ids), np.uint32), np.zeros((n_tiles, 3), np.uint32)
     twins.moe.moe_group(ids, order, tiles, n_pairs=len(ids), n_experts=n_experts, tile=tile, n_tiles=n_tiles)
@@ -186,7 +187,7 @@ class MatLaneId(MatVecId):
 
 @dataclass(frozen=True)
 class MoeGroup(Case):
-    """Experts drawn at random, one of them often."""
+    """Random experts, one of them frequent."""
 
     tolerance: ClassVar[float] = 0.0
     n_experts: int = 4
@@ -213,7 +214,7 @@ class MoeGroup(Case):
 
 @dataclass(frozen=True)
 class AddId(Case):
-    """Experts of `widths` values; y is x, NaN beyond an expert's values."""
+    """Experts of `widths` values; y is x, NaN after an expert's values."""
 
     widths: tuple[int, ...] = (32, 32)
     used: int = 2
@@ -272,7 +273,7 @@ class MoeSum(Case):
 
 
 def some_of(kind: str) -> list[Case]:
-    """Small cases of a weight type; its down projections are in the wide sweep."""
+    """Small cases of a weight type; the wide sweep has its down projections."""
     block = block_of(kind)[0]
     side, widths = 3 * block if block > 1 else 31, (3, 0, 2)
     return [
@@ -283,7 +284,7 @@ def some_of(kind: str) -> list[Case]:
 
 
 def some_of_gpus(kind: str) -> list[Case]:
-    """The same for the op that CPUs leave to GPUs."""
+    """The same for the op that only GPUs choose."""
     block = block_of(kind)[0]
     side, width = 3 * block if block > 1 else 31, max(block, 5)
     down: dict[str, Any] = {"axis": ops.COLUMNS, "x_per_used": True}
@@ -294,7 +295,7 @@ def some_of_gpus(kind: str) -> list[Case]:
 
 
 def bench(kind: str) -> list[Case]:
-    """The gate projections of 8 experts, for one row and for many."""
+    """Gate projections of 8 experts, for one row and many."""
     widths = (512,) * 8
     cases: list[Case] = [MatVecId(kind, side=1024, widths=widths, rows=rows) for rows in (1, 64)]
     cases += [MatMulId(kind, side=1024, widths=widths, rows=64)]

@@ -1,4 +1,4 @@
-"""Test cases of the ops on 8-bit activations; the lists of cases.py include them."""
+"""Cases of the ops on 8-bit activations, listed in cases.py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNIT_TYPES = shaderlib.types_of("mat_mul_dot_coop")
 
 @dataclass(frozen=True)
 class QuantizeQ8(Case):
-    """Blocks of all magnitudes; with `special` of zeros, NaN, inf, the largest floats, and too small ones."""
+    """Blocks of all magnitudes; `special` adds zeros, NaN, inf, the largest floats, and values too small."""
 
     tolerance: ClassVar[float] = 0.0
     k: int = 64
@@ -36,7 +36,7 @@ class QuantizeQ8(Case):
             for i, largest in ((3, 3e38), (4, 1e-36)):
                 blocks[i] = rng.uniform(-1, 1, 32) * largest
             blocks[5], blocks[5, 0] = 0.5, 127  # ties
-            blocks[6], blocks[6, 7] = 1e-41, -1e-3  # subnormal numbers beside others
+            blocks[6], blocks[6, 7] = 1e-41, -1e-3  # subnormal and normal numbers
         tensors = {
             "x": Tensor(x.shape, "f32", x),
             "y": Tensor(x.shape, "q8", written=True),
@@ -107,7 +107,7 @@ def one_of(kind: str) -> list[Case]:
 
 
 def one_tiled(kind: str) -> list[Case]:
-    """Cases as in one_of, of ops whose variants differ in nothing but the type. For the wide sweep only."""
+    """The same for ops whose variants differ only in the type. Wide sweep only."""
     if kind not in TYPES:
         return []
     k, widths = 3 * block_of(kind)[0], (3, 0, 2)

@@ -1,4 +1,4 @@
-"""Test cases of the ops of an all-reduce: what packs shares for the wire, and what adds them."""
+"""Cases of the all-reduce ops: packing a device's sum for the wire, and adding the devices' sums."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from vkbackend.wire import F16_BLOCK, wire_words
 
 @dataclass(frozen=True)
 class PackBf16(Case):
-    """Random bits after chosen ones: ties to even and odd, the largest float, inf, NaN of least payload,
-    subnormals, zeros of both signs."""
+    """Random bits after fixed ones: ties to even and odd, the largest float, inf, NaN with the smallest
+    payload, subnormals, zeros of both signs."""
 
     tolerance: ClassVar[float] = 0.0
     n: int = 64
@@ -41,9 +41,9 @@ class PackBf16(Case):
 
 @dataclass(frozen=True)
 class PackHalves(Case):
-    """Blocks of numbers that span 45 powers of two, more than the wire keeps. The first block also has the
-    smallest and the largest floats, inf and NaN. The second has ties, a largest number that rounds up, and
-    numbers about the border to zero. The last is all zeros."""
+    """Blocks of numbers that span 45 powers of two, more than the wire keeps. The first block adds the
+    smallest and largest floats, inf and NaN; the second ties, a maximum that rounds up, and numbers around
+    the border to zero. The last is all zeros."""
 
     tolerance: ClassVar[float] = 0.0
     n: int = 64
@@ -61,7 +61,7 @@ class PackHalves(Case):
         bits[F16_BLOCK : F16_BLOCK + len(one)] = one[: max(0, self.n - F16_BLOCK)]
         if self.n > 2 * F16_BLOCK:
             bits[F16_BLOCK + len(one) : 2 * F16_BLOCK] &= (
-                0xBFFFFFFF  # less than 2 in magnitude, so the block's largest number is in `one`
+                0xBFFFFFFF  # magnitude below 2, so `one` has the block's maximum
             )
             bits[self.n // F16_BLOCK * F16_BLOCK :] = 0x80000000
         tensors = {"x": Tensor((self.n,), "f32", bits)}
@@ -72,7 +72,8 @@ class PackHalves(Case):
 
 @dataclass(frozen=True)
 class AddPartials(Case):
-    """Slots outside `writers` and the own slot hold NaN: they must not be read, nor multiplied by zero."""
+    """Slots outside `writers` and the device's own slot hold NaN: they must not be read, nor multiplied by
+    zero."""
 
     exact: ClassVar[tuple[str, ...]] = ("h", "residual")
     n: int = 64
@@ -94,7 +95,7 @@ class AddPartials(Case):
         return Q8_FLIP if self.out == "q8" else 1e-10
 
     def packed(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """(slots, a share) over the f16 wire, blocks of different sizes, two words between slots."""
+        """(slots, a share) in the f16 wire format: blocks of different sizes, two words between slots."""
         n = self.rows * self.n
         n_words = wire_words("f16", n)
         sizes = np.exp2(rng.integers(-8, 1, -(-n // F16_BLOCK)).repeat(F16_BLOCK)[:n]).astype(np.float32)
@@ -111,7 +112,7 @@ class AddPartials(Case):
             if s == self.own or not self.writers >> s & 1:
                 slots[s] = np.nan
         shape = (self.rows, self.n)
-        if self.wire == "bf16":  # the upper halves of floats are bfloat16 already
+        if self.wire == "bf16":  # the upper half of a float is its bfloat16
             halves = slots.view(np.uint16)[:, 1::2][:, : stride // 2 * 2]
             slots = np.ascontiguousarray(halves).view(np.uint32)
         own = uniform(rng, *shape)

@@ -1,4 +1,4 @@
-"""Test cases of the ops on rows: embedding, norms, RoPE, activations, copies, the best of a row."""
+"""Cases of the ops on rows: embedding, norms, RoPE, activations, copies, top-k."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from vkbackend.tools.op_cases.setup import (
 
 @dataclass(frozen=True)
 class Embed(Case):
-    """A recording for `rows` rows, of which the step uses `used`; one id is beyond the table, which is cut
-    into `pieces` bindings."""
+    """The step uses `used` of the recording's `rows` rows; one id is out of range; the table is in `pieces`
+    bindings."""
 
     tolerance: ClassVar[float] = 1e-12
     type: str = "f32"
@@ -44,7 +44,7 @@ class Embed(Case):
         outputs = tuple(rng.integers(0, self.n_vocab, self.used)) if by_output else ()
         step = step_of(rng, ((0, 5, MAX_ROWS if by_output else self.used),), self.n_vocab, outputs)
         if self.ids == ops.TOKENS:
-            step.rows[self.used - 1, 2] = self.n_vocab  # one id that does not exist
+            step.rows[self.used - 1, 2] = self.n_vocab  # out of range
         bounds = np.linspace(0, self.n_vocab, self.pieces + 1).astype(int)
         table = {
             f"w{i}": weights(rng, self.type, int(bounds[i + 1] - bounds[i]), self.n_embd)
@@ -84,7 +84,7 @@ class RmsNorm(Case):
 
 @dataclass(frozen=True)
 class LayerNorm(Case):
-    """A mean far from 0, which must cost no digits."""
+    """A mean far from 0 must cost no digits."""
 
     tolerance: ClassVar[float] = 1e-9
     n: int = 64
@@ -148,7 +148,7 @@ class Glu(Case):
 
 @dataclass(frozen=True)
 class CopyWords(Case):
-    """Any bits; more words than all workgroups take in one turn."""
+    """Any bits; more words than one turn of all workgroups."""
 
     tolerance: ClassVar[float] = 0.0
     n: int = 64
@@ -199,9 +199,9 @@ class Xielu(Softcap):
 
 @dataclass(frozen=True)
 class TopK(Case):
-    """`values` different numbers (few give many ties), zeros of both signs, and infinities; `nan` puts a NaN
-    into the last row. With `mapped` the ids come from a table. With `allowed` < 1 a mask leaves that share of
-    each row, and nothing of the first."""
+    """`values` different numbers (few give many ties), zeros of both signs, infinities; `nan` puts a NaN into
+    the last row. `mapped`: ids come from a table. `allowed` < 1: a mask leaves that share of each row, and
+    nothing of the first."""
 
     tolerance: ClassVar[float] = 0.0
     n: int = 64
@@ -241,8 +241,8 @@ class TopK(Case):
 
 @dataclass(frozen=True)
 class LogSumExp(Case):
-    """Logits as spread as a model's. A `spread` of hundreds overflows unless the largest logit is subtracted.
-    The first chunk of the first row is all -inf."""
+    """Logits with a model's spread. A `spread` of hundreds overflows unless the maximum is subtracted. The
+    first chunk of the first row is all -inf."""
 
     n: int = 64
     rows: int = 2

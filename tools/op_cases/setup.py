@@ -1,7 +1,7 @@
-"""What an op case is made of: its arrays, random material for them, and their place in a device's memory.
+"""The parts of an op case: arrays, random data, and their place in a device's memory.
 
-A `Setup` holds the tensors of one case and the function that records its ops on views of them; `Placed` puts
-them into one buffer, guard words between and NaN in every output.
+A `Setup` holds the tensors of a case and the function that records its ops. `Placed` puts them into one
+buffer, with guard words between them and NaN in every output.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vkbackend.rope import RopeTable
 from vkbackend.runtime import Device
 from vkbackend.step import STEP_WORDS, Mix, Run, StepParams
 
-Q8_FLIP = 1e-5  # NMSE: one code in 64 that fell on the other side of a border
+Q8_FLIP = 1e-5  # NMSE if one code in 64 rounds the other way
 GUARD_WORDS = 37  # between views; odd, so that views start at every word alignment
 CELL_BLOCK = ops.CELL_BLOCK
 
@@ -32,7 +32,7 @@ RunSpec = tuple[int, int, int]  # slot, first position, rows
 
 @dataclass
 class Tensor:
-    """An array of a case, at a multiple of `align` bytes: `raw` is what is stored, None for NaN."""
+    """An array at a multiple of `align` bytes. `raw`: the stored bytes, None for NaN."""
 
     shape: tuple[int, ...]
     dtype: str = "f32"
@@ -43,7 +43,7 @@ class Tensor:
 
 @dataclass
 class Setup:
-    """What a case needs: its tensors by name, the step, and the recording of its ops."""
+    """A case's tensors by name, its step, and the recording of its ops."""
 
     tensors: dict[str, Tensor]
     record: Callable[[ops.Recorder, Views], None]
@@ -51,7 +51,7 @@ class Setup:
 
 
 class Placed:
-    """A setup in one buffer of a device. `image` is the buffer as it was before the run."""
+    """A setup in a device's buffer. `image`: the buffer before the run."""
 
     def __init__(self, device: Device, setup: Setup) -> None:
         self.device, self.setup = device, setup
@@ -92,36 +92,33 @@ class Placed:
 
 
 class Case:
-    """Base of the cases. `tolerance` is the largest NMSE against the twin, 0 for equal bits; outputs named in
-    `exact` always have equal bits."""
+    """Base of the cases. `tolerance`: the largest NMSE against the twin, 0 for equal bits; outputs in `exact`
+    always need equal bits."""
 
     tolerance: ClassVar[float] = 1e-10
     exact: ClassVar[tuple[str, ...]] = ()
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Optional features without which the op is not there."""
+        """Optional features that the op needs."""
         return ()
 
     def fits(self, limits: Limits) -> bool:
-        """Whether a device of such limits, which has what the case needs, can run it."""
+        """Whether a device with these limits and the needed features can run it."""
         return True
 
     def setup(self, rng: np.random.Generator) -> Setup:
         raise NotImplementedError
 
     def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
-        """What is compared of an output, where its parts have different magnitudes."""
+        """The compared parts of an output, if their magnitudes differ."""
         return {name: array}
 
 
-# ---- random material ----
-
-
 def nan_words(n: int) -> np.ndarray:
-    """uint32 [n], NaN as f32 and as either f16: what is read unwritten or out of bounds shows in a result.
+    """uint32 [n], NaN as f32 and as both f16 halves: a read of unwritten memory shows in the result.
 
-    Neighbours differ: an overwrite shows even where a NaN came through arithmetic with its payload.
+    Neighbours differ: an overwrite shows even if arithmetic kept a NaN's payload.
     """
     return (0x7FC07C01 + np.arange(n) * 389 % 1022).astype(np.uint32)
 
@@ -136,7 +133,7 @@ def cos_sin_of(rng: np.random.Generator, n_rows: int, n_rot: int) -> Tensor:
     return Tensor((n_rows, n_rot // 2, 2), "f32", rows)
 
 
-# Where a block has its scales (halves), and the largest |value / scale| in it; all other bytes are codes.
+# The position of a block's scales (halves), and the largest |value / scale|; all other bytes are codes.
 SCALES: dict[str, tuple[tuple[int, ...], float]] = {
     "q4_0": ((0,), 8), "q4_1": ((0, 2), 16), "q5_0": ((0,), 16), "q5_1": ((0, 2), 32), "q8_0": ((0,), 128),
     "q2_k": ((80, 82), 45), "q3_k": ((108,), 128), "q4_k": ((0, 2), 945), "q5_k": ((0, 2), 1953),
@@ -147,7 +144,7 @@ SCALES: dict[str, tuple[tuple[int, ...], float]] = {
 
 
 def weights(rng: np.random.Generator, dtype: str, *shape: int, scale: float = 1.0) -> Tensor:
-    """Values of about +-scale; in quantized blocks every code occurs, also those a quantizer never writes."""
+    """Values of about +-scale. Quantized blocks contain every code, even unused ones."""
     if dtype in ("f32", "f16", "bf16"):
         values = rng.uniform(-scale, scale, shape).astype(np.float32)
         if dtype == "bf16":
@@ -173,7 +170,7 @@ def weights(rng: np.random.Generator, dtype: str, *shape: int, scale: float = 1.
 
 
 def operand(x: np.ndarray, dtype: str) -> Tensor:
-    """f32 rows as matrix ops read them: f32, or what the twins of quantize_q8 and pack_f16 make of them."""
+    """f32 rows as matrix ops read them: f32, or packed by the twins of quantize_q8 and pack_f16."""
     k = x.shape[-1]
     if dtype == "f32":
         return Tensor(x.shape, dtype, x)
@@ -194,7 +191,7 @@ def step_of(
     outputs: tuple[int, ...] = (),
     mix: Mix = Mix.DECODE,
 ) -> StepParams:
-    """A step of the runs, its unused entries full of values that a shader must not use."""
+    """A step of the runs; its unused entries hold values that a shader must not use."""
     step = StepParams(np.full(STEP_WORDS, 0x7FFFFFFF, np.uint32))
     table, row = [], 0
     for slot, first_pos, n_rows in runs:
@@ -207,8 +204,8 @@ def step_of(
 def cell_table(
     rng: np.random.Generator, runs: tuple[RunSpec, ...], ring: int | None = None
 ) -> tuple[Tensor, int]:
-    """A table [n_slots, blocks_per_slot] of scattered blocks, and the number of cells; `ring` blocks per slot
-    instead of enough for all positions."""
+    """A table [n_slots, blocks_per_slot] of scattered blocks, and the number of cells. `ring`: blocks per
+    slot, instead of enough for all positions."""
     n_slots = max(slot for slot, _, _ in runs) + 1
     blocks_per_slot = ring or max(-(-(first + n) // CELL_BLOCK) for _, first, n in runs) + 1
     n_blocks = n_slots * blocks_per_slot + 1
@@ -225,13 +222,13 @@ def cache(
     runs: tuple[RunSpec, ...],
     window: int = 0,
 ) -> Tensor:
-    """A cache that holds values where the runs see positions and NaN in every other cell."""
+    """A cache with values in the positions that the runs see, NaN in all other cells."""
     assert cells.raw is not None
     table = cells.raw.reshape(cells.shape)
     plain = {"f16": np.float16, "f32": np.float32}.get(dtype)
     if plain:
         values = np.full((n_cells, width), np.nan, plain)
-    else:  # all bits set are NaN as a half, too: of a bf16, or of a block
+    else:  # all bits set is NaN for halves, bf16 and blocks, too
         values = np.full((n_cells, row_nbytes(dtype, width)), 0xFF, np.uint8)
     for slot, first_pos, n_rows in runs:
         at = np.arange(max(0, first_pos - window + 1) if window else 0, first_pos + n_rows)
@@ -257,5 +254,5 @@ def split_parts(array: np.ndarray, head_v: int) -> dict[str, np.ndarray]:
 
 
 def as_numbers(array: np.ndarray, n: int) -> np.ndarray:
-    """Rows of n, dequantized where they are bytes of q8."""
+    """Rows of n, dequantized if they are q8 bytes."""
     return dequantize(array.reshape(-1), "q8", (len(array), n)) if array.dtype == np.uint8 else array

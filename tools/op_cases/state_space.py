@@ -1,4 +1,4 @@
-"""Test cases of the ops of state space layers; the lists of cases.py include them."""
+"""Cases of the state space layers' ops, listed in cases.py."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from vkbackend.tools.op_cases.setup import Case, Setup, Tensor, Views, output, u
 
 @dataclass(frozen=True)
 class SsmScan(Case):
-    """Heads of p over states of n values; `group` heads read the same B and C. The device's first head is
-    head `first` of the model. Steps reach from where softplus is e^x to where it is x, decays down to
-    e^-`span`."""
+    """Heads of p over states of n values; `group` heads share B and C. The device's first head is the model's
+    head `first`. Steps range from where softplus is e^x to where it is x, decays down to e^-`span`."""
 
     n_heads: int = 4
     p: int = 16
@@ -54,7 +53,7 @@ class SsmScan(Case):
 
 @dataclass(frozen=True)
 class GroupSquares(Case):
-    """Columns first..first + width of n_groups groups, of which the first `skip` are not counted."""
+    """Columns first..first + width of n_groups groups; the first `skip` groups are not counted."""
 
     width: int = 64
     group: int = 64
@@ -100,8 +99,6 @@ class GroupNorm(GroupSquares):
         return Setup(tensors, record)
 
 
-# ---- the lists ----
-
 _LONG: tuple[StateRun, ...] = ((7, 19, 1, 0), (0, 8, 2, 2))
 
 
@@ -125,7 +122,7 @@ def quick() -> list[Case]:
 
 
 def wide() -> list[Case]:
-    """Real models' heads: of Mamba-2, Granite 4, Falcon-H1 and Nemotron."""
+    """Heads of Mamba-2, Granite 4, Falcon-H1 and Nemotron."""
     cases: list[Case] = []
     for p, n, group in ((64, 128, 8), (64, 64, 8), (80, 128, 4), (128, 256, 8), (32, 16, 8)):
         for rows in (1, 7, 8, 9, 64, 127):

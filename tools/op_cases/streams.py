@@ -1,5 +1,4 @@
-"""Test cases of the ops of several streams and of rows by their moments; the lists of cases.py include
-them."""
+"""Cases of the ops of several residual streams and of rows by their moments, listed in cases.py."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from vkbackend.tools.op_cases.setup import Case, Setup, Tensor, Views, output, u
 
 @dataclass(frozen=True)
 class StreamsOf(Case):
-    """Runs of different magnitudes, one of them of zeros."""
+    """Runs of different magnitudes, one of them zeros."""
 
     n: int = 64
     rows: int = 3
@@ -99,7 +98,7 @@ class Center(RowMoments):
 
 @dataclass(frozen=True)
 class GaussianTopk(Case):
-    """n of the `width` values of each row; in the last one all are alike."""
+    """n of the `width` values of each row; in the last row all are equal."""
 
     n: int = 64
     width: int = 64
@@ -133,7 +132,7 @@ def quick() -> list[Case]:
 
 
 def wide() -> list[Case]:
-    """Of Gemma 3n E4B."""
+    """Gemma 3n E4B's shapes."""
     cases: list[Case] = [StreamsOf(2048, rows) for rows in (1, 7)]
     cases += [kind(2048, rows, 4, 2.0**-11) for kind in (StreamsPredict, StreamsCorrect) for rows in (1, 7)]
     return [*cases, StreamsAdd(2048, 7), RowMoments(16384, 2), GaussianTopk(8192, 16384, 3, 1.6449)]

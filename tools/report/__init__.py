@@ -1,1 +1,1 @@
-"""`vkbackend gpu-report`: its parts, the process that runs them, and the two files that it writes."""
+"""`vkbackend gpu-report`: its parts, their processes, and the two files."""

@@ -1,7 +1,7 @@
-"""Running parts in processes of their own, case by case: what crashes or hangs costs one case.
+"""Run parts in processes of their own, case by case: a crash or hang costs one case.
 
-The time of all parts is dealt out by their shares; the time that a part leaves goes to the next. A process
-that was started does one case at least, and a case that has begun may go on until its deadline.
+Parts share the time; what one leaves goes to the next. A started process runs at least one case, and a
+running case may take until its deadline.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from typing import Any, Self
 from vkbackend.tools.report.part import Group, Row
 
 WORKER = (sys.executable, "-m", "vkbackend.tools.report.worker")
-START_S = 120.0  # until a process has opened its device and named its cases
-KILL_S = 10.0  # a killed process that a driver still holds after this time is abandoned
-MAX_LOSSES = 8  # in one part on the same devices; then it is given up
-Tell = Callable[[str, int, int], None]  # the case that begins, how many are done, of how many
+START_S = 120.0  # to open the device and list the cases
+KILL_S = 10.0  # after this a killed process that a driver still holds is abandoned
+MAX_LOSSES = 8  # per part and devices; then the part is given up
+Tell = Callable[[str, int, int], None]  # (starting case, cases done, cases in all)
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a part found on a group of devices; `unfinished` says what is missing, "" if nothing is."""
+    """Results of a part on a group of devices. `unfinished`: what is missing, or ""."""
 
     devices: Group
     rows: list[Row] = field(default_factory=list)
-    left_out: list[tuple[str, str]] = field(default_factory=list)  # case, why
+    left_out: list[tuple[str, str]] = field(default_factory=list)  # (case, reason)
     failed: list[tuple[str, str]] = field(default_factory=list)
     cases: list[str] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
     unfinished: str = ""
-    stuck: bool = False  # a process of it could not be ended
+    stuck: bool = False  # a process could not be killed
 
 
 class Child:
-    """A worker and what it says; ended, with all that it started, when the block is left."""
+    """A worker process; leaving the block kills it with its children."""
 
     def __init__(self, job: dict[str, Any], environment: dict[str, str], folder: Path) -> None:
         self._log = open(folder / "worker.log", "w+", errors="replace")
@@ -55,7 +55,7 @@ class Child:
             stderr=self._log,
             text=True,
             env={**os.environ, **environment},
-            start_new_session=True,  # llama-bench of a worker ends with it
+            start_new_session=True,  # llama-bench in a worker is killed too
         )
         self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         threading.Thread(target=self._listen, daemon=True).start()
@@ -68,7 +68,7 @@ class Child:
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            with suppress(ValueError):  # half a line of a process that died
+            with suppress(ValueError):  # a dying process may write half a line
                 self._messages.put(json.loads(line))
         self._messages.put(None)
 
@@ -80,7 +80,7 @@ class Child:
             raise TimeoutError from None
 
     def how_it_ended(self) -> str:
-        """How a process that says no more has ended; "" if all is well."""
+        """How a silent process ended; "" if all is well."""
         code = self._process.wait(KILL_S)
         if not code:
             return ""
@@ -104,7 +104,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A part, by its name, on a group of devices, until a moment of time.monotonic()."""
+    """A part on a group of devices; `until` in time.monotonic()."""
 
     part: str
     devices: Group
@@ -115,7 +115,7 @@ class Job:
 
 
 def run_job(job: Job, tell: Tell) -> Outcome:
-    """All cases of the part, by as many processes as it takes."""
+    """Run all cases, restarting the process as needed."""
     outcome = Outcome(job.devices)
     if time.monotonic() > job.until:
         outcome.unfinished = "no time was left for it"
@@ -128,7 +128,7 @@ def run_job(job: Job, tell: Tell) -> Outcome:
 
 
 def _go_on(job: Job, outcome: Outcome, tell: Tell) -> bool:
-    """Start one more process; returns whether it left cases for another."""
+    """Run one more process; returns whether cases are left."""
     asked = {"part": job.part, "devices": job.devices, "done": outcome.done, "rows": outcome.rows}
     current, n_before = "", len(outcome.done)
     child = Child(asked, job.environment, job.folder)
@@ -176,7 +176,7 @@ def _note(outcome: Outcome, case: str, message: dict[str, Any]) -> None:
 
 
 def _fail(outcome: Outcome, case: str, why: str) -> None:
-    """Note the case that cost its process. If no case had begun, the part cannot begin at all."""
+    """Note the case that killed its process; without a case the part cannot start at all."""
     if case:
         outcome.done.append(case)
         outcome.failed.append((case, why))
@@ -185,7 +185,7 @@ def _fail(outcome: Outcome, case: str, why: str) -> None:
 
 
 def deal(shares: Sequence[float], seconds: float, began: float) -> list[float]:
-    """The moment at which each part's time is over, where all begin at `began`."""
+    """The end of each part's time."""
     total, spent, ends = sum(shares), 0.0, []
     for share in shares:
         spent += share

@@ -1,6 +1,6 @@
-"""The two files of a report, one Markdown and one JSON, written anew after every part.
+"""The report as Markdown and JSON, rewritten after every part.
 
-Nothing in them names the host, its user or a path: texts of errors and drivers are searched for all three.
+Neither contains the host's name, the user's name or a path: they are scrubbed from errors and drivers' texts.
 """
 
 from __future__ import annotations
@@ -26,15 +26,13 @@ from vkbackend.tools.report.part import Row
 from vkbackend.tools.report.parts import PARTS
 
 NAME = "gpu-report"
-SHORTEST = 3  # letters of a name that is searched for: shorter ones are parts of words
-# A path: a slash without a word before it, then names and slashes.
+SHORTEST = 3  # shorter names are parts of words
+# A path: a slash that follows no word, then names and slashes.
 _PATH = re.compile(r"(?<![\w.)/])~?(?:/[^\s/'\":,;()\[\]<>|]+){2,}/?")
 
 
 @dataclass(slots=True)
 class Report:
-    """All that is known so far."""
-
     minutes: float
     date: str
     machine: dict[str, Any] = field(default_factory=dict)
@@ -43,7 +41,7 @@ class Report:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def problems(self) -> list[str]:
-        """What is wrong or failed, one line each."""
+        """Failures, one line each."""
         found = []
         for name, outcomes in self.parts.items():
             for outcome in outcomes:
@@ -54,7 +52,7 @@ class Report:
         return found
 
     def unfinished(self) -> list[str]:
-        """What is missing, one line each."""
+        """Missing results, one line each."""
         found = [
             f"{name}, {self.names(outcome)}: {outcome.unfinished}"
             for name, outcomes in self.parts.items()
@@ -69,10 +67,8 @@ class Report:
     def rows(self, name: str) -> list[Row]:
         return [{"device": self.names(outcome)} | row for outcome in self.parts[name] for row in outcome.rows]
 
-    # ---- the files ----
-
     def save(self, folder: Path) -> None:
-        """Replace both files. Raises InvalidArgument where that is not possible."""
+        """Replace both files. Raises InvalidArgument if they cannot be written."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -83,7 +79,6 @@ class Report:
                 part.write_text(text, encoding="utf-8")
 
     def values(self) -> dict[str, Any]:
-        """What the JSON file holds."""
         parts = {
             name: [
                 {
@@ -104,7 +99,6 @@ class Report:
         return head | {"devices": self.devices} | ends | {"parts": parts}
 
     def text(self) -> str:
-        """What the Markdown file holds."""
         lines = [f"# GPU report of vkbackend {__version__}, {self.date}", ""]
         lines.append(", ".join(f"{name} {value}" for name, value in self.machine.items()))
         lines += ["", *table(*self._device_table())]
@@ -129,7 +123,7 @@ class Report:
         return head, lines
 
     def _left_out(self, outcomes: Sequence[Outcome]) -> list[str]:
-        """By reason: many cases lack the same feature."""
+        """Grouped by reason: many cases lack the same feature."""
         lines = []
         for outcome in outcomes:
             reasons: dict[str, list[str]] = {}
@@ -142,7 +136,7 @@ class Report:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """A table of Markdown; numbers have three digits or more."""
+    """A Markdown table with at least three significant digits."""
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     return lines + ["| " + " | ".join(map(_cell, row)) + " |" for row in rows]
 
@@ -153,12 +147,9 @@ def _cell(value: object) -> str:
     return "" if value is None else str(value).replace("|", "\\|").replace("\n", " ")
 
 
-# ---- nobody's names ----
-
-
 @cache
 def _private() -> tuple[list[str], re.Pattern[str] | None]:
-    """(folders of this machine, names of the host and the user)."""
+    """(folders of this machine, names of host and user)."""
     folders = {str(Path.home()), str(Path.cwd()), tempfile.gettempdir(), sys.prefix}
     folders |= {str(Path(folder).resolve()) for folder in folders}
     names = {platform.node(), platform.node().partition(".")[0]}
@@ -172,7 +163,7 @@ def _private() -> tuple[list[str], re.Pattern[str] | None]:
 
 
 def scrubbed(value: Any) -> Any:
-    """`value` with "(path)", and "(name)" for the host's and the user's, in all its texts."""
+    """`value` with "(path)" and "(name)" in all its texts."""
     if isinstance(value, dict):
         return {key: scrubbed(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""What the machine and its devices are, without what would name its owner."""
+"""The machine and its devices, without anything that identifies the owner."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from vkbackend.device_info import DeviceInfo
 from vkbackend.tools.console import size
 
-PRIVATE = ("uuid", "driver_uuid")  # the number of a card identifies its owner
+PRIVATE = ("uuid", "driver_uuid")  # a card's number identifies its owner
 
 
 def chosen(words: tuple[str, ...] | None) -> list[dict[str, Any]]:
-    """The devices that `words` name; without words all GPUs, or if there is none all devices. Raises
-    InvalidArgument, UnsupportedFeature."""
+    """The named devices; by default all GPUs, or all devices if there are no GPUs. Raises InvalidArgument,
+    UnsupportedFeature."""
     from vkbackend.tools.flags.present import present  # needs the Vulkan loader
     from vkbackend.vulkan.instance import select
 
@@ -33,9 +33,8 @@ def of_device(info: DeviceInfo) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, memory and system."""
     found: dict[str, Any] = {"cores": os.cpu_count(), "python": platform.python_version()}
-    version = re.match(r"[\d.]*", platform.release())  # after it come names that the builder chose
+    version = re.match(r"[\d.]*", platform.release())  # the rest may name the builder
     found["system"] = f"{platform.system()} {version and version[0]} {platform.machine()}"
     for name, path, key in (
         ("processor", "/proc/cpuinfo", "model name"),

@@ -1,4 +1,4 @@
-"""Parts that time ops: what `vkbackend tune` measures, and how near each product comes to the copy rate."""
+"""Parts that time ops: the ranking of `vkbackend tune`, and each product's share of the copy rate."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RANKING = "ranking"
 
 
 class Tune(Part):
-    """The ranking is kept in the report's own cache folder: later parts choose ops by it."""
+    """The ranking goes to the report's cache folder, so later parts use it."""
 
     title = "Which op multiplies matrices fastest (`tune`)"
     share, deadline_s = 0.1, 60.0
@@ -62,17 +62,17 @@ class Tune(Part):
 
 
 TYPES = ("q4_0", "q4_k", "q8_0", "q6_k", "f16", "mxfp4", "iq4_xs")
-SIDE, SOFTWARE_SIDE = 4096, 1024  # of a square matrix
-ROWS = {"one": 1, "few": 8, "some": 16, "many": 512}  # of x, by class
+SIDE, SOFTWARE_SIDE = 4096, 1024  # side of a square matrix
+ROWS = {"one": 1, "few": 8, "some": 16, "many": 512}  # rows of x, by class
 SOFTWARE_ROWS = ROWS | {"many": 32}
-COLD_NBYTES = 512 << 20  # copies that take turns: more than any cache holds
-HEAP_SHARE = 8  # the copies take at most an eighth of a device's memory
+COLD_NBYTES = 512 << 20  # copies that take turns, larger than any cache
+HEAP_SHARE = 8  # they take at most this fraction of a device's memory
 COPY = "copies within the memory"
 EXPERT_TYPES = ("q4_k",)
 
 
 class Products(Part):
-    """The copy rate, every product with a matrix or experts, attention at 4,096 positions."""
+    """The copy rate, products with matrices and experts, attention at 4,096 positions."""
 
     title = "The copy rate, and each op's share of it"
     share, deadline_s = 0.14, 60.0
@@ -98,7 +98,7 @@ class Products(Part):
         return [COPY, *self._named]
 
     def run(self, case: str) -> list[Row]:
-        copied = measure_copy(self.device)  # measured once, then known
+        copied = measure_copy(self.device)  # cached after the first call
         if case == COPY:
             return [{"case": COPY, "GB/s": copied / 1e9}]
         asked = self._named[case]

@@ -1,7 +1,7 @@
-"""What a part of the report is: named cases on some devices, and rows of plain values as their results.
+"""A part of the report: named cases on some devices, with rows of plain values as results.
 
-A part lives in a process of its own (worker.py). When that dies, another goes on after the case that killed
-it; so a case needs nothing of those before it but `rows`, what the part found on these devices so far.
+A part runs in a process of its own (worker.py). If that dies, another process resumes after the fatal case,
+so a case may use only `rows`, the part's results on these devices so far.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.runtime import Device
 
 Row = dict[str, Any]
-Group = tuple[str, ...]  # devices that a part uses together
+Group = tuple[str, ...]  # devices used together
 
 
 class LeftOut(Exception):
-    """A case says nothing of these devices: why."""
+    """Why a case does not apply to these devices."""
 
 
 class Part:
-    """One part on one group of devices; subclasses have the cases."""
+    """A part on a group of devices; subclasses define the cases."""
 
     title: ClassVar[str]
-    share: ClassVar[float]  # share of the time of all parts; the time that earlier parts leave is added
-    deadline_s: ClassVar[float]  # for a case; one that takes longer counts as a hang
+    share: ClassVar[float]  # of the time of all parts, plus what earlier parts left
+    deadline_s: ClassVar[float]  # per case; exceeding it counts as a hang
     environment: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, devices: Group, rows: list[Row]) -> None:
@@ -34,22 +34,22 @@ class Part:
 
     @staticmethod
     def groups(devices: Sequence[str]) -> list[Group]:
-        """The devices that are measured together, one group after another. Here each device by itself."""
+        """Groups of devices, measured one after another. Default: each device alone."""
         return [(device,) for device in devices]
 
     @property
     def device(self) -> Device:
-        """The first device, opened when it is asked for."""
+        """The first device, opened on first use."""
         if self.opened is None:
             [self.opened] = open_devices(self.devices[:1])
         return self.opened
 
     def cases(self) -> list[str]:
-        """Their names, the most valuable first. Raises what opening devices raises."""
+        """Names, the most valuable first. Raises the errors of opening devices."""
         raise NotImplementedError
 
     def run(self, case: str) -> list[Row]:
-        """The results of a case. Raises LeftOut, and VkbackendError for what failed."""
+        """Results of a case. Raises LeftOut, and VkbackendError for a failure."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -58,11 +58,11 @@ class Part:
 
     @classmethod
     def wrong(cls, row: Row) -> str:
-        """What a row says is wrong; "": nothing."""
+        """What is wrong in a row, or ""."""
         return ""
 
     @classmethod
     def columns(cls, rows: Sequence[Row]) -> tuple[Sequence[str], list[Sequence[object]]]:
-        """The rows of all groups as a table: its head and its lines."""
+        """(header, lines) of the table for all groups."""
         head = list(dict.fromkeys(name for row in rows for name in row))
         return head, [[row.get(name, "") for name in head] for row in rows]

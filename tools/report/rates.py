@@ -1,4 +1,4 @@
-"""Parts that run whole models: decode and prefill after a long context, compiling, llama.cpp beside it."""
+"""Parts that run whole models: decode and prefill at depth, compile times, llama.cpp."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ MODELS = ("llama-1b:Q4_K", "llama-8b:Q4_K", "qwen3-30b-a3b:Q4_K")
 DEPTHS = (0, 4096, 32_768)
 N_PROMPT, MOST_TOKENS, LEAST_TOKENS = 512, 64, 3
 ROOM = N_PROMPT + MOST_TOKENS + 64  # cells after the deepest context
-BOX_S = 2.0  # for the timed tokens of a case
-SLOW_PROMPT_S = 20.0  # a prompt that would take longer is timed with fewer tokens
+BOX_S = 2.0  # target time of a case's timed tokens
+SLOW_PROMPT_S = 20.0  # slower prompts are timed with fewer tokens
 
 
 class Rates(Part):
-    """Each device alone, then all together. The cells of the context are not computed first: a step reads
-    them whatever they hold."""
+    """Each device alone, then all together. The context is not computed: the time of a step does not depend
+    on the cells' content."""
 
     title = "Tokens per second of synthetic models"
     share, deadline_s = 0.22, 180.0
@@ -75,8 +75,7 @@ class Rates(Part):
         return [row | ({"us/reduce": 1e6 * spent / n} if n else {})]
 
     def _opened_for(self, spec: str) -> Runner:
-        """The model with the deepest context that fits. If none fits, with half its layers, a quarter, and so
-        on."""
+        """The model with the deepest context that fits; if none fits, half the layers, a quarter, ..."""
         if self._runner is None or self._spec != spec:
             self.close()
             self._runner, self._depth, self._why = open_model(spec, self.devices)
@@ -91,8 +90,7 @@ class Rates(Part):
 
 
 def open_model(spec: str, devices: Group) -> tuple[Runner, int, str]:
-    """(runner, the deepest context it has room for, why not a deeper one). Raises LeftOut where not even one
-    layer fits."""
+    """(runner, deepest context that fits, why not deeper). Raises LeftOut if not even one layer fits."""
     why = ""
     for n_layer in halved(spec):
         for depth in reversed(DEPTHS):
@@ -105,7 +103,7 @@ def open_model(spec: str, devices: Group) -> tuple[Runner, int, str]:
 
 
 def halved(spec: str) -> Iterator[int]:
-    """Numbers of layers: all of the model's, then half as many again and again."""
+    """All layers, then half as many again and again."""
     n = SHAPES[spec.partition(":")[0].lower()][3]["block_count"]
     while n:
         yield n
@@ -113,7 +111,7 @@ def halved(spec: str) -> Iterator[int]:
 
 
 def prompt_length(timer: Timer, depth: int) -> int:
-    """512, or what a slow device should read in 20 s, judged by the times of longer and longer prompts."""
+    """512, or the length a slow device reads in 20 s, judged by shorter prompts."""
     n = 16
     while n < N_PROMPT:
         timer.behind(depth, n, 0)
@@ -124,7 +122,7 @@ def prompt_length(timer: Timer, depth: int) -> int:
 
 
 class Compiling(Part):
-    """Drivers' own caches are off: what a first start takes."""
+    """Drivers' caches are off: this is a first start."""
 
     title = "Seconds to compile the pipelines of a token and a prompt"
     share, deadline_s = 0.04, 240.0
@@ -148,7 +146,7 @@ class Compiling(Part):
 
 
 class LlamaCpp(Part):
-    """llama-bench on the same models, where it is installed."""
+    """llama-bench on the same models, if it is installed."""
 
     title = "llama.cpp on the same models (`llama-bench`)"
     share, deadline_s = 0.08, 300.0
@@ -192,7 +190,6 @@ class LlamaCpp(Part):
 
 
 def rate_of(case: str, n_layer: int, found: dict[str, Any]) -> Row:
-    """One test of llama-bench's JSON."""
     test = f"pp{found['n_prompt']}" if found.get("n_prompt") else f"tg{found.get('n_gen')}"
     build = f"{found.get('build_commit', '?')} ({found.get('build_number', '?')})"
     row = {"model": case, "layers": n_layer, "depth": found.get("n_depth", 0), "test": test}

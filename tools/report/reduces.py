@@ -1,4 +1,4 @@
-"""The part that times all-reduces: every pair of devices, sizes, providers and submissions ahead."""
+"""The part that times all-reduces of every pair of devices, by size, provider and submissions ahead."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AHEAD_SIZES = ("16K", "1M")  # of a token, of a prompt
 
 
 class Reduces(Part):
-    """A device by itself is opened twice: that tells what its driver does with pages of the host."""
+    """A single device is opened twice, which shows how its driver handles host pages."""
 
     title = "All-reduces of every pair of devices"
     share, deadline_s = 0.08, 60.0

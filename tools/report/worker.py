@@ -1,9 +1,9 @@
-"""A part on some devices, in a process that may be lost: `python -m vkbackend.tools.report.worker`.
+"""The process of a part: `python -m vkbackend.tools.report.worker`. It may crash.
 
-Reads a job from stdin, one JSON object: part, devices, the cases that are done and the rows they gave. Writes
-one JSON object a line: {"cases": [...]}, then of each {"begin": name} and {"end": name, "rows": [...]} with,
-where something came between, "left_out", or "failed" and "lost": the device cannot go on. {"unable": why}
-instead of cases: the part has none for these devices.
+Reads a JSON job from stdin: part, devices, finished cases and their rows. Writes a JSON object per line:
+{"cases": [...]}, then per case {"begin": name} and {"end": name, "rows": [...]}, with "left_out", or "failed"
+and "lost" (the device is unusable) if it did not succeed. {"unable": why} replaces the cases of a part that
+has none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vkbackend.tools.report import machine
 from vkbackend.tools.report.part import LeftOut, Part
 from vkbackend.tools.report.parts import PARTS
 
-DEVICES = "devices"  # a job that is no part: it lists the devices
+DEVICES = "devices"  # the job that lists the devices
 
 
 def tell(out: TextIO, **message: Any) -> None:
@@ -36,7 +36,7 @@ def describe(words: list[str], out: TextIO) -> None:
 
 
 def work(part: Part, done: set[str], out: TextIO) -> None:
-    """The cases that are not done, until the device cannot go on."""
+    """Run the remaining cases until the device is lost."""
     names = part.cases()
     tell(out, cases=names)
     for name in names:
@@ -56,7 +56,7 @@ def work(part: Part, done: set[str], out: TextIO) -> None:
             told["lost"] = True
         tell(out, end=name, **told)
         if told.get("lost"):
-            os._exit(0)  # to close a device that does not answer would be to wait for it
+            os._exit(0)  # closing a device that does not answer would hang
     with suppress(VkbackendError):
         part.close()
 
@@ -64,7 +64,7 @@ def work(part: Part, done: set[str], out: TextIO) -> None:
 def main() -> None:
     job = json.loads(sys.stdin.readline())
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what drivers print is none of ours
+    os.dup2(2, 1)  # drivers may print
     try:
         if job["part"] == DEVICES:
             describe(job["devices"], out)

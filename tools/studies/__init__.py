@@ -1,1 +1,1 @@
-"""Scripts behind the figures in docs: `python -m vkbackend.tools.studies.NAME`."""
+"""Scripts that measured the figures in docs: `python -m vkbackend.tools.studies.NAME`, from a checkout."""

@@ -1,8 +1,9 @@
-"""How a decode step grows with its sequences: `python -m vkbackend.tools.studies.batches -m model.gguf`.
+"""The cost of a decode step by number of sequences: `python -m vkbackend.tools.studies.batches -m
+model.gguf`.
 
-Prints a Markdown table: milliseconds of a step of n sequences with one row each, per token, against the best
-of all smaller n, and against a prompt of 64 rows, all in turns; the medians count. Steps are the runner's
-(no queue, no sampling), with candidates instead of whole rows of logits where the engine would ask for them.
+Prints median milliseconds of a step of n sequences: per token, against the best smaller n, and against a
+prompt of 64 rows, measured in turns. Steps are the runner's (no queue, no sampling) and return candidates or
+whole logits as the engine would ask.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 for n in SIZES:
                     took[n].append(decode(runner, n, depth))
                 prompts.append(prefill(runner))
-                if i == 1:  # two rounds compiled and warmed up: forget their times
+                if i == 1:  # the first two rounds compile and warm up
                     took, prompts = {n: [] for n in SIZES}, []
         finally:
             runner.close()

@@ -1,8 +1,7 @@
-"""`python -m vkbackend.tools.studies.bench_caller`: what a busy Python thread of the caller costs the engine.
+"""The cost of a busy Python thread in the caller: `python -m vkbackend.tools.studies.bench_caller`.
 
-In one process both share the interpreter's lock, so the relay between segments waits for the caller; with
-process=True the engine has an interpreter of its own. Prints the median microseconds per reduce, quiet and
-busy.
+In one process caller and engine share the interpreter's lock, so the relay between segments waits for the
+caller; with process=True the engine has its own. Prints median microseconds per reduce, quiet and busy.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def measure(
 ) -> tuple[float, float]:
     """(quiet, busy) microseconds per reduce."""
     with LLM(path, devices=devices, process=process) as llm:
-        reduce_us(llm, n_predict, 1)  # warms up
+        reduce_us(llm, n_predict, 1)  # warm-up
         quiet = reduce_us(llm, n_predict, repeats)
         stop = threading.Event()
 

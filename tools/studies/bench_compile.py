@@ -1,9 +1,8 @@
-"""What compiling a model's pipelines takes:
-`python -m vkbackend.tools.studies.bench_compile -m model.gguf -dev 0`.
+"""Time to compile a model's pipelines: `python -m vkbackend.tools.studies.bench_compile -m model.gguf -dev
+0`.
 
-Prints a Markdown table: seconds for those of a decode step and a prompt together, one thread and several in
-turn, and with the pipeline cache that a first run left. The least of each counts: other work can only add to
-it. Drivers may have a cache of their own, which hides all (Mesa: MESA_SHADER_CACHE_DISABLE=true).
+Prints minimum seconds for the pipelines of a decode step and a prompt: one thread and several in turn, and
+with the pipeline cache of a first run. Disable the driver's own cache (Mesa: MESA_SHADER_CACHE_DISABLE=true).
 """
 
 from __future__ import annotations

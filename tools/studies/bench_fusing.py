@@ -1,8 +1,7 @@
-"""What fusing saves on a device: `python -m vkbackend.tools.studies.bench_fusing -m model.gguf -dev 0`.
+"""Time saved by fusing: `python -m vkbackend.tools.studies.bench_fusing -m model.gguf -dev 0`.
 
-Prints Markdown tables: what a tiny dispatch costs (two chains of different lengths, so that the submission
-drops out), how many dispatches and barriers a decode step has, and milliseconds per step with fusing and
-without, which take turns. The least of each counts: other work can only add to it.
+Prints the cost of a tiny dispatch (from two chain lengths, which cancels the submission), the dispatches and
+barriers of a decode step, and minimum milliseconds per step with and without fusing, in turn.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ WAYS = {"fused": "1", "one by one": "0"}
 
 
 def per_dispatch(device: Device, dependent: bool, repeats: int) -> float:
-    """Microseconds for each of many dispatches of 32 elements, which read what the last one wrote or not."""
+    """Microseconds per dispatch of 32 elements, in a chain that depends on the last one or does not."""
     buffer = device.buffer(512 * (LENGTHS[1] + 1), Home.SCRATCH, "chain")
     least = []
     for length in LENGTHS:
@@ -55,13 +54,12 @@ def per_dispatch(device: Device, dependent: bool, repeats: int) -> float:
 
 
 def counts(recording: Recording) -> tuple[int, int, int]:
-    """Dispatches, barriers and copies of a recording."""
     kinds = Dispatch, Barrier, Copy
     return tuple(sum(isinstance(c, kind) for c in recording.commands) for kind in kinds)  # type: ignore[return-value]
 
 
 def layer(recording: Recording, il: int) -> Recording:
-    """The commands of one layer, the barrier in front of each included."""
+    """A layer's commands, each with the barrier in front of it."""
     at = [i for i, c in enumerate(recording.commands) if getattr(c, "label", "").startswith(f"blk.{il}.")]
     return Recording(f"layer {il}", recording.commands[at[0] - 1 : at[-1] + 1])
 

@@ -1,10 +1,8 @@
-"""Native against Kompute on one device in one run:
-`python -m vkbackend.tools.studies.bench_runtimes -m model.gguf`.
+"""Native against Kompute on one device: `python -m vkbackend.tools.studies.bench_runtimes -m model.gguf`.
 
-Prints the Markdown tables of docs/runtimes.md: per dispatch (a chain of tiny dependent ones), per op, per
-token and per all-reduce on one, two and three logical devices, and memory. The runtimes take turns, repeat by
-repeat, and the least time of each counts: other work on the machine can only add to it. The median beside it
-tells how much there was. Needs kp: .venv-kompute.
+Prints the tables of docs/runtimes.md: per dispatch (a chain of tiny ones), per op, per token and per
+all-reduce on one to three logical devices, and memory. The runtimes take turns at every repeat; the minimum
+counts, and the median shows other load. Needs kp: .venv-kompute.
 """
 
 from __future__ import annotations
@@ -35,17 +33,17 @@ from vkbackend.tools.measure.case_times import Chain
 from vkbackend.tools.measure.turns import errors_told, least_and_median, table, variable
 from vkbackend.tools.op_cases.cases import CASES
 
-# Small shapes, so that a software driver's arithmetic does not hide the cost of a dispatch.
+# Small shapes: a software driver's arithmetic must not hide the cost of a dispatch.
 OP_CASES = r"^(MatVec\(type='(f32|q8_0)'|RmsNorm|Rope|Add\(|KvStore|AttnDecode)"
-CHAIN = 64  # dispatches in a submission, in every runtime: what a submission costs is spread over them
-ROUNDS = 4  # in which the runtimes take turns at an op
+CHAIN = 64  # dispatches per submission in every runtime, which spreads the cost of a submission
+ROUNDS = 4  # rounds of an op, in turn
 N_CTX = 128
-# The runtimes, and between them the native one with the shaders that kompute runs.
+# The runtimes, and the native one restricted to the shaders that kompute runs.
 WAYS = {"native": "native", "native, portable shaders": "native", "kompute": "kompute"}
 
 
 def portable(way: str) -> AbstractContextManager[None]:
-    """While devices are opened: leave out the features that faster shaders need, where `way` says so."""
+    """While devices are opened, hide the features that kompute lacks, if `way` asks for it."""
     needed = env.FEATURES & {feature for op in OPS.values() for feature in op.needs}
     return variable("VKBACKEND_DISABLE", ",".join(sorted(needed))) if "portable" in way else nullcontext()
 
@@ -61,7 +59,7 @@ def opened(spec: str, way: str) -> Iterator[Device]:
 
 
 def chain(device: Device, dependent: bool) -> Executable:
-    """Copies of a few words: each needs the one before, or none does."""
+    """Copies of a few words, each dependent on the one before or none."""
     a, b = (View(device.buffer(256 * CHAIN, Home.SCRATCH, name), 0, (CHAIN, 64), "u32") for name in "ab")
     recording = Recording("chain")
     for i in range(CHAIN):
@@ -72,7 +70,7 @@ def chain(device: Device, dependent: bool) -> Executable:
 
 
 def children_nbytes() -> int:
-    """Resident bytes of this process's children."""
+    """Resident bytes of child processes."""
     total = 0
     for task in Path(f"/proc/{os.getpid()}/task").iterdir():
         for child in (task / "children").read_text().split():
@@ -131,7 +129,7 @@ def per_op(spec: str, pattern: str, repeats: int) -> None:
 
 
 def per_token(path: str, spec: str, counts: Sequence[int], n_tokens: int) -> None:
-    """Decoding token by token, the runtimes in turn."""
+    """Decode token by token, the runtimes in turn."""
     rows = []
     for n in counts:
         with ExitStack() as stack:

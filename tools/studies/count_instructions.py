@@ -1,10 +1,9 @@
-"""What compilers of GPUs make of kernels:
-`python -m vkbackend.tools.studies.count_instructions -g NAVI31,DG2,AMPERE -c "MatDot"`.
+"""Instructions that GPU compilers generate: `python -m vkbackend.tools.studies.count_instructions -g
+NAVI31,DG2,AMPERE -c "MatDot"`.
 
-Compiles what the cases of bench-ops run, with the constants that ops choose for such a device, or any
-SPIR-V (--spirv), and prints one Markdown table: statistics of the whole kernel, then instructions of its
-hot loop (tools/measure/assembly.py says which). -g asks the compilers that `tools/setup.sh --compilers`
-unpacks, without their GPUs; -dev a device that is here.
+Compiles cases of bench-ops, with the constants that ops choose for the device, or any SPIR-V (--spirv).
+Prints statistics of the whole kernel and instructions of its hot loop (tools/measure/assembly.py). -g:
+compilers from `tools/setup.sh --compilers`, without their GPUs; -dev: a present device.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from vkbackend.twins.device import NumpyDevice
 if TYPE_CHECKING:
     from vkbackend.vulkan.pipeline_report import PipelineReport
 
-# What docs/measurements/kernels.csv keeps: products in some formats, on GPUs of three vendors.
+# Content of docs/measurements/kernels.csv: products in some formats, on GPUs of three vendors.
 _KINDS, _ROWS = r"\(type='(q4_0|q4_k|q6_k|q8_0|f16)',", "(1|8|128|512)"
 RECORDED = f"Mat(Dot|Wave|Tile|MulDot|MulCoop|MulDotCoop){_KINDS} n=3072, k=1024, rows={_ROWS},"
 RECORDED_GPUS = ("NAVI21", "NAVI31", "DG2", "BMG", "AMPERE")
@@ -44,7 +43,7 @@ CASE = r"Mat(Dot|Wave)\(.*n=3072, k=1024, rows=1,"
 
 
 def dispatches_of(case: Case, limits: Limits) -> list[Dispatch]:
-    """What a case runs, recorded without a device."""
+    """A case's dispatches, recorded without a device."""
     probe = Placed(NumpyDevice("probe"), case.setup(np.random.default_rng(0)))
     try:
         return [c for c in probe.record(limits).accesses() if isinstance(c, Dispatch)]
@@ -53,7 +52,7 @@ def dispatches_of(case: Case, limits: Limits) -> list[Dispatch]:
 
 
 def kernels(limits: Limits, pattern: str) -> dict[str, Dispatch]:
-    """Pipeline's name -> a dispatch of it, for all that the cases run and the device can."""
+    """Pipeline name -> a dispatch of it, for everything that the device can run."""
     found = {}
     for case in cases_named(pattern, "all"):
         if limits.features.issuperset(case.needs) and case.fits(limits):
@@ -65,7 +64,7 @@ def kernels(limits: Limits, pattern: str) -> dict[str, Dispatch]:
 
 
 def measure(args: argparse.Namespace) -> Iterator[KernelRow]:
-    """The rows of what this process' driver makes."""
+    """Rows from this process's driver."""
     from vkbackend.tools.measure.spirv import report_of_spirv
     from vkbackend.vulkan.device import open_for_report
     from vkbackend.vulkan.instance import devices, select
@@ -105,14 +104,14 @@ def write_texts(folder: Path, kernel: str, texts: dict[str, str]) -> None:
 
 
 def rows_of(gpu: str, arguments: Sequence[str]) -> list[KernelRow]:
-    """The rows of this command with these arguments, made by the compiler of a GPU that is not there."""
+    """Rows of this command with these arguments, from an absent GPU's compiler."""
     found = compilers.gpu_of(gpu)
     asked = ["-dev", "0", "--label", found.name, "--json", *arguments]
     return [KernelRow(**row) for row in compilers.ask(found, MODULE, asked)]
 
 
 def record(path: Path) -> None:
-    """The counts of RECORDED, with the version of Mesa that made them."""
+    """The counts of RECORDED, and Mesa's version."""
     with path.open("w", newline="") as file:
         names = ["mesa", *(field.name for field in fields(KernelRow))]
         writer = csv.DictWriter(file, names, lineterminator="\n")

@@ -1,8 +1,8 @@
-"""What structured output costs: `python -m vkbackend.tools.studies.grammars [-m MODEL]`.
+"""The cost of structured output: `python -m vkbackend.tools.studies.grammars [-m MODEL]`.
 
-Prints a Markdown table: milliseconds to compile a grammar, microseconds a token to find what may come next
-and to take the token that came, over random texts that follow it (median and the slowest of 100), and how
-long a row of logits takes with the mask on the host. The model's vocabulary alone is read.
+Prints milliseconds to compile a grammar; microseconds per token to find the allowed tokens and to advance,
+over random texts of the grammar (median and slowest of 100); and the time of a row of logits with the mask on
+the host. Reads only the model's vocabulary.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ N_TOKENS = 100
 def walk(
     matcher: Matcher, n_vocab: int, rng: random.Random, take_us: list[float], find_us: list[float]
 ) -> bool:
-    """One token; whether the text goes on."""
+    """Advance by one token; returns whether the text goes on."""
     began = time.perf_counter()
     matcher.find()
     found = time.perf_counter()
@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def rows(compiler: Compiler, n: int) -> None:
-    """Time a greedy token from a whole row on the host, without a schema and with one."""
+    """Time a greedy token from a whole row on the host, without and with a schema."""
     logits = np.random.default_rng(0).normal(0, 3, n).astype(np.float32)
     free, bound = Sampler(SamplingParams(0.0, seed=1)), Sampler(SamplingParams(0.0, seed=1), True)
     bound.matcher = compiler.start(compiler.compile(KINDS["a schema"]).result())

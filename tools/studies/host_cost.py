@@ -1,9 +1,8 @@
-"""What the host spends on a decoded token: `python -m vkbackend.tools.studies.host_cost -m model.gguf`.
+"""Host time per decoded token: `python -m vkbackend.tools.studies.host_cost -m model.gguf`.
 
-Devices that compute nothing, so what is left is Python: the engine's step with sampling, and the delivery of
-its answers. Prints a Markdown table of microseconds of CPU time per token by the number of sequences. With
-`--against CHECKOUT`, another checkout with its environment (.venv), processes of both take turns; the least
-is what other work on the machine added least to.
+On devices that compute nothing, Python's share remains: the engine's step with sampling, and the delivery of
+answers. Prints minimum microseconds of CPU time per token by number of sequences. `--against CHECKOUT`
+alternates with another checkout (with its .venv).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ WAYS = {"greedy": {"temperature": 0.0}, "default": {}}
 
 
 def measure(path: str, n: int, sampling: dict[str, Any]) -> float:
-    """Microseconds per token of n sequences on a device that computes nothing and finds logits of 0."""
+    """Microseconds per token of n sequences, with logits of 0."""
     import vkbackend.models.engine.messages as messages
     import vkbackend.models.engine.runner as runners
     from vkbackend.models.engine.channel import Channel, Letter
@@ -32,7 +31,7 @@ def measure(path: str, n: int, sampling: dict[str, Any]) -> float:
     from vkbackend.twins.device import HostQueue, NullDevice
 
     class Idle(HostQueue):
-        """Segments end as they begin: walking through their commands would be most of what is left."""
+        """Segments end at once: walking through their commands would dominate."""
 
         def _run(self) -> None:
             while self._pending and (not self._pending[0][0] or self._done < self._allowed):
@@ -55,7 +54,7 @@ def measure(path: str, n: int, sampling: dict[str, Any]) -> float:
     channel = Channel()
     keep = []
     for i in range(n):
-        # SamplingParams is taken from messages.py, which has it in every checkout, whatever file defines it.
+        # Imported from messages.py, which has it in every checkout.
         kind: Any = messages.SamplingParams
         request = messages.Generate(i, (1, 2, 3), None, kind(seed=i, **sampling))
         mail: Any = SimpleQueue()

@@ -1,7 +1,7 @@
 """Rounds of interrupts.py, in a process that may hang or crash.
 
-Each lets SIGINT strike a call of `LLM` at a random moment, sometimes twice, and then asks for tokens that are
-known. A line of JSON says what begins, another what came of it.
+Each sends SIGINT into a call of `LLM` at a random moment, sometimes twice, then asks for known tokens. A JSON
+line announces the round, another its result.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from vkbackend.models.llm import LLM
 from vkbackend.runtime import Device
 
 PHASES = ("load", "prefill", "decode", "stream", "state", "close")
-WEIGHTS = (2, 2, 4, 2, 1, 1)  # how often each is drawn
+WEIGHTS = (2, 2, 4, 2, 1, 1)  # weight of each in the draw
 N_CTX, N_PROMPT, N_DECODE, N_CHECKED = 128, 96, 12, 6
-AGAIN = 0.3  # share of the rounds with a second interrupt,
+AGAIN = 0.3  # share of rounds with a second interrupt,
 AGAIN_S = 0.003  # at most this long after the first
-BEYOND = 1.2  # the interrupt strikes within this many times what the call takes
-RELEASED_S = 30.0  # limit for the release of what an interrupted call held
+BEYOND = 1.2  # the moment of the interrupt, in durations of the call
+RELEASED_S = 30.0  # limit for releasing what an interrupted call held
 
 
 class Striker:
-    """A thread that interrupts the main one; between the rounds nothing raises."""
+    """A thread that interrupts the main thread; nothing raises between rounds."""
 
     def __init__(self) -> None:
         self.armed = self.pending = False
@@ -61,10 +61,10 @@ class Striker:
             self.pending = False
 
     def strike(self, call: Callable[[], object], waits: list[float], as_signal: bool) -> int:
-        """Let interrupts strike `call`; returns how many raised: at most two, the second maybe after the
-        call."""
+        """Interrupt `call`; returns how many interrupts raised (at most two, the second maybe after the
+        call)."""
         self.raised, self.pending, self.armed = 0, True, True
-        with suppress(KeyboardInterrupt):  # a second interrupt may strike while the first is handled
+        with suppress(KeyboardInterrupt):  # a second interrupt may come while the first is handled
             try:
                 self._orders.put((waits, as_signal))
                 call()
@@ -82,8 +82,8 @@ class Striker:
 
 
 class Rounds:
-    """A model that stays open and is asked for known tokens after every round. A round that opens or closes a
-    model uses another one."""
+    """Keeps a model open and asks it for known tokens after every round. Rounds that open or close a model
+    use another one."""
 
     def __init__(self, path: str, devices: list[str], process: bool, folder: str) -> None:
         self._path = path
@@ -123,7 +123,7 @@ class Rounds:
         self.llm.copy_slot(1, 0)
 
     def run(self, phase: str, rng: random.Random, striker: Striker) -> tuple[int, str]:
-        """(interrupts that raised, what is wrong or "")."""
+        """(interrupts that raised, the fault or "")."""
         i, slot = rng.randrange(len(self._prompts)), rng.choice((None, 0, 1))
         waits = [rng.uniform(0, BEYOND * self.seconds[phase])]
         if rng.random() < AGAIN:
@@ -169,7 +169,7 @@ def _refuses(llm: LLM) -> bool:
 
 
 def _n_open() -> int:
-    """Devices with anything open, and threads of engines."""
+    """Open devices plus engine threads."""
     gc.collect()
     devices = sum(isinstance(thing, Device) and bool(thing.counts) for thing in gc.get_objects())
     return devices + sum(thread.name == "vkbackend-engine" for thread in threading.enumerate())
@@ -183,7 +183,7 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def main(path: str, devices: str, process: str, folder: str, seed: str, first: str, count: str) -> None:
-    faulthandler.enable()  # whoever ends a hang with SIGABRT reads where it hung
+    faulthandler.enable()  # SIGABRT ends a hang and prints where it was
     rounds, striker = Rounds(path, devices.split(","), process == "True", folder), Striker()
     for n in range(int(first), int(first) + int(count)):
         rng = random.Random(f"{seed} {devices} {process} {n}")

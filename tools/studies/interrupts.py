@@ -1,8 +1,8 @@
 """Ctrl-C at random moments: `python -m vkbackend.tools.studies.interrupts -dev 0 -dev numpy -n 100`.
 
-Interrupts strike while a model is loaded, reads a prompt, decodes, saves and loads a state, or is closed;
-then the same process asks for tokens that are known. Prints what came of it, and ends with 1 where anything
-is not 0: tokens that are wrong, errors, what was left open, rounds that did not end in time, crashes.
+Interrupts come while a model is loaded, reads a prompt, decodes, saves or loads a state, or is closed; then
+the same process must return known tokens. Counts wrong tokens, errors, leaks, hangs and crashes; exit code 1
+if there are any.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FAULTS = ("wrong", "error", "left", "hang", "crash")
 
 
 class Batch:
-    """A process that runs rounds first..first+count on one device; its lines are waited for with a limit."""
+    """A process for rounds first..first+count on one device; its lines have a time limit."""
 
     def __init__(self, args: argparse.Namespace, devices: str, folder: str, first: int, count: int) -> None:
         words = args.model, devices, args.process, folder, args.seed, first, count
@@ -45,7 +45,7 @@ class Batch:
         self._lines.put(None)
 
     def line(self, timeout_s: float) -> dict[str, Any] | None:
-        """The next line, None at the end; raises queue.Empty where none comes in time."""
+        """The next line, None at the end. Raises queue.Empty on timeout."""
         text = self._lines.get(timeout=timeout_s)
         return None if text is None else json.loads(text)
 
@@ -53,12 +53,12 @@ class Batch:
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            self.process.send_signal(signal.SIGABRT)  # tells on stderr where it hangs
+            self.process.send_signal(signal.SIGABRT)  # prints on stderr where it hangs
             return self.process.wait()
 
 
 def study(args: argparse.Namespace, devices: str, folder: str) -> dict[str, Counter[str]]:
-    """By phase: rounds, interrupts that raised, and faults."""
+    """By phase: rounds, interrupts that raised, faults."""
     found = {phase: Counter[str]() for phase in PHASES}
     at = raised = 0
     while raised < args.count:

@@ -1,12 +1,11 @@
-"""Our products beside llama.cpp's, through the compilers of GPUs that are not there:
-`python -m vkbackend.tools.studies.llama_cpp_kernels -g NAVI31,BMG -t q4_0,f16`.
+"""Our products against llama.cpp's, by compilers of absent GPUs: `python -m
+vkbackend.tools.studies.llama_cpp_kernels -g NAVI31,BMG -t q4_0,f16`.
 
-llama.cpp's shaders come out of the source package of llama-cpp-python (pip downloads it, or --sdist), built
-by its own generator with glslc, and get the constants that its host code chooses for such a GPU
-(tools/measure/llama_cpp_choices.py). Attention is of one row after 4,095 others and of a prompt, with heads
-of 128, four to a head of K and V. Ratios are ours to theirs, of vector instructions for 32
-multiply-adds and of the compiler's estimated cycles for one (tiles alone: around other loops they say
-nothing). Below 1 is better.
+llama.cpp's shaders are built from llama-cpp-python's source package (pip downloads it, or --sdist) by its
+generator and glslc, with its host code's constants for the GPU (tools/measure/llama_cpp_choices.py).
+Attention: one row after 4,095 others, and a prompt, with heads of 128 and 4 q heads per KV head. Ratios are
+ours to theirs (below 1 is better): vector instructions per 32 multiply-adds, and for tiles the compiler's
+estimated cycles.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from vkbackend.tools.measure.llama_cpp_shaders import built
 from vkbackend.tools.measure.turns import errors_told, table
 from vkbackend.tools.studies.count_instructions import rows_of
 
-# Work -> our ops that can do it, the best first.
+# Work -> our ops for it, the best first.
 OURS = {
     "decode 1": ("mat_dot", "mat_wave"),
     "decode 8": ("mat_dot", "mat_wave"),
@@ -43,7 +42,7 @@ OURS = {
 
 
 def cases(work: str, kind: str) -> list[str]:
-    """Patterns of the bench-ops cases in which the ops of `work` run."""
+    """Patterns of the bench-ops cases for `work`."""
     if work == "attention 1":
         return [rf"AttnDecode(Coop)?\(.*4095.*n_heads=32,.*'{kind}', type_v='{kind}'"]
     if work == "attention 512":
@@ -56,8 +55,6 @@ def cases(work: str, kind: str) -> list[str]:
     op = "MatWave" if kind == "f16" else "MatDot"
     return [rf"{op}\(.*'{kind}', n=3072, k=1024, rows={work.split()[1]},"]
 
-
-# ---- the table ----
 
 COLUMNS = (
     "GPU",
@@ -81,8 +78,8 @@ COLUMNS = (
 
 
 def serves(work: str, kind: str) -> bool:
-    """Whether the work exists in this type: all types of weights, for attention those of caches that both
-    programs and bench-ops have."""
+    """Whether the work exists for this type: any weight type; for attention, cache types of both programs and
+    bench-ops."""
     return not work.startswith("attention") or kind in ("f16", "q8_0")
 
 
@@ -94,7 +91,7 @@ def chosen(gpu: str, work: str, kind: str) -> Theirs:
 
 
 def compare(gpu: str, kinds: Sequence[str], works: Sequence[str], modules: Path) -> list[tuple[str, ...]]:
-    """The rows of the table: ours beside theirs."""
+    """Rows of the table."""
     pairs = {(work, kind): chosen(gpu, work, kind) for kind in kinds for work in works if serves(work, kind)}
     arguments = [a for theirs in pairs.values() for a in ("--spirv", theirs.argument(modules))]
     made = dict(zip(pairs, rows_of(gpu, arguments), strict=True))
@@ -111,7 +108,7 @@ def compare(gpu: str, kinds: Sequence[str], works: Sequence[str], modules: Path)
 
 
 def best(rows: Sequence[KernelRow], work: str, kind: str) -> KernelRow | None:
-    """Our row for that work: the first op in OURS that has one, with its largest tile."""
+    """Our row for that work: the first available op in OURS, with its largest tile."""
     of, _, n_rows = work.partition(" ")
     for op in OURS[work]:
         named = [row for row in rows if row.kernel.startswith((f"{op}.", f"{op}-"))]
@@ -119,7 +116,7 @@ def best(rows: Sequence[KernelRow], work: str, kind: str) -> KernelRow | None:
             named = [row for row in named if f" K_TYPE={CACHE_TYPES.index(kind)} " in row.kernel]
         else:
             named = [row for row in named if row.kernel.split()[0].split("-")[0] == f"{op}.{kind}"]
-        if op == "attn_decode_coop":  # elsewhere ops do not choose it
+        if op == "attn_decode_coop":  # ops choose it nowhere else
             named = [row for row in named if row.lanes >= MIN_UNIT_LANES]
         if of == "decode":
             named = [row for row in named if f" N={n_rows} " in row.kernel]
@@ -129,8 +126,8 @@ def best(rows: Sequence[KernelRow], work: str, kind: str) -> KernelRow | None:
 
 
 def vector(row: KernelRow, work: str) -> float | None:
-    """Vector instructions for 32 multiply-adds that count: where the four heads of a row are rows of matrices
-    of 16, a quarter of them."""
+    """Vector instructions per 32 multiply-adds; a quarter if the four heads of a row fill a matrix of 16
+    rows."""
     padded = work == "attention 1" and re.search("_coop|_cm1", row.kernel)
     return row.vector_per_32 and row.vector_per_32 * (4 if padded else 1)
 

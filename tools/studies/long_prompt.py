@@ -1,9 +1,9 @@
-"""What a long prompt does to those who wait for their next token: `python -m
-vkbackend.tools.studies.long_prompt -m model.gguf -dev 0`.
+"""Token latency while a long prompt is read: `python -m vkbackend.tools.studies.long_prompt -m model.gguf
+-dev 0`.
 
-Four sequences decode; then a prompt of 4,000 tokens arrives beside them. Prints a Markdown table of the
-milliseconds from token to token of the four, before it, while it is read and behind it, as many tokens each
-time; a token costs more the longer its text is, so both of the undisturbed ones count.
+Four sequences decode when a prompt of 4,000 tokens arrives. Prints their milliseconds between tokens before
+the prompt, during it and after it, for equally many tokens. Compare with both undisturbed figures: tokens get
+slower as a text grows.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from vkbackend.tools.measure.parallel import quantile
 from vkbackend.tools.measure.turns import errors_told, table
 
 N_DECODING = 4
-UNDISTURBED = 200  # tokens of each before the prompt comes
+UNDISTURBED = 200  # of each, before the prompt arrives
 
 
 async def measure(llm: LLM, n_prompt: int) -> tuple[list[float], list[float], list[float], float]:
-    """Milliseconds between tokens before the prompt, while it is read and after it, and seconds until its
-    first token."""
+    """Milliseconds between tokens before, during and after the prompt, and seconds to its first token."""
     rng = random.Random(7)
     gaps: list[float] = []
     over = asyncio.Event()

@@ -1,8 +1,7 @@
-"""What steps on their way give a pipeline over hosts: `python -m vkbackend.tools.studies.pipeline`.
+"""Gain of several steps in flight in a pipeline over hosts: `python -m vkbackend.tools.studies.pipeline`.
 
-Two hosts as threads of one process, each with a device that computes nothing and sleeps instead, in each
-segment of a step that multiplies with weights. Prints a Markdown table of tokens per second of all sequences
-together, with one step on its way and with two.
+Two hosts are threads of one process, each with a device that sleeps in every segment that multiplies with
+weights. Prints total tokens per second with one step in flight and with two.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from vkbackend.tools.measure.turns import errors_told, table
 from vkbackend.tools.measure.twin_hosts import twin_runner
 from vkbackend.twins.device import HostQueue, NullDevice
 
-N_TOKENS = 24  # counted for each sequence and turn, after the first N_WARM
+N_TOKENS = 24  # tokens counted per sequence and turn, after the first N_WARM
 N_WARM = 4
 
 
 class Sleeping(NullDevice):
-    """`seconds`: of a segment, or with `per_row` of each of its rows. Logits are 0."""
+    """`seconds` per segment, or with `per_row` per row. Logits are 0."""
 
     seconds, per_row = 0.0, False
 
@@ -62,7 +61,7 @@ class _Sleep(HostQueue):
 
 
 def rate(engine: Engine, n: int, turn: int) -> float:
-    """Tokens per second of n sequences, from where all of them decode."""
+    """Tokens per second of n sequences, once all of them decode."""
     greedy = SamplingParams(temperature=0)
     for i in range(n):
         engine.submit(Generate(turn * n + i, (1 + i, 2, 3 + turn), N_WARM + N_TOKENS, greedy))
@@ -81,7 +80,7 @@ def rate(engine: Engine, n: int, turn: int) -> float:
 
 
 def compare(model: str, n: int, n_ubatch: int, rounds: int) -> tuple[float, float]:
-    """Medians of the rate with one step on its way and with two, in turns."""
+    """Median rates with one step in flight and with two, in turns."""
     options: dict[str, Any] = {
         "split_mode": "layer",
         "n_ctx": 64,
@@ -96,7 +95,7 @@ def compare(model: str, n: int, n_ubatch: int, rounds: int) -> tuple[float, floa
             for n_in_flight, rates in found.items():
                 _most(runner, n_in_flight)
                 one = rate(engine, n, 2 * turn + n_in_flight + 2)
-                if turn >= 0:  # the turns before 0 record the steps
+                if turn >= 0:  # turns before 0 record the steps
                     rates.append(one)
     return statistics.median(found[1]), statistics.median(found[2])
 

@@ -1,10 +1,9 @@
 """Which op multiplies how many rows, by counted work: `python -m vkbackend.tools.studies.row_choice`.
 
-Compilers of GPUs that need not be there make every op that can multiply a matrix of N x K by 1 to 512 rows,
-as many as steps are padded to. The time of one is the larger of two. Bytes (the matrix once, x and y) pass at
-the memory's rate. Vector instructions of the hot loop are issued at the cores' rate; behind them come the
-multiply-adds of matrix units at their peak. Tiles count as whole ones. Launches, latency and what is around
-the loop are left out. So the times are floors that compare ops; they say nothing of two GPUs.
+Compilers of GPUs that may be absent compile every op that multiplies an N x K matrix by 1 to 512 rows
+(rounded as steps are). A time is the larger of bytes (matrix, x, y) at the memory's rate, and of the hot
+loop's vector instructions at the cores' rate plus the multiply-adds of matrix units at their peak. Tiles
+count whole; launches, latency and code outside the loop are ignored. These floors compare ops, not GPUs.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ from vkbackend.tools.measure.kernel_row import row_of
 from vkbackend.tools.measure.turns import errors_told, table
 
 N = K = 4096
-ROWS = tuple(dict.fromkeys(bucket(n) for n in range(1, 513)))  # other steps do not exist
+ROWS = tuple(dict.fromkeys(bucket(n) for n in range(1, 513)))  # no other steps exist
 TYPES = ("q4_0", "q4_k", "q6_k", "q8_0", "f16")
 MODULE = "vkbackend.tools.studies.row_choice"
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Peaks of a card, as its vendor tells them."""
+    """A card's peaks by its vendor."""
 
-    nbytes: float  # of memory in a second
-    issues: float  # vector instructions of a subgroup in a second, all cores
-    matrix: float = 0.0  # multiply-adds of halves on matrix units in a second
-    dot: int = 1  # vector instructions that take as long as a dot product of four bytes
-    int8: int = 1  # multiply-adds of integers on matrix units in the time of one of halves
+    nbytes: float  # of memory, per second
+    issues: float  # vector instructions of a subgroup per second, all cores
+    matrix: float = 0.0  # half multiply-adds on matrix units per second
+    dot: int = 1  # vector instructions per dot product of four bytes
+    int8: int = 1  # integer multiply-adds on matrix units per half one
 
 
 RATES = {
@@ -58,7 +57,7 @@ RATES = {
 
 @dataclass(frozen=True)
 class Cost:
-    """An op with so many rows; times in microseconds."""
+    """An op with that many rows; times in microseconds."""
 
     rows: int
     op: str
@@ -71,11 +70,8 @@ class Cost:
         return max(self.memory_us, self.issue_us)
 
 
-# ---- in the process of a compiler ----
-
-
 def dispatch_of(op: MatrixOp, limits: Limits, kind: str, n_rows: int) -> Dispatch:
-    """The op with a matrix of N x K, in memory that does not exist."""
+    """The op with an N x K matrix in memory that does not exist."""
 
     def view(shape: tuple[int, ...], dtype: str) -> View:
         return View(Buffer(1 << 40, Home.SCRATCH, "nowhere"), 0, shape, dtype)
@@ -91,14 +87,14 @@ def dispatch_of(op: MatrixOp, limits: Limits, kind: str, n_rows: int) -> Dispatc
 
 
 def tile_rows(consts: dict[str, int]) -> int:
-    """The rows of x in a workgroup's tile."""
+    """Rows of x in a workgroup's tile."""
     if "FN" in consts:
         return consts["N"] * consts["FN"] * consts["SN"]
     return 8 * consts["RN"] if "RN" in consts else consts["N"]
 
 
 def costs(gpu: str, kind: str) -> Iterator[Cost]:
-    """Every op that this process' only driver can run, for every number of rows."""
+    """Every op of this process's driver, for every number of rows."""
     from vkbackend.vulkan.device import open_for_report
     from vkbackend.vulkan.instance import devices, select
     from vkbackend.vulkan.pipeline_report import report_of
@@ -106,7 +102,7 @@ def costs(gpu: str, kind: str) -> Iterator[Cost]:
     info, rates, seen = select("0", devices()), RATES[gpu], dict[object, float]()
     device = open_for_report(info)
     limits = device.limits
-    if rates.int8 == 4:  # NVK on no GPU does not tell that it is a GeForce
+    if rates.int8 == 4:  # NVK without a GPU does not report a GeForce
         limits = replace(limits, features=limits.features | {"int8_units_fast"})
     try:
         for n_rows in ROWS:
@@ -122,7 +118,7 @@ def costs(gpu: str, kind: str) -> Iterator[Cost]:
                     row = row_of(gpu, info.vendor, op.name, lanes, made.statistics, made.texts)
                     assert row.vector and row.macs, (gpu, key)
                     seen[key] = row.vector / row.macs
-                    if "int_dot" in op.needs:  # 4 multiply-adds of each lane
+                    if "int_dot" in op.needs:  # 4 multiply-adds per lane
                         seen[key] += (rates.dot - 1) / (4 * lanes)
                 macs = N * K * tile_rows(consts) * op.grid(limits, Size(N, K, n_rows)).along_x
                 on_units = macs / rates.matrix if "matrix_units" in op.needs else 0.0
@@ -139,15 +135,13 @@ def costs(gpu: str, kind: str) -> Iterator[Cost]:
         device.close()
 
 
-# ---- the table ----
-
 SHOWN = (1, 8, 16, 32, 64, 128, 512)
 COLUMNS = ("GPU", "type", *(f"{n} rows" for n in SHOWN), "largest growth for a row", "slowest choice")
 
 
 def table_row(gpu: str, kind: str, found: Sequence[Cost]) -> tuple[str, ...]:
-    """The chosen ops and their microseconds; where the time for a row grows most from one number of rows to
-    the next; where another op would be faster, by how much."""
+    """The chosen ops with their microseconds; the steepest increase in time per row; where another op would
+    be faster, and by how much."""
     own = {cost.rows: cost for cost in found if cost.chosen}
     shown = (f"{own[n].op.removeprefix('mat_')} {own[n].us:.3g}" for n in SHOWN)
     growth, a, b = max((own[b].us / b / (own[a].us / a), a, b) for a, b in pairwise(ROWS))

@@ -1,8 +1,7 @@
-"""What a choice costs: `python -m vkbackend.tools.studies.sampling`.
+"""The cost of sampling: `python -m vkbackend.tools.studies.sampling`.
 
-Prints a Markdown table: microseconds a token for rows of 40 candidates, chosen one after another, together
-and greedily (`choose_rows` alone, the best of 30 rounds), and one of the milliseconds that a whole row of
-151,936 logits takes.
+Prints microseconds per token for rows of 40 candidates: one by one, together, and greedily (`choose_rows`
+alone, best of 30 rounds); and milliseconds for whole rows of 151,936 logits.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def best_s(work: Callable[[], Any], rounds: int) -> float:
 
 
 def of_rows(n: int, together: int, temperature: float) -> float:
-    """Microseconds a token of n rows."""
+    """Microseconds per token of n rows."""
     rng = np.random.default_rng(0)
     logits = -np.sort(-rng.normal(0, 3, (n, 40)).astype(np.float32))
     ids = rng.integers(0, N_VOCAB, (n, 40))
@@ -57,7 +56,7 @@ def of_rows(n: int, together: int, temperature: float) -> float:
 
 
 def of_whole_rows(options: dict[str, Any]) -> float:
-    """Milliseconds a token."""
+    """Milliseconds per token."""
     rng = np.random.default_rng(0)
     logits, text = rng.normal(0, 3, N_VOCAB).astype(np.float32), rng.integers(0, 900, N_TEXT).tolist()
     sampler = Sampler(SamplingParams(**{"seed": 1, "dry_sequence_breakers": [], **options}))

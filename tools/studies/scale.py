@@ -1,10 +1,8 @@
-"""What large models ask of a host and its cards, without any card:
-`python -m vkbackend.tools.studies.scale`.
+"""Demands of large models on a host and its cards, without a card: `python -m vkbackend.tools.studies.scale`.
 
-Plans, lays out and records models of 8B, 70B and 235B on simulated devices (tools/measure/simulated.py) for
-1, 2, 4 and 8 of them, each in a process of its own, and prints two Markdown tables: what it takes the host,
-and what a card holds, with the context that then fits cards of 8, 16 and 24 GiB. Seconds are those of this
-machine's processor: a start plans, sizes, lays out and records a token.
+Plans, lays out and records 8B, 70B and 235B models on 1, 2, 4 and 8 simulated devices
+(tools/measure/simulated.py), each in its own process. Prints the host's CPU seconds of a start, and a card's
+memory with the context that fits 8, 16 and 24 GiB.
 """
 
 from __future__ import annotations
@@ -35,8 +33,8 @@ MODELS = ("llama-8b:Q4_K", "llama-70b:Q4_K", "qwen3-235b-a22b:Q4_K")
 COUNTS = (1, 2, 4, 8)
 MEMORY_GIB = (8, 16, 24)
 N_CTX, N_PROMPT = 131_072, 512
-ROOM_NBYTES = 1 << 40  # of each simulated card: every model fits; what real cards hold is computed later
-MEASURED = Pace(400e9 / 4, 20e9 / 4)  # for a card measured at 400 GB/s: known_speed.py counts on a quarter
+ROOM_NBYTES = 1 << 40  # of each simulated card: every model fits; real cards are computed later
+MEASURED = Pace(400e9 / 4, 20e9 / 4)  # a card measured at 400 GB/s: known_speed.py assumes a quarter
 
 HOST = (
     *("model", "cards", "start s", "token s", "prompt s", "host MiB"),
@@ -51,31 +49,31 @@ CARDS = (
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The lines of both tables for one model on a number of cards."""
+    """Lines of both tables for a model on n cards."""
 
     host: tuple[object, ...]
     cards: tuple[object, ...]
 
 
 def columns_of(memory: Sequence[int]) -> tuple[str, ...]:
-    """The columns of the second table, for cards of `memory` GiB."""
+    """Columns of the second table for cards of `memory` GiB."""
     return *CARDS, *(f"context in {gib} GiB" for gib in memory)
 
 
 def pipelines(step: Step) -> set[object]:
-    """The pipelines of the first device."""
+    """The first device's pipelines."""
     commands = step.executables[0].recording.commands
     return {(c.op, c.variant, c.consts) for c in commands if isinstance(c, Dispatch)}
 
 
 def counts(step: Step) -> tuple[int, int]:
-    """Dispatches, and descriptors of all of them, on the first device."""
+    """Dispatches and their descriptors on the first device."""
     found = [c for c in step.executables[0].recording.commands if isinstance(c, Dispatch)]
     return len(found), sum(len(d.bound) + (d.step is not None) for d in found)
 
 
 def submissions(step: Step, pace: Pace) -> int:
-    """The number of submissions that a device gets for a step, which is cut to suit the pace."""
+    """Submissions of a step per device, cut to suit the pace."""
     recording = step.executables[0].recording
     whole = Recording(recording.name, [c for c in recording.commands if not isinstance(c, Cut)])
     cuts = sum(isinstance(c, Cut) for c in cut_long(whole, pace).commands)
@@ -83,14 +81,14 @@ def submissions(step: Step, pace: Pace) -> int:
 
 
 def context_in(memory_gib: int, fixed: int, kv: int) -> str:
-    """The longest context that a card can hold beside `fixed` bytes, if N_CTX tokens take `kv` bytes."""
+    """The longest context that fits next to `fixed` bytes if N_CTX tokens take `kv` bytes."""
     room = memory_gib * (1 << 30) * (1 - RESERVE) - fixed
     n_ctx = min(N_CTX, int(room / kv * N_CTX)) // 1024
     return f"{n_ctx}k" if n_ctx > 0 else "-"
 
 
 def recorded(runner: Runner, n_rows: int, top_k: int) -> tuple[Step, float]:
-    """A step, and the CPU seconds that recording it took."""
+    """A step, and the CPU seconds to record it."""
     began = time.process_time()
     halves = n_rows > 1 and in_halves(runner.mesh.devices, runner.options)
     return runner.mesh.recorded_step(StepKind.of_run(n_rows, 1, top_k, halves)), time.process_time() - began
@@ -102,7 +100,7 @@ def measure(
     memory: Sequence[int] = MEMORY_GIB,
     overrides: Sequence[tuple[str, str]] = (),
 ) -> Found:
-    """One model on n cards, the tensors of `overrides` elsewhere (-ot)."""
+    """One model on n cards; `overrides` is -ot."""
     devices = [SimulatedDevice(i, ROOM_NBYTES) for i in range(n)]
     names = [device.name for device in devices]
     options = Options.of(
@@ -115,7 +113,7 @@ def measure(
         override_tensor=tuple(overrides),
     )
     began = time.process_time()
-    with variable(env.CACHE, "off"):  # nothing is known of these cards, and nothing to be measured
+    with variable(env.CACHE, "off"):  # nothing is known of these cards, and nothing can be measured
         runner = Runner(options, Hollow(spec), devices=devices)
         start_s = time.process_time() - began
         token, token_s = recorded(runner, 1, 1)  # top_k = 1: no start records such a step
@@ -137,7 +135,7 @@ def measure(
 
 
 def in_a_process(spec: str, n: int, memory: Sequence[int], overrides: Sequence[tuple[str, str]]) -> Found:
-    """In a process of its own, so that its host memory is that of this model alone."""
+    """Measure in a process of its own, for its host memory."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(measure, spec, n, memory, overrides).result()

@@ -1,9 +1,8 @@
-"""What the server costs: `python -m vkbackend.tools.studies.serving -m MODEL -dev 0 [-np 16] [-n 128]`.
+"""The cost of the server: `python -m vkbackend.tools.studies.serving -m MODEL -dev 0 [-np 16] [-n 128]`.
 
-In turns, in one run: a batch directly (`agenerate`, the engine in a process of its own); the same texts over
-HTTP, all streaming; and a bare server of Starlette and uvicorn that sends the bytes of those events in as
-many streams, each event after the time that ours took from one to the next. CPU time is that of the server's
-process alone: clients and engine have their own.
+Compares in turns: a direct batch (`agenerate`, the engine in its own process); the same texts streamed over
+HTTP; and a bare Starlette and uvicorn server that streams the same bytes at the same pace. CPU time is the
+server process's alone.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def body(i: int, n_gen: int) -> dict[str, object]:
 
 @contextmanager
 def command(*arguments: str) -> Iterator[tuple[int, Endpoint]]:
-    """A server as a process: its id and address, once it is ready."""
+    """(process id, address) of a server once it is ready."""
     process = subprocess.Popen([sys.executable, "-m", *arguments], stderr=subprocess.PIPE, text=True)
     found: list[str] = []
     assert process.stderr is not None
@@ -61,14 +60,14 @@ def command(*arguments: str) -> Iterator[tuple[int, Endpoint]]:
 
 async def _ready(endpoint: Endpoint) -> None:
     while True:
-        with suppress(VkbackendError):  # bound, and not listening yet
+        with suppress(VkbackendError):  # bound, not listening yet
             if (await endpoint.ask("GET", "/health"))[0] == 200:
                 return
         await asyncio.sleep(0.1)
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds of a process's threads. Those of a thread that has ended are missing."""
+    """CPU seconds of a process's live threads."""
     found = 0
     for path in Path(f"/proc/{pid}/task").iterdir():
         with suppress(OSError):
@@ -87,11 +86,8 @@ async def direct(llm: LLM, n: int, n_gen: int, seed: int) -> int:
     return sum(len(one.tokens) for one in done)
 
 
-# ---- the bare server ----
-
-
 def bare(n_events: int, n_bytes: int, pause_us: int) -> None:
-    """Starlette and uvicorn alone: `n_events` of `n_bytes` each, `pause_us` between them."""
+    """Starlette and uvicorn alone: `n_events` of `n_bytes` each, `pause_us` apart."""
     import uvicorn
     from starlette.applications import Starlette
     from starlette.requests import Request
@@ -140,9 +136,6 @@ def bare_us(n: int, n_events: int, n_bytes: int, pause_us: int) -> float:
         return 1e6 * (cpu_s(pid) - before) / (n * n_events)
 
 
-# ---- both ----
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -173,7 +166,7 @@ def main() -> None:
         ),
     ):
         asyncio.run(model_of(endpoint))
-        for turn in range(-1, args.r):  # the first is not counted
+        for turn in range(-1, args.r):  # the first does not count
             seed = 1000 * (turn + 2)
             began = time.perf_counter()
             n_tokens = asyncio.run(direct(llm, n, n_gen, seed))

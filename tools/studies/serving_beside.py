@@ -1,8 +1,8 @@
-"""The server beside llama-server: `python -m vkbackend.tools.studies.serving_beside -dev 0 --python FILE`.
+"""Our server against llama-server: `python -m vkbackend.tools.studies.serving_beside -dev 0 --python FILE`.
 
-FILE is a Python that has xllamacpp; its llama-server runs on the CPU. For 1 and 16 clients, each server is
-measured directly (in the process) and over HTTP, in turns: tokens per second, the ratio of both rates, and
-how the rate over HTTP grows with the clients. At last 64 clients ask our server.
+FILE is a Python with xllamacpp, whose llama-server runs on the CPU. Measures each server directly (in the
+process) and over HTTP, in turns, with 1 and 16 clients: tokens per second, the ratio, and the growth with
+clients. Finally 64 clients ask our server.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vkbackend.tools.measure.http_load import Endpoint, model_of
 from vkbackend.tools.studies.serving import N_CTX, body, clients, command, direct
 
 SLOTS, MANY = 16, 64
-Rate = Callable[[int, int], float]  # clients and a seed -> tokens per second
+Rate = Callable[[int, int], float]  # (clients, seed) -> tokens per second
 
 
 def over_http(endpoint: Endpoint, n: int, n_tokens: int, seed: int) -> float:
@@ -67,7 +67,7 @@ def compare(name: str, rate: Rate, endpoint: Endpoint, n_tokens: int, rounds: in
     alone = 0.0
     for n in (1, SLOTS):
         found = []
-        for turn in range(-1, rounds):  # the first is not counted
+        for turn in range(-1, rounds):  # the first does not count
             pair = rate(n, 1000 * turn + 5000), over_http(endpoint, n, n_tokens, 1000 * turn + 9000)
             found += [pair] if turn >= 0 else []
         inside, http = (statistics.median(column) for column in zip(*found, strict=True))

@@ -1,11 +1,9 @@
-"""Whether a server stays right: `python -m vkbackend.tools.studies.serving_soak -m model.gguf -dev 0
---minutes 30`.
+"""Long test of a server: `python -m vkbackend.tools.studies.serving_soak -m model.gguf -dev 0 --minutes 30`.
 
-Starts `vkbackend serve` on a port of its own and asks for a mix: greedy texts whose ends are known, streams
-that are read or left, bad bodies of many kinds; now and then the engine's process is killed. In the end it
-prints what came of each kind, how long no model was there, greedy texts that were wrong, slots and sequences
-that are still taken, and the server's memory by the minute. The exit code is 1 where a text was wrong, a slot
-is not free, or an answer was a 500.
+Starts `vkbackend serve` and sends a mix of requests: greedy texts with known results, streams that are read
+or dropped, bad bodies; sometimes it kills the engine's process. Prints results by kind, the time without a
+model, wrong texts, slots and sequences still in use, and the server's memory by the minute. Exit code 1: a
+wrong text, a leaked slot, or a 500.
 """
 
 from __future__ import annotations
@@ -60,7 +58,7 @@ class Soak:
                     what = await kind()
             except (OSError, ValueError, IndexError, EOFError, TimeoutError) as error:
                 what = type(error).__name__
-            except Exception as error:  # VkbackendError: the server cannot be reached
+            except Exception as error:  # VkbackendError: the server is unreachable
                 what = f"{type(error).__name__}: {error}"[:60]
             self.seen[f"{kind.__name__}: {what}"] += 1
 
@@ -90,7 +88,7 @@ class Soak:
         return f"{status}, {ended or 'cut'}"
 
     async def left(self) -> str:
-        """A stream whose client goes away after some events."""
+        """A stream whose client leaves after some events."""
         body = {"prompt": self.rng.choice(PROMPTS), "max_tokens": 200, "stream": True, "ignore_eos": True}
         status, _, lines = await self.endpoint.ask("POST", "/completions", body)
         n, most = 0, self.rng.randrange(1, 30)
@@ -131,7 +129,7 @@ class Soak:
             await asyncio.sleep(0.2)
 
     async def quiet(self) -> dict[str, Any]:
-        """The engine's counters once nobody asks any more: what is still running."""
+        """The engine's counters after the last request: what still runs."""
         end = time.monotonic() + QUIET_S
         while True:
             stats: dict[str, Any] = (await self.get("/stats"))[1].get("engine", {})
@@ -141,7 +139,7 @@ class Soak:
 
 
 def children(pid: int) -> list[int]:
-    """Processes that any thread of one began, the engine's among them."""
+    """Child processes of all threads, the engine among them."""
     found: list[int] = []
     for thread in os.listdir(f"/proc/{pid}/task"):
         with suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:

@@ -1,9 +1,8 @@
-"""How long a server takes to start: `python -m vkbackend.tools.studies.serving_start -dev 0 [-m MODEL]`.
+"""Time to start a server: `python -m vkbackend.tools.studies.serving_start -dev 0 [-m MODEL]`.
 
-From the start of `vkbackend serve` until it listens, until the model is ready, and until the first token of a
-stream that is asked for then; how long a second request waits for its first token; CPU seconds of all its
-processes, with their end. `--vocab FILE` takes a model of two small layers with random weights and the
-vocabulary of that .gguf file: what is left is the vocabulary's.
+Measures from the start of `vkbackend serve` until it listens, until the model is ready, and until a stream's
+first token; a second request's first token; CPU seconds of all its processes, exit included. `--vocab FILE`
+uses two small random layers with FILE's vocabulary, to isolate the vocabulary's cost.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ READY_S = 300.0
 
 
 def tiny(vocab: str, path: Path) -> None:
-    """A Llama of a few thousand weights with the vocabulary of a file."""
+    """A Llama of a few thousand weights with a file's vocabulary."""
     with GGUF.open(vocab) as source:
         kept = {key: value for key, value in source.metadata.items() if key.startswith("tokenizer.")}
     n_vocab = len(kept["tokenizer.ggml.tokens"])
@@ -88,7 +87,7 @@ async def first_token(endpoint: Endpoint) -> Text:
 
 
 async def asked(endpoint: Endpoint, began: float) -> list[float]:
-    """Seconds until it is ready, until the first token, and those of the second request."""
+    """Seconds until ready, to the first token, and to the second request's first token."""
     while time.perf_counter() - began < READY_S:
         with suppress(VkbackendError):
             if (await endpoint.ask("GET", "/health"))[0] == 200:
@@ -100,13 +99,13 @@ async def asked(endpoint: Endpoint, began: float) -> list[float]:
 
 
 def children_s() -> float:
-    """CPU seconds of processes that have ended, and of theirs."""
+    """CPU seconds of ended child processes, and of theirs."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 def measure(path: str, device: str) -> list[float]:
-    """Seconds of one start."""
+    """Measure one start."""
     flags = ["-m", path, "-dev", device, "-c", "512", "--port", "0"]
     command = [sys.executable, "-m", "vkbackend", "serve", *flags]
     began, cpu_s = time.perf_counter(), children_s()

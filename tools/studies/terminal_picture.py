@@ -1,8 +1,8 @@
-"""A picture of commands and what they print, as an SVG: that of the README.
+"""Draw commands and their output as an SVG; the README's picture was made with it.
 
     python -m vkbackend.tools.studies.terminal_picture -o docs/terminal.svg "vkbackend devices" ...
 
-The commands run for real, one after the other. The SVG names no font that a viewer would have to fetch.
+The commands really run. The SVG needs no downloaded font.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ FORMAT = """\
 
 
 def printed(command: str) -> str:
-    """What the command writes to stdout and stderr, on a terminal of WIDTH columns that takes no colors."""
+    """The command's stdout and stderr on a terminal of WIDTH columns without colors."""
     words = shlex.split(command)
     asked = [sys.executable, "-m", "vkbackend.tools.cli", *words[1:]] if words[0] == "vkbackend" else words
     reader, terminal = os.openpty()
@@ -57,7 +57,7 @@ def printed(command: str) -> str:
     with subprocess.Popen(asked, stdout=terminal, stderr=terminal, env=os.environ | size) as process:
         os.close(terminal)
         said = b""
-        with suppress(OSError):  # EIO: no process has the terminal any longer
+        with suppress(OSError):  # EIO: every process has closed the terminal
             while part := os.read(reader, 1 << 16):
                 said += part
         os.close(reader)
