@@ -85,14 +85,14 @@ class Model(PerLayerInputs):
         h = streams.streams_of(x, linear(x, w, "altup_proj"))
         for il, cache in enumerate(caches):
             with graph.scope(f"blk.{il}"):
-                own = w.layer(il)
-                coefficients = own("altup_predict_coef")
-                h = streams.predict(h, self.modes(self.first(h), own), coefficients, 1 / self.n_embd)
-                made = self.block(self.first(h), own, cache, il)
-                factors = own("altup_correct_coef"), own("altup_correct_scale"), 1 / self.n_embd
-                h, x = streams.correct(h, made, self.modes(made, own), *factors)
-                h = streams.add_to_others(h, self.gated_embedding(x, per_layer, own, il))
-                h = self.steered(h, own, il)
+                wl = w.layer(il)
+                coefficients = wl("altup_predict_coef")
+                h = streams.predict(h, self.modes(self.first(h), wl), coefficients, 1 / self.n_embd)
+                block = self.block(self.first(h), wl, cache, il)
+                factors = wl("altup_correct_coef"), wl("altup_correct_scale"), 1 / self.n_embd
+                h, x = streams.correct(h, block, self.modes(block, wl), *factors)
+                h = streams.add_to_others(h, self.gated_embedding(x, per_layer, wl, il))
+                h = self.steered(h, wl, il)
         self.head(h, graph, w)
 
     def first(self, h: Tensor) -> Tensor:

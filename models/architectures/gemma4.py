@@ -114,12 +114,12 @@ class Model(PerLayerInputs):
         per_layer = self.per_layer(h, graph, w) if self.n_embd_layer else None
         for il, cache in enumerate(caches):
             with graph.scope(f"blk.{il}"):
-                own = w.layer(il)
-                h = self.block(h, own, cache, il)
+                wl = w.layer(il)
+                h = self.block(h, wl, cache, il)
                 if per_layer:
-                    h = h + self.gated_embedding(h, per_layer, own, il)
+                    h = h + self.gated_embedding(h, per_layer, wl, il)
                 h = ops.scale(h, self.factors[il]) if self.factors[il] != 1.0 else h
-                h = self.steered(h, own, il)
+                h = self.steered(h, wl, il)
         self.head(h, graph, w)
 
     def ffn(self, h: Tensor, w: Weights, il: int) -> Tensor:
@@ -138,6 +138,6 @@ def _vector(gguf: GGUF, name: str, n: int) -> np.ndarray:
     """A small f32 tensor for the host."""
     info = gguf.tensors.get(name)
     if info is None or (info.type, info.shape) != ("f32", (n,)):
-        found = f"{info.type} {info.shape}" if info else "missing"
-        raise GGUFError(f"{gguf.paths[0]}: the tensor {name!r} is {found}, expected f32 ({n},)")
+        actual = f"{info.type} {info.shape}" if info else "missing"
+        raise GGUFError(f"{gguf.paths[0]}: the tensor {name!r} is {actual}, expected f32 ({n},)")
     return gguf.data(name).view("<f4")

@@ -27,15 +27,15 @@ class LayerNormed(Decoder):
 
     def norm_weights(self, specs: list[WeightSpec], prefix: str) -> list[WeightSpec]:
         """The specs with the norms' biases in the file, without the FFN's norm if `parallel`."""
-        found = []
+        kept = []
         for spec in specs:
             if self.parallel and spec.name == self.pre_ffn_norm:
                 continue
-            found.append(spec)
+            kept.append(spec)
             bias = f"{spec.name.removesuffix('.weight')}.bias"
             if spec.name.removesuffix(".weight").endswith("_norm") and prefix + bias in self._shapes:
-                found.append(replace(spec, name=bias))
-        return found
+                kept.append(replace(spec, name=bias))
+        return kept
 
     def attention_weights(self, il: int) -> list[WeightSpec]:
         return self.norm_weights(super().attention_weights(il), f"blk.{il}.")

@@ -122,8 +122,8 @@ def read_mixtures(gguf: GGUF, n_layer: int, default: Mixture) -> list[Mixture | 
         raise UnsupportedModel(
             f"{n_used} of {n_expert} experts per token: up to {MAX_USED} of {MAX_EXPERTS} are supported"
         )
-    own = "expert_feed_forward_length"
-    n_ff = read_count(gguf, own if int(gguf.u32(f"{arch}.{own}", 0)) else "feed_forward_length")
+    key = "expert_feed_forward_length"
+    n_ff = read_count(gguf, key if int(gguf.u32(f"{arch}.{key}", 0)) else "feed_forward_length")
     n_shared = int(gguf.u32(f"{arch}.expert_shared_feed_forward_length", 0))
     mixture = replace(
         default,

@@ -73,10 +73,10 @@ class PerLayerInputs(gemma3.Model):
     def per_layer(self, h: Tensor, graph: Graph, w: Weights) -> Tensor:
         """The tokens' embeddings for all layers [rows, n_layer * n_embd_layer]: (a table's + a projection of
         the model's embedding) / sqrt(2)."""
-        own = ops.scale(ops.embed(graph, w("per_layer_token_embd")), math.sqrt(self.n_embd_layer))
-        made = ops.scale(linear(h, w, "per_layer_model_proj"), self.n_embd**-0.5)
-        made = ops.head_norm(made, w("per_layer_proj_norm"), self.n_embd_layer, self.config.eps)
-        return ops.scale(made + own, 0.5**0.5)
+        embedded = ops.scale(ops.embed(graph, w("per_layer_token_embd")), math.sqrt(self.n_embd_layer))
+        projected = ops.scale(linear(h, w, "per_layer_model_proj"), self.n_embd**-0.5)
+        projected = ops.head_norm(projected, w("per_layer_proj_norm"), self.n_embd_layer, self.config.eps)
+        return ops.scale(projected + embedded, 0.5**0.5)
 
     def gated_embedding(self, h: Tensor, per_layer: Tensor, w: Weights, il: int) -> Tensor:
         """The embedding of one layer, gated by h."""

@@ -37,19 +37,19 @@ class Part:
 
     def cut(self, raw: np.ndarray) -> np.ndarray:
         """The part's bytes, rows in order: a view, or a copy with several segments."""
-        own = raw.reshape(self.repeat, self.total, -1)[:, self.begin : self.end]
+        part = raw.reshape(self.repeat, self.total, -1)[:, self.begin : self.end]
         if not self.segments:
-            return own
+            return part
         ends = list(accumulate(self.segments))
-        return np.concatenate([run.reshape(-1, run.shape[-1]) for run in np.split(own, ends[:-1], axis=1)])
+        return np.concatenate([run.reshape(-1, run.shape[-1]) for run in np.split(part, ends[:-1], axis=1)])
 
     def rows(self, begin: int, end: int) -> list[tuple[int, int]]:
         """The weight's rows in repeats begin..end of the tensor, as one range per segment."""
-        found, before = [], 0
+        ranges, before = [], 0
         for n in self.segments or (self.end - self.begin,):
-            found.append((before * self.repeat + begin * n, before * self.repeat + end * n))
+            ranges.append((before * self.repeat + begin * n, before * self.repeat + end * n))
             before += n
-        return found
+        return ranges
 
     def whole(self, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
         """The shapes that the tensor may have if the part has `shape`: one axis is longer."""

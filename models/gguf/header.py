@@ -96,15 +96,15 @@ class _Cursor:
     def error(self, message: str) -> GGUFError:
         return GGUFError(f"{self.path}: {message} (byte {self.pos} of {self.file_bytes})")
 
-    def need(self, n_bytes: int, what: str) -> None:
+    def need(self, n_bytes: int, name: str) -> None:
         left = self.end - self.pos
         if n_bytes <= left:
             self._read_to(self.pos + n_bytes)
             return
         if self.end < self.file_bytes:
-            raise self.error(f"the header goes on beyond {MAX_HEADER} bytes at {what}; the file is damaged")
+            raise self.error(f"the header goes on beyond {MAX_HEADER} bytes at {name}; the file is damaged")
         raise self.error(
-            f"truncated or damaged: {what} needs {n_bytes} bytes, {left} are left; get the file again"
+            f"truncated or damaged: {name} needs {n_bytes} bytes, {left} are left; get the file again"
         )
 
     def _read_to(self, stop: int) -> None:
@@ -116,50 +116,50 @@ class _Cursor:
                 raise self.error(f"the file was cut short to {n_read} bytes while it was read; get it again")
             self.buf += piece
 
-    def number(self, code: str, what: str) -> int:
-        self.need(struct.calcsize(code), what)
+    def number(self, code: str, name: str) -> int:
+        self.need(struct.calcsize(code), name)
         (value,) = struct.unpack_from("<" + code, self.buf, self.pos)
         self.pos += struct.calcsize(code)
         return int(value)
 
-    def count(self, code: str, what: str, limit: int, min_bytes: int) -> int:
+    def count(self, code: str, name: str, limit: int, min_bytes: int) -> int:
         """Read how many items follow, each of at least `min_bytes`."""
-        n = self.number(code, what)
+        n = self.number(code, name)
         if n > limit:
-            raise self.error(f"{what} is {n}, at most {limit} are accepted; the file is damaged")
-        self.need(n * min_bytes, f"{what} {n}")
+            raise self.error(f"{name} is {n}, at most {limit} are accepted; the file is damaged")
+        self.need(n * min_bytes, f"{name} {n}")
         return n
 
-    def string(self, what: str, limit: int) -> str:
-        n = self.count("Q", f"the length of {what}", limit, 1)
+    def string(self, name: str, limit: int) -> str:
+        n = self.count("Q", f"the length of {name}", limit, 1)
         raw = self.buf[self.pos : self.pos + n]
         try:
             text = raw.decode()
         except UnicodeDecodeError as e:
-            raise self.error(f"{what} is not UTF-8: {bytes(raw[:64])!r}") from e
+            raise self.error(f"{name} is not UTF-8: {bytes(raw[:64])!r}") from e
         self.pos += n
         return text
 
     def value(self, key: str) -> Value:
-        what = f"the value of {key!r}"
+        name = f"the value of {key!r}"
         kind, n, is_array = self.number("I", f"the type of {key!r}"), 1, False
         if kind == ARRAY:
             is_array, kind = True, self.number("I", f"the element type of {key!r}")
         if kind != STRING and kind not in SCALARS:
             nested = ": arrays of arrays are not accepted" if kind == ARRAY else ""
-            raise self.error(f"{what} has type {kind}, which is not known{nested}")
+            raise self.error(f"{name} has type {kind}, which is not known{nested}")
         width = 8 if kind == STRING else struct.calcsize(SCALARS[kind][1])
         if is_array:
             n = self.count("Q", f"the length of {key!r}", MAX_ARRAY, width)
         start = self.pos
         if kind == STRING:
-            self.skip_strings(n, what)
+            self.skip_strings(n, name)
         else:
-            self.need(n * width, what)
+            self.need(n * width, name)
             self.pos += n * width
         return Value(kind, n, is_array, start, self.pos)
 
-    def skip_strings(self, n: int, what: str) -> None:
+    def skip_strings(self, n: int, name: str) -> None:
         """Moves over n strings. 0.1 us each: the only part of opening that grows with the vocabulary."""
         pos, unpack, buf, i = self.pos, U64.unpack_from, self.buf, 0
         while i < n:
@@ -168,8 +168,8 @@ class _Cursor:
                     pos += unpack(buf, pos)[0] + 8
                 break
             except (struct.error, OverflowError):  # beyond the bytes read so far, or the end of the file
-                self.need(pos + 8 - self.pos, what)
-        self.need(pos - self.pos, what)
+                self.need(pos + 8 - self.pos, name)
+        self.need(pos - self.pos, name)
         self.pos = pos
 
 
@@ -238,10 +238,10 @@ def _parse_header(cur: _Cursor, index: int) -> tuple[dict[str, Value], list[Tens
         values[key] = cur.value(key)
 
     alignment = DEFAULT_ALIGNMENT
-    if (found := values.get("general.alignment")) is not None:
-        if found.type != 4 or found.is_array:
-            raise cur.error(f"'general.alignment' is {found.describe()}, expected a u32")
-        (alignment,) = struct.unpack_from("<I", cur.buf, found.start)
+    if (value := values.get("general.alignment")) is not None:
+        if value.type != 4 or value.is_array:
+            raise cur.error(f"'general.alignment' is {value.describe()}, expected a u32")
+        (alignment,) = struct.unpack_from("<I", cur.buf, value.start)
         if alignment & (alignment - 1) or not 1 <= alignment <= MAX_ALIGNMENT:
             raise cur.error(
                 f"'general.alignment' is {alignment}, expected a power of two up to {MAX_ALIGNMENT}"

@@ -60,7 +60,7 @@ def split_gguf(
     InvalidArgument if a path is a file of the source, GGUFError if a file cannot be written; then no file is.
     """
     paths, n_tensors = part_paths(prefix, len(parts)), len(source.tensors)
-    own = _whole(source)
+    metadata = _whole(source)
     files = []
     for i, (path, part) in enumerate(zip(paths, parts, strict=True)):
         values = {
@@ -68,7 +68,7 @@ def split_gguf(
             "split.count": struct.pack("<IH", _U16, len(parts)),
             "split.tensors.count": struct.pack("<Ii", _I32, n_tensors),
         }
-        files.append((path, own | values if i == 0 else values, part))
+        files.append((path, metadata | values if i == 0 else values, part))
     _write(source, files, progress)
     return paths
 
@@ -90,7 +90,7 @@ def _write(
     progress: Progress | None,
 ) -> None:
     for path, _, _ in files:
-        if os.path.exists(path) and any(os.path.samefile(path, own) for own in source.paths):
+        if os.path.exists(path) and any(os.path.samefile(path, existing) for existing in source.paths):
             raise InvalidArgument(f"{path}: is a file of the model that is read; give another name")
     stated = source.u32("general.alignment", DEFAULT_ALIGNMENT)
     total, done = sum(info.nbytes for info in source.tensors.values()), 0

@@ -112,20 +112,20 @@ def blocks_of_owners(layers: Sequence[Layer], specs: Sequence[MemorySpec]) -> li
     units = list(layers)
     for il, spec in enumerate(specs):
         if isinstance(spec, KVSpec) and (leader := spec.leader) is not None:
-            own, theirs, owner = layers[il].attention, units[leader].attention, specs[leader]
+            reader, owned, owner = layers[il].attention, units[leader].attention, specs[leader]
             assert isinstance(owner, KVSpec) and owner.leader is None and leader < il, (
                 f"layer {il} has no owner's cache"
             )
-            assert isinstance(own, Attention) and isinstance(theirs, Attention), (own, theirs)
-            heads = [(a.n_head, a.n_head_kv, a.head_dim_k, a.head_dim_v) for a in (own, theirs)]
+            assert isinstance(reader, Attention) and isinstance(owned, Attention), (reader, owned)
+            heads = [(a.n_head, a.n_head_kv, a.head_dim_k, a.head_dim_v) for a in (reader, owned)]
             if heads[0] != heads[1]:
-                what = "cache" if spec.owner is not None else "choice"
+                kind = "cache" if spec.owner is not None else "choice"
                 raise UnsupportedModel(
-                    f"layer {il} reads the {what} of layer {leader}, which has other heads: (q, kv, sizes "
+                    f"layer {il} reads the {kind} of layer {leader}, which has other heads: (q, kv, sizes "
                     f"of k and v) are {heads[1]}, not {heads[0]}"
                 )
-            larger = max(own.block, theirs.block)  # blocks are powers of two
-            units[leader] = replace(units[leader], attention=replace(theirs, block=larger))
+            larger = max(reader.block, owned.block)  # blocks are powers of two
+            units[leader] = replace(units[leader], attention=replace(owned, block=larger))
     return units
 
 

@@ -43,7 +43,7 @@ def _directions(path: str, n_layer: int, n_embd: int) -> dict[int, np.ndarray]:
     with GGUF.open(path) as gguf:
         if gguf.architecture != ARCHITECTURE:
             raise GGUFError(f"{path}: is a {gguf.architecture} model, expected a file of control vectors")
-        found = {}
+        directions = {}
         for name, info in gguf.tensors.items():
             match = _NAME.fullmatch(name)
             il = int(match[1]) if match else 0
@@ -54,10 +54,10 @@ def _directions(path: str, n_layer: int, n_embd: int) -> dict[int, np.ndarray]:
                 )
             if il >= n_layer:
                 raise GGUFError(f"{path}: {name}, and the model has layers 0..{n_layer - 1}")
-            found[il] = gguf.data(name).view("<f4").astype(np.float64)
-        if not found:
+            directions[il] = gguf.data(name).view("<f4").astype(np.float64)
+        if not directions:
             raise GGUFError(f"{path}: has no tensor direction.N")
-        return found
+        return directions
 
 
 def marked(fingerprint: str, control: Mapping[int, np.ndarray]) -> str:

@@ -51,7 +51,7 @@ def cost_function(
             scratch = sum(busy) * max(steps.scratch(d) for d in range(layout.n_devices))
         if busy not in traced:
             traced[busy] = trace_reduces(model, layout, options, limits)
-        own = scratch // sum(busy)
+        per_device = scratch // sum(busy)
         across: list[int] = []
         inside: list[int] = []  # bytes of sums within a host
         for r in traced[busy]:
@@ -60,7 +60,7 @@ def cost_function(
         whole = cost_of(model, layout, tuple(across))
         held, read, host = (
             tuple(n if used else 0 for n, used in zip(nbytes, busy, strict=True))
-            for nbytes in ([n + own for n in whole.held], whole.read, whole.host)
+            for nbytes in ([n + per_device for n in whole.held], whole.read, whole.host)
         )
         return Cost(held, read, host, whole.reduces, tuple(inside), stages)
 

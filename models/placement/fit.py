@@ -67,12 +67,12 @@ def host_budgets(devices: Sequence[Device]) -> list[Budget]:
     for d, device in enumerate(devices):
         members.setdefault(device.host, []).append(d)
     budgets = []
-    for host, own in members.items():
-        stand_in = devices[own[0]]
+    for host, indices in members.items():
+        stand_in = devices[indices[0]]
         free = stand_in.host_free if isinstance(stand_in, Elsewhere) else host_free_nbytes()
         if free is not None:
             name = f"memory of {host}" if host else "host memory"
-            budgets.append(Budget(name, int(free * (1 - RESERVE)), tuple(own), homes=ON_HOST))
+            budgets.append(Budget(name, int(free * (1 - RESERVE)), tuple(indices), homes=ON_HOST))
     return budgets
 
 
@@ -80,8 +80,8 @@ def host_free_nbytes() -> int | None:
     """Host memory available without swapping (Linux: MemAvailable); None if unknown."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
-            found = next((line for line in lines if line.startswith("MemAvailable:")), "")
-        return 1024 * int(found.split()[1])
+            available = next((line for line in lines if line.startswith("MemAvailable:")), "")
+        return 1024 * int(available.split()[1])
     except (OSError, ValueError, IndexError):
         return None
 
@@ -114,8 +114,8 @@ def check_fit(devices: Sequence[Device], options: Options, sizes_of: Sizes, n_la
     """Raise OutOfDeviceMemory with the numbers and the smallest change that would fit."""
     budgets = budgets_of(devices) + host_budgets(devices)
     planned = sizes_of(options)
-    found = shortfall(planned, budgets)
-    if found is None:
+    full = shortfall(planned, budgets)
+    if full is None:
         if (cache := unreadable(planned, budgets)) is None:
             return
         budget, size = cache
@@ -126,13 +126,13 @@ def check_fit(devices: Sequence[Device], options: Options, sizes_of: Sizes, n_la
             requested=size,
             budget=budget.max_binding,
         )
-    held = found.held(planned)
+    held = full.held(planned)
     parts = ", ".join(f"{mib(nbytes)} of {NAMES[home]}" for home, nbytes in held.items())
     raise OutOfDeviceMemory(
-        f"{found.name} would hold {parts}, and has {mib(found.nbytes)}; "
+        f"{full.name} would hold {parts}, and has {mib(full.nbytes)}; "
         f"{advice(options, sizes_of, budgets, n_layer)}",
         requested=sum(held.values()),
-        budget=found.nbytes,
+        budget=full.nbytes,
     )
 
 

@@ -79,24 +79,24 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
     ]
     active = {f"blk.{il}": _active(plan) for il, plan in enumerate(plans)} | {"": _active(output_plan)}
     caches = plan_caches(kv, plans, kv_homes, options)
-    owners = [own.owner if (own := kv_of(spec)) else None for spec in kv]
+    owners = [layer_kv.owner if (layer_kv := kv_of(spec)) else None for spec in kv]
     states = plan_states(kv, plans, kv_homes, options)
     return Layout(n_devices, plans, output_plan, loads, caches, owners, states, active)
 
 
 def memories(
-    layout: Layout, own: Mapping[int, LayerCache], states: Mapping[int, LayerState]
+    layout: Layout, caches: Mapping[int, LayerCache], states: Mapping[int, LayerState]
 ) -> list[LayerMemory]:
     """By layer, the cache it reads (its own or its owner's), or its state."""
-    found: list[LayerMemory] = []
+    by_layer: list[LayerMemory] = []
     for il, owner in enumerate(layout.cache_owners):
         if il in states:
-            found.append(replace(states[il], cache=own.get(il)))
+            by_layer.append(replace(states[il], cache=caches.get(il)))
         elif owner is not None:
-            found.append(replace(own[owner], shared=True))
+            by_layer.append(replace(caches[owner], shared=True))
         else:
-            found.append(own.get(il) or LayerState({}))
-    return found
+            by_layer.append(caches.get(il) or LayerState({}))
+    return by_layer
 
 
 def layer_of(name: str) -> int | None:
@@ -129,15 +129,16 @@ def _plans_of_hosts(
     """Each host gets neighbouring layers, split over its devices. The output counts as one layer."""
     hosts, shares = options.hosts or ("",) * n, normalise(options.shares, n)
     parts = {
-        one: tuple(s if host == one else 0.0 for host, s in zip(hosts, shares, strict=True)) for one in hosts
+        node: tuple(s if host == node else 0.0 for host, s in zip(hosts, shares, strict=True))
+        for node in hosts
     }
     ranges = share_out(Dim(len(layers) + 1), [sum(part) for part in parts.values()])
     plans: list[Plan] = []
     output_plan = Plan({})
     for part, (begin, end) in zip(parts.values(), ranges, strict=True):
         if begin < end:
-            found, output_plan = plan_model(layers[begin:end], n_vocab, n, part, options.split_policy)
-            plans += found
+            of_layers, output_plan = plan_model(layers[begin:end], n_vocab, n, part, options.split_policy)
+            plans += of_layers
     return plans, output_plan
 
 
@@ -179,10 +180,10 @@ def _override(
     matched: set[str] = set()
     for spec in specs:
         stored = spec.part.tensor if spec.part else spec.name
-        found = next(((text, target) for text, regex, target in patterns if regex.search(stored)), None)
-        if found is None:
+        match = next(((text, target) for text, regex, target in patterns if regex.search(stored)), None)
+        if match is None:
             continue
-        text, target = found
+        text, target = match
         matched.add(text)
         if target.lower() in ("cpu", "host"):
             homes[spec.name] = Home.HOST

@@ -72,14 +72,14 @@ def _add_weights(held: Held, layout: Layout, d: int, device: Device) -> None:
         nbytes = sum(weight_nbytes(load, d) for load in loads)
         views = [(shape, load.dtype) for load, _, shape in own_pieces(loads, d, most)]
         held.add(home.value, "weights", nbytes, sum(packed(views, limit).chunks))
-    own = [load for load in layout.loads if load.shared or weight_nbytes(load, d)]
-    for load in own:
+    loads = [load for load in layout.loads if load.shared or weight_nbytes(load, d)]
+    for load in loads:
         if len(load.shape) == 3:
             held.add("weights", "tables", 4 * (load.shape[0] + 1))
     if device.has_codebooks:
         from vkbackend.codebooks import entries, owner_of  # imports the Vulkan loader
 
-        for name in {owner for load in own if (owner := owner_of(load.dtype))}:
+        for name in {owner for load in loads if (owner := owner_of(load.dtype))}:
             held.add("weights", "tables", entries(name).nbytes)
 
 

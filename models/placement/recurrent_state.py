@@ -31,14 +31,14 @@ class StatePlan:
 
     def arrays(self) -> list[tuple[str, int, State]]:
         """(name, values of a cell, split) of each array."""
-        found: list[tuple[str, int, State]] = []
+        arrays: list[tuple[str, int, State]] = []
         spec: StateSpec | None = self.spec
         while spec:
             for name, segments in spec.arrays:
                 how = split(1, self.units[spec.dim], segments)
-                found.append((f"state_{name}_l{self.layer}", spec.n_units * sum(segments), how))
+                arrays.append((f"state_{name}_l{self.layer}", spec.n_units * sum(segments), how))
             spec = spec.beside
-        return found
+        return arrays
 
     def names(self) -> list[str]:
         return [name.removeprefix("state_").rpartition("_l")[0] for name, _, _ in self.arrays()]

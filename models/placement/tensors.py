@@ -31,8 +31,8 @@ class FileSource:
         info = spec.tensor(self._gguf)
         assert info is not None  # checked by check_weights
         raw = self._gguf.data(info.name)
-        own = spec.part.cut(raw) if spec.part else raw
-        return widened(own, info.type) if spec.widened else own
+        cut = spec.part.cut(raw) if spec.part else raw
+        return widened(cut, info.type) if spec.widened else cut
 
     def file(self, name: str) -> tuple[np.ndarray, int]:
         """(bytes of the mapped file, offset of the weight in it); the weight must have an
@@ -96,20 +96,20 @@ def ahead_tensors(gguf: GGUF, n_layer: int) -> list[str]:
     """Tensors of the layers after the first n_layer, for multi-token prediction: not read."""
     if not gguf.u32(f"{gguf.architecture}.nextn_predict_layers", 0):
         return []
-    behind = tuple(f"blk.{il}." for il in range(n_layer, int(gguf.u32(f"{gguf.architecture}.block_count"))))
-    return [name for name in gguf.tensors if name.startswith(behind) or ".nextn." in name]
+    after = tuple(f"blk.{il}." for il in range(n_layer, int(gguf.u32(f"{gguf.architecture}.block_count"))))
+    return [name for name in gguf.tensors if name.startswith(after) or ".nextn." in name]
 
 
 def notes(gguf: GGUF, model: Model, n_ctx: int) -> list[str]:
     """Notes for users about how the file is read and used, a line each."""
-    found = []
+    lines = []
     if skipped := ahead_tensors(gguf, model.n_layer):
-        found.append(
+        lines.append(
             f"{len(skipped)} tensors of layers that predict tokens further ahead (nextn) are not used: "
             f"{', '.join(skipped[:3])}{', ...' if len(skipped) > 3 else ''}"
         )
     if n_ctx > model.n_ctx_train:
-        found.append(
+        lines.append(
             f"the context of {n_ctx} tokens is longer than the {model.n_ctx_train} the model was trained with"
         )
-    return found
+    return lines

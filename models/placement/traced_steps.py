@@ -110,18 +110,18 @@ def repeating(layers: Sequence[object]) -> int:
 
 def layers_of(layout: Layout, devices: Sequence[Device]) -> list[object]:
     """The signature of a layer: the shapes of its weights on each device, and its caches."""
-    found: list[list[object]] = [[] for _ in layout.plans]
+    parts: list[list[object]] = [[] for _ in layout.plans]
     for load in layout.loads:
         if (il := layer_of(load.name)) is not None:
             shapes = tuple(
                 tuple(shape for _, shape in piece_shapes(load, d, piece_nbytes(device)))
                 for d, device in enumerate(devices)
             )
-            found[il].append((load.name.partition(".")[2].partition(".")[2], load.dtype, shapes))
+            parts[il].append((load.name.partition(".")[2].partition(".")[2], load.dtype, shapes))
     for plan in layout.memories():
-        found[plan.layer].append((type(plan), repr(plan.spec), [plan.nbytes(d) for d in range(len(devices))]))
-    owners = [None if owner is None else repr(found[owner]) for owner in layout.cache_owners]
-    return [(repr(own), owner) for own, owner in zip(found, owners, strict=True)]
+        parts[plan.layer].append((type(plan), repr(plan.spec), [plan.nbytes(d) for d in range(len(devices))]))
+    owners = [None if owner is None else repr(parts[owner]) for owner in layout.cache_owners]
+    return [(repr(part), owner) for part, owner in zip(parts, owners, strict=True)]
 
 
 def trace_reduces(
@@ -146,7 +146,7 @@ def _traced(
 ) -> tuple[list[NullDevice], Build]:
     """Devices without memory, and a function that builds the step of the model, or of its first `n_layer`
     layers."""
-    devices = [NullDevice(f"traced.{d}", one) for d, one in enumerate(limits)]
+    devices = [NullDevice(f"traced.{d}", limit) for d, limit in enumerate(limits)]
     places = [_Places() for _ in devices]
     weights = Weights({load.name: _weight(load, devices, places) for load in layout.loads})
     caches = _caches(layout)[:n_layer]
@@ -184,7 +184,7 @@ def _weight(load: Load, devices: Sequence[NullDevice], places: Sequence[_Places]
 
 
 def _caches(layout: Layout) -> list[LayerMemory]:
-    own: dict[int, LayerCache] = {}
+    caches: dict[int, LayerCache] = {}
     states: dict[int, LayerState] = {}
     for state in layout.states:
         arrays = (_cache(state.n_cells, how, "f32", layout.n_devices) for _, _, how in state.arrays())
@@ -196,8 +196,8 @@ def _caches(layout: Layout) -> list[LayerMemory]:
             _cache(plan.n_cells, split(1, plan.heads, [width]), dtype, layout.n_devices)
             for _, width, dtype in plan.arrays
         )
-        own[plan.layer] = LayerCache(k, v, cells, plan.spec.window, index=index[0] if index else None)
-    return memories(layout, own, states)
+        caches[plan.layer] = LayerCache(k, v, cells, plan.spec.window, index=index[0] if index else None)
+    return memories(layout, caches, states)
 
 
 def _cache(n_cells: int, state: State, dtype: str, n_devices: int) -> Weight:
