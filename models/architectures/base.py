@@ -35,12 +35,10 @@ class Weights:
         return self.get(f"{name}.bias")
 
     def get(self, name: str) -> Weight | None:
-        """A weight by its full name after the prefix, or None."""
         return self._weights.get(f"{self._prefix}{name}")
 
 
 def linear(x: Tensor, w: Weights, name: str) -> Tensor:
-    """x times the named matrix, plus its bias, if any."""
     return ops.linear(x, w(name), w.bias(name))
 
 

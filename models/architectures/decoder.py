@@ -1,8 +1,7 @@
 """The graph of the pre-norm decoder that most architectures start from.
 
-A model file states only the differences: attributes, hyper-parameters by layer, weights, hooks of the graph.
-Every product adds a bias if the file has one. Formulas: the papers named in the model files; keys and tensor
-names: llama.cpp's.
+A model file states the differences: attributes, hyper-parameters, weights, hooks of the graph. Products add a
+bias if the file has one. Formulas: the papers named in the model files; keys and tensor names: llama.cpp's.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ class Decoder(DecoderWeights):
         self.head(h, graph, w)
 
     def steered(self, h: Tensor, w: Weights, il: int) -> Tensor:
-        """h after layer il, plus the layer's control vector, if any."""
         return ops.add_vector(h, w("control_vector")) if il in self.control else h
 
     def head(self, h: Tensor, graph: Graph, w: Weights) -> None:
@@ -83,7 +81,7 @@ class Decoder(DecoderWeights):
         return linear(self.gate(a, x, w), w, "attn_output")
 
     def gate(self, a: Tensor, x: Tensor, w: Weights) -> Tensor:
-        """Gate attention's result `a`, computed from x, before the output projection. Default: no gate."""
+        """Gate attention's result `a` for x before the output projection. Default: none."""
         return a
 
     def store(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> None:

@@ -1,6 +1,4 @@
-"""The hyper-parameters and weights of the pre-norm decoder, with their roles in a plan. decoder.py has its
-graph.
-"""
+"""The hyper-parameters and weights, with roles, of the pre-norm decoder in decoder.py."""
 
 from __future__ import annotations
 
@@ -126,7 +124,7 @@ class DecoderWeights:
         return list(by_name.values())
 
     def attention_weights(self, il: int) -> list[WeightSpec]:
-        """The attention weights of a layer; names without `blk.N.` and `.weight`."""
+        """Names without `blk.N.` and `.weight`."""
         n_embd, layer = self.config.n_embd, self.config.layers[il]
         q, k = layer.n_head * layer.head_dim, layer.n_head_kv * layer.head_dim
         o, v = layer.n_head * layer.head_dim_v, layer.n_head_kv * layer.head_dim_v
@@ -159,7 +157,6 @@ class DecoderWeights:
         ]
 
     def head_norm_weights(self, il: int) -> list[WeightSpec]:
-        """RMS norms of the heads of q and k, for subclasses."""
         names = "attn_q_norm", "attn_k_norm"
         return [WeightSpec(name, (self.config.layers[il].head_dim,)) for name in names]
 
@@ -176,12 +173,10 @@ class DecoderWeights:
         return Layer(self.attention_of(il, types), self.feed_forward_of(il, types))
 
     def attention_of(self, il: int, types: Mapping[str, str]) -> Attention:
-        """The attention heads of a layer, for the plan."""
         layer, block = self.config.layers[il], block_of(types[f"blk.{il}.attn_output.weight"])[0]
         return Attention(layer.n_head, layer.n_head_kv, layer.head_dim, layer.head_dim_v, block)
 
     def feed_forward_of(self, il: int, types: Mapping[str, str]) -> FeedForward:
-        """The FFN columns of a layer, for the plan."""
         layer, prefix = self.config.layers[il], f"blk.{il}."
         if layer.mixture:
             return layer.mixture.feed_forward(types, prefix)

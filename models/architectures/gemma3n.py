@@ -1,7 +1,7 @@
-"""gemma3n (Gemma 3n): gemma4's per-layer embeddings, shared caches and normed values. The residual has
-several streams (AltUp; Baykal et al. 2023, arXiv:2301.13310), of which a layer reads the first. A product of
-two narrow matrices is added to attention (LAuReL; Menghani et al. 2024, arXiv:2411.07501). In the first
-layers only the largest FFN gates stay. Gemma team 2025.
+"""gemma3n (Gemma 3n): gemma4's per-layer embeddings, shared caches and normed values; a residual of several
+streams (AltUp; Baykal et al. 2023, arXiv:2301.13310), of which a layer reads the first; a product of two
+narrow matrices added to attention (LAuReL; Menghani et al. 2024, arXiv:2411.07501); only the largest FFN
+gates in the first layers. Gemma team 2025.
 """
 
 from __future__ import annotations

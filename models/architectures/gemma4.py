@@ -1,8 +1,8 @@
 """gemma4 (Gemma 4): gemma3 with another head size in layers without a window, unscaled q k^T, an RMS norm
-without weights for values (the keys if there is no attn_v), and a factor for every layer's result.
+without weights for values (the keys if there is no attn_v), a factor for every layer's result, and maybe
+shared caches (per_layer.py).
 
-The last layers may share the cache of the last layer of their kind that has one. Small models embed the token
-again for each layer, gated by the residual. Large models add experts to the dense FFN, each half with its own
+Small models embed the token again for each layer. Large models add experts to the dense FFN, with their own
 norms.
 """
 

@@ -1,8 +1,6 @@
-"""gpt-oss (gpt-oss-20b, gpt-oss-120b): biases of every matrix, including the router and the experts; a window
-in every second layer; a sink: one more logit per head in the denominator of its softmax.
-
-Experts are chosen by their logits and weighted by the softmax over the chosen; their gate is SwiGLU with both
-sides clamped. OpenAI 2025, arXiv:2508.10925.
+"""gpt-oss (gpt-oss-20b, gpt-oss-120b): biases everywhere, a window in every second layer, a sink per head
+(one more logit in the softmax's denominator). Experts are weighted by the softmax over the chosen; their gate
+is SwiGLU with both sides clamped. OpenAI 2025, arXiv:2508.10925.
 """
 
 from __future__ import annotations

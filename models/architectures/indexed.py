@@ -1,10 +1,10 @@
-"""Latent attention to the positions that an indexer chooses (DeepSeek-AI 2025, arXiv:2512.02556): deepseek2
-with a small second attention, whose heads share one key, stored for every position.
+"""Latent attention to positions chosen by an indexer (DeepSeek-AI 2025, arXiv:2512.02556), a small second
+attention whose heads share one key per position.
 
-A position's score is the sum over these heads of weight * max(q . k, 0); a row attends to the `top_k` best.
-Index keys have a LayerNorm with bias; keys and q have RoPE in their first dimensions. The published models
-also apply a Hadamard matrix (for 8 bits) and a constant factor: neither changes the choice. A layer without
-an indexer reuses the choice of the layer before it (arXiv:2603.12201).
+A position's score is the sum over heads of weight * max(q . k, 0); a row attends to the `top_k` best. Index
+keys have a LayerNorm with bias; keys and q have RoPE in their first dimensions. The published Hadamard matrix
+(for 8 bits) and constant factor do not change the choice. A layer without an indexer reuses the choice before
+it (arXiv:2603.12201).
 """
 
 from __future__ import annotations

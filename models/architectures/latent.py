@@ -1,9 +1,9 @@
-"""Latent attention (MLA; DeepSeek-AI 2024, arXiv:2405.04434), as attention with one kv head: the key is the
-normed latent and the part of the keys that all heads share, the value is the latent. q and the result go
-through a matrix per head. The cache holds 576 values a position in DeepSeek-V3; full heads would take 40,960.
+"""Latent attention (MLA; DeepSeek-AI 2024, arXiv:2405.04434) with one kv head: the key is the normed latent
+and the part that all heads share, the value is the latent; q and the result go through a matrix per head. The
+cache has 576 values a position in DeepSeek-V3, full heads 40,960.
 
-Files from before April 2025 store the matrices of keys and values as one (attn_kv_b). The key matrix in this
-form cannot be absorbed into q, so these files use full heads and a full cache.
+The fused key matrix of older files (attn_kv_b, before April 2025) cannot be absorbed into q: they use full
+heads.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ from vkbackend.models.gguf.reader import GGUF
 
 
 class LatentAttention(Decoder):
-    """`applies_rope`: whether RoPE is applied to the part of keys that heads share (table "rope") and to that
-    part of q (table `q_rope`). `rank_q`: the size of q's own latent, 0 without one."""
+    """`applies_rope`: RoPE for the shared part of keys (table "rope") and of q (table `q_rope`). `rank_q`:
+    the size of q's own latent, 0 without one."""
 
     applies_rope = True
     q_rope = "rope"  # "rope_q": q has a temperature; table "still_q" applies it to the rest of q
     half_split = False
 
     def read_latent(self, gguf: GGUF, config: Config) -> Config:
-        """The layers as attention with one kv head. Sets the sizes of the latent. Raises GGUFError,
-        UnsupportedModel."""
+        """The layers as attention with one kv head. Raises GGUFError, UnsupportedModel."""
         self.latent, self.shared = (
             read_count(gguf, key) for key in ("attention.kv_lora_rank", "rope.dimension_count")
         )
@@ -115,8 +114,7 @@ class LatentAttention(Decoder):
     # ---- graph ----
 
     def choose(self, h: Tensor, q: Tensor, w: Weights, cache: LayerCache, il: int) -> Tensor | None:
-        """The positions that a row of h attends to, None for all (indexed.py). `q`: the input of q's
-        projection."""
+        """The positions that a row attends to, None for all (indexed.py). `q`: the input for q."""
         return None
 
     def attention(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> Tensor:

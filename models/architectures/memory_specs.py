@@ -10,12 +10,9 @@ from vkbackend.meta.tensor import Weight
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """The caches of one layer: kv heads and their widths, split along the plan's dimension `dim`.
-
-    `window`: positions that a row sees, 0 for all. `owner`: the earlier layer whose caches this layer reads
-    instead of its own. `index_dim`: values of an indexer's key per position, 0 without an indexer. `chooser`:
-    the earlier layer whose choice of positions this layer uses.
-    """
+    """A layer's caches, split along the plan's dimension `dim`. `window`: positions that a row sees, 0 for
+    all. `owner`: the earlier layer whose caches it reads instead. `index_dim`: values of an indexer's key per
+    position, 0 without one. `chooser`: the earlier layer whose choice of positions it uses."""
 
     n_head_kv: int
     head_dim_k: int
@@ -28,15 +25,14 @@ class KVSpec:
 
     @property
     def leader(self) -> int | None:
-        """The earlier layer whose devices must hold this layer's q heads."""
         return self.owner if self.owner is not None else self.chooser
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """The K and V cache of one layer [n_cells, n_head_kv * head_dim], the cell table [n_slots, blocks], and
-    the window that the cells hold (0: all positions). `shared`: another layer writes the cache. `index`: an
-    indexer's keys [n_cells, index_dim]."""
+    """K and V of a layer [n_cells, n_head_kv * head_dim], the cell table [n_slots, blocks], the window that
+    the cells hold (0: all positions). `shared`: another layer writes it. `index`: an indexer's keys [n_cells,
+    index_dim]."""
 
     k: Weight
     v: Weight
@@ -53,11 +49,9 @@ class LayerCache:
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """The recurrent state of one layer: arrays as (name, values per unit of each segment), whose units are
-    split along the plan's dimension `dim`. A state sums up the whole sequence and has no positions.
-
-    `beside`: further arrays, split along another dimension. `kv`: the layer's caches, if it attends too.
-    """
+    """A layer's recurrent state: arrays as (name, values per unit of each segment), split along the plan's
+    dimension `dim`. `beside`: further arrays, split along another. `kv`: the layer's caches, if it attends
+    too."""
 
     n_units: int
     arrays: tuple[tuple[str, tuple[int, ...]], ...]
@@ -68,8 +62,7 @@ class StateSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerState:
-    """The state of one layer: arrays [n_cells, values] by name (empty if it stores nothing), and the caches
-    of a layer that also attends."""
+    """A layer's state arrays [n_cells, values] by name, and its caches if it also attends."""
 
     arrays: Mapping[str, Weight]
     cache: LayerCache | None = None

@@ -29,11 +29,8 @@ ALONE = {"relu2_alone": ops.relu2}  # activations of experts without a gate
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """The experts of one layer, how they are chosen and weighted, and the shared expert.
-
-    Biases, the selection bias and experts' factors are used if the file has them. Architectures give the
-    defaults; the file's keys replace them.
-    """
+    """The experts of one layer, their gating, and the shared expert. Biases, the selection bias and experts'
+    factors are used if the file has them. Architectures give defaults; keys replace them."""
 
     n_expert: int = 0
     n_used: int = 0
@@ -74,13 +71,12 @@ class Mixture:
         return specs + [spec for spec in optional if spec.name in names]
 
     def feed_forward(self, types: Mapping[str, str], prefix: str) -> FeedForward:
-        """The columns that the plan splits; `types`: of the tensors, `prefix`: `blk.N.`."""
         down, shared = (types.get(f"{prefix}ffn_down_{kind}.weight", "f32") for kind in ("exps", "shexp"))
         return FeedForward(self.n_ff, block_of(down)[0], self.n_expert, self.n_shared, block_of(shared)[0])
 
     def forward(self, x: Tensor, h: Tensor, norm: Weight, w: Weights, eps: float) -> Tensor:
         """The sum of the chosen experts' results for x, plus the shared expert's. The router reads the norm
-        of the residual h, with the weight `norm`."""
+        of h."""
         router = Router(
             norm,
             w("ffn_gate_inp"),
@@ -109,7 +105,6 @@ class Mixture:
 
 
 def read_mixtures(gguf: GGUF, n_layer: int, default: Mixture) -> list[Mixture | None]:
-    """The experts of every layer; None: a dense layer."""
     arch = gguf.architecture
     n_expert = int(gguf.u32(f"{arch}.expert_count", 0))
     if not n_expert:

@@ -1,6 +1,5 @@
-"""Additions of Gemma 3n and Gemma 4 to gemma3: an embedding of the token for every layer, gated by the
-residual; last layers that share the cache of the last layer of their kind that has one; an RMS norm without
-weights for values.
+"""Additions of Gemma 3n and 4 to gemma3: per-layer embeddings, gated by the residual; last layers that share
+the cache of the last layer of their kind with one; an RMS norm without weights for values.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ class PerLayerInputs(gemma3.Model):
         return replace(spec, owner=max(i for i in range(self.n_owners) if self.config.layers[i].rope == kind))
 
     def unread(self) -> set[str]:
-        """K and V weights of layers without their own cache."""
         sharing = range(self.n_owners, self.n_layer)
         ends = "k.weight", "v.weight", "k_norm.weight", "k.bias", "v.bias"
         return {f"blk.{il}.attn_{end}" for il in sharing for end in ends}
@@ -79,7 +77,6 @@ class PerLayerInputs(gemma3.Model):
         return ops.scale(projected + embedded, 0.5**0.5)
 
     def gated_embedding(self, h: Tensor, per_layer: Tensor, w: Weights, il: int) -> Tensor:
-        """The embedding of one layer, gated by h."""
         n = self.n_embd_layer
         x = ops.gelu_mul(linear(h, w, "inp_gate"), ops.columns(per_layer, il * n, (il + 1) * n))
         return ops.rms_norm(linear(x, w, "proj"), w("post_norm"), self.config.eps)

@@ -1,7 +1,6 @@
-"""qwen3next (Qwen3-Next-80B-A3B): gated delta nets (Yang et al., arXiv:2412.06464) instead of attention in
-three of four layers. Attention has an output gate; attn_q has, for each head, the rows of q and then of the
-gate. The delta net's q, k and v go through a short convolution; neighbouring value heads read one key head.
-Every layer has experts with a gated shared one.
+"""qwen3next (Qwen3-Next-80B-A3B): gated delta nets (Yang et al., arXiv:2412.06464) with short convolutions in
+three of four layers; attention with an output gate (in attn_q: per head, q's rows, then the gate's) in the
+fourth; experts with a gated shared one.
 """
 
 from __future__ import annotations

@@ -52,7 +52,6 @@ def read_counts(
 
 
 def read_flags(gguf: GGUF, key: str, n_layer: int) -> tuple[bool, ...]:
-    """A flag per layer, from an array of bools or integers; empty without the key."""
     name = f"{gguf.architecture}.{key}"
     flags = [bool(flag) for flag in gguf.flags(name, [])]
     if flags and len(flags) < n_layer:
@@ -70,8 +69,7 @@ def read_n_layer(gguf: GGUF) -> int:
 
 
 def read_windowed(gguf: GGUF, n_layer: int, period: int) -> tuple[bool, ...]:
-    """Which layers see a sliding window: the file's flags, or all but every `period`-th (the file's period,
-    else this one)."""
+    """Which layers see a window: the file's flags, or all but every `period`-th (or the file's period)."""
     key = "attention.sliding_window_pattern"
     name = f"{gguf.architecture}.{key}"
     if name in gguf.metadata and gguf.metadata.kind(name)[1]:
@@ -159,13 +157,12 @@ def read_rope(
 
 
 def read_orig_ctx(gguf: GGUF, n_ctx_train: int) -> int:
-    """The context length before its extension."""
     return int(gguf.u32(f"{gguf.architecture}.rope.scaling.original_context_length", 0)) or n_ctx_train
 
 
 def read_temperature(gguf: GGUF, n_ctx_train: int) -> dict[str, Any]:
-    """RopeTable's fields for q's temperature (0: none). It grows at every multiple of a length: the file's,
-    else the original context length."""
+    """RopeTable's fields for q's temperature (0: none), which grows at every multiple of a length: the
+    file's, else the original context length."""
     length = int(gguf.u32(f"{gguf.architecture}.attention.temperature_length", 0))
     return {
         "temperature": read_float(gguf, "attention.temperature_scale", 0.0),
@@ -174,5 +171,4 @@ def read_temperature(gguf: GGUF, n_ctx_train: int) -> dict[str, Any]:
 
 
 def read_factors(gguf: GGUF, name: str) -> np.ndarray | None:
-    """Divisors of RoPE's frequencies, one per pair, if the file has them."""
     return gguf.data(name).view("<f4") if name in gguf.tensors else None

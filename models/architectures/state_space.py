@@ -1,6 +1,6 @@
-"""Mamba-2 layers (Dao and Gu 2024, arXiv:2405.21060): keys, weights with roles, states and graph. The file
-has z, x, B, C and dt as rows of one matrix; x, B and C go through one short convolution. A plan splits heads
-with their rows of z, x and dt, and groups with their rows of B and C.
+"""Mamba-2 layers (Dao and Gu 2024, arXiv:2405.21060). The file has z, x, B, C and dt as rows of one matrix;
+x, B and C go through one short convolution. A plan splits heads with their rows of z, x and dt, groups with
+their rows of B and C.
 """
 
 from __future__ import annotations
@@ -95,7 +95,6 @@ class StateSpaceDecoder(Decoder):
         ]
 
     def normed(self, il: int) -> bool:
-        """Whether a layer norms its scan's result, group by group."""
         return True
 
     def kv(self, il: int) -> MemorySpec:

@@ -20,12 +20,11 @@ FLOAT_TYPES = ("f32", "f16", "bf16")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A weight's rows in a fused tensor. The tensor is seen as [repeat, total, ...]; the weight has rows
-    begin:end of each repeat.
+    """A weight's rows in a fused tensor, seen as [repeat, total, ...]: begin:end of each repeat.
 
-    `repeat`: 1 for the rows of q, then k, then v; the number of heads or experts if the parts alternate by
-    head (q and its gate) or by expert (gate and up). `segments`: the rows of a repeat by segment (q, k and
-    v); the weight has the first segment of all repeats, then the second, and so on.
+    `repeat`: 1 for the rows of q, then k, then v; the number of heads or experts if parts alternate by head
+    or expert. `segments`: the rows of a repeat by segment; the weight has the first segment of all repeats,
+    then the second, and so on.
     """
 
     tensor: str
@@ -52,7 +51,6 @@ class Part:
         return ranges
 
     def whole(self, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """The shapes that the tensor may have if the part has `shape`: one axis is longer."""
         n = self.end - self.begin
         return [
             (*shape[:axis], size // n * self.total, *shape[axis + 1 :])
@@ -66,9 +64,8 @@ class WeightSpec:
     """A weight: its GGUF name, its shape (rows first) and the role that decides its slices.
 
     `host`: kept in pinned host memory (tables of which a step reads a few rows). `source`: the tensor to use
-    if the file lacks `name` (a tied lm_head). `part`: its part of a fused tensor. `stacked`: stored as a
-    stack of so many matrices. `values`: f32 values that come from no file. `f32`: devices hold f32 whatever
-    floats the file has; vectors always do.
+    if the file lacks `name` (a tied lm_head). `stacked`: stored as so many matrices. `values`: f32 values
+    that come from no file. `f32`: devices hold f32 whatever floats the file has; vectors always do.
     """
 
     name: str
@@ -97,11 +94,9 @@ class WeightSpec:
         return self.part.whole(self.shape) if self.part else [self.shape]
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether its tensor may have that shape in a file; axes of one element do not count."""
         return _without_ones(shape) in map(_without_ones, self.shapes())
 
     def tensor(self, gguf: GGUF) -> TensorInfo | None:
-        """Its tensor in a file, or None."""
         if self.part:
             return gguf.tensors.get(self.part.tensor)
         return gguf.tensors.get(self.name) or gguf.tensors.get(self.source)

@@ -1,8 +1,8 @@
 """Parses the header of one GGUF file (versions 2 and 3, little endian): metadata index and tensor table.
 
-The header is read with `pread`, then the file is mapped for its tensors: a short read is an error, while
-reading a page of a map whose file was cut short ends the process. Every count is checked against a limit and
-the rest of the file before use, so a damaged file raises `GGUFError` quickly, in at most MAX_HEADER bytes.
+The header is read with `pread`, and then the file is mapped for its tensors: a short read is an error, while
+reading a map of a file that was cut short ends the process. Every count is checked before use, so a damaged
+file raises `GGUFError` quickly, in at most MAX_HEADER bytes.
 """
 
 import itertools
@@ -175,8 +175,6 @@ class _Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One file: its header as bytes, all of it as a map."""
-
     path: Path
     header: bytearray
     buf: mmap.mmap

@@ -1,6 +1,4 @@
-"""Splits a GGUF model into several files and joins them, as llama.cpp's gguf-split does. Tensors keep their
-bytes.
-"""
+"""Splits a GGUF model into several files and joins them, as llama.cpp's gguf-split does."""
 
 from __future__ import annotations
 
@@ -80,7 +78,6 @@ def merge_gguf(source: GGUF, path: str | os.PathLike[str], progress: Progress | 
 
 
 def _whole(source: GGUF) -> dict[str, bytes]:
-    """The stored metadata, without the keys of parts."""
     return {key: source.metadata.stored(key) for key in source.metadata if not key.startswith("split.")}
 
 

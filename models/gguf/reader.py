@@ -1,7 +1,5 @@
-"""GGUF model files: metadata and tensor table, and tensor bytes straight from a memory map.
-
-Tensors are not copied; metadata is decoded on access. A split model (`-00001-of-0000N.gguf`) is one `GGUF`.
-This file knows neither architectures nor devices.
+"""GGUF model files: metadata (decoded on access), tensor table, and tensor bytes as views of a memory map. A
+split model (`-00001-of-0000N.gguf`) is one `GGUF`.
 """
 
 import os
@@ -76,7 +74,6 @@ class Metadata(Mapping[str, Any]):
         return len(self._values)
 
     def describe(self, key: str) -> str:
-        """Type and length of a value without decoding it: "a u32", "an array of 32000 string"."""
         return self._values[key].describe()
 
     def kind(self, key: str) -> tuple[int, bool]:
@@ -233,8 +230,7 @@ class GGUF:
 
 
 def _part_paths(path: Path) -> list[Path]:
-    """All parts of the model that `path` belongs to, by the naming rule. Raises GGUFError with the missing
-    ones."""
+    """All parts of the model of `path`, by the naming rule. Raises GGUFError with the missing ones."""
     if (m := _SPLIT_NAME.fullmatch(path.name)) is None:
         return [path]
     count = int(m["count"])
@@ -251,7 +247,7 @@ def _part_paths(path: Path) -> list[Path]:
 
 
 def _check_split(parts: list[Part]) -> None:
-    """split.no, split.count and split.tensors.count must agree with the files; tensor names are unique."""
+    """split.no, split.count, split.tensors.count and unique names agree with the files."""
     total, seen = sum(len(p.tensors) for p in parts), dict[str, Path]()
     for i, part in enumerate(parts):
         meta = Metadata(part)

@@ -1,8 +1,8 @@
-"""The K and V caches of a model: the heads on each device, the cells per slot, the memory.
+"""The K and V caches of a model: heads by device, cells per slot, memory.
 
-In a layer with a window, a slot needs window + micro-batch - 1 cells for the rows of one step: the first row
-sees `window` positions including its own, and the last row is micro-batch - 1 positions later. These may
-begin inside a block, so the slot has one block more. A layer with an owner reads the owner's cache.
+In a layer with a window, a slot needs window + micro-batch - 1 cells: the first row of a step sees `window`
+positions including its own, the last row is micro-batch - 1 later. These may begin inside a block: one block
+more.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ class CachePlan:
         return self.spec.window if self.ring < self.width else 0
 
     def nbytes(self, device: int) -> list[int]:
-        """Bytes of each array on a device."""
         begin, end = self.heads[device]
         return [self.n_cells * row_nbytes(dtype, (end - begin) * width) for _, width, dtype in self.arrays]
 
@@ -88,7 +87,7 @@ def _arrays(il: int, spec: KVSpec, options: Options) -> tuple[tuple[str, int, st
 
 
 def blocks_per_slot(window: int, options: Options) -> int:
-    """Blocks of cells that a sequence needs at once in a layer: for the whole context, or for a window."""
+    """Blocks of cells that a sequence needs at once in a layer."""
     whole = -(-options.n_ctx // CELL_BLOCK)
     return min(whole, -(-(window + options.n_ubatch - 2) // CELL_BLOCK) + 1) if window else whole
 
@@ -107,8 +106,8 @@ def n_blocks(ring: int, options: Options) -> int:
 
 
 def blocks_of_owners(layers: Sequence[Layer], specs: Sequence[MemorySpec]) -> list[Layer]:
-    """The layers. The owner of a shared cache, or of a shared choice of positions, gets the largest quant
-    block among the layers that share it, so that splits of its heads fit all of them."""
+    """The layers. The owner of a shared cache or choice of positions gets the largest quant block of its
+    readers, so splits of its heads fit them all."""
     units = list(layers)
     for il, spec in enumerate(specs):
         if isinstance(spec, KVSpec) and (leader := spec.leader) is not None:
@@ -130,8 +129,8 @@ def blocks_of_owners(layers: Sequence[Layer], specs: Sequence[MemorySpec]) -> li
 
 
 def heads_of_owners(plans: Sequence[Plan], specs: Sequence[MemorySpec]) -> list[Plan]:
-    """The plans. A layer that reads another layer's cache, or its choice of positions, has its q heads on the
-    devices with these kv heads."""
+    """The plans. A reader of another layer's cache or choice has its q heads on the devices with these kv
+    heads."""
     return [
         replace(plan, ranges={**plan.ranges, **_heads(plans[spec.leader])})
         if isinstance(spec, KVSpec) and spec.leader is not None

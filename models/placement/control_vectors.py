@@ -23,8 +23,7 @@ def read_control_vectors(
     files: Sequence[tuple[str, float]], n_layer: int, n_embd: int, layers: tuple[int, int] | None = None
 ) -> dict[int, np.ndarray]:
     """By layer, the sum of scale times direction, f32 [n_embd], for `layers` (first, last; both included).
-    Raises GGUFError for a file without control vectors or for another model, InvalidArgument for a range
-    outside the model's layers."""
+    Raises GGUFError for an unsuitable file, InvalidArgument for a range outside the model's layers."""
     first, last = layers or (1, n_layer - 1)
     if not 0 <= first <= last < n_layer:
         raise InvalidArgument(
@@ -61,7 +60,6 @@ def _directions(path: str, n_layer: int, n_embd: int) -> dict[int, np.ndarray]:
 
 
 def marked(fingerprint: str, control: Mapping[int, np.ndarray]) -> str:
-    """The fingerprint of a model with these vectors: K and V depend on them."""
     if not control:
         return fingerprint
     digest = hashlib.sha256(fingerprint.encode())

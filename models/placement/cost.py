@@ -32,9 +32,9 @@ def cost_function(
 ) -> Callable[[Shares], Cost]:
     """Shares (one per device, in any unit) -> the cost of this split.
 
-    `limits` of the devices in order. A device without a share is left out and costs nothing. The all-reduces
-    of one decoded token are traced once per set of devices with a share. Scratch is traced once (seconds for
-    a large model), for the device with the most; with fewer devices it grows in proportion.
+    A device without a share is left out. The all-reduces of a token are traced once per set of devices with a
+    share. Scratch is traced once (seconds for a large model) for the device with the most; with fewer devices
+    it grows in proportion.
     """
     traced: dict[tuple[bool, ...], list[Reduce]] = {}
     stages = stages_of(options, len(limits))
@@ -75,7 +75,7 @@ def stages_of(options: Options, n: int) -> tuple[Hashable, ...]:
 
 
 def cost_of(model: Model, layout: Layout, reduces: tuple[int, ...]) -> Cost:
-    """The cost of a layout. Of a stack of experts a token reads only the experts that it uses."""
+    """The cost of a layout. A token reads only the experts that it uses."""
     n = layout.n_devices
     read = {Home.WEIGHTS: [0] * n, Home.HOST: [0] * n}
     for load in layout.loads:

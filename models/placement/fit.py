@@ -40,7 +40,6 @@ class Budget:
     homes: tuple[str, ...] = ON_DEVICE
 
     def held(self, sizes: Sequence[Held]) -> dict[str, int]:
-        """Bytes of a layout in this budget."""
         return {home: sum(sizes[d].homes[home] for d in self.members) for home in self.homes}
 
 
@@ -62,7 +61,7 @@ def budgets_of(devices: Sequence[Device]) -> list[Budget]:
 
 
 def host_budgets(devices: Sequence[Device]) -> list[Budget]:
-    """A budget per host for its devices' memory on the host. Hosts with unknown free memory have none."""
+    """A budget per host for its devices' memory there, if its free memory is known."""
     members: dict[str, list[int]] = {}
     for d, device in enumerate(devices):
         members.setdefault(device.host, []).append(d)
@@ -97,7 +96,6 @@ def sizes_with(model: Model, types: Mapping[str, str], devices: Sequence[Device]
 
 
 def shortfall(sizes: Sequence[Held], budgets: Sequence[Budget]) -> Budget | None:
-    """The first exceeded budget, or None."""
     return next((b for b in budgets if sum(b.held(sizes).values()) > b.nbytes), None)
 
 
@@ -139,8 +137,8 @@ def check_fit(devices: Sequence[Device], options: Options, sizes_of: Sizes, n_la
 def with_fitting_layers(
     devices: Sequence[Device], options: Options, sizes_of: Sizes, n_layer: int
 ) -> Options:
-    """The options with the most layers that fit on the devices, or none, so that the host holds the least;
-    whether that fits is not checked here."""
+    """The options with the most layers that fit on the devices. Whether the rest fits the host is not
+    checked."""
     most = n_layer + 1  # the output counts as one
     n = most_layers(most, options, sizes_of, budgets_of(devices))
     return replace(options, n_gpu_layers=None if n == most else n)
@@ -160,8 +158,7 @@ def fits(options: Options, sizes_of: Sizes, budgets: Sequence[Budget]) -> bool:
 
 
 def advice(options: Options, sizes_of: Sizes, budgets: Sequence[Budget], n_layer: int) -> str:
-    """Changes that would fit: a smaller context, other shares, fewer layers on the devices, caches on the
-    host."""
+    """Changes that would fit: smaller context, other shares, fewer layers on devices, caches on the host."""
 
     def fit(**changed: Any) -> bool:
         return fits(replace(options, **changed), sizes_of, budgets)
@@ -187,8 +184,7 @@ def advice(options: Options, sizes_of: Sizes, budgets: Sequence[Budget], n_layer
 
 
 def largest(least: int, most: int, fits: Callable[[int], bool]) -> int:
-    """The largest multiple of `least` up to `most` that fits, or 0, by bisection: if a number fits, smaller
-    ones must, too."""
+    """The largest multiple of `least` up to `most` that fits, or 0, by bisection."""
     low, high = 0, most // least + 1  # in units of `least`: low fits, high does not
     while high - low > 1:
         middle = (low + high) // 2

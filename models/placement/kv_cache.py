@@ -20,7 +20,7 @@ from vkbackend.ops import CELL_BLOCK
 
 
 class CellTable:
-    """The cells of the positions of `n_slots` sequences. `flush` copies changed entries to the devices."""
+    """The cells of `n_slots` sequences' positions. `flush` copies changed entries to the devices."""
 
     def __init__(self, mesh: Mesh, plan: CachePlan) -> None:
         self._mesh, self.ring, self.n_blocks = mesh, plan.ring, plan.n_blocks
@@ -88,8 +88,7 @@ class KVCache:
 
     @property
     def groups(self) -> list[CellTable | None]:
-        """The table of the layers that see all positions (None without such layers), then of those with
-        windows."""
+        """The table of layers that see all positions (None without any), then of those with windows."""
         windows = [table for table in self.tables.values() if table.window]
         return [next((table for table in self.tables.values() if not table.window), None), *windows]
 
@@ -98,8 +97,8 @@ class KVCache:
             table.flush()
 
     def resumable(self, n_stored: int) -> int:
-        """The first position at which a sequence with `n_stored` positions can continue: every ring still has
-        the positions that a row there sees."""
+        """The first position at which a sequence with `n_stored` positions can continue: every ring has the
+        positions that a row there sees."""
         first = 0
         for plan in self.plans:
             if n_stored > (capacity := self.tables[plan.ring].capacity):

@@ -1,7 +1,7 @@
-"""Where everything of a model goes, decided before anything is opened or allocated: plans, homes and sizes.
+"""Where everything of a model goes: plans, homes and sizes, decided before anything is opened or allocated.
 
-Split (which device has which slice) and placement (device memory or pinned host memory) are independent: a
-tensor on the host stays split, and every device reads its own slice from there.
+Split (slices by device) and placement (device memory or pinned host memory) are independent: a tensor on the
+host stays split, and every device reads its own slice there.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from vkbackend.models.placement.recurrent_state import StatePlan, plan_states
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The decisions: a plan per layer, the plan outside layers, the weights to load with their homes, the
-    caches."""
+    """A plan per layer, the plan outside layers, the weights to load with their homes, the caches."""
 
     n_devices: int
     plans: list[Plan]
@@ -41,11 +40,9 @@ class Layout:
     active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # by scope: devices at work
 
     def memories(self) -> list[CachePlan | StatePlan]:
-        """All arrays with data of a slot's sequence."""
         return [*self.caches, *self.states]
 
     def holds(self, device: int) -> bool:
-        """Whether a device has slices of its own."""
         return any(load.state.ranges and weight_nbytes(load, device) for load in self.loads)
 
     def table(self) -> str:
@@ -55,7 +52,7 @@ class Layout:
 
 @collection_paused()
 def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Options) -> Layout:
-    """Decide everything for `n_devices` devices; raises InvalidArgument, PlanError and UnsupportedModel."""
+    """The layout for `n_devices` devices. Raises InvalidArgument, PlanError, UnsupportedModel."""
     normalise(options.shares, n_devices)
     kv = [model.kv(il) for il in range(model.n_layer)]
     layers = blocks_of_owners([model.layer(il, types) for il in range(model.n_layer)], kv)
@@ -100,7 +97,6 @@ def memories(
 
 
 def layer_of(name: str) -> int | None:
-    """The layer of a tensor, None outside layers."""
     return int(name.split(".")[1]) if name.startswith("blk.") else None
 
 
@@ -143,7 +139,6 @@ def _plans_of_hosts(
 
 
 def whole_on(layer: Layer, device: int, n: int) -> Plan:
-    """The plan that gives a whole layer to one device."""
     sizes: dict[str, int] = {}
     for mixer in layer.mixers:
         sizes |= mixer.sizes
@@ -168,8 +163,7 @@ def _override(
     layers: Sequence[Layer],
     n: int,
 ) -> tuple[dict[str, Home], list[Plan], Plan]:
-    """Homes of the tensors that patterns place on the host, and the plans, changed for tensors that patterns
-    place on a device.
+    """Homes and plans after patterns placed tensors on the host or on a device.
 
     A pattern with a device index moves the whole dimension of the layer (all of its attention, all of its
     FFN), because its other tensors must be split alike.
@@ -235,7 +229,7 @@ def weight_nbytes(load: Load, device: int) -> int:
 
 
 def sizes(layout: Layout) -> list[dict[str, int]]:
-    """Bytes per device: weights, kv, host (host-placed slices and caches); without padding."""
+    """Bytes per device: weights, kv, host (host-placed slices and caches), unpadded."""
     report = []
     for d in range(layout.n_devices):
         n: dict[str, int] = {"weights": 0, "kv": 0, "host": 0}
@@ -248,5 +242,5 @@ def sizes(layout: Layout) -> list[dict[str, int]]:
 
 
 def largest_cache(layout: Layout, device: int) -> int:
-    """Bytes of the largest K or V cache or state of one layer on `device`: shaders bind it whole."""
+    """Bytes of the largest cache or state of one layer on `device`; shaders bind it whole."""
     return max((max(cache.nbytes(device)) for cache in layout.memories()), default=0)

@@ -1,9 +1,8 @@
 """Every device's memory, byte for byte, before anything is allocated.
 
-The sizes are those requested by the loader, the caches and the mesh, padded like the allocator's, so they
-equal its counters: weights and their copies (mirrored, or replicated where devices share KV heads), caches,
-tables (experts' offsets, cells, codebooks), scratch, staging, and padding. Weights that software devices read
-in the mapped file (`mapped`) count for each device, although the page cache holds them once.
+The sizes are those that the loader, the caches and the mesh request, padded like the allocator's, so they
+equal its counters: weights and copies, caches, tables (experts' offsets, cells, codebooks), scratch, staging,
+padding. Weights that software devices read in the mapped file (`mapped`) count for each device.
 """
 
 from __future__ import annotations
@@ -28,10 +27,8 @@ ITEMS = ("model", "mirrored", "replicated", "kv", "tables", "scratch", "staging"
 
 @dataclass(slots=True)
 class Held:
-    """Bytes on one device. `homes`: as allocated, by kind of memory. `items`: the same bytes by purpose.
-
-    Host pages that all devices read (`shared`: whole tables) count for the first one.
-    """
+    """Bytes on one device. `homes`: as allocated, by kind of memory. `items`: the same bytes by purpose. Host
+    pages that all devices read (`shared`) count for the first."""
 
     homes: Counter[str] = field(default_factory=Counter)
     items: Counter[str] = field(default_factory=Counter)
@@ -47,8 +44,7 @@ class Held:
 def allocations(
     layout: Layout, devices: Sequence[Device], steps: StepSizes, reduce_provider: str = "auto"
 ) -> list[Held]:
-    """The memory of each device after loading and preparing the layout. Allocates nothing and reads only
-    properties of the devices.
+    """The memory of each device with the layout loaded. Reads only properties of the devices.
 
     `items` counts all copies of weights as `weights`; `itemised` separates them.
     """
@@ -84,7 +80,6 @@ def _add_weights(held: Held, layout: Layout, d: int, device: Device) -> None:
 
 
 def _add_mapped(held: Held, layout: Layout, d: int, device: Device) -> set[str]:
-    """Names of the weights that the device reads in the file."""
     names = set()
     for load in layout.loads:
         for _, shape, _ in mapped_pieces(load, d, device):
@@ -103,8 +98,8 @@ def _add_caches(held: Held, layout: Layout, d: int) -> None:
 
 
 def _add_shared(report: Sequence[Held], layout: Layout, devices: Sequence[Device]) -> None:
-    """Shared tables. One copy serves all devices that can import its pages; any other device has its own.
-    Devices that read the table in the mapped file need neither."""
+    """Shared tables. Devices that can import their pages share a copy; any other has its own, unless it reads
+    the table in the mapped file."""
     page = max(device.limits.host_import_align for device in devices)
     for load in layout.loads:
         sharing = [d for d, device in enumerate(devices) if not mapped_pieces(load, d, device)]
@@ -139,5 +134,4 @@ def itemised(layout: Layout, report: Sequence[Held]) -> dict[str, int]:
 
 
 def stored_nbytes(load: Load) -> int:
-    """Bytes of a whole weight in the devices' type."""
     return math.prod(load.shape[:-1]) * row_nbytes(load.dtype, load.shape[-1])

@@ -21,7 +21,7 @@ from vkbackend.step import Run
 
 @dataclass(frozen=True, slots=True)
 class StatePlan:
-    """The state of one layer: its arrays (`spec`), each device's units by dimension, all slots' cells."""
+    """The state of one layer: arrays (`spec`), each device's units by dimension, all slots' cells."""
 
     layer: int
     spec: StateSpec
@@ -44,14 +44,12 @@ class StatePlan:
         return [name.removeprefix("state_").rpartition("_l")[0] for name, _, _ in self.arrays()]
 
     def nbytes(self, device: int) -> list[int]:
-        """Bytes of each array on a device."""
         return [4 * self.n_cells * state.count(device) for _, _, state in self.arrays()]
 
 
 def plan_states(
     specs: Sequence[object], plans: Sequence[Plan], homes: Sequence[Home], options: Options
 ) -> list[StatePlan]:
-    """The states of all recurrent layers, in the order of layers."""
     n_cells = options.n_slots * (1 + options.n_snapshots)
     return [
         StatePlan(il, spec, plans[il].ranges, n_cells, homes[il])
@@ -61,8 +59,6 @@ def plan_states(
 
 
 class RecurrentState:
-    """The arrays on the devices, by layer, and the slots' cells."""
-
     def __init__(self, mesh: Mesh, plans: Sequence[StatePlan], options: Options) -> None:
         self.plans = plans
         self.layers: dict[int, LayerState] = {}
@@ -99,7 +95,7 @@ class SlotStates:
         return max(at for at in known if at <= position)
 
     def cell(self, slot: int, position: int) -> int:
-        """The cell of the state after `position` positions; `position` comes from `resume_at`."""
+        """The cell of the state after `position` positions, from `resume_at`."""
         if position == self._positions[slot] and position:
             return self._cells[slot]
         if position == self._lent.get(slot, (-1, -1))[0]:
@@ -133,7 +129,7 @@ class SlotStates:
         return read, self._cells[slot]
 
     def put(self, slot: int, position: int) -> int:
-        """The cell for a state after `position` positions that the caller writes, such as a loaded one."""
+        """The cell for a state after `position` positions that the caller writes."""
         self._drop(slot, -1)
         self._positions[slot], self._was_long[slot] = position, True
         return self._cells[slot]
@@ -141,11 +137,10 @@ class SlotStates:
     # ---- states of shared beginnings ----
 
     def take(self, slot: int, position: int) -> int | None:
-        """The cell of a slot's snapshot at `position`, now the caller's; None without a snapshot."""
+        """The cell of a slot's snapshot at `position`, now the caller's, or None."""
         return self._snapshots[slot].pop(position, None)
 
     def give_back(self, cell: int) -> None:
-        """Return a taken cell."""
         self._free.append(cell)
 
     def lend(self, slot: int, position: int, cell: int) -> None:
@@ -159,7 +154,7 @@ class SlotStates:
         self._positions[slot], self._was_long[slot] = 0, False
 
     def _drop(self, slot: int, position: int) -> None:
-        """Drop the snapshots after a position: another sequence continues there."""
+        """Drop the snapshots after a position."""
         kept = self._snapshots[slot]
         for at in [at for at in kept if at > position]:
             self._free.append(kept.pop(at))

@@ -1,6 +1,5 @@
-"""Compares a file's tensors with the weights of its model. Every weight must have its shape and a supported
-type; unread tensors are errors, except layers for multi-token prediction (nextn), which are skipped with a
-note.
+"""Compares a file's tensors with its model's weights: every weight needs its shape and a supported type;
+unread tensors are errors, except multi-token prediction layers (nextn), which are noted.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ from vkbackend.models.gguf.reader import GGUF
 
 
 class FileSource:
-    """The bytes of a file's tensors by the names of the weights."""
-
     def __init__(self, gguf: GGUF, specs: Sequence[WeightSpec]) -> None:
         self._gguf = gguf
         self._specs = {spec.name: spec for spec in specs}
@@ -58,12 +55,11 @@ def offset_in_file(gguf: GGUF, spec: WeightSpec) -> int | None:
 
 
 def weights_in_file(gguf: GGUF, model: Model) -> frozenset[str]:
-    """The weights that devices read in the file instead of loading them."""
     return frozenset(spec.name for spec in model.weights() if offset_in_file(gguf, spec) is not None)
 
 
 def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
-    """Types on the devices by weight name. Raises GGUFError for a missing tensor or another shape,
+    """Types on the devices by weight name. Raises GGUFError for a missing tensor or a wrong shape,
     UnsupportedModel for an unsupported type or tensor."""
     types = {}
     used = {*ROPE_FACTORS, *ahead_tensors(gguf, model.n_layer), *model.unread()}
@@ -93,7 +89,7 @@ def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
 
 
 def ahead_tensors(gguf: GGUF, n_layer: int) -> list[str]:
-    """Tensors of the layers after the first n_layer, for multi-token prediction: not read."""
+    """Unread tensors of layers for multi-token prediction."""
     if not gguf.u32(f"{gguf.architecture}.nextn_predict_layers", 0):
         return []
     after = tuple(f"blk.{il}." for il in range(n_layer, int(gguf.u32(f"{gguf.architecture}.block_count"))))
@@ -101,7 +97,6 @@ def ahead_tensors(gguf: GGUF, n_layer: int) -> list[str]:
 
 
 def notes(gguf: GGUF, model: Model, n_ctx: int) -> list[str]:
-    """Notes for users about how the file is read and used, a line each."""
     lines = []
     if skipped := ahead_tensors(gguf, model.n_layer):
         lines.append(

@@ -1,6 +1,4 @@
-"""Steps of a model under a layout, traced over devices without memory: their scratch, their sums, and the
-programs of a token.
-"""
+"""Steps of a layout, traced over devices without memory: scratch, sums, and the programs of a token."""
 
 from __future__ import annotations
 
@@ -42,16 +40,15 @@ LOGITS_NBYTES = 16 << 20  # the host-visible logits of one step stay about this 
 
 
 def in_halves(devices: Sequence[Device], options: Options) -> bool:
-    """Whether large micro-batches are computed as two halves in turn, one while the other is exchanged: with
-    several real devices."""
+    """Whether large micro-batches are computed as two halves, one while the other is exchanged: with several
+    real devices."""
     return options.split_mode == "tensor" and len({resource_of(device) for device in devices}) > 1
 
 
 def step_shape(
     model: Model, layout: Layout, options: Options, n_ubatch: int, halves: bool = False
 ) -> StepShape:
-    """The largest step with micro-batches of up to `n_ubatch` rows; `halves`: large ones are computed as
-    two."""
+    """The largest step with micro-batches of `n_ubatch` rows; `halves`: large ones are computed as two."""
     rows = bucket(min(n_ubatch, options.n_ctx * options.n_slots, MAX_ROWS))
     fits = max(LOGITS_NBYTES // (4 * model.n_vocab), 1)
     outputs = min(rows, max(bucket(options.n_slots), 1 << fits.bit_length() - 1))
@@ -80,8 +77,7 @@ def step_sizes(
 def token_recordings(
     model: Model, layout: Layout, options: Options, limits: Sequence[Limits], shape: StepShape
 ) -> list[Recording]:
-    """Each device's recording of one token without repeated layers: the programs of the whole step, over
-    memory that does not exist."""
+    """Each device's recording of one token without repeated layers: all programs of the step."""
     devices, _ = _traced(model, layout, limits)
     build = _traced(model, layout, limits, repeating(layers_of(layout, devices)))[1]
     inputs = [shape.unplaced(d) for d in range(len(devices))]
@@ -97,8 +93,8 @@ REPEATS = 3
 
 
 def repeating(layers: Sequence[object]) -> int:
-    """How many of the first layers stand for all layers. They contain every pair of neighbours in the model,
-    up to REPEATS times each, and end with a layer like the model's last."""
+    """How many of the first layers stand for all. They contain every pair of neighbours in the model, up to
+    REPEATS times each, and end like the model."""
     pairs = list(pairwise(layers))
     missing = Counter({pair: min(count, REPEATS) for pair, count in Counter(pairs).items()})
     for n, pair in enumerate(pairs, 2):
@@ -131,7 +127,6 @@ def trace_reduces(
     limits: Sequence[Limits],
     n_rows: int = 1,
 ) -> list[Reduce]:
-    """The all-reduces of a step of `n_rows` rows, from a graph over devices without memory."""
     devices, build = _traced(model, layout, limits)
     shape = replace(step_shape(model, layout, options, n_rows), n_rows=n_rows, n_outputs=1)
     inputs = [shape.unplaced(d) for d in range(layout.n_devices)]
@@ -144,8 +139,7 @@ def trace_reduces(
 def _traced(
     model: Model, layout: Layout, limits: Sequence[Limits], n_layer: int | None = None
 ) -> tuple[list[NullDevice], Build]:
-    """Devices without memory, and a function that builds the step of the model, or of its first `n_layer`
-    layers."""
+    """Devices without memory, and the builder of the model's step, or of its first `n_layer` layers."""
     devices = [NullDevice(f"traced.{d}", limit) for d, limit in enumerate(limits)]
     places = [_Places() for _ in devices]
     weights = Weights({load.name: _weight(load, devices, places) for load in layout.loads})
@@ -154,8 +148,7 @@ def _traced(
 
 
 class _Places:
-    """The weights of a device without memory, one after another in loading order. Products of neighbours can
-    be fused."""
+    """The weights of a device without memory, in loading order, so products of neighbours can be fused."""
 
     def __init__(self) -> None:
         self._buffer, self._end = nowhere(Home.WEIGHTS, "traced"), 0
@@ -167,7 +160,6 @@ class _Places:
 
 
 def _view(shape: tuple[int, ...], dtype: str = "f32") -> View:
-    """A view without memory: a traced step needs only its shape."""
     return View(nowhere(Home.WEIGHTS, "traced"), 0, shape, dtype)
 
 
