@@ -1,7 +1,7 @@
 """vkbackend: GGUF language models on any mix of GPUs through Vulkan compute shaders.
 
-`from vkbackend import LLM` is the public entry; it is loaded on first use, so that importing a lower layer
-(`vkbackend.recording`, `vkbackend.ops`, ...) never pulls in the layers above it.
+`from vkbackend import LLM` is the public entry. It loads on first use, so importing a lower layer
+(`vkbackend.recording`, `vkbackend.ops`, ...) does not import the layers above.
 """
 
 import sys

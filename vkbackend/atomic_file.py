@@ -1,4 +1,4 @@
-"""Writing a file so that its name always means a whole file: the old one until the new one is complete."""
+"""Replaces files atomically: a name always refers to a whole file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vkbackend.errors import VkbackendError
 
 
 def check_target(path: str | os.PathLike[str], error: type[VkbackendError]) -> None:
-    """Raise `error` if no file can be made in the folder of `path`: for callers that ask before long work."""
+    """Raise `error` if the folder of `path` is not writable. Call it before long work."""
     folder = os.path.dirname(os.path.realpath(path))
     if not os.access(folder, os.W_OK | os.X_OK):
         raise error(f"{path}: cannot be written: {folder} is not a folder to write to; give another name")
@@ -20,10 +20,9 @@ def check_target(path: str | os.PathLike[str], error: type[VkbackendError]) -> N
 
 @contextmanager
 def replacing(path: str | os.PathLike[str], error: type[VkbackendError]) -> Iterator[Path]:
-    """Yields the name of a new file in the folder of `path`, which takes its place when the block ends well.
+    """Yield a temporary file in the folder of `path`; it replaces `path` if the block succeeds.
 
-    When it does not, `path` is as before and nothing is left over. Raises `error` for what the system
-    refuses.
+    On failure `path` is unchanged and the temporary file is deleted. Raises `error` for OS errors.
     """
     if "\0" in os.fsdecode(path):
         raise error(f"{path!r}: is not a file name; give another")
@@ -43,4 +42,4 @@ def replacing(path: str | os.PathLike[str], error: type[VkbackendError]) -> Iter
         ) from None
     finally:
         with suppress(OSError):
-            os.unlink(part)  # still there only where something failed
+            os.unlink(part)  # exists only after a failure

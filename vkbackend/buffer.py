@@ -1,8 +1,7 @@
-"""Buffers and views: what crosses the runtime seam is a handle, a byte range and a shape.
+"""Buffers and views: the runtime seam passes a handle, a byte range and a shape.
 
-A `Buffer` is a block of memory that a runtime made; a `Virtual` is scratch that has no address yet (the
-liveness plan gives it one); a `View` is a typed, contiguous, row-major range of either. Knows no Vulkan, no
-tensor names.
+A `Buffer` is memory of a runtime. A `Virtual` is scratch that the liveness plan has yet to place. A `View` is
+a typed, contiguous, row-major range of either.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 
 from vkbackend.formats import row_nbytes
 
-ALIGN = 256  # the largest storage and uniform offset alignment Vulkan allows a device to ask for
+ALIGN = 256  # the largest alignment of storage and uniform offsets that Vulkan allows
 
 
 def aligned(nbytes: int, align: int = ALIGN) -> int:
@@ -24,15 +23,15 @@ def aligned(nbytes: int, align: int = ALIGN) -> int:
 
 
 class Home(Enum):
-    """Where a buffer lives, named by purpose."""
+    """Purpose of a buffer; decides its memory type."""
 
     WEIGHTS = "weights"  # device local, written once
     KV = "kv"  # device local, lives as long as the model
     SCRATCH = "scratch"  # device local, reused within a step
-    HOST = "host"  # weights and caches placed in pinned host memory: the device reads them over its bus
-    STAGING = "staging"  # host visible, HOST_CACHED where there is such a type: the host reads and writes it
+    HOST = "host"  # weights and caches in pinned host memory, read over the bus
+    STAGING = "staging"  # host visible, HOST_CACHED if available: the host reads and writes it
     PAGES = "pages"  # pinned host pages imported into the device
-    MAPPED = "mapped"  # a model file's own pages, imported by a device that runs on the host: read only
+    MAPPED = "mapped"  # pages of a model file, imported read-only by devices that run on the host
 
 
 _ids = itertools.count(1)
@@ -40,14 +39,14 @@ _ids = itertools.count(1)
 
 @dataclass(eq=False, slots=True)
 class Buffer:
-    """Memory of one device: `handle` belongs to the runtime; `host` is a writable byte view where mapped."""
+    """Memory of one device. `handle` belongs to the runtime."""
 
     nbytes: int
     home: Home
     label: str
     handle: Any = None
-    host: Any = None  # numpy uint8 array over the mapping, or None
-    address: int = 0  # where shaders find it without a binding, 0 if they cannot
+    host: Any = None  # writable uint8 array over the mapping, or None
+    address: int = 0  # for shaders that take addresses; 0: not supported
     uid: int = field(default_factory=lambda: next(_ids))
 
     def __repr__(self) -> str:
@@ -56,7 +55,7 @@ class Buffer:
 
 @dataclass(eq=False, slots=True)
 class Virtual:
-    """Scratch without an address yet."""
+    """Scratch without an address."""
 
     nbytes: int
     label: str
@@ -67,7 +66,7 @@ class Virtual:
 
 
 def nowhere(home: Home = Home.SCRATCH, label: str = "nowhere") -> Buffer:
-    """A buffer without memory and larger than any view: for graphs that never run."""
+    """A buffer without memory, for graphs that never run; every view fits."""
     return Buffer(1 << 62, home, label)
 
 
@@ -99,8 +98,7 @@ class View:
         return self.offset + self.nbytes
 
     def rows(self, begin: int, end: int) -> View:
-        """The view of rows begin..end of the first axis (row bytes must be a multiple of 4 unless begin is
-        0)."""
+        """Rows begin..end of the first axis. Unless begin is 0, rows must have whole words."""
         stride = math.prod(self.shape[1:-1]) * row_nbytes(self.dtype, self.shape[-1])
         return View(self.buffer, self.offset + begin * stride, (end - begin, *self.shape[1:]), self.dtype)
 

@@ -1,9 +1,8 @@
-"""The cache folder: compiled shaders, pipelines, speeds and measured choices all go through here.
+"""The cache folder: compiled shaders, pipelines, speeds and measured choices.
 
-Without a cache only time is lost; a bad entry must not cost more. So an entry is read only if it was written
-whole, under this name, by this user or root: it begins with a checksum, no other user may write to the file
-or the folder, and it is neither a pipe nor a link. Any other entry counts as missing; one line on stderr says
-so.
+Losing the cache costs only time, so a bad entry counts as missing; stderr says so once. An entry is read only
+if its checksum matches, it belongs to this user or root, nobody else may write to the file or the folder, and
+it is neither a pipe nor a link.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ from vkbackend import env
 
 _MAGIC = b"vkbackend cache 1 "
 _HEAD_NBYTES = len(_MAGIC) + 64 + 1
-MOST_NBYTES = 16 << 20  # of an entry, if the caller gives no other limit
-_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe is not waited for
+MOST_NBYTES = 16 << 20  # default limit for an entry
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: do not wait for a pipe
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _told: set[str] = set()
 _telling = Lock()
 
 
 class _Refused(Exception):
-    """Why something in the cache folder, or the folder, is not used."""
+    """Reason for ignoring an entry or the folder."""
 
 
 def read(name: str, most_nbytes: int = MOST_NBYTES) -> bytes | None:
-    """What was written under `name`; None where that is missing or not to be trusted."""
+    """The bytes written under `name`; None if they are missing or not trusted."""
     with _folder(make=False) as folder:
         if folder is None:
             return None
@@ -50,19 +49,18 @@ def read(name: str, most_nbytes: int = MOST_NBYTES) -> bytes | None:
 
 
 def read_json(name: str) -> Any:
-    """The value that was written under `name`; None as in `read`, and for bytes that are no JSON."""
+    """The value written under `name`; None as in `read`, or if it is not valid JSON."""
     if (data := read(name)) is None:
         return None
     try:
         return json.loads(data)
-    except (ValueError, RecursionError) as error:  # a number of too many digits is a ValueError, too
+    except (ValueError, RecursionError) as error:  # also for numbers with too many digits
         _tell(_shown(name), f"is not used, and replaced when it is written again: {type(error).__name__}")
         return None
 
 
 def write(name: str, data: bytes) -> bool:
-    """Replace the entry in one step, so that other processes read either the old bytes or the new. False if
-    it cannot be written; a line on stderr says so once for the folder."""
+    """Replace the entry atomically. Returns False if that fails; stderr says so once for the folder."""
     with _folder(make=True) as folder:
         if folder is None:
             return False
@@ -86,25 +84,25 @@ def write_json(name: str, value: Any) -> bool:
 
 
 def writable() -> bool:
-    """Whether entries can be written: for callers that ask before long work whose result would be kept."""
+    """Whether entries can be written. Call it before long work."""
     with _folder(make=True) as folder:
         return folder is not None and os.access(".", os.W_OK | os.X_OK, dir_fd=folder)
 
 
 def remove(name: str) -> None:
-    """Forget the entry, whatever it is."""
+    """Delete the entry, valid or not."""
     with _folder(make=False) as folder:
         if folder is not None:
             with suppress(OSError):
                 os.unlink(name, dir_fd=folder)
 
 
-# ---- what is trusted ----
+# ---- trust ----
 
 
 @contextmanager
 def _folder(*, make: bool) -> Iterator[int | None]:
-    """The descriptor of the folder; None without one, or where it is not to be trusted."""
+    """Descriptor of the folder; None if it is missing or not trusted."""
     path, descriptor = env.cache_dir(), None
     try:
         if path is not None:
@@ -123,7 +121,7 @@ def _folder(*, make: bool) -> Iterator[int | None]:
 def _open_folder(path: Path, make: bool) -> int | None:
     if make and not os.path.lexists(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError):  # another process was faster
+        with suppress(FileExistsError):  # another process made it
             os.mkdir(path, 0o700)
     try:
         descriptor = os.open(path, _OPEN | os.O_DIRECTORY)
@@ -138,7 +136,7 @@ def _open_folder(path: Path, make: bool) -> int | None:
     try:
         found = os.fstat(descriptor)
         if found.st_uid == os.geteuid() and found.st_mode & 0o077 and path == env.default_cache_dir():
-            os.fchmod(descriptor, 0o700)  # the default alone: one that the user named may be shared (/tmp)
+            os.fchmod(descriptor, 0o700)  # only the default: a folder the user named may be shared (/tmp)
             found = os.fstat(descriptor)
         _check_owner(found)
     except BaseException:
@@ -171,8 +169,7 @@ def _check_owner(found: os.stat_result) -> None:
 
 
 def _head(name: str, data: bytes) -> bytes:
-    """The line before the data: a checksum of name and data, so an entry under another entry's name is
-    refused."""
+    """The first line: a checksum of name and data, so a renamed entry is refused."""
     digest = hashlib.sha256(name.encode() + b"\0")
     digest.update(data)
     return _MAGIC + digest.hexdigest().encode() + b"\n"
@@ -187,7 +184,7 @@ def _content(name: str, blob: bytes) -> bytes:
     return data
 
 
-# ---- what is told ----
+# ---- messages ----
 
 
 def _why(reason: Exception) -> str:
@@ -199,7 +196,7 @@ def _shown(name: str = "") -> str:
 
 
 def _tell(what: str, why: str) -> None:
-    """A line on stderr, one for each thing that is not used."""
+    """Log once per subject."""
     with _telling:
         if what in _told:
             return

@@ -1,5 +1,7 @@
-"""Checks of what a caller gives: each returns a plain value, or raises InvalidArgument that names the
-parameter. Scalars and arrays of numpy count as the numbers and lists that they hold."""
+"""Checks of arguments: each returns a plain value or raises InvalidArgument with the parameter's name.
+
+Numpy scalars and arrays count as the numbers and lists they hold.
+"""
 
 from __future__ import annotations
 
@@ -19,29 +21,27 @@ MAX_SHOWN = 200  # characters of a value in a message
 
 
 def refused(name: str, value: Any, expected: str) -> InvalidArgument:
-    """The error for a value of the parameter `name`."""
+    """The error for a bad value of parameter `name`."""
     return InvalidArgument(f"{name}={shown(value)}: {expected}", argument=name)
 
 
 def shown(value: Any) -> str:
-    """A value in one line of a message, cut where it is long."""
+    """A value for a message: one line, truncated."""
     try:
         text = re.sub(r"\s*\n\s*", " ", repr(value))
-    except Exception:  # repr fails for integers of more than 4300 digits, and may fail for any object
+    except Exception:  # repr fails for integers above 4300 digits, and may fail for any object
         bits = f" of {value.bit_length()} bits" if isinstance(value, int) else ""
         return f"<{type(value).__name__}{bits}>"
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def plain(value: Any) -> Any:
-    """A scalar of numpy, or an array of no dimension, as the Python object that it holds."""
+    """A numpy scalar or 0-d array as its Python object; other values unchanged."""
     return value.item() if isinstance(value, np.generic | np.ndarray) and value.ndim == 0 else value
 
 
 def whole_number(name: str, value: Any, low: int, high: int, hint: str = "") -> int:
-    """`value` as an int in low..high; InvalidArgument names the value. True and 3.0 are no whole numbers
-    here.
-    """
+    """`value` as an int in low..high. True and 3.0 are refused."""
     number, given = None, plain(value)
     if not isinstance(given, bool):
         with suppress(TypeError):
@@ -52,7 +52,7 @@ def whole_number(name: str, value: Any, low: int, high: int, hint: str = "") -> 
 
 
 def finite_number(name: str, value: Any, low: float, high: float, hint: str = "") -> float:
-    """`value` as a finite float in low..high; InvalidArgument names the value."""
+    """`value` as a finite float in low..high."""
     number, given = math.nan, plain(value)
     if not isinstance(given, bool | str | bytes | np.ndarray):
         with suppress(TypeError, ValueError, OverflowError):
@@ -64,14 +64,12 @@ def finite_number(name: str, value: Any, low: float, high: float, hint: str = ""
 
 
 def number_of(text: str) -> int | str:
-    """A text of 1 to 20 digits, with or without a minus, as an int; any other text as it is, for a check to
-    refuse."""
+    """Text of 1 to 20 digits, with an optional minus, as an int; other text unchanged, for a check to refuse."""
     return int(text) if re.fullmatch(r"-?[0-9]{1,20}", text) else text
 
 
 def items(name: str, value: Any, expected: str) -> list[Any]:
-    """The items of a list, an array or anything else that can be iterated. Raises InvalidArgument for text
-    and for what cannot be iterated."""
+    """The items of an iterable. Raises InvalidArgument for text and non-iterables."""
     if not isinstance(value, str | bytes | bytearray):
         with suppress(TypeError):
             return list(value)
@@ -86,7 +84,7 @@ def whole(low: int, high: int, hint: str = "") -> Callable[[str, Any], int]:
 
 
 def optional(check: Callable[[str, Any], T]) -> Callable[[str, Any], T | None]:
-    """None, or what the check allows."""
+    """None, or a value that passes the check."""
     return lambda name, value: None if plain(value) is None else check(name, value)
 
 
@@ -110,7 +108,7 @@ def choice(known: Sequence[str]) -> Callable[[str, Any], str]:
 
 
 def switch(name: str, value: Any) -> bool:
-    """True or False, which 1 and 0 stand for as well."""
+    """True or False, or 1 and 0."""
     given = plain(value)
     if not isinstance(given, int) or given not in (0, 1):
         raise refused(name, value, "expected True or False")

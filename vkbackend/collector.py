@@ -1,4 +1,4 @@
-"""Python's collector of cyclic garbage, which looks through everything again while it is being built."""
+"""Pauses Python's cyclic garbage collector while large object graphs are built."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """No collection meanwhile, also as a decorator. Recordings are many objects without cycles: to look
-    through them took as long as to make them (512 rows of Qwen3-235B on two cards: 3.0 s, without it 1.5 s).
+    """Disable the collector in a block or a decorated function. Recordings have many objects and no cycles;
+    scanning them doubled the time to build them (512 rows of Qwen3-235B on two cards: 3.0 s, without 1.5 s).
 
-    The collector is the process's. Where two threads pause it, it is back when the one that paused it first
-    has ended.
+    The collector is global. With two threads, the first one to pause resumes it.
     """
     enabled = gc.isenabled()
     gc.disable()

@@ -1,7 +1,7 @@
-"""Every environment variable the package reads, in one place (documented in docs/env_vars.md).
+"""The package's environment variables, all read here (docs/env_vars.md).
 
-`DEBUG` is a ladder: 1 devices, plan and fallbacks; 2 one line per dispatch with time; 3 barriers and
-submissions; 4 shader variants built; 5 intermediate values by name.
+`DEBUG` levels: 1 devices, plan and fallbacks; 2 time of each dispatch; 3 barriers and submissions; 4 shader
+variants built; 5 intermediate values.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def _integer(name: str, default: int) -> int:
 
 
 def debug() -> int:
-    """The level of the DEBUG ladder, 0 when unset."""
+    """DEBUG level; 0 when unset."""
     return _integer("DEBUG", 0)
 
 
-# Optional features by the names of capabilities.py, which probes every one of them on every device.
+# Optional features, named as in vulkan/capabilities.py, which probes all of them.
 FEATURES = frozenset(
     "buffer_address cooperative_matrix cooperative_matrix_nv denorm_float16 device_map "
     "executable_info float16 full_subgroups host_import int8 int8_units_fast int_dot int_dot_accelerated "
@@ -40,8 +40,8 @@ FEATURES = frozenset(
 
 
 def disabled() -> frozenset[str]:
-    """VKBACKEND_DISABLE=timeline,host_import,...: optional features to leave unused even where a device has
-    them. Raises InvalidArgument for a name that is not in FEATURES, with either runtime."""
+    """VKBACKEND_DISABLE=timeline,host_import,...: features not to use. Raises InvalidArgument for a name not
+    in FEATURES, with either runtime."""
     names = frozenset(filter(None, map(str.strip, os.environ.get("VKBACKEND_DISABLE", "").split(","))))
     if unknown := names - FEATURES:
         raise InvalidArgument(
@@ -52,9 +52,8 @@ def disabled() -> frozenset[str]:
 
 
 def without_gpu() -> bool:
-    """Whether RADV_FORCE_FAMILY is set: Mesa's variable to run AMD's compiler without an AMD GPU. RADV of
-    Mesa 25.0 crashes when it is asked for the memory budget of such a GPU (GFX1201, GFX1151, NAVI33), so
-    nobody asks then."""
+    """Whether RADV_FORCE_FAMILY is set, Mesa's variable to run AMD's compiler without an AMD GPU. RADV of
+    Mesa 25.0 then crashes on queries of the memory budget (GFX1201, GFX1151, NAVI33)."""
     return bool(os.environ.get("RADV_FORCE_FAMILY"))
 
 
@@ -62,7 +61,7 @@ FUSE = "VKBACKEND_FUSE"
 
 
 def fusing() -> bool:
-    """VKBACKEND_FUSE=0: a dispatch for every op that a model calls, with all values in between."""
+    """VKBACKEND_FUSE=0: one dispatch per op, which keeps all intermediate values."""
     return os.environ.get(FUSE, "") != "0"
 
 
@@ -70,7 +69,7 @@ RUNTIME = "VKBACKEND_RUNTIME"
 
 
 def runtime() -> str:
-    """VKBACKEND_RUNTIME=kompute: the runtime to use where none is named (default native)."""
+    """VKBACKEND_RUNTIME=kompute: the default runtime (native if unset)."""
     return os.environ.get(RUNTIME, "") or "native"
 
 
@@ -78,8 +77,8 @@ KOMPUTE_ORDER = "VKBACKEND_KOMPUTE_ORDER"
 
 
 def kompute_order() -> str:
-    """VKBACKEND_KOMPUTE_ORDER: how dependent dispatches are ordered, "word" (by synced words), "submit" (by
-    submissions) or "" (as the driver allows)."""
+    """VKBACKEND_KOMPUTE_ORDER orders dependent dispatches: "word" (synced words), "submit" (submissions) or
+    "" (the driver's default)."""
     order = os.environ.get(KOMPUTE_ORDER, "")
     if order not in ("", "word", "submit"):
         raise InvalidArgument(f"{KOMPUTE_ORDER}={order!r}: there are word and submit")
@@ -87,40 +86,37 @@ def kompute_order() -> str:
 
 
 def validation() -> bool:
-    """VKBACKEND_VALIDATION=1: run under the Khronos validation layer with synchronization validation."""
+    """VKBACKEND_VALIDATION=1: use the Khronos validation layer with synchronization validation."""
     return os.environ.get("VKBACKEND_VALIDATION", "") not in ("", "0")
 
 
 def timeout_s() -> int:
-    """VKBACKEND_TIMEOUT: seconds without progress after which a wait on a device is given up (default
-    120)."""
-    return min(max(1, _integer("VKBACKEND_TIMEOUT", 120)), 10**9)  # in nanoseconds it must fit 64 bits
+    """VKBACKEND_TIMEOUT: seconds without progress until a wait on a device fails (default 120)."""
+    return min(max(1, _integer("VKBACKEND_TIMEOUT", 120)), 10**9)  # nanoseconds must fit 64 bits
 
 
 def silence_s() -> int:
-    """VKBACKEND_SILENCE: a host of a group counts as lost after so many seconds of silence (default 15)."""
+    """VKBACKEND_SILENCE: seconds of silence until a host of a group counts as lost (default 15)."""
     return max(2, _integer("VKBACKEND_SILENCE", 15))
 
 
 COMPILE_THREADS = "VKBACKEND_COMPILE_THREADS"
-MAX_COMPILE_THREADS = 8  # compilers of drivers take up to a GB each, and share locks
+MAX_COMPILE_THREADS = 8  # driver compilers take up to a GB each and share locks
 
 
 def compile_threads() -> int:
-    """VKBACKEND_COMPILE_THREADS: threads that compile pipelines side by side (default: the cores, 8 at
-    most)."""
+    """VKBACKEND_COMPILE_THREADS: threads that compile pipelines (default: the cores, at most 8)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, _integer(COMPILE_THREADS, min(cores, MAX_COMPILE_THREADS)))
 
 
 def poison() -> bool:
-    """VKBACKEND_POISON=1: fill every new buffer with NaN bit patterns, so that a read before a write
-    shows."""
+    """VKBACKEND_POISON=1: fill new buffers with NaN to expose reads before writes."""
     return os.environ.get("VKBACKEND_POISON", "") not in ("", "0")
 
 
 def faults() -> list[tuple[str, str, int, str]]:
-    """VKBACKEND_FAULT=DEVICE:CALL:NTH:RESULT,...: Vulkan calls to let fail (see vkbackend/faults.py)."""
+    """VKBACKEND_FAULT=DEVICE:CALL:NTH:RESULT,...: Vulkan calls that fail (faults.py)."""
     found = []
     for item in filter(None, os.environ.get("VKBACKEND_FAULT", "").split(",")):
         device, call, nth, result = (item.split(":") + [""] * 4)[:4]
@@ -134,17 +130,17 @@ def faults() -> list[tuple[str, str, int, str]]:
 
 
 def floor() -> bool:
-    """VKBACKEND_FLOOR=1: treat every device as if it had only the portable floor's limits."""
+    """VKBACKEND_FLOOR=1: limit every device to the portable floor."""
     return os.environ.get("VKBACKEND_FLOOR", "") not in ("", "0")
 
 
 def as_gpu() -> bool:
-    """VKBACKEND_AS_GPU=1: let ops choose for a software device what they choose for a GPU."""
+    """VKBACKEND_AS_GPU=1: choose ops for software devices as for GPUs."""
     return os.environ.get("VKBACKEND_AS_GPU", "") not in ("", "0")
 
 
 def exact() -> bool:
-    """VKBACKEND_EXACT=1: run models as if --exact were given: with F32 activations alone."""
+    """VKBACKEND_EXACT=1: as --exact, activations in F32 only."""
     return os.environ.get("VKBACKEND_EXACT", "") not in ("", "0")
 
 
@@ -152,12 +148,12 @@ CACHE = "VKBACKEND_CACHE"
 
 
 def caches() -> bool:
-    """VKBACKEND_CACHE=off: nothing is kept from one start to the next."""
+    """VKBACKEND_CACHE=off disables the cache folder."""
     return os.environ.get(CACHE) != "off"
 
 
 def cache_dir() -> Path | None:
-    """VKBACKEND_CACHE, else `default_cache_dir`; None: off, or there is no home (see cache_folder.py)."""
+    """VKBACKEND_CACHE or `default_cache_dir`; None if off or without a home (cache_folder.py)."""
     if not caches():
         return None
     path = os.environ.get(CACHE)
@@ -165,7 +161,7 @@ def cache_dir() -> Path | None:
 
 
 def default_cache_dir() -> Path | None:
-    """$XDG_CACHE_HOME/vkbackend, else ~/.cache/vkbackend; None for a user without a home."""
+    """$XDG_CACHE_HOME/vkbackend or ~/.cache/vkbackend; None without a home."""
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(base) if base else Path.home() / ".cache") / "vkbackend"
@@ -174,6 +170,5 @@ def default_cache_dir() -> Path | None:
 
 
 def log(level: int, message: str) -> None:
-    """Write `message` to stderr if DEBUG is at least `level`."""
     if debug() >= level:
         sys.stderr.write(f"vkbackend: {message}\n")

@@ -1,17 +1,16 @@
-"""The typed errors of vkbackend: each message says what was asked, what is there and what to do.
+"""Typed errors. A message says what was asked, what exists and what to do.
 
-Every error a user can cause or meet derives from `VkbackendError`; anything else that escapes is a bug of
-ours.
+Errors that a user can cause derive from `VkbackendError`. Any other exception that escapes is a bug.
 """
 
 
 class VkbackendError(Exception):
-    """Base of all errors this package raises on purpose."""
+    """Base class of the package's errors."""
 
 
 class InvalidArgument(VkbackendError, ValueError):
-    """A value given by the caller (flag, argument, request) cannot be used; `argument` is the parameter's
-    name where the message begins with it."""
+    """A flag, argument or request has an unusable value. `argument` is the parameter's name if the message
+    begins with it."""
 
     def __init__(self, message: str = "", *, argument: str = "") -> None:
         super().__init__(message)
@@ -19,7 +18,7 @@ class InvalidArgument(VkbackendError, ValueError):
 
 
 class UnknownArgument(InvalidArgument, TypeError):
-    """A function was given a keyword that it does not take."""
+    """A function got an unknown keyword."""
 
 
 class PromptTooLong(InvalidArgument):
@@ -39,15 +38,15 @@ class UnsupportedModel(VkbackendError):
 
 
 class UnsupportedFeature(VkbackendError):
-    """The Vulkan loader, a driver or a device lacks something that is needed."""
+    """The Vulkan loader, a driver or a device lacks a required feature."""
 
 
 class UnsupportedPlatform(UnsupportedFeature, ImportError):
-    """`import vkbackend` on another system than Linux."""
+    """vkbackend was imported on a system other than Linux."""
 
 
 class OutOfDeviceMemory(VkbackendError):
-    """A device memory request exceeds what the device has; `requested` and `budget` are bytes."""
+    """A device has less memory than requested; `requested` and `budget` are bytes."""
 
     def __init__(self, message: str, *, requested: int = 0, budget: int = 0, heap: int = 0) -> None:
         super().__init__(message)
@@ -55,23 +54,23 @@ class OutOfDeviceMemory(VkbackendError):
 
 
 class DeviceLost(VkbackendError):
-    """A device stopped working (VK_ERROR_DEVICE_LOST) or was abandoned after it stopped answering."""
+    """A device failed (VK_ERROR_DEVICE_LOST) or stopped answering."""
 
 
 class ForkedProcess(VkbackendError):
-    """A model, a runner or a device that was made before this process was forked is used in the child."""
+    """A forked child used a model, runner or device of its parent."""
 
 
 class Timeout(VkbackendError):
-    """A wait reached its deadline; the message names what was waited for."""
+    """A wait reached its deadline."""
 
 
 class QueueFull(VkbackendError):
-    """A request was refused, because as many requests wait for a slot as are allowed to."""
+    """Too many requests are waiting for a slot."""
 
 
 class DeadlineExceeded(VkbackendError):
-    """A request was not done within the time it was given."""
+    """A request missed its deadline."""
 
 
 class PlanError(VkbackendError):

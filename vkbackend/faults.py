@@ -1,9 +1,8 @@
-"""Fault injection: make a chosen Vulkan call of a chosen device fail, or a device stop answering.
+"""Fault injection: makes a Vulkan call of a device fail, or a device hang.
 
-For tests, and for anyone who wants to see what their program does when a GPU is lost: through `inject`, or
-for a whole process VKBACKEND_FAULT=DEVICE:CALL:NTH:RESULT, e.g.
-Vulkan0.1:vkQueueSubmit:3:VK_ERROR_DEVICE_LOST. The result `hang` on the call vkSignalSemaphore leaves the
-device waiting for good.
+Use `inject`, or for a whole process VKBACKEND_FAULT=DEVICE:CALL:NTH:RESULT, e.g.
+Vulkan0.1:vkQueueSubmit:3:VK_ERROR_DEVICE_LOST. The result `hang` of vkSignalSemaphore stops the device for
+good.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from vkbackend import env
 
 @dataclass(slots=True)
 class Fault:
-    """From its `nth` time on (counted from now), the Vulkan function `call` gives `result` on `device`."""
+    """The Vulkan function `call` returns `result` on `device` from its `nth` call on."""
 
     device: str
     call: str
@@ -50,5 +49,5 @@ def inject(fault: Fault) -> Iterator[Fault]:
 
 
 def struck(device: str, what: str) -> str | None:
-    """The result that a planned fault gives this call, if one strikes."""
+    """Result of a planned fault for this call, or None."""
     return next((fault.result for fault in planned if fault.strikes(device, what)), None)

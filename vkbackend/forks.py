@@ -1,7 +1,5 @@
-"""What a forked child must not use: threads, a driver's state and the other ends of pipes stay with the
-parent. The child's copies of such objects are marked, so that they raise an error instead of hanging or
-crashing.
-"""
+"""Marks objects that a forked child must not use: threads, driver state and pipes stay with the parent. In
+the child they raise ForkedProcess instead of hanging or crashing."""
 
 from __future__ import annotations
 
@@ -14,28 +12,28 @@ from vkbackend.errors import ForkedProcess
 
 
 class Owned(Protocol):
-    """What belongs to the process that made it."""
+    """An object that belongs to the process that made it."""
 
     def disown(self) -> None:
-        """Called in a forked child: every call from now on raises `refusal`, and closing does nothing."""
+        """Called in a forked child: later calls raise `refusal`, and closing does nothing."""
 
 
 _owned: WeakSet[Any] = WeakSet()
 
 
 def own(thing: Owned) -> None:
-    """Have `thing.disown()` called in every child that is forked while `thing` lives."""
+    """Call `thing.disown()` in every forked child while `thing` lives."""
     _owned.add(thing)
 
 
 def forget(clear: Callable[[], object]) -> None:
-    """Call `clear` in every forked child: for caches of what the child has to make for itself."""
+    """Call `clear` in every forked child: for caches of per-process objects."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=clear)
 
 
 def refusal(what: str) -> ForkedProcess:
-    """The error for the use of `what`, which begins a sentence, in a forked child."""
+    """The error for the use of `what` in a forked child. `what` begins the sentence."""
     return ForkedProcess(
         f"{what} was in use when this process was forked, and its threads and the state of its drivers stay "
         "with the parent; open the model after the fork, in the child alone, or start processes with "

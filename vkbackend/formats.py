@@ -1,7 +1,7 @@
-"""Element and block formats: bytes per row of every dtype the shaders read, as GGUF stores it.
+"""Element and block formats: bytes per row of every dtype that shaders read, in GGUF's layout.
 
-Block layouts follow the GGML definitions (`block_q8_0`, `block_q4_0`, ...); sizes come from the `gguf`
-package. `q8` and `f16s` are our own, of activations (shaders/lib/q8.glsl, half_rows.glsl): no file has them.
+Block layouts are GGML's (`block_q8_0`, `block_q4_0`, ...), with sizes from the `gguf` package. `q8` and
+`f16s` are our formats of activations (shaders/lib/q8.glsl, half_rows.glsl).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PLAIN = {"f32": 4, "u32": 4, "f16": 2, "bf16": 2, "u8": 1}
 
 @cache
 def block_of(dtype: str) -> tuple[int, int]:
-    """(elements, bytes) of one block of `dtype`; raises KeyError for a name GGML does not have."""
+    """(elements, bytes) of a block; raises KeyError for a name unknown to GGML."""
     if dtype in _PLAIN:
         return 1, _PLAIN[dtype]
     if dtype == "q8":
@@ -28,7 +28,7 @@ def block_of(dtype: str) -> tuple[int, int]:
 
 
 def row_nbytes(dtype: str, width: int) -> int:
-    """Bytes of a row of `width` elements; `width` must be a whole number of blocks."""
+    """Bytes of a row of `width` elements, which must be whole blocks."""
     if dtype == "f16s":
         return -(-width // 32) * 64 + 16
     elements, nbytes = block_of(dtype)
@@ -37,7 +37,7 @@ def row_nbytes(dtype: str, width: int) -> int:
 
 
 def quantize(values: np.ndarray, dtype: str) -> np.ndarray:
-    """float32 [rows, width] as stored: uint8 [rows, row bytes], rounded as ggml's reference does."""
+    """float32 [rows, width] to uint8 [rows, row bytes], rounded as ggml's reference does."""
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import quantize as gguf_quantize
 
@@ -45,8 +45,8 @@ def quantize(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def dequantize(raw: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """float32 array of `shape` from the bytes of a stored tensor, which may have padding at the end. All
-    shaders are tested against it."""
+    """float32 array of `shape` from stored bytes, which may be padded at the end. The reference of all
+    shaders."""
     raw = raw[: math.prod(shape[:-1]) * row_nbytes(dtype, shape[-1])]
     if dtype == "f32":
         return raw.view(np.float32).reshape(shape)
@@ -70,7 +70,7 @@ def dequantize(raw: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarra
 
 
 def widened(raw: np.ndarray, dtype: str) -> np.ndarray:
-    """The bytes of f32, f16 or bf16 elements as those of f32."""
+    """Bytes of f32, f16 or bf16 elements, converted to f32."""
     if dtype == "f32":
         return raw
     halves = np.ascontiguousarray(raw).reshape(-1).view(np.uint16)
@@ -80,7 +80,7 @@ def widened(raw: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def narrowed(raw: np.ndarray, dtype: str) -> np.ndarray:
-    """The inverse of `widened`, for values that came from there."""
+    """The inverse of `widened`, exact for its results."""
     if dtype == "f32":
         return raw
     words = np.ascontiguousarray(raw).reshape(-1).view(np.uint32)

@@ -1,7 +1,7 @@
-"""A range-based hazard checker: simulates a recording with its barriers and reports every unordered conflict.
+"""Checks a recording with its barriers and reports every unordered conflict.
 
-Independent of the derivation in recording.py. It also checks what validation layers do not: write after
-write, in-place updates, scratch reuse, and the ordering of host memory around exchanges.
+Independent of derive_barriers. Unlike validation layers it also checks write after write, in-place updates,
+scratch reuse, and host memory around exchanges.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vkbackend.recording import HOST_HOMES, Barrier, Copy, Dispatch, Exchange, R
 
 @dataclass(frozen=True, slots=True)
 class Hazard:
-    """`kind` (read-after-write, ...), the two commands by index and label, and the range they share."""
+    """`kind` (read-after-write, ...), the labels of two commands, and the range they share."""
 
     kind: str
     first: str
@@ -33,8 +33,8 @@ def _name(index: int, command: Dispatch | Copy) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Access:
-    """A read or write of a command. `open_to_copies`, `open_to_dispatches`: whether later copies and
-    dispatches may still run beside it, because no barrier makes them wait."""
+    """A read or write. `open_to_copies`, `open_to_dispatches`: no barrier makes later copies or dispatches
+    wait for it."""
 
     where: Range
     is_write: bool
@@ -44,7 +44,7 @@ class _Access:
     open_to_dispatches: bool = True
 
     def behind(self, barrier: Barrier) -> _Access | None:
-        """The access as it stands after a barrier; None if every later command waits for it."""
+        """The access after a barrier; None if every later command waits for it."""
         if self.is_copy and not barrier.after_copies:
             return self
         left = replace(
@@ -54,12 +54,12 @@ class _Access:
 
 
 def check(recording: Recording) -> list[Hazard]:
-    """All hazards of a placed recording whose barriers are in place; an empty list means it is ordered."""
+    """All hazards of a placed recording with barriers."""
     hazards: list[Hazard] = []
     unordered: dict[Buffer | Virtual, list[_Access]] = defaultdict(list)
-    # Device writes to host memory that are not yet visible to the host.
+    # Device writes to host memory that the host cannot see yet.
     host_pending: list[tuple[Range, str]] = []
-    host_wrote = True  # the host may have written its memory since the device last waited for it
+    host_wrote = True  # since the device last waited for the host
 
     def end_of_segment() -> None:
         hazards.extend(
@@ -69,7 +69,7 @@ def check(recording: Recording) -> list[Hazard]:
 
     for index, command in enumerate(recording.commands):
         if isinstance(command, Barrier):
-            if command.scope is Scope.TO_HOST:  # the host waits for the device; nothing on the device waits
+            if command.scope is Scope.TO_HOST:  # only the host waits
                 host_pending.clear()
             else:
                 for buffer, found in unordered.items():

@@ -1,9 +1,8 @@
-"""Fast copies into memory that is written for the first time, as loading a model does, and mapping a file's
-pages before they are read.
+"""Fast copies into fresh memory, for loading models; mapping a file's pages ahead of reads.
 
-Page faults take the time, not the bytes: on lavapipe, whose memory is fresh shared pages of 4 KiB, a fault
-for each page took three times as long as the copying. So the kernel is asked for the pages of the target and
-of the file in one call each (madvise(2), MADV_POPULATE_*), and several threads share a large copy.
+Page faults dominate: on lavapipe, with fresh shared pages of 4 KiB, they took three times as long as the
+copying. So one call populates the pages of the target and of the file (madvise(2), MADV_POPULATE_*), and
+several threads share a large copy.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ import numpy as np
 
 from vkbackend import forks
 
-POPULATE_READ, POPULATE_WRITE = 22, 23  # Linux 5.14; an older kernel refuses, and only time is lost
-PART_NBYTES = 512 << 10  # the least that a thread copies, some 0.3 ms; a copy below two parts is not cut
+POPULATE_READ, POPULATE_WRITE = 22, 23  # Linux 5.14; older kernels refuse, which costs only time
+PART_NBYTES = 512 << 10  # minimum per thread, some 0.3 ms; smaller copies stay whole
 N_THREADS = min(4, os.cpu_count() or 1)
 
 
 def copy_into(target: np.ndarray, data: np.ndarray) -> None:
-    """`target[...] = data`, of the same shape and type."""
+    """`target[...] = data`, same shape and type."""
     n = min(N_THREADS, data.nbytes // PART_NBYTES, data.shape[0] if data.ndim else 1)
     if n < 2:
         _copy(target, data)
@@ -46,13 +45,13 @@ def _copy(target: np.ndarray, data: np.ndarray) -> None:
 
 
 def touch(data: np.ndarray) -> None:
-    """Have the pages of `data`, uint8 [bytes], in memory and mapped."""
+    """Map the pages of `data`, uint8 [bytes]."""
     if not _populate(data, POPULATE_READ):
-        data[:: mmap.PAGESIZE].max(initial=0)  # a byte of each
+        data[:: mmap.PAGESIZE].max(initial=0)
 
 
 def _populate(array: np.ndarray, how: int) -> bool:
-    """Ask the kernel for the pages of an array. False if it refuses, or if the array has gaps."""
+    """Populate the pages of an array. False if the kernel refuses or the array is not contiguous."""
     if _madvise is None or not array.flags.c_contiguous:
         return False
     begin = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE

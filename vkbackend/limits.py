@@ -1,6 +1,6 @@
-"""What a device can do, as far as recording an op depends on it; every number is a Vulkan limit.
+"""Device limits that recording depends on; every number is a Vulkan limit.
 
-`Limits.floor()` is the portable floor: what Vulkan 1.1 guarantees without optional features.
+`Limits.floor()` is the portable floor: the guarantees of Vulkan 1.1 without optional features.
 """
 
 from __future__ import annotations
@@ -8,15 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-# Features whose ops round activations to fewer bits than F32 has, or add up in fewer.
+# Features of ops that round activations below F32, or sum in fewer bits.
 INEXACT = frozenset({"int_dot", "matrix_units", "int8_units", "cooperative_matrix", "cooperative_matrix_nv"})
 
 
 class MatrixUnits(NamedTuple):
-    """The matrices that a subgroup of `lanes` multiplies at once: [m, k] by [k, n] halves, sums in f32, and
-    [m, int8_k] by [int8_k, n] integers of 8 bits, sums in 32 bits (int8_k 0: none)."""
+    """Matrices that a subgroup of `lanes` multiplies at once: [m, k] by [k, n] halves with f32 sums, and [m,
+    int8_k] by [int8_k, n] bytes with 32-bit sums (int8_k 0: none)."""
 
-    api: str = "khr"  # the extension: khr, or nv
+    api: str = "khr"  # extension: khr or nv
     m: int = 16
     n: int = 16
     k: int = 16
@@ -29,7 +29,7 @@ _COMMON = MatrixUnits()
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one device; the defaults are those every Vulkan 1.1 implementation guarantees."""
+    """Limits of one device. The defaults are guaranteed by Vulkan 1.1."""
 
     max_invocations: int = 128  # per workgroup
     max_shared_nbytes: int = 16_384
@@ -37,25 +37,25 @@ class Limits:
     storage_align: int = 256  # minStorageBufferOffsetAlignment, bytes
     uniform_align: int = 256  # minUniformBufferOffsetAlignment, bytes
     max_storage_range: int = 1 << 27  # bytes of one storage binding
-    max_allocation_nbytes: int = 1 << 30  # one allocation; the guarantee of Vulkan 1.1's maintenance3
-    host_import_align: int = 4096  # address and size of host pages, bytes; at least a page
+    max_allocation_nbytes: int = 1 << 30  # the guarantee of Vulkan 1.1's maintenance3
+    host_import_align: int = 4096  # alignment of address and size, bytes; at least a page
     subgroup_size: int = 1
     is_cpu: bool = False
-    choices: tuple[tuple[str, tuple[str, ...]], ...] = ()  # measured: class of rows -> ops (ops/measured.py)
-    matrix_units: MatrixUnits = _COMMON  # of the device, if `features` has "matrix_units"; else means nothing
-    features: frozenset[str] = frozenset()  # optional ones that shaders may use, named as in capabilities.py
+    choices: tuple[tuple[str, tuple[str, ...]], ...] = ()  # class of rows -> ops (ops/measured.py)
+    matrix_units: MatrixUnits = _COMMON  # valid if `features` has "matrix_units"
+    features: frozenset[str] = frozenset()  # available to shaders, named as in capabilities.py
 
     def exact(self) -> Limits:
-        """The same for ops of F32 activations alone."""
+        """The limits for ops with F32 activations only."""
         return replace(self, features=self.features - INEXACT)
 
     @classmethod
     def floor(cls) -> Limits:
-        """The portable floor; ops recorded for it run on every device."""
+        """The portable floor: its ops run on every device."""
         return cls()
 
 
-# What Vulkan guarantees of a limit, by the names of DeviceInfo.limits.
+# Vulkan's guarantees, named as in DeviceInfo.limits.
 _GUARANTEED = {
     "max_invocations": 128,
     "max_shared_nbytes": 16_384,
@@ -73,6 +73,5 @@ _GUARANTEED = {
 
 
 def plausible(reported: dict[str, int]) -> dict[str, int]:
-    """The limits that a driver reports. A 0 means that the driver left the limit out; what Vulkan guarantees
-    takes its place."""
+    """The reported limits, with Vulkan's guarantee for each 0, which is a limit the driver left out."""
     return {name: value or _GUARANTEED.get(name, 0) for name, value in reported.items()}

@@ -1,7 +1,4 @@
-"""Memory by purpose: weights in chunks, scratch with liveness-planned reuse.
-
-Works on sizes and on the runtime seam; knows no Vulkan and no model.
-"""
+"""Memory layout: weights in chunks, scratch with liveness-planned reuse. Knows neither Vulkan nor models."""
 
 from __future__ import annotations
 
@@ -13,21 +10,20 @@ from vkbackend.buffer import ALIGN, Home, View, Virtual, aligned, nbytes_of
 from vkbackend.recording import Copy, Dispatch, Recording
 from vkbackend.runtime import Device
 
-# ---- weights and kv: chunks sized before anything is allocated ----
+# ---- weights and caches ----
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Where each of a list of sizes goes: `chunks` are chunk sizes, `places` (chunk, offset) per size, in
-    bytes."""
+    """Chunk sizes, and (chunk, offset) of each packed size, in bytes."""
 
     chunks: tuple[int, ...]
     places: tuple[tuple[int, int], ...]
 
 
 def pack(sizes: Sequence[int], chunk_limit: int) -> Packing:
-    """Put sizes one after another, in the given order, into chunks of at most `chunk_limit` bytes; a new
-    chunk begins only if the size does not fit into the last one."""
+    """Pack sizes in order into chunks of at most `chunk_limit` bytes. A new chunk begins when the last one is
+    full."""
     chunks: list[int] = []
     places = []
     for nbytes in sizes:
@@ -40,7 +36,7 @@ def pack(sizes: Sequence[int], chunk_limit: int) -> Packing:
 
 
 def packed(views: Sequence[tuple[tuple[int, ...], str]], chunk_limit: int) -> Packing:
-    """Where views of the given (shape, dtype)s go; a chunk has at least ALIGN bytes."""
+    """Packing of views given as (shape, dtype). A chunk has at least ALIGN bytes."""
     packing = pack([nbytes_of(shape, dtype) for shape, dtype in views], chunk_limit)
     return Packing(tuple(max(n, ALIGN) for n in packing.chunks), packing.places)
 
@@ -48,7 +44,7 @@ def packed(views: Sequence[tuple[tuple[int, ...], str]], chunk_limit: int) -> Pa
 def allocate(
     device: Device, views: Sequence[tuple[tuple[int, ...], str]], home: Home, label: str
 ) -> list[View]:
-    """Views of the given (shape, dtype)s in fresh chunks of `device`; empty shapes get a view of no bytes."""
+    """Allocate views given as (shape, dtype) in fresh chunks."""
     packing = packed(views, device.limits.max_allocation_nbytes)
     buffers = [device.buffer(n, home, f"{label}[{i}]") for i, n in enumerate(packing.chunks)]
     return [
@@ -57,11 +53,11 @@ def allocate(
     ]
 
 
-# ---- scratch: an address per value, shared by values that do not live at the same time ----
+# ---- scratch ----
 
 
 def lifetimes(recording: Recording) -> dict[Virtual, tuple[int, int]]:
-    """First and last command index that touches each virtual value."""
+    """First and last command index of each virtual value."""
     lives: dict[Virtual, tuple[int, int]] = {}
     for i, command in enumerate(recording.commands):
         if isinstance(command, Dispatch | Copy):
@@ -72,10 +68,10 @@ def lifetimes(recording: Recording) -> dict[Virtual, tuple[int, int]]:
 
 
 def plan_scratch(recording: Recording, reuse: bool = True) -> tuple[dict[Virtual, int], int]:
-    """(byte offset per virtual value, bytes in all): in order of first use, each at the lowest free address.
+    """(byte offset per virtual value, total bytes): in order of first use, each at the lowest free address.
 
-    Values whose lifetimes touch never overlap, so a command's outputs never share bytes with its inputs.
-    Without `reuse` every value keeps bytes of its own and can be read after the step.
+    Values with touching lifetimes do not overlap, so a command's outputs share no bytes with its inputs.
+    Without `reuse` every value keeps its bytes and can be read after the step.
     """
     offsets: dict[Virtual, int] = {}
     alive: list[tuple[int, int, int]] = []  # begin, end, last use; sorted by address

@@ -1,4 +1,4 @@
-"""The runtimes behind the seam by name: the one place that chooses between them."""
+"""Chooses between the runtimes by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RUNTIMES = ("native", "kompute")
 
 
 def runtime_of(name: str | None) -> str:
-    """The runtime that a name means, None for VKBACKEND_RUNTIME or the default; raises InvalidArgument."""
+    """The runtime for a name (None: VKBACKEND_RUNTIME or the default). Raises InvalidArgument."""
     wanted = env.runtime() if name is None else name
     if wanted not in RUNTIMES:
         raise InvalidArgument(f"runtime {wanted!r} is unknown; there are: {', '.join(RUNTIMES)}")
@@ -22,7 +22,7 @@ def runtime_of(name: str | None) -> str:
 
 
 def require_kp() -> None:
-    """Raise UnsupportedFeature where kp is not installed."""
+    """Raise UnsupportedFeature if kp is not installed."""
     if importlib.util.find_spec("kp") is None:
         raise UnsupportedFeature(
             f"the kompute runtime needs the package kp, which {sys.prefix} does not have; run "
@@ -32,8 +32,8 @@ def require_kp() -> None:
 
 
 def open_device(info: DeviceInfo, label: str = "", runtime: str | None = None) -> Device:
-    """Open a physical device once more as a logical one. Raises InvalidArgument, UnsupportedFeature."""
-    if runtime_of(runtime) == "kompute":  # imported on demand: neither runtime is needed for the other
+    """Open a logical device. Raises InvalidArgument, UnsupportedFeature."""
+    if runtime_of(runtime) == "kompute":  # on demand: neither runtime requires the other
         require_kp()
         from vkbackend.kompute.device import KomputeDevice
 

@@ -1,8 +1,7 @@
-"""Options objects: frozen dataclasses whose fields carry their checks, and functions that take the fields as
-keywords.
+"""Options as frozen dataclasses with a check per field, and functions that take the fields as keywords.
 
-Beside the dataclass stands a TypedDict of the same names: what a caller may write for each, and its
-description. Editors and mypy complete `**options: Unpack[...]` from it.
+A TypedDict of the same names next to the dataclass gives each option's type and description. Editors and mypy
+complete `**options: Unpack[...]` from it.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def option(default: T, check: Callable[[str, Any], T]) -> T:
-    """A field of an options dataclass; `check` makes a plain value of what is given, or raises
-    InvalidArgument."""
+    """A dataclass field; `check` returns a plain value or raises InvalidArgument."""
     declared: Any = field(default=default, metadata={"check": check})
     return declared  # a Field for dataclass(), the default for type checkers
 
@@ -37,9 +35,8 @@ def check_fields(options: Any) -> None:
 
 @cache
 def _checks(options: type) -> list[tuple[str, Callable[[str, Any], Any], Any]]:
-    """(name, check, default) of each field that has a check; MISSING in place of a default that the check
-    would change. `check_fields` skips a field that has its default: most fields of a request do, and checking
-    all of them takes 250 us."""
+    """(name, check, default) of each field with a check; MISSING for a default that the check changes.
+    Skipping fields with their default saves 250 us per request."""
     found = []
     for one in fields(options):
         if check := one.metadata.get("check"):
@@ -49,9 +46,8 @@ def _checks(options: type) -> list[tuple[str, Callable[[str, Any], Any], Any]]:
 
 
 def takes(keywords: type, options: type) -> Callable[[F], F]:
-    """For a function with `**options: Unpack[keywords]`: `help` and completion in a running Python list the
-    names with the defaults of the dataclass `options`, and a wrong name raises UnknownArgument.
-    """
+    """Decorate a function with `**options: Unpack[keywords]`: `help` and completion list the names and
+    defaults of `options`, and an unknown name raises UnknownArgument."""
     hints = get_type_hints(keywords)
     defaults = {one.name: one.default for one in fields(options)}
 
@@ -79,8 +75,7 @@ def takes(keywords: type, options: type) -> Callable[[F], F]:
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UnknownArgument:
-    """The error for a keyword that a function does not take. It suggests the known keyword that is spelled
-    most like it, or lists all."""
+    """The error for an unknown keyword. Suggests the closest known one, or lists all."""
     near = difflib.get_close_matches(name, known, 1, 0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
     return UnknownArgument(f"{what}() takes no keyword {name!r}; {hint}")

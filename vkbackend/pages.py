@@ -1,4 +1,4 @@
-"""Host memory that devices import: pinned pages, and those of a mapped file."""
+"""Host memory for devices to import: pinned pages, or pages of a mapped file."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 from vkbackend.buffer import Home, aligned
 from vkbackend.errors import OutOfDeviceMemory
 
-WIPE_ON_FORK = 18  # MADV_WIPEONFORK, of Linux 4.14, which the mmap module lacks
+WIPE_ON_FORK = 18  # MADV_WIPEONFORK (Linux 4.14), missing in the mmap module
 
 
 class HostPages:
-    """Page-aligned private anonymous memory that devices can import.
+    """Page-aligned private anonymous memory for devices to import.
 
-    Private, because a shared mapping counts as file backed and amdgpu refuses to import it. A forked child
-    gets zeros in their place. With copies of the pages, copy-on-write would give the parent other pages than
-    the device has; with none at all, the child would crash when it reads them.
+    Private, because shared mappings count as file backed, which amdgpu refuses. A forked child gets zeros:
+    copy-on-write would replace the parent's pages under the device, and without pages the child's reads would
+    crash.
     """
 
     home = Home.PAGES
@@ -35,7 +35,7 @@ class HostPages:
             ) from None
         try:
             self._map.madvise(WIPE_ON_FORK)
-        except OSError:  # the kernel does not know it
+        except OSError:  # older kernel
             self._map.madvise(mmap.MADV_DONTFORK)
         whole = np.frombuffer(self._map, np.uint8)
         skip = -whole.ctypes.data % align
@@ -47,11 +47,10 @@ class HostPages:
 
 
 class FilePages:
-    """The whole pages of a mapped file that hold its bytes begin..end, for import like HostPages. Byte
-    `begin` is `lead` bytes after the first page's start.
+    """The pages of a mapped file that contain bytes begin..end, for import like HostPages. Byte `begin` is
+    `lead` bytes after the first page's start.
 
-    They are read only and stay the file's: if somebody truncates the file, reading them raises SIGBUS. This
-    object keeps the file mapped.
+    Read only. This object keeps the file mapped. If the file is truncated, reads raise SIGBUS.
     """
 
     home = Home.MAPPED
@@ -62,7 +61,7 @@ class FilePages:
         self.lead = first % page
         self.address = first - self.lead
         self.nbytes = aligned(self.lead + end - begin, page)
-        # The last page may go on after the end of the file; its bytes there read as zeros.
+        # The last page may extend past the end of the file, with zeros.
         self.bytes = np.ctypeslib.as_array((ctypes.c_uint8 * self.nbytes).from_address(self.address))
         self.bytes.flags.writeable = False
 

@@ -1,6 +1,4 @@
-"""What the DEBUG ladder prints of a step: time per command (2), barriers and submissions (3), intermediate
-values by name (5).
-"""
+"""Output of DEBUG levels 2 (time per command), 3 (barriers and submissions) and 5 (intermediate values)."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from vkbackend.runtime import Device
 
 
 def report_times(name: str, durations: Sequence[tuple[Dispatch | Copy, float]]) -> None:
-    """One line per command to stderr: device, op.variant, microseconds, GB/s of what it reads and writes."""
+    """Print a line per command: device, op.variant, microseconds, GB/s of reads and writes."""
     for command, us in durations:
         what = f"{command.op}.{command.variant}" if isinstance(command, Dispatch) else "copy"
         nbytes = sum(r.end - r.begin for r in (*command.reads, *command.writes))
@@ -27,7 +25,7 @@ _BARS = {Scope.DEVICE: "|", Scope.TO_HOST: "|> host", Scope.FROM_HOST: "host >|"
 
 
 def report_order(name: str, recording: Recording) -> None:
-    """One line per segment to stderr: its commands, | where a barrier is, || where one submission ends."""
+    """Print a line per segment: its commands, | for a barrier, || between submissions."""
     for i, segment in enumerate(recording.segments()):
         words = []
         for command in segment:
@@ -39,8 +37,7 @@ def report_order(name: str, recording: Recording) -> None:
 
 
 def report_values(devices: Sequence[Device], values: Mapping[str, Sequence[View | None]]) -> None:
-    """One line per intermediate tensor and device to stderr: shape, mean, largest magnitude, first
-    elements."""
+    """Print a line per intermediate tensor and device: shape, mean, max magnitude, first elements."""
     for name, views in values.items():
         for device, view in zip(devices, views, strict=True):
             if view is not None:

@@ -1,7 +1,7 @@
-"""A recording is data: dispatches and copies with the byte ranges they read and write, cut into segments.
+"""A recording is data: dispatches and copies with their byte ranges, cut into segments.
 
-Barriers are derived from those ranges here and nowhere else. Executors (Vulkan, numpy, null) take the result.
-Knows one device; a segment ends where that device must meet the others, whoever they are.
+Barriers are derived here and nowhere else; Vulkan, numpy and null devices execute the result. A recording is
+for one device. A segment ends where the device must exchange data with others.
 """
 
 from __future__ import annotations
@@ -29,29 +29,28 @@ class Range(NamedTuple):
 
 
 def ranges(views: Iterable[View]) -> tuple[Range, ...]:
-    """Where views lie."""
     return tuple([Range(v.buffer, v.offset, v.offset + v.nbytes) for v in views])
 
 
-FIRST_HEAD = "first_head"  # the push constant of ops whose workgroups in y are heads, this one the first
+FIRST_HEAD = "first_head"  # push constant: first head of an op with a workgroup per head in y
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """One run of a shader. `args` are the storage views in binding order. `step` is the uniform StepParams
-    view, which begins its buffer; None if the shader does not read it."""
+    """One run of a shader. `args` are storage views in binding order. `step` is the StepParams view, which
+    starts its buffer; None if unused."""
 
     op: str
     variant: str
     args: tuple[View, ...]
     written: tuple[int, ...]  # indices into args that the shader writes
-    push: tuple[tuple[str, int | float], ...]  # named push constants behind the word offsets of args
+    push: tuple[tuple[str, int | float], ...]  # named push constants, after the word offsets of args
     consts: tuple[tuple[str, int], ...]  # named specialization constants, ids in order
     groups: tuple[int, int, int]
     step: View | None = None
     label: str = ""
     flops: int = 0
-    addressed: bool = False  # the shader takes 64-bit addresses of args instead of bindings and word offsets
+    addressed: bool = False  # args are passed as 64-bit addresses, not bindings and word offsets
     reads: tuple[Range, ...] = field(init=False, compare=False, repr=False)
     writes: tuple[Range, ...] = field(init=False, compare=False, repr=False)
 
@@ -62,12 +61,11 @@ class Dispatch:
 
     @property
     def bound(self) -> tuple[View, ...]:
-        """What storage bindings show the shader."""
+        """Views in storage bindings."""
         return () if self.addressed else self.args
 
     def parts(self, n: int) -> list[Dispatch]:
-        """The dispatch shared out over its heads to `n` dispatches, or as many as there are heads. It stays
-        whole if its op does not take FIRST_HEAD."""
+        """Split over heads into up to `n` dispatches. Ops without FIRST_HEAD stay whole."""
         push, (x, heads, z) = dict(self.push), self.groups
         n = min(n, heads) if FIRST_HEAD in push else 1
         if n == 1:
@@ -86,7 +84,7 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """src bytes to dst bytes (equal sizes)."""
+    """Copy bytes of src to dst, equal in size."""
 
     src: View
     dst: View
@@ -102,7 +100,7 @@ class Copy:
 
 
 class Scope(Enum):
-    """Who writes before a barrier and who reads after it."""
+    """Writers before a barrier, and readers after it."""
 
     DEVICE = "device -> device"
     TO_HOST = "device -> host"
@@ -111,8 +109,8 @@ class Scope(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """Makes the commands behind it wait for those before it. The compute stage is named always, the transfer
-    stage only on a side that has copies: to name it for nothing makes some GPUs wait for more."""
+    """Later commands wait for earlier ones. The stages always include compute, and transfer only on a side
+    with copies: naming it needlessly makes some GPUs wait for more."""
 
     scope: Scope
     after_copies: bool = True
@@ -121,15 +119,15 @@ class Barrier:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """End of a segment: the host (and through it other devices) reads what this device wrote to host memory,
-    and may rewrite host memory before the next segment begins."""
+    """End of a segment: the host and other devices read this device's writes to host memory, and may rewrite
+    host memory before the next segment."""
 
     label: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """End of a submission inside a segment: keeps each one short of the driver's watchdog."""
+    """End of a submission inside a segment, to stay below the driver's watchdog."""
 
 
 Access = Dispatch | Copy
@@ -140,7 +138,7 @@ HOST_HOMES = (Home.STAGING, Home.PAGES)
 
 @dataclass(slots=True)
 class Recording:
-    """A named list of commands; append with `dispatch`, `copy` and `exchange`, then `place` and
+    """A named list of commands. Append with `dispatch`, `copy` and `exchange`; then `place` and
     `derive_barriers`."""
 
     name: str
@@ -160,7 +158,7 @@ class Recording:
         return (c for c in self.commands if isinstance(c, Dispatch | Copy))
 
     def segments(self) -> list[list[Command]]:
-        """The commands between exchanges; always one more than there are exchanges."""
+        """The commands between exchanges: one more segment than exchanges."""
         parts: list[list[Command]] = [[]]
         for command in self.commands:
             if isinstance(command, Exchange):
@@ -170,7 +168,7 @@ class Recording:
         return parts
 
     def place(self, placements: Mapping[Virtual, View]) -> Recording:
-        """The recording with every virtual scratch view moved to the address the plan gave it."""
+        """The recording with each virtual view at its planned address."""
 
         def at(view: View) -> View:
             if isinstance(view.buffer, Buffer):
@@ -191,9 +189,8 @@ class Recording:
 
 
 def interleave(a: Recording, b: Recording, label: str) -> Recording:
-    """The segments of two recordings in turn: a's first, b's first, a's second, ... An exchange lies between
-    any two. The last segment of a recording had none behind it, and gets one of this `label`. The shorter
-    recording gets empty segments."""
+    """Alternate the segments of two recordings: a's first, b's first, a's second, ... Exchanges separate
+    them; a recording's last segment gets one with `label`. The shorter recording gets empty segments."""
     lanes = [(r.segments(), exchanges(r)) for r in (a, b)]
     n = max(len(segments) for segments, _ in lanes)
     commands: list[Command] = []
@@ -204,28 +201,27 @@ def interleave(a: Recording, b: Recording, label: str) -> Recording:
     return Recording(a.name, commands[:-1])
 
 
-# Some drivers reset a submission that takes longer than 2 s.
+# Some drivers reset submissions longer than 2 s.
 SUBMISSION_S = 0.5
 OVER_BUS = (Home.HOST, Home.STAGING, Home.PAGES, Home.MAPPED)
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What a device is trusted to sustain: bytes read per second from its own memory, and from the host's.
-    The default is what the slowest GPUs worth using sustain."""
+    """Bytes per second that a device reads from its memory and from the host's. The defaults suit the slowest
+    GPUs worth using."""
 
     memory: float = 10e9
     host: float = 10e9
 
     @property
     def flops(self) -> float:
-        """Per second: ten for each byte read from memory. Without matrix units GPUs have 80 down to 15 (a
-        small integrated GPU has 15, with one channel of DDR4). Long products reach two thirds of it or more,
-        so ten is low enough."""
+        """FLOP/s: ten per byte of memory bandwidth. GPUs without matrix units have 15 (a small integrated GPU
+        with one channel of DDR4) to 80. Long products reach two thirds of it, so ten is safe."""
         return 10 * self.memory
 
     def seconds(self, command: Access) -> float:
-        """How long a command takes at most: its reads one after another, arithmetic meanwhile."""
+        """Upper estimate of a command's time: its reads in sequence, overlapped with arithmetic."""
         over_bus = in_memory = 0
         for r in command.reads:
             if isinstance(r.buffer, Buffer) and r.buffer.home in OVER_BUS:
@@ -240,8 +236,8 @@ SLOW = Pace()
 
 
 def cut_long(recording: Recording, pace: Pace = SLOW) -> Recording:
-    """The recording with a Cut wherever a submission would otherwise be estimated above SUBMISSION_S. A
-    dispatch that alone is estimated above it goes in parts, where its op allows that."""
+    """Insert Cuts so that each submission is estimated below SUBMISSION_S. Split longer dispatches if their
+    op allows it."""
     commands: list[Command] = []
     spent = 0.0
     for command in chain.from_iterable(_in_parts(c, pace) for c in recording.commands):
@@ -268,13 +264,13 @@ def _is_host(ranges: Iterable[Range]) -> bool:
 
 
 def derive_barriers(recording: Recording) -> Recording:
-    """The recording with barriers where commands depend on each other.
+    """Insert barriers between dependent commands.
 
-    A barrier covers all memory and goes before the first command that reads or writes a range written, or
-    writes a range read, since the last one. A segment begins with FROM_HOST (the wait before it orders
-    execution only, so this also orders it behind earlier segments) and ends with TO_HOST where it wrote host
-    memory. A barrier names copies before it where one stands since the last barrier (that one made earlier
-    ones available), and copies behind it where any follows in the segment.
+    A barrier covers all memory. It precedes the first command that, since the last barrier, reads or writes a
+    written range, or writes a read range. A segment begins with FROM_HOST, which also orders it after earlier
+    segments (their wait orders execution only), and ends with TO_HOST if it wrote host memory. A barrier
+    waits for copies only if one was recorded since the last barrier, and blocks copies only if one follows in
+    the segment.
     """
     commands: list[Command] = []
     marks = exchanges(recording)
@@ -305,7 +301,7 @@ def derive_barriers(recording: Recording) -> Recording:
 
 
 def push_constants(dispatch: Dispatch, heads: Sequence[int]) -> bytes:
-    """What a shader gets: of each arg its word offset or address, then the named values."""
+    """Bytes of a dispatch's push constants: `heads` (word offset or address per arg), then the named values."""
     words = struct.pack(f"{len(heads)}{'Q' if dispatch.addressed else 'I'}", *heads)
     for _, value in dispatch.push:
         words += struct.pack("f", value) if isinstance(value, float) else struct.pack("I", value & 0xFFFFFFFF)

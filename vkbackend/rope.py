@@ -1,7 +1,7 @@
-"""RoPE tables: cos and sin of every rotated pair at a position, computed on the host in float64.
+"""RoPE tables: cos and sin per pair and position, computed on the host in float64.
 
-Scaling (linear, YaRN) and frequency factors are all here; the shader only rotates, because a driver's sin and
-cos may be off by 1e-4 and more.
+Scaling (linear, YaRN) and frequency factors are applied here. Shaders only rotate: a driver's sin and cos may
+be off by 1e-4.
 """
 
 from __future__ import annotations
@@ -21,18 +21,16 @@ SCALINGS = ("none", "linear", "yarn")
 class RopeTable:
     """Angles theta_i(pos) = pos * freq_base^(-2i / n_rot) / freq_factors[i], scaled.
 
-    linear divides theta by `factor`. yarn (Peng et al. 2023, arXiv:2309.00071) divides only the slow pairs,
-    those that turn less than beta_slow times in orig_ctx positions. Pairs that turn more than beta_fast times
-    keep their angle, and a linear ramp joins the two. It multiplies cos and sin by 1 + 0.1 ln(factor).
+    linear divides theta by `factor`. yarn (Peng et al. 2023, arXiv:2309.00071) divides only slow pairs, with
+    less than beta_slow turns in orig_ctx positions, keeps pairs with more than beta_fast turns, and joins the
+    two with a linear ramp. It multiplies cos and sin by 1 + 0.1 ln(factor).
 
-    `attn_factor` multiplies cos and sin under every scaling. A `temperature` t multiplies those of position p
-    by 1 + t ln(1 + floor((p + temperature_offset) / temperature_length)): so the table that rotates q also
-    scales it, by its position.
+    `attn_factor` multiplies cos and sin under every scaling. A `temperature` t multiplies them at position p
+    by 1 + t ln(1 + floor((p + temperature_offset) / temperature_length)), so q is scaled as it is rotated.
 
-    `sections` are for models whose positions have four numbers: time, height, width and a fourth (Wang et al.
-    2024, arXiv:2409.12191). They say how many pairs each number turns, in stretches or `interleaved`. For
-    text, the first three numbers are all the position and the fourth is 0, so the fourth's pairs do not turn.
-    Raises InvalidArgument for values no table exists for.
+    `sections` are pairs per component of a position with four components: time, height, width and a fourth
+    (Wang et al. 2024, arXiv:2409.12191), in stretches or `interleaved`. In text the first three equal the
+    position and the fourth is 0, so its pairs do not turn. Raises InvalidArgument for values without a table.
     """
 
     n_rot: int
@@ -102,7 +100,7 @@ class RopeTable:
 
     @property
     def _turns(self) -> np.ndarray:
-        """bool [n_rot / 2]: the pairs whose section is time, height or width."""
+        """bool [n_rot / 2]: pairs of time, height or width."""
         if not self.sections:
             return np.ones(self.n_rot // 2, bool)
         time, height, width, _ = self.sections
@@ -113,12 +111,12 @@ class RopeTable:
 
     @property
     def magnitude(self) -> float:
-        """What cos and sin are multiplied by."""
+        """Factor of cos and sin."""
         grown = self.scaling == "yarn" and self.ext_factor != 0.0
         return self.attn_factor * (1.0 + 0.1 * math.log(self.factor) if grown else 1.0)
 
     def _pair_turning(self, turns: float) -> float:
-        """The (fractional) pair that turns `turns` times within orig_ctx positions."""
+        """The fractional pair with `turns` turns in orig_ctx positions."""
         return self.n_rot * math.log(self.orig_ctx / (turns * 2 * math.pi)) / (2 * math.log(self.freq_base))
 
     def rows(self, positions: Sequence[int] | np.ndarray) -> np.ndarray:

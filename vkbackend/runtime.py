@@ -1,9 +1,7 @@
-"""The runtime seam: what meta/ and the op tests need of a device, whoever implements it (Vulkan, numpy,
-null).
+"""The runtime seam: a device's interface for meta/ and the op tests (Vulkan, numpy, null).
 
-Only handles, bytes and integers cross it. A device runs executables made from recordings; its queue numbers
-the segments it runs 1, 2, 3, ... for the life of the device, and the host says up to which number they may
-run.
+Only handles, bytes and integers cross it. A device runs executables made from recordings. Its queue numbers
+the segments 1, 2, 3, ... for the life of the device, and the host says up to which number they may run.
 """
 
 from __future__ import annotations
@@ -27,29 +25,29 @@ if TYPE_CHECKING:
 
 
 class Executable(ABC):
-    """A recording that a device is ready to replay."""
+    """A recording that is ready to replay."""
 
     recording: Recording
     n_segments: int
 
     def report(self) -> None:  # noqa: B027 - only devices with timestamps have something to tell
-        """At DEBUG=2: the time of every command of the last replay, which must have finished."""
+        """At DEBUG=2 print the time of every command of the last replay, which must have finished."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release what building it took; nothing of it may be running, unless the device is abandoned."""
+        """Release it. It must not be running, unless the device is abandoned."""
 
 
 class Queue(ABC):
-    """Runs segments in order. Every segment of an executable but the first waits until `allow` reaches its
-    number."""
+    """Runs segments in order. Except for the first, each segment of an executable waits until `allow` reaches
+    its number."""
 
-    ahead: bool  # segments may be submitted before they are allowed to run
+    ahead: bool  # segments may be submitted before they are allowed
     submitted: int = 0  # number of the last submitted segment
 
     @abstractmethod
     def submit(self, executable: Any, first: int, count: int) -> None:
-        """Submit segments first..first+count of `executable`; they get the next numbers."""
+        """Submit segments first..first+count of `executable` under the next numbers."""
 
     @abstractmethod
     def completed(self) -> int:
@@ -61,16 +59,16 @@ class Queue(ABC):
 
     @abstractmethod
     def wait(self, number: int, timeout_s: float) -> bool:
-        """Block until `completed() >= number`, at most `timeout_s` seconds; False if it did not happen."""
+        """Wait for `completed() >= number`; False after `timeout_s` seconds."""
 
 
 QUEUE_REFUSED = "submit", "completed", "allow", "wait"  # in a forked child
 
 
 class Device(ABC):
-    """One logical device: memory, executables and a queue. It belongs to the process that opened it."""
+    """A logical device: memory, executables and a queue. Belongs to the process that opened it."""
 
-    # What a forked child may not call, and what does nothing there.
+    # Calls that raise in a forked child, and calls that do nothing there.
     REFUSED: ClassVar[tuple[str, ...]] = (
         *("buffer", "import_pages", "free_nbytes", "write", "read", "flush", "invalidate"),
         *("compile", "build", "replay", "run"),
@@ -81,14 +79,14 @@ class Device(ABC):
     limits: Limits
     queue: Queue
     counts: Counter[str]  # live objects by kind
-    created: int  # objects ever made: must not move during decode
+    created: int  # objects ever made: constant during decode
     nbytes: Counter[Home]  # memory in use by purpose
-    abandoned: bool = False  # stopped answering: nothing of it may be released any more
-    imports_pages: bool = False  # `import_pages` may work; where False, it never does
-    maps_files: bool = False  # it runs on the host, where a model file's pages are memory as good as any
-    compiled: Callable[[], None] | None = None  # called behind every shader that was compiled
-    has_codebooks: bool = False  # formats with a codebook take memory for it (codebooks.py)
-    host: str = ""  # the name of the host that has this device; empty for this host
+    abandoned: bool = False  # stopped answering: must not be released
+    imports_pages: bool = False  # False: `import_pages` always fails
+    maps_files: bool = False  # runs on the host, so a model file's pages serve as its memory
+    compiled: Callable[[], None] | None = None  # called after each shader compilation
+    has_codebooks: bool = False  # codebooks take device memory (codebooks.py)
+    host: str = ""  # name of the device's host; empty for this one
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         device = super().__new__(cls)
@@ -96,7 +94,7 @@ class Device(ABC):
         return device
 
     def disown(self) -> None:
-        """See forks.py: the child has no threads of the driver, and its calls could reach the parent's."""
+        """See forks.py: the child lacks the driver's threads, and its calls could reach the parent's."""
 
         def refuse(*_: Any, **__: Any) -> None:
             raise forks.refusal(self.name)
@@ -115,47 +113,46 @@ class Device(ABC):
 
     @property
     def physical(self) -> DeviceInfo | None:
-        """The physical device behind it; None where there is none (numpy, null)."""
+        """The physical device; None for numpy and null."""
         return None
 
     @abstractmethod
     def buffer(self, nbytes: int, home: Home, label: str) -> Buffer:
-        """New memory of its own; raises OutOfDeviceMemory."""
+        """Allocate memory; raises OutOfDeviceMemory."""
 
     @abstractmethod
     def free(self, buffer: Buffer) -> None:
         """Give a buffer's memory back."""
 
     def free_nbytes(self) -> int | None:
-        """Bytes of its memory that this process may still take, or None where nobody can tell."""
+        """Bytes of device memory still available to this process; None if unknown."""
         return None
 
     def import_pages(self, pages: Pages, label: str) -> Buffer:
-        """Host pages as a buffer of this device, in their home; raises UnsupportedFeature where it cannot."""
+        """Import host pages as a buffer; raises UnsupportedFeature."""
         raise UnsupportedFeature(f"{self.name} cannot import host memory")
 
     @abstractmethod
     def write(self, view: View, data: np.ndarray) -> None:
-        """Copy an array (any strides, same bytes as the view) into `view`, now; nothing may be running on
-        it."""
+        """Copy an array (any strides, same bytes) into `view` now; the device must be idle."""
 
     @abstractmethod
     def read(self, view: View) -> np.ndarray:
-        """The bytes of `view` as a fresh uint8 array."""
+        """The bytes of `view` as a new uint8 array."""
 
     def drop_upload(self) -> None:  # noqa: B027 - a no-op where the host writes device memory itself
-        """Free what only `write` needs, once loading is over."""
+        """Free what only `write` needs, after loading."""
 
     def compile(self, recording: Recording) -> None:  # noqa: B027 - `build` does it as well
-        """Make the programs of a recording; different devices may do so at once, in threads."""
+        """Compile a recording's programs. Devices may do so concurrently."""
 
     def compile_ahead(self, recording: Recording) -> None:  # noqa: B027 - as above
-        """Begin to make the programs of a recording beside whatever follows. What is asked for meanwhile goes
-        first. Errors are raised where a program is asked for."""
+        """Start to compile a recording's programs in the background; later requests go first. Errors are
+        raised when a program is requested."""
 
     @abstractmethod
     def build(self, recording: Recording) -> Executable:
-        """Compile a placed recording whose barriers are derived."""
+        """Compile a placed recording with barriers."""
 
     def flush(self, buffer: Buffer) -> None:  # noqa: B027 - a no-op unless memory is not coherent
         """Make host writes to a host-visible buffer visible to the device."""
@@ -164,18 +161,18 @@ class Device(ABC):
         """Make device writes to a host-visible buffer visible to the host."""
 
     def settle(self) -> bool:
-        """Let all submitted work run to its end, whatever it waits for; False if it does not get there in
-        time."""
+        """Wait for all submitted work, releasing every wait in it; False on timeout."""
         return True
 
     @abstractmethod
     def close(self) -> None:
-        """Release everything; `counts` is empty afterwards."""
+        """Release everything, until `counts` is empty."""
 
     def replay(self, executable: Executable) -> None:
-        """Run an executable and wait for its end: for tests, loading and measurements, never for a step.
+        """Run an executable and wait for it: for tests, loading and measurements, never for a step.
 
-        Raises Timeout, after which the device is good for nothing but to be closed."""
+        Raises Timeout; then the device can only be closed.
+        """
         try:
             self.queue.submit(executable, 0, executable.n_segments)
             self.queue.allow(self.queue.submitted)
@@ -189,7 +186,7 @@ class Device(ABC):
             raise
 
     def run(self, recording: Recording) -> None:
-        """Derive barriers, build, replay once and forget."""
+        """Derive barriers, build, replay once, close."""
         executable = self.build(derive_barriers(recording))
         try:
             self.replay(executable)

@@ -1,7 +1,7 @@
-"""Order the commands of a segment by dependency depth, so that independent ones run side by side.
+"""Sorts the commands of a segment by dependency depth, so that independent ones run concurrently.
 
-A model is written in reading order (q, rope of q, k, rope of k, ...), which would need a barrier after
-nearly every command. Sorted by depth, q, k and v come together, and one barrier serves them all.
+In a model's order (q, rope of q, k, rope of k, ...) nearly every command needs a barrier. Sorted by depth, q,
+k and v share one.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from vkbackend.recording import Command, Copy, Cut, Dispatch, Range, Recording, 
 
 
 def by_depth(recording: Recording) -> Recording:
-    """The recording with each segment sorted (stably) by depth: 1 + the deepest earlier command it conflicts
-    with."""
+    """Sort each segment (stably) by depth: 1 + the deepest earlier command it conflicts with."""
     commands: list[Command] = []
     marks = exchanges(recording)
     for i, segment in enumerate(recording.segments()):

@@ -1,9 +1,8 @@
-"""SPIR-V of every (op, variant) in the manifest `shaders/variants.toml`.
+"""SPIR-V of every (op, variant) in `shaders/variants.toml`.
 
-Looked up in this order: shipped in `shaders/spv/` (its index has hashes of the sources and of each module),
-the user's cache, the compiler. So a changed source or include is compiled again, and so is a damaged module;
-an installed wheel needs no compiler. Drivers do not check modules: one of them crashes on a truncated
-module.
+Looked up in `shaders/spv/` (its index has hashes of sources and modules), then the user's cache, then
+compiled. So changed sources and damaged modules are compiled again, and a wheel needs no compiler. Drivers do
+not check modules: one crashes on a truncated module.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from vkbackend import cache_folder, env
 from vkbackend.errors import UnsupportedFeature
 
 COMPILER = "glslangValidator"
-PRIVATE = ".glslang"  # folder in a checkout: a newer compiler and its libc, unpacked by tools/setup.sh
+PRIVATE = ".glslang"  # folder in a checkout with a newer compiler and its libc (tools/setup.sh)
 _NEW = 13  # the first glslang with GL_KHR_cooperative_matrix
-_NEEDS_NEW = "API_KHR"  # variants with this define are written with GL_KHR_cooperative_matrix
+_NEEDS_NEW = "API_KHR"  # define of variants that use GL_KHR_cooperative_matrix
 TARGET = "vulkan1.1"
 _SPIRV_MAGIC, _HEADER_WORDS = b"\x03\x02\x23\x07", 5
 _FUNCTION, _FUNCTION_END, _FUNCTION_CALL = 54, 56, 57  # opcodes
@@ -37,7 +36,7 @@ _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
 
 
 def shaders_dir() -> Path:
-    """Folder of the GLSL sources: inside the package when installed, beside it in a checkout."""
+    """Folder of the GLSL sources: inside the installed package, or at the top of a checkout."""
     installed = Path(__file__).parent / "shaders"
     return installed if (installed / "variants.toml").exists() else Path(__file__).parent.parent / "shaders"
 
@@ -57,12 +56,12 @@ def manifest() -> dict[str, dict[str, dict[str, str]]]:
 
 
 def types_of(op: str) -> frozenset[str]:
-    """The formats of weights that an op has a variant for."""
+    """Weight formats with a variant of the op."""
     return frozenset(axes["TYPE"] for axes in manifest()[op].values() if "TYPE" in axes)
 
 
 def weight_types() -> tuple[str, ...]:
-    """The formats of weights that every matrix op and embed have a variant for."""
+    """Weight formats with a variant of every matrix op and of embed."""
     return tuple(_variants_toml()["weights"])
 
 
@@ -73,20 +72,19 @@ def _variants_toml() -> dict[str, Any]:
 
 
 def variants() -> list[tuple[str, str]]:
-    """Every (op, variant)."""
     return [(op, variant) for op, by_name in manifest().items() for variant in by_name]
 
 
 def defines(op: str, variant: str) -> list[str]:
-    """Preprocessor names set for a variant: TYPE = q8_0 gives TYPE_Q8_0."""
+    """Preprocessor names of a variant: TYPE = q8_0 gives TYPE_Q8_0."""
     return [f"{axis}_{value.upper()}" for axis, value in manifest()[op][variant].items()]
 
 
 def sources(op: str) -> list[Path]:
-    """The op's `.comp` and everything it includes, directly or not, each once."""
+    """The op's `.comp` and all its includes, each once."""
     root = shaders_dir()
     found = [root / f"{op}.comp"]
-    for path in found:  # grows while it is walked
+    for path in found:  # grows during the loop
         for name in _INCLUDE.findall(path.read_text()):
             if (include := root / name) not in found:
                 found.append(include)
@@ -95,7 +93,7 @@ def sources(op: str) -> list[Path]:
 
 @cache
 def source_key(op: str, variant: str) -> str:
-    """Hash over all sources, the defines and the target environment."""
+    """Hash of all sources, the defines and the target environment."""
     digest = hashlib.sha256(json.dumps([op, defines(op, variant), TARGET]).encode())
     for path in sources(op):
         digest.update(b"\0" + path.name.encode() + b"\0" + path.read_bytes())
@@ -103,7 +101,7 @@ def source_key(op: str, variant: str) -> str:
 
 
 class Compiler(NamedTuple):
-    """How to call a compiler, and what it prints about itself."""
+    """A compiler's command and version text."""
 
     command: tuple[str, ...]
     version: str
@@ -115,8 +113,7 @@ class Compiler(NamedTuple):
 
 
 def private_tool(name: str) -> tuple[str, ...] | None:
-    """The command that starts a tool of the PRIVATE folder with the loader and libc beside it; None if it is
-    not there."""
+    """Command for a tool in PRIVATE, with the loader and libc there; None if missing."""
     prefix = shaders_dir().parent / PRIVATE
     loaders = sorted((prefix / "lib").glob("ld-linux*"))
     if not loaders or not (prefix / name).exists():
@@ -126,7 +123,7 @@ def private_tool(name: str) -> tuple[str, ...] | None:
 
 @cache
 def compilers() -> tuple[Compiler, ...]:
-    """The compilers that are here: the system's, then the private one."""
+    """The available compilers: the system's, then the private one."""
     commands: list[tuple[str, ...]] = []
     if binary := shutil.which(COMPILER):
         commands.append((binary,))
@@ -138,18 +135,18 @@ def compilers() -> tuple[Compiler, ...]:
 
 
 def compiler_of(op: str, variant: str) -> Compiler | None:
-    """The first compiler that is new enough for the variant."""
+    """The first compiler new enough for the variant."""
     new = _NEEDS_NEW in defines(op, variant)
     return next((compiler for compiler in compilers() if compiler.is_new or not new), None)
 
 
 def is_available(op: str, variant: str) -> bool:
-    """Whether the module of a variant is shipped, or can be compiled."""
+    """Whether the module is shipped or can be compiled."""
     return _is_shipped(op, variant) or compiler_of(op, variant) is not None
 
 
 def compile_variant(op: str, variant: str) -> bytes:
-    """Run the compiler; raises UnsupportedFeature with its output if it is missing or refuses the source."""
+    """Run the compiler. Raises UnsupportedFeature, with the compiler's output if it refuses the source."""
     root = shaders_dir()
     if (compiler := compiler_of(op, variant)) is None:
         lacks, advice = COMPILER, "install it (Debian/Ubuntu: apt install glslang-tools)"
@@ -175,7 +172,7 @@ def compile_variant(op: str, variant: str) -> bytes:
         ) from None
     if done.returncode:
         raise UnsupportedFeature(f"{COMPILER} refused {op}.{variant}:\n{done.stdout}{done.stderr}")
-    if not is_whole(code):  # glslang ends well on a full disk, too
+    if not is_whole(code):  # glslang reports success on a full disk
         raise UnsupportedFeature(
             f"{COMPILER} wrote {len(code)} bytes of {op}.{variant}, which is not all; free space in "
             f"{tempfile.gettempdir()}, or name another folder (TMPDIR)"
@@ -184,8 +181,8 @@ def compile_variant(op: str, variant: str) -> bytes:
 
 
 def is_whole(code: bytes) -> bool:
-    """Whether the bytes are a SPIR-V module that was not cut short: its instructions, each of which begins
-    with its length in words, end with the end of a function, and every function that is called is there."""
+    """Whether the bytes are a complete SPIR-V module: instructions, which begin with their length in words,
+    up to the end of a function, and every called function is defined."""
     if len(code) % 4 or not code.startswith(_SPIRV_MAGIC):
         return False
     words, at, opcode = memoryview(code).cast("I"), _HEADER_WORDS, 0
@@ -207,8 +204,8 @@ _making: dict[tuple[str, str], Lock] = {}
 
 
 def spirv(op: str, variant: str) -> bytes:
-    """The SPIR-V module of a variant; raises UnsupportedFeature if it can neither be found nor compiled."""
-    with _making.setdefault((op, variant), Lock()):  # if several threads want a module, one compiles it
+    """The SPIR-V module of a variant; raises UnsupportedFeature."""
+    with _making.setdefault((op, variant), Lock()):  # threads that want the same module compile it once
         return _spirv(op, variant)
 
 
@@ -228,11 +225,11 @@ def _spirv(op: str, variant: str) -> bytes:
 
 
 def build(folder: Path) -> int:
-    """Write the SPIR-V of every variant and its index into `folder`, but for variants that need a newer
-    compiler than there is here. Returns the number of modules."""
+    """Write the SPIR-V and index of every variant to `folder`, except variants that need a newer compiler.
+    Returns the number of modules."""
     able = [(op, variant) for op, variant in variants() if compiler_of(op, variant) or not compilers()]
     index: dict[str, list[str]] = {}
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # each waits for a compiler of its own
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # threads, because each waits for a process
         for (op, variant), code in zip(able, pool.map(lambda pair: spirv(*pair), able), strict=True):
             write_atomic(folder / f"{op}.{variant}.spv", code)
             index[f"{op}.{variant}"] = [source_key(op, variant), _hash(code)]
@@ -244,13 +241,13 @@ def build(folder: Path) -> int:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Replace `path` in one step, so that another process reads either the old bytes or the new."""
+    """Replace `path` atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
-        os.chmod(name, 0o644)  # mkstemp gives mode 0600, and a wheel would keep it
+        os.chmod(name, 0o644)  # mkstemp's 0600 would end up in a wheel
         os.replace(name, path)
     except OSError:
         Path(name).unlink(missing_ok=True)
@@ -266,7 +263,7 @@ def _is_shipped(op: str, variant: str) -> bool:
 
 
 def _shipped(op: str, variant: str) -> bytes | None:
-    """The module in the package, if it was made of this source; None if it is missing, older or damaged."""
+    """The module in the package; None if missing, outdated or damaged."""
     if not _is_shipped(op, variant):
         return None
     path = _spv_dir() / f"{op}.{variant}.spv"
@@ -283,7 +280,7 @@ def _shipped(op: str, variant: str) -> bytes | None:
 
 @cache
 def _shipped_index() -> dict[str, list[str]]:
-    """By op.variant, the hashes of its sources and of its module."""
+    """op.variant -> hashes of sources and module."""
     path = _spv_dir() / "index.json"
     try:
         found = json.loads(path.read_bytes())

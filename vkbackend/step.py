@@ -1,7 +1,7 @@
-"""StepParams: everything that changes from token to token, as one uniform block of at most 16 KiB.
+"""StepParams: the values that change with every token, in one uniform block of at most 16 KiB.
 
-The layout is std140 and mirrored by `shaders/lib/step.glsl`. RoPE's cos/sin rows travel beside it in a
-storage buffer (f32 [n_rows, n_rot / 2, 2]), because 512 rows of them exceed any guaranteed uniform range.
+Layout: std140, as in `shaders/lib/step.glsl`. RoPE's cos and sin are a separate storage buffer (f32 [n_rows,
+n_rot / 2, 2]): 512 rows exceed the guaranteed uniform range.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 
 MAX_ROWS = 512  # rows of one micro-batch
 MAX_RUNS = 128  # sequences in one micro-batch
-FEW_RUNS = 5  # fewer runs are written one by one: that is faster than numpy arrays of all
-MAX_SNAPSHOTS = 64  # recurrent states kept per slot: cells of all slots are numbered in 16 bits
+FEW_RUNS = 5  # fewer runs are written one by one, faster than via numpy arrays
+MAX_SNAPSHOTS = 64  # recurrent states kept per slot; cell numbers have 16 bits
 
 _HEADER, _RUNS, _ROWS, _OUTPUTS = 0, 4, 4 + 4 * MAX_RUNS, 4 + 4 * MAX_RUNS + 4 * MAX_ROWS
 STEP_WORDS = _OUTPUTS + MAX_ROWS
@@ -25,8 +25,8 @@ STEP_NBYTES = 4 * STEP_WORDS  # 12,304
 @dataclass(slots=True)
 class Run:
     """Consecutive rows of one sequence: rows first_row..first_row+n_rows hold positions first_pos,
-    first_pos+1, ... `states`: the cell that its recurrent state is read from (not at position 0) and the one
-    that it is written to. None: both are the cell with the slot's number."""
+    first_pos+1, ... `states`: cells its recurrent state is read from (except at position 0) and written to;
+    None: the cell with the slot's number."""
 
     slot: int
     first_row: int
@@ -36,22 +36,22 @@ class Run:
 
 
 class Mix(IntEnum):
-    """What the rows of a step are, which decides the kernels that take them. (Integers hash three times as
-    fast as other enums, and every step looks its recording up.)"""
+    """The kind of rows in a step, which selects kernels. (Integers hash three times as fast as other enums;
+    every step looks up its recording.)"""
 
     DECODE = 1  # few rows, or runs of one row each
     PREFILL = 2  # longer runs
-    BOTH = 3  # runs of one row each, and longer ones behind them
+    BOTH = 3  # runs of one row each, then longer ones
 
 
 def n_single(runs: Sequence[Run]) -> int:
-    """How many runs of one row each come first."""
+    """Leading runs of one row each."""
     return next((i for i, run in enumerate(runs) if run.n_rows > 1), len(runs))
 
 
 def cut_runs(runs: Sequence[Run], at: int) -> tuple[list[Run], list[Run]]:
-    """The runs of the rows before `at`, and those of the rows from `at` on, with rows counted from 0. A run
-    that crosses `at` is cut in two: the second part goes on from the state that the first one leaves."""
+    """Runs of the rows before `at` and from `at` on, each with rows counted from 0. If a run crosses `at`,
+    its second part continues from the first part's state."""
     front, back = [], []
     for run in runs:
         n = min(max(at - run.first_row, 0), run.n_rows)
@@ -65,8 +65,7 @@ def cut_runs(runs: Sequence[Run], at: int) -> tuple[list[Run], list[Run]]:
 
 
 class StepParams:
-    """A numpy view over the words of a StepParams block; `words` is uint32 [STEP_WORDS] (for instance mapped
-    memory)."""
+    """Numpy views of a StepParams block; `words` is uint32 [STEP_WORDS], e.g. mapped memory."""
 
     def __init__(self, words: np.ndarray | None = None) -> None:
         self.words = np.zeros(STEP_WORDS, np.uint32) if words is None else words
@@ -98,8 +97,8 @@ class StepParams:
         outputs: Sequence[int],
         mix: Mix = Mix.DECODE,
     ) -> None:
-        """Describe one step: `tokens` of all rows, the runs that tile them in order, the rows whose logits
-        are wanted. With BOTH the runs of one row each that come first are decoded."""
+        """Describe a step: `tokens` of all rows, the runs that tile them in order, the output rows. With
+        BOTH, the leading runs of one row each are decoded."""
         n_rows, n_runs = len(tokens), len(runs)
         assert n_rows <= MAX_ROWS and n_runs <= MAX_RUNS and len(outputs) <= MAX_ROWS, (n_rows, n_runs)
         n_decode = n_rows if mix is Mix.DECODE else n_single(runs) if mix is Mix.BOTH else 0

@@ -1,7 +1,7 @@
-"""Transfers outside of recordings: loading, tests, measurements. Each is done when it returns.
+"""Synchronous transfers outside recordings, for loading, tests and measurements.
 
-Memory that the host can map is written and read in place; the rest goes through one staging buffer, which
-exists only while there is something to load. Runtimes say how bytes get from buffer to buffer.
+Host-visible memory is accessed directly. Other memory uses a staging buffer that exists only during loading.
+Runtimes implement the copy between buffers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UPLOAD_NBYTES = 32 << 20  # two halves
 
 
 class Memory(Protocol):
-    """Where the staging buffer comes from, and who makes it coherent: a device, or its memory."""
+    """Allocates the staging buffer and keeps it coherent: a device or its memory."""
 
     def buffer(self, nbytes: int, home: Home, label: str) -> Buffer: ...
 
@@ -33,8 +33,6 @@ class Memory(Protocol):
 
 
 class Transfers(ABC):
-    """The transfers of one device."""
-
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._upload: Buffer | None = None
@@ -54,7 +52,7 @@ class Transfers(ABC):
         upload, half = self._upload_buffer(), UPLOAD_NBYTES // 2
         offset, sent = view.offset, None
         for i, piece in enumerate(_pieces(data, half)):
-            at = i % 2 * half  # one half is filled while the device copies from the other
+            at = i % 2 * half  # fill one half while the device copies the other
             filled = self._filler().submit(copy_into, upload.host[at : at + piece.size], piece)
             if sent:
                 self._send(*sent)
@@ -73,7 +71,7 @@ class Transfers(ABC):
         buffer = view.buffer
         assert isinstance(buffer, Buffer)
         if buffer.host is not None:
-            if buffer.home not in HOST_HOMES:  # for those homes, recordings already make the host wait
+            if buffer.home not in HOST_HOMES:  # in HOST_HOMES recordings already wait
                 self._order()
             self._memory.invalidate(buffer)
             return np.array(buffer.host[view.offset : view.end])
@@ -96,7 +94,7 @@ class Transfers(ABC):
         return self._thread
 
     def drop_upload(self) -> None:
-        """Free the upload staging once loading is over."""
+        """Free the staging buffer after loading."""
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
@@ -106,18 +104,17 @@ class Transfers(ABC):
 
     @abstractmethod
     def _copy(self, src: Buffer, src_at: int, dst: Buffer, dst_at: int, nbytes: int) -> None:
-        """Copy bytes between buffers, after everything that was submitted; offsets are multiples of 4."""
+        """Copy bytes between buffers after all submitted work; offsets are multiples of 4."""
 
     @abstractmethod
     def _order(self) -> None:
-        """Wait for all writes of the device, and make them visible to the host."""
+        """Wait for the device's writes and make them visible to the host."""
 
 
 def _pieces(data: np.ndarray, nbytes: int) -> Iterator[np.ndarray]:
-    """The bytes of an array in order, as uint8 pieces of up to `nbytes`. All pieces but the last are whole
-    words."""
+    """The bytes of an array as uint8 pieces of up to `nbytes`, all but the last in whole words."""
     flat = data.reshape(data.shape[0] if data.ndim > 1 else 1, -1)
-    # 4 rows of any format are whole words, and some runtimes copy nothing smaller.
+    # 4 rows of any format are whole words, the minimum for some runtimes.
     rows = max(4, nbytes // max(1, flat[0].nbytes) // 4 * 4) if flat.size else 1
     for begin in range(0, flat.shape[0], rows):
         raw = np.ascontiguousarray(flat[begin : begin + rows]).reshape(-1).view(np.uint8)
