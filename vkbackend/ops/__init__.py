@@ -1,8 +1,4 @@
-"""The op set: a `Recorder` has a method per op, `OPS` what each shader is called with.
-
-Products with one matrix or with experts are entries of `MATRIX_OPS` and `EXPERTS_OPS` (table.py); the
-recorder's `mat` and `mat_id` choose among them.
-"""
+"""The ops: a `Recorder` method per op; `OPS` has the shaders' interfaces."""
 
 from vkbackend.ops.attention import CACHE_TYPES as CACHE_TYPES
 from vkbackend.ops.attention import HeadNorm as HeadNorm

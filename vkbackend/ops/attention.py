@@ -1,6 +1,4 @@
-"""Ops of the KV cache and attention over it. Cells are addressed through a table, so that a slot's positions
-may lie anywhere.
-"""
+"""The KV cache and attention over it. A table maps a slot's positions to cells anywhere in the cache."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ MAX_HEAD = 576
 
 
 class AttentionKeywords(TypedDict, total=False):
-    """Keywords of attn_decode, attn_prefill and their variants; attn_decode explains them."""
+    """Keywords of attn_decode and its variants, explained there."""
 
     scale: Required[float]
     group: int | None
@@ -40,7 +38,7 @@ class AttentionKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm:
-    """An RMS norm of each head by itself; w f32 [head_dim] or None for no weight."""
+    """RMS norm per head; w f32 [head_dim] or None."""
 
     w: View | None
     eps: float
@@ -48,8 +46,8 @@ class HeadNorm:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """RoPE: cos_sin f32 [>= n_rows, n_rot / 2, 2] turns the first n_rot dimensions of every head, in pairs
-    (2i, 2i + 1), or with half_split (i, i + n_rot / 2)."""
+    """RoPE by cos_sin f32 [>= n_rows, n_rot / 2, 2]: rotates the first n_rot dimensions of every head in
+    pairs (2i, 2i + 1), or with half_split (i, i + n_rot / 2)."""
 
     cos_sin: View
     half_split: bool
@@ -60,7 +58,7 @@ class Rotation:
 
 
 def _norm_args(norm: HeadNorm | None, head_dim: int, x: View) -> tuple[View, int, float]:
-    """(w or a stand-in, NORM, eps) as the shaders take them."""
+    """(w or a placeholder, NORM, eps) for the shaders."""
     if not norm:
         return x, 0, 0.0
     assert norm.w is None or (norm.w.shape == (head_dim,) and norm.w.dtype == "f32"), (x, norm)
@@ -76,13 +74,13 @@ def _check_sinks(sinks: View | None, n_heads: int) -> None:
 
 
 def _check_aligned(*caches: View) -> None:
-    """On matrix units, halves are read by 16 bytes."""
+    """Matrix units read halves in 16-byte pieces."""
     for cache in caches:
         assert cache.dtype != "f16" or cache.offset % 16 == 0, cache
 
 
 def _group(q: View, k: View) -> int:
-    """Heads of q to a head of K, where all groups are whole."""
+    """q heads per kv head, if all groups are whole."""
     n_heads, n_kv = q.shape[1], math.prod(k.shape[1:]) // q.shape[2]
     assert n_heads % n_kv == 0, f"{n_heads} q heads are not whole groups of {n_kv} kv heads"
     return n_heads // n_kv
@@ -91,7 +89,7 @@ def _group(q: View, k: View) -> int:
 def attn_push(
     q: View, k: View, v: View, cells: View, head_v: int, group: int, q_first: int
 ) -> tuple[dict[str, int | float], int, dict[str, int]]:
-    """(push constants, head_k, constants of the caches' types)."""
+    """(push constants, head_k, constants for the cache types)."""
     n_rows, n_heads, head_k = q.shape
     n_kv = math.prod(k.shape[1:]) // head_k
     assert head_k % 8 == 0 and head_v % 8 == 0 and max(head_k, head_v) <= MAX_HEAD, (head_k, head_v)
@@ -106,14 +104,12 @@ def attn_push(
 
 
 class AttentionOps(Target):
-    """Rotation, the KV cache, attention."""
+    """RoPE, the KV cache, attention."""
 
     def rope(
         self, x: View, cos_sin: View, y: View, *, half_split: bool, norm: HeadNorm | None = None
     ) -> None:
-        """Rotate x [n_rows, n_heads, head_dim], after `norm` if given. Dims >= n_rot are copied.
-
-        y may be x."""
+        """Rotate x [n_rows, n_heads, head_dim], after `norm` if given. Dims >= n_rot are copied. y may be x."""
         n_rows, n_heads, head_dim = x.shape
         n_rot = Rotation(cos_sin, half_split).n_rot
         assert n_rot <= head_dim and head_dim % 2 == 0 and cos_sin.shape[0] >= n_rows, (
@@ -141,12 +137,12 @@ class AttentionOps(Target):
         norm: HeadNorm | None = None,
         rotation: Rotation | None = None,
     ) -> None:
-        """cache[cell of row r] = x[r] for the rows of the step, its heads normed and rotated first if asked.
+        """cache[cell of row r] = x[r], after an optional norm and rotation of its heads.
 
-        x [n_rows, width], cache [n_cells, width] of a type in CACHE_TYPES, width whole blocks of it and even;
-        cells u32 [n_slots, blocks_per_slot]: position p of slot s lives in cell
-        cells[s, p / 32 % blocks_per_slot] * 32 + p % 32. A quantized cache takes neither norm nor rotation;
-        a block in which x is not finite becomes NaN.
+        x [n_rows, width]; cache [n_cells, width] of a type in CACHE_TYPES, width even and in whole blocks;
+        cells u32 [n_slots, blocks_per_slot]. Position p of slot s is in cell cells[s, p / 32 %
+        blocks_per_slot] * 32 + p % 32. Quantized caches allow neither norm nor rotation; a block with
+        non-finite x becomes NaN.
         """
         width, unit = math.prod(cache.shape[1:]), 2 * block_of(cache.dtype)[0]  # elements of a thread
         n_rows = rows_of(x, width)
@@ -177,18 +173,17 @@ class AttentionOps(Target):
         step: View,
         **how: Unpack[AttentionKeywords],
     ) -> None:
-        """Each row's heads attend to positions 0..pos of the row's slot.
+        """Each row attends to positions 0..pos of its slot.
 
-        q [n_rows, n_heads, head_k]; k [n_cells, n_kv * head_k] and v [n_cells, n_kv * head_v], each of a type
-        in CACHE_TYPES. `part` f32 is the result [n_rows, n_heads, head_v], or with several splits of the keys
-        [n_rows, n_heads, n_splits, head_v + 2], (sum of p * v, max, sum of p) of each, for attn_combine to
-        join. `how` is scale, q_first, window, chunk, softcap and sinks.
+        q [n_rows, n_heads, head_k]; k [n_cells, n_kv * head_k] and v [n_cells, n_kv * head_v] of types in
+        CACHE_TYPES. `part` f32 is the result [n_rows, n_heads, head_v], or for several splits of the keys
+        [n_rows, n_heads, n_splits, head_v + 2]: (sum of p * v, max, sum of p), input of attn_combine.
 
-        Head h reads kv head (q_first + h) / group (Ainslie et al. 2023); the default group is n_heads / n_kv,
-        another serves a device whose q heads are not whole groups. With `window` a row sees that many
-        positions, its own the last. With `chunk` it sees those from the last multiple of `chunk` on (Llama
-        4). With `softcap` c a score s becomes c * tanh(s / c). `sinks` f32 [n_heads]: one more logit per
-        head, in the denominator of its softmax alone (with splits, attn_combine takes them).
+        Head h reads kv head (q_first + h) / group (Ainslie et al. 2023). The default group is n_heads / n_kv;
+        pass it if a device's q heads are not whole groups. `window`: a row sees that many positions, up to
+        its own. `chunk`: a row sees positions from the last multiple of `chunk` (Llama 4). `softcap` c turns
+        a score s into c * tanh(s / c). `sinks` f32 [n_heads] add a logit per head to the softmax's
+        denominator (with splits, pass them to attn_combine).
         """
         group = how.get("group") or _group(q, k)
         cut = rows_cut(self.limits, q.shape[2], group)
@@ -205,8 +200,8 @@ class AttentionOps(Target):
         step: View,
         **how: Unpack[AttentionKeywords],
     ) -> None:
-        """As attn_decode, on matrix units, the heads of a group as rows: q, k, v and the probabilities are
-        rounded to halves."""
+        """attn_decode on matrix units, with a group's heads as rows. q, k, v and probabilities are rounded to
+        halves."""
         group = how.get("group") or _group(q, k)
         head_v = part.shape[-1] - 2 * (len(part.shape) > 3)
         tile = tile_of_units(self.limits, group, q.shape[2], head_v, "attn_decode_coop")
@@ -233,7 +228,7 @@ class AttentionOps(Target):
         softcap: float = 0.0,
         sinks: View | None = None,
     ) -> None:
-        """`tiles` of a kv head's group of q heads."""
+        """Record a decode op with `tiles` per kv head."""
         q, k, v, cells, part, step = views
         final = len(part.shape) == 3
         n_rows, n_heads, n_splits, head_v = (
@@ -258,8 +253,7 @@ class AttentionOps(Target):
         )
 
     def attn_combine(self, part: View, y: View, *, sinks: View | None = None) -> None:
-        """y [n_rows, n_heads, head_v] of the splits that attn_decode left in part; `sinks` as
-        attn_prefill."""
+        """y [n_rows, n_heads, head_v] from attn_decode's splits in part; `sinks` as in attn_decode."""
         n_rows, n_heads, n_splits, head_v = *part.shape[:3], part.shape[3] - 2
         assert rows_of(y, head_v) == n_rows * n_heads, (part.shape, y.shape)
         assert 1 <= n_splits <= MAX_SPLITS, part.shape
@@ -281,7 +275,7 @@ class AttentionOps(Target):
     def attn_prefill(
         self, q: View, k: View, v: View, cells: View, y: View, step: View, **how: Unpack[AttentionKeywords]
     ) -> None:
-        """Causal attention of the step's runs; arguments as attn_decode's, y [n_rows, n_heads, head_v]."""
+        """Causal attention of the step's runs. Arguments as attn_decode; y [n_rows, n_heads, head_v]."""
         self._attend_runs(
             "attn_prefill", "f32", (q, k, v, cells, y, step), tile_of_rows(self.limits, q.shape[2]), **how
         )
@@ -289,7 +283,7 @@ class AttentionOps(Target):
     def attn_prefill_coop(
         self, q: View, k: View, v: View, cells: View, y: View, step: View, **how: Unpack[AttentionKeywords]
     ) -> None:
-        """As attn_prefill, on matrix units: q, k, v and the probabilities are rounded to halves."""
+        """attn_prefill on matrix units: q, k, v and probabilities are rounded to halves."""
         tile = tile_of_units(self.limits, q.shape[0], q.shape[2], y.shape[2])
         assert tile, (
             f"matrices of {self.limits.matrix_units} do not divide heads of {q.shape[2]}, {y.shape[2]}"
@@ -319,7 +313,7 @@ class AttentionOps(Target):
         assert q.shape[:2] == (n_rows, n_heads), (q.shape, y.shape)
         _check_sinks(sinks, n_heads)
         push |= {"window": window, "chunk": chunk, FIRST_HEAD: 0, "scale": scale, "softcap": softcap}
-        n_tiles = -(-n_rows // tile.rows) + min(cells.shape[0], n_rows)  # every run may end in a broken tile
+        n_tiles = -(-n_rows // tile.rows) + min(cells.shape[0], n_rows)  # every run may end in a partial tile
         self.record(
             op,
             variant,

@@ -1,4 +1,4 @@
-"""How attention is cut into tiles and splits of the keys."""
+"""Tiles of attention and splits of its keys."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from vkbackend.limits import Limits
 from vkbackend.ops.spec import SPECS
 
 CELL_BLOCK = 32  # positions per entry of a cell table, as in shaders/lib/step.glsl
-MAX_TILE = 1536  # floats of q that attn_decode holds: 6 KiB of shared memory beside 8 of scores and sums
+MAX_TILE = 1536  # floats of q in attn_decode: 6 KiB of shared memory, plus 8 of scores and sums
 MAX_TILE_HEADS = 8
-MAX_SPLITS = 64  # of the keys: 256 workgroups for a row of 4 kv heads
-MAX_UNIT_HEAD = 256  # of attention on matrix units: a subgroup keeps its rows' output in registers
-MIN_UNIT_GROUP = 4  # heads to a kv head, where attn_decode_coop serves
-# Of its subgroups. Those of up to 16 lanes (Intel) cannot hold what is read of a block: up to 370 spills.
+MAX_SPLITS = 64  # of the keys: 256 workgroups for a row with 4 kv heads
+MAX_UNIT_HEAD = 256  # on matrix units: a subgroup keeps its output in registers
+MIN_UNIT_GROUP = 4  # heads per kv head for attn_decode_coop
+# For attn_decode_coop. With up to 16 lanes (Intel), reading a block spills up to 370 registers.
 MIN_UNIT_LANES = 32
-MAX_HELD = 24  # pieces of 16 bytes in its invocations' registers: 32 spill on NVIDIA
+MAX_HELD = 24  # 16-byte pieces held by an invocation: 32 spill on NVIDIA
 
 
 def attn_splits(
@@ -28,21 +28,20 @@ def attn_splits(
     window: int = 0,
     tile_heads: int = MAX_TILE_HEADS,
 ) -> int:
-    """Splits of the keys for attn_decode, or attn_decode_coop with its `tile_heads`: enough workgroups to
-    fill a GPU, at least 4 blocks of keys each."""
+    """Splits of the keys for attn_decode (or attn_decode_coop, with its `tile_heads`): enough workgroups to
+    fill a GPU, each with at least 4 blocks of keys."""
     wanted = 1 if limits.is_cpu else -(-256 // (n_rows * n_kv * -(-n_heads // (n_kv * tile_heads))))
     seen = min(blocks_per_slot, -(-window // CELL_BLOCK) + 1) if window else blocks_per_slot
     return max(1, min(wanted, seen // 4, MAX_SPLITS))
 
 
 def batch_of(limits: Limits) -> int:
-    """Quads of K or V that a thread reads before it uses one: eight on a GPU, one on a CPU. A device
-    without subgroups counts as a CPU."""
+    """Quads of K or V that a thread reads ahead: 8 on a GPU, 1 on a CPU or without subgroups."""
     return 8 if limits.subgroup_size > 1 and not limits.is_cpu else 1
 
 
 class RowsCut(NamedTuple):
-    """How attn_decode takes the q heads of a kv head: `tiles` of `heads`, with `local` threads each."""
+    """attn_decode's cut of a kv head's q heads: `tiles` of `heads`, with `local` threads each."""
 
     tiles: int
     heads: int
@@ -53,21 +52,21 @@ class RowsCut(NamedTuple):
 def rows_cut(limits: Limits, head_k: int, group: int) -> RowsCut:
     tiles = -(-group // max(1, min(MAX_TILE_HEADS, MAX_TILE // head_k)))
     heads = -(-group // tiles)
-    # With eight quads for more heads, a thread's sums do not fit into Intel's registers.
+    # Eight quads with more heads exceed Intel's registers.
     batch = min(batch_of(limits), 8 if heads <= 4 else 4)
-    return RowsCut(tiles, heads, 8 if limits.is_cpu else 128, batch)  # a multiple or a part of CELL_BLOCK
+    return RowsCut(tiles, heads, 8 if limits.is_cpu else 128, batch)  # multiple or divisor of CELL_BLOCK
 
 
 class Tile(NamedTuple):
-    """Rows of a prompt that a workgroup takes, and the specialization constants of its cut."""
+    """Rows of a prompt per workgroup, and their specialization constants."""
 
     rows: int
     consts: dict[str, int]
-    last: dict[str, int]  # constants with ids above those of the caches' types
+    last: dict[str, int]  # constants after the cache types
 
 
 def tile_of_rows(limits: Limits, head_k: int) -> Tile:
-    """The q tile takes at most 10 KiB of shared memory."""
+    """A q tile of at most 10 KiB of shared memory."""
     rows = 16 if head_k <= 128 and not limits.is_cpu else 8 if head_k <= 320 else 4
     return Tile(rows, {"LOCAL": 32 if limits.is_cpu else 128, "TQ": rows}, {"BATCH": batch_of(limits)})
 
@@ -75,10 +74,10 @@ def tile_of_rows(limits: Limits, head_k: int) -> Tile:
 def tile_of_units(
     limits: Limits, n_rows: int, head_k: int, head_v: int, op: str = "attn_prefill_coop"
 ) -> Tile | None:
-    """The tile of attn_prefill_coop or attn_decode_coop: four groups of rows, or fewer where the rows or the
-    shared memory do not suffice. None where the device lacks matrix units, or where its matrices do not
-    divide heads, keys or subgroups. A prompt's group of rows has as few subgroups as hold its output in
-    registers. Of a row that decodes it has as many as there is work for, so that more loads are under way."""
+    """Tile of attn_prefill_coop or attn_decode_coop: four groups of rows, fewer if the rows or the shared
+    memory do not suffice. None without matrix units, or if they do not divide heads, keys or subgroups. A
+    prefill group has the fewest subgroups that hold its output in registers; a decode group has the most that
+    have work, to keep more loads in flight."""
     units = limits.matrix_units
     if not limits.features.issuperset(SPECS[op].needs) or max(head_k, head_v) > MAX_UNIT_HEAD:
         return None
@@ -86,9 +85,9 @@ def tile_of_units(
         return None
     if units.lanes % units.m or units.n % (units.lanes // units.m):
         return None
-    # Registers of a subgroup's part of the output; subgroups of up to 16 lanes have half as many (Intel).
+    # Registers for a subgroup's output; up to 16 lanes (Intel) allow half as many.
     most, each = 32 if units.lanes <= 16 else 64, units.m * units.n // units.lanes
-    in_row = units.lanes // units.m  # invocations of a row, which have four keys or more each
+    in_row = units.lanes // units.m  # invocations per row, with four keys or more each
     able = [
         parts
         for parts in (1, 2, 4)
@@ -99,9 +98,9 @@ def tile_of_units(
     if not able:
         return None
     decodes = op == "attn_decode_coop"
-    few = next((parts for parts in able if parts * in_row > 1), able[0])  # 16 keys for an invocation at most
+    few = next((parts for parts in able if parts * in_row > 1), able[0])  # at most 16 keys per invocation
     parts = able[-1] if decodes else few
-    held = CELL_BLOCK * (head_k + head_v) // 8  # pieces of K and V that a row that decodes has in registers
+    held = CELL_BLOCK * (head_k + head_v) // 8  # pieces of K and V in registers when decoding
     found = None
     for groups in (4, 2, 1):
         rows, local = units.m * groups, units.lanes * groups * parts
@@ -122,13 +121,13 @@ def tile_of_units(
 
 
 def attends_by_units(limits: Limits, n_rows: int, head_k: int, head_v: int) -> bool:
-    """Whether attn_prefill_coop serves: a GPU has matrix units, and they divide such heads."""
+    """Whether to use attn_prefill_coop: on GPUs with matrix units that divide the heads."""
     return not limits.is_cpu and tile_of_units(limits, n_rows, head_k, head_v) is not None
 
 
 def heads_by_units(limits: Limits, group: int, head_k: int, head_v: int) -> int:
-    """Heads of a tile of attn_decode_coop where it serves, else 0: on GPUs with wide subgroups, for groups of
-    four heads and more (docs/measurements/kernels.md has the counts)."""
+    """Heads per tile of attn_decode_coop; 0: do not use it. Used on GPUs with wide subgroups and groups of
+    four heads or more (counts: docs/measurements/kernels.md)."""
     if limits.is_cpu or group < MIN_UNIT_GROUP or limits.matrix_units.lanes < MIN_UNIT_LANES:
         return 0
     tile = tile_of_units(limits, group, head_k, head_v, "attn_decode_coop")

@@ -1,6 +1,5 @@
-"""Ops of attention to chosen positions (DeepSeek-AI 2025, arXiv:2512.02556): an indexer scores all positions
-of a row, the best are chosen, and attention reads only their keys and values.
-"""
+"""Sparse attention (DeepSeek-AI 2025, arXiv:2512.02556): an indexer scores a row's positions, and attention
+reads only the best."""
 
 from __future__ import annotations
 
@@ -13,20 +12,18 @@ from vkbackend.ops.attention_tiles import CELL_BLOCK
 from vkbackend.ops.target import Target, floor_pow2, rows_of
 
 MAX_INDEX_HEAD = 256
-INDEX_HEADS = 16  # of a tile of index_scores: their q take up to 16 KiB of shared memory
+INDEX_HEADS = 16  # per tile of index_scores; their q take up to 16 KiB of shared memory
 
 
 class ChosenOps(Target):
-    """Scores of positions, the choice, attention to it."""
-
     def index_scores(
         self, q: View, w: View, k: View, cells: View, y: View, step: View, *, first_row: int = 0
     ) -> None:
         """y[r, p] = sum over heads h of w[r, h] * max(q[r, h] . k[p], 0) for positions p = 0..pos of the slot
-        of row first_row + r of the step; behind pos, y stays as it is.
+        of row first_row + r of the step. Later positions of y are unchanged.
 
         q [n_rows, n_heads, head], w [n_rows, n_heads], y [n_rows, n_positions]; k [n_cells, head] of a type
-        in CACHE_TYPES: an indexer's heads share one key.
+        in CACHE_TYPES, one key for all heads.
         """
         n_rows, n_heads, head = q.shape
         n_positions = cells.shape[1] * CELL_BLOCK
@@ -50,11 +47,11 @@ class ChosenOps(Target):
         )
 
     def index_top_k(self, x: View, ids: View, step: View, *, first_row: int = 0) -> None:
-        """The positions of the k largest of x[r, 0..pos], pos that of row first_row + r of the step, in
-        ascending order, ties by position, NaN first; all of them where there are at most k.
+        """Positions of the k largest of x[r, 0..pos], pos from row first_row + r of the step, ascending; ties
+        by position, NaN first.
 
-        x [n_rows, n_positions], ids u32 [n_rows, k]. With fewer than k positions the rest of ids stays as it
-        is.
+        x [n_rows, n_positions], ids u32 [n_rows, k]. With fewer than k positions, the rest of ids is
+        unchanged.
         """
         (n_rows, n_positions), k = x.shape, ids.shape[1]
         assert rows_of(ids, k, "u32") == n_rows and rows_of(x, n_positions) == n_rows, (x, ids)
@@ -78,8 +75,8 @@ class ChosenOps(Target):
         group: int,
         q_first: int = 0,
     ) -> None:
-        """As attn_decode, for every row of the step: its heads attend to the positions in `chosen` u32
-        [n_rows, n_chosen], of which row r has the first min(pos + 1, n_chosen)."""
+        """attn_decode for every row of the step, over the positions in `chosen` u32 [n_rows, n_chosen]; row r
+        has the first min(pos + 1, n_chosen)."""
         cut = rows_cut(self.limits, q.shape[2], group)
         final = len(part.shape) == 3
         n_splits, head_v = (1, part.shape[2]) if final else (part.shape[2], part.shape[3] - 2)

@@ -1,4 +1,4 @@
-"""Ops on one value at a time: sums, gated products, scaling, capping, copies."""
+"""Elementwise ops: sums, gated products, scaling, capping, copies."""
 
 from __future__ import annotations
 
@@ -13,38 +13,36 @@ ACTS = (
     "swiglu_oai",
     "gelu_alone",
     "relu2_alone",
-)  # as numbered in shaders/glu.comp
-COPY_GROUPS = 256  # enough to hide the latency of a bus; each takes turns
+)  # numbered in shaders/glu.comp
+COPY_GROUPS = 256  # enough to hide the latency of a bus
 
 
 class ElementwiseOps(Target):
-    """One value of each argument at a time."""
-
     def glu(self, gate: View, up: View, y: View, *, act: str = "silu") -> None:
-        """y = act(gate) * up, any equal sizes; y may be gate or up (Shazeer 2020).
+        """y = act(gate) * up, equal sizes; y may be gate or up (Shazeer 2020).
 
-        gelu is its tanh form; swiglu_oai is min(gate, 7) * sigmoid(1.702 * min(gate, 7)) * (up kept in +-7,
-        + 1); gelu_alone is gelu(gate), relu2_alone max(gate, 0)^2, without up.
+        gelu has its tanh form; swiglu_oai is min(gate, 7) * sigmoid(1.702 * min(gate, 7)) * (clamp(up, -7, 7)
+        + 1); gelu_alone is gelu(gate) and relu2_alone max(gate, 0)^2, without up.
         """
         consts = {"LOCAL": 128, "ACT": ACTS.index(act)}
         self._each("glu", (gate, up, y), {}, consts)
 
     def add(self, a: View, b: View, y: View) -> None:
-        """y = a + b, any equal sizes; y may be a or b."""
+        """y = a + b, equal sizes; y may be a or b."""
         self._each("add", (a, b, y), {}, {"LOCAL": 128})
 
     def scale(self, x: View, y: View, *, c: float) -> None:
-        """y = c * x, any equal sizes; y may be x. c = 0 gives zeros whatever x holds."""
+        """y = c * x, equal sizes; y may be x. c = 0 gives zeros for any x."""
         self._each("scale", (x, y), {"c": c}, {"LOCAL": 128})
 
     def softcap(self, x: View, y: View, *, c: float) -> None:
-        """y = c * tanh(x / c), c > 0, any equal sizes; y may be x."""
+        """y = c * tanh(x / c), c > 0, equal sizes; y may be x."""
         assert c > 0, c
         self._each("softcap", (x, y), {"c": c}, {"LOCAL": 128})
 
     def xielu(self, x: View, y: View, *, alpha_p: float, alpha_n: float, beta: float, eps: float) -> None:
-        """y = alpha_p x^2 + beta x for x > 0, else alpha_n (e^min(x, eps) - 1 - x) + beta x, any equal sizes;
-        y may be x (Huang and Schlag 2024, arXiv:2411.13010)."""
+        """y = alpha_p x^2 + beta x for x > 0, else alpha_n (e^min(x, eps) - 1 - x) + beta x; equal sizes, y
+        may be x (Huang and Schlag 2024, arXiv:2411.13010)."""
         push = {"alpha_p": alpha_p, "alpha_n": alpha_n, "beta": beta, "eps": eps}
         self._each("xielu", (x, y), push, {"LOCAL": 128})
 
@@ -81,7 +79,7 @@ class ElementwiseOps(Target):
         self.record("columns", "f32", (x, y), push, {"LOCAL": 128}, groups)
 
     def copy_words(self, src: View, dst: View) -> None:
-        """dst = src, as 32-bit words; equal sizes, any types. For runtimes that cannot copy ranges."""
+        """dst = src as 32-bit words; equal sizes, any types. For runtimes that cannot copy ranges."""
         n = src.nbytes // 4
         assert dst.nbytes == src.nbytes, (src, dst)
         groups = min(COPY_GROUPS, max(1, -(-n // 128))), 1, 1

@@ -1,18 +1,16 @@
-"""Matrix ops on a stack of experts: an `ExpertsOp` per shader, entered in table.py.
+"""Products with a stack of experts: an `ExpertsOp` per shader, listed in table.py.
 
-w, of any weight type, holds the experts one after another. A device has some FFN columns of each expert:
-`starts` u32 [n_experts + 1] are the prefix sums of how many.
+w, of any weight type, holds the experts in order. A device has some FFN columns of each expert: `starts` u32
+[n_experts + 1] are their prefix sums.
 
-axis=ROWS (gate, up): w is [columns, k], and expert e is its rows starts[e]..starts[e + 1]. y is [n_rows,
-n_used, y_stride], with y_stride at least the most columns of an expert; elements beyond e's columns are not
-written.
+axis=ROWS (gate, up): w is [columns, k]; expert e is rows starts[e]..starts[e + 1]. y is [n_rows, n_used,
+y_stride], y_stride at least an expert's most columns; elements past e's columns are not written.
 
-axis=COLUMNS (down): w has the bytes of [n, columns], and expert e is a matrix [n, starts[e + 1] - starts[e]]
-of whole blocks that follows those of the experts before. y is [n_rows, n_used, n], zeros if e has no columns.
+axis=COLUMNS (down): w has the bytes of [n, columns]; expert e is a matrix [n, starts[e + 1] - starts[e]] of
+whole blocks, after the earlier experts. y is [n_rows, n_used, n]: zeros if e has no columns.
 
-x is [n_rows, x_stride] for all used experts, or [n_rows, n_used, x_stride]; ids u32 [n_rows, n_used]. A stack
-that exceeds one binding comes in pieces: w then holds experts first..first + count, and pairs of other
-experts are left to the other pieces.
+x is [n_rows, x_stride] or [n_rows, n_used, x_stride]; ids u32 [n_rows, n_used]. A stack larger than one
+binding comes in pieces: w has experts first..first + count, and pairs of other experts are skipped.
 """
 
 from __future__ import annotations
@@ -28,18 +26,17 @@ from vkbackend.ops.spec import OpSpec, op_spec
 from vkbackend.ops.target import Target
 from vkbackend.ops.units import subgroups, unit_consts
 
-ROWS, COLUMNS = 0, 1  # the axis of its FFN columns in an expert's matrix: 0 in gate and up, 1 in down
-LANE_TILE = MAX_VEC_ROWS  # pairs that a thread of mat_lane_id takes
+ROWS, COLUMNS = 0, 1  # axis of the FFN columns: 0 in gate and up, 1 in down
+LANE_TILE = MAX_VEC_ROWS  # pairs per thread of mat_lane_id
 
-# How an op goes through the pairs of row and used expert: one by one as the ids have them; in groups, whose
-# pairs meet their expert together; or either way.
+# Pairs of row and used expert come in the order of ids, grouped by expert, or either way.
 SINGLE, GROUPED, EITHER = "single", "grouped", "either"
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The pairs of row and used expert sorted by expert, as moe_group leaves them: order u32 [n_pairs], tiles
-    u32 [n_tiles, 3] of at most `tile` pairs each."""
+    """Pairs of row and used expert sorted by expert (moe_group): order u32 [n_pairs], tiles u32 [n_tiles, 3]
+    of at most `tile` pairs."""
 
     order: View
     tiles: View
@@ -47,25 +44,25 @@ class Groups:
 
 
 def tile_count(n_pairs: int, n_experts: int, tile: int) -> int:
-    """The most tiles that can be needed."""
+    """Upper bound of tiles."""
     return n_pairs // tile + min(n_pairs, n_experts)
 
 
 @dataclass(frozen=True)
 class ExpertsOp:
-    """y[r, u] = W_e x[r] (or x[r, u]) for e = ids[r, u], by the shader `name`, with all that is known of it.
+    """y[r, u] = W_e x[r] (or x[r, u]) for e = ids[r, u], by the shader `name`.
 
-    A shader of EITHER has the specialization constant GROUPED. Without groups its bindings `order` and
-    `tiles` are the ids.
+    Shaders of EITHER have the constant GROUPED; without groups, their bindings `order` and `tiles` are the
+    ids.
     """
 
     name: str
-    grid: Callable[[Limits, Size], Grid]  # for the largest expert's rows and columns, and the pairs of a tile
-    consts: str  # its specialization constants between LOCAL and AXIS, as the grid names them
+    grid: Callable[[Limits, Size], Grid]  # for the largest expert, and the pairs of a tile
+    consts: str  # constants between LOCAL and AXIS, named as in the grid
     pairs: str  # SINGLE, GROUPED or EITHER
-    suits: Predicate  # devices that prefer it to the entries after it
+    suits: Predicate  # devices that prefer it to later entries
     x_type: str = "f32"
-    needs: tuple[str, ...] = ()  # optional features
+    needs: tuple[str, ...] = ()
 
     @cached_property
     def spec(self) -> OpSpec:
@@ -97,19 +94,19 @@ class ExpertsOp:
         first: int = 0,
         count: int | None = None,
     ) -> None:
-        """`pairs`: the groups or the ids, whichever the shader takes. The module says what the others are."""
+        """`pairs`: groups or ids, as the shader takes them. The module explains the others."""
         spec, limits = self.spec, target.limits
         (n_rows, n_used, y_stride), x_stride, x_per_used = y.shape, x.shape[-1], len(x.shape) == 3
         n_experts = starts.shape[0] - 1
         count = n_experts - first if count is None else count
-        side = w.shape[1 - axis]  # the side that is the same for all experts
+        side = w.shape[1 - axis]  # common to all experts
         assert limits.features.issuperset(self.needs), (self.name, limits.features)
         assert axis in (ROWS, COLUMNS) and len(w.shape) == 2, (axis, w)
         assert starts.dtype == "u32" and 0 <= first < first + count <= n_experts, (first, count)
         assert x.shape[:-1] == ((n_rows, n_used) if x_per_used else (n_rows,)), (x, y)
         assert x.dtype == self.x_type and y.dtype == "f32", (x, y)
         assert side == (x_stride if axis == ROWS else y_stride), (w, x, y, axis)
-        # A row of halves has its scale behind it: zeros of w meet what x has beyond an expert's columns.
+        # Rows of halves end with their scale; x past an expert's columns meets zeros of w.
         assert x.dtype != "f16s" or x.offset % 16 == 0, x
         assert x.dtype != "f16s" or axis == ROWS or w.shape[1] == count * x_stride, (w, x, count)
         assert w.nbytes <= limits.max_storage_range, f"{w!r} exceeds one binding: split it by experts"
@@ -139,7 +136,7 @@ class ExpertsOp:
 
 
 def tiles_of_pairs(limits: Limits, size: Size) -> Grid:
-    """64 rows of an expert by the 8, 16, 24 or 32 pairs of a tile."""
+    """64 rows of an expert by a tile of 8, 16, 24 or 32 pairs."""
     assert size.n_rows in (8, 16, 24, 32), size
     return Grid({"LOCAL": 128, "RN": size.n_rows // 8}, -(-size.n // 64))
 
@@ -151,6 +148,6 @@ def pairs_by_units(limits: Limits, size: Size) -> Grid:
 
 
 def pairs_by_lanes(limits: Limits, size: Size) -> Grid:
-    """A thread has a row of an expert and the pairs of a tile."""
+    """A thread per row of an expert, for all pairs of a tile."""
     assert size.n_rows <= LANE_TILE, size
     return rows_by_lanes(limits, size)

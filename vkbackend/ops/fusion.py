@@ -1,8 +1,6 @@
-"""Fusing: if one dispatch makes a value that only a later dispatch reads, a fused dispatch replaces both, and
-the value never goes to memory.
+"""Replaces a dispatch and the only dispatch that reads its result by one; the value never goes to memory.
 
-A model is recorded as it is written, an op each. A rule looks at one dispatch and at the dispatches that made
-its inputs; the commands of a recording have all that it needs.
+A model is recorded one op at a time. A rule examines a dispatch and the producers of its inputs.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from vkbackend.recording import Command, Copy, Dispatch, Exchange, Recording
 
 
 def fuse(recording: Recording, limits: Limits) -> Recording:
-    """The recording with fewer dispatches, and the same results."""
+    """The recording with fewer dispatches and the same results."""
     fusing = _Fusing(recording, limits)
     for at, command in enumerate(recording.commands):
         if isinstance(command, Dispatch):
@@ -32,8 +30,7 @@ def fuse(recording: Recording, limits: Limits) -> Recording:
 
 
 class _Fusing:
-    """The commands of a recording, with None in place of each that was fused into another, and the indices of
-    the commands that touch each value."""
+    """The commands (None: fused into another) and the indices of commands that touch each value."""
 
     def __init__(self, recording: Recording, limits: Limits) -> None:
         self.limits = limits
@@ -49,16 +46,16 @@ class _Fusing:
                         self.touched.setdefault(own.buffer, set()).add(at)
 
     def named(self, at: int) -> dict[str, Any]:
-        """What a dispatch is made of, by name: views, push constants, specialization constants."""
+        """A dispatch's views, push constants and specialization constants by name."""
         d = self.commands[at]
         assert isinstance(d, Dispatch)
         views = dict(zip(OPS[d.op].arg_names, d.args, strict=True))
         return views | dict(d.push) | dict(d.consts) | {"op": d.op, "step": d.step, "label": d.label}
 
     def maker(self, at: int, name: str, ops: tuple[str, ...], others_later: bool = False) -> int | None:
-        """The index of the dispatch that makes what dispatch `at` reads as `name`, if it is one of `ops` and
-        could run at `at` as well. No other command may use the value; with `others_later`, commands after
-        `at` may. None: there is no such dispatch."""
+        """Index of the dispatch that produces input `name` of dispatch `at`, if its op is in `ops` and it
+        could run at `at`. Nothing else may use the value; with `others_later`, commands after `at` may. Else
+        None."""
         value: View = self.named(at)[name]
         first, *others = sorted(self.touched.get(value.buffer, ())) or [at]
         made = self.commands[first]
@@ -74,11 +71,11 @@ class _Fusing:
         return first if moves and self._segments[first] == self._segments[at] else None
 
     def recorder(self, at: int) -> Recorder:
-        """A recorder for the fused dispatch, under the label of dispatch `at`."""
+        """A recorder for the fused dispatch, with the label of dispatch `at`."""
         return Recorder(Recording("fused"), self.limits, self.named(at)["label"])
 
     def replace(self, at: int, made: list[int], fused: Recording) -> None:
-        """Put the one dispatch of `fused` in place of the one at `at`, and remove those of `made`."""
+        """Replace dispatch `at` by the one in `fused`, and remove dispatches `made`."""
         [self.commands[at]] = fused.commands
         for i in made:
             gone, self.commands[i] = self.commands[i], None
@@ -125,8 +122,7 @@ def _rope_store(f: _Fusing, at: int) -> None:
 
 
 def _gated_product(f: _Fusing, at: int) -> None:
-    """Fuse two products into the glu that reads both, if they multiply the same x, and one binding can span
-    both matrices. The shader then makes a row of each side by side."""
+    """Fuse two products into the glu that reads both, if they share x and one binding can span both matrices."""
     g = f.named(at)
     i, j = (f.maker(at, name, _PRODUCTS) for name in ("gate", "up"))
     if i is None or j is None:
@@ -149,8 +145,8 @@ def _gated_product(f: _Fusing, at: int) -> None:
 
 
 def _norm_of_sum(f: _Fusing, at: int) -> None:
-    """Fuse an add into the rms_norm that reads the sum, as an add_partials with one partial. Later commands
-    may read the sum, too."""
+    """Fuse an add into the rms_norm of its sum, as an add_partials with one partial. Later commands may read
+    the sum."""
     n = f.named(at)
     i = f.maker(at, "x", ("add",), others_later=True) if n["HAS_W"] else None
     if i is None:
@@ -173,8 +169,8 @@ def _norm_of_sum(f: _Fusing, at: int) -> None:
 
 
 def _quantized_norm(f: _Fusing, at: int) -> None:
-    """Fuse quantize_q8 into the norm whose result it reads. The fused dispatch stays at the norm's place,
-    because commands between the two may read the residual that the norm writes."""
+    """Fuse quantize_q8 into the norm before it. The result stays at the norm's position: commands in between
+    may read the norm's residual."""
     if (i := f.maker(at, "x", ("rms_norm", "add_partials"))) is None:
         return
     norm, q = f.commands[i], f.named(at)

@@ -1,6 +1,5 @@
-"""Ops on the heads of latent attention (DeepSeek-AI 2024, arXiv:2405.04434): a matrix of its own for every
-head, and heads put together from two parts.
-"""
+"""Ops of latent attention (DeepSeek-AI 2024, arXiv:2405.04434): a matrix per head, and heads concatenated
+from two parts."""
 
 from __future__ import annotations
 
@@ -9,11 +8,9 @@ from vkbackend.ops.target import Target, floor_pow2, rows_of
 
 
 class HeadOps(Target):
-    """Heads of latent attention."""
-
     def mat_heads(self, w: View, x: View, y: View, *, n_heads: int) -> None:
-        """y[r, h, i] = sum over k of w[h, i, k] * x[r, h, k]; w [n_heads * n, k] of any weight type, a
-        head's rows behind the one before, x [n_rows, n_heads, k], y [n_rows, n_heads, n]."""
+        """y[r, h, i] = sum over k of w[h, i, k] * x[r, h, k]; w [n_heads * n, k] of any weight type, heads in
+        order, x [n_rows, n_heads, k], y [n_rows, n_heads, n]."""
         k, n = w.shape[1], w.shape[0] // n_heads
         n_rows = rows_of(x, n_heads * k)
         assert w.shape[0] == n_heads * n and rows_of(y, n_heads * n) == n_rows, (w, x, y)
@@ -32,8 +29,8 @@ class HeadOps(Target):
         )
 
     def concat(self, a: View, b: View, y: View) -> None:
-        """y [n, n_a + n_b] = each row of a [n, n_a], followed by a row of b [n / times, n_b]. `times`
-        neighbours in a take the same row of b; it is 1 if b has as many rows as a."""
+        """y [n, n_a + n_b]: rows of a [n, n_a] with rows of b [n / times, n_b] appended. `times` adjacent
+        rows of a share a row of b."""
         (n_rows, n_a), (n_b_rows, n_b) = a.shape, b.shape
         assert a.dtype == b.dtype == "f32" and n_rows % n_b_rows == 0, (a, b)
         assert rows_of(y, n_a + n_b) == n_rows, (a, b, y)

@@ -1,8 +1,7 @@
-"""Products with one matrix: a `MatrixOp` describes a shader for them. All have one signature, and table.py
-lists them.
+"""Products with one matrix: a `MatrixOp` per shader, listed in table.py, all with one signature.
 
-They differ in the type of x that they read, in the devices and rows of x that they suit, and in how they cut
-the product into workgroups: by the grids below, or those of matrix units in units.py.
+They differ in x's type, in suitable devices and numbers of rows, and in their grid, defined here or in
+units.py.
 """
 
 from __future__ import annotations
@@ -18,52 +17,50 @@ from vkbackend.ops.elementwise import ACTS
 from vkbackend.ops.spec import OpSpec, op_spec
 from vkbackend.ops.target import Target, floor_pow2, rows_of
 
-MAX_VEC_ROWS = 8  # the most rows of x for mat_vec, and for one thread of mat_lane
-BUSY_TILES = 64  # workgroups that keep a GPU busy: one or two for each of its cores
+MAX_VEC_ROWS = 8  # maximum rows of x for mat_vec, and for a thread of mat_lane
+BUSY_TILES = 64  # workgroups to occupy a GPU: one or two per core
 ROW_CLASSES = {
     "one": 1,
     "few": MAX_VEC_ROWS,
     "some": 16,
     "many": 1 << 31,
-}  # class -> the most rows of x in it
+}  # class -> maximum rows of x
 FEW, MANY = ("one", "few"), ("some", "many")
 
 
 class Size(NamedTuple):
-    """The size of a product: n rows of w, k elements in each row, n_rows rows of x."""
+    """A product: n rows of w, k elements each, n_rows rows of x."""
 
     n: int
     k: int
     n_rows: int
-    gated: bool = False  # the rows of w are those of two matrices, gate and up
+    gated: bool = False  # w's rows are gate and up
 
 
 class Grid(NamedTuple):
-    """How a product is cut: specialization constants, and workgroups along the rows of w and along those of
-    x."""
+    """Specialization constants, and workgroups along the rows of w and of x."""
 
     consts: dict[str, int]
     along_w: int
     along_x: int = 1
 
 
-Predicate = Callable[[Limits], bool]  # of a device
+Predicate = Callable[[Limits], bool]
 
 
 @dataclass(frozen=True)
 class MatrixOp:
-    """y[r, i] = sum over k of w[i, k] * x[r, k] (+ bias[i]) by the shader `name`, with all that is known
-    of it."""
+    """y[r, i] = sum over k of w[i, k] * x[r, k] (+ bias[i]) by the shader `name`."""
 
     name: str
     grid: Callable[[Limits, Size], Grid]
-    consts: str  # its specialization constants after LOCAL: those of the grid, FOURS and WIDE (__call__)
-    rows: tuple[str, ...]  # the classes of rows of x that it serves
-    suits: Predicate  # devices that prefer it to the entries after it, if nothing is measured
+    consts: str  # specialization constants after LOCAL: from the grid, FOURS and WIDE (__call__)
+    rows: tuple[str, ...]  # classes of rows of x
+    suits: Predicate  # devices that prefer it to later entries if nothing is measured
     x_type: str = "f32"
-    needs: tuple[str, ...] = ()  # optional features
-    gates: Predicate | None = None  # devices where it takes gate, up and glu at once; None: the shader cannot
-    gpus_only: bool = False  # CPUs emulate it at a loss: not measured there
+    needs: tuple[str, ...] = ()
+    gates: Predicate | None = None  # devices that fuse gate, up and glu in it; None: the shader cannot
+    gpus_only: bool = False  # too slow on CPUs to be measured there
 
     @cached_property
     def spec(self) -> OpSpec:
@@ -85,9 +82,9 @@ class MatrixOp:
     ) -> None:
         """w [n, k] of a weight type, x [n_rows, k] of `x_type`, bias f32 [n].
 
-        Row r of y starts at element r * y_stride (default n), so a slice of a wider row can be written. With
-        `up`, a matrix of w's shape and type that follows it in the same buffer, y is act(w x) * (up x) as glu
-        makes it, and there is no bias; the push constant `up_at` says where `up` begins.
+        Row r of y starts at element r * y_stride (default n), to write into wider rows. With `up`, a matrix
+        like w and after it in the same buffer, y is act(w x) * (up x) as in glu, without bias; push constant
+        `up_at` is the start of `up`.
         """
         limits, (n, k) = target.limits, w.shape
         n_rows = rows_of(x, k, self.x_type)
@@ -97,8 +94,7 @@ class MatrixOp:
         assert self.x_type != "f16s" or x.offset % 16 == 0, x
         assert bias is None or (bias.shape == (n,) and bias.dtype == "f32"), (w, bias)
         assert y_stride >= n and rows_of(y, 1) >= (n_rows - 1) * y_stride + n, (w, x, y, y_stride)
-        # has_bias is a push constant: a branch costs nothing beside the product, and another pipeline takes
-        # long to compile.
+        # A push constant: the branch is free compared to the product, another pipeline slow to compile.
         push: dict[str, int | float] = {"k": k, "n": n, "n_rows": n_rows, "y_stride": y_stride}
         push |= {"has_bias": int(bias is not None)}
         if self.gates:
@@ -113,11 +109,11 @@ class MatrixOp:
         assert shown.nbytes <= limits.max_storage_range, f"{shown!r} exceeds one binding: split it by rows"
         size = Size(2 * n if up else n, k, n_rows, up is not None)
         consts, along_w, along_x = self.grid(limits, size)
-        # Reads of 16 bytes: all rows begin at multiples of that, those of q8 with k a multiple of 64.
+        # Reads of 16 bytes: all rows begin at multiples of 16; rows of q8 if k is a multiple of 64.
         wide = k % 64 == 0 and not any(view.offset % 16 for view in (w, x, up or w))
         known = {"FOURS": k % 4 == 0, "WIDE": wide}
         consts = consts | {name: int(holds) for name, holds in known.items() if name in self.spec.consts}
-        # Tiles of the same rows of w follow each other: shaders/lib/product_tile.glsl.
+        # Adjacent workgroups share rows of w: shaders/lib/product_tile.glsl.
         args, groups = (shown, x, bias or x, y), (*target.fold(along_w * along_x), 1)
         variant = variant_of(self.spec, w.dtype, limits)
         flops = 2 * size.n * k * n_rows
@@ -125,15 +121,15 @@ class MatrixOp:
 
 
 def variant_of(spec: OpSpec, dtype: str, limits: Limits) -> str:
-    """The variant of a matrix op for weights of type `dtype`: on matrix units there is one for each API,
-    of integers for VK_KHR_cooperative_matrix alone."""
+    """Shader variant for weights of type `dtype`. Matrix units have one per API; int8 only for
+    VK_KHR_cooperative_matrix."""
     if "matrix_units" not in spec.needs:
         return dtype
     return f"{dtype}-{'khr' if 'int8_units' in spec.needs else limits.matrix_units.api}"
 
 
 def row_class(n_rows: int) -> str:
-    """The class of a number of rows of x."""
+    """The class of n_rows."""
     return next(name for name, most in ROW_CLASSES.items() if n_rows <= most)
 
 
@@ -141,22 +137,22 @@ def row_class(n_rows: int) -> str:
 
 
 def rows_by_threads(limits: Limits, size: Size) -> Grid:
-    """TPR threads share a row of w. On a CPU each thread has a row of its own, so that no sums have to meet
-    (except in a gated product). On a GPU each thread has at least 8 elements."""
+    """TPR threads per row of w. On a CPU one thread each, so no sums are combined (except in a gated
+    product); on a GPU each thread has at least 8 elements."""
     alone = limits.is_cpu and not size.gated
     local, tpr = (32, 1) if alone else (128, min(64, max(4, floor_pow2(size.k // 8))))
     return Grid({"LOCAL": local, "TPR": tpr, "N": size.n_rows}, -(-size.n // (local // tpr)))
 
 
 def rows_by_subgroups(limits: Limits, size: Size) -> Grid:
-    """A subgroup makes two rows of w."""
+    """A subgroup per two rows of w."""
     local = 128
     per_group = max(2, 2 * local // limits.subgroup_size)
     return Grid({"LOCAL": local, "ROWS": per_group, "N": size.n_rows}, -(-size.n // per_group))
 
 
 def rows_by_lanes(limits: Limits, size: Size) -> Grid:
-    """A thread has a row of w and up to MAX_VEC_ROWS rows of x. All threads have the same number of them."""
+    """A thread per row of w, for up to MAX_VEC_ROWS rows of x, the same number in all threads."""
     local, tiles = 32, -(-size.n_rows // MAX_VEC_ROWS)
     consts = {
         "LOCAL": local,
@@ -173,15 +169,14 @@ def tiles_of_64(limits: Limits, size: Size) -> Grid:
 
 
 def fills(n_rows: int, tile: int) -> bool:
-    """Whether tiles of so many rows of x do not pad them by more than a quarter, once they take several: 192
-    rows in tiles of 128 would cost what 256 do, a third more than in tiles of 64."""
+    """Whether tiles of that many rows pad by at most a quarter if there are several: 192 rows in tiles of 128
+    cost as much as 256, a third more than in tiles of 64."""
     return n_rows <= tile or 4 * tile * -(-n_rows // tile) <= 5 * n_rows
 
 
 def dot_tiles(limits: Limits, size: Size) -> Grid:
-    """64 rows of w by 16 or 32 rows of x; by 64 if that still gives enough tiles to occupy a GPU and
-    subgroups are wider than 16 lanes: in narrow ones (Intel) a lane has 128 registers, and tiles of 64
-    spilled up to 67."""
+    """64 rows of w by 16 or 32 rows of x. By 64 if enough tiles remain to occupy a GPU and subgroups exceed
+    16 lanes: narrow ones (Intel) have 128 registers per lane, and tiles of 64 spilled up to 67."""
     grid = tiles_of_64(limits, size)
     enough = size.n_rows > 32 and grid.along_w * -(-size.n_rows // 64) >= BUSY_TILES
     if limits.subgroup_size > 16 and enough and fills(size.n_rows, 64):
@@ -190,8 +185,8 @@ def dot_tiles(limits: Limits, size: Size) -> Grid:
 
 
 def tiles_by_size(limits: Limits, size: Size) -> Grid:
-    """16 x 8 threads. Each makes 8 x 8 values if that gives enough tiles to occupy a GPU, else 4 x 4, or 4 x
-    2 for up to 16 rows of x."""
+    """16 x 8 threads. Each computes 8 x 8 values if that leaves enough tiles to occupy a GPU, else 4 x 4, or
+    4 x 2 for up to 16 rows of x."""
     rm, rn = 4, 2 if size.n_rows <= 16 else 4
     enough = size.n_rows > 32 and -(-size.n // 128) * -(-size.n_rows // 64) >= BUSY_TILES
     if enough and fills(size.n_rows, 64):

@@ -1,8 +1,8 @@
-"""Which matrix ops a driver runs fastest, as measured by `vkbackend tune` and kept in the cache folder.
+"""The fastest matrix ops per driver, measured by `vkbackend tune`, in the cache folder.
 
-One table per driver and version, because all devices of a driver must run the same ops to give the same bits.
-For each class of rows it lists all ops, the fastest first. A device takes the first op that it can run and
-that has the type of the weights (choice.py). Without a table, the rules of table.py choose.
+One table per driver version: all its devices must run the same ops for identical bits. A table ranks all ops
+per class of rows; a device takes the first that it supports for the weight type (choice.py). Without a table,
+table.py decides.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from vkbackend.ops.matrix import ROW_CLASSES
 from vkbackend.ops.table import MATRIX_OPS
 
 CANDIDATES = {rows: tuple(op.name for op in MATRIX_OPS.values() if rows in op.rows) for rows in ROW_CLASSES}
-Table = dict[str, tuple[str, ...]]  # class of rows -> ops, the fastest first
+Table = dict[str, tuple[str, ...]]  # class of rows -> ops, fastest first
 _FORMAT = 3
 
 
 def entry_name(info: DeviceInfo) -> str:
-    """The entry of the cache folder with the table of a device's driver."""
+    """Cache entry of a driver's table."""
     identity = repr((info.vendor, info.driver, info.driver_uuid, info.driver_version)).encode()
     return f"choices-{hashlib.sha256(identity).hexdigest()[:16]}.json"
 
 
 def load(info: DeviceInfo) -> Table:
-    """The measured choices; empty where there are none, and without what this version does not know."""
+    """The measured table; empty if missing. Unknown ops are dropped."""
     try:
         stored = cache_folder.read_json(entry_name(info)) or {}
         table = stored["ops"] if stored.get("format") == _FORMAT else {}
@@ -39,7 +39,7 @@ def load(info: DeviceInfo) -> Table:
 
 
 def save(info: DeviceInfo, table: Table) -> bool:
-    """Replace the driver's table, or remove it where this one is empty; False where it cannot be written."""
+    """Replace the driver's table, or remove it if empty. False if it cannot be written."""
     name = entry_name(info)
     if not table:
         cache_folder.remove(name)

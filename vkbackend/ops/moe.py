@@ -1,9 +1,8 @@
-"""The ops of a mixture of experts.
+"""Ops of a mixture of experts.
 
-The order is moe_logits and moe_topk on the residual, moe_group, mat_id (choice.py) with gate and up, glu,
-mat_id with down, moe_sum; add_id adds biases of experts behind a mat_id. A device holds some columns of every
-expert's feed-forward network, of each as many as its plan says: `starts` u32 [n_experts + 1] are the prefix
-sums of those counts.
+In order: moe_logits and moe_topk on the residual, moe_group, mat_id (choice.py) for gate and up, glu, mat_id
+for down, moe_sum; add_id adds biases after a mat_id. A device has some FFN columns of every expert, with
+prefix sums `starts` u32 [n_experts + 1].
 """
 
 from __future__ import annotations
@@ -15,23 +14,22 @@ from vkbackend.buffer import View
 from vkbackend.ops.experts import Groups, tile_count
 from vkbackend.ops.target import Target, rows_of
 
-MAX_EXPERTS, MAX_USED, MAX_GROUPS = 1024, 32, 64  # what moe_topk has shared memory for
-GATINGS = ("softmax", "sigmoid", "softmax_weight")  # as numbered in shaders/moe_topk.comp
-LOGITS_LOCAL = 32  # part of the order of summation, so never chosen by device
+MAX_EXPERTS, MAX_USED, MAX_GROUPS = 1024, 32, 64  # limited by moe_topk's shared memory
+GATINGS = ("softmax", "sigmoid", "softmax_weight")  # numbered in shaders/moe_topk.comp
+LOGITS_LOCAL = 32  # fixes the order of summation on every device
 
 
 @dataclass(frozen=True, slots=True)
 class Gating:
-    """How experts are chosen and weighted, given logits l = logit_scale * (router * norm of h) + bias.
+    """Routing from logits l = logit_scale * (router * norm of h) + bias.
 
-    The probabilities are the softmax of l over all experts, or sigmoid(l), or l itself (softmax_weight: the
-    weights are the softmax of l over the chosen experts). The experts with the largest probability + `select`
-    are chosen; `select` has no part in the weights. With groups, only experts of the best n_group_used groups
-    may be chosen: those whose two best experts have the largest sums. With norm_w the weights are divided by
-    max(their sum, 2^-14). Then they are multiplied by `scale`.
+    Probabilities are softmax(l), sigmoid(l), or l itself (softmax_weight: weights are the softmax over the
+    chosen experts). Experts with the largest probability + `select` are chosen; `select` does not affect
+    weights. With groups, choose only within the n_group_used groups with the largest sums of their two best
+    experts. norm_w divides weights by max(their sum, 2^-14). Finally weights are multiplied by `scale`.
     """
 
-    kind: str = "softmax"  # one of GATINGS
+    kind: str = "softmax"
     norm_w: bool = True
     scale: float = 1.0
     n_group: int = 1
@@ -40,19 +38,19 @@ class Gating:
 
 
 class MoeOps(Target):
-    """Routing, grouping, and what joins the experts' results."""
+    """Routing, grouping, combining."""
 
     def moe_logits(self, h: View, w_norm: View, w: View, logits: View) -> None:
-        """logits[r, e] = sum over k of h[r, k] * (w_norm[k] * w[e, k]), the same bits on every device.
+        """logits[r, e] = sum over k of h[r, k] * (w_norm[k] * w[e, k]), bit-identical on every device.
 
-        h [n_rows, n_embd] is the residual before its norm, whose weight is w_norm [n_embd]; w f32
-        [n_experts, n_embd]; logits [n_rows, n_experts] are too large by rms(h), which changes no order.
+        h [n_rows, n_embd] is the residual before its norm with weight w_norm [n_embd]; w f32 [n_experts,
+        n_embd]. logits [n_rows, n_experts] are too large by rms(h), which keeps the order.
         """
         n_experts, n_embd = w.shape
         n_rows = rows_of(h, n_embd)
         assert w.dtype == "f32" and w_norm.shape == (n_embd,) and w_norm.dtype == "f32", (w, w_norm)
         assert w.nbytes <= self.limits.max_storage_range and rows_of(logits, n_experts) == n_rows, (w, logits)
-        n = 1 if n_rows == 1 else 4  # rows per workgroup; not part of the order
+        n = 1 if n_rows == 1 else 4  # rows per workgroup; does not affect the order
         self.record(
             "moe_logits",
             "f32",
@@ -78,9 +76,9 @@ class MoeOps(Target):
     ) -> None:
         """ids u32 [n_rows, n_used]: the chosen experts, best first, ties by lower id, NaN last; weights f32.
 
-        logits [n_rows, n_experts] are moe_logits of h [n_rows, n_embd], the residual, before its norm with
-        eps. f32 [n_experts] each: `bias` of the router, `select` (see Gating), `gain`, which multiplies an
-        expert's weight. Equal bits on every device and driver.
+        logits [n_rows, n_experts] from moe_logits of h [n_rows, n_embd], the residual before its norm with
+        eps. f32 [n_experts]: the router's `bias`, `select` (see Gating), and `gain`, a factor of weights.
+        Bit-identical on every device and driver.
         """
         n_rows, n_used = ids.shape
         n_embd, n_experts, g = h.shape[-1], logits.shape[-1], gating
@@ -118,7 +116,7 @@ class MoeOps(Target):
         )
 
     def moe_group(self, ids: View, groups: Groups, *, n_experts: int) -> None:
-        """Sort the pairs of `ids` u32 [n_rows, n_used] by expert, into the arrays of `groups`."""
+        """Sort the pairs of `ids` u32 [n_rows, n_used] by expert into `groups`."""
         n_pairs, n_tiles = ids.shape[0] * ids.shape[1], groups.tiles.shape[0]
         assert ids.dtype == groups.order.dtype == groups.tiles.dtype == "u32", (ids, groups)
         assert groups.order.shape == (n_pairs,) and groups.tiles.shape == (n_tiles, 3), (ids, groups)
@@ -131,8 +129,8 @@ class MoeOps(Target):
     def add_id(self, x: View, b: View, ids: View, y: View, *, starts: View | None = None) -> None:
         """y[r, u] = x[r, u] + b[ids[r, u]] for x [n_rows, n_used, n], b f32 [n_experts, n]; y may be x.
 
-        With `starts`, as in experts.py, the biases of expert e are elements starts[e]..starts[e + 1] of b, at
-        most n, and only so many elements of y[r, u] are written.
+        With `starts` (experts.py), expert e's biases are elements starts[e]..starts[e + 1] of b, at most n,
+        and only as many elements of y[r, u] are written.
         """
         n, n_pairs = x.shape[-1], math.prod(ids.shape)
         assert rows_of(x, n) == rows_of(y, n) == n_pairs and ids.dtype == "u32" and b.dtype == "f32", (

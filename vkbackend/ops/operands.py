@@ -1,9 +1,8 @@
-"""Rounding activations to the types that some products read, once for all the matrices that read them.
+"""Conversion of activations to operand types of products, once for all matrices that read them.
 
-Rows of type q8 (32 codes, a scale and sums: shaders/lib/q8.glsl) are for dot products of integers, with
-weights whose codes fit in int8. Rows of type f16s (halves with a scale: shaders/lib/half_rows.glsl) are for
-products in half precision, whose ops make halves of the weights, too. A weight above 65,504 becomes 65,504,
-and one below 6e-5 loses digits; sums are f32.
+q8 (32 codes, a scale and sums: shaders/lib/q8.glsl) is for integer dot products with weights whose codes fit
+int8. f16s (halves with a scale: shaders/lib/half_rows.glsl) is for matrix units, which also round weights to
+halves: above 65,504 they are cut, below 6e-5 they lose digits. Sums are f32.
 """
 
 from __future__ import annotations
@@ -13,19 +12,16 @@ from vkbackend.ops.target import Target, rows_of
 
 
 class OperandOps(Target):
-    """Operands of products."""
-
     def convert(self, x: View, y: View) -> None:
-        """y of an operand type = x f32."""
+        """Convert x f32 to the type of y."""
         if y.dtype == "q8":
             self.quantize_q8(x, y)
         else:
             self.pack_f16(x, y)
 
     def quantize_q8(self, x: View, y: View) -> None:
-        """y q8 [..., k] = x f32 of as many elements. In each block of 32, |x - y| is at most max |x| / 254.
-
-        A block with NaN or inf in it makes everything that is multiplied with it NaN."""
+        """y q8 [..., k] = x f32. Per block of 32, |x - y| <= max |x| / 254. A block with NaN or inf makes
+        every product with it NaN."""
         k = y.shape[-1]
         n_rows = rows_of(y, k, "q8")
         assert k % 32 == 0 and rows_of(x, k) == n_rows, (x, y)
@@ -35,8 +31,8 @@ class OperandOps(Target):
         self.record("quantize_q8", "f32", (x, y), push, {"LOCAL": local}, groups, flops=2 * n_rows * k)
 
     def pack_f16(self, x: View, y: View) -> None:
-        """y f16s [n_rows, k] = x f32 of as many elements: |x - y| is at most 2^-11 of |x|, or of 2^-14 of the
-        row's largest; a row with inf or NaN keeps those, and what exceeds 65,520 beside them becomes inf."""
+        """y f16s [n_rows, k] = x f32: |x - y| is at most 2^-11 of |x|, or of 2^-14 of the row's largest. A
+        row with inf or NaN keeps them; its values above 65,520 become inf."""
         k = y.shape[-1]
         n_rows = rows_of(y, k, "f16s")
         assert rows_of(x, k) == n_rows, (x, y)

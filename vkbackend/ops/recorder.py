@@ -1,7 +1,7 @@
-"""The recorder: every op is a method that records a dispatch of it.
+"""The recorder: a method per op, which records a dispatch.
 
-An op checks shapes (assertions: a wrong shape is our bug), picks the variant, specialization constants and
-grid, and appends a `Dispatch`. Activations are contiguous f32 rows. Knows no model and no second device.
+It checks shapes (by assertions), chooses variant, specialization constants and grid, and appends a
+`Dispatch`. Activations are contiguous f32 rows.
 """
 
 from __future__ import annotations
@@ -32,4 +32,4 @@ class Recorder(
     StateSpaceOps,
     StreamOps,
 ):
-    """Every op, into one recording, for the limits of one device, under one label."""
+    """All ops, for one recording, device and label."""

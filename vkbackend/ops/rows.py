@@ -1,4 +1,4 @@
-"""Ops that take rows in and put rows out: embedding, RMSNorm, the tail of a reduce, top-k."""
+"""Ops on rows: embedding, norms, the sum of partials, top-k."""
 
 from __future__ import annotations
 
@@ -9,42 +9,39 @@ from vkbackend.limits import Limits
 from vkbackend.ops.target import Target, floor_pow2, rows_of
 from vkbackend.wire import F16_BLOCK, FORMATS, wire_words
 
-TOKENS, OUTPUTS, POSITIONS = 0, 1, 2  # what embed gathers by: the rows' tokens, the output rows, positions
-NO_OWN = 0xFFFFFFFF  # add_partials: this device has no partial of its own
-MAX_TOP_K = 64  # candidates of a row that sampling may ask of a device
-MAX_SLOTS = 32  # partials of one sum: a bit each in a push constant
+TOKENS, OUTPUTS, POSITIONS = 0, 1, 2  # index of embed: tokens, output rows, positions
+NO_OWN = 0xFFFFFFFF  # add_partials: no partial of this device
+MAX_TOP_K = 64  # candidates per row for sampling
+MAX_SLOTS = 32  # partials of a sum: bits of a push constant
 
 
 def _activation(y: View) -> str:
-    """The type that a norm leaves: f32, or q8 in whole blocks."""
+    """The type of a norm's result: f32, or q8 in whole blocks."""
     assert y.dtype == "f32" or (y.dtype == "q8" and y.shape[-1] % 32 == 0), y
     return y.dtype
 
 
 def row_consts(limits: Limits, n: int) -> tuple[int, int]:
-    """(LOCAL, BATCH) of a workgroup that goes over a row of n elements. If a step has one row, that is all
-    the work there is, so on a GPU its reads have to overlap: each takes half a microsecond, over a bus one or
-    two."""
+    """(LOCAL, BATCH) of a workgroup per row of n elements. A step of one row has no other work, so a GPU must
+    overlap its reads: each takes 0.5 us, over a bus 1 or 2."""
     if limits.is_cpu:
         return 32 if n <= 256 else 128, 1
     return max(32, min(512, floor_pow2(limits.max_invocations), floor_pow2(n // 4))), 4
 
 
 def top_k_chunks(limits: Limits, n: int, k: int) -> tuple[int, int]:
-    """(elements of a chunk, chunks) in which top_k looks through a row of n."""
+    """(elements of a chunk, chunks) of top_k for rows of n."""
     chunk = max(16_384 if limits.is_cpu else 4096, k)
     return chunk, -(-n // chunk)
 
 
 class RowOps(Target):
-    """Rows in, rows out."""
-
     def embed(self, w: View, y: View, step: View, *, ids: int = TOKENS, first: int = 0) -> None:
         """y[r] = w[id(r)]: id is the row's token (ids=TOKENS), the row index of output r (OUTPUTS) or the
         row's position (POSITIONS).
 
-        w [n_vocab, n_embd] of any weight type, y [n_rows, n_embd]; zeros for rows without an id in the table.
-        A table that exceeds one binding comes in pieces, in order: w then holds the rows from `first` on.
+        w [n_vocab, n_embd] of any weight type, y [n_rows, n_embd]; zeros for ids outside the table. A table
+        larger than one binding comes in pieces, in order; w then has rows from `first`.
         """
         n_vocab, n_embd = w.shape
         n_rows = rows_of(y, n_embd)
@@ -59,7 +56,7 @@ class RowOps(Target):
         self.record("embed", w.dtype, (w, y), push, {"LOCAL": 64}, groups, step)
 
     def rms_norm(self, x: View, w: View | None, y: View, *, eps: float) -> None:
-        """y = x / sqrt(mean(x^2) + eps) * w over the last axis of x; w [n] or None for none. y may be q8."""
+        """y = x / sqrt(mean(x^2) + eps) * w over the last axis; w [n] or None. y may be q8."""
         n = x.shape[-1]
         n_rows = rows_of(x, n)
         assert rows_of(y, n, _activation(y)) == n_rows and (
@@ -77,8 +74,8 @@ class RowOps(Target):
         )
 
     def layer_norm(self, x: View, w: View, b: View | None, y: View, *, eps: float) -> None:
-        """y = (x - mean(x)) / sqrt(var(x) + eps) * w + b over the last axis of x (Ba et al. 2016,
-        arXiv:1607.06450); w [n], b [n] or None for none."""
+        """y = (x - mean(x)) / sqrt(var(x) + eps) * w + b over the last axis (Ba et al. 2016,
+        arXiv:1607.06450); w [n], b [n] or None."""
         n = x.shape[-1]
         n_rows = rows_of(x, n)
         assert rows_of(y, n) == n_rows and w.shape == (n,) and w.dtype == "f32", (x, w, y)
@@ -94,7 +91,7 @@ class RowOps(Target):
         )
 
     def center(self, x: View, y: View) -> None:
-        """y = x - mean(x) over the last axis of x, the same bits on every device; y may be x."""
+        """y = x - mean(x) over the last axis, bit-identical on every device; y may be x."""
         n = x.shape[-1]
         n_rows = rows_of(x, n)
         assert rows_of(y, n) == n_rows, (x, y)
@@ -103,7 +100,7 @@ class RowOps(Target):
         self.record("center", "f32", (x, y), push, {"LOCAL": 32}, groups, flops=2 * n * n_rows)
 
     def row_moments(self, x: View, y: View) -> None:
-        """y [n_rows, 2]: the sum of each row of x [n_rows, n], and the sum of its squares."""
+        """y [n_rows, 2]: sum and sum of squares of each row of x [n_rows, n]."""
         n_rows, n = x.shape
         assert x.dtype == "f32" and rows_of(y, 2) == n_rows, (x, y)
         push: dict[str, int | float] = {"n": n, "n_rows": n_rows}
@@ -111,9 +108,8 @@ class RowOps(Target):
         self.record("row_moments", "f32", (x, y), push, consts, (*self.fold(n_rows), 1), flops=3 * n * n_rows)
 
     def gaussian_topk(self, x: View, moments: View, y: View, *, width: int, c: float) -> None:
-        """y = max(x - mean - c * deviation, 0) for rows of `width` values, of which x [n_rows, n] has a part.
-        Mean and deviation come from `moments`, the sums of row_moments over the whole rows. Values stay that
-        lie more than c deviations above the mean (Gemma team 2025, "Gemma 3n"). y may be x."""
+        """y = max(x - mean - c * deviation, 0) for rows of `width`, a part of which is x [n_rows, n] (Gemma
+        team 2025, "Gemma 3n"). `moments` are the row_moments of whole rows. y may be x."""
         n_rows, n = x.shape
         assert rows_of(moments, 2) == rows_of(y, n) == n_rows and n <= width, (x, moments, y, width)
         push: dict[str, int | float] = {"n": n, "width": width, "n_rows": n_rows, "c": c}
@@ -123,10 +119,8 @@ class RowOps(Target):
         )
 
     def pack_bf16(self, x: View, y: View) -> None:
-        """y u32 [ceil(n / 2)] = x (n elements of any shape) as bfloat16 pairs, nearest, ties to even.
-
-        The first of a pair is the low half; NaN stays NaN; the last half of an odd n is zero.
-        """
+        """y u32 [ceil(n / 2)] = x (n elements) as bfloat16 pairs, nearest even, the first in the low half.
+        NaN stays NaN; an odd n is padded with zero."""
         n = rows_of(x, 1)
         n_words = -(-n // 2)
         assert y.dtype == "u32" and math.prod(y.shape) == n_words, (x, y)
@@ -134,17 +128,16 @@ class RowOps(Target):
         self.record("pack_bf16", "f32", (x, y), {"n": n}, {"LOCAL": 128}, groups, flops=n)
 
     def pack_halves(self, x: View, y: View, kept: View | None = None) -> None:
-        """y and kept u32 [wire_words("f16", n)] = x (n elements of any shape) in 16 bits each, nearest, ties
-        to even.
+        """y and kept u32 [wire_words("f16", n)] = x (n elements) in 16 bits each, nearest even.
 
-        For each block of 128, a word says what exponent its largest finite magnitude has; then come pairs,
-        the first value in the low half. Infinities stay, every NaN becomes the quiet one, a float below
-        2^-126 becomes zero, and the last half of an odd n is zero.
+        Each block of 128 begins with a word for the exponent of its largest finite magnitude; pairs follow,
+        the first in the low half. Infinities stay, NaN becomes quiet, floats below 2^-126 become zero, and an
+        odd n is padded with zero.
         """
         n = rows_of(x, 1)
         for out in (y, kept or y):
             assert out.dtype == "u32" and math.prod(out.shape) == wire_words("f16", n), (x, out)
-        groups = (*self.fold(-(-n // (4 * F16_BLOCK))), 1)  # 16 threads for a block
+        groups = (*self.fold(-(-n // (4 * F16_BLOCK))), 1)  # 16 threads per block
         consts = {"LOCAL": 64, "KEEPS": int(kept is not None)}
         self.record("pack_halves", "f32", (x, y, kept or y), {"n": n}, consts, groups, flops=2 * n)
 
@@ -163,14 +156,13 @@ class RowOps(Target):
         wire: str = "f32",
         slot_stride: int | None = None,
     ) -> None:
-        """h = residual + sum of the writers' partials in slot order; y = rms_norm(h) * w if w and y are
-        given.
+        """h = residual + sum of the writers' partials in slot order; y = rms_norm(h) * w if given.
 
         h, residual, own, y [n_rows, n]; slots [n_slots, slot_stride in words]. A slot begins with its
-        partial: n_rows * n floats, or what pack_bf16 (wire="bf16") or pack_halves ("f16") makes of them. Bit
-        s of `writers` is set if slot s takes part. This device's own partial is slot own_index, and is read
-        from `own` instead: as f32, which is rounded here for bf16, or for f16 as pack_halves kept it. h may
-        be residual; y may be q8. With `slot_stride` slots is flat and ends with the last slot's partial.
+        partial: n_rows * n floats, or the result of pack_bf16 (wire="bf16") or pack_halves ("f16"). Bit s of
+        `writers`: slot s takes part. This device's partial, slot own_index, is read from `own`: f32, rounded
+        here for bf16, or pack_halves' `kept` for f16. h may be residual; y may be q8. With `slot_stride`,
+        slots is flat and ends with the last slot's partial.
         """
         n = h.shape[-1]
         n_rows = rows_of(h, n)
@@ -222,12 +214,11 @@ class RowOps(Target):
         mask: View | None = None,
         chunk: int,
     ) -> None:
-        """The k largest of every chunk of each row of x [n_rows, n], descending, ties by place, NaN first.
+        """The k largest per chunk of each row of x [n_rows, n], descending, ties by position, NaN first.
 
-        ids u32 and values f32 [n_rows, n_chunks, k], k at most MAX_TOP_K; ids are places in the row, or what
-        `source` u32 [n_rows, n] holds there. With `mask` u32 [n_rows, ceil(n / 32)] only places count whose
-        bit is set, the lowest bit of a word first. If there are fewer than k, the rest are ids of 0xffffffff
-        with values of -inf.
+        ids u32 and values f32 [n_rows, n_chunks, k], k at most MAX_TOP_K. ids are positions, or values of
+        `source` u32 [n_rows, n] there. `mask` u32 [n_rows, ceil(n / 32)] allows positions by bit, lowest
+        first. If fewer than k remain, ids are 0xffffffff with values -inf.
         """
         n_rows, n = x.shape
         n_chunks, k = ids.shape[-2:]
@@ -243,9 +234,8 @@ class RowOps(Target):
         self.record("top_k", "f32", args, push, consts, (n_chunks, 1, n_rows))
 
     def log_sum_exp(self, x: View, y: View, *, chunk: int) -> None:
-        """y [n_rows, n_chunks, 2]: the largest element of every chunk of each row of x [n_rows, n], and the
-        sum of exp(x - largest); NaN where the chunk has NaN or +inf. `log_of_sums` makes the logarithm of the
-        row's whole sum of them."""
+        """y [n_rows, n_chunks, 2]: per chunk of each row of x [n_rows, n] the maximum, and the sum of exp(x -
+        maximum); NaN if the chunk has NaN or +inf. `log_of_sums` combines them."""
         n_rows, n = x.shape
         n_chunks = y.shape[1]
         assert y.shape == (n_rows, n_chunks, 2) and n_chunks == -(-n // chunk), (x, y, chunk)

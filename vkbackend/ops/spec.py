@@ -1,8 +1,7 @@
-"""What each shader is called with, as data.
+"""Interfaces of shaders as data: storage bindings, push constants, specialization constants.
 
-A spec says which storage bindings, push constants and specialization constants a shader has. Tests compare
-the shader's source, its twin and its cases with it. `SPECS` has the ops that are methods of a recorder;
-table.py has the products with matrices and experts, and `OPS`, which is all ops together.
+Tests compare shader source, twin and cases with the spec. `SPECS` has the recorder's methods; table.py has
+matrix and experts ops, and `OPS`, all ops.
 """
 
 from __future__ import annotations
@@ -10,24 +9,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-PUSH_NBYTES = 128  # what every Vulkan device has
+PUSH_NBYTES = 128  # guaranteed by Vulkan
 
 
 @dataclass(frozen=True)
 class OpSpec:
-    """The interface of one shader. `args` are storage bindings in order, "name:r" or "name:w"."""
+    """A shader's interface. `args` are storage bindings in order, "name:r" or "name:w"."""
 
     name: str
     args: tuple[str, ...]
-    push: tuple[tuple[str, str], ...]  # (name, "u" or "f"); they follow one word offset per arg
+    push: tuple[tuple[str, str], ...]  # (name, "u" or "f"), after one word offset per arg
     consts: tuple[str, ...] = ("LOCAL",)  # specialization constants, ids 0, 1, ...
-    step: bool = False  # whether StepParams is a uniform binding after the storage bindings
-    needs: tuple[str, ...] = ()  # optional features without which the shader does not run
-    twin: str = ""  # the op whose numpy twin this one shares; "": it has its own
+    step: bool = False  # StepParams is the last binding, a uniform
+    needs: tuple[str, ...] = ()  # required optional features
+    twin: str = ""  # op with the same numpy twin; "": its own
 
     @cached_property
     def addressed(self) -> bool:
-        """Its push constants begin with 64-bit addresses of the args, which are not bound."""
+        """Push constants begin with 64-bit addresses of args, which are not bound."""
         return "buffer_address" in self.needs
 
     @cached_property
@@ -36,7 +35,7 @@ class OpSpec:
 
     @cached_property
     def written(self) -> tuple[int, ...]:
-        """Indices of the args the shader writes."""
+        """Indices of written args."""
         return tuple(i for i, arg in enumerate(self.args) if arg.endswith(":w"))
 
     def __post_init__(self) -> None:
@@ -55,12 +54,12 @@ def op_spec(
     needs: tuple[str, ...] = (),
     twin: str = "",
 ) -> OpSpec:
-    """A spec from words: args, push constants ("name:f" for a float) and the constants that follow LOCAL."""
+    """Parse a spec: args, push constants ("name:f" for floats), constants after LOCAL."""
     fields = tuple((field.partition(":")[0], field.partition(":")[2] or "u") for field in push.split())
     return OpSpec(name, tuple(args.split()), fields, ("LOCAL", *consts.split()), step, needs, twin)
 
 
-# Shared by variants of one op.
+# Shared by variants of an op.
 _DECODE_PUSH = "n_heads n_kv group q_first n_rows blocks_per_slot n_splits window chunk scale:f softcap:f"
 _PREFILL_PUSH = "n_heads n_kv group q_first n_rows blocks_per_slot window chunk first_head scale:f softcap:f"
 _UNIT_CONSTS = (

@@ -1,7 +1,5 @@
-"""The ops of state space layers: Mamba-2's scan (Dao and Gu 2024, arXiv:2405.21060, section 7), and the norm
-of groups of columns that follows it. A group may lie on several devices, which then sum its squares.
-recurrent.py says what states and runs are.
-"""
+"""State space layers: Mamba-2's scan (Dao and Gu 2024, arXiv:2405.21060, section 7) and the group norm after
+it. Devices that share a group sum its squares. States and runs as in recurrent.py."""
 
 from __future__ import annotations
 
@@ -10,18 +8,16 @@ from vkbackend.ops.rows import row_consts
 from vkbackend.ops.target import Target, floor_pow2, rows_of
 from vkbackend.step import MAX_RUNS
 
-MAX_SSM_STATE = 256  # values of B and C of a head: a part of a column of the state stays in registers
-TILE_VALUES, MOST_ROWS = 1024, 8  # of B in a tile, rows of one: 14 KiB of shared memory at most
+MAX_SSM_STATE = 256  # per head of B and C; registers hold part of a state column
+TILE_VALUES, MOST_ROWS = 1024, 8  # of B in a tile, rows in a tile: at most 14 KiB of shared memory
 
 
 def low_bit(value: int) -> int:
-    """The largest power of two that divides it."""
+    """The largest power of two that divides `value`."""
     return value & -value
 
 
 class StateSpaceOps(Target):
-    """The scan and the norm of groups."""
-
     def ssm_scan(
         self,
         x: View,
@@ -40,8 +36,8 @@ class StateSpaceOps(Target):
         """With t = softplus(dt + bias): M' = e^(t a) M + t B x^T, y = M'^T C + d x, row by row.
 
         x, y [n_rows, n_heads, p], dt [n_rows, n_heads], bias, a, d [n_heads], a not positive; bc [n_rows, 2,
-        n_groups, n] has B, then C: head h reads group (first + h) / group; state f32 [n_cells, n_heads, n,
-        p]. Rows of no run are zeros.
+        n_groups, n] has B, then C, and head h reads group (first + h) / group; state f32 [n_cells, n_heads,
+        n, p]. Rows outside runs are zeros.
         """
         (n_rows, n_heads, p), (n_groups, n) = y.shape, bc.shape[2:]
         assert bc.shape[:2] == (n_rows, 2) and x.dtype == y.dtype == bc.dtype == "f32", (x, bc, y)
@@ -76,9 +72,9 @@ class StateSpaceOps(Target):
     def group_squares(
         self, z: View | None, x: View, squares: View, *, group: int, first: int = 0, skip: int = 0
     ) -> None:
-        """squares [n_rows, n_groups]: sums of x^2, or with z of (silu(z) x)^2, over each group of `group`
-        columns. x, z [n_rows, width] are columns first..first + width of the whole row. All other columns
-        count as 0, and so do the first `skip` columns of x, which another device has, too."""
+        """squares [n_rows, n_groups]: sums of x^2, or of (silu(z) x)^2, per group of `group` columns. x, z
+        [n_rows, width] are columns first..first + width of a row. Other columns count as 0, and so do the
+        first `skip` columns of x, which another device counts."""
         width, n_groups = x.shape[-1], squares.shape[-1]
         n_rows = rows_of(x, width)
         assert rows_of(squares, n_groups) == n_rows and first + width <= n_groups * group and skip <= width, (
@@ -118,8 +114,8 @@ class StateSpaceOps(Target):
         first: int = 0,
         eps: float,
     ) -> None:
-        """y = x / sqrt(squares / group + eps) * w, or with z silu(z) x in place of x; `squares` of all groups
-        as group_squares gives them, w [width]; y may be x."""
+        """y = x / sqrt(squares / group + eps) * w, with z of silu(z) x; `squares` of all groups from
+        group_squares, w [width]; y may be x."""
         width, n_groups = x.shape[-1], squares.shape[-1]
         n_rows = rows_of(x, width)
         assert rows_of(squares, n_groups) == rows_of(y, width) == n_rows, (x, squares, y)

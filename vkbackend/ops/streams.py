@@ -1,7 +1,6 @@
-"""Ops of a residual that has several streams (AltUp; Baykal et al. 2023, arXiv:2301.13310): runs of n values
-of a row, of which the layer reads the first. Each stream is predicted from all, then corrected by what the
-layer made of the first. A router finds a few modes in each row; the factors of both steps are made of them.
-"""
+"""Ops of a residual with several streams (AltUp; Baykal et al. 2023, arXiv:2301.13310), each n values of a
+row. The layer reads the first stream. Each stream is predicted from all, then corrected by the layer's
+result, with factors from a router's modes."""
 
 from __future__ import annotations
 
@@ -9,16 +8,14 @@ from vkbackend.buffer import View
 from vkbackend.ops.rows import row_consts
 from vkbackend.ops.target import Target, rows_of
 
-MAX_STREAMS = 8  # that a thread keeps in registers
-LEAST = 1e-5  # the least mean square that a stream is scaled by: smaller ones count as this
+MAX_STREAMS = 8  # kept in a thread's registers
+LEAST = 1e-5  # minimum mean square for scaling
 
 
 class StreamOps(Target):
-    """Streams of the residual."""
-
     def streams_of(self, x: View, a: View, y: View) -> None:
-        """y [n_rows, 1 + k, n]: x [n_rows, n], then the k runs of a [n_rows, k, n], each scaled to the root
-        mean square of x; a mean square below LEAST counts as that."""
+        """y [n_rows, 1 + k, n]: x [n_rows, n], then the k streams of a [n_rows, k, n], scaled to x's root
+        mean square (mean squares are at least LEAST)."""
         n = x.shape[-1]
         n_rows = rows_of(x, n)
         n_streams = rows_of(a, n) // n_rows + 1

@@ -1,8 +1,8 @@
-"""The table of matrix ops: an entry has all that is known of a shader, and nothing else names it.
+"""The table of matrix and experts ops.
 
-Of the entries that suit the device, the rows of x and the type of the weights, the first one runs, unless
-`vkbackend tune` measured another to be faster. A new variant is an entry here, its shader, its line in
-shaders/variants.toml and its case in tools/op_cases. A grid that no other entry uses may stand here, too.
+The first entry that suits the device, the rows of x and the weight type runs, unless `vkbackend tune`
+measured a faster one. A new variant needs an entry here, a shader, a line in shaders/variants.toml and a case
+in tools/op_cases.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from vkbackend.ops.matrix import (
 from vkbackend.ops.spec import SPECS, OpSpec
 from vkbackend.ops.units import UNIT_TILE, int8_tiles_of_units, tiles_of_units
 
-# ---- optional features ----
+# ---- features ----
 
 SUBGROUPS = ("subgroup_arithmetic", "full_subgroups")
 DOTS = ("int_dot",)
@@ -55,18 +55,18 @@ def on_gpus(limits: Limits) -> bool:
 
 
 def fast_lanes(limits: Limits) -> bool:
-    """Where invocations are SIMD lanes, and enough of them: ops of lanes are 5 to 10 times as fast as the
-    others on lavapipe (8 lanes), half as fast on SwiftShader (4 lanes)."""
+    """CPUs with enough SIMD lanes as invocations: lane ops are 5 to 10 times as fast as others on lavapipe (8
+    lanes), half as fast on SwiftShader (4 lanes)."""
     return limits.is_cpu and limits.subgroup_size >= 8 and limits.features.issuperset(LANES)
 
 
 def fast_dots(limits: Limits) -> bool:
-    """Where dot products of integers have instructions of their own."""
+    """GPUs with instructions for integer dot products."""
     return not limits.is_cpu and "int_dot_accelerated" in limits.features
 
 
 def fused(grid: Callable[[Limits, Size], Grid]) -> Callable[[Limits, Size], Grid]:
-    """A grid with FUSED: GPUs that have instructions for dot products have an fma that rounds once."""
+    """The grid with FUSED: GPUs with dot product instructions have an fma that rounds once."""
 
     def with_fused(limits: Limits, size: Size) -> Grid:
         cut = grid(limits, size)
@@ -76,25 +76,25 @@ def fused(grid: Callable[[Limits, Size], Grid]) -> Callable[[Limits, Size], Grid
 
 
 def fast_int8_units(limits: Limits) -> bool:
-    """GPUs whose matrix units multiply integers four times as fast as halves. Where it is twice, or as fast,
-    halves win: the scales of every block of integers take longer (docs/measurements/kernels.md)."""
+    """GPUs with int8 matrix units four times as fast as halves. At twice the rate or less halves win: scaling
+    every block of integers takes longer (docs/measurements/kernels.md)."""
     return not limits.is_cpu and "int8_units_fast" in limits.features
 
 
 def fast_waves(limits: Limits) -> bool:
-    """GPUs whose subgroups are wide enough for a row of w."""
+    """GPUs with subgroups wide enough for a row of w."""
     return not limits.is_cpu and limits.subgroup_size >= 16
 
 
 def fast_tiles(limits: Limits) -> bool:
-    """GPUs. SwiftShader needs up to twice the time of mat_mul for mat_tile."""
+    """GPUs. mat_tile takes up to twice as long as mat_mul on SwiftShader."""
     return not limits.is_cpu and limits.subgroup_size > 1
 
 
-# ---- products with a matrix, the best first ----
+# ---- products with a matrix, best first ----
 
-# Columns: name, grid, specialization constants after LOCAL, rows of x, devices that run it, type of x,
-# optional features, devices that run it for gate and up at once.
+# Columns: name, grid, constants after LOCAL, rows of x, devices, type of x, features, devices that fuse gate
+# and up.
 MATRIX_OPS: dict[str, MatrixOp] = {
     op.name: op
     for op in (
@@ -102,10 +102,10 @@ MATRIX_OPS: dict[str, MatrixOp] = {
         MatrixOp(
             "mat_dot", rows_by_subgroups, "ROWS N WIDE", FEW, fast_dots, "q8", DOTS + SUBGROUPS, anywhere
         ),
-        # Sums meet in a subgroup.
+        # Subgroups combine sums.
         MatrixOp("mat_wave", rows_by_subgroups, "ROWS N WIDE", FEW, fast_waves, "f32", SUBGROUPS, anywhere),
-        # Sums meet in shared memory. On a CPU a thread has a row of w to itself, so nothing has to meet; with
-        # gate and up it would.
+        # Shared memory combines sums. A CPU thread has a whole row of w, so nothing is combined, except with
+        # gate and up.
         MatrixOp("mat_vec", rows_by_threads, "TPR N FOURS", FEW, anywhere, gates=on_gpus),
         MatrixOp(
             "mat_mul_dot_coop",
@@ -128,16 +128,15 @@ MATRIX_OPS: dict[str, MatrixOp] = {
             gpus_only=True,
         ),
         MatrixOp("mat_mul_dot", fused(dot_tiles), "RN FUSED", MANY, fast_dots, "q8", DOTS),
-        # As mat_mul, with more of its operands in registers.
+        # As mat_mul, with more operands in registers.
         MatrixOp("mat_tile", tiles_by_size, "RM RN FOURS", MANY, fast_tiles, gpus_only=True),
         MatrixOp("mat_mul", tiles_of_64, "RN FOURS", MANY, anywhere),
     )
 }
 
-# ---- products with experts, the best first ----
+# ---- products with experts, best first ----
 
-# Columns: name, grid, specialization constants between LOCAL and AXIS, its way through the pairs, devices
-# that run it, type of x, optional features.
+# Columns: name, grid, constants between LOCAL and AXIS, order of pairs, devices, type of x, features.
 EXPERTS_OPS: dict[str, ExpertsOp] = {
     op.name: op
     for op in (
@@ -150,7 +149,6 @@ EXPERTS_OPS: dict[str, ExpertsOp] = {
     )
 }
 
-# ---- all ops ----
 
 OPS: dict[str, OpSpec] = {
     **SPECS,

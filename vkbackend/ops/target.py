@@ -1,4 +1,4 @@
-"""Where ops are recorded: a device's recording, its limits, and the label of what is recorded."""
+"""Base of all families of ops: a recording, the device's limits, a label."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from vkbackend.limits import Limits
 from vkbackend.ops.spec import SPECS, OpSpec
 from vkbackend.recording import Dispatch, Recording
 
-MAX_GROUPS = 65_535  # on every axis: what Vulkan guarantees
+MAX_GROUPS = 65_535  # per axis, guaranteed by Vulkan
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a family of ops extends by its methods; a `Recorder` has all of them."""
+    """Families of ops add methods to it; `Recorder` combines them."""
 
     recording: Recording
     limits: Limits
-    label: str = ""  # of every command; "": a dispatch has its op's name
+    label: str = ""  # of commands; "": the op's name
 
     def record(
         self,
@@ -32,7 +32,7 @@ class Target:
         step: View | None = None,
         flops: int = 0,
     ) -> None:
-        """Append a dispatch of an op: a name in SPECS, or a spec."""
+        """Append a dispatch of an op, given as a name in SPECS or a spec."""
         spec = SPECS[op] if isinstance(op, str) else op
         assert len(push) == len(spec.push), (spec.name, tuple(push))
         assert tuple(consts) == spec.consts and len(args) == len(spec.args), (spec.name, tuple(consts))
@@ -59,17 +59,17 @@ class Target:
         )
 
     def copy(self, src: View, dst: View) -> None:
-        """dst = src, bytes of equal number."""
+        """dst = src, equal bytes."""
         self.recording.copy(src, dst, self.label)
 
     def fold(self, count: int) -> tuple[int, int]:
-        """Workgroup counts in x and y that cover `count`, few enough for each axis."""
+        """Workgroups in x and y that cover `count` within the limits."""
         max_x = min(self.limits.max_groups[0], MAX_GROUPS)
         return (count, 1) if count <= max_x else (max_x, -(-count // max_x))
 
 
 def rows_of(view: View, width: int, dtype: str = "f32") -> int:
-    """Rows of `width` elements, f32 unless said otherwise, in a view of any shape."""
+    """Rows of `width` elements in a view of any shape."""
     total = math.prod(view.shape)
     assert view.dtype == dtype and total % width == 0, f"{view!r} is not {dtype} rows of {width}"
     return total // width

@@ -1,4 +1,4 @@
-"""How products are cut for matrix units, of halves and of integers of 8 bits."""
+"""Tiles of products on matrix units, of halves and of int8."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from vkbackend.limits import Limits, MatrixUnits
 from vkbackend.ops.matrix import BUSY_TILES, Grid, Size, fills
 from vkbackend.ops.target import floor_pow2
 
-_TK = 32  # elements of k in a slice of mat_mul_coop
-UNIT_TILE = "M N K FM FN SM SN LANES"  # behind LOCAL: what unit_consts gives
-# In subgroups of up to 16 lanes, a lane has 128 registers (Intel). 32 sums in a lane leave room for the
-# matrices of a step and for addresses; with 128 sums all kernels spilled (up to 486 registers on DG2).
+_TK = 32  # k per slice of mat_mul_coop
+UNIT_TILE = "M N K FM FN SM SN LANES"  # constants after LOCAL, from unit_consts
+# Subgroups of up to 16 lanes have 128 registers per lane (Intel). 32 sums leave room for matrices and
+# addresses; with 128 all kernels spilled (up to 486 registers on DG2).
 _NARROW, _NARROW_SUMS = 16, 32
-_MAX_SUBGROUPS = 64  # of a workgroup, on Intel
-_ROW_NBYTES = 2 * _TK + 16  # of a slice in its shared memory
-_INT8_ROW_NBYTES = 96  # of mat_mul_dot_coop: up to 64 codes, 16 bytes behind them, 2 floats for each block
+_MAX_SUBGROUPS = 64  # per workgroup, on Intel
+_ROW_NBYTES = 2 * _TK + 16  # per slice, in shared memory
+_INT8_ROW_NBYTES = 96  # mat_mul_dot_coop: up to 64 codes, 16 bytes, 2 floats per block
 
 
 def tiles_of_units(limits: Limits, size: Size) -> Grid:
-    """64 x 32 up to 128 x 128 values, by the matrices of the device."""
+    """Tiles of 64 x 32 to 128 x 128 values."""
     tile_m, tile_n, across, down = coop_tile(limits, size.n, size.n_rows)
     consts = unit_consts(limits.matrix_units, tile_m, tile_n, across, down)
     return Grid(consts, -(-size.n // tile_m), -(-size.n_rows // tile_n))
 
 
 def int8_tiles_of_units(limits: Limits, size: Size) -> Grid:
-    """The same for matrices of integers."""
+    """tiles_of_units for int8."""
     tile_m, tile_n, across, down = coop_tile(limits, size.n, size.n_rows, _INT8_ROW_NBYTES)
     consts = unit_consts(limits.matrix_units, tile_m, tile_n, across, down)
     consts["K"] = limits.matrix_units.int8_k
@@ -34,9 +34,9 @@ def int8_tiles_of_units(limits: Limits, size: Size) -> Grid:
 def coop_tile(
     limits: Limits, n: int, n_rows: int, row_nbytes: int = _ROW_NBYTES
 ) -> tuple[int, int, int, int]:
-    """(rows of w, rows of x, subgroups along w, subgroups along x) of a tile: the largest that the rows of x
-    more than half fill, that fits into shared memory, and, if it is the first, that gives enough tiles to
-    occupy a GPU and pads the rows of x little."""
+    """(rows of w, rows of x, subgroups along w, subgroups along x): the largest tile that fits shared memory
+    and is more than half full of rows of x. The largest size must also leave enough tiles to occupy a GPU and
+    pad little."""
     units = limits.matrix_units
     for tile_m, tile_n in ((128, 128), (64, 64), (64, 32)):
         across, down = subgroups(limits, tile_m, tile_n)
@@ -48,9 +48,8 @@ def coop_tile(
 
 
 def subgroups(limits: Limits, tile_m: int, tile_n: int) -> tuple[int, int]:
-    """(subgroups along w, subgroups along x) of a tile: at least four, at least 128 invocations, and in
-    narrow subgroups so many that no lane has more than 32 sums, as far as the device allows. Never so many
-    that a subgroup has less than one matrix."""
+    """(subgroups along w, subgroups along x) of a tile: at least four and 128 invocations; in narrow
+    subgroups, at most 32 sums per lane if the device allows; each has at least one matrix."""
     units = limits.matrix_units
     count = max(4, 128 // units.lanes)
     if units.lanes <= _NARROW:
@@ -61,20 +60,19 @@ def subgroups(limits: Limits, tile_m: int, tile_n: int) -> tuple[int, int]:
 
 
 def unit_consts(units: MatrixUnits, tile_m: int, tile_n: int, across: int, down: int) -> dict[str, int]:
-    """The specialization constants of a tile that so many subgroups make."""
+    """Specialization constants of a tile."""
     consts = {"LOCAL": across * down * units.lanes, "M": units.m, "N": units.n, "K": units.k}
     consts |= {"FM": tile_m // (across * units.m), "FN": tile_n // (down * units.n), "SM": across, "SN": down}
     return consts | {"LANES": units.lanes}
 
 
 def usable(units: MatrixUnits) -> bool:
-    """Whether mat_mul_coop can use matrices of this size: the smallest tile holds one, slices of k hold whole
-    ones, and the results of all subgroups fit into the shared memory of the portable floor."""
+    """Whether mat_mul_coop supports the matrix size: it fits the smallest tile, divides slices of k, and
+    results fit the portable floor's shared memory."""
     fits = units.m <= 64 and units.n <= 32 and units.m * units.n <= 1024
     return fits and all(v & (v - 1) == 0 for v in units[1:]) and _TK % units.k == 0
 
 
 def usable_int8_k(k: int) -> bool:
-    """Whether mat_mul_dot_coop can use matrices of integers of this k: it divides blocks of 32, in words of
-    eight codes."""
+    """Whether mat_mul_dot_coop supports this k: it divides blocks of 32 in words of eight codes."""
     return k in (8, 16, 32)
