@@ -64,7 +64,7 @@ def finite_number(name: str, value: Any, low: float, high: float, hint: str = ""
 
 
 def number_of(text: str) -> int | str:
-    """Text of 1 to 20 digits, with an optional minus, as an int; other text unchanged, for a check to refuse."""
+    """Text of 1 to 20 digits, with an optional minus, as an int; other text unchanged."""
     return int(text) if re.fullmatch(r"-?[0-9]{1,20}", text) else text
 
 

@@ -301,7 +301,7 @@ def derive_barriers(recording: Recording) -> Recording:
 
 
 def push_constants(dispatch: Dispatch, heads: Sequence[int]) -> bytes:
-    """Bytes of a dispatch's push constants: `heads` (word offset or address per arg), then the named values."""
+    """Push constants as bytes: `heads` (word offset or address per arg), then the named values."""
     words = struct.pack(f"{len(heads)}{'Q' if dispatch.addressed else 'I'}", *heads)
     for _, value in dispatch.push:
         words += struct.pack("f", value) if isinstance(value, float) else struct.pack("I", value & 0xFFFFFFFF)

@@ -1,16 +1,14 @@
-"""The Kompute runtime: a device behind the runtime seam whose work is done by the `kp` package.
+"""The Kompute runtime: a device behind the runtime seam that uses the `kp` package.
 
-Order: kp records no barrier between dispatches. So wherever the recording has a barrier, one word is synced
-to the host. That sync waits for compute before its copy, and kp's own barrier before the next dispatch waits
-for copies before compute: the two form one chain (Vulkan 1.3, 7.2, execution dependencies). As memory
-barriers they cover only the buffers that they name, not everything that was written. The order is right only
-if the driver does the cache work of a buffer barrier for all memory, so it is used on drivers that are known
-to (WORD_DRIVERS, of Mesa and SwiftShader). On all other drivers a submission ends at every barrier, because a
-fence covers all memory.
+Order: kp records no barrier between dispatches, so each barrier of the recording syncs one word to the host.
+The sync waits for compute, and kp's barrier before the next dispatch waits for the sync: one chain (Vulkan
+1.3, 7.2, execution dependencies). These are buffer barriers, so all written memory is visible only if the
+driver does their cache work for all memory (WORD_DRIVERS). On other drivers a submission ends at every
+barrier, because a fence covers all memory.
 
-Every device has a process of its own (worker.py), because kp holds the GIL while it waits, and waits for
-ever. So devices run in parallel, and waits have deadlines. Staging buffers are shared with that process,
-which copies what a segment reads and writes there to and from the device's memory.
+kp holds the GIL while it waits, without a deadline. So every device has a process (worker.py): devices run in
+parallel, and waits have deadlines. The process shares staging buffers and copies a segment's ranges of them
+to and from device memory.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ MAX_TENSOR_NBYTES = (1 << 32) - 256  # kp counts bytes in 32 bits
 
 
 class KomputeDevice(Device):
-    """`info` opened once more as a kp Manager with no optional feature enabled, in a worker process."""
+    """A kp Manager of `info`, without optional features, in a worker process."""
 
     queue: KomputeQueue
     has_codebooks = True
@@ -82,7 +80,7 @@ class KomputeDevice(Device):
             code = storage_only(shaderlib.spirv("copy_words", "f32"))
             try:
                 opened = self.call("open", position(info), family, code)
-            except DeviceLost as error:  # the worker ended before it had a device: kp did not load
+            except DeviceLost as error:  # kp did not load
                 raise UnsupportedFeature(
                     f"{self.name}: the kompute worker could not open the device ({error}); if kp itself does "
                     "not load, make its environment again: bash tools/setup.sh --kompute"
@@ -114,8 +112,7 @@ class KomputeDevice(Device):
         return self._process.pid
 
     def call(self, name: str, *args: Any, fd: int | None = None) -> Any:
-        """The worker's answer to a request; all earlier requests are done before. Raises DeviceLost,
-        Timeout."""
+        """The worker's answer, after all earlier requests. Raises DeviceLost, Timeout."""
         number = self.post(name, *args, fd=fd)
         try:
             self.queue.take(env.timeout_s() + ANSWER_S)
@@ -125,31 +122,30 @@ class KomputeDevice(Device):
                     f"{self.name} did not finish {name!r} in {env.timeout_s()} s; load the model again"
                 )
             return self.answer()
-        except BaseException:  # also Ctrl-C: a late answer must not be taken for that of the next request
+        except BaseException:  # also Ctrl-C: never take a late answer for the next request's
             self._process.forget(number)
             raise
 
     def post(self, name: str, *args: Any, fd: int | None = None) -> int:
-        """A request whose answer is taken later, in order; its number."""
+        """Send a request; its answer is taken later, in order. Returns its number."""
         return self._process.send((name, *args), fd)
 
     def release(self, name: str, number: int) -> None:
-        """Let the worker free something. If its process has ended, all of it is free already: that is only
-        logged."""
+        """Free something in the worker. If its process has ended, only log that."""
         try:
             self.call(name, number)
         except (DeviceLost, Timeout) as error:
             env.log(1, f"{self.name}: {name}: {error}")
 
     def answers(self, timeout_s: float) -> bool:
-        """Whether there is an answer to take within the time."""
+        """Whether an answer comes within the time."""
         return self._process.answers(timeout_s)
 
     def answer(self) -> Any:
         return self._process.answer()
 
     def check(self, what: str) -> None:
-        """Raise what an injected fault gives to a Vulkan call that kp makes for us."""
+        """Raise an injected fault of a Vulkan call that kp makes."""
         if faults.planned and (injected := faults.struck(self.name, what)):
             check(result_of(injected), f"{self.name} ({self.info.name}): {what}")
 
@@ -175,7 +171,7 @@ class KomputeDevice(Device):
         except Timeout:
             raise
         except (VkbackendError, OSError) as error:
-            # Mostly DeviceLost: if memory is refused, kp uses it all the same and crashes its process.
+            # Mostly DeviceLost: kp ignores refused memory and crashes its process.
             raise OutOfDeviceMemory(
                 f"{self.name} ({self.info.name}): {nbytes} bytes for {label} could not be allocated "
                 f"({error}); use a smaller context or more devices",
@@ -191,12 +187,12 @@ class KomputeDevice(Device):
         return buffer
 
     def _check_fits(self, nbytes: int, home: Home, label: str) -> None:
-        """Raise OutOfDeviceMemory for a buffer that does not fit: kp would not report that."""
+        """Raise OutOfDeviceMemory for a buffer that does not fit; kp would not report it."""
         hosts = (Home.STAGING, Home.HOST)
         local, every = home not in hosts, self.info.heaps
         heaps = [h for h in every if h.device_local == local] or every
         budget = max(h.budget or h.nbytes for h in heaps)
-        # Logical devices of one physical device share its heaps. If it has one heap, all homes share that.
+        # Logical devices of a physical device share its heaps, and all homes share a single heap.
         twins = [other for other in _open if other.info.uuid == self.info.uuid]
         apart = len(every) > 1
         taken = sum(n for d in twins for h, n in d.nbytes.items() if not apart or (h not in hosts) == local)
@@ -238,15 +234,15 @@ class KomputeDevice(Device):
         return KomputeExecutable(self, recording, timed)
 
     def no_longer_loading(self) -> None:
-        """Forget the words that loading left to be checked: what runs next may overwrite them."""
+        """Forget the words to check after loading: later work may overwrite them."""
         self._transfers.canaries.clear()
 
     def commands(self, part: Iterable[Any]) -> list[Any]:
-        """What the worker records for a submission: algorithms with their push constants, None to wait."""
+        """A submission for the worker: algorithms with push constants, None to wait."""
         commands: list[Any] = []
         for command in part:
             if isinstance(command, Barrier):
-                # A submission begins when the one before has ended, and its end is waited for.
+                # Submissions run one after another, each to its end.
                 if command.scope is Scope.DEVICE and commands:
                     commands.append(None)
                 continue
@@ -272,8 +268,7 @@ class KomputeDevice(Device):
         return commands
 
     def _codebook(self, name: str) -> Buffer:
-        """The codebook of a format, loaded on first use. A shader that reads it has it as the last
-        binding."""
+        """A format's codebook, loaded on first use: the last binding of a shader that reads it."""
         if name not in self._codebooks:
             data = codebook_entries(name)
             self._codebooks[name] = buffer = self.buffer(data.nbytes, Home.WEIGHTS, f"{name} codebook")
@@ -304,7 +299,7 @@ class KomputeDevice(Device):
     def settle(self) -> bool:
         try:
             if self.abandoned or not self.queue.wait(self.queue.submitted, ANSWER_S):
-                self._process.kill()  # it leaves nothing behind, unlike a native device
+                self._process.kill()  # safe, unlike for a native device
         except VkbackendError:
             pass
         return True
@@ -320,7 +315,7 @@ class KomputeDevice(Device):
 
 
 def _limits(info: DeviceInfo) -> Limits:
-    """kp binds whole tensors, and enables no feature."""
+    """kp binds whole tensors and enables no feature."""
     have = limits_of(info)
     nbytes = min(have.max_allocation_nbytes, have.max_storage_range, MAX_TENSOR_NBYTES)
     if env.floor():

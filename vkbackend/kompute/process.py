@@ -1,4 +1,4 @@
-"""The process in which kp drives one device, as this side sees it: start, requests, end. See worker.py."""
+"""The client side of a device's worker process (worker.py): start, requests, end."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from vkbackend.errors import DeviceLost, VkbackendError
 from vkbackend.vulkan.instance import VALIDATION_LAYER
 
 WORKER = Path(__file__).with_name("worker.py")
-ANSWER_S = 5.0  # an answer may take so much longer than VKBACKEND_TIMEOUT; closing may take so long in all
+ANSWER_S = 5.0  # added to VKBACKEND_TIMEOUT for answers; limit for closing
 
 
 class Process:
-    """Requests go out and answers come back in the same order. Raises DeviceLost once it has ended."""
+    """Answers come in the order of requests. Raises DeviceLost after the process has ended."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._socket, theirs = socket.socketpair()
         self._conn = Connection(os.dup(self._socket.fileno()))
         self._sent = self._taken = 0
-        self._forgotten: set[int] = set()  # requests whose answers nobody wants any more
+        self._forgotten: set[int] = set()  # requests with unwanted answers
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
         environment = dict(os.environ)
-        if env.validation():  # kp itself asks for no layer
+        if env.validation():  # kp enables no layers
             environment["VK_INSTANCE_LAYERS"] = VALIDATION_LAYER
             environment["VK_LAYER_ENABLES"] = "VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT"
         with theirs:
-            # -P: the script's folder is no place to import from. Drivers and layers may print: to stderr.
+            # -P: do not import from the script's folder. Output of drivers and layers goes to stderr.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", str(WORKER), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
@@ -52,8 +52,7 @@ class Process:
         return self._process.pid
 
     def send(self, request: tuple[Any, ...], fd: int | None = None) -> int:
-        """Send a request, then a file descriptor, if any, for the process to keep; returns the request's
-        number."""
+        """Send a request, and a file descriptor for the process to keep; returns the request's number."""
         self._sent += 1
         try:
             self._conn.send_bytes(pickle.dumps(request))
@@ -61,18 +60,18 @@ class Process:
                 socket.send_fds(self._socket, [b"+"], [fd])
         except OSError:
             raise self._death() from None
-        except BaseException:  # Ctrl-C may have cut a message in two: all that follows would be misread
+        except BaseException:  # Ctrl-C may have cut a message; the rest would be misread
             self.kill()
             raise
         return self._sent
 
     def forget(self, number: int) -> None:
-        """Drop the answer to a request when it comes, if it has not been taken."""
+        """Drop the answer to a request that has not been taken."""
         if number > self._taken:
             self._forgotten.add(number)
 
     def answers(self, timeout_s: float) -> bool:
-        """Whether there is an answer, or the end of the process, to take within the time."""
+        """Whether an answer, or the end of the process, comes within the time."""
         deadline = time.monotonic() + timeout_s
         while self._poll.poll(1000 * max(0.0, deadline - time.monotonic())):
             if self._taken + 1 not in self._forgotten:
@@ -106,11 +105,11 @@ class Process:
 
     def kill(self) -> None:
         self._process.kill()
-        with suppress(subprocess.TimeoutExpired):  # a process that a driver holds in the kernel cannot die
+        with suppress(subprocess.TimeoutExpired):  # stuck in a driver's kernel call
             self._process.wait(ANSWER_S)
 
     def close(self) -> None:
-        """Let the process free what it has and end; if it does not, kill it."""
+        """Let the process free everything and end; kill it otherwise."""
         if self._conn.closed:
             return
         try:

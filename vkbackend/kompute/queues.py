@@ -1,4 +1,4 @@
-"""Recordings and order of the kompute runtime: what a worker builds, and the segments it was asked to run."""
+"""Executables and the queue of the kompute runtime."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from vkbackend.recording import Barrier, Copy, Cut, Dispatch, Range, Recording, 
 from vkbackend.runtime import Executable, Queue
 from vkbackend.transfers import Memory
 
-# Drivers that are known to do a buffer barrier's cache work for all memory, by how their names begin.
+# Prefixes of drivers that do a buffer barrier's cache work for all memory.
 WORD_DRIVERS = ("llvmpipe", "radv", "Intel open-source Mesa driver", "SwiftShader", "turnip", "NVK", "venus")
 
 
 def order_of(driver: str) -> str:
-    """How dependent dispatches are ordered on a driver of that name: "word" or "submit" (see device.py)."""
+    """How dependent dispatches are ordered on a driver: "word" or "submit" (see device.py)."""
     trusted = any(driver.lower().startswith(name.lower()) for name in WORD_DRIVERS)
     return env.kompute_order() or ("word" if trusted else "submit")
 
 
 class WorkerDevice(Memory, Protocol):
-    """What executables, queue and transfers use of their device: requests to its worker, and counts."""
+    """Interface of the device for executables, queue and transfers: worker requests and counts."""
 
     name: str
     info: DeviceInfo
-    numbers: itertools.count[int]  # of objects in the worker
+    numbers: itertools.count[int]  # numbers of objects in the worker
 
     def call(self, name: str, *args: Any) -> Any: ...
 
@@ -83,7 +83,7 @@ class KomputeExecutable(Executable):
         assert self._timed, "built without timestamps"
         us, found = self._device.info.limits["timestamp_ps"] / 1e6, []
         for part, ticks in zip(self._parts, self._device.call("times", self.number), strict=True):
-            # One timestamp at the start, one behind each command and each wait, in this order.
+            # Timestamps: at the start, then after each command and each wait.
             at = 0
             for command in part:
                 if isinstance(command, Dispatch | Copy):
@@ -99,7 +99,7 @@ class KomputeExecutable(Executable):
 
 
 class KomputeQueue(Queue):
-    """One request per segment; the worker runs them in order, each when it may run."""
+    """A request per segment; the worker runs them in order."""
 
     ahead = False
 
@@ -126,7 +126,7 @@ class KomputeQueue(Queue):
         return self._done
 
     def take(self, timeout_s: float) -> None:
-        """Take the answers that have come, and wait up to `timeout_s` for those that have not."""
+        """Take the available answers, and wait up to `timeout_s` for the others."""
         deadline = time.monotonic() + timeout_s
         while self._done < self.submitted and self.device.answers(max(0.0, deadline - time.monotonic())):
             try:
@@ -152,12 +152,12 @@ class KomputeQueue(Queue):
 
 
 def is_between(command: Any) -> bool:
-    """Whether a command is a barrier between commands of the device."""
+    """Whether a command is a barrier between device commands."""
     return isinstance(command, Barrier) and command.scope is Scope.DEVICE
 
 
 def spans(segment: Iterable[Any]) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]:
-    """The words of shared tensors that a segment reads and writes, as (tensor, first, end)."""
+    """Words of shared tensors that a segment reads and writes, as (tensor, first, end)."""
     accesses = [command for command in segment if isinstance(command, Dispatch | Copy)]
     return (
         _merged(r for command in accesses for r in command.reads),

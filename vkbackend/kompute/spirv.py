@@ -6,16 +6,19 @@ import numpy as np
 
 
 def storage_only(code: bytes) -> bytes:
-    """SPIR-V whose bindings are what kp makes: storage buffers of one descriptor set.
+    """SPIR-V with kp's bindings: storage buffers in one descriptor set.
 
-    Pointers to and variables of the storage class Uniform become those of StorageBuffer (SPIR-V 1.3, 3.7);
-    decorations and explicit layouts fit both. Bindings of other sets follow those of set 0.
+    Storage class Uniform becomes StorageBuffer in pointers and variables (SPIR-V 1.3, 3.7); decorations and
+    layouts fit both. Bindings of other sets follow set 0's.
     """
     uniform, storage_buffer = 2, 12
-    class_at = {32: 2, 59: 3}  # OpTypePointer, OpVariable: where their storage class is
+    class_at = {32: 2, 59: 3}  # position of the storage class in OpTypePointer, OpVariable
     op_decorate, binding, descriptor_set = 71, 33, 34
     words, at = np.frombuffer(code, np.uint32).copy(), 5
-    places: dict[int, dict[int, int]] = {binding: {}, descriptor_set: {}}  # by variable: where the value is
+    places: dict[int, dict[int, int]] = {
+        binding: {},
+        descriptor_set: {},
+    }  # by variable: its position
     while at < words.size:
         op, length = int(words[at]) & 0xFFFF, int(words[at]) >> 16
         if op in class_at and words[at + class_at[op]] == uniform:

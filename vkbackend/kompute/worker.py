@@ -1,8 +1,8 @@
-"""One device in a process of its own, driven by device.py through a socket: the only code that imports kp.
+"""A device in its own process, driven by device.py through a socket; only this file imports kp.
 
-Run as a script with the number of an inherited socket. A request is a pickled tuple (method of `Worker`,
-arguments), the answer ("ok", value) or ("error", text). The process ends when the other side closes the
-socket. It imports no other module of the package, so that it starts quickly.
+Run as a script with the number of an inherited socket. Requests are pickled tuples (method of `Worker`,
+arguments), answers ("ok", value) or ("error", text). The process ends when the socket is closed. It imports
+nothing else of the package, to start quickly.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ import kp
 import numpy as np
 
 Key = tuple[int, tuple[int, ...], tuple[int, int, int], tuple[int, ...]]  # module, constants, groups, tensors
-Command = tuple[Key, bytes] | None  # an algorithm and its push constants, or: wait for what came before
+Command = tuple[Key, bytes] | None  # algorithm and push constants, or None: wait
 Span = tuple[int, int, int]  # tensor, first word, end
 BEAT_IN, BEAT_OUT = -1, -2  # tensors of one word
 
 
 class Worker:
-    """The kp objects of one device, each under the number that the other process gave it."""
+    """kp objects of a device, under numbers given by the client."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._modules: dict[int, bytes] = {}
         self._tensors: dict[int, Any] = {}
-        self._mapped: dict[int, np.ndarray] = {}  # what the device sees of a host-visible tensor, words
-        self._shared: dict[int, np.ndarray] = {}  # what the other process sees of it
+        self._mapped: dict[int, np.ndarray] = {}  # the device's side of a host-visible tensor, words
+        self._shared: dict[int, np.ndarray] = {}  # the client's side
         self._algorithms: dict[Key, Any] = {}
         self._executables: dict[int, tuple[list[list[Any]], Sequence[tuple[list[Span], list[Span]]]]] = {}
         self._beat = 0
 
     def open(self, index: int, family: int, copy_words: bytes) -> str:
-        """Open the device and return its name; `copy_words` is that op's SPIR-V, module 0 from now on."""
+        """Open the device and return its name; `copy_words` is SPIR-V, module 0."""
         self._manager = kp.Manager(index, [family], [])
         self._modules[0] = copy_words
         word = np.zeros(1, np.uint32)
@@ -54,9 +54,8 @@ class Worker:
         self._modules[number] = code
 
     def tensor(self, number: int, n_words: int, host: bool, shared: bool) -> None:
-        """New memory; with `shared`, a descriptor of as many bytes follows, which both processes map."""
-        # Read the descriptor before anything can fail: left in the socket, it would be taken for the next
-        # request.
+        """Allocate; with `shared`, a descriptor of the same size follows, which both processes map."""
+        # Read the descriptor before anything can fail; a later request must not find it in the socket.
         fds = socket.recv_fds(self._sock, 1, 1)[1] if shared else []
         try:
             kind = kp.TensorTypes.host if host else kp.TensorTypes.storage
@@ -84,8 +83,8 @@ class Worker:
         spans: Sequence[tuple[list[Span], list[Span]]],
         timed: bool,
     ) -> None:
-        """Record an executable: a sequence per submission of each segment, and per segment the words of
-        shared tensors that the device reads and writes there."""
+        """Record a sequence per submission of each segment. `spans`: words of shared tensors that each
+        segment reads and writes."""
         self._executables[number] = [[self._sequence(part, timed) for part in s] for s in segments], spans
 
     def _sequence(self, commands: Sequence[Command], timed: bool = False) -> Any:
@@ -113,7 +112,6 @@ class Worker:
         self._run(sequences[segment], *spans[segment])
 
     def once(self, commands: Sequence[Command], reads: list[Span], writes: list[Span]) -> None:
-        """Record, run and forget."""
         sequence = self._sequence(commands)
         self._run([sequence], reads, writes)
         sequence.destroy()
@@ -122,8 +120,8 @@ class Worker:
         for tensor, begin, end in reads:
             self._mapped[tensor][begin:end] = self._shared[tensor][begin:end]
         for sequence in sequences:
-            # kp ignores the results of submitting and waiting. So the device copies a new number from one
-            # word to another after the work: if the number does not arrive, the work was not done.
+            # kp ignores errors of submits and waits. So after the work the device copies a new number between
+            # two words; if it does not arrive, the work was not done.
             self._beat = (self._beat + 1) & 0xFFFFFFFF
             self._mapped[BEAT_IN][0] = self._beat
             sequence.eval()
@@ -133,7 +131,7 @@ class Worker:
             self._shared[tensor][begin:end] = self._mapped[tensor][begin:end]
 
     def times(self, number: int) -> list[list[int]]:
-        """Timestamps of the last run per submission: one at its start and one behind every command."""
+        """Timestamps of the last run per submission: at its start and after every command."""
         return [sequence.get_timestamps()[:-1] for part in self._executables[number][0] for sequence in part]
 
     def drop(self, number: int) -> None:
@@ -149,7 +147,7 @@ class Worker:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the other process decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the client decides
     sock = socket.socket(fileno=int(sys.argv[1]))
     conn = Connection(os.dup(sock.fileno()))
     worker = Worker(sock)
@@ -158,14 +156,14 @@ def main() -> None:
         try:
             name, *args = pickle.loads(conn.recv_bytes())
         except (EOFError, OSError):
-            break  # the other process is gone
+            break  # the client is gone
         try:
             answer = "ok", getattr(worker, name)(*args)
         except Exception as error:
             answer = "error", f"{type(error).__name__}: {error}"
         conn.send_bytes(pickle.dumps(answer))
     sys.stderr.flush()
-    os._exit(0)  # what kp still holds must not be taken apart in the interpreter's order
+    os._exit(0)  # do not destroy kp's objects in the interpreter's order
 
 
 if __name__ == "__main__":

@@ -60,8 +60,8 @@ def experts_operand_type(
 ) -> str:
     """The type of x for experts of type `dtype`.
 
-    - f16s if as many rows would multiply a matrix on matrix units, the groups fit the units, and rows are written
-      whole (others have no scale);
+    - f16s if as many rows would multiply a matrix on matrix units, the groups fit the units, and rows are
+      written whole (others have no scale);
     - q8 if there are q8 ops for experts, and the device has fast instructions or also uses q8 for a matrix;
     - else f32.
     """

@@ -122,7 +122,7 @@ def _rope_store(f: _Fusing, at: int) -> None:
 
 
 def _gated_product(f: _Fusing, at: int) -> None:
-    """Fuse two products into the glu that reads both, if they share x and one binding can span both matrices."""
+    """Fuse two products into the glu that reads both, if they share x and one binding spans both matrices."""
     g = f.named(at)
     i, j = (f.maker(at, name, _PRODUCTS) for name in ("gate", "up"))
     if i is None or j is None:

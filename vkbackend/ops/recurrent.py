@@ -185,7 +185,7 @@ class RecurrentOps(Target):
         step: View,
         **rows: Unpack[DeltaKeywords],
     ) -> None:
-        """The part of delta_net that needs no state, for all chunks at once. `work` has the shape delta_work."""
+        """The stateless part of delta_net, for all chunks at once. `work` has the shape delta_work."""
         n_rows, n_heads = work.shape[:2]
         kda = g.shape[-1] > 1
         size = (work.shape[2] - (CHUNK_KDA if kda else CHUNK)) // 5

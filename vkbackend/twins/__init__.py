@@ -1,10 +1,9 @@
-"""Numpy twins of the ops, the oracle of every shader: `twins.rows.rms_norm` is what `rms_norm.comp` computes.
+"""Numpy twins of the ops, the oracle of every shader: `twins.rows.rms_norm` is `rms_norm.comp`.
 
-A twin has its op's name, argument order and push constants; matrix ops that compute the same share one.
-Storage arguments are arrays in binding order (weights and rounded activations dequantized, or f16 as stored),
-then StepParams if the op reads it, then push and specialization constants by keyword. A twin ignores
-constants that change only the speed. Outputs are written in place. Sums and products run in float64 and are
-rounded once, to float32.
+A twin has the name, argument order and push constants of its op, whose recorder method has the formula. Equal
+matrix ops share a twin. Arguments are storage arrays in binding order (weights and activations dequantized,
+or f16 as stored), StepParams if read, then push and specialization constants by keyword. Outputs are written
+in place. Twins compute in float64, round once to float32, and ignore constants that affect only speed.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _FAMILIES = (
 
 @cache
 def twin_of(op: str) -> Callable[..., None]:
-    """The twin of an op; raises NotImplementedError where none is written."""
+    """The twin of an op; raises NotImplementedError if missing."""
     name = OPS[op].twin or op
     for family in _FAMILIES:
         if twin := getattr(family, name, None):

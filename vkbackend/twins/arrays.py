@@ -1,4 +1,4 @@
-"""What all twins read their arguments with."""
+"""Array helpers of the twins."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Array = np.ndarray
 
 
 def f64(array: Array, *shape: int) -> Array:
-    """The leading elements of `array` in float64 and in the shape the op means."""
+    """The leading elements of `array` as float64 of the given shape."""
     return array.reshape(-1)[: int(np.prod(shape))].reshape(shape).astype(np.float64)
 
 
@@ -19,7 +19,7 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def bf16_bits(values: Array) -> Array:
-    """uint16 bits of float32 values as the nearest bfloat16, ties to even."""
+    """uint16 bits of float32 values as bfloat16, nearest even."""
     bits = values.view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16
     return np.where(np.isnan(values), bits >> 16 | 0x40, rounded).astype(np.uint16)
@@ -30,8 +30,7 @@ def bf16_values(bits: Array) -> Array:
 
 
 def f16_blocks(words: Array, n: int) -> list[tuple[Array, slice]]:
-    """(words, elements) of the whole blocks, then of the shorter last block, if any: the packed words as an
-    array [n_blocks, 1 + width / 2], and the slice of the n elements that they hold."""
+    """(words [n_blocks, 1 + width / 2], slice of elements) of the whole blocks, then of a shorter last block."""
     whole = n // F16_BLOCK * F16_BLOCK
     found = []
     for first, last, width in ((0, whole, F16_BLOCK), (whole, n, n - whole)):
@@ -42,7 +41,7 @@ def f16_blocks(words: Array, n: int) -> list[tuple[Array, slice]]:
 
 
 def put_f16(values: Array, words: Array) -> None:
-    """words uint32 = float32 values [n] in 16 bits each, nearest, ties to even (`vkbackend.wire`)."""
+    """words uint32 = float32 values [n] in 16 bits each, nearest even (`vkbackend.wire`)."""
     for blocks, at in f16_blocks(words, values.size):
         part = values[at].reshape(len(blocks), -1)
         tops = np.where(np.isfinite(part), np.abs(part), 0).max(axis=1)
@@ -52,12 +51,11 @@ def put_f16(values: Array, words: Array) -> None:
 
 
 def f16_bits(values: Array, biases: Array) -> Array:
-    """uint16 bits of float32 values; `biases` is the first word of each value's block. Rounded in float64,
-    which is exact."""
+    """uint16 bits of float32 values, rounded in float64; `biases` is the first word of each value's block."""
     tiny, nan, inf = np.finfo(np.float32).tiny, np.isnan(values), np.isinf(values)
     finite = np.where(nan | inf | (np.abs(values) < tiny), 0, values).astype(np.float64)
-    share, exponent = np.frexp(np.abs(finite))  # 2048 * share has 11 bits before the point, or is zero
-    at_top = (biases.view(np.int32) >> 23) + 30  # the exponent field of the block's largest element
+    share, exponent = np.frexp(np.abs(finite))  # 2048 * share has 11 integer bits or is zero
+    at_top = (biases.view(np.int32) >> 23) + 30  # exponent of the block's largest element
     places = np.where(finite == 0, 0, exponent + 126 - at_top + 30)
     codes = np.where(places >= 1, np.rint(2048 * share) + 1024 * (places - 1), 0).astype(np.uint16)
     codes = np.where(nan, 0x7F00, np.where(inf, 0x7E00, codes))
@@ -65,7 +63,7 @@ def f16_bits(values: Array, biases: Array) -> Array:
 
 
 def take_f16(words: Array, out: Array) -> None:
-    """out float32 [n] = what `put_f16` packed."""
+    """The inverse of `put_f16`; out float32 [n]."""
     for blocks, at in f16_blocks(words, out.size):
         bits = out[at].reshape(len(blocks), -1).view(np.uint32)
         codes = blocks[:, 1:].view(np.uint16)[:, : bits.shape[1]]

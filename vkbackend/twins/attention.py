@@ -12,11 +12,11 @@ from vkbackend.step import StepParams
 from vkbackend.twins.arrays import Array, ceil_div, f64
 
 NEG_LARGE = -1.0e30
-CACHE_TYPE_OF_32 = {64: "bf16", 34: "q8_0", 18: "q4_0"}  # by bytes of 32 elements
+CACHE_TYPE_OF_32 = {64: "bf16", 34: "q8_0", 18: "q4_0"}  # key: bytes of 32 elements
 
 
 def cells_of(step: StepParams, row: int, cells: Array, blocks_per_slot: int) -> Array:
-    """Cell of each position 0..pos of a row's slot."""
+    """Cells of positions 0..pos of a row's slot."""
     position, slot = int(step.rows[row, 0]), int(step.rows[row, 1])
     positions = np.arange(position + 1)
     return (
@@ -26,15 +26,14 @@ def cells_of(step: StepParams, row: int, cells: Array, blocks_per_slot: int) -> 
 
 
 def _head_norm(heads: Array, w: Array, norm: int, eps: float) -> Array:
-    """The heads [..., head_dim]: as they are (`norm` 0), divided by their RMS (1), or also times w (2)."""
+    """Heads [..., head_dim]: unchanged (`norm` 0), over their RMS (1), also times w (2)."""
     if norm:
         heads = heads / np.sqrt(np.mean(heads * heads, axis=-1, keepdims=True) + eps)
     return heads * f64(w, heads.shape[-1]) if norm == 2 else heads
 
 
 def _rotated(heads: Array, cos_sin: Array, n_rot: int, half_split: int) -> Array:
-    """heads [n_rows, n_heads, head_dim] with pairs (2i, 2i + 1) rotated, or (i, i + n_rot / 2) with
-    half_split."""
+    """heads [n_rows, n_heads, head_dim] with rotated pairs."""
     angles = f64(cos_sin, len(heads), 1, n_rot // 2, 2)
     cos, sin = angles[..., 0], angles[..., 1]
     first = slice(0, n_rot // 2) if half_split else slice(0, n_rot, 2)
@@ -49,7 +48,6 @@ def rope(
     x: Array, w: Array, cos_sin: Array, y: Array, *, n_heads: int, head_dim: int, n_rot: int, n_rows: int,
     eps: float = 0.0, half_split: int = 0, norm: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """Norm the heads, rotate their first n_rot dims, copy the others."""
     heads = _head_norm(f64(x, n_rows, n_heads, head_dim), w, norm, eps)
     y.reshape(heads.shape)[:] = _rotated(heads, cos_sin, n_rot, half_split)
 
@@ -59,8 +57,7 @@ def kv_store(
     n_rows: int, blocks_per_slot: int, head_dim: int = 0, n_rot: int = 0, half_split: int = 0,
     eps: float = 0.0, norm: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """cache[cell of the row's position] = x[row], its heads normed and rotated, in the cache's type, bytes
-    where numpy has none."""
+    """As bytes for types that numpy lacks."""
     rows = x.reshape(n_rows, width)[: step.n_rows]
     if norm or n_rot:
         heads = _head_norm(f64(rows, len(rows), width // head_dim, head_dim), w, norm, eps)
@@ -72,12 +69,12 @@ def kv_store(
     else:
         out = cache.reshape(-1, width)
     for row in range(len(rows)):
-        with np.errstate(over="ignore"):  # beyond 65,504 f16 is inf, as in the shader
+        with np.errstate(over="ignore"):  # f16 above 65,504 is inf, as in the shader
             out[cells_of(step, row, cells, blocks_per_slot)[-1]] = rows[row]
 
 
 def _stored_blocks(rows: Array, dtype: str) -> Array:
-    """Rows as stored; a quantized block with a value that is not finite is NaN, with the codes of zeros."""
+    """Rows as stored; a quantized block with a non-finite value becomes NaN with codes of zeros."""
     if block_of(dtype)[0] == 1:
         return quantize(rows, dtype)
     blocks = rows.reshape(-1, 32)
@@ -93,8 +90,7 @@ def attn_decode(
     chunk: int, scale: float, softcap: float, head_k: int, head_v: int, final: int = 0, has_sinks: int = 0,
     **_: Any,
 ) -> None:  # fmt: skip
-    """part = (sum of p * v, max, sum of p) over each split's blocks of keys, p = exp(score - max); with
-    `final` they are joined."""
+    """p = exp(score - max); `final` combines the splits."""
     queries = f64(q, n_rows, n_heads, head_k)
     out = np.zeros((n_rows, n_heads, n_splits, head_v + 2))
     out[..., head_v] = NEG_LARGE
@@ -117,7 +113,7 @@ def attn_decode(
 
 
 def part_of(score: Array, values: Array) -> Array:
-    """(sum of p * v, max, sum of p) of a split by head [n_heads, head_v + 2], p = exp(score - max)."""
+    """(sum of p * v, max, sum of p) per head of a split [n_heads, head_v + 2]."""
     top = score.max(axis=1, keepdims=True)
     prob = np.exp(score - top)
     return np.c_[np.einsum("hj,jhd->hd", prob, values), top, prob.sum(axis=1)]
@@ -127,7 +123,7 @@ def attn_combine(
     part: Array, sinks: Array, y: Array, *, n_heads: int, n_rows: int, n_splits: int, head_v: int,
     has_sinks: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """y = sum of exp(m_s - m) * acc_s / (sum of exp(m_s - m) * l_s + exp(sink - m)), zeros for no keys."""
+    """y = sum of exp(m_s - m) * acc_s / (sum of exp(m_s - m) * l_s + exp(sink - m)), zeros without keys."""
     parts = f64(part, n_rows, n_heads, n_splits, head_v + 2)
     top = parts[..., head_v].max(axis=2, keepdims=True)
     if has_sinks:
@@ -146,8 +142,7 @@ def attn_prefill(
     first_head: int, scale: float, softcap: float, head_k: int, head_v: int, groups: tuple[int, int, int],
     has_sinks: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """y = softmax(scores, sink) v over the window up to each row's position; zeros for rows of no run. Rows
-    that attn_decode writes are not touched, nor are heads that other dispatches have."""
+    """Zeros for rows outside runs. Leaves rows of attn_decode and heads of other dispatches unchanged."""
     own = slice(first_head, first_head + groups[1])
     queries = f64(q, n_rows, n_heads, head_k)[:, own]
     q_first += first_head
@@ -164,7 +159,7 @@ def attn_prefill(
 
 
 def _first_key(n_keys: int, window: int, chunk: int) -> int:
-    """The first of `n_keys` positions that the last one sees."""
+    """First of `n_keys` positions visible to the last."""
     first = max(0, n_keys - window) if window else 0
     return max(first, (n_keys - 1) // chunk * chunk) if chunk else first
 
@@ -173,7 +168,7 @@ def scores_of(
     query: Array, k: Array, v: Array, at: Array, n_kv: int, group: int, q_first: int, scale: float,
     softcap: float,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """(scores [n_heads, n_keys], values [n_keys, n_heads, head_v]) of one row's query over the cells `at`."""
+    """(scores [n_heads, n_keys], values [n_keys, n_heads, head_v]) of a row over the cells `at`."""
     kv_head = (q_first + np.arange(len(query))) // group
 
     def heads(cache: Array) -> Array:

@@ -16,7 +16,6 @@ def index_scores(
     q: Array, w: Array, k: Array, cells: Array, y: Array, step: StepParams, *, n_heads: int, n_rows: int,
     first_row: int, blocks_per_slot: int, n_positions: int, head: int, **_: Any,
 ) -> None:  # fmt: skip
-    """y[r, p] = sum over heads of w * max(q . k[p], 0), for the positions up to the row's own."""
     queries, gains = f64(q, n_rows, n_heads, head), f64(w, n_rows, n_heads)
     out = y.reshape(n_rows, n_positions)
     for row in range(min(n_rows, step.n_rows - first_row)):
@@ -29,7 +28,6 @@ def index_top_k(
     x: Array, ids: Array, step: StepParams, *, n_positions: int, n_rows: int, first_row: int, n_chosen: int,
     **_: Any,
 ) -> None:  # fmt: skip
-    """The positions of the n_chosen largest up to the row's own, ascending, ties by position, NaN first."""
     rows, out = x.reshape(n_rows, n_positions), ids.reshape(n_rows, n_chosen)
     for row in range(min(n_rows, step.n_rows - first_row)):
         found = rows[row, : int(step.rows[first_row + row, 0]) + 1]
@@ -43,7 +41,6 @@ def attn_chosen(
     n_heads: int, n_kv: int, group: int, q_first: int, n_rows: int, blocks_per_slot: int, n_splits: int,
     n_chosen: int, scale: float, head_k: int, head_v: int, final: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """As attn_decode, of every row over its chosen positions in the order in which they stand."""
     queries, positions = f64(q, n_rows, n_heads, head_k), chosen.reshape(n_rows, n_chosen)
     out = np.zeros((n_rows, n_heads, n_splits, head_v + 2))
     out[..., head_v] = NEG_LARGE

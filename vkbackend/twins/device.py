@@ -1,8 +1,4 @@
-"""Devices without a driver: numpy runs the twins of the ops (bisecting, machines without Vulkan), null only
-counts.
-
-Both are ordinary devices behind the runtime seam, so meta/ and models/ run on them unchanged.
-"""
+"""Devices without a driver: numpy runs the twins, null only counts. meta/ and models/ use them as any device."""
 
 from __future__ import annotations
 
@@ -29,7 +25,7 @@ def _bytes(view: View) -> np.ndarray:
 
 
 def array_of(view: View) -> np.ndarray:
-    """The view as a numpy array: in place for plain types, dequantized (a copy) for block formats."""
+    """The view as an array: in place for plain types, a dequantized copy for block formats."""
     raw = _bytes(view)
     if view.dtype in _PLAIN:
         n = int(np.prod(view.shape))
@@ -38,7 +34,7 @@ def array_of(view: View) -> np.ndarray:
 
 
 def stored(view: View) -> np.ndarray:
-    """The view as a numpy array in place: rows of bytes for types that numpy does not have."""
+    """The view as an array in place: rows of bytes for types that numpy lacks."""
     if view.dtype in _PLAIN:
         return array_of(view)
     nbytes = row_nbytes(view.dtype, view.shape[-1])
@@ -46,7 +42,7 @@ def stored(view: View) -> np.ndarray:
 
 
 def run_dispatch(dispatch: Dispatch) -> None:
-    """Run the numpy twin of one dispatch on host-backed buffers."""
+    """Run a dispatch's twin."""
     args: list[Any] = [
         stored(view) if i in dispatch.written else array_of(view) for i, view in enumerate(dispatch.args)
     ]
@@ -57,8 +53,6 @@ def run_dispatch(dispatch: Dispatch) -> None:
 
 
 class HostExecutable(Executable):
-    """A recording as it is: the segments are its commands."""
-
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
         self.segments = recording.segments()
@@ -69,7 +63,7 @@ class HostExecutable(Executable):
 
 
 class HostQueue(Queue):
-    """Runs a segment inside `submit` or `allow`, whichever makes it ready."""
+    """Runs a segment in `submit` or `allow`, once it is ready."""
 
     ahead = True
 
@@ -102,7 +96,7 @@ class HostQueue(Queue):
 
 
 class HostDevice(Device):
-    """Host memory behind the seam; subclasses say what executing a command means."""
+    """Host memory behind the seam; subclasses execute commands."""
 
     imports_pages = True
 
@@ -116,7 +110,7 @@ class HostDevice(Device):
         self.counts["buffer"] += 1
         self.created += 1
         self.nbytes[home] += aligned(nbytes)
-        # 0xFF bytes are NaN: a value that is read before it is written shows.
+        # 0xFF bytes are NaN, which exposes reads before writes.
         return Buffer(aligned(nbytes), home, label, host=np.full(aligned(nbytes), 0xFF, np.uint8))
 
     def free(self, buffer: Buffer) -> None:
@@ -149,8 +143,6 @@ class HostDevice(Device):
 
 
 class NumpyDevice(HostDevice):
-    """Runs the numpy twins."""
-
     def execute(self, command: Any) -> None:
         if isinstance(command, Dispatch):
             run_dispatch(command)
@@ -159,7 +151,7 @@ class NumpyDevice(HostDevice):
 
 
 class NullDevice(HostDevice):
-    """Runs nothing; `executed` counts what it was asked to run, by op."""
+    """Runs nothing; `executed` counts dispatches by op."""
 
     def __init__(self, name: str, limits: Limits | None = None) -> None:
         super().__init__(name, limits)

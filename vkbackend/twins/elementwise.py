@@ -1,4 +1,4 @@
-"""Twins of ops that go over elements or rows one by one."""
+"""Twins of elementwise and row-wise ops."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from vkbackend.twins.arrays import Array, f64
 
 
 def glu(gate: Array, up: Array, y: Array, *, n: int, act: int = 1, **_: Any) -> None:
-    """y = act(gate) * up: identity, SiLU, GELU (tanh form), sigmoid, the clamped SwiGLU of gpt-oss, or
-    GELU or the square of ReLU without up."""
     g, u = f64(gate, n), f64(up, n)
 
     def sigmoid(x: Array) -> Array:
@@ -31,46 +29,39 @@ def glu(gate: Array, up: Array, y: Array, *, n: int, act: int = 1, **_: Any) -> 
 
 
 def scale(x: Array, y: Array, *, n: int, c: float, **_: Any) -> None:
-    """y = c * x, in float32: the product of two floats has one rounding; 0 gives zeros, of NaN too."""
+    """In float32: a product of two floats is rounded once. 0 gives zeros, even of NaN."""
     y.reshape(-1)[:n] = np.float32(c) * x.reshape(-1)[:n] if c else 0.0
 
 
 def softcap(x: Array, y: Array, *, n: int, c: float, **_: Any) -> None:
-    """y = c * tanh(x / c)."""
     y.reshape(-1)[:n] = c * np.tanh(f64(x, n) / c)
 
 
 def xielu(
     x: Array, y: Array, *, n: int, alpha_p: float, alpha_n: float, beta: float, eps: float, **_: Any
 ) -> None:
-    """y = alpha_p x^2 + beta x for x > 0, else alpha_n (e^min(x, eps) - 1 - x) + beta x."""
     values = f64(x, n)
     bent = alpha_n * (np.expm1(np.minimum(values, eps)) - values)
     y.reshape(-1)[:n] = np.where(values > 0, alpha_p * values * values, bent) + beta * values
 
 
 def add(a: Array, b: Array, y: Array, *, n: int, **_: Any) -> None:
-    """y = a + b."""
     y.reshape(-1)[:n] = f64(a, n) + f64(b, n)
 
 
 def add_bias(x: Array, b: Array, y: Array, *, n: int, n_rows: int, **_: Any) -> None:
-    """y = x + b in every row."""
     y.reshape(-1)[: n_rows * n] = (f64(x, n_rows, n) + f64(b, n)).reshape(-1)
 
 
 def gate_rows(gate: Array, x: Array, y: Array, *, n: int, n_rows: int, **_: Any) -> None:
-    """y[r] = sigmoid(gate[r]) * x[r]."""
     factor = 1 / (1 + np.exp(-f64(gate, n_rows, 1)))
     y.reshape(-1)[: n_rows * n] = (factor * f64(x, n_rows, n)).reshape(-1)
 
 
 def columns(x: Array, y: Array, *, n: int, width: int, first: int, n_rows: int, **_: Any) -> None:
-    """y = columns first..first + n of rows of `width`."""
     rows = x.reshape(-1)[: n_rows * width].reshape(n_rows, width)
     y.reshape(-1)[: n_rows * n] = rows[:, first : first + n].reshape(-1)
 
 
 def copy_words(src: Array, dst: Array, *, n: int, **_: Any) -> None:
-    """dst = src, n 32-bit words."""
     dst.reshape(-1).view(np.uint32)[:n] = src.reshape(-1).view(np.uint32)[:n]

@@ -1,4 +1,4 @@
-"""Twin of the op that rounds activations to halves."""
+"""Twin of rounding activations to halves."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from vkbackend.twins.arrays import Array
 
 
 def pack_f16(x: Array, y: Array, *, k: int, n_rows: int, **_: Any) -> None:
-    """Each row is x / s as halves, zeros up to a multiple of 32 elements, then s, the power of two below max
-    |x|. Tests compare the bits."""
+    """x / s as halves, padded with zeros to 32 elements, then s, the power of two below max |x|. Tests
+    compare bits."""
     rows = x.reshape(-1)[: n_rows * k].reshape(n_rows, k)
     top = np.abs(rows).max(axis=1)
     exponent = np.clip(np.where(np.isfinite(top), top, 1).view(np.uint32) >> 23, 1, 253)

@@ -1,8 +1,4 @@
-"""Twins of the ops of a mixture of experts.
-
-What decides which experts are chosen is computed in float32 and in the shaders' order, bit by bit; the rest
-in float64.
-"""
+"""Twins of the mixture of experts. Routing is computed bit by bit, in float32 and the shaders' order."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ import numpy as np
 from vkbackend.twins.arrays import Array, f64
 
 SOFTMAX, SIGMOID, SOFTMAX_WEIGHT = range(3)
-LANES = 128  # of moe_topk's sums
+LANES = 128  # lanes of moe_topk's sums
 F32 = np.float32
 
 
@@ -39,7 +35,6 @@ def exact_inverse_sqrt(x: Array) -> Array:
 
 
 def exact_exp(x: Array) -> Array:
-    """NaN stays NaN."""
     x = np.clip(x, F32(-87), F32(88))
     n = np.floor(x * F32(1.4426950408889634) + F32(0.5))
     f = n * F32(2.12194440e-4) + (n * F32(-0.693359375) + x)
@@ -56,8 +51,8 @@ def exact_sigmoid(x: Array) -> Array:
 
 
 def exact_sum(x: Array) -> Array:
-    """The sum over the last axis, in the shader's order: lane i % 128 adds up elements i, then the upper half
-    of the lanes is added to the lower until one lane is left."""
+    """Sum over the last axis in the shader's order: lane i % 128 adds elements i, then upper lanes are added
+    to lower ones, by halves."""
     lanes = np.zeros((*x.shape[:-1], LANES), F32)
     for i in range(0, x.shape[-1], LANES):
         part = x[..., i : i + LANES]
@@ -74,10 +69,7 @@ def exact_sum(x: Array) -> Array:
 def moe_logits(
     h: Array, w_norm: Array, w: Array, logits: Array, *, n_embd: int, n_experts: int, n_rows: int, **_: Any
 ) -> None:
-    """logits[r, e] = sum of h[r, k] * (w_norm[k] * w[e, k]) in float32 and the shader's order, bit by bit.
-
-    Lane k % 32 sums its products in order of k, then halves of the lanes are added until one is left.
-    """
+    """Bit by bit: lane k % 32 sums its products in order of k, then halves of the lanes are added."""
     n_lanes = 32
     weight = w_norm.reshape(-1)[:n_embd] * w.reshape(-1)[: n_experts * n_embd].reshape(n_experts, n_embd)
     rows = h.reshape(-1)[: n_rows * n_embd].reshape(n_rows, 1, n_embd)
@@ -98,9 +90,7 @@ def moe_topk(
     eps: float, scale: float, logit_scale: float, gating: int = SOFTMAX, has_bias: int = 0,
     has_select: int = 0, has_gain: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """The experts of the largest logits, or of the largest probability + `select` in the best groups: lowest
-    id first on ties, NaN last. Weights are the probabilities there; all in float32, bit by bit.
-    """
+    """Bit by bit in float32."""
     rows, raw = _f32(h, n_rows, n_embd), _f32(logits, n_rows, n_experts)
     mean = exact_sum(rows * rows) * exact_reciprocal(np.array([n_embd], F32)) + F32(eps)
     norm = (exact_inverse_sqrt(mean) * F32(logit_scale))[:, None]
@@ -117,7 +107,7 @@ def moe_topk(
         value = exact_sigmoid(value)
     if has_select or n_groups > 1:
         decides = value + _f32(select, n_experts) if has_select else value
-    # NaN comes after every number, experts of other groups after that.
+    # NaN sorts after numbers, experts of other groups after NaN.
     order = np.stack([np.isnan(decides), np.where(np.isnan(decides), 0, -decides)]).astype(np.float64)
     if n_groups > 1:
         size = n_experts // n_groups
@@ -149,7 +139,7 @@ def mat_vec_id(
     w: Array, x: Array, ids: Array, starts: Array, y: Array, *, side: int, first: int, count: int,
     n_used: int, n_rows: int, x_stride: int, y_stride: int, x_per_used: int, axis: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """y[r, u] = W_e x, e = ids[r, u]: [own, side] with axis 0, [side, own] with axis 1, own = its columns."""
+    """W_e is [columns, side] with axis 0, [side, columns] with axis 1."""
     for pair in range(n_rows * n_used):
         expert = int(ids.reshape(-1)[pair])
         if first <= expert < first + count:
@@ -165,7 +155,7 @@ def mat_lane_id(
     count: int, n_used: int, n_rows: int, x_stride: int, y_stride: int, x_per_used: int, axis: int = 0,
     grouped: int = 1, **_: Any,
 ) -> None:  # fmt: skip
-    """mat_vec_id for the pairs that stand in the tiles; without groups `tiles` are the ids."""
+    """Without groups `tiles` are the ids."""
     ids = tiles.reshape(-1)
     if grouped:
         ids = np.full(n_rows * n_used, 0xFFFFFFFF, np.uint32)
@@ -182,7 +172,6 @@ def mat_mul_id(
     count: int, n_used: int, n_rows: int, x_stride: int, y_stride: int, x_per_used: int, axis: int = 0,
     **_: Any,
 ) -> None:  # fmt: skip
-    """mat_vec_id for the pairs that stand in the tiles."""
     mat_lane_id(
         w, x, order, tiles, starts, y, side=side, first=first, count=count, n_used=n_used, n_rows=n_rows,
         x_stride=x_stride, y_stride=y_stride, x_per_used=x_per_used, axis=axis,
@@ -192,7 +181,7 @@ def mat_mul_id(
 def moe_group(
     ids: Array, order: Array, tiles: Array, *, n_pairs: int, n_experts: int, tile: int, n_tiles: int, **_: Any
 ) -> None:
-    """Pairs sorted by expert, stably; tiles of (expert, first place, pairs), zeros behind the last."""
+    """Stable sort; tiles are (expert, first position, pairs), padded with zeros."""
     expert_of = ids.reshape(-1)[:n_pairs]
     own = [np.flatnonzero(expert_of == e) for e in range(n_experts)]
     together = np.concatenate(own)
@@ -219,8 +208,6 @@ def add_id(
     ragged: int = 0,
     **_: Any,
 ) -> None:
-    """y[p] = x[p] + b[e], e = ids[p]. If ragged, b[e] is elements starts[e]..starts[e + 1] of b, and only so
-    many elements of y[p] are written."""
     for pair in range(n_pairs):
         e = int(ids.reshape(-1)[pair])
         begin, end = (int(starts[e]), int(starts[e + 1])) if ragged else (e * n, (e + 1) * n)
@@ -229,6 +216,5 @@ def add_id(
 
 
 def moe_sum(x: Array, weights: Array, y: Array, *, n: int, n_used: int, n_rows: int, **_: Any) -> None:
-    """y[r] = sum over u of weights[r, u] * x[r, u]."""
     total = np.einsum("ru,run->rn", f64(weights, n_rows, n_used), f64(x, n_rows, n_used, n))
     y.reshape(-1)[: n_rows * n] = total.reshape(-1)

@@ -1,8 +1,5 @@
-"""Twins of the ops on 8-bit activations.
-
-All devices have to make the same codes. So the twin rounds as the shader does: in float32, in the same order,
-bit by bit.
-"""
+"""Twin of 8-bit activations. All devices must produce the same codes, so it rounds as the shader: in float32,
+in the same order."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from vkbackend.twins.moe import exact_reciprocal
 
 
 def quantize_q8(x: Array, y: Array, *, k: int, n_rows: int, **_: Any) -> None:
-    """Rows of int8 codes, then scale and sums of half blocks for each 32, in float32: compared bit by bit."""
+    """Rows of int8 codes, then scale and half-block sums per 32, in float32."""
     blocks = x.reshape(-1)[: n_rows * k].reshape(-1, 32)
     top = np.abs(blocks).max(axis=1)  # NaN if there is one
     usable = np.isfinite(top) & (top >= np.float32(2.0**-115))

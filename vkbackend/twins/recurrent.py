@@ -1,4 +1,4 @@
-"""Twins of the ops of recurrent layers."""
+"""Twins of recurrent layers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from vkbackend.twins.arrays import Array, f64
 
 
 def runs_of(step: StepParams) -> Iterator[tuple[int, int, int, int, bool]]:
-    """(first row, rows, state cell read, state cell written, whether it begins at position 0) of each run."""
+    """(first row, rows, cell read, cell written, whether at position 0) of each run."""
     for _, first, n, position in step.runs[: step.n_runs].tolist():
         cells = int(step.rows[first, 3])
         yield first, n, cells & 0xFFFF, cells >> 16, position == 0
 
 
 def _strided(x: Array, n_rows: int, stride: int, n_heads: int, size: int) -> Array:
-    """Heads [n_rows, n_heads, size] of rows that are `stride` apart."""
+    """Heads [n_rows, n_heads, size] of rows `stride` apart."""
     at = np.arange(n_rows)[:, None] * stride + np.arange(n_heads * size)
     return x.reshape(-1)[at].reshape(n_rows, n_heads, size).astype(np.float64)
 
@@ -28,7 +28,6 @@ def ssm_conv(
     x: Array, w: Array, b: Array, state: Array, y: Array, step: StepParams, *, width: int, n_rows: int,
     d_conv: int, silu: int = 1, has_b: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """y = silu(b + sum over j of w[c, j] * (state, x)[t + j, c]); the state: the last d_conv - 1 columns."""
     rows, taps, out = x.reshape(n_rows, width), f64(w, width, d_conv), y.reshape(n_rows, width)
     bias = f64(b, width) if has_b else 0.0
     cells = state.reshape(-1, width, d_conv - 1)
@@ -43,7 +42,6 @@ def ssm_conv(
 def l2_norm(
     x: Array, y: Array, *, n: int, n_heads: int, x_stride: int, n_rows: int, eps: float, **_: Any
 ) -> None:
-    """y = x / sqrt(sum(x^2) + eps) over each head."""
     heads = _strided(x, n_rows, x_stride, n_heads, n)
     y.reshape(heads.shape)[:] = heads / np.sqrt((heads * heads).sum(axis=2, keepdims=True) + eps)
 
@@ -52,7 +50,6 @@ def delta_gates(
     a: Array, dt: Array, decay: Array, b: Array, g: Array, beta: Array, *, n_heads: int, width: int,
     n_rows: int, **_: Any,
 ) -> None:  # fmt: skip
-    """g = softplus(a + dt) * decay, beta = sigmoid(b)."""
     value = f64(a, n_rows, n_heads, width) + f64(dt, n_heads, width)
     g.reshape(value.shape)[:] = np.logaddexp(0.0, value) * f64(decay, n_heads, 1)
     beta.reshape(n_rows, n_heads)[:] = 1.0 / (1.0 + np.exp(np.minimum(-f64(b, n_rows, n_heads), 700.0)))
@@ -67,7 +64,6 @@ def delta_net(
     n_heads: int, n_k: int, tiled: int, q_stride: int, v_stride: int, n_rows: int, scale: float, s: int,
     kda: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """M = e^g M; M = M + k (beta (v - M^T k))^T; y = scale M^T q, row by row."""
     heads = _key_heads(n_heads, n_k, tiled)
     queries, keys = (_strided(x, n_rows, q_stride, n_k, s)[:, heads] for x in (q, k))
     values, gates = _strided(v, n_rows, v_stride, n_heads, s), f64(g, n_rows, n_heads, s if kda else 1)
@@ -89,7 +85,7 @@ def delta_chunk(
     n_k: int, tiled: int, q_stride: int, v_stride: int, n_rows: int, scale: float, s: int, c: int,
     kda: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """u, w, scale e^c q, e^(c_last - c) k, e^c_last of each chunk, and the products scale q_t D_ts k_s."""
+    """Per chunk: u, w, scale e^c q, e^(c_last - c) k, e^c_last, and the products scale q_t D_ts k_s."""
     heads = _key_heads(n_heads, n_k, tiled)
     queries, keys = (_strided(x, n_rows, q_stride, n_k, s)[:, heads] for x in (q, k))
     values, gates = _strided(v, n_rows, v_stride, n_heads, s), f64(g, n_rows, n_heads, s if kda else 1)

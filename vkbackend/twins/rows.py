@@ -1,4 +1,4 @@
-"""Twins of ops that take rows in and put rows out, the tail of a reduce, top-k."""
+"""Twins of row ops."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def embed(
     first: int = 0,
     **_: Any,
 ) -> None:
-    """y[r] = w[id(r) - first]; the piece with first = 0 writes zeros to rows whose id it does not have."""
+    """The piece with first = 0 writes zeros to rows of other pieces."""
     out = y.reshape(n_rows, n_embd)
     if first == 0:
         out[:] = 0.0
@@ -43,7 +43,6 @@ def embed(
 def rms_norm(
     x: Array, w: Array, y: Array, *, n: int, n_rows: int, eps: float, has_w: int = 1, **_: Any
 ) -> None:
-    """y = x / sqrt(mean(x^2) + eps) * w."""
     rows = f64(x, n_rows, n)
     rows = rows / np.sqrt(np.mean(rows * rows, axis=1, keepdims=True) + eps)
     rows = rows * f64(w, n) if has_w else rows
@@ -56,7 +55,6 @@ def rms_norm(
 def layer_norm(
     x: Array, w: Array, b: Array, y: Array, *, n: int, n_rows: int, eps: float, has_b: int = 1, **_: Any
 ) -> None:
-    """y = (x - mean(x)) / sqrt(var(x) + eps) * w + b."""
     rows = f64(x, n_rows, n)
     rows = rows - rows.mean(axis=1, keepdims=True)
     rows = rows / np.sqrt(np.mean(rows * rows, axis=1, keepdims=True) + eps) * f64(w, n)
@@ -64,13 +62,12 @@ def layer_norm(
 
 
 def center(x: Array, y: Array, *, n: int, n_rows: int, share: float, **_: Any) -> None:
-    """y = x - mean(x) of every row; share is 1 / n."""
+    """share is 1 / n."""
     rows = f64(x, n_rows, n)
     y.reshape(n_rows, n)[:] = rows - share * rows.sum(axis=1, keepdims=True)
 
 
 def row_moments(x: Array, y: Array, *, n: int, n_rows: int, **_: Any) -> None:
-    """The sums of rows and of their squares."""
     rows = f64(x, n_rows, n)
     y.reshape(n_rows, 2)[:] = np.stack([rows.sum(axis=1), (rows * rows).sum(axis=1)], axis=1)
 
@@ -78,28 +75,25 @@ def row_moments(x: Array, y: Array, *, n: int, n_rows: int, **_: Any) -> None:
 def gaussian_topk(
     x: Array, moments: Array, y: Array, *, n: int, width: int, n_rows: int, c: float, **_: Any
 ) -> None:
-    """y = max(x - mean - c * deviation, 0)."""
     mean, square = f64(moments, n_rows, 2).T / width
     least = mean + c * np.sqrt(np.maximum(square - mean * mean, 0))
     y.reshape(n_rows, n)[:] = np.maximum(f64(x, n_rows, n) - least[:, None], 0)
 
 
 def pack_bf16(x: Array, y: Array, *, n: int, **_: Any) -> None:
-    """y = x as bfloat16 pairs in words, a last half of zero where n is odd."""
     halves = y.reshape(-1).view(np.uint16)
     halves[:n] = bf16_bits(x.reshape(-1)[:n])
     halves[n:] = 0
 
 
 def pack_halves(x: Array, y: Array, kept: Array, *, n: int, keeps: int, **_: Any) -> None:
-    """y = x in 16 bits each, blocks of 128 with an exponent of their own; kept too."""
     put_f16(x.reshape(-1)[:n], y.reshape(-1))
     if keeps:
         kept.reshape(-1)[:] = y.reshape(-1)
 
 
 def _partial(slot: Array, own: Array | None, n: int, wire: int) -> Array:
-    """n elements of a slot as float32; if `own` is given, that share as it would come out of a slot."""
+    """n elements of a slot as float32; `own`: a share as read back from a slot."""
     if wire == 0:
         return slot.view(np.float32)[:n] if own is None else own.view(np.float32)[:n]
     if wire == 1:
@@ -114,7 +108,7 @@ def add_partials(
     n_slots: int, own_index: int, slot_stride: int, writers: int, eps: float, has_residual: int = 1,
     has_norm: int = 1, wire: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """h = residual + sum of the writers' partials in slot order, in float32: h is compared bit by bit."""
+    """In float32: tests compare h bit by bit."""
     total = np.zeros(n_rows * n, np.float32)
     for s in range(n_slots):
         if writers >> s & 1:
@@ -132,8 +126,7 @@ def top_k(
     x: Array, source: Array, ids: Array, values: Array, *, n: int, n_rows: int, chunk: int, n_chunks: int,
     k: int = 64, kind: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """The k largest of each chunk, descending, the lower place first on ties, NaN before all. kind: 1 where
-    `source` has ids, 2 where it is a mask."""
+    """kind: 1 if `source` has ids, 2 if it is a mask."""
     rows = np.asarray(x, np.float32).reshape(-1)[: n_rows * n].reshape(n_rows, n)
     table = source.reshape(-1).view(np.uint32)
     places, found = ids.reshape(-1), values.reshape(-1)
@@ -155,7 +148,6 @@ def top_k(
 def log_sum_exp(
     x: Array, y: Array, *, n: int, n_rows: int, chunk: int, n_chunks: int, **_: Any
 ) -> None:  # fmt: skip
-    """The largest of each chunk and the sum of exp(x - largest)."""
     rows = np.asarray(x, np.float64).reshape(-1)[: n_rows * n].reshape(n_rows, n)
     out = y.reshape(-1)[: n_rows * n_chunks * 2].reshape(n_rows, n_chunks, 2)
     for c in range(n_chunks):

@@ -1,4 +1,4 @@
-"""Twins of the ops of state space layers."""
+"""Twins of state space layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ def ssm_scan(
     x: Array, bc: Array, dt: Array, bias: Array, a: Array, d: Array, state: Array, y: Array, step: StepParams,
     *, n_heads: int, n_groups: int, group: int, first: int, n_rows: int, p: int, n: int, **_: Any,
 ) -> None:  # fmt: skip
-    """M = e^(t a) M + t B x^T, t = softplus(dt + bias); y = M^T C + d x, row by row."""
     values, cells = f64(x, n_rows, n_heads, p), state.reshape(-1, n_heads, n, p)
     both = f64(bc, n_rows, 2, n_groups, n)[:, :, (np.arange(n_heads) + first) // group]
     times = np.logaddexp(0.0, f64(dt, n_rows, n_heads) + f64(bias, n_heads))
@@ -43,7 +42,6 @@ def group_squares(
     z: Array, x: Array, squares: Array, *, width: int, first: int, skip: int, group: int, n_groups: int,
     n_rows: int, has_z: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """The sums of squares of groups; x has columns from `first` on, of which `skip` are not counted."""
     whole = np.zeros((n_rows, n_groups * group))
     whole[:, first + skip : first + width] = _gated(z, x, n_rows, width, has_z)[:, skip:]
     squares.reshape(n_rows, n_groups)[:] = (whole * whole).reshape(n_rows, n_groups, group).sum(axis=2)
@@ -53,7 +51,6 @@ def group_norm(
     z: Array, x: Array, squares: Array, w: Array, y: Array, *, width: int, first: int, group: int,
     n_groups: int, n_rows: int, eps: float, has_z: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """y = x / sqrt(mean of squares + eps) * w."""
     means = f64(squares, n_rows, n_groups)[:, (first + np.arange(width)) // group] / group
     values = _gated(z, x, n_rows, width, has_z)
     y.reshape(n_rows, width)[:] = values / np.sqrt(means + eps) * f64(w, width)

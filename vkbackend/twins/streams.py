@@ -1,4 +1,4 @@
-"""Twins of the ops of several streams of a residual."""
+"""Twins of streams of a residual."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from vkbackend.twins.arrays import Array, f64
 def streams_of(
     x: Array, a: Array, y: Array, *, n: int, n_streams: int, n_rows: int, least: float, **_: Any
 ) -> None:
-    """x, then the runs of a with the root mean square of x."""
     first, rest = f64(x, n_rows, 1, n), f64(a, n_rows, n_streams - 1, n)
     wanted, found = ((v * v).mean(axis=2, keepdims=True) for v in (first, rest))
     scaled = rest * np.sqrt(wanted / np.maximum(found, least))
@@ -22,7 +21,6 @@ def streams_of(
 def streams_predict(
     x: Array, routed: Array, w: Array, y: Array, *, n: int, n_rows: int, scale: float, streams: int, **_: Any
 ) -> None:
-    """y = (1 + W tanh(scale routed)) x of every row, a matrix between streams."""
     values, modes = f64(x, n_rows, streams, n), np.tanh(scale * f64(routed, n_rows, streams))
     between = np.eye(streams) + (modes @ f64(w, streams**2, streams).T).reshape(n_rows, streams, streams)
     y.reshape(n_rows, streams, n)[:] = between @ values
@@ -32,7 +30,6 @@ def streams_correct(
     x: Array, a: Array, routed: Array, w: Array, g: Array, y: Array, z: Array,
     *, n: int, n_rows: int, scale: float, streams: int, **_: Any,
 ) -> None:  # fmt: skip
-    """y = x + (1 + w tanh(scale routed)) (a - x_0); z = g y_0."""
     values, modes = f64(x, n_rows, streams, n), np.tanh(scale * f64(routed, n_rows, streams))
     gains = 1 + modes @ f64(w, streams, streams).T
     corrected = values + gains[:, :, None] * (f64(a, n_rows, 1, n) - values[:, :1])
@@ -41,7 +38,6 @@ def streams_correct(
 
 
 def streams_add(x: Array, a: Array, y: Array, *, n: int, n_streams: int, n_rows: int, **_: Any) -> None:
-    """y = x, plus a in all streams but the first."""
     values = f64(x, n_rows, n_streams, n)
     values[:, 1:] += f64(a, n_rows, 1, n)
     y.reshape(n_rows, n_streams, n)[:] = values

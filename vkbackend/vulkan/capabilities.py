@@ -1,4 +1,4 @@
-"""Queries a physical device for its DeviceInfo, without opening it."""
+"""Queries a physical device for its DeviceInfo."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def extensions_of(physical: Any) -> set[str]:
 
 
 _NO_INDEPENDENCE = C.VK_SHADER_FLOAT_CONTROLS_INDEPENDENCE_NONE
-_NEVER = 1 << 32  # no version of Vulkan has it without an extension
-# Structs of properties: our name -> (Vulkan's name, the version that made it core, the extension before).
+_NEVER = 1 << 32  # not in any core version
+# Property structs: our name -> (Vulkan's name, its core version, the earlier extension).
 _PROPERTIES = {
     "ids": ("VkPhysicalDeviceIDProperties", API_1_1, ""),
     "subgroup": ("VkPhysicalDeviceSubgroupProperties", API_1_1, ""),
@@ -70,7 +70,7 @@ _PROPERTIES = {
 
 
 def describe(instance: Any, physical: Any, instance_version: int) -> DeviceInfo | None:
-    """The capability table of a device, or None if it is older than Vulkan 1.1 or cannot compute."""
+    """A device's DeviceInfo; None if it is older than Vulkan 1.1 or cannot compute."""
     base = new("VkPhysicalDeviceProperties2")
     lib.vkGetPhysicalDeviceProperties(physical, ffi.addressof(base, "properties"))
     api = min(base.properties.apiVersion, instance_version)
@@ -83,12 +83,12 @@ def describe(instance: Any, physical: Any, instance_version: int) -> DeviceInfo 
     properties, bus = p.base.properties, p.bus
     version, reported = properties.driverVersion, properties.apiVersion
     vendor = _VENDORS.get(properties.vendorID, f"0x{properties.vendorID:04x}")
-    # Intel's matrix units belong to its smallest subgroups, not to those it has by default.
+    # Intel's matrix units use its smallest subgroups.
     lanes = features["subgroup_min"] if vendor == "Intel" else p.subgroup.subgroupSize
     kind = _TYPES.get(properties.deviceType, "other")
-    # ANV, Intel's driver, also reports matrix units on GPUs that have none, and emulates them: kernels then
-    # spill hundreds of registers (Tiger Lake: 858). The GPUs that have units are discrete (with mesh
-    # shaders), or their smallest subgroups have 16 lanes.
+    # ANV (Intel) also reports matrix units on GPUs without them and emulates them, with hundreds of spills
+    # (Tiger Lake: 858). GPUs with units are discrete with mesh shaders, or have subgroups of at least 16
+    # lanes.
     has_units = int(lanes) > 8 or (kind == "discrete" and "VK_EXT_mesh_shader" in extensions)
     emulated = vendor == "Intel" and not has_units
     limits = _limits(p, family[1]) | {
@@ -116,10 +116,10 @@ def describe(instance: Any, physical: Any, instance_version: int) -> DeviceInfo 
 
 
 def _properties(physical: Any, api: int, extensions: set[str]) -> SimpleNamespace:
-    """The structs of _PROPERTIES, by our names; a struct that the device does not know is zeros. Also the
-    arguments `physical` and `extensions`, and the struct `base` that leads the chain."""
+    """The structs of _PROPERTIES by our names, zeros if unknown to the device; also `base`, which heads the
+    chain, and the arguments."""
     structs = {key: new(name) for key, (name, _, _) in _PROPERTIES.items()}
-    structs["maintenance4"].maxBufferSize = (1 << 64) - 1  # stays if the device does not have the struct
+    structs["maintenance4"].maxBufferSize = (1 << 64) - 1  # kept if the struct is unknown
     base = new("VkPhysicalDeviceProperties2")
     known = (key for key, (_, version, name) in _PROPERTIES.items() if _has(api, extensions, version, name))
     _chain(base, [structs[key] for key in known])
@@ -130,7 +130,7 @@ def _properties(physical: Any, api: int, extensions: set[str]) -> SimpleNamespac
 def _features_in_properties(
     p: SimpleNamespace, features: dict[str, bool | int | str]
 ) -> dict[str, bool | int | str]:
-    """Features that Vulkan tells in structs of properties or by the names of extensions."""
+    """Features that Vulkan reports in property structs or as extensions."""
     sub, control = p.subgroup, p.size_control
     asked = control.requiredSubgroupSizeStages & C.VK_SHADER_STAGE_COMPUTE_BIT
     return {
@@ -142,7 +142,7 @@ def _features_in_properties(
         "subgroup_min": control.minSubgroupSize or sub.subgroupSize,
         "subgroup_max": control.maxSubgroupSize or sub.subgroupSize,
         "subgroup_size_control": bool(features["subgroup_size_control"] and asked),
-        # Only if the mode can be set for 16-bit floats alone: some devices want one mode for all sizes.
+        # Only if the mode can be set for 16-bit floats alone.
         "rte_float16": bool(p.float_controls.shaderRoundingModeRTEFloat16)
         and p.float_controls.roundingModeIndependence != _NO_INDEPENDENCE,
         "denorm_float16": bool(p.float_controls.shaderDenormPreserveFloat16)
@@ -170,25 +170,24 @@ def _limits(p: SimpleNamespace, timestamp_bits: int) -> dict[str, int]:
         "storage_align": limits.minStorageBufferOffsetAlignment,
         "uniform_align": limits.minUniformBufferOffsetAlignment,
         "host_import_align": p.host.minImportedHostPointerAlignment,
-        # Without a period a counter tells no time. The period of a GPU that is not there (RADV_FORCE_FAMILY)
-        # is infinite.
+        # Without a period the counter is useless. Absent GPUs (RADV_FORCE_FAMILY) report infinity.
         "timestamp_valid_bits": timestamp_bits if has_period else 0,
         "timestamp_ps": round(limits.timestampPeriod * 1000) if has_period else 0,
     }
 
 
 def subgroup_size(vendor: str, reported: int, features: dict[str, bool | int | str]) -> int:
-    """How many invocations a subgroup has. If a driver can run several sizes, programs ask for this one.
+    """Invocations of a subgroup. Programs request this size if the driver offers several.
 
-    Intel's driver reports 32, and its compiler chooses 8, 16 or 32; with 32 it runs out of registers.
+    Intel's driver reports 32, and its compiler chooses 8, 16 or 32; 32 runs out of registers.
     """
     low, high = int(features["subgroup_min"]), int(features["subgroup_max"])
     return 16 if vendor == "Intel" and features["subgroup_size_control"] and low <= 16 <= high else reported
 
 
 def has_fast_int8_units(name: str) -> bool:
-    """Whether matrix units multiply integers of 8 bits four times as fast as halves. A GeForce adds products
-    of halves to floats at half the rate of NVIDIA's other GPUs, and nothing but its name tells."""
+    """Whether int8 matrix units run at four times the rate of halves. A GeForce halves the rate of halves
+    with f32 sums; only its name shows that."""
     return "GeForce RTX" in name
 
 
@@ -197,13 +196,13 @@ def _has(api: int, extensions: set[str], version: int, extension: str) -> bool:
 
 
 def _chain(head: Any, structs: list[Any]) -> None:
-    """Link the structs to `head` through pNext, in order."""
+    """Link the structs to `head` through pNext."""
     for struct in structs:
         head.pNext = struct
         head = struct
 
 
-# Structs of features: name -> (the version that made it core, the extension before, {our name: its field}).
+# Feature structs: name -> (core version, earlier extension, {our name: field}).
 _STRUCTS: dict[str, tuple[int, str, dict[str, str]]] = {
     "VkPhysicalDevice16BitStorageFeatures": (API_1_1, "", {"storage16": "storageBuffer16BitAccess"}),
     "VkPhysicalDevice8BitStorageFeatures": (
@@ -232,7 +231,7 @@ _STRUCTS: dict[str, tuple[int, str, dict[str, str]]] = {
 
 
 def feature_structs(api: int, extensions: set[str]) -> dict[str, tuple[Any, dict[str, str]]]:
-    """Probe structs that this device knows: struct name -> (struct, {our feature name: its field})."""
+    """Feature structs known to the device: struct name -> (struct, {our name: field})."""
     return {
         name: (new(name), fields)
         for name, (version, extension, fields) in _STRUCTS.items()
@@ -243,8 +242,8 @@ def feature_structs(api: int, extensions: set[str]) -> dict[str, tuple[Any, dict
 def enabling(
     api: int, extensions: set[str], features: Mapping[str, Any]
 ) -> tuple[list[tuple[str, dict[str, int]]], set[str]]:
-    """What to open a device with, for `features`: (struct name, values of its fields) of each struct that
-    enables a feature; and those of `extensions` to leave out, because they serve no enabled feature."""
+    """Arguments for opening a device with `features`: (struct name, field values) of each struct with an
+    enabled feature, and the `extensions` that no enabled feature needs."""
     chain, idle = [], set()
     for name, (version, extension, fields) in _STRUCTS.items():
         values = {theirs: int(bool(features.get(ours))) for ours, theirs in fields.items()}
@@ -277,7 +276,7 @@ def _heaps(physical: Any, has_budget: bool) -> tuple[Heap, ...]:
     lib.vkGetPhysicalDeviceMemoryProperties2(physical, memory)
     heaps = memory.memoryProperties.memoryHeaps
     return tuple(
-        # Some drivers report a budget larger than the heap: the heap's size is the limit.
+        # Some drivers report a budget above the heap's size.
         Heap(
             heaps[i].size,
             bool(heaps[i].flags & C.VK_MEMORY_HEAP_DEVICE_LOCAL_BIT),
@@ -297,8 +296,7 @@ def _maps_device_memory(physical: Any) -> bool:
 
 
 def free_nbytes(info: DeviceInfo) -> int | None:
-    """Bytes of device-local memory that this process may still take, or None where the driver does not
-    tell."""
+    """Bytes of device-local memory available to this process; None if the driver does not report it."""
     if not info.features.get("memory_budget"):
         return None
     budget = new("VkPhysicalDeviceMemoryBudgetPropertiesEXT")
@@ -308,8 +306,7 @@ def free_nbytes(info: DeviceInfo) -> int | None:
 
 
 def compute_family(physical: Any) -> tuple[int, int] | None:
-    """(queue family, valid timestamp bits): a compute family without graphics if there is one, else any
-    compute."""
+    """(queue family, valid timestamp bits), preferably of a compute family without graphics."""
     families = enumerate_all(
         lib.vkGetPhysicalDeviceQueueFamilyProperties,
         "VkQueueFamilyProperties",

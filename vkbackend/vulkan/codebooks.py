@@ -1,4 +1,4 @@
-"""Codebooks on a Vulkan device: a buffer and a descriptor set for each format that has one."""
+"""Codebooks on a Vulkan device: a buffer and a descriptor set per format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 
 
 class Codebooks:
-    """The codebooks of one device, each uploaded on first use and kept."""
+    """The codebooks of a device, uploaded on first use."""
 
     def __init__(
         self, device: LogicalDevice, memory: Memory, transfers: Transfers, set_layout: Callable[[], Any]
@@ -25,7 +25,7 @@ class Codebooks:
         self._sets: dict[str, tuple[Any, Any, Buffer]] = {}  # pool, descriptor set, buffer
 
     def descriptor_set(self, name: str) -> Any:
-        """The VkDescriptorSet of a format's codebook: one storage buffer."""
+        """The VkDescriptorSet of a format's codebook."""
         if name not in self._sets:
             self._sets[name] = self._make(name)
         return self._sets[name][1]

@@ -1,5 +1,4 @@
-"""A recording as Vulkan command buffers: descriptor sets, push constants, barriers, one part per
-submission."""
+"""A recording as Vulkan command buffers."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ _HOST = C.VK_PIPELINE_STAGE_HOST_BIT
 
 
 def masks(barrier: Barrier) -> tuple[int, int, int, int]:
-    """Source stages, destination stages, source access, destination access of a barrier."""
+    """Source and destination stages, source and destination access."""
     source, target = _COMPUTE, _COMPUTE
     source_access, target_access = C.VK_ACCESS_SHADER_WRITE_BIT, _SHADER
     if barrier.after_copies:
@@ -39,8 +38,8 @@ def masks(barrier: Barrier) -> tuple[int, int, int, int]:
 
 
 class VulkanExecutable(Executable):
-    """`parts[s]` is the VkCommandBuffer array of segment s; `submission` is what the queue prepared for the
-    executable. `timed` keeps a timestamp after every command, as DEBUG=2 does."""
+    """`parts[s]`: the VkCommandBuffers of segment s; `submission`: prepared by the queue. `timed` keeps a
+    timestamp after every command, as DEBUG=2."""
 
     def __init__(
         self, device: LogicalDevice, programs: Programs, recording: Recording, *, timed: bool = False
@@ -128,9 +127,8 @@ class VulkanExecutable(Executable):
         lib.vkUpdateDescriptorSets(self._device.vk, len(views), writes, 0, NULL)
 
     def _base(self, view: View, uniform: bool = False) -> int:
-        """The offset of a descriptor: that of the view, rounded down to an alignment that the device allows.
-        Shaders add the rest from their push constants. The alignment is at least 16 bytes: a view at a
-        multiple of 16 then is at one within its binding, too."""
+        """A descriptor's offset: the view's, rounded down to the device's alignment; push constants add the
+        rest. Alignment is at least 16, so views at multiples of 16 stay aligned within the binding."""
         limits = self._device.info.limits
         align = max(limits["uniform_align" if uniform else "storage_align"], 16)
         assert not uniform or view.offset % align == 0, f"uniform view at {view.offset}, alignment {align}"
@@ -189,7 +187,6 @@ class VulkanExecutable(Executable):
         return words
 
     def report(self) -> None:
-        """At DEBUG=2: the time of every command of the last replay, which must have finished."""
         if self._timestamps:
             report_times(self._device.name, self._timestamps.durations())
 
@@ -220,7 +217,7 @@ def _address(view: View) -> int:
 
 
 class _CommandBuffers:
-    """A VkCommandBuffer[n] that knows its length; indexing gives pointers, as VkSubmitInfo wants them."""
+    """A VkCommandBuffer[n] with a length; items are pointers, as in VkSubmitInfo."""
 
     def __init__(self, array: Any, n: int) -> None:
         self._array, self._n = array, n

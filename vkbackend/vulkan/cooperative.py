@@ -1,6 +1,5 @@
-"""Matrix units of a physical device: which sizes of matrices its subgroups multiply, halves by halves with
-sums in f32 and int8 by int8 with sums in int32, as VK_KHR_cooperative_matrix and VK_NV_cooperative_matrix
-report them."""
+"""Matrix sizes of a device's matrix units (halves with f32 sums, int8 with int32 sums), from
+VK_KHR_cooperative_matrix and VK_NV_cooperative_matrix."""
 
 from __future__ import annotations
 
@@ -11,18 +10,17 @@ from vkbackend.limits import MatrixUnits
 from vkbackend.ops.units import usable, usable_int8_k
 from vkbackend.vulkan.vk import NULL, C, enumerate_all, ffi, lib
 
-# VkComponentTypeKHR, VkScopeKHR; the same numbers in both extensions
+# VkComponentTypeKHR, VkScopeKHR; equal in both extensions
 _F16, _F32, _INT8, _INT32, _SUBGROUP = 0, 1, 3, 5, 3
 HALVES, INTEGERS = (_F16, _F32), (_INT8, _INT32)  # of operands and of sums
-# Other features that matrix units need. If the memory model is enabled, atomics in all shaders need its
-# device scope.
+# Features that matrix units need. With the memory model, atomics in all shaders need its device scope.
 BESIDES = ("float16", "memory_model", "memory_model_device")
 FEATURES = {"khr": "cooperative_matrix", "nv": "cooperative_matrix_nv"}  # by extension, the better one first
 Sizes = list[tuple[int, int, int]]  # (m, n, k)
 
 
 def _sizes(instance: Any, physical: Any, suffix: str) -> dict[tuple[int, int], Sizes]:
-    """For HALVES and INTEGERS, the size of every kind of their products within a subgroup."""
+    """Sizes of subgroup products of HALVES and INTEGERS."""
     name = f"vkGetPhysicalDeviceCooperativeMatrixProperties{suffix}"
     struct = f"VkCooperativeMatrixProperties{suffix}"
     address = lib.vkGetInstanceProcAddr(instance, name.encode())
@@ -53,13 +51,13 @@ def _sizes(instance: Any, physical: Any, suffix: str) -> dict[tuple[int, int], S
 def best(
     api: str, found: Sizes, lanes: int, integers: Sequence[tuple[int, int, int]] = ()
 ) -> MatrixUnits | None:
-    """The size to use: 16 x 16 x 16, which most GPUs are built for, else the largest that serves. With it the
-    longest k of the matrices of integers that have the same m and n."""
+    """The size to use: 16 x 16 x 16, native on most GPUs, else the largest usable; with the largest k of int8
+    for its m and n."""
     able = [units for size in found if usable(units := MatrixUnits(api, *size, lanes))]
     if not able:
         return None
     largest = max(able, key=lambda u: (u[1:4] == (16, 16, 16), u.m * u.n * u.k))
-    if api != "khr":  # there is no shader for integers and the other extension
+    if api != "khr":  # no int8 shaders for nv
         return largest
     depths = [k for m, n, k in integers if (m, n) == (largest.m, largest.n) and usable_int8_k(k)]
     return largest._replace(int8_k=max(depths, default=0))
@@ -68,7 +66,7 @@ def best(
 def units_of(
     instance: Any, physical: Any, features: dict[str, bool | int | str], lanes: int
 ) -> tuple[MatrixUnits, ...]:
-    """For every extension that the device has, the best size that it reports."""
+    """The best size per extension."""
     if not all(features[name] for name in BESIDES):
         return ()
     apis = (api for api, feature in FEATURES.items() if features[feature])

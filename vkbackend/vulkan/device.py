@@ -1,4 +1,4 @@
-"""The native runtime: a logical Vulkan device behind the runtime seam, put together from its parts."""
+"""The native runtime: a logical Vulkan device behind the runtime seam."""
 
 from __future__ import annotations
 
@@ -29,20 +29,19 @@ from vkbackend.vulkan.queues import FenceQueue, TimelineQueue
 from vkbackend.vulkan.transfers import VulkanTransfers
 from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 
-CLOSE_S = 5  # how long closing waits for work in flight before it leaves the device alone
+CLOSE_S = 5  # wait for work in flight on close
 
 
 class VulkanDevice(LogicalDevice, Device):
-    """`info` opened once more as a logical device, with every feature that it has enabled, but for those of
-    VKBACKEND_DISABLE. With `captures` it only compiles pipelines, for reports on them (pipeline_report.py):
-    it runs nothing, so the driver needs no GPU."""
+    """A logical device with all features except VKBACKEND_DISABLE. With `captures` it only compiles
+    pipelines, for pipeline_report.py, which needs no GPU."""
 
     has_codebooks = True
 
     def __init__(self, info: DeviceInfo, label: str = "", *, captures: bool = False) -> None:
         name = label or f"Vulkan{info.index}"
         features = {k: v for k, v in info.features.items() if k not in env.disabled()}
-        # Addresses instead of bindings are for software devices: on GPUs they save nothing.
+        # Addresses instead of bindings: GPUs do not gain from them.
         features["buffer_address"] = info.is_cpu and bool(features.get("buffer_address"))
         features["executable_info"] = captures and bool(features.get("executable_info"))
         have = limits_of(info)
@@ -157,11 +156,11 @@ class VulkanDevice(LogicalDevice, Device):
         if result == C.VK_TIMEOUT:
             return False
         lib.vkDestroyFence(self.vk, fence[0], NULL)
-        return self.lost or result == C.VK_SUCCESS  # otherwise the work may still be running
+        return self.lost or result == C.VK_SUCCESS  # else work may still be running
 
     def close(self) -> None:
-        """Release everything. A device that stopped answering is left as it is: destroying what is pending is
-        invalid, and waiting for it would hang."""
+        """Release everything, except of a device that stopped answering: destroying pending objects is
+        invalid, and waiting would hang."""
         if self.closed:
             return
         self.abandoned |= not self.abandoned and not self.settle()
@@ -179,8 +178,7 @@ class VulkanDevice(LogicalDevice, Device):
 
 
 def usable_units(info: DeviceInfo, name: str, features: Mapping[str, Any]) -> MatrixUnits | None:
-    """The first of the device's matrix units that can be used: not switched off, with a subgroup size that
-    programs can have, and with a shader here. None without any."""
+    """The first usable matrix units: enabled, of a supported subgroup size, with a shader. None without any."""
     if not all(features.get(name) for name in BESIDES):
         return None
     default, chosen = info.limits["subgroup_size"], features.get("subgroup_size_control")
@@ -193,8 +191,7 @@ def usable_units(info: DeviceInfo, name: str, features: Mapping[str, Any]) -> Ma
 
 
 def open_for_report(info: DeviceInfo) -> VulkanDevice:
-    """The device opened so that `pipeline_report.report_of` can ask it; raises UnsupportedFeature where its
-    driver tells nothing."""
+    """The device for `pipeline_report.report_of`; raises UnsupportedFeature if its driver has no reports."""
     device = VulkanDevice(info, captures=True)
     if device.features["executable_info"]:
         return device

@@ -1,7 +1,7 @@
-"""How a shader rounds to halves, declared in its SPIR-V (SPV_KHR_float_controls, core in SPIR-V 1.4).
+"""Declares how a shader rounds to halves (SPV_KHR_float_controls, core in SPIR-V 1.4).
 
-Without a declaration a driver may truncate, and may flush halves below 2^-14 to zero. Which modes a device
-takes is a property of its driver, so the words are added where the module is made.
+Undeclared, a driver may truncate, and flush halves below 2^-14 to zero. The supported modes depend on the
+driver, so they are added to a module's SPIR-V at runtime.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MODES = {"rte_float16": (4467, 4462), "denorm_float16": (4464, 4459)}
 
 
 def declared(code: bytes, features: Mapping[str, Any]) -> bytes:
-    """The module with the modes for 16-bit floats that `features` has."""
+    """The module with the 16-bit float modes in `features`."""
     wanted = [modes for name, modes in MODES.items() if features.get(name)]
     if not wanted:
         return code

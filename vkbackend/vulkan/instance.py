@@ -1,8 +1,5 @@
-"""The Vulkan instance and the devices it shows: stable ids, a capability table per device, real GPUs first.
-
-One instance per process, made on first use and kept. With VKBACKEND_VALIDATION=1 it runs under the validation
-layer and collects what that says in `validation_messages`.
-"""
+"""The Vulkan instance, one per process, and its devices. With VKBACKEND_VALIDATION=1 the validation layer's
+messages go to `validation_messages`."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ _TYPE_ORDER = ("discrete", "integrated", "virtual", "other", "cpu")
 
 
 class Instance:
-    """VkInstance plus the debug messenger of a validated run."""
+    """VkInstance, and the debug messenger of a validated run."""
 
     forked = False
 
@@ -147,22 +144,21 @@ _instance: Instance | None = None
 
 
 def instance() -> Instance:
-    """The process's Vulkan instance; raises UnsupportedFeature without a loader or a driver, ForkedProcess in
-    the child of a process that had one: drivers do not survive a fork."""
+    """The process's Vulkan instance. Raises UnsupportedFeature without a loader or driver, ForkedProcess in a
+    forked child: drivers do not survive a fork."""
     global _instance
     if _instance is not None and _instance.forked:
         raise forks.refusal("Vulkan")
     if _instance is None:
         try:
             _instance = Instance()
-        except OutOfDeviceMemory as error:  # a loader gives this if it can read no driver's manifest
+        except OutOfDeviceMemory as error:  # the loader's result for unreadable manifests
             raise UnsupportedFeature(no_device_message()) from error
     return _instance
 
 
 def devices() -> list[DeviceInfo]:
-    """Every physical device of Vulkan 1.1 or newer with a compute queue: real GPUs first, software devices
-    last, among equals those with fp16 first."""
+    """Physical devices with Vulkan 1.1 and a compute queue: real GPUs first, then by fp16."""
     inst = instance()
     found = []
     for physical in enumerate_all(
@@ -170,7 +166,7 @@ def devices() -> list[DeviceInfo]:
     ):
         try:
             info = describe(inst.handle, physical, inst.version)
-        except VkbackendError as error:  # a driver that fails must not hide the devices of the others
+        except VkbackendError as error:  # a failing driver must not hide other devices
             env.log(1, f"a device is left out: {error}")
             continue
         if info is not None:
@@ -180,7 +176,7 @@ def devices() -> list[DeviceInfo]:
 
 
 def position(info: DeviceInfo) -> int:
-    """The place of a device in the loader's own order, by which other Vulkan programs number devices."""
+    """Index of a device in the loader's order, used by other Vulkan programs."""
     handle = instance().handle
     found = enumerate_all(
         lib.vkEnumeratePhysicalDevices, "VkPhysicalDevice", handle, what="vkEnumeratePhysicalDevices"
@@ -189,8 +185,7 @@ def position(info: DeviceInfo) -> int:
 
 
 def select(spec: str | int, present: list[DeviceInfo]) -> DeviceInfo:
-    """The device that an index, `Vulkan<index>`, UUID or unambiguous name means; raises InvalidArgument
-    otherwise."""
+    """The device for an index, `Vulkan<index>`, UUID or unambiguous name; raises InvalidArgument."""
     text = str(spec).strip()
     digits = text.lower().removeprefix("vulkan")
     if found := [d for d in present if digits == str(d.index)]:

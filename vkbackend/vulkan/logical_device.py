@@ -1,8 +1,5 @@
-"""An opened VkDevice, with what programs, recordings, queues and memory all need.
-
-It has the handles, the function table, checked results, and counts of objects. It knows none of its users:
-the device behind the seam (device.py) is above them all.
-"""
+"""An opened VkDevice for programs, recordings, queues and memory: handles, functions, checked results, object
+counts."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from vkbackend.vulkan.capabilities import compute_family, enabling, extensions_o
 from vkbackend.vulkan.instance import instance
 from vkbackend.vulkan.vk import API_1_2, NULL, C, check, ffi, lib, new, result_of, strings
 
-# Extensions worth enabling when a driver has them (some are core in newer versions: harmless to name).
+# Extensions to enable if present (some are core in newer versions).
 _EXTENSIONS = (
     "VK_EXT_external_memory_host",
     "VK_EXT_memory_budget",
@@ -37,7 +34,7 @@ _EXTENSIONS = (
 
 
 class LogicalDevice:
-    """`info` opened with `features` enabled: those whose value is true."""
+    """`info` opened with the true `features` enabled."""
 
     def __init__(self, info: DeviceInfo, name: str, features: Mapping[str, Any]) -> None:
         self.info, self.name, self.features = info, name, features
@@ -45,7 +42,7 @@ class LogicalDevice:
         self.created = 0
         self.lost = self.abandoned = False
         self.command_pool: Any = None
-        self.compiled: Callable[[], None] | None = None  # called after each pipeline that was compiled
+        self.compiled: Callable[[], None] | None = None  # called after each compiled pipeline
         self._create()
 
     def _create(self) -> None:
@@ -80,7 +77,7 @@ class LogicalDevice:
         self.vk_queue = queue[0]
 
     def create_pool(self) -> None:
-        """Make the command pool that `command_buffers` come from."""
+        """Create the pool for `command_buffers`."""
         pool = ffi.new("VkCommandPool *")
         info = new("VkCommandPoolCreateInfo", queueFamilyIndex=self.family)
         self.check(lib.vkCreateCommandPool(self.vk, info, NULL, pool), "vkCreateCommandPool")
@@ -88,8 +85,7 @@ class LogicalDevice:
         self.made("VkCommandPool")
 
     def destroy(self) -> None:
-        """Destroy the command pool and the device; everything else that was made on the device must be
-        gone."""
+        """Destroy the command pool and the device, after all their objects."""
         if self.command_pool is not None:
             lib.vkDestroyCommandPool(self.vk, self.command_pool, NULL)
             self.gone("VkCommandPool")
@@ -97,12 +93,12 @@ class LogicalDevice:
         self.gone("VkDevice")
 
     def _api_version(self) -> int:
-        """The Vulkan version that both the device and the loader speak."""
+        """The Vulkan version of both device and loader."""
         major, minor, patch = map(int, self.info.api.split("."))
         return min(major << 22 | minor << 12 | patch, instance().version)
 
     def check(self, result: int, what: str) -> None:
-        """Raise the typed error of a failed call, naming this device; remembers a lost device."""
+        """Raise a failed call's typed error, naming this device; remember a lost device."""
         if faults.planned and (injected := faults.struck(self.name, what)):
             result = result_of(injected)
         if result == C.VK_ERROR_DEVICE_LOST:
@@ -111,7 +107,7 @@ class LogicalDevice:
             check(result, f"{self.name} ({self.info.name}): {what}")
 
     def function(self, name: str, *, promoted: bool = False) -> Any:
-        """A device-level entry point; `promoted`: core since 1.2, an extension function before."""
+        """A device-level function; `promoted`: core since 1.2, else of an extension."""
         name += self._suffix if promoted else ""
         address = lib.vkGetDeviceProcAddr(self.vk, name.encode())
         if address == NULL:
@@ -119,18 +115,16 @@ class LogicalDevice:
         return ffi.cast(f"PFN_{name}", address)
 
     def made(self, kind: str, n: int = 1) -> None:
-        """Count `n` new objects of a kind."""
         self.counts[kind] += n
         self.created += n
 
     def gone(self, kind: str, n: int = 1) -> None:
-        """Count `n` destroyed objects of a kind."""
         self.counts[kind] -= n
         if not self.counts[kind]:
             del self.counts[kind]
 
     def command_buffers(self, n: int) -> Any:
-        """A VkCommandBuffer[n] of this device's pool."""
+        """A VkCommandBuffer[n]."""
         buffers = ffi.new("VkCommandBuffer[]", n)
         info = new("VkCommandBufferAllocateInfo", commandPool=self.command_pool, commandBufferCount=n)
         self.check(lib.vkAllocateCommandBuffers(self.vk, info, buffers), "vkAllocateCommandBuffers")
@@ -138,6 +132,5 @@ class LogicalDevice:
         return buffers
 
     def free_command_buffers(self, buffers: Any, n: int) -> None:
-        """Give back what `command_buffers` returned."""
         lib.vkFreeCommandBuffers(self.vk, self.command_pool, n, buffers)
         self.gone("VkCommandBuffer", n)

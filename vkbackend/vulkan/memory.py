@@ -1,4 +1,4 @@
-"""Memory of one Vulkan device: buffers with memory of their own, imported host pages, coherence."""
+"""Memory of a Vulkan device: buffers, imported host pages, coherence."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _IMPORT = C.VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT
 
 
 class Memory:
-    """The buffers of a device. `nbytes` counts what they take by purpose."""
+    """The buffers of a device. `nbytes`: bytes by purpose."""
 
     def __init__(self, device: LogicalDevice) -> None:
         self._device = device
         self.nbytes: Counter[Home] = Counter()
-        # By the uid of buffers: VkBuffer, VkDeviceMemory, whether it is coherent.
+        # By buffer uid: VkBuffer, VkDeviceMemory, whether it is coherent.
         self._memory: dict[int, tuple[Any, Any, bool]] = {}
         self._addresses = bool(device.features.get("buffer_address"))
         memory = ffi.new("VkPhysicalDeviceMemoryProperties *")
@@ -42,8 +42,7 @@ class Memory:
         ]
 
     def buffer(self, nbytes: int, home: Home, label: str) -> Buffer:
-        """A new buffer with memory of its own, mapped if its home is one that the host reads and writes.
-        Raises OutOfDeviceMemory."""
+        """Allocate a buffer, mapped if its home is host-visible. Raises OutOfDeviceMemory."""
         nbytes = aligned(nbytes)
         vk_buffer, requirements = self._vk_buffer(nbytes, label, None)
         try:
@@ -67,7 +66,7 @@ class Memory:
         return buffer
 
     def _allocate(self, requirements: Any, home: Home, label: str) -> tuple[Any, int]:
-        """Memory of the best type whose heap has room for it, and that type."""
+        """Memory of the best type with room in its heap, and the type."""
         size, at_once = requirements.size, self._device.info.limits["max_allocation_nbytes"]
         kinds = memory_types.suitable(self._types, requirements.memoryTypeBits, home)
         if not kinds:
@@ -106,7 +105,7 @@ class Memory:
             self._device.check(result, f"vkBindBufferMemory for {buffer.label}")
 
     def _address(self, vk_buffer: Any) -> int:
-        """Where shaders find the buffer without a binding; 0 where the device has no such addresses."""
+        """The buffer's address for shaders; 0 if unsupported."""
         if not self._addresses:
             return 0
         query = self._device.function("vkGetBufferDeviceAddress", promoted=True)
@@ -141,8 +140,7 @@ class Memory:
         return handle[0]
 
     def import_pages(self, pages: Pages, label: str) -> Buffer:
-        """A buffer whose memory is the host pages, with their `home`; raises UnsupportedFeature if no memory
-        type fits."""
+        """Import host pages as a buffer; raises UnsupportedFeature if no memory type fits."""
         device = self._device
         properties = new("VkMemoryHostPointerPropertiesEXT")
         pointer = ffi.cast("void *", pages.address)
@@ -152,8 +150,7 @@ class Memory:
         vk_buffer, requirements = self._vk_buffer(pages.nbytes, label, external)
         try:
             allowed = requirements.memoryTypeBits & properties.memoryTypeBits
-            # Only coherent memory types: the pages are never mapped through Vulkan, so nothing could flush
-            # them.
+            # Only coherent types: pages are not mapped through Vulkan, so they cannot be flushed.
             kinds = [
                 i
                 for i, (flags, _) in enumerate(self._types)
@@ -182,7 +179,7 @@ class Memory:
         return buffer
 
     def free(self, buffer: Buffer) -> None:
-        """Give a buffer's memory back; of an abandoned device nothing is freed."""
+        """Free a buffer, unless the device is abandoned."""
         if self._device.abandoned:
             return
         vk_buffer, memory, _ = self._memory.pop(buffer.uid)
@@ -194,11 +191,9 @@ class Memory:
         self.nbytes[buffer.home] -= buffer.nbytes
 
     def flush(self, buffer: Buffer) -> None:
-        """Make host writes visible to the device."""
         self._sync(buffer, lib.vkFlushMappedMemoryRanges, "vkFlushMappedMemoryRanges")
 
     def invalidate(self, buffer: Buffer) -> None:
-        """Make device writes visible to the host."""
         self._sync(buffer, lib.vkInvalidateMappedMemoryRanges, "vkInvalidateMappedMemoryRanges")
 
     def _sync(self, buffer: Buffer, call: Any, what: str) -> None:
@@ -208,7 +203,6 @@ class Memory:
             self._device.check(call(self._device.vk, 1, whole), what)
 
     def close(self) -> None:
-        """Free every buffer."""
         for uid in list(self._memory):
             vk_buffer, memory, _ = self._memory.pop(uid)
             lib.vkDestroyBuffer(self._device.vk, vk_buffer, NULL)

@@ -1,8 +1,7 @@
-"""Which memory types of a device suit a buffer, by what it is for. Knows flags and heaps, calls no driver.
+"""Chooses memory types for buffers by purpose, from flags (VkMemoryPropertyFlagBits) and heaps.
 
-Flags are VkMemoryPropertyFlagBits. A type with any other flag than the four here is left alone: lazily
-allocated memory is for images, protected and vendors' memory (AMD's device coherent and uncached, NVIDIA's
-RDMA) needs features of its own.
+Types with other flags than these four are not used: lazily allocated memory is for images; protected and
+vendor types (AMD's device coherent and uncached, NVIDIA's RDMA) need extra features.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ def is_plain(flags: int) -> bool:
 
 
 def suitable(types: Types, allowed: int, home: Home) -> list[int]:
-    """The best type of every heap that has a suitable one, the best first; `allowed` is a bit mask of types.
+    """The best type of every suitable heap, best first; `allowed` is a bit mask of types.
 
-    Staging: cached before coherent, because reads from write-combined memory run at 0.2 GB/s. Host: not the
-    device's own memory, if there is other. All else: device local, not host visible where there is a choice
-    (that window may be small).
+    Staging: cached before coherent, because reads from write-combined memory run at 0.2 GB/s. Host:
+    preferably not device memory. Others: device local, preferably not host visible (that window may be
+    small).
     """
 
     def score(kind: int) -> tuple[bool, ...]:
@@ -41,9 +40,9 @@ def suitable(types: Types, allowed: int, home: Home) -> list[int]:
 
     needed = VISIBLE if home in MAPPED else LOCAL
     found = [i for i, (flags, _) in enumerate(types) if allowed >> i & 1 and is_plain(flags)]
-    # Every device has a device-local type, but Vulkan does not promise that every buffer may use it.
+    # Vulkan does not promise that every buffer may use the device-local type.
     fitting = [i for i in found if types[i][0] & needed] or ([] if home in MAPPED else found)
     best: dict[int, int] = {}
-    for kind in sorted(fitting, key=score, reverse=True):  # stable: equal types stay in the driver's order
+    for kind in sorted(fitting, key=score, reverse=True):  # stable: keeps the driver's order
         best.setdefault(types[kind][1], kind)
     return list(best.values())

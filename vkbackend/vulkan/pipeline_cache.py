@@ -1,8 +1,5 @@
-"""The VkPipelineCache of a device and its entry in the cache folder, named after the device and its driver.
-
-What the entry holds is checked before a driver sees it, because drivers trust what they are given: by
-cache_folder.py, and here by the header that Vulkan defines.
-"""
+"""The VkPipelineCache of a device, stored in the cache folder by device and driver. Drivers trust cache data,
+so cache_folder.py and the header check it first."""
 
 from __future__ import annotations
 
@@ -14,13 +11,13 @@ from vkbackend import cache_folder
 from vkbackend.vulkan.logical_device import LogicalDevice
 from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 
-_MAX_NBYTES = 1 << 30  # those of whole games stay below
+_MAX_NBYTES = 1 << 30  # whole games stay below
 _HEADER = struct.Struct("<4I16s")  # size, version, vendor, device, UUID of the cache
 _VERSION_ONE = 1
 
 
 class PipelineCache:
-    """Internally synchronised: threads may compile with it side by side."""
+    """Internally synchronised, for use in several threads."""
 
     def __init__(self, device: LogicalDevice) -> None:
         self._device, self._name = device, entry_name(device)
@@ -38,8 +35,8 @@ class PipelineCache:
         self.handle: Any = cache[0]
 
     def data(self) -> bytes:
-        """The driver's cache data; b"" if there is none, or if its header is not whole, so that nobody could
-        read it again: lavapipe of Mesa 26.2 gives 20 of the header's 32 bytes."""
+        """The driver's cache data; b"" if empty or with an incomplete header: lavapipe of Mesa 26.2 gives 20
+        of its 32 bytes."""
         vk, size = self._device.vk, ffi.new("size_t *")
         if lib.vkGetPipelineCacheData(vk, self.handle, size, NULL) != C.VK_SUCCESS or not size[0]:
             return b""
@@ -50,8 +47,7 @@ class PipelineCache:
         return body if fits(body, *_driver(self._device)) else b""
 
     def save(self) -> None:
-        """Write the entry if the data changed since it was read or written. A failure to write is no
-        error."""
+        """Write the entry if the data changed. Failures are ignored."""
         body = self.data()
         if body and body != self._stored:
             cache_folder.write(self._name, body)
@@ -63,14 +59,14 @@ class PipelineCache:
 
 
 def _driver(device: LogicalDevice) -> tuple[int, int, bytes]:
-    """(vendor, device, UUID of its caches) as they stand in the header of its cache data."""
+    """(vendor, device, cache UUID) as in the header."""
     properties = ffi.new("VkPhysicalDeviceProperties *")
     lib.vkGetPhysicalDeviceProperties(device.info.physical, properties)
     return properties.vendorID, properties.deviceID, bytes(properties.pipelineCacheUUID)
 
 
 def fits(body: bytes, vendor: int, device: int, uuid: bytes) -> bool:
-    """Whether cache data begins with the header of that driver."""
+    """Whether cache data begins with the driver's header."""
     if len(body) < _HEADER.size:
         return False
     size, *found = _HEADER.unpack_from(body)

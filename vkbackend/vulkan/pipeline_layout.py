@@ -1,4 +1,4 @@
-"""Layouts of compute pipelines and of their descriptor sets, each made once for a device."""
+"""Layouts of compute pipelines and their descriptor sets."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 
 @dataclass(frozen=True, slots=True)
 class PipelineLayout:
-    """Layouts of a pipeline and its descriptor sets. Set 0 has `n_storage` storage buffers, then the uniform
-    block if there is one. Set 1 exists only for a shader with a codebook, and has that alone."""
+    """Set 0 has `n_storage` storage buffers, then an optional uniform block. Set 1, the codebook, is
+    optional."""
 
     n_storage: int
     uniform: bool
@@ -24,7 +24,7 @@ class PipelineLayout:
 
 
 class Layouts:
-    """The layouts of one device, made on first use and kept."""
+    """The layouts of a device, made on first use."""
 
     def __init__(self, device: LogicalDevice) -> None:
         self._device = device

@@ -1,5 +1,5 @@
-"""The driver's report on a compiled pipeline (VK_KHR_pipeline_executable_properties): statistics, and the
-stages of compilation as text. The device must be opened with `captures`."""
+"""A driver's report on a compiled pipeline (VK_KHR_pipeline_executable_properties): statistics and texts.
+Open the device with `captures`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ _MEMBERS = ("b32", "i64", "u64", "f64")
 
 @dataclass(frozen=True, slots=True)
 class PipelineReport:
-    """What a driver made of a pipeline: statistics and texts under the names that the driver gives them.
-
-    `subgroup_size` is the size that was asked for, or the driver's choice if none was."""
+    """Statistics and texts under the driver's names. `subgroup_size`: as requested, else the driver's choice."""
 
     subgroup_size: int
     statistics: dict[str, float]
@@ -30,7 +28,7 @@ class PipelineReport:
 
 
 def report_of(device: LogicalDevice, pipeline: Any) -> PipelineReport:
-    """The report of a compute pipeline; of its first executable, should a driver make several."""
+    """The report of a compute pipeline's first executable."""
     info = new("VkPipelineExecutableInfoKHR", pipeline=pipeline)
     properties = _structs(device, "Properties", new("VkPipelineInfoKHR", pipeline=pipeline))
     statistics = _structs(device, "Statistics", info)
@@ -47,7 +45,7 @@ def report_of(device: LogicalDevice, pipeline: Any) -> PipelineReport:
 
 
 def _structs(device: LogicalDevice, what: str, info: Any) -> Any:
-    """The array that vkGetPipelineExecutable`what`KHR fills, but for what its pointers point to."""
+    """The array filled by vkGetPipelineExecutable`what`KHR, without memory for its pointers."""
     count = ffi.new("uint32_t *")
     _fill(device, what, info, count, NULL)
     struct = f"VkPipelineExecutable{what if what == 'Properties' else what.removesuffix('s')}KHR"

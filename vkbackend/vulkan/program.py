@@ -1,8 +1,5 @@
-"""Programs: compute pipelines of shader variants with their specialization constants.
-
-The pipelines that a recording needs are compiled side by side: a GPU's compiler may take seconds for a large
-shader.
-"""
+"""Programs: compute pipelines of shader variants with specialization constants. They compile in parallel: a
+GPU's compiler may take seconds for a large shader."""
 
 from __future__ import annotations
 
@@ -26,13 +23,13 @@ from vkbackend.vulkan.pipeline_layout import Layouts, PipelineLayout
 from vkbackend.vulkan.pipeline_report import CAPTURE
 from vkbackend.vulkan.vk import FULL_SUBGROUPS, NULL, C, ffi, lib, new
 
-SAVE_AFTER_S = 1.0  # of compiling, then the cache is saved: a process that is killed does not close
+SAVE_AFTER_S = 1.0  # of compiling until the cache is saved, in case the process is killed
 
 Key = tuple[str, str, tuple[tuple[str, int], ...]]  # op, variant, specialization constants
 
 
 class Compiled(NamedTuple):
-    """What a thread made: the pipeline (or NULL), (result, name) of each Vulkan call, and the CPU seconds."""
+    """Result of a thread: the pipeline (or NULL), (result, name) of each Vulkan call, CPU seconds."""
 
     pipeline: Any
     calls: list[tuple[int, str]]
@@ -41,8 +38,8 @@ class Compiled(NamedTuple):
 
 @cache
 def _threads(n: int) -> ThreadPoolExecutor:
-    """The compiling threads, kept until the process ends. With new threads for each device memory grows: part
-    of what compilers took in the ended threads is not used again."""
+    """Compiling threads, kept until the process ends: new ones per device would leak the compilers' memory of
+    ended threads."""
     return ThreadPoolExecutor(n, "vkbackend-compile")
 
 
@@ -50,27 +47,26 @@ forks.forget(_threads.cache_clear)
 
 
 class Programs:
-    """The pipelines of one device, made on first use and kept."""
+    """The pipelines of a device, made on first use."""
 
     def __init__(self, device: LogicalDevice, memory: Memory, transfers: Transfers) -> None:
         self._device = device
         self.layouts = layouts = Layouts(device)
         self.codebooks = Codebooks(device, memory, transfers, lambda: layouts.get(1, False).set_layout)
         self._pipelines: dict[Key, Any] = {}
-        self._begun: dict[Key, tuple[PipelineLayout, Future[Compiled]]] = {}  # nobody has asked for these yet
+        self._begun: dict[Key, tuple[PipelineLayout, Future[Compiled]]] = {}  # not requested yet
         self._cache = PipelineCache(device)
-        self._unsaved_s = 0.0  # what went into compiling since the cache was saved
+        self._unsaved_s = 0.0  # compile time since the last save
 
     def pipelines(self, dispatches: Sequence[Dispatch]) -> list[tuple[Any, PipelineLayout]]:
-        """The pipeline that runs each dispatch, with its layout; compiled on first use."""
+        """The pipeline and layout of each dispatch."""
         used = self._used(dispatches)
         if missing := {key: layout for key, layout in used if key not in self._pipelines}:
             self._make(missing)
         return [(self._pipelines[key], layout) for key, layout in used]
 
     def begin(self, dispatches: Sequence[Dispatch]) -> None:
-        """Begin to compile the pipelines of dispatches, beside whatever follows. `pipelines` waits for those
-        that it is asked for, and goes before the others."""
+        """Start compiling in the background. `pipelines` goes first, and waits only for its own."""
         self._begin({key: layout for key, layout in self._used(dispatches) if key not in self._pipelines})
 
     def _used(self, dispatches: Sequence[Dispatch]) -> list[tuple[Key, PipelineLayout]]:
@@ -81,13 +77,12 @@ class Programs:
         return used
 
     def _begin(self, wanted: dict[Key, PipelineLayout]) -> None:
-        """Begin to make the wanted pipelines, before all that have waited so far."""
+        """Start compiling the wanted pipelines before all waiting ones."""
         waiting = {key: layout for key, (layout, made) in self._begun.items() if made.cancel()}
         begun = {key: of_key for key, of_key in self._begun.items() if key not in waiting}
         missing = {key: layout for key, layout in (wanted | waiting).items() if key not in begun}
         pool = _threads(env.compile_threads())
-        # Modules come first in the pool's queue. So a thread that waits for a module never takes the place of
-        # the thread that makes it.
+        # Modules first: a thread that waits for a module never takes the place of the thread that makes it.
         modules = dict.fromkeys((op, variant) for op, variant, _ in missing)
         code = {module: pool.submit(shaderlib.spirv, *module) for module in modules}
         for key, layout in missing.items():
@@ -101,7 +96,7 @@ class Programs:
         try:
             for future in as_completed(made.values()):
                 if future.exception() or any(result for result, _ in future.result().calls):
-                    break  # the others would be made for nothing
+                    break  # skip the others
                 if self._device.compiled:
                     self._device.compiled()
         finally:
@@ -114,14 +109,13 @@ class Programs:
             f"{self._device.name}: {len(missing)} pipelines in {took_s:.2f} s on {env.compile_threads()} "
             f"threads, {cpu_s:.2f} s of CPU time",
         )
-        self._unsaved_s += max(took_s, cpu_s)  # what was begun before took longer than the wait for it
+        self._unsaved_s += max(took_s, cpu_s)  # begun earlier, it took longer than this wait
         if self._unsaved_s > SAVE_AFTER_S:
             self._save()
 
     def _keep(self, made: dict[Key, Future[Compiled]]) -> tuple[float, BaseException | None]:
-        """Keep the pipelines that threads made or are making, even if another one failed; those that have not
-        begun are cancelled. Returns (CPU seconds, the first error). Results are checked and objects counted
-        here, not in the threads: neither is thread-safe."""
+        """Keep the pipelines that threads finish, even if one failed; cancel those not started. Returns (CPU
+        seconds, the first error). Checks and counts here, not in the threads: neither is thread-safe."""
         device, cpu_s, first = self._device, 0.0, None
         for future in made.values():
             future.cancel()
@@ -151,7 +145,7 @@ class Programs:
         layout: PipelineLayout,
         spirv: Future[bytes],
     ) -> Compiled:
-        """Runs in a thread. Of the objects that it makes only the pipeline stays; `_keep` counts that."""
+        """Runs in a thread. Only the pipeline outlives it."""
         device, code = self._device, spirv.result()
         began = time.thread_time()
         if "matrix_units" in OPS[op].needs:  # the shader computes with 16-bit floats
@@ -189,8 +183,8 @@ class Programs:
             requiredSubgroupSize=dict(consts).get("LANES", device.info.limits["subgroup_size"]),
         )
         if "full_subgroups" in OPS[op].needs:
-            # Without this a subgroup may have fewer than gl_SubgroupSize invocations, and sums over it would
-            # lack the parts of the missing ones.
+            # Else a subgroup may have fewer than gl_SubgroupSize invocations, and its sums would be
+            # incomplete.
             info.stage.flags = FULL_SUBGROUPS
             info.stage.pNext = size if device.features.get("subgroup_size_control") else NULL
         pipeline = ffi.new("VkPipeline *")

@@ -1,7 +1,7 @@
-"""Order on one Vulkan device: two timeline semaphores (go, done), or a fence per segment without them.
+"""Order on a Vulkan device: two timeline semaphores (go, done), or a fence per segment.
 
-go is signalled by the host, done by the device; segment n waits for go >= n and signals done = n. Signalling
-from the host gives execution order only; recordings carry the memory barriers.
+The host signals go; segment n waits for go >= n and signals done = n. Host signals only order execution;
+recordings have the memory barriers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 
 
 class TimelineQueue(Queue):
-    """Segments can be submitted before they may run: one vkQueueSubmit can take a whole step."""
+    """Submits segments before they may run: a whole step in one vkQueueSubmit."""
 
     ahead = True
 
@@ -54,8 +54,7 @@ class TimelineQueue(Queue):
         self._go = 0
 
     def prepare(self, executable: VulkanExecutable) -> None:
-        """The VkSubmitInfos of an executable, one per command buffer; only their semaphore values change
-        later."""
+        """VkSubmitInfos, one per command buffer; only semaphore values change later."""
         parts = executable.parts
         n = sum(map(len, parts))
         infos, timelines = ffi.new("VkSubmitInfo[]", n), ffi.new("VkTimelineSemaphoreSubmitInfo[]", n)
@@ -88,13 +87,12 @@ class TimelineQueue(Queue):
             number = self.submitted + 1 + s - first
             waits[firsts[s]] = number
             signals[firsts[s + 1] - 1] = number
-        # `submitted` grows only after a call that worked: if one fails, it still is the number of what runs.
+        # Only a successful call increases `submitted`.
         if not executable.has_cuts:
             self._submit_infos(infos, firsts[first], firsts[first + count])
             self.submitted += count
             return
-        # Drivers may merge what one call submits. So a step that was cut to end within a watchdog's time is
-        # submitted in one call per piece.
+        # Drivers may merge a call's submissions, so a step cut for the watchdog uses a call per piece.
         for s in range(first, first + count):
             for at in range(firsts[s], firsts[s + 1]):
                 self._submit_infos(infos, at, at + 1)
@@ -108,7 +106,7 @@ class TimelineQueue(Queue):
         device = self.device
         device.check(self._counter(device.vk, self._semaphores[1], self._value), "vkGetSemaphoreCounterValue")
         done = int(self._value[0])
-        if done > self.submitted:  # if a device is lost, its driver may set the counter to the largest value
+        if done > self.submitted:  # a lost device may report the maximum
             device.check(C.VK_ERROR_DEVICE_LOST, "vkGetSemaphoreCounterValue")
         return done
 
@@ -125,11 +123,11 @@ class TimelineQueue(Queue):
         if result == C.VK_TIMEOUT:
             return False
         self.device.check(result, "vkWaitSemaphores")
-        return self.completed() >= number  # a wait for a lost device may succeed
+        return self.completed() >= number  # waits for a lost device may succeed
 
     def release(self) -> None:
-        """Let everything that was submitted run, whatever it waits for: the device is about to be closed."""
-        self._go = self._signal_info.value = self._go + (1 << 20)  # far above what was submitted
+        """Let all submitted work run, before closing."""
+        self._go = self._signal_info.value = self._go + (1 << 20)  # far above `submitted`
         self._signal(self.device.vk, self._signal_info)
 
     def close(self) -> None:
@@ -139,8 +137,7 @@ class TimelineQueue(Queue):
 
 
 class FenceQueue(Queue):
-    """For devices without timeline semaphores (core in Vulkan 1.2): one segment is in flight at a time, and a
-    fence tells its end."""
+    """For devices without timeline semaphores (core in Vulkan 1.2): one segment at a time, with a fence."""
 
     ahead = False
 
@@ -182,7 +179,7 @@ class FenceQueue(Queue):
         return self._done
 
     def allow(self, number: int) -> None:
-        pass  # nothing is submitted before it may run
+        pass  # submitted only when allowed
 
     def wait(self, number: int, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s

@@ -1,7 +1,5 @@
-"""Timestamps of one executable (DEBUG=2): one after every command, and one at the start of each submission.
-
-Independent commands overlap, so the time of a command is how much later all work ended because of it.
-"""
+"""Timestamps of an executable (DEBUG=2). Independent commands overlap: a command's time is how much it delays
+the end of all work."""
 
 from __future__ import annotations
 
@@ -15,11 +13,11 @@ from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 
 
 class Timestamps:
-    """A query pool with one timestamp per command and one per submission, for one executable."""
+    """A query pool with a timestamp per command and per submission."""
 
     def __init__(self, device: LogicalDevice, n: int) -> None:
         self._device, self._n = device, n
-        # What ended at each timestamp; None: a submission began.
+        # The command that ended at each timestamp; None: start of a submission.
         self._commands: list[Dispatch | Copy | None] = []
         pool = ffi.new("VkQueryPool *")
         info = new("VkQueryPoolCreateInfo", queryType=C.VK_QUERY_TYPE_TIMESTAMP, queryCount=n)
@@ -28,7 +26,7 @@ class Timestamps:
         self._pool = pool[0]
 
     def begin(self, cmd: Any, n_commands: int) -> None:
-        """The start of a command buffer with `n_commands` timed commands."""
+        """Start a command buffer with `n_commands` timed commands."""
         lib.vkCmdResetQueryPool(cmd, self._pool, len(self._commands), n_commands + 1)
         self.write(cmd, None)
 
@@ -56,6 +54,5 @@ class Timestamps:
 
 
 def intervals(ticks: np.ndarray, bits: int) -> np.ndarray:
-    """The ticks between each timestamp and the one before. The counter has `bits` bits and may wrap. The
-    first value means nothing."""
+    """Ticks between timestamps of a `bits`-bit counter that may wrap. The first value is meaningless."""
     return (ticks - np.roll(ticks, 1)) & np.uint64((1 << bits) - 1)

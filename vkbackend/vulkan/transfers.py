@@ -1,4 +1,4 @@
-"""Transfers on a Vulkan device: each is one submission that is waited for."""
+"""Transfers on a Vulkan device: one submission each, waited for."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 
 
 class VulkanTransfers(Transfers):
-    """Copies, fills and waits as command buffers of their own."""
-
     def __init__(self, device: LogicalDevice, memory: Memory) -> None:
         super().__init__(memory)
         self._device = device
@@ -37,12 +35,12 @@ class VulkanTransfers(Transfers):
         self._once(lambda cmd: None, "read")
 
     def _once(self, record: Any, what: str) -> None:
-        """Record, submit and wait for one command, ordered against everything before and after it."""
+        """Record, submit and wait for one command, ordered against everything else."""
         command, fence = self._device.command_buffers(1), ffi.new("VkFence *")
         try:
             self._submit_once(command, fence, record, what)
         finally:
-            if not self._device.abandoned:  # an abandoned device may use both for ever
+            if not self._device.abandoned:  # an abandoned device may still use them
                 if fence[0] != NULL:
                     lib.vkDestroyFence(self._device.vk, fence[0], NULL)
                     self._device.gone("VkFence")

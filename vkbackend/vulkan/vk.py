@@ -1,7 +1,7 @@
-"""The Vulkan binding: `ffi` and `lib` of the `vulkan` package, result checking and small struct helpers.
+"""The Vulkan binding: `ffi` and `lib` of the `vulkan` package, result checks, struct helpers.
 
-The package's Python wrapper is not used: a nested struct passed by value loses the memory its pointers own.
-Structs are built with `new` and kept alive by whoever holds the returned object.
+The package's Python wrapper is not used: nested structs by value lose the memory of their pointers. `new`
+ties it to the returned object.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ffi, lib = C.ffi, C.lib
 NULL = ffi.NULL
 API_1_1, API_1_2, API_1_3 = (1 << 22 | minor << 12 for minor in (1, 2, 3))
 
-# Values of the specification that the binding lacks.
+# Values that the binding lacks.
 ADDRESS_USAGE = 0x20000  # VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT
 ADDRESS_MEMORY = 0x2  # VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT
 FULL_SUBGROUPS = 0x2  # VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT
@@ -54,13 +54,13 @@ _UNSUPPORTED = (
     C.VK_ERROR_FEATURE_NOT_PRESENT,
     C.VK_ERROR_LAYER_NOT_PRESENT,
     C.VK_ERROR_INCOMPATIBLE_DRIVER,
-    C.VK_ERROR_INVALID_EXTERNAL_HANDLE,  # given by a driver that refuses to import host pages
+    C.VK_ERROR_INVALID_EXTERNAL_HANDLE,  # a driver refused to import host pages
 )
 
-# cffi structs do not own what their pointer fields point to; this ties those lifetimes together.
+# Keeps alive what cffi structs point to.
 _keep_alive: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
-# sType by struct name: VkSubmitInfo2 and VK_STRUCTURE_TYPE_SUBMIT_INFO_2 differ only in case and underscores.
+# sType by struct name, without case and underscores (VkSubmitInfo2, VK_STRUCTURE_TYPE_SUBMIT_INFO_2).
 _STYPES = {
     name.removeprefix("VK_STRUCTURE_TYPE_").replace("_", ""): value
     for name, value in vars(C).items()
@@ -69,7 +69,7 @@ _STYPES = {
 
 
 def check(result: int, what: str) -> None:
-    """Raise the typed error of a failed VkResult; `what` names the call and the device."""
+    """Raise a failed VkResult's typed error; `what` names call and device."""
     if result == C.VK_SUCCESS:
         return
     name = RESULT_NAMES.get(result, f"VkResult {result}")
@@ -97,7 +97,7 @@ def result_of(name: str) -> int:
 
 
 def new(struct: str, chain: Any = None, **fields: Any) -> Any:
-    """A zeroed `struct *` with sType set, `chain` as pNext and `fields` assigned; keeps these alive."""
+    """A zeroed `struct *` with sType, `chain` as pNext and `fields` set; keeps these alive."""
     pointer = ffi.new(f"{struct} *")
     names = {name for name, _ in ffi.typeof(struct).fields}
     if "sType" in names:
@@ -111,7 +111,7 @@ def new(struct: str, chain: Any = None, **fields: Any) -> Any:
 
 
 def string(chars: Any) -> str:
-    """Python text of a char array or pointer; bytes that are not UTF-8 are replaced."""
+    """A char array or pointer as text; invalid UTF-8 is replaced."""
     return bytes(ffi.string(chars)).decode("utf-8", "replace")
 
 
@@ -124,7 +124,7 @@ def strings(names: list[str]) -> Any:
 
 
 def enumerate_all(call: Any, ctype: str, *args: Any, what: str) -> list[Any]:
-    """The two-call idiom: count, then fill; returns the elements (structs keep their array alive)."""
+    """Count, then fill; returns the elements, which keep their array alive."""
     count = ffi.new("uint32_t *")
     result = call(*args, count, NULL)
     if result is not None:
