@@ -1,1 +1,1 @@
-"""The Kompute runtime: a device behind the seam whose work the `kp` package does."""
+"""The Kompute runtime: devices driven by the `kp` package."""

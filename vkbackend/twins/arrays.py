@@ -30,7 +30,7 @@ def bf16_values(bits: Array) -> Array:
 
 
 def f16_blocks(words: Array, n: int) -> list[tuple[Array, slice]]:
-    """(words [n_blocks, 1 + width / 2], slice of elements) of the whole blocks, then of a shorter last block."""
+    """(words [n_blocks, 1 + width / 2], slice of elements) of whole blocks, then of a shorter last block."""
     whole = n // F16_BLOCK * F16_BLOCK
     found = []
     for first, last, width in ((0, whole, F16_BLOCK), (whole, n, n - whole)):

@@ -1,4 +1,4 @@
-"""Devices without a driver: numpy runs the twins, null only counts. meta/ and models/ use them as any device."""
+"""Devices without a driver: numpy runs the twins, null only counts. meta/ and models/ run on both."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class HostQueue(Queue):
 
 
 class HostDevice(Device):
-    """Host memory behind the seam; subclasses execute commands."""
+    """Host memory as a device; subclasses execute commands."""
 
     imports_pages = True
 

@@ -1,1 +1,1 @@
-"""The native runtime: a device behind the seam, driven through Vulkan itself."""
+"""The native runtime: devices driven through Vulkan."""

@@ -178,7 +178,7 @@ class VulkanDevice(LogicalDevice, Device):
 
 
 def usable_units(info: DeviceInfo, name: str, features: Mapping[str, Any]) -> MatrixUnits | None:
-    """The first usable matrix units: enabled, of a supported subgroup size, with a shader. None without any."""
+    """The first usable matrix units: enabled, with a supported subgroup size and a shader; or None."""
     if not all(features.get(name) for name in BESIDES):
         return None
     default, chosen = info.limits["subgroup_size"], features.get("subgroup_size_control")

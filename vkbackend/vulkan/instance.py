@@ -56,7 +56,7 @@ class Instance:
         flags = 0
         if "VK_KHR_portability_enumeration" in available:
             extensions.append("VK_KHR_portability_enumeration")
-            flags = 1  # VK_INSTANCE_CREATE_ENUMERATE_PORTABILITY_BIT_KHR: also devices behind a translation
+            flags = 1  # VK_INSTANCE_CREATE_ENUMERATE_PORTABILITY_BIT_KHR: also translated devices
         if env.validation():
             layers, chain = [self._require_validation()], self._validation_features()
             extensions += ["VK_EXT_debug_utils"]
