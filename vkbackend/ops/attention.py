@@ -109,7 +109,7 @@ class AttentionOps(Target):
     def rope(
         self, x: View, cos_sin: View, y: View, *, half_split: bool, norm: HeadNorm | None = None
     ) -> None:
-        """Rotate x [n_rows, n_heads, head_dim], after an optional norm. Dims >= n_rot are copied. y may be x."""
+        """Rotate x [n_rows, n_heads, head_dim], optionally normed. Dims >= n_rot are copied. y may be x."""
         n_rows, n_heads, head_dim = x.shape
         n_rot = Rotation(cos_sin, half_split).n_rot
         assert n_rot <= head_dim and head_dim % 2 == 0 and cos_sin.shape[0] >= n_rows, (

@@ -20,7 +20,7 @@ _MEMBERS = ("b32", "i64", "u64", "f64")
 
 @dataclass(frozen=True, slots=True)
 class PipelineReport:
-    """Statistics and texts under the driver's names. `subgroup_size`: as requested, or the driver's choice."""
+    """Statistics and texts under the driver's names. `subgroup_size`: as requested or the driver's."""
 
     subgroup_size: int
     statistics: dict[str, float]
