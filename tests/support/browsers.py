@@ -28,7 +28,7 @@ def browser() -> Iterator[Any]:
 
 @contextmanager
 def page_of(opened: Any, port: int, width: int = 1280, height: int = 800, **options: Any) -> Iterator[Any]:
-    """A page in a fresh profile. Fails where it asks anybody else, throws, or breaks its own policy."""
+    """A page in a fresh profile. Fails if it asks another server, throws, or breaks its policy."""
     address = f"http://127.0.0.1:{port}/"
     wrong: list[str] = []
     viewport = {"width": width, "height": height}
@@ -51,7 +51,6 @@ def note_elsewhere(url: str, address: str, wrong: list[str]) -> None:
 
 
 def note_console(line: Any, wrong: list[str]) -> None:
-    """Note errors on the console, which a page of ours never causes. A refused request is one, too, and is
-    fine."""
+    """Note errors on the console. A refused request logs one, too, which is fine."""
     if line.type == "error" and "Failed to load resource" not in line.text:
         wrong.append(line.text)

@@ -1,4 +1,4 @@
-"""Cache folders for tests: what is compiled already is not compiled again."""
+"""Cache folders for tests, so that pipelines are compiled once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vkbackend import env
 
 
 def compiled() -> list[Path]:
-    """The modules and pipelines in the cache folder that is in use."""
+    """The cache folder's modules and pipelines."""
     folder = env.cache_dir()
     return [] if folder is None else list(chain(folder.glob("*.spv"), folder.glob("pipelines-*")))
 

@@ -1,4 +1,4 @@
-"""What a person does on the page and sees there, for its tests."""
+"""A person's actions on the page, for its tests."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from serving import until
 
 
 def wait_for(page: Any, expression: str) -> None:
-    """Wait until the expression is true. playwright's own wait needs eval, which the page's policy
-    forbids."""
+    """Wait until the expression is true. playwright's own wait needs eval, which the policy forbids."""
     until(lambda: bool(page.evaluate(expression)))
 
 
@@ -25,7 +24,6 @@ def ask(page: Any, text: str) -> None:
 
 
 def texts(page: Any) -> list[str]:
-    """The bodies of all messages."""
     return [body.text_content() for body in page.query_selector_all(".message > .body")]
 
 

@@ -1,4 +1,4 @@
-"""A vocabulary of words with the markers of a chat template, for a runner without a model."""
+"""Words and the markers of TURNS; a runner's tokens depend on all before them."""
 
 from __future__ import annotations
 

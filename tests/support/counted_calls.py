@@ -1,5 +1,4 @@
-"""Counts the calls of Python and C functions that a piece of Python makes. Tests use the count in place of
-the time, since it is the same on any machine, busy or not."""
+"""Counts calls of Python and C functions: unlike time, the same on any machine."""
 
 from __future__ import annotations
 
@@ -13,7 +12,6 @@ from typing import Any
 
 @contextmanager
 def counted_calls() -> Iterator[Counter[str]]:
-    """How often each function is called within the block, by its name."""
     counts: Counter[str] = Counter()
 
     def on_event(frame: FrameType, event: str, function: Any) -> None:

@@ -1,8 +1,7 @@
 """Model files derived from those in `tests/data`: other formats, other shapes of the same function, experts.
 
-Every step is exact or rounds in one way only (gguf-py's quantizers are numpy), and random numbers come from
-numpy's frozen generator, so that a file is the same everywhere: `tests/data/derived` keeps what llama.cpp
-computes with it.
+Every step is exact or rounds in one way, and random numbers come from numpy's frozen generator, so a file is
+the same everywhere: `tests/data/derived` has llama.cpp's results for it.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ SHARES = (0.5, 0.25, 0.125, 0.125)  # what each copy of a channel gives: sums to
 
 @dataclass(frozen=True)
 class Model:
-    """What a file holds: its architecture, keys without that prefix, float32 tensors."""
+    """A file's architecture, keys without its prefix, float32 tensors."""
 
     arch: str
     keys: Mapping[str, tuple[Any, list[gguf.GGUFValueType]]]
     tensors: Mapping[str, np.ndarray]
 
     def with_keys(self, **values: int) -> Model:
-        """Counts under the architecture, `_` for `.` doubled: `attention__key_length`."""
+        """Counts under the architecture; `__` stands for `.`: `attention__key_length`."""
         kind = [gguf.GGUFValueType.UINT32]
         named = {f"{{arch}}.{name.replace('__', '.')}": (value, kind) for name, value in values.items()}
         return replace(self, keys={**self.keys, **named})
@@ -47,10 +46,8 @@ def load(path: Path) -> Model:
 
 
 def store(path: Path, model: Model, dtype: str, quantize: Callable[..., np.ndarray] | None = None) -> Path:
-    """Matrices in `dtype`, or F16 where a row is no whole number of blocks; vectors and routers in F32.
-
-    `quantize(name, values, dtype)` stands for gguf-py's quantizers.
-    """
+    """Matrices in `dtype`, or F16 if a row is not whole blocks; vectors and routers in F32. `quantize(name,
+    values, dtype)` replaces gguf-py's quantizers."""
     writer = gguf.GGUFWriter(path, model.arch)
     for name, (value, types) in model.keys.items():
         sub_type = types[-1] if types[0] == gguf.GGUFValueType.ARRAY else None
@@ -94,11 +91,8 @@ def kind_of(name: str, values: np.ndarray, dtype: str) -> gguf.GGMLQuantizationT
 
 @dataclass(frozen=True)
 class Copies:
-    """Writes each of n elements to four places, with random signs. A matrix that reads the elements takes a
-    share of each copy; the shares sum to one.
-
-    The mean square of the elements stays the same, so a norm does the same to both models.
-    """
+    """Writes each of n elements to four places, with random signs. Matrices that read them have a share of
+    each copy; the shares sum to one. The mean square stays, so norms do the same in both models."""
 
     signs: np.ndarray  # [n, COPIES]
     shares: np.ndarray
@@ -111,11 +105,11 @@ class Copies:
         return cls(signs.astype(np.float32), shares.astype(np.float32), rng.permutation(n * COPIES))
 
     def written(self, rows: np.ndarray) -> np.ndarray:
-        """The wide form of a matrix whose n rows produce the elements."""
+        """For a matrix whose n rows produce the elements."""
         return (rows[:, None] * self.signs[..., None]).reshape(-1, rows.shape[1])[self.order]
 
     def read(self, matrix: np.ndarray) -> np.ndarray:
-        """The wide form of a matrix whose n columns read the elements."""
+        """For a matrix whose n columns read the elements."""
         wide = matrix[..., None] * (self.signs * self.shares)
         return np.ascontiguousarray(wide.reshape(*matrix.shape[:-1], -1)[..., self.order])
 
@@ -125,10 +119,7 @@ class Copies:
 
 def widened(model: Model) -> Model:
     """The same function with rows of 256: four times the channels and head elements, 256 FFN columns, untied.
-
-    RoPE's pairs must keep their frequencies. A head that is four times as long has the old frequencies in
-    every fourth pair, so these pairs hold the old elements.
-    """
+    A head's old frequencies are in every fourth pair, so these pairs have the old elements."""
     rng, t = np.random.RandomState(64), model.tensors
     channels = Copies.drawn(t["output_norm.weight"].size, rng)
     n_head, n_kv = (
@@ -139,8 +130,8 @@ def widened(model: Model) -> Model:
     real = 2 * COPIES * (np.arange(head) // 2) + np.arange(head) % 2  # where a head's elements go
 
     def heads(rows: np.ndarray, scale: float, rest: float) -> np.ndarray:
-        """The wide rows of q or k: the old ones times `scale` in the places `real`, elsewhere other rows
-        times `rest`. `rest` is 0 for k, so no score depends on these."""
+        """The wide rows of q or k: the old ones times `scale` in the places `real`, others times `rest`,
+        which is 0 for k, so scores ignore them."""
         rows = rows.reshape(-1, head, rows.shape[-1])
         wide = rest * np.tile(np.roll(rows, 1, 1), (1, COPIES, 1))
         wide[:, real] = scale * rows
@@ -159,12 +150,12 @@ def widened(model: Model) -> Model:
             p + f"{norm}.weight": channels.repeated(t[p + f"{norm}.weight"])
             for norm in ("attn_norm", "ffn_norm")
         }
-        # scores are divided by the root of the head's length: q is twice as large
+        # scores are divided by sqrt(head size): q is twice as large
         wide[p + "attn_q.weight"] = channels.read(heads(t[p + "attn_q.weight"], COPIES**0.5, 1.0))
         wide[p + "attn_k.weight"] = channels.read(heads(t[p + "attn_k.weight"], 1.0, 0.0))
         wide[p + "attn_v.weight"] = channels.read(np.concatenate(v))
         wide[p + "attn_output.weight"] = channels.written(np.concatenate(o, axis=1))
-        order = rng.permutation(FFN_WIDE) % n_ff  # there are more places than columns: some come twice
+        order = rng.permutation(FFN_WIDE) % n_ff  # more places than columns: some come twice
         spare = np.arange(FFN_WIDE) >= 0
         _, first = np.unique(order, return_index=True)
         spare[first] = False  # a column's first place computes; the others are spare and give 0
@@ -179,8 +170,7 @@ def widened(model: Model) -> Model:
 
 
 def as_qwen2(model: Model) -> Model:
-    """As qwen2, whose RoPE turns pairs half a head apart: the rows of each head in that order, and random
-    biases."""
+    """As qwen2: each head's rows in half-split order, and random biases."""
     rng, tensors = np.random.RandomState(2), dict(model.tensors)
     head = int(model.keys["{arch}.attention.key_length"][0])
     halves = np.r_[0:head:2, 1:head:2]
@@ -195,9 +185,8 @@ def as_qwen2(model: Model) -> Model:
 
 
 def as_mixture(model: Model) -> Model:
-    """Eight experts, of which a token uses two. Each expert has the FFN's columns in an order of its own,
-    with up and down rescaled. In each another eighth of the columns does nothing, so the choice of experts
-    matters."""
+    """Eight experts, two per token. Each has the FFN's columns in another order, with up and down rescaled,
+    and another eighth of them zero, so the choice of experts matters."""
     rng, tensors = np.random.RandomState(8), dict(model.tensors)
     for il in range(int(model.keys["{arch}.block_count"][0])):
         p = f"blk.{il}."
@@ -216,7 +205,7 @@ def as_mixture(model: Model) -> Model:
 
 # ---- the files ----
 
-# By name: the model in `tests/data` that it is made of, in which shape, in which formats.
+# By name: the source in `tests/data`, the shape, the formats.
 FAMILIES: dict[str, tuple[str, Callable[[Model], Model], tuple[str, ...]]] = {
     "w256": (
         "stories-w256-F16",
@@ -232,7 +221,6 @@ DERIVED = [f"stories-{family}-{dtype}" for family, (_, _, types) in FAMILIES.ite
 
 
 def derive(data: Path, folder: Path) -> None:
-    """Writes all of them to the folder."""
     for family, (source, shape, types) in FAMILIES.items():
         model = shape(load(data / f"{source}.gguf"))
         for dtype in types:

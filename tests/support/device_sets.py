@@ -1,5 +1,4 @@
-"""Device sets for whole-model tests: one, two and three devices of the first driver, and two drivers both
-ways."""
+"""Device sets for whole-model tests: one to three devices of the first driver, and two drivers both ways."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ import pytest
 
 
 def device_infos() -> list:  # type: ignore[type-arg]
-    """Every Vulkan device present; empty without a loader or a driver."""
+    """Every Vulkan device; empty without a loader or a driver."""
     from vkbackend.errors import UnsupportedFeature
 
     try:
@@ -26,7 +25,7 @@ def device_infos() -> list:  # type: ignore[type-arg]
 
 
 def device_params() -> list:  # type: ignore[type-arg]
-    """Every device present as a parameter; without any one that is skipped and says so."""
+    """Every device as a parameter; without any, one skipped parameter."""
     found = [pytest.param(i, id=f"{i.index}-{i.driver.split()[0].lower()}") for i in device_infos()]
     none = pytest.param(None, id="none", marks=pytest.mark.skip(reason="no Vulkan device is present"))
     return found or [none]
@@ -48,12 +47,12 @@ MULTI = DEVICE_SETS[1:]
 
 
 def wide(param: Any) -> Any:
-    """The parameter as a part of the wide sweep."""
+    """The parameter, for the wide sweep."""
     return pytest.param(*param.values, id=param.id, marks=[*param.marks, pytest.mark.wide])
 
 
 def product(rows: Iterable[Any], columns: Iterable[Any]) -> list[Any]:
-    """Every row with every column, as parameters; either may be made of parameters."""
+    """Every row with every column, as parameters."""
     made = []
     for row, column in itertools.product(map(_parameter, rows), map(_parameter, columns)):
         marks = [*row.marks, *column.marks]
@@ -62,13 +61,13 @@ def product(rows: Iterable[Any], columns: Iterable[Any]) -> list[Any]:
 
 
 def some(params: Iterable[Any], every: int) -> list[Any]:
-    """The first parameter and each `every`-th behind it; the others are left to the wide sweep."""
+    """The first parameter and each `every`-th after it; the others are wide."""
     return [p if i % every == 0 else wide(p) for i, p in enumerate(map(_parameter, params))]
 
 
 def covering(rows: Sequence[Any], columns: Sequence[Any], each: int = 1) -> list[Any]:
-    """The product, with most pairs left to the wide sweep. By default each row runs with `each` columns; the
-    columns take turns, so that every column runs with some row."""
+    """The product with most pairs wide. By default each row runs with `each` columns in turn, so every column
+    runs with some row."""
     assert len(rows) * each >= len(columns) >= each, "some column is met by no row"
     made = product(rows, columns)
     for i in range(len(rows)):
@@ -83,7 +82,7 @@ def _parameter(item: Any) -> Any:
 
 
 def for_every_runtime(param: Any) -> Any:
-    """The parameter, marked for the runs with other runtimes."""
+    """The parameter, for the other runtimes too."""
     return pytest.param(*param.values, id=param.id, marks=[*param.marks, pytest.mark.runtimes])
 
 

@@ -1,4 +1,4 @@
-"""What a model's layers exchange as its plan says, without looking at what was recorded."""
+"""A model's exchanges by its plan, independently of the recording."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from vkbackend.models.engine.runner import Runner
 
 
 def planned(runner: Runner, rows: int) -> list[int]:
-    """The elements of every exchange of a step of layers that lie on several devices.
+    """The elements of every exchange of a step, for layers on several devices.
 
-    Attention (or what is in its place) exchanges a row of the residual, and so does the FFN; one row serves
-    both where they are added together. Some layers exchange more before that. Norms of q and k over all heads
-    take two values per row. A norm over a group of state space heads that lies on several devices takes one
-    value per group and row. An FFN that keeps only its largest gates takes two values per row.
+    Attention (or its replacement) exchanges a row of the residual, and so does the FFN; one row serves both
+    if they are added together. Norms of q and k over all heads take two values per row more, a norm over a
+    split group of state space heads one value per group and row, an FFN that keeps its largest gates two
+    values per row.
     """
     wanted, m = [], runner.model
     names = {spec.name for spec in m.weights()}

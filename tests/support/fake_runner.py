@@ -1,7 +1,5 @@
-"""A runner without a model: the logits of a row depend on all tokens of its sequence, so a mixed-up slot
-shows.
-
-It refuses what the real one may not be given. Importable by spawned processes.
+"""A runner without a model: a row's logits depend on all tokens of its sequence, so a mixed-up slot shows. It
+asserts its arguments. Importable by spawned processes.
 """
 
 import os
@@ -26,11 +24,11 @@ from vkbackend.ops import CELL_BLOCK
 from vkbackend.step import Run
 
 N_VOCAB = 50
-DEATH, HANG, LOST, NAN, SLOW = 44, 45, 46, 47, 48  # tokens that make something happen when they are fed
+DEATH, HANG, LOST, NAN, SLOW = 44, 45, 46, 47, 48  # tokens that trigger events
 
 
 def row_of(tokens: Sequence[int]) -> np.ndarray:
-    """Logits [N_VOCAB] after `tokens`; the best is never one of the special tokens."""
+    """Logits [N_VOCAB] after `tokens`; special tokens are never the best."""
     rng = np.random.default_rng(
         hash(tuple(tokens)) & 0xFFFFFFFF
     )  # hashes of ints do not vary between processes
@@ -40,7 +38,7 @@ def row_of(tokens: Sequence[int]) -> np.ndarray:
 
 
 def continuation(tokens: Sequence[int], n: int, without: Sequence[int] = ()) -> list[int]:
-    """The greedy continuation; tokens `without` are forbidden."""
+    """The greedy continuation, without the tokens `without`."""
     out = list(tokens)
     for _ in range(n):
         logits = row_of(out)
@@ -50,9 +48,9 @@ def continuation(tokens: Sequence[int], n: int, without: Sequence[int] = ()) -> 
 
 
 class FakeRunner:
-    """A cell of its caches holds a token in place of K and V. A step reads a sequence's tokens back from the
-    cells, so a wrong cell changes the logits. It asserts that windows and recurrent states hold the same
-    tokens. `blocks`: how many all slots share (None: enough for all)."""
+    """A cache's cell has a token instead of K and V. A step reads a sequence's tokens from the cells, so a
+    wrong cell changes the logits; windows and recurrent states must have the same tokens. `blocks`: shared by
+    all slots (None: enough for all)."""
 
     n_vocab = N_VOCAB
     max_top_k = 0
@@ -117,7 +115,7 @@ class FakeRunner:
         return self.cells[group][self.tables[group][slot, at // CELL_BLOCK], at % CELL_BLOCK].tolist()  # type: ignore[no-any-return]
 
     def launch(self, batch: MicroBatch, wanted: Wanted) -> Any:
-        """The devices compute in the order of launches; the host knows nothing of it until it collects."""
+        """The devices compute in launch order; the host sees nothing until it collects."""
         assert not wanted.top_k and batch.masks is None and len(self.in_flight) < self.n_in_flight
         logits = self.step(batch.tokens, batch.runs, batch.outputs)
         self.in_flight.append((logits, len(self.steps)))

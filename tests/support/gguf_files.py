@@ -1,4 +1,4 @@
-"""Builds GGUF files byte by byte, well formed or not, for the tests of the reader and the tokenizer."""
+"""Builds GGUF files byte by byte, well formed or not."""
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,7 +50,7 @@ def gguf_bytes(
 
 
 def with_keys(source: GGUF, changed: Mapping[str, bytes]) -> bytes:
-    """A file of one part with some of its values others: each its type, the length of an array, and bytes."""
+    """A file of one part with other values: each its type, array length, and bytes."""
     keys = [string(name) + source.metadata.stored(name) for name in source.metadata if name not in changed]
     keys += [string(name) + value for name, value in changed.items()]
     kinds = {name: number for number, (name, _, _) in TENSOR_TYPES.items()}
@@ -69,7 +69,6 @@ def vocabulary(
     types: Sequence[int] | None = None,
     extra: Iterable[bytes] = (),
 ) -> bytes:
-    """A file that holds a vocabulary and nothing else."""
     keys = [
         key("general.architecture", STRING, "llama"),
         key("tokenizer.ggml.model", STRING, model),

@@ -1,5 +1,6 @@
-"""A program on host 0 that asks a group of hosts: it says what it did, a line of JSON at a time. Before
-a test strikes it, it waits for a line."""
+"""A program on host 0 that uses a group of hosts and prints its results as lines of JSON. Before a test
+interrupts it, it waits for a line.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +29,7 @@ def main() -> None:
         return llm.generate(prompt, max_tokens=n, **GREEDY).tokens
 
     def shared(llm: LLM, prompt: list[int]) -> tuple[Any, ...]:
-        """The logits of a prompt, the tokens after a longer prompt, and how many of its tokens were
-        computed."""
+        """A prompt's logits, the tokens after a longer prompt, and how many of its tokens ran."""
         llm.generate(prompt, max_tokens=2, slot=0, **GREEDY)
         more = llm.generate([*prompt, 5], max_tokens=4, slot=1, **GREEDY)
         return llm.logits(prompt).tobytes(), more.tokens, more.timings["prompt_n"]

@@ -1,4 +1,4 @@
-"""Functions of JavaScript for tests of the page's modules: in node, or in a browser."""
+"""Runs functions of the page's modules in node or a browser."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""VkDevices that a test hands on to the next one, with their layouts and pipelines.
+"""VkDevices that tests share, with their layouts and pipelines.
 
-A software driver compiles a pipeline in 10 to 130 ms, more than half of the time of a test of a model. Each
-test still opens its own device: memory, queue, recordings and the counts of objects are new.
+A software driver compiles a pipeline in 10 to 130 ms, more than half of the time of a model's test. Memory,
+queue, recordings and object counts are new for each test.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ MOST_PIPELINES = 200  # of one VkDevice, which is destroyed after that: compiled
 
 @dataclass
 class Kept:
-    """A VkDevice with everything that depends on it alone."""
-
     key: str
     handles: dict[str, Any]  # attributes of a LogicalDevice
     layouts: dict[tuple[Any, ...], PipelineLayout] = field(default_factory=dict)
@@ -40,7 +38,7 @@ forks.forget(_idle.clear)
 
 
 def install() -> None:
-    """Patch the classes; what was opened while `on` was false works as ever."""
+    """Patch the classes; objects opened while `on` was false work as before."""
     vars_of: Any = LogicalDevice
     vars_of.kept = None
     vars_of._create, vars_of.destroy = create, destroy
@@ -50,7 +48,7 @@ def install() -> None:
 
 @contextmanager
 def fresh() -> Iterator[None]:
-    """Inside the block devices are opened as ever."""
+    """Devices opened inside the block are not kept."""
     global on
     before, on = on, False
     try:

@@ -1,7 +1,5 @@
-"""The decoders in float64 numpy over the dequantized weights of a GGUF file: the whole-model oracle.
-
-Covers llama, qwen2, qwen3 and qwen3moe: RoPE by architecture, biases, head norms and experts by what the file
-has.
+"""The whole-model oracle: llama, qwen2, qwen3 and qwen3moe in float64 numpy over dequantized weights. RoPE by
+architecture; biases, head norms and experts as in the file.
 """
 
 from __future__ import annotations
@@ -27,11 +25,10 @@ def forward(
     control: Mapping[int, np.ndarray] | None = None,
     squares: dict[str, np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Logits float64 [n_tokens, n_vocab]; K and V are rounded to the type `cache`. `ids`: per layer the
-    experts to use instead of the likeliest, [n_tokens, n_used]. `windows`: per layer the positions that a
-    token sees, 0 for all. `owners`: per layer the one whose K and V it reads.
-    `control`: by layer, the vector that is added to the residual behind it. `squares`: gets, by the name of a
-    matrix, the sum over all tokens of x * x, where x is the matrix's input."""
+    """Logits float64 [n_tokens, n_vocab]; K and V are rounded to the type `cache`. By layer: `ids`, the
+    experts to use, [n_tokens, n_used]; `windows`, the positions that a token sees, 0 for all; `owners`, the
+    layer whose K and V it reads; `control`, the vector added to the residual after it. `squares` gets, by
+    matrix, the sum over all tokens of x * x of its input x."""
     with GGUF.open(path) as gguf:
         w = {
             t.name: dequantize(gguf.data(t.name), t.type, t.shape).astype(np.float64)

@@ -1,7 +1,4 @@
-"""What the tests run on: the files of `tests/data`, those derived from them, and `../shared` where it lies.
-
-Everything that decides whether a test passes is in the repository; `../shared` only adds parameters.
-"""
+"""Test data: `tests/data`, files derived from it, and `../shared`, if present, for more parameters."""
 
 from __future__ import annotations
 
@@ -21,13 +18,13 @@ SHARED_MODELS, SHARED_VOCABULARIES = SHARED / "models", SHARED / "vocab"
 
 
 def shared_models(*names: str) -> list[str]:
-    """Those of the names that are files of `../shared`: a parameter each, none where it is missing."""
+    """The names among `../shared`, a parameter each."""
     return [name for name in names if (SHARED_MODELS / f"{name}.gguf").is_file()]
 
 
 def lay_out_models(folder: Path) -> None:
-    """Every model file in one folder, `expected.json` and `expected_logits.npz` about all of them, and
-    `stories.txt`, 100 KB in words that the models know."""
+    """All model files in one folder, with `expected.json`, `expected_logits.npz` and `stories.txt` (100 KB of
+    words that the models know)."""
     derive(DATA, folder)
     expected: dict[str, Any] = {}
     logits: dict[str, np.ndarray] = {}

@@ -1,6 +1,6 @@
-"""Hosts on one machine: network namespaces that a test makes and removes, each with an address of its own on
-a bridge that reaches nothing else, and a program that starts a command in one as ssh would on a host: with
-an environment of its own."""
+"""Hosts on one machine: network namespaces, each with an address on an isolated bridge, and a program that
+starts commands in them as ssh would: with their own environment.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(*words: str) -> None:
 
 @cache
 def why_not() -> str:
-    """Why no namespace can be made here, or nothing."""
+    """Why namespaces are impossible here, or nothing."""
     if not shutil.which("ip"):
         return "there is no command ip (iproute2)"
     name = f"vkprobe{os.getpid()}"
@@ -45,7 +45,7 @@ def why_not() -> str:
 
 @dataclass
 class Net:
-    """`names[n]` is the namespace of host n, `launcher` what mpiexec calls in place of ssh."""
+    """`names[n]`: the namespace of host n; `launcher`: mpiexec's replacement for ssh."""
 
     names: list[str]
     launcher: Path
@@ -63,14 +63,13 @@ class Net:
         return ["ip", "netns", "exec", self.names[host], *words]
 
     def cut(self, host: int) -> None:
-        """Take the link of a host down."""
         run("ip", "-n", self.names[host], "link", "set", "eth0", "down")
 
     def mend(self, host: int) -> None:
         run("ip", "-n", self.names[host], "link", "set", "eth0", "up")
 
     def processes(self) -> dict[int, str]:
-        """What runs in the namespaces, by process id."""
+        """Processes in the namespaces, by id."""
         found = {}
         for name in self.names:
             pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
@@ -101,7 +100,7 @@ class Net:
 
 @contextmanager
 def hosts(n: int, folder: Path) -> Iterator[Net]:
-    """Namespaces of n hosts, gone afterwards with all that runs in them. Host 0's also has the bridge."""
+    """Namespaces of n hosts, removed at the end with their processes. Host 0 also has the bridge."""
     prefix = f"vk{os.getpid() % 100_000}x"
     net = Net([f"{prefix}{number + 1}" for number in range(n)], folder / "launch")
     net.launcher.write_text(LAUNCHER.format(ip=shutil.which("ip"), prefix=prefix))

@@ -1,4 +1,4 @@
-"""Where things lie: the checkout, what the tests bring along, the material beside the checkout."""
+"""Paths: the checkout, the test data, the material next to the checkout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random recordings for the property tests, and small ones by hand."""
+"""Random recordings for property tests, and small ones by hand."""
 
 from __future__ import annotations
 
@@ -38,9 +38,7 @@ def views(draw: st.DrawFn, of: Sequence[Any]) -> View:
 @st.composite
 def recordings(draw: st.DrawFn, virtual: bool = False) -> Recording:
     """1 to 4 segments over buffers of every home; each begins with a read of host memory, as in a step.
-
-    No command reads what it writes. With `virtual`, scratch has no address yet.
-    """
+    Commands do not read what they write. `virtual`: scratch has no address yet."""
     host = [buffer(Home.STAGING, "staging"), buffer(Home.PAGES, "pages")]
     scratch = [
         Virtual(4 * WORDS * draw(st.integers(1, 9)), f"v{i}") if virtual else buffer(label=f"s{i}")

@@ -1,4 +1,4 @@
-"""An engine on a runner without a model, and its requests run to their ends."""
+"""An engine on a runner without a model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GREEDY = SamplingParams(temperature=0)
 
 
 class Everything(PrefillBudget):
-    """All rows for prompts, whatever decodes beside them: no step depends on the clock."""
+    """All rows for prompts: no step depends on the clock."""
 
     def rows(self, n_decode: int, most: int) -> int:
         return most
@@ -33,7 +33,7 @@ def make(budget: PrefillBudget | None = None, **options: Any) -> tuple[Engine, F
 
 
 def finish(engine: Engine, requests: list[Request], limit: int = 5000) -> dict[int, list[Event]]:
-    """Submit, step until nothing is left to do, return the events by request."""
+    """Submit and step to the end; the events by request."""
     out: dict[int, list[Event]] = {}
     for request in requests:
         engine.submit(request)
@@ -46,7 +46,7 @@ def finish(engine: Engine, requests: list[Request], limit: int = 5000) -> dict[i
 
 
 def events_of(news: News) -> list[Event]:
-    """The news of a step, as a list with an event for each request's token or end."""
+    """The news of a step: an event for each request's token or end."""
     pairs = zip(news.ids, news.tokens, strict=True)
     return [Event(id_, done=False, token=token) for id_, token in pairs] + news.events
 

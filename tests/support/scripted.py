@@ -1,4 +1,4 @@
-"""A model for tests of chats: it answers with what a script says."""
+"""A model that answers from a script."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Thought:
 
 @dataclass(frozen=True)
 class Wait:
-    """A piece of a script: wait until the client leaves."""
+    """A piece of a script: wait until the client disconnects."""
 
 
 Piece = str | Thought | ToolDelta | Wait | Exception
@@ -65,7 +65,7 @@ class ScriptedChat:
 
 @dataclass
 class ScriptedModel(FakeModel):
-    """`script` makes an answer's pieces from the messages; `asked` are those of every request."""
+    """`script` turns messages into an answer's pieces; `asked`: the messages of every request."""
 
     device_names: tuple[str, ...] = ("card A", "card B")
     script: Callable[[Messages], Sequence[Piece]] = lambda messages: ["ok"]

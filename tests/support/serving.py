@@ -1,4 +1,4 @@
-"""Servers for tests: the real one in a thread, around a model that makes texts without an engine."""
+"""The real server in a thread, with a model without an engine."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ class ByteTokenizer:
 
 @dataclass
 class FakeModel:
-    """Continues every prompt with the letter "x", a token every `pause_s` seconds; `active` counts
-    generations that began and have not ended."""
+    """Continues every prompt with "x", a token every `pause_s` seconds; `active`: running generations."""
 
     pause_s: float = 0.0
     n_ctx: int = 512
@@ -102,8 +101,6 @@ class FakeModel:
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server listens."""
-
     port: int
     server: Server | None = None
 
@@ -127,7 +124,7 @@ class Address:
         return self.request("POST", path, body, headers)
 
     def events(self, path: str, body: Any) -> list[Any]:
-        """The data of a stream's events; "[DONE]" as it is."""
+        """The data of a stream's events; "[DONE]" unchanged."""
         _, text, _ = self.post(path, body)
         data = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
         return [item if item == "[DONE]" else json.loads(item) for item in data]
@@ -136,7 +133,7 @@ class Address:
         return socket.create_connection(("127.0.0.1", self.port), timeout=HANG_S)
 
     def send(self, path: str, body: Any) -> socket.socket:
-        """A request whose answer nobody reads yet."""
+        """A request with an unread answer."""
         data = json.dumps(body).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
         sock = self.connect()
@@ -174,7 +171,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 class Command:
-    """A server as a process; `log` is what it has written so far."""
+    """A server process; `log`: its output so far."""
 
     def __init__(self, *words: str) -> None:
         command = [sys.executable, "-m", "vkbackend", "serve", "-dev", "numpy", "--port", "0", *words]

@@ -1,4 +1,4 @@
-"""Weights cut over numpy devices: any split, any format, any bytes."""
+"""Weights split over numpy devices: any split, any format, any bytes."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from vkbackend import LLM
 
 
 def check_slot_journey(path: Path, state: Path, **options: Any) -> None:
-    """Three devices and two give what a new slot on one device gives. The saved slot stays at `state`."""
+    """Three devices and two give the logits of a new slot on one device. The saved slot stays at `state`."""
     prompt = PROMPT[:30]
     other, few = [*prompt, 7, 8, 9], {"temperature": 0, "ignore_eos": True}
     with LLM(path, devices=["numpy"], **options) as llm:

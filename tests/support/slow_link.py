@@ -1,5 +1,4 @@
-"""A link between two hosts on which every packet waits: tap devices in their namespaces, and a thread that
-carries packets from one to the other."""
+"""A slow link between two hosts: tap devices in their namespaces, and a thread that delays packets."""
 
 from __future__ import annotations
 
@@ -23,7 +22,6 @@ NET = "10.213.78"  # beside that of namespaces.py
 
 
 def _tap(namespace: str, address: str) -> int:
-    """A tap device with that address; its other end."""
     found: list[int | OSError] = []
 
     def enter() -> None:  # one thread may enter another namespace; a process with several threads may not
@@ -49,7 +47,7 @@ def _tap(namespace: str, address: str) -> int:
 
 @contextmanager
 def slow_link(names: list[str], delay_s: float) -> Iterator[list[str]]:
-    """The addresses of two hosts on such a link. Raises OSError where there are no tap devices."""
+    """The addresses of two hosts on such a link. Raises OSError without tap devices."""
     addresses = [f"{NET}.{n + 1}" for n in range(2)]
     ends = [_tap(name, address) for name, address in zip(names, addresses, strict=True)]
     ended = threading.Event()

@@ -1,4 +1,4 @@
-"""Random models to share out, and llama.cpp's answers by the oracle of its split arithmetic."""
+"""Random models to split, and llama.cpp's answers by the oracle of its split arithmetic."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def cases(n_cases: int, seed: int) -> list[Case]:
 
 
 def matrices(case: Case) -> list[tuple[str, int]]:
-    """The matrices that are split, each with the length of its split axis."""
+    """The split matrices, each with the length of its split axis."""
     layers, n_vocab = case[1], case[2]
     a, n_ff = layers[0].attention, layers[0].ffn.n_ff
     q, k, v = a.n_head * a.head_dim_k, a.n_head_kv * a.head_dim_k, a.n_head_kv * a.head_dim_v
@@ -70,7 +70,7 @@ def load_oracle(path: Path) -> ModuleType:
 
 
 def answers(oracle: ModuleType) -> Callable[[Case], list[list[int]]]:
-    """What each device gets of the `matrices` of a case."""
+    """Each device's share of the `matrices` of a case."""
 
     def answer(case: Case) -> list[list[int]]:
         fmt, layers, _, n, split = case

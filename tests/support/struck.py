@@ -14,8 +14,8 @@ SIGNALLED = ("CALL", "RESUME", "JUMP_BACKWARD")  # after these bytecodes CPython
 
 
 def strike(n: int, call: Callable[[], object], where: Where, behind: tuple[str, ...] = ANYWHERE) -> bool:
-    """Run `call` and raise KeyboardInterrupt before bytecode `n` of the functions `where`. Only bytecodes
-    that follow one of `behind` are counted. False if there are fewer. Other errors of `call` are raised."""
+    """Run `call` and raise KeyboardInterrupt before bytecode `n` of the functions `where`, counting only
+    bytecodes after one of `behind`. False if there are fewer."""
     left, last = n, dict[FrameType, str]()
 
     def count(frame: FrameType, event: str, _: Any) -> Any:
@@ -41,7 +41,7 @@ def strike(n: int, call: Callable[[], object], where: Where, behind: tuple[str, 
         pass
     finally:
         sys.settrace(before)
-        last.clear()  # frees the frames, and with them what they hold
+        last.clear()  # frees the frames and their objects
     return left < 0
 
 
@@ -54,8 +54,8 @@ def everywhere(
     stride: int = 1,
     least: int = 20,
 ) -> None:
-    """Strike `call` at every stride-th of these bytecodes, at least `least` times, and call `after` after
-    each."""
+    """Interrupt `call` at every stride-th of these bytecodes, at least `least` times, each followed by
+    `after`."""
     n = 0
     while strike(n * stride, call, where, behind):
         after()

@@ -1,4 +1,4 @@
-"""What the tests of chat templates share: a template, conversations, its process."""
+"""A template, conversations, and the template process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ def said(*texts: str) -> list[dict[str, str]]:
 
 
 def pid_of(template: ChatTemplate) -> int:
-    """The process that renders a template now."""
     template.render([])
     worker = template._process._worker
     assert worker is not None
@@ -24,7 +23,7 @@ def pid_of(template: ChatTemplate) -> int:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process ends, and is no zombie either, before the test gives up."""
+    """Whether a process ends (not as a zombie) in time."""
     deadline = time.monotonic() + GIVE_UP_S
     while Path(f"/proc/{pid}").exists():
         if time.monotonic() > deadline:

@@ -17,14 +17,13 @@ from vkbackend.tools.op_cases.setup import weights
 
 @dataclass(frozen=True)
 class Tiny:
-    """Four layers of 8 q heads over 2 kv heads, whose size is not n_embd / 8; 3 blocks of FFN
-    columns."""
+    """Four layers of 8 q heads over 2 kv heads, whose size is not n_embd / 8; 3 blocks of FFN columns."""
 
     arch: str
     dtype: str = "F32"
     n_expert: int = 0
     n_used: int = 2
-    tied: bool = False  # the router's rows come in threes that differ by a rounding error, or not at all
+    tied: bool = False  # the router's rows come in threes, equal up to rounding
     n_layer: int = 4
     n_embd: int = 64
     n_head: int = 8
@@ -93,8 +92,8 @@ def write_tiny(
     change: Mapping[str, np.ndarray | None] | None = None,
     types: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write the model; `change` replaces tensors, adds some, or leaves some out (None). Those in `types` are
-    random blocks of that type, floats where it has no blocks."""
+    """Write the model; `change` replaces, adds or removes (None) tensors. Tensors in `types` are random
+    blocks of that type, or floats if it has no blocks."""
     t = tiny
     writer = gguf.GGUFWriter(path, t.arch)
     keys: dict[str, Any] = {
@@ -139,8 +138,7 @@ def write_tiny(
 
 
 def stored_as(dtype: str, values: np.ndarray) -> np.ndarray:
-    """uint8 [..., row bytes]: the values where `dtype` has no blocks, else random blocks of about their size,
-    zeros in a type that shaders do not read."""
+    """uint8 [..., row bytes]: the values, or random blocks of similar size (zeros without shaders)."""
     if dtype not in shaderlib.weight_types():
         raw = np.zeros((*values.shape[:-1], row_nbytes(dtype, values.shape[-1])), np.uint8)
     elif block_of(dtype)[0] == 1:

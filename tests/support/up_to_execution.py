@@ -1,6 +1,5 @@
-"""A program for a driver that executes nothing: it opens models, records their steps and submits one.
-
-A line of JSON tells for each model which error ended it.
+"""A program for a driver that does not execute: it opens models, records their steps, submits one, and prints
+each model's error as JSON.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from vkbackend.step import Run
 
 
 def ended(path: Path, devices: list[str]) -> str:
-    """The error's name, nothing where the step went through."""
+    """The error's name, or nothing."""
     try:
         runner = Runner(Options.of(path, devices=devices, tensor_split=[1.0] * len(devices), n_ctx=N_CTX))
     except VkbackendError as error:

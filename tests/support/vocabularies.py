@@ -1,5 +1,4 @@
-"""Vocabularies for the tests of tokenizers: files of `tests/data/vocab`, real ones beside the checkout, and
-what the vocabularies that tests build are made of."""
+"""Vocabularies: files of `tests/data/vocab`, real ones next to the checkout, parts for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A vocabulary of 40 words and bytes for a runner without a model, and what opens an LLM on it."""
+"""40 words and bytes for a runner without a model, and an LLM on it."""
 
 from __future__ import annotations
 
@@ -15,5 +15,4 @@ Make = Callable[..., LLM]
 
 
 def engine_of(llm: LLM) -> Any:
-    """The scheduler inside an LLM that runs in this process."""
     return llm._mailbox.channel.engine._engine  # type: ignore[union-attr]

@@ -1,7 +1,7 @@
-"""Every architecture against two oracles: logits that transformers and llama.cpp agree on, kept in `golden/`.
+"""Every architecture against golden logits, on which transformers and llama.cpp agree.
 
-The models are made here, from a seed (`oracles/fixtures.py`); `oracles/make_golden.py` made the logits.
-`-m oracle` asks the two programs again, where they are installed.
+Models come from a seed (`oracles/fixtures.py`), logits from `oracles/make_golden.py`. `-m oracle` asks both
+programs again, if installed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from vkbackend.models.engine.runner import Runner
 from vkbackend.step import Run
 
 EXACT = 1e-5  # NMSE to the oracles; found on lavapipe: 5e-13 to 2e-11
-TWINS = 1e-9  # of the numpy twins to the oracles, which are at most 4e-11 apart (1e-6 with llama.cpp's GELU)
+TWINS = 1e-9  # of the numpy twins; the oracles are at most 4e-11 apart (1e-6 with llama.cpp's GELU)
 SAME = 1e-9  # several devices to one of the same kind
 DRIVERS = 1e-6  # devices of two drivers to one
 N = len(PROMPT)
@@ -106,10 +106,7 @@ def stepped(runner: Runner) -> np.ndarray:
 
 
 def run(folder: Path, name: str, devices: list[str], way: str, **options: Any) -> Result:
-    """The logits of the prompt, in one batch or in steps; tests share the results.
-
-    In steps, windows of 12 wrap around: their caches have 12 + 16 - 1 cells.
-    """
+    """The prompt's logits, cached for all tests. In steps, windows of 12 wrap around: 12 + 16 - 1 cells."""
     key = (name, *devices, way, repr(options))
     if key not in _made:
         n_ubatch = N_CTX if way == "at once" else 16
@@ -124,9 +121,8 @@ def run(folder: Path, name: str, devices: list[str], way: str, **options: Any) -
 
 
 def check_golden(folder: Path, name: str, devices: list[str], way: str, **options: Any) -> None:
-    """The logits and, of layers that lie on several devices, the exchanges: at most two, one if attention and
-    FFN are added together or if a layer has only one of them. Norms over heads on several devices take one
-    more, of a few values a row."""
+    """The logits, and the exchanges per layer: at most two, one if attention and FFN are added together or
+    one is missing, one more of a few values per row for norms over split heads."""
     result = run(folder, name, devices, way, **options)
     assert nmse(result.logits, golden(name)) <= (TWINS if devices[0] == "numpy" else EXACT)
     if len(devices) > 1 and "split_mode" not in options:
@@ -134,7 +130,7 @@ def check_golden(folder: Path, name: str, devices: list[str], way: str, **option
 
 
 def check_one(folder: Path, name: str, devices: list[str], way: str, bound: float = SAME) -> None:
-    """Several devices against the first of them alone."""
+    """Several devices against the first of them."""
     one, several = (run(folder, name, chosen, way).logits for chosen in (devices[:1], devices))
     assert nmse(several, one) <= bound
 
@@ -255,7 +251,7 @@ def test_layers_on_different_devices(folder: Path, name: str, way: str) -> None:
     + [pytest.param(*p.values, DRIVERS, id=p.id, marks=p.marks) for p in DEVICE_SETS if p.id == "0,0,0"],
 )
 def test_q8_0_equals_its_values(folder: Path, name: str, devices: list[str], bound: float) -> None:
-    """Blocks of 32 limit where tensors may be cut; the values are those of a file of the same weights."""
+    """Blocks of 32 limit the splits; the values equal a float file's."""
     blocks, values = folder / f"{name}-Q8_0.gguf", folder / f"{name}-values.gguf"
     if not values.exists():
         made = build(name)
@@ -271,7 +267,7 @@ def test_q8_0_equals_its_values(folder: Path, name: str, devices: list[str], bou
 
 @pytest.mark.parametrize("name", [p if p in MEMORIES else wide(pytest.param(p, id=p)) for p in FIXTURES])
 def test_beside_another_sequence(folder: Path, name: str) -> None:
-    """Two slots in every step: caches and recurrent states keep apart."""
+    """Two slots in every step do not mix."""
     other = PROMPT[::-1]
     with opened(model(folder, name), ["numpy"], n_slots=2, n_ubatch=32) as runner:
         rows = []

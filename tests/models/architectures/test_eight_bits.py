@@ -1,4 +1,4 @@
-"""Whole models with activations of 8 bits, and what `exact` makes of them."""
+"""Whole models with 8-bit activations, and the option `exact`."""
 
 from __future__ import annotations
 
@@ -44,8 +44,7 @@ SETS = {param.id: param for param in DEVICE_SETS}
 
 @pytest.fixture
 def dots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cache folder says of every driver that ops of 8-bit activations are its fastest; processes share
-    it."""
+    """The cache folder prefers 8-bit activations on every driver; processes share it."""
     fill(tmp_path, compiled())
     monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
     monkeypatch.delenv("VKBACKEND_EXACT")
@@ -61,7 +60,7 @@ def ops_of(runner: Runner, rows: int) -> set[str]:
 
 
 def check_file(models: Path, name: str, devices: list[str]) -> np.ndarray:
-    """Logits of the prompt, to 2e-3 of llama.cpp's, which rounds activations, too; then one step more."""
+    """Logits to 2e-3 of llama.cpp's, which rounds activations, too; then one step more."""
     path = models / f"{name}.gguf"
     prompt = json.loads((models / "expected.json").read_text())[path.stem]["prompt_tokens"]
     want = np.load(models / "expected_logits.npz")[path.stem]
@@ -98,8 +97,8 @@ def test_experts_in_numpy(numpy_dots: None, models: Path, name: str, n: int) -> 
 
 @pytest.mark.parametrize("name", ["stories-wide-Q4_0", "stories-w256-Q4_K"])
 def test_slices_begin_on_blocks(numpy_dots: None, models: Path, name: str) -> None:
-    """All devices quantize the same 32 elements together. A sum in another order may move a value over the
-    border between two codes, though, which is up to 1/254 of the largest value of its block."""
+    """All devices quantize the same 32 elements. Another order of sums may move a value to the next code:
+    1/254 of its block's largest value."""
     one, three = (check_file(models, name, ["numpy"] * n) for n in (1, 3))
     assert nmse(three, one) <= 2e-4
 

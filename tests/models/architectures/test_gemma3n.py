@@ -1,4 +1,4 @@
-"""gemma3n beside its golden logits: gates of which only the largest stay, stacks of matrices, refusals."""
+"""gemma3n beyond its golden logits: largest gates, stacked matrices, refusals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKENS = PROMPT[:8]
 
 
 def two_layers() -> Fixture:
-    """The first layer, which has a window and cuts its gates, and one that uses the first one's cache."""
+    """The first layer, with a window and cut gates, and one that shares its cache."""
     made = build("gemma3n")
     made.keys |= {"block_count": 2, "attention.shared_kv_layers": 1}
     made.keys["activation_sparsity_scale"] = made.keys["activation_sparsity_scale"][:2]
@@ -40,8 +40,7 @@ def two_layers() -> Fixture:
 
 
 def test_any_shares_and_written_back(tmp_path: Path) -> None:
-    """Devices with any share of the columns exchange the moments of their gates' rows, which are not
-    rounded."""
+    """Devices with any share exchange unrounded moments of their gates' rows."""
     path, out = write(two_layers(), tmp_path / "model.gguf", quantize=True), tmp_path / "out.gguf"
     found = []
     for n, shares in ((1, None), (3, (5, 0, 1)), (4, (1, 1, 1, 2))):
@@ -88,7 +87,7 @@ def test_refusals(tmp_path: Path, change: dict[str, Any], error: type[Exception]
 
 
 def test_as_many_stay_as_the_cut_says(tmp_path: Path) -> None:
-    """About one in twenty of the gates, in the first layer; the second one cuts none."""
+    """One in twenty gates stays in the first layer; the second cuts none."""
     made = two_layers()
     made.keys["activation_sparsity_scale"] = [1.6448536, -np.inf]
     path = write(made, tmp_path / "model.gguf")

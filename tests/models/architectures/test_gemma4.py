@@ -1,4 +1,4 @@
-"""gemma4 beside its golden logits: sums that travel together whoever holds them, tensors nothing reads."""
+"""gemma4 beyond its golden logits: sums that travel together, unread tensors."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ def opened(path: Path, n: int, **options: Any) -> Runner:
 
 
 def logits(path: Path, n: int, **options: Any) -> tuple[np.ndarray, list[tuple[int, ...]]]:
-    """The logits of two equal steps, with NaN in all scratch between them, and the writers of each
-    exchange."""
+    """The logits of two equal steps, with NaN in all scratch between, and each exchange's writers."""
     runner = opened(path, n, **options)
     try:
         both = []
@@ -51,7 +50,7 @@ def logits(path: Path, n: int, **options: Any) -> tuple[np.ndarray, list[tuple[i
 
 @pytest.mark.parametrize("shares", [None, (5, 1, 1, 1), (1, 0, 1, 3)])
 def test_sums_travel_together_whoever_holds_a_share_of_them(tmp_path: Path, shares: Any) -> None:
-    """Blocks of 32 of 96 dense columns on four devices: one of them has none, but columns of experts."""
+    """Three blocks of dense columns on four devices: one has only experts' columns."""
     path = write(build("gemma4+experts"), tmp_path / "model.gguf", quantize=True)
     want, none = logits(path, 1)
     got, writers = logits(path, 4, tensor_split=shares)

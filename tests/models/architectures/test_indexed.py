@@ -1,5 +1,5 @@
-"""Models whose rows attend to the positions that an indexer chooses: any shares give the golden logits, the
-index keys go wherever K and V go, a layer without an indexer follows the one that has it.
+"""Attention to chosen positions: golden logits with any shares; index keys move with K and V; layers without
+an indexer reuse a choice.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ def model(folder: Path, name: str) -> Path:
 
 
 def check(runner: Runner, name: str, n_prompt: int = 40) -> None:
-    """A prompt in one step, the rest token by token."""
     rows = [runner.step(PROMPT[:n_prompt], [Run(0, 0, n_prompt, 0)], range(n_prompt)).copy()]
     rows += [runner.step([PROMPT[i]], [Run(0, 0, 1, i)], [0]).copy() for i in range(n_prompt, N)]
     assert nmse(np.concatenate(rows), np.load(GOLDEN / f"{name}.npz")["logits"]) <= 1e-9
@@ -74,7 +73,7 @@ def test_scores_of_rows_in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_token_beside_a_prompt(folder: Path) -> None:
-    """In a step that decodes and reads a prompt, every row has its own choice."""
+    """Every row of a mixed step has its own choice."""
     want = np.load(GOLDEN / "deepseek32.npz")["logits"]
     runner = load_runner(model(folder, "deepseek32"), devices=["numpy"], n_slots=2, n_ubatch=64, **F32)
     try:
@@ -108,7 +107,7 @@ def test_a_shared_choice_keeps_attention_where_it_was_made(folder: Path) -> None
 
 
 def test_a_file_that_does_not_say_which_layers_have_indexers(folder: Path, tmp_path: Path) -> None:
-    """As files of GLM-5.2 from before the key: the tensors say it."""
+    """As older files of GLM-5.2: the tensors say it."""
     m = build("glm-dsa+shared")
     del m.keys["attention.indexer.types"]
     runner = load_runner(write(m, tmp_path / "m.gguf"), devices=["numpy"], n_ubatch=64, **F32)

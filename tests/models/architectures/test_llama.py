@@ -1,5 +1,4 @@
-"""llama on real weights: against float64 numpy, n devices against one, prefill against steps, several
-sequences at once."""
+"""llama on real weights: float64 numpy, n devices, prefill and steps, several sequences."""
 
 from __future__ import annotations
 
@@ -71,7 +70,6 @@ def test_equals_float64_numpy(models: Path, name: str, devices: list[str]) -> No
 @pytest.mark.runtimes
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0", "0,0,0", "0,1")])
 def test_steps_equal_float64_numpy(models: Path, devices: list[str]) -> None:
-    """A prompt in one step, then token by token."""
     tokens = tokens_of(1, 16)
     want = forward(models / f"{MODELS[0]}.gguf", tokens)
     with opened(models, MODELS[0], devices, n_ubatch=8) as runner:

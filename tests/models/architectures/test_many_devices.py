@@ -1,4 +1,4 @@
-"""Any number of devices of real drivers and any shares: the logits of one device."""
+"""Any number of real devices with any shares: the logits of one device."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Mixtures of experts beyond what the oracles' models have: fused and scaled experts, groups, near ties of
-probabilities, devices that take no part in the shared expert."""
+"""Mixtures beyond the fixtures: fused and scaled experts, groups, near ties, devices without a share."""
 
 from __future__ import annotations
 
@@ -27,7 +26,6 @@ N_EXPERT = 8
 
 
 def layers(made: Fixture) -> list[str]:
-    """Prefixes of the layers with experts."""
     return [
         name.removesuffix("ffn_gate_inp.weight")
         for name in made.tensors
@@ -38,7 +36,7 @@ def layers(made: Fixture) -> list[str]:
 def run(
     path: Path, devices: list[str], export: Path | None = None, **options: Any
 ) -> tuple[np.ndarray, dict[str, list[np.ndarray]]]:
-    """Logits of the prompt, and the experts chosen in it by layer, on each device that chose."""
+    """The prompt's logits, and the chosen experts by layer and device."""
     options = {
         "n_ctx": N_CTX,
         "n_ubatch": N_CTX,
@@ -68,7 +66,7 @@ def run(
 
 
 def changed(folder: Path, name: str, change: Callable[[Fixture, str], None], **keys: Any) -> Path:
-    """The oracles' model with its layers of experts changed."""
+    """A fixture with changed experts."""
     made = build(name)
     made.keys |= keys
     for prefix in layers(made):
@@ -83,7 +81,7 @@ def unchanged(folder: Path, name: str) -> Path:
 @pytest.mark.parametrize("name", ["gpt-oss", "glm4moe"])
 @pytest.mark.parametrize("devices", [["numpy"], ["numpy"] * 3], ids=["1", "3"])
 def test_gate_and_up_in_one_tensor(tmp_path: Path, name: str, devices: list[str]) -> None:
-    """Weights, and biases where the experts have some; written back as they were."""
+    """Weights and biases; written back unchanged."""
 
     def fuse(made: Fixture, prefix: str) -> None:
         for kind in ("weight", "bias"):
@@ -101,7 +99,7 @@ def test_gate_and_up_in_one_tensor(tmp_path: Path, name: str, devices: list[str]
 
 
 def test_factors_of_experts(tmp_path: Path) -> None:
-    """A factor is a power of two, so it may multiply down's result or down's weights: neither rounds."""
+    """Power-of-two factors on down's result or weights: neither rounds."""
     factors = np.float32(2.0) ** np.arange(-4, N_EXPERT - 4, dtype=np.float32)
 
     def scale(made: Fixture, prefix: str) -> None:
@@ -119,8 +117,7 @@ def test_factors_of_experts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0", "0,0,0")])
 def test_experts_of_the_best_groups(tmp_path: Path, devices: list[str]) -> None:
-    """Four groups of two, one used: both experts of a token are of one group; with all groups used it is as
-    without groups."""
+    """One of four groups used: both experts come from it; with all used, as without groups."""
     one = changed(
         tmp_path, "glm4moe", lambda made, prefix: None, expert_group_count=4, expert_group_used_count=1
     )
@@ -144,8 +141,7 @@ def test_experts_of_the_best_groups(tmp_path: Path, devices: list[str]) -> None:
 )
 @pytest.mark.parametrize("name", ["glm4moe", "gpt-oss"])
 def test_near_ties_are_broken_alike_everywhere(tmp_path: Path, name: str, devices: list[str]) -> None:
-    """Each row of the router is there three times, with other last bits. Rounding decides which is chosen:
-    with a bias also that of exp and of norms. Still the devices agree."""
+    """Router rows repeat three times, up to last bits, so rounding decides; devices still agree."""
 
     def tie(made: Fixture, prefix: str) -> None:
         rng = np.random.default_rng(3)
@@ -174,8 +170,7 @@ def test_near_ties_are_broken_alike_everywhere(tmp_path: Path, name: str, device
     + [pytest.param(*p.values, 1e-6, id=p.id, marks=p.marks) for p in DEVICE_SETS],
 )
 def test_gpt_oss_as_it_is_published(tmp_path: Path, devices: list[str], bound: float) -> None:
-    """Experts of MXFP4 with biases, all else Q8_0: the logits of a file with the same values in floats; and
-    the file is written back."""
+    """MXFP4 experts with biases, the rest Q8_0: the logits of a float file, written back unchanged."""
     made, blocks = build("gpt-oss"), {}
     for name, values in made.tensors.items():
         kind = MXFP4 if name.endswith("_exps.weight") else Q8_0

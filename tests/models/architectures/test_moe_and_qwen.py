@@ -1,4 +1,4 @@
-"""qwen2, qwen3, qwen3moe and experts in llama: against llama.cpp's logits, float64 numpy, and one device."""
+"""qwen2, qwen3, qwen3moe and llama's experts against llama.cpp, float64 numpy, and one device."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_devices_of_a_driver_equal_one(folder: Path, tiny: Tiny, devices: list[s
 
 
 def chosen(runner: Runner, n_rows: int = len(TOKENS)) -> list[np.ndarray]:
-    """Per layer the experts of the last prefill [n_rows, n_used], the same on every device that has any."""
+    """By layer, the experts of the last prefill [n_rows, n_used], equal on all devices."""
     rows = bucket(n_rows)
     values = runner.mesh.recorded_step(StepKind.of_run(rows, rows)).values
     layers = []
@@ -206,7 +206,7 @@ NUMPY_SETS = [pytest.param(["numpy"] * 3, id="numpy*3")]
 
 @pytest.mark.parametrize("devices", NUMPY_SETS + [p for p in DEVICE_SETS if p.id in ("0,0", "0,1", "1,0")])
 def test_near_ties_are_broken_alike_everywhere(folder: Path, devices: list[str]) -> None:
-    """Rounding decides which experts are the likeliest, so only the float64 model told which ones agrees."""
+    """Rounding decides near ties, so the float64 model uses the same experts."""
     path = model(folder, TIED)
     with opened(path, devices, keep_values=True) as runner:
         logits, ids = prefill(runner), chosen(runner)
@@ -259,7 +259,7 @@ def test_a_device_without_columns_takes_no_part(folder: Path) -> None:
 @pytest.mark.parametrize("rows", [1, 16])
 @pytest.mark.parametrize("tiny", [DENSE[0], DENSE[1], MIXED[0], MIXED[2]], ids=repr)
 def test_two_exchanges_of_n_embd_per_layer(folder: Path, tiny: Tiny, rows: int) -> None:
-    """A biased row-parallel matrix and a mixture of three experts exchange as much as a plain one."""
+    """A biased row-parallel matrix and three experts exchange as much as a plain FFN."""
     with opened(model(folder, tiny), ["numpy"] * 3) as runner:
         step = runner.mesh.recorded_step(StepKind.of_run(rows, 1))
         assert [r.elements for r in step.reduces] == [rows * tiny.n_embd] * (2 * tiny.n_layer)

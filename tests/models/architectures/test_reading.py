@@ -1,5 +1,5 @@
-"""Reading is strict, but accepts what real files have, in every architecture: biases that may be there, keys
-at their off values, soft-caps, layers that predict further ahead, tensors that nothing reads.
+"""Strict reading that accepts real files: optional biases, off values, soft-caps, multi-token prediction
+layers, unread tensors.
 """
 
 from __future__ import annotations
@@ -61,7 +61,6 @@ def opened(made: Fixture, path: Path) -> tuple[Model, list[str]]:
 
 @cache
 def plain(name: str) -> Model:
-    """The model of a fixture as it is."""
     with TemporaryDirectory() as folder:
         return opened(build(name), Path(folder) / "plain.gguf")[0]
 
@@ -85,7 +84,7 @@ def logits(path: Path, n: int) -> np.ndarray:
     "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.wide) for name in FIXTURES]
 )
 def test_biases_of_attention_may_be_there(tmp_path: Path, name: str) -> None:
-    """A bias of each projection by itself: none is ignored, none is added twice, and zeros change no bit."""
+    """Each projection's bias is added once, and zeros change no bit."""
     made = build(name)
     own = [
         tensor.removesuffix(".weight")

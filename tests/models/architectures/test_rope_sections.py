@@ -1,4 +1,4 @@
-"""glm4 with RoPE sections pairs elements half a head apart: the model without them, its q and k reordered."""
+"""glm4 with RoPE sections equals the model without them with reordered q and k."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Models with layers of Mamba-2: any shares give the logits of one device, each layer exchanges what was
-planned, slots go back, are copied and saved.
+"""Mamba-2 models: any shares give one device's logits and the planned exchanges; slots go back, are copied
+and saved.
 """
 
 from __future__ import annotations

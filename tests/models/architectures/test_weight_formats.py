@@ -1,5 +1,6 @@
-"""Whole models in every weight format: each one's file against llama.cpp and float64 numpy, one file
-that mixes all formats, and floats that devices hold wider than the file."""
+"""Every weight format in whole models against llama.cpp and float64 numpy; all formats in one file; widened
+floats.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ USUAL = [  # the rest on devices is in the wide sweep: every format is compiled 
 
 
 def check_file(models: Path, name: str, devices: list[str], shares: tuple[int, ...] | None = None) -> None:
-    """Logits to 1e-6 of float64 numpy's; to 2e-3 of llama.cpp's, which rounds activations; its tokens."""
+    """Logits to 1e-6 of float64 numpy's and 2e-3 of llama.cpp's, which rounds activations; its tokens."""
     path = models / f"{name}.gguf"
     expected = json.loads((models / "expected.json").read_text())[name]
     prompt, greedy = expected["prompt_tokens"], expected["greedy_tokens"]

@@ -1,5 +1,4 @@
-"""Sliding windows in rings of cells, and layers that read another layer's cache: against float64 numpy with a
-full mask; states, reuse of prefixes, memory."""
+"""Windows in rings of cells and shared caches: float64 numpy with a full mask, states, prefixes, memory."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ TOKENS = np.random.default_rng(11).integers(0, TINY.n_vocab, N).tolist()
 
 
 class Windowed(Llama):
-    """llama with windows in most layers, and a last layer that reads the first one's K and V."""
+    """llama with windows in most layers; the last one reads the first one's K and V."""
 
     def kv(self, il: int) -> KVSpec:
         owner = None if OWNERS[il] == il else OWNERS[il]
@@ -112,7 +111,7 @@ SETS = [
 
 @pytest.mark.parametrize(("devices", "bound"), SETS)
 def test_rings_equal_a_full_mask(path: Path, want: np.ndarray, devices: list[str], bound: float) -> None:
-    """Two sequences in turn: prompts over several micro-batches, then single tokens, far beyond a ring."""
+    """Two sequences in turn: prompts of several micro-batches, then tokens far beyond a ring."""
     other = TOKENS[::-1]
     other_want = forward(path, other[:90], windows=WINDOWS, owners=OWNERS)
     with opened(path, devices) as runner:
@@ -170,16 +169,15 @@ def test_splits_of_the_keys_are_joined_where_there_are_enough(path: Path, want: 
 
 
 def generate(engine: Engine, tokens: list[int], slot: int, n: int) -> tuple[list[int], int]:
-    """(tokens generated, tokens of the prompt that ran)."""
+    """(generated tokens, prompt tokens that ran)."""
     events = finish(engine, [Generate(1, tuple(tokens), n, SamplingParams(temperature=0), slot=slot)])[1]
     assert events[-1].timings is not None
     return [e.token for e in events if e.token is not None], events[-1].timings.prompt_n
 
 
 def test_a_prefix_is_reused_as_far_as_windows_are_held(path: Path) -> None:
-    """After 108 positions a slot with a window of 20 still holds the positions from 64 on: a request can go
-    on from 83 or later. If its first blocks were not reused meanwhile, a request may also begin after one of
-    them."""
+    """After 108 positions a slot with a window of 20 has the positions from 64 on: a request can continue
+    from 83, or after one of the first blocks that were not reused."""
     with opened(path, ["numpy"], n_slots=1, prefix_cache=False) as runner:
         whole = Engine(runner)
         prompts = {common: [*TOKENS[:common], 5, 6, 7] for common in (62, 70, 90)}

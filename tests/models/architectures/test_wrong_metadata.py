@@ -1,4 +1,4 @@
-"""Metadata of any type and value: a file is read, or refused by a typed error that names it."""
+"""Metadata of any type and value: read, or refused by a typed error with the key."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CONTAINER = ("general.alignment", "split.count", "split.no", "split.tensors.coun
 
 
 def lay_out_model(gguf: GGUF) -> None:
-    """All that a file's metadata decides before a device is opened."""
+    """Everything that metadata decides before a device is opened."""
     model = load_model(gguf)
     types = check_weights(gguf, model)
     notes(gguf, model, 64)
@@ -54,7 +54,7 @@ def read_text(gguf: GGUF) -> None:
 
 
 class Asked(reader.Metadata):
-    """Notes the keys that are asked for, whether the file has them or not."""
+    """Records the requested keys."""
 
     keys: set[str] = set()  # noqa: RUF012
 
@@ -69,7 +69,7 @@ class Asked(reader.Metadata):
 
 @cache
 def made(name: str) -> tuple[bytes, list[str]]:
-    """The file of a fixture or a vocabulary, and the keys that reading it asks for."""
+    """A file, and the keys that reading it requests."""
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         path = Path(folder) / "m.gguf"
         if name not in VOCABULARIES:
@@ -106,7 +106,7 @@ SCALARS: dict[int, st.SearchStrategy[Any]] = {
 
 @st.composite
 def values(draw: st.DrawFn) -> bytes:
-    """A value as it is stored: of any type, one or an array."""
+    """A stored value of any type, a scalar or an array."""
     kind = draw(st.sampled_from(sorted(SCALARS)))
     if draw(st.booleans()):
         return struct.pack("<I", kind) + payload(kind, draw(SCALARS[kind]))

@@ -161,7 +161,7 @@ CUT_SHORT = """if True:
     [("value", 50), ("value", 4096), ("skip_strings", 70_000), ("_place", 4096), ("_place", -1)],
 )
 def test_a_file_cut_short_while_it_is_read(tmp_path: Path, function: str, left: int) -> None:
-    """As by a program that writes it again; read through a map that is a signal that ends the process."""
+    """The file is rewritten while open; a map would end the process."""
     raw = gguf_bytes([ARCH, array("long", STRING, ["x"] * 200_000)], [tensor("t", [64])], bytes(256))
     path = write(tmp_path, raw)
     command = [sys.executable, "-c", CUT_SHORT, str(path), function, str(left % len(raw))]
@@ -172,7 +172,7 @@ def test_a_file_cut_short_while_it_is_read(tmp_path: Path, function: str, left: 
 
 @pytest.mark.own_process
 def test_the_header_outlives_the_file(tmp_path: Path) -> None:
-    """What is asked for later was read already."""
+    """Later requests read bytes that are loaded already."""
     path = write(tmp_path, gguf_bytes([ARCH, array("long", STRING, ["x"] * 200_000)]))
     with GGUF.open(path) as g:
         os.truncate(path, 0)

@@ -1,4 +1,4 @@
-"""A model as several files and as one again: the tensors byte for byte, the metadata as it was stored."""
+"""Splitting and joining: equal tensors and metadata."""
 
 from __future__ import annotations
 

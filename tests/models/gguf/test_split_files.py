@@ -1,4 +1,4 @@
-"""Models in several files: any part opens them, and what is wrong with the parts."""
+"""Models in several files: any part opens them; wrong parts are refused."""
 
 from __future__ import annotations
 

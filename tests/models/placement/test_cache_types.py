@@ -1,4 +1,4 @@
-"""KV caches of every type: what rounding costs, any number of devices, states, what is refused."""
+"""KV caches of every type: rounding, any number of devices, states, refusals."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def opened(path: Path, devices: list[str], type_k: str, type_v: str, **options: 
 
 
 def logits(runner: Runner, first: int = 0, slot: int = 0) -> np.ndarray:
-    """Of positions first..44: 40 as one prompt, the others one by one."""
+    """Logits of positions first..44: a prompt of 40, then single tokens."""
     rows = []
     if first < 40:
         rows.append(

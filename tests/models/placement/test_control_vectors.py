@@ -1,4 +1,4 @@
-"""Control vectors on one device and three: zeros change nothing, others give what the numpy forward gives."""
+"""Control vectors on one device and three, against the numpy forward."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_equals_the_numpy_forward_on_vulkan(tmp_path: Path, devices: list[str]) 
 @pytest.mark.parametrize("n", [1, pytest.param(3, marks=pytest.mark.wide)])
 @pytest.mark.parametrize("name", some(FIXTURES, 8))
 def test_zero_is_none_to_the_bit(tmp_path: Path, name: str, n: int) -> None:
-    """In every architecture; what real ones do there is in test_architectures.py."""
+    """Zeros in every architecture; test_architectures.py has real ones."""
     path = write(build(name), tmp_path / "model.gguf")
     with GGUF.open(path) as gguf:
         n_layer = read_n_layer(gguf)
@@ -115,7 +115,7 @@ def test_no_exchange_is_added(tmp_path: Path) -> None:
 
 
 def test_a_layer_that_other_devices_hold(tmp_path: Path) -> None:
-    """Whole layers one device after another: each vector is on the device of its layer's residual."""
+    """Whole layers: each vector is on the device of its layer's residual."""
     path, vectors = write_tiny(tmp_path / "model.gguf", TINY[0]), directions()
     files = [(str(write_vectors(tmp_path / "control.gguf", vectors)), 1.0)]
     one = run(path, ["numpy"], files)

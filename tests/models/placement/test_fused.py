@@ -1,4 +1,4 @@
-"""Weights that are parts of one tensor: cut on load, split as if they were separate, joined on export."""
+"""Fused weights: cut on load, split separately, joined on export."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ SPLITS = [(1, None), (2, (3, 1)), (3, None), (3, (1, 0, 1))]
 
 
 class Parts:
-    """A file of one tensor, and its parts."""
-
     def __init__(self, raw: np.ndarray, specs: list[WeightSpec]) -> None:
         self.raw, self.specs = raw, {spec.name: spec for spec in specs}
 
@@ -42,8 +40,8 @@ class Parts:
 
 @st.composite
 def layouts(draw: st.DrawFn) -> tuple[list[WeightSpec], str, list[State], int]:
-    """Parts of a vector, a matrix (whole runs of rows, or a few rows of each head) or a stack of experts,
-    each mirrored or split on any axis in its own way."""
+    """Parts of a vector, a matrix (whole runs of rows, or rows of each head) or a stack of experts, mirrored
+    or split on any axis."""
     dtype, n = draw(st.sampled_from(MATRIX_TYPES)), draw(st.integers(1, 4))
     block, ndim, repeat = block_of(dtype)[0], draw(st.integers(1, 3)), draw(st.integers(1, 4))
     if ndim == 1:
@@ -92,7 +90,7 @@ def test_split_then_join_is_the_identity(what: tuple[list[WeightSpec], str, list
 
 
 def fused_copy(tiny: Tiny) -> dict[str, np.ndarray | None]:
-    """Changes that put q, k, v and gate, up of every layer into one tensor each, biases too."""
+    """Fuse q, k, v and gate, up of every layer, with biases."""
     separate, change = dict(tensors(tiny)), {}
     for il in range(tiny.n_layer):
         for names, tensor in (

@@ -1,5 +1,4 @@
-"""Placement is orthogonal to split: -ngl, -ot, -nkvo, -sm and shares of any kind leave the logits as they
-are."""
+"""Placement does not change the logits: -ngl, -ot, -nkvo, -sm, any shares."""
 
 from __future__ import annotations
 
@@ -52,7 +51,7 @@ def run(
 
 @cache
 def reference(models: Path, device: str, name: str = "stories-narrow-F32") -> np.ndarray:
-    """The logits of one device that holds everything."""
+    """One device's logits."""
     return run(models, [device], name)[0]
 
 
@@ -107,7 +106,7 @@ ON_VULKAN: list[tuple[str, dict[str, Any]]] = [
 def test_every_placement_on_every_number_of_devices(
     models: Path, kind: str, options: dict[str, Any], devices: str
 ) -> None:
-    """The logits of one device with everything on it; between two drivers the last bits differ."""
+    """One device's logits; last bits differ between two drivers."""
     name = "stories-moe8x-Q4_0" if kind == "experts" else "stories-narrow-F32"
     # Not read in the mapped file, where a tensor placed on the host lies like any other.
     logits, runner = run(models, devices.split(","), name, use_mmap=False, **options)
@@ -144,7 +143,7 @@ def test_layer_mode_exchanges_once_per_boundary(models: Path, n: int, split: lis
 
 
 def test_layers_of_hosts_in_slices_of_their_devices(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As over hosts, here in one process: two sums of each layer, one of them read by the next host."""
+    """-sm hosts in one process: two sums per layer, one read by the next host."""
     monkeypatch.setattr(Options, "hosts", ("0", "1", "1", "0"))
     runner = same(models, ["numpy"] * 4, split_mode="hosts", tensor_split=[1, 1, 1, 3])
     assert runner.layout.active["blk.0"] == (0, 3) and runner.layout.active[""] == (1, 2)
@@ -211,7 +210,7 @@ def test_as_many_layers_as_fit(models: Path, monkeypatch: pytest.MonkeyPatch, ro
 
 
 def test_a_host_with_little_room_gets_the_least(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """-ngl auto takes 4 layers where the device has room for 4, and the host only for the others."""
+    """-ngl auto takes 4 layers if the device has room for 4 and the host for the rest."""
 
     def held(n: int) -> tuple[int, int]:
         [row] = run(models, ["numpy"], n_gpu_layers=n)[1].report  # type: ignore[attr-defined]
@@ -264,7 +263,7 @@ REPORTED: list[tuple[int, dict[str, Any]]] = [
 def test_the_memory_report_is_the_allocators_and_adds_up(
     models: Path, tmp_path: Path, name: str, n: int, options: dict[str, Any]
 ) -> None:
-    """On devices that allocate as Vulkan ones do, byte for byte."""
+    """Byte for byte, on devices that allocate like Vulkan."""
     if "narrow" in name and options.get("type_k") == "q8_0":
         options = options | {"type_k": "bf16"}  # heads of 8 have no whole block
     path = models / f"stories-{name}.gguf"

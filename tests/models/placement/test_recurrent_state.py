@@ -1,4 +1,4 @@
-"""Recurrent state in slots: which cell holds what, going back to snapshots, saving and loading."""
+"""Recurrent state in slots: cells, snapshots, saving and loading."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def open_llm(path: Path, n: int = 1, **options: Any) -> LLM:
 @settings(max_examples=100, deadline=None)
 @given(st.data(), st.integers(0, 3))
 def test_a_run_reads_what_its_sequence_left(data: st.DataObject, n_snapshots: int) -> None:
-    """Steps of several slots that go on, go back or begin anew, over cells that hold what was fed to them."""
+    """Slots that continue, go back or restart, over cells with their tokens."""
     n_slots = 2
     slots = SlotStates(n_slots, n_snapshots)
     cells: list[tuple[int, ...]] = [(-1,)] * (n_slots * (1 + n_snapshots))
@@ -105,7 +105,7 @@ def test_without_snapshots_a_slot_goes_on_or_begins_anew(path: Path) -> None:
 
 
 def test_snapshots_take_memory(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What `plan --snapshots` counts, each as many bytes as the state itself."""
+    """`plan --snapshots` counts each snapshot like the state."""
     kv = []
     for n in (0, 1, 2):
         assert main(["plan", "-m", str(path), "-dev", "numpy", "--snapshots", str(n), "--json"]) == 0
@@ -177,7 +177,7 @@ def test_the_file_is_written_back(tmp_path: Path, name: str) -> None:
 
 
 def older(made: Fixture) -> Fixture:
-    """qwen3next as in its first files: ssm_in has the rows of q, k, v and the gate, key head by key head."""
+    """qwen3next as in its first files: ssm_in has q, k, v and the gate, key head by key head."""
     n_k = made.keys["ssm.group_count"]
     for prefix in [name.removesuffix("attn_qkv.weight") for name in made.tensors if "attn_qkv" in name]:
         qkv, gate = (made.tensors.pop(f"{prefix}attn_{name}.weight") for name in ("qkv", "gate"))
@@ -190,7 +190,7 @@ def older(made: Fixture) -> Fixture:
 
 @pytest.mark.parametrize("quantize", [False, True], ids=["f32", "q8_0"])
 def test_older_files_of_qwen3next(tmp_path: Path, quantize: bool) -> None:
-    """The same logits to the bit, and the file is written back as it was."""
+    """Equal logits; the file is written back unchanged."""
     new = write(build("qwen3next"), tmp_path / "new.gguf", quantize=quantize)
     old = write(older(build("qwen3next")), tmp_path / "old.gguf", quantize=quantize)
     for n, split in ((1, None), (3, (2, 1, 1))):

@@ -1,4 +1,4 @@
-"""What of a file is read: off values, layers that predict further ahead, tensors that nothing reads."""
+"""Reading of a file: off values, multi-token prediction layers, unread tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def logits(path: Path) -> np.ndarray:
 
 
 def with_nextn(folder: Path, n_ahead: int = 1) -> Path:
-    """A model of four layers, and after them `n_ahead` layers that predict further tokens."""
+    """A model of four layers and `n_ahead` layers for multi-token prediction."""
     tiny = Tiny("llama", "Q8_0", n_layer=5, keys={"nextn_predict_layers": n_ahead})
     more = {
         "blk.4.nextn.eh_proj.weight": np.ones((64, 128), np.float32),
@@ -135,7 +135,7 @@ def test_keys_at_their_off_value_mean_absent(tmp_path: Path, keys: dict[str, Any
     ids=str,
 )
 def test_defaults_of_architectures(tmp_path: Path, name: str, keys: dict[str, Any]) -> None:
-    """A key at its off value reads as the file without it."""
+    """A key at its off value reads like a missing one."""
     off, absent = build(name), build(name)
     off.keys |= keys
     for key, value in keys.items():

@@ -52,7 +52,7 @@ def differing(ours: Tokenizer, theirs: llama_cpp.Vocabulary, lines: Sequence[str
 
 
 def reaching_over_a_space(path: Path, folder: Path) -> Path:
-    """The same vocabulary, but its last token holds a space between other characters, as Gemma 3's do."""
+    """The same vocabulary, but its last token has an inner space, as Gemma 3's do."""
     with GGUF.open(path) as gguf:
         tokens = gguf.strings("tokenizer.ggml.tokens")
         tokens[-1] = "q\u2581q"
@@ -116,7 +116,7 @@ def cuts(lines: list[str]) -> None:
 
 
 def kinds(lines: list[str]) -> None:
-    """Of BERT `own` are lines with spacing marks, which its normalizer keeps and llama.cpp leaves out."""
+    """For BERT, `own` are lines with spacing marks: its normalizer keeps them, llama.cpp drops them."""
     print("| kind | lines | differ | own | unexplained |\n" + "|---" * 5 + "|")
     for name, make in make_kinds.MAKE.items():
         with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Fixtures of decoders with RMS norms and a gated FFN (apertus: without a gate), without experts."""
+"""Fixtures without experts: RMS norms and an FFN, gated except for apertus."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "origi
 
 
 def llama3_factors(n_rot: int, freq_base: float) -> np.ndarray:
-    """Llama 3.1's: long wavelengths are divided by `factor`, short ones kept, those between blended."""
+    """Llama 3.1's: divides long wavelengths by `factor`, keeps short ones, blends between."""
     low, high, original = LLAMA3["low_freq_factor"], LLAMA3["high_freq_factor"], LLAMA3["original"]
     wavelength = 2 * pi * freq_base ** (np.arange(0, n_rot, 2) / n_rot)
     smooth = np.clip((original / wavelength - low) / (high - low), 0, 1)
@@ -45,7 +45,7 @@ SHORT_FACTORS = [1.0, 1.0, 1.05, 1.1, 1.2, 1.4, 1.7, 2.1]
 
 
 def longrope(m: Fixture, original: int, n_rot: int = HEAD_DIM) -> None:
-    """Long and short factors; long ones where the context is longer than the original one."""
+    """Long and short factors; long ones if the context exceeds the original one."""
     scale = m.keys["context_length"] / original
     m.keys |= {
         "rope.scaling.original_context_length": original,
@@ -58,7 +58,6 @@ def longrope(m: Fixture, original: int, n_rot: int = HEAD_DIM) -> None:
 
 @fixture("llama+longrope")
 def llama_longrope(m: Fixture) -> None:
-    """A tied output matrix too."""
     base(m, 3, rope__scaling__type="longrope")
     del m.tensors["output.weight"]
     longrope(m, 32)
@@ -136,7 +135,7 @@ def phi3_window(m: Fixture) -> None:
 
 @fixture("phi3+short")
 def phi3_short(m: Fixture) -> None:
-    """Short factors, three quarters of a head rotated, tied."""
+    """Short factors, partial RoPE, tied."""
     base(m, 3, attention__sliding_window=0, context_length=4096, rope__dimension_count=12)
     del m.tensors["output.weight"]
     longrope(m, 512, 12)
@@ -145,7 +144,7 @@ def phi3_short(m: Fixture) -> None:
 
 @fixture("glm4")
 def glm4(m: Fixture) -> None:
-    """Half of a head rotated in adjacent pairs, fused gate and up, norms after attention and FFN."""
+    """Partial RoPE in adjacent pairs, fused gate and up, norms after attention and FFN."""
     base(m, 4, rope__dimension_count=HEAD_DIM // 2)
     for il in range(4):
         p = f"blk.{il}."
@@ -170,7 +169,6 @@ def granite(m: Fixture) -> None:
 
 @fixture("smollm3")
 def smollm3(m: Fixture) -> None:
-    """One period of four layers and one layer more."""
     base(m, 5)
     for il in range(5):
         attention(m, il)
@@ -235,8 +233,8 @@ def olmo2(m: Fixture) -> None:
 
 @fixture("olmo2+window")
 def olmo2_window(m: Fixture) -> None:
-    """As OLMo 3: a period of windows and one layer more; YaRN where there is none. One kv head, so several
-    devices have a copy of it."""
+    """As OLMo 3: a period of windows and one layer more; YaRN in full layers. Devices have copies of the one
+    kv head."""
     base(
         m, 5, n_kv=1, attention__sliding_window=16, rope__scaling__type="yarn", rope__scaling__factor=8.0,
         rope__scaling__original_context_length=32,
@@ -246,7 +244,7 @@ def olmo2_window(m: Fixture) -> None:
 
 @fixture("apertus")
 def apertus(m: Fixture) -> None:
-    """A curve of its own in every layer, frequency factors."""
+    """A curve per layer, frequency factors."""
     base(m, 3)
     m.keys |= {"xielu.alpha_p": [0.3, 0.9, -0.4], "xielu.alpha_n": [-0.2, 0.5, 1.1]}
     m.keys |= {"xielu.beta": [0.5, 0.4, 0.6], "xielu.eps": [-1e-6] * 3}

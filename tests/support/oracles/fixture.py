@@ -1,7 +1,5 @@
-"""A fixture: the metadata and the tensors of a tiny random model, made from a seed, written as GGUF.
-
-Weights are never stored: every tensor has its own generator, seeded by its name, so that they are the same
-wherever and in whatever order they are made. Names, keys and layouts are those of the GGUF convention.
+"""The metadata and tensors of a tiny random model, written as GGUF. Each tensor has a generator seeded by its
+name, so weights are reproducible in any order and never stored.
 """
 
 from __future__ import annotations
@@ -17,21 +15,21 @@ import gguf
 import numpy as np
 
 N_VOCAB = 128
-N_CTX = 64  # what every oracle and every test opens a context for
+N_CTX = 64  # the context of oracles and tests
 PROMPT = np.random.default_rng(48).integers(0, N_VOCAB, 48).tolist()
-N_STEERED = 8  # last rows whose logits with control vectors are kept, too
-N_PREFILL = 40  # prompt tokens of the first batch, if the other 8 follow one by one
+N_STEERED = 8  # last rows with kept logits under control vectors
+N_PREFILL = 40  # prompt tokens of the first batch, if the other 8 follow singly
 
 
 @dataclass
 class Fixture:
-    """A model under construction; `keys` without the architecture's prefix."""
+    """A model; `keys` have no architecture prefix."""
 
     name: str
     arch: str
     keys: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, np.ndarray] = field(default_factory=dict)
-    unread: tuple[str, ...] = ()  # prefixes of tensors that the file has and that change nothing
+    unread: tuple[str, ...] = ()  # prefixes of tensors without effect
     alone: str = ""  # why transformers is the only oracle
     unsteered: tuple[int, ...] = ()  # layers after which llama.cpp adds no control vector
 
@@ -44,7 +42,7 @@ class Fixture:
         self.tensors[name] = np.ascontiguousarray(values, np.float32)
 
     def matrix(self, name: str, *shape: int, gain: float = 1.0, bias: bool = False) -> None:
-        """Rows of about unit length times `gain`; stacked matrices have their experts first."""
+        """Rows of about unit length times `gain`; experts first."""
         self.put(f"{name}.weight", self.normal(name, *shape) * np.float32(gain / np.sqrt(shape[-1])))
         if bias:
             self.bias(name, *shape[:-1])
@@ -57,11 +55,10 @@ class Fixture:
 
     @property
     def n_layer(self) -> int:
-        """Layers that a forward pass runs."""
         return self.keys["block_count"] - self.keys.get("nextn_predict_layers", 0)
 
     def steering(self) -> dict[int, np.ndarray]:
-        """Control vectors of all layers that may have one: all but the first."""
+        """Control vectors of all layers but the first."""
         n_embd = self.keys["embedding_length"]
         return {il: 0.3 * self.normal(f"direction.{il}", n_embd) for il in range(1, self.n_layer)}
 
@@ -75,7 +72,7 @@ KEPT = re.compile(r"\.bias$|ffn_gate_inp|ssm_(conv1d|a$|d$)|_norm\.|^rope_")
 
 
 def quantized(name: str, values: np.ndarray) -> np.ndarray | None:
-    """The tensor as Q8_0 blocks; None for one that stays as it is."""
+    """The tensor as Q8_0 blocks, or None."""
     if values.ndim < 2 or values.shape[-1] % 32 or KEPT.search(name):
         return None
     blocks: np.ndarray = gguf.quants.quantize(values, Q8_0)
@@ -83,7 +80,6 @@ def quantized(name: str, values: np.ndarray) -> np.ndarray | None:
 
 
 def write_steering(fixture: Fixture, path: Path) -> Path:
-    """The control vectors as a GGUF file."""
     writer = gguf.GGUFWriter(path, "controlvector")
     for il, direction in fixture.steering().items():
         writer.add_tensor(f"direction.{il}", direction)
@@ -100,8 +96,8 @@ def write(
     quantize: bool = False,
     blocks: Mapping[str, tuple[np.ndarray, gguf.GGMLQuantizationType]] | None = None,
 ) -> Path:
-    """The model as a GGUF file without a vocabulary: token ids are all it knows. Tensors in `blocks` are
-    written as given there, with `quantize` the others as Q8_0."""
+    """The model as a GGUF file without a vocabulary. `blocks` are written as given; with `quantize`, others
+    as Q8_0."""
     writer = gguf.GGUFWriter(path, fixture.arch)
     writer.add_string("tokenizer.ggml.model", "none")
     for key, value in {"vocab_size": N_VOCAB, **fixture.keys}.items():

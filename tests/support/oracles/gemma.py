@@ -35,7 +35,7 @@ def gemma(m: Fixture) -> None:
 
 @fixture("gemma2")
 def gemma2(m: Fixture) -> None:
-    """Two periods of windows; soft-caps low enough to change the logits."""
+    """Two periods of windows; low soft-caps."""
     base(
         m, 4, attention__sliding_window=16, attn_logit_softcapping=3.0, final_logit_softcapping=4.0,
     )  # fmt: skip
@@ -49,7 +49,7 @@ def gemma2(m: Fixture) -> None:
 
 @fixture("gemma3")
 def gemma3(m: Fixture) -> None:
-    """Five layers with a window to one without, MQA, norms after attention and FFN, a soft-cap."""
+    """Five of six layers with a window, MQA, norms after attention and FFN, a soft-cap."""
     base(
         m, 7, n_kv=1, attention__sliding_window=12, rope__freq_base=20000.0, rope__scaling__type="linear",
         rope__scaling__factor=4.0, final_logit_softcapping=4.0,
@@ -63,7 +63,7 @@ def gemma3(m: Fixture) -> None:
         m.norm(f"blk.{il}.post_ffw_norm", N_EMBD)
 
 
-N_SHARED, SIZE, RANK = 5, 256, 64  # as llama.cpp has them without asking: 20 layers with caches
+N_SHARED, SIZE, RANK = 5, 256, 64  # llama.cpp's constants: 20 layers with caches
 
 
 SPARSE = 10
@@ -74,8 +74,8 @@ CUT = 1.6448533535003662  # the quantile of 0.95
 
 @fixture("gemma3n")
 def gemma3n(m: Fixture) -> None:
-    """Four streams, 25 layers, the last five with the caches of layers 18 and 19. llama.cpp's standard
-    deviation divides by n - 1, the model's by n: the cut makes up for it."""
+    """Four streams; the last five of 25 layers read the caches of layers 18 and 19. llama.cpp's standard
+    deviation divides by n - 1, the model's by n: the cut compensates."""
     n_layer, n = 20 + N_SHARED, N_EMBD
     base(
         m, n_layer, attention__sliding_window=12, rope__freq_base=20000.0, rope__freq_base_swa=500.0,
@@ -104,7 +104,7 @@ def gemma3n(m: Fixture) -> None:
         m.matrix(p + "laurel_l", RANK, n)
         m.matrix(p + "laurel_r", n, RANK)
         for name in ("post_attention_norm", "post_ffw_norm", "post_norm", "laurel_post_norm"):
-            m.norm(p + name, n)  # small: 25 layers would make much of GELU's table otherwise
+            m.norm(p + name, n)  # small: 25 layers would amplify GELU's table
             m.tensors[f"{p}{name}.weight"] *= np.float32(0.3)
         for name in ("altup_router_norm", "altup_correct_scale"):
             m.norm(p + name, n)
@@ -112,7 +112,7 @@ def gemma3n(m: Fixture) -> None:
 
 
 def gemma4_base(m: Fixture, windowed: list[bool], n_kv: int, n_kv_full: int, **keys: Any) -> None:
-    """Heads of 16 where there is a window, of 32 (a quarter of them rotated) where there is none."""
+    """Heads of 16 with a window; of 32, a quarter rotated, without."""
     base(
         m, len(windowed), n_kv=[n_kv if swa else n_kv_full for swa in windowed],
         attention__sliding_window=12, attention__sliding_window_pattern=windowed,
@@ -157,7 +157,7 @@ def gemma4_feed_forward(m: Fixture, il: int, n_ff: int) -> None:
 
 @fixture("gemma4")
 def gemma4(m: Fixture) -> None:
-    """Layers without a window: one kv head, values are the keys before their norm and RoPE."""
+    """Layers without a window: one kv head, values are the keys before norm and RoPE."""
     gemma4_base(m, [True, True, False] * 2 + [False], 2, 1)
     for il in range(7):
         gemma4_attention(m, il, values=m.keys["attention.sliding_window_pattern"][il])
@@ -166,7 +166,7 @@ def gemma4(m: Fixture) -> None:
 
 @fixture("gemma4+experts")
 def gemma4_experts(m: Fixture) -> None:
-    """A dense FFN beside eight experts, each with norms of its own; the router has one too."""
+    """A dense FFN and eight experts with separate norms; the router has one, too."""
     gemma4_base(m, [True, False] * 2, 2, 1, **EXPERTS)
     for il in range(4):
         gemma4_attention(m, il, values=m.keys["attention.sliding_window_pattern"][il])
@@ -182,9 +182,8 @@ def gemma4_experts(m: Fixture) -> None:
 
 @fixture("gemma4+shared")
 def gemma4_shared(m: Fixture) -> None:
-    """Per-layer embeddings; the last three layers use the cache of the last layer before them with a window
-    or without, as they have one or not, and have a wider FFN. Their own keys and values are in the file, as
-    they are in published ones, and nothing reads them."""
+    """Per-layer embeddings; the last three layers have a wider FFN and share the cache of the last layer of
+    their kind before them. As in published files, their own keys and values are present and unread."""
     size, n_layer, owners = 16, 7, 4
     gemma4_base(m, [True, False, True, False, True, True, False], 1, 1)
     m.keys |= {

@@ -1,8 +1,5 @@
-"""Hugging Face `transformers` as an oracle: the tensors of a fixture in the model class that the architecture
-comes from, float32, eager attention.
-
-The builders undo what the conversion to GGUF did: names, the interleaving of llama's q and k rows, the 1 that
-some families add to the weights of norms, fused projections.
+"""Hugging Face `transformers` as an oracle: float32, eager attention. Builders undo the conversion to GGUF:
+names, interleaved q and k rows of llama, the 1 added to some norms, fused projections.
 """
 
 from __future__ import annotations
@@ -30,8 +27,7 @@ def versions() -> str:
 def logits(
     fixture: Fixture, batches: Sequence[Sequence[int]], steering: Mapping[int, np.ndarray] | None = None
 ) -> np.ndarray:
-    """Logits of every token of consecutive batches, float32 [n_tokens, n_vocab]; `steering` adds control
-    vectors after layers."""
+    """Logits of consecutive batches, float32 [n_tokens, n_vocab]; `steering`: control vectors by layer."""
     made = model(fixture)
     for il, direction in (steering or {}).items():
         base = made.base_model
@@ -41,7 +37,7 @@ def logits(
 
 
 def _adder(direction: torch.Tensor) -> Callable[[Any, Any, Any], Any]:
-    """A hook that adds `direction` to a layer's output, which may be a tuple's first element."""
+    """A hook that adds `direction` to a layer's output."""
 
     def add(layer: Any, inputs: Any, output: Any) -> Any:
         return (output[0] + direction, *output[1:]) if isinstance(output, tuple) else output + direction

@@ -80,7 +80,7 @@ def qwen3(m: Fixture) -> tuple[Any, State]:
 
 @builder("qwen3vl")
 def qwen3vl(m: Fixture) -> tuple[Any, State]:
-    """Its text part is qwen3's: sections of RoPE are alike for text."""
+    """qwen3's text part: sections of RoPE are equal for text."""
     return transformers.Qwen3Config(**common(m), use_sliding_window=False), renamed(m)
 
 

@@ -113,7 +113,6 @@ def gemma3n(m: Fixture) -> tuple[Any, State]:
 
 
 def embeddings(m: Fixture) -> State:
-    """The per-layer embeddings of every layer."""
     return {
         "model.embed_tokens_per_layer.weight": m["per_layer_token_embd.weight"],
         "model.per_layer_model_projection.weight": m["per_layer_model_proj.weight"],

@@ -10,7 +10,7 @@ from oracles.hf_parts import SHARED, SKIP, State, builder, common, fused_experts
 
 
 def with_layer_norms(m: Fixture) -> dict[str, Any]:
-    """`common` reads the epsilon of RMS norms: fill it in for LayerNorm, and drop the argument again."""
+    """`common` reads the epsilon of RMS norms: fill it in, and drop the argument again."""
     m.keys.setdefault("attention.layer_norm_rms_epsilon", m.keys["attention.layer_norm_epsilon"])
     arguments = common(m)
     del arguments["rms_norm_eps"]

@@ -63,7 +63,7 @@ def qwen3moe(m: Fixture) -> tuple[Any, State]:
 
 @builder("qwen3vlmoe")
 def qwen3vlmoe(m: Fixture) -> tuple[Any, State]:
-    """Its text part is qwen3moe's: sections of RoPE are alike for text."""
+    """qwen3moe's text part: sections of RoPE are equal for text."""
     state = renamed(m)
     fused_experts(m, state)
     return transformers.Qwen3MoeConfig(**common(m), **experts_of(m), norm_topk_prob=True), state
@@ -97,7 +97,7 @@ def glm4moe(m: Fixture) -> tuple[Any, State]:
 
 @builder("gpt-oss")
 def gpt_oss(m: Fixture) -> tuple[Any, State]:
-    """`truncate`: GGUF has no key for whole bounds of the YaRN ramp, and llama.cpp always takes them."""
+    """`truncate`: llama.cpp always rounds the bounds of the YaRN ramp; GGUF has no key for it."""
     k = m.keys
     n_layer = k["block_count"]
     config = transformers.GptOssConfig(

@@ -1,4 +1,4 @@
-"""From GGUF to `transformers`: names, arguments of configurations, layouts that the conversion changed."""
+"""From GGUF to `transformers`: names, arguments, layouts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,6 @@ def builder(*names: str) -> Callable[[Builder], Builder]:
 
 
 def common(m: Fixture, **more: Any) -> dict[str, Any]:
-    """The arguments that every configuration takes."""
     k = m.keys
     return {
         "vocab_size": N_VOCAB,
@@ -99,7 +98,7 @@ def experts_of(m: Fixture) -> dict[str, Any]:
 
 
 def renamed(m: Fixture, names: dict[str, str] | None = None, skip: str = r"^rope_|_exps\.|ssm_") -> State:
-    """The tensors under their names in transformers; `skip` is for a builder to add."""
+    """The tensors under their names in transformers, except `skip`."""
     names, state = NAMES | (names or {}), {}
     for name, values in m.tensors.items():
         if re.search(skip, name):
@@ -120,12 +119,11 @@ def fused_experts(m: Fixture, state: State, where: str = "mlp.experts") -> None:
 
 
 def layers(m: Fixture, name: str) -> list[int]:
-    """The layers that have a tensor."""
     return [il for il in range(m.keys["block_count"]) if f"blk.{il}.{name}" in m.tensors]
 
 
 def halves_from_pairs(m: Fixture, state: State) -> None:
-    """Reorder llama's q and k rows: GGUF has rotated pairs side by side, transformers half a head apart."""
+    """Reorder llama's q and k rows from adjacent pairs to halves."""
     for name, values in state.items():
         if re.search(r"self_attn\.[qk]_proj\.", name):
             heads = values.reshape(-1, m.keys["attention.key_length"] // 2, 2, *values.shape[1:])
@@ -133,14 +131,14 @@ def halves_from_pairs(m: Fixture, state: State) -> None:
 
 
 def minus_one(state: State, pattern: str = r"norm\.weight$") -> None:
-    """Subtract 1 from the norms that transformers multiplies with 1 + weight."""
+    """Subtract 1 from norms that transformers applies as 1 + weight."""
     for name, values in state.items():
         if re.search(pattern, name):
             state[name] = values - 1
 
 
 def gate_rows(m: Fixture, state: State) -> None:
-    """The shared expert's gate is a vector in GGUF, a matrix of one row in transformers."""
+    """The shared expert's gate: a vector in GGUF, a one-row matrix in transformers."""
     for il in layers(m, "ffn_gate_inp_shexp.weight"):
         name = f"model.layers.{il}.mlp.shared_expert_gate.weight"
         state[name] = state[name][None]
@@ -152,5 +150,5 @@ def selection_bias(m: Fixture, state: State, name: str) -> None:
 
 
 def kinds_by_four(m: Fixture) -> list[str]:
-    """Kinds of layers, of which every fourth sees all positions."""
+    """Kinds of layers: every fourth has no window."""
     return ["full_attention" if il % 4 == 3 else "sliding_attention" for il in range(m.keys["block_count"])]

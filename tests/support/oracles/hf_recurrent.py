@@ -81,7 +81,7 @@ def qwen3next(m: Fixture) -> tuple[Any, State]:
 
 
 def grouped(m: Fixture, values: np.ndarray, axis: int = 0) -> np.ndarray:
-    """Value heads from tiled (head h of key head h % n) to grouped (h // r), the order of transformers."""
+    """Value heads from tiled (h reads key head h % n) to transformers' grouped order (h // r)."""
     n_k, n_v = m.keys["ssm.group_count"], m.keys["ssm.time_step_rank"]
     values = np.moveaxis(values, axis, 0)
     heads = values.reshape(n_v // n_k, n_k, -1, *values.shape[1:])
@@ -143,8 +143,7 @@ def qwen35moe(m: Fixture) -> tuple[Any, State]:
 
 @builder("kimi-linear")
 def kimi_linear(m: Fixture) -> tuple[Any, State]:
-    """GGUF stores the latent attention's up-projection in two parts: V's as [values, latent], and K's
-    transposed, [latent, keys], so that q can be multiplied with it."""
+    """GGUF stores the latent's up-projection as V [values, latent] and K transposed [latent, keys]."""
     k = m.keys
     size, rank, shared = (
         k["attention.value_length_mla"],

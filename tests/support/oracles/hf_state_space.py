@@ -12,7 +12,7 @@ from oracles.hf_parts import State, builder, common, fused_experts, halves_from_
 
 
 def scans(m: Fixture, state: State, where: str) -> None:
-    """The state space layers; `where` has a place for the layer's number."""
+    """The state space layers; `where` is formatted with the layer's number."""
     for il in layers(m, "ssm_a"):
         p, b = where.format(il), f"blk.{il}."
         state |= {
@@ -55,7 +55,6 @@ def mamba2(m: Fixture) -> tuple[Any, State]:
 
 
 def mamba_sizes(m: Fixture) -> dict[str, Any]:
-    """The sizes under the names of Bamba's family."""
     k = m.keys
     return {
         "mamba_n_heads": k["ssm.time_step_rank"],

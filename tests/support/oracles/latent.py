@@ -1,4 +1,4 @@
-"""Fixtures with latent attention (MLA), over all positions or over those that an indexer chooses."""
+"""Fixtures with latent attention (MLA), with and without an indexer."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def deepseek2_softmax(m: Fixture) -> None:
 
 @fixture("mistral4")
 def mistral4(m: Fixture) -> None:
-    """YaRN from 16 positions on, which is where the temperature of q begins too."""
+    """YaRN and q's temperature from 16 positions on."""
     deepseek2_keys(
         m, 3, attention__q_lora_rank=24, expert_gating_func=1, expert_weights_scale=1.5,
         expert_weights_norm=True, rope__scaling__type="yarn", rope__scaling__factor=4.0,
@@ -113,7 +113,7 @@ def mistral4(m: Fixture) -> None:
 TOP_K, N_INDEX = 19, 8
 
 
-INDEX_DIM = 64  # llama.cpp turns index keys by a Hadamard matrix of 64 or more
+INDEX_DIM = 64  # llama.cpp's Hadamard matrix for index keys is 64 or larger
 
 
 RANK_Q = 24
@@ -151,7 +151,6 @@ def deepseek32(m: Fixture) -> None:
 
 @fixture("glm-dsa")
 def glm_dsa(m: Fixture) -> None:
-    """An indexer in every layer, as GLM-5."""
     sparse_keys(m, 3)
     deepseek2_layers(m, 3)
     for il in range(3):
@@ -160,7 +159,7 @@ def glm_dsa(m: Fixture) -> None:
 
 @fixture("glm-dsa+shared")
 def glm_dsa_shared(m: Fixture) -> None:
-    """As GLM-5.2: two layers without an indexer attend to the keys that the one before them chose."""
+    """As GLM-5.2: two layers without an indexer reuse the choice before them."""
     full = [True, True, False, False, True]
     sparse_keys(m, len(full), attention__indexer__types=full)
     deepseek2_layers(m, len(full))

@@ -60,7 +60,6 @@ def starcoder2(m: Fixture) -> None:
 
 @fixture("stablelm")
 def stablelm(m: Fixture) -> None:
-    """A quarter of a head rotated."""
     base(m, 3, rope__dimension_count=HEAD_DIM // 4)
     layer_norms(m)
     m.bias("output_norm", N_EMBD)
@@ -94,8 +93,7 @@ def gpt2(m: Fixture) -> None:
 
 @fixture("cohere2moe")
 def cohere2moe(m: Fixture) -> None:
-    """A dense layer without a window and with RoPE, then a period of layers of experts and one more; a shared
-    expert."""
+    """A dense layer without a window and with RoPE, then a period of layers of experts and one more."""
     n_layer = 6
     base(
         m, n_layer, **EXPERTS, logit_scale=0.5, attention__sliding_window=16, leading_dense_block_count=1,
@@ -115,7 +113,7 @@ def cohere2moe(m: Fixture) -> None:
 
 @fixture("cohere2moe+rms")
 def cohere2moe_rms(m: Fixture) -> None:
-    """RMS norms, the weights as they are, tied."""
+    """RMS norms, raw expert weights, tied."""
     base(
         m, 3, **EXPERTS, logit_scale=0.5, attention__sliding_window=16, leading_dense_block_count=0,
         attention__sliding_window_pattern=[False, True, True],

@@ -1,7 +1,5 @@
-"""llama.cpp as an oracle: the C library inside the `xllamacpp` package, called with ctypes on the CPU.
-
-F32 KV cache, flash attention off. The layout of the context's parameters is not part of any stable interface,
-so the defaults found at the offsets used here are checked first.
+"""llama.cpp as an oracle: the C library in `xllamacpp`, by ctypes on the CPU. F32 KV cache, no flash
+attention. Parameter layouts are not a stable interface, so their defaults are checked first.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ def _log(level: int, text: bytes, _: int) -> None:
 
 
 class _Parameters(ctypes.Structure):
-    """Any parameter structure: passed in memory, and the callee reads no further than its own size."""
+    """Any parameter structure, passed in memory."""
 
     _fields_ = (("raw", ctypes.c_uint8 * 512),)
 
@@ -165,8 +163,8 @@ def logits(
     n_vocab: int,
     steering: Mapping[int, np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Logits of every token of consecutive batches, float32 [n_tokens, n_vocab]; `steering` adds control
-    vectors after the layers from 1 on."""
+    """Logits of consecutive batches, float32 [n_tokens, n_vocab]; `steering`: control vectors by layer, from
+    1 on."""
     context = Context(path, n_vocab, steering)
     rows = [context.decode(tokens) for tokens in batches]
     context.close()
@@ -175,7 +173,7 @@ def logits(
 
 def quantized(values: np.ndarray, kind: int, importance: np.ndarray | None = None) -> np.ndarray:
     """The rows of float32 [n, k] in the ggml type `kind`, uint8 [n, row bytes], as `llama-quantize --pure`
-    stores them; `importance` weighs the k columns."""
+    writes them; `importance` weighs columns."""
     n, k = values.shape
     values, lib = np.ascontiguousarray(values, np.float32), library()
     weights = None if importance is None else np.ascontiguousarray(importance, np.float32)
@@ -189,7 +187,7 @@ def quantized(values: np.ndarray, kind: int, importance: np.ndarray | None = Non
 
 
 class Vocabulary:
-    """What llama.cpp makes of the vocabulary of a file."""
+    """llama.cpp's reading of a file's vocabulary."""
 
     def __init__(self, path: Path) -> None:
         self._lib = library()

@@ -1,4 +1,4 @@
-"""llama.cpp's samplers as an oracle: what a chain of them leaves of one row of logits."""
+"""llama.cpp's samplers as an oracle: a chain of them on one row of logits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from oracles import llama_cpp
 
 from vkbackend.models.sampling.params import SamplingParams
 
-ALL = 1 << 20  # tokens of a window that takes in everything
-# The C++ interface takes texts as breakers; that of its own tests takes tokens.
+ALL = 1 << 20  # a window of all tokens
+# The C++ interface takes texts as breakers, its test interface tokens.
 DRY = "_Z30llama_sampler_init_dry_testingffiiRKSt6vectorIS_IiSaIiEESaIS1_EE"
 
 
@@ -31,7 +31,7 @@ class _Tokens(ctypes.Structure):
 
 
 class _Vector(ctypes.Structure):
-    """std::vector of what lies in an array."""
+    """std::vector of an array."""
 
     _fields_ = (("begin", ctypes.c_void_p), ("end", ctypes.c_void_p), ("capacity", ctypes.c_void_p))
 
@@ -67,7 +67,7 @@ def _dry(p: SamplingParams, breakers: Sequence[Sequence[int]]) -> int:
 
 
 def _samplers(p: SamplingParams, n_vocab: int) -> Iterator[int]:
-    """As common/sampling.cpp puts them together, without the draw at the end."""
+    """common/sampling.cpp's chain without the final draw."""
     if p.logit_bias:
         pairs = (_Bias * len(p.logit_bias))(*(_Bias(*pair) for pair in p.logit_bias))
         yield _make("logit_bias", n_vocab, len(pairs), pairs)
@@ -102,8 +102,6 @@ def _samplers(p: SamplingParams, n_vocab: int) -> Iterator[int]:
 
 
 class Chain:
-    """A chain of samplers with its state."""
-
     def __init__(self, p: SamplingParams, n_vocab: int) -> None:
         self._lib = llama_cpp.library()
         for name in ("apply", "accept", "free"):
@@ -115,7 +113,7 @@ class Chain:
             self._lib.llama_sampler_accept(sampler, ctypes.c_int32(token))
 
     def apply(self, logits: np.ndarray) -> tuple[dict[int, float], int | None]:
-        """(token -> probability of what is left, the token that was drawn)."""
+        """(token -> probability after the chain, the drawn token)."""
         tokens = (_Token * len(logits))(*((i, float(x), 0.0) for i, x in enumerate(logits)))
         c = _Tokens(tokens, len(logits), -1, False)
         for sampler in self._samplers:

@@ -34,7 +34,7 @@ def nmse(got: np.ndarray, want: np.ndarray) -> float:
 
 
 def golden(name: str, folder: Path) -> tuple[np.ndarray, np.ndarray, dict[str, object]]:
-    """(logits, logits of the last rows with control vectors, facts about both for the file)."""
+    """(logits, logits of the last rows with control vectors, facts)."""
     fixture = build(name)
     path = write(fixture, folder / "model.gguf")
     theirs, theirs_stepped = (llama_cpp.logits(path, batches, N_VOCAB) for batches in ([PROMPT], STEPS))
@@ -65,7 +65,7 @@ def golden(name: str, folder: Path) -> tuple[np.ndarray, np.ndarray, dict[str, o
 
 
 def changes(fixture: Fixture, logits: np.ndarray, folder: Path) -> dict[str, float]:
-    """By tensor: how much the logits change when it is replaced by zeros, or by ones where it multiplies."""
+    """By tensor: the change of the logits when it becomes zeros, or ones if it multiplies."""
     found = {}
     for name, values in fixture.tensors.items():
         if fixture.unread and name.startswith(fixture.unread):

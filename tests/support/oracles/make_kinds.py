@@ -31,7 +31,7 @@ MAP = {
 
 
 def character_map(replaced: Mapping[str, str]) -> bytes:
-    """A precompiled map: the size of a double array, the array, the texts."""
+    """A precompiled map: size of the double array, array, texts."""
     texts, tree = b"", {}
     for text, other in replaced.items():
         node = tree

@@ -62,7 +62,6 @@ UNLIKE = {
 
 
 def names() -> list[str]:
-    """One pre-tokenizer for each way to cut."""
     first: dict[object, str] = {}
     for name, pre in PRE_TOKENIZERS.items():
         first.setdefault(pre, name)
@@ -70,7 +69,7 @@ def names() -> list[str]:
 
 
 def pairs_of(lines: Iterable[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Tokens and merges: all bytes, all pairs of bytes of the lines in random order, WHOLE."""
+    """Tokens and merges: all bytes, all pairs of the lines' bytes in random order, WHOLE."""
     shown = byte_characters()
     used = sorted({b for line in lines for b in line.encode()})
     merges = [(shown[a], shown[b]) for a in used for b in used]

@@ -27,7 +27,7 @@ N_COMPARED, N_DRAWN = 200, 100_000
 
 
 def chains() -> list[dict[str, Any]]:
-    """The cases of sampler chains: a row of logits, the text so far, and the tokens that llama.cpp keeps."""
+    """Cases of sampler chains: a row of logits, the history, llama.cpp's tokens."""
     made = []
     for name, options in CASES.items():
         if params(options).mirostat:
@@ -42,7 +42,7 @@ def chains() -> list[dict[str, Any]]:
 
 
 def mirostats() -> list[dict[str, Any]]:
-    """Steps of Mirostat: what it kept, and the token that it drew, from which it learns."""
+    """Steps of Mirostat: the kept tokens, and the drawn one."""
     made = []
     for version in (1, 2):
         options = {"mirostat": version, "mirostat_tau": 2.5, "mirostat_eta": 0.3, "temperature": 1.1}

@@ -69,7 +69,7 @@ def write(path: Path, model: str, found: dict[str, Any]) -> Path:
 
 
 def asked(model: str, found: dict[str, Any]) -> dict[str, Any]:
-    """What llama.cpp says of a vocabulary and of the texts."""
+    """llama.cpp's results for a vocabulary and texts."""
     with tempfile.TemporaryDirectory() as folder:
         vocab = llama_cpp.Vocabulary(write(Path(folder) / "v.gguf", model, found))
     ids = range(len(found["tokens"]))
@@ -155,7 +155,7 @@ def byte_characters() -> dict[int, str]:
 
 
 def halves(ranks: dict[bytes, int], token: bytes) -> list[bytes]:
-    """The two tokens that merging by ranks below its own makes a token of, as GGUF's converters find them."""
+    """The two tokens whose merge, by lower ranks, makes a token, as in GGUF's converters."""
     parts = [bytes([b]) for b in token]
     while len(parts) > 2:
         joined = [ranks.get(a + b, len(ranks)) for a, b in pairwise(parts)]

@@ -32,7 +32,7 @@ def llama_experts(m: Fixture) -> None:
 
 @fixture("qwen2moe")
 def qwen2moe(m: Fixture) -> None:
-    """The chosen experts' weights are not normalised; a shared expert with a gate."""
+    """Raw expert weights; a shared expert with a gate."""
     base(m, 4, **EXPERTS, expert_shared_feed_forward_length=48)
     for il in range(4):
         attention(m, il, bias="qkv")
@@ -59,8 +59,8 @@ def qwen3vlmoe(m: Fixture) -> None:
 
 @fixture("glm4moe")
 def glm4moe(m: Fixture) -> None:
-    """A dense layer first; sigmoid routing with a bias for selection only; a shared expert; a layer that
-    predicts one token further, which nothing reads."""
+    """A dense layer first; sigmoid routing with a selection bias; a shared expert; an unread multi-token
+    prediction layer."""
     base(
         m, 5, **EXPERTS, rope__dimension_count=HEAD_DIM // 2, expert_shared_count=1,
         leading_dense_block_count=1, expert_gating_func=2, expert_weights_scale=1.5, expert_weights_norm=True,
@@ -84,7 +84,7 @@ def glm4moe(m: Fixture) -> None:
 
 @fixture("gpt-oss")
 def gpt_oss(m: Fixture) -> None:
-    """A window in every other layer, sinks, biases everywhere, experts chosen and weighted by raw logits."""
+    """A window in every other layer, sinks, biases everywhere, experts chosen by raw logits."""
     base(
         m, 5, **EXPERTS, attention__sliding_window=12, rope__scaling__type="yarn", rope__scaling__factor=8.0,
         rope__scaling__original_context_length=64, rope__freq_base=150.0,
@@ -141,7 +141,6 @@ def hunyuan_moe(m: Fixture) -> None:
 
 @fixture("minimax-m2")
 def minimax_m2(m: Fixture) -> None:
-    """Half of a head rotated."""
     base(
         m, 4, **EXPERTS, rope__dimension_count=HEAD_DIM // 2, expert_gating_func=2,
         feed_forward_length=N_FF_EXP,
@@ -154,7 +153,7 @@ def minimax_m2(m: Fixture) -> None:
 
 
 def llama4_layers(m: Fixture, n_layer: int, **keys: Any) -> None:
-    """Experts and a shared one in every second layer."""
+    """Experts in every second layer."""
     base(m, n_layer, **{**EXPERTS, "expert_used_count": 1}, interleave_moe_layer_step=2, **keys)
     for il in range(n_layer):
         attention(m, il)
@@ -173,7 +172,7 @@ def llama4(m: Fixture) -> None:
 
 @fixture("llama4+chunks")
 def llama4_chunks(m: Fixture) -> None:
-    """Chunks of 16, and a temperature that grows with every 16 positions."""
+    """Chunks of 16; the temperature grows every 16 positions."""
     m.alone = "llama.cpp has chunks of 8,192 alone"
     llama4_layers(m, 4, attention__sliding_window=16, attention__temperature_length=16)
 
@@ -188,7 +187,7 @@ def olmoe(m: Fixture) -> None:
 
 
 def dense_first(m: Fixture, n_layer: int, **keys: Any) -> None:
-    """A dense layer, then experts chosen by sigmoid and a bias, and a shared one."""
+    """A dense layer, then experts chosen by sigmoid and a bias, with a shared one."""
     base(
         m, n_layer, **EXPERTS, expert_shared_count=1, leading_dense_block_count=1, expert_gating_func=2,
         expert_weights_scale=2.5, expert_weights_norm=True, **keys,

@@ -1,7 +1,7 @@
-"""What the fixtures are made of: the registry, keys that all have, attention, feed-forward, experts.
+"""Parts of fixtures: the registry, common keys, attention, feed-forward, experts.
 
-Fixtures have more layers than one period of the pattern, windows shorter than the prompt, GQA or MQA, eight
-experts of which two are used, and biases that matter, at sizes that a software driver can run.
+Fixtures exceed one period of their pattern, have windows shorter than the prompt, GQA or MQA, two of eight
+experts, and biases that matter, at sizes for a software driver.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ def fixture(name: str) -> Callable[[Callable[[Fixture], None]], Callable[[Fixtur
 
 
 def base(m: Fixture, n_layer: int, n_head: int = 4, n_kv: int | list[int] = 2, **keys: Any) -> None:
-    """The keys and tensors that every architecture has."""
     m.keys |= {
         "block_count": n_layer,
         "context_length": 256,
@@ -49,7 +48,7 @@ def base(m: Fixture, n_layer: int, n_head: int = 4, n_kv: int | list[int] = 2, *
 
 
 def tied(m: Fixture, gain: float) -> None:
-    """The output matrix is the token embeddings', which are scaled by `gain`."""
+    """Tie the output matrix to the embeddings, scaled by `gain`."""
     del m.tensors["output.weight"]
     m.tensors["token_embd.weight"] *= np.float32(gain)
 
@@ -57,7 +56,7 @@ def tied(m: Fixture, gain: float) -> None:
 def attention(
     m: Fixture, il: int, *, bias: str = "", head_norms: bool = False, norm: str = "attn_norm"
 ) -> None:
-    """Norm, q, k, v and output projections; `bias` names those that have one, of "qkvo"."""
+    """`bias`: the projections with a bias, of "qkvo"."""
     p = f"blk.{il}."
     n_head, n_kv = m.keys["attention.head_count"], m.keys["attention.head_count_kv"]
     head_dim = m.keys["attention.key_length"]

@@ -1,4 +1,4 @@
-"""Random lines of text in which tokenizers differ: scripts, digits, spaces, code, words with apostrophes."""
+"""Random lines on which tokenizers differ: scripts, digits, spaces, code, apostrophes."""
 
 from __future__ import annotations
 

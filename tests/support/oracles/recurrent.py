@@ -24,7 +24,7 @@ from oracles.parts import (
 
 
 def delta_net(m: Fixture, il: int) -> tuple[str, int, int]:
-    """What qwen3next and qwen35 share; returns the prefix and the widths of all keys and of all values."""
+    """Shared by qwen3next and qwen35; returns the prefix and the widths of all keys and values."""
     p, size, n_v = f"blk.{il}.", m.keys["ssm.state_size"], m.keys["ssm.time_step_rank"]
     keys, values = size * m.keys["ssm.group_count"], size * n_v
     m.norm(p + "attn_norm", N_EMBD)
@@ -42,7 +42,7 @@ def delta_net(m: Fixture, il: int) -> tuple[str, int, int]:
 
 
 def gated_attention(m: Fixture, il: int) -> None:
-    """Attention whose q projection gives q and a gate, head by head."""
+    """Attention with q and a gate, head by head, in attn_q."""
     attention(m, il, head_norms=True)
     n_head, head_dim = m.keys["attention.head_count"], m.keys["attention.key_length"]
     del m.tensors[f"blk.{il}.attn_q.weight"]
@@ -102,7 +102,7 @@ QWEN35: dict[str, Any] = {
 
 @fixture("qwen35")
 def qwen35(m: Fixture) -> None:
-    """Three value heads per key head, tiled: value head h belongs to key head h % 4."""
+    """Three value heads per key head, tiled: h reads key head h % 4."""
     base(m, 5, **QWEN35, **ssm(4, 12))
     qwen35_layers(m)
     for il in range(5):
@@ -111,7 +111,7 @@ def qwen35(m: Fixture) -> None:
 
 @fixture("qwen35moe")
 def qwen35moe(m: Fixture) -> None:
-    """Four value heads to each of two key heads; gate and up of the experts fused."""
+    """Four value heads per key head; experts with fused gate and up."""
     base(m, 5, n_kv=1, **QWEN35, **EXPERTS, **ssm(2, 8), expert_shared_feed_forward_length=48)
     qwen35_layers(m)
     for il in range(5):
@@ -124,8 +124,8 @@ KDA_SIZE = 16
 
 @fixture("kimi-linear")
 def kimi_linear(m: Fixture) -> None:
-    """Delta nets with a decay per key channel; every second layer attends over a latent of 32 that all heads
-    share, without RoPE. A dense layer first."""
+    """Delta nets with a decay per key channel; latent attention without RoPE in every second layer. A dense
+    layer first."""
     n_head = 4
     base(
         m, 5, n_kv=[0, 1, 0, 1, 0], **EXPERTS, expert_shared_count=1, leading_dense_block_count=1,
@@ -162,7 +162,7 @@ def kimi_delta(m: Fixture, il: int, n_head: int) -> None:
 
 
 def lfm2_layers(m: Fixture) -> None:
-    """Convolutions and attention in turns, a dense layer in front of experts, if there are any."""
+    """Convolutions and attention alternate; a dense layer before experts, if any."""
     base(m, 5, n_kv=[0, 2, 0, 0, 2], shortconv__l_cache=3, **(EXPERTS if m.arch == "lfm2moe" else {}))
     m.tensors["token_embd_norm.weight"] = m.tensors.pop("output_norm.weight")
     tied(m, 0.25)

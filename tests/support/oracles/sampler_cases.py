@@ -1,4 +1,4 @@
-"""What the samplers are asked, of us and of llama.cpp: options, a row of logits, the tokens so far."""
+"""Cases for our samplers and llama.cpp's: options, a row of logits, the history."""
 
 from __future__ import annotations
 
@@ -66,15 +66,14 @@ def params(options: dict[str, Any]) -> SamplingParams:
 
 
 def row(rng: np.random.Generator, n_vocab: int) -> np.ndarray:
-    """Logits that a few digits write down; no two are equal. The tokens of `history` are likely ones, so what
-    is done to them shows."""
+    """Distinct logits of few digits. The tokens of `history` are likely, so penalties show."""
     logits = np.round(rng.normal(0, 2.5, n_vocab), 2) + np.arange(n_vocab) * 1e-5
     logits[:4] += 5
     return logits.astype(np.float32)
 
 
 def history(rng: np.random.Generator) -> list[int]:
-    """Text that repeats itself: pieces of a few tokens."""
+    """Repetitive text: pieces of a few tokens."""
     pieces = [rng.integers(0, 4, rng.integers(1, 6)).tolist() for _ in range(3)]
     return [token for i in rng.integers(0, 3, rng.integers(3, 14)) for token in pieces[i]]
 

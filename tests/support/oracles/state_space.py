@@ -1,5 +1,4 @@
-"""Fixtures with layers of Mamba-2: mamba2, granitehybrid, falcon-h1, nemotron_h,
-nemotron_h_moe."""
+"""Fixtures with Mamba-2 layers."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ SIZE, N_STATE = 16, 16
 
 
 def scan(m: Fixture, il: int, *, normed: bool = True) -> None:
-    """The weights of a state space layer after its norm."""
+    """A state space layer after its norm."""
     p, n_head, n_group = f"blk.{il}.", m.keys["ssm.time_step_rank"], m.keys["ssm.group_count"]
     inner, n_conv = n_head * SIZE, n_head * SIZE + 2 * n_group * N_STATE
     m.matrix(p + "ssm_in", inner + n_conv + n_head, N_EMBD)
@@ -52,7 +51,7 @@ def ssm(n_head: int, n_group: int) -> dict[str, Any]:
 
 @fixture("mamba2")
 def mamba2(m: Fixture) -> None:
-    """All heads read one B and C, and are normed together."""
+    """One group of heads."""
     base(m, 4, n_head=0, n_kv=0, **ssm(8, 1), feed_forward_length=0)
     for key in ("attention.key_length", "attention.value_length", "rope.dimension_count", "rope.freq_base"):
         del m.keys[key]
@@ -68,7 +67,7 @@ def normed_scan(m: Fixture, il: int) -> None:
 
 @fixture("granitehybrid")
 def granitehybrid(m: Fixture) -> None:
-    """Every third layer attends, without RoPE; experts beside a shared one."""
+    """Attention without RoPE in every third layer; experts with a shared one."""
     kv = [0, 2, 0, 0, 2]
     base(
         m, 5, n_kv=kv, **GRANITE, **EXPERTS, **ssm(8, 1), feed_forward_length=N_FF_EXP,
@@ -102,7 +101,7 @@ def granitehybrid_dense(m: Fixture) -> None:
 
 @fixture("falcon-h1")
 def falcon_h1(m: Fixture) -> None:
-    """Two groups, which three devices share, and no norm after the scan."""
+    """Two groups on three devices, no norm after the scan."""
     base(m, 4, **ssm(8, 2))
     for il in range(4):
         attention(m, il)
@@ -115,7 +114,7 @@ KINDS = "S", "F", "A", "F", "S"  # scan, feed-forward, attention
 
 
 def one_of_three(m: Fixture, n_ff: int, **keys: Any) -> list[int]:
-    """Layers of one kind each; returns those with a feed-forward network, whose norm is there."""
+    """Layers of one kind each; returns the feed-forward ones, with their norms."""
     kv = [2 * (kind == "A") for kind in KINDS]
     base(
         m,
@@ -142,7 +141,7 @@ def one_of_three(m: Fixture, n_ff: int, **keys: Any) -> list[int]:
 
 @fixture("nemotron_h")
 def nemotron_h(m: Fixture) -> None:
-    """Two groups, each normed, which three devices share."""
+    """Two groups on three devices, each normed."""
     for il in one_of_three(m, N_FF):
         m.matrix(f"blk.{il}.ffn_up", N_FF, N_EMBD)
         m.matrix(f"blk.{il}.ffn_down", N_EMBD, N_FF)
