@@ -65,16 +65,18 @@ class Passage:
     text: str
 
 
-def passages(root: Path) -> Iterator[Passage]:
+def passages(root: Path, under: str = "") -> Iterator[Passage]:
     """All prose in git's files below `root`."""
-    for path in tracked(root, *READERS):
+    for path in tracked(root, under, *READERS):
         for line, text in READERS[path.suffix]((root / path).read_text(encoding="utf-8")):
             yield Passage(path, line, text)
 
 
-def tracked(root: Path, *suffixes: str) -> Iterator[Path]:
+def tracked(root: Path, under: str, *suffixes: str) -> Iterator[Path]:
     """Files that git tracks below `root`, relative to it, without test data."""
-    listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["git", "ls-files", f"{under}*"], cwd=root, capture_output=True, text=True, check=True
+    )
     for path in map(Path, listed.stdout.splitlines()):
         if path.suffix in suffixes and not path.is_relative_to("tests/data") and (root / path).exists():
             yield path
@@ -163,9 +165,7 @@ def main() -> int:
     args = parser.parse_args()
     counts: Counter[str] = Counter()
     seen: Counter[str] = Counter()
-    for passage in passages(args.folder):
-        if not str(passage.path).startswith(args.under):
-            continue
+    for passage in passages(args.folder, args.under):
         counts[folder_of(passage.path)] += words(passage.text)
         for turn in TURNS:
             for match in turn.pattern.finditer(passage.text):
@@ -175,12 +175,11 @@ def main() -> int:
                     around = passage.text[max(0, match.start() - 40) : match.end() + 40].replace("\n", " ")
                     print(f"{passage.path}:{line}: {around}")
     names: Counter[str] = Counter()
-    for path in tracked(args.folder, ".py"):
-        if str(path).startswith(args.under):
-            for line, name in names_of((args.folder / path).read_text(encoding="utf-8")):
-                names[name] += 1
-                if args.list == "names":
-                    print(f"{path}:{line}: {name}")
+    for path in tracked(args.folder, args.under, ".py"):
+        for line, name in names_of((args.folder / path).read_text(encoding="utf-8")):
+            names[name] += 1
+            if args.list == "names":
+                print(f"{path}:{line}: {name}")
     if args.list:
         return 0
     n_words = counts.total()
