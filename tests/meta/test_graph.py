@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import nmse
+from device_sets import covering, nmse
 from places import ROOT
 from recordings import without_each_barrier
 from runners import load_runner
@@ -106,8 +106,7 @@ def test_bytes_per_exchange(models: Path, n: int) -> None:
 # ---- order ----
 
 
-@pytest.mark.parametrize("rows", [1, 16])
-@pytest.mark.parametrize("n", [1, 2, 5])
+@pytest.mark.parametrize(("n", "rows"), covering([1, 2, 5], [1, 16]))
 def test_steps_have_no_hazards_and_every_barrier_is_missed(models: Path, n: int, rows: int) -> None:
     with opened(models, n) as runner:
         for executable in runner.mesh.recorded_step(StepKind.of_run(rows, rows)).executables:
