@@ -54,8 +54,9 @@ mypy_tree >"$logs/mypy" 2>&1 </dev/null &
 mypy=$!
 trap 'kill "$mypy" $kompute 2>/dev/null || true; rm -rf "$logs"' EXIT
 if [ $# = 0 ] || [ "$*" = --all ]; then
-    # One worker more than cores, since tests wait for processes. Fixtures load models once per file.
-    workers=(-n "$(($(nproc) < 4 ? $(nproc) + 1 : 4))" --dist loadfile)
+    # One worker more than cores, since tests wait for processes. Fixtures load models once per file. The order of
+    # the files is set in tests/conftest.py.
+    workers=(-n "$(($(nproc) < 4 ? $(nproc) + 1 : 4))" --dist loadfile --no-loadscope-reorder)
     nice -n 10 bash tools/setup.sh --kompute --test >"$logs/kompute" 2>&1 </dev/null &
     kompute=$!
 fi

@@ -29,7 +29,7 @@ void main() {} /* the end */
 """
 PAGE = """# Title
 
-There is no such thing, and `those of` is code.
+There is nothing here, and `left out` is code.
 
 ```
 those of a block
@@ -67,9 +67,9 @@ def test_passages_are_docstrings_comments_and_paragraphs(checkout: Path) -> None
         ("a/shader.comp", 1): "Reads beside the row.",
         ("a/shader.comp", 2): "the end",
         ("page.md", 1): "# Title",
-        ("page.md", 3): "There is no such thing, and `those of` is code.",
+        ("page.md", 3): "There is nothing here, and `left out` is code.",
     }
-    assert prose.words("There is no such thing, and `those of` is code.") == 9
+    assert prose.words("There is nothing here, and `left out` is code.") == 8
 
 
 def test_names_are_parameters_and_assigned_names() -> None:
