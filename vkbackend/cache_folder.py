@@ -134,11 +134,11 @@ def _open_folder(path: Path, make: bool) -> int | None:
             raise _Refused("it is a symbolic link") from None
         raise
     try:
-        found = os.fstat(descriptor)
-        if found.st_uid == os.geteuid() and found.st_mode & 0o077 and path == env.default_cache_dir():
+        status = os.fstat(descriptor)
+        if status.st_uid == os.geteuid() and status.st_mode & 0o077 and path == env.default_cache_dir():
             os.fchmod(descriptor, 0o700)  # only the default: a folder the user named may be shared (/tmp)
-            found = os.fstat(descriptor)
-        _check_owner(found)
+            status = os.fstat(descriptor)
+        _check_owner(status)
     except BaseException:
         os.close(descriptor)
         raise
@@ -149,23 +149,25 @@ def _blob(folder: int, name: str, most_nbytes: int) -> bytes:
     assert _NAME.fullmatch(name), name
     descriptor = os.open(name, _OPEN, dir_fd=folder)
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise _Refused("it is not a regular file")
-        _check_owner(found)
-        if found.st_size > _HEAD_NBYTES + most_nbytes:
-            raise _Refused(f"it has {found.st_size} bytes, more than it can have")
+        _check_owner(status)
+        if status.st_size > _HEAD_NBYTES + most_nbytes:
+            raise _Refused(f"it has {status.st_size} bytes, more than it can have")
         with open(descriptor, "rb", closefd=False) as file:
-            return file.read(found.st_size)
+            return file.read(status.st_size)
     finally:
         os.close(descriptor)
 
 
-def _check_owner(found: os.stat_result) -> None:
-    if found.st_uid not in (os.geteuid(), 0):
-        raise _Refused(f"it belongs to another user (id {found.st_uid})")
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise _Refused(f"others may write to it (mode {stat.S_IMODE(found.st_mode):o}; chmod go-w ends that)")
+def _check_owner(status: os.stat_result) -> None:
+    if status.st_uid not in (os.geteuid(), 0):
+        raise _Refused(f"it belongs to another user (id {status.st_uid})")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise _Refused(
+            f"others may write to it (mode {stat.S_IMODE(status.st_mode):o}; chmod go-w ends that)"
+        )
 
 
 def _head(name: str, data: bytes) -> bytes:
@@ -195,10 +197,10 @@ def _shown(name: str = "") -> str:
     return str((env.cache_dir() or Path()) / name)
 
 
-def _tell(what: str, why: str) -> None:
+def _tell(subject: str, why: str) -> None:
     """Log once per subject."""
     with _telling:
-        if what in _told:
+        if subject in _told:
             return
-        _told.add(what)
-    env.log(0, f"{what!r}: {why}")
+        _told.add(subject)
+    env.log(0, f"{subject!r}: {why}")

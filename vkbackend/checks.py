@@ -100,8 +100,8 @@ def choice(known: Sequence[str]) -> Callable[[str, Any], str]:
         if not isinstance(word, str):
             raise refused(name, value, f"expected a word, one of {', '.join(known)}")
         if word not in known:
-            what = name.replace("_", " ")
-            raise InvalidArgument(f"{what} {shown(word)} is unknown; there are: {', '.join(known)}")
+            label = name.replace("_", " ")
+            raise InvalidArgument(f"{label} {shown(word)} is unknown; there are: {', '.join(known)}")
         return word
 
     return check

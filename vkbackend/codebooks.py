@@ -18,8 +18,8 @@ FORMATS = ("iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_s", "iq1_m")
 
 def codebook_of(op: str, variant: str) -> str | None:
     """Format of the codebook that a shader variant reads, or None."""
-    found = [owner for value in shaderlib.manifest()[op][variant].values() if (owner := owner_of(value))]
-    return found[0] if found else None
+    owners = [owner for value in shaderlib.manifest()[op][variant].values() if (owner := owner_of(value))]
+    return owners[0] if owners else None
 
 
 def owner_of(dtype: str) -> str | None:

@@ -117,7 +117,7 @@ def poison() -> bool:
 
 def faults() -> list[tuple[str, str, int, str]]:
     """VKBACKEND_FAULT=DEVICE:CALL:NTH:RESULT,...: Vulkan calls that fail (faults.py)."""
-    found = []
+    planned = []
     for item in filter(None, os.environ.get("VKBACKEND_FAULT", "").split(",")):
         device, call, nth, result = (item.split(":") + [""] * 4)[:4]
         if item.count(":") != 3 or not nth.isdecimal() or not re.fullmatch(r"hang|VK_[A-Z_]+", result):
@@ -125,8 +125,8 @@ def faults() -> list[tuple[str, str, int, str]]:
                 f"VKBACKEND_FAULT={item!r}: expected DEVICE:CALL:NTH:RESULT, such as "
                 "Vulkan0:vkQueueSubmit:3:VK_ERROR_DEVICE_LOST"
             )
-        found.append((device, call, int(nth), result))
-    return found
+        planned.append((device, call, int(nth), result))
+    return planned
 
 
 def floor() -> bool:

@@ -24,8 +24,8 @@ class Fault:
     result: str = "VK_ERROR_DEVICE_LOST"
     seen: int = 0
 
-    def strikes(self, device: str, what: str) -> bool:
-        if device != self.device or not what.startswith(self.call):
+    def strikes(self, device: str, call: str) -> bool:
+        if device != self.device or not call.startswith(self.call):
             return False
         self.seen += 1
         return self.seen >= self.nth
@@ -48,6 +48,6 @@ def inject(fault: Fault) -> Iterator[Fault]:
         planned.remove(fault)
 
 
-def struck(device: str, what: str) -> str | None:
+def struck(device: str, call: str) -> str | None:
     """Result of a planned fault for this call, or None."""
-    return next((fault.result for fault in planned if fault.strikes(device, what)), None)
+    return next((fault.result for fault in planned if fault.strikes(device, call)), None)

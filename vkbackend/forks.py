@@ -32,11 +32,11 @@ def forget(clear: Callable[[], object]) -> None:
         os.register_at_fork(after_in_child=clear)
 
 
-def refusal(what: str) -> ForkedProcess:
-    """The error for the use of `what` in a forked child. `what` begins the sentence."""
+def refusal(subject: str) -> ForkedProcess:
+    """The error for the use of `subject` in a forked child. `subject` begins the sentence."""
     return ForkedProcess(
-        f"{what} was in use when this process was forked, and its threads and the state of its drivers stay "
-        "with the parent; open the model after the fork, in the child alone, or start processes with "
+        f"{subject} was in use when this process was forked, and its threads and the state of its drivers "
+        "stay with the parent; open the model after the fork, in the child alone, or start processes with "
         "multiprocessing.get_context('spawn')"
     )
 

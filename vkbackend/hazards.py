@@ -72,8 +72,8 @@ def check(recording: Recording) -> list[Hazard]:
             if command.scope is Scope.TO_HOST:  # only the host waits
                 host_pending.clear()
             else:
-                for buffer, found in unordered.items():
-                    unordered[buffer] = [left for access in found if (left := access.behind(command))]
+                for buffer, earlier in unordered.items():
+                    unordered[buffer] = [left for access in earlier if (left := access.behind(command))]
             if command.scope is Scope.FROM_HOST:
                 host_wrote = False
         elif isinstance(command, Exchange):
@@ -82,26 +82,26 @@ def check(recording: Recording) -> list[Hazard]:
         elif isinstance(command, Dispatch | Copy):
             name, is_copy = _name(index, command), isinstance(command, Copy)
             accesses = [(r, False) for r in command.reads] + [(w, True) for w in command.writes]
-            for own, is_write in accesses:
-                is_host = isinstance(own.buffer, Buffer) and own.buffer.home in HOST_HOMES
+            for where, is_write in accesses:
+                is_host = isinstance(where.buffer, Buffer) and where.buffer.home in HOST_HOMES
                 if is_host and host_wrote:
-                    hazards.append(Hazard("device-access-after-host-write", "host", name, own))
+                    hazards.append(Hazard("device-access-after-host-write", "host", name, where))
                 if is_host and is_write:
-                    host_pending.append((own, name))
-                for other in unordered[own.buffer]:
-                    conflict = (is_write or other.is_write) and own.overlaps(other.where)
+                    host_pending.append((where, name))
+                for other in unordered[where.buffer]:
+                    conflict = (is_write or other.is_write) and where.overlaps(other.where)
                     if conflict and (other.open_to_copies if is_copy else other.open_to_dispatches):
                         kind = (
                             f"{'write' if is_write else 'read'}-after-{'write' if other.is_write else 'read'}"
                         )
-                        hazards.append(Hazard(kind, other.name, name, own))
+                        hazards.append(Hazard(kind, other.name, name, where))
             hazards += [
                 Hazard("in-place", name, name, w)
                 for w in command.writes
                 for r in command.reads
                 if w.overlaps(r)
             ]
-            for own, is_write in accesses:
-                unordered[own.buffer].append(_Access(own, is_write, is_copy, name))
+            for where, is_write in accesses:
+                unordered[where.buffer].append(_Access(where, is_write, is_copy, name))
     end_of_segment()
     return hazards

@@ -69,9 +69,9 @@ forks.forget(_threads.cache_clear)
 def _find_madvise() -> Callable[[int, int, int], int] | None:
     if sys.platform != "linux":
         return None
-    found = ctypes.CDLL(None).madvise
-    found.argtypes, found.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), ctypes.c_int
-    return found
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes, madvise.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), ctypes.c_int
+    return madvise
 
 
 _madvise = _find_madvise()

@@ -15,10 +15,10 @@ from vkbackend.runtime import Device
 def report_times(name: str, durations: Sequence[tuple[Dispatch | Copy, float]]) -> None:
     """Print a line per command: device, op.variant, microseconds, GB/s of reads and writes."""
     for command, us in durations:
-        what = f"{command.op}.{command.variant}" if isinstance(command, Dispatch) else "copy"
+        kind = f"{command.op}.{command.variant}" if isinstance(command, Dispatch) else "copy"
         nbytes = sum(r.end - r.begin for r in (*command.reads, *command.writes))
         rate = nbytes / us / 1e3 if us else 0.0
-        sys.stderr.write(f"{name:<10} {what:<22} {us:9.1f} us {rate:8.2f} GB/s  {command.label}\n")
+        sys.stderr.write(f"{name:<10} {kind:<22} {us:9.1f} us {rate:8.2f} GB/s  {command.label}\n")
 
 
 _BARS = {Scope.DEVICE: "|", Scope.TO_HOST: "|> host", Scope.FROM_HOST: "host >|"}

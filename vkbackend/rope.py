@@ -115,9 +115,11 @@ class RopeTable:
         grown = self.scaling == "yarn" and self.ext_factor != 0.0
         return self.attn_factor * (1.0 + 0.1 * math.log(self.factor) if grown else 1.0)
 
-    def _pair_turning(self, turns: float) -> float:
-        """The fractional pair with `turns` turns in orig_ctx positions."""
-        return self.n_rot * math.log(self.orig_ctx / (turns * 2 * math.pi)) / (2 * math.log(self.freq_base))
+    def _pair_turning(self, rotations: float) -> float:
+        """The fractional pair with `rotations` turns in orig_ctx positions."""
+        return (
+            self.n_rot * math.log(self.orig_ctx / (rotations * 2 * math.pi)) / (2 * math.log(self.freq_base))
+        )
 
     def rows(self, positions: Sequence[int] | np.ndarray) -> np.ndarray:
         """float32 [n, n_rot / 2, 2] of (cos, sin) at each position."""

@@ -28,12 +28,12 @@ def _sorted(segment: list[Command]) -> list[Command]:
         assert isinstance(command, Dispatch | Copy) and not isinstance(command, Cut), command
         own_reads, own_writes = command.reads, command.writes
         depth = 0
-        for own in (*own_reads, *own_writes):
-            depth = max([depth, *(d + 1 for r, d in writes.get(own.buffer, ()) if own.overlaps(r))])
-        for own in own_writes:
-            depth = max([depth, *(d + 1 for r, d in reads.get(own.buffer, ()) if own.overlaps(r))])
+        for access in (*own_reads, *own_writes):
+            depth = max([depth, *(d + 1 for r, d in writes.get(access.buffer, ()) if access.overlaps(r))])
+        for access in own_writes:
+            depth = max([depth, *(d + 1 for r, d in reads.get(access.buffer, ()) if access.overlaps(r))])
         for table, ranges in ((reads, own_reads), (writes, own_writes)):
-            for own in ranges:
-                table.setdefault(own.buffer, []).append((own, depth))
+            for access in ranges:
+                table.setdefault(access.buffer, []).append((access, depth))
         depths.append(depth)
     return [command for _, command in sorted(zip(depths, segment, strict=True), key=lambda item: item[0])]

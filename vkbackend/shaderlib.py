@@ -83,12 +83,12 @@ def defines(op: str, variant: str) -> list[str]:
 def sources(op: str) -> list[Path]:
     """The op's `.comp` and all its includes, each once."""
     root = shaders_dir()
-    found = [root / f"{op}.comp"]
-    for path in found:  # grows during the loop
+    paths = [root / f"{op}.comp"]
+    for path in paths:  # grows during the loop
         for name in _INCLUDE.findall(path.read_text()):
-            if (include := root / name) not in found:
-                found.append(include)
-    return found
+            if (include := root / name) not in paths:
+                paths.append(include)
+    return paths
 
 
 @cache
@@ -108,8 +108,8 @@ class Compiler(NamedTuple):
 
     @property
     def is_new(self) -> bool:
-        found = re.search(r"Glslang Version: (?:\d+:)?(\d+)", self.version)
-        return found is not None and int(found[1]) >= _NEW
+        match = re.search(r"Glslang Version: (?:\d+:)?(\d+)", self.version)
+        return match is not None and int(match[1]) >= _NEW
 
 
 def private_tool(name: str) -> tuple[str, ...] | None:
@@ -283,8 +283,8 @@ def _shipped_index() -> dict[str, list[str]]:
     """op.variant -> hashes of sources and module."""
     path = _spv_dir() / "index.json"
     try:
-        found = json.loads(path.read_bytes())
-        return {str(name): [str(source), str(module)] for name, (source, module) in dict(found).items()}
+        index = json.loads(path.read_bytes())
+        return {str(name): [str(source), str(module)] for name, (source, module) in dict(index).items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, RecursionError) as error:

@@ -144,10 +144,10 @@ class KomputeDevice(Device):
     def answer(self) -> Any:
         return self._process.answer()
 
-    def check(self, what: str) -> None:
+    def check(self, call: str) -> None:
         """Raise an injected fault of a Vulkan call that kp makes."""
-        if faults.planned and (injected := faults.struck(self.name, what)):
-            check(result_of(injected), f"{self.name} ({self.info.name}): {what}")
+        if faults.planned and (injected := faults.struck(self.name, call)):
+            check(result_of(injected), f"{self.name} ({self.info.name}): {call}")
 
     # ---- memory ----
 

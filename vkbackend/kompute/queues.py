@@ -43,7 +43,7 @@ class WorkerDevice(Memory, Protocol):
 
     def answer(self) -> Any: ...
 
-    def check(self, what: str) -> None: ...
+    def check(self, call: str) -> None: ...
 
     def commands(self, part: Iterable[Any]) -> list[Any]: ...
 
@@ -81,17 +81,17 @@ class KomputeExecutable(Executable):
     def durations(self) -> list[tuple[Dispatch | Copy, float]]:
         """(command, microseconds) of the last replay, which must have finished."""
         assert self._timed, "built without timestamps"
-        us, found = self._device.info.limits["timestamp_ps"] / 1e6, []
+        us, times = self._device.info.limits["timestamp_ps"] / 1e6, []
         for part, ticks in zip(self._parts, self._device.call("times", self.number), strict=True):
             # Timestamps: at the start, then after each command and each wait.
             at = 0
             for command in part:
                 if isinstance(command, Dispatch | Copy):
                     at += 1
-                    found.append((command, (ticks[at] - ticks[at - 1]) * us))
+                    times.append((command, (ticks[at] - ticks[at - 1]) * us))
                 elif is_between(command) and at:
                     at += 1
-        return found
+        return times
 
     def close(self) -> None:
         self._device.release("drop", self.number)

@@ -142,8 +142,8 @@ class Worker:
     def close(self) -> None:
         for number in list(self._executables):
             self.drop(number)
-        for made in (*self._algorithms.values(), *self._tensors.values(), self._token, self._manager):
-            made.destroy()
+        for item in (*self._algorithms.values(), *self._tensors.values(), self._token, self._manager):
+            item.destroy()
 
 
 def main() -> None:

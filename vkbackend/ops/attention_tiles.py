@@ -101,7 +101,7 @@ def tile_of_units(
     few = next((parts for parts in able if parts * in_row > 1), able[0])  # at most 16 keys per invocation
     parts = able[-1] if decodes else few
     held = CELL_BLOCK * (head_k + head_v) // 8  # pieces of K and V in registers when decoding
-    found = None
+    tile = None
     for groups in (4, 2, 1):
         rows, local = units.m * groups, units.lanes * groups * parts
         halves = rows * (head_k + 8 + CELL_BLOCK + 8)
@@ -114,10 +114,10 @@ def tile_of_units(
         consts = {"LOCAL": local, "UNIT_M": units.m, "UNIT_N": units.n, "UNIT_K": units.k}
         consts |= {"LANES": units.lanes, "ROW_GROUPS": groups, "V_PARTS": parts}
         twice = units.lanes > 16 and math.gcd(head_k, CELL_BLOCK) % (2 * units.k) == 0
-        found = Tile(rows, {**consts, "UNROLL": 1 + twice}, {})
+        tile = Tile(rows, {**consts, "UNROLL": 1 + twice}, {})
         if rows < 2 * n_rows:
             break
-    return found
+    return tile
 
 
 def attends_by_units(limits: Limits, n_rows: int, head_k: int, head_v: int) -> bool:

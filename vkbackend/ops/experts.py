@@ -118,7 +118,7 @@ class ExpertsOp:
             which, tile, n_tiles = (pairs,) if self.pairs == SINGLE else (pairs, pairs), 1, n_rows * n_used
         assert n_tiles <= limits.max_groups[2], f"{n_rows} rows of {n_used} exceed the grid"
         grid = self.grid(limits, Size(y_stride, x_stride, tile))
-        own = grid.consts | {"AXIS": axis, "GROUPED": int(grouped)}
+        values = grid.consts | {"AXIS": axis, "GROUPED": int(grouped)}
         push: dict[str, int | float] = {"side": side, "first": first, "count": count}
         push |= {"n_used": n_used, "n_rows": n_rows, "x_stride": x_stride, "y_stride": y_stride}
         target.record(
@@ -126,7 +126,7 @@ class ExpertsOp:
             variant_of(spec, w.dtype, limits),
             (w, x, *which, starts, y),
             push | {"x_per_used": int(x_per_used)},
-            {name: own[name] for name in spec.consts},
+            {name: values[name] for name in spec.consts},
             (*target.fold(grid.along_w), n_tiles),
             flops=2 * n_rows * n_used * x_stride * y_stride,
         )

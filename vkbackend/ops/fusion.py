@@ -41,9 +41,9 @@ class _Fusing:
             last = self._segments[-1] if self._segments else 0
             self._segments.append(last + isinstance(command, Exchange))
             if isinstance(command, Dispatch | Copy):
-                for own in (*command.reads, *command.writes):
-                    if isinstance(own.buffer, Virtual):
-                        self.touched.setdefault(own.buffer, set()).add(at)
+                for access in (*command.reads, *command.writes):
+                    if isinstance(access.buffer, Virtual):
+                        self.touched.setdefault(access.buffer, set()).add(at)
 
     def named(self, at: int) -> dict[str, Any]:
         """A dispatch's views, push constants and specialization constants by name."""
@@ -58,30 +58,30 @@ class _Fusing:
         None."""
         value: View = self.named(at)[name]
         first, *others = sorted(self.touched.get(value.buffer, ())) or [at]
-        made = self.commands[first]
+        producer = self.commands[first]
         alone = others[:1] == [at] and (others_later or len(others) == 1)
-        if not alone or not isinstance(made, Dispatch) or made.op not in ops:
+        if not alone or not isinstance(producer, Dispatch) or producer.op not in ops:
             return None
         if not any(
-            (w.begin, w.end) == (value.offset, value.end) for w in made.writes if w.buffer is value.buffer
+            (w.begin, w.end) == (value.offset, value.end) for w in producer.writes if w.buffer is value.buffer
         ):
             return None
         between = [c for c in self.commands[first + 1 : at] if isinstance(c, Dispatch | Copy)]
-        moves = not any(w.overlaps(r) for c in between for w in c.writes for r in made.reads)
+        moves = not any(w.overlaps(r) for c in between for w in c.writes for r in producer.reads)
         return first if moves and self._segments[first] == self._segments[at] else None
 
     def recorder(self, at: int) -> Recorder:
         """A recorder for the fused dispatch, with the label of dispatch `at`."""
         return Recorder(Recording("fused"), self.limits, self.named(at)["label"])
 
-    def replace(self, at: int, made: list[int], fused: Recording) -> None:
-        """Replace dispatch `at` by the one in `fused`, and remove dispatches `made`."""
+    def replace(self, at: int, producers: list[int], fused: Recording) -> None:
+        """Replace dispatch `at` by the one in `fused`, and remove dispatches `producers`."""
         [self.commands[at]] = fused.commands
-        for i in made:
+        for i in producers:
             gone, self.commands[i] = self.commands[i], None
             assert isinstance(gone, Dispatch)
-            for own in (*gone.reads, *gone.writes):
-                if users := self.touched.get(own.buffer):
+            for access in (*gone.reads, *gone.writes):
+                if users := self.touched.get(access.buffer):
                     users.discard(i)
                     users.add(at)
 
@@ -177,8 +177,8 @@ def _quantized_norm(f: _Fusing, at: int) -> None:
     assert isinstance(norm, Dispatch)
     if norm.args[-1].shape[-1] != q["k"]:
         return
-    made = Recording("fused", [replace(norm, variant="q8", args=(*norm.args[:-1], q["y"]))])
-    f.replace(i, [at], made)
+    fused = Recording("fused", [replace(norm, variant="q8", args=(*norm.args[:-1], q["y"]))])
+    f.replace(i, [at], fused)
 
 
 _PRODUCTS = tuple(op.name for op in MATRIX_OPS.values() if op.gates)

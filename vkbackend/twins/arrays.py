@@ -32,12 +32,12 @@ def bf16_values(bits: Array) -> Array:
 def f16_blocks(words: Array, n: int) -> list[tuple[Array, slice]]:
     """(words [n_blocks, 1 + width / 2], slice of elements) of whole blocks, then of a shorter last block."""
     whole = n // F16_BLOCK * F16_BLOCK
-    found = []
+    blocks = []
     for first, last, width in ((0, whole, F16_BLOCK), (whole, n, n - whole)):
         if first < last:
             part = words[wire_words("f16", first) : wire_words("f16", last)]
-            found.append((part.reshape(-1, 1 + ceil_div(width, 2)), slice(first, last)))
-    return found
+            blocks.append((part.reshape(-1, 1 + ceil_div(width, 2)), slice(first, last)))
+    return blocks
 
 
 def put_f16(values: Array, words: Array) -> None:

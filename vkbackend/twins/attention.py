@@ -101,9 +101,9 @@ def attn_decode(
         per_split = ceil_div(ceil_div(len(at) - start, CELL_BLOCK), n_splits) * CELL_BLOCK
         for split in range(n_splits):
             begin = start + split * per_split
-            own = at[max(begin, first) : begin + per_split]
-            if len(own):
-                score, values = scores_of(queries[row], k, v, own, n_kv, group, q_first, scale, softcap)
+            keys = at[max(begin, first) : begin + per_split]
+            if len(keys):
+                score, values = scores_of(queries[row], k, v, keys, n_kv, group, q_first, scale, softcap)
                 out[row, :, split] = part_of(score, values)
     if final:
         shape = {"n_heads": n_heads, "n_rows": n_rows, "n_splits": n_splits, "head_v": head_v}
@@ -143,16 +143,16 @@ def attn_prefill(
     has_sinks: int = 0, **_: Any,
 ) -> None:  # fmt: skip
     """Zeros for rows outside runs. Leaves rows of attn_decode and heads of other dispatches unchanged."""
-    own = slice(first_head, first_head + groups[1])
-    queries = f64(q, n_rows, n_heads, head_k)[:, own]
+    heads = slice(first_head, first_head + groups[1])
+    queries = f64(q, n_rows, n_heads, head_k)[:, heads]
     q_first += first_head
-    out = y.reshape(n_rows, n_heads, head_v)[:, own]
+    out = y.reshape(n_rows, n_heads, head_v)[:, heads]
     out[step.n_decode :] = 0
     for row in range(step.n_decode, min(n_rows, step.n_rows)):
         at = cells_of(step, row, cells, blocks_per_slot)
         at = at[_first_key(len(at), window, chunk) :]
         score, values = scores_of(queries[row], k, v, at, n_kv, group, q_first, scale, softcap)
-        logits = np.c_[score, f64(sinks, n_heads)[own]] if has_sinks else score
+        logits = np.c_[score, f64(sinks, n_heads)[heads]] if has_sinks else score
         prob = np.exp(score - logits.max(axis=1, keepdims=True))
         total = np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1, keepdims=True)
         out[row] = np.einsum("hj,jhd->hd", prob / total, values)

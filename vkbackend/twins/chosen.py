@@ -30,8 +30,8 @@ def index_top_k(
 ) -> None:  # fmt: skip
     rows, out = x.reshape(n_rows, n_positions), ids.reshape(n_rows, n_chosen)
     for row in range(min(n_rows, step.n_rows - first_row)):
-        found = rows[row, : int(step.rows[first_row + row, 0]) + 1]
-        order = np.lexsort((np.arange(len(found)), -np.nan_to_num(found, nan=np.inf), ~np.isnan(found)))
+        scores = rows[row, : int(step.rows[first_row + row, 0]) + 1]
+        order = np.lexsort((np.arange(len(scores)), -np.nan_to_num(scores, nan=np.inf), ~np.isnan(scores)))
         chosen = np.sort(order[:n_chosen])
         out[row, : len(chosen)] = chosen
 
@@ -49,9 +49,9 @@ def attn_chosen(
         at = at[positions[row, : min(len(at), n_chosen)]]
         per_split = ceil_div(ceil_div(len(at), CELL_BLOCK), n_splits) * CELL_BLOCK
         for split in range(n_splits):
-            own = at[split * per_split : (split + 1) * per_split]
-            if len(own):
-                score, values = scores_of(queries[row], k, v, own, n_kv, group, q_first, scale, 0.0)
+            keys = at[split * per_split : (split + 1) * per_split]
+            if len(keys):
+                score, values = scores_of(queries[row], k, v, keys, n_kv, group, q_first, scale, 0.0)
                 out[row, :, split] = part_of(score, values)
     if final:
         shape = {"n_heads": n_heads, "n_rows": n_rows, "n_splits": n_splits, "head_v": head_v}

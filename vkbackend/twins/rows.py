@@ -36,8 +36,8 @@ def embed(
         out[:] = 0.0
     n_ids = min(step.n_outputs if ids == 1 else step.n_rows, n_rows)
     at = (step.outputs[:n_ids] if ids == 1 else step.rows[:n_ids, 0 if ids else 2]).astype(np.int64) - first
-    found = np.flatnonzero((at >= 0) & (at < n_vocab))
-    out[found] = w.reshape(n_vocab, n_embd)[at[found]]
+    known = np.flatnonzero((at >= 0) & (at < n_vocab))
+    out[known] = w.reshape(n_vocab, n_embd)[at[known]]
 
 
 def rms_norm(
@@ -129,7 +129,7 @@ def top_k(
     """kind: 1 if `source` has ids, 2 if it is a mask."""
     rows = np.asarray(x, np.float32).reshape(-1)[: n_rows * n].reshape(n_rows, n)
     table = source.reshape(-1).view(np.uint32)
-    places, found = ids.reshape(-1), values.reshape(-1)
+    places, best = ids.reshape(-1), values.reshape(-1)
     for r in range(n_rows):
         words = table[r * -(-n // 32) :][: -(-n // 32)].view(np.uint8) if kind == 2 else None
         allowed = np.unpackbits(words, bitorder="little")[:n] if words is not None else np.ones(n, np.uint8)
@@ -139,10 +139,10 @@ def top_k(
             ranks = np.where(np.isnan(part), np.inf, part).astype(np.float64)
             order = np.lexsort((at, -ranks, ~np.isnan(part)))[:k]
             out = (r * n_chunks + c) * k
-            places[out : out + k], found[out : out + k] = 0xFFFFFFFF, -np.inf
+            places[out : out + k], best[out : out + k] = 0xFFFFFFFF, -np.inf
             chosen = at[order]
             places[out : out + len(order)] = table[r * n + chosen] if kind == 1 else chosen
-            found[out : out + len(order)] = part[order]
+            best[out : out + len(order)] = part[order]
 
 
 def log_sum_exp(

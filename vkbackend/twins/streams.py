@@ -13,8 +13,8 @@ def streams_of(
     x: Array, a: Array, y: Array, *, n: int, n_streams: int, n_rows: int, least: float, **_: Any
 ) -> None:
     first, rest = f64(x, n_rows, 1, n), f64(a, n_rows, n_streams - 1, n)
-    wanted, found = ((v * v).mean(axis=2, keepdims=True) for v in (first, rest))
-    scaled = rest * np.sqrt(wanted / np.maximum(found, least))
+    wanted, squares = ((v * v).mean(axis=2, keepdims=True) for v in (first, rest))
+    scaled = rest * np.sqrt(wanted / np.maximum(squares, least))
     y.reshape(n_rows, n_streams, n)[:] = np.concatenate([first, scaled], axis=1)
 
 

@@ -39,14 +39,14 @@ _VENDORS = {
 
 
 def extensions_of(physical: Any) -> set[str]:
-    found = enumerate_all(
+    extensions = enumerate_all(
         lib.vkEnumerateDeviceExtensionProperties,
         "VkExtensionProperties",
         physical,
         NULL,
-        what="vkEnumerateDeviceExtensionProperties",
+        name="vkEnumerateDeviceExtensionProperties",
     )
-    return {string(p.extensionName) for p in found}
+    return {string(p.extensionName) for p in extensions}
 
 
 _NO_INDEPENDENCE = C.VK_SHADER_FLOAT_CONTROLS_INDEPENDENCE_NONE
@@ -311,7 +311,7 @@ def compute_family(physical: Any) -> tuple[int, int] | None:
         lib.vkGetPhysicalDeviceQueueFamilyProperties,
         "VkQueueFamilyProperties",
         physical,
-        what="vkGetPhysicalDeviceQueueFamilyProperties",
+        name="vkGetPhysicalDeviceQueueFamilyProperties",
     )
     compute = [(i, f) for i, f in enumerate(families) if f.queueFlags & C.VK_QUEUE_COMPUTE_BIT]
     if not compute:

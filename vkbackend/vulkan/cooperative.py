@@ -33,12 +33,12 @@ def _sizes(instance: Any, physical: Any, suffix: str) -> dict[tuple[int, int], S
             values[i].sType = getattr(C, f"VK_STRUCTURE_TYPE_COOPERATIVE_MATRIX_PROPERTIES_{suffix}")
         return int(query(physical, count, values))
 
-    found = enumerate_all(typed, struct, physical, what=name)
+    properties = enumerate_all(typed, struct, physical, name=name)
     result = "ResultType" if suffix == "KHR" else "DType"
     return {
         (operands, sums): [
             (p.MSize, p.NSize, p.KSize)
-            for p in found
+            for p in properties
             if p.AType == p.BType == operands
             and p.CType == getattr(p, result) == sums
             and p.scope == _SUBGROUP
@@ -49,11 +49,11 @@ def _sizes(instance: Any, physical: Any, suffix: str) -> dict[tuple[int, int], S
 
 
 def best(
-    api: str, found: Sizes, lanes: int, integers: Sequence[tuple[int, int, int]] = ()
+    api: str, sizes: Sizes, lanes: int, integers: Sequence[tuple[int, int, int]] = ()
 ) -> MatrixUnits | None:
     """The size to use: 16 x 16 x 16, native on most GPUs, else the largest usable; with the largest k of int8
     for its m and n."""
-    able = [units for size in found if usable(units := MatrixUnits(api, *size, lanes))]
+    able = [units for size in sizes if usable(units := MatrixUnits(api, *size, lanes))]
     if not able:
         return None
     largest = max(able, key=lambda u: (u[1:4] == (16, 16, 16), u.m * u.n * u.k))

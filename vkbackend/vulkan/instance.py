@@ -50,7 +50,7 @@ class Instance:
                 lib.vkEnumerateInstanceExtensionProperties,
                 "VkExtensionProperties",
                 NULL,
-                what="vkEnumerateInstanceExtensionProperties",
+                name="vkEnumerateInstanceExtensionProperties",
             )
         }
         flags = 0
@@ -87,7 +87,7 @@ class Instance:
         present = enumerate_all(
             lib.vkEnumerateInstanceLayerProperties,
             "VkLayerProperties",
-            what="vkEnumerateInstanceLayerProperties",
+            name="vkEnumerateInstanceLayerProperties",
         )
         if VALIDATION_LAYER not in {string(p.layerName) for p in present}:
             raise UnsupportedFeature(
@@ -160,9 +160,9 @@ def instance() -> Instance:
 def devices() -> list[DeviceInfo]:
     """Physical devices with Vulkan 1.1 and a compute queue: real GPUs first, then by fp16."""
     inst = instance()
-    found = []
+    infos = []
     for physical in enumerate_all(
-        lib.vkEnumeratePhysicalDevices, "VkPhysicalDevice", inst.handle, what="vkEnumeratePhysicalDevices"
+        lib.vkEnumeratePhysicalDevices, "VkPhysicalDevice", inst.handle, name="vkEnumeratePhysicalDevices"
     ):
         try:
             info = describe(inst.handle, physical, inst.version)
@@ -170,26 +170,26 @@ def devices() -> list[DeviceInfo]:
             env.log(1, f"a device is left out: {error}")
             continue
         if info is not None:
-            found.append(info)
-    found.sort(key=lambda info: (_TYPE_ORDER.index(info.type), not info.features["float16"]))
-    return [replace(info, index=i) for i, info in enumerate(found)]
+            infos.append(info)
+    infos.sort(key=lambda info: (_TYPE_ORDER.index(info.type), not info.features["float16"]))
+    return [replace(info, index=i) for i, info in enumerate(infos)]
 
 
 def position(info: DeviceInfo) -> int:
     """Index of a device in the loader's order, used by other Vulkan programs."""
     handle = instance().handle
-    found = enumerate_all(
-        lib.vkEnumeratePhysicalDevices, "VkPhysicalDevice", handle, what="vkEnumeratePhysicalDevices"
+    handles = enumerate_all(
+        lib.vkEnumeratePhysicalDevices, "VkPhysicalDevice", handle, name="vkEnumeratePhysicalDevices"
     )
-    return found.index(info.physical)
+    return handles.index(info.physical)
 
 
 def select(spec: str | int, present: list[DeviceInfo]) -> DeviceInfo:
     """The device for an index, `Vulkan<index>`, UUID or unambiguous name; raises InvalidArgument."""
     text = str(spec).strip()
     digits = text.lower().removeprefix("vulkan")
-    if found := [d for d in present if digits == str(d.index)]:
-        return found[0]
+    if by_index := [d for d in present if digits == str(d.index)]:
+        return by_index[0]
     is_name = text and not digits.isdecimal()
     matches = [d for d in present if text.lower() == d.uuid] or [
         d for d in present if is_name and text.lower() in d.name.lower()

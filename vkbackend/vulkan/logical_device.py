@@ -97,14 +97,14 @@ class LogicalDevice:
         major, minor, patch = map(int, self.info.api.split("."))
         return min(major << 22 | minor << 12 | patch, instance().version)
 
-    def check(self, result: int, what: str) -> None:
+    def check(self, result: int, call: str) -> None:
         """Raise a failed call's typed error, naming this device; remember a lost device."""
-        if faults.planned and (injected := faults.struck(self.name, what)):
+        if faults.planned and (injected := faults.struck(self.name, call)):
             result = result_of(injected)
         if result == C.VK_ERROR_DEVICE_LOST:
             self.lost = True
         if result != C.VK_SUCCESS:
-            check(result, f"{self.name} ({self.info.name}): {what}")
+            check(result, f"{self.name} ({self.info.name}): {call}")
 
     def function(self, name: str, *, promoted: bool = False) -> Any:
         """A device-level function; `promoted`: core since 1.2, else of an extension."""

@@ -127,11 +127,11 @@ class Memory:
         lib.vkGetBufferMemoryRequirements(self._device.vk, handle[0], requirements)
         return handle[0], requirements
 
-    def _vk_memory(self, info: Any, what: str, nbytes: int, heap: int) -> Any:
+    def _vk_memory(self, info: Any, label: str, nbytes: int, heap: int) -> Any:
         handle = ffi.new("VkDeviceMemory *")
         try:
             self._device.check(
-                lib.vkAllocateMemory(self._device.vk, info, NULL, handle), f"vkAllocateMemory of {what}"
+                lib.vkAllocateMemory(self._device.vk, info, NULL, handle), f"vkAllocateMemory of {label}"
             )
         except OutOfDeviceMemory as error:
             error.requested, error.heap, error.budget = nbytes, heap, self._device.info.heaps[heap].budget
@@ -196,11 +196,11 @@ class Memory:
     def invalidate(self, buffer: Buffer) -> None:
         self._sync(buffer, lib.vkInvalidateMappedMemoryRanges, "vkInvalidateMappedMemoryRanges")
 
-    def _sync(self, buffer: Buffer, call: Any, what: str) -> None:
+    def _sync(self, buffer: Buffer, call: Any, name: str) -> None:
         _, memory, coherent = self._memory[buffer.uid]
         if not coherent:
             whole = new("VkMappedMemoryRange", memory=memory, size=WHOLE_SIZE)
-            self._device.check(call(self._device.vk, 1, whole), what)
+            self._device.check(call(self._device.vk, 1, whole), name)
 
     def close(self) -> None:
         for uid in list(self._memory):

@@ -39,9 +39,9 @@ def suitable(types: Types, allowed: int, home: Home) -> list[int]:
         return not flags & VISIBLE, coherent
 
     needed = VISIBLE if home in MAPPED else LOCAL
-    found = [i for i, (flags, _) in enumerate(types) if allowed >> i & 1 and is_plain(flags)]
+    kinds = [i for i, (flags, _) in enumerate(types) if allowed >> i & 1 and is_plain(flags)]
     # Vulkan does not promise that every buffer may use the device-local type.
-    fitting = [i for i in found if types[i][0] & needed] or ([] if home in MAPPED else found)
+    fitting = [i for i in kinds if types[i][0] & needed] or ([] if home in MAPPED else kinds)
     best: dict[int, int] = {}
     for kind in sorted(fitting, key=score, reverse=True):  # stable: keeps the driver's order
         best.setdefault(types[kind][1], kind)

@@ -69,8 +69,8 @@ def fits(body: bytes, vendor: int, device: int, uuid: bytes) -> bool:
     """Whether cache data begins with the driver's header."""
     if len(body) < _HEADER.size:
         return False
-    size, *found = _HEADER.unpack_from(body)
-    return _HEADER.size <= size <= len(body) and found == [_VERSION_ONE, vendor, device, uuid]
+    size, *identity = _HEADER.unpack_from(body)
+    return _HEADER.size <= size <= len(body) and identity == [_VERSION_ONE, vendor, device, uuid]
 
 
 def entry_name(device: LogicalDevice) -> str:

@@ -44,18 +44,18 @@ def report_of(device: LogicalDevice, pipeline: Any) -> PipelineReport:
     )
 
 
-def _structs(device: LogicalDevice, what: str, info: Any) -> Any:
-    """The array filled by vkGetPipelineExecutable`what`KHR, without memory for its pointers."""
+def _structs(device: LogicalDevice, suffix: str, info: Any) -> Any:
+    """The array filled by vkGetPipelineExecutable`suffix`KHR, without memory for its pointers."""
     count = ffi.new("uint32_t *")
-    _fill(device, what, info, count, NULL)
-    struct = f"VkPipelineExecutable{what if what == 'Properties' else what.removesuffix('s')}KHR"
+    _fill(device, suffix, info, count, NULL)
+    struct = f"VkPipelineExecutable{suffix if suffix == 'Properties' else suffix.removesuffix('s')}KHR"
     structs = ffi.new(f"{struct}[]", count[0])
     for i in range(count[0]):
         structs[i].sType = new(struct).sType
-    _fill(device, what, info, count, structs)
+    _fill(device, suffix, info, count, structs)
     return structs
 
 
-def _fill(device: LogicalDevice, what: str, info: Any, count: Any, structs: Any) -> None:
-    name = f"vkGetPipelineExecutable{what}KHR"
+def _fill(device: LogicalDevice, suffix: str, info: Any, count: Any, structs: Any) -> None:
+    name = f"vkGetPipelineExecutable{suffix}KHR"
     device.check(device.function(name)(device.vk, info, count, structs), name)

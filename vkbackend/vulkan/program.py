@@ -78,7 +78,7 @@ class Programs:
 
     def _begin(self, wanted: dict[Key, PipelineLayout]) -> None:
         """Start compiling the wanted pipelines before all waiting ones."""
-        waiting = {key: layout for key, (layout, made) in self._begun.items() if made.cancel()}
+        waiting = {key: layout for key, (layout, future) in self._begun.items() if future.cancel()}
         begun = {key: of_key for key, of_key in self._begun.items() if key not in waiting}
         missing = {key: layout for key, layout in (wanted | waiting).items() if key not in begun}
         pool = _threads(env.compile_threads())
@@ -92,15 +92,15 @@ class Programs:
     def _make(self, missing: dict[Key, PipelineLayout]) -> None:
         began = time.perf_counter()
         self._begin(missing)
-        made = {key: self._begun.pop(key)[1] for key in missing}
+        futures = {key: self._begun.pop(key)[1] for key in missing}
         try:
-            for future in as_completed(made.values()):
+            for future in as_completed(futures.values()):
                 if future.exception() or any(result for result, _ in future.result().calls):
                     break  # skip the others
                 if self._device.compiled:
                     self._device.compiled()
         finally:
-            cpu_s, error = self._keep(made)
+            cpu_s, error = self._keep(futures)
         if error:
             raise error
         took_s = time.perf_counter() - began
@@ -113,21 +113,21 @@ class Programs:
         if self._unsaved_s > SAVE_AFTER_S:
             self._save()
 
-    def _keep(self, made: dict[Key, Future[Compiled]]) -> tuple[float, BaseException | None]:
+    def _keep(self, futures: dict[Key, Future[Compiled]]) -> tuple[float, BaseException | None]:
         """Keep the pipelines that threads finish, even if one failed; cancel those not started. Returns (CPU
         seconds, the first error). Checks and counts here, not in the threads: neither is thread-safe."""
         device, cpu_s, first = self._device, 0.0, None
-        for future in made.values():
+        for future in futures.values():
             future.cancel()
-        wait(made.values())
-        for key, future in made.items():
+        wait(futures.values())
+        for key, future in futures.items():
             if future.cancelled():
                 continue
             try:
                 compiled = future.result()
                 cpu_s += compiled.cpu_s
-                for result, what in compiled.calls:
-                    device.check(result, what)
+                for result, call in compiled.calls:
+                    device.check(result, call)
             except Exception as error:
                 first = first or error
                 if not future.exception():
@@ -195,7 +195,7 @@ class Programs:
 
     def close(self) -> None:
         device = self._device
-        self._keep({key: made for key, (_, made) in self._begun.items()})
+        self._keep({key: future for key, (_, future) in self._begun.items()})
         self._begun = {}
         if self._unsaved_s and not device.lost:
             self._save()

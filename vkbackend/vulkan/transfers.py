@@ -34,11 +34,11 @@ class VulkanTransfers(Transfers):
     def _order(self) -> None:
         self._once(lambda cmd: None, "read")
 
-    def _once(self, record: Any, what: str) -> None:
+    def _once(self, record: Any, call: str) -> None:
         """Record, submit and wait for one command, ordered against everything else."""
         command, fence = self._device.command_buffers(1), ffi.new("VkFence *")
         try:
-            self._submit_once(command, fence, record, what)
+            self._submit_once(command, fence, record, call)
         finally:
             if not self._device.abandoned:  # an abandoned device may still use them
                 if fence[0] != NULL:
@@ -46,7 +46,7 @@ class VulkanTransfers(Transfers):
                     self._device.gone("VkFence")
                 self._device.free_command_buffers(command, 1)
 
-    def _submit_once(self, command: Any, fence: Any, record: Any, what: str) -> None:
+    def _submit_once(self, command: Any, fence: Any, record: Any, call: str) -> None:
         begin = new("VkCommandBufferBeginInfo", flags=C.VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT)
         self._device.check(lib.vkBeginCommandBuffer(command[0], begin), "vkBeginCommandBuffer")
         every = C.VK_ACCESS_MEMORY_READ_BIT | C.VK_ACCESS_MEMORY_WRITE_BIT
@@ -63,9 +63,9 @@ class VulkanTransfers(Transfers):
         self._device.made("VkFence")
         submit = new("VkSubmitInfo", commandBufferCount=1, pCommandBuffers=command)
         self._device.check(
-            lib.vkQueueSubmit(self._device.vk_queue, 1, submit, fence[0]), f"vkQueueSubmit of {what}"
+            lib.vkQueueSubmit(self._device.vk_queue, 1, submit, fence[0]), f"vkQueueSubmit of {call}"
         )
         result = lib.vkWaitForFences(self._device.vk, 1, fence, 1, env.timeout_s() * 1_000_000_000)
         if result != C.VK_SUCCESS:
             self._device.abandoned = result == C.VK_TIMEOUT
-            self._device.check(result, f"{what} within {env.timeout_s()} s")
+            self._device.check(result, f"{call} within {env.timeout_s()} s")

@@ -68,32 +68,32 @@ _STYPES = {
 }
 
 
-def check(result: int, what: str) -> None:
-    """Raise a failed VkResult's typed error; `what` names call and device."""
+def check(result: int, call: str) -> None:
+    """Raise a failed VkResult's typed error; `call` names call and device."""
     if result == C.VK_SUCCESS:
         return
     name = RESULT_NAMES.get(result, f"VkResult {result}")
     if result == C.VK_ERROR_DEVICE_LOST:
         raise DeviceLost(
-            f"{what}: the device was lost (driver reset or hang); close the model and load it again"
+            f"{call}: the device was lost (driver reset or hang); close the model and load it again"
         )
     if result in _OUT_OF_MEMORY:
-        raise OutOfDeviceMemory(f"{what}: out of memory ({name}); use a smaller context or more devices")
+        raise OutOfDeviceMemory(f"{call}: out of memory ({name}); use a smaller context or more devices")
     if result == C.VK_TIMEOUT:
-        raise Timeout(f"{what}: no answer in time")
+        raise Timeout(f"{call}: no answer in time")
     if result in _UNSUPPORTED:
-        raise UnsupportedFeature(f"{what}: {name}")
-    raise VkbackendError(f"{what}: {name}")
+        raise UnsupportedFeature(f"{call}: {name}")
+    raise VkbackendError(f"{call}: {name}")
 
 
 def result_of(name: str) -> int:
     """The VkResult of a name; raises InvalidArgument."""
-    found = getattr(C, name, None) if name.startswith("VK_") else None
-    if found not in RESULT_NAMES:
+    value = getattr(C, name, None) if name.startswith("VK_") else None
+    if value not in RESULT_NAMES:
         raise InvalidArgument(
             f"{name!r} is not an error of Vulkan; there are: {', '.join(RESULT_NAMES.values())}"
         )
-    return int(found)
+    return int(value)
 
 
 def new(struct: str, chain: Any = None, **fields: Any) -> Any:
@@ -123,17 +123,17 @@ def strings(names: list[str]) -> Any:
     return pointers
 
 
-def enumerate_all(call: Any, ctype: str, *args: Any, what: str) -> list[Any]:
+def enumerate_all(call: Any, ctype: str, *args: Any, name: str) -> list[Any]:
     """Count, then fill; returns the elements, which keep their array alive."""
     count = ffi.new("uint32_t *")
     result = call(*args, count, NULL)
     if result is not None:
-        check(result, what)
+        check(result, name)
     values = ffi.new(f"{ctype}[]", count[0])
     if count[0]:
         result = call(*args, count, values)
         if result is not None and result != C.VK_INCOMPLETE:
-            check(result, what)
+            check(result, name)
     items = [values[i] for i in range(count[0])]
     for item in items:
         if isinstance(item, ffi.CData) and ffi.typeof(item).kind == "struct":
