@@ -1,4 +1,4 @@
-"""The garbage collector rests while steps are recorded, and is as before afterwards."""
+"""The garbage collector pauses during recording and resumes afterwards."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_it_is_as_before_afterwards(enabled: bool) -> None:
 
 
 def test_threads_in_turn_leave_it_on() -> None:
-    """The first that pauses it ends last, and the other way round."""
+    """The first to pause ends last, and vice versa."""
     gc.enable()
     for last in (0, 1):
         pauses = [collection_paused(), collection_paused()]

@@ -1,4 +1,4 @@
-"""Element and block formats: sizes as GGUF stores them, and the oracle against `gguf`'s own quantizers."""
+"""Formats: sizes as in GGUF, dequantization against `gguf`'s quantizers."""
 
 from __future__ import annotations
 

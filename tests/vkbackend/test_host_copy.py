@@ -1,4 +1,4 @@
-"""Copies into fresh memory, cut among threads: every byte, and none beside."""
+"""Copies by several threads write every byte, and no others."""
 
 from __future__ import annotations
 

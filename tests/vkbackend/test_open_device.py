@@ -1,4 +1,4 @@
-"""Choosing the runtime, and the changes to shaders that kp needs; no Vulkan here."""
+"""The choice of runtime, and kp's changes to shaders. No Vulkan."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_kp_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    info: Any = object()  # what is missing is told before the device is looked at
+    info: Any = object()  # missing packages are reported before the device is used
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UnsupportedFeature, match=r"`bash tools/setup.sh --kompute`"):
         open_device.open_device(info, runtime="kompute")
@@ -44,7 +44,7 @@ def test_without_kp_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     ("op", "variant", "n_more"), [("add", "f32", 0), ("embed", "q8_0", 1), ("embed", "iq2_xs", 2)]
 )
 def test_storage_only(op: str, variant: str, n_more: int) -> None:
-    """StepParams and a codebook become storage buffers of set 0, after the op's own; nothing else changes."""
+    """StepParams and a codebook become storage buffers of set 0, after the op's; nothing else changes."""
     code = shaderlib.spirv(op, variant)
     before, after = np.frombuffer(code, np.uint32), np.frombuffer(spirv.storage_only(code), np.uint32)
     assert before.size == after.size
@@ -75,7 +75,7 @@ def test_storage_only(op: str, variant: str, n_more: int) -> None:
     ],
 )
 def test_order_on_a_driver(monkeypatch: pytest.MonkeyPatch, driver: str, given: str, order: str) -> None:
-    """Synced words on drivers known to take a buffer barrier for all memory, submissions on others."""
+    """Synced words on trusted drivers, submissions on others."""
     from vkbackend.kompute.queues import order_of
 
     monkeypatch.setenv("VKBACKEND_KOMPUTE_ORDER", given)

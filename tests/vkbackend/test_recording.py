@@ -1,5 +1,4 @@
-"""Derived barriers order every conflict, none is superfluous, and the checker notices each that is
-dropped."""
+"""Derived barriers order every conflict without excess, and the checker notices each missing one."""
 
 from __future__ import annotations
 
@@ -71,7 +70,7 @@ def test_recordings_without_any_barrier_are_caught(recording: Recording) -> None
 @settings(max_examples=100, deadline=None)
 @given(recordings())
 def test_order_by_depth_keeps_dependencies(recording: Recording) -> None:
-    """Same commands per segment, every conflicting pair in its old order, never more barriers."""
+    """Same commands per segment, conflicting pairs in order, never more barriers."""
     sorted_ = by_depth(recording)
     for before, after in zip(recording.segments(), sorted_.segments(), strict=True):
         place = {id(command): i for i, command in enumerate(after)}
@@ -92,8 +91,7 @@ def test_order_by_depth_keeps_dependencies(recording: Recording) -> None:
     [("dd", (False, False)), ("cd", (True, False)), ("dc", (False, True)), ("cc", (True, True))],
 )
 def test_a_barrier_names_copies_where_there_are_some(kinds: str, flags: tuple[bool, bool]) -> None:
-    """Each of two commands in a row is a dispatch or a copy. The checker notices when a flag is taken
-    away."""
+    """Two commands in a row, each a dispatch or a copy. The checker notices a missing flag."""
     a, b, c = buffer(), buffer(), buffer()
     made = {
         "d": lambda src, dst: dispatch([view(src)], [view(dst)]),
@@ -172,7 +170,7 @@ def test_host_memory_around_an_exchange(home: Home) -> None:
 
 
 def test_a_barrier_towards_the_host_orders_nothing_on_the_device() -> None:
-    """Also between segments: what segment 1 reads of segment 0's scratch waits for FROM_HOST alone."""
+    """Also between segments: reads of an earlier segment's scratch wait only for FROM_HOST."""
     host, local, other = buffer(Home.PAGES), buffer(), buffer()
     placed = of(dispatch([], [view(host), view(local)]), Exchange(), dispatch([view(local)], [view(other)]))
     assert not check(placed)
@@ -194,7 +192,7 @@ def heavy(seconds: float) -> Dispatch:
 
 
 def n_cuts(recording: Recording, speed: float) -> int:
-    """The cuts for a device that is `speed` times as fast as the slowest."""
+    """Cuts for a device `speed` times as fast as the slowest."""
     cut = cut_long(recording, Pace(speed * SLOW.memory, speed * SLOW.host))
     return sum(isinstance(c, Cut) for c in cut.commands)
 
@@ -204,7 +202,7 @@ SPEEDS = st.sampled_from([0.01, 0.5, 1.0, 3.0, 100.0])
 
 @given(st.lists(st.floats(0.01, 1.5), max_size=30))
 def test_no_submission_is_estimated_too_long(costs: list[float]) -> None:
-    """Unless a single command is; every command keeps its place."""
+    """Except for single commands; the order stays."""
     recording = Recording("long", [heavy(cost) for cost in costs])
     cut = cut_long(recording)
     assert [c for c in cut.commands if not isinstance(c, Cut)] == recording.commands
@@ -217,7 +215,7 @@ def test_no_submission_is_estimated_too_long(costs: list[float]) -> None:
             parts[-1].append(command)
     for part in parts:
         assert len(part) <= 1 or sum(c.flops for c in part) <= SUBMISSION_S * SLOW.flops * (1 + 1e-9)
-    for before, after in pairwise(parts):  # and no cut was needless
+    for before, after in pairwise(parts):  # no cut is needless
         assert sum(c.flops for c in before) + after[0].flops > SUBMISSION_S * SLOW.flops * (1 - 1e-9)
 
 
@@ -254,14 +252,14 @@ def test_cuts_go_by_arithmetic_or_by_reads_whichever_takes_longer() -> None:
 
 
 def attention(seconds: float, heads: int, first: int = 0) -> Dispatch:
-    """Of `heads` heads from `first` on."""
+    """`heads` heads from `first`."""
     push = ("n_heads", 64), (FIRST_HEAD, first), ("scale", 0.5)
     return replace(heavy(seconds), push=push, groups=(3, heads, 1))
 
 
 @given(st.integers(1, 70), st.integers(0, 5), st.floats(0.01, 9))
 def test_attention_above_the_limit_goes_in_parts(heads: int, first: int, seconds: float) -> None:
-    """Consecutive heads, each once; no part is estimated too long if there are heads enough."""
+    """Consecutive heads, each once; no part too long if there are enough heads."""
     whole = attention(seconds, heads, first)
     parts = [c for c in cut_long(Recording("", [whole])).commands if isinstance(c, Dispatch)]
     assert len(parts) == min(heads, math.ceil(SLOW.seconds(whole) / SUBMISSION_S))
@@ -287,7 +285,7 @@ def test_an_exchange_starts_a_new_submission() -> None:
 @settings(max_examples=50, deadline=None)
 @given(recordings())
 def test_a_cut_orders_nothing(recording: Recording) -> None:
-    """Barriers reach over the command buffers of a queue; a cut needs none and replaces none."""
+    """Barriers work across a queue's command buffers, so a cut neither needs nor replaces one."""
     commands: list = []  # type: ignore[type-arg]
     for command in recording.commands:
         commands += [Cut(), command] if commands and isinstance(command, Dispatch) else [command]

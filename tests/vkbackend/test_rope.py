@@ -1,4 +1,4 @@
-"""RoPE tables: closed forms, limits of the scalings, and YaRN by scalar arithmetic."""
+"""RoPE tables: closed forms, limits of the scalings, YaRN in scalar arithmetic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.no_vulkan
 
 
 def angles(table: RopeTable, position: int) -> np.ndarray:
-    """What the table turns by, recovered from small angles and the magnitude."""
+    """The table's angles, recovered from small angles and the magnitude."""
     row = table.rows([position])[0].astype(np.float64)
     return np.arctan2(row[:, 1], row[:, 0])
 
@@ -45,7 +45,7 @@ def test_linear_scaling_is_a_position_divided() -> None:
 
 
 def yarn_by_scalars(i: int, n_rot: int, base: float, factor: float, ctx: int) -> float:
-    """Radians per position of pair i, written out after the paper's ramp between 32 turns and 1."""
+    """Radians per position of pair i, with the paper's ramp from 32 turns to 1."""
     theta = 1.0 / base ** (2 * i / n_rot)
 
     def dim(turns: float) -> float:
@@ -108,7 +108,7 @@ def test_temperature_grows_by_whole_lengths() -> None:
     ],
 )
 def test_sections_of_a_text(sections: tuple[int, ...], interleaved: bool, still: Any) -> None:
-    """Pairs of the fourth section do not turn; the others turn as without sections."""
+    """Pairs of the fourth section do not turn, others as without sections."""
     plain, cut = RopeTable(64), RopeTable(64, sections=sections, interleaved=interleaved)
     turns = np.ones(32, bool)
     turns[list(still)] = False

@@ -1,4 +1,4 @@
-"""StepParams: the numpy view and the GLSL block describe the same bytes."""
+"""StepParams: numpy view and GLSL block agree on the layout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GLSL = (ROOT / "shaders" / "lib" / "step.glsl").read_text()
 
 
 def glsl_fields() -> dict[str, tuple[int, int]]:
-    """(first word, words) of each member of the std140 block, whose members are all uvec4 or arrays of it."""
+    """(first word, words) of each member of the std140 block of uvec4 and arrays of it."""
     block = re.search(r"std140\) uniform StepParams \{(.*?)\}", GLSL, re.DOTALL)
     assert block
     fields, at = {}, 0

@@ -1,5 +1,4 @@
-"""Loading through the staging buffer, as on GPUs whose memory the host cannot map: pieces, strides,
-read-back."""
+"""Loading through the staging buffer, as on GPUs with unmappable memory: pieces, strides, read-back."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ pytestmark = pytest.mark.native
 
 @pytest.fixture(params=device_params())
 def unmapped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[VulkanDevice]:
-    """Each device present with its memory left unmapped and a staging buffer of one page."""
+    """Each device with unmapped memory and a staging buffer of one page."""
     monkeypatch.setenv("VKBACKEND_DISABLE", "device_map")
     monkeypatch.setattr(transfers, "UPLOAD_NBYTES", 4096)
     device = VulkanDevice(request.param)

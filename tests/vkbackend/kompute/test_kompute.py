@@ -1,4 +1,4 @@
-"""What the kompute runtime promises beside the seam: order, checks of what kp ignores, deadlines."""
+"""The kompute runtime's own behaviour: order, checks that kp omits, deadlines."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ pytestmark = [
     pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present"),
 ]
 
-# A chain of copies to and fro, in which each dispatch reads what the one before wrote and overwrites what it
-# read. sys.argv[1] == "bare": with nothing where the recording has barriers.
+# A chain of copies back and forth: each dispatch reads its predecessor's output and overwrites its input.
+# sys.argv[1] == "bare": without barriers.
 CHAIN = """
 import sys
 import numpy as np
@@ -80,9 +80,9 @@ def device(request: pytest.FixtureRequest) -> Iterator[KomputeDevice]:
 @needs_layer
 @pytest.mark.parametrize("order", ["bare", "word", "submit"])
 def test_order(order: str) -> None:
-    """The hazards that synchronization validation finds. In a bare chain: of execution and of memory. With a
-    synced word: none of execution. Between submissions: none at all. (It takes a buffer barrier to cover that
-    buffer alone, so it goes on reporting what the word leaves to drivers: see kompute.py.)"""
+    """Hazards reported by synchronization validation: of execution and memory in a bare chain, none of
+    execution with a synced word, none between submissions. (It takes buffer barriers literally, and so
+    reports the rest of the word's work, which drivers do: see kompute/device.py.)"""
     env = {"VKBACKEND_VALIDATION": "1", "VKBACKEND_KOMPUTE_ORDER": "word" if order == "bare" else order}
     done = subprocess.run(
         [sys.executable, "-c", CHAIN, order],
@@ -113,7 +113,8 @@ def test_what_does_not_fit_is_refused(device: KomputeDevice) -> None:
 
 
 def test_canary(device: KomputeDevice) -> None:
-    """Words that differ from what was loaded, as after a failed allocation, are found when loading ends."""
+    """Words that differ from the loaded ones, as after a failed allocation, are detected at the end of
+    loading."""
     view = View(device.buffer(4096, Home.WEIGHTS, "weights"), 0, (1000,), "u32")
     other = View(device.buffer(4096, Home.WEIGHTS, "other"), 0, (1000,), "u32")
     for target in (view, other):
@@ -123,13 +124,13 @@ def test_canary(device: KomputeDevice) -> None:
     device.write(view, np.arange(1000, dtype=np.uint32))
     recording = Recording("clobber")
     Recorder(recording, device.limits).copy_words(other, view)
-    device.call("once", device.commands(recording.accesses()), [], [])  # behind the runtime's back
+    device.call("once", device.commands(recording.accesses()), [], [])  # bypassing the runtime
     with pytest.raises(OutOfDeviceMemory, match="weights of 4096 bytes does not hold what was written"):
         device.drop_upload()
 
 
 def test_a_submission_that_does_not_run() -> None:
-    """The number that the device should copy does not arrive: the test reads it from the wrong place."""
+    """The number copied by the device does not arrive: the test reads the wrong word."""
     from vkbackend.kompute.worker import BEAT_OUT, Worker
 
     ours, theirs = socket.socketpair()
@@ -170,7 +171,7 @@ def test_an_interrupted_request_does_not_answer_the_next(
 def test_an_allocation_that_fails_leaves_the_worker_in_step(
     device: KomputeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The descriptor that comes with a request is not taken for the next one."""
+    """The next request does not get this one's descriptor."""
     call, before = device.call, (dict(device.nbytes), dict(device.counts))
 
     def impossible(name: str, *args: Any, **options: Any) -> Any:
@@ -197,8 +198,8 @@ def test_too_many_storage_buffers_are_refused(device: KomputeDevice) -> None:
 
 
 def test_a_device_that_is_held_up_holds_up_no_other() -> None:
-    """One of two workers stands still, either of them. To hand it work does not wait; meanwhile the other's
-    work ends, several times; and it does its own work as soon as it goes on."""
+    """One of two workers stops, in turn. Submitting to it does not block; meanwhile the other finishes
+    several times; it finishes as soon as it continues."""
     devices = [open_device(device_infos()[0], f"Vulkan0.{d}", runtime="kompute") for d in range(2)]
     executables = []
     try:

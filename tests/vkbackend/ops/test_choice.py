@@ -1,4 +1,4 @@
-"""Which op a matrix runs on, by what the device can do; every optional feature has its off switch."""
+"""The choice of matrix ops by device; every optional feature can be disabled."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from vkbackend.twins.device import NullDevice
 pytestmark = pytest.mark.no_vulkan
 
 
-# Named one by one, so that an op for devices with another feature changes nothing here.
+# Explicit, so that ops for other features do not matter here.
 PLAIN = frozenset({"subgroup_arithmetic", "full_subgroups", "int_dot"})
 ALL = PLAIN | {"buffer_address", "subgroup_shuffle", "matrix_units", "float16"}
 LAVAPIPE = Limits(subgroup_size=8, is_cpu=True, features=ALL)
 SWIFTSHADER = Limits(subgroup_size=4, is_cpu=True, features=ALL)
 GPU = Limits(subgroup_size=32, features=PLAIN)
 UNITS = replace(GPU, features=GPU.features | {"matrix_units"})
-# Halves are as fast, or half as fast; or a quarter.
+# int8 as fast as halves or twice; then four times.
 INTEGERS = replace(UNITS, features=UNITS.features | {"int8_units"})
 FAST_INTEGERS = replace(INTEGERS, features=INTEGERS.features | {"int8_units_fast"})
 FAST_DOTS = replace(GPU, features=GPU.features | {"int_dot_accelerated"})
 
 
 def both(op: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """The op measured to be the fastest for more than 8 rows of x."""
+    """`op` as the fastest for more than 8 rows of x."""
     return ("some", (op,)), ("many", (op,))
 
 
@@ -115,7 +115,7 @@ def test_experts(
 
 
 def test_tiles_fit_the_registers() -> None:
-    """A lane of a narrow subgroup has 128 registers: 8 x 8 values per thread would spill."""
+    """A lane of a narrow subgroup has 128 registers; 8 x 8 values per thread would spill."""
     size = Size(4096, 4096, 512)
     narrow, wide = (replace(GPU, subgroup_size=n) for n in (16, 32))
     assert [dot_tiles(narrow, size).consts["RN"], dot_tiles(wide, size).consts["RN"]] == [4, 8]

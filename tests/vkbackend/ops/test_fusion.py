@@ -1,4 +1,4 @@
-"""Fused dispatches give what the ops one by one give, and only where nobody else needs the value between."""
+"""Fused dispatches give the results of separate ops, and only if nothing else needs the value in between."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LIMITS = Limits()
 
 
 def logits(path: Path, n: int, **options: Any) -> tuple[np.ndarray, list[str]]:
-    """The logits of a prompt and of one more token, and the ops of a decode step on the first device."""
+    """Logits of a prompt and one more token; ops of a decode step on the first device."""
     settings = {"n_ctx": 32, "n_ubatch": 16, "reduce_type": "f32"} | options
     runner = load_runner(path, devices=["numpy"] * n, **settings)
     try:
@@ -44,8 +44,8 @@ def logits(path: Path, n: int, **options: Any) -> tuple[np.ndarray, list[str]]:
         runner.close()
 
 
-# Rotated pairs of both kinds; norms of q and k; values normed without weights, k that is also v; biases;
-# sinks; a mixture; a delta net with partial rotation.
+# Both kinds of pairs; norms of q and k; values normed without weights, k as v; biases; sinks; a mixture; a
+# delta net with partial rotation.
 @pytest.mark.parametrize(
     ("name", "n"),
     covering(["llama", "gemma3", "gemma4", "gpt-oss", "qwen2", "qwen3moe", "qwen3next"], [1, 2]),
@@ -60,7 +60,7 @@ def test_fused_equals_one_by_one(name: str, n: int, tmp_path: Path, monkeypatch:
     assert few.count("kv_store") == many.count("kv_store")
 
 
-# ---- what must stay as it is ----
+# ---- not fused ----
 
 
 def of_values(*shape: int) -> View:
@@ -139,7 +139,7 @@ def test_a_value_that_others_read_stays() -> None:
 
 def test_only_what_a_dispatch_makes_for_the_step_alone_is_fused() -> None:
     chain = Chain()
-    chain.normed = kept(192, 3, 16)  # others may read it after the step
+    chain.normed = kept(192, 3, 16)  # may be read after the step
     chain.norm()
     chain.rope()
     assert ops_of(chain.fused()) == ["rms_norm", "rope"]
@@ -189,7 +189,7 @@ def test_a_norm_of_more_than_a_head_stays() -> None:
 
 @pytest.mark.parametrize("read_before", [False, True])
 def test_a_norm_of_a_sum_is_the_tail_of_a_reduce(read_before: bool) -> None:
-    """The sum is there for whoever reads it later."""
+    """The sum stays available to later commands."""
     chain = Chain()
     a, b, y, z = kept(192, 3, 16), kept(192, 3, 16), of_values(3, 16), of_values(3, 16)
     chain.on.add(a, b, chain.normed)
@@ -204,7 +204,7 @@ def test_a_norm_of_a_sum_is_the_tail_of_a_reduce(read_before: bool) -> None:
 def test_gate_and_up_become_one() -> None:
     x, (gate, up, y) = kept(256, 2, 32), (of_values(2, 8) for _ in range(3))
     matrices = kept(4096, 24, 32)
-    for first in (16, 8):  # the other order first: that one is left alone
+    for first in (16, 8):  # the wrong order is not fused
         on = Recorder(Recording("products"), LIMITS)
         for out, at in ((gate, 8), (up, first + 8 if first == 8 else 0)):
             MATRIX_OPS["mat_vec"](on, matrices.rows(at, at + 8), x, out)
@@ -254,7 +254,7 @@ def test_products_that_are_not_alike_and_plain_stay(what: str) -> None:
 
 @pytest.mark.parametrize("read", [False, True])
 def test_a_norm_that_only_its_quantization_reads_is_quantized_at_once(read: bool) -> None:
-    """The norm quantizes, at its place in the recording: its residual may be read before the quantization."""
+    """At the norm's position: its residual may be read before the quantization."""
     on, part, h, y = Recorder(Recording("q8"), LIMITS), kept(256, 64), of_values(2, 32), of_values(2, 32)
     out, z = replace(of_values(2, 40), shape=(2, 32), dtype="q8"), of_values(2, 32)
     how: dict[str, Any] = {"own_index": None, "writers": 1, "slot_stride": 64}

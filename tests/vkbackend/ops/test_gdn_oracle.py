@@ -1,6 +1,5 @@
-"""The gated delta net, row by row and in chunks, against the rule in float64 (`gated_delta_float64.py`):
-outputs and states of every sequence, on numpy and on Vulkan devices.
-"""
+"""The gated delta net, by row and in chunks, against float64 (`gated_delta_float64.py`): outputs and states
+of every sequence, on numpy and Vulkan."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from vkbackend.twins.device import NumpyDevice
 
 EXACT = 1e-7  # NMSE, of the outputs and of the states
 LENGTHS = (1, 4, 33, 64, 65, 127, 200)
-SHAPES = (  # n_k, size, repeat, sequences: the oracle's own, and those of llama.cpp's tests of the op
+SHAPES = (  # n_k, size, repeat, sequences: ours, and llama.cpp's tests of the op
     (4, 64, 1, 1), (4, 64, 1, 2), (4, 64, 2, 1), (4, 32, 3, 2), (2, 128, 2, 1), (16, 64, 1, 2), (8, 32, 2, 2),
     (32, 16, 1, 1),
 )  # fmt: skip
@@ -33,7 +32,7 @@ WAYS = pytest.mark.parametrize("way", [DeltaNet, DeltaScan], ids=["rows", "chunk
 def check(
     device: Any, way: type[DeltaNet], shape: tuple[int, ...], rows: int, kda: bool, tiled: bool
 ) -> None:
-    """Sequences of `rows` rows from a state, and one of half as many that begins: its state is zeros."""
+    """Sequences of `rows` rows from a state, and one of half as many from zeros."""
     n_k, size, repeat, n_seqs = shape
     runs: list[StateRun] = [(3 + i, rows, 2 * i, 2 * i + 1) for i in range(n_seqs)]
     runs.append((0, -(-rows // 2), 2 * n_seqs, 2 * n_seqs))
@@ -61,7 +60,7 @@ def check(
         part, n_heads = slice(row, row + n), n_k * repeat
         v, y = a["v"][part].reshape(n, n_heads, size), found["y"][part].reshape(n, n_heads, size)
         q, k = (a[name][part].reshape(n, n_k, size) for name in ("q", "k"))
-        for h in range(n_heads):  # neighbouring value heads read one key head, or those n_k apart
+        for h in range(n_heads):  # value heads share a key head with neighbours, or with heads n_k apart
             key_head = h % n_k if tiled else h // repeat
             before = a["state"][read][h] if first_pos else np.zeros((size, size))
             inputs = q[:, key_head], k[:, key_head], v[:, h], a["g"][part, h], a["beta"][part, h], before
@@ -112,7 +111,7 @@ def test_the_oracle_agrees_with_itself(rows: int, width: int) -> None:
 
 
 def drawn(rows: int, width: int) -> tuple[np.ndarray, ...]:
-    """Of one head of 32: q, k, v, g, beta, state."""
+    """One head of 32: q, k, v, g, beta, state."""
     rng = np.random.default_rng(rows)
     unit = rng.uniform(-1, 1, (2, rows, 32))
     q, k = unit / np.linalg.norm(unit, axis=-1, keepdims=True)

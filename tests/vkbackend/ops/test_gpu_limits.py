@@ -1,5 +1,4 @@
-"""What ops choose for GPUs alone and the floor does not reach: workgroups as large as the device allows, and
-reads of several quads before the first is used."""
+"""Choices for GPUs that the floor does not reach: the largest workgroups, and several quads read ahead."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from vkbackend.tools.op_cases.setup import Case
 
 CASES = [
     RmsNorm(2050, 2),
-    RmsNorm(4128, 2, out="q8"),  # more blocks of 32 than 512 invocations take in one turn of four quads
+    RmsNorm(4128, 2, out="q8"),  # more blocks of 32 than 512 invocations take at once in four quads
     AddPartials(2050, 2, n_slots=3, own=1, writers=0b111, in_place=True),
     AddPartials(4128, 2, n_slots=3, own=1, writers=0b101, out="q8"),
 ]
@@ -61,7 +60,7 @@ def test_attention_with_many_reads_under_way(case: Case, device: Device) -> None
 
 @dataclass(frozen=True)
 class FusedDot(MatMulDot):
-    tolerance: ClassVar[float] = 4e-6  # drivers of CPUs round an fma twice: 1e-6 with the small codes of Q2_K
+    tolerance: ClassVar[float] = 4e-6  # CPU drivers round an fma twice: 1e-6 with Q2_K's small codes
 
 
 @dataclass(frozen=True)

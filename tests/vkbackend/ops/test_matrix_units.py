@@ -1,4 +1,4 @@
-"""Matrix units: which of a device's sizes is used, and how products are cut into them."""
+"""Matrix units: the chosen size, and the cut of products."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vkbackend.vulkan.device import usable_units
 pytestmark = pytest.mark.no_vulkan
 
 
-# As their drivers report them, of halves and of integers: NVIDIA, AMD RDNA3, two of Intel, lavapipe.
+# As reported by drivers, for halves and integers: NVIDIA, AMD RDNA3, two of Intel, lavapipe.
 REPORTED = {
     "nvidia": ([(16, 16, 16), (16, 8, 16), (16, 8, 8)], [(16, 8, 16), (16, 16, 32), (8, 8, 16)], 32),
     "amd": ([(16, 16, 16)], [(16, 16, 16)], 64),
@@ -109,7 +109,7 @@ def test_tiles_are_whole_matrices_within_the_limits(
 
 
 HEADS = {(64, 64), (80, 80), (128, 128), (192, 128), (256, 256), (576, 512)}
-ATTENDS = {  # a head of 80 is no even number of matrices of 8, and 256 leave Intel's subgroups no registers
+ATTENDS = {  # 80 is not an even number of matrices of 8, and 256 exceeds Intel's registers
     "nvidia": HEADS - {(576, 512)},
     "amd": HEADS - {(576, 512)},
     "intel dg2": {(64, 64), (128, 128), (192, 128)},
@@ -150,13 +150,13 @@ def test_heads_of_a_group_decode_as_rows(name: str, group: int) -> None:
         assert not ops.heads_by_units(other, group, 128, 128)
     assert not ops.heads_by_units(gpu, group, 576, 512)
     tile = ops.tile_of_units(gpu, group, 256, 256, "attn_decode_coop")
-    if units.lanes >= 32:  # more invocations hold what is read of larger heads
+    if units.lanes >= 32:  # more invocations hold the data of larger heads
         assert tile and 32 * 512 // 8 <= 24 * tile.consts["LOCAL"]
 
 
 @pytest.mark.parametrize("span", [1e-30, 1e-6, 1.0, 1e6, 1e30])
 def test_halves_with_a_scale_keep_every_magnitude(span: float) -> None:
-    """A product of packed rows is within the tolerance of mat_mul_coop, also for values of x beyond F16."""
+    """Products of packed rows stay within mat_mul_coop's tolerance, also for x beyond F16."""
     rng = np.random.default_rng(0)
     x = (rng.standard_normal((5, 300)) * span).astype(np.float32)
     x[:, 0] *= 1000  # an outlier

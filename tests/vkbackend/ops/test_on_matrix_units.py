@@ -1,5 +1,5 @@
-"""What only a device with matrix units runs, on a lavapipe that has them: ops beside their twins, and whole
-models whose prompts go through them. `tools/setup.sh --compilers` unpacks it."""
+"""Ops and whole models on a lavapipe with matrix units (`tools/setup.sh --compilers`): ops against their
+twins, prompts of models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(module: str, *arguments: str, given: str = "", timeout_s: float) -> subp
         command, env = start_with_matrix_units(module, arguments)
     except UnsupportedFeature as why:
         pytest.skip(str(why))
-    env |= {"DEBUG": "4", "VKBACKEND_EXACT": "0"}  # shader variants are told; activations may have 16 bits
+    env |= {"DEBUG": "4", "VKBACKEND_EXACT": "0"}  # log shader variants; allow 16-bit activations
     done = subprocess.run(
         command, env=env, input=given, capture_output=True, text=True, check=False, timeout=timeout_s
     )
@@ -43,7 +43,7 @@ def test_ops_of_matrix_units() -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("shape", ["llama-1b", "qwen3-30b-a3b"])
 def test_prompts_of_models(shape: str) -> None:
-    """A layer of the real widths, as `vkbackend gpu-report` checks it beside the numpy device."""
+    """A layer of real widths, compared with the numpy device as in `vkbackend gpu-report`."""
     others = [f"{name}:Q4_K" for name in ("llama-1b", "qwen3-8b", "qwen3-30b-a3b") if name != shape]
     job = {"part": "shapes", "devices": ["0"], "done": others, "rows": []}
     done = run("vkbackend.tools.report.worker", given=json.dumps(job) + "\n", timeout_s=1100)

@@ -1,9 +1,8 @@
-"""Every op case on every Vulkan device present, against the numpy twins.
+"""Every op case on every Vulkan device, against the numpy twins.
 
-Cases run with the constants chosen for the device, and with those of the floor and folded grids. The cases of
-every weight type run only with the first, because each has to be compiled.
-One case: pytest tests/vkbackend/ops/test_ops.py --case "MatVec.*q4_0"; a failure's seed:
-VKBACKEND_TEST_SEED=N pytest
+Cases run with the device's constants, and with the floor's and folded grids (except cases of every weight
+type, which need compiling). One case: pytest tests/vkbackend/ops/test_ops.py --case "MatVec.*q4_0"; a
+failure's seed: VKBACKEND_TEST_SEED=N pytest
 """
 
 from __future__ import annotations

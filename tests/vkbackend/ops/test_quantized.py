@@ -1,4 +1,4 @@
-"""What rounding activations to 8 bits costs: products against float64 ones of the activations unrounded."""
+"""The error of 8-bit activations, against float64 products of unrounded ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DOTS = Limits(features=frozenset(ops.OPS["mat_dot"].needs), choices=CHOICES)
 
 
 def error(device: Device, limits: Limits, kind: str, n_rows: int) -> float:
-    """NMSE of normally distributed activations, a tenth of them 4 times as large, times random weights."""
+    """NMSE for normal activations, a tenth of them 4 times as large, and random weights."""
     rng, n, k = np.random.default_rng(n_rows), 33, 768
     raw = np.ascontiguousarray(weights(rng, kind, n, k).raw).reshape(-1).view(np.uint8)
     x = rng.normal(size=(n_rows, k)) * rng.choice([1, 4], (n_rows, k), p=[0.9, 0.1])
@@ -48,7 +48,7 @@ def error(device: Device, limits: Limits, kind: str, n_rows: int) -> float:
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_error_in_numpy(kind: str) -> None:
-    """Measured: 5e-5 to 9e-5; the bound is what is promised."""
+    """Measured: 5e-5 to 9e-5."""
     assert 1e-7 < error(NumpyDevice("numpy"), DOTS, kind, 9) <= 5e-4
 
 

@@ -1,4 +1,4 @@
-"""`reduce_sum` of shaders/lib/reduce.glsl called again and again in one shader, which no op does yet."""
+"""Repeated `reduce_sum` (shaders/lib/reduce.glsl) in one shader, which no op does yet."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ void main() {{
 def test_sums_one_after_another(
     device: Any, local: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every invocation gets every sum, though some are at the next one while others still read the last."""
+    """Every invocation gets every sum, though some start the next while others read the last."""
     compiler = next(iter(shaderlib.compilers()), None)
     if compiler is None:
         pytest.skip(f"no {shaderlib.COMPILER} is here")

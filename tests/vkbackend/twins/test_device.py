@@ -1,4 +1,4 @@
-"""Devices without a driver: the order in which their queue runs segments, and what executing means."""
+"""Devices without a driver: order of segments, and execution."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.no_vulkan
 
 
 class Logging(HostDevice):
-    """Notes the label of every exchange-free segment's one copy as it runs."""
+    """Logs the label of each segment's copy as it runs."""
 
     def __init__(self) -> None:
         super().__init__("log")
@@ -32,7 +32,7 @@ class Logging(HostDevice):
 
 
 def steps(device: Device, name: str, n: int) -> Any:
-    """An executable of n segments with one copy each, labelled name0, name1, ..."""
+    """An executable of n segments with a copy each, labelled name0, name1, ..."""
     a = device.buffer(64, Home.SCRATCH, "a")
     recording = Recording(name)
     for i in range(n):
@@ -87,7 +87,7 @@ def test_order_is_submission_order_whatever_the_host_does(plan: list[tuple[int, 
         device.queue.allow(allowed)
         done = device.queue.completed()
         assert device.ran == want[:done] and done >= min(allowed, len(want))
-        if done < len(want):  # the next one is held back for a reason: no first segment, and not allowed
+        if done < len(want):  # the next one is not a first segment and not allowed
             assert done + 1 > max(a for _, a in plan[: i + 1]) and not want[done].endswith(".0")
 
 

@@ -1,5 +1,5 @@
-"""Twins of the mixture-of-experts ops and of the bfloat16 wire against independent formulas; what makes the
-router's logits the same bits everywhere, in the SPIR-V itself."""
+"""Twins of mixtures of experts and the bfloat16 wire against independent formulas; bit-identical router
+logits, checked in SPIR-V."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_moe_logits_is_the_stated_order_of_float32_operations(n_embd: int) -> No
 
 @pytest.mark.parametrize(("op", "functions"), [("moe_logits", set()), ("moe_topk", {8, 37, 40})])
 def test_choices_never_fuse_a_multiply_with_its_add(op: str, functions: set[int]) -> None:
-    """Every multiply and add of floats carries NoContraction. Other arithmetic of floats is negation only,
-    and of float functions only `functions` occur: floor, min, max."""
+    """Float multiplies and adds carry NoContraction; other float arithmetic is negation, and functions are in
+    `functions`: floor, min, max."""
     if shutil.which(shaderlib.COMPILER) is None:
         pytest.skip(f"no {shaderlib.COMPILER} (apt install glslang-tools)")
     negate, f_add, f_sub, f_mul, umin, umax, no_contraction = 127, 129, 131, 133, 38, 41, 42
@@ -79,7 +79,7 @@ def test_choices_never_fuse_a_multiply_with_its_add(op: str, functions: set[int]
 
 
 def topk(logits: np.ndarray, h: np.ndarray, n_used: int, **push: Any) -> tuple[np.ndarray, np.ndarray]:
-    """ids and weights of the twin, with vectors by name among the push constants."""
+    """The twin's ids and weights; `push` may contain vectors."""
     n_rows, n_experts = logits.shape
     ids, weights = np.full((n_rows, n_used), 99, np.uint32), nan(n_rows, n_used)
     vectors = {name: push.pop(name, nan(n_experts)) for name in ("bias", "select", "gain")}
@@ -103,7 +103,7 @@ def softmax(values: list[float]) -> list[float]:
 
 
 def formula(logits: np.ndarray, h: np.ndarray, n_used: int, **p: Any) -> tuple[list[int], list[float]]:
-    """One row in float64, as the papers have it (Mixtral; DeepSeek-V3 2.1.2, arXiv:2412.19437)."""
+    """One row in float64, from the papers (Mixtral; DeepSeek-V3 2.1.2, arXiv:2412.19437)."""
     n = len(logits)
     rms = math.sqrt(math.fsum(float(v) ** 2 for v in h) / len(h) + 0.5)
     own = [
@@ -153,7 +153,7 @@ def test_ties_go_to_the_lower_id_and_zeros_are_equal(norm_w: int) -> None:
 
 
 def test_small_sums_are_not_scaled_up() -> None:
-    """The sum of sigmoids of -20 is below 2^-14. So they are divided by 2^-14 instead of the sum."""
+    """Sigmoids of -20 sum to less than 2^-14, which divides them instead."""
     _, weights = topk(
         np.full((1, 4), -20.0, np.float32), np.ones((1, 8), np.float32), 2, gating=1, norm_w=1, eps=0.0
     )
@@ -173,7 +173,7 @@ def test_moe_topk_of_nan_stays_in_range(gating: int, groups: int) -> None:
 
 
 def test_exact_functions_are_accurate() -> None:
-    """A few ulp (1.2e-7) off at most."""
+    """Within a few ulp (1.2e-7)."""
     x = np.concatenate([f32(2000, span=80), f32(2000), np.array([-80, 0, 80], np.float32)])
     positive = np.exp(f32(4000, span=40).astype(np.float64)).astype(np.float32)
     wide = x.astype(np.float64)
@@ -189,7 +189,7 @@ def test_exact_functions_are_accurate() -> None:
 
 
 def test_order_does_not_change_with_the_norm_of_the_row() -> None:
-    """Logits of the residual choose what logits of its norm choose, as exactly as float64 can tell."""
+    """Logits of the residual choose as logits of its norm, within float64."""
     h, w_norm, w, logits = f32(6, 64, span=9), f32(64), f32(16, 64), nan(6, 16)
     twins.moe.moe_logits(h, w_norm, w, logits, n_embd=64, n_experts=16, n_rows=6)
     normed = h / np.sqrt(np.mean(h.astype(float) ** 2, axis=1, keepdims=True) + 1e-6) * w_norm
@@ -269,7 +269,7 @@ def test_moe_sum_and_add_bias() -> None:
 def test_pack_bf16_is_the_file_formats_rounding() -> None:
     special = np.array([1e-45, 3.4028235e38, np.inf, -np.inf, 0.0, -0.0], np.float32)
     x = np.concatenate([special, f32(55), f32(40, span=1e30)])
-    x[-1:] = np.array([0x7F800001], np.uint32).view(np.float32)  # its payload is in the half that goes
+    x[-1:] = np.array([0x7F800001], np.uint32).view(np.float32)  # its payload is in the dropped half
     y = np.full(51, 0xFFFFFFFF, np.uint32)
     twins.rows.pack_bf16(x, y, n=101)
     values = gguf.quants.dequantize(y.view(np.uint8), gguf.GGMLQuantizationType.BF16)
@@ -283,7 +283,7 @@ def test_pack_bf16_is_the_file_formats_rounding() -> None:
 
 
 def test_add_partials_over_bf16_is_the_same_from_either_side() -> None:
-    """Whichever share is the device's own, the sum has the same bits: those of the rounded shares."""
+    """The sum's bits do not depend on which share is the device's own."""
     n, shares = 7, f32(2, 7)
     slots = np.full((2, 6), 0xFFFFFFFF, np.uint32)
     for s in (0, 1):

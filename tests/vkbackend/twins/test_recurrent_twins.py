@@ -1,4 +1,4 @@
-"""The twins of the recurrent ops against loops over scalars and one another: chunks give what tokens give."""
+"""Twins of recurrent ops against scalar loops and each other: chunks equal single tokens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def one_run(n: int, first_pos: int, states: tuple[int, int]) -> StepParams:
 
 
 def scalar_delta(a: dict[str, np.ndarray], heads: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Outputs and state by the gated delta rule as written in its paper, head by head, token by token."""
+    """Outputs and state of the gated delta rule from its paper, by head and token."""
     n_rows, _, size = a["v"].shape
     out, states = np.zeros(a["v"].shape), a["state"].astype(np.float64)
     for h, key_head in enumerate(heads):
@@ -117,7 +117,7 @@ def test_l2_norm_has_unit_length() -> None:
 @pytest.mark.parametrize("rows", [1, 7, 64])
 def test_the_scan_is_a_masked_product(rows: int) -> None:
     """Duality (Dao and Gu 2024, eq. 6): y_t = sum over s <= t of e^(A (T_t - T_s)) C_t B_s t_s x_s, T the
-    sums of the steps t; what the state before gives decays likewise."""
+    sums of the steps t; the initial state decays likewise."""
     heads, p, n = 6, 5, 8
     shapes = {"x": (heads, p), "bc": (2, 2, n), "dt": (heads,)}
     a = {name: RNG.uniform(-1, 1, (rows, *shape)).astype(np.float32) for name, shape in shapes.items()}
@@ -139,7 +139,7 @@ def test_the_scan_is_a_masked_product(rows: int) -> None:
 
 
 def test_a_norm_of_groups_over_two_devices() -> None:
-    """Columns 0..20 and 20..36 of three groups of 12: the sums of both, then each its own columns."""
+    """Columns 0..20 and 20..36 of three groups of 12: shared sums, then separate columns."""
     x, z, w = (RNG.uniform(-2, 2, shape).astype(np.float32) for shape in ((2, 36), (2, 36), (36,)))
     gated = z / (1 + np.exp(-z.astype(np.float64))) * x
     squares = (gated * gated).reshape(2, 3, 12).mean(axis=2)

@@ -1,5 +1,4 @@
-"""The twins of the ops of several streams against their formulas, stream by stream; rows by their moments
-against the values themselves, and against what is known of normal ones."""
+"""Twins of streams against their formulas; row moments against the values and the normal distribution."""
 
 from __future__ import annotations
 

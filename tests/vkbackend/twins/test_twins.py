@@ -1,4 +1,4 @@
-"""The numpy twins against formulas written independently of them: loops over scalars, or another identity."""
+"""The numpy twins against independent formulas: scalar loops, or another identity."""
 
 from __future__ import annotations
 
@@ -156,8 +156,8 @@ def attention_by_scalars(
 def test_attention(
     n_splits: int, q_first: int, kv_heads: list[int], window: int, chunk: int, softcap: float, has_sinks: int
 ) -> None:
-    """Prefill, and decode joined over its splits, of rows in two slots; no key of a later position counts,
-    none before the window or the chunk, and a sink once."""
+    """Prefill, and decode joined over splits, of rows in two slots. Keys after the position or before window
+    or chunk do not count; a sink counts once."""
     heads, n_kv, head_k, head_v, rows = len(kv_heads), 2, 8, 16, 6
     runs = [Run(1, 0, 3, 31), Run(0, 3, 1, 0), Run(0, 4, 1, 1)]
     step = step_of(runs)

@@ -1,5 +1,4 @@
-"""What we make of drivers' reports, tested without a driver. Needs the Vulkan loader, which the binding
-opens."""
+"""Interpretation of drivers' reports, without a driver. The binding needs the Vulkan loader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every failed Vulkan result becomes the typed error that says what happened."""
+"""Every failed Vulkan result raises its typed error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounding modes added to SPIR-V: the words stand where they belong, and drivers take the module."""
+"""Rounding modes added to SPIR-V: words in the right places, accepted by drivers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_without_the_feature_nothing_changes(code: bytes) -> None:
 
 @pytest.mark.native
 def test_shaders_of_halves_get_them(device: Any, code: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever the driver has the mode, the module that it gets declares it; others are left as they are."""
+    """On drivers with the mode, modules of halves declare it; others are unchanged."""
     from vkbackend.vulkan import float_controls, program
 
     if not device.features.get("rte_float16"):

@@ -1,5 +1,4 @@
-"""Where a buffer goes on GPUs that are not here: their memory types as drivers report them, heaps that are
-full."""
+"""Memory types chosen for GPUs as their drivers report them, and full heaps."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ pytestmark = pytest.mark.no_vulkan
 
 
 MIB, GIB = 1 << 20, 1 << 30
-# (flags, heap) by type, and what of it is taken for weights, for staging and for the host's weights.
+# (flags, heap) by type, and the types for weights, staging and the host's weights.
 DEVICES: dict[str, tuple[list[tuple[int, int]], list[int], list[int], list[int]]] = {
     "nvidia": ([(0, 1), (1, 0), (6, 1), (14, 1), (7, 2)], [1, 4], [3, 4], [2, 4]),
     "nvidia, rdma type first": ([(0x101, 0), (1, 0), (6, 1), (14, 1), (7, 0)], [1], [3, 4], [2, 4]),
@@ -56,7 +55,7 @@ def test_what_a_buffer_may_not_have_is_left_out() -> None:
 
 
 class Probe:
-    """What `Memory._allocate` asks of a device; `room` is what the driver still gives by heap."""
+    """The device of `Memory._allocate`; `room`: free bytes by heap."""
 
     def __init__(self, types: list[tuple[int, int]], heaps: list[int], room: list[int]) -> None:
         self._types, self._room = types, room

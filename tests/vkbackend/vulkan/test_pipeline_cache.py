@@ -1,4 +1,4 @@
-"""The pipeline cache of a device: a driver sees only what this device and driver wrote."""
+"""The pipeline cache: a driver sees only data of this device and driver."""
 
 from __future__ import annotations
 

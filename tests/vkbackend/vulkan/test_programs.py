@@ -1,4 +1,4 @@
-"""Pipelines compiled side by side: that they are, what a failing one leaves, what the cache file keeps."""
+"""Parallel compilation of pipelines: failures, and the cache file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.native
 
 @pytest.fixture
 def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache folder; modules that are read from now on come from the usual one."""
+    """An empty cache folder; modules come from the usual one."""
     for dispatch in some_dispatches():
         shaderlib.spirv(dispatch.op, dispatch.variant)
     monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
@@ -37,7 +37,7 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def programs(device: Any, caches: Path) -> Iterator[Any]:
-    """A device's programs, with nothing compiled; whatever a test does with them, nothing of it is left."""
+    """A device's programs with nothing compiled; released after the test."""
     from vkbackend.vulkan.program import Programs
 
     before = dict(device.counts)
@@ -48,9 +48,9 @@ def programs(device: Any, caches: Path) -> Iterator[Any]:
 
 
 def some_dispatches() -> list[Dispatch]:
-    """Pipelines of two modules, one of them specialized in several ways."""
+    """Pipelines of two modules, one with several specializations."""
     rec, (x, y) = Recording("some"), (View(Buffer(256, Home.SCRATCH, name), 0, (64,)) for name in "xy")
-    for act in ACTS[:5]:  # with the other module an even number, for those that meet in pairs
+    for act in ACTS[:5]:  # an even number with the other module, for calls that wait in pairs
         Recorder(rec, Limits()).glu(x, x, y, act=act)
     Recorder(rec, Limits()).scale(x, y, c=2.0)
     return [c for c in rec.accesses() if isinstance(c, Dispatch)]
@@ -67,7 +67,7 @@ class Driver:
 
 
 def test_two_are_compiled_at_once(programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each call waits until another one has begun, so that one after another would never end."""
+    """Each call waits for another to begin; sequential calls would never end."""
     from vkbackend.vulkan import program
 
     real, meeting = program.lib.vkCreateComputePipelines, threading.Barrier(2)
@@ -144,7 +144,7 @@ def test_an_interrupt(programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_took_long_is_saved_at_once(
     programs: Any, device: Any, caches: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that is killed later loses nothing; what is in the file already is not written again."""
+    """A process killed later loses nothing; stored data is not rewritten."""
     from vkbackend.vulkan import pipeline_cache, program
 
     path = caches / pipeline_cache.entry_name(device)
@@ -164,7 +164,7 @@ def test_what_took_long_is_saved_at_once(
 
 
 def test_foreign_data_in_a_sound_file(device: Any, caches: Path) -> None:
-    """Right checksum, right device, but another driver's data: the driver does not see it."""
+    """Right checksum and device, but another driver's data, which the driver does not see."""
     from vkbackend.vulkan import pipeline_cache
 
     name = pipeline_cache.entry_name(device)
@@ -173,7 +173,7 @@ def test_foreign_data_in_a_sound_file(device: Any, caches: Path) -> None:
         cache = pipeline_cache.PipelineCache(device)
         assert cache._stored == b""
         whole = cache.data()
-        cache.save()  # replaces it, if the driver has anything to keep
+        cache.save()  # replaces it, if the driver has data
         cache.close()
         assert cache_folder.read(name) == (whole or body)
 
@@ -187,7 +187,7 @@ def test_who_waits_hears_of_every_one(programs: Any, device: Any, monkeypatch: p
 
 
 def test_what_is_asked_for_goes_before_what_was_begun(programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One thread. While it is held in its first pipeline, the last of those begun is asked for."""
+    """One thread, held in its first pipeline; then the last one begun is requested."""
     from vkbackend.vulkan import program
 
     monkeypatch.setenv(env.COMPILE_THREADS, "1")
@@ -223,13 +223,13 @@ def test_what_was_begun_and_fails_is_told_to_who_asks(programs: Any, device: Any
 
 
 def test_closed_while_it_compiles(programs: Any) -> None:
-    """What was begun and never asked for is released with the rest (the fixture counts)."""
+    """Unrequested pipelines are released, too (the fixture counts)."""
     programs.begin(some_dispatches())
 
 
 @pytest.mark.parametrize("name", ["stories-narrow-F32.gguf"])
 def test_a_token_waits_for_nothing_but_what_loading_began(models: Path, name: str) -> None:
-    """The programs that loading begins to compile are those of a step of one token, no more and no fewer."""
+    """Loading begins to compile exactly the programs of a step of one token."""
     runner = load_runner(models / name, devices=["0", "0"], n_ctx=64)
     told: list[int] = []
     runner.tell_of_compiling(lambda: told.append(1))
@@ -247,7 +247,7 @@ def test_a_token_waits_for_nothing_but_what_loading_began(models: Path, name: st
 def test_a_layout_that_fails_leaves_nothing(
     programs: Any, device: Any, call: str, nth: int, codebook: str | None
 ) -> None:
-    """A codebook takes a layout of its own, made first and kept."""
+    """A codebook's layout is made first and kept."""
     with faults.inject(faults.Fault(device.name, call, nth, "VK_ERROR_OUT_OF_HOST_MEMORY")):
         with pytest.raises(OutOfDeviceMemory, match=call):
             programs.layouts.get(3, True, codebook)
@@ -259,8 +259,8 @@ def test_a_layout_that_fails_leaves_nothing(
     "call", ["vkCreateBuffer", "vkAllocateMemory", "vkCreateDescriptorPool", "vkAllocateDescriptorSets"]
 )
 def test_a_codebook_that_fails_leaves_nothing(programs: Any, device: Any, call: str) -> None:
-    programs.layouts.get(1, False)  # that of codebooks, which stays
-    before = +device.counts, +device.nbytes  # without what there is none of
+    programs.layouts.get(1, False)  # the codebooks' layout stays
+    before = +device.counts, +device.nbytes  # without zero counts
     with faults.inject(faults.Fault(device.name, call, 1, "VK_ERROR_OUT_OF_HOST_MEMORY")):
         with pytest.raises(OutOfDeviceMemory, match=call):
             programs.codebooks.descriptor_set("iq2_xxs")

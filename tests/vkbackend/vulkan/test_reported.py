@@ -1,5 +1,4 @@
-"""Wrong reports that drivers are known to make: limits and budgets of 0, devices that cannot be asked,
-counters of lost devices."""
+"""Known wrong reports of drivers: limits and budgets of 0, failing queries, counters of lost devices."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ ZERO = (
 
 
 class Driver:
-    """The binding's `lib` with some of its functions replaced."""
+    """The binding's `lib` with some functions replaced."""
 
     def __init__(self, lib: Any, **functions: Any) -> None:
         self._lib = lib
@@ -32,8 +31,7 @@ class Driver:
 
 
 def reported(device: Any, monkeypatch: pytest.MonkeyPatch, change: Any) -> Any:
-    """The device's capability table, after `change` was called on the properties and each struct that
-    they link to."""
+    """The device's DeviceInfo, after `change` edited the properties and each linked struct."""
     from vkbackend.vulkan import capabilities
     from vkbackend.vulkan.instance import instance
     from vkbackend.vulkan.vk import NULL, C, ffi
@@ -91,7 +89,7 @@ def test_zeros_become_what_vulkan_guarantees(device: Any, monkeypatch: pytest.Mo
 def test_the_smaller_of_allocation_and_buffer(
     device: Any, allocation: int, buffer: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A buffer has a limit of its own since maintenance4."""
+    """Buffers have a limit of their own since maintenance4."""
     seen = []
 
     def change(name: str, struct: Any) -> None:
@@ -139,7 +137,7 @@ def test_a_device_that_cannot_be_asked_hides_no_other(device: Any, monkeypatch: 
 
 
 def test_a_counter_beyond_all_work_is_a_lost_device(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drivers may complete everything of a lost device, waits included, with the largest value."""
+    """Drivers may complete all work and waits of a lost device with the largest value."""
     from vkbackend.vulkan.queues import TimelineQueue
     from vkbackend.vulkan.vk import C
 
@@ -162,7 +160,7 @@ def test_a_counter_beyond_all_work_is_a_lost_device(device: Any, monkeypatch: py
 
 
 def test_work_whose_end_nobody_tells_is_left_alone(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fence that `settle` waits for cannot be submitted: what runs must not be destroyed."""
+    """`settle` cannot submit its fence: running work must not be destroyed."""
     from vkbackend.vulkan import device as module
     from vkbackend.vulkan.vk import C
 
@@ -182,7 +180,7 @@ def test_work_whose_end_nobody_tells_is_left_alone(device: Any, monkeypatch: pyt
 def test_numbers_of_segments_that_were_submitted_are_not_given_again(
     device: Any, cuts: bool, fails_at: int, left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three segments of two pieces each, of which a driver refuses one for want of memory."""
+    """Three segments of two pieces; the driver refuses one for lack of memory."""
     from types import SimpleNamespace
 
     from vkbackend.vulkan.queues import TimelineQueue

@@ -1,6 +1,5 @@
-"""Everything before execution, as the drivers of Intel and NVIDIA see it: memory, loading, pipelines,
-recordings, submissions. Mesa's shims stand for the kernel's drivers, nothing is computed, and a step ends in
-Timeout."""
+"""Everything before execution on Intel's and NVIDIA's drivers: memory, loading, pipelines, recordings,
+submissions. Mesa's shims replace the kernel drivers; a step ends in Timeout."""
 
 from __future__ import annotations
 
@@ -15,9 +14,9 @@ from places import SUPPORT
 from vkbackend.tools.measure import compilers
 
 pytestmark = [pytest.mark.wide, pytest.mark.timeout(1800)]
-# Features of these devices that the validation layer of Debian 12 (1.3.239) does not know.
+# Features unknown to Debian 12's validation layer (1.3.239).
 UNKNOWN_TO_VALIDATION = "cooperative_matrix"
-MODELS_OF_A_PROCESS = 4  # a device that does not answer keeps its memory, of which the shims have little
+MODELS_OF_A_PROCESS = 4  # abandoned devices keep their memory, and the shims have little
 
 
 @pytest.mark.parametrize("devices", ["0", "0,0"])
@@ -32,7 +31,7 @@ def test_every_architecture_is_submitted(gpu: str, devices: str) -> None:
 
 
 def submitted(gpu: str, devices: str, models: Sequence[str]) -> dict[str, str]:
-    """Which error ended each model; nothing may come from the validation layer."""
+    """The error that ended each model; no validation messages."""
     command, env = compilers.start(compilers.GPUS[gpu], "up_to_execution", [devices, *models])
     env |= {"PYTHONPATH": str(SUPPORT), "DEBUG": "1", "VKBACKEND_VALIDATION": "1", "VKBACKEND_TIMEOUT": "1"}
     env["VKBACKEND_DISABLE"] = UNKNOWN_TO_VALIDATION

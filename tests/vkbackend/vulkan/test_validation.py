@@ -1,5 +1,4 @@
-"""Whole-model runs are silent under the validation layer with synchronization validation, which is proven
-awake."""
+"""Whole models run silently under synchronization validation, which is shown to work."""
 
 from __future__ import annotations
 
