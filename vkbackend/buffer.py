@@ -55,8 +55,6 @@ class Buffer:
 
 @dataclass(eq=False, slots=True)
 class Virtual:
-    """Scratch without an address."""
-
     nbytes: int
     label: str
     uid: int = field(default_factory=lambda: next(_ids))

@@ -198,7 +198,6 @@ def _shown(name: str = "") -> str:
 
 
 def _tell(subject: str, why: str) -> None:
-    """Log once per subject."""
     with _telling:
         if subject in _told:
             return

@@ -84,7 +84,6 @@ def whole(low: int, high: int, hint: str = "") -> Callable[[str, Any], int]:
 
 
 def optional(check: Callable[[str, Any], T]) -> Callable[[str, Any], T | None]:
-    """None, or a value that passes the check."""
     return lambda name, value: None if plain(value) is None else check(name, value)
 
 
@@ -93,8 +92,6 @@ def finite(low: float, high: float, hint: str = "") -> Callable[[str, Any], floa
 
 
 def choice(known: Sequence[str]) -> Callable[[str, Any], str]:
-    """One of the words `known`."""
-
     def check(name: str, value: Any) -> str:
         word = plain(value)
         if not isinstance(word, str):
@@ -108,7 +105,6 @@ def choice(known: Sequence[str]) -> Callable[[str, Any], str]:
 
 
 def switch(name: str, value: Any) -> bool:
-    """True or False, or 1 and 0."""
     given = plain(value)
     if not isinstance(given, int) or given not in (0, 1):
         raise refused(name, value, "expected True or False")

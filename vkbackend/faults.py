@@ -40,7 +40,6 @@ planned: list[Fault] = _from_environment()
 
 @contextmanager
 def inject(fault: Fault) -> Iterator[Fault]:
-    """Let `fault` strike inside the block."""
     planned.append(fault)
     try:
         yield fault

@@ -28,7 +28,6 @@ def block_of(dtype: str) -> tuple[int, int]:
 
 
 def row_nbytes(dtype: str, width: int) -> int:
-    """Bytes of a row of `width` elements, which must be whole blocks."""
     if dtype == "f16s":
         return -(-width // 32) * 64 + 16
     elements, nbytes = block_of(dtype)

@@ -54,7 +54,6 @@ class _Access:
 
 
 def check(recording: Recording) -> list[Hazard]:
-    """All hazards of a placed recording with barriers."""
     hazards: list[Hazard] = []
     unordered: dict[Buffer | Virtual, list[_Access]] = defaultdict(list)
     # Device writes to host memory that the host cannot see yet.

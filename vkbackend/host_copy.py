@@ -26,7 +26,6 @@ N_THREADS = min(4, os.cpu_count() or 1)
 
 
 def copy_into(target: np.ndarray, data: np.ndarray) -> None:
-    """`target[...] = data`, same shape and type."""
     n = min(N_THREADS, data.nbytes // PART_NBYTES, data.shape[0] if data.ndim else 1)
     if n < 2:
         _copy(target, data)

@@ -46,12 +46,10 @@ class Limits:
     features: frozenset[str] = frozenset()  # available to shaders, named as in capabilities.py
 
     def exact(self) -> Limits:
-        """The limits for ops with F32 activations only."""
         return replace(self, features=self.features - INEXACT)
 
     @classmethod
     def floor(cls) -> Limits:
-        """The portable floor: its ops run on every device."""
         return cls()
 
 

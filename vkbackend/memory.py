@@ -36,7 +36,6 @@ def pack(sizes: Sequence[int], chunk_limit: int) -> Packing:
 
 
 def packed(views: Sequence[tuple[tuple[int, ...], str]], chunk_limit: int) -> Packing:
-    """Packing of views given as (shape, dtype). A chunk has at least ALIGN bytes."""
     packing = pack([nbytes_of(shape, dtype) for shape, dtype in views], chunk_limit)
     return Packing(tuple(max(n, ALIGN) for n in packing.chunks), packing.places)
 
@@ -57,7 +56,6 @@ def allocate(
 
 
 def lifetimes(recording: Recording) -> dict[Virtual, tuple[int, int]]:
-    """First and last command index of each virtual value."""
     lives: dict[Virtual, tuple[int, int]] = {}
     for i, command in enumerate(recording.commands):
         if isinstance(command, Dispatch | Copy):

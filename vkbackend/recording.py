@@ -84,8 +84,6 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Copy bytes of src to dst, equal in size."""
-
     src: View
     dst: View
     label: str = ""
@@ -168,8 +166,6 @@ class Recording:
         return parts
 
     def place(self, placements: Mapping[Virtual, View]) -> Recording:
-        """The recording with each virtual view at its planned address."""
-
         def at(view: View) -> View:
             if isinstance(view.buffer, Buffer):
                 return view
@@ -309,7 +305,6 @@ def push_constants(dispatch: Dispatch, heads: Sequence[int]) -> bytes:
 
 
 def submissions(segment: Iterable[Command]) -> list[list[Command]]:
-    """The commands of a segment between cuts."""
     parts: list[list[Command]] = [[]]
     for command in segment:
         if isinstance(command, Cut):

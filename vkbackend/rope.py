@@ -111,7 +111,6 @@ class RopeTable:
 
     @property
     def magnitude(self) -> float:
-        """Factor of cos and sin."""
         grown = self.scaling == "yarn" and self.ext_factor != 0.0
         return self.attn_factor * (1.0 + 0.1 * math.log(self.factor) if grown else 1.0)
 

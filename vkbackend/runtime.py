@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 
 class Executable(ABC):
-    """A recording that is ready to replay."""
-
     recording: Recording
     n_segments: int
 

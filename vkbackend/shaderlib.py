@@ -93,7 +93,6 @@ def sources(op: str) -> list[Path]:
 
 @cache
 def source_key(op: str, variant: str) -> str:
-    """Hash of all sources, the defines and the target environment."""
     digest = hashlib.sha256(json.dumps([op, defines(op, variant), TARGET]).encode())
     for path in sources(op):
         digest.update(b"\0" + path.name.encode() + b"\0" + path.read_bytes())
@@ -101,8 +100,6 @@ def source_key(op: str, variant: str) -> str:
 
 
 class Compiler(NamedTuple):
-    """A compiler's command and version text."""
-
     command: tuple[str, ...]
     version: str
 
@@ -123,7 +120,6 @@ def private_tool(name: str) -> tuple[str, ...] | None:
 
 @cache
 def compilers() -> tuple[Compiler, ...]:
-    """The available compilers: the system's, then the private one."""
     commands: list[tuple[str, ...]] = []
     if binary := shutil.which(COMPILER):
         commands.append((binary,))
@@ -241,7 +237,6 @@ def build(folder: Path) -> int:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Replace `path` atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -280,7 +275,6 @@ def _shipped(op: str, variant: str) -> bytes | None:
 
 @cache
 def _shipped_index() -> dict[str, list[str]]:
-    """op.variant -> hashes of sources and module."""
     path = _spv_dir() / "index.json"
     try:
         index = json.loads(path.read_bytes())

@@ -45,7 +45,6 @@ class Mix(IntEnum):
 
 
 def n_single(runs: Sequence[Run]) -> int:
-    """Leading runs of one row each."""
     return next((i for i, run in enumerate(runs) if run.n_rows > 1), len(runs))
 
 

@@ -94,7 +94,6 @@ class Transfers(ABC):
         return self._thread
 
     def drop_upload(self) -> None:
-        """Free the staging buffer after loading."""
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None

@@ -138,7 +138,6 @@ class KomputeDevice(Device):
             env.log(1, f"{self.name}: {name}: {error}")
 
     def answers(self, timeout_s: float) -> bool:
-        """Whether an answer comes within the time."""
         return self._process.answers(timeout_s)
 
     def answer(self) -> Any:
@@ -268,7 +267,6 @@ class KomputeDevice(Device):
         return commands
 
     def _codebook(self, name: str) -> Buffer:
-        """A format's codebook, loaded on first use: the last binding of a shader that reads it."""
         if name not in self._codebooks:
             data = codebook_entries(name)
             self._codebooks[name] = buffer = self.buffer(data.nbytes, Home.WEIGHTS, f"{name} codebook")
@@ -315,7 +313,6 @@ class KomputeDevice(Device):
 
 
 def _limits(info: DeviceInfo) -> Limits:
-    """kp binds whole tensors and enables no feature."""
     have = limits_of(info)
     nbytes = min(have.max_allocation_nbytes, have.max_storage_range, MAX_TENSOR_NBYTES)
     if env.floor():

@@ -66,12 +66,10 @@ class Process:
         return self._sent
 
     def forget(self, number: int) -> None:
-        """Drop the answer to a request that has not been taken."""
         if number > self._taken:
             self._forgotten.add(number)
 
     def answers(self, timeout_s: float) -> bool:
-        """Whether an answer, or the end of the process, comes within the time."""
         deadline = time.monotonic() + timeout_s
         while self._poll.poll(1000 * max(0.0, deadline - time.monotonic())):
             if self._taken + 1 not in self._forgotten:

@@ -79,7 +79,6 @@ class KomputeExecutable(Executable):
             report_times(self._device.name, self.durations())
 
     def durations(self) -> list[tuple[Dispatch | Copy, float]]:
-        """(command, microseconds) of the last replay, which must have finished."""
         assert self._timed, "built without timestamps"
         us, times = self._device.info.limits["timestamp_ps"] / 1e6, []
         for part, ticks in zip(self._parts, self._device.call("times", self.number), strict=True):
@@ -99,8 +98,6 @@ class KomputeExecutable(Executable):
 
 
 class KomputeQueue(Queue):
-    """A request per segment; the worker runs them in order."""
-
     ahead = False
 
     def __init__(self, device: WorkerDevice) -> None:
@@ -152,7 +149,6 @@ class KomputeQueue(Queue):
 
 
 def is_between(command: Any) -> bool:
-    """Whether a command is a barrier between device commands."""
     return isinstance(command, Barrier) and command.scope is Scope.DEVICE
 
 

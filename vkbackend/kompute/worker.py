@@ -27,8 +27,6 @@ BEAT_IN, BEAT_OUT = -1, -2  # tensors of one word
 
 
 class Worker:
-    """kp objects of a device, under numbers given by the client."""
-
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._modules: dict[int, bytes] = {}

@@ -80,7 +80,6 @@ def _check_aligned(*caches: View) -> None:
 
 
 def _group(q: View, k: View) -> int:
-    """q heads per kv head, if all groups are whole."""
     n_heads, n_kv = q.shape[1], math.prod(k.shape[1:]) // q.shape[2]
     assert n_heads % n_kv == 0, f"{n_heads} q heads are not whole groups of {n_kv} kv heads"
     return n_heads // n_kv
@@ -104,8 +103,6 @@ def attn_push(
 
 
 class AttentionOps(Target):
-    """RoPE, the KV cache, attention."""
-
     def rope(
         self, x: View, cos_sin: View, y: View, *, half_split: bool, norm: HeadNorm | None = None
     ) -> None:
@@ -228,7 +225,6 @@ class AttentionOps(Target):
         softcap: float = 0.0,
         sinks: View | None = None,
     ) -> None:
-        """Record a decode op with `tiles` per kv head."""
         q, k, v, cells, part, step = views
         final = len(part.shape) == 3
         n_rows, n_heads, n_splits, head_v = (

@@ -66,7 +66,6 @@ class Tile(NamedTuple):
 
 
 def tile_of_rows(limits: Limits, head_k: int) -> Tile:
-    """A q tile of at most 10 KiB of shared memory."""
     rows = 16 if head_k <= 128 and not limits.is_cpu else 8 if head_k <= 320 else 4
     return Tile(rows, {"LOCAL": 32 if limits.is_cpu else 128, "TQ": rows}, {"BATCH": batch_of(limits)})
 

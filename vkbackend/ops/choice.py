@@ -15,7 +15,6 @@ from vkbackend.ops.target import Target, rows_of
 
 
 def runs(limits: Limits, op: str, dtype: str) -> bool:
-    """Whether the device supports the op, and the op the weight type."""
     return limits.features.issuperset(OPS[op].needs) and dtype in shaderlib.types_of(op)
 
 
@@ -87,8 +86,6 @@ def tile_size(limits: Limits, n_pairs: int, n_experts: int) -> int:
 
 
 class ProductOps(Target):
-    """Products with the op chosen for the device."""
-
     def mat(
         self, w: View, x: View, y: View, *, bias: View | None = None, y_stride: int | None = None
     ) -> None:

@@ -44,7 +44,6 @@ class Groups:
 
 
 def tile_count(n_pairs: int, n_experts: int, tile: int) -> int:
-    """Upper bound of tiles."""
     return n_pairs // tile + min(n_pairs, n_experts)
 
 

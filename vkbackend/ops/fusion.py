@@ -71,7 +71,6 @@ class _Fusing:
         return first if moves and self._segments[first] == self._segments[at] else None
 
     def recorder(self, at: int) -> Recorder:
-        """A recorder for the fused dispatch, with the label of dispatch `at`."""
         return Recorder(Recording("fused"), self.limits, self.named(at)["label"])
 
     def replace(self, at: int, producers: list[int], fused: Recording) -> None:
@@ -91,7 +90,6 @@ def _norm_of(norm: dict[str, Any]) -> HeadNorm:
 
 
 def _norm_rope(f: _Fusing, at: int) -> None:
-    """Fuse a head norm into the rope that reads it."""
     r = f.named(at)
     if r["NORM"] or (i := f.maker(at, "x", ("rms_norm",))) is None:
         return
@@ -104,7 +102,6 @@ def _norm_rope(f: _Fusing, at: int) -> None:
 
 
 def _rope_store(f: _Fusing, at: int) -> None:
-    """Fuse a rope or a head norm into the kv_store that reads it."""
     s = f.named(at)
     if s["NORM"] or s["n_rot"] or block_of(s["cache"].dtype)[0] > 1:
         return

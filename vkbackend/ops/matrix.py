@@ -129,7 +129,6 @@ def variant_of(spec: OpSpec, dtype: str, limits: Limits) -> str:
 
 
 def row_class(n_rows: int) -> str:
-    """The class of n_rows."""
     return next(name for name, most in ROW_CLASSES.items() if n_rows <= most)
 
 
@@ -145,7 +144,6 @@ def rows_by_threads(limits: Limits, size: Size) -> Grid:
 
 
 def rows_by_subgroups(limits: Limits, size: Size) -> Grid:
-    """A subgroup per two rows of w."""
     local = 128
     per_group = max(2, 2 * local // limits.subgroup_size)
     return Grid({"LOCAL": local, "ROWS": per_group, "N": size.n_rows}, -(-size.n // per_group))

@@ -20,7 +20,6 @@ _FORMAT = 3
 
 
 def entry_name(info: DeviceInfo) -> str:
-    """Cache entry of a driver's table."""
     identity = repr((info.vendor, info.driver, info.driver_uuid, info.driver_version)).encode()
     return f"choices-{hashlib.sha256(identity).hexdigest()[:16]}.json"
 

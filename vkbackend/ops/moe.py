@@ -38,8 +38,6 @@ class Gating:
 
 
 class MoeOps(Target):
-    """Routing, grouping, combining."""
-
     def moe_logits(self, h: View, w_norm: View, w: View, logits: View) -> None:
         """logits[r, e] = sum over k of h[r, k] * (w_norm[k] * w[e, k]), bit-identical on every device.
 

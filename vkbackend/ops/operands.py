@@ -13,7 +13,6 @@ from vkbackend.ops.target import Target, rows_of
 
 class OperandOps(Target):
     def convert(self, x: View, y: View) -> None:
-        """Convert x f32 to the type of y."""
         if y.dtype == "q8":
             self.quantize_q8(x, y)
         else:

@@ -35,7 +35,6 @@ class OpSpec:
 
     @cached_property
     def written(self) -> tuple[int, ...]:
-        """Indices of written args."""
         return tuple(i for i, arg in enumerate(self.args) if arg.endswith(":w"))
 
     def __post_init__(self) -> None:

@@ -61,7 +61,6 @@ def fast_lanes(limits: Limits) -> bool:
 
 
 def fast_dots(limits: Limits) -> bool:
-    """GPUs with instructions for integer dot products."""
     return not limits.is_cpu and "int_dot_accelerated" in limits.features
 
 

@@ -15,8 +15,6 @@ MAX_GROUPS = 65_535  # per axis, guaranteed by Vulkan
 
 @dataclass(frozen=True)
 class Target:
-    """Families of ops add methods to it; `Recorder` combines them."""
-
     recording: Recording
     limits: Limits
     label: str = ""  # of commands; "": the op's name
@@ -59,7 +57,6 @@ class Target:
         )
 
     def copy(self, src: View, dst: View) -> None:
-        """dst = src, equal bytes."""
         self.recording.copy(src, dst, self.label)
 
     def fold(self, count: int) -> tuple[int, int]:
@@ -69,7 +66,6 @@ class Target:
 
 
 def rows_of(view: View, width: int, dtype: str = "f32") -> int:
-    """Rows of `width` elements in a view of any shape."""
     total = math.prod(view.shape)
     assert view.dtype == dtype and total % width == 0, f"{view!r} is not {dtype} rows of {width}"
     return total // width

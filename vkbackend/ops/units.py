@@ -17,14 +17,12 @@ _INT8_ROW_NBYTES = 96  # mat_mul_dot_coop: up to 64 codes, 16 bytes, 2 floats pe
 
 
 def tiles_of_units(limits: Limits, size: Size) -> Grid:
-    """Tiles of 64 x 32 to 128 x 128 values."""
     tile_m, tile_n, across, down = coop_tile(limits, size.n, size.n_rows)
     consts = unit_consts(limits.matrix_units, tile_m, tile_n, across, down)
     return Grid(consts, -(-size.n // tile_m), -(-size.n_rows // tile_n))
 
 
 def int8_tiles_of_units(limits: Limits, size: Size) -> Grid:
-    """tiles_of_units for int8."""
     tile_m, tile_n, across, down = coop_tile(limits, size.n, size.n_rows, _INT8_ROW_NBYTES)
     consts = unit_consts(limits.matrix_units, tile_m, tile_n, across, down)
     consts["K"] = limits.matrix_units.int8_k
@@ -60,7 +58,6 @@ def subgroups(limits: Limits, tile_m: int, tile_n: int) -> tuple[int, int]:
 
 
 def unit_consts(units: MatrixUnits, tile_m: int, tile_n: int, across: int, down: int) -> dict[str, int]:
-    """Specialization constants of a tile."""
     consts = {"LOCAL": across * down * units.lanes, "M": units.m, "N": units.n, "K": units.k}
     consts |= {"FM": tile_m // (across * units.m), "FN": tile_n // (down * units.n), "SM": across, "SN": down}
     return consts | {"LANES": units.lanes}

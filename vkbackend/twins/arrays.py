@@ -10,7 +10,6 @@ Array = np.ndarray
 
 
 def f64(array: Array, *shape: int) -> Array:
-    """The leading elements of `array` as float64 of the given shape."""
     return array.reshape(-1)[: int(np.prod(shape))].reshape(shape).astype(np.float64)
 
 
@@ -19,7 +18,6 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def bf16_bits(values: Array) -> Array:
-    """uint16 bits of float32 values as bfloat16, nearest even."""
     bits = values.view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16
     return np.where(np.isnan(values), bits >> 16 | 0x40, rounded).astype(np.uint16)

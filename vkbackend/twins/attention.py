@@ -16,7 +16,6 @@ CACHE_TYPE_OF_32 = {64: "bf16", 34: "q8_0", 18: "q4_0"}  # key: bytes of 32 elem
 
 
 def cells_of(step: StepParams, row: int, cells: Array, blocks_per_slot: int) -> Array:
-    """Cells of positions 0..pos of a row's slot."""
     position, slot = int(step.rows[row, 0]), int(step.rows[row, 1])
     positions = np.arange(position + 1)
     return (
@@ -33,7 +32,6 @@ def _head_norm(heads: Array, w: Array, norm: int, eps: float) -> Array:
 
 
 def _rotated(heads: Array, cos_sin: Array, n_rot: int, half_split: int) -> Array:
-    """heads [n_rows, n_heads, head_dim] with rotated pairs."""
     angles = f64(cos_sin, len(heads), 1, n_rot // 2, 2)
     cos, sin = angles[..., 0], angles[..., 1]
     first = slice(0, n_rot // 2) if half_split else slice(0, n_rot, 2)
@@ -123,7 +121,6 @@ def attn_combine(
     part: Array, sinks: Array, y: Array, *, n_heads: int, n_rows: int, n_splits: int, head_v: int,
     has_sinks: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """y = sum of exp(m_s - m) * acc_s / (sum of exp(m_s - m) * l_s + exp(sink - m)), zeros without keys."""
     parts = f64(part, n_rows, n_heads, n_splits, head_v + 2)
     top = parts[..., head_v].max(axis=2, keepdims=True)
     if has_sinks:

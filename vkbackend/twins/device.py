@@ -42,7 +42,6 @@ def stored(view: View) -> np.ndarray:
 
 
 def run_dispatch(dispatch: Dispatch) -> None:
-    """Run a dispatch's twin."""
     args: list[Any] = [
         stored(view) if i in dispatch.written else array_of(view) for i, view in enumerate(dispatch.args)
     ]

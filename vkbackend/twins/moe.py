@@ -90,7 +90,6 @@ def moe_topk(
     eps: float, scale: float, logit_scale: float, gating: int = SOFTMAX, has_bias: int = 0,
     has_select: int = 0, has_gain: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """Bit by bit in float32."""
     rows, raw = _f32(h, n_rows, n_embd), _f32(logits, n_rows, n_experts)
     mean = exact_sum(rows * rows) * exact_reciprocal(np.array([n_embd], F32)) + F32(eps)
     norm = (exact_inverse_sqrt(mean) * F32(logit_scale))[:, None]

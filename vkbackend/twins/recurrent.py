@@ -19,7 +19,6 @@ def runs_of(step: StepParams) -> Iterator[tuple[int, int, int, int, bool]]:
 
 
 def _strided(x: Array, n_rows: int, stride: int, n_heads: int, size: int) -> Array:
-    """Heads [n_rows, n_heads, size] of rows `stride` apart."""
     at = np.arange(n_rows)[:, None] * stride + np.arange(n_heads * size)
     return x.reshape(-1)[at].reshape(n_rows, n_heads, size).astype(np.float64)
 

@@ -196,7 +196,6 @@ def _has(api: int, extensions: set[str], version: int, extension: str) -> bool:
 
 
 def _chain(head: Any, structs: list[Any]) -> None:
-    """Link the structs to `head` through pNext."""
     for struct in structs:
         head.pNext = struct
         head = struct

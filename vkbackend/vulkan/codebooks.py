@@ -15,8 +15,6 @@ from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 
 
 class Codebooks:
-    """The codebooks of a device, uploaded on first use."""
-
     def __init__(
         self, device: LogicalDevice, memory: Memory, transfers: Transfers, set_layout: Callable[[], Any]
     ) -> None:
@@ -25,7 +23,6 @@ class Codebooks:
         self._sets: dict[str, tuple[Any, Any, Buffer]] = {}  # pool, descriptor set, buffer
 
     def descriptor_set(self, name: str) -> Any:
-        """The VkDescriptorSet of a format's codebook."""
         if name not in self._sets:
             self._sets[name] = self._make(name)
         return self._sets[name][1]

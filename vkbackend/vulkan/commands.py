@@ -23,7 +23,6 @@ _HOST = C.VK_PIPELINE_STAGE_HOST_BIT
 
 
 def masks(barrier: Barrier) -> tuple[int, int, int, int]:
-    """Source and destination stages, source and destination access."""
     source, target = _COMPUTE, _COMPUTE
     source_access, target_access = C.VK_ACCESS_SHADER_WRITE_BIT, _SHADER
     if barrier.after_copies:

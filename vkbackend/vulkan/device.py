@@ -118,7 +118,6 @@ class VulkanDevice(LogicalDevice, Device):
         return self.transfers.read(view)
 
     def fill(self, view: View, word: int) -> None:
-        """Fill a view with a 32-bit pattern."""
         self.transfers.fill(view, word)
 
     def drop_upload(self) -> None:

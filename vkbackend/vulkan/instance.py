@@ -30,8 +30,6 @@ _TYPE_ORDER = ("discrete", "integrated", "virtual", "other", "cpu")
 
 
 class Instance:
-    """VkInstance, and the debug messenger of a validated run."""
-
     forked = False
 
     def disown(self) -> None:

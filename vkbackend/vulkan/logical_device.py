@@ -77,7 +77,6 @@ class LogicalDevice:
         self.vk_queue = queue[0]
 
     def create_pool(self) -> None:
-        """Create the pool for `command_buffers`."""
         pool = ffi.new("VkCommandPool *")
         info = new("VkCommandPoolCreateInfo", queueFamilyIndex=self.family)
         self.check(lib.vkCreateCommandPool(self.vk, info, NULL, pool), "vkCreateCommandPool")
@@ -93,7 +92,6 @@ class LogicalDevice:
         self.gone("VkDevice")
 
     def _api_version(self) -> int:
-        """The Vulkan version of both device and loader."""
         major, minor, patch = map(int, self.info.api.split("."))
         return min(major << 22 | minor << 12 | patch, instance().version)
 
@@ -124,7 +122,6 @@ class LogicalDevice:
             del self.counts[kind]
 
     def command_buffers(self, n: int) -> Any:
-        """A VkCommandBuffer[n]."""
         buffers = ffi.new("VkCommandBuffer[]", n)
         info = new("VkCommandBufferAllocateInfo", commandPool=self.command_pool, commandBufferCount=n)
         self.check(lib.vkAllocateCommandBuffers(self.vk, info, buffers), "vkAllocateCommandBuffers")

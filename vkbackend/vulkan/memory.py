@@ -66,7 +66,6 @@ class Memory:
         return buffer
 
     def _allocate(self, requirements: Any, home: Home, label: str) -> tuple[Any, int]:
-        """Memory of the best type with room in its heap, and the type."""
         size, at_once = requirements.size, self._device.info.limits["max_allocation_nbytes"]
         kinds = memory_types.suitable(self._types, requirements.memoryTypeBits, home)
         if not kinds:
@@ -105,7 +104,6 @@ class Memory:
             self._device.check(result, f"vkBindBufferMemory for {buffer.label}")
 
     def _address(self, vk_buffer: Any) -> int:
-        """The buffer's address for shaders; 0 if unsupported."""
         if not self._addresses:
             return 0
         query = self._device.function("vkGetBufferDeviceAddress", promoted=True)

@@ -24,8 +24,6 @@ class PipelineLayout:
 
 
 class Layouts:
-    """The layouts of a device, made on first use."""
-
     def __init__(self, device: LogicalDevice) -> None:
         self._device = device
         self._layouts: dict[tuple[int, bool, str | None], PipelineLayout] = {}

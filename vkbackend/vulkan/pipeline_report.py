@@ -28,7 +28,6 @@ class PipelineReport:
 
 
 def report_of(device: LogicalDevice, pipeline: Any) -> PipelineReport:
-    """The report of a compute pipeline's first executable."""
     info = new("VkPipelineExecutableInfoKHR", pipeline=pipeline)
     properties = _structs(device, "Properties", new("VkPipelineInfoKHR", pipeline=pipeline))
     statistics = _structs(device, "Statistics", info)

@@ -47,8 +47,6 @@ forks.forget(_threads.cache_clear)
 
 
 class Programs:
-    """The pipelines of a device, made on first use."""
-
     def __init__(self, device: LogicalDevice, memory: Memory, transfers: Transfers) -> None:
         self._device = device
         self.layouts = layouts = Layouts(device)
@@ -59,7 +57,6 @@ class Programs:
         self._unsaved_s = 0.0  # compile time since the last save
 
     def pipelines(self, dispatches: Sequence[Dispatch]) -> list[tuple[Any, PipelineLayout]]:
-        """The pipeline and layout of each dispatch."""
         used = self._used(dispatches)
         if missing := {key: layout for key, layout in used if key not in self._pipelines}:
             self._make(missing)

@@ -126,7 +126,6 @@ class TimelineQueue(Queue):
         return self.completed() >= number  # waits for a lost device may succeed
 
     def release(self) -> None:
-        """Let all submitted work run, before closing."""
         self._go = self._signal_info.value = self._go + (1 << 20)  # far above `submitted`
         self._signal(self.device.vk, self._signal_info)
 

@@ -13,8 +13,6 @@ from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 
 
 class Timestamps:
-    """A query pool with a timestamp per command and per submission."""
-
     def __init__(self, device: LogicalDevice, n: int) -> None:
         self._device, self._n = device, n
         # The command that ended at each timestamp; None: start of a submission.
@@ -26,7 +24,6 @@ class Timestamps:
         self._pool = pool[0]
 
     def begin(self, cmd: Any, n_commands: int) -> None:
-        """Start a command buffer with `n_commands` timed commands."""
         lib.vkCmdResetQueryPool(cmd, self._pool, len(self._commands), n_commands + 1)
         self.write(cmd, None)
 
@@ -35,7 +32,6 @@ class Timestamps:
         self._commands.append(command)
 
     def durations(self) -> list[tuple[Dispatch | Copy, float]]:
-        """(command, microseconds) of the last replay, which must have finished."""
         device, n = self._device, len(self._commands)
         ticks = np.zeros(n, np.uint64)
         flags = C.VK_QUERY_RESULT_64_BIT | C.VK_QUERY_RESULT_WAIT_BIT

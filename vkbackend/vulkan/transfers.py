@@ -35,7 +35,6 @@ class VulkanTransfers(Transfers):
         self._once(lambda cmd: None, "read")
 
     def _once(self, record: Any, call: str) -> None:
-        """Record, submit and wait for one command, ordered against everything else."""
         command, fence = self._device.command_buffers(1), ffi.new("VkFence *")
         try:
             self._submit_once(command, fence, record, call)

@@ -87,7 +87,6 @@ def check(result: int, call: str) -> None:
 
 
 def result_of(name: str) -> int:
-    """The VkResult of a name; raises InvalidArgument."""
     value = getattr(C, name, None) if name.startswith("VK_") else None
     if value not in RESULT_NAMES:
         raise InvalidArgument(
@@ -111,12 +110,10 @@ def new(struct: str, chain: Any = None, **fields: Any) -> Any:
 
 
 def string(chars: Any) -> str:
-    """A char array or pointer as text; invalid UTF-8 is replaced."""
     return bytes(ffi.string(chars)).decode("utf-8", "replace")
 
 
 def strings(names: list[str]) -> Any:
-    """A `const char * []` of `names`."""
     owned = [ffi.new("char[]", name.encode()) for name in names]
     pointers = ffi.new("const char *[]", owned)
     _keep_alive[pointers] = owned
