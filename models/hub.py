@@ -24,10 +24,10 @@ def fetch(name: str, file: str | None = None) -> str:
     """The path of the model `user/repo` or `user/repo:TAG`, or of `file` in that repository; of a split model
     its first part. Raises InvalidArgument (no such name, repository or file), VkbackendError (no connection,
     no room on the disk)."""
-    found = _NAME.fullmatch(text_of("repository", name))
-    if not found:
-        raise InvalidArgument(f"{name!r} names no repository; expected user/repo or user/repo:Q4_K_M")
-    repo = found["repo"]
+    match = _NAME.fullmatch(text_of("repository", name))
+    if not match:
+        raise InvalidArgument(f"{name!r} is not a repository; expected user/repo or user/repo:Q4_K_M")
+    repo = match["repo"]
     from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import (
         EntryNotFoundError,
@@ -38,7 +38,7 @@ def fetch(name: str, file: str | None = None) -> str:
 
     try:
         sizes = _offline(repo) if constants.HF_HUB_OFFLINE else _online(repo)
-        parts = chosen(repo, sizes, found["tag"], file)
+        parts = chosen(repo, sizes, match["tag"], file)
         cached = {part for part in parts if isinstance(try_to_load_from_cache(repo, part), str)}
         if not constants.HF_HUB_OFFLINE:
             _check_room(constants.HF_HUB_CACHE, sum(sizes[part] for part in parts if part not in cached))
@@ -88,7 +88,7 @@ def chosen(repo: str, sizes: Mapping[str, int], tag: str | None, file: str | Non
             raise InvalidArgument(f"{repo} has no model {tag!r}; there are: {', '.join(models)}")
         first = tagged[0]
     else:
-        first = next((found[0] for wish in PREFERRED if (found := _tagged(models, wish))), models[0])
+        first = next((tagged_[0] for wish in PREFERRED if (tagged_ := _tagged(models, wish))), models[0])
     if not (part := _PART.search(first)):
         return [first]
     stem, n_parts = first[: part.start()], int(part[2])

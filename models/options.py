@@ -60,7 +60,7 @@ class _ModelKeywords(TypedDict, total=False):
     devices and balances their time. None (default): "auto" if the devices differ, else equal shares."""
     split_mode: str
     """How devices share the model: "tensor" (default; a slice of every matrix each), "layer" (whole layers,
-    one device after another), "hosts" (whole layers on each host, of which each of its devices has a slice)
+    one device after another), "hosts" (whole layers on each host, in slices on its devices)
     or "none" (`main_gpu` alone)."""
     main_gpu: int
     """The device of split mode "none", as its place in `devices`, from 0 (default)."""
@@ -79,7 +79,7 @@ class _ModelKeywords(TypedDict, total=False):
     """The size of the KV cache that all slots share, in positions: at least n_ctx. None (default): n_ctx for
     each slot. When the cache is full, the youngest request waits and is computed again."""
     prefix_cache: bool
-    """True (default): requests that begin alike compute the common beginning once."""
+    """True (default): requests with a common prefix compute it once."""
     n_queue: int
     """How many requests may wait for a slot (default: 4096). The next one raises QueueFull."""
     type_k: str
@@ -87,12 +87,12 @@ class _ModelKeywords(TypedDict, total=False):
     type_v: str
     """Type of the V cache, likewise."""
     n_gpu_layers: int | Literal["all", "auto"] | None
-    """How many layers lie on the devices, counted from the output, which counts as one. None (default) or
+    """How many layers are on the devices, counted from the output, which counts as one. None (default) or
     "all": all of them. "auto" or -1: as many as fit. The other layers stay in host memory, and every device
     reads its slices there."""
     override_tensor: str | Sequence[str | tuple[str, str | int]]
-    """Where tensors lie, by name: "REGEX=CPU" or "REGEX=host" for host memory, "REGEX=INDEX" for one device,
-    or (regex, target) pairs. The first that matches wins."""
+    """Where tensors are placed, by name: "REGEX=CPU" or "REGEX=host" for host memory, "REGEX=INDEX" for one
+    device, or (regex, target) pairs. The first that matches wins."""
     kv_offload: bool
     """False keeps the caches in host memory."""
     use_mmap: bool
@@ -102,7 +102,7 @@ class _ModelKeywords(TypedDict, total=False):
     """True: compute with F32 activations and exchange partial sums as F32. False (default): to be faster, a
     device may round activations to 8 or 16 bits, and large sums are rounded to 16."""
     runtime: str | None
-    """What drives the devices: "native" or "kompute". None (default): VKBACKEND_RUNTIME, else native."""
+    """The runtime of the devices: "native" or "kompute". None (default): VKBACKEND_RUNTIME, else native."""
     control_vectors: Sequence[File | tuple[File, float]]
     """Files of control vectors, or (file, scale) pairs. Several vectors add up."""
     control_vector_layer_range: tuple[int, int] | None
@@ -260,7 +260,7 @@ class GenerateKeywords(AnswerKeywords, total=False):
     """The keywords of `LLM.generate` and `LLM.stream`: values for the fields of `GenerateOptions`."""
 
     echo: bool
-    """True: the text begins with that of the prompt."""
+    """True: the text begins with the prompt."""
     prompt_logprobs: int | None
     """The same as `logprobs` for the tokens of the prompt, which is then computed whole. None (default): no
     log probabilities."""

@@ -19,12 +19,11 @@ class RopeKeywords(TypedDict, total=False):
     """Values for the fields of `RopeOptions`."""
 
     rope_scaling: str | None
-    """How RoPE is stretched: "none", "linear" or "yarn". None (default): as the file says, linear where it
-    says nothing."""
+    """How RoPE is stretched: "none", "linear" or "yarn". None (default): as in the file, else linear."""
     rope_scale: float | None
     """The factor by which the context grows. None (default): the file's."""
     rope_freq_scale: float | None
-    """What positions are multiplied by: 1 / rope_scale. Give one of the two. None (default): the file's."""
+    """The factor of positions: 1 / rope_scale. Give one of the two. None (default): the file's."""
     rope_freq_base: float | None
     """The base of RoPE's frequencies. None (default) or 0: the file's."""
     yarn_orig_ctx: int
@@ -32,7 +31,7 @@ class RopeKeywords(TypedDict, total=False):
     yarn_ext_factor: float | None
     """YaRN: how much of the fast pairs' own angle is kept, 0 for linear scaling. None (default) or -1: 1."""
     yarn_attn_factor: float | None
-    """What cos and sin are multiplied by. None (default) or -1: the file's."""
+    """The factor of cos and sin. None (default) or -1: the file's."""
     yarn_beta_fast: float | None
     """YaRN: pairs that turn more often keep their angle. None (default) or -1: the file's, or 32."""
     yarn_beta_slow: float | None

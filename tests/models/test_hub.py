@@ -136,7 +136,7 @@ def test_what_is_not_there(hub: dict[str, str]) -> None:
         (["-hf", "me/nothing"], "me/nothing does not exist or is private"),
         (["-hf", "me/demo:Q2_K"], "me/demo has no model 'Q2_K'; there are: demo-Q4_K_M-00001"),
         (["-hf", "me/demo", "-hff", "x.gguf"], "has no file 'x.gguf'"),
-        (["-hf", "demo"], "'demo' names no repository; expected user/repo"),
+        (["-hf", "demo"], "'demo' is not a repository; expected user/repo"),
         (["-hf", "me/demo", "-m", "x"], "-m and -hf name a model each; give one"),
     )
     for (code, _, err), (_, said) in zip(generate(hub, *(words for words, _ in wrong)), wrong, strict=True):
