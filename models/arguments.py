@@ -51,7 +51,7 @@ def device_list(name: str, value: Any) -> tuple[str, ...] | None:
         if isinstance(device, int) and not isinstance(device, bool) and abs(device) <= MAX_INDEX:
             device = str(device)
         if not isinstance(device, str) or not device.strip():
-            raise refused(name, value, f"{shown(item)} names no device; give indices, UUIDs or names")
+            raise refused(name, value, f"{shown(item)} is not a device; give indices, UUIDs or names")
         words.append(device.strip())
     if not words:
         raise InvalidArgument("the device list is empty; give at least one device, or None for the best one")
@@ -69,12 +69,12 @@ def override_list(name: str, value: Any) -> tuple[tuple[str, str], ...]:
     pairs: list[tuple[str, str]] = []
     for item in [value] if isinstance(value, str) else items(name, value, expected):
         if isinstance(item, str):
-            found = [word.rpartition("=")[::2] for word in comma_separated(item)]
+            words = [word.rpartition("=")[::2] for word in comma_separated(item)]
         else:
-            found = [_pair(name, item, expected)]
-        if not all(regex and target for regex, target in found):
+            words = [_pair(name, item, expected)]
+        if not all(regex and target for regex, target in words):
             raise refused(name, item, expected)
-        pairs += found
+        pairs += words
     return tuple(pairs)
 
 
@@ -104,22 +104,22 @@ def share_list(name: str, value: Any) -> tuple[float, ...] | Literal["auto"] | N
         return None
     if isinstance(value, str) and value == "auto":
         return "auto"
-    found = items(name, value, "expected one number per device, such as [3, 1], or auto")
-    shares = tuple(finite_number(name, share, 0, math.inf, " per device") for share in found)
+    given = items(name, value, "expected one number per device, such as [3, 1], or auto")
+    shares = tuple(finite_number(name, share, 0, math.inf, " per device") for share in given)
     if not 0 < sum(shares) < math.inf:
         raise refused(name, list(shares), "the sum must be finite and above 0")
     return shares
 
 
-def path_string(name: str, value: Any, what: str = "a .gguf file") -> str:
+def path_string(name: str, value: Any, kind: str = "a .gguf file") -> str:
     with suppress(TypeError):
         if (text := os.fsdecode(value)) and "\0" not in text:
             return text
-    raise refused(name, value, f"expected the path of {what}")
+    raise refused(name, value, f"expected the path of {kind}")
 
 
-def optional_path(what: str) -> Callable[[str, Any], str | None]:
-    return lambda name, value: None if value is None else path_string(name, value, what)
+def optional_path(kind: str) -> Callable[[str, Any], str | None]:
+    return lambda name, value: None if value is None else path_string(name, value, kind)
 
 
 def scaled_files(name: str, value: Any) -> tuple[tuple[str, float], ...]:
@@ -136,10 +136,10 @@ def layer_range(name: str, value: Any) -> tuple[int, int] | None:
     if value is None:
         return None
     expected = "expected the first and the last layer"
-    found = items(name, value, expected)
-    if len(found) != 2:
+    given = items(name, value, expected)
+    if len(given) != 2:
         raise refused(name, value, expected)
-    first, last = (whole_number(name, n, 0, MAX_LAYERS) for n in found)
+    first, last = (whole_number(name, n, 0, MAX_LAYERS) for n in given)
     return first, last
 
 
@@ -174,7 +174,7 @@ def token_ids(name: str, value: Any, expected: str = "expected a sequence of tok
                 raise TypeError
             ids.append(operator.index(item))
         except TypeError:
-            raise refused(name, value, f"{expected}; {shown(item)} is none") from None
+            raise refused(name, value, f"{expected}; {shown(item)} is not one") from None
         if abs(ids[-1]) > MAX_INDEX:
             raise refused(name, value, f"{expected}; {shown(item)} is out of range")
     return tuple(ids)

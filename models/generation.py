@@ -125,26 +125,26 @@ def completion(generation: Generation, chunks: Sequence[Chunk]) -> Completion:
 
 def prompt_chunks(mailbox: Mailbox, generation: Generation) -> list[Chunk]:
     """The prompt's chunk, if one is requested."""
-    found = PromptLogprobs.of(generation.ids, generation.options.prompt_logprobs)
-    if found:
+    scores = PromptLogprobs.of(generation.ids, generation.options.prompt_logprobs)
+    if scores:
         for event in mailbox.ask(lambda id_: Logits(id_, generation.ids), eager=True).events():
-            found.push(event.logits)
-    return _prompt_chunks(generation, found)
+            scores.push(event.logits)
+    return _prompt_chunks(generation, scores)
 
 
 async def aprompt_chunks(mailbox: Mailbox, generation: Generation) -> list[Chunk]:
-    found = PromptLogprobs.of(generation.ids, generation.options.prompt_logprobs)
-    if found:
+    scores = PromptLogprobs.of(generation.ids, generation.options.prompt_logprobs)
+    if scores:
         async for event in AsyncAnswers(mailbox, lambda id_: Logits(id_, generation.ids), eager=True):
             assert isinstance(event, Event)
-            found.push(event.logits)
-    return _prompt_chunks(generation, found)
+            scores.push(event.logits)
+    return _prompt_chunks(generation, scores)
 
 
-def _prompt_chunks(generation: Generation, found: PromptLogprobs | None) -> list[Chunk]:
-    if not found and not generation.options.echo:
+def _prompt_chunks(generation: Generation, scores: PromptLogprobs | None) -> list[Chunk]:
+    if not scores and not generation.options.echo:
         return []
-    return [Chunk(generation.echo, None, prompt_logprobs=found.logprobs if found else None)]
+    return [Chunk(generation.echo, None, prompt_logprobs=scores.logprobs if scores else None)]
 
 
 # ---- one ----
@@ -224,14 +224,14 @@ def run_all(
             generation, answers = posted.popleft()
             chunks = Chunks(generation, tokenizer)
             try:
-                made = prompt_chunks(mailbox, generation)
+                read = prompt_chunks(mailbox, generation)
                 for answer in answers:
-                    made.append(chunks.push(answer))
+                    read.append(chunks.push(answer))
                     if chunks.found:
                         break
             finally:
                 answers.close()
-            done.append(completion(generation, made))
+            done.append(completion(generation, read))
     finally:
         for _, answers in posted:
             answers.close()

@@ -268,8 +268,9 @@ class LLM(Chats, Slots):
         prompts: Sequence[Prompt] = prompt if is_list else [prompt]  # type: ignore[assignment,list-item]
         if len(prompts) * (several or 1) > 1 and options.get("slot") is not None:
             raise refused("slot", options["slot"], "one slot has room for one text; leave it out")
-        made = [self._generation(one, max_tokens, options) for one in prompts]
-        return Batch([one for all_ in made for one in all_.several(several or 1)], is_list, several)
+        first = [self._generation(item, max_tokens, options) for item in prompts]
+        generations = [copy for generation in first for copy in generation.several(several or 1)]
+        return Batch(generations, is_list, several)
 
     def _generation(self, prompt: Prompt, max_tokens: int | None, options: GenerateKeywords) -> Generation:
         most, checked = token_limit("max_tokens", max_tokens), GenerateOptions.of(**options)
@@ -317,8 +318,8 @@ class LLM(Chats, Slots):
     def _prompt(self, prompt: Prompt, parse_special: bool = False) -> tuple[int, ...]:
         self._check_open()
         is_text = isinstance(prompt, str)
-        found = self.tokenize(prompt, parse_special=parse_special) if is_text else prompt  # type: ignore[arg-type]
-        ids = token_ids("prompt", found, PROMPT)
+        given = self.tokenize(prompt, parse_special=parse_special) if is_text else prompt  # type: ignore[arg-type]
+        ids = token_ids("prompt", given, PROMPT)
         check_tokens(ids, self.n_vocab, self.n_ctx)
         return ids
 

@@ -67,8 +67,8 @@ class ModelTokens:
     def _breakers(self, breakers: Sequence[Breaker]) -> tuple[tuple[int, ...], ...]:
         """The breakers as tokens. Without a tokenizer the default texts are dropped; other texts raise
         UnsupportedModel."""
-        texts = tuple(one for one in breakers if isinstance(one, str))
-        sequences = tuple(one for one in breakers if not isinstance(one, str))
+        texts = tuple(breaker for breaker in breakers if isinstance(breaker, str))
+        sequences = tuple(breaker for breaker in breakers if not isinstance(breaker, str))
         tokenizer = self._tokenizer
         if tokenizer is None:
             if texts and texts != BREAKERS:

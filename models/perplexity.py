@@ -209,7 +209,7 @@ class Base:
 
     def rows(self, first: int, following: Sequence[int]) -> LogProbs:
         """Log-probabilities of the rows from `first`, whose next tokens must be `following`."""
-        found = self._rows[first : first + len(following)]
-        if found["token"].tolist() != list(following):
+        rows = self._rows[first : first + len(following)]
+        if rows["token"].tolist() != list(following):
             raise InvalidArgument(f"{self._path}: was saved for another text or context size")
-        return log_softmax(found["least"][:, None].astype(np.float64) * (1 - found["level"] / LEVELS))
+        return log_softmax(rows["least"][:, None].astype(np.float64) * (1 - rows["level"] / LEVELS))

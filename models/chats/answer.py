@@ -49,16 +49,16 @@ class ChatCompletion:
     @property
     def message(self) -> dict[str, Any]:
         """The message to add to the conversation."""
-        made: dict[str, Any] = {"role": "assistant", "content": self.content}
+        message: dict[str, Any] = {"role": "assistant", "content": self.content}
         if self.reasoning:
-            made["reasoning_content"] = self.reasoning
+            message["reasoning_content"] = self.reasoning
         if self.tool_calls:
-            made["content"] = self.content or None
-            made["tool_calls"] = [
+            message["content"] = self.content or None
+            message["tool_calls"] = [
                 {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
                 for c in self.tool_calls
             ]
-        return made
+        return message
 
 
 class AnswerReader:
@@ -84,17 +84,17 @@ class AnswerReader:
     def push(self, chunk: Chunk, *, last: bool = False) -> ChatChunk:
         last = last or chunk.finish_reason is not None
         content, thought, calls = "", "", list[ToolDelta]()
-        for one, is_thought in self._parts(chunk.text, last):
-            if isinstance(one, ToolDelta):
-                if not (self._single and one.index > 0):
-                    calls.append(one)
+        for part, is_thought in self._parts(chunk.text, last):
+            if isinstance(part, ToolDelta):
+                if not (self._single and part.index > 0):
+                    calls.append(part)
             elif self.is_over or (self._single and (calls or self.called) and not is_thought):
                 self.is_over = True  # after the call
                 break
             elif is_thought:
-                thought += one
+                thought += part
             else:
-                content += one
+                content += part
         if not self._begun and (self._thought or thought):
             content = content.lstrip()  # white space between a thought and the answer
         self._thought |= bool(thought)
@@ -114,15 +114,15 @@ class AnswerReader:
             return list(self._of_channels(self._harmony, text, last))
         if self._calls is None:
             return [(piece.text, piece.is_thought) for piece in self._thoughts.push(text, last=last)]
-        found: list[tuple[AnswerPart, bool]] = []
+        parts: list[tuple[AnswerPart, bool]] = []
         for piece in self._thoughts.push(text, last=last):
             if piece.is_thought:
-                found.append((piece.text, True))
+                parts.append((piece.text, True))
             else:
-                found += [(one, False) for one in self._calls.push(piece.text)]
+                parts += [(part, False) for part in self._calls.push(piece.text)]
         if last:
-            found += [(one, False) for one in self._calls.push("", last=True)]
-        return found
+            parts += [(part, False) for part in self._calls.push("", last=True)]
+        return parts
 
     def _of_channels(
         self, reader: HarmonyReader, text: str, last: bool

@@ -124,17 +124,19 @@ class Chat:
         chunks, before = list[Chunk](), list[dict[str, float]]()
         # A grammar forbids sliding: the new request would match it from its start.
         slides = not any(options.get(name) for name in KEYWORDS)
-        made: list[int] = []
+        new_ids: list[int] = []
         try:
             while True:
                 shorter = None
                 with closing(stream):
                     for chunk in stream:
-                        made += [] if chunk.token is None else [chunk.token]
+                        new_ids += [] if chunk.token is None else [chunk.token]
                         full = (
-                            slides and chunk.finish_reason == "length" and (most is None or len(made) < most)
+                            slides
+                            and chunk.finish_reason == "length"
+                            and (most is None or len(new_ids) < most)
                         )
-                        if full and (shorter := self._shortened(messages, len(made))):
+                        if full and (shorter := self._shortened(messages, len(new_ids))):
                             before.append(chunk.timings or {})
                             chunk = replace(chunk, finish_reason=None, timings=None)
                         elif chunk.timings and before:
@@ -144,17 +146,17 @@ class Chat:
                 if shorter is None:
                     return
                 self.n_left_out, prompt, ids = shorter
-                left = None if most is None else most - len(made)
-                stream = self._llm.stream([*ids, *made], left, slot=self._slot, **options)
+                left = None if most is None else most - len(new_ids)
+                stream = self._llm.stream([*ids, *new_ids], left, slot=self._slot, **options)
         finally:
             answer = "".join(chunk.text for chunk in chunks)
             tokenizer = self._prompts.tokenizer
-            if made and made[-1] in tokenizer.stop_ids:
-                made.pop()  # the template itself writes the token that ends a message
+            if new_ids and new_ids[-1] in tokenizer.stop_ids:
+                new_ids.pop()  # the template itself writes the token that ends a message
             self.messages = [*messages, said(answer, self.thinks, self.channels)]
             # Parts of characters and stop strings are in the tokens, but not in the text.
-            whole = tokenizer.decode(made, at_start=False) == answer
-            self._text, self._ids = (prompt.text + answer, ids + made) if whole else ("", [])
+            whole = tokenizer.decode(new_ids, at_start=False) == answer
+            self._text, self._ids = (prompt.text + answer, ids + new_ids) if whole else ("", [])
 
     # ---- what the context holds ----
 
@@ -164,8 +166,8 @@ class Chat:
         older = self._older(messages, self.n_left_out)
         if older is None:
             return None
-        found = self._fitting(messages, older, self._llm.n_ctx // 2 - n_made)
-        return found if len(found[2]) + n_made < self._llm.n_ctx else None
+        fitting = self._fitting(messages, older, self._llm.n_ctx // 2 - n_made)
+        return fitting if len(fitting[2]) + n_made < self._llm.n_ctx else None
 
     def _fitting(self, messages: list[Message], left_out: int, most: int) -> tuple[int, Prompt, list[int]]:
         """How many messages are left out so that the others have at most `most` tokens; the prompt; its ids.

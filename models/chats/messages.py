@@ -25,22 +25,22 @@ def checked_messages(name: str, value: Any) -> list[dict[str, Any]]:
     """Dicts with a role, a content (a text, text parts, None) and any further keys. Raises
     InvalidArgument."""
     given = items(name, value, "expected a list of messages such as {'role': 'user', 'content': 'Hello'}")
-    found = [_message(f"{name}[{i}]", one) for i, one in enumerate(given)]
-    if not 0 < len(found) <= MAX_MESSAGES:
-        raise InvalidArgument(f"{name}: {len(found)} messages; give 1 to {MAX_MESSAGES}", argument=name)
-    return found
+    messages = [_message(f"{name}[{i}]", message) for i, message in enumerate(given)]
+    if not 0 < len(messages) <= MAX_MESSAGES:
+        raise InvalidArgument(f"{name}: {len(messages)} messages; give 1 to {MAX_MESSAGES}", argument=name)
+    return messages
 
 
 def _message(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
         raise refused(name, value, "expected a dict with a role and a content")
-    made = {**value, "content": _content(f"{name}.content", value.get("content"))}
+    message = {**value, "content": _content(f"{name}.content", value.get("content"))}
     if value.get("tool_calls") is not None:
         calls = items(f"{name}.tool_calls", value["tool_calls"], "expected a list of calls")
-        made["tool_calls"] = [_call(f"{name}.tool_calls[{i}]", one) for i, one in enumerate(calls)]
+        message["tool_calls"] = [_call(f"{name}.tool_calls[{i}]", call) for i, call in enumerate(calls)]
     else:
-        made.pop("tool_calls", None)
-    return made
+        message.pop("tool_calls", None)
+    return message
 
 
 def _content(name: str, value: Any) -> str:
@@ -65,8 +65,8 @@ def _call(name: str, value: Any) -> dict[str, Any]:
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
         with suppress(ValueError, RecursionError):  # a model may write invalid JSON
-            found = json.loads(arguments or "{}")
-            arguments = found if isinstance(found, Mapping) else arguments
+            parsed = json.loads(arguments or "{}")
+            arguments = parsed if isinstance(parsed, Mapping) else arguments
     elif not isinstance(arguments, Mapping):
         raise refused(f"{name}.function.arguments", arguments, "expected a JSON object, or its text")
     arguments = arguments if isinstance(arguments, str) else dict(arguments)
@@ -78,21 +78,21 @@ def for_template(
 ) -> list[Message]:
     """The messages as the template reads them: tool results with their function's name, arguments in the
     expected form, and tools described in words if the template does not know them."""
-    found, names = list[Message](), dict[str, str]()
+    rendered, names = list[Message](), dict[str, str]()
     for message in messages:
-        made = dict(message)
-        for call in made.get("tool_calls", ()):
+        copy = dict(message)
+        for call in copy.get("tool_calls", ()):
             names[str(call.get("id"))] = call["function"]["name"]
-        if made["role"] == "tool" and "name" not in made:
-            made["name"] = names.get(str(made.get("tool_call_id")), "")
-        if made.get("tool_calls") and maker.text_arguments and not maker.tool_format.described:
-            made["tool_calls"] = [_with_text(call) for call in made["tool_calls"]]
-        found.append(made)
+        if copy["role"] == "tool" and "name" not in copy:
+            copy["name"] = names.get(str(copy.get("tool_call_id")), "")
+        if copy.get("tool_calls") and maker.text_arguments and not maker.tool_format.described:
+            copy["tool_calls"] = [_with_text(call) for call in copy["tool_calls"]]
+        rendered.append(copy)
     if maker.tool_format.described:
-        return _described(found, tools)
+        return _described(rendered, tools)
     if tools and "['tools']" in maker.source and "'tools' in message" in maker.source:
-        return _in_system_prompt(found, {"tools": json.dumps([tool["function"] for tool in tools])})
-    return found
+        return _in_system_prompt(rendered, {"tools": json.dumps([tool["function"] for tool in tools])})
+    return rendered
 
 
 def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:

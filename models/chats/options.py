@@ -32,8 +32,8 @@ class ChatKeywords(GenerateKeywords, total=False):
     template: str | None
     """A chat template, or the name of one of the model's (default: the model's own)."""
     template_variables: Mapping[str, Any] | None
-    """What the template finds beside messages and tools, such as enable_thinking, reasoning_effort, documents
-    (default: nothing)."""
+    """Further variables of the template, such as enable_thinking, reasoning_effort, documents (default:
+    none)."""
     continue_final_message: bool
     """True: go on with the last message in place of answering it."""
 
@@ -43,7 +43,7 @@ def tool_list(name: str, value: Any) -> tuple[Mapping[str, Any], ...]:
     if value is None:
         return ()
     expected = "expected a list of {'type': 'function', 'function': {'name': ..., 'parameters': ...}}"
-    found, names = [], set[str]()
+    tools, names = [], set[str]()
     for i, tool in enumerate(items(name, value, expected)):
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or tool.get("type", "function") != "function":
@@ -63,11 +63,11 @@ def tool_list(name: str, value: Any) -> tuple[Mapping[str, Any], ...]:
             raise refused(f"{name}[{i}].function.description", function["description"], "expected a text")
         names.add(called)
         described = {"name": called, "description": function.get("description") or ""}
-        made = {**described, **function, "parameters": dict(parameters)}
-        found.append({"type": "function", "function": made})
-    if len(found) > MAX_TOOLS:
-        raise refused(name, f"{len(found)} tools", f"at most {MAX_TOOLS} are taken")
-    return tuple(found)
+        checked = {**described, **function, "parameters": dict(parameters)}
+        tools.append({"type": "function", "function": checked})
+    if len(tools) > MAX_TOOLS:
+        raise refused(name, f"{len(tools)} tools", f"at most {MAX_TOOLS} are taken")
+    return tuple(tools)
 
 
 def _check_shape(name: str, schema: Any) -> None:
@@ -84,11 +84,11 @@ def _check_shape(name: str, schema: Any) -> None:
         if key in schema and not isinstance(schema[key], kind):
             raise refused(f"{name}.{key}", schema[key], f"expected {expected}")
     for key in ("properties", "$defs"):
-        for inner, one in schema.get(key, {}).items():
-            _check_shape(f"{name}.{key}.{inner}", one)
+        for inner, schema_ in schema.get(key, {}).items():
+            _check_shape(f"{name}.{key}.{inner}", schema_)
     for key in ("anyOf", "oneOf"):
-        for i, one in enumerate(schema.get(key, ())):
-            _check_shape(f"{name}.{key}[{i}]", one)
+        for i, schema_ in enumerate(schema.get(key, ())):
+            _check_shape(f"{name}.{key}[{i}]", schema_)
     if "items" in schema:
         _check_shape(f"{name}.items", schema["items"])
 
@@ -128,7 +128,7 @@ class ChatOptions(GenerateOptions):
     def __post_init__(self) -> None:
         super(ChatOptions, self).__post_init__()
         if self.echo:
-            raise refused("echo", True, "the prompt of a conversation is no part of its answer")
+            raise refused("echo", True, "the answer of a conversation cannot begin with its prompt")
         names = [tool["function"]["name"] for tool in self.tools]
         choice = self.tool_choice
         if choice.startswith("=") and choice[1:] not in names:
@@ -145,4 +145,4 @@ class ChatOptions(GenerateOptions):
 
     def plain(self) -> dict[str, Any]:
         """The keywords of `LLM.generate` among these options."""
-        return {one.name: getattr(self, one.name) for one in fields(GenerateOptions)}
+        return {field.name: getattr(self, field.name) for field in fields(GenerateOptions)}

@@ -80,9 +80,9 @@ def _forced(
     calls = CallGrammar(maker.tool_format, tools, special.get).lark(several=several)
     lark = "\n".join([f"start: {_thought(maker, thinking)} calls", *_rules(maker, thinking), calls])
     if len(lark.encode()) > MAX_NBYTES:
-        told = f"{len(tools)} tools"
+        count = f"{len(tools)} tools"
         raise refused(
-            "tools", told, f"as a grammar they have more than {MAX_NBYTES} bytes; give fewer at once"
+            "tools", count, f"as a grammar they have more than {MAX_NBYTES} bytes; give fewer at once"
         )
     return lark
 

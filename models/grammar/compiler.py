@@ -42,18 +42,18 @@ class Matcher:
     """The state of one answer in its grammar. `words`, set by `find`: a bit per token that may come next, the
     lowest bit of a word first."""
 
-    def __init__(self, found: LLMatcher, n_vocab: int) -> None:
-        self._found, self.words = found, np.zeros(mask_words(n_vocab), np.uint32)
+    def __init__(self, matcher: LLMatcher, n_vocab: int) -> None:
+        self._matcher, self.words = matcher, np.zeros(mask_words(n_vocab), np.uint32)
 
     @property
     def is_over(self) -> bool:
         """Whether the text is complete and cannot continue."""
-        return bool(self._found.is_stopped())
+        return bool(self._matcher.is_stopped())
 
     def find(self) -> None:
         """Compute `words`. Beyond the limits no bit is set, and `stuck` says why."""
-        self._found.unsafe_compute_mask_ptr(self.words.ctypes.data, self.words.nbytes)
-        if self._found.is_error():
+        self._matcher.unsafe_compute_mask_ptr(self.words.ctypes.data, self.words.nbytes)
+        if self._matcher.is_error():
             self.words[:] = 0
 
     def allowed(self, n_vocab: int) -> np.ndarray:
@@ -65,11 +65,11 @@ class Matcher:
 
     def take(self, token: int) -> None:
         """Go on with a token that was allowed. Raises VkbackendError."""
-        if not self._found.consume_token(token):
+        if not self._matcher.consume_token(token):
             raise self.stuck()
 
     def stuck(self) -> VkbackendError:
-        why = _said(self._found.get_error()) or "it allows no token of the vocabulary here"
+        why = _said(self._matcher.get_error()) or "it allows no token of the vocabulary here"
         return VkbackendError(f"the grammar cannot go on: {why}")
 
 
@@ -95,17 +95,17 @@ class Compiler:
 
     def compile(self, structure: Structure) -> Future[LLMatcher]:
         """A future of the compiled grammar, or of InvalidArgument."""
-        found = self._kept.get(structure)
-        if found is None:
-            found = self._kept[structure] = Future()
-            self._jobs.put((structure, found))
+        future = self._kept.get(structure)
+        if future is None:
+            future = self._kept[structure] = Future()
+            self._jobs.put((structure, future))
             if self._thread is None:  # a daemon: a program that ends does not wait for its jobs
                 self._thread = threading.Thread(target=self._work, name="vkbackend-grammar", daemon=True)
                 self._thread.start()
                 _working.add(self)
             self._drop_old()
         self._kept.move_to_end(structure)
-        return found
+        return future
 
     def _drop_old(self) -> None:
         nbytes = sum(len(structure.text) for structure in self._kept)
@@ -114,12 +114,12 @@ class Compiler:
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            structure, found = job
+            structure, future = job
             try:
-                found.set_result(self._compiled(structure))
+                future.set_result(self._compiled(structure))
             except BaseException as error:
-                found.set_exception(error)
-            del job, found
+                future.set_exception(error)
+            del job, future
         _working.discard(self)
 
     def _compiled(self, structure: Structure) -> LLMatcher:
@@ -130,13 +130,13 @@ class Compiler:
             why = f"it takes more than {COMPILE_S:.0f} s or {MEMORY >> 20} MiB to compile; make it simpler"
             raise refused(structure.kind, structure.text, why)
         grammar = LLMatcher.grammar_from_lark(lark)
-        found = LLMatcher(self._of_vocabulary(), grammar, log_level=0, limits=limits)
-        if not found.is_error():
+        matcher = LLMatcher(self._of_vocabulary(), grammar, log_level=0, limits=limits)
+        if not matcher.is_error():
             # The first mask is the slowest. If it fails, the grammar is refused here.
-            found.compute_bitmask()
-        if found.is_error():
-            raise refused(structure.kind, structure.text, _said(found.get_error()))
-        return found
+            matcher.compute_bitmask()
+        if matcher.is_error():
+            raise refused(structure.kind, structure.text, _said(matcher.get_error()))
+        return matcher
 
     def _of_vocabulary(self) -> LLTokenizer:
         """The vocabulary as llguidance takes it: 1 s for 152k tokens, once."""
@@ -193,8 +193,8 @@ class _Tokens:
 def _said(message: str) -> str:
     """The library's message in one line, without the source that it repeats."""
     lines = (line.strip() for line in re.sub(r"^at \d+\(\d+\): ", "", message).splitlines())
-    told = " ".join(line for line in lines if line and not _is_source(line))
-    return told if len(told) <= MAX_SAID else f"{told[:MAX_SAID]}..."
+    text = " ".join(line for line in lines if line and not _is_source(line))
+    return text if len(text) <= MAX_SAID else f"{text[:MAX_SAID]}..."
 
 
 def _is_source(line: str) -> bool:

@@ -50,10 +50,10 @@ def regex_to_lark(regex: str) -> str:
 
 def json_rule(schema: str) -> str:
     """The Lark expression for JSON of a schema, a text from `schema_text`."""
-    found = json.loads(schema)
-    if isinstance(found, bool):
-        found = {} if found else {"enum": []}
-    return "%json " + json.dumps(found | {"x-guidance": {"whitespace_pattern": WHITE_SPACE}})
+    parsed = json.loads(schema)
+    if isinstance(parsed, bool):
+        parsed = {} if parsed else {"enum": []}
+    return "%json " + json.dumps(parsed | {"x-guidance": {"whitespace_pattern": WHITE_SPACE}})
 
 
 def _of_gbnf(text: str) -> str:
@@ -115,11 +115,11 @@ def _is_deep(value: Any) -> bool:
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         inner: list[Any] = []
-        for one in level:
-            if isinstance(one, Mapping):
-                inner += one.values()
-            elif isinstance(one, Sequence) and not isinstance(one, str | bytes):
-                inner += one
+        for item in level:
+            if isinstance(item, Mapping):
+                inner += item.values()
+            elif isinstance(item, Sequence) and not isinstance(item, str | bytes):
+                inner += item
         if not inner:
             return False
         level = inner
@@ -136,14 +136,14 @@ def structure_of(
         ("json_schema", "json_schema", json_schema), ("json_object", "json_schema", any_object),
         ("regex", "regex", regex), ("lark", "lark", lark), ("grammar", "grammar", grammar),
     ]  # fmt: skip
-    found = [(name, Structure(kind, text)) for name, kind, text in given if text is not None]
-    if not found:
+    structures = [(name, Structure(kind, text)) for name, kind, text in given if text is not None]
+    if not structures:
         return None
-    if len(found) > 1:
-        names = ", ".join(name for name, _ in found)
+    if len(structures) > 1:
+        names = ", ".join(name for name, _ in structures)
         raise InvalidArgument(f"{names}: an answer can follow one of them; leave out the others")
     if find_spec("llguidance") is None:
         raise UnsupportedFeature(
-            f"{found[0][0]} needs llguidance, which is not installed: pip install 'vkbackend[grammar]'"
+            f"{structures[0][0]} needs llguidance, which is not installed: pip install 'vkbackend[grammar]'"
         )
-    return found[0][1]
+    return structures[0][1]

@@ -16,13 +16,13 @@ def breaker_tokens(
 ) -> tuple[tuple[int, ...], ...]:
     """Token ids of the breakers. `pieces`: the bytes of each token. `encode`: tokens of a text without
     special tokens."""
-    found: dict[tuple[int, ...], None] = {}
+    breakers: dict[tuple[int, ...], None] = {}
     for text in texts:
         raw = text.encode()[:MAX_BYTES]
         tails: dict[int, tuple[int, ...]] = {}  # bytes that a token holds -> tokens of the rest
         for token, piece in enumerate(pieces):
             if raw in piece:
-                found[(token,)] = None
+                breakers[(token,)] = None
                 continue
             for held in range(1, min(len(raw), len(piece) + 1)):
                 # The piece ends with the text's first `held` bytes; other tokens hold the rest.
@@ -30,5 +30,5 @@ def breaker_tokens(
                     if held not in tails:
                         rest = raw[held:].decode(errors="ignore")
                         tails[held] = tuple(encode(rest)[:MAX_TAIL])
-                    found[(token, *tails[held])] = None
-    return tuple(found)
+                    breakers[(token, *tails[held])] = None
+    return tuple(breakers)

@@ -35,7 +35,7 @@ class SamplingKeywords(TypedDict, total=False):
     temperature: float
     """How random the choice is (default: 0.8). 0 takes the most likely token, on ties the lowest id."""
     dynatemp_range: float
-    """The temperature depends on how sure the model is: it lies between temperature - dynatemp_range and
+    """The temperature depends on how sure the model is: it is between temperature - dynatemp_range and
     temperature + dynatemp_range (default: 0.0, off)."""
     dynatemp_exponent: float
     """The exponent of the normalized entropy in dynamic temperature (default: 1.0)."""
@@ -52,8 +52,8 @@ class SamplingKeywords(TypedDict, total=False):
     """Keep tokens whose logits are at most that many standard deviations below the best (default: -1.0,
     which keeps all, as 0 does)."""
     xtc_probability: float
-    """The chance that the most likely candidates are left out (default: 0.0): all but the last of those that
-    have `xtc_threshold`."""
+    """The chance that the most likely candidates are removed (default: 0.0): all that reach `xtc_threshold`,
+    except the least likely one."""
     xtc_threshold: float
     """See `xtc_probability` (default: 0.1); above 0.5 it is off."""
     repeat_penalty: float
@@ -92,10 +92,10 @@ class SamplingKeywords(TypedDict, total=False):
     min_tokens: int
     """Tokens that end a text are forbidden until that many are generated (default: 0)."""
     stop_token_ids: Iterable[int]
-    """Tokens that end the text, beside those of the model (default: none)."""
+    """Tokens that end the text, in addition to the model's (default: none)."""
     logprobs: int | None
-    """Return the log probability of each generated token, and those of this many most likely tokens at its
-    place: 0 to 1024. They are the model's own, before any sampler. None (default): no log probabilities."""
+    """Return the log probability of each generated token, and of this many most likely tokens in its place:
+    0 to 1024. They are the model's own, before any sampler. None (default): no log probabilities."""
     logits_processors: Iterable[Processor]
     """Functions that take (tokens so far, float32 logits [n_vocab]) and return logits. They run in this
     order, before all samplers (default: none). They are slow: each token copies a whole row to the host, and
@@ -123,43 +123,43 @@ def _real(name: str, value: Any) -> float:
 def _bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
     expected = "expected {token id: bias} or pairs of them, such as {15043: -1.5, 2: -math.inf}"
     pairs = value.items() if isinstance(value, Mapping) else items(name, value, expected)
-    found = {}
+    biases = {}
     for pair in pairs:
         try:
             token, bias = pair
         except (TypeError, ValueError):
             raise refused(name, pair, expected) from None
         forbids = plain(bias) == -math.inf
-        found[_token(name, token)] = -math.inf if forbids else _real(name, bias)
-    return tuple(found.items())
+        biases[_token(name, token)] = -math.inf if forbids else _real(name, bias)
+    return tuple(biases.items())
 
 
 def _tokens(name: str, value: Any) -> tuple[int, ...]:
-    return tuple(_token(name, one) for one in items(name, value, "expected token ids, such as [2]"))
+    return tuple(_token(name, token) for token in items(name, value, "expected token ids, such as [2]"))
 
 
 def _samplers(name: str, value: Any) -> tuple[str, ...]:
     given = value.split(";") if isinstance(value, str) else items(name, value, "expected names of samplers")
-    found = []
-    for one in given:
-        word = str(one).strip().lower().replace("-", "_")  # other types: unknown names
+    names = []
+    for sampler in given:
+        word = str(sampler).strip().lower().replace("-", "_")  # other types: unknown names
         word = _OTHER_NAMES.get(word, word)
         if word == "":
             continue
         if word not in ORDER:
-            raise refused(name, one, f"not a sampler; there are: {', '.join(ORDER)}")
-        found.append(word)
-    return tuple(found)
+            raise refused(name, sampler, f"not a sampler; there are: {', '.join(ORDER)}")
+        names.append(word)
+    return tuple(names)
 
 
 def _breakers(name: str, value: Any) -> tuple[str | tuple[int, ...], ...]:
     expected = "expected a list of texts, or of token ids each"
-    found: list[str | tuple[int, ...]] = []
-    for one in items(name, value, expected):
-        breaker = one if isinstance(one, str) else _tokens(name, one)
+    breakers: list[str | tuple[int, ...]] = []
+    for item in items(name, value, expected):
+        breaker = item if isinstance(item, str) else _tokens(name, item)
         if breaker and breaker != "none":  # llama.cpp's word for no breaker
-            found.append(breaker)
-    return tuple(found)
+            breakers.append(breaker)
+    return tuple(breakers)
 
 
 def logprobs_count(name: str, value: Any) -> int | None:
@@ -168,9 +168,9 @@ def logprobs_count(name: str, value: Any) -> int | None:
 
 def _processors(name: str, value: Any) -> tuple[Processor, ...]:
     given = tuple(items(name, value, "expected a list of functions of (tokens, logits)"))
-    for one in given:
-        if not callable(one):
-            raise refused(name, one, "expected a function of (tokens, logits)")
+    for function in given:
+        if not callable(function):
+            raise refused(name, function, "expected a function of (tokens, logits)")
     return given
 
 

@@ -50,12 +50,12 @@ def dry_penalties(
     tokens = np.asarray(window, np.int64)
     lengths = _repeats(tokens, longest)
     ends = np.flatnonzero(lengths >= allowed)
-    found: dict[int, int] = {}
+    longest_by_token: dict[int, int] = {}
     for token, length in zip(tokens[ends + 1].tolist(), lengths[ends].tolist(), strict=True):
-        found[token] = max(length, found.get(token, 0))
+        longest_by_token[token] = max(length, longest_by_token.get(token, 0))
     return {
         token: multiplier * base ** (length - allowed)
-        for token, length in found.items()
+        for token, length in longest_by_token.items()
         if () not in breakers.get(token, ())
     }
 

@@ -148,15 +148,15 @@ class Sampler:
         """The logits from the caller's functions, which get a copy."""
         for number, process in enumerate(self.params.logits_processors):
             try:
-                made = np.asarray(process(list(history), logits.copy()), np.float32)
+                result = np.asarray(process(list(history), logits.copy()), np.float32)
             except Exception as error:
                 raise VkbackendError(f"logits_processors[{number}] failed: {error!r}") from error
-            if made.shape != logits.shape:
+            if result.shape != logits.shape:
                 raise VkbackendError(
-                    f"logits_processors[{number}] returned an array of shape {made.shape}; return logits of "
-                    f"shape {logits.shape}"
+                    f"logits_processors[{number}] returned an array of shape {result.shape}; return logits "
+                    f"of shape {logits.shape}"
                 )
-            logits = made
+            logits = result
         return logits
 
     def _forbidden(self) -> dict[int, float]:

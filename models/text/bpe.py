@@ -101,8 +101,8 @@ def whitespace_bpe(gguf: GGUF, vocabulary: Vocabulary) -> Scheme:
     lower, n_vocab = vocabulary.flag("normalizer.lowercase", False), len(vocabulary)
 
     def encode(text: str) -> list[int]:
-        found = backend.encode(text.lower() if lower else text, add_special_tokens=False).ids
-        return [i for i in found if i < n_vocab]
+        ids = backend.encode(text.lower() if lower else text, add_special_tokens=False).ids
+        return [i for i in ids if i < n_vocab]
 
     return Scheme(
         encode,

@@ -78,14 +78,14 @@ class ChatTemplate:
         Raises InvalidArgument if the template refuses the messages, fails, exceeds a limit, or makes more
         text than a tokenizer accepts; Timeout.
         """
-        found = [with_thought(message) for message in messages]
+        rendered = [with_thought(message) for message in messages]
         if continue_final_message:
-            if not found:
+            if not rendered:
                 raise InvalidArgument("continue_final_message: there is no message to continue")
-            found[-1], end = tagged(found[-1])
+            rendered[-1], end = tagged(rendered[-1])
             add_generation_prompt = False
         variables = {name: value for name, value in variables.items() if value is not None}
-        text = self._process.render(found, {"add_generation_prompt": add_generation_prompt, **variables})
+        text = self._process.render(rendered, {"add_generation_prompt": add_generation_prompt, **variables})
         return before_tag(text, end) if continue_final_message else text
 
 

@@ -54,25 +54,25 @@ class Protection:
 
     def prompt(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> Prompt:
         """Raises what ChatTemplate.render raises."""
-        found: list[str] = []
+        texts: list[str] = []
 
-        def collect(text: str, own: bool) -> str:
-            if self._places(text := whole_characters(text), own):
-                found.append(text)
+        def collect(text: str, by_model: bool) -> str:
+            if self._places(text := whole_characters(text), by_model):
+                texts.append(text)
             return text
 
         said, given = changed(messages, variables, collect)
         text = self._template.render(said, **given)
-        if not found:
+        if not texts:
             return Prompt(text)
         for behind in (True, False):  # after the texts first: most templates look at how a content begins
             if spans := self._by_sentinels(said, given, text, behind):
                 return Prompt(text, spans)
-        spans = _by_contents(found, text)
+        spans = _by_contents(texts, text)
         return Prompt(text, spans, protected=bool(spans))
 
-    def _places(self, text: str, own: bool) -> list[tuple[int, int]]:
-        return (self._control if own else self._special).places(text)
+    def _places(self, text: str, by_model: bool) -> list[tuple[int, int]]:
+        return (self._control if by_model else self._special).places(text)
 
     def _by_sentinels(
         self, messages: Sequence[Message], variables: Mapping[str, Any], text: str, behind: bool
@@ -81,9 +81,9 @@ class Protection:
         changed the rendering or moved away from their texts."""
         code, marks = token_hex(8), list[str]()
 
-        def mark(text: str, own: bool) -> str:
+        def mark(text: str, by_model: bool) -> str:
             out, done = "", 0
-            for begin, end in self._places(text, own):
+            for begin, end in self._places(text, by_model):
                 sentinel, marked = f"\uf8f0{code}{len(marks):08x}\uf8f1", text[begin:end]
                 marks.append(marked)
                 out += text[done:begin] + (marked + sentinel if behind else sentinel + marked)
@@ -116,7 +116,7 @@ def _by_contents(contents: list[str], text: str) -> Spans:
         whole = content if content in text else content.strip()
         if not whole or text.count(whole) != contents.count(content):
             return ()
-        spans |= {found.span() for found in re.finditer(re.escape(whole), text)}
+        spans |= {match.span() for match in re.finditer(re.escape(whole), text)}
     return disjoint(spans)
 
 
@@ -134,12 +134,12 @@ def changed(
 ) -> tuple[list[Message], dict[str, Any]]:
     """Messages and variables with `change` applied to all texts in them that are not trusted."""
 
-    def all_of(value: Any, own: bool) -> Any:
+    def all_of(value: Any, by_model: bool) -> Any:
         if isinstance(value, str):
-            return change(value, own)
+            return change(value, by_model)
         if isinstance(value, Mapping):
-            return {key: all_of(item, own) for key, item in value.items()}
-        return [all_of(item, own) for item in value] if isinstance(value, list | tuple) else value
+            return {key: all_of(item, by_model) for key, item in value.items()}
+        return [all_of(item, by_model) for item in value] if isinstance(value, list | tuple) else value
 
     said: list[Message] = []
     for message in messages:

@@ -46,8 +46,8 @@ class ReasoningSplit:
             parts = self._harmony.push(piece, last=last)
             return [Piece(part.text, part.is_thought) for part in parts if part.text]
         text, out = self._held + piece, list[Piece]()
-        while found := [(at, marker) for marker in self._markers() if (at := text.find(marker)) >= 0]:
-            at, marker = min(found)
+        while hits := [(at, marker) for marker in self._markers() if (at := text.find(marker)) >= 0]:
+            at, marker = min(hits)
             self._give(text[:at], out)
             text = text[at + len(marker) :]
             if marker in THOUGHTS and self._begun:

@@ -35,8 +35,8 @@ def spell(text: str) -> bytes:
 
 
 def _unescaped(match: re.Match[bytes]) -> bytes:
-    what = match[1]
-    return bytes([int(what[1:], 16)]) if len(what) == 3 else _NAMED.get(what, what)
+    escape = match[1]
+    return bytes([int(escape[1:], 16)]) if len(escape) == 3 else _NAMED.get(escape, escape)
 
 
 class _Longest:
@@ -47,7 +47,7 @@ class _Longest:
         lengths: dict[bytes, set[int]] = {}
         for token in ids:
             lengths.setdefault(token[:2], set()).add(len(token))
-        self._lengths = {start: sorted(found, reverse=True) for start, found in lengths.items()}
+        self._lengths = {start: sorted(sizes, reverse=True) for start, sizes in lengths.items()}
 
     def encode(self, raw: bytes) -> list[int]:
         ids, lengths = self._ids, self._lengths

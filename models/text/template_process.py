@@ -198,8 +198,8 @@ class _Worker:
             raise
 
     def _receive(self, n_bytes: int, deadline: float) -> bytearray:
-        found = bytearray(n_bytes)
-        left = memoryview(found)
+        data = bytearray(n_bytes)
+        left = memoryview(data)
         while left:
             if (seconds := deadline - time.monotonic()) <= 0:
                 raise TimeoutError
@@ -208,7 +208,7 @@ class _Worker:
             if not n:
                 raise EOFError
             left = left[n:]
-        return found
+        return data
 
 
 def _same(pair: tuple[Items, Items]) -> bool:

@@ -130,10 +130,10 @@ def first_line(error: BaseException) -> str:
 # ---- the process ----
 
 
-def limit(what: int, most: int) -> None:
+def limit(resource_id: int, most: int) -> None:
     """A lower limit of the system stays."""
-    hard = resource.getrlimit(what)[1]
-    resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    hard = resource.getrlimit(resource_id)[1]
+    resource.setrlimit(resource_id, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def limit_cpu(seconds: float) -> None:
@@ -144,13 +144,13 @@ def limit_cpu(seconds: float) -> None:
 
 def receive(n_bytes: int) -> bytearray:
     """Ends the process if the other side closed the socket."""
-    found = bytearray()
-    while len(found) < n_bytes:
-        piece = os.read(SOCKET, n_bytes - len(found))
+    data = bytearray()
+    while len(data) < n_bytes:
+        piece = os.read(SOCKET, n_bytes - len(data))
         if not piece:
             os._exit(0)
-        found += piece
-    return found
+        data += piece
+    return data
 
 
 def send(kind: int, text: str, kept: int = 0) -> None:

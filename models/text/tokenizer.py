@@ -37,9 +37,11 @@ class Tokenizer:
     def __init__(self, gguf: GGUF) -> None:
         path, model = gguf.paths[0], gguf.string("tokenizer.ggml.model", None)
         if model not in _KINDS:
-            found = "it has none" if model in (None, "none", "no_vocab") else f"it is of kind {model!r}"
+            reason = "it has none" if model in (None, "none", "no_vocab") else f"it is of kind {model!r}"
             known = ", ".join(f"{name!r} ({kind})" for name, (kind, _) in _KINDS.items())
-            raise UnsupportedModel(f"{path}: no usable tokenizer: {found}; known are {known}: give token ids")
+            raise UnsupportedModel(
+                f"{path}: no usable tokenizer: {reason}; known are {known}: give token ids"
+            )
         vocabulary = Vocabulary(gguf)
         scheme = _KINDS[model][1](gguf, vocabulary)
         self._tokens, self._ids, self._types = vocabulary.tokens, vocabulary.ids, vocabulary.types
@@ -137,8 +139,8 @@ class Tokenizer:
 
     def markers(self, wanted: Callable[[str], bool]) -> list[tuple[str, int]]:
         """(text, id) of control and unknown tokens, and of user-defined tokens whose text is `wanted`."""
-        found = ((text, i) for text, i in self._ids.items() if self.is_marker(i))
-        return [(text, i) for text, i in found if self.is_special(i) or wanted(text)]
+        markers = ((text, i) for text, i in self._ids.items() if self.is_marker(i))
+        return [(text, i) for text, i in markers if self.is_special(i) or wanted(text)]
 
     # ---- ids to text ----
 
@@ -170,8 +172,8 @@ class Tokenizer:
             raise InvalidArgument(
                 f"token id {token_id!r} is a {type(token_id).__name__}, expected an int"
             ) from None
-        if (found := self._pieces.get(index)) is not None:
-            return found
+        if (piece := self._pieces.get(index)) is not None:
+            return piece
         if not 0 <= index < self.n_vocab:
             raise InvalidArgument(
                 f"token id {index} is out of range: the vocabulary has {self.n_vocab} tokens"
@@ -220,13 +222,13 @@ class TextStream:
 
 def chat_templates(gguf: GGUF) -> dict[str, str]:
     """The file's chat templates by name; the unnamed one is "default"."""
-    found = {}
+    templates = {}
     for key in gguf.metadata:
         name = key.removeprefix("tokenizer.chat_template")
         if name != key and (name == "" or name[0] == "."):
             with suppress(GGUFError):
-                found[name[1:] or "default"] = gguf.string(key)
-    return found
+                templates[name[1:] or "default"] = gguf.string(key)
+    return templates
 
 
 def end_ids(gguf: GGUF) -> frozenset[int]:

@@ -26,9 +26,11 @@ def unigram(gguf: GGUF, vocabulary: Vocabulary) -> Scheme:
     if unknown is None:
         raise GGUFError(f"{vocabulary.path}: the vocabulary has no unknown token")
     types = vocabulary.types
-    found = [i for i in vocabulary.ids.values() if types[i] in _IN_TEXT and i != unknown]
-    ids = [unknown, *found]
-    pieces = [(vocabulary.tokens[i], 0.0 if types[i] == TokenType.USER_DEFINED else scores[i]) for i in found]
+    text_ids = [i for i in vocabulary.ids.values() if types[i] in _IN_TEXT and i != unknown]
+    ids = [unknown, *text_ids]
+    pieces = [
+        (vocabulary.tokens[i], 0.0 if types[i] == TokenType.USER_DEFINED else scores[i]) for i in text_ids
+    ]
     # the unknown token is an empty piece here: no text can spell it
     backend = Backend(models.Unigram([("", 0.0), *pieces], 0, False))
     rewrite = CharacterMap(gguf.get("tokenizer.ggml.precompiled_charsmap", b""), vocabulary.path)

@@ -23,10 +23,10 @@ def wordpiece(gguf: GGUF, vocabulary: Vocabulary) -> Scheme:
     )
     if unknown is None:
         raise GGUFError(f"{vocabulary.path}: the vocabulary has no unknown token")
-    found = {_spelt(text): i for text, i in vocabulary.ids.items() if vocabulary.types[i] == TokenType.NORMAL}
+    words = {_spelt(text): i for text, i in vocabulary.ids.items() if vocabulary.types[i] == TokenType.NORMAL}
     unk_token = vocabulary.tokens[unknown]
     model = models.WordPiece(
-        vocab=found | {unk_token: unknown},
+        vocab=words | {unk_token: unknown},
         unk_token=unk_token,
         continuing_subword_prefix=_ON,
         max_input_chars_per_word=_LONGEST_WORD,

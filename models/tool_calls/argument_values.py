@@ -36,8 +36,8 @@ def kinds_of(schema: Any) -> set[str]:
     kinds = {named} if isinstance(named, str) else {kind for kind in named if isinstance(kind, str)}
     values = [*schema.get("enum", []), *([schema["const"]] if "const" in schema else [])]
     kinds |= {_KINDS[type(value)] for value in values if type(value) in _KINDS}
-    for one in [*schema.get("anyOf", []), *schema.get("oneOf", [])]:
-        kinds |= kinds_of(one)
+    for alternative in [*schema.get("anyOf", []), *schema.get("oneOf", [])]:
+        kinds |= kinds_of(alternative)
     return kinds
 
 
@@ -47,8 +47,8 @@ def resolved(schema: Any, whole: Any) -> Any:
         where = schema.get("$ref") if isinstance(schema, dict) else None
         if not isinstance(where, str) or not where.startswith("#/"):
             return schema
-        found = whole
+        target = whole
         for key in where[2:].split("/"):
-            found = found.get(key) if isinstance(found, dict) else None
-        schema = found
+            target = target.get(key) if isinstance(target, dict) else None
+        schema = target
     return schema

@@ -153,10 +153,10 @@ def _deepseek(r: CallReader) -> Trying:
 
 
 def _schema(r: CallReader, name: str, argument: str) -> Any:
-    found = r.tools.get(name)
-    properties = found.get("properties") if isinstance(found, dict) else None
+    tool = r.tools.get(name)
+    properties = tool.get("properties") if isinstance(tool, dict) else None
     schema = properties.get(argument) if isinstance(properties, dict) else None
-    return resolved(schema, found)
+    return resolved(schema, tool)
 
 
 def _coder(opener: str, closer: str) -> Callable[[CallReader], Trying]:
@@ -215,12 +215,12 @@ def _gemma(r: CallReader) -> Trying:
     """call:NAME{key:value,...}, with quotes of its own around strings."""
     opener = yield from r.source.begins("<|tool_call>", "<start_function_call>")
     text, _ = yield from r.source.until("<tool_call|>", "<end_function_call>")
-    found = re.fullmatch(r"\s*call:([^{\s]+)\s*(\{.*\})\s*", text, re.DOTALL)
+    call = re.fullmatch(r"\s*call:([^{\s]+)\s*(\{.*\})\s*", text, re.DOTALL)
     quote = '<|"|>' if opener == "<|tool_call>" else "<escape>"
-    arguments = _of_gemma(found[2], quote) if found else None
-    if found is None or arguments is None:
+    arguments = _of_gemma(call[2], quote) if call else None
+    if call is None or arguments is None:
         return False
-    yield from r.whole(found[1], arguments)
+    yield from r.whole(call[1], arguments)
     return True
 
 
@@ -239,11 +239,11 @@ def _of_gemma(text: str, quote: str) -> Any:
         return None
 
 
-def _quoted(found: re.Match[str]) -> str:
-    word = found[2]
+def _quoted(match: re.Match[str]) -> str:
+    word = match[2]
     is_json = re.fullmatch(r"-?\d+(\.\d+)?([eE][+-]?\d+)?|true|false|null", word)
-    keeps = is_json and not found[3].strip().endswith(":")
-    return found[0] if keeps else f"{found[1]}{json.dumps(word)}{found[3]}"
+    keeps = is_json and not match[3].strip().endswith(":")
+    return match[0] if keeps else f"{match[1]}{json.dumps(word)}{match[3]}"
 
 
 # ---- which ----
@@ -301,4 +301,4 @@ FORMATS = (*dict.fromkeys(found for _, found in SIGNS), GENERIC)
 
 def format_of(template: str) -> ToolFormat:
     """The format of a chat template; plain JSON if the template has nothing about tools."""
-    return next((found for signs, found in SIGNS if all(sign in template for sign in signs)), GENERIC)
+    return next((format_ for signs, format_ in SIGNS if all(sign in template for sign in signs)), GENERIC)

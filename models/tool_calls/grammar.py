@@ -45,9 +45,9 @@ class CallGrammar:
         return literal(text, self._special)
 
     def _schema(self, name: str) -> dict[str, Any]:
-        found = self._tools[name]
+        schema = self._tools[name]
         none = {"type": "object", "properties": {}, "additionalProperties": False}
-        return found if isinstance(found, dict) and found else none
+        return schema if isinstance(schema, dict) and schema else none
 
     def _arguments(self, name: str) -> str:
         return json_rule(json.dumps({"type": "object", **self._schema(name)}))
@@ -75,7 +75,7 @@ class CallGrammar:
 
     def _call(self, name: str) -> str:
         quoted, arguments = json.dumps(name, ensure_ascii=False), self._arguments
-        made: dict[ToolFormat, Callable[[], str]] = {
+        rules: dict[ToolFormat, Callable[[], str]] = {
             formats.HERMES: lambda: (
                 f'{self._mark("<tool_call>")} "\\n" {self._object(name)} "\\n" {self._mark("</tool_call>")}'
             ),
@@ -113,13 +113,13 @@ class CallGrammar:
                 f"{self._mark(formats.CALL_END)}"
             ),
         }  # fmt: skip
-        return made.get(self._format, lambda: self._object(name))()
+        return rules.get(self._format, lambda: self._object(name))()
 
     def _properties(self, name: str) -> list[tuple[str, Any, bool]]:
         """(argument, schema, whether it is required), in order."""
         schema = self._schema(name)
         properties, required = schema.get("properties") or {}, schema.get("required") or ()
-        return [(key, one, key in required) for key, one in properties.items()]
+        return [(key, property_, key in required) for key, property_ in properties.items()]
 
     def _by_key(self, name: str, head: str, opener: str, closer: str, end: str) -> str:
         """Arguments one by one, strings without quotes or escapes."""
@@ -137,7 +137,9 @@ class CallGrammar:
         kinds, end = kinds_of(schema), self._mark(closer)
         values = _values(schema)
         if values is not None:
-            texts = [json.dumps(one if isinstance(one, str) else json.dumps(one)) for one in values]
+            texts = [
+                json.dumps(value_ if isinstance(value_, str) else json.dumps(value_)) for value_ in values
+            ]
             return f"({' | '.join(texts)}) {end}"
         if "string" not in kinds:
             return f"{self._json(name, schema)} {end}"
@@ -151,7 +153,9 @@ class CallGrammar:
         return json_rule(json.dumps({**shared, **schema} if isinstance(schema, dict) else schema))
 
     def _gemma(self, name: str, opener: str, quote: str, closer: str) -> str:
-        pairs = [(self._pair(name, key, one, quote, 4), must) for key, one, must in self._properties(name)]
+        pairs = [
+            (self._pair(name, key, schema, quote, 4), must) for key, schema, must in self._properties(name)
+        ]
         body = _members(pairs)
         return f'{self._mark(opener)} {json.dumps(f"call:{name}{{")} {body} "}}" {self._mark(closer)}'
 
@@ -166,17 +170,21 @@ class CallGrammar:
         if not isinstance(schema, dict) or depth < 0:
             raise refused("tools", name, "its parameters are nested too deep for a call to be forced")
         if (values := _values(schema)) is not None:
-            made = [
+            texts = [
                 f"{mark} {json.dumps(v)} {mark}" if isinstance(v, str) else json.dumps(json.dumps(v))
                 for v in values
             ]
-            return self._rule(" | ".join(made))
+            return self._rule(" | ".join(texts))
         if options := [*schema.get("anyOf", []), *schema.get("oneOf", [])]:
-            return self._rule(" | ".join(self._gemma_value(name, one, quote, inner) for one in options))
+            return self._rule(
+                " | ".join(self._gemma_value(name, alternative, quote, inner) for alternative in options)
+            )
         kinds = schema.get("type")
         if isinstance(kinds, list):
             options = [{**schema, "type": kind} for kind in kinds]
-            return self._rule(" | ".join(self._gemma_value(name, one, quote, inner) for one in options))
+            return self._rule(
+                " | ".join(self._gemma_value(name, alternative, quote, inner) for alternative in options)
+            )
         if kinds in ("integer", "number", "boolean", "null"):
             return self._rule(self._json(name, schema))
         if kinds == "array":
@@ -188,8 +196,8 @@ class CallGrammar:
         if kinds == "object" or "properties" in schema:
             needed = schema.get("required") or ()
             pairs = [
-                (self._rule(self._pair(name, key, one, quote, inner)), key in needed)
-                for key, one in (schema.get("properties") or {}).items()
+                (self._rule(self._pair(name, key, alternative, quote, inner)), key in needed)
+                for key, alternative in (schema.get("properties") or {}).items()
             ]
             return self._rule(f'"{{" {_members(pairs)} "}}"')
         if _is_bounded(schema):
@@ -203,7 +211,7 @@ def _members(pairs: Sequence[tuple[str, bool]]) -> str:
     for i in reversed(range(len(pairs))):
         pair, needed = pairs[i]
         # `this`: this pair comes first. `rest`: a later pair does.
-        after = "".join(f' ("," {one})' + ("" if must else "?") for one, must in pairs[i + 1 :])
+        after = "".join(f' ("," {later})' + ("" if must else "?") for later, must in pairs[i + 1 :])
         this = f"{pair}{after}"
         rest = this if needed else f"({this}" + (f" | {rest})" if rest else ")" + ("" if any_needed else "?"))
         any_needed |= needed

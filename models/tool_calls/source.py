@@ -80,11 +80,11 @@ class JsonEnd:
         """How many characters of this piece precede the end; None if it does not end here."""
         at = self._skip
         while True:
-            found = (self._IN_STRING if self._in_string else self._NEXT).search(text, at)
-            if found is None:
+            match = (self._IN_STRING if self._in_string else self._NEXT).search(text, at)
+            if match is None:
                 self._skip = max(0, at - len(text))
                 return None
-            at, character = found.end(), found[0]
+            at, character = match.end(), match[0]
             if character == "\\":
                 at += 1
             elif character == '"':
