@@ -1,4 +1,4 @@
-"""bench, sweep and verify: what they print, what synthetic models hold, what is refused."""
+"""bench, sweep and verify: output, synthetic models, errors."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ llama_decode = decode
 def test_llama_cpp_runs_the_same_in_turn(
     tiny: None, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A package of the same interface stands for it: what it is told to load and to compute."""
+    """A stand-in package with the same interface records what it loads and computes."""
     from vkbackend.vulkan.instance import position
 
     (tmp_path / "llama_cpp.py").write_text(LLAMA_CPP)
@@ -229,7 +229,7 @@ def test_llama_cpp_runs_the_same_in_turn(
     visible = str(position(device_infos()[0]))  # in the loader's order
     assert loaded == {"magic": "GGUF", "visible": visible, "n_gpu_layers": 2, "split_mode": 0}
     assert context["offload_kqv"] is False and (context["n_ubatch"], context["n_ctx"]) == (4, 11)
-    once = [4, 1, 4, 2], [4, 1, 1, 1]  # five tokens in front, then six at once, or two one by one
+    once = [4, 1, 4, 2], [4, 1, 1, 1]  # five tokens first, then six at once, or two one by one
     assert [call["decode"] for call in calls] == [*(once[0] * 3), *(once[1] * 3)]  # a warm-up, two runs
 
 

@@ -1,4 +1,4 @@
-"""bench-ops times what a recording really runs, on drivers and on the host, in the three formats."""
+"""bench-ops times what a recording runs, on drivers and on the host, in three formats."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_chain_has_its_length_and_goes_round_its_copies() -> None:
     chain = case_times.Chain(device, MatVec("q4_0", 64, 64), cold_nbytes=20_000)
     assert len(chain.placed) > 2 and chain.flops == 2 * 64 * 64
     chain.seconds(7, 3)
-    assert device.executed["mat_vec"] == 7 * 4  # one submission warms up
+    assert device.executed["mat_vec"] == 7 * 4  # plus one warm-up submission
     buffers = {c.args[0].buffer for c in chain.recording(7).accesses()}  # type: ignore[union-attr]
     assert len(buffers) == min(7, len(chain.placed))
     chain.close()
@@ -66,7 +66,7 @@ def test_a_chain_has_its_length_and_goes_round_its_copies() -> None:
 
 @pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present")
 def test_timestamps_lie_within_their_submissions(device: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One for every dispatch; together they take no longer than all submissions, on any machine."""
+    """One for every dispatch; their sum is at most the time of all submissions."""
     chain = case_times.Chain(device, Add(200_003))  # type: ignore[arg-type]
     monkeypatch.setattr(case_times, "has_clock", lambda device: True)
     try:

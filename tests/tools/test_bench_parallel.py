@@ -1,4 +1,4 @@
-"""bench --parallel: many callers at once, with the engine here and in a process of its own."""
+"""bench --parallel, with the engine here and in its own process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bench-reduce times real all-reduces, and a wrong sum does not pass."""
+"""bench-reduce times real all-reduces and reports wrong sums."""
 
 from __future__ import annotations
 

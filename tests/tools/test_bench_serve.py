@@ -1,4 +1,4 @@
-"""`vkbackend bench-serve` against the server with a model that makes no errors, and one that does."""
+"""`vkbackend bench-serve` against our server, with a model that works and one that fails."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def test_failures_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
         out = json.loads(capsys.readouterr().out)
         assert out[0]["n_errors"] == 2 and out[0]["errors"]
         assert main(["bench-serve", "--url", f"{url}/none"]) == 2
-    assert main(["bench-serve", "--url", f"http://127.0.0.1:{address.port}"]) == 2  # nobody is there
+    assert main(["bench-serve", "--url", f"http://127.0.0.1:{address.port}"]) == 2  # no server
 
 
 def test_gaps_and_rates() -> None:
     texts = [Text(0.0, [1.0, 1.5, 2.5], 3), Text(0.0, [3.0, 3.5]), Text(0.0, error="HTTP 429")]
     load = load_of(3, texts, 2.0)
     assert (load.n_texts, load.n_errors, load.errors) == (3, 1, ("HTTP 429",))
-    assert load.tokens_per_s == (3 + 2) / 2.0  # events where the server counts no tokens
+    assert load.tokens_per_s == (3 + 2) / 2.0  # counts events if the server counts no tokens
     assert (load.ttft_p50, load.itl_p50, load.itl_p99) == (2000, 500, 1000)
 
 

@@ -1,7 +1,8 @@
 """The command line: help, results, exit codes, one clear last line for bad input.
 
-Tests about a process (its streams, signals, environment) and one case of each kind start a process. The
-others call `main` here, which saves the second that a process takes to start."""
+Tests of a process (streams, signals, environment) and one case of each kind start a process. The others call
+`main`, which saves a second each.
+"""
 
 import argparse
 import io
@@ -36,7 +37,7 @@ def run(*args: str, env: dict[str, str] | None = None, **options: Any) -> subpro
 
 
 def call(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """What `run` gives, without a process of its own."""
+    """Like `run`, in this process."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err), open(os.devnull) as nothing:
         with mock.patch.dict(os.environ, env or {}), mock.patch.object(sys, "stdin", nothing):
@@ -52,11 +53,8 @@ def last_line(result: subprocess.CompletedProcess[str]) -> str:
 
 
 def generate(*args: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """On the host's numpy twins, so that no Vulkan device is needed; in a process of its own with options."""
+    """On numpy, so that no Vulkan device is needed; in a process of its own with options."""
     return (run if options else call)("generate", "-dev", "numpy", *args, **options)
-
-
-# ---- help ----
 
 
 @pytest.mark.parametrize("command", [[], ["devices"], ["generate"], ["info"]])
@@ -80,7 +78,7 @@ def test_every_option_of_generate_says_its_default_or_effect() -> None:
 
 
 def test_flags_of_experiments_come_last() -> None:
-    """Every command that has one of them shows all its own below the last heading."""
+    """Every command with such flags has all of them under the last heading."""
     flags = {"--split-policy", "--submit-ahead", "--reduce-provider", "--reduce-type"}
     having = set()
     for name in COMMANDS:
@@ -114,9 +112,6 @@ def test_scripts_and_the_package_run_by_module_name(tmp_path: Path) -> None:
                        (["vkbackend", "info"], tmp_path)):  # fmt: skip
         result = subprocess.run([sys.executable, "-m", *words, "-h"], capture_output=True, text=True, cwd=cwd)
         assert result.returncode == 0 and "usage: vkbackend info" in result.stdout, result.stderr
-
-
-# ---- results ----
 
 
 @needs_device
@@ -217,7 +212,7 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal(tmp_path: Path) 
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", text), text
 
 
-# ---- bad input: exit code 2, nothing on stdout, one last line, no traceback ----
+# Bad input: exit code 2, nothing on stdout, one last line, no traceback.
 
 
 def check_error(result: subprocess.CompletedProcess[str], pattern: str) -> None:
@@ -263,7 +258,7 @@ def check_error(result: subprocess.CompletedProcess[str], pattern: str) -> None:
 def test_bad_input(args: list[str], pattern: str) -> None:
     result = generate("-n", "4", *args, **({"env": {}} if args == ["-m", "."] else {}))
     check_error(result, pattern)
-    assert "/?" not in result.stderr  # no bar of what did not begin
+    assert "/?" not in result.stderr  # no progress bar of what did not begin
 
 
 def test_damaged_files(tmp_path: Path) -> None:
@@ -290,7 +285,7 @@ def test_no_device_and_no_loader(tmp_path: Path) -> None:
     for command in (["devices"], ["devices", "--json"], ["generate", "-n", "1"]):
         env = {"VK_DRIVER_FILES": "/nowhere.json", "VK_ICD_FILENAMES": "/nowhere.json"}
         check_error(run(*command, env=env), "no Vulkan device is present|Vulkan loader")
-        # `vulkan` raises this where dlopen finds no libvulkan.
+        # `vulkan` raises this if dlopen finds no libvulkan.
         check_error(run(*command, env={"PYTHONPATH": str(no_loader)}), "no Vulkan loader.*apt-get install")
     numpy = generate("-n", "1", env={"PYTHONPATH": str(no_loader)})
     assert numpy.returncode == 0, numpy.stderr
@@ -303,11 +298,8 @@ def test_debug_shows_the_traceback_before_the_last_line() -> None:
         check_error(generate("-n", "1", env={name: "much"}), f"{name}='much'")
 
 
-# ---- signals and pipes ----
-
-
 def heed_interrupts() -> None:
-    """A background job of a shell ignores SIGINT, and so do its children unless they say otherwise."""
+    """A shell's background job ignores SIGINT, and so do its children unless they change it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -317,7 +309,7 @@ def test_interrupt() -> None:
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, preexec_fn=heed_interrupts,
     )  # fmt: skip
     assert process.stdout is not None
-    assert process.stdout.read(20)  # flushed token by token, so this does not wait for the end
+    assert process.stdout.read(20)  # flushed per token, so this does not wait for the end
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in err and err.rstrip().endswith("interrupted")
@@ -361,9 +353,6 @@ def test_stdout_that_cannot_be_written(command: str) -> None:
     assert closed.returncode == 0, closed.stderr
     silent = subprocess.run(["bash", "-c", f"{line} 2>&-"], cwd=ROOT, capture_output=True, text=True)
     assert silent.returncode == 0 and silent.stdout
-
-
-# ---- documents ----
 
 
 def test_every_variable_is_documented() -> None:

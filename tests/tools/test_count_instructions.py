@@ -1,5 +1,6 @@
-"""What count_instructions tells of kernels: from a recorded text everywhere, from a driver if one tells, and
-from the compilers of absent GPUs if they are unpacked."""
+"""count_instructions: from a recorded text, from a driver if it reports, and from the compilers of absent
+GPUs if they are unpacked.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ def test_how_a_compiler_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 @pytest.mark.parametrize("gpu", ["NAVI31", pytest.param("BMG", marks=pytest.mark.wide),
                                  pytest.param("AMPERE", marks=pytest.mark.wide)])  # fmt: skip
 def test_a_compiler_tells(gpu: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A kernel of ours by its op, and the same as any module: equal figures."""
+    """A kernel of ours, and the same one as a foreign module: equal figures."""
     if why := compilers.missing(compilers.GPUS[gpu]):
         pytest.skip(why)
     case = r"^MatDot\(type='q4_0', n=3072, k=1024, rows=1,"

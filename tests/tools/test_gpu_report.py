@@ -1,4 +1,4 @@
-"""gpu-report: a crash or a hang costs one case, the files name nobody, every part fills its table."""
+"""gpu-report: a crash or hang costs one case, the files identify nobody, every part fills its table."""
 
 from __future__ import annotations
 
@@ -64,9 +64,6 @@ def workers(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(children, "WORKER", (sys.executable, str(path)))
 
 
-# ---- processes ----
-
-
 def test_a_crash_a_hang_and_a_loss_cost_a_case_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workers(WORKER, tmp_path, monkeypatch)
     begun: list[str] = []
@@ -110,9 +107,6 @@ def test_shares_add_up_to_all_of_the_time() -> None:
     assert ends == sorted(ends) and ends[-1] == pytest.approx(1600.0) and ends[0] > 1000.0
 
 
-# ---- files ----
-
-
 def test_the_files_name_no_host_user_or_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.node", lambda: "Bobs-Tower.lan")
     monkeypatch.setattr("getpass.getuser", lambda: "bob")
@@ -152,12 +146,9 @@ def test_bad_values_are_named(args: tuple[str, ...], named: str, capsys: pytest.
     assert named in capsys.readouterr().err
 
 
-# ---- parts ----
-
-
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Models, matrices and depths that numpy has done with at once, and a cache folder of their own."""
+    """Models, matrices and depths that numpy computes at once, and a cache folder."""
     monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(synthetic.SHAPES, "tiny", TINY)
     monkeypatch.setattr(rates, "MODELS", ("tiny:Q4_0",) * 3)
@@ -271,7 +262,7 @@ def test_pairs_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_llama_bench_reads_the_same_model(
     tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that reads the file it is given, and answers as the program does."""
+    """A stand-in llama-bench that reads the given file."""
     monkeypatch.setenv("PATH", str(tmp_path))
     part = rates.LlamaCpp(("0",), [])
     with pytest.raises(UnsupportedFeature, match="not installed"):
@@ -293,9 +284,6 @@ def test_llama_bench_reads_the_same_model(
         part.run(part.cases()[0])
 
 
-# ---- the command ----
-
-
 @needs_device
 def test_the_command_writes_both_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["gpu-report", "-dev", "0", "--parts", "verify,reduces", "--minutes", "0.02"]
@@ -311,7 +299,7 @@ def test_the_command_writes_both_files(tmp_path: Path, capsys: pytest.CaptureFix
 @needs_device
 @pytest.mark.wide
 def test_a_lost_device_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver that loses it at the 30th submission, in every process."""
+    """The driver loses it at the 30th submission, in every process."""
     monkeypatch.setenv("VKBACKEND_FAULT", "Vulkan0:vkQueueSubmit:30:VK_ERROR_DEVICE_LOST")
     words = ["gpu-report", "-dev", "0", "--parts", "verify", "--minutes", "2"]
     assert cli.main([*words, "-o", str(tmp_path)]) == 1

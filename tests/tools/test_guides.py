@@ -1,4 +1,4 @@
-"""Every command of the guides runs and prints what the text says; those of the README have their own test."""
+"""Every command of the guides runs and prints what the text says."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from places import ROOT
 
 PAGES = [ROOT / "docs" / "index.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
 STORY = "generate .*Once upon a time.*--temp 0"
-PRINTS = {  # how each command begins after `vkbackend`, and what it must print
+PRINTS = {  # beginning of a command after `vkbackend` -> expected output
     "devices": r"index +name +vendor.*\n +0 ",
     "plan ": r"(?s)blk\.0\S* +Vulkan0.*predicted +[\d.]+ ms per token",
     STORY: r"(?s)^, there was (?!.*Once upon a time)(\S+\s+){4,}",
     "bench ": r"(?s)pp64.*tg16",
     "verify ": r"(?s)rms_norm\.f32 +.*pass.*\d+ pass, 0 FAIL",
-    "generate .*Once. -n 2": r"(?s)\brms_norm\S* .*\bmat_\S+ ",  # a line for each dispatch
+    "generate .*Once. -n 2": r"(?s)\brms_norm\S* .*\bmat_\S+ ",  # a line per dispatch
 }
 
 
 def commands() -> list[str]:
-    """Without repetition: what follows `vkbackend`, and the variables in front of it."""
+    """Without repetition: words after `vkbackend`, and the variables before it."""
     blocks = [
         text for page in PAGES for text in re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL)
     ]
@@ -35,7 +35,7 @@ def commands() -> list[str]:
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, str]:
-    """The texts that commands wrote, to compare them."""
+    """The commands' output."""
     return {}
 
 

@@ -1,5 +1,4 @@
-"""`vkbackend hosts`: what is refused, the advice as the model of docs/hosts.md has it, and both commands over
-namespaces that the test makes."""
+"""`vkbackend hosts`: errors, advice by docs/hosts.md's model, and both commands over network namespaces."""
 
 from __future__ import annotations
 
@@ -47,8 +46,6 @@ def test_commands_in_the_process_of_host_0_say_how(
     assert f"vkbackend hosts run --hostfile {tmp_path} -- COMMAND" in capsys.readouterr().err
 
 
-# ---- the advice ----
-
 GB = 1e9
 DENSE_70B = 39 * GB, 80  # bytes at 4.5 bits, layers
 ONE_500 = [HostRates(350 * GB, None)] * 2
@@ -56,7 +53,7 @@ ONE_500 = [HostRates(350 * GB, None)] * 2
 
 @pytest.mark.no_vulkan
 def test_break_even_is_that_of_the_table() -> None:
-    """70B over two hosts of one card of 500 GB/s, of which 70% are reached."""
+    """70B over two hosts with a card of 500 GB/s each, at 70 % of that."""
     assert 1e6 * break_even_s(int(DENSE_70B[0]), 80, ONE_500) == pytest.approx(323, rel=0.05)
 
 
@@ -81,9 +78,6 @@ def test_placements_that_are_possible() -> None:
     assert [one.name for one in every] == ["replicas", "tensor", "hosts"]
     assert [one.n_exchanges for one in every] == [0, 160, 1]
     assert 1 / every[1].seconds == pytest.approx(14, rel=0.1)  # tokens/s: 25 GbE in the table
-
-
-# ---- over namespaces ----
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +108,7 @@ DEVICES = ["numpy", "numpy"]
 
 
 def exchange_us(text: str) -> float:
-    """The microseconds of an exchange of 16 KiB, from the table."""
+    """Microseconds of a 16 KiB exchange in the table."""
     return float(next(line for line in text.splitlines() if "16.0 KiB" in line).split("KiB")[1].split()[0])
 
 
@@ -125,8 +119,8 @@ def test_check(net: namespaces.Net, tmp_path: Path) -> None:
 
 @pytest.mark.wide
 def test_check_sees_a_slow_network(net: namespaces.Net, tmp_path: Path) -> None:
-    """What it advises depends on the exchange that it measures: over a link on which packets wait 25 ms, and
-    over one on which they do not. One layer of 2 MB: numpy breaks even between these, at 10 ms and more."""
+    """The advice depends on the measured exchange: over a link with 25 ms of delay, and without. One layer of
+    2 MB, where numpy breaks even between these, at 10 ms or more."""
     path = str(write_tiny(tmp_path / "model.gguf", Tiny("llama", n_layer=1, n_embd=256, n_vocab=1024)))
     quick = called(net, "check", "--hostfile", str(net.hostfile(tmp_path / "a", DEVICES)), "-m", path)
     if not slow_link.can_slow():
@@ -228,7 +222,7 @@ def test_bench_in_the_process_of_host_0(net: namespaces.Net, tmp_path: Path) -> 
 
 @pytest.mark.wide
 def test_commands_typed_by_hand(net: namespaces.Net, tmp_path: Path) -> None:
-    """launcher=manual says what to run where; nothing but the path of the programs is there before."""
+    """launcher=manual prints what to run on each host; only the programs' paths are known."""
     hostfile = tmp_path / "hosts"
     lines = [f"{net.address(n)} dev=numpy" for n in range(2)]
     hostfile.write_text("\n".join(["launcher=manual", *lines]) + "\n")

@@ -12,10 +12,10 @@ import pytest
 from device_sets import device_infos
 from places import ROOT
 
-# Tried by CI and by test_setup.py.
+# CI and test_setup.py run these.
 SETUP = ("bash tools/setup.sh", "bash tools/demo.sh", "bash tools/test.sh")
-STORY = r"(?s)^, there was (?!.*Once upon a time)(\S+\s+){25,}"  # the continuation alone, of 60 tokens
-PRINTS = {  # what begins each command after `vkbackend`, and what it must print
+STORY = r"(?s)^, there was (?!.*Once upon a time)(\S+\s+){25,}"  # 60 tokens of continuation
+PRINTS = {  # beginning of a command after `vkbackend` -> expected output
     "devices": r"index +name +vendor.*\n +0 ",
     'generate -p "Once upon a time" -n 60 --temp 0': STORY,
     "plan ": r"(?s)blk\.0 +Vulkan0\.0 .*Vulkan0\.1 .*predicted +[\d.]+ ms per token",
@@ -54,7 +54,7 @@ needs_device = pytest.mark.skipif(not device_infos(), reason="no Vulkan device i
 
 
 def run(command: str) -> subprocess.CompletedProcess[str]:
-    """The command in the environment that runs the tests, which stands for .venv."""
+    """Run the command in the tests' environment instead of .venv."""
     bin_dir = Path(sys.executable).parent
     return subprocess.run(
         ["bash", "-c", command.replace(".venv/bin/", f"{bin_dir}/")],

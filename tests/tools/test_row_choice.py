@@ -1,4 +1,4 @@
-"""Which op serves how many rows, by work that compilers of absent GPUs count."""
+"""Which op serves how many rows, by counted work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from vkbackend.tools.studies.row_choice import COLUMNS, ROWS, Cost, table_row
 
 
 def test_a_row_of_the_table() -> None:
-    """One op is bound by memory up to 8 rows and by issue beyond; from 12 to 16 another is twice as fast."""
+    """One op is limited by memory up to 8 rows and by issue beyond; from 12 to 16 rows another is twice as
+    fast."""
     own = [Cost(n, "mat_dot", True, 10.0, 1.25 * n) for n in ROWS]
     other = [Cost(n, "mat_wave", False, 10.0, 7.5 if n in (12, 16) else 5.0 * n) for n in ROWS]
     row = dict(zip(COLUMNS, table_row("A", "q4_0", [*own, *other]), strict=True))
@@ -28,6 +29,6 @@ def test_no_cliff_and_no_op_that_is_much_slower(gpu: str, kind: str) -> None:
     asked = compilers.ask(compilers.gpu_of(gpu), row_choice.MODULE, ["--alone", "-g", gpu, "-t", kind])
     row = dict(zip(COLUMNS, table_row(gpu, kind, [Cost(**one) for one in asked]), strict=True))
     assert float(row["largest growth for a row"].split()[0]) < 1.4
-    # On BMG integers on matrix units are 1.27 times as fast by this count, and slower than halves if they
+    # On BMG, integers on matrix units are 1.27 times as fast by this count, and slower than halves if they
     # hide vector instructions: docs/measurements/kernels.md.
     assert row["slowest choice"] == "-" or float(row["slowest choice"].split()[0]) < 1.3

@@ -1,6 +1,6 @@
-"""The set-up scripts: they parse, take their options, say what fails, and change nothing a second time.
+"""The set-up scripts: syntax, options, errors, and no change by a second run.
 
-Nothing is installed here: what would need root or the network is met by a PATH of stand-in system tools.
+Nothing is installed: a PATH of stand-in tools replaces everything that needs root or the network.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STAMP = ROOT / ".venv" / ".setup-stamp"
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="the set-up scripts need bash")
 
-# Lists the devices a driver manifest gives, with the driver's own description.
+# Lists a driver manifest's devices, with the driver's description.
 ENUMERATE = """
 import json
 import vulkan as vk
@@ -71,9 +71,6 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
     return files
 
 
-# ---- parsing and options ----
-
-
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_parses(script: str) -> None:
     done = run("bash", "-n", script)
@@ -101,15 +98,10 @@ def test_wrong_options_are_refused(options: str) -> None:
     assert done.stdout == "" and "usage:" in done.stderr
 
 
-# ---- a second run ----
-
-
 def test_second_run_changes_nothing() -> None:
     if not STAMP.exists():
         pytest.skip("this environment was not made by tools/setup.sh (no .venv/.setup-stamp)")
-    first = run(
-        "bash", "tools/setup.sh"
-    )  # brings a changed pyproject.toml up to date, if that is what it takes
+    first = run("bash", "tools/setup.sh")  # updates after a change of pyproject.toml
     assert first.returncode == 0, first.stderr
     before = snapshot(ROOT / ".venv")
     second = run("bash", "tools/setup.sh")
@@ -120,7 +112,7 @@ def test_second_run_changes_nothing() -> None:
 
 
 def test_a_folder_of_the_same_name_does_not_hide_the_package(tmp_path: Path) -> None:
-    """A checkout lies in a folder named vkbackend, and Python may be started beside it."""
+    """A checkout is in a folder named vkbackend, and Python may start next to it."""
     if not STAMP.exists():
         pytest.skip("this environment was not made by tools/setup.sh (no .venv/.setup-stamp)")
     assert run("bash", "tools/setup.sh").returncode == 0
@@ -130,14 +122,11 @@ def test_a_folder_of_the_same_name_does_not_hide_the_package(tmp_path: Path) -> 
     assert done.stdout == "LLM\n", done.stderr
 
 
-# ---- failing steps ----
-
-
 @pytest.fixture
 def bare_checkout(tmp_path: Path) -> tuple[Path, dict[str, str], Path]:
-    """A copy of the scripts, and a PATH of the few tools they need where dpkg knows of no package.
+    """A copy of the scripts, and a PATH of the few tools they need, with a dpkg that knows no package.
 
-    Returns the checkout, the environment, and the folder on PATH, to which a test adds apt-get and the like.
+    Returns the checkout, the environment, and the folder on PATH, to which tests add apt-get and others.
     """
     checkout, bin_dir = tmp_path / "checkout with space", tmp_path / "bin"
     bin_dir.mkdir()
@@ -243,9 +232,6 @@ def test_a_driver_already_there_is_left_alone(
         assert "mesa-vulkan-drivers" not in done.stderr
 
 
-# ---- test drivers ----
-
-
 def test_drivers_that_cannot_be_had_are_left_out(bare_checkout: tuple[Path, dict[str, str], Path]) -> None:
     checkout, env, _ = bare_checkout
     done = run("bash", "tools/setup.sh", "--drivers", env=env, cwd=checkout)
@@ -269,7 +255,7 @@ def test_no_mirror_is_not_remembered(bare_checkout: tuple[Path, dict[str, str], 
 
 @pytest.fixture(scope="module")
 def drivers() -> dict[str, Path]:
-    """NAME -> manifest, as printed by a run that finds everything unpacked."""
+    """NAME -> manifest, as printed by a run with everything unpacked."""
     if not (ROOT / ".drivers").exists():
         pytest.skip("no .drivers/ here: run `bash tools/setup.sh --drivers`")
     done = run("bash", "tools/setup.sh", "--drivers")

@@ -1,6 +1,5 @@
-"""No kernel keeps registers in memory, as the compilers of absent GPUs tell: by default a sample for AMD's
-GPUs, with --all every kernel of bench-ops for every GPU. Counts are compared with those recorded in
-docs/measurements/kernels.csv.
+"""No kernel spills registers, by the compilers of absent GPUs: a sample for AMD by default, with --all every
+kernel of bench-ops for every GPU. Counts are compared with docs/measurements/kernels.csv.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ from vkbackend.tools.measure import compilers
 from vkbackend.tools.measure.kernel_row import KernelRow
 from vkbackend.tools.studies.count_instructions import RECORDED, RECORDED_GPUS, rows_of
 
-# On all GPUs one of every product, in a format of each family, and what attention and norms run.
+# On all GPUs one of every product, in a format per family, and the kernels of attention and norms.
 SAMPLE = (
     r"'(f16|q4_0|q6_k)', n=3072, k=1024, rows=(1|16|512),|Id\((type=)?'(f16|q4_0|q6_k)'"
     "|^Attn|^Index|^RmsNorm|^Rope|^KvStore|^MoeTopk|^SsmScan"
 )
-# Arrays that a GPU of this kind has in memory, since no compiler can know the index, and a kernel that is not
-# chosen there: (driver, kernel).
+# Arrays that such a GPU keeps in memory, since their index is not known to the compiler, and a kernel that it
+# does not choose: (driver, kernel).
 ARRAYS = (
     ("anv", "delta_chunk."),
     ("anv", "attn_decode_coop."),
     ("nvk", "delta_chunk."),
-    ("nvk", "attn_decode.f32 LOCAL=128 HEAD_K=8 "),  # smaller heads than any model has
+    ("nvk", "attn_decode.f32 LOCAL=128 HEAD_K=8 "),  # smaller heads than in any model
 )
 
 
@@ -78,8 +77,8 @@ def wide_but(usual: str) -> list[Any]:
 
 @pytest.mark.parametrize("gpu", wide_but("NAVI31"))
 def test_counts_are_those_recorded(gpu: str) -> None:
-    """With the recorded Mesa the kernels are as recorded, exactly: who changes one records it again and says
-    what the change brought."""
+    """With the recorded Mesa version counts are equal. After a change of a kernel, record it again and
+    explain the change."""
     with (ROOT / "docs" / "measurements" / "kernels.csv").open() as file:
         recorded = [row for row in csv.DictReader(file) if row["gpu"] == gpu]
     assert recorded

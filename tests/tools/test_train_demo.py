@@ -1,6 +1,6 @@
-"""The grammar and the vocabulary of the demo model: stories keep what they promise, pieces join to the text.
+"""The demo model's grammar and vocabulary: stories are consistent, pieces join to the text.
 
-Runs without PyTorch and without Vulkan.
+Runs without PyTorch and Vulkan.
 """
 
 import random
@@ -60,7 +60,7 @@ def test_stories_differ(stories: list[Story]) -> None:
 
 
 def test_form(stories: list[Story]) -> None:
-    """60 to 150 words, ASCII, complete sentences, closed quotes, every template filled."""
+    """60 to 150 words, ASCII, complete sentences, closed quotes, no placeholder left."""
     for story in stories:
         text = story.text
         assert grammar.WORDS_MIN <= len(text.split()) <= grammar.WORDS_MAX, text
@@ -73,7 +73,7 @@ def test_form(stories: list[Story]) -> None:
 
 
 def test_story_remembers(stories: list[Story]) -> None:
-    """The hero and the thing found at the start come back after the friend is met, under the same names."""
+    """The hero and the thing of the beginning return under the same names after the friend is met."""
     for story in stories:
         alone, together = story.text.split(f" {story.friend}", 1)
         assert all(word in alone for word in (story.hero, story.kind, story.home, story.thing)), story
@@ -82,7 +82,7 @@ def test_story_remembers(stories: list[Story]) -> None:
 
 
 def test_pronouns_agree(stories: list[Story]) -> None:
-    """Before the friend appears, nobody but the hero has a pronoun."""
+    """Before the friend appears, only the hero has a pronoun."""
     other = {"she": r"\b(he|him|his)\b", "he": r"\b(she|her|hers)\b"}
     for story in stories:
         alone = story.text.split(f" {story.friend}", 1)[0].lower()
@@ -97,7 +97,7 @@ def test_vocabulary_layout(vocabulary: Vocabulary) -> None:
 
 
 def test_pieces_stay_inside_chunks(vocabulary: Vocabulary) -> None:
-    """What makes encoding by chunks the same as encoding the whole text."""
+    """So encoding by chunks equals encoding the whole text."""
     for piece in vocabulary.pieces[N_SPECIAL:]:
         assert CHUNK.findall(piece) == [piece]
 

@@ -1,4 +1,4 @@
-"""The study of wires: two devices against one, through a model that it lays out."""
+"""The study of wires: two devices against one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_each_wire_is_as_far_off_as_its_bits_say(
     found = re.findall(r"\| (\w+) \| ([-.e0-9]+) \|", capsys.readouterr().out)
     assert [wire for wire, _ in found] == ["f32", "bf16", "f16"]
     f32, bf16, f16 = (float(nmse) for _, nmse in found)
-    # Three bits more have 1/64 of the squared error; a factor of 4 is left to chance. F32 has 13 bits more.
+    # Three more bits give 1/64 of the squared error; a factor of 4 is left to chance. F32 has 13 bits more.
     assert 16 <= bf16 / f16 <= 256 and f32 < f16 / 1e4
 
 
