@@ -102,7 +102,7 @@ class Row:
     def record(self) -> dict[str, Any]:
         t = self.timing
         ns = [round(1e9 * s) for s in t.seconds]
-        found = (
+        record = (
             {"build": f"vkbackend {__version__}", "test_time": self.time}
             | self.model
             | self.runner
@@ -125,9 +125,9 @@ class Row:
             }
         )
         if self.theirs:
-            found |= {"llama_cpp_avg_ts": self.theirs.mean, "llama_cpp_samples_ts": list(self.theirs.rates)}
-            found["ratio"] = t.mean / self.theirs.mean
-        return found
+            record |= {"llama_cpp_avg_ts": self.theirs.mean, "llama_cpp_samples_ts": list(self.theirs.rates)}
+            record["ratio"] = t.mean / self.theirs.mean
+        return record
 
     def fields(self) -> dict[str, Any]:
         """The record as one table row: no samples, lists joined."""
@@ -218,7 +218,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
 
 
 def _measure_model(gguf: GGUF, args: argparse.Namespace, tests: Sequence[Test], n_ctx: int) -> Iterator[Row]:
-    err, what = console(stderr=True), describe(gguf)
+    err, model = console(stderr=True), describe(gguf)
     began = time.perf_counter()
     runner = open_runner(gguf, args, n_ctx=n_ctx)
     load_s = time.perf_counter() - began
@@ -230,7 +230,7 @@ def _measure_model(gguf: GGUF, args: argparse.Namespace, tests: Sequence[Test], 
         other = stack.enter_context(LlamaCpp(gguf, runner, n_ctx)) if args.compare else None
         timer, copied = Timer(runner, n_ctx), copy_rate(runner)
         for i, test in enumerate(tests):
-            err.print(f"[{i + 1}/{len(tests)}] {what['model_type']} {test.name}", markup=False)
+            err.print(f"[{i + 1}/{len(tests)}] {model['model_type']} {test.name}", markup=False)
             if not args.no_warmup:
                 timer.warm_up(test)
             theirs = None
@@ -241,7 +241,7 @@ def _measure_model(gguf: GGUF, args: argparse.Namespace, tests: Sequence[Test], 
             rate = None
             if not test.n_prompt:
                 rate = weight_nbytes_per_step(runner) * test.n_gen / min(timing.seconds)
-            yield Row(what, settings(runner), timing, loading, rate, copied, theirs)
+            yield Row(model, settings(runner), timing, loading, rate, copied, theirs)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -98,11 +98,13 @@ def record_of(model: str, devices: str, load: Load) -> dict[str, object]:
 def draw(loads: Sequence[Load], path: str) -> None:
     figure, axes = plotting().subplots(1, 2, figsize=(10, 4), layout="constrained")
     for process in (False, True):
-        own = [load for load in loads if load.process == process]
-        label, n = "own process" if process else "this process", [load.n for load in own]
-        axes[0].plot(n, [load.tokens_per_s for load in own], marker="o", label=label)
-        axes[1].plot(n, [load.itl_p50 for load in own], marker="o", label=f"{label}, median")
-        axes[1].plot(n, [load.itl_p99 for load in own], marker="x", linestyle=":", label=f"{label}, p99")
+        of_process = [load for load in loads if load.process == process]
+        label, n = "own process" if process else "this process", [load.n for load in of_process]
+        axes[0].plot(n, [load.tokens_per_s for load in of_process], marker="o", label=label)
+        axes[1].plot(n, [load.itl_p50 for load in of_process], marker="o", label=f"{label}, median")
+        axes[1].plot(
+            n, [load.itl_p99 for load in of_process], marker="x", linestyle=":", label=f"{label}, p99"
+        )
     titles = ("tokens per second", "tokens/s"), ("from token to token", "ms")
     for axis, (title, label) in zip(axes, titles, strict=True):
         axis.set(title=title, xlabel="callers", ylabel=label, ylim=(0, None))

@@ -96,13 +96,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def words(name: str, text: str, known: Sequence[str] = ()) -> list[str]:
     """Split a comma-separated list; each word must be in `known` unless that is empty."""
-    found = [word.strip() for word in text.split(",") if word.strip()]
-    for word in found:
+    items = [word.strip() for word in text.split(",") if word.strip()]
+    for word in items:
         if known and word not in known:
             raise InvalidArgument(f"{name} {word!r} is unknown; there are: {', '.join(known)}")
-    if not found:
+    if not items:
         raise InvalidArgument(f"{name} {text!r} is an empty list")
-    return found
+    return items
 
 
 def combinations(args: argparse.Namespace) -> list[tuple[tuple[str, ...], int, str, str, str]]:
@@ -132,8 +132,8 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     err = console(stderr=True)
     jobs = combinations(args)
     for i, (devices, nbytes, provider, wire, ahead) in enumerate(jobs):
-        what = f"{' '.join(devices)} {provider} {wire} ahead {ahead} {size(nbytes)}"
-        err.print(f"[{i + 1}/{len(jobs)}] {what}", markup=False)
+        label = f"{' '.join(devices)} {provider} {wire} ahead {ahead} {size(nbytes)}"
+        err.print(f"[{i + 1}/{len(jobs)}] {label}", markup=False)
         depth = ahead_depth("--ahead", ahead)
         try:
             how = ReduceOptions(reduce_type=wire, reduce_provider=provider, submit_ahead=depth)

@@ -129,7 +129,7 @@ class Conversation:
 
     def obey(self, name: str, rest: str) -> None:
         if name == "/help":
-            tell_notes((f"{command:<8}{what}" for command, what in COMMANDS.items()), self.err)
+            tell_notes((f"{command:<8}{description}" for command, description in COMMANDS.items()), self.err)
         elif name == "/clear":
             self.chat.clear()
             tell_notes(["the conversation is forgotten"], self.err)

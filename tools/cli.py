@@ -97,15 +97,17 @@ def build_parser(chosen: str) -> tuple[argparse.ArgumentParser, argparse.Argumen
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"vkbackend {vkbackend.__version__}")
-    found = parser
+    chosen_parser = parser
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, (module_name, what) in COMMANDS.items():
+    for name, (module_name, description) in COMMANDS.items():
         if name != chosen:
-            commands.add_parser(name, help=what)
+            commands.add_parser(name, help=description)
             continue
         module = importlib.import_module(f"vkbackend.tools.{module_name}")
         details = (module.__doc__ or "").partition("\n\n")[2].strip()
-        command = commands.add_parser(name, help=what, description=f"{what}. {details}", allow_abbrev=False)
+        command = commands.add_parser(
+            name, help=description, description=f"{description}. {details}", allow_abbrev=False
+        )
         module.add_arguments(command)
         if name not in NO_DEVICE:
             from vkbackend.open_device import RUNTIMES
@@ -114,8 +116,8 @@ def build_parser(chosen: str) -> tuple[argparse.ArgumentParser, argparse.Argumen
                 help=f"what drives the devices: {', '.join(RUNTIMES)} (default: VKBACKEND_RUNTIME, else "
                 "native)")  # fmt: skip
         command.set_defaults(run=module.run)
-        found = command
-    return parser, found
+        chosen_parser = command
+    return parser, chosen_parser
 
 
 def parse(words: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:

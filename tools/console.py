@@ -44,7 +44,7 @@ class _Table(Table):
 class _Console(Console):
     def print(self, *objects: Any, crop: bool = False, **options: Any) -> None:
         """Wrap text that is wider than the terminal (rich would crop it); print a wider table as a list."""
-        shown = (self._fitting(one) if isinstance(one, _Table) else one for one in objects)
+        shown = (self._fitting(item) if isinstance(item, _Table) else item for item in objects)
         super().print(*shown, crop=crop, **options)
 
     def _fitting(self, table: _Table) -> RenderableType:
@@ -67,8 +67,8 @@ class _Console(Console):
 
 def console(*, stderr: bool = False) -> Console:
     is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    told = is_terminal or "COLUMNS" in os.environ  # rich reads both
-    return _Console(stderr=stderr, highlight=False, width=None if told else PIPE_WIDTH)
+    has_width = is_terminal or "COLUMNS" in os.environ  # rich reads both
+    return _Console(stderr=stderr, highlight=False, width=None if has_width else PIPE_WIDTH)
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -203,17 +203,17 @@ def progress_bar(out: Console, *columns: ProgressColumn | str, keep: bool = Fals
 
 @contextmanager
 def byte_progress(
-    out: Console, what: str, *, keep: bool = False, then: str = ""
+    out: Console, label: str, *, keep: bool = False, then: str = ""
 ) -> Iterator[Callable[[int, int], None]]:
     """A progress bar for bytes; yields a function of (done, total). `then` replaces the label after the last
     byte, while work goes on."""
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True)
     with progress_bar(out, *columns, TransferSpeedColumn(), keep=keep) as bar:
-        task = bar.add_task(printable(what), total=None)
+        task = bar.add_task(printable(label), total=None)
 
         def show(done: int, total: int) -> None:
-            text = printable(then if then and done >= total else what)
+            text = printable(then if then and done >= total else label)
             bar.update(task, completed=done, total=total, description=text)
 
         yield show
-        bar.update(task, description=printable(what))
+        bar.update(task, description=printable(label))

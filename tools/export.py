@@ -57,8 +57,8 @@ def run(args: argparse.Namespace) -> None:
                 total = write_gguf(args.output, source, mesh.devices, mesh.weights, specs, progress)
         finally:
             runner.close()
-    what = f"{len(source.tensors)} tensors, {size(total)}, from {', '.join(names)}"
-    sys.stdout.write(printable(f"{args.output}: {what}") + "\n")
+    summary = f"{len(source.tensors)} tensors, {size(total)}, from {', '.join(names)}"
+    sys.stdout.write(printable(f"{args.output}: {summary}") + "\n")
 
 
 if __name__ == "__main__":

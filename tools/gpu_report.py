@@ -89,15 +89,17 @@ def _measure(
             place = f"[{spent / 60:.1f} of {report.minutes:g} min] {name} {device}"
             status.update(printable(f"{place}: {done + 1}/{n} {case}")[:150])
 
-        def job(part: str, group: Sequence[str], until: float, deadline_s: float, own: dict[str, str]) -> Job:
-            own = environment | {"VKBACKEND_TIMEOUT": str(round(WAITED * deadline_s))} | own
-            return Job(part, tuple(group), until, deadline_s, own, scratch)
+        def job(
+            part: str, group: Sequence[str], until: float, deadline_s: float, variables: dict[str, str]
+        ) -> Job:
+            variables = environment | {"VKBACKEND_TIMEOUT": str(round(WAITED * deadline_s))} | variables
+            return Job(part, tuple(group), until, deadline_s, variables, scratch)
 
-        found = run_job(job(DEVICES, words or (), began + LOOK_S, LOOK_S, {}), lambda *_: None)
-        if not found.rows:
-            raise UnsupportedFeature(found.unfinished or found.failed[0][1])
-        report.devices = found.rows
-        indices = [str(one["index"]) for one in found.rows]
+        listed = run_job(job(DEVICES, words or (), began + LOOK_S, LOOK_S, {}), lambda *_: None)
+        if not listed.rows:
+            raise UnsupportedFeature(listed.unfinished or listed.failed[0][1])
+        report.devices = listed.rows
+        indices = [str(row["index"]) for row in listed.rows]
         began = time.monotonic()
         ends = deal([PARTS[name].share for name in parts], seconds, began)
         for name, end in zip(parts, ends, strict=True):
@@ -112,8 +114,8 @@ def _measure(
                 report.parts[name].append(outcome)
                 report.seconds[name] = time.monotonic() - at
                 report.save(folder)
-                told = f"{len(outcome.done)} of {len(outcome.cases)} cases"
-                err.print(printable(f"{name} {where}: {told}, {len(outcome.failed)} failed"), markup=False)
+                count = f"{len(outcome.done)} of {len(outcome.cases)} cases"
+                err.print(printable(f"{name} {where}: {count}, {len(outcome.failed)} failed"), markup=False)
 
 
 if __name__ == "__main__":

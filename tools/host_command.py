@@ -77,11 +77,11 @@ def _of(host: int, group: Group, devices: list[Device]) -> list[Device]:
 
 
 def _rates(host: int, group: Group, devices: list[Device]) -> HostRates:
-    own = _of(host, group, devices)
-    free = [device.free_nbytes() for device in own]
+    local = _of(host, group, devices)
+    free = [device.free_nbytes() for device in local]
     known = [nbytes for nbytes in free if nbytes is not None]
     whole = sum(known) if len(known) == len(free) else None
-    return HostRates(sum(measure_speed(device).weights for device in own), whole)
+    return HostRates(sum(measure_speed(device).weights for device in local), whole)
 
 
 def _advise(path: str, rates: list[HostRates], exchange_s: float) -> None:
@@ -89,9 +89,9 @@ def _advise(path: str, rates: list[HostRates], exchange_s: float) -> None:
     with GGUF.open(path) as gguf:
         model = load_model(gguf)
         nbytes = sum(gguf.data(name).nbytes for name in gguf.tensors)
-    at_work = [one for one in rates if one.rate]
-    found = placements(nbytes, model.n_layer, at_work, exchange_s, exchange_s)
-    rows = [(one.name, f"{1 / one.seconds:.1f}", str(one.n_exchanges)) for one in found]
+    at_work = [host for host in rates if host.rate]
+    choices = placements(nbytes, model.n_layer, at_work, exchange_s, exchange_s)
+    rows = [(host.name, f"{1 / host.seconds:.1f}", str(host.n_exchanges)) for host in choices]
     out.print(table("one sequence", ("placement", "tokens/s at most", "exchanges"), rows))
     out.print(advice(nbytes, model.n_layer, at_work, exchange_s))
 

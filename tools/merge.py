@@ -24,5 +24,5 @@ def run(args: argparse.Namespace) -> None:
         with byte_progress(console(stderr=True), "writing", keep=True) as progress:
             merge_gguf(source, args.output, progress)
         total = sum(info.nbytes for info in source.tensors.values())
-        what = f"{args.output}: {len(source.tensors)} tensors, {size(total)}, of {len(source.paths)} files"
-    sys.stdout.write(printable(what) + "\n")
+        summary = f"{args.output}: {len(source.tensors)} tensors, {size(total)}, of {len(source.paths)} files"
+    sys.stdout.write(printable(summary) + "\n")

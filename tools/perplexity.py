@@ -96,14 +96,14 @@ def read_text(path: str) -> str:
 
 
 def summary(score: Score, n_windows: int, n_ctx: int, beside_base: bool) -> dict[str, Any]:
-    found = {
+    result = {
         "ppl": score.ppl,
         "ppl_error": score.ppl_error,
         "tokens": score.n,
         "windows": n_windows,
         "n_ctx": n_ctx,
     }
-    return found | (score.beside_base() if beside_base else {})
+    return result | (score.beside_base() if beside_base else {})
 
 
 def tell(score: Score, n_windows: int, n_ctx: int, beside_base: bool) -> None:

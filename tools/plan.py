@@ -123,8 +123,8 @@ def report(args: argparse.Namespace) -> Report:
         else:
             devices = open_devices(options.devices, options.runtime, exact=options.exact or env.exact())
         try:
-            found = _report(model, types, devices, options)
-            return replace(found, notes=tuple(notes(gguf, model, options.n_ctx)))
+            plan_report = _report(model, types, devices, options)
+            return replace(plan_report, notes=tuple(notes(gguf, model, options.n_ctx)))
         finally:
             for device in devices:
                 device.close()
@@ -197,36 +197,36 @@ def plan_rows(layout: Layout, devices: Sequence[Device]) -> list[list[str]]:
     return rows
 
 
-def to_json(found: Report, path: str) -> dict[str, Any]:
-    plans = [*found.layout.plans, found.layout.output_plan]
-    names = [*(f"blk.{il}" for il in range(len(found.layout.plans))), "output"]
-    p = found.prediction
+def to_json(plan_report: Report, path: str) -> dict[str, Any]:
+    plans = [*plan_report.layout.plans, plan_report.layout.output_plan]
+    names = [*(f"blk.{il}" for il in range(len(plan_report.layout.plans))), "output"]
+    p = plan_report.prediction
     return {
         "model": path,
-        "fits": not found.misfit,
-        "advice": found.misfit,
-        "notes": list(found.notes),
+        "fits": not plan_report.misfit,
+        "advice": plan_report.misfit,
+        "notes": list(plan_report.notes),
         "plan": [
             {"layer": name, **plan.ranges, **({"experts": plan.experts} if plan.experts else {})}
             for name, plan in zip(names, plans, strict=True)
         ],
-        "devices": found.per_device(),
-        "totals": itemised(found.layout, found.sizes),
-        "traffic": found.traffic(),
+        "devices": plan_report.per_device(),
+        "totals": itemised(plan_report.layout, plan_report.sizes),
+        "traffic": plan_report.traffic(),
         "prediction": {
             "tensor_split": p.tensor_split,
             **asdict(p.times),
             "total_ms": p.times.total_ms,
-            "fewer": [found.devices[d].name for d in p.fewer],
+            "fewer": [plan_report.devices[d].name for d in p.fewer],
             "fewer_total_ms": p.fewer_times.total_ms if p.fewer_times else None,
         },
     }
 
 
-def show(found: Report) -> None:
+def show(plan_report: Report) -> None:
     out = console()
-    slices = ("layers", "device", *(DIMS[dim] for dim in shown_dims(found.layout)))
-    out.print(table("plan", slices, plan_rows(found.layout, found.devices)))
+    slices = ("layers", "device", *(DIMS[dim] for dim in shown_dims(plan_report.layout)))
+    out.print(table("plan", slices, plan_rows(plan_report.layout, plan_report.devices)))
     keys = (
         "weights", "mapped", "mirrored", "kv", "scratch", "host", "shared", "staging", "padding",
         "read_per_token",
@@ -238,7 +238,7 @@ def show(found: Report) -> None:
             *(row[key] / MIB for key in keys),
             f"{row['bytes_per_s'] / 1e9:.3g}",
         )
-        for row in found.per_device()
+        for row in plan_report.per_device()
     ]
     columns = (
         "device",
@@ -256,27 +256,27 @@ def show(found: Report) -> None:
         "GB/s",
     )
     out.print(table("memory in MiB", columns, rows))
-    n, traffic = itemised(found.layout, found.sizes), found.traffic()
+    n, traffic = itemised(plan_report.layout, plan_report.sizes), plan_report.traffic()
     parts = " + ".join(f"{SHOWN_ITEMS[item]} {size(n[item])}" for item in ITEMS if n[item])
     lines = [
         f"all devices together {size(n['held'])} = {parts}",
         f"per token {traffic['reduces']} reduces of {size(traffic['bytes'])} together; all devices write "
         f"{size(traffic['written'])}",
-        *found.prediction.lines([device.name for device in found.devices]),
-        *found.notes,
-        *([f"does not fit: {found.misfit}"] if found.misfit else []),
+        *plan_report.prediction.lines([device.name for device in plan_report.devices]),
+        *plan_report.notes,
+        *([f"does not fit: {plan_report.misfit}"] if plan_report.misfit else []),
     ]
     for line in lines:
         out.print(printable(line), markup=False, soft_wrap=not out.is_terminal)
 
 
 def run(args: argparse.Namespace) -> int:
-    found = report(args)
+    plan_report = report(args)
     if args.json:
-        write_json(to_json(found, args.model))
+        write_json(to_json(plan_report, args.model))
     else:
-        show(found)
-    return 1 if found.misfit else 0
+        show(plan_report)
+    return 1 if plan_report.misfit else 0
 
 
 if __name__ == "__main__":

@@ -183,16 +183,16 @@ def defaults_of(args: argparse.Namespace) -> dict[str, Any]:
     """Defaults for requests: the flags that differ from the built-in defaults."""
     sampling = sampling_of(args)
     given = asdict(sampling)
-    found: dict[str, Any] = {
-        one.name: given[one.name]
-        for one in fields(sampling)
-        if one.name not in NOT_DEFAULTS and given[one.name] != one.default
+    defaults: dict[str, Any] = {
+        field.name: given[field.name]
+        for field in fields(sampling)
+        if field.name not in NOT_DEFAULTS and given[field.name] != field.default
     }
     if args.seed != -1:
-        found["seed"] = args.seed
+        defaults["seed"] = args.seed
     if args.stop:
-        found["stop"] = args.stop
-    return found | structure_given(args) | ({"ignore_eos": True} if args.ignore_eos else {})
+        defaults["stop"] = args.stop
+    return defaults | structure_given(args) | ({"ignore_eos": True} if args.ignore_eos else {})
 
 
 if __name__ == "__main__":

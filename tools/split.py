@@ -55,5 +55,5 @@ def run(args: argparse.Namespace) -> None:
             with byte_progress(console(stderr=True), "writing", keep=True) as progress:
                 split_gguf(source, args.prefix, parts, progress)
     for path, part in zip(paths, parts, strict=True):
-        what = f"{path}: {len(part)} tensors, {size(sum(info.nbytes for info in part))}"
-        sys.stdout.write(printable(what) + "\n")
+        summary = f"{path}: {len(part)} tensors, {size(sum(info.nbytes for info in part))}"
+        sys.stdout.write(printable(summary) + "\n")

@@ -98,8 +98,10 @@ def draw(points: Sequence[Point], path: str) -> None:
     figure, axes = plotting().subplots(1, 2, figsize=(10, 4), layout="constrained")
     for axis, kind, title in zip(axes, ("pp", "tg"), ("prefill", "decode"), strict=True):
         for model in dict.fromkeys(point.model for point in points):
-            own = [point for point in points if point.model == model]
-            axis.plot([p.depth for p in own], [getattr(p, kind) for p in own], marker="o", label=model)
+            of_model = [point for point in points if point.model == model]
+            axis.plot(
+                [p.depth for p in of_model], [getattr(p, kind) for p in of_model], marker="o", label=model
+            )
         axis.set(title=title, xlabel="tokens in the cache", ylabel="tokens per second", ylim=(0, None))
     axes[0].legend()
     save(figure, path)

@@ -51,15 +51,15 @@ def run(args: argparse.Namespace) -> int:
         for device in devices:
             err.print(f"measuring {printable(device.name)}", markup=False)
             times.append(matrix_times.times_of(device))
-        found = matrix_times.ranked(times, replace(devices[0].limits, choices=()))
+        ranking = matrix_times.ranked(times, replace(devices[0].limits, choices=()))
         rows = [
             (name, op, *(times[0][name][op].get(kind, "") for kind in matrix_times.TYPES))
-            for name in found
-            for op in found[name]
+            for name in ranking
+            for op in ranking[name]
         ]
         title = f"{printable(info.driver)}: us, the fastest first"
         out.print(table(title, ("rows", "op", *matrix_times.TYPES), rows))
-        if measured.save(info, found):
+        if measured.save(info, ranking):
             err.print(f"kept in {printable(str(env.cache_dir()))}", markup=False, soft_wrap=True)
     finally:
         for device in devices:

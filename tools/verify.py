@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def verify(device: Device, pattern: re.Pattern[str], wide: bool, seed: int) -> list[Result]:
     """Run the cases; a result for every variant in the manifest. Progress on stderr."""
-    found = {
+    results = {
         f"{op}.{variant}": Result(
             device.name, f"{op}.{variant}", lacks=tuple(sorted({*OPS[op].needs} - device.limits.features))
         )
@@ -80,14 +80,14 @@ def verify(device: Device, pattern: re.Pattern[str], wide: bool, seed: int) -> l
             for checked in check_case(case, device, seed):
                 failure = f"{case!r}: {checked.failure}" if checked.failure else ""
                 for name in checked.shaders:
-                    result = found.setdefault(name, Result(device.name, name))
+                    result = results.setdefault(name, Result(device.name, name))
                     result.cases += 1
                     result.worst = max(result.worst, checked.error)
                     result.allowed = max(result.allowed, case.tolerance)
                     result.failures += [failure] if failure else []
             if is_lost(device):
                 break
-    return list(found.values())
+    return list(results.values())
 
 
 def run(args: argparse.Namespace) -> int:
@@ -156,8 +156,8 @@ def _show(results: list[Result], report: list[dict[str, Any]], seed: int, all_ca
                 printable(f"FAIL {result.device} {result.shader}: {failure}"), markup=False, soft_wrap=True
             )
     counts = Counter(result.verdict for result in (results if all_cases else shown))
-    told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ("pass", "FAIL", "skipped"))
-    out.print(f"shader variants on {len(report)} devices: {told}", markup=False)
+    summary = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ("pass", "FAIL", "skipped"))
+    out.print(f"shader variants on {len(report)} devices: {summary}", markup=False)
 
 
 if __name__ == "__main__":

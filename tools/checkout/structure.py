@@ -108,12 +108,12 @@ def main() -> int:
     between = structure.between_packages()
     rows = []
     for package in sorted(structure.packages):
-        own = [m for m in structure.files if structure.package_of(m) == package]
-        inside = sum(len({b for b in structure.imports[m] if b in own}) for m in own)
+        modules = [m for m in structure.files if structure.package_of(m) == package]
+        inside = sum(len({b for b in structure.imports[m] if b in modules}) for m in modules)
         uses = sorted(b for a, b in between if a == package)
-        if own:
-            n_lines = sum(lines_of(structure.files[m]) for m in own)
-            rows.append((package, len(own), n_lines, inside, ", ".join(uses) or "-"))
+        if modules:
+            n_lines = sum(lines_of(structure.files[m]) for m in modules)
+            rows.append((package, len(modules), n_lines, inside, ", ".join(uses) or "-"))
     out.print(table("packages", ("package", "files", "lines", "imports inside", "uses"), rows))
     circles, typed = structure.circles(), structure.circles(typed=True)
     n_imports = sum(map(len, structure.imports.values()))

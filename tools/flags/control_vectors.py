@@ -20,8 +20,8 @@ class _Files(argparse.Action):
         values: str | Sequence[Any] | None,
         flag: str | None = None,
     ) -> None:
-        found = [self.pair(word) for word in str(values).split(",")]
-        setattr(args, self.dest, (*getattr(args, self.dest), *found))
+        files = [self.pair(word) for word in str(values).split(",")]
+        setattr(args, self.dest, (*getattr(args, self.dest), *files))
 
     def pair(self, word: str) -> tuple[str, float]:
         return word, 1.0

@@ -16,7 +16,7 @@ def adder(parser: argparse.ArgumentParser, title: str, options: type = Options) 
     """`add(name, "-f", "--flag", ...)` adds a flag for option `name` to the group `title`; the default comes
     from the dataclass `options`."""
     group = parser.add_argument_group(title)
-    defaults = {one.name: one.default for one in fields(options)}
+    defaults = {field.name: field.default for field in fields(options)}
 
     def add(name: str, *flags: str, **how: Any) -> argparse.Action:
         return group.add_argument(*flags, dest=name, **{"default": defaults[name], **how})
@@ -31,4 +31,4 @@ def options_of(args: argparse.Namespace, path: File, **changed: Unpack[Keywords]
 
 def fields_given(args: argparse.Namespace, options: type) -> dict[str, Any]:
     """The fields of `options` that a command has flags for."""
-    return {one.name: getattr(args, one.name) for one in fields(options) if hasattr(args, one.name)}
+    return {field.name: getattr(args, field.name) for field in fields(options) if hasattr(args, field.name)}

@@ -20,9 +20,9 @@ def present() -> list[DeviceInfo]:
     """Raises UnsupportedFeature without a device or a Vulkan loader."""
     from vkbackend.vulkan.instance import devices, no_device_message
 
-    if not (found := devices()):
+    if not (infos := devices()):
         raise UnsupportedFeature(no_device_message())
-    return found
+    return infos
 
 
 def show_devices(infos: Sequence[DeviceInfo], out: Console, title: str = "") -> None:

@@ -53,12 +53,12 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, synthetic: bool = Tr
 
 def open_models(args: argparse.Namespace, stack: ExitStack) -> list[GGUF]:
     """Open the named files and synthetic models until the stack unwinds. Raises InvalidArgument for none."""
-    found: list[GGUF] = [stack.enter_context(GGUF.open(path)) for path in args.model]
-    found += [Synthetic(spec) for spec in getattr(args, "synthetic", [])]
-    if not found:
+    models: list[GGUF] = [stack.enter_context(GGUF.open(path)) for path in args.model]
+    models += [Synthetic(spec) for spec in getattr(args, "synthetic", [])]
+    if not models:
         other = " or --synthetic SHAPE:TYPE" if hasattr(args, "synthetic") else ""
         raise InvalidArgument(f"no model was given; name one with -m FILE{other}")
-    return found
+    return models
 
 
 def refuse_hostfile(options: Options) -> None:

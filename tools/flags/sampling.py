@@ -86,16 +86,16 @@ def sampling_of(args: argparse.Namespace) -> SamplingParams:
 
 def token_bias(text: str) -> tuple[int, float]:
     """15043+1.5 or 15043-inf."""
-    found = re.fullmatch(r"([0-9]{1,10})([+-].+)", text)
+    match = re.fullmatch(r"([0-9]{1,10})([+-].+)", text)
     try:
-        assert found is not None
-        bias = float(found[2])
+        assert match is not None
+        bias = float(match[2])
         assert bias < math.inf
     except (AssertionError, ValueError):
         raise argparse.ArgumentTypeError(
             f"{text!r}: expected a token id, a sign and a number, such as 15043+1 or 15043-inf"
         ) from None
-    return int(found[1]), bias
+    return int(match[1]), bias
 
 
 def token_list(text: str) -> list[Any]:

@@ -22,10 +22,10 @@ def add_template_arguments(parser: argparse.ArgumentParser, then: str = "") -> N
 
 def variables(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
-        if isinstance(found, dict):
-            return found
-        why = f"a {type(found).__name__}"
+        values = json.loads(text)
+        if isinstance(values, dict):
+            return values
+        why = f"a {type(values).__name__}"
     except ValueError as error:
         why = str(error)
     raise argparse.ArgumentTypeError(f"{text!r}: expected a JSON object; it is {why}")

@@ -95,9 +95,11 @@ def _with_driver(driver: str, module: str, arguments: Sequence[str]) -> tuple[li
     """(command, environment) with one driver. If the driver has its own libc, its loader starts Python."""
     folder = FOLDER / driver
     loader = folder / "ld.so"
-    own = [str(loader), "--argv0", sys.executable, "--library-path", str(folder)] if loader.exists() else []
+    launcher = (
+        [str(loader), "--argv0", sys.executable, "--library-path", str(folder)] if loader.exists() else []
+    )
     added = dict.fromkeys(("VK_DRIVER_FILES", "VK_ICD_FILENAMES"), str(folder / "icd.json"))
-    return [*own, sys.executable, "-m", module, *arguments], os.environ | added
+    return [*launcher, sys.executable, "-m", module, *arguments], os.environ | added
 
 
 def ask(gpu: Gpu, module: str, arguments: Sequence[str]) -> Any:
@@ -105,6 +107,6 @@ def ask(gpu: Gpu, module: str, arguments: Sequence[str]) -> Any:
     command, env = start(gpu, module, arguments)
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode or not done.stdout:
-        told = (done.stderr.strip() or "it said nothing").splitlines()[-1]
-        raise VkbackendError(f"{gpu.name}: the compiler's process ended with {done.returncode}: {told}")
+        reason = (done.stderr.strip() or "it said nothing").splitlines()[-1]
+        raise VkbackendError(f"{gpu.name}: the compiler's process ended with {done.returncode}: {reason}")
     return json.loads(done.stdout.splitlines()[-1])

@@ -46,8 +46,8 @@ def _amd(text: str, lanes: int) -> Iterator[str | Op]:
             yield label[1]
         elif (again := _AMD_AGAIN.match(line)) and last:
             yield from [last] * int(again[1])
-        elif found := _AMD_LINE.match(line):
-            last = _amd_op(found[1], found[2].strip(), lanes)
+        elif match := _AMD_LINE.match(line):
+            last = _amd_op(match[1], match[2].strip(), lanes)
             yield last
 
 
@@ -96,8 +96,8 @@ def _intel(text: str, lanes: int) -> Iterator[str | Op]:
     for i, line in enumerate(lines):
         if label := _LABEL.match(line):
             yield label[1]
-        elif found := _INTEL_LINE.match(line):
-            name, suffix, width, rest = found[1], found[2], int(found[3]), found[4]
+        elif match := _INTEL_LINE.match(line):
+            name, suffix, width, rest = match[1], match[2], int(match[3]), match[4]
             message = (
                 _INTEL_MESSAGE.match(lines[i + 1]) if name.startswith("send") and i + 1 < len(lines) else None
             )
@@ -160,8 +160,8 @@ def _nvidia(text: str, lanes: int) -> Iterator[Block | Op]:
     for line in text.splitlines():
         if block := _NV_BLOCK.match(line):
             yield Block(int(block[1]), tuple(int(i) for i in block[2].split(",") if i.strip()))
-        elif (found := _NV_LINE.match(line)) and not line.startswith(("block", "}")):
-            yield _nvidia_op(found[1], found[2], line, lanes)
+        elif (match := _NV_LINE.match(line)) and not line.startswith(("block", "}")):
+            yield _nvidia_op(match[1], match[2], line, lanes)
 
 
 def _nvidia_op(name: str, suffix: str, line: str, lanes: int) -> Op:

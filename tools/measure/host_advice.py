@@ -31,15 +31,15 @@ def placements(
     """Possible placements with times. A token reads `nbytes` of weights. An exchange moves a layer's sum
     between all hosts, a handover the residual to the next host."""
     every = sum(host.rate for host in hosts)
-    found = [
+    choices = [
         Placement("tensor", nbytes / every + 2 * n_layers * (LOCAL_REDUCE_S + exchange_s), 2 * n_layers),
         # Layers in proportion to speed; while one host reads its part the others wait.
         Placement("hosts", len(hosts) * nbytes / every + (len(hosts) - 1) * handover_s, len(hosts) - 1),
     ]
     if all(host.free is None or host.free >= nbytes for host in hosts):
         slowest = min(host.rate for host in hosts)
-        found.insert(0, Placement("replicas", nbytes / slowest, 0))
-    return found
+        choices.insert(0, Placement("replicas", nbytes / slowest, 0))
+    return choices
 
 
 def break_even_s(nbytes: int, n_layers: int, hosts: Sequence[HostRates]) -> float:

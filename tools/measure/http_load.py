@@ -135,12 +135,12 @@ async def text_of(endpoint: Endpoint, path: str, body: dict[str, Any]) -> Text:
 def _take(text: Text, line: bytes) -> None:
     now = time.perf_counter()
     text.n_bytes += len(line) + 2
-    found = json.loads(line[6:])
-    if found.get("error"):
-        text.error = str(found["error"].get("message", found["error"]))
-    if found.get("usage"):
-        text.n_tokens = int(found["usage"]["completion_tokens"])
-    for choice in found.get("choices") or ():
+    event = json.loads(line[6:])
+    if event.get("error"):
+        text.error = str(event["error"].get("message", event["error"]))
+    if event.get("usage"):
+        text.n_tokens = int(event["usage"]["completion_tokens"])
+    for choice in event.get("choices") or ():
         delta = choice.get("delta") or choice
         if any(delta.get(name) for name in ("text", "content", "reasoning_content", "tool_calls")):
             text.times.append(now)

@@ -75,17 +75,17 @@ def row_of(
     gpu: str, vendor: str, kernel: str, lanes: int, statistics: Mapping[str, float], texts: Mapping[str, str]
 ) -> KernelRow:
     """Parse a driver's statistics and texts. lanes 0: chosen by the driver, so unknown."""
-    told: dict[str, int | None] = {}
+    values: dict[str, int | None] = {}
     for ours, theirs in _STATISTICS.get(vendor, {}).items():
         known = [statistics[name] for name in theirs if name in statistics]
-        told[ours] = int(sum(known)) if known else None
+        values[ours] = int(sum(known)) if known else None
     for name in ("instructions", "cycles", "registers", "waves", "spills", "scratch"):
-        told.setdefault(name, None)
+        values.setdefault(name, None)
     listed = listing(vendor, texts.get(_ASSEMBLY.get(vendor, ""), ""), lanes or 1)
     hot = dict.fromkeys(_HOT) | {n: v for n, v in asdict(counts(listed.hot_loop())).items() if n in _HOT}
     if not any(op.kind == "vector" for op in listed.ops):  # unknown assembly
         hot = dict.fromkeys(_HOT)
-    return KernelRow(gpu, kernel, lanes, **told, **hot)
+    return KernelRow(gpu, kernel, lanes, **values, **hot)
 
 
 _HOT = [field.name for field in fields(KernelRow)][9:]

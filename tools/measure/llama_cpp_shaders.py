@@ -33,11 +33,11 @@ SOURCES = (
 
 def glslc() -> list[str]:
     """A glslc that supports matrix units, for llama.cpp's generator."""
-    own = compilers.FOLDER / "nvk"
-    if (own / "glslc").exists():
-        return [str(own / "ld.so"), "--library-path", str(own), str(own / "glslc")]
-    if found := shutil.which("glslc"):
-        return [found]
+    folder = compilers.FOLDER / "nvk"
+    if (folder / "glslc").exists():
+        return [str(folder / "ld.so"), "--library-path", str(folder), str(folder / "glslc")]
+    if path := shutil.which("glslc"):
+        return [path]
     raise UnsupportedFeature(
         "no glslc here: run `bash tools/setup.sh --compilers`, or install Debian's package glslc"
     )
@@ -60,8 +60,8 @@ def built(sdist: Path | None, wanted: set[str]) -> Path:
     generator = CACHE / f"generator-{VERSION}"
     if not generator.exists():
         flags = ["-DGGML_VULKAN_COOPMAT_GLSLC_SUPPORT", "-DGGML_VULKAN_INTEGER_DOT_GLSLC_SUPPORT", "-O0"]
-        own = [str(source / "vulkan-shaders-gen.cpp"), "-o", f"{generator}.new", "-lpthread"]
-        run([os.environ.get("CXX", "c++"), *flags, *own])
+        arguments = [str(source / "vulkan-shaders-gen.cpp"), "-o", f"{generator}.new", "-lpthread"]
+        run([os.environ.get("CXX", "c++"), *flags, *arguments])
         Path(f"{generator}.new").replace(generator)
     modules.mkdir(exist_ok=True)
     for name in SOURCES:
@@ -117,5 +117,5 @@ def unpacked(sdist: Path | None) -> Path:
 def run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        told = (done.stderr or done.stdout).strip().splitlines()[-1:]
-        raise VkbackendError(f"{Path(command[0]).name} ended with {done.returncode}: {' '.join(told)}")
+        reason = (done.stderr or done.stdout).strip().splitlines()[-1:]
+        raise VkbackendError(f"{Path(command[0]).name} ended with {done.returncode}: {' '.join(reason)}")

@@ -87,7 +87,7 @@ def ranked(times: Iterable[Times], limits: Limits) -> measured.Table:
             for op, by_type in by_op.items():
                 for kind, us in by_type.items():
                     total[name][op][kind] += us
-    found: measured.Table = {}
+    ranking: measured.Table = {}
     for name, by_op in total.items():
         rules = {kind: mat_op(limits, ROWS[name], kind) for kind in TYPES}
         plain = by_op[rules[TYPES[0]]]
@@ -96,5 +96,5 @@ def ranked(times: Iterable[Times], limits: Limits) -> measured.Table:
             gain = GAIN if op in rules.values() else 1.0
             return gain * sum(by_op[op].values()) / sum(plain[kind] for kind in by_op[op])
 
-        found[name] = tuple(sorted(by_op, key=relative))
-    return found
+        ranking[name] = tuple(sorted(by_op, key=relative))
+    return ranking

@@ -53,8 +53,8 @@ def prompts(n_vocab: int, seed: int) -> Callable[[], list[int]]:
     def one() -> list[int]:
         nonlocal count
         count += 1
-        own = [rng.randrange(n_vocab) for _ in range(LENGTHS[count % len(LENGTHS)])]
-        return (shared if count // len(LENGTHS) % 2 else []) + own
+        tail = [rng.randrange(n_vocab) for _ in range(LENGTHS[count % len(LENGTHS)])]
+        return (shared if count // len(LENGTHS) % 2 else []) + tail
 
     return one
 

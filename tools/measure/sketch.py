@@ -106,8 +106,8 @@ class Sketch(GGUF):
 
 def sketches(arch: str) -> list[Model]:
     """One with experts and one dense, as far as the architecture allows."""
-    found = [load_model(Sketch(arch))]
-    if found[0].n_used:
+    models = [load_model(Sketch(arch))]
+    if models[0].n_used:
         with suppress(GGUFError):
-            found.append(load_model(Sketch(arch, experts=False)))
-    return found
+            models.append(load_model(Sketch(arch, experts=False)))
+    return models

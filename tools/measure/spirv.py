@@ -45,7 +45,7 @@ def report_of_spirv(
     """The driver's report on a module with these specialization constants (by id) and subgroups of `lanes`,
     if that is not 0 and the device has a choice."""
     layouts, pipeline_layout = _layout(device, code)
-    made = []
+    objects = []
     try:
         info = new(
             "VkShaderModuleCreateInfo",
@@ -54,7 +54,7 @@ def report_of_spirv(
         )
         module, pipeline = ffi.new("VkShaderModule *"), ffi.new("VkPipeline *")
         device.check(lib.vkCreateShaderModule(device.vk, info, NULL, module), "vkCreateShaderModule")
-        made.append(module[0])
+        objects.append(module[0])
         entries = ffi.new("VkSpecializationMapEntry[]", len(consts))
         for i, (entry, const) in enumerate(zip(entries, consts, strict=True)):
             entry.constantID, entry.offset, entry.size = const, 4 * i, 4
@@ -81,7 +81,7 @@ def report_of_spirv(
         finally:
             lib.vkDestroyPipeline(device.vk, pipeline[0], NULL)
     finally:
-        for module_handle in made:
+        for module_handle in objects:
             lib.vkDestroyShaderModule(device.vk, module_handle, NULL)
         lib.vkDestroyPipelineLayout(device.vk, pipeline_layout, NULL)
         for layout in layouts:

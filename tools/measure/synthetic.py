@@ -129,12 +129,12 @@ class Synthetic(GGUF):
         arch, n_published, tied, values = SHAPES[name]
         n_vocab = n_vocab or n_published
         values = values | {"block_count": n_layer or values["block_count"]}
-        found: dict[str, Any] = {"general.architecture": arch, "general.name": f"{name} {dtype.upper()}"}
-        found |= {f"{arch}.{key}": value for key, value in values.items()}
+        metadata: dict[str, Any] = {"general.architecture": arch, "general.name": f"{name} {dtype.upper()}"}
+        metadata |= {f"{arch}.{key}": value for key, value in values.items()}
         eps = float(np.float32(1e-6))  # as in a file
-        found |= {f"{arch}.attention.layer_norm_rms_epsilon": eps, f"{arch}.rope.freq_base": 500_000.0}
-        found |= {f"{arch}.vocab_size": n_vocab, "tokenizer.ggml.model": "no_vocab"}
-        self.metadata = Values(found)  # type: ignore[assignment]
+        metadata |= {f"{arch}.attention.layer_norm_rms_epsilon": eps, f"{arch}.rope.freq_base": 500_000.0}
+        metadata |= {f"{arch}.vocab_size": n_vocab, "tokenizer.ggml.model": "no_vocab"}
+        self.metadata = Values(metadata)  # type: ignore[assignment]
         self.paths = [Path(f"synthetic-{name}-{dtype.upper()}")]
         self._parts = [None]  # type: ignore[list-item]
         self._pools: dict[str, npt.NDArray[np.uint8]] = {}

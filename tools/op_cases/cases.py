@@ -180,14 +180,14 @@ def cases_named(pattern: str, shapes: str) -> list[Case]:
     """The cases that match `pattern`. Raises InvalidArgument for none."""
     cases = [*(CASES if shapes != "real" else ()), *(BENCH_CASES if shapes != "tests" else ())]
     try:
-        found = [case for case in cases if re.search(pattern, repr(case))]
+        matches = [case for case in cases if re.search(pattern, repr(case))]
     except re.error as error:
         raise InvalidArgument(f"--case {pattern!r} is not a regular expression: {error}") from None
-    if not found:
+    if not matches:
         if shapes == "real" and any(re.search(pattern, repr(case)) for case in CASES):
             raise InvalidArgument(
                 f"--case {pattern!r} matches small cases only; time them with --shapes tests"
             )
         names = sorted({type(case).__name__ for case in cases})
         raise InvalidArgument(f"--case {pattern!r} matches none of {len(cases)} cases of {', '.join(names)}")
-    return found
+    return matches

@@ -55,9 +55,11 @@ class Shape:
 
 def shape_of(case: Case, limits: Limits, seed: int) -> Shape:
     probe = Placed(NumpyDevice("probe"), case.setup(np.random.default_rng(seed)))
-    found = [c for c in probe.record(limits).accesses() if isinstance(c, Dispatch)]
+    dispatches = [c for c in probe.record(limits).accesses() if isinstance(c, Dispatch)]
     probe.close()
-    return Shape(tuple(f"{c.op}.{c.variant}" for c in found), tuple((c.consts, c.groups) for c in found))
+    return Shape(
+        tuple(f"{c.op}.{c.variant}" for c in dispatches), tuple((c.consts, c.groups) for c in dispatches)
+    )
 
 
 def run_case(case: Case, device: Device, limits: Limits, seed: int) -> float:
@@ -129,26 +131,26 @@ def _array_of(raw: np.ndarray, view: View) -> np.ndarray:
     return raw[: rows * width].reshape(rows, width)
 
 
-def _check(case: Case, what: str, got: np.ndarray, want: np.ndarray) -> float:
+def _check(case: Case, part: str, got: np.ndarray, want: np.ndarray) -> float:
     """NaN and inf must be in the same places; then equal bits, or the normalised mean square error."""
-    if case.tolerance == 0 or what in case.exact:
+    if case.tolerance == 0 or part in case.exact:
         different = np.flatnonzero(got.reshape(-1).view(np.uint8) != want.reshape(-1).view(np.uint8))
         if different.size:
             at = different[0] // got.itemsize
             values = f"{got.flat[at]!r}, want {want.flat[at]!r}"
-            raise Mismatch(f"{what}: {different.size} bytes differ, first {values}")
+            raise Mismatch(f"{part}: {different.size} bytes differ, first {values}")
         return 0.0
     for name, test in (("NaN", np.isnan), ("inf", np.isinf)):
         wrong = np.flatnonzero(test(got) != test(want))
         if wrong.size:
             at = wrong[0]
             values = f"{got.flat[at]!r}, want {want.flat[at]!r}"
-            raise Mismatch(f"{what}: {wrong.size} wrong {name} of {got.size}, first at {at}: {values}")
+            raise Mismatch(f"{part}: {wrong.size} wrong {name} of {got.size}, first at {at}: {values}")
     finite = np.isfinite(want)
     a, b = got[finite].astype(np.float64), want[finite].astype(np.float64)
     error = float(np.sum((a - b) ** 2)) / max(float(np.sum(b * b)), 1e-300)
     if not error <= case.tolerance:
-        raise Mismatch(f"{what}: NMSE {error:.3g} > {case.tolerance:.3g}")
+        raise Mismatch(f"{part}: NMSE {error:.3g} > {case.tolerance:.3g}")
     return error
 
 

@@ -128,11 +128,11 @@ def wide() -> list[Case]:
         cases += [MatDot(kind, n, k * 7, 1) for n in (2, 13)]
         cases += [MatMulDot(kind, n, k, rows) for n in (63, 64, 65) for rows in (15, 16, 17, 32, 33)]
         unit, side, widths = (32, 288, (11, 12, 13, 0)) if block == 32 else (block, 3 * block, (1, 0, 3, 2))
-        own = tuple(unit * n for n in widths)
+        pairs = tuple(unit * n for n in widths)
         for rows, tile in ((1, 16), (2, 24), (40, 32)):
             for case in (MatDotId, partial(MatMulDotId, tile=tile)):
-                cases += [case(kind, ops.ROWS, side, own, rows, 4)]
-                cases += [case(kind, ops.COLUMNS, 33, own, rows, 4, x_per_used=True, pieces=2)]
+                cases += [case(kind, ops.ROWS, side, pairs, rows, 4)]
+                cases += [case(kind, ops.COLUMNS, 33, pairs, rows, 4, x_per_used=True, pieces=2)]
         if kind in UNIT_TYPES:
             cases += [MatMulDotCoop(kind, n, k, rows, bias=True) for n in (63, 65) for rows in (15, 17, 33)]
             cases += [MatMulDotCoop(kind, 64, 4096, 128), MatMulDotCoop(kind, 8193, k, 65)]

@@ -115,13 +115,13 @@ class AddPartials(Case):
         if self.wire == "bf16":  # the upper half of a float is its bfloat16
             halves = slots.view(np.uint16)[:, 1::2][:, : stride // 2 * 2]
             slots = np.ascontiguousarray(halves).view(np.uint32)
-        own = uniform(rng, *shape)
+        sum_of = uniform(rng, *shape)
         if self.wire == "f16":
             slots, kept = self.packed(rng)
-            own = Tensor(kept.shape, "u32", kept)
+            sum_of = Tensor(kept.shape, "u32", kept)
         tensors = {"slots": Tensor(slots.shape, "f32" if self.wire == "f32" else "u32", slots)}
         if self.own is not None:
-            tensors["own"] = own
+            tensors["own"] = sum_of
         if self.residual:
             tensors["residual"] = uniform(rng, *shape)
             tensors["residual"].written = self.in_place

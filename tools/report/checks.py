@@ -50,12 +50,12 @@ class Verify(Part):
         return [
             {
                 "case": case,
-                "shaders": list(one.shaders),
-                "nmse": one.error,
+                "shaders": list(checked.shaders),
+                "nmse": checked.error,
                 "allowed": asked.tolerance,
-                "failure": one.failure,
+                "failure": checked.failure,
             }
-            for one in check_case(asked, self.device, SEED)
+            for checked in check_case(asked, self.device, SEED)
         ]
 
     @classmethod
@@ -65,12 +65,12 @@ class Verify(Part):
     @classmethod
     def columns(cls, rows: Sequence[Row]) -> tuple[Sequence[str], list[Sequence[object]]]:
         """A line per op, with the error nearest to its bound."""
-        found: dict[tuple[str, str], list[Row]] = defaultdict(list)
+        by_op: dict[tuple[str, str], list[Row]] = defaultdict(list)
         for row in rows:
             for op in dict.fromkeys(name.partition(".")[0] for name in row["shaders"]):
-                found[row["device"], op].append(row)
+                by_op[row["device"], op].append(row)
         lines: list[Sequence[object]] = []
-        for (device, op), of_op in sorted(found.items()):
+        for (device, op), of_op in sorted(by_op.items()):
             worst = max(of_op, key=lambda row: row["nmse"] / (row["allowed"] or 1.0))
             failed = sum(bool(row["failure"]) for row in of_op)
             lines.append((device, op, len(of_op), failed, f"{worst['nmse']:.2g}", f"{worst['allowed']:.2g}"))
@@ -127,11 +127,11 @@ def logits(spec: str, device: str, exact: bool) -> list[np.ndarray]:
     runner = Runner(options, Synthetic(spec, N_LAYER, N_VOCAB))
     try:
         tokens = np.random.default_rng(SEED).integers(0, N_VOCAB, max(PROMPTS) + 1).tolist()
-        found = []
+        rows = []
         for n in PROMPTS:
             for first, end in ((0, n), (n, n + 1)):
                 run = Run(0, 0, end - first, first)
-                found.append(runner.step(tokens[first:end], [run], [end - first - 1])[0].astype(np.float64))
-        return found
+                rows.append(runner.step(tokens[first:end], [run], [end - first - 1])[0].astype(np.float64))
+        return rows
     finally:
         runner.close()

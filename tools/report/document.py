@@ -42,24 +42,24 @@ class Report:
 
     def problems(self) -> list[str]:
         """Failures, one line each."""
-        found = []
+        problems = []
         for name, outcomes in self.parts.items():
             for outcome in outcomes:
                 where = f"{name}, {self.names(outcome)}"
                 wrong = [why for row in outcome.rows if (why := PARTS[name].wrong(row))]
-                found += [f"{where}: {why}" for why in wrong]
-                found += [f"{where}: {case}: {why}" for case, why in outcome.failed]
-        return found
+                problems += [f"{where}: {why}" for why in wrong]
+                problems += [f"{where}: {case}: {why}" for case, why in outcome.failed]
+        return problems
 
     def unfinished(self) -> list[str]:
         """Missing results, one line each."""
-        found = [
+        missing = [
             f"{name}, {self.names(outcome)}: {outcome.unfinished}"
             for name, outcomes in self.parts.items()
             for outcome in outcomes
             if outcome.unfinished
         ]
-        return found + [f"{name}: not begun" for name in PARTS if name not in self.parts]
+        return missing + [f"{name}: not begun" for name in PARTS if name not in self.parts]
 
     def names(self, outcome: Outcome) -> str:
         return " + ".join(f"Vulkan{index}" for index in outcome.devices)
@@ -115,11 +115,13 @@ class Report:
     def _device_table(self) -> tuple[Sequence[str], list[Sequence[object]]]:
         head = ("device", "name", "type", "driver", "Vulkan", "memory", "features")
         lines: list[Sequence[object]] = []
-        for one in self.devices:
-            heaps = ", ".join(size(heap["nbytes"]) for heap in one["heaps"] if heap["device_local"])
-            on = ", ".join(sorted(name for name, value in one["features"].items() if value is True))
-            driver = f"{one['driver']} {one['driver_version']}"
-            lines.append((f"Vulkan{one['index']}", one["name"], one["type"], driver, one["api"], heaps, on))
+        for device in self.devices:
+            heaps = ", ".join(size(heap["nbytes"]) for heap in device["heaps"] if heap["device_local"])
+            on = ", ".join(sorted(name for name, value in device["features"].items() if value is True))
+            driver = f"{device['driver']} {device['driver_version']}"
+            lines.append(
+                (f"Vulkan{device['index']}", device["name"], device["type"], driver, device["api"], heaps, on)
+            )
         return head, lines
 
     def _left_out(self, outcomes: Sequence[Outcome]) -> list[str]:
@@ -130,8 +132,8 @@ class Report:
             for case, why in outcome.left_out:
                 reasons.setdefault(why, []).append(case)
             for why, cases in reasons.items():
-                what = cases[0] if len(cases) == 1 else f"{len(cases)} cases"
-                lines.append(f"- {self.names(outcome)}, left out: {what}: {why}")
+                name = cases[0] if len(cases) == 1 else f"{len(cases)} cases"
+                lines.append(f"- {self.names(outcome)}, left out: {name}: {why}")
         return ["", *lines] if lines else []
 
 

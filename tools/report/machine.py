@@ -19,12 +19,12 @@ def chosen(words: tuple[str, ...] | None) -> list[dict[str, Any]]:
     from vkbackend.tools.flags.present import present  # needs the Vulkan loader
     from vkbackend.vulkan.instance import select
 
-    found = present()
+    infos = present()
     if words is None:
-        wanted = [info for info in found if not info.is_cpu] or found
+        wanted = [info for info in infos if not info.is_cpu] or infos
     else:
-        named = [select(word, found) for word in words]
-        wanted = [info for info in found if info in named]
+        named = [select(word, infos) for word in words]
+        wanted = [info for info in infos if info in named]
     return [of_device(info) for info in wanted]
 
 
@@ -33,9 +33,9 @@ def of_device(info: DeviceInfo) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    found: dict[str, Any] = {"cores": os.cpu_count(), "python": platform.python_version()}
+    values: dict[str, Any] = {"cores": os.cpu_count(), "python": platform.python_version()}
     version = re.match(r"[\d.]*", platform.release())  # the rest may name the builder
-    found["system"] = f"{platform.system()} {version and version[0]} {platform.machine()}"
+    values["system"] = f"{platform.system()} {version and version[0]} {platform.machine()}"
     for name, path, key in (
         ("processor", "/proc/cpuinfo", "model name"),
         ("memory", "/proc/meminfo", "MemTotal"),
@@ -43,9 +43,9 @@ def machine() -> dict[str, Any]:
         try:
             with open(path, encoding="utf-8") as lines:
                 line = next((line for line in lines if line.startswith(key)), "")
-                found[name] = line.partition(":")[2].strip()
+                values[name] = line.partition(":")[2].strip()
                 if name == "memory":
-                    found[name] = size(1024 * int(found[name].split()[0]))
+                    values[name] = size(1024 * int(values[name].split()[0]))
         except (OSError, ValueError, IndexError):
             continue
-    return found
+    return values

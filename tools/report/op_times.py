@@ -45,13 +45,13 @@ class Tune(Part):
         if missing := set(self._named) - set(known):
             raise LeftOut(f"{len(missing)} of the cases it needs have no time")
         limits, info = self.device.limits, self.device.physical
-        times = matrix_times.times_by(limits, lambda one: known[repr(one)])
-        found = matrix_times.ranked([times], replace(limits, choices=()))
+        times = matrix_times.times_by(limits, lambda timed_case: known[repr(timed_case)])
+        ranking = matrix_times.ranked([times], replace(limits, choices=()))
         if info:
-            measured.save(info, found)
+            measured.save(info, ranking)
         return [
             {"rows": rows, "op": op, **{kind: times[rows][op].get(kind) for kind in matrix_times.TYPES}}
-            for rows, ops in found.items()
+            for rows, ops in ranking.items()
             for op in ops
         ]
 
@@ -81,7 +81,7 @@ class Products(Part):
     def _named(self) -> dict[str, Case]:
         limits, is_cpu = self.device.limits, self.device.limits.is_cpu
         side, rows = (SOFTWARE_SIDE, SOFTWARE_ROWS) if is_cpu else (SIDE, ROWS)
-        found: list[Case] = [
+        cases: list[Case] = [
             matrix_times.PRODUCTS[op](kind, side, side, rows[name])
             for name in ROW_CLASSES
             for kind in TYPES
@@ -89,10 +89,10 @@ class Products(Part):
             if runs(limits, op, kind) and not (is_cpu and MATRIX_OPS[op].gpus_only)
         ]
         for kind in EXPERT_TYPES:
-            found += [*expert_cases(kind), *(case for case in quantized_cases(kind) if "Id" in repr(case))]
+            cases += [*expert_cases(kind), *(case for case in quantized_cases(kind) if "Id" in repr(case))]
         if not is_cpu:  # a processor takes minutes for a prompt after 4,096 positions
-            found += attention_cases()
-        return {repr(case): case for case in found}
+            cases += attention_cases()
+        return {repr(case): case for case in cases}
 
     def cases(self) -> list[str]:
         return [COPY, *self._named]

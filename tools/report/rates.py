@@ -186,11 +186,11 @@ class LlamaCpp(Part):
         if done.returncode:
             said = done.stderr.strip()[-300:]
             raise UnsupportedFeature(f"llama-bench ended with {done.returncode}: {said}")
-        return [rate_of(case, n_layer, one) for one in json.loads(done.stdout)]
+        return [rate_of(case, n_layer, result) for result in json.loads(done.stdout)]
 
 
-def rate_of(case: str, n_layer: int, found: dict[str, Any]) -> Row:
-    test = f"pp{found['n_prompt']}" if found.get("n_prompt") else f"tg{found.get('n_gen')}"
-    build = f"{found.get('build_commit', '?')} ({found.get('build_number', '?')})"
-    row = {"model": case, "layers": n_layer, "depth": found.get("n_depth", 0), "test": test}
-    return row | {"t/s": found.get("avg_ts"), "llama.cpp": build}
+def rate_of(case: str, n_layer: int, result: dict[str, Any]) -> Row:
+    test = f"pp{result['n_prompt']}" if result.get("n_prompt") else f"tg{result.get('n_gen')}"
+    build = f"{result.get('build_commit', '?')} ({result.get('build_number', '?')})"
+    row = {"model": case, "layers": n_layer, "depth": result.get("n_depth", 0), "test": test}
+    return row | {"t/s": result.get("avg_ts"), "llama.cpp": build}

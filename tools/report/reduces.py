@@ -40,12 +40,12 @@ class Reduces(Part):
         )
         nbytes = parse_size(size)
         try:
-            found = time_reduce(open_devices(self.devices), nbytes, how)
+            result = time_reduce(open_devices(self.devices), nbytes, how)
         except (UnsupportedFeature, OutOfDeviceMemory, PlanError) as error:
             raise LeftOut(str(error)) from None
-        us = 1e6 * found.median
+        us = 1e6 * result.median
         row = {"provider": provider, "ahead": ahead, "bytes": nbytes, "us": us, "GB/s": nbytes / us / 1e3}
-        return [row | {"sums": "exact" if found.exact else "WRONG"}]
+        return [row | {"sums": "exact" if result.exact else "WRONG"}]
 
     @classmethod
     def wrong(cls, row: Row) -> str:

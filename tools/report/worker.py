@@ -43,19 +43,19 @@ def work(part: Part, done: set[str], out: TextIO) -> None:
         if name in done:
             continue
         tell(out, begin=name)
-        told: dict[str, Any] = {"rows": []}
+        message: dict[str, Any] = {"rows": []}
         try:
-            told["rows"] = part.run(name)
-            part.rows += told["rows"]
+            message["rows"] = part.run(name)
+            part.rows += message["rows"]
         except (LeftOut, OutOfDeviceMemory) as reason:
-            told["left_out"] = str(reason)
+            message["left_out"] = str(reason)
         except VkbackendError as error:
-            told |= {"failed": str(error), "lost": isinstance(error, DeviceLost | Timeout)}
+            message |= {"failed": str(error), "lost": isinstance(error, DeviceLost | Timeout)}
         opened = part.opened
         if opened is not None and is_lost(opened):
-            told["lost"] = True
-        tell(out, end=name, **told)
-        if told.get("lost"):
+            message["lost"] = True
+        tell(out, end=name, **message)
+        if message.get("lost"):
             os._exit(0)  # closing a device that does not answer would hang
     with suppress(VkbackendError):
         part.close()

@@ -80,9 +80,9 @@ def per_step(path: str, devices: Sequence[str], repeats: int) -> None:
         rows: list[list[object]] = []
         for name, runner in runners.items():
             recording = runner.mesh.recorded_step(StepKind.of_run(1, 1)).executables[0].recording
-            one = layer(recording, min(1, runner.model.n_layer - 1))
+            commands = layer(recording, min(1, runner.model.n_layer - 1))
             pipelines = {(c.op, c.variant, c.consts) for c in recording.accesses() if isinstance(c, Dispatch)}
-            rows.append([name, *counts(recording), len(pipelines), *counts(one)])
+            rows.append([name, *counts(recording), len(pipelines), *counts(commands)])
         columns = "step", "dispatches", "barriers", "copies", "pipelines", "in a layer", "barriers", "copies"
         table(f"a decode step on the first of {len(devices)} devices", columns, rows)
         took: dict[tuple[str, int], list[float]] = {(name, n): [] for name in WAYS for n in (1, PROMPT)}

@@ -120,11 +120,11 @@ def per_op(spec: str, pattern: str, repeats: int) -> None:
         devices = [stack.enter_context(opened(spec, way)) for way in WAYS]
         for case in cases:
             cases_on = [Chain(device, case) for device in devices]
-            rounds = [[min(one.seconds(CHAIN, repeats)) for one in cases_on] for _ in range(ROUNDS)]
+            rounds = [[min(chain_of.seconds(CHAIN, repeats)) for chain_of in cases_on] for _ in range(ROUNDS)]
             us = [1e6 * min(of_device) for of_device in zip(*rounds, strict=True)]
             rows.append((f"`{case!r}`", *us, us[2] / us[1]))
-            for one in cases_on:
-                one.close()
+            for chain_of in cases_on:
+                chain_of.close()
     table("us per op", ("case", *WAYS, "ratio of the last two"), rows)
 
 

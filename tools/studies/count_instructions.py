@@ -53,14 +53,16 @@ def dispatches_of(case: Case, limits: Limits) -> list[Dispatch]:
 
 def kernels(limits: Limits, pattern: str) -> dict[str, Dispatch]:
     """Pipeline name -> a dispatch of it, for everything that the device can run."""
-    found = {}
+    by_name = {}
     for case in cases_named(pattern, "all"):
         if limits.features.issuperset(case.needs) and case.fits(limits):
             for d in dispatches_of(case, limits):
-                found[" ".join([f"{d.op}.{d.variant}", *(f"{name}={value}" for name, value in d.consts)])] = d
-    if not found:
+                by_name[
+                    " ".join([f"{d.op}.{d.variant}", *(f"{name}={value}" for name, value in d.consts)])
+                ] = d
+    if not by_name:
         raise VkbackendError(f"the device has not what the cases of {pattern!r} need; name others by --case")
-    return found
+    return by_name
 
 
 def measure(args: argparse.Namespace) -> Iterator[KernelRow]:
@@ -77,15 +79,17 @@ def measure(args: argparse.Namespace) -> Iterator[KernelRow]:
     name = args.label or printable(info.name)
     device = open_for_report(info)
 
-    def kept(kernel: str, made: PipelineReport, lanes: int) -> KernelRow:
+    def kept(kernel: str, report: PipelineReport, lanes: int) -> KernelRow:
         if args.texts:
-            write_texts(args.texts, f"{name} {kernel}", made.texts)
-        return row_of(name, info.vendor, kernel, made.subgroup_size or lanes, made.statistics, made.texts)
+            write_texts(args.texts, f"{name} {kernel}", report.texts)
+        return row_of(
+            name, info.vendor, kernel, report.subgroup_size or lanes, report.statistics, report.texts
+        )
 
     try:
         for path, consts, lanes in args.spirv:
-            made = report_of_spirv(device, Path(path).read_bytes(), consts, lanes)
-            yield kept(Path(path).stem, made, lanes)
+            report = report_of_spirv(device, Path(path).read_bytes(), consts, lanes)
+            yield kept(Path(path).stem, report, lanes)
         if args.spirv and args.case is None:
             return
         wanted = kernels(device.limits, args.case or CASE)
@@ -105,9 +109,9 @@ def write_texts(folder: Path, kernel: str, texts: dict[str, str]) -> None:
 
 def rows_of(gpu: str, arguments: Sequence[str]) -> list[KernelRow]:
     """Rows of this command with these arguments, from an absent GPU's compiler."""
-    found = compilers.gpu_of(gpu)
-    asked = ["-dev", "0", "--label", found.name, "--json", *arguments]
-    return [KernelRow(**row) for row in compilers.ask(found, MODULE, asked)]
+    target = compilers.gpu_of(gpu)
+    asked = ["-dev", "0", "--label", target.name, "--json", *arguments]
+    return [KernelRow(**row) for row in compilers.ask(target, MODULE, asked)]
 
 
 def record(path: Path) -> None:

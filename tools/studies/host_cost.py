@@ -44,10 +44,10 @@ def measure(path: str, n: int, sampling: dict[str, Any]) -> float:
             self.queue = Idle(self)
 
         def buffer(self, *args: Any) -> Any:
-            made = super().buffer(*args)
-            if made.host is not None:
-                made.host[:] = 0
-            return made
+            buffer = super().buffer(*args)
+            if buffer.host is not None:
+                buffer.host[:] = 0
+            return buffer
 
     runners.open_devices = lambda *_, **__: [Zeros("null")]
     engine = Engine.open(Options(path, devices=("numpy",), n_ctx=STEPS + 64, n_slots=n, n_ubatch=64))
@@ -78,8 +78,8 @@ def all_of(python: str, path: str) -> dict[str, float]:
     )
     if done.returncode:
         sys.exit(f"error: {python} failed:\n{done.stderr}")
-    found: dict[str, float] = json.loads(done.stdout)
-    return found
+    times: dict[str, float] = json.loads(done.stdout)
+    return times
 
 
 def main() -> None:
@@ -90,8 +90,8 @@ def main() -> None:
     parser.add_argument("--once", action="store_true", help="measure in this process and print JSON")
     args = parser.parse_args()
     if args.once:
-        found = {f"{way} {n}": measure(args.model, n, how) for n in SIZES for way, how in WAYS.items()}
-        sys.stdout.write(json.dumps(found))
+        times = {f"{way} {n}": measure(args.model, n, how) for n in SIZES for way, how in WAYS.items()}
+        sys.stdout.write(json.dumps(times))
         return
     from vkbackend.tools.measure.turns import least_and_median, table
 
@@ -105,12 +105,12 @@ def main() -> None:
     rows = []
     for key in rounds["here"][0]:
         way, n = key.split()
-        both = [least_and_median([one[key] for one in rounds[name]]) for name in reversed(pythons)]
+        both = [least_and_median([times[key] for times in rounds[name]]) for name in reversed(pythons)]
         ratios = [here / there for there, here in zip(both[0], both[-1], strict=True)]
         cells = [x for pair in both for x in pair]
         rows.append((n, way, *cells, *(ratios if args.against else [])))
     columns = ["sequences", "sampling"]
-    columns += [f"us {name}, {what}" for name in reversed(pythons) for what in ("least", "median")]
+    columns += [f"us {name}, {kind}" for name in reversed(pythons) for kind in ("least", "median")]
     table("CPU time per token", [*columns, *(["ratio of least", "of median"] if args.against else [])], rows)
 
 

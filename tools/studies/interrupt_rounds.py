@@ -128,25 +128,27 @@ class Rounds:
         waits = [rng.uniform(0, BEYOND * self.seconds[phase])]
         if rng.random() < AGAIN:
             waits.append(rng.uniform(0, AGAIN_S))
-        made: list[LLM] = [self.open()] if phase == "close" else []
+        opened: list[LLM] = [self.open()] if phase == "close" else []
         calls: dict[str, Callable[[], object]] = {
-            "load": lambda: made.append(self.open()),
+            "load": lambda: opened.append(self.open()),
             "prefill": lambda: self.llm.generate(self._long[i:], 1, temperature=0, slot=slot),
             "decode": lambda: self.generate(i, slot),
             "stream": lambda: self.read(i, slot),
             "state": self.move_state,
-            "close": lambda: made[0].close(),
+            "close": lambda: opened[0].close(),
         }
         raised = striker.strike(calls[phase], waits, rng.random() < 0.7)
-        return raised, self._what_is_wrong(made, rng.randrange(len(self._prompts)), rng.choice((None, 0, 1)))
+        return raised, self._what_is_wrong(
+            opened, rng.randrange(len(self._prompts)), rng.choice((None, 0, 1))
+        )
 
-    def _what_is_wrong(self, made: list[LLM], i: int, slot: int | None) -> str:
+    def _what_is_wrong(self, opened: list[LLM], i: int, slot: int | None) -> str:
         try:
-            for llm in made:
+            for llm in opened:
                 llm.close()
-            if made and not _refuses(made[0]):
+            if opened and not _refuses(opened[0]):
                 return "a closed model answers"
-            made.clear()
+            opened.clear()
             got, want = self.tokens(self.llm, i, slot), self._known[i]
             if got != want:
                 return f"wrong: {got}, not {want}"

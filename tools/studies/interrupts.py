@@ -59,7 +59,7 @@ class Batch:
 
 def study(args: argparse.Namespace, devices: str, folder: str) -> dict[str, Counter[str]]:
     """By phase: rounds, interrupts that raised, faults."""
-    found = {phase: Counter[str]() for phase in PHASES}
+    counts = {phase: Counter[str]() for phase in PHASES}
     at = raised = 0
     while raised < args.count:
         batch = Batch(args, devices, folder, at, min(BATCH, args.count - raised))
@@ -69,24 +69,24 @@ def study(args: argparse.Namespace, devices: str, folder: str) -> dict[str, Coun
                 phase, ended = line["phase"], "raised" in line
                 at = line["round"] + 1
                 if ended:
-                    found[phase]["rounds"] += 1
-                    found[phase]["interrupts"] += line["raised"]
+                    counts[phase]["rounds"] += 1
+                    counts[phase]["interrupts"] += line["raised"]
                     raised += line["raised"]
                     if line["wrong"]:
-                        found[phase][line["wrong"].partition(":")[0]] += 1
+                        counts[phase][line["wrong"].partition(":")[0]] += 1
                         sys.stderr.write(f"{devices} {phase}, round {line['round']}: {line['wrong']}\n")
             code = batch.end(args.deadline)
             fault = "crash" if code else ""
         except Empty:
             code, fault = batch.end(0), "hang"
         if fault:
-            found[phase][fault] += 1
+            counts[phase][fault] += 1
             sys.stderr.write(f"{devices} {phase}, round {at - 1}: {fault}, the process ended with {code}\n")
-            if not any(count["rounds"] for count in found.values()):
+            if not any(count["rounds"] for count in counts.values()):
                 break  # the process died before its first round
-        bad = sum(count[name] for count in found.values() for name in FAULTS)
+        bad = sum(count[name] for count in counts.values() for name in FAULTS)
         sys.stderr.write(f"{devices}: {raised} of {args.count} interrupts, {bad} faults\n")
-    return found
+    return counts
 
 
 def main() -> int:

@@ -94,17 +94,17 @@ def compare(gpu: str, kinds: Sequence[str], works: Sequence[str], modules: Path)
     """Rows of the table."""
     pairs = {(work, kind): chosen(gpu, work, kind) for kind in kinds for work in works if serves(work, kind)}
     arguments = [a for theirs in pairs.values() for a in ("--spirv", theirs.argument(modules))]
-    made = dict(zip(pairs, rows_of(gpu, arguments), strict=True))
+    rows = dict(zip(pairs, rows_of(gpu, arguments), strict=True))
     mine = rows_of(gpu, ["-c", "|".join(pattern for key in pairs for pattern in cases(*key))])
-    found: list[tuple[str, ...]] = []
-    for (work, kind), other in made.items():
+    lines: list[tuple[str, ...]] = []
+    for (work, kind), other in rows.items():
         if row := best(mine, work, kind):
             cycles = "-"
             if work == "prefill":
                 cycles = ratio(cycles_per_mac(row), cycles_per_mac(other))
             both = (row.kernel.split()[0], *shown(row, work), other.kernel, *shown(other, work))
-            found.append((gpu, work, kind, *both, ratio(vector(row, work), vector(other, work)), cycles))
-    return found
+            lines.append((gpu, work, kind, *both, ratio(vector(row, work), vector(other, work)), cycles))
+    return lines
 
 
 def best(rows: Sequence[KernelRow], work: str, kind: str) -> KernelRow | None:
@@ -171,10 +171,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         for gpu in gpus:
             compilers.gpu_of(gpu)
         wanted = [(work, kind) for work in works for kind in kinds if serves(work, kind)]
-        names = {chosen(gpu, *one).name for gpu in gpus for one in wanted}
+        names = {chosen(gpu, *pair).name for gpu in gpus for pair in wanted}
         modules = args.spirv or built(args.sdist, names)
-        made = (compare(gpu, kinds, works, modules) for gpu in gpus)
-        table("", COLUMNS, [row for rows in made for row in rows])
+        tables = (compare(gpu, kinds, works, modules) for gpu in gpus)
+        table("", COLUMNS, [row for rows in tables for row in rows])
     return 0
 
 

@@ -38,9 +38,9 @@ class Sleeping(NullDevice):
         self.queue = _Sleep(self)
 
     def buffer(self, *args: Any) -> Any:
-        made = super().buffer(*args)
-        made.host[:] = 0
-        return made
+        buffer = super().buffer(*args)
+        buffer.host[:] = 0
+        return buffer
 
 
 class _Sleep(HostQueue):
@@ -94,9 +94,9 @@ def compare(model: str, n: int, n_ubatch: int, rounds: int) -> tuple[float, floa
         for turn in range(-1, rounds):
             for n_in_flight, rates in found.items():
                 _most(runner, n_in_flight)
-                one = rate(engine, n, 2 * turn + n_in_flight + 2)
+                tokens_per_s = rate(engine, n, 2 * turn + n_in_flight + 2)
                 if turn >= 0:  # turns before 0 record the steps
-                    rates.append(one)
+                    rates.append(tokens_per_s)
     return statistics.median(found[1]), statistics.median(found[2])
 
 
@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with errors_told():
         n = whole_number("-n", args.sequences, 2, 64)
         seconds = whole_number("-t", args.ms, 1, 1000) / 1e3
-        runners.open_devices = lambda own, *_, **__: [Sleeping(word) for word in own]
+        runners.open_devices = lambda words, *_, **__: [Sleeping(word) for word in words]
         rows = []
         for how, per_row, n_ubatch in (
             (f"{args.ms} ms a segment, at most {-(-n // 2)} rows a step", False, -(-n // 2)),

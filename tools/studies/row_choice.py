@@ -113,9 +113,9 @@ def costs(gpu: str, kind: str) -> Iterator[Cost]:
                 key, consts = (d.op, d.variant, d.consts), dict(d.consts)
                 if key not in seen:
                     [(pipeline, _)] = device.programs.pipelines([d])
-                    made = report_of(device, pipeline)
-                    lanes = made.subgroup_size or consts.get("LANES", info.limits["subgroup_size"])
-                    row = row_of(gpu, info.vendor, op.name, lanes, made.statistics, made.texts)
+                    report = report_of(device, pipeline)
+                    lanes = report.subgroup_size or consts.get("LANES", info.limits["subgroup_size"])
+                    row = row_of(gpu, info.vendor, op.name, lanes, report.statistics, report.texts)
                     assert row.vector and row.macs, (gpu, key)
                     seen[key] = row.vector / row.macs
                     if "int_dot" in op.needs:  # 4 multiply-adds per lane
@@ -139,13 +139,13 @@ SHOWN = (1, 8, 16, 32, 64, 128, 512)
 COLUMNS = ("GPU", "type", *(f"{n} rows" for n in SHOWN), "largest growth for a row", "slowest choice")
 
 
-def table_row(gpu: str, kind: str, found: Sequence[Cost]) -> tuple[str, ...]:
+def table_row(gpu: str, kind: str, costs_of_kind: Sequence[Cost]) -> tuple[str, ...]:
     """The chosen ops with their microseconds; the steepest increase in time per row; where another op would
     be faster, and by how much."""
-    own = {cost.rows: cost for cost in found if cost.chosen}
-    shown = (f"{own[n].op.removeprefix('mat_')} {own[n].us:.3g}" for n in SHOWN)
-    growth, a, b = max((own[b].us / b / (own[a].us / a), a, b) for a, b in pairwise(ROWS))
-    slower, rows, other = max((own[cost.rows].us / cost.us, cost.rows, cost.op) for cost in found)
+    chosen = {cost.rows: cost for cost in costs_of_kind if cost.chosen}
+    shown = (f"{chosen[n].op.removeprefix('mat_')} {chosen[n].us:.3g}" for n in SHOWN)
+    growth, a, b = max((chosen[b].us / b / (chosen[a].us / a), a, b) for a, b in pairwise(ROWS))
+    slower, rows, other = max((chosen[cost.rows].us / cost.us, cost.rows, cost.op) for cost in costs_of_kind)
     slowest = f"{slower:.2f} x {other} at {rows}" if slower > 1 else "-"
     return gpu, kind, *shown, f"{growth:.2f} from {a} to {b}", slowest
 
@@ -158,14 +158,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     with errors_told():
         if args.alone:
-            made = [asdict(cost) for cost in costs(args.gpus, args.types)]
-            sys.stdout.write(json.dumps(made) + "\n")
+            records = [asdict(cost) for cost in costs(args.gpus, args.types)]
+            sys.stdout.write(json.dumps(records) + "\n")
             return 0
         lines: list[tuple[str, ...]] = []
         for gpu in args.gpus.split(","):
             for kind in args.types.split(","):
                 asked = compilers.ask(compilers.gpu_of(gpu), MODULE, ["--alone", "-g", gpu, "-t", kind])
-                lines.append(table_row(gpu, kind, [Cost(**one) for one in asked]))
+                lines.append(table_row(gpu, kind, [Cost(**record) for record in asked]))
         table(f"Microseconds of {N} x {K}, by counted work", COLUMNS, lines)
     return 0
 

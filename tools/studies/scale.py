@@ -68,8 +68,8 @@ def pipelines(step: Step) -> set[object]:
 
 def counts(step: Step) -> tuple[int, int]:
     """Dispatches and their descriptors on the first device."""
-    found = [c for c in step.executables[0].recording.commands if isinstance(c, Dispatch)]
-    return len(found), sum(len(d.bound) + (d.step is not None) for d in found)
+    dispatches = [c for c in step.executables[0].recording.commands if isinstance(c, Dispatch)]
+    return len(dispatches), sum(len(d.bound) + (d.step is not None) for d in dispatches)
 
 
 def submissions(step: Step, pace: Pace) -> int:
@@ -159,13 +159,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     with errors_told():
         memory = [whole_number("--memory", number_of(word), 1, 4096) for word in args.memory.split(",")]
         numbers = [whole_number("--cards", number_of(word), 1, 32) for word in args.cards.split(",")]
-        found = []
+        results = []
         for spec in args.models.split(","):
             for n in numbers:
                 sys.stderr.write(f"{spec} on {n}\n")
-                found.append(in_a_process(spec, n, memory, args.override_tensor))
-        table(f"The host: contexts of {N_CTX}, prompts of {N_PROMPT}", HOST, [one.host for one in found])
-        table("The card that holds most", columns_of(memory), [one.cards for one in found])
+                results.append(in_a_process(spec, n, memory, args.override_tensor))
+        table(
+            f"The host: contexts of {N_CTX}, prompts of {N_PROMPT}", HOST, [result.host for result in results]
+        )
+        table("The card that holds most", columns_of(memory), [result.cards for result in results])
     return 0
 
 

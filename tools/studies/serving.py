@@ -41,16 +41,16 @@ def body(i: int, n_gen: int) -> dict[str, object]:
 def command(*arguments: str) -> Iterator[tuple[int, Endpoint]]:
     """(process id, address) of a server once it is ready."""
     process = subprocess.Popen([sys.executable, "-m", *arguments], stderr=subprocess.PIPE, text=True)
-    found: list[str] = []
+    urls: list[str] = []
     assert process.stderr is not None
     for line in process.stderr:
-        if found := re.findall(r"listening at (http://\S+)", line):
+        if urls := re.findall(r"listening at (http://\S+)", line):
             break
     threading.Thread(target=process.stderr.read, daemon=True).start()
     try:
-        if not found:
+        if not urls:
             raise SystemExit("the server did not start")
-        endpoint = Endpoint.of(found[0])
+        endpoint = Endpoint.of(urls[0])
         asyncio.run(_ready(endpoint))
         yield process.pid, endpoint
     finally:
@@ -68,11 +68,11 @@ async def _ready(endpoint: Endpoint) -> None:
 
 def cpu_s(pid: int) -> float:
     """CPU seconds of a process's live threads."""
-    found = 0
+    nanoseconds = 0
     for path in Path(f"/proc/{pid}/task").iterdir():
         with suppress(OSError):
-            found += int((path / "schedstat").read_text().split()[0])
-    return found / 1e9
+            nanoseconds += int((path / "schedstat").read_text().split()[0])
+    return nanoseconds / 1e9
 
 
 async def clients(endpoint: Endpoint, n: int, n_gen: int, seed: int) -> list[Text]:
@@ -83,7 +83,7 @@ async def clients(endpoint: Endpoint, n: int, n_gen: int, seed: int) -> list[Tex
 async def direct(llm: LLM, n: int, n_gen: int, seed: int) -> int:
     prompts = [words(seed + i) for i in range(n)]
     done: Any = await llm.agenerate(prompts, n_gen, ignore_eos=True, temperature=0)
-    return sum(len(one.tokens) for one in done)
+    return sum(len(text.tokens) for text in done)
 
 
 def bare(n_events: int, n_bytes: int, pause_us: int) -> None:
@@ -186,8 +186,8 @@ def main() -> None:
     ratios = [a / b for a, b in zip(rates["http"], rates["direct"], strict=True)]
     pause_us, size = round(1e6 * statistics.median(gaps)), round(statistics.median(n_bytes))
     print(f"{n} clients, {n_gen} tokens each, {args.r} rounds; {errors} errors")
-    for name, found in rates.items():
-        print(f"{name:8} {statistics.median(found):8.1f} tokens/s ({min(found):.1f} to {max(found):.1f})")
+    for name, values in rates.items():
+        print(f"{name:8} {statistics.median(values):8.1f} tokens/s ({min(values):.1f} to {max(values):.1f})")
     print(f"ratio    {statistics.median(ratios):8.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
     ours = statistics.median(cpu_us)
     print(f"CPU of the server for an event of {size} bytes: {ours:.0f} us")

@@ -66,12 +66,12 @@ def compare(name: str, rate: Rate, endpoint: Endpoint, n_tokens: int, rounds: in
     asyncio.run(model_of(endpoint))
     alone = 0.0
     for n in (1, SLOTS):
-        found = []
+        pairs = []
         for turn in range(-1, rounds):  # the first does not count
             pair = rate(n, 1000 * turn + 5000), over_http(endpoint, n, n_tokens, 1000 * turn + 9000)
-            found += [pair] if turn >= 0 else []
-        inside, http = (statistics.median(column) for column in zip(*found, strict=True))
-        ratio = statistics.median(b / a for a, b in found)
+            pairs += [pair] if turn >= 0 else []
+        inside, http = (statistics.median(column) for column in zip(*pairs, strict=True))
+        ratio = statistics.median(b / a for a, b in pairs)
         alone = alone or http
         print(
             f"{name:13} {n:2} clients: directly {inside:7.1f} tokens/s, over HTTP {http:7.1f}, "

@@ -55,12 +55,12 @@ class Soak:
             kind = self.rng.choice(kinds)
             try:
                 async with asyncio.timeout(READY_S):
-                    what = await kind()
+                    result = await kind()
             except (OSError, ValueError, IndexError, EOFError, TimeoutError) as error:
-                what = type(error).__name__
+                result = type(error).__name__
             except Exception as error:  # VkbackendError: the server is unreachable
-                what = f"{type(error).__name__}: {error}"[:60]
-            self.seen[f"{kind.__name__}: {what}"] += 1
+                result = f"{type(error).__name__}: {error}"[:60]
+            self.seen[f"{kind.__name__}: {result}"] += 1
 
     async def greedy(self) -> str:
         prompt = self.rng.choice(PROMPTS)
@@ -77,10 +77,10 @@ class Soak:
         status, _, lines = await self.endpoint.ask("POST", "/completions", body)
         async for line in lines:
             if line.startswith(b"data: {"):
-                found = json.loads(line[6:])
-                if "error" in found:
+                event = json.loads(line[6:])
+                if "error" in event:
                     return f"{status}, an error event"
-                text += found["choices"][0]["text"] if found.get("choices") else ""
+                text += event["choices"][0]["text"] if event.get("choices") else ""
             elif line.startswith(b"data: [DONE]"):
                 ended = "whole"
         if status == 200 and ended and text != self.wanted[prompt]:
@@ -140,11 +140,11 @@ class Soak:
 
 def children(pid: int) -> list[int]:
     """Child processes of all threads, the engine among them."""
-    found: list[int] = []
+    pids: list[int] = []
     for thread in os.listdir(f"/proc/{pid}/task"):
         with suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:
-            found += [int(word) for word in file.read().split()]
-    return found
+            pids += [int(word) for word in file.read().split()]
+    return pids
 
 
 def engine_of(pid: int) -> int | None:
@@ -182,16 +182,16 @@ async def run(args: argparse.Namespace, soak: Soak, server: subprocess.Popen[byt
     await asyncio.gather(*clients)
     await soak.ready()
     stats = await soak.quiet()
-    for what, times in sorted(soak.seen.items()):
-        print(f"{times:8d}  {what}")
+    for kind, times in sorted(soak.seen.items()):
+        print(f"{times:8d}  {kind}")
     taken = stats.get("n_slots", 0) - stats.get("n_slots_free", 0)
     print(f"engines killed {n_kills}; no model in {n_away} of {n_looks} looks, one a second")
     print(f"wrong greedy texts {len(soak.wrong)}; slots taken {taken}, "
           f"sequences {stats.get('n_running')} running and {stats.get('n_waiting')} waiting")  # fmt: skip
-    print("MiB of the server by the minute: " + " ".join(f"{one:.0f}" for one in memory))
+    print("MiB of the server by the minute: " + " ".join(f"{mib:.0f}" for mib in memory))
     for line in soak.wrong[:5]:
         print(f"wrong: {line}")
-    failed = [what for what in soak.seen if ": 500" in what or what.endswith("!")]
+    failed = [kind for kind in soak.seen if ": 500" in kind or kind.endswith("!")]
     return not (soak.wrong or taken or failed)
 
 

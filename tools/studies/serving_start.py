@@ -113,12 +113,12 @@ def measure(path: str, device: str) -> list[float]:
         assert server.stderr is not None
         try:
             for line in server.stderr:
-                if found := re.findall(r"listening at (http://\S+)", line):
+                if urls := re.findall(r"listening at (http://\S+)", line):
                     break
             else:
                 raise SystemExit("the server did not start")
             listening = time.perf_counter() - began
-            found_s = [listening, *asyncio.run(asked(Endpoint.of(found[0]), began))]
+            found_s = [listening, *asyncio.run(asked(Endpoint.of(urls[0]), began))]
         finally:
             server.terminate()
             server.stderr.read()
