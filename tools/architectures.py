@@ -180,7 +180,7 @@ def run(args: argparse.Namespace) -> None:
         return
     cells = [row.cells() for row in rows]
     out.print(table("", list(cells[0]), [list(row.values()) for row in cells]), "")
-    out.print(f"tests: {TESTS} --all -k ARCHITECTURE; --json names those of each column", markup=False)
+    out.print(f"tests: {TESTS} --all -k ARCHITECTURE; --json names the tests of each column", markup=False)
 
 
 if __name__ == "__main__":

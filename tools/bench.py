@@ -158,7 +158,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="output format (default: md)")  # fmt: skip
     add("--no-warmup", action="store_true", help="time the first run too")
     add("--parallel", metavar="LIST",
-        help="measure callers at once, such as 1,4,16: the rate of all and of each, with the engine in this "
+        help="measure concurrent callers, for example 1,4,16: total and single rates, the engine in this "
         "process and in its own; each asks for -r texts of -n tokens (32)")  # fmt: skip
     add("--plot", metavar="FILE", help="draw --parallel into a .png, .svg or .pdf file")
     add("--compare", choices=("llama-cpp",),
@@ -177,11 +177,11 @@ def tests_of(args: argparse.Namespace) -> list[Test]:
     pairs += [(0, n) for n in numbers("--n-gen", ",".join(args.n_gen or ["128"])) if n]
     for text in args.pg:
         if len(pair := numbers("-pg", text)) != 2 or not sum(pair):
-            raise InvalidArgument(f"-pg {text!r}: expected two numbers of tokens, such as 512,128")
+            raise InvalidArgument(f"-pg {text!r}: expected two numbers of tokens, for example 512,128")
         pairs.append((pair[0], pair[1]))
     tests = [Test(p, n, d) for d in numbers("--n-depth", ",".join(args.n_depth or ["0"])) for p, n in pairs]
     if not tests:
-        raise InvalidArgument("there is nothing to time: both -p and -n are 0")
+        raise InvalidArgument("nothing to time: both -p and -n are 0")
     return tests
 
 

@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output == "json":
         write_json([asdict(row) for row in rows], indent=1)
     if not rows:
-        raise VkbackendError("no case could run; the reasons stand above")
+        raise VkbackendError("no case could run; see the reasons above")
     return 0
 
 

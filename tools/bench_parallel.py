@@ -63,7 +63,7 @@ def run(args: argparse.Namespace, sizes: Sequence[int], n_gen: int) -> int:
         whole_number("--parallel", n, 1, MAX_RUNS)
     whole_number("--n-gen", n_gen, 2, 4096)
     if not args.model:
-        raise InvalidArgument("no model was given; name one with -m FILE")
+        raise InvalidArgument("no model was given; pass one with -m FILE")
     if args.plot:
         check_plot(args.plot)
     write = csv.writer(sys.stdout).writerow

@@ -75,13 +75,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--providers",
         metavar="LIST",
         default=",".join(PROVIDERS),
-        help=f"where shares meet (default: {','.join(PROVIDERS)})",
+        help=f"where partial sums are added (default: {','.join(PROVIDERS)})",
     )
     add(
         "--wires",
         metavar="LIST",
         default=",".join(WIRES),
-        help=f"formats in which shares travel (default: {','.join(WIRES)})",
+        help=f"formats of partial sums (default: {','.join(WIRES)})",
     )
     add(
         "--ahead",
@@ -110,7 +110,7 @@ def combinations(args: argparse.Namespace) -> list[tuple[tuple[str, ...], int, s
     devices = runner.places if runner.group else device_list("devices", args.devices) or ()
     if len(devices) < 2:
         raise InvalidArgument(
-            f"one device ({', '.join(devices)}) has nothing to reduce; give two or more, such as -dev 0,0"
+            f"one device ({', '.join(devices)}) has nothing to reduce; give two or more, as in -dev 0,0"
         )
     whole_number("--repetitions", args.repetitions, 1, 1000)
     sizes = [parse_size(text) for text in words("--sizes", args.sizes)]
@@ -167,7 +167,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output == "json":
         write_json([asdict(row) | {"gb_per_s": row.gb_per_s} for row in rows], indent=1)
     if not rows:
-        raise UnsupportedFeature("the devices can do none of these all-reduces; the reasons stand above")
+        raise UnsupportedFeature("the devices support none of these all-reduces; see the reasons above")
     return 0 if all(row.exact for row in rows) else 1
 
 

@@ -24,7 +24,7 @@ KEY_VARIABLE = "OPENAI_API_KEY"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--url", required=True, metavar="URL", help="the API, such as http://127.0.0.1:8080/v1")
+    add("--url", required=True, metavar="URL", help="the API, for example http://127.0.0.1:8080/v1")
     add("--model", metavar="NAME", help="the model to ask for (default: the first that the server lists)")
     add("--api", choices=("chat", "completions"), default="completions",
         help="which endpoint is asked (default: %(default)s)")  # fmt: skip
@@ -42,7 +42,7 @@ def counts(text: str) -> list[int]:
     try:
         return [int(word) for word in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected numbers such as 1,4,16") from None
+        raise argparse.ArgumentTypeError(f"{text!r}: expected numbers, for example 1,4,16") from None
 
 
 def run(args: argparse.Namespace) -> int:

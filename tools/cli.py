@@ -113,7 +113,7 @@ def build_parser(chosen: str) -> tuple[argparse.ArgumentParser, argparse.Argumen
             from vkbackend.open_device import RUNTIMES
 
             command.add_argument("--runtime", metavar="NAME",
-                help=f"what drives the devices: {', '.join(RUNTIMES)} (default: VKBACKEND_RUNTIME, else "
+                help=f"the runtime: {', '.join(RUNTIMES)} (default: VKBACKEND_RUNTIME, else "
                 "native)")  # fmt: skip
         command.set_defaults(run=module.run)
         chosen_parser = command
@@ -128,17 +128,17 @@ def parse(words: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     if chosen and not chosen.startswith("-") and chosen not in COMMANDS:
         parser.error(unknown_command(chosen, COMMANDS))
     known = command._option_string_actions
-    behind: Sequence[str] = []  # words after --: another command
+    after_dashes: Sequence[str] = []  # words after --: another command
     if command.get_default("words") is not None and "--" in words:
-        words, behind = words[: words.index("--")], words[words.index("--") + 1 :]
+        words, after_dashes = words[: words.index("--")], words[words.index("--") + 1 :]
     unknown = [word for word in words if re.fullmatch("-[A-Za-z][A-Za-z-]*", word) and word not in known]
     if not unknown:
         args, unknown = parser.parse_known_args(words)
     if unknown:
         others = [build_parser(name)[1] for name in TALKS if chosen in TALKS and name != chosen]
         command.error(unknown_argument(unknown[0], command, others[0] if others else None))
-    if behind:
-        args.words = list(behind)
+    if after_dashes:
+        args.words = list(after_dashes)
     flags = {action.dest: flag for flag, action in reversed(known.items()) if flag.startswith("--")}
     return args, {"path": "--model"} | flags
 

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("-m", "--model", metavar="FILE", help="the model, a .gguf file")
-    model.add_argument("--synthetic", metavar="SHAPE:TYPE", help="random weights, such as llama-1b:Q4_0")
+    model.add_argument("--synthetic", metavar="SHAPE:TYPE", help="random weights, for example llama-1b:Q4_0")
     add("-o", "--output", metavar="FILE", required=True, help="the .gguf file to write")
     add_device_arguments(parser, steps=False)
     add_placement_arguments(parser, steps=False)

@@ -40,13 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-p",
         "--prompt",
         metavar="TEXT",
-        help="the text to continue (default: what is piped in, or start from nothing)",
+        help="the text to continue (default: piped text, or nothing)",
     )
     prompt.add_argument("-f", "--file", metavar="FILE", help="read the prompt from a UTF-8 file, - for stdin")
     add("--no-parse-special", dest="parse_special", action="store_false",
-        help="read special tokens in the prompt, such as <|im_start|>, as plain text")  # fmt: skip
+        help="treat special tokens in the prompt, for example <|im_start|>, as plain text")  # fmt: skip
     add("--prompt-cache", metavar="FILE",
-        help="reuse what FILE holds of the prompt, and save the prompt's state there")  # fmt: skip
+        help="reuse FILE's state of the prompt, and save the prompt's state there")  # fmt: skip
     add("--prompt-cache-ro", action="store_true", help="do not write to the --prompt-cache file")
     add_length_arguments(parser, n_ctx=512, ends="the model ends")
     add("--json", action="store_true",

@@ -62,7 +62,9 @@ def run(args: argparse.Namespace) -> int:
     parts, folder = chosen_parts(args.parts), Path(args.output)
     words = device_list("devices", args.devices)
     if words and HOST in words:
-        raise InvalidArgument("numpy is what devices are checked against; give one of `vkbackend devices`")
+        raise InvalidArgument(
+            "numpy is the reference that devices are checked against; pass one of `vkbackend devices`"
+        )
     report = Report(minutes, datetime.now(UTC).strftime("%Y-%m-%d"), machine())
     report.save(folder)  # fail on an unwritable folder before the work begins
     with tempfile.TemporaryDirectory(prefix="vkbackend-report-") as scratch:

@@ -14,7 +14,7 @@ from vkbackend.tools.console import byte_progress, console, printable, size
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("model", metavar="FILE", help="any part of the model; the others lie beside it")
+    add("model", metavar="FILE", help="any part of the model; the others must be in the same folder")
     add("output", metavar="OUTPUT", help="the .gguf file to write")
 
 

@@ -17,17 +17,17 @@ CONVERSATION = {
 }
 FREE_TEXT = {"-p": "--prompt", "-sys": "--system-prompt", "-r": "--reverse-prompt"}
 
-# Flags of llama.cpp -> the end of the sentence "there are no ...".
+# Flags of llama.cpp that do not exist here.
 MISSING = {
-    "--lora": "adapters yet; merge it into the model",
-    "-md": "draft models yet",
-    "--mmproj": "images and sound yet",
+    "--lora": "adapters are not supported yet; merge it into the model",
+    "-md": "draft models are not supported yet",
+    "--mmproj": "images and sound are not supported yet",
 }
 
 
 class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}; `{self.prog} -h` shows what there is\n")
+        self.exit(2, f"{self.prog}: error: {message}; `{self.prog} -h` lists the arguments\n")
 
 
 def bind_values(argv: Sequence[str]) -> list[str]:
@@ -52,7 +52,7 @@ def conversation(words: Sequence[str]) -> list[str]:
 
 def unknown_command(word: str, commands: Iterable[str]) -> str:
     if word.endswith(".gguf") or os.path.isfile(word):
-        return f"{word!r} is no command; type `vkbackend generate -m {word}` or `vkbackend info {word}`"
+        return f"{word!r} is not a command; type `vkbackend generate -m {word}` or `vkbackend info {word}`"
     near = get_close_matches(word.lower(), list(commands), 1, 0.5)
     return f"unknown command {word!r}" + (f"; did you mean `vkbackend {near[0]}`?" if near else "")
 
@@ -64,11 +64,11 @@ def unknown_argument(
     known = command._option_string_actions
     if not word.startswith("-"):
         if "--model" in known:
-            return f"{word!r} is no flag; a model is named with -m: `{command.prog} -m {word}`"
+            return f"{word!r} is not a flag; pass a model with -m: `{command.prog} -m {word}`"
         return f"unrecognized argument {word!r}"
     flag = word.partition("=")[0]
     if flag in MISSING:
-        return f"{flag}: there are no {MISSING[flag]}"
+        return f"{flag}: {MISSING[flag]}"
     if other is not None and flag in other._option_string_actions:
         return f"{flag} is a flag of `{other.prog}`"
     shown = [name for name, action in known.items() if action.help != argparse.SUPPRESS]

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--port", type=int, default=8080, metavar="N", help="the port; 0: any (default: %(default)s)")
     add("-np", "--parallel", dest="n_slots", type=int, default=N_SLOTS, metavar="N",
-        help="how many sequences are computed together; further requests wait (default: "
+        help="sequences computed together; further requests wait (default: "
         "%(default)s)")  # fmt: skip
     add("-c", "--ctx-size", dest="n_ctx", type=int, metavar="N",
         help="tokens of the KV cache that all requests share, and the longest request; 0: the model's "
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_security(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("who may ask").add_argument
+    add = parser.add_argument_group("access").add_argument
     add("--api-key", action="append", default=[], metavar="KEY",
         help="a key that clients must send; other users of this machine can see it in the list of "
         f"processes, so prefer a file or ${KEY_VARIABLE}; may be repeated")  # fmt: skip
@@ -77,7 +77,7 @@ def _add_security(parser: argparse.ArgumentParser) -> None:
         help="another name of this server, besides addresses, localhost and the machine's own; may be "
         "repeated")  # fmt: skip
     add("--cors-origins", action="append", default=[], metavar="ORIGIN",
-        help="allow requests from pages of ORIGIN, such as https://chat.example; *: all; may be repeated "
+        help="allow requests from pages of ORIGIN, for example https://chat.example; *: all; may be repeated "
         "(default: "
         "none)")  # fmt: skip
     add("--ssl-key-file", metavar="FILE", help="the private key of TLS, PEM")

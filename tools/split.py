@@ -21,7 +21,7 @@ _UNITS = {"M": 10**6, "G": 10**9}  # gguf-split's units
 def part_size(text: str) -> int:
     number, unit = text[:-1], text[-1:].upper()
     if not (number.isascii() and number.isdigit() and int(number) and unit in _UNITS):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size; give a number with M or G, such as 2G")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; give a number with M or G, for example 2G")
     return int(number) * _UNITS[unit]
 
 

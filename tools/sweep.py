@@ -67,8 +67,8 @@ def measure(args: argparse.Namespace) -> Iterator[Point]:
                 for depth in range(0, n_ctx - n_prompt - n_gen + 1, n_prompt):
                     err.print(f"{name}: depth {depth}", markup=False)
                     # The earlier points left the tokens before `depth` in the cache.
-                    pp = n_prompt / timer.behind(depth, n_prompt, 0)
-                    yield Point(name, depth, pp, n_gen / timer.behind(depth + n_prompt, 0, n_gen))
+                    pp = n_prompt / timer.after(depth, n_prompt, 0)
+                    yield Point(name, depth, pp, n_gen / timer.after(depth + n_prompt, 0, n_gen))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -44,9 +44,7 @@ def run(args: argparse.Namespace) -> int:
             measured.save(info, {})
             return 0
         if not cache_folder.writable():
-            raise InvalidArgument(
-                "there is no cache folder to keep the measured table in; set VKBACKEND_CACHE to one"
-            )
+            raise InvalidArgument("no cache folder to keep the measured table in; set VKBACKEND_CACHE to one")
         times = []
         for device in devices:
             err.print(f"measuring {printable(device.name)}", markup=False)

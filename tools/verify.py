@@ -100,7 +100,9 @@ def run(args: argparse.Namespace) -> int:
     seed = secrets.randbelow(1 << 31) if args.seed is None else args.seed
     words = device_list("devices", args.devices) or tuple(str(info.index) for info in present())
     if HOST in words:
-        raise InvalidArgument("numpy is what devices are checked against; give one of `vkbackend devices`")
+        raise InvalidArgument(
+            "numpy is the reference that devices are checked against; pass one of `vkbackend devices`"
+        )
     results: list[Result] = []
     report: list[dict[str, Any]] = []
     for word in words:

@@ -240,7 +240,7 @@ def test_what_does_not_fit_is_made_smaller(tiny: None, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(rates, "Runner", small)
     part = rates.Rates(("numpy",), [])
-    [row] = part.run("tiny:Q4_0 behind 0")
+    [row] = part.run("tiny:Q4_0 after 0")
     assert asked == [(2, 64), (2, 0), (1, 64), (1, 0)] and row["layers"] == "1 of 2"
     with pytest.raises(LeftOut, match="too large"):
         part.run("tiny:Q4_0 behind 64")
@@ -293,7 +293,7 @@ def test_the_command_writes_both_files(tmp_path: Path, capsys: pytest.CaptureFix
     [verified] = value["parts"]["verify"]
     assert 0 < verified["done"] < verified["cases"] and not verified["failed"]
     assert "cases were done in its time" in capsys.readouterr().out
-    assert "## Every op beside its twin" in (tmp_path / "out" / f"{NAME}.md").read_text()
+    assert "## Every op against its numpy twin" in (tmp_path / "out" / f"{NAME}.md").read_text()
 
 
 @needs_device

@@ -22,12 +22,12 @@ def add_device_arguments(
         "-dev",
         "--device",
         metavar="LIST",
-        help="devices that share the model, comma-separated: indices, UUIDs or names as `vkbackend devices` "
-        "shows them; one may be given several times; numpy: the processor, slow, without Vulkan "
+        help="devices that share the model, comma-separated: indices, UUIDs or names from `vkbackend devices`"
+        "; repeat one to open it several times; numpy: the processor, slow, without Vulkan "
         "(default: the best device)",
     )
     add("hostfile", "--hostfile", metavar="FILE",
-        help="a file of hosts that run the model together, in place of -dev (docs/hosts.md)")  # fmt: skip
+        help="a file of hosts that run the model together; replaces -dev (docs/hosts.md)")  # fmt: skip
     automatic = "; auto: measure the devices once and balance their time" if "auto" in shares else ""
     add(
         "tensor_split",
@@ -35,7 +35,7 @@ def add_device_arguments(
         "--tensor-split",
         type=parse_split,
         metavar="LIST",
-        help=f"the share of each device, in any unit, such as 3,1{automatic} (default: {shares})",
+        help=f"the share of each device, in any unit, for example 3,1{automatic} (default: {shares})",
     )
     if not steps:
         return
@@ -53,7 +53,7 @@ def add_device_arguments(
         help="size of the KV cache that all slots share, in positions (default: -c for each "
         "slot)")  # fmt: skip
     add("prefix_cache", "--no-prefix-cache", action="store_false",
-        help="compute every prompt whole, even where an earlier one began alike")  # fmt: skip
+        help="compute every prompt completely, even if an earlier one has the same prefix")  # fmt: skip
     add("n_snapshots", "--snapshots", "--ctx-checkpoints", type=int, metavar="N",
         help="earlier states of recurrent layers that each slot keeps (default: %(default)s)")  # fmt: skip
 

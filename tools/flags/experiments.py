@@ -26,22 +26,22 @@ def add_experiment_arguments(parser: argparse.ArgumentParser, *, steps: bool = T
         "reduce_provider",
         "--reduce-provider",
         metavar="NAME",
-        help=f"where partial sums meet: auto, {', '.join(PROVIDERS)}; auto: what the devices can do and the "
-        "size asks for (default: %(default)s)",
+        help=f"where partial sums are added: auto, {', '.join(PROVIDERS)}; auto: by features and "
+        "size (default: %(default)s)",
     )
     add(
         "submit_ahead",
         "--submit-ahead",
         default="all",
         metavar="N",
-        help="segments of a step that are submitted to a device before it may run them: a number or all; "
+        help="segments of a step submitted to a device before it may run them: a number or all; "
         "bench-reduce measures which is faster (default: %(default)s)",
     )
     add(
         "reduce_type",
         "--reduce-type",
         metavar="TYPE",
-        help=f"the format of partial sums on their way: {', '.join(WIRES)}; bf16 keeps 8 bits of a number, "
+        help=f"the format of partial sums in transit: {', '.join(WIRES)}; bf16 keeps 8 bits of a number, "
         "f16 keeps 11 and is as small; auto: f16 for large sums, but f32 between software devices "
         "(default: %(default)s)",
     )

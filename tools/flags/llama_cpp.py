@@ -19,7 +19,7 @@ WITHOUT_EFFECT: tuple[tuple[tuple[str, ...], str | None, str], ...] = (
     (("--poll",), "N", _HOST),
     (("--numa",), "TYPE", _HOST),
     (("-fa", "--flash-attn"), "[on|off|auto]", "attention is always computed in one pass"),
-    (("--mlock",), None, "weights lie in the devices' memory or in pinned host memory"),
+    (("--mlock",), None, "weights are in device memory or pinned host memory"),
     (("--jinja",), None, "chat templates are always rendered with jinja"),
     (("--no-warmup",), None, "nothing is computed before the prompt"),
     (("--no-display-prompt",), None, "the prompt is never shown"),
@@ -62,7 +62,7 @@ def note(namespace: argparse.Namespace, line: str) -> None:
 
 def add_llama_cpp_arguments(parser: argparse.ArgumentParser) -> None:
     """-b, -lm, -r, -e, -hf, --list-devices and the flags without effect."""
-    add = parser.add_argument_group("as llama.cpp has them").add_argument
+    add = parser.add_argument_group("llama.cpp's flags").add_argument
     add("-r", "--reverse-prompt", dest="stop", action="append", default=[], metavar="TEXT",
         help="stop before TEXT; may be given several times")  # fmt: skip
     add("-e", "--escape", action="store_true", default=True,
@@ -74,7 +74,7 @@ def add_llama_cpp_arguments(parser: argparse.ArgumentParser) -> None:
     add("-lm", "--load-mode", action=_LoadMode, metavar="MODE", dest="load_mode",
         help=f"how weights are read: {modes}; none, dio: as --no-mmap (default: auto)")  # fmt: skip
     add("-hf", "-hfr", "--hf-repo", dest="hf_repo", metavar="USER/REPO[:TAG]",
-        help="a model of the Hugging Face Hub, such as user/repo:Q4_K_M (default: that of -m)")  # fmt: skip
+        help="a model of the Hugging Face Hub, for example user/repo:Q4_K_M (default: -m)")  # fmt: skip
     add(
         "-hff",
         "--hf-file",

@@ -18,7 +18,7 @@ def add_placement_arguments(parser: argparse.ArgumentParser, *, steps: bool = Tr
         "--gpu-layers",
         metavar="N",
         help="layers on the devices, counted from the output: a number, all, or auto (-1) for as many as "
-        "fit; the others stay in host memory, from which every device reads its own slices (default: all)",
+        "fit; the others stay in host memory, where every device reads its own slices (default: all)",
     )
     add(
         "override_tensor",
@@ -35,7 +35,7 @@ def add_placement_arguments(parser: argparse.ArgumentParser, *, steps: bool = Tr
         "--no-mmap",
         action="store_false",
         help="copy all weights into memory; by default software devices read them from the mapped file, "
-        "which must not change meanwhile",
+        "which must not change during the run",
     )
     add(
         "split_mode",
@@ -58,7 +58,7 @@ def add_placement_arguments(parser: argparse.ArgumentParser, *, steps: bool = Tr
         "--exact",
         action="store_true",
         help="compute with F32 activations and send partial sums as F32; by default a device may round "
-        "activations to 8 or 16 bits where it has faster instructions for those, and large sums travel as "
+        "activations to 8 or 16 bits if it has faster instructions for them, and large sums travel as "
         "f16 (also "
         "VKBACKEND_EXACT=1)",
     )

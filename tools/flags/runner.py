@@ -41,7 +41,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, synthetic: bool = Tr
             action="append",
             default=[],
             metavar="SHAPE:TYPE",
-            help="a model of a real shape with random weights instead of a file, such as llama-8b:Q4_0; "
+            help="a model of a published shape with random weights, for example llama-8b:Q4_0; "
             f"shapes: {', '.join(SHAPES)}; may be given several times",
         )
     add_device_arguments(parser)
@@ -57,7 +57,7 @@ def open_models(args: argparse.Namespace, stack: ExitStack) -> list[GGUF]:
     models += [Synthetic(spec) for spec in getattr(args, "synthetic", [])]
     if not models:
         other = " or --synthetic SHAPE:TYPE" if hasattr(args, "synthetic") else ""
-        raise InvalidArgument(f"no model was given; name one with -m FILE{other}")
+        raise InvalidArgument(f"no model was given; pass one with -m FILE{other}")
     return models
 
 
@@ -65,7 +65,7 @@ def refuse_hostfile(options: Options) -> None:
     """Raise InvalidArgument if a command that opens devices itself gets a hostfile."""
     if options.hostfile is not None:
         raise InvalidArgument(
-            "this command works in the process of host 0: write "
+            "this command runs in host 0's process: write "
             f"`vkbackend hosts run --hostfile {options.hostfile} -- COMMAND ...`"
         )
 

@@ -37,7 +37,7 @@ NUMBERS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
      "dynamic temperature: how far the entropy moves it down and up; 0: off"),
     ("dynatemp_exponent", ("--dynatemp-exp",), "X", "dynamic temperature: the exponent of the entropy"),
     ("mirostat", ("--mirostat",), "N",
-     "1 or 2: use this version of Mirostat; only --logit-bias and --temp work beside it; 0: off"),
+     "1 or 2: use this version of Mirostat; only --logit-bias and --temp work with it; 0: off"),
     ("mirostat_eta", ("--mirostat-lr",), "X", "Mirostat's learning rate"),
     ("mirostat_tau", ("--mirostat-ent",), "X", "Mirostat's target, bits of surprise a token"),
     ("min_tokens", ("--min-tokens",), "N", "forbid the end until N tokens are generated"),
@@ -72,7 +72,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         help="DRY: repetitions do not reach across TEXT; may be repeated, none: no breakers "
         "(default: newline, colon, double quote, asterisk)")  # fmt: skip
     add("stop_token_ids", "--stop-token-ids", type=token_list, metavar="ID,ID",
-        help="tokens that end the text, beside the model's own (default: none)")  # fmt: skip
+        help="tokens that end the text, in addition to the model's (default: none)")  # fmt: skip
     add("logprobs", "--logprobs", type=int, metavar="N",
         help="with --json: log probabilities of each token and the N likeliest (default: off)")  # fmt: skip
     add("seed", "-s", "--seed", type=int, default=-1, metavar="N",
@@ -93,7 +93,7 @@ def token_bias(text: str) -> tuple[int, float]:
         assert bias < math.inf
     except (AssertionError, ValueError):
         raise argparse.ArgumentTypeError(
-            f"{text!r}: expected a token id, a sign and a number, such as 15043+1 or 15043-inf"
+            f"{text!r}: expected a token id, a sign and a number, for example 15043+1 or 15043-inf"
         ) from None
     return int(match[1]), bias
 

@@ -14,9 +14,9 @@ def add_template_arguments(parser: argparse.ArgumentParser, then: str = "") -> N
     """`then` extends the help of --chat-template-kwargs."""
     add = parser.add_argument
     add("--chat-template-file", metavar="FILE",
-        help="a jinja template in place of the model's own (default: that, or ChatML)")  # fmt: skip
+        help="a jinja template (default: the model's, or ChatML)")  # fmt: skip
     add("--chat-template-kwargs", metavar="JSON", type=variables, default={},
-        help="variables for the template, such as "
+        help="variables for the template, for example "
         """'{"enable_thinking": false}'""" + then)  # fmt: skip
 
 

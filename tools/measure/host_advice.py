@@ -56,7 +56,7 @@ def advice(nbytes: int, n_layers: int, hosts: Sequence[HostRates], exchange_s: f
         f"an exchange takes {1e6 * exchange_s:.0f} us, and {1e6 * max(0.0, limit):.0f} us are the break-even"
     )
     if all(host.free is None or host.free >= nbytes for host in hosts):
-        text = "each host holds the model: run one server on each behind a balancer (docs/deploy)"
+        text = "each host holds the model: run one server per host with a load balancer (docs/deploy)"
         return (
             f"{text}; for one sooner answer -sm tensor over hosts pays: {times}"
             if pays

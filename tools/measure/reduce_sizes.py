@@ -16,6 +16,6 @@ def parse_size(text: str) -> int:
     nbytes = int(match[1]) << {"": 0, "k": 10, "m": 20}[match[2].lower()] if match else 0
     if not 4 <= nbytes <= 1 << 28 or nbytes % min(16_384, nbytes // 4 * 4):
         raise InvalidArgument(
-            f"--sizes {text!r}: expected bytes up to 256M, such as 4K: multiples of 4, above 16K of 16K"
+            f"--sizes {text!r}: expected bytes up to 256M, for example 4K: multiples of 4, above 16K of 16K"
         )
     return nbytes

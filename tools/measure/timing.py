@@ -75,9 +75,9 @@ class Timer:
     def once(self, test: Test) -> float:
         """Seconds of one run; the tokens before it are computed first, untimed."""
         self._prompt(0, test.n_depth)
-        return self.behind(test.n_depth, test.n_prompt, test.n_gen)
+        return self.after(test.n_depth, test.n_prompt, test.n_gen)
 
-    def behind(self, depth: int, n_prompt: int, n_gen: int) -> float:
+    def after(self, depth: int, n_prompt: int, n_gen: int) -> float:
         """Seconds of a prompt and then single tokens from position `depth` on."""
         began = time.perf_counter()
         self._prompt(depth, n_prompt)

@@ -37,7 +37,7 @@ def named() -> dict[str, Case]:
 class Verify(Part):
     """The quick cases of `vkbackend verify`."""
 
-    title = "Every op beside its twin in numpy"
+    title = "Every op against its numpy twin"
     share, deadline_s = 0.3, 60.0
 
     def cases(self) -> list[str]:
@@ -90,7 +90,7 @@ ALLOWED = {"exact": 1e-6, "fast": 2e-2}
 class Shapes(Part):
     """Logits of prompts of several lengths, and of a token after each, against the numpy device."""
 
-    title = "Layers of real models beside the numpy device"
+    title = "Layers of real models against the numpy device"
     share, deadline_s = 0.08, 240.0
 
     def cases(self) -> list[str]:

@@ -123,7 +123,7 @@ def run_job(job: Job, tell: Tell) -> Outcome:
     for _ in range(MAX_LOSSES):
         if outcome.stuck or outcome.unfinished or not _go_on(job, outcome, tell):
             return outcome
-    outcome.unfinished = outcome.unfinished or f"given up behind {MAX_LOSSES} losses"
+    outcome.unfinished = outcome.unfinished or f"given up after {MAX_LOSSES} losses"
     return outcome
 
 

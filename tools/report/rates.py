@@ -48,10 +48,10 @@ class Rates(Part):
         return [*((device,) for device in devices), *([tuple(devices)] if len(devices) > 1 else [])]
 
     def cases(self) -> list[str]:
-        return [f"{spec} behind {depth}" for spec in MODELS for depth in DEPTHS]
+        return [f"{spec} after {depth}" for spec in MODELS for depth in DEPTHS]
 
     def run(self, case: str) -> list[Row]:
-        spec, _, words = case.partition(" behind ")
+        spec, _, words = case.partition(" after ")
         depth, runner = int(words), self._opened_for(spec)
         if depth > self._depth:
             raise LeftOut(self._why)
@@ -59,17 +59,17 @@ class Rates(Part):
         n_layer, published = runner.model.n_layer, SHAPES[spec.partition(":")[0].lower()][3]["block_count"]
         layers = "all" if n_layer == published else f"{n_layer} of {published}"
         row: Row = {"model": spec, "layers": layers, "depth": depth}
-        timer.behind(depth, 0, 1)
-        once = timer.behind(depth, 0, 1)
+        timer.after(depth, 0, 1)
+        once = timer.after(depth, 0, 1)
         n_gen = max(LEAST_TOKENS, min(MOST_TOKENS, int(BOX_S / once)))
-        rate = n_gen / timer.behind(depth, 0, n_gen)
+        rate = n_gen / timer.after(depth, 0, n_gen)
         weights = weight_nbytes_per_step(runner) * rate
         row |= {"tg t/s": rate, "weight GB/s": weights / 1e9, "% of copy": 100 * weights / copy_rate(runner)}
         n_prompt = prompt_length(timer, depth)
-        timer.behind(depth, n_prompt, 0)
-        seconds = [timer.behind(depth, n_prompt, 0)]
+        timer.after(depth, n_prompt, 0)
+        seconds = [timer.after(depth, n_prompt, 0)]
         while sum(seconds) < BOX_S and len(seconds) < 5:
-            seconds.append(timer.behind(depth, n_prompt, 0))
+            seconds.append(timer.after(depth, n_prompt, 0))
         row |= {"prompt": n_prompt, "pp t/s": n_prompt / statistics.median(seconds)}
         n, spent = runner.reduce_stats()
         return [row | ({"us/reduce": 1e6 * spent / n} if n else {})]
@@ -114,8 +114,8 @@ def prompt_length(timer: Timer, depth: int) -> int:
     """512, or the length a slow device reads in 20 s, judged by shorter prompts."""
     n = 16
     while n < N_PROMPT:
-        timer.behind(depth, n, 0)
-        if timer.behind(depth, n, 0) * 4 > SLOW_PROMPT_S:
+        timer.after(depth, n, 0)
+        if timer.after(depth, n, 0) * 4 > SLOW_PROMPT_S:
             return n
         n *= 4
     return N_PROMPT

@@ -156,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=int,
         default=0,
         metavar="N",
-        help="the size of subgroups, where the device has a choice (default: what it runs)",
+        help="the size of subgroups, if the device has a choice (default: its own)",
     )
     add("--texts", type=Path, metavar="DIR", help="keep all texts that the driver gives in this folder")
     add("--record", type=Path, metavar="FILE", help="write the counts that a test compares to this CSV file")

@@ -100,7 +100,7 @@ def main() -> int:
     add("--seed", type=int, default=0, metavar="N", help="seed of the moments (default: 0)")
     add("--process", action="store_true", help="the engine in a process of its own")
     add("--deadline", type=int, default=120, metavar="SECONDS",
-        help="a round that takes longer hangs (default: 120)")  # fmt: skip
+        help="seconds after which a round counts as hung (default: 120)")  # fmt: skip
     args = parser.parse_args()
     whole_number("-n", args.count, 1, 1 << 30)
     whole_number("--deadline", args.deadline, 1, 1 << 30)

@@ -75,8 +75,8 @@ def main() -> None:
     for name, q in (("median", 0.5), ("p99", 0.99), ("most", 1.0)):
         alone, beside = quantile(before + after, q), quantile(during, q)
         rows.append((name, quantile(before, q), quantile(after, q), beside, beside / alone))
-    columns = "from token to token", "ms before", "ms behind", "ms beside it", "ratio to both"
-    title = f"{args.model}: a prompt of {n} tokens beside {N_DECODING} that decode, read in {took:.1f} s"
+    columns = "from token to token", "ms before", "ms after", "ms during", "ratio to both"
+    title = f"{args.model}: a prompt of {n} tokens next to {N_DECODING} that decode, read in {took:.1f} s"
     table(title, columns, rows)
 
 

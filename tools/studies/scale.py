@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--memory", default="8,16,24", help="GiB of a card (default: %(default)s)")
     parser.add_argument(
         "-ot", "--override-tensor", type=_override, action="append", default=[], metavar="REGEX=TARGET",
-        help="tensors elsewhere, such as exps=CPU",
+        help="tensors elsewhere, for example exps=CPU",
     )  # fmt: skip
     args = parser.parse_args(argv)
     with errors_told():

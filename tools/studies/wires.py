@@ -64,7 +64,7 @@ def main() -> int:
         for wire in FORMATS:
             off = logits(gguf, tokens, args.cache, devices, reduce_type=wire) - want
             found.append([wire, f"{np.mean(off * off) / np.mean(want * want):.2g}"])
-        table("logits of all devices against those of one", ("wire", "NMSE"), found)
+        table("logits of all devices against one device", ("wire", "NMSE"), found)
     return 0
 
 
