@@ -28,24 +28,27 @@ layout(set = 0, binding = 5) writeonly buffer Part { float part[]; };
 #include "lib/step.glsl"
 #include "lib/cells.glsl"
 #include "lib/kv_quads.glsl"
+#include "lib/row_attention.glsl"
 
 shared uint key_cells[2 * CELL_BLOCK]; // of this block and of the one before, in turn: some threads may still read that
+uint half_of; // where this block's begin
 
-// The cells of a block of chosen positions. Those of the last block that are missing are the last one again.
-uint look_up(uint slot, uint block, uint n_keys) {
-    const uint half_of = block % 2 * CELL_BLOCK;
+uint n_keys_of(uint row) { return row < step_n_rows() ? min(step_params.rows[row].x + 1, n_chosen) : 0; }
+
+uint first_key_of(uint n_keys) { return 0; }
+
+// Looks up the cells of a block of chosen positions. The last block repeats the last position for those it lacks.
+void open_block(uint slot, uint block, uint n_keys) {
+    half_of = block % 2 * CELL_BLOCK;
     for (uint j = gl_LocalInvocationID.x; j < CELL_BLOCK; j += LOCAL) {
         const uint position = chosen[chosen_off + gl_WorkGroupID.z * n_chosen + min(block * CELL_BLOCK + j, n_keys - 1)];
         key_cells[half_of + j] = block_cell(slot, position / CELL_BLOCK) + position % CELL_BLOCK;
     }
     barrier();
-    return half_of;
 }
 
-#define N_KEYS(row) (row < step_n_rows() ? min(step_params.rows[row].x + 1, n_chosen) : 0)
-#define FIRST_KEY(n_keys) 0
-#define OPEN_BLOCK(slot, block) const uint half_of = look_up(slot, block, n_keys)
-#define CELL(j) key_cells[half_of + j]
-#define CAPPED(score) score
-#define INVERSE_SUM(m, sum, head) (sum > 0.0 ? 1.0 / sum : 0.0)
-#include "lib/row_attention.glsl"
+uint cell_of(uint j) { return key_cells[half_of + j]; }
+
+float capped(float score) { return score; }
+
+float inverse_sum(float m, float sum, uint head) { return 1.0 / sum; }

@@ -31,6 +31,10 @@ layout(set = 0, binding = 5) writeonly buffer Part { float part[]; };
 #include "lib/cells.glsl"
 #include "lib/kv_quads.glsl"
 #include "lib/tanh.glsl"
+#include "lib/sinks.glsl"
+#include "lib/row_attention.glsl"
+
+uint n_keys_of(uint row) { return row < step_n_decode() ? step_params.rows[row].x + 1 : 0; }
 
 uint first_key_of(uint n_keys) {
     uint first_key = window > 0 && n_keys > window ? n_keys - window : 0;
@@ -38,17 +42,10 @@ uint first_key_of(uint n_keys) {
     return first_key;
 }
 
-float inverse_sum(float m, float sum, uint head) {
-    if (HAS_SINKS == 0) return sum > 0.0 ? 1.0 / sum : 0.0;
-    const float sink = sinks[sinks_off + head]; // one more logit, in the denominator alone
-    const float m_all = max(m, sink);
-    return exp(m - m_all) / (sum * exp(m - m_all) + exp(sink - m_all));
-}
+uint cell; // of the block's first key
 
-#define N_KEYS(row) (row < step_n_decode() ? step_params.rows[row].x + 1 : 0)
-#define FIRST_KEY(n_keys) first_key_of(n_keys)
-#define OPEN_BLOCK(slot, block) const uint cell = block_cell(slot, block)
-#define CELL(j) (cell + j)
-#define CAPPED(score) soft_cap(score, softcap)
-#define INVERSE_SUM(m, sum, head) inverse_sum(m, sum, head)
-#include "lib/row_attention.glsl"
+void open_block(uint slot, uint block, uint n_keys) { cell = block_cell(slot, block); }
+
+uint cell_of(uint j) { return cell + j; }
+
+float capped(float score) { return soft_cap(score, softcap); }

@@ -45,6 +45,7 @@ layout(set = 0, binding = 5) writeonly buffer Part { float part[]; };
 #include "lib/step.glsl"
 #include "lib/cells.glsl"
 #include "lib/kv_quads.glsl"
+#include "lib/sinks.glsl"
 #include "lib/tanh.glsl"
 #include "lib/unit_attention.glsl"
 const bool KEEPS = true;
@@ -118,5 +119,5 @@ void main() {
         part[result_of(row) + HEAD_V] = m;
         part[result_of(row) + HEAD_V + 1] = l;
     }
-    put_results(FINAL == 0 ? 1.0 : l > 0.0 ? inverse_sum(uint(clamp(first_head + int(row), 0, int(n_heads) - 1))) : 0.0);
+    put_results(FINAL == 0 ? 1.0 : l > 0.0 ? inverse_sum(m, l, uint(clamp(first_head + int(row), 0, int(n_heads) - 1))) : 0.0);
 }

@@ -32,181 +32,220 @@ layout(set = 0, binding = 5) writeonly buffer Y { float y[]; };
 #include "lib/cells.glsl"
 #include "lib/kv_quads.glsl"
 #include "lib/query_tiles.glsl"
+#include "lib/sinks.glsl"
 #include "lib/tanh.glsl"
+#include "lib/v_quads.glsl"
 
 const uint K_QUADS = HEAD_K / 4;
-const uint V_QUADS = HEAD_V / 4;
 const uint S_GROUPS = LOCAL / CELL_BLOCK; // sets of 32 threads that share out the rows when scoring (1, 2 or 4)
 const uint S_ROWS = TQ / S_GROUPS;
 // sets of V_QUADS threads that share out the rows when summing V
 const uint V_GROUPS = LOCAL / V_QUADS >= 4 ? 4 : (LOCAL / V_QUADS >= 2 ? 2 : 1);
 const uint V_ROWS = TQ / V_GROUPS;
-const uint V_ROUNDS = (V_QUADS + LOCAL - 1) / LOCAL; // quads of dimensions per thread
-const uint K_PIECE = BATCH > S_GROUPS ? BATCH : S_GROUPS; // quads of each key that lie in shared memory at a time
+const uint K_PIECE = BATCH > S_GROUPS ? BATCH : S_GROUPS; // quads of each key that are in shared memory at a time
 const uint K_READS = K_PIECE / S_GROUPS; // quads that a thread reads of a piece
-// As in attn_decode: where a thread's quads of K lie in a pair of quantized blocks is the same for all threads of a set.
-const bool K_WORDS = K_TYPE >= CACHE_Q8_0 && K_QUADS % 16 + K_PIECE % 8 + 8 % S_GROUPS == 0;
-// A thread's quad of V lies at the same place of a pair of quantized blocks for every key.
-const bool V_WORDS = V_TYPE >= CACHE_Q8_0 && V_QUADS % 16 + LOCAL % V_QUADS == 0;
+// As V_WORDS, for K: every piece begins at a block.
+const bool K_QUANTIZED = K_TYPE >= CACHE_Q8_0;
+const bool K_WHOLE_PAIRS = K_QUADS % 16 == 0;
+const bool K_PIECE_OF_BLOCKS = K_PIECE % 8 == 0;
+const bool K_SETS_FIT_BLOCK = 8 % S_GROUPS == 0;
+const bool K_WORDS = K_QUANTIZED && K_WHOLE_PAIRS && K_PIECE_OF_BLOCKS && K_SETS_FIT_BLOCK;
 const uint V_BATCH = BATCH > V_ROUNDS ? BATCH / V_ROUNDS : 1; // keys whose V a thread reads before it uses one
+const uint K_STRIDE = K_PIECE + 1; // odd, which spreads the keys over the banks
 
 shared vec4 q_tile[TQ * K_QUADS];
 shared float score[TQ * CELL_BLOCK]; // then the probabilities
 shared float row_max[TQ];
 shared float row_rescale[TQ];
-shared vec4 k_tile[CELL_BLOCK * (K_PIECE + 1)]; // [key][quad]; the odd stride spreads the keys over the banks
+shared vec4 k_tile[CELL_BLOCK * K_STRIDE]; // [key][quad]
 
-void main() {
-    const uint thread = gl_LocalInvocationID.x;
-    const uint head = first_head + gl_WorkGroupID.y;
-    const uint kv_head = (q_first + head) / group;
+// ---- this workgroup ----
 
-    const QueryTile tile = find_query_tile(gl_WorkGroupID.x);
-    if (tile.n == 0) {
-        zero_rows(tile.first_row, head);
-        return;
-    }
-    const uint first_row = tile.first_row;
-    const uint first_pos = tile.first_pos;
-    const uint n_tile = tile.n;
-    const uint n_keys = first_pos + n_tile;
-    const uint first_key = first_key_of(first_pos);
+QueryTile tile;
+uint head, kv_head;
+uint first_key; // the first one that a row of the tile sees
 
-    for (uint e = thread; e < TQ * K_QUADS; e += LOCAL) {
+struct Block {
+    uint cell, pos; // of the first key
+    uint first_valid, n_valid; // keys first_valid..n_valid - 1 are seen by a row
+};
+
+void read_queries() {
+    for (uint e = gl_LocalInvocationID.x; e < TQ * K_QUADS; e += LOCAL) {
         vec4 value = vec4(0.0);
-        if (e / K_QUADS < n_tile) {
-            const uint at = q_off + ((first_row + e / K_QUADS) * n_heads + head) * HEAD_K + 4 * (e % K_QUADS);
+        if (e / K_QUADS < tile.n) {
+            const uint at = q_off + ((tile.first_row + e / K_QUADS) * n_heads + head) * HEAD_K + 4 * (e % K_QUADS);
             value = vec4(q[at], q[at + 1], q[at + 2], q[at + 3]) * scale;
         }
         q_tile[e] = value;
     }
     barrier();
+}
 
-    const uint key = thread % CELL_BLOCK;
-    const uint s_row0 = thread / CELL_BLOCK * S_ROWS;
-    const uint v_row0 = min(thread / V_QUADS, V_GROUPS - 1) * V_ROWS; // surplus threads' sums are not kept
-    const uint v_quad0 = thread % V_QUADS;
-    const bool sums_v = thread / V_QUADS < V_GROUPS;
-    float m = NEG_LARGE; // the maximum of row `thread`
-    float s[S_ROWS];
-    float l[V_ROWS];
-    vec4 acc[V_ROWS * V_ROUNDS];
+Block find_block(uint number, uint n_keys) {
+    const uint pos = number * CELL_BLOCK;
+    return Block(block_cell(tile.slot, number), pos, max(first_key, pos) - pos, min(n_keys - pos, CELL_BLOCK));
+}
+
+// ---- this thread ----
+
+float m = NEG_LARGE; // the maximum of row gl_LocalInvocationID.x
+float s[S_ROWS]; // scores of score_key() with the rows from s_row0()
+float l[V_ROWS]; // sums of p, of the rows from v_row0()
+vec4 acc[V_ROWS * V_ROUNDS]; // sums of p * v
+
+uint score_key() { return gl_LocalInvocationID.x % CELL_BLOCK; }
+
+uint s_row0() { return gl_LocalInvocationID.x / CELL_BLOCK * S_ROWS; }
+
+// Surplus threads repeat the last rows; their sums are not kept.
+uint v_row0() { return min(gl_LocalInvocationID.x / V_QUADS, V_GROUPS - 1) * V_ROWS; }
+
+void clear_sums() {
     [[unroll]] for (uint a = 0; a < V_ROWS; ++a) l[a] = 0.0;
     [[unroll]] for (uint a = 0; a < V_ROWS * V_ROUNDS; ++a) acc[a] = vec4(0.0);
+}
 
-    for (uint block = first_key / CELL_BLOCK; block * CELL_BLOCK < n_keys; ++block) {
-        const uint cell = block_cell(tile.slot, block);
-        const uint block_pos = block * CELL_BLOCK;
-        const uint n_valid = min(n_keys - block_pos, CELL_BLOCK);
-        const uint first_valid = max(first_key, block_pos) - block_pos;
+// ---- a block of keys ----
 
-        [[unroll]] for (uint a = 0; a < S_ROWS; ++a) s[a] = 0.0;
-        const bool valid = key >= first_valid && key < n_valid;
-        // The bounds of both loops are no constants, or drivers unroll all of it and take seconds to compile.
-        if (S_GROUPS == 1) {
-            const uint base = ((cell + key) * n_kv + kv_head) * K_QUADS;
-            for (uint at = base; valid && at < base + K_QUADS; ++at) {
-                const vec4 kv = k_quad(at);
-                [[unroll]] for (uint a = 0; a < S_ROWS; ++a) s[a] += dot(kv, q_tile[(s_row0 + a) * K_QUADS + at - base]);
-            }
-        } else {
-            // K goes through shared memory. If each thread read the key that it scores, 32 threads would read from 32
-            // cache lines at a time, and every set of 32 threads would read all keys.
-            const uint own = thread / S_GROUPS;
-            const uint quad = thread % S_GROUPS;
-            const uint base = (cell * n_kv + kv_head) * K_QUADS;
-            // cells of keys that are not valid can be read: a block is whole
-            const uint own_base = base + own * n_kv * K_QUADS;
-            for (uint at = base; at < base + K_QUADS; at += K_PIECE) {
-                const uint first = at - base;
-                vec4 read[K_READS];
-                [[unroll]] for (uint i = 0; i < K_READS; ++i) {
-                    if (K_WORDS) {
-                        const uint behind = (first / 8 + i * S_GROUPS / 8) * halves_of(K_TYPE);
-                        read[i] = k_block_quad(k_off + own_base / 16 * halves_of(K_TYPE), behind, quad + i * S_GROUPS % 8);
-                    } else {
-                        read[i] = k_quad(own_base + min(first + quad + i * S_GROUPS, K_QUADS - 1));
-                    }
-                }
-                [[unroll]] for (uint i = 0; i < K_READS; ++i) k_tile[own * (K_PIECE + 1) + quad + i * S_GROUPS] = read[i];
-                barrier();
-                for (uint c = 0; valid && c < min(K_PIECE, K_QUADS - first); ++c) {
-                    const vec4 kv = k_tile[key * (K_PIECE + 1) + c];
-                    [[unroll]] for (uint a = 0; a < S_ROWS; ++a) s[a] += dot(kv, q_tile[(s_row0 + a) * K_QUADS + first + c]);
-                }
-                barrier();
+// s += quad `quad` of q * k.
+void multiply_quad(vec4 k_value, uint quad) {
+    [[unroll]] for (uint a = 0; a < S_ROWS; ++a) s[a] += dot(k_value, q_tile[(s_row0() + a) * K_QUADS + quad]);
+}
+
+// s = q * k; each thread reads the key that it scores.
+void multiply_own_key(Block block, bool valid) {
+    const uint base = ((block.cell + score_key()) * n_kv + kv_head) * K_QUADS;
+    for (uint at = base; valid && at < base + K_QUADS; ++at) multiply_quad(k_quad(at), at - base);
+}
+
+// s = q * k; K goes through shared memory. If each thread read the key that it scores, 32 threads would read from 32 cache
+// lines at a time, and every set of 32 threads would read all keys.
+void multiply_pieces(Block block, bool valid) {
+    const uint key = gl_LocalInvocationID.x / S_GROUPS; // of which the thread reads
+    const uint quad = gl_LocalInvocationID.x % S_GROUPS;
+    const uint base = (block.cell * n_kv + kv_head) * K_QUADS;
+    const uint key_base = base + key * n_kv * K_QUADS; // cells of keys that are not valid can be read: a block is whole
+    for (uint at = base; at < base + K_QUADS; at += K_PIECE) {
+        const uint first = at - base;
+        vec4 value[K_READS];
+        [[unroll]] for (uint i = 0; i < K_READS; ++i) {
+            if (K_WORDS) {
+                const uint skipped = (first / 8 + i * S_GROUPS / 8) * halves_of(K_TYPE);
+                value[i] = k_block_quad(k_off + key_base / 16 * halves_of(K_TYPE), skipped, quad + i * S_GROUPS % 8);
+            } else {
+                value[i] = k_quad(key_base + min(first + quad + i * S_GROUPS, K_QUADS - 1));
             }
         }
-        [[unroll]] for (uint a = 0; a < S_ROWS; ++a) {
-            // While all keys of a row so far are masked, its maximum is NEG_LARGE, and each of them is summed with
-            // exp(0) = 1. The first key that is not masked clears these sums, because exp(NEG_LARGE - m) is 0.
-            const uint row_pos = first_pos + s_row0 + a;
-            const uint key_pos = block_pos + key;
-            const bool masked = key_pos > row_pos || key_pos < first_key_of(row_pos);
-            if (HAS_SOFTCAP != 0) s[a] = soft_cap(s[a], softcap);
-            if (masked) s[a] = NEG_LARGE;
-            score[(s_row0 + a) * CELL_BLOCK + key] = s[a];
+        [[unroll]] for (uint i = 0; i < K_READS; ++i) k_tile[key * K_STRIDE + quad + i * S_GROUPS] = value[i];
+        barrier();
+        for (uint c = 0; valid && c < min(K_PIECE, K_QUADS - first); ++c) {
+            multiply_quad(k_tile[score_key() * K_STRIDE + c], first + c);
         }
         barrier();
-
-        if (thread < TQ) {
-            float m_new = m;
-            for (uint first = 0; first < n_valid; first += 4 * BATCH) {
-                [[unroll]] for (uint j = 0; j < 4 * BATCH; ++j) m_new = max(m_new, score[thread * CELL_BLOCK + first + j]);
-            }
-            row_rescale[thread] = exp(m - m_new);
-            row_max[thread] = m_new;
-            m = m_new;
-        }
-        barrier();
-        [[unroll]] for (uint a = 0; a < S_ROWS; ++a) score[(s_row0 + a) * CELL_BLOCK + key] = exp(s[a] - row_max[s_row0 + a]);
-        barrier();
-
-        [[unroll]] for (uint a = 0; a < V_ROWS; ++a) {
-            l[a] *= row_rescale[v_row0 + a];
-            [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] *= row_rescale[v_row0 + a];
-        }
-        for (uint first = BATCH > 1 ? 0 : first_valid; first < n_valid; first += V_BATCH) {
-            vec4 value[V_BATCH * V_ROUNDS]; // where a key is not seen, one that is seen is read
-            [[unroll]] for (uint u = 0; u < V_BATCH; ++u) {
-                const uint base = ((cell + clamp(first + u, first_valid, n_valid - 1)) * n_kv + kv_head) * V_QUADS;
-                [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) {
-                    const uint at = u * V_ROUNDS + i;
-                    if (V_WORDS) {
-                        const uint behind = v_quad0 / 8 * halves_of(V_TYPE);
-                        value[at] = v_block_quad(v_off + base / 16 * halves_of(V_TYPE), behind, v_quad0 % 8);
-                    } else {
-                        value[at] = v_quad(base + min(v_quad0 + i * LOCAL, V_QUADS - 1));
-                    }
-                }
-            }
-            [[unroll]] for (uint u = 0; u < V_BATCH; ++u) {
-                [[unroll]] for (uint a = 0; a < V_ROWS; ++a) {
-                    const float p = score[(v_row0 + a) * CELL_BLOCK + first + u]; // zero for keys not seen
-                    l[a] += p;
-                    [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] += p * value[u * V_ROUNDS + i];
-                }
-            }
-        }
-        // with more sets, the loop over K's pieces has barriers before scores are written again
-        if (S_GROUPS == 1) barrier();
     }
+}
 
-    if (!sums_v) return;
-    [[unroll]] for (uint a = 0; a < V_ROWS; ++a) {
-        if (v_row0 + a >= n_tile) break;
-        const uint base = y_off + ((first_row + v_row0 + a) * n_heads + head) * HEAD_V;
-        float factor = 1.0 / l[a];
-        if (HAS_SINKS != 0) { // one more logit, in the denominator alone
-            const float m_row = row_max[v_row0 + a];
-            const float sink = sinks[sinks_off + head];
-            const float m_all = max(m_row, sink);
-            factor = exp(m_row - m_all) / (l[a] * exp(m_row - m_all) + exp(sink - m_all));
+// s and score = the capped scores, NEG_LARGE for keys that a row does not see.
+void score_block(Block block) {
+    const bool valid = score_key() >= block.first_valid && score_key() < block.n_valid;
+    [[unroll]] for (uint a = 0; a < S_ROWS; ++a) s[a] = 0.0;
+    // The bounds of both loops are no constants, or drivers unroll all of it and take seconds to compile.
+    if (S_GROUPS == 1) {
+        multiply_own_key(block, valid);
+    } else {
+        multiply_pieces(block, valid);
+    }
+    [[unroll]] for (uint a = 0; a < S_ROWS; ++a) {
+        // While all keys of a row so far are masked, its maximum is NEG_LARGE, and each of them is summed with
+        // exp(0) = 1. The first key that is not masked clears these sums, because exp(NEG_LARGE - m) is 0.
+        const uint row_pos = tile.first_pos + s_row0() + a;
+        const uint key_pos = block.pos + score_key();
+        const bool masked = key_pos > row_pos || key_pos < first_key_of(row_pos);
+        if (HAS_SOFTCAP != 0) s[a] = soft_cap(s[a], softcap);
+        if (masked) s[a] = NEG_LARGE;
+        score[(s_row0() + a) * CELL_BLOCK + score_key()] = s[a];
+    }
+    barrier();
+}
+
+// score = exp(score - the row's maximum so far).
+void soften_block(uint n_valid) {
+    const uint row = gl_LocalInvocationID.x;
+    if (row < TQ) {
+        float m_new = m;
+        for (uint first = 0; first < n_valid; first += 4 * BATCH) {
+            [[unroll]] for (uint j = 0; j < 4 * BATCH; ++j) m_new = max(m_new, score[row * CELL_BLOCK + first + j]);
         }
+        row_rescale[row] = exp(m - m_new);
+        row_max[row] = m_new;
+        m = m_new;
+    }
+    barrier();
+    [[unroll]] for (uint a = 0; a < S_ROWS; ++a) {
+        score[(s_row0() + a) * CELL_BLOCK + score_key()] = exp(s[a] - row_max[s_row0() + a]);
+    }
+    barrier();
+}
+
+// l and acc, rescaled to the new maximum, plus p and p * v.
+void add_values(Block block) {
+    [[unroll]] for (uint a = 0; a < V_ROWS; ++a) {
+        l[a] *= row_rescale[v_row0() + a];
+        [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] *= row_rescale[v_row0() + a];
+    }
+    for (uint first = BATCH > 1 ? 0 : block.first_valid; first < block.n_valid; first += V_BATCH) {
+        vec4 value[V_BATCH * V_ROUNDS]; // for a key that is not seen, one that is seen is read
+        [[unroll]] for (uint u = 0; u < V_BATCH; ++u) {
+            const uint key = clamp(first + u, block.first_valid, block.n_valid - 1);
+            const uint base = ((block.cell + key) * n_kv + kv_head) * V_QUADS;
+            [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) value[u * V_ROUNDS + i] = v_quad_of(base, i);
+        }
+        [[unroll]] for (uint u = 0; u < V_BATCH; ++u) {
+            [[unroll]] for (uint a = 0; a < V_ROWS; ++a) {
+                const float p = score[(v_row0() + a) * CELL_BLOCK + first + u]; // zero for keys not seen
+                l[a] += p;
+                [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] += p * value[u * V_ROUNDS + i];
+            }
+        }
+    }
+}
+
+// ---- after the last block ----
+
+void put_results() {
+    [[unroll]] for (uint a = 0; a < V_ROWS; ++a) {
+        const uint row = v_row0() + a;
+        if (row >= tile.n) break;
+        const uint base = y_off + ((tile.first_row + row) * n_heads + head) * HEAD_V;
+        const float factor = inverse_sum(row_max[row], l[a], head);
         [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) {
-            const uint quad = v_quad0 + i * LOCAL;
+            const uint quad = v_quad0() + i * LOCAL;
             if (quad >= V_QUADS) continue;
             for (uint c = 0; c < 4; ++c) y[base + 4 * quad + c] = acc[a * V_ROUNDS + i][c] * factor;
         }
     }
+}
+
+void main() {
+    head = first_head + gl_WorkGroupID.y;
+    kv_head = (q_first + head) / group;
+    tile = find_query_tile(gl_WorkGroupID.x);
+    if (tile.n == 0) {
+        zero_rows(tile.first_row, head);
+        return;
+    }
+    const uint n_keys = tile.first_pos + tile.n;
+    first_key = first_key_of(tile.first_pos);
+
+    read_queries();
+    clear_sums();
+    for (uint number = first_key / CELL_BLOCK; number * CELL_BLOCK < n_keys; ++number) {
+        const Block block = find_block(number, n_keys);
+        score_block(block);
+        soften_block(block.n_valid);
+        add_values(block);
+        if (S_GROUPS == 1) barrier(); // before scores are written again; multiply_pieces has barriers of its own
+    }
+    if (gl_LocalInvocationID.x / V_QUADS < V_GROUPS) put_results();
 }

@@ -42,6 +42,7 @@ layout(set = 0, binding = 5) writeonly buffer Y { float y[]; };
 #include "lib/step.glsl"
 #include "lib/cells.glsl"
 #include "lib/kv_quads.glsl"
+#include "lib/sinks.glsl"
 #include "lib/tanh.glsl"
 #include "lib/unit_attention.glsl"
 const bool KEEPS = LANES > 16; // narrow subgroups (Intel) have no registers to spare, also for what is under way
@@ -107,5 +108,5 @@ void main() {
         add_values();
     }
     join_sums();
-    put_results(inverse_sum(head()));
+    put_results(inverse_sum(m, l, head()));
 }

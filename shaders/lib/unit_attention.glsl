@@ -160,14 +160,6 @@ void join_sums() {
     [[unroll]] for (uint i = 0; i < PARTS; ++i) l += part_of[parts() + i * M];
 }
 
-// 1 / the row's denominator.
-float inverse_sum(uint head) {
-    if (HAS_SINKS == 0) return 1.0 / l;
-    const float sink = sinks[sinks_off + head]; // one more logit, in the denominator alone
-    const float m_all = max(m, sink);
-    return exp(m - m_all) / (l * exp(m - m_all) + exp(sink - m_all));
-}
-
 // Puts the row's results, times `factor`. Which value an invocation holds is the driver's matter: they go through shared
 // memory.
 void put_results(float factor) {

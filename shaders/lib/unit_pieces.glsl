@@ -11,9 +11,14 @@ const uint V_KEYS = CELL_BLOCK / 4; // fours of keys
 const uint V_ROUNDS = (V_KEYS * V_PIECES + LOCAL - 1) / LOCAL; // pieces of four keys
 const bool K_EVEN = LOCAL % K_PIECES == 0; // an invocation's pieces are at the same place of some keys
 // Codes become halves when they are stored. Of two blocks of Q8_0, which are 17 words, the second has its codes at words.
-// With heads of whole pairs the place in a head tells which one it is. (glslang makes no constant of conditions and &&.)
-const bool K_CODES = (K_TYPE ^ CACHE_Q8_0) + HEAD_K % 64 == 0;
-const bool V_CODES = (V_TYPE ^ CACHE_Q8_0) + HEAD_V % 64 == 0;
+// With heads of whole pairs the place in a head tells which one it is. (Conditions have names: glslang makes a constant of
+// && between names only.)
+const bool K_IS_Q8 = K_TYPE == CACHE_Q8_0;
+const bool V_IS_Q8 = V_TYPE == CACHE_Q8_0;
+const bool K_WHOLE_PAIRS = HEAD_K % 64 == 0;
+const bool V_WHOLE_PAIRS = HEAD_V % 64 == 0;
+const bool K_CODES = K_IS_Q8 && K_WHOLE_PAIRS;
+const bool V_CODES = V_IS_Q8 && V_WHOLE_PAIRS;
 
 uint k_key(uint j) {
     return K_EVEN ? gl_LocalInvocationID.x / K_PIECES + j * (LOCAL / K_PIECES) : (gl_LocalInvocationID.x + j * LOCAL) / K_PIECES;
