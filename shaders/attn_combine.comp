@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Joins the splits of attn_decode: y = sum of exp(m_s - m) * acc_s / sum of exp(m_s - m) * l_s; zeros for no keys.
+// Joins the splits of attn_decode: y = sum of exp(m_s - m) * acc_s / sum of exp(m_s - m) * l_s; zeros without keys.
 // A sink is one more logit per head, in the denominator alone.
 #include "lib/types.glsl"
 
@@ -36,7 +36,7 @@ void main() {
 
     const float sink = HAS_SINKS != 0 ? sinks[sinks_off + head] : NEG_LARGE;
     float m = sink;
-    uint n_used = 0; // splits up to the last one that has keys
+    uint n_used = 0; // splits up to the last one with keys
     for (uint first = 0; first < n_splits; first += BATCH) {
         [[unroll]] for (uint u = 0; u < BATCH; ++u) {
             m = max(m, maxima[first + u]);

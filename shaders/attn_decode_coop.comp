@@ -1,20 +1,20 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// As attn_decode, on matrix units (lib/unit_attention.glsl): the q heads of a kv head are the rows of a tile. Workgroup
-// (tile of heads, split, row). Loads go to registers and are under way meanwhile: V of a block while its keys are scored, K
-// of the next block until this one is done. For heads of 128 and a group of 16 rows: 19 KiB of shared memory.
+// attn_decode on matrix units (lib/unit_attention.glsl): the q heads of a kv head are the rows of a tile. Workgroup (tile of
+// heads, split, row). V of a block loads into registers while its keys are scored, K of the next block until this one is
+// done. Heads of 128 and a group of 16 rows take 19 KiB of shared memory.
 #include "lib/types.glsl"
 
-layout(constant_id = 1) const uint UNIT_M = 16; // of the device's matrices: [M, K] by [K, N]
+layout(constant_id = 1) const uint UNIT_M = 16; // device's matrices: [M, K] by [K, N]
 layout(constant_id = 2) const uint UNIT_N = 16;
 layout(constant_id = 3) const uint UNIT_K = 16;
 layout(constant_id = 4) const uint LANES = 32; // invocations of a subgroup
 layout(constant_id = 5) const uint ROW_GROUPS = 1;
 layout(constant_id = 6) const uint V_PARTS = 2;
-layout(constant_id = 7) const uint UNROLL = 1; // matrices of q in a round of the loop, and of probabilities
+layout(constant_id = 7) const uint UNROLL = 1; // matrices of q, or of probabilities, per round of the loop
 layout(constant_id = 8) const uint HEAD_K = 64; // whole rounds
 layout(constant_id = 9) const uint HEAD_V = 64; // whole matrices for each of V_PARTS
-layout(constant_id = 10) const uint HAS_SINKS = 0; // of FINAL
+layout(constant_id = 10) const uint HAS_SINKS = 0; // used with FINAL
 layout(constant_id = 11) const uint K_TYPE = 1;
 layout(constant_id = 12) const uint V_TYPE = 1;
 layout(constant_id = 13) const uint HAS_SOFTCAP = 0;
@@ -31,7 +31,7 @@ layout(push_constant) uniform Push {
 };
 layout(set = 0, binding = 0) readonly buffer Q { float q[]; };
 layout(set = 0, binding = 1) readonly buffer KCache { uint k[]; };
-// The same. A driver may read what is readonly only where it is used (RADV does), so these are not.
+// The same buffers. RADV may move loads from readonly buffers down to their use, so these are not readonly.
 layout(set = 0, binding = 1) buffer KCache1 { uint k1[]; };
 layout(set = 0, binding = 1) buffer KCache4 { uvec4 k4[]; };
 layout(set = 0, binding = 2) readonly buffer VCache { uint v[]; };
@@ -52,9 +52,9 @@ const bool KEEPS = true;
 #include "lib/unit_pieces.glsl"
 
 int first_head; // of the tile
-uint begin_head, end_head; // rows of the tile that are heads of this device
+uint begin_head, end_head; // the device's rows of the tile
 
-uint result_of(uint row) { // where its result begins
+uint result_of(uint row) {
     const uint index = gl_WorkGroupID.z * n_heads + uint(first_head + int(row));
     return part_off + (FINAL != 0 ? index * HEAD_V : (index * n_splits + gl_WorkGroupID.y) * (HEAD_V + 2));
 }
@@ -70,11 +70,11 @@ void main() {
     const uint first_in_group = gl_WorkGroupID.x % tiles * TQ;
     const uint step_row = gl_WorkGroupID.z;
     const uint slot = step_params.rows[step_row].y;
-    // As in attn_decode: a device may begin and end in the middle of a group.
+    // As in row_attention.glsl: a device may begin and end in the middle of a group.
     first_head = int(kv_head * group + first_in_group) - int(q_first);
     begin_head = uint(max(-first_head, 0));
     end_head = uint(clamp(int(n_heads) - first_head, 0, int(min(TQ, group - first_in_group))));
-    if (begin_head >= end_head) return; // all of the tile's heads are another device's
+    if (begin_head >= end_head) return; // another device has all heads of the tile
 
     const uint n_keys = step_row < step_n_decode() ? step_params.rows[step_row].x + 1 : 0;
     uint first_key = window > 0 && n_keys > window ? n_keys - window : 0;
@@ -100,7 +100,7 @@ void main() {
 
     for (uint block = first_block; block < end_block; ++block) {
         const uint block_pos = block * CELL_BLOCK;
-        barrier(); // V of the block before was multiplied
+        barrier(); // the last block's V was multiplied
         store_k();
         barrier();
         hold_v(cell);

@@ -1,9 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Causal attention of a tile of TQ rows of one run over blocks of 32 keys, by online softmax.
-// Workgroup (tile, head - first_head): several dispatches may share out the heads. A workgroup finds its tile by
-// walking the run table; workgroups after the last tile write zeros to the rows that belong to no run. Shared memory: q
-// tile, scores and a piece of the keys, at most 15.6 KiB by the choice of TQ.
+// Causal attention of a tile of TQ rows of one run over blocks of 32 keys, by online softmax. Workgroup (tile,
+// head - first_head): several dispatches may share out the heads. Workgroups after the last tile zero the rows that belong
+// to no run. Shared memory: q tile, scores and a piece of the keys, at most 15.6 KiB by the choice of TQ.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint TQ = 4; // 4, 8 or 16
@@ -13,7 +12,7 @@ layout(constant_id = 4) const uint HAS_SINKS = 0;
 layout(constant_id = 5) const uint K_TYPE = 1;
 layout(constant_id = 6) const uint V_TYPE = 1;
 layout(constant_id = 7) const uint HAS_SOFTCAP = 0;
-layout(constant_id = 8) const uint BATCH = 1; // quads that a thread reads before it uses one: latencies overlap
+layout(constant_id = 8) const uint BATCH = 1; // quads that a thread reads before it uses one
 
 layout(push_constant) uniform Push {
     uint q_off, k_off, v_off, cells_off, sinks_off, y_off;
@@ -37,13 +36,13 @@ layout(set = 0, binding = 5) writeonly buffer Y { float y[]; };
 #include "lib/v_quads.glsl"
 
 const uint K_QUADS = HEAD_K / 4;
-const uint S_GROUPS = LOCAL / CELL_BLOCK; // sets of 32 threads that share out the rows when scoring (1, 2 or 4)
+const uint S_GROUPS = LOCAL / CELL_BLOCK; // sets of 32 threads (1, 2 or 4) that share out the rows when scoring
 const uint S_ROWS = TQ / S_GROUPS;
 // sets of V_QUADS threads that share out the rows when summing V
 const uint V_GROUPS = LOCAL / V_QUADS >= 4 ? 4 : (LOCAL / V_QUADS >= 2 ? 2 : 1);
 const uint V_ROWS = TQ / V_GROUPS;
-const uint K_PIECE = BATCH > S_GROUPS ? BATCH : S_GROUPS; // quads of each key that are in shared memory at a time
-const uint K_READS = K_PIECE / S_GROUPS; // quads that a thread reads of a piece
+const uint K_PIECE = BATCH > S_GROUPS ? BATCH : S_GROUPS; // quads of each key in shared memory
+const uint K_READS = K_PIECE / S_GROUPS; // quads of a piece per thread
 // As V_WORDS, for K: every piece begins at a block.
 const bool K_QUANTIZED = K_TYPE >= CACHE_Q8_0;
 const bool K_WHOLE_PAIRS = K_QUADS % 16 == 0;
@@ -59,11 +58,27 @@ shared float row_max[TQ];
 shared float row_rescale[TQ];
 shared vec4 k_tile[CELL_BLOCK * K_STRIDE]; // [key][quad]
 
+// ---- this thread ----
+
+uint thread = gl_LocalInvocationID.x; // these are globals because drivers do not move them out of the loop over blocks
+uint score_key = thread % CELL_BLOCK;
+uint s_row0 = thread / CELL_BLOCK * S_ROWS;
+uint v_row0 = min(thread / V_QUADS, V_GROUPS - 1) * V_ROWS; // surplus threads repeat the last rows; they keep no sums
+float m = NEG_LARGE; // the maximum of row `thread`
+float s[S_ROWS]; // scores of score_key with the rows from s_row0
+float l[V_ROWS]; // sums of p, of the rows from v_row0
+vec4 acc[V_ROWS * V_ROUNDS]; // sums of p * v
+
+void clear_sums() {
+    [[unroll]] for (uint a = 0; a < V_ROWS; ++a) l[a] = 0.0;
+    [[unroll]] for (uint a = 0; a < V_ROWS * V_ROUNDS; ++a) acc[a] = vec4(0.0);
+}
+
 // ---- this workgroup ----
 
 QueryTile tile;
 uint head, kv_head;
-uint first_key; // the first one that a row of the tile sees
+uint first_key; // of all rows of the tile
 
 struct Block {
     uint cell, pos; // of the first key
@@ -71,7 +86,7 @@ struct Block {
 };
 
 void read_queries() {
-    for (uint e = gl_LocalInvocationID.x; e < TQ * K_QUADS; e += LOCAL) {
+    for (uint e = thread; e < TQ * K_QUADS; e += LOCAL) {
         vec4 value = vec4(0.0);
         if (e / K_QUADS < tile.n) {
             const uint at = q_off + ((tile.first_row + e / K_QUADS) * n_heads + head) * HEAD_K + 4 * (e % K_QUADS);
@@ -87,45 +102,24 @@ Block find_block(uint number, uint n_keys) {
     return Block(block_cell(tile.slot, number), pos, max(first_key, pos) - pos, min(n_keys - pos, CELL_BLOCK));
 }
 
-// ---- this thread ----
-
-float m = NEG_LARGE; // the maximum of row gl_LocalInvocationID.x
-float s[S_ROWS]; // scores of score_key() with the rows from s_row0()
-float l[V_ROWS]; // sums of p, of the rows from v_row0()
-vec4 acc[V_ROWS * V_ROUNDS]; // sums of p * v
-
-uint score_key() { return gl_LocalInvocationID.x % CELL_BLOCK; }
-
-uint s_row0() { return gl_LocalInvocationID.x / CELL_BLOCK * S_ROWS; }
-
-// Surplus threads repeat the last rows; their sums are not kept.
-uint v_row0() { return min(gl_LocalInvocationID.x / V_QUADS, V_GROUPS - 1) * V_ROWS; }
-
-void clear_sums() {
-    [[unroll]] for (uint a = 0; a < V_ROWS; ++a) l[a] = 0.0;
-    [[unroll]] for (uint a = 0; a < V_ROWS * V_ROUNDS; ++a) acc[a] = vec4(0.0);
-}
-
 // ---- a block of keys ----
-
-// s += quad `quad` of q * k.
-void multiply_quad(vec4 k_value, uint quad) {
-    [[unroll]] for (uint a = 0; a < S_ROWS; ++a) s[a] += dot(k_value, q_tile[(s_row0() + a) * K_QUADS + quad]);
-}
 
 // s = q * k; each thread reads the key that it scores.
 void multiply_own_key(Block block, bool valid) {
-    const uint base = ((block.cell + score_key()) * n_kv + kv_head) * K_QUADS;
-    for (uint at = base; valid && at < base + K_QUADS; ++at) multiply_quad(k_quad(at), at - base);
+    const uint base = ((block.cell + score_key) * n_kv + kv_head) * K_QUADS;
+    for (uint at = base; valid && at < base + K_QUADS; ++at) {
+        const vec4 value = k_quad(at);
+        [[unroll]] for (uint a = 0; a < S_ROWS; ++a) s[a] += dot(value, q_tile[(s_row0 + a) * K_QUADS + at - base]);
+    }
 }
 
-// s = q * k; K goes through shared memory. If each thread read the key that it scores, 32 threads would read from 32 cache
-// lines at a time, and every set of 32 threads would read all keys.
+// s = q * k; K goes through shared memory. If each thread read its key, 32 threads would read from 32 cache lines at a
+// time, and every set of 32 threads would read all keys.
 void multiply_pieces(Block block, bool valid) {
-    const uint key = gl_LocalInvocationID.x / S_GROUPS; // of which the thread reads
-    const uint quad = gl_LocalInvocationID.x % S_GROUPS;
+    const uint key = thread / S_GROUPS; // the key that this thread reads
+    const uint quad = thread % S_GROUPS;
     const uint base = (block.cell * n_kv + kv_head) * K_QUADS;
-    const uint key_base = base + key * n_kv * K_QUADS; // cells of keys that are not valid can be read: a block is whole
+    const uint key_base = base + key * n_kv * K_QUADS; // a block is whole: cells of keys that are not valid can be read
     for (uint at = base; at < base + K_QUADS; at += K_PIECE) {
         const uint first = at - base;
         vec4 value[K_READS];
@@ -140,7 +134,8 @@ void multiply_pieces(Block block, bool valid) {
         [[unroll]] for (uint i = 0; i < K_READS; ++i) k_tile[key * K_STRIDE + quad + i * S_GROUPS] = value[i];
         barrier();
         for (uint c = 0; valid && c < min(K_PIECE, K_QUADS - first); ++c) {
-            multiply_quad(k_tile[score_key() * K_STRIDE + c], first + c);
+            const vec4 k_value = k_tile[score_key * K_STRIDE + c];
+            [[unroll]] for (uint a = 0; a < S_ROWS; ++a) s[a] += dot(k_value, q_tile[(s_row0 + a) * K_QUADS + first + c]);
         }
         barrier();
     }
@@ -148,42 +143,41 @@ void multiply_pieces(Block block, bool valid) {
 
 // s and score = the capped scores, NEG_LARGE for keys that a row does not see.
 void score_block(Block block) {
-    const bool valid = score_key() >= block.first_valid && score_key() < block.n_valid;
+    const bool valid = score_key >= block.first_valid && score_key < block.n_valid;
     [[unroll]] for (uint a = 0; a < S_ROWS; ++a) s[a] = 0.0;
-    // The bounds of both loops are no constants, or drivers unroll all of it and take seconds to compile.
+    // The bounds of both loops are not constants, or drivers unroll all of it and take seconds to compile.
     if (S_GROUPS == 1) {
         multiply_own_key(block, valid);
     } else {
         multiply_pieces(block, valid);
     }
     [[unroll]] for (uint a = 0; a < S_ROWS; ++a) {
-        // While all keys of a row so far are masked, its maximum is NEG_LARGE, and each of them is summed with
-        // exp(0) = 1. The first key that is not masked clears these sums, because exp(NEG_LARGE - m) is 0.
-        const uint row_pos = tile.first_pos + s_row0() + a;
-        const uint key_pos = block.pos + score_key();
+        // While all keys of a row are masked, its maximum is NEG_LARGE, and each key adds exp(0) = 1. The first key that
+        // is not masked clears these sums: exp(NEG_LARGE - m) is 0.
+        const uint row_pos = tile.first_pos + s_row0 + a;
+        const uint key_pos = block.pos + score_key;
         const bool masked = key_pos > row_pos || key_pos < first_key_of(row_pos);
         if (HAS_SOFTCAP != 0) s[a] = soft_cap(s[a], softcap);
         if (masked) s[a] = NEG_LARGE;
-        score[(s_row0() + a) * CELL_BLOCK + score_key()] = s[a];
+        score[(s_row0 + a) * CELL_BLOCK + score_key] = s[a];
     }
     barrier();
 }
 
 // score = exp(score - the row's maximum so far).
 void soften_block(uint n_valid) {
-    const uint row = gl_LocalInvocationID.x;
-    if (row < TQ) {
+    if (thread < TQ) {
         float m_new = m;
         for (uint first = 0; first < n_valid; first += 4 * BATCH) {
-            [[unroll]] for (uint j = 0; j < 4 * BATCH; ++j) m_new = max(m_new, score[row * CELL_BLOCK + first + j]);
+            [[unroll]] for (uint j = 0; j < 4 * BATCH; ++j) m_new = max(m_new, score[thread * CELL_BLOCK + first + j]);
         }
-        row_rescale[row] = exp(m - m_new);
-        row_max[row] = m_new;
+        row_rescale[thread] = exp(m - m_new);
+        row_max[thread] = m_new;
         m = m_new;
     }
     barrier();
     [[unroll]] for (uint a = 0; a < S_ROWS; ++a) {
-        score[(s_row0() + a) * CELL_BLOCK + score_key()] = exp(s[a] - row_max[s_row0() + a]);
+        score[(s_row0 + a) * CELL_BLOCK + score_key] = exp(s[a] - row_max[s_row0 + a]);
     }
     barrier();
 }
@@ -191,11 +185,11 @@ void soften_block(uint n_valid) {
 // l and acc, rescaled to the new maximum, plus p and p * v.
 void add_values(Block block) {
     [[unroll]] for (uint a = 0; a < V_ROWS; ++a) {
-        l[a] *= row_rescale[v_row0() + a];
-        [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] *= row_rescale[v_row0() + a];
+        l[a] *= row_rescale[v_row0 + a];
+        [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] *= row_rescale[v_row0 + a];
     }
     for (uint first = BATCH > 1 ? 0 : block.first_valid; first < block.n_valid; first += V_BATCH) {
-        vec4 value[V_BATCH * V_ROUNDS]; // for a key that is not seen, one that is seen is read
+        vec4 value[V_BATCH * V_ROUNDS]; // a key that is not seen is replaced by one that is
         [[unroll]] for (uint u = 0; u < V_BATCH; ++u) {
             const uint key = clamp(first + u, block.first_valid, block.n_valid - 1);
             const uint base = ((block.cell + key) * n_kv + kv_head) * V_QUADS;
@@ -203,7 +197,7 @@ void add_values(Block block) {
         }
         [[unroll]] for (uint u = 0; u < V_BATCH; ++u) {
             [[unroll]] for (uint a = 0; a < V_ROWS; ++a) {
-                const float p = score[(v_row0() + a) * CELL_BLOCK + first + u]; // zero for keys not seen
+                const float p = score[(v_row0 + a) * CELL_BLOCK + first + u]; // zero for keys not seen
                 l[a] += p;
                 [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] += p * value[u * V_ROUNDS + i];
             }
@@ -215,12 +209,12 @@ void add_values(Block block) {
 
 void put_results() {
     [[unroll]] for (uint a = 0; a < V_ROWS; ++a) {
-        const uint row = v_row0() + a;
+        const uint row = v_row0 + a;
         if (row >= tile.n) break;
         const uint base = y_off + ((tile.first_row + row) * n_heads + head) * HEAD_V;
         const float factor = inverse_sum(row_max[row], l[a], head);
         [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) {
-            const uint quad = v_quad0() + i * LOCAL;
+            const uint quad = v_quad0 + i * LOCAL;
             if (quad >= V_QUADS) continue;
             for (uint c = 0; c < 4; ++c) y[base + 4 * quad + c] = acc[a * V_ROUNDS + i][c] * factor;
         }
@@ -245,7 +239,7 @@ void main() {
         score_block(block);
         soften_block(block.n_valid);
         add_values(block);
-        if (S_GROUPS == 1) barrier(); // before scores are written again; multiply_pieces has barriers of its own
+        if (S_GROUPS == 1) barrier(); // before scores are written again; multiply_pieces has its own
     }
-    if (gl_LocalInvocationID.x / V_QUADS < V_GROUPS) put_results();
+    if (thread / V_QUADS < V_GROUPS) put_results();
 }

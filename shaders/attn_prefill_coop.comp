@@ -1,16 +1,16 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// As attn_prefill, on matrix units (lib/unit_attention.glsl). For heads of 128 and 4 groups of 16 rows: 43 KiB of shared
-// memory, and 64 products of matrices of 16 for 64 keys and 16 rows.
+// attn_prefill on matrix units (lib/unit_attention.glsl). Heads of 128 and 4 groups of 16 rows take 43 KiB of shared memory,
+// and 64 products of matrices of 16 for 64 keys and 16 rows.
 #include "lib/types.glsl"
 
-layout(constant_id = 1) const uint UNIT_M = 16; // of the device's matrices: [M, K] by [K, N]
+layout(constant_id = 1) const uint UNIT_M = 16; // device's matrices: [M, K] by [K, N]
 layout(constant_id = 2) const uint UNIT_N = 16;
 layout(constant_id = 3) const uint UNIT_K = 16;
 layout(constant_id = 4) const uint LANES = 32; // invocations of a subgroup
 layout(constant_id = 5) const uint ROW_GROUPS = 4;
-layout(constant_id = 6) const uint V_PARTS = 1; // as many as leave a subgroup's part of the output in registers
-layout(constant_id = 7) const uint UNROLL = 1; // matrices of q in a round of the loop, and of probabilities
+layout(constant_id = 6) const uint V_PARTS = 1; // enough that a subgroup's part of the output fits in registers
+layout(constant_id = 7) const uint UNROLL = 1; // matrices of q, or of probabilities, per round of the loop
 layout(constant_id = 8) const uint HEAD_K = 64; // whole rounds
 layout(constant_id = 9) const uint HEAD_V = 64; // whole matrices for each of V_PARTS
 layout(constant_id = 10) const uint HAS_SINKS = 0;
@@ -29,7 +29,7 @@ layout(push_constant) uniform Push {
 };
 layout(set = 0, binding = 0) readonly buffer Q { float q[]; };
 layout(set = 0, binding = 1) readonly buffer KCache { uint k[]; };
-layout(set = 0, binding = 1) buffer KCache1 { uint k1[]; }; // the same
+layout(set = 0, binding = 1) buffer KCache1 { uint k1[]; }; // the same buffers, see attn_decode_coop.comp
 layout(set = 0, binding = 1) buffer KCache4 { uvec4 k4[]; };
 layout(set = 0, binding = 2) readonly buffer VCache { uint v[]; };
 layout(set = 0, binding = 2) buffer VCache1 { uint v1[]; };
@@ -45,7 +45,7 @@ layout(set = 0, binding = 5) writeonly buffer Y { float y[]; };
 #include "lib/sinks.glsl"
 #include "lib/tanh.glsl"
 #include "lib/unit_attention.glsl"
-const bool KEEPS = LANES > 16; // narrow subgroups (Intel) have no registers to spare, also for what is under way
+const bool KEEPS = LANES > 16; // narrow subgroups (Intel) have no registers to spare for loads in flight
 #include "lib/unit_pieces.glsl"
 #include "lib/query_tiles.glsl"
 
@@ -84,7 +84,7 @@ void main() {
         const uint n_valid = min(n_keys - block_pos, CELL_BLOCK);
         const uint first_valid = max(first_key, block_pos) - block_pos;
 
-        barrier(); // V of the block before was multiplied
+        barrier(); // the last block's V was multiplied
         if (KEEPS) {
             hold_k(cell);
             store_k();
@@ -95,7 +95,7 @@ void main() {
             }
         }
         barrier();
-        if (KEEPS) hold_v(cell); // under way while its keys are scored
+        if (KEEPS) hold_v(cell); // in flight while keys are scored
         score_keys();
         barrier();
         if (!KEEPS) {

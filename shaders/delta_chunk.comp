@@ -1,13 +1,11 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// The part of a gated delta net that does not need the state before a chunk of C rows, so that all chunks are
-// computed at once; delta_scan does the rest. One workgroup per (chunk, head). With c_t the sum of g up to
-// row t of the chunk, and D_ts = e^(c_t - c_s):
+// The part of a gated delta net that does not depend on the state, for all chunks of C rows at once; delta_scan does the
+// rest. One workgroup per (chunk, head). With c_t the sum of g up to row t of the chunk, and D_ts = e^(c_t - c_s):
 //   L_ts = beta_t k_t D_ts k_s, s < t;  u = (I + L)^-1 beta v;  w = (I + L)^-1 beta e^c k, by forward substitution
 //   q' = scale e^c q;  k' = e^(c_last - c) k;  products scale q_t D_ts k_s for s <= t
-// No exponent is positive: g never is, and each exponent is a sum of g over some rows. A row of `work` has u,
-// w, q', k', e^c_last (S values each; e^c_last in the chunk's first row alone), then C products. Shared
-// memory: at most 10.6 KiB.
+// g is never positive, so no exponent is. A row of `work` has u, w, q', k', e^c_last (S values each; e^c_last in the
+// chunk's first row alone), then C products. Shared memory: at most 10.6 KiB.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint S = 128; // head size
@@ -45,13 +43,13 @@ void main() {
     const Tile chunk = find_tile(gl_WorkGroupID.x, C);
     if (chunk.n == 0) return;
     const uint n = chunk.n;
-    const uint first = chunk.run.y + chunk.first; // row
+    const uint first = chunk.run.y + chunk.first;
     const uint k_at = k_off + first * q_stride + key_head(h) * S;
     const uint q_at = q_off + first * q_stride + key_head(h) * S;
     const uint v_at = v_off + first * v_stride + h * S;
     const uint beta_at = beta_off + first * n_heads + h;
     const uint work_at = work_off + (first * n_heads + h) * STRIDE;
-    const uint next = n_heads * STRIDE; // from row to row of work
+    const uint next = n_heads * STRIDE; // stride of rows in work
 
     for (uint i = thread; i < GATES; i += LOCAL) {
         float sum = 0.0;
@@ -87,7 +85,7 @@ void main() {
         for (uint t = 0; t < n; ++t) {
             float value = is_u ? v[v_at + t * v_stride + i] : k[k_at + t * q_stride + i] * exp(gate_sum(t, i));
             value *= beta[beta_at + t * n_heads];
-            const uint row = t * (t - 1) / 2; // 0 for t = 0, too: the product wraps to 0
+            const uint row = t * (t - 1) / 2; // 0 for t = 0, too: the product wraps
             for (uint s = 0; s < t; ++s) value -= lower[row + s] * solved[s];
             solved[t] = value;
             work[work_at + t * next + column] = value;

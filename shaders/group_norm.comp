@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = x / sqrt(mean of the squares of its group + eps) * w; with HAS_Z, silu(z) x takes the place of x. The sums of
-// squares are those of group_squares, added up over the devices that have a part of the group.
+// y = x / sqrt(mean of the squares of its group + eps) * w; HAS_Z: silu(z) x replaces x. group_squares gives the sums of
+// squares, added up over the devices that share the group.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint HAS_Z = 0; // 0: z is not read

@@ -1,15 +1,15 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// How much each position 0..pos matters to a row (DeepSeek-AI 2025, arXiv:2512.02556): y = sum over the indexer's heads of
-// w * max(q . k, 0). Workgroup (block of LOCAL positions, -, row); a thread has a position. It takes HEADS heads at a
-// time, whose q all threads share, and reads the position's key once for them. Positions behind pos are not written.
+// The indexer's scores of positions 0..pos for each row (DeepSeek-AI 2025, arXiv:2512.02556): y = sum over its heads of
+// w * max(q . k, 0). Workgroup (block of LOCAL positions, -, row), a thread per position. HEADS heads at a time share one
+// read of the key. Positions after pos are not written.
 #include "lib/types.glsl"
 #include "lib/cache_types.glsl"
 
 layout(constant_id = 1) const uint HEAD = 128; // values of a key
 layout(constant_id = 2) const uint HEADS = 8;
 layout(constant_id = 3) const uint K_TYPE = 1;
-layout(constant_id = 4) const uint BATCH = 1; // quads that a thread reads before it uses one: latencies overlap
+layout(constant_id = 4) const uint BATCH = 1; // quads that a thread reads before it uses one
 
 layout(push_constant) uniform Push {
     uint q_off, w_off, k_off, cells_off, y_off;
@@ -44,12 +44,12 @@ void main() {
     const uint slot = step_params.rows[first_row + row].y;
     if (gl_WorkGroupID.x * LOCAL > pos) return;
     const uint own = gl_WorkGroupID.x * LOCAL + thread;
-    const uint seen = min(own, pos); // cells behind it may never have been written
+    const uint seen = min(own, pos); // later cells may never have been written
     const uint base = (block_cell(slot, seen / CELL_BLOCK) + seen % CELL_BLOCK) * QUADS;
 
     float sum = 0.0;
     for (uint first = 0; first < n_heads; first += HEADS) {
-        barrier(); // the tile before was used
+        barrier(); // the last tile was used
         for (uint e = thread; e < HEADS * QUADS; e += LOCAL) {
             const uint head = first + e / QUADS;
             const uint at = q_off + (row * n_heads + min(head, n_heads - 1)) * HEAD + 4 * (e % QUADS);
@@ -61,7 +61,7 @@ void main() {
         barrier();
         float s[HEADS];
         [[unroll]] for (uint a = 0; a < HEADS; ++a) s[a] = 0.0;
-        // The bounds are no constants, or drivers unroll all of it.
+        // The bounds are not constants, or drivers unroll all of it.
         for (uint turn = base; turn < base + QUADS; turn += BATCH) {
             vec4 value[BATCH];
             [[unroll]] for (uint i = 0; i < BATCH; ++i) value[i] = k_quad(turn + i);

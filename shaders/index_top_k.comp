@@ -1,13 +1,13 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// The positions of the n_chosen largest scores among 0..pos of each row, ascending; the lower position first on ties, NaN
-// before all. A row of a lower position has all of them. One workgroup finds the least chosen score from its highest
-// byte to its lowest: it counts how many scores have each value of a byte, among those that agree in the bytes above.
-// Then each thread takes what lies above that score from a stretch of positions of its own.
+// The positions of the n_chosen largest scores among 0..pos of each row, ascending; ties: the lower position first; NaN
+// before all. A row with fewer positions gets all. One workgroup per row finds the least chosen score byte by byte, from the
+// highest: it counts the scores with each value of a byte, among those that agree in the bytes above. Then each thread
+// takes the larger scores from its stretch of positions.
 #include "lib/types.glsl"
 #include "lib/order.glsl"
 
-layout(constant_id = 1) const uint BATCH = 1; // scores that a thread reads before it uses one: latencies overlap
+layout(constant_id = 1) const uint BATCH = 1; // scores that a thread reads before it uses one
 
 layout(push_constant) uniform Push {
     uint x_off, ids_off;
@@ -19,7 +19,7 @@ layout(set = 0, binding = 1) writeonly buffer Ids { uint ids[]; };
 #define STEP_BINDING 2
 #include "lib/step.glsl"
 
-const uint N_GROUPS = 16; // of as many counters
+const uint N_GROUPS = 16; // sets of counters
 
 shared uint count[N_GROUPS * N_GROUPS];
 shared uint group_count[N_GROUPS];
@@ -40,9 +40,9 @@ void main() {
         return;
     }
 
-    uint least = 0; // the bytes of the least chosen score that are known
-    uint known = 0; // their bits
-    uint need = n_chosen; // scores to be chosen among those that agree in these bits
+    uint least = 0; // known bytes of the least chosen score
+    uint known = 0; // bits that are known
+    uint need = n_chosen; // scores to choose among those that agree in them
     for (uint shift = 32; shift > 0;) {
         shift -= 8;
         for (uint i = thread; i < N_GROUPS * N_GROUPS; i += LOCAL) count[i] = 0;
@@ -91,7 +91,7 @@ void main() {
     equal_of[thread] = equal;
     barrier();
     above = 0;
-    equal = 0; // those of the threads before
+    equal = 0; // of the threads before
     for (uint t = 0; t < thread; ++t) {
         above += above_of[t];
         equal += equal_of[t];

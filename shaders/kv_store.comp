@@ -1,11 +1,10 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// cache[cell of the row's position] = x[row]. F32, F16, BF16: a thread stores a pair of elements (an f16 pair
-// is one word), normed with NORM (then a workgroup has a head), and rotated as rope does in the first n_rot
-// dimensions. Q8_0, Q4_0: a thread quantizes blocks of 32 as ggml's reference does: d = max|x| / 127 for
-// Q8_0, the x of the largest magnitude / -8 for Q4_0, NaN where an x is not finite. A block has an odd number
-// of halves, so two blocks share a word. One thread stores both, even if the second belongs to the next row.
-// So no word has two writers, and no atomics are needed, which host memory may lack.
+// cache[cell of the row's position] = x[row]. F32, F16, BF16: a thread stores a pair of elements (one word in f16), normed
+// with NORM (a workgroup per head), the first n_rot dimensions rotated as in rope. Q8_0, Q4_0: a thread quantizes blocks of
+// 32 as ggml's reference does: d = max|x| / 127 for Q8_0, the x of the largest magnitude / -8 for Q4_0, NaN where an x is
+// not finite. Blocks have an odd number of halves, so two blocks share a word. One thread stores both, even across rows:
+// each word has one writer, and atomics, which host memory may lack, are not needed.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 #include "lib/half.glsl"
@@ -35,13 +34,13 @@ layout(set = 0, binding = 4) buffer Cache { uint cache[]; };
 const bool QUANTIZED = TYPE == CACHE_Q8_0 || TYPE == CACHE_Q4_0;
 const uint N_CODES = TYPE == CACHE_Q8_0 ? 8 : 4; // words of codes in a block
 
-// Element e of the row, normed and rotated. Quantized caches take x as it is: they read each element twice,
-// for the scale and for the code.
+// Element e of the row, normed and rotated. Quantized caches take x as it is, because they read each element twice, for
+// the scale and for the code.
 float element(uint e) {
     const uint row = gl_WorkGroupID.z;
     const uint i = e % head_dim;
     const uint head = x_off + row * width + e - i;
-    const uint gap = half_split != 0 ? n_rot / 2 : 1; // from the first of a pair to the second
+    const uint gap = half_split != 0 ? n_rot / 2 : 1; // between the elements of a pair
     const bool is_second = half_split != 0 ? i >= gap : (i & 1u) != 0;
     float value = normed(head, i);
     if (i < n_rot) {
@@ -67,8 +66,7 @@ uint code4(float value, float inverse) {
     return uint(min(int(shifted), 15));
 }
 
-// The scale of a block: d as a half, and 1 / d. `used` is false where an x is not finite: then all codes are
-// those of zeros.
+// The scale of a block: d as a half, and 1 / d. Without `used` an x is not finite, and all codes are zeros.
 struct Scale {
     uint half_d;
     float inverse;
@@ -76,7 +74,7 @@ struct Scale {
 };
 
 Scale scale_of(uint from) {
-    float top = 0.0; // of the largest magnitude, the first of equals
+    float top = 0.0; // the first of the largest magnitude
     bool is_finite = true;
     for (uint i = 0; i < BLOCK; ++i) {
         const float value = x[from + i];
@@ -85,7 +83,7 @@ Scale scale_of(uint from) {
     }
     if (!is_finite) return Scale(0x7e00u, 0.0, false);
     float d = TYPE == CACHE_Q8_0 ? abs(top) : top * -0.125;
-    const bool is_zero = abs(d) < 1.0e-30; // far below what a half can say
+    const bool is_zero = abs(d) < 1.0e-30; // far below the smallest half
     if (TYPE == CACHE_Q8_0 && !is_zero) d = divide(d, 127.0);
     const float inverse = is_zero ? 0.0 : divide(1.0, abs(d));
     return Scale(half_bits(d), d < 0.0 ? -inverse : inverse, true);
@@ -112,20 +110,20 @@ bool stores(uint row, uint pos, uint slot) {
     return row < step_n_rows() && step_params.rows[row].xy == uvec2(pos, slot);
 }
 
-// Stores pair number `unit` of blocks, of the pairs that contain a block of this cell. The first pair may
-// begin with the last block of the cell before, and the last may end with the first block of the next cell.
-// If this step stores that cell, too, its row is the one before or after this row.
+// Stores pair `unit` of the pairs of blocks that contain a block of this cell. The first pair may begin with the last block
+// of the cell before, and the last pair may end with the first block of the next cell. If this step stores that cell, too,
+// it is the row before or after.
 void put_blocks(uint cell, uint unit) {
     const uint row = gl_WorkGroupID.z;
     const uint pos = step_params.rows[row].x;
     const uint slot = step_params.rows[row].y;
     const uint n = width / BLOCK;
-    const uint before = cell & n & 1u; // blocks of the cell before it in the first pair
+    const uint before = cell & n & 1u; // blocks in the first pair
     bool has_first = unit >= before;
     bool has_second = 2 * unit - before + 1 < n;
     uint from = x_off + row * width + BLOCK * (2 * unit - before);
     if (!has_first && stores(row - 1, pos - 1, slot)) return; // its thread stores both
-    if (!has_second) has_second = stores(row + 1, pos + 1, slot); // whose values follow those of this row
+    if (!has_second) has_second = stores(row + 1, pos + 1, slot); // the row after follows this one
 
     const uint word = cache_off + (cell * n / 2 + unit) * (2 * N_CODES + 1);
     const uint middle = word + N_CODES;

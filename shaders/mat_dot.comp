@@ -2,11 +2,11 @@
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
-// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for the N rows of x, in 8 bits: dot products of integers. A subgroup
-// has two rows of w at a time, its threads a group of each, whose elements share a scale; sums meet in the subgroup.
+// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for the N rows of x in 8 bits. A subgroup has two rows of w at a time,
+// each thread a group of each (elements with one scale); sums meet in the subgroup.
 #include "lib/types.glsl"
 
-layout(constant_id = 1) const uint ROWS = 8; // rows of w per workgroup, even
+layout(constant_id = 1) const uint ROWS = 8; // of w per workgroup, even
 layout(constant_id = 2) const uint N = 1; // 1..8
 layout(constant_id = 3) const uint WIDE = 0; // 1: w, x and their rows begin at multiples of 16 bytes
 #define WIDE_W (WIDE != 0)
@@ -26,8 +26,8 @@ layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
 #include "lib/q8.glsl"
 #include "lib/quants.glsl"
 
-// The codes of elements 16 i.. of a row that begins at word `row`. i and row are divided apart, not their
-// sum: i is then computed once for all rows of x, and row, which all lanes share, once for a subgroup.
+// The codes of elements 16 i.. of a row that begins at word `row`. i and row are divided separately: i is then computed once
+// for all rows of x, and row, which all lanes share, once per subgroup.
 uvec4 codes_at(uint row, uint i) {
     if (WIDE != 0) return x4[row / 4 + i];
     const uint at = row + 4 * i;
@@ -37,14 +37,14 @@ uvec4 codes_at(uint row, uint i) {
 void main() {
     const uint lane = gl_SubgroupInvocationID;
     const uint first = group_index() * ROWS;
-    const uint end = min(first + ROWS, act == 0 ? n : 2 * n); // with act: a row of gate, one of up
+    const uint end = min(first + ROWS, act == 0 ? n : 2 * n); // act: a row of gate, then one of up
     for (uint row = first + 2 * gl_SubgroupID; row < end; row += 2 * gl_NumSubgroups) {
         const uint start0 = row_start(act == 0 ? row : row / 2, k);
         const uint start1 = act == 0 ? row_start(min(row + 1, n - 1), k) : start0 + 4 * up_at;
         vec2 sum[N];
         [[unroll]] for (uint r = 0; r < N; ++r) sum[r] = vec2(0.0);
         for (uint base = 0; base < k; base += GROUP * gl_SubgroupSize) {
-            // Every lane takes the same rounds, so that all meet in subgroupAdd: one past the end adds zeros.
+            // Every lane takes the same rounds, so that all meet in subgroupAdd; one past the end adds zeros.
             const bool inside = base + GROUP * lane < k;
             const uint i = inside ? base + GROUP * lane : 0;
             const Group g0 = group_at(start0, i);

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y[r, h, i] = sum over k of w[h, i, k] * x[r, h, k]: each head has a matrix of its own. As in mat_vec, TPR threads
-// share a row of w. A workgroup has N rows of x; z is the number of that tile.
+// y[r, h, i] = sum over k of w[h, i, k] * x[r, h, k]: a matrix per head. TPR threads share a row of w. Workgroups (rows of w,
+// -, tile of N rows of x).
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint TPR = 32; // a power of two, at most LOCAL
@@ -23,7 +23,7 @@ void main() {
     const uint lane = thread % TPR;
     const uint row = group_index() * (LOCAL / TPR) + thread / TPR; // of w
     const uint first = gl_WorkGroupID.z * N;
-    const uint own = min(row, n_heads * n - 1); // surplus threads repeat the last row and write nothing
+    const uint own = min(row, n_heads * n - 1); // surplus threads repeat the last row
     const uint start = row_start(own, k);
     const uint head = own / n;
 

@@ -3,16 +3,16 @@
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
-// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]): a thread has a row of w and N rows of x. For software devices,
-// where an invocation is a SIMD lane and every read of a buffer costs as much as dozens of sums: a block of w is read
-// into registers once, word by word, and the threads of a subgroup read SUBGROUP neighbours of x and hand them round.
-// Arrays are reached by address, because a binding's bounds are checked lane by lane. No shared memory, no barrier.
+// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]): a thread has a row of w and N rows of x. For software devices, where an
+// invocation is a SIMD lane and a read of a buffer costs dozens of sums: a block of w goes to registers once, word by word;
+// threads of a subgroup read SUBGROUP neighbours of x and pass them round. Arrays are addressed, because the bounds of a
+// binding are checked lane by lane. No shared memory, no barrier.
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 #include "lib/addresses.glsl"
 
 layout(constant_id = 1) const uint N = 1; // rows of x per thread, 1..8
-layout(constant_id = 2) const uint SUBGROUP = 8; // threads of a subgroup, a power of two up to 32
+layout(constant_id = 2) const uint SUBGROUP = 8; // threads, a power of two up to 32
 
 layout(push_constant) uniform Push {
     Words w;
@@ -29,11 +29,11 @@ layout(push_constant) uniform Push {
 
 void main() {
     const uint index = product_tile_of_w(n_rows, N) * LOCAL + gl_LocalInvocationID.x;
-    const uint row = act == 0 ? index : index / 2; // with act, neighbours have a row of gate and that row of up
+    const uint row = act == 0 ? index : index / 2; // act: neighbours have a row of gate and of up
     const bool is_up = act != 0 && index % 2 == 1;
     const uint first_r = product_tile_of_x(n_rows, N) * N;
     [[unroll]] for (uint r = 0; r < N; ++r) x_row[r] = min(first_r + r, n_rows - 1) * k;
-    // Surplus threads repeat the last row and write nothing.
+    // Surplus threads repeat the last row.
     lane_dot(row_start(min(row, n - 1), k) + (is_up ? 4 * up_at : 0), k);
     if (act != 0) {
         [[unroll]] for (uint r = 0; r < N; ++r) sum[r] = glu_value(act - 1, sum[r], subgroupShuffleXor(sum[r], 1));

@@ -3,14 +3,14 @@
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
-// As mat_vec_id and mat_mul_id, on devices whose invocations are SIMD lanes (see mat_lane): a thread has a row of W_e
-// and N pairs of row and used expert. Without GROUPED a workgroup has one pair, and `tiles` is ids.
+// mat_vec_id and mat_mul_id on software devices (see mat_lane): a thread has a row of W_e and N pairs of row and expert.
+// Without GROUPED a workgroup has one pair, and `tiles` is ids.
 #include "lib/types.glsl"
 #include "lib/addresses.glsl"
 
 layout(constant_id = 1) const uint N = 1; // pairs per thread, 1..8
-layout(constant_id = 2) const uint SUBGROUP = 8; // threads of a subgroup, a power of two up to 32
-layout(constant_id = 3) const uint AXIS = 0; // which side of an expert is its own: 0 rows, 1 columns
+layout(constant_id = 2) const uint SUBGROUP = 8; // threads, a power of two up to 32
+layout(constant_id = 3) const uint AXIS = 0; // the side of W_e that differs between experts: 0 rows, 1 columns
 layout(constant_id = 4) const uint GROUPED = 0;
 
 layout(push_constant) uniform Push {
@@ -37,7 +37,7 @@ void main() {
         begin = tiles.at[3 * tile + 1];
         n_pairs = tiles.at[3 * tile + 2];
     }
-    if (e_id - first >= count || n_pairs == 0) return; // another piece of the stack has it
+    if (e_id - first >= count || n_pairs == 0) return; // in another piece of the stack
     const Expert e = expert_of(starts.at[e_id], starts.at[e_id + 1], starts.at[first]);
     if (group_index() * LOCAL >= e.n) return;
 
@@ -48,7 +48,7 @@ void main() {
         x_row[r] = (x_per_used != 0 ? pair[r] : pair[r] / n_used) * x_stride;
     }
     const uint row = global_index();
-    lane_dot(expert_row(e, min(row, e.n - 1)), e.k); // surplus threads repeat the last row and write nothing
+    lane_dot(expert_row(e, min(row, e.n - 1)), e.k); // surplus threads repeat the last row
     if (row < e.n) {
         [[unroll]] for (uint r = 0; r < N; ++r) {
             if (r < n_pairs) y.at[pair[r] * y_stride + row] = sum[r];

@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for many rows of x, in tiles of 64 rows of w by 8 RN rows of x
+// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for many rows of x, in tiles of 64 rows of w by 8 RN of x
 // (lib/mul_tile.glsl).
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
@@ -29,7 +29,7 @@ void main() {
     [[unroll]] for (uint c = 0; c < RN; ++c) sum[c] = vec4(0.0);
 
     for (uint slice = 0; slice < k; slice += TK) {
-        for (uint e = thread; e < TM * (TK / 4); e += LOCAL) { // 8 neighbouring threads read a row's 32 elements
+        for (uint e = thread; e < TM * (TK / 4); e += LOCAL) { // 8 threads read 32 elements of a row
             const uint i = e / (TK / 4);
             const uint kk = 4 * (e % (TK / 4));
             hold_w(i, kk, dequant4_tail(row_start(min(first_i + i, n - 1), k), slice + kk, k));

@@ -1,21 +1,19 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// As mat_mul, on matrix units: x are halves of pack_f16, w becomes halves in shared memory (magnitudes above 65,504 are
-// cut to it), sums are floats. A workgroup of SM x SN subgroups makes a tile of M FM SM rows of w by N FN SN rows of x,
-// each subgroup FM x FN matrices of it. For example, in a tile of 128 x 128 four subgroups have 64 x 64 each.
-// A slice of 32 k takes 16 KiB of shared memory. Each byte is read by two subgroups, so 32 KiB are read for 1
-// Mi operations: 32 operations per byte.
+// mat_mul on matrix units: x are halves of pack_f16, w becomes halves in shared memory (clamped to +-65,504), sums are floats.
+// SM x SN subgroups make a tile of M FM SM rows of w by N FN SN rows of x, each FM x FN matrices of it. Tile of 128 x 128,
+// four subgroups of 64 x 64: a slice of 32 k is 16 KiB and read by two subgroups: 32 KiB for 1 Mi operations, 32 per byte.
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 
-layout(constant_id = 1) const uint M = 16; // of the device's matrices: [M, K] by [K, N], K divides 32
+layout(constant_id = 1) const uint M = 16; // device's matrices: [M, K] by [K, N], K divides 32
 layout(constant_id = 2) const uint N = 16;
 layout(constant_id = 3) const uint K = 16;
-layout(constant_id = 4) const uint FM = 2; // matrices of a subgroup along w
-layout(constant_id = 5) const uint FN = 2; // and along x
-layout(constant_id = 6) const uint SM = 2; // subgroups along w
-layout(constant_id = 7) const uint SN = 2; // and along x; LOCAL is SM SN subgroups
-layout(constant_id = 8) const uint LANES = 32; // invocations of a subgroup
+layout(constant_id = 4) const uint FM = 2; // matrices of a subgroup along w, x
+layout(constant_id = 5) const uint FN = 2;
+layout(constant_id = 6) const uint SM = 2; // subgroups along w, x
+layout(constant_id = 7) const uint SN = 2; // LOCAL is SM SN subgroups
+layout(constant_id = 8) const uint LANES = 32; // of a subgroup
 layout(constant_id = 9) const uint WIDE = 0; // 1: k % 64 is 0; w and its rows begin at multiples of 16 bytes
 #define WIDE_W (WIDE != 0)
 #include "lib/coop.glsl"
@@ -35,13 +33,13 @@ layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
 #include "lib/coop_tile.glsl"
 
 uint first_i; // row of w
-uint row_at(uint i) { return row_start(min(first_i + i, n - 1), k); } // rows repeat beyond the last one
+uint row_at(uint i) { return row_start(min(first_i + i, n - 1), k); } // the last row repeats
 
 void main() {
     first_i = product_tile_of_w(n_rows, TN) * TM;
     if (first_i >= n) return;
     const uint first_r = product_tile_of_x(n_rows, TN) * TN;
-    const uint own_i = gl_SubgroupID % SM * FM * M; // where this subgroup's part of the tile begins
+    const uint own_i = gl_SubgroupID % SM * FM * M; // this subgroup's part of the tile
     const uint own_r = gl_SubgroupID / SM * FN * N;
 
     MATRIX_SUM sum[FM * FN];
@@ -65,13 +63,13 @@ void main() {
         barrier();
     }
 
-    // Only the driver knows which values of a matrix a thread holds. So the sums go through shared memory,
-    // where each thread finds the row and column of a value, for its scale, its bias and the bounds.
+    // Only the driver knows which values of a matrix a thread holds. So the sums go through shared memory, where threads
+    // know the row and column.
     const uint begin = gl_SubgroupID * M * N;
     [[unroll]] for (uint m = 0; m < FM * FN; ++m) {
         STORE_COLUMNS(sum[m], results, begin, M);
         subgroupBarrier();
-        // Unrolled: else ANV does not unroll the loop around it either, and keeps the sums in memory.
+        // Unrolled, else ANV keeps the outer loop, and the sums in memory.
         [[unroll]] for (uint first = 0; first < M * N; first += LANES) {
             const uint e = first + gl_SubgroupInvocationID;
             const uint i = first_i + own_i + m % FM * M + e % M;

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for many rows of x in 8 bits: dot products of integers, in tiles of
-// 64 rows of w by 8 RN rows of x (lib/dot_tile.glsl).
+// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for many rows of x in 8 bits, in tiles of 64 rows of w by 8 RN of x
+// (lib/dot_tile.glsl).
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 
@@ -29,7 +29,7 @@ void main() {
     [[unroll]] for (uint c = 0; c < RN; ++c) sum[c] = vec4(0.0);
 
     const uint w_at = row_start(min(first_i + w_row(), n - 1), k);
-    uint x_at[X_ROUNDS]; // rows repeat beyond the last ones
+    uint x_at[X_ROUNDS]; // the last row repeats
     [[unroll]] for (uint j = 0; j < X_ROUNDS; ++j) {
         x_at[j] = x_off + min(first_r + x_row_of(j), n_rows - 1) * q8_row_words(k);
     }

@@ -1,19 +1,18 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// As mat_mul_dot, on matrix units that multiply integers of 8 bits: for devices on which they are so much faster than
-// those of halves (mat_mul_coop) that the scales of every block, three instructions for each value of a tile, are paid
-// for. Tiles are those of mat_mul_coop, with K of the integers' matrices.
+// mat_mul_dot on matrix units for int8: for devices where these are so much faster than units for halves (mat_mul_coop) that
+// they pay for the scales of each block, three instructions per value of a tile. Tiles as in mat_mul_coop.
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 
-layout(constant_id = 1) const uint M = 16; // of the device's matrices: [M, K] by [K, N], K divides 32
+layout(constant_id = 1) const uint M = 16; // device's matrices: [M, K] by [K, N], K divides 32
 layout(constant_id = 2) const uint N = 16;
 layout(constant_id = 3) const uint K = 32;
-layout(constant_id = 4) const uint FM = 2; // matrices of a subgroup along w
-layout(constant_id = 5) const uint FN = 2; // and along x
-layout(constant_id = 6) const uint SM = 2; // subgroups along w
-layout(constant_id = 7) const uint SN = 2; // and along x; LOCAL is SM SN subgroups
-layout(constant_id = 8) const uint LANES = 32; // invocations of a subgroup
+layout(constant_id = 4) const uint FM = 2; // matrices of a subgroup along w, x
+layout(constant_id = 5) const uint FN = 2;
+layout(constant_id = 6) const uint SM = 2; // subgroups along w, x
+layout(constant_id = 7) const uint SN = 2; // LOCAL is SM SN subgroups
+layout(constant_id = 8) const uint LANES = 32; // of a subgroup
 layout(constant_id = 9) const uint WIDE = 0; // 1: k % 64 is 0; w, x and their rows begin at multiples of 16 bytes
 #define WIDE_W (WIDE != 0)
 
@@ -31,19 +30,19 @@ layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
 #include "lib/q8.glsl"
 #include "lib/coop_dot.glsl"
 
-shared float results[SM * SN * M * N]; // a matrix of each subgroup, by columns: [row of x][row of w]
+shared float results[SM * SN * M * N]; // a matrix per subgroup: [row of x][row of w]
 
 void main() {
     const uint first_i = product_tile_of_w(n_rows, TN) * TM;
     if (first_i >= n) return;
     const uint first_r = product_tile_of_x(n_rows, TN) * TN;
-    const uint own_i = gl_SubgroupID % SM * FM * M; // where this subgroup's part of the tile begins
+    const uint own_i = gl_SubgroupID % SM * FM * M; // this subgroup's part of the tile
     const uint own_r = gl_SubgroupID / SM * FN * N;
 
     MATRIX_SUM sum[FM * FN];
     [[unroll]] for (uint i = 0; i < FM * FN; ++i) sum[i] = MATRIX_SUM(0.0);
 
-    uint w_at[W_ROUNDS], x_at[X_ROUNDS]; // rows repeat beyond the last ones
+    uint w_at[W_ROUNDS], x_at[X_ROUNDS]; // the last row repeats
     [[unroll]] for (uint j = 0; j < W_ROUNDS; ++j) w_at[j] = row_start(min(first_i + w_row_of(j), n - 1), k);
     [[unroll]] for (uint j = 0; j < X_ROUNDS; ++j) {
         x_at[j] = x_off + min(first_r + x_row_of(j), n_rows - 1) * q8_row_words(k);
@@ -76,8 +75,7 @@ void main() {
                     [[unroll]] for (uint part = 0; part < 32 / K; ++part) {
                         dots = coopMatMulAdd(rows[f * 32 / K + part], columns[part], dots);
                     }
-                    // Only the driver knows which elements an invocation holds, but they are the same for matrices
-                    // of one kind.
+                    // Only the driver knows which elements an invocation holds, but matrices of one kind agree.
                     const MATRIX_SUM value = MATRIX_SUM(dots);
                     for (uint e = 0; e < value.length(); ++e) sum[g * FM + f][e] += value[e] * scale[f][e] * of_x[e];
 #ifdef HAS_LOW
@@ -91,7 +89,7 @@ void main() {
         barrier();
     }
 
-    // As in mat_mul_coop, sums go through shared memory, where each thread finds the row and column of a value.
+    // Through shared memory, as in mat_mul_coop.
     const uint begin = gl_SubgroupID * M * N;
     [[unroll]] for (uint m = 0; m < FM * FN; ++m) {
         coopMatStore(sum[m], results, begin, M, gl_CooperativeMatrixLayoutColumnMajor);

@@ -1,12 +1,12 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y[r, u] = W_e x for the experts e = ids[r, u] as mat_dot_id, for many pairs (r, u): workgroup z has the pairs of one
-// tile of moe_group, which are all of one expert. Tiles of 64 rows of W_e by 8 RN pairs, as in mat_mul_dot.
+// mat_dot_id for many pairs (r, u): workgroup z has a tile of moe_group, pairs of one expert. Tiles of 64 rows of W_e by 8 RN
+// pairs, as in mat_mul_dot.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint RN = 2; // pairs per thread, 1..4
 layout(constant_id = 2) const uint FUSED = 0; // 1: fma rounds once (lib/dot_tile.glsl)
-layout(constant_id = 3) const uint AXIS = 0; // which side of an expert is its own: 0 rows, 1 columns
+layout(constant_id = 3) const uint AXIS = 0; // the side of W_e that differs between experts: 0 rows, 1 columns
 
 layout(push_constant) uniform Push {
     uint w_off, x_off, order_off, tiles_off, starts_off, y_off;
@@ -32,7 +32,7 @@ void main() {
     const uint e_id = tiles[at];
     const uint begin = tiles[at + 1];
     const uint n_pairs = tiles[at + 2];
-    if (e_id - first >= count || n_pairs == 0) return; // another piece of the stack has it
+    if (e_id - first >= count || n_pairs == 0) return; // in another piece of the stack
     const uint s = starts_off;
     const Expert e = expert_of(starts[s + e_id], starts[s + e_id + 1], starts[s + first]);
     const uint first_i = group_index() * TM;
@@ -42,7 +42,7 @@ void main() {
 
     [[unroll]] for (uint c = 0; c < RN; ++c) sum[c] = vec4(0.0);
     const uint w_at = expert_row(e, min(first_i + w_row(), e.n - 1));
-    uint x_at[X_ROUNDS]; // rows repeat beyond the last ones
+    uint x_at[X_ROUNDS]; // the last row repeats
     [[unroll]] for (uint j = 0; j < X_ROUNDS; ++j) {
         const uint p = pairs[x_row_of(j)];
         x_at[j] = x_off + (x_per_used != 0 ? p : p / n_used) * q8_row_words(x_stride);

@@ -1,11 +1,11 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y[r, u] = W_e x for the experts e = ids[r, u] as mat_vec_id, for many pairs (r, u): workgroup z has the pairs of one
-// tile of moe_group, which are all of one expert. Tiles of 64 rows of W_e by 8 RN pairs, as in mat_mul.
+// mat_vec_id for many pairs (r, u): workgroup z has a tile of moe_group, pairs of one expert. Tiles of 64 rows of W_e by 8 RN
+// pairs, as in mat_mul.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint RN = 2; // pairs per thread, 1..4
-layout(constant_id = 2) const uint AXIS = 0; // which side of an expert is its own: 0 rows, 1 columns
+layout(constant_id = 2) const uint AXIS = 0; // the side of W_e that differs between experts: 0 rows, 1 columns
 
 layout(push_constant) uniform Push {
     uint w_off, x_off, order_off, tiles_off, starts_off, y_off;
@@ -21,7 +21,7 @@ layout(set = 0, binding = 5) writeonly buffer Y { float y[]; };
 #include "lib/expert.glsl"
 #include "lib/mul_tile.glsl"
 
-shared uint pairs[TN]; // TN is the tile of moe_group
+shared uint pairs[TN]; // TN as in moe_group
 
 void main() {
     const uint thread = gl_LocalInvocationID.x;
@@ -29,7 +29,7 @@ void main() {
     const uint e_id = tiles[at];
     const uint begin = tiles[at + 1];
     const uint n_pairs = tiles[at + 2];
-    if (e_id - first >= count || n_pairs == 0) return; // another piece of the stack has it
+    if (e_id - first >= count || n_pairs == 0) return; // in another piece of the stack
     const uint s = starts_off;
     const Expert e = expert_of(starts[s + e_id], starts[s + e_id + 1], starts[s + first]);
     const uint first_i = group_index() * TM;
@@ -40,7 +40,7 @@ void main() {
     vec4 sum[RN];
     [[unroll]] for (uint c = 0; c < RN; ++c) sum[c] = vec4(0.0);
     for (uint slice = 0; slice < e.k; slice += TK) {
-        for (uint i4 = thread; i4 < TM * (TK / 4); i4 += LOCAL) { // 8 neighbouring threads read a row's 32 elements
+        for (uint i4 = thread; i4 < TM * (TK / 4); i4 += LOCAL) { // 8 threads read 32 elements of a row
             const uint i = i4 / (TK / 4);
             const uint kk = 4 * (i4 % (TK / 4));
             hold_w(i, kk, dequant4_tail(expert_row(e, min(first_i + i, e.n - 1)), slice + kk, e.k));

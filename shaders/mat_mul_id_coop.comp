@@ -1,19 +1,19 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// As mat_mul_id on matrix units: x are halves of pack_f16, and tiles are as in mat_mul_coop. With AXIS 1 every expert
-// has x_stride columns, as the op asserts. If one had fewer, x would hold values beyond them that nobody wrote: they
-// would count in the row's scale, and NaN among them would stay NaN, although w is zero there.
+// mat_mul_id on matrix units: x are halves of pack_f16, tiles as in mat_mul_coop. With AXIS 1 every expert has x_stride columns
+// (the op asserts it): values of x beyond an expert's columns would count in the row's scale, and NaN would stay NaN,
+// although w is zero there.
 #include "lib/types.glsl"
 
-layout(constant_id = 1) const uint M = 16; // of the device's matrices: [M, K] by [K, N], K divides 32
+layout(constant_id = 1) const uint M = 16; // device's matrices: [M, K] by [K, N], K divides 32
 layout(constant_id = 2) const uint N = 16;
 layout(constant_id = 3) const uint K = 16;
-layout(constant_id = 4) const uint FM = 2; // matrices of a subgroup along w
-layout(constant_id = 5) const uint FN = 2; // and along x
-layout(constant_id = 6) const uint SM = 2; // subgroups along w
-layout(constant_id = 7) const uint SN = 2; // and along x; LOCAL is SM SN subgroups
-layout(constant_id = 8) const uint LANES = 32; // invocations of a subgroup
-layout(constant_id = 9) const uint AXIS = 0; // which side of an expert is its own: 0 rows, 1 columns
+layout(constant_id = 4) const uint FM = 2; // matrices of a subgroup along w, x
+layout(constant_id = 5) const uint FN = 2;
+layout(constant_id = 6) const uint SM = 2; // subgroups along w, x
+layout(constant_id = 7) const uint SN = 2; // LOCAL is SM SN subgroups
+layout(constant_id = 8) const uint LANES = 32; // of a subgroup
+layout(constant_id = 9) const uint AXIS = 0; // the side of W_e that differs between experts: 0 rows, 1 columns
 #include "lib/coop.glsl"
 #include "lib/half_rows.glsl"
 
@@ -32,13 +32,13 @@ layout(set = 0, binding = 5) writeonly buffer Y { float y[]; };
 #include "lib/expert.glsl"
 #include "lib/coop_tile.glsl"
 
-shared uint pairs[TN]; // TN is the tile of moe_group
+shared uint pairs[TN]; // TN as in moe_group
 
 uint x_row(uint pair) { return x_off + (x_per_used != 0 ? pair : pair / n_used) * half_row_words(x_stride); }
 
-Expert expert; // of this workgroup
+Expert expert;
 
-uint row_at(uint i) { return expert_row(expert, min(group_index() * TM + i, expert.n - 1)); } // rows repeat beyond the last
+uint row_at(uint i) { return expert_row(expert, min(group_index() * TM + i, expert.n - 1)); } // the last row repeats
 
 void main() {
     const uint thread = gl_LocalInvocationID.x;
@@ -46,7 +46,7 @@ void main() {
     const uint e_id = tiles[tile];
     const uint begin = tiles[tile + 1];
     const uint n_pairs = tiles[tile + 2];
-    if (e_id - first >= count || n_pairs == 0) return; // another piece of the stack has it
+    if (e_id - first >= count || n_pairs == 0) return; // in another piece of the stack
     const uint s = starts_off;
     expert = expert_of(starts[s + e_id], starts[s + e_id + 1], starts[s + first]);
     const uint first_i = group_index() * TM;
@@ -54,7 +54,7 @@ void main() {
     for (uint e = thread; e < TN; e += LOCAL) pairs[e] = order[order_off + begin + min(e, n_pairs - 1)];
     barrier();
 
-    const uint own_i = gl_SubgroupID % SM * FM * M; // where this subgroup's part of the tile begins
+    const uint own_i = gl_SubgroupID % SM * FM * M; // this subgroup's part of the tile
     const uint own_p = gl_SubgroupID / SM * FN * N;
     MATRIX_SUM sum[FM * FN];
     [[unroll]] for (uint i = 0; i < FM * FN; ++i) sum[i] = MATRIX_SUM(0.0);
@@ -77,11 +77,11 @@ void main() {
         barrier();
     }
 
-    const uint own = gl_SubgroupID * M * N; // as in mat_mul_coop
+    const uint own = gl_SubgroupID * M * N;
     [[unroll]] for (uint m = 0; m < FM * FN; ++m) {
         STORE_COLUMNS(sum[m], results, own, M);
         subgroupBarrier();
-        // without unrolling, ANV keeps the outer loop, and sums in memory
+        // Unrolled, else ANV keeps the outer loop, and the sums in memory.
         [[unroll]] for (uint first = 0; first < M * N; first += LANES) {
             const uint e = first + gl_SubgroupInvocationID;
             const uint i = first_i + own_i + m % FM * M + e % M;

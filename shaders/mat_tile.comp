@@ -1,9 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// As mat_mul, for GPUs: a workgroup of 16 x 8 threads makes a tile of 16 RM rows of w by 8 RN rows of x, each thread RM
-// by RN values of it. For each k a thread reads RM + RN floats of shared memory, four at a time, and does RM RN
-// multiply-adds: 2 per float in tiles of 64 x 32, 4 in those of 128 x 64, which also take 0.023 elements of w and x per
-// multiply-add from memory instead of 0.047.
+// mat_mul for GPUs: 16 x 8 threads make a tile of 16 RM rows of w by 8 RN rows of x, each RM by RN values. For each k a thread
+// reads RM + RN floats of shared memory, four at a time, for RM RN multiply-adds: 2 per float in tiles of 64 x 32, 4 in tiles
+// of 128 x 64, which also read 0.023 elements of w and x per multiply-add instead of 0.047.
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 
@@ -34,11 +33,11 @@ void main() {
     const uint tm = thread % M_THREADS;
     const uint tn = thread / M_THREADS;
 
-    vec4 sum[QM * RN]; // [a * RN + c]: rows 4 (tm + 16 a) .. + 3 of w's tile, row tn RN + c of x's
+    vec4 sum[QM * RN]; // [a * RN + c]: rows 4 (tm + 16 a) .. + 3 of w, row tn RN + c of x
     [[unroll]] for (uint i = 0; i < QM * RN; ++i) sum[i] = vec4(0.0);
 
     for (uint slice = 0; slice < k; slice += TK) {
-        // TK / 4 neighbouring threads read four rows together
+        // TK / 4 neighbouring threads read four rows together.
         for (uint e = thread; e < TM / 4 * (TK / 4); e += LOCAL) {
             const uint kk = 4 * (e % (TK / 4));
             const mat4 columns = w_quad(first_i + e / (TK / 4) * 4, slice + kk, n, k);

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for the N rows of x. TPR threads share a row of w, 8 elements each
-// at a time, neighbours reading neighbouring words; their sums meet in a tree in shared memory.
+// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for the N rows of x. TPR threads share a row of w, 8 elements each at a
+// time, neighbours reading neighbouring words; a tree in shared memory joins their sums.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint TPR = 32; // a power of two, at most LOCAL
@@ -26,8 +26,8 @@ void main() {
     const uint thread = gl_LocalInvocationID.x;
     const uint lane = thread % TPR;
     const uint slot = group_index() * (LOCAL / TPR) + thread / TPR;
-    const uint row = act == 0 ? slot : slot / 2; // with act a row of gate and that row of up are neighbours
-    uint start = row_start(min(row, n - 1), k); // surplus threads repeat the last row and write nothing
+    const uint row = act == 0 ? slot : slot / 2; // act: neighbours have a row of gate and of up
+    uint start = row_start(min(row, n - 1), k); // surplus threads repeat the last row
     if (act != 0 && slot % 2 == 1) start += 4 * up_at;
 
     float sum[N];

@@ -1,11 +1,11 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y[r, u] = W_e x for the experts e = ids[r, u], stored one behind another in w; workgroups (rows of W_e, -, (r, u)).
-// TPR threads share a row.
+// y[r, u] = W_e x for the experts e = ids[r, u], which w holds in order; workgroups (rows of W_e, -, (r, u)). TPR threads
+// share a row.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint TPR = 32; // a power of two, at most LOCAL
-layout(constant_id = 2) const uint AXIS = 0; // which side of an expert is its own: 0 rows, 1 columns
+layout(constant_id = 2) const uint AXIS = 0; // the side of W_e that differs between experts: 0 rows, 1 columns
 
 layout(push_constant) uniform Push {
     uint w_off, x_off, ids_off, starts_off, y_off;
@@ -24,17 +24,17 @@ shared float tree[LOCAL];
 void main() {
     const uint thread = gl_LocalInvocationID.x;
     const uint lane = thread % TPR;
-    const uint pair = gl_WorkGroupID.z; // of row and used expert
+    const uint pair = gl_WorkGroupID.z; // (row, used expert)
     const uint first_row = group_index() * (LOCAL / TPR);
 
     const uint expert = ids[ids_off + pair];
-    if (expert - first >= count) return; // another piece of the stack has it
+    if (expert - first >= count) return; // in another piece of the stack
     const uint s = starts_off;
     const Expert e = expert_of(starts[s + expert], starts[s + expert + 1], starts[s + first]);
     if (first_row >= e.n) return;
 
     const uint row = first_row + thread / TPR;
-    const uint start = expert_row(e, min(row, e.n - 1)); // surplus threads repeat the last row and write nothing
+    const uint start = expert_row(e, min(row, e.n - 1)); // surplus threads repeat the last row
     const uint x_at = x_off + (x_per_used != 0 ? pair : pair / n_used) * x_stride;
 
     float sum = 0.0;

@@ -1,9 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Sorts the pairs (row, used expert) by their expert, in one workgroup. order[] holds pair numbers, those of one expert
-// ascending. tiles[] holds (expert, first place in order, number of pairs): each tile has at most `tile` pairs, of one
-// expert; zeros follow the last tile. A thread has every LOCAL-th expert and reads all ids; a pair whose id is beyond
-// the experts is in no tile.
+// Sorts the pairs (row, used expert) by expert, in one workgroup. order[] holds pair numbers, ascending within an expert;
+// tiles[] holds (expert, first place in order, number of pairs): at most `tile` pairs of one expert; zeros follow. A thread
+// has every LOCAL-th expert and reads all ids. A pair with an id beyond the experts is in no tile.
 #include "lib/types.glsl"
 
 const uint MAX_EXPERTS = 1024;
@@ -17,7 +16,7 @@ layout(set = 0, binding = 1) writeonly buffer Order { uint order[]; };
 layout(set = 0, binding = 2) writeonly buffer Tiles { uint tiles[]; };
 
 shared uint chunk[LOCAL];
-// of each expert: its number of pairs, then their first place in order, then the next free place
+// Per expert: its number of pairs, then their first place in order, then the next free place.
 shared uint place[MAX_EXPERTS + 1];
 shared uint tile_of[MAX_EXPERTS + 1]; // its first tile
 

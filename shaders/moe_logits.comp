@@ -1,10 +1,9 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Router: logits[r, e] = sum over k of h[r, k] * (w_norm[k] * w[e, k]), a workgroup per expert and N rows.
-// All devices must choose the same experts, so these are the same bits on all of them: 32 lanes everywhere, each sums
-// its k in order, then a tree joins the lanes; no multiply fuses with its add. h is not normalised: the factor that
-// would do it is positive, so it changes no order, and needs a division and a root, which drivers round differently.
-// Subnormal products, which some drivers flush to zero, are lost in any sum above 2^-100.
+// Router: logits[r, e] = sum over k of h[r, k] * (w_norm[k] * w[e, k]), a workgroup per expert and N rows. All devices must
+// choose the same experts, so they must get the same bits: 32 lanes everywhere, each sums its k in order, then a tree joins
+// them; no multiply fuses with its add. h is not normalised: the factor is positive, so it changes no order, and drivers
+// round its division and root differently. Some drivers flush subnormal products; any sum above 2^-100 loses them anyway.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint N = 1; // rows that share a read of the weights, at most 32
@@ -31,7 +30,7 @@ void main() {
     for (uint k = lane; k < n_embd; k += LOCAL) {
         precise const float weight = w_norm[w_norm_off + k] * w[w_off + expert * n_embd + k];
         for (uint r = 0; r < N; ++r) {
-            const uint row = min(first_row + r, n_rows - 1); // surplus rows repeat the last and write nothing
+            const uint row = min(first_row + r, n_rows - 1); // surplus rows repeat the last
             precise const float product = h[h_off + row * n_embd + k] * weight;
             sum[r] = sum[r] + product;
         }

@@ -1,10 +1,9 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// The n_used experts of a row and their weights, a workgroup per row. All devices must choose the same
-// experts, so the values that decide must be the same bits on all of them. So the order of every sum is
-// fixed, whatever LOCAL is, and the functions are those of lib/exact.glsl. An expert's place is the number of
-// experts that come before it: those with a larger key, and with an equal key those of a lower number. So no
-// two experts share a place, even with NaN.
+// The n_used experts of a row and their weights, a workgroup per row. All devices must choose the same experts, so the values
+// that decide must have the same bits everywhere: sums have a fixed order for every LOCAL, functions come from lib/exact.glsl.
+// An expert's place is the number of experts with a larger key, or an equal key and a lower number: no two experts share a
+// place, even with NaN.
 #include "lib/types.glsl"
 #include "lib/exact.glsl"
 
@@ -14,8 +13,8 @@ layout(constant_id = 3) const uint HAS_SELECT = 0; // added to the probabilities
 layout(constant_id = 4) const uint HAS_GAIN = 0; // of each expert's output
 const uint SOFTMAX = 0, SIGMOID = 1, SOFTMAX_WEIGHT = 2;
 const uint MAX_EXPERTS = 1024, MAX_USED = 32, MAX_GROUPS = 64;
-const uint LANES = 128; // of sums; part of the order of summation, whatever LOCAL is
-const float MIN_SUM = 6.103515625e-5; // below it the chosen weights are not scaled up to 1 any more
+const uint LANES = 128; // of sums; fixed, because the order of summation depends on it
+const float MIN_SUM = 6.103515625e-5; // below it the chosen weights are not scaled up to 1
 
 layout(push_constant) uniform Push {
     uint logits_off, h_off, bias_off, select_off, gain_off, ids_off, weights_off;
@@ -30,15 +29,15 @@ layout(set = 0, binding = 4) readonly buffer Gain { float gain[]; };
 layout(set = 0, binding = 5) writeonly buffer Ids { uint ids[]; };
 layout(set = 0, binding = 6) writeonly buffer Weights { float weights[]; };
 
-shared uint key[MAX_EXPERTS]; // of what decides
-shared float value[MAX_EXPERTS]; // logits, then what weights are made of
+shared uint key[MAX_EXPERTS]; // decides the choice
+shared float value[MAX_EXPERTS]; // logits, then what the weights come from
 shared float lanes[LANES];
 shared uint group_key[MAX_GROUPS];
 shared uint chosen[MAX_USED];
 
-const uint NAN_KEY = 1u; // behind every number; 0, behind that, is for experts of groups that are out
+const uint NAN_KEY = 1u; // after every number; 0, the last, is for groups that are out
 
-// Bits whose unsigned order is that of the values: both zeros are equal, NaN comes last.
+// Bits in the unsigned order of the values: both zeros are equal, NaN comes last.
 uint order_key(float x) {
     const uint bits = floatBitsToUint(x);
     const uint mag = bits & 0x7fffffffu;
@@ -84,10 +83,10 @@ float norm_of(uint row) {
 
 float exp_below(float x, float top) {
     precise const float below = x - top;
-    return is_nan(below) ? below : exact_exp(below); // a NaN spreads, as it does through exp
+    return is_nan(below) ? below : exact_exp(below); // NaN stays NaN, as in exp
 }
 
-// What is in `value` becomes its softmax; `top` is the largest.
+// value = its softmax; `top` is the largest.
 void softmax(float top) {
     for (uint v = gl_LocalInvocationID.x; v < LANES; v += LOCAL) {
         precise float sum = 0.0;
@@ -102,8 +101,8 @@ void softmax(float top) {
     for (uint e = gl_LocalInvocationID.x; e < n_experts; e += LOCAL) value[e] = exact_mul(value[e], factor);
 }
 
-// Experts are chosen by probability + selection bias (keys). Of several groups the n_groups_used stay whose
-// two best experts have the largest sums.
+// Experts are chosen by key, probability + selection bias. Of several groups the n_groups_used stay whose two best experts
+// have the largest sums.
 void select_by_probability() {
     const uint thread = gl_LocalInvocationID.x;
     barrier();
@@ -134,7 +133,7 @@ void select_by_probability() {
     barrier();
 }
 
-// The weight of the expert in place u: its part of `value`, normalised over the chosen ones as the gating has it.
+// The weight of the expert in place u: its `value`, normalised over the chosen experts according to the gating.
 float weight_of(uint u) {
     const float own = value[chosen[u]];
     if (GATING != SOFTMAX_WEIGHT && norm_w == 0) return own;
@@ -160,7 +159,7 @@ void main() {
         const float raw = logits[base + e];
         const float logit = HAS_BIAS != 0 ? exact_mad(raw, norm, bias[bias_off + e]) : exact_mul(raw, norm);
         value[e] = logit;
-        key[e] = order_key(HAS_BIAS != 0 ? logit : raw); // the norm alone changes no order
+        key[e] = order_key(HAS_BIAS != 0 ? logit : raw); // the norm changes no order
     }
     barrier();
     if (GATING == SOFTMAX) {
@@ -174,7 +173,7 @@ void main() {
     }
     if (HAS_SELECT != 0 || n_groups > 1) select_by_probability();
 
-    for (uint first = thread; first < n_experts; first += 4 * LOCAL) { // four at a time, for a quarter of the reads
+    for (uint first = thread; first < n_experts; first += 4 * LOCAL) { // four at a time: a quarter of the reads
         const uvec4 at = first + LOCAL * uvec4(0, 1, 2, 3);
         const uvec4 safe = min(at, n_experts - 1);
         const uvec4 own = uvec4(key[safe.x], key[safe.y], key[safe.z], key[safe.w]);

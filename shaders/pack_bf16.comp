@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = x as bfloat16, two to a word, the first in its low half; an odd end is filled with zero.
+// y = x as bfloat16, two to a word, the first in the low half; zero fills an odd end.
 #include "lib/types.glsl"
 #include "lib/bf16.glsl"
 
@@ -8,7 +8,7 @@ layout(push_constant) uniform Push {
     uint x_off, y_off;
     uint n;
 };
-layout(set = 0, binding = 0) readonly buffer X { uint x[]; }; // the bits of floats
+layout(set = 0, binding = 0) readonly buffer X { uint x[]; }; // bits of floats
 layout(set = 0, binding = 1) writeonly buffer Y { uint y[]; };
 
 void main() {

@@ -1,8 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Rows of x as halves, scaled so that none overflows: y[r] = x[r] / s. s is the power of two with max |x[r]| / s in
-// 1..2, or 1 if the row has inf or NaN or is all zeros. Rows are laid out as in lib/half_rows.glsl. One workgroup
-// per row.
+// Rows of x as halves, laid out as in lib/half_rows.glsl, scaled so that none overflows: y[r] = x[r] / s. s is the power of
+// two with max |x[r]| / s in 1..2, or 1 if the row has inf or NaN or is all zeros. One workgroup per row.
 #include "lib/types.glsl"
 #include "lib/half.glsl"
 #include "lib/half_rows.glsl"
@@ -14,7 +13,7 @@ layout(push_constant) uniform Push {
 layout(set = 0, binding = 0) readonly buffer X { float x[]; };
 layout(set = 0, binding = 1) writeonly buffer Y { uint y[]; };
 
-shared uint top; // the bits of the largest magnitude: bits compare as magnitudes do
+shared uint top; // bits of the largest magnitude, which compare as magnitudes
 
 float at(uint row, uint i) { return i < k ? x[x_off + row * k + i] : 0.0; }
 
@@ -30,7 +29,7 @@ void main() {
     barrier();
 
     const bool scaled = top != 0 && top < 0x7F800000u;
-    const uint exponent = scaled ? clamp(top >> 23, 1u, 253u) : 127u; // so that its reciprocal is normal, too
+    const uint exponent = scaled ? clamp(top >> 23, 1u, 253u) : 127u; // its reciprocal is normal, too
     const float scale = uintBitsToFloat((254u - exponent) << 23);
     const uint begin = y_off + row * half_row_words(k);
     for (uint word = thread; word < half_words(k); word += LOCAL) {

@@ -1,9 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = x as 16-bit floats in blocks of 128, each with an exponent of its own, two to a word, the first in its low half; an
-// odd end is filled with zero. y is the device's slot in host memory. With KEEPS the device also writes a
-// copy to its own memory, so that it need not read the slot back over the bus. 16 threads share a block; each
-// reads four pairs.
+// y = x as 16-bit floats in blocks of 128 with an exponent each, two to a word, the first in the low half; zero fills an odd
+// end. y is the device's slot in host memory. With KEEPS the device keeps a copy, so that it need not read the slot back over
+// the bus. 16 threads share a block, four pairs each.
 #include "lib/types.glsl"
 #include "lib/f16_wire.glsl"
 
@@ -13,13 +12,13 @@ layout(push_constant) uniform Push {
     uint x_off, y_off, kept_off;
     uint n;
 };
-layout(set = 0, binding = 0) readonly buffer X { uint x[]; }; // the bits of floats
+layout(set = 0, binding = 0) readonly buffer X { uint x[]; }; // bits of floats
 layout(set = 0, binding = 1) writeonly buffer Y { uint y[]; };
 layout(set = 0, binding = 2) writeonly buffer Kept { uint kept[]; };
 
 shared uint tops[LOCAL];
 
-// What counts for the exponent: the magnitude, if it is finite.
+// The magnitude, if it is finite.
 uint size_of(uint bits) {
     const uint size = bits & 0x7fffffffu;
     return size < 0x7f800000u ? size : 0u;

@@ -5,7 +5,7 @@
 #include "lib/reduce.glsl"
 
 layout(constant_id = 1) const uint HAS_W = 1; // 0: no weight, w is not read
-layout(constant_id = 2) const uint BATCH = 1; // elements that a thread reads before it uses one: latencies overlap
+layout(constant_id = 2) const uint BATCH = 1; // elements that a thread reads before it uses one
 
 layout(push_constant) uniform Push {
     uint x_off, w_off, y_off;

@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = c * x, and zero for c = 0 whatever x holds: memory that nobody wrote may be NaN.
+// y = c * x; zero for c = 0 even if x, which may be unwritten memory, is NaN.
 #include "lib/types.glsl"
 
 layout(push_constant) uniform Push {

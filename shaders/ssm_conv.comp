@@ -1,13 +1,12 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = silu(causal depthwise convolution of each run's rows + bias). The D_CONV - 1 columns before the run come from the
-// state, and the last D_CONV - 1 columns up to the run's end become the new state. Workgroup (channels, tile of 16
-// rows). The run's first tile alone reads and writes the state, and an invocation only that of its channel: so the
-// state may be changed in place.
+// y = silu(causal depthwise convolution of each run's rows + bias). The state holds the D_CONV - 1 columns before the run; the
+// last D_CONV - 1 columns become the new state. Workgroup (channels, tile of 16 rows). Only the run's first tile touches the
+// state, each invocation its channel, so the state may be changed in place.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint D_CONV = 4;
-layout(constant_id = 2) const uint SILU = 1; // 0: the convolution as it is
+layout(constant_id = 2) const uint SILU = 1; // 0: none
 layout(constant_id = 3) const uint HAS_B = 0; // 0: no bias, b is not read
 
 layout(push_constant) uniform Push {
@@ -52,7 +51,7 @@ void main() {
             float value = 0.0;
             if (run.z + j >= N_STATE) {
                 value = x[x_off + at + (run.z + j - N_STATE) * width];
-            } else { // a short run: columns of the old state stay, or a fresh run's zeros
+            } else { // a short run keeps columns of the old state, or a fresh run's zeros
                 [[unroll]] for (uint i = 1; i < D_CONV; ++i) value = i == run.z + j + 1 ? window[i] : value;
             }
             state[to + j] = value;

@@ -2,15 +2,14 @@
 #extension GL_GOOGLE_include_directive : require
 // Mamba-2's scan (Dao and Gu 2024, arXiv:2405.21060), row by row: with t = softplus(dt + bias) and the state M [N, P],
 //   M = e^(t a) M + t B x^T;  y = M^T C + d x.
-// Workgroup (columns of M, head, run). A thread has a part of one column in registers for the whole run, so the state
-// is read once and written once, and may be changed in place; B and C are read once per workgroup. A scan in
-// chunks of C rows would take about as many operations: 4 N P + 2 C P for each row and head, against 5 N P
-// here. Shared memory: at most 14 KiB.
+// Workgroup (columns of M, head, run). A thread keeps a part of one column in registers for the whole run, so the state is read
+// and written once and may be changed in place. A scan in chunks of C rows would take 4 N P + 2 C P operations per row
+// and head, against 5 N P here. Shared memory: at most 14 KiB.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint P = 64; // head size
 layout(constant_id = 2) const uint N = 128; // of B and C, a multiple of 4
-layout(constant_id = 3) const uint COLUMNS = 32; // of a workgroup, which divides P
+layout(constant_id = 3) const uint COLUMNS = 32; // of a workgroup; divides P
 layout(constant_id = 4) const uint ROWS = 8; // of a tile
 
 layout(push_constant) uniform Push {
@@ -31,8 +30,8 @@ layout(set = 0, binding = 7) writeonly buffer Y { float y[]; };
 #include "lib/runs.glsl"
 #include "lib/softplus.glsl"
 
-const uint PARTS = LOCAL / COLUMNS; // of a column, each a thread's
-const uint QUADS = N / 4 / PARTS; // of a part
+const uint PARTS = LOCAL / COLUMNS; // of a column, one per thread
+const uint QUADS = N / 4 / PARTS; // per part
 
 shared vec4 b[ROWS * N / 4];
 shared vec4 c[ROWS * N / 4];
@@ -47,7 +46,7 @@ void main() {
     const uint column = thread % COLUMNS;
     const uint part = thread / COLUMNS;
     const uint j0 = gl_WorkGroupID.x * COLUMNS;
-    if (gl_WorkGroupID.z == 0) { // nobody else writes the rows behind the last run
+    if (gl_WorkGroupID.z == 0) { // rows that belong to no run
         for (uint row = step_n_rows() + part; row < n_rows; row += PARTS) {
             y[y_off + (row * n_heads + h) * P + j0 + column] = 0.0;
         }

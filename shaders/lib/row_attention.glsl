@@ -44,6 +44,22 @@ shared float head_rescale[HEADS];
 shared vec4 group_acc[LOCAL];
 shared float group_l[LOCAL];
 
+// ---- this thread ----
+
+uint thread = gl_LocalInvocationID.x; // these are globals because drivers do not move them out of the loop over blocks
+uint lane = thread % LANES; // of its key
+uint first_own_key = thread / LANES;
+uint v_group = min(thread / V_QUADS, V_GROUPS - 1); // surplus threads' results are not read
+uint now = 0; // which half of head_max holds the maxima so far
+float s[HEADS]; // of one key, or of the thread's part of it
+float l[HEADS]; // sum of p, over the keys this thread multiplies with V
+vec4 acc[HEADS * V_ROUNDS]; // sum of p * v
+
+void clear_sums() {
+    [[unroll]] for (uint a = 0; a < HEADS; ++a) l[a] = 0.0;
+    [[unroll]] for (uint a = 0; a < HEADS * V_ROUNDS; ++a) acc[a] = vec4(0.0);
+}
+
 // ---- this workgroup ----
 
 uint row, split, kv_head;
@@ -63,7 +79,6 @@ void find_heads() {
 }
 
 void read_queries() {
-    const uint thread = gl_LocalInvocationID.x;
     for (uint e = thread; e < HEADS * K_QUADS; e += LOCAL) {
         const uint a = e / K_QUADS;
         vec4 value = vec4(0.0);
@@ -77,23 +92,10 @@ void read_queries() {
     barrier();
 }
 
-// ---- this thread ----
-
-uint now = 0; // which half of head_max holds the maxima so far
-float s[HEADS]; // of one key, or of the thread's part of it
-float l[HEADS]; // sum of p, over the keys this thread multiplies with V
-vec4 acc[HEADS * V_ROUNDS]; // sum of p * v
-
-void clear_sums() {
-    [[unroll]] for (uint a = 0; a < HEADS; ++a) l[a] = 0.0;
-    [[unroll]] for (uint a = 0; a < HEADS * V_ROUNDS; ++a) acc[a] = vec4(0.0);
-}
-
 // ---- a block of keys ----
 
 // s = the thread's lane of q * k, of the key whose quads begin at `base`.
 void multiply_key(uint base) {
-    const uint lane = gl_LocalInvocationID.x % LANES;
     // The bounds are no constants, or drivers unroll all of it and take seconds to compile.
     for (uint first = base; first < base + K_QUADS; first += K_ROUND) {
         vec4 value[K_BATCH];
@@ -118,10 +120,9 @@ void multiply_key(uint base) {
 
 // score = the capped scores, NEG_LARGE for keys that are not seen.
 void score_block(uint first_valid, uint n_valid) {
-    const uint thread = gl_LocalInvocationID.x;
     float top[HEADS]; // of the keys of this thread
     [[unroll]] for (uint a = 0; a < HEADS; ++a) top[a] = NEG_LARGE;
-    for (uint key = thread / LANES; key < CELL_BLOCK; key += LOCAL) {
+    for (uint key = first_own_key; key < CELL_BLOCK; key += LOCAL) {
         const bool valid = key >= first_valid && key < n_valid;
         [[unroll]] for (uint a = 0; a < HEADS; ++a) s[a] = 0.0;
         // Cells of keys that are not valid can be read: a block is whole.
@@ -152,7 +153,7 @@ void score_block(uint first_valid, uint n_valid) {
 
 // prob = exp(score - the maximum so far).
 void soften_block(uint n_valid) {
-    for (uint e = gl_LocalInvocationID.x; e < SCORES; e += LOCAL) {
+    for (uint e = thread; e < SCORES; e += LOCAL) {
         const uint a = e / CELL_BLOCK;
         const float m = head_max[now * HEADS + a];
         float m_new = m;
@@ -175,7 +176,6 @@ void soften_block(uint n_valid) {
 
 // l and acc, rescaled to the new maximum, plus p and p * v.
 void add_values(uint first_valid, uint n_valid) {
-    const uint v_group = min(gl_LocalInvocationID.x / V_QUADS, V_GROUPS - 1); // surplus threads' results are not read
     [[unroll]] for (uint a = 0; a < HEADS; ++a) {
         const float rescale = head_rescale[a];
         l[a] *= rescale;
@@ -204,7 +204,6 @@ void add_values(uint first_valid, uint n_valid) {
 
 // Adds the sums of all V_GROUPS to the first group's l and acc, of head a of the tile. There is one round of V.
 void join_groups(uint a) {
-    const uint thread = gl_LocalInvocationID.x;
     barrier();
     group_acc[thread] = acc[a];
     group_l[thread] = l[a];
@@ -219,7 +218,6 @@ void join_groups(uint a) {
 }
 
 void put_result(uint a) {
-    const uint thread = gl_LocalInvocationID.x;
     const uint head = uint(first_head + int(a));
     const float m = head_max[now * HEADS + a];
     uint base = part_off + ((row * n_heads + head) * n_splits + split) * (HEAD_V + 2);
@@ -264,6 +262,6 @@ void main() {
     }
     [[unroll]] for (uint a = 0; a < HEADS; ++a) {
         if (V_GROUPS > 1) join_groups(a);
-        if (is_here(a) && gl_LocalInvocationID.x < V_QUADS) put_result(a);
+        if (is_here(a) && thread < V_QUADS) put_result(a);
     }
 }

@@ -11,13 +11,13 @@ const bool V_WHOLE_PAIRS = V_QUADS % 16 == 0;
 const bool V_SAME_QUADS = LOCAL % V_QUADS == 0;
 const bool V_WORDS = V_QUANTIZED && V_WHOLE_PAIRS && V_SAME_QUADS;
 
-uint v_quad0() { return gl_LocalInvocationID.x % V_QUADS; }
+uint v_quad0 = gl_LocalInvocationID.x % V_QUADS;
 
 // Quad `round` of this thread, of the head whose quads begin at `base`.
 vec4 v_quad_of(uint base, uint round) {
     if (V_WORDS) {
-        const uint skipped = v_quad0() / 8 * halves_of(V_TYPE);
-        return v_block_quad(v_off + base / 16 * halves_of(V_TYPE), skipped, v_quad0() % 8);
+        const uint skipped = v_quad0 / 8 * halves_of(V_TYPE);
+        return v_block_quad(v_off + base / 16 * halves_of(V_TYPE), skipped, v_quad0 % 8);
     }
-    return v_quad(base + min(v_quad0() + round * LOCAL, V_QUADS - 1));
+    return v_quad(base + min(v_quad0 + round * LOCAL, V_QUADS - 1));
 }
