@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// attn_decode on matrix units (lib/unit_attention.glsl): the q heads of a kv head are the rows of a tile. Workgroup (tile of
-// heads, split, row). V of a block loads into registers while its keys are scored, K of the next block until this one is
-// done. Heads of 128 and a group of 16 rows take 19 KiB of shared memory.
+// attn_decode on matrix units (lib/unit_attention.glsl): the q heads of a kv head are the rows of a tile. Workgroup (tile
+// of heads, split, row). V of a block loads into registers while its keys are scored, K of the next block until this one
+// is done. Heads of 128 and a group of 16 rows take 19 KiB of shared memory.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint UNIT_M = 16; // device's matrices: [M, K] by [K, N]

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// attn_prefill on matrix units (lib/unit_attention.glsl). Heads of 128 and 4 groups of 16 rows take 43 KiB of shared memory,
-// and 64 products of matrices of 16 for 64 keys and 16 rows.
+// attn_prefill on matrix units (lib/unit_attention.glsl). Heads of 128 and 4 groups of 16 rows take 43 KiB of shared
+// memory, and 64 products of matrices of 16 for 64 keys and 16 rows.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint UNIT_M = 16; // device's matrices: [M, K] by [K, N]

@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// The gated delta rule token by token, for runs of a few rows. Workgroup (columns of the state, head, run). The state M of a
-// head is [key i, value j]. One invocation reads and writes column j, so the state may be changed in place, and neighbours
-// read neighbouring words. With d = beta (v - (e^g M)^T k):  M' = e^g M + k d^T,  o = scale M'^T q.
+// The gated delta rule token by token, for runs of a few rows. Workgroup (columns of the state, head, run). The state M
+// of a head is [key i, value j]. One invocation reads and writes column j, so the state may be changed in place, and
+// neighbours read neighbouring words. With d = beta (v - (e^g M)^T k):  M' = e^g M + k d^T,  o = scale M'^T q.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint S = 128; // head size

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Goes through the chunks of each run in order, with u, w, q', k', e^c_last and the products P of delta_chunk in `work`. With
-// the state M [key, value]:
+// Goes through the chunks of each run in order, with u, w, q', k', e^c_last and the products P of delta_chunk in `work`.
+// With the state M [key, value]:
 //   x = u - w M;  o = q' M + P x;  M = e^c_last M + k'^T x.
 // Workgroup (16 columns of M, head, run). Shared memory: at most 12 KiB.
 #include "lib/types.glsl"

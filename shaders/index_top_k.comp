@@ -1,9 +1,9 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // The positions of the n_chosen largest scores among 0..pos of each row, ascending; ties: the lower position first; NaN
-// before all. A row with fewer positions gets all. One workgroup per row finds the least chosen score byte by byte, from the
-// highest: it counts the scores with each value of a byte, among those that agree in the bytes above. Then each thread
-// takes the larger scores from its stretch of positions.
+// before all. A row with fewer positions gets all. One workgroup per row finds the least chosen score byte by byte, from
+// the highest: it counts the scores with each value of a byte, among those that agree in the bytes above. Then each
+// thread takes the larger scores from its stretch of positions.
 #include "lib/types.glsl"
 #include "lib/order.glsl"
 

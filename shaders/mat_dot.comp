@@ -26,8 +26,8 @@ layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
 #include "lib/q8.glsl"
 #include "lib/quants.glsl"
 
-// The codes of elements 16 i.. of a row that begins at word `row`. i and row are divided separately: i is then computed once
-// for all rows of x, and row, which all lanes share, once per subgroup.
+// The codes of elements 16 i.. of a row that begins at word `row`. i and row are divided separately: i is then computed
+// once for all rows of x, and row, which all lanes share, once per subgroup.
 uvec4 codes_at(uint row, uint i) {
     if (WIDE != 0) return x4[row / 4 + i];
     const uint at = row + 4 * i;

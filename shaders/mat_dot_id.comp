@@ -2,8 +2,8 @@
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
-// mat_vec_id with x in 8 bits: y[r, u] = W_e x for the experts e = ids[r, u]. Workgroups (rows of W_e, -, (r, u)). A subgroup
-// has two rows at a time.
+// mat_vec_id with x in 8 bits: y[r, u] = W_e x for the experts e = ids[r, u]. Workgroups (rows of W_e, -, (r, u)). A
+// subgroup has two rows at a time.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint ROWS = 8; // of W_e per workgroup, even

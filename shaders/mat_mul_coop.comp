@@ -1,8 +1,9 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// mat_mul on matrix units: x are halves of pack_f16, w becomes halves in shared memory (clamped to +-65,504), sums are floats.
-// SM x SN subgroups make a tile of M FM SM rows of w by N FN SN rows of x, each FM x FN matrices of it. Tile of 128 x 128,
-// four subgroups of 64 x 64: a slice of 32 k is 16 KiB and read by two subgroups: 32 KiB for 1 Mi operations, 32 per byte.
+// mat_mul on matrix units: x are halves of pack_f16, w becomes halves in shared memory (clamped to +-65,504), sums are
+// floats. SM x SN subgroups make a tile of M FM SM rows of w by N FN SN rows of x, each FM x FN matrices of it. Tile of
+// 128 x 128, four subgroups of 64 x 64: a slice of 32 k is 16 KiB and read by two subgroups: 32 KiB for 1 Mi operations,
+// 32 per byte.
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 

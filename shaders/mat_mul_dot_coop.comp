@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// mat_mul_dot on matrix units for int8: for devices where these are so much faster than units for halves (mat_mul_coop) that
-// they pay for the scales of each block, three instructions per value of a tile. Tiles as in mat_mul_coop.
+// mat_mul_dot on matrix units for int8: for devices where these are so much faster than units for halves (mat_mul_coop)
+// that they pay for the scales of each block, three instructions per value of a tile. Tiles as in mat_mul_coop.
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 

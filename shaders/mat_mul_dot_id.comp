@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// mat_dot_id for many pairs (r, u): workgroup z has a tile of moe_group, pairs of one expert. Tiles of 64 rows of W_e by 8 RN
-// pairs, as in mat_mul_dot.
+// mat_dot_id for many pairs (r, u): workgroup z has a tile of moe_group, pairs of one expert. Tiles of 64 rows of W_e by
+// 8 RN pairs, as in mat_mul_dot.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint RN = 2; // pairs per thread, 1..4

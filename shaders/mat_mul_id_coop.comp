@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// mat_mul_id on matrix units: x are halves of pack_f16, tiles as in mat_mul_coop. With AXIS 1 every expert has x_stride columns
-// (the op asserts it): values of x beyond an expert's columns would count in the row's scale, and NaN would stay NaN,
-// although w is zero there.
+// mat_mul_id on matrix units: x are halves of pack_f16, tiles as in mat_mul_coop. With AXIS 1 every expert has x_stride
+// columns (the op asserts it): values of x beyond an expert's columns would count in the row's scale, and NaN would stay
+// NaN, although w is zero there.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint M = 16; // device's matrices: [M, K] by [K, N], K divides 32

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for the N rows of x. TPR threads share a row of w, 8 elements each at a
-// time, neighbours reading neighbouring words; a tree in shared memory joins their sums.
+// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for the N rows of x. TPR threads share a row of w, 8 elements each
+// at a time, neighbours reading neighbouring words; a tree in shared memory joins their sums.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint TPR = 32; // a power of two, at most LOCAL

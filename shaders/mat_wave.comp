@@ -2,8 +2,8 @@
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
-// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for the N rows of x. A subgroup has two rows of w at a time, each thread
-// 8 elements, neighbours reading neighbouring words; sums meet in the subgroup: no shared memory, no barrier.
+// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for the N rows of x. A subgroup has two rows of w at a time, each
+// thread 8 elements, neighbours reading neighbouring words; sums meet in the subgroup: no shared memory, no barrier.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint ROWS = 8; // of w per workgroup, even

@@ -1,9 +1,9 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// The n_used experts of a row and their weights, a workgroup per row. All devices must choose the same experts, so the values
-// that decide must have the same bits everywhere: sums have a fixed order for every LOCAL, functions come from lib/exact.glsl.
-// An expert's place is the number of experts with a larger key, or an equal key and a lower number: no two experts share a
-// place, even with NaN.
+// The n_used experts of a row and their weights, a workgroup per row. All devices must choose the same experts, so the
+// values that decide must have the same bits everywhere: sums have a fixed order for every LOCAL, functions come from
+// lib/exact.glsl. An expert's place is the number of experts with a larger key, or an equal key and a lower number: no
+// two experts share a place, even with NaN.
 #include "lib/types.glsl"
 #include "lib/exact.glsl"
 

@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = x as 16-bit floats in blocks of 128 with an exponent each, two to a word, the first in the low half; zero fills an odd
-// end. y is the device's slot in host memory. With KEEPS the device keeps a copy, so that it need not read the slot back over
-// the bus. 16 threads share a block, four pairs each.
+// y = x as 16-bit floats in blocks of 128 with an exponent each, two to a word, the first in the low half; zero fills an
+// odd end. y is the device's slot in host memory. With KEEPS the device keeps a copy, so that it need not read the slot
+// back over the bus. 16 threads share a block, four pairs each.
 #include "lib/types.glsl"
 #include "lib/f16_wire.glsl"
 

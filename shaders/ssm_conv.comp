@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = silu(causal depthwise convolution of each run's rows + bias). The state holds the D_CONV - 1 columns before the run; the
-// last D_CONV - 1 columns become the new state. Workgroup (channels, tile of 16 rows). Only the run's first tile touches the
-// state, each invocation its channel, so the state may be changed in place.
+// y = silu(causal depthwise convolution of each run's rows + bias). The state holds the D_CONV - 1 columns before the
+// run; the last D_CONV - 1 columns become the new state. Workgroup (channels, tile of 16 rows). Only the run's first tile
+// touches the state, each invocation its channel, so the state may be changed in place.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint D_CONV = 4;

@@ -2,9 +2,9 @@
 #extension GL_GOOGLE_include_directive : require
 // Mamba-2's scan (Dao and Gu 2024, arXiv:2405.21060), row by row: with t = softplus(dt + bias) and the state M [N, P],
 //   M = e^(t a) M + t B x^T;  y = M^T C + d x.
-// Workgroup (columns of M, head, run). A thread keeps a part of one column in registers for the whole run, so the state is read
-// and written once and may be changed in place. A scan in chunks of C rows would take 4 N P + 2 C P operations per row
-// and head, against 5 N P here. Shared memory: at most 14 KiB.
+// Workgroup (columns of M, head, run). A thread keeps a part of one column in registers for the whole run, so the state
+// is read and written once and may be changed in place. A scan in chunks of C rows would take 4 N P + 2 C P operations
+// per row and head, against 5 N P here. Shared memory: at most 14 KiB.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint P = 64; // head size

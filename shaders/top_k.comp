@@ -1,9 +1,9 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// The K largest of each chunk of each row, largest first; ties: the lower place first; NaN before all. Workgroups (chunk, -,
-// row). Each thread finds its best element. Then K times: the best of all threads is written, and its thread finds its next
-// best. ids are places in the row, or with KIND 1 what `source` holds there. With KIND 2 `source` is a mask, one bit per
-// place from the lowest bit of a word; places with bit 0 are left out.
+// The K largest of each chunk of each row, largest first; ties: the lower place first; NaN before all. Workgroups (chunk,
+// -, row). Each thread finds its best element. Then K times: the best of all threads is written, and its thread finds its
+// next best. ids are places in the row, or with KIND 1 what `source` holds there. With KIND 2 `source` is a mask, one bit
+// per place from the lowest bit of a word; places with bit 0 are left out.
 #include "lib/types.glsl"
 #include "lib/order.glsl"
 

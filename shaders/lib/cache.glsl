@@ -1,14 +1,13 @@
 // Four elements of a KV cache as floats (head sizes are multiples of 4, of 32 for quantized types). Included once per
-// cache, with CACHE(i) as word i of its buffer, CACHE_OFF its first word, CACHE_TYPE, and the names of the functions.
-// Behind lib/cache_types.glsl.
+// cache, after lib/cache_types.glsl. CACHE(i) is word i of its buffer, CACHE_OFF its first word.
 
-// Elements 4 quad..4 quad + 3 of the quantized block that begins h halves behind word `word`. A block may
-// begin in the middle of a word, so four bytes of codes may lie in two words of the buffer.
+// Elements 4 quad..4 quad + 3 of the quantized block h halves after word `word`. A block may begin in the middle of a word,
+// so four bytes of codes may span two words.
 vec4 CACHE_BLOCK_QUAD(uint word, uint h, uint quad) {
     const vec2 pair = unpackHalf2x16(CACHE(word + (h >> 1)));
     const uint code = h + 1 + 2 * (CACHE_TYPE == CACHE_Q8_0 ? quad : quad & 3u);
     const uint low = CACHE(word + (code >> 1));
-    const uint high = CACHE(word + (code >> 1) + (code & 1u)); // no branch: loads of many quads are under way at once
+    const uint high = CACHE(word + (code >> 1) + (code & 1u)); // no branch: loads of many quads overlap
     const uint codes = (code & 1u) == 0u ? low : (low >> 16) | (high << 16);
     const float d = (h & 1u) == 0u ? pair.x : pair.y;
     if (CACHE_TYPE == CACHE_Q8_0) return d * vec4((ivec4(int(codes)) << ivec4(24, 16, 8, 0)) >> 24);

@@ -1,4 +1,4 @@
-// Types of a KV cache, as numbered in vkbackend/ops/attention.py. Blocks of q8_0 and q4_0 have 32 elements.
+// Types of a KV cache, numbered as in vkbackend/ops/attention.py. Quantized blocks have 32 elements.
 
 const uint CACHE_F32 = 0, CACHE_F16 = 1, CACHE_BF16 = 2, CACHE_Q8_0 = 3, CACHE_Q4_0 = 4;
 const uint BLOCK = 32;

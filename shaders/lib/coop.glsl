@@ -1,6 +1,5 @@
-// Cooperative matrices of halves with sums in floats, under the same names for both extensions. MATRIX_A [M, K],
-// MATRIX_B [K, N] and MATRIX_SUM [M, N] belong to a subgroup. A and B are loaded from QUADs, which are four halves
-// each. The including file declares M, N, K.
+// Cooperative matrices of halves with sums in floats, by the same names in both extensions. MATRIX_A [M, K], MATRIX_B [K,
+// N], MATRIX_SUM [M, N]. A and B load from QUADs of four halves. The including file declares M, N, K.
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
@@ -48,6 +47,5 @@ uvec2 words_of(QUAD q) { return uvec2(packFloat2x16(q.xy), packFloat2x16(q.zw));
 QUAD quad_across(QUAD q[4], uint i) { return f16vec4(q[0][i], q[1][i], q[2][i], q[3][i]); }
 #endif
 
-// Multiplies each element of m by that of r. Only the driver knows which elements an invocation holds, but they are the
-// same for two matrices of one kind.
+// Element-wise product. Only the driver knows which elements an invocation holds, but matrices of one kind agree.
 #define SCALE_BY(m, r) for (uint e_ = 0; e_ < m.length(); ++e_) m[e_] *= r[e_]

@@ -1,38 +1,35 @@
-// Weights of every format as floats. The including file declares `uint w[]`, calls it with the row's start, and never
-// unpacks bits itself. A format is one block description and one decode4, in the file of its family below. A block
-// description is macros, so that a TYPE without one is an #error.
+// Weights of every format as floats. The including file declares `uint w[]`. A format is one block description and one
+// decode4, in the file of its family below; descriptions are macros, so that a TYPE without one is an #error.
 //
 //     uint row_start(uint row, uint n)      where a row of n elements starts
-//     ROW_UNIT                              elements that rows are whole multiples of
+//     ROW_UNIT                              rows are whole multiples of this many elements
 //     vec4 dequant4(uint start, uint k)     elements k..k+3 of a row, k a multiple of 4 (quantized formats: in a block)
-//     vec4 dequant4_tail(start, k, n)       the same with zeros from element n on
-//     mat2x4 dequant8(uint start, uint k)   elements k..k+7, k a multiple of 8: what they share is unpacked once
+//     vec4 dequant4_tail(start, k, n)       the same, zeros from element n on
+//     mat2x4 dequant8(uint start, uint k)   elements k..k+7, k a multiple of 8; shared parts are unpacked once
 //
-// Addresses are bytes (an MXFP4 block has 17). 32 bits reach all of a binding, which never spans 4 GiB. Reads are
-// whole words that hold something wanted, so the end of a view is safe.
+// Addresses are bytes (an MXFP4 block has 17); a binding never spans 4 GiB. Only words with wanted bytes are read, so the
+// end of a view is safe.
 
-uint u32_at(uint at); // 32 bits; `at` is a multiple of 4 where blocks are whole words, else anywhere
-uint u16_at(uint at); // at even addresses
-uint u8_at(uint at); // anywhere
-float f16_at(uint at); // at even addresses
+uint u32_at(uint at); // `at` is a multiple of 4 if blocks are whole words
+uint u16_at(uint at); // even addresses
+uint u8_at(uint at);
+float f16_at(uint at); // even addresses
 uvec4 words4_at(uint i); // 16 bytes from word i on
 
-// The four bytes of a word, each shifted right by `shift` and masked. `mask` must drop the bits that come
-// from the byte above. GPUs have an instruction that turns a byte of a word into a float, and compilers find
-// it in this form.
+// The four bytes of a word, each shifted right and masked; `mask` must drop bits of the byte above. Compilers recognise
+// this form and use the GPU's conversion of a byte to a float.
 uvec4 codes4(uint word, uint shift, uint mask) {
     const uint codes = (word >> shift) & (mask * 0x01010101u);
     return uvec4(codes, codes >> 8, codes >> 16, codes >> 24) & 0xFFu;
 }
 
-// vec4 decode4(uint b, uint k, uint part): elements k + part..k + part + 3, k a multiple of 8, part 0 or 4,
-// of the block at address b. As little as possible should depend on `part`: the compiler then computes
-// the rest once for both parts.
+// vec4 decode4(uint b, uint k, uint part): elements k + part..k + part + 3 of the block at address b, k a multiple of 8,
+// part 0 or 4. Let little depend on `part`: the compiler computes the rest once for both parts.
 
 #if defined(TYPE_F32)
 #define ROW_UNIT 1u
 #define BLOCK_NBYTES 4u
-#define HAS_TAIL // rows need not be a multiple of 4 long
+#define HAS_TAIL // rows need not be multiples of 4 long
 
 float decode1(uint b) { return uintBitsToFloat(u32_at(b)); }
 
@@ -74,18 +71,17 @@ vec4 decode4(uint b, uint k, uint part) { return floats_of(uvec2(u32_at(b), u32_
 #error unknown TYPE has no block description and no decode4 in dequant.glsl or the file of its family
 #endif
 
-// ---- addresses and reads, the same for all ----
+// ---- addresses and reads ----
 
-// Whether the length of a row is a multiple of 4, if the including file knows. Then four elements of 2 bytes
-// are two whole words, which need not be joined from three, and no row ends in the middle of four elements.
+// The including file may know that row lengths are multiples of 4. Then four elements of 2 bytes are two whole words, and
+// no row ends among four elements.
 #ifndef WHOLE_FOURS
 #define WHOLE_FOURS false
 #endif
 
 #ifdef HOLD
-// Reads go to a copy in registers of HELD elements, at addresses that begin with 0 there: hold(address of the first)
-// fills it, reading every word once. In it, addresses are constants when loops are unrolled. The including file
-// declares w as an address (lib/addresses.glsl).
+// HOLD: reads go to a copy of HELD elements in registers, with addresses from 0 on, constants in unrolled loops.
+// hold(address) fills it and reads every word once. The including file declares w as an address (lib/addresses.glsl).
 const uint w_off = 0;
 const uint HELD = ROW_UNIT == 1 ? 32 : ROW_UNIT;
 const uint HELD_NBYTES = HELD / ROW_UNIT * BLOCK_NBYTES;
@@ -110,7 +106,7 @@ void hold(uint b) {
 uint word_at(uint i) { return held[i]; }
 
 #ifdef HAS_TAIL
-float tail1(uint b) { // one element behind the last whole HELD
+float tail1(uint b) { // an element after the last whole HELD
     held[0] = w.at[b >> 2] >> (8 * (b & 3u));
     return decode1(0);
 }
@@ -119,8 +115,8 @@ float tail1(uint b) { // one element behind the last whole HELD
 uint word_at(uint i) { return w[i]; }
 #endif
 
-// Compilers for NVIDIA make four loads of 16 bytes unless they know that these begin at a multiple of 16. The including
-// file may know it of w and all of its rows: then WIDE_W, and w4 is the same as w.
+// Compilers for NVIDIA split loads of 16 bytes unless they know the alignment. With WIDE_W w and its rows begin at
+// multiples of 16, and w4 is w.
 uvec4 words4_at(uint i) {
 #ifdef WIDE_W
     if (WIDE_W) return w4[i / 4];
@@ -128,8 +124,8 @@ uvec4 words4_at(uint i) {
     return uvec4(word_at(i), word_at(i + 1), word_at(i + 2), word_at(i + 3));
 }
 
-// 32 bits of two words from bit `shift` of the first on. In this form compilers of GPUs see their one instruction for it,
-// and it is no branch: with branches SwiftShader took 30 s instead of one for mat_dot.
+// 32 bits of two words from bit `shift` of the first on: one instruction in this form. With branches SwiftShader took 30 s
+// instead of 1 s for mat_dot.
 uint joined(uint low, uint high, uint shift) {
     return mix((low >> shift) | (high << (32 - shift)), low, shift == 0);
 }
@@ -137,7 +133,7 @@ uint joined(uint low, uint high, uint shift) {
 uint u32_at(uint at) {
     const uint low = word_at(at >> 2);
     if (BLOCK_NBYTES % 4 == 0) return low;
-#if defined(TYPE_F16) || defined(TYPE_BF16) // no others: a branch by a constant of the pipeline is one to SwiftShader
+#if defined(TYPE_F16) || defined(TYPE_BF16) // SwiftShader branches on constants of the pipeline
     if (WHOLE_FOURS) return low;
 #endif
     return joined(low, word_at((at + 3) >> 2), 8 * (at & 3u));
@@ -180,7 +176,7 @@ mat2x4 dequant8(uint start, uint k) {
 float dequant1(uint start, uint k) { return decode1(start + k * BLOCK_NBYTES); }
 
 vec4 dequant4_tail(uint start, uint k, uint n) {
-    if (WHOLE_FOURS) { // no branch, so that reads of several rows are under way together
+    if (WHOLE_FOURS) { // no branch: reads of several rows overlap
         const vec4 value = dequant4(start, min(k, n - 4));
         return k < n ? value : vec4(0.0);
     }

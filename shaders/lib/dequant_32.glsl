@@ -1,5 +1,4 @@
-// Blocks of 32 elements with one scale; part of dequant.glsl. `nibbles` are 16 bytes, byte j with element j in its low
-// half and element j + 16 in its high half.
+// Blocks of 32 elements with one scale; part of dequant.glsl. `nibbles`: 16 bytes; byte j holds element j low, j + 16 high.
 
 uvec4 nibbles4(uint at, uint k, uint part) { return codes4(u32_at(at + (k & 15u) + part), (k & 16u) >> 2, 15u); }
 
@@ -54,13 +53,13 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_MXFP4)
-// u8 e; nibbles q: a sign bit, then 3 bits that stand for 0, 1, 2, 3, 4, 6, 8, 12       2^(e - 128) * value
+// u8 e; nibbles q: a sign bit, then 3 bits for 0, 1, 2, 3, 4, 6, 8, 12                       2^(e - 128) * value
 #define ROW_UNIT 32u
 #define BLOCK_NBYTES 17u
 
 float scale_of(uint b, uint k) {
     const uint e = u8_at(b);
-    return uintBitsToFloat(e < 2 ? 0x00200000u << e : (e - 1) << 23); // e < 2: a subnormal
+    return uintBitsToFloat(e < 2 ? 0x00200000u << e : (e - 1) << 23); // e < 2: subnormal
 }
 
 ivec4 values4(uvec4 q) {

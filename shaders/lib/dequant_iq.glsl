@@ -1,6 +1,5 @@
-// I-quants; part of dequant.glsl. IQ4: codes of four bits stand for 16 unevenly spaced values. Fewer bits: 8 elements
-// are one codebook entry of 8 values, or two entries of 4 values, and their signs (IQ1: the sign of a shift). A block
-// has 256 elements = 8 groups of 32, but 32 in IQ4_NL.
+// I-quants; part of dequant.glsl. IQ4: 4-bit codes of 16 unevenly spaced values. Others: 8 elements are one codebook
+// entry of 8 values or two of 4, and their signs (IQ1: the sign of a shift). Blocks of 256 = 8 groups of 32; IQ4_NL: 32.
 
 #if defined(TYPE_IQ4_NL) || defined(TYPE_IQ4_XS)
 // The values as bytes: -127 -104 -83 -65, -49 -35 -22 -10, 1 13 25 38, 53 69 89 113.
@@ -20,19 +19,19 @@ layout(set = 1, binding = 0) readonly buffer Codebook { uint codebook[]; }; // o
 
 uint grid_entry(uint i) { return (codebook[i >> 1] >> (16 * (i & 1u))) & 0xFFFFu; }
 
-// Four codes of 2 bits of an entry of 8, from element `part` on.
+// Four 2-bit codes of an entry of 8, from element `part` on.
 uvec4 pairs4(uint entry, uint part) {
     const uint e = entry >> (2 * part);
     return uvec4(e, e >> 2, e >> 4, e >> 6) & 3u;
 }
 
-// IQ2: the codes 0, 1, 2 stand for 8, 25, 43.
+// IQ2: codes 0, 1, 2 are 8, 25, 43.
 vec4 iq2_values(uint entry, uint part) {
     const uvec4 code = pairs4(entry, part);
     return vec4(8u + 17u * code + (code >> 1));
 }
 
-// value, negated where a bit of `signs` is set, from bit `part` on.
+// value, negated where `signs` is set, from bit `part` on.
 vec4 signed4(vec4 value, uint signs, uint part) {
     const uvec4 bits = (uvec4(signs >> part) >> uvec4(0, 1, 2, 3)) & 1u;
     return mix(value, -value, notEqual(bits, uvec4(0)));
@@ -105,7 +104,7 @@ vec4 decode4(uint b, uint k, uint part) {
 
 #elif defined(TYPE_IQ3_XXS)
 // half d; u8 entry[64]; per group u32: four times 7 signs, then a scale of 4 bits  d / 2 * (scale + 1/2) * +-value
-// codes 0..7 stand for 4, 12, 20, ... 52, 62
+// codes 0..7 are 4, 12, 20, ... 52, 62
 #define BLOCK_NBYTES 98u
 
 vec4 decode4(uint b, uint k, uint part) {
@@ -118,8 +117,8 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_IQ3_S)
-// half d; u8 q[64], the low 8 bits of entries; u8 h[8], a bit each on top of q; u8 signs[32]; u8 s[4], a nibble each
-// the scale of a group                                  d * (2 scale + 1) * +-(2 code + 1)
+// half d; u8 q[64], the low 8 bits of entries; u8 h[8], a bit each on top of q; u8 signs[32]; u8 s[4], a nibble per group
+//                                                       d * (2 scale + 1) * +-(2 code + 1)
 #define BLOCK_NBYTES 110u
 
 vec4 decode4(uint b, uint k, uint part) {
@@ -150,7 +149,7 @@ vec4 decode4(uint b, uint k, uint part) {
 #define BLOCK_NBYTES 56u
 
 vec4 decode4(uint b, uint k, uint part) {
-    const uvec2 s = uvec2(u32_at(b + 48), u32_at(b + 52)); // pairs of s, the first in the low halves
+    const uvec2 s = uvec2(u32_at(b + 48), u32_at(b + 52)); // the first of each pair of s low
     const uvec2 two = ((s >> 12) & 15u) | ((s >> 24) & 0xF0u); // a byte of d each
     const float d = unpackHalf2x16(two.x | (two.y << 8)).x;
     const uint scales = (k < 128 ? s.x : s.y) >> (k / 64 % 2 * 16);

@@ -1,6 +1,5 @@
-// K-quants: blocks of 256 elements in groups of 16 or 32 whose scales are codes themselves; part of dequant.glsl.
-// Below, element k of a block is 128 i + 32 j + l: i is the half of the block, j the 32 in it, l the element.
-// scale_of gives the factor of the code of element k; scale_min gives that, and what is subtracted from the product.
+// K-quants; part of dequant.glsl. Blocks of 256 elements in groups of 16 or 32, whose scales are codes. Element k of a
+// block is 128 i + 32 j + l. scale_of: the factor of element k's code; scale_min: also what to subtract.
 
 #if defined(TYPE_Q2_K)
 // u8 s[16], scale low and min high, of 16 elements each; u8 q[64], bits 2j of byte 32 i + l; half d, m
@@ -57,8 +56,8 @@ vec2 scale_min(uint b, uint k) {
     const uint g = k / 32;
     const uvec4 head = words4_at(b / 4);
     const uvec3 s = head.yzw >> (g % 4 * 8);
-    const uvec2 first = s.xy & 63u; // scale and min of groups 0..3
-    const uvec2 last = (uvec2(s.z, s.z >> 4) & 15u) | ((s.xy >> 2) & 0x30u); // of groups 4..7
+    const uvec2 first = s.xy & 63u; // groups 0..3
+    const uvec2 last = (uvec2(s.z, s.z >> 4) & 15u) | ((s.xy >> 2) & 0x30u); // groups 4..7
     return unpackHalf2x16(head.x) * vec2(g < 4 ? first : last);
 }
 

@@ -1,9 +1,9 @@
 // Ternary formats: blocks of 256 elements of -d, 0 or d; part of dequant.glsl.
 
 #if defined(TYPE_TQ1_0)
-// u8 q[52]: a byte holds five elements (each of the last four bytes: four), the digits in base 3 of the fraction
-// q / 256. Digit n is the carry of 3 * (3^n q mod 256). Element k < 160 is digit k / 32 of byte k % 32, k < 240 is digit
-// (k - 160) / 16 of byte 32 + k % 16, the others digit (k - 240) / 4 of byte 48 + k % 4; half d      d * (digit - 1)
+// u8 q[52]: a byte holds five elements (each of the last four: four), the base-3 digits of q / 256. Digit n is the carry of
+// 3 * (3^n q mod 256). Element k < 160: digit k / 32 of byte k % 32; k < 240: digit (k - 160) / 16 of byte 32 + k % 16;
+// others: digit (k - 240) / 4 of byte 48 + k % 4; half d      d * (digit - 1)
 #define ROW_UNIT 256u
 #define BLOCK_NBYTES 54u
 

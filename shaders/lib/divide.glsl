@@ -1,15 +1,15 @@
-// a / b rounded to nearest, ties to even, for positive normal a and b whose quotient is normal. A driver's own division
-// may be 2.5 units in the last place off, and stored caches have to be the same on all drivers.
+// a / b rounded to nearest, ties to even, for positive normal a, b and quotient. Drivers may be 2.5 ulp off, but stored
+// caches must be equal on all of them.
 float divide(float a, float b) {
     const uint a_bits = floatBitsToUint(a);
     const uint b_bits = floatBitsToUint(b);
     const uint divisor = (b_bits & 0x7fffffu) | 0x800000u;
     uint rest = (a_bits & 0x7fffffu) | 0x800000u;
-    const bool below = rest < divisor; // of the significands: then the quotient is in [1/2, 1)
+    const bool below = rest < divisor; // then the quotient is in [1/2, 1)
     const uint exponent = (a_bits >> 23) - (b_bits >> 23) + 127u - (below ? 1u : 0u);
     if (below) rest <<= 1;
     uint quotient = 0u;
-    for (uint i = 0; i < 25; ++i) { // 24 bits of the significand and one to round by
+    for (uint i = 0; i < 25; ++i) { // 24 bits of the significand, one for rounding
         quotient <<= 1;
         if (rest >= divisor) {
             rest -= divisor;

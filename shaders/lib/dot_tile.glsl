@@ -1,27 +1,24 @@
-// The tiles of mat_mul_dot and mat_mul_dot_id: 64 rows of w by 8 RN rows of x, each of 16 x 8 threads 4 by RN values of
-// it, from slices of 64 k as packed codes in shared memory (at most 13.5 KiB). The including file declares `uint w[]`,
-// `uint x[]`, RN and FUSED, and includes lib/dequant.glsl, lib/q8.glsl and lib/quants.glsl.
-//
-// A thread reads all that it has of a slice before it keeps any of it, so that loads are under way together: a whole
-// block of w, as both halves share bytes and logic, and pieces of 16 codes of x. Products take 16 codes of a row by one
-// read of shared memory.
+// Tiles of mat_mul_dot and mat_mul_dot_id: 64 rows of w by 8 RN rows of x, 4 by RN values per thread of 16 x 8, from
+// slices of 64 k as packed codes in shared memory (at most 13.5 KiB). The including file declares `uint w[]`, `uint x[]`,
+// RN, FUSED, and includes lib/dequant.glsl, lib/q8.glsl and lib/quants.glsl. A thread reads its part of a slice before it
+// stores any, so that loads overlap: a whole block of w, whose halves share bytes, and pieces of 16 codes of x.
 
 const uint TM = 64; // rows of w in a tile
-const uint TK = 64; // elements of k in a slice: two blocks of x
+const uint TK = 64; // two blocks of x
 const uint M_THREADS = 16;
 const uint N_THREADS = 8; // LOCAL is M_THREADS * N_THREADS
 const uint TN = N_THREADS * RN; // rows of x in a tile
 const uint PIECES = TK / 16; // of a row, 16 codes each
-const uint STRIDE = PIECES + 1; // 20 words: eight rows of four begin at different banks
+const uint STRIDE = PIECES + 1; // eight rows of four words begin at different banks
 const uint GROUPS = TK / GROUP;
 const uint X_ROUNDS = (TN * PIECES + M_THREADS * N_THREADS - 1) / (M_THREADS * N_THREADS);
 
-// With FUSED a dot begins with the bits of the float 1.5 * 2^23. Then its bits are those of BIAS + dot (of 32 products, so
-// |dot| <= 2^19), and one fma makes scale * dot of them, without a conversion: BIAS * scale is exact, as scales have at
-// most 19 bits. Drivers of CPUs round a fma twice, which would be an NMSE of up to 1e-6.
+// FUSED: a dot begins with the bits of the float 1.5 * 2^23, so the sum (of 32 products, |dot| <= 2^19) has the bits of
+// BIAS + dot. One fma makes scale * dot of them without a conversion: BIAS * scale is exact, as scales have at most 19
+// bits. Drivers of CPUs round a fma twice, which costs an NMSE of up to 1e-6.
 const float BIAS = 12582912.0;
 
-shared uvec4 w_codes[TM * STRIDE]; // [row of w][piece], less CODE_OFFSET
+shared uvec4 w_codes[TM * STRIDE]; // [row of w][piece]: code - CODE_OFFSET
 shared vec2 w_scale[GROUPS * TM]; // scale and low: [group][row of w]
 shared uvec4 x_codes[TN * STRIDE]; // [row of x][piece]
 shared uvec2 x_block[TK / 32 * TN]; // scale and sums: [block][row of x]
@@ -30,24 +27,24 @@ vec4 sum[RN]; // rows tm, tm + 16, tm + 32, tm + 48 of the tile, where tm = thre
 
 uint piece(uint round) { return gl_LocalInvocationID.x + round * (M_THREADS * N_THREADS); }
 
-uint w_row() { return gl_LocalInvocationID.x / (TK / 32); } // in the tile, as all below
+uint w_row() { return gl_LocalInvocationID.x / (TK / 32); } // in the tile
 
 uint w_block() { return gl_LocalInvocationID.x % (TK / 32); }
 
 uint x_row_of(uint round) { return min(piece(round) / PIECES, TN - 1); }
 
-// The slice from element k on of n. w_at: where a thread's row of w starts; x_at: its rows of x, of `width` elements.
+// The slice from element k on of n. w_at: start of the thread's row of w; x_at: of its rows of x, of `width` elements.
 void hold_slice(uint w_at, uint x_at[X_ROUNDS], uint width, uint k, uint n) {
     uvec4 codes[X_ROUNDS];
     uvec2 block[X_ROUNDS];
     [[unroll]] for (uint j = 0; j < X_ROUNDS; ++j) {
-        const uint i = min(k + piece(j) % PIECES * 16, n - 16); // what is beyond meets zeros of w
+        const uint i = min(k + piece(j) % PIECES * 16, n - 16); // elements beyond meet zeros of w
         const uint at = x_at[j] + i / 4;
         codes[j] = uvec4(x[at], x[at + 1], x[at + 2], x[at + 3]);
         const uint of = x_at[j] + q8_block(width, i);
         block[j] = uvec2(x[of], x[of + 1]);
     }
-    const uint first = k + w_block() * 32; // the last slice may be half a one
+    const uint first = k + w_block() * 32; // the last slice may be half
     [[unroll]] for (uint part = 0; part < 32; part += 16) {
         const Quants q = quants16(w_at, min(first, n - 32), part);
         w_codes[w_row() * STRIDE + w_block() * 2 + part / 16] = signed_codes(q.codes);
@@ -62,7 +59,7 @@ void hold_slice(uint w_at, uint x_at[X_ROUNDS], uint width, uint k, uint n) {
     }
 }
 
-// Adds the products of 16 codes of four rows of w with those of a row of x; in a row, each dot adds to the one before.
+// Adds products of 16 codes of four rows of w by a row of x.
 ivec4 add_dots(ivec4 dots, uvec4 wv[4], uvec4 xv) {
     [[unroll]] for (uint j = 0; j < 4; ++j) {
         const int v = int(xv[j]);
@@ -72,14 +69,14 @@ ivec4 add_dots(ivec4 dots, uvec4 wv[4], uvec4 xv) {
     return dots;
 }
 
-// Adds the dots of a group, of which p is the last piece, to sum[c].
+// Adds the dots of the group that ends with piece p to sum[c].
 void add_group(uint c, ivec4 dots, uint p, uint tm, uint tn) {
     const uint at = p * 16 / GROUP * TM + tm;
     const vec2 s[4] = vec2[](w_scale[at], w_scale[at + 16], w_scale[at + 32], w_scale[at + 48]);
     const uvec2 block = x_block[p / 2 * TN + tn + c * N_THREADS];
     const vec4 scale = vec4(s[0].x, s[1].x, s[2].x, s[3].x);
     precise vec4 product = scale * vec4(dots);
-    // precise, or compilers make (dots - BIAS) * scale of it
+    // precise: compilers would make (dots - BIAS) * scale of it
     if (FUSED != 0) product = fma(intBitsToFloat(dots), scale, -BIAS * scale);
 #ifdef HAS_LOW
     const vec4 value = product + vec4(s[0].y, s[1].y, s[2].y, s[3].y) * float(group_sum(block.y, p * 16 % 32));
@@ -89,8 +86,8 @@ void add_group(uint c, ivec4 dots, uint p, uint tm, uint tn) {
     sum[c] += uintBitsToFloat(block.x) * value;
 }
 
-// Adds the products of the slice. A dot of one piece is scaled at once, of two when all rows of x have theirs: the other
-// way NVK makes more moves of the former, and ANV subgroups half as wide of the latter.
+// Adds the products of the slice. A dot of one piece is scaled at once, a dot of two after all rows of x: otherwise NVK
+// emits more moves (one piece), and ANV halves the subgroup (two).
 void add_slice() {
     const uint tm = gl_LocalInvocationID.x % M_THREADS;
     const uint tn = gl_LocalInvocationID.x / M_THREADS;

@@ -1,6 +1,5 @@
-// Functions that give the same bits on every driver: precise multiplies and adds, floor, integers and nothing else.
-// Drivers round their own exp, division and root differently, and no choice may depend on that.
-// Results are a few ulp off.
+// Functions with the same bits on every driver, because choices depend on them: precise multiplies and adds, floor and
+// integers only. Drivers round exp, division and root differently. Results are a few ulp off.
 
 // a * b + c, rounded twice.
 float exact_mad(float a, float b, float c) {
@@ -14,25 +13,25 @@ float exact_mul(float a, float b) {
     return product;
 }
 
-// 1 / x for 1e-37 < x < 1e37: Newton's iteration, from 12 % off to the last bits in four steps.
+// 1 / x for 1e-37 < x < 1e37: four Newton steps from 12 % off.
 float exact_reciprocal(float x) {
     float y = uintBitsToFloat(0x7ef311c3u - floatBitsToUint(x));
     for (uint i = 0; i < 4; ++i) y = exact_mul(y, exact_mad(-x, y, 2.0));
     return y;
 }
 
-// 1 / sqrt(x) for x >= 0, a large number for 0: four steps of Newton's iteration, too, from 3 % off.
+// 1 / sqrt(x) for x >= 0, a large number for 0: four Newton steps from 3 % off.
 float exact_inverse_sqrt(float x) {
     float y = uintBitsToFloat(0x5f375a86u - (floatBitsToUint(x) >> 1));
     for (uint i = 0; i < 4; ++i) y = exact_mul(y, exact_mad(exact_mul(-0.5, exact_mul(x, y)), y, 1.5));
     return y;
 }
 
-// e^x of x kept within -87..88: 2^n times the Taylor series of what is left, within +-0.35.
+// e^x, x clamped to -87..88: 2^n times the Taylor series of the rest, within +-0.35.
 float exact_exp(float x) {
     x = min(max(x, -87.0), 88.0);
     const float n = floor(exact_mad(x, 1.4426950408889634, 0.5));
-    // ln 2 in two parts, the first of so few bits that n times it is exact
+    // ln 2 in two parts; n times the first is exact
     const float f = exact_mad(n, 2.12194440e-4, exact_mad(n, -0.693359375, x));
     float sum = exact_mad(1.0 / 5040.0, f, 1.0 / 720.0);
     sum = exact_mad(sum, f, 1.0 / 120.0);

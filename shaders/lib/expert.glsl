@@ -1,10 +1,10 @@
-// Where the matrix of an expert lies in a stack. Expert e has starts[e + 1] - starts[e] columns of its feed-forward
-// network here. With AXIS 0 (gate, up) each is a row of `side` elements; with AXIS 1 (down) the matrix has `side` rows
-// with an element for each. The including file declares AXIS and includes lib/dequant.glsl.
+// The matrix of an expert in a stack. Expert e has starts[e + 1] - starts[e] columns of its FFN on this device. AXIS 0
+// (gate, up): each is a row of `side` elements; AXIS 1 (down): `side` rows have an element for each. The including file
+// declares AXIS and includes lib/dequant.glsl.
 
 struct Expert {
     uint n, k; // rows and elements in a row
-    uint before; // columns of the experts before it in this piece of the stack
+    uint before; // columns of the experts before in this piece of the stack
 };
 
 Expert expert_of(uint begin, uint end, uint piece_begin) {
@@ -15,6 +15,6 @@ Expert expert_of(uint begin, uint end, uint piece_begin) {
 uint expert_row(Expert e, uint row) {
     return AXIS == 0
         ? row_start(e.before + row, e.k)
-        // counted in blocks, each a row of ROW_UNIT elements
+        // in blocks, each a row of ROW_UNIT elements
         : row_start(side * (e.before / ROW_UNIT) + row * (e.k / ROW_UNIT), ROW_UNIT);
 }

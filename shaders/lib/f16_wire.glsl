@@ -1,13 +1,12 @@
-// 16 bits of a float whose exponent counts from the largest of a block of 128 (vkbackend/wire.py). `bias` is the block's
-// word. In integers throughout: drivers round and flush as they like where a float becomes a half, and every device must
-// get the same bits.
+// 16-bit floats with a shared exponent per block of 128 (vkbackend/wire.py). `bias` is the block's word. Integers only:
+// drivers round floats to halves differently, and every device must get the same bits.
 
-// The word of a block, from `top`, the bits of its largest finite magnitude. It is the difference between
-// exponents of floats and of codes: the largest magnitude gets exponent 30 of 0 to 31.
+// The word of a block: float exponents minus code exponents. `top`: bits of the largest finite magnitude, which gets
+// exponent 30 of 0..31.
 uint f16_bias(uint top) { return max(top & 0x7f800000u, 0x00800000u) - (30u << 23); }
 
-// The code of a float, from its bits: ten bits of fraction, rounded to nearest, ties to even. Floats below
-// 2^-126, and those whose code would have an exponent below 1, become zero.
+// The code of a float's bits: ten bits of fraction, to nearest, ties to even. Floats below 2^-126, or with a code exponent
+// below 1, become zero.
 uint f16_bits(uint bits, uint bias) {
     const uint size = bits & 0x7fffffffu;
     uint code = 0;
@@ -16,17 +15,17 @@ uint f16_bits(uint bits, uint bias) {
     return ((bits >> 16) & 0x8000u) | code;
 }
 
-// The float of element i, from the word of its pair; exact. Rounding may have carried a largest value to the
-// next power of two, with exponent 31; where that is beyond the range of floats, it is inf.
+// The float of element i, from the word of its pair; exact. A largest value may have been rounded up to exponent 31; beyond
+// the range of floats it is inf.
 float f16_value(uint pair, uint i, uint bias) {
     const uint code = (i & 1u) == 0u ? pair << 16 : pair;
     const uint size = code >> 3 & 0x0fffe000u;
     uint bits = size == 0u ? 0u : size + bias;
-    // Codes above exponent 31 with fraction 0 are inf and NaN.
+    // Above exponent 31, fraction 0 is inf, others NaN.
     if (size > 0x0f800000u) bits = size == 0x0fc00000u ? 0x7f800000u : 0x7fc00000u;
     return uintBitsToFloat((code & 0x80000000u) | bits);
 }
 
-// Where element i of a share is, in words behind its beginning: its block's word, its pair.
+// Word offsets of element i in a share: its block's word, its pair.
 uint f16_bias_at(uint i) { return i / 128 * 65; }
 uint f16_pair_at(uint i) { return i / 2 + i / 128 + 1; }

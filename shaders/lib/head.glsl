@@ -1,8 +1,8 @@
-// A head's RMS norm and rotation, for rope and kv_store, which declare x, w, w_off, head_dim, eps and NORM.
+// A head's RMS norm and rotation. The including file declares x, w, w_off, head_dim, eps and NORM.
 
 float inverse_rms = 1.0;
 
-// Sets inverse_rms to that of the head of x that begins at word `base`. The whole workgroup takes part.
+// Sets inverse_rms, of the head of x at word `base`; the whole workgroup takes part.
 void measure(uint base) {
     float sum = 0.0;
     for (uint i = gl_LocalInvocationID.x; i < head_dim; i += LOCAL) {
@@ -12,7 +12,7 @@ void measure(uint base) {
     inverse_rms = 1.0 / sqrt(reduce_sum(sum) / float(head_dim) + eps);
 }
 
-// Element i of the head that begins at word `base`.
+// Element i of the head at word `base`.
 float normed(uint base, uint i) {
     float value = x[base + i];
     if (NORM != 0) value *= inverse_rms;

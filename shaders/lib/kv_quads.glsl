@@ -1,6 +1,5 @@
-// k_quad and v_quad: four elements of a K and of a V cache of any type. k_block_quad and v_block_quad: four elements of
-// a block of a quantized type, for callers that know where in a pair of blocks it begins. The including file declares
-// `uint k[]` and `uint v[]` and the constants K_TYPE and V_TYPE.
+// k_quad, v_quad: four elements of a K or V cache of any type. k_block_quad, v_block_quad: of a quantized block, if the
+// caller knows where it begins in a pair. The including file declares `uint k[]`, `uint v[]`, K_TYPE and V_TYPE.
 #include "lib/cache_types.glsl"
 
 #define CACHE(i) k[i]

@@ -1,4 +1,4 @@
-// Bits whose unsigned order is that of the values: both zeros are equal, NaN comes first; 0 is below all.
+// Bits in the unsigned order of the values: both zeros are equal, NaN comes first; 0 is below all.
 uint order_key(float value) {
     const uint bits = floatBitsToUint(value);
     const uint mag = bits & 0x7fffffffu;

@@ -1,17 +1,16 @@
-// Weights of the formats whose codes fit in int8, 16 elements at a time, for dot products of integers. Included after
-// dequant.glsl, which describes the blocks, and q8.glsl.
+// Weights with codes in int8, 16 elements at a time, for dot products of integers. Included after dequant.glsl, which
+// describes the blocks, and q8.glsl.
 //
 //     value = scale * (code - CODE_OFFSET) + low, low only with HAS_LOW
 //     Quants quants16(uint start, uint k, uint part)      elements k + part..k + part + 15 of a row
 //
-// k is a multiple of 32, part is 0 or 16. If part is a constant, the compiler reads and unpacks once what both parts
-// share. GROUP elements, 16 or 32, share scale and low. Codes are in 0..CODE_END - 1, with SIGNED_CODES in
-// -CODE_END..CODE_END - 1. CODES_ONLY is for shaders that turn codes into floats: there are no dot products then, and
-// formats whose codes do not fit in int8 define NO_CODES.
+// k is a multiple of 32, part is 0 or 16; if it is a constant, the compiler unpacks shared bits once. GROUP
+// elements, 16 or 32, share scale and low. Codes are in 0..CODE_END - 1, with SIGNED_CODES in -CODE_END..CODE_END - 1.
+// CODES_ONLY: codes become floats, without dot products; formats whose codes do not fit in int8 define NO_CODES.
 #ifndef CODES_ONLY
 #extension GL_EXT_spirv_intrinsics : require
 
-// OpSDot of packed vectors: the sum of the products of four int8 each.
+// OpSDot of packed vectors.
 spirv_instruction(extensions = ["SPV_KHR_integer_dot_product"], capabilities = [6018, 6019], id = 4450)
 int dot4(int a, int b, spirv_literal int four_bytes);
 
@@ -22,11 +21,11 @@ int dot16(uvec4 a, uvec4 b) {
 #endif
 
 struct Quants {
-    uvec4 codes; // int8 each, element k + part + i in byte i
+    uvec4 codes; // int8 of elements k + part + i
     float scale, low;
 };
 
-// The 16 bytes from address `at` on. If blocks are multiples of 16 bytes, so is `at`.
+// 16 bytes from address `at`, a multiple of 16 if block sizes are.
 uvec4 u128_at(uint at) {
     const uint first = at >> 2;
     if (BLOCK_NBYTES % 16 == 0) return words4_at(first);
@@ -39,13 +38,13 @@ uvec4 u128_at(uint at) {
 
 uvec4 bytes_of(uvec4 words, uint shift, uint mask) { return (words >> shift) & (mask * 0x01010101u); }
 
-// 16 bits as bytes of 0 or 1.
+// 16 bits as bytes 0 or 1.
 uvec4 spread16(uint bits) { return (((uvec4(bits) >> uvec4(0, 4, 8, 12)) & 15u) * 0x00204081u) & 0x01010101u; }
 
 #if defined(TYPE_IQ4_NL) || defined(TYPE_IQ4_XS) || defined(TYPE_MXFP4)
 uint pick(uint mask, uint a, uint b) { return (a & mask) | (b & ~mask); }
 
-// Of every nibble: bit i of word j and bit j of word i change places.
+// In every nibble: bit i of word j and bit j of word i change places.
 uvec4 transposed(uvec4 v) {
     const uint even = 0x55555555u, low = 0x33333333u;
     const uvec4 a = uvec4(pick(even, v.x, v.y << 1), pick(even, v.x >> 1, v.y), pick(even, v.z, v.w << 1),
@@ -54,9 +53,9 @@ uvec4 transposed(uvec4 v) {
         pick(low, a.y >> 2, a.w));
 }
 
-// The values of values4 for 32 codes at once, as logic. Word j of `q` has bit j of every code; `low` has bits 0..3 of
-// the values (two's complement) in the same way, `high` bits 4..7. The formulas were found by search: selecting every
-// value from constants took three times as many instructions.
+// values4 of 32 codes at once, as logic. Word j of `q` has bit j of every code; `low` likewise bits 0..3 of the values
+// (two's complement), `high` bits 4..7. A search found the formulas; selecting from constants took three times the
+// instructions.
 void value_bits(uvec4 q, out uvec4 low, out uvec4 high) {
 #ifdef TYPE_MXFP4
     const uint both = q.x & q.z, negative = q.w & (q.x | q.y | q.z);
@@ -83,7 +82,7 @@ void value_bits(uvec4 q, out uvec4 low, out uvec4 high) {
 #endif
 }
 
-// The values of 16 codes, which are the nibbles at bit `shift` (0 or 4) of the bytes of `words`.
+// The values of 16 codes, the nibbles at bit `shift` (0 or 4) of the bytes of `words`.
 uvec4 looked_up(uvec4 words, uint shift) {
     uvec4 low, high;
     value_bits(transposed(words), low, high);
@@ -230,12 +229,12 @@ Quants quants16(uint start, uint k, uint part) {
 
 #ifndef CODES_ONLY
 
-// Codes less CODE_OFFSET, as int8: each byte by itself, as code + 128 - CODE_OFFSET fits in one.
+// int8 of code - CODE_OFFSET; bytes do not carry, as code + 128 - CODE_OFFSET fits in one.
 uvec4 signed_codes(uvec4 codes) {
     return CODE_OFFSET == 0 ? codes : (codes + uint(128 - CODE_OFFSET) * 0x01010101u) ^ 0x80808080u;
 }
 
-// The elements k..k+GROUP-1 of a row, k a multiple of GROUP: they share a scale.
+// Elements k..k+GROUP-1 of a row, which share a scale.
 struct Group {
     uvec4 codes[GROUP / 16];
     float scale, low;
@@ -251,10 +250,10 @@ Group group_at(uint start, uint k) {
     return group;
 }
 
-// The sum of GROUP codes of x from element k on; x_sums are the two sums of its block.
+// The sum of GROUP codes of x from element k on; x_sums: the two sums of its block.
 int group_sum(uint x_sums, uint k) { return GROUP == 32 ? q8_sum32(x_sums) : q8_sum16(x_sums, k); }
 
-// The sum of a group's products with the codes of x, which add up to `x_sum`. The scale of x is left to the caller.
+// The sum of a group's products with the codes of x, whose sum is `x_sum`. The caller applies the scale of x.
 float product(Group group, uvec4 x_codes[GROUP / 16], int x_sum) {
     int dots = dot16(group.codes[0], x_codes[0]);
     if (GROUP == 32) dots += dot16(group.codes[GROUP / 16 - 1], x_codes[GROUP / 16 - 1]);

@@ -1,17 +1,17 @@
-// The rows of a step that attn_prefill takes, in tiles of TQ rows of one run, found by walking the run table. Included
-// after lib/step.glsl; the including file declares TQ, HEAD_V, `y` and the push constants of attn_prefill.
+// The rows of attn_prefill in tiles of TQ rows of one run. Included after lib/step.glsl; the including file declares TQ,
+// HEAD_V, `y` and the push constants of attn_prefill.
 
 struct QueryTile {
     uint slot;
     uint first_row;
     uint first_pos;
-    uint n; // rows; 0 after the last tile: the TQ rows from first_row on belong to no run
+    uint n; // rows; 0 after the last tile: rows from first_row on belong to no run
 };
 
 QueryTile find_query_tile(uint number) {
     uint tile = number;
-    for (uint r = step_n_decode(); r < step_n_runs(); ++r) { // those before have one row each, and are attn_decode's
-        const uvec4 run = step_params.runs[r]; // slot, first_row, n_rows, first_pos
+    for (uint r = step_n_decode(); r < step_n_runs(); ++r) { // attn_decode has the runs before, of one row each
+        const uvec4 run = step_params.runs[r];
         const uint n_tiles = (run.z + TQ - 1) / TQ;
         if (tile < n_tiles) return QueryTile(run.x, run.y + tile * TQ, run.w + tile * TQ, min(run.z - tile * TQ, TQ));
         tile -= n_tiles;

@@ -1,13 +1,12 @@
-// Sum over the workgroup in shared memory: the order is fixed, so the result is the same every run.
+// Sum over the workgroup in shared memory, in a fixed order.
 
-// Two trees, which calls use in turn. So a thread may begin a call while others still read the result of the
-// last one. The third call uses the first tree again; by then all threads have passed the barriers of the
-// second.
+// Calls alternate between two trees: a thread may begin a call while others read the last result. Before a tree is used
+// again, all threads have passed the barriers of the call between.
 shared float reduce_tree[2 * LOCAL];
 uint reduce_at = 0;
 
-// The sum of `value` over all invocations, returned to each of them. Uniform control flow only. Workgroups of more than
-// 32 add in two steps, each of them many reads at once, in place of a barrier per level.
+// The sum of `value` over all invocations. Uniform control flow only. Workgroups of more than 32 add in two steps of many
+// reads each, instead of a barrier per level.
 float reduce_sum(float value) {
     const uint thread = gl_LocalInvocationID.x;
     const uint root = reduce_at;

@@ -1,7 +1,6 @@
-// Which elements of a row a thread takes: FIRST * lane + u * NEXT for u < EACH, then the same EACH * LOCAL further on.
-// For floats, neighbouring threads take neighbouring elements. For 8 bits (OUT_Q8), a thread takes four in a row, as
-// lib/quantize.glsl packs them.
-// The including file declares BATCH and y.
+// The elements of a row that a thread takes: FIRST * lane + u * NEXT for u < EACH, then EACH * LOCAL further on. Floats:
+// neighbours take neighbouring elements. OUT_Q8: four in a row, as lib/quantize.glsl packs them. The including file
+// declares BATCH and y.
 #ifdef OUT_Q8
 #define Q8_QUADS 2
 #include "lib/quantize.glsl"

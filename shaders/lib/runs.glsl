@@ -1,13 +1,12 @@
-// Work on runs (rows of one sequence) in tiles of rows, and where their recurrent state is. Include it
-// after lib/step.glsl.
+// Runs (rows of one sequence) in tiles of rows, and their recurrent state. Included after lib/step.glsl.
 
 struct Tile {
-    uvec4 run; // slot, first_row, n_rows, first_pos; n_rows 0: there is no such tile
-    uint first; // row of the tile within the run
+    uvec4 run; // slot, first_row, n_rows, first_pos; n_rows 0: no such tile
+    uint first; // row in the run
     uint n; // rows of the tile
 };
 
-// Tile number `tile` when every run is cut into tiles of `size` rows, the last of them shorter.
+// Tile number `tile` if every run is cut into tiles of `size` rows.
 Tile find_tile(uint tile, uint size) {
     for (uint r = 0; r < step_n_runs(); ++r) {
         const uvec4 run = step_params.runs[r];
@@ -18,7 +17,7 @@ Tile find_tile(uint tile, uint size) {
     return Tile(uvec4(0), 0, 0);
 }
 
-// The state cells that a run reads and writes; a sequence that begins reads none: its state is zero.
+// The state cells that a run reads and writes; the first run of a sequence reads none.
 uint cell_from(uvec4 run) { return step_params.rows[run.y].w & 0xFFFFu; }
 
 uint cell_to(uvec4 run) { return step_params.rows[run.y].w >> 16; }

@@ -1,6 +1,6 @@
 // log(1 + e^x), as exact as rounding allows for every x.
 
-// log(1 + e), exact to rounding also where 1 + e loses most of e
+// log(1 + e), exact also if 1 + e loses most of e
 float log1p(float e) {
     precise const float u = 1.0 + e;
     precise const float rest = u - 1.0;

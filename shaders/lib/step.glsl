@@ -1,5 +1,4 @@
-// StepParams: what changes from token to token. Layout of vkbackend/step.py; always the op's last binding.
-// The including file defines STEP_BINDING.
+// StepParams: what changes from token to token, in the layout of vkbackend/step.py; the op's last binding, STEP_BINDING.
 
 const uint CELL_BLOCK = 32; // positions per entry of the cell table
 
@@ -16,8 +15,7 @@ uint step_n_runs() { return step_params.header.y; }
 
 uint step_n_outputs() { return step_params.header.z; }
 
-// How many rows attn_decode takes, counted from the first row. attn_prefill takes the others. In a step with
-// both kinds, the runs of one row each come first, and these are attn_decode's.
+// attn_decode takes the first rows, attn_prefill the others: runs of one row each come first.
 uint step_n_decode() { return step_params.header.w; }
 
 uint step_output(uint i) { return step_params.outputs[i >> 2][i & 3u]; }

@@ -1,8 +1,8 @@
-// tanh that neither overflows nor cancels: drivers' own is short of bits near 0 or infinite beyond 88.
+// tanh without overflow or cancellation: drivers lose bits near 0 or give inf beyond 88.
 
 float tanh_safe(float x) {
     const float a = abs(x);
-    if (a < 1.0) { // the continued fraction of Lambert, 2e-9 off at 1
+    if (a < 1.0) { // Lambert's continued fraction, 2e-9 off at 1
         const float s = x * x;
         return x * (135135.0 + s * (17325.0 + s * (378.0 + s))) / (135135.0 + s * (62370.0 + s * (3150.0 + s * 28.0)));
     }

@@ -1,16 +1,16 @@
-// Tiles of a product of matrices, the same for all ops that stage them in shared memory: 16 RM rows of w by 8 RN rows
-// of x, slices of TK elements of k. The including file declares RM and RN and includes lib/dequant.glsl.
+// Tiles of a product staged in shared memory: 16 RM rows of w by 8 RN rows of x, slices of TK elements of k. The
+// including file declares RM and RN and includes lib/dequant.glsl.
 
 const uint M_THREADS = 16;
 const uint N_THREADS = 8; // LOCAL is M_THREADS * N_THREADS
 const uint TM = M_THREADS * RM; // rows of w in a tile
 const uint TN = N_THREADS * RN; // rows of x
-const uint TK = 128 / RM; // elements of k in a slice: at most 13.3 KiB of floats in shared memory
+const uint TK = 128 / RM; // at most 13.3 KiB of floats per slice
 const uint QM = RM / 4;
-const uint W_STRIDE = TM / 4 + 1; // in vec4, odd, so that the transposing writes spread over the banks
-const uint X_STRIDE = TN + 4; // a multiple of 4, so that a thread's values are one wide read
+const uint W_STRIDE = TM / 4 + 1; // in vec4, odd: the transposing writes spread over the banks
+const uint X_STRIDE = TN + 4; // a multiple of 4: a thread's values are one wide read
 
-// Elements kk..kk+3 of rows i..i+3 of w, a column for each element; zeros beyond k, rows repeated beyond n.
+// Elements kk..kk+3 of rows i..i+3 of w, a column for each element; zeros beyond k, the last row repeats.
 mat4 w_quad(uint i, uint kk, uint n, uint k) {
     mat4 rows;
     for (uint j = 0; j < 4; ++j) rows[j] = dequant4_tail(row_start(min(i + j, n - 1), k), kk, k);

@@ -1,22 +1,21 @@
-// Attention of a tile of rows on matrix units, for attn_prefill_coop and attn_decode_coop: q, k, v and the probabilities
-// become halves, sums are floats. A tile has ROW_GROUPS groups of M rows, and each group has V_PARTS subgroups. To score a
-// block, these divide its keys among them; to sum p * v, the dimensions of V. Scores meet in shared memory, where a row's
-// invocations scale and mask them and find the maximum. The output stays in matrices; a matrix of the rows' factors
-// rescales them. The including file fills q_tile, and for each block k_tile and v_tile; a barrier stands between its steps.
-// It declares the constants and the push constants, and put(row, d, value), which takes the results.
+// Attention of a tile of rows on matrix units: q, k, v and probabilities are halves, sums floats. A tile has ROW_GROUPS
+// groups of M rows, a group V_PARTS subgroups, which divide the keys of a block for scores and the dimensions of V for p
+// * v. Scores meet in shared memory, where a row's invocations scale, mask and find the maximum. The output stays in
+// matrices; a matrix of the rows' factors rescales it. The including file declares constants and push constants, fills
+// q_tile, and k_tile and v_tile for each block, puts a barrier between steps, and defines put.
 void put(uint row, uint d, float value); // dimension d of a row of the tile
 
 const uint TQ = M * ROW_GROUPS; // rows of a tile
 const uint K_QUADS = HEAD_K / 4;
 const uint V_QUADS = HEAD_V / 4;
-const uint PARTS = V_PARTS * (LANES / M); // invocations of a row
-const uint FK = CELL_BLOCK / N / V_PARTS; // matrices of scores of a subgroup
-const uint FV = HEAD_V / N / V_PARTS; // and of its output
-const uint EACH = CELL_BLOCK / PARTS; // keys of an invocation
-// Rows in QUADs, an odd number of 16 bytes apart: eight of them begin at different banks.
+const uint PARTS = V_PARTS * (LANES / M); // invocations per row
+const uint FK = CELL_BLOCK / N / V_PARTS; // matrices of scores per subgroup
+const uint FV = HEAD_V / N / V_PARTS; // of its output
+const uint EACH = CELL_BLOCK / PARTS; // keys per invocation
+// Row strides in QUADs: an odd number of 16 bytes, so that eight rows begin at different banks.
 const uint Q_STRIDE = K_QUADS + 2;
 const uint K_STRIDE = K_QUADS + 2;
-const uint P_STRIDE = CELL_BLOCK / 4 + 2; // of probabilities, and of V
+const uint P_STRIDE = CELL_BLOCK / 4 + 2; // probabilities, and V
 const uint K_SIZE = CELL_BLOCK * K_STRIDE;
 const uint V_SIZE = HEAD_V * P_STRIDE;
 const uint S_STRIDE = CELL_BLOCK + 4; // floats
@@ -24,7 +23,7 @@ const uint S_STRIDE = CELL_BLOCK + 4; // floats
 shared QUAD q_tile[TQ * Q_STRIDE]; // [row][dimension]
 shared QUAD kv_tile[K_SIZE > V_SIZE ? K_SIZE : V_SIZE]; // K as [key][dimension], then V as [dimension][key]
 shared QUAD p_tile[TQ * P_STRIDE]; // [row][key]
-shared float s_tile[TQ * S_STRIDE]; // [row][key]; then a matrix of factors, or of results, [row][N] of each subgroup
+shared float s_tile[TQ * S_STRIDE]; // [row][key]; then factors, or results, [row][N] of each subgroup
 shared float part_of[LOCAL];
 
 QUAD half_quad(vec4 value) { return quad_of(clamp(value, -65504.0, 65504.0)); }
@@ -39,11 +38,11 @@ QUAD v_halves(uint i) {
     return quad_of(uvec2(v[v_off + 2 * i], v[v_off + 2 * i + 1]));
 }
 
-// ---- where an invocation is in the tile ----
+// ---- the invocation's place in the tile ----
 
 uint v_part() { return gl_SubgroupID % V_PARTS; }
 
-uint own() { return gl_SubgroupID / V_PARTS * M; } // where the rows of its subgroup begin
+uint own() { return gl_SubgroupID / V_PARTS * M; } // first row of its subgroup
 
 uint lane_part() { return gl_SubgroupInvocationID / M; }
 
@@ -51,10 +50,10 @@ uint key_part() { return v_part() * (LANES / M) + lane_part(); } // of the PARTS
 
 uint row_of_tile() { return own() + gl_SubgroupInvocationID % M; }
 
-// Where its subgroup's factors are, and its results.
+// The subgroup's factors and results.
 uint staged() { return own() * S_STRIDE + v_part() * M * N; }
 
-// Of part_of: what the PARTS of its row say, M apart.
+// The first of the row's PARTS values in part_of, M apart.
 uint parts() { return gl_SubgroupID / V_PARTS * PARTS * M + gl_SubgroupInvocationID % M; }
 
 // ---- a block of keys ----
@@ -72,7 +71,7 @@ void score_keys() {
     MATRIX_SUM score[FK];
     [[unroll]] for (uint g = 0; g < FK; ++g) score[g] = MATRIX_SUM(0.0);
     const uint own_q = own() * Q_STRIDE;
-    // The bounds of this loop and of V's are no constants, or drivers unroll all of it and take minutes to compile.
+    // The bounds of this loop and of V's are not constants, or drivers unroll all of it and take minutes to compile.
     for (uint first = own_q; first < own_q + K_QUADS; first += UNROLL * K / 4) {
         [[unroll]] for (uint u = 0; u < UNROLL; ++u) {
             const uint at = first + u * K / 4;
@@ -90,14 +89,13 @@ void score_keys() {
     }
 }
 
-// Probabilities of the scores, for the keys from position `begin` up to the row's own, `end`, of the block at block_pos.
-// One barrier stands within.
+// Probabilities of the keys from position `begin` to the row's own, `end`, of the block at block_pos. Contains one barrier.
 void weigh_keys(uint block_pos, uint begin, uint end) {
     float s[EACH];
     float top = NEG_LARGE;
     [[unroll]] for (uint i = 0; i < EACH; ++i) {
-        // Where every key so far is masked the maximum is NEG_LARGE and what is summed is finite; the first key
-        // that is not wipes it out, because exp(NEG_LARGE - m) is 0.
+        // While every key is masked, the maximum is NEG_LARGE and sums are finite; the first key that is not masked clears
+        // them: exp(NEG_LARGE - m) is 0.
         const uint key_pos = block_pos + key_part() * EACH + i;
         const bool masked = key_pos > end || key_pos < begin;
         s[i] = s_tile[row_of_tile() * S_STRIDE + key_part() * EACH + i] * scale;
@@ -122,7 +120,7 @@ void weigh_keys(uint block_pos, uint begin, uint end) {
     [[unroll]] for (uint c = 0; c < N; c += LANES / M) s_tile[factors + c] = rescale;
 }
 
-// Adds p * v of the keys from `at` on, in p_tile.
+// Adds p * v of the keys of p_tile from `at` on.
 void add_round(uint at) {
     [[unroll]] for (uint u = 0; u < UNROLL; ++u) {
         MATRIX_A rows;
@@ -142,14 +140,14 @@ void add_values() {
     LOAD_ROWS(factors, s_tile, staged(), N);
     [[unroll]] for (uint g = 0; g < FV; ++g) SCALE_BY(sum[g], factors);
     const uint first = own() * P_STRIDE;
-    if (UNROLL * K == CELL_BLOCK) { // a loop of one round would move all sums from registers to registers
+    if (UNROLL * K == CELL_BLOCK) { // a loop of one round would copy all sums between registers
         add_round(first);
     } else {
         for (uint at = first; at < first + CELL_BLOCK / 4; at += UNROLL * K / 4) add_round(at);
     }
 }
 
-// ---- behind the last block ----
+// ---- after the last block ----
 
 // Makes l the sum over all keys of the row.
 void join_sums() {
@@ -160,8 +158,7 @@ void join_sums() {
     [[unroll]] for (uint i = 0; i < PARTS; ++i) l += part_of[parts() + i * M];
 }
 
-// Puts the row's results, times `factor`. Which value an invocation holds is the driver's matter: they go through shared
-// memory.
+// Puts the results times `factor`, through shared memory: the driver decides which values an invocation holds.
 void put_results(float factor) {
     [[unroll]] for (uint g = 0; g < FV; ++g) {
         STORE_ROWS(sum[g], s_tile, staged(), N);

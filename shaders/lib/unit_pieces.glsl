@@ -1,15 +1,15 @@
-// Blocks of K and V on their way from the cache through registers to the tiles of lib/unit_attention.glsl. The including file
-// declares the caches also as `uint k1[]`, `uvec4 k4[]` and `uint v1[]`, `uvec4 v4[]`. A driver may read what is readonly
-// only where it is used (RADV does), so these are not. It also declares KEEPS: whether places stay in registers.
+// Blocks of K and V on their way from the cache through registers to the tiles of lib/unit_attention.glsl. The including
+// file declares the caches also as `uint k1[]`, `uvec4 k4[]`, `uint v1[]`, `uvec4 v4[]`, not readonly (RADV may move
+// readonly loads down to their use), and KEEPS: whether places stay in registers.
 
 // ---- pieces of eight elements ----
 
 const uint K_PIECES = HEAD_K / 8;
 const uint V_PIECES = HEAD_V / 8;
-const uint K_ROUNDS = (CELL_BLOCK * K_PIECES + LOCAL - 1) / LOCAL; // pieces of an invocation
+const uint K_ROUNDS = (CELL_BLOCK * K_PIECES + LOCAL - 1) / LOCAL; // per invocation
 const uint V_KEYS = CELL_BLOCK / 4; // fours of keys
-const uint V_ROUNDS = (V_KEYS * V_PIECES + LOCAL - 1) / LOCAL; // pieces of four keys
-const bool K_EVEN = LOCAL % K_PIECES == 0; // an invocation's pieces are at the same place of some keys
+const uint V_ROUNDS = (V_KEYS * V_PIECES + LOCAL - 1) / LOCAL; // of four keys
+const bool K_EVEN = LOCAL % K_PIECES == 0; // an invocation's pieces are at the same place of their keys
 // Codes become halves when they are stored. Of two blocks of Q8_0, which are 17 words, the second has its codes at words.
 // With heads of whole pairs the place in a head tells which one it is. (Conditions have names: glslang makes a constant of
 // && between names only.)
@@ -28,12 +28,12 @@ uint k_column(uint j) { return (K_EVEN ? gl_LocalInvocationID.x : gl_LocalInvoca
 
 uint v_column(uint j) { return (gl_LocalInvocationID.x + j * LOCAL) / V_KEYS; }
 
-bool is_second(uint piece) { return (piece / 4) % 2 == 1; } // of a pair of blocks
+bool is_second(uint piece) { return (piece / 4) % 2 == 1; } // in a pair of blocks
 
-// Where piece i of a cache is: the first of the three words around its eight codes, else as many 16 bytes of halves.
+// Where piece i of a cache is: the first of three words around its eight codes, or 16 bytes of halves.
 uint place(uint i, bool codes) { return codes ? i / 8 * Q8_0_HALVES + i / 4 % 2 * (Q8_0_HALVES / 2) + 2 * (i % 4) : i; }
 
-// Eight halves, or the three words and the one with the scale.
+// Eight halves, or the three words and the word of the scale.
 uvec4 k_piece(uint at, uint column) {
     if (K_TYPE == CACHE_F16) return k4[k_off / 4 + at];
     if (!K_CODES) return uvec4(words_of(k_halves(2 * at)), words_of(k_halves(2 * at + 1)));
@@ -48,7 +48,7 @@ uvec4 v_piece(uint at, uint column) {
     return uvec4(v1[word], v1[word + 1], v1[word + 2], v1[word - 2 * (column % 4)]);
 }
 
-// Elements 0, 2, 1, 3 of four codes c + 128: as a half 0x6400 | c is 1,024 + c.
+// Elements 0, 2, 1, 3 of four codes c + 128: the half 0x6400 | c is 1,024 + c.
 uvec2 halves_of_codes(uint codes, f16vec2 d) {
     const uvec2 pairs = uvec2(codes, codes >> 8) & 0x00FF00FFu | 0x64006400u;
     const f16vec2 zero = f16vec2(1152.0);
@@ -65,13 +65,13 @@ uvec4 halves_of_held(uvec4 held, bool second) {
 
 // ---- blocks of keys ----
 
-uint k_stride, v_stride; // of places, from key to key
+uint k_stride, v_stride; // from key to key
 uint own_head; // of K and V
-uint k_own[K_ROUNDS], v_own[V_ROUNDS]; // an invocation's first places
+uint k_own[K_ROUNDS], v_own[V_ROUNDS]; // first places
 uvec4 k_held[K_ROUNDS], v_held[4 * V_ROUNDS];
 
 uint k_place(uint j) {
-    const uint key = min(k_key(j), CELL_BLOCK - 1); // surplus invocations read what others read
+    const uint key = min(k_key(j), CELL_BLOCK - 1); // surplus invocations repeat the last key
     return key * k_stride + place(own_head * K_PIECES + k_column(j), K_CODES);
 }
 
@@ -100,7 +100,7 @@ void store_k_round(uint j) {
     kv_tile[at + 1] = quad_of(halves.zw);
 }
 
-// The whole block is read, since all of it is memory of the cache: scores of keys that are not seen are masked.
+// The whole block is memory of the cache; scores of keys that are not seen are masked.
 void hold_k(uint cell) {
     [[unroll]] for (uint j = 0; j < K_ROUNDS; ++j) hold_k_round(cell, j);
 }
@@ -119,8 +119,8 @@ void hold_v(uint cell) {
     }
 }
 
-// And turns them: a column of V then lies in a row, as the units read it. Keys that are not seen become zeros, since 0
-// times what was never written may be NaN.
+// Transposes V: the units read columns as rows. Keys that are not seen become zeros, since 0 times unwritten memory may
+// be NaN.
 void store_v(uint first_valid, uint n_valid) {
     const uint keys = gl_LocalInvocationID.x % V_KEYS;
     if (first_valid > 0 || n_valid < CELL_BLOCK) {
