@@ -28,7 +28,6 @@ layout(set = 0, binding = 5) writeonly buffer Part { float part[]; };
 #include "lib/step.glsl"
 #include "lib/cells.glsl"
 #include "lib/kv_quads.glsl"
-#include "lib/row_attention.glsl"
 
 shared uint key_cells[2 * CELL_BLOCK]; // of this block and the one before, in turn: some threads may still read that
 uint half_of; // where this block's cells begin
@@ -52,3 +51,5 @@ uint cell_of(uint j) { return key_cells[half_of + j]; }
 float capped(float score) { return score; }
 
 float inverse_sum(float m, float sum, uint head) { return 1.0 / sum; }
+
+#include "lib/row_attention.glsl"

@@ -31,7 +31,6 @@ layout(set = 0, binding = 5) writeonly buffer Part { float part[]; };
 #include "lib/kv_quads.glsl"
 #include "lib/tanh.glsl"
 #include "lib/sinks.glsl"
-#include "lib/row_attention.glsl"
 
 uint n_keys_of(uint row) { return row < step_n_decode() ? step_params.rows[row].x + 1 : 0; }
 
@@ -48,3 +47,5 @@ void open_block(uint slot, uint block, uint n_keys) { cell = block_cell(slot, bl
 uint cell_of(uint j) { return cell + j; }
 
 float capped(float score) { return soft_cap(score, softcap); }
+
+#include "lib/row_attention.glsl"
