@@ -141,15 +141,10 @@ class Channel:
         for its other requests, too."""
         awaited: list[tuple[int, Answer]] = []
         wakers: set[Waker] = set()
-        for id_, token in zip(news.ids, news.tokens, strict=True):
+        for id_, answer in zip(news.ids, news.answers, strict=True):
             if id_ in self._awaited:
-                awaited.append((id_, token))
-            elif waker := self._put(id_, token):
-                wakers.add(waker)
-        for event in news.events:
-            if event.id in self._awaited:
-                awaited.append((event.id, event))
-            elif waker := self._put(event.id, event):
+                awaited.append((id_, answer))
+            elif waker := self._put(id_, answer):
                 wakers.add(waker)
         for id_, answer in awaited:
             self._awaited.discard(id_)

@@ -263,7 +263,7 @@ def serve(
                 request = inbox.get(not engine.busy or timeout is not None, timeout)
             except Empty:
                 if news := engine.step():
-                    conn.send((news.ids, news.tokens, news.events))
+                    conn.send((news.ids, news.answers))
                 continue
             if isinstance(request, Close):
                 break

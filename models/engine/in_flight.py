@@ -1,5 +1,5 @@
-"""Steps on their way: begun, but their output rows are not read yet. A pipeline over hosts has one step per
-host, each with other sequences, so that all hosts compute. Otherwise there is one step at a time."""
+"""Steps in flight: begun, but their output rows are not read yet. A pipeline over nodes has one step per
+node, each with other sequences, so that all nodes compute. Otherwise one step is in flight at a time."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from vkbackend.meta.step_kind import Wanted
 from vkbackend.models.engine.sequence import Batch
+from vkbackend.models.engine.step_times import Mark
 from vkbackend.models.placement.layout import Layout
 from vkbackend.step import Run
 
@@ -29,25 +30,12 @@ class Launched(NamedTuple):
     place: int
 
 
-class Mark(NamedTuple):
-    """A moment: time.perf_counter(), how many steps were recorded until then, and the seconds recording
-    took."""
-
-    at: float
-    n_recorded: int
-    record_s: float
-
-    def until(self, later: Mark) -> float:
-        """Seconds until `later`, without recording and compiling, which happen once per kind of step."""
-        return later.at - self.at - (later.record_s - self.record_s)
-
-
 @dataclass(slots=True)
-class Flight:
-    """A step as the engine sees it: its batch, the runner's handle (`step`), when it began, its rows."""
+class StepInFlight:
+    """A step as the engine sees it. `handle` is the runner's."""
 
     batch: Batch
-    step: Any
+    handle: Any
     began: Mark
     n_rows: int
     n_decode: int

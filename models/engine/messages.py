@@ -219,21 +219,22 @@ class Event:
     error: ErrorData | None = None
 
 
+Answer = Event | int  # an int: the next token, and nothing else
+
+
 @dataclass(slots=True)
 class News:
-    """The results of a step, or of several if a request made them land. Request `ids[i]` gets `tokens[i]`, if
-    its caller already knows the slot and gets nothing else; everything else is in `events`, which come after
-    `tokens`."""
+    """Answers in order: request `ids[i]` gets `answers[i]`."""
 
     ids: list[int] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.ids or self.events)
+        return bool(self.ids)
 
-
-Answer = Event | int  # an int: the next token, and nothing else
+    def add(self, event: Event) -> None:
+        self.ids.append(event.id)
+        self.answers.append(event)
 
 
 def is_last(answer: Answer) -> bool:

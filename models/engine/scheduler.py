@@ -1,13 +1,13 @@
 """Which request runs in which slot, and which rows the next step has.
 
-Sequences that decode come first, one row each; prompts share what the budget leaves. A request starts behind
-the beginning that is already stored. When the cache has no block left, the youngest request is preempted; its
-work is found in the cache later, or computed again.
+Sequences that decode come first, one row each; prompts share the rest. A request skips the prefix that is
+cached. When the cache has no block left, the youngest request is preempted. It runs again later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from vkbackend.models.engine.blocks import Copy, Node, SlotContent
 from vkbackend.models.engine.budget import PrefillBudget
@@ -21,7 +21,6 @@ COMPARED = 256  # tokens compared at once
 
 
 def _turn(sequence: Sequence) -> tuple[int, int]:
-    """Who waited longest comes first."""
     return sequence.served, sequence.number
 
 
@@ -33,6 +32,38 @@ def n_common(a: list[int], b: list[int], most: int) -> int:
         if a[begin:end] != b[begin:end]:
             return next(i for i in range(begin, end) if a[i] != b[i])
     return most
+
+
+@dataclass(slots=True)
+class RowsLeft:
+    """The rows of a step that are not given away yet. `n_decode` sequences that decode are still to come: one
+    row and one output are kept for each."""
+
+    n: int
+    n_prompt: int  # how many of them prompts may have
+    n_outputs: int
+    n_decode: int
+
+    def rows_for(self, sequence: Sequence, decodes: bool, is_recurrent: bool) -> int:
+        """How many rows a sequence gets now."""
+        n = min(sequence.n_wanted, self.n, max(1, self.n - self.n_decode))
+        if not decodes:
+            n = min(n, self.n_prompt)
+            # Recurrent layers resume where a state was kept, so a prompt pauses after its last full block.
+            start, last = sequence.n_stored, (len(sequence.tokens) - 1) // CELL_BLOCK * CELL_BLOCK
+            if is_recurrent and start < last < start + n:
+                n = last - start
+        n_outputs = min(self.n_outputs, max(1, self.n_outputs - self.n_decode))
+        if sequence.n_outputs(n) <= n_outputs:
+            return n
+        if isinstance(sequence.request, Logits):
+            return min(n, n_outputs)
+        return n - (self.n_outputs == 0)  # the last row of a prompt waits for a step with an output
+
+    def take(self, n: int, n_outputs: int, decodes: bool) -> None:
+        self.n -= n
+        self.n_prompt -= 0 if decodes else n
+        self.n_outputs -= n_outputs
 
 
 class Scheduler:
@@ -54,18 +85,18 @@ class Scheduler:
     ) -> None:
         self.cache, self.waiting, self.budget = cache, Waiting(), budget or PrefillBudget()
         self.running: list[Sequence] = []
-        self.contents = [SlotContent() for _ in range(n_slots)]  # what their last sequence left in idle slots
+        self.contents = [SlotContent() for _ in range(n_slots)]  # of idle slots
         self.free = set(range(n_slots))
         self.n_preempted = 0
         self._n_ubatch, self._max_outputs = n_ubatch, max_outputs
         self._resume_at, self._copy_blocks = resume_at, copy_blocks
         self._is_recurrent, self._share = is_recurrent, share
-        self._is_blocked = False  # the next request found no blocks, and none were given back since
+        self._is_blocked = False  # the next request needs blocks, and none were freed since
 
     # ---- slots ----
 
     def content(self, slot: int) -> SlotContent:
-        """What a slot holds, whether a sequence is at work in it or not."""
+        """What a slot holds, whether a sequence runs in it or not."""
         for sequence in self.running:
             if sequence.slot == slot:
                 n = sequence.n_stored
@@ -75,8 +106,8 @@ class Scheduler:
         return self.contents[slot]
 
     def admit(self) -> None:
-        """Start waiting requests while there are free slots and blocks. If a device raises, so does this, and
-        the request stays in the queue."""
+        """Start waiting requests while slots and blocks are free. Raises the errors of devices; the request
+        then stays in the queue."""
         while self.free and not self._is_blocked and (first := self.waiting.pop(self.free)) is not None:
             is_in = False
             try:
@@ -87,20 +118,20 @@ class Scheduler:
             self._is_blocked = not is_in
 
     def _start(self, sequence: Sequence) -> bool:
-        """Give a sequence a slot and blocks for its tokens; False where there are no blocks."""
+        """Give a sequence a slot and blocks for its tokens; False if no blocks are left."""
         tokens, wanted = sequence.tokens, sequence.wanted_slot
         path = self.cache.match(tokens[: sequence.sharable + 1]) if self._share else []
         idle = self.cache.idle() if wanted is None else [wanted]
         slot, n = -1, 0
         if self._share or wanted is not None:
-            slot, n = self._own(idle, tokens, sequence.sharable, path)
+            slot, n = self._longest(idle, tokens, sequence.sharable, path)
         if n <= CELL_BLOCK * len(path):
             slot, n = idle[0], CELL_BLOCK * len(path)
             self.cache.begin(slot, path)
         else:
             self.cache.claim(slot)
             copies = self.cache.cut(slot, n)
-            if copies is None:  # what the slot held is gone, and its blocks are there now
+            if copies is None:  # the slot was dropped, which freed its blocks
                 self._leave(slot, SlotContent())
                 return self._start(sequence)
             if copies:
@@ -116,9 +147,9 @@ class Scheduler:
         self.running.append(sequence)
         return True
 
-    def _own(self, idle: list[int], tokens: list[int], most: int, path: list[Node]) -> tuple[int, int]:
-        """The idle slot whose content has the longest beginning in common with the tokens, and that length,
-        which may end within a block. (-1, 0): no slot has one."""
+    def _longest(self, idle: list[int], tokens: list[int], most: int, path: list[Node]) -> tuple[int, int]:
+        """The idle slot with the longest prefix of the tokens, and its length, which may end within a block.
+        (-1, 0) if no slot has any."""
         best = -1, 0
         for slot in idle:
             if not self.cache.holds(slot) or not self.cache.begins_with(slot, path):
@@ -130,7 +161,7 @@ class Scheduler:
         return best
 
     def release(self, sequence: Sequence) -> None:
-        """A sequence is over; its slot keeps what it holds until that is needed."""
+        """A sequence is over. Its slot keeps the content until the blocks are needed."""
         content = self.content(sequence.slot)
         self.running.remove(sequence)
         self._leave(sequence.slot, content)
@@ -144,7 +175,6 @@ class Scheduler:
         self._is_blocked = False
 
     def put(self, slot: int, content: SlotContent) -> None:
-        """An idle slot holds this now."""
         self.contents[slot] = content
         self._is_blocked = False
 
@@ -157,7 +187,6 @@ class Scheduler:
         self.n_preempted += 1
 
     def stats(self) -> dict[str, int]:
-        """As `LLM.stats` gives it."""
         return {
             "n_running": len(self.running),
             "n_decoding": sum(sequence.n_wanted == 1 for sequence in self.running),
@@ -168,85 +197,73 @@ class Scheduler:
 
     # ---- rows ----
 
-    def compose(self, most: int = 1) -> Batch:
-        """The rows of the next step, those of sequences with one row first. `most`: how many steps may be on
-        their way at once. They share the sequences: no sequence is in two of them.
+    def compose(self, n_steps: int = 1) -> Batch:
+        """The rows of the next step; sequences with one row come first. `n_steps`: how many steps may be in
+        flight at once. They share the sequences: no sequence is in two of them.
 
-        The sequence that waited longest comes first. Each sequence that decodes has a row kept for it;
-        prompts share the others, as many as the budget allows. A step never exceeds `n_ubatch` rows or
+        The sequence that waited longest comes first. Each sequence that decodes has a row kept for it.
+        Prompts share the others, as many as the budget allows. A step never exceeds `n_ubatch` rows or
         `max_outputs`. The first in line gets a row, unless it is a prompt and the budget has none for prompts
         in this step.
         """
         line = sorted([s for s in self.running if not (s.is_paused or s.in_flight)], key=_turn)
-        taken: set[object] = set()
-        if most > 1:
-            flying = [s for s in self.running if s.in_flight]
-            taken.update(self._next_key(s) for s in flying if s.n_wanted > 1)
-            del line[-(-(len(line) + len(flying)) // most) :]
-        n_ones = sum([s.n_wanted == 1 for s in line])
-        rows, outputs = self._n_ubatch, self._max_outputs
-        n_prompt = self.budget.rows(n_ones, rows) if n_ones < len(line) else rows
-        if n_ones == len(line) <= min(rows, outputs):
-            # All decode: nothing is to be shared out.
+        computed: set[object] = set()  # keys of the blocks of prompts that steps in flight compute
+        if n_steps > 1:
+            in_flight = [s for s in self.running if s.in_flight]
+            computed.update(self._next_key(s) for s in in_flight if s.n_wanted > 1)
+            line = line[: -(-(len(line) + len(in_flight)) // n_steps)]
+        n_decode = sum([s.n_wanted == 1 for s in line])
+        if n_decode == len(line) <= min(self._n_ubatch, self._max_outputs):
             batch = [(sequence, 1, 1) for sequence in line if self._has_room(sequence, 1)]
-            return [entry for entry in batch if entry[0].slot >= 0]
-        batch = []
+        else:
+            batch = self._mixed(line, n_decode, computed)
+            batch.sort(key=lambda entry: entry[1] > 1)
+        # A sequence may have been preempted by a later one in line.
+        return [entry for entry in batch if entry[0].slot >= 0]
+
+    def _mixed(self, line: list[Sequence], n_decode: int, computed: set[object]) -> Batch:
+        """The batch of a line with prompts, or with more sequences than a step has rows."""
+        n_prompt = self.budget.rows(n_decode, self._n_ubatch) if n_decode < len(line) else self._n_ubatch
+        left = RowsLeft(self._n_ubatch, n_prompt, self._max_outputs, n_decode)
+        batch: Batch = []
         for sequence in line:
             if sequence.slot < 0:
-                continue  # it gave way to one before it
+                continue  # preempted by an earlier sequence
             decodes = sequence.n_wanted == 1
-            n_ones -= decodes
-            if not decodes and not self._moves_on(sequence, taken):
+            left.n_decode -= decodes
+            if not decodes and not self._moves_on(sequence, computed):
                 continue
-            n = min(sequence.n_wanted, rows, max(1, rows - n_ones))
-            if not decodes:
-                n = self._to_boundary(sequence, min(n, n_prompt))
-            if sequence.n_outputs(n) > (most := min(outputs, max(1, outputs - n_ones))):
-                # A request for logits gets as many rows as there are outputs left. The last row of a prompt
-                # needs an output; if none is left, that row waits for the next step.
-                n = min(n, most) if isinstance(sequence.request, Logits) else n - (outputs == 0)
-            if n <= 0 or not self._has_room(sequence, n):
-                continue
-            n_outputs = sequence.n_outputs(n)
-            rows -= n
-            n_prompt -= 0 if decodes else n
-            outputs -= n_outputs
-            batch.append((sequence, n, n_outputs))
-        batch = [entry for entry in batch if entry[0].slot >= 0]
-        batch.sort(key=lambda entry: entry[1] > 1)
+            n = left.rows_for(sequence, decodes, self._is_recurrent)
+            if n > 0 and self._has_room(sequence, n):
+                n_outputs = sequence.n_outputs(n)
+                left.take(n, n_outputs, decodes)
+                batch.append((sequence, n, n_outputs))
         return batch
 
-    def _moves_on(self, sequence: Sequence, taken: set[object]) -> bool:
-        """Whether a prompt computes its next block in this step. Blocks that other sequences have computed
-        meanwhile are taken from the cache first. If another sequence computes the same block now, the prompt
-        waits for it."""
+    def _moves_on(self, sequence: Sequence, computed: set[object]) -> bool:
+        """Whether a prompt computes its next block in this step. It first takes blocks from the cache that
+        other sequences have computed meanwhile. If one of them computes its next block now, it waits."""
         if isinstance(sequence.request, Logits):
             return True
         sequence.n_stored = self.cache.extend(sequence.slot, sequence.tokens, sequence.n_stored)
         key = self._next_key(sequence)
-        if key is None or key not in taken:
-            taken.add(key)
+        if key is None or key not in computed:
+            computed.add(key)
             return True
         return False
 
     def _next_key(self, sequence: Sequence) -> object:
         return self.cache.next_key(sequence.slot, sequence.tokens, sequence.n_stored)
 
-    def _to_boundary(self, sequence: Sequence, n: int) -> int:
-        """Recurrent layers resume where a state was kept: a prompt pauses behind its last full block."""
-        start = sequence.n_stored
-        last = (len(sequence.tokens) - 1) // CELL_BLOCK * CELL_BLOCK
-        return last - start if self._is_recurrent and start < last < start + n else n
-
     def _has_room(self, sequence: Sequence, n: int) -> bool:
-        """Blocks for the next `n` positions; others give way for them, the youngest first."""
+        """Reserve blocks for the next `n` positions. Preempts others if it must, the youngest first."""
         end = sequence.n_stored + n
         if end <= sequence.room:
             return True
         while not self.cache.reserve(sequence.slot, end):
             youngest = max(self.running, key=lambda s: s.order)
             if youngest.in_flight:
-                return False  # its step has to land first, then it gives way
+                return False  # it can be preempted after its step
             self._preempt(youngest)
             if youngest is sequence:
                 return False

@@ -1,10 +1,16 @@
-"""A request in work: its tokens, where they are stored, and the time of the steps that it took part in."""
+"""A request that is being computed: its tokens, where they are stored, what its caller has, its timings."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from vkbackend.models.engine.messages import Generate, Logits, Timings
+import numpy as np
+
+from vkbackend.errors import VkbackendError
+from vkbackend.models.engine.messages import Answer, ErrorData, Event, Generate, Logits, Timings
+from vkbackend.models.engine.step_times import StepCost
+from vkbackend.models.sampling.logprobs import Logprobs
+from vkbackend.models.sampling.rows import Choice
 from vkbackend.models.sampling.sampler import Sampler
 
 PRIORITY_S = 10.0  # a priority lower by one counts as having come this much earlier
@@ -23,18 +29,18 @@ class Sequence:
     n_stored: int = 0
     room: int = 0
     served: int = -1  # number of the last step it had rows in
-    told: int = -1  # the slot that its caller knows of
+    known_slot: int = -1  # the slot in the last event to its caller
     n_given: int = 0  # rows of logits that its caller has
     is_over: bool = False
-    is_paused: bool = False  # its caller does not read what it gets
-    in_flight: bool = False  # a step with rows of it is on its way
+    is_paused: bool = False  # its caller does not read the answers
+    in_flight: bool = False  # a step with rows of it is in flight
     prompt_n: int = 0
     prompt_s: float = 0.0
     decode_n: int = 0
     decode_s: float = 0.0
     n_reduces: int = 0
     reduce_s: float = 0.0
-    order: tuple[float, int] = field(init=False)  # who goes first
+    order: tuple[float, int] = field(init=False)  # the lower, the earlier it runs
 
     def __post_init__(self) -> None:
         self.order = self.born + PRIORITY_S * self.request.priority, self.number
@@ -54,16 +60,69 @@ class Sequence:
 
     @property
     def sharable(self) -> int:
-        """How many positions from the beginning need not be computed again. The last one must run; for a
-        `Logits` request so must all whose logits the caller has not got."""
+        """How many leading positions may come from the cache. The last one must run. A `Logits` request must
+        also run every position whose logits its caller lacks."""
         return len(self.tokens) - 1 if isinstance(self.request, Generate) else self.n_given
 
     def n_outputs(self, n: int) -> int:
-        """How many output rows its next `n` rows have. `Logits`: every row that the caller has not got.
-        `Generate`: 1 if they include the last row."""
+        """Output rows among the next `n` rows. `Logits`: every row that the caller lacks. `Generate`: 1 if
+        they include the last row."""
         if isinstance(self.request, Logits):
             return max(0, self.n_stored + n - max(self.n_stored, self.n_given))
         return int(n == self.n_wanted)
+
+    # ---- after a step ----
+
+    def advance(self, n: int, cost: StepCost) -> None:
+        """A step has stored the next `n` positions."""
+        self.in_flight, self.served = False, cost.number
+        self.n_stored += n
+        if self.n_stored <= len(self.request.tokens):
+            self.prompt_n += n
+            self.prompt_s += cost.latency_s
+        else:
+            self.decode_n += n
+            self.decode_s += cost.latency_s
+        self.n_reduces += cost.n_reduces
+        self.reduce_s += cost.reduce_s
+
+    def answer(self, choice: Choice, n_ctx: int) -> Answer:
+        """Take the token that was drawn, and return the answer to the caller. It is a lone int if the caller
+        knows the slot and wants nothing else. An event that is done ends the sequence."""
+        request = self.request
+        assert isinstance(request, Generate)
+        if isinstance(choice, VkbackendError):
+            return self.failure(choice)
+        self.tokens.append(choice)
+        sampler = self.sampler
+        logprobs = sampler.logprobs if sampler else None
+        if choice in request.stop_ids or (sampler and sampler.matcher and sampler.matcher.is_over):
+            return self.last(choice, "stop", logprobs)
+        if self.n_generated == request.max_tokens or self.n_stored >= n_ctx:
+            return self.last(choice, "length", logprobs)
+        if self.known_slot == self.slot and not request.timed and logprobs is None:
+            return choice
+        self.known_slot = self.slot
+        timings = self.timings() if request.timed else None
+        return Event(request.id, done=False, token=choice, slot=self.slot, timings=timings, logprobs=logprobs)
+
+    def last(self, token: int | None, reason: str, logprobs: Logprobs | None = None) -> Event:
+        return Event(
+            self.request.id,
+            token=token,
+            finish_reason=reason,
+            slot=self.slot,
+            timings=self.timings(),
+            logprobs=logprobs,
+        )
+
+    def give(self, logits: np.ndarray) -> Event:
+        """The answer with the logits of the last rows; done when all rows of the tokens are given."""
+        self.n_given += len(logits)
+        return Event(self.request.id, logits=logits.copy(), done=self.n_wanted == 0, slot=self.slot)
+
+    def failure(self, error: VkbackendError) -> Event:
+        return Event(self.request.id, slot=self.slot, error=ErrorData.of(error))
 
     def timings(self) -> Timings:
         return Timings(

@@ -2,26 +2,82 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from statistics import median
+from typing import NamedTuple, Protocol
 
 N_STEPS = 256  # the last ones, which are reported
 
 
-class StepTimes:
-    def __init__(self) -> None:
-        self._last: deque[tuple[float, int, int, float]] = deque(maxlen=N_STEPS)
+class Counters(Protocol):
+    """The counters of a runner."""
 
-    def add(self, seconds: float, n_rows: int, n_reduces: int, reduce_s: float) -> None:
-        self._last.append((seconds, n_rows, n_reduces, reduce_s))
+    @property
+    def n_recorded(self) -> int: ...
+
+    @property
+    def record_s(self) -> float: ...
+
+    def reduce_stats(self) -> tuple[int, float]: ...
+
+
+class Mark(NamedTuple):
+    """A moment: time.perf_counter(), the number of steps recorded so far, and the seconds recording took."""
+
+    at: float
+    n_recorded: int
+    record_s: float
+
+    def until(self, later: Mark) -> float:
+        """Seconds until `later`, without recording and compiling, which happen once per kind of step."""
+        return later.at - self.at - (later.record_s - self.record_s)
+
+
+class StepCost(NamedTuple):
+    """`latency_s`: since the step began. `step_s`: since then, or since the previous step ended if that was
+    later: with several steps in flight, this is what a step costs."""
+
+    number: int
+    step_s: float
+    latency_s: float
+    n_reduces: int
+    reduce_s: float
+    recorded: bool  # a step was recorded meanwhile
+
+
+class StepTimes:
+    def __init__(self, runner: Counters) -> None:
+        self._runner = runner
+        self._last: deque[tuple[float, int, int, float]] = deque(maxlen=N_STEPS)
+        self._reduced = runner.reduce_stats()  # until the last step ended
+        self._ended = self.mark()
+        self.n_steps = 0
+
+    def mark(self) -> Mark:
+        return Mark(time.perf_counter(), self._runner.n_recorded, self._runner.record_s)
+
+    def end(self, began: Mark, n_rows: int) -> StepCost:
+        """A step of so many rows ends now."""
+        now, since = self.mark(), max(began, self._ended)
+        self._ended = now
+        before, before_s = self._reduced
+        n_reduces, reduce_s = self._reduced = self._runner.reduce_stats()
+        n_reduces, reduce_s = n_reduces - before, reduce_s - before_s
+        step_s, recorded = since.until(now), since.n_recorded != now.n_recorded
+        self._last.append((step_s, n_rows, n_reduces, reduce_s))
+        self.n_steps += 1
+        return StepCost(self.n_steps, step_s, began.until(now), n_reduces, reduce_s, recorded)
 
     def report(self) -> dict[str, float]:
-        """Milliseconds of the last steps, their rows, and host microseconds of one all-reduce."""
+        """Steps and all-reduces so far; milliseconds of the last steps, their rows, and host microseconds of
+        one all-reduce."""
+        counts = {"n_steps": self.n_steps, "n_reduces": self._reduced[0]}
         times = sorted(seconds for seconds, *_ in self._last)
         if not times:
-            return {"step_ms_p50": 0.0, "step_ms_p99": 0.0, "step_rows": 0.0, "reduce_us": 0.0}
+            return counts | {"step_ms_p50": 0.0, "step_ms_p99": 0.0, "step_rows": 0.0, "reduce_us": 0.0}
         n_reduces = sum(n for _, _, n, _ in self._last)
-        return {
+        return counts | {
             "step_ms_p50": 1e3 * median(times),
             "step_ms_p99": 1e3 * times[min(len(times) - 1, round(0.99 * len(times)))],
             "step_rows": sum(rows for _, rows, _, _ in self._last) / len(self._last),

@@ -47,8 +47,8 @@ def finish(engine: Engine, requests: list[Request], limit: int = 5000) -> dict[i
 
 def events_of(news: News) -> list[Event]:
     """The news of a step: an event for each request's token or end."""
-    pairs = zip(news.ids, news.tokens, strict=True)
-    return [Event(id_, done=False, token=token) for id_, token in pairs] + news.events
+    pairs = zip(news.ids, news.answers, strict=True)
+    return [Event(id_, done=False, token=a) if isinstance(a, int) else a for id_, a in pairs]
 
 
 def tokens_of(answers: Iterable[Answer]) -> list[int]:

@@ -68,7 +68,7 @@ def rate(engine: Engine, n: int, turn: int) -> float:
     got, began, counted = 0, 0.0, 0
     while engine.busy:
         news = engine.step()
-        got += len(news.tokens) + sum(event.token is not None for event in news.events)
+        got += sum(isinstance(answer, int) or answer.token is not None for answer in news.answers)
         if not began and got >= N_WARM * n:
             began, counted = time.perf_counter(), got
         if got >= N_TOKENS * n:

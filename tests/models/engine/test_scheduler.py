@@ -25,7 +25,7 @@ def test_one_request_too_many_is_refused() -> None:
         engine.submit(Generate(i, (i,), 2, GREEDY))
         if i == 0:
             engine.step()
-    refused = {e.id: e.error.kind for e in engine.step().events if e.error}
+    refused = {e.id: e.error.kind for e in events_of(engine.step()) if e.error}
     assert refused == {3: "QueueFull", 4: "QueueFull"}
     assert set(finish(engine, [])) == {1, 2}
 

@@ -13,6 +13,7 @@ from oracles.fixture import write
 from oracles.fixtures import build
 from runners import load_runner
 from safetensors import safe_open
+from scheduling import events_of
 from tiny_models import Tiny, write_tiny
 
 from vkbackend.errors import DeviceLost, InvalidArgument, OutOfDeviceMemory, PlanError
@@ -280,10 +281,7 @@ def tokens_of(runner: Runner) -> list[list[int]]:
         for request in requests:
             engine.submit(request)
         while engine.busy:
-            news = engine.step()
-            for id_, token in zip(news.ids, news.tokens, strict=True):
-                out.setdefault(id_, []).append(token)
-            for event in news.events:
+            for event in events_of(engine.step()):
                 assert event.error is None, event.error
                 out.setdefault(event.id, []).extend([] if event.token is None else [event.token])
 
