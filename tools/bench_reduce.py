@@ -24,6 +24,7 @@ from vkbackend.meta.reduce import PROVIDERS
 from vkbackend.meta.reduce import WIRES as REDUCE_TYPES
 from vkbackend.models.arguments import device_list
 from vkbackend.models.engine.open_devices import open_devices
+from vkbackend.models.hosts.survey import time_reduces
 from vkbackend.tools.console import console, printable, size, write_json, write_md
 from vkbackend.tools.flags import runner
 from vkbackend.tools.measure.reduce_sizes import AHEAD, SIZES, parse_size
@@ -138,7 +139,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
         try:
             how = ReduceOptions(reduce_type=wire, reduce_provider=provider, submit_ahead=depth)
             if runner.group:
-                result = runner.group.time_reduce(devices, nbytes, how, args.repetitions)
+                result = time_reduces(runner.group, devices, nbytes, how, args.repetitions)
             else:
                 result = time_reduce(open_devices(devices), nbytes, how, repeats=args.repetitions)
         except (UnsupportedFeature, OutOfDeviceMemory, PlanError) as error:

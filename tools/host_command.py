@@ -14,6 +14,7 @@ from vkbackend.models.hosts.group import Group
 from vkbackend.models.hosts.hostfile import HostFile, read_hostfile
 from vkbackend.models.hosts.rank import add_arguments, arrive
 from vkbackend.models.hosts.rank import run as run_rank
+from vkbackend.models.hosts.survey import survey
 from vkbackend.runtime import Device
 from vkbackend.tools import cli
 from vkbackend.tools.console import console, size, table
@@ -51,7 +52,7 @@ def _end(error: VkbackendError) -> None:
 def check(group: Group, hosts: HostFile, model: str | None) -> int:
     """Show the hosts and the time of exchanges."""
     out = console()
-    devices, where, times = group.survey(hosts.places, SIZES)
+    devices, where, times = survey(group, hosts.places, SIZES)
     rates = [_rates(host, group, devices) for host in range(group.transport.size)]
     rows = [
         (name, where[n], ", ".join(d.name for d in _of(n, group, devices)), f"{rates[n].rate / 1e9:.1f}")

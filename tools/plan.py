@@ -23,6 +23,7 @@ from vkbackend.models.architectures.base import Model
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.hosts.survey import survey
 from vkbackend.models.options import Keywords, Options, with_a_share
 from vkbackend.models.placement.cost import cost_function, cost_of
 from vkbackend.models.placement.fit import budgets_of, check_fit, sizes_with, with_fitting_layers
@@ -119,7 +120,7 @@ def report(args: argparse.Namespace) -> Report:
         model.in_file = weights_in_file(gguf, model)
         options = with_a_share(replace(options, n_ctx=options.n_ctx or model.n_ctx_train))
         if runner.group:
-            devices = runner.group.survey(options.devices or (), ()).devices
+            devices = survey(runner.group, options.devices or (), ()).devices
         else:
             devices = open_devices(options.devices, options.runtime, exact=options.exact or env.exact())
         try:

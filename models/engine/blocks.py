@@ -1,9 +1,8 @@
-"""The data of the prefix cache: pools of blocks, nodes of its tree, the content of a slot."""
+"""Data about blocks of cells: pools, the content of a slot, copies, usage."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from vkbackend.ops import CELL_BLOCK
 
@@ -20,44 +19,6 @@ class Pool:
     def seen(self) -> int:
         """How many blocks before its own a row at the first position of a block may see; 0: all."""
         return -(-(self.window - 1) // CELL_BLOCK) if self.window else 0
-
-
-class States(Protocol):
-    """The states of recurrent layers, which stand for a whole beginning (placement/recurrent_state.py)."""
-
-    def take(self, slot: int, position: int) -> int | None:
-        """The cell with the slot's snapshot of that position, which the caller owns from now on."""
-
-    def lend(self, slot: int, position: int, cell: int) -> None:
-        """The slot's next run begins at `position` and reads that cell."""
-
-    def give_back(self, cell: int) -> None:
-        """Nobody needs the cell any more."""
-
-    def drop(self, slot: int) -> None:
-        """Forget what the slot holds."""
-
-
-class Node:
-    """A full block of tokens (`key`) that follows its parent's. By group: `blocks` (-1: gone) and how many
-    slots use each. `state`: the cell of the recurrent state after it."""
-
-    __slots__ = ("blocks", "children", "key", "parent", "state", "users")
-
-    def __init__(self, parent: Node | None, key: tuple[int, ...], blocks: list[int]) -> None:
-        self.parent, self.key, self.blocks = parent, key, blocks
-        self.users = [0] * len(blocks)
-        self.children: dict[tuple[int, ...], Node] = {}
-        self.state: int | None = None
-
-
-@dataclass(slots=True)
-class Held:
-    nodes: list[Node]  # the leading full blocks
-    own: list[dict[int, int]]  # by group: the slot's own blocks after those, by index
-    low: list[int]  # by group: the first index that is held
-    high: list[int]  # by group: the index after the last one that is held
-    lent: Node | None = None  # whose state the next run reads
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from vkbackend.errors import DeviceLost, QueueFull, Timeout, VkbackendError
 from vkbackend.models.engine.budget import PrefillBudget
 from vkbackend.models.engine.grammars import Grammars
-from vkbackend.models.engine.in_flight import Rows, StepInFlight, rows_of, wanted_of
+from vkbackend.models.engine.in_flight import StepInFlight, rows_of, wanted_of
 from vkbackend.models.engine.messages import (
     Cancel,
     Close,
@@ -62,7 +62,7 @@ class Engine:
         share = runner.options.prefix_cache
         self.cache = PrefixCache(runner.pools, runner.n_slots, runner.set_block, states, share=share)
         if states:
-            states.spare = self.cache.spare_state
+            states.spare = self.cache.snapshots.spare
         self.scheduler = Scheduler(
             self.cache,
             runner.n_slots,
@@ -245,7 +245,7 @@ class Engine:
         """Wait for the step that began first, and take its results."""
         step = self._in_flight.popleft()
         try:
-            rows: Rows = self.runner.collect(step.handle)
+            rows = self.runner.collect(step.handle)
         except VkbackendError as error:
             self._fail(step.batch, error)
             return

@@ -1,4 +1,4 @@
-"""What a runner needs of the nodes that run its model together; models/hosts/group.py has them."""
+"""What a runner needs of the nodes that run its model together: models/hosts/group.py has them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from vkbackend.models.options import Options
 from vkbackend.rope import RopeTable
 from vkbackend.runtime import Device
 
+OpenDevices = Callable[[Sequence[str] | None], list[Device]]  # by name; None: the best one
 
-class Group(Protocol):
-    """`leads`: this node has the engine. `sends_tables`: others round cos and sin differently, so `step` gets
-    the rows of this node."""
+
+class Joining(Protocol):
+    """The steps of loading that nodes take together. `leads`: this node has the engine and decides.
+    `sends_tables`: other nodes round cos and sin differently, so each step brings rows of this node."""
 
     hosts: Hosts
     sends_tables: bool
@@ -27,20 +29,17 @@ class Group(Protocol):
     @property
     def leads(self) -> bool: ...
 
-    @property
-    def lost(self) -> str:
-        """Why the group is broken; empty while it works."""
-
     def open(self, options: Options, interleave: bool | None) -> None:
         """Let the other nodes begin to load."""
 
-    def join(
-        self, options: Options, open_devices: Callable[[Sequence[str]], list[Device]], *, speeds: bool
-    ) -> list[Device]:
-        """The devices of all nodes, in order: opened here, stand-ins elsewhere."""
+    def join(self, options: Options, open_devices: OpenDevices, *, speeds: bool) -> list[Device]:
+        """The devices of all nodes in order: opened here, stand-ins elsewhere."""
 
-    def settle(self, options: Options) -> Options:
-        """The options with the shares and layers that the leader decided."""
+    def settled(self, options: Options) -> Options:
+        """The options with the shares and layers of the node that leads."""
+
+    def settle(self, options: Options) -> None:
+        """The node that leads sends its shares and layers."""
 
     def compare(
         self,
@@ -53,14 +52,25 @@ class Group(Protocol):
     ) -> None:
         """Raises PlanError if a node differs in anything that must be equal."""
 
+
+class Group(Protocol):
+    """The nodes while they run a model."""
+
+    @property
+    def joining(self) -> Joining: ...
+
+    @property
+    def lost(self) -> str:
+        """Why the group is broken; empty while it works."""
+
     def loaded(self, mesh: Mesh) -> None:
         """Wait until all nodes have loaded."""
 
     def step(self, batch: MicroBatch, wanted: Wanted, tables: Mapping[str, np.ndarray] | None = None) -> None:
-        """Let the other nodes run a micro-batch."""
+        """Let the other nodes run a micro-batch. `tables`: rows of cos and sin, in place of theirs."""
 
     def memory(self) -> dict[int, dict[str, Any]]:
-        """The memory reports of the devices elsewhere."""
+        """The memory reports of devices elsewhere."""
 
     def close(self) -> None:
         """End the group."""

@@ -1,4 +1,4 @@
-"""Who holds how many bytes of what, over the devices of all hosts."""
+"""Bytes by device and purpose, over the devices of all nodes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from vkbackend.models.engine.group import Group
 
 
 def memory_report(mesh: Mesh, free_before: Sequence[int | None], group: Group | None) -> list[dict[str, Any]]:
-    """Bytes per device by purpose, and what was free there before loading and is now (None: unknown).
+    """Bytes per device by purpose, and free bytes before loading and now (None: unknown).
 
     Host pages that all devices share count for the first device: tables as `shared`, the slots of all-reduces
-    as staging. `mapped` are weights that are read in the file: the system may drop their pages.
+    as staging. `mapped` weights are read in the file: the system may drop their pages.
     """
     report: list[dict[str, Any]] = []
-    others = group.memory() if group and group.leads else {}
+    others = group.memory() if group else {}
     for i, device in enumerate(mesh.devices):
         if i in others:
             report.append(others[i] | {"device": device.name})

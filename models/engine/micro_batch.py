@@ -1,4 +1,4 @@
-"""The rows that a step computes."""
+"""The rows that a step computes, the handle of a step in flight, and its results."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vkbackend.meta.step_kind import Wanted
 from vkbackend.step import Run
 
 
@@ -21,3 +22,18 @@ class MicroBatch(NamedTuple):
     runs: Sequence[Run]
     outputs: Sequence[int]
     masks: np.ndarray | None = None
+
+
+# A step's output rows: the ids of candidates (None: the logits are whole rows), the logits, and the logarithm
+# of the sum of each whole row (None unless log probabilities of candidates are wanted).
+Rows = tuple[np.ndarray | None, np.ndarray, np.ndarray | None]
+
+
+class StepHandle(NamedTuple):
+    """A step in flight, as its runner sees it. `k`: how many candidates of each output row the caller takes
+    (0: whole rows); `computed`: what the step gives, which may be more; `place`: where its results arrive."""
+
+    n_outputs: int
+    k: int
+    computed: Wanted
+    place: int

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from vkbackend.models.engine.blocks import Copy, Node, SlotContent
+from vkbackend.models.engine.blocks import Copy, SlotContent
 from vkbackend.models.engine.budget import PrefillBudget
 from vkbackend.models.engine.messages import Logits
 from vkbackend.models.engine.prefix_cache import PrefixCache
+from vkbackend.models.engine.prefix_tree import Node
 from vkbackend.models.engine.sequence import Batch, Sequence
 from vkbackend.models.engine.waiting import Waiting
 from vkbackend.ops import CELL_BLOCK

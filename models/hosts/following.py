@@ -1,7 +1,7 @@
-"""A host of a group that follows: it loads what host 0 names and does what host 0 says, until the end.
+"""A node that follows: it loads the model that node 0 names and does what node 0's calls ask, until the end.
 
-Every call is checked against what is loaded before anything happens. A host that cannot go on says why in its
-last words, and the group ends.
+Every call is checked against what is loaded before anything happens. If the node cannot go on, its last words
+say why, and the group ends.
 """
 
 from __future__ import annotations
@@ -17,31 +17,43 @@ from vkbackend.buffer import View
 from vkbackend.errors import DeviceLost
 from vkbackend.meta.step_kind import Wanted
 from vkbackend.models.engine.micro_batch import MicroBatch
-from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.models.engine.runner import Runner
-from vkbackend.models.hosts import node_messages
-from vkbackend.models.hosts.group import JOIN_S, Group
+from vkbackend.models.hosts.calls import JOIN_S
+from vkbackend.models.hosts.group import Group
+from vkbackend.models.hosts.node_messages import (
+    AskMemory,
+    CopyRanges,
+    End,
+    Measure,
+    MemoryReport,
+    Open,
+    Read,
+    Record,
+    Reduces,
+    Step,
+    Write,
+    encode,
+)
+from vkbackend.models.hosts.survey import answer_reduces, answer_survey
 from vkbackend.models.options import Options
 from vkbackend.recording import Recording
 from vkbackend.step import Run
 
-IDLE_S = 1e9  # between two calls; beats say that host 0 is alive
+IDLE_S = 1e9  # between two calls; beats say that node 0 is alive
 
 
 def follow(group: Group, model: str | None = None) -> None:
-    """Follow host 0 until it says End. `model`: the path of the file here, if it differs from host 0's.
-    Raises the error that ended it, if there was one."""
+    """Follow node 0 until its call End. `model`: path of the model on this node (default: as on node 0).
+    Raises the error that ended it, if any."""
     try:
-        call = group.expect(
-            node_messages.Open | node_messages.Measure | node_messages.Reduces | node_messages.End, JOIN_S
-        )
-        while isinstance(call, node_messages.Measure | node_messages.Reduces):
-            if isinstance(call, node_messages.Measure):
-                _measure(group, call)
+        call = group.expect(Open | Measure | Reduces | End, JOIN_S)
+        while isinstance(call, Measure | Reduces):
+            if isinstance(call, Measure):
+                answer_survey(group, call)
             else:
-                group.reply(b"1" if group.run_reduces(call).exact else b"0")
+                answer_reduces(group, call)
             call = group.next_call(IDLE_S)
-        if isinstance(call, node_messages.End):
+        if isinstance(call, End):
             return
         given = json.loads(call.options)
         if model is not None:
@@ -50,56 +62,49 @@ def follow(group: Group, model: str | None = None) -> None:
             given |= {"path": model, "control_vectors": vectors}
         runner = Runner(Options(**given), group=group, interleave=call.interleave)
         try:
-            while not isinstance(call := group.next_call(IDLE_S), node_messages.End):
+            while not isinstance(call := group.next_call(IDLE_S), End):
                 obey(group, runner, call)
         finally:
             runner.close()
     except Exception as error:
-        if not group.transport.lost:
+        if not group.lost:
             group.fail(f"{type(error).__name__}: {error}")
         raise
 
 
-def _measure(group: Group, call: node_messages.Measure) -> None:
-    options = Options("-", devices=tuple(call.devices))
-    for device in group.join(options, lambda own: open_devices(own) if own else [], speeds=True):
-        device.close()
-    group.reply(node_messages.encode(node_messages.Place(group.where)))
-    group.measure(call.sizes)
-
-
 def obey(group: Group, runner: Runner, call: Any) -> None:
-    """Do one call. Raises DeviceLost for a call that does not fit what is loaded."""
+    """Do what a call asks. Raises DeviceLost for a call that does not fit what is loaded."""
     mesh = runner.mesh
-    if isinstance(call, node_messages.Step):
-        _step(runner, call)
-    elif isinstance(call, node_messages.Record):
-        _require(call.n_rows <= runner.n_ubatch and call.n_outputs <= runner.max_outputs, call)
-        _require(call.top_k <= runner.max_top_k and (not call.masked or call.top_k > 0), call)
-        mesh.recorded_step(call.kind())
-        group.met()
-    elif isinstance(call, node_messages.Write):
-        data = np.frombuffer(call.data, np.uint8)
-        view = _range(group, runner, call.device, call.name, call.offset, len(data), call)
-        mesh.devices[call.device].write(view, data)
-    elif isinstance(call, node_messages.Read):
-        view = _range(group, runner, call.device, call.name, call.offset, call.nbytes, call)
-        group.reply(mesh.devices[call.device].read(view).tobytes())
-    elif isinstance(call, node_messages.CopyRanges):
-        recording = Recording("copies")
-        for c in call.copies:
-            source = _range(group, runner, call.device, c.name, c.source, c.nbytes, call)
-            target = _range(group, runner, call.device, c.name, c.target, c.nbytes, call)
-            recording.copy(source, target, c.name)
-        mesh.devices[call.device].run(recording)
-    elif isinstance(call, node_messages.AskMemory):
-        own = {d: row for d, row in enumerate(runner.memory()) if group.hosts.is_here(d)}
-        group.reply(node_messages.encode(node_messages.MemoryReport(own)))
-    else:
-        _require(False, call)
+    match call:
+        case Step():
+            _step(runner, call)
+        case Record():
+            _require(call.n_rows <= runner.n_ubatch and call.n_outputs <= runner.max_outputs, call)
+            _require(call.top_k <= runner.max_top_k and (not call.masked or call.top_k > 0), call)
+            mesh.recorded_step(call.kind())
+            group.recorded()
+        case Write():
+            data = np.frombuffer(call.data, np.uint8)
+            view = _range(group, runner, call.device, call.name, call.offset, len(data), call)
+            mesh.devices[call.device].write(view, data)
+        case Read():
+            view = _range(group, runner, call.device, call.name, call.offset, call.nbytes, call)
+            group.reply(mesh.devices[call.device].read(view).tobytes())
+        case CopyRanges():
+            recording = Recording("copies")
+            for c in call.copies:
+                source = _range(group, runner, call.device, c.name, c.source, c.nbytes, call)
+                target = _range(group, runner, call.device, c.name, c.target, c.nbytes, call)
+                recording.copy(source, target, c.name)
+            mesh.devices[call.device].run(recording)
+        case AskMemory():
+            rows = {d: row for d, row in enumerate(runner.memory()) if group.hosts.is_here(d)}
+            group.reply(encode(MemoryReport(rows)))
+        case _:
+            _require(False, call)
 
 
-def _step(runner: Runner, call: node_messages.Step) -> None:
+def _step(runner: Runner, call: Step) -> None:
     n_rows = len(call.tokens)
     _require(n_rows <= runner.n_ubatch and len(call.outputs) <= runner.max_outputs, call)
     _require(max(call.tokens) < runner.n_vocab and all(i < n_rows for i in call.outputs), call)
@@ -135,7 +140,7 @@ def _step(runner: Runner, call: node_messages.Step) -> None:
 
 
 def _range(group: Group, runner: Runner, device: int, name: str, offset: int, nbytes: int, call: Any) -> View:
-    """Bytes of a cache or table that this host's device has."""
+    """Bytes of a cache or table on a device of this node."""
     store = runner.mesh.stores.get(name)
     _require(store is not None and device < len(group.hosts.of) and group.hosts.is_here(device), call)
     assert store is not None
@@ -148,4 +153,4 @@ def _range(group: Group, runner: Runner, device: int, name: str, offset: int, nb
 
 def _require(fits: bool, call: Any) -> None:
     if not fits:
-        raise DeviceLost(f"host 0 asked for a {type(call).__name__.lower()} that does not fit what is loaded")
+        raise DeviceLost(f"node 0 asked for a {type(call).__name__.lower()} that does not fit what is loaded")

@@ -6,14 +6,17 @@ values mean (devices, names, ranges) is checked by the code that acts on them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 from msgspec import Meta, Struct
 
 from vkbackend.errors import DeviceLost
 from vkbackend.meta.gather import PIECE_NBYTES
 from vkbackend.meta.step_kind import StepKind, Wanted
+from vkbackend.models.engine.micro_batch import MicroBatch
 from vkbackend.ops import MAX_SLOTS, MAX_TOP_K
 from vkbackend.step import MAX_ROWS, MAX_RUNS, Mix
 
@@ -107,6 +110,15 @@ class Step(_Call):
     masks: Annotated[bytes, Meta(max_length=2 * PIECE_NBYTES)] | None = None
     summed: bool = False
     rope: Annotated[dict[Name, Floats], Meta(max_length=16)] | None = None
+
+    @classmethod
+    def of(cls, batch: MicroBatch, wanted: Wanted, tables: Mapping[str, np.ndarray] | None) -> Step:
+        runs = [
+            RunData(r.slot, r.first_row, r.n_rows, r.first_pos, *(r.states or (-1, -1))) for r in batch.runs
+        ]
+        masks = None if batch.masks is None else np.ascontiguousarray(batch.masks).tobytes()
+        rope = {name: rows.tobytes() for name, rows in tables.items()} if tables else None
+        return cls(list(batch.tokens), runs, list(batch.outputs), wanted.top_k, masks, wanted.summed, rope)
 
 
 class Write(_Call):

@@ -37,30 +37,29 @@ def blocks_in_use(engine: Engine) -> list[tuple[int, int]]:
     """For each group of layers: how many blocks no slot uses (free, or unused in the tree), and how many
     there are."""
     cache = engine.cache
-    free = [len(free) + len(unused) for free, unused in zip(cache._free, cache._unused, strict=True)]
-    return [(n, pool.n_blocks) for n, pool in zip(free, cache.pools, strict=True)]
+    return [(len(group.free) + len(group.unused), group.pool.n_blocks) for group in cache.groups]
 
 
 def check_sound(engine: Engine) -> None:
     """Every block has one owner, and counts are those of the slots that use a node."""
     cache = engine.cache
-    nodes, stack = [], list(cache._root.children.values())
+    nodes, stack = [], list(cache.tree.root.children.values())
     while stack:
         node = stack.pop()
         nodes.append(node)
         stack += node.children.values()
-    for group, pool in enumerate(cache.pools):
-        owners = list(cache._free[group])
-        owners += [node.blocks[group] for node in nodes if node.blocks[group] >= 0]
-        owners += [block for slot in cache._slots for block in slot.own[group].values()]
-        assert sorted(owners) == list(range(pool.n_blocks)), (group, sorted(owners))
+    for g, group in enumerate(cache.groups):
+        owners = list(group.free)
+        owners += [node.blocks[g] for node in nodes if node.blocks[g] >= 0]
+        owners += [block for span in group.spans for block in span.own.values()]
+        assert sorted(owners) == list(range(group.pool.n_blocks)), (g, sorted(owners))
         users = {id(node): 0 for node in nodes}
-        for slot in cache._slots:
-            for index, node in enumerate(slot.nodes):
-                users[id(node)] += node.blocks[group] >= 0 and index >= slot.low[group]
-        assert all(node.users[group] == users[id(node)] for node in nodes if node.blocks[group] >= 0), group
-        unused = {id(node) for node in cache._unused[group]}
-        assert unused == {id(n) for n in nodes if n.blocks[group] >= 0 and not n.users[group]}, group
+        for span, path in zip(group.spans, cache.nodes, strict=True):
+            for index, node in enumerate(path):
+                users[id(node)] += node.blocks[g] >= 0 and index >= span.low
+        assert all(node.users[g] == users[id(node)] for node in nodes if node.blocks[g] >= 0), g
+        unused = {id(node) for node in group.unused}
+        assert unused == {id(n) for n in nodes if n.blocks[g] >= 0 and not n.users[g]}, g
 
 
 # ---- what is computed ----

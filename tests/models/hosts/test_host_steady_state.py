@@ -14,7 +14,6 @@ from tiny_models import Tiny, write_tiny
 
 import vkbackend.models.engine.runner as runners
 from vkbackend.meta.transport import TwinTransport, _TwinTransfers
-from vkbackend.models.hosts import following
 from vkbackend.step import Run
 from vkbackend.tools.measure.twin_hosts import twin_runner
 from vkbackend.tools.studies.pipeline import Sleeping
@@ -60,7 +59,6 @@ def test_a_step_over_hosts_allocates_nothing(
     """Both hosts in this process, on devices that compute nothing: what is left is theirs."""
     zeros = lambda own, *_, **__: [Sleeping(word) for word in own]  # noqa: E731
     monkeypatch.setattr(runners, "open_devices", zeros)
-    monkeypatch.setattr(following, "open_devices", zeros)
     monkeypatch.setattr(Shared, "boxes", {}, raising=False)
     monkeypatch.setattr(TwinTransport, "transfers", lambda self, *a: Shared(self, *a))
     path = write_tiny(tmp_path / "model.gguf", TINY)

@@ -25,7 +25,8 @@ from vkbackend.models.engine.blocks import SlotContent
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import CopySlot, Generate
 from vkbackend.models.engine.runner import Runner
-from vkbackend.models.hosts.group import Group, place_of
+from vkbackend.models.hosts.group import Group
+from vkbackend.models.hosts.joining import place_of
 from vkbackend.models.options import Options
 from vkbackend.models.placement import fit
 from vkbackend.models.sampling.params import SamplingParams
@@ -117,10 +118,10 @@ def test_rows_of_cos_and_sin_of_host_0_are_used(tmp_path: Path, monkeypatch: pyt
     """The hash of each host's tables is another here, so host 0 has to send the rows that it computed."""
     path = write(build("llama"), tmp_path / "model.gguf")
     with monkeypatch.context() as patch:
-        from vkbackend.models.hosts import group
+        from vkbackend.models.hosts import joining
 
         numbers = iter(range(100))
-        patch.setattr(group, "tables_hash", lambda *_: str(next(numbers)))
+        patch.setattr(joining, "tables_hash", lambda *_: str(next(numbers)))
         sent: list[Any] = []
         real = Group.step
         patch.setattr(Group, "step", lambda self, *args: (sent.append(args[-1]), real(self, *args))[1])
@@ -360,10 +361,10 @@ def test_another_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_other_settings_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vkbackend.models.hosts import group
+    from vkbackend.models.hosts import joining
 
     words = iter(['{"fuse": true}', '{"fuse": false}'])
-    monkeypatch.setattr(group, "settings", lambda: next(words))
+    monkeypatch.setattr(joining, "settings", lambda: next(words))
     path = write_tiny(tmp_path / "model.gguf", Tiny("llama"))
     with pytest.raises(PlanError, match=r"differs in its settings.*fuse"), twin_runner(path, TWO, **OPTIONS):
         pass
@@ -380,7 +381,7 @@ def test_a_host_without_the_file_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("word", ["numpy", "2/numpy", "/0", "0/", "-1/0", "x/0", "٣/0"])
 def test_places_that_are_none(word: str) -> None:
-    with pytest.raises(InvalidArgument, match="HOST/DEVICE"):
+    with pytest.raises(InvalidArgument, match="NODE/DEVICE"):
         place_of(word, 2)
 
 

@@ -1,0 +1,124 @@
+"""The blocks of one layer group: free blocks, blocks in the prefix tree, and the blocks of each slot."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from vkbackend.models.engine.blocks import Pool
+from vkbackend.models.engine.prefix_tree import Node
+from vkbackend.ops import CELL_BLOCK
+
+Write = Callable[[int, int, int, int], None]  # layer group, slot, index of the block in the slot, block
+
+
+@dataclass(slots=True)
+class Span:
+    """The blocks low..high of a slot. The slot's nodes have the leading ones, `own` has the others by
+    index."""
+
+    own: dict[int, int] = field(default_factory=dict)
+    low: int = 0
+    high: int = 0
+
+
+class LayerBlocks:
+    """`group`: the number of the layer group. `unused`: nodes whose block here no slot uses, least recently
+    used first. A window gives back the blocks that it has left. `write` brings an entry of the cell table to
+    the devices."""
+
+    def __init__(self, group: int, pool: Pool, n_slots: int, write: Write) -> None:
+        self.group, self.pool, self._write = group, pool, write
+        self.free = list(range(pool.n_blocks - 1, -1, -1))
+        self.unused: OrderedDict[Node, None] = OrderedDict()
+        self.spans = [Span() for _ in range(n_slots)]
+
+    def block(self, node: Node) -> int:
+        return node.blocks[self.group]
+
+    def sees(self, path: Sequence[Node]) -> bool:
+        """Whether the tree has all blocks that a row after the path sees."""
+        seen = self.pool.seen
+        return not seen or all(self.block(node) >= 0 for node in path[-seen:])
+
+    # ---- nodes ----
+
+    def use(self, node: Node) -> None:
+        if not node.users[self.group]:
+            self.unused.pop(node, None)
+        node.users[self.group] += 1
+
+    def unuse(self, node: Node) -> None:
+        node.users[self.group] -= 1
+        if not node.users[self.group]:
+            self.unused[node] = None
+
+    def evict(self, node: Node) -> None:
+        """Free the block of an unused node."""
+        self.unused.pop(node, None)
+        if (block := self.block(node)) >= 0:
+            self.free.append(block)
+            node.blocks[self.group] = -1
+
+    # ---- slots ----
+
+    def put(self, slot: int, index: int, block: int) -> None:
+        """The slot owns the block at `index`, its last one."""
+        span = self.spans[slot]
+        span.own[index] = block
+        span.high = index + 1
+        self._write(self.group, slot, index, block)
+
+    def enter(self, slot: int, nodes: Sequence[Node], path: Sequence[Node]) -> None:
+        """The slot uses the path's blocks after its nodes, in place of its own."""
+        span, first, end = self.spans[slot], len(nodes), len(nodes) + len(path)
+        for index in range(first, end):
+            if (block := span.own.pop(index, -1)) >= 0:
+                self.free.append(block)
+        self.move_window(slot, nodes, end * CELL_BLOCK)
+        for index, node in enumerate(path, first):
+            if index >= span.low and self.block(node) >= 0:
+                self.use(node)
+                self._write(self.group, slot, index, self.block(node))
+        span.high = max(span.high, end)
+
+    def share(self, slot: int, index: int, node: Node) -> None:
+        """The slot's own block at `index` becomes the node's. If the node has one, the slot uses that and
+        frees its own."""
+        span = self.spans[slot]
+        block, known = span.own.pop(index, -1), self.block(node)
+        if block >= 0 and known >= 0:
+            self.free.append(block)
+            self._write(self.group, slot, index, known)
+        elif block >= 0:
+            node.blocks[self.group] = block
+        if self.group == 0 or (block >= 0 and index >= span.low):
+            self.use(node)
+
+    def leave(self, slot: int, index: int, node: Node) -> None:
+        """The slot no longer uses its node at `index`."""
+        if self.group == 0 or (index >= self.spans[slot].low and self.block(node) >= 0):
+            self.unuse(node)
+
+    def move_window(self, slot: int, nodes: Sequence[Node], position: int) -> None:
+        """Give back the blocks that a row at `position` no longer sees."""
+        if self.pool.window:
+            self.skip(slot, nodes, max(0, position - self.pool.window + 1) // CELL_BLOCK)
+
+    def skip(self, slot: int, nodes: Sequence[Node], low: int) -> None:
+        """Give back the blocks before `low`."""
+        span = self.spans[slot]
+        for index in range(span.low, min(low, span.high)):
+            if index < len(nodes):
+                if self.block(nodes[index]) >= 0:
+                    self.unuse(nodes[index])
+            elif (block := span.own.pop(index, -1)) >= 0:
+                self.free.append(block)
+        span.low, span.high = max(span.low, low), max(span.high, low)
+
+    def free_own(self, slot: int, begin: int) -> None:
+        """Free the slot's own blocks from `begin` on."""
+        own = self.spans[slot].own
+        for index in [i for i in own if i >= begin]:
+            self.free.append(own.pop(index))

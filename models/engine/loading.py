@@ -1,0 +1,152 @@
+"""From a model file to a mesh that can run steps: read, open devices, plan, load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from vkbackend import env
+from vkbackend.meta.balance import Cost, Prediction, Shares, auto_split, predict
+from vkbackend.meta.compiling import begin_all
+from vkbackend.meta.mesh import Mesh
+from vkbackend.meta.sizing import StepShape, StepSizes
+from vkbackend.meta.speed import measure_gpus
+from vkbackend.meta.step_kind import bucket
+from vkbackend.models.architectures.base import Weights
+from vkbackend.models.architectures.registry import load_model
+from vkbackend.models.engine.group import Joining, OpenDevices
+from vkbackend.models.engine.messages import Progress
+from vkbackend.models.gguf.fingerprint import fingerprint
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.options import Options, with_a_share
+from vkbackend.models.placement.control_vectors import marked, read_control_vectors
+from vkbackend.models.placement.cost import cost_function
+from vkbackend.models.placement.fit import budgets_of, check_fit, sizes_with, with_fitting_layers
+from vkbackend.models.placement.kv_cache import KVCache
+from vkbackend.models.placement.layout import Layout, lay_out
+from vkbackend.models.placement.tensors import FileSource, check_weights, notes, weights_in_file
+from vkbackend.models.placement.traced_steps import in_halves, step_shape, step_sizes, token_recordings
+from vkbackend.models.rope_options import state_rope
+from vkbackend.runtime import Device
+from vkbackend.step import MAX_ROWS
+
+
+class Loading:
+    """`options` has what was found so far: context length, shares, layers on devices. Nodes of a group load
+    together through `joining`; None: this process loads alone, on `devices` if they are open already.
+    `interleave` as the runner's."""
+
+    def __init__(
+        self,
+        gguf: GGUF,
+        options: Options,
+        joining: Joining | None,
+        devices: Sequence[Device] | None,
+        interleave: bool | None,
+    ) -> None:
+        self._gguf, self._joining, self._devices = gguf, joining, devices
+        self._leads, self._interleave = joining is None or joining.leads, interleave
+        state_rope(gguf, options)
+        self.model = model = load_model(gguf)
+        if options.control_vectors:
+            sizes = model.n_layer, model.n_embd
+            layers = options.control_vector_layer_range
+            model.control = read_control_vectors(options.control_vectors, *sizes, layers)
+        model.in_file = weights_in_file(gguf, model)
+        self.fingerprint = marked(fingerprint(gguf), model.control)
+        self._types = check_weights(gguf, model)
+        n_ctx = options.n_ctx or model.n_ctx_train
+        self.notes = notes(gguf, model, n_ctx)
+        self.options = with_a_share(replace(options, n_ctx=n_ctx))
+        self.n_ubatch = min(options.n_ubatch, bucket(n_ctx * options.n_slots), MAX_ROWS)
+        self.prediction: Prediction | None = None
+        self.layout: Layout
+        self.shape: StepShape
+        self._steps: StepSizes
+
+    def open(self, open_devices: OpenDevices, *, keep_values: bool) -> Mesh:
+        """The mesh over the devices of all nodes."""
+        options, joining = self.options, self._joining
+        if joining is None:
+            devices = open_devices(options.devices) if self._devices is None else self._devices
+            return Mesh(devices, options, keep_values=keep_values)
+        joining.open(options, self._interleave)
+        devices = joining.join(options, open_devices, speeds=options.auto_split)
+        return Mesh(devices, options, keep_values=keep_values, hosts=joining.hosts)
+
+    def plan(self, mesh: Mesh) -> None:
+        """Decide what each device holds, and the sizes of steps. Raises the errors of a model that does not
+        fit. Nodes compare their plans."""
+        if self._joining is None:
+            measure_gpus(mesh.devices)
+        if self._leads and self.options.auto_split and len(mesh.devices) > 1:
+            self._balance(mesh)
+        if self._joining:
+            self.options = self._joining.settled(self.options)
+        self._lay_out(mesh)
+        if self._joining:
+            self._joining.settle(self.options)
+            ropes, limits = self.model.ropes(self.options.n_ctx), [d.limits for d in mesh.devices]
+            plan = self.layout.table()
+            self._joining.compare(self.fingerprint, self.options, plan, limits, self._steps, ropes)
+
+    def _balance(self, mesh: Mesh) -> None:
+        """Choose shares that balance the devices' measured speeds under their memory."""
+        cost = self._cost(mesh)
+        self.prediction = auto_split(mesh.devices, cost, budgets_of(mesh.devices))
+        for line in self.prediction.lines([d.physical.name if d.physical else d.name for d in mesh.devices]):
+            env.log(1, line)
+        self.options = replace(self.options, tensor_split=self.prediction.tensor_split)
+
+    def _lay_out(self, mesh: Mesh) -> None:
+        model, options, types, devices = self.model, self.options, self._types, mesh.devices
+        layout = lay_out(model, types, len(devices), options)
+        halves = in_halves(devices, options)
+        if self._interleave is not None and len(devices) > 1 and options.split_mode == "tensor":
+            halves = self._interleave
+        limits = [device.limits for device in devices]
+        self.shape = step_shape(model, layout, options, self.n_ubatch, halves)
+        self._steps = step_sizes(model, layout, options, limits, self.shape, mesh.reuse)
+        sizes = sizes_with(model, types, devices, self._steps)
+        if options.n_gpu_layers == "auto":
+            self.options = options = with_fitting_layers(devices, options, sizes, model.n_layer)
+            layout = lay_out(model, types, len(devices), options)
+            n = options.n_gpu_layers if isinstance(options.n_gpu_layers, int) else model.n_layer + 1
+            self.notes.append(f"{n} of {model.n_layer + 1} layers, the output counted, fit the devices")
+            if self.prediction and options.shares:
+                self.prediction = predict(devices, options.shares, self._cost(mesh), budgets_of(devices))
+        self.layout = layout
+        env.log(1, "plan\n" + layout.table())
+        if self._leads:
+            check_fit(devices, options, sizes, model.n_layer)
+
+    def _cost(self, mesh: Mesh) -> Callable[[Shares], Cost]:
+        limits = [device.limits for device in mesh.devices]
+        return cost_function(self.model, self._types, self.options, limits, self.n_ubatch)
+
+    def load(self, mesh: Mesh, progress: Progress | None, n_places: int) -> KVCache:
+        """Read the weights, and make the mesh ready for steps, of which `n_places` may be in flight."""
+        model, layout, options = self.model, self.layout, self.options
+        limits = [device.limits for device in mesh.devices]
+        # The programs of a token compile while weights are read.
+        begin_all(mesh.devices, token_recordings(model, layout, options, limits, self.shape))
+        source = FileSource(self._gguf, model.weights())
+        mesh.load(layout.loads, source, progress or (lambda done, total: None))
+        kv, weights = KVCache(mesh, layout, options), Weights(mesh.weights)
+        mesh.prepare(
+            lambda graph: model.forward(graph, weights, kv.layers), self.shape, self._steps, n_places
+        )
+        for device in mesh.devices:
+            device.drop_upload()
+        return kv
+
+
+def n_stages(of: Sequence[int], split_mode: str, layout: Layout) -> int:
+    """How many steps may be in flight: one for each node, if nodes work one after another. `of`: the node of
+    each device. 1 if the output is on node 0: `launch` computes this node's part, so it would last until the
+    step's end."""
+    if split_mode not in ("layer", "hosts"):
+        return 1
+    vocab = layout.output_plan.ranges["vocab"]
+    last = {of[d] for d, (begin, end) in enumerate(vocab) if begin < end}
+    return 1 if 0 in last else len({of[d] for devices in layout.active.values() for d in devices} | last)

@@ -1,0 +1,48 @@
+"""The radix tree of the prefix cache: a node for each full block of tokens that follows its parent's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from vkbackend.ops import CELL_BLOCK
+
+Key = tuple[int, ...]  # the CELL_BLOCK tokens of a node
+
+
+class Node:
+    """By layer group: the block with the node's K and V (-1: evicted), and how many slots use it. `state`:
+    the cell of the recurrent state after the node."""
+
+    __slots__ = ("blocks", "children", "key", "parent", "state", "users")
+
+    def __init__(self, parent: Node | None, key: Key, n_groups: int) -> None:
+        self.parent, self.key = parent, key
+        self.blocks, self.users = [-1] * n_groups, [0] * n_groups
+        self.children: dict[Key, Node] = {}
+        self.state: int | None = None
+
+
+class PrefixTree:
+    def __init__(self, n_groups: int) -> None:
+        self._n_groups = n_groups
+        self.root = Node(None, (), n_groups)
+
+    def follow(self, node: Node, tokens: Sequence[int], begin: int) -> Iterator[Node]:
+        """The nodes after `node` with the full blocks of tokens[begin:], without the last token."""
+        for start in range(begin, len(tokens) - CELL_BLOCK, CELL_BLOCK):
+            child = node.children.get(tuple(tokens[start : start + CELL_BLOCK]))
+            if child is None:
+                return
+            node = child
+            yield node
+
+    def child(self, parent: Node, key: Key) -> Node:
+        """The child with these tokens, which is added if the tree lacks it."""
+        node = parent.children.get(key)
+        if node is None:
+            node = parent.children[key] = Node(parent, key, self._n_groups)
+        return node
+
+    def remove(self, node: Node) -> None:
+        assert not node.children and node.parent is not None
+        del node.parent.children[node.key]

@@ -1,0 +1,29 @@
+"""Rows of cos and sin for the positions of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from vkbackend.rope import RopeTable
+
+CACHE_NBYTES = 64 << 20  # a table's rows of all positions are kept up to this size
+
+
+class RopeRows:
+    def __init__(self, ropes: Mapping[str, RopeTable], n_ctx: int, n_rows: int) -> None:
+        self._ropes = ropes
+        self._rows = {name: np.zeros((n_rows, t.n_rot // 2, 2), np.float32) for name, t in ropes.items()}
+        self._all = {
+            name: t.rows(np.arange(n_ctx)) if 4 * t.n_rot * n_ctx <= CACHE_NBYTES else None
+            for name, t in ropes.items()
+        }
+
+    def at(self, positions: np.ndarray) -> dict[str, np.ndarray]:
+        """By name of the table, float32 [n_positions, n_rot / 2, 2], which the next call overwrites."""
+        rope: dict[str, np.ndarray] = {}
+        for name, table in self._rows.items():
+            every, rope[name] = self._all[name], table[: len(positions)]
+            rope[name][:] = every[positions] if every is not None else self._ropes[name].rows(positions)
+        return rope

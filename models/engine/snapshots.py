@@ -1,0 +1,72 @@
+"""Recurrent states that nodes of the prefix tree keep. A state stands for the whole prefix before it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Protocol
+
+from vkbackend.models.engine.prefix_tree import Node
+
+
+class States(Protocol):
+    """The states of recurrent layers (placement/recurrent_state.py)."""
+
+    def take(self, slot: int, position: int) -> int | None:
+        """The cell with the slot's snapshot of that position, which the caller now owns."""
+
+    def lend(self, slot: int, position: int, cell: int) -> None:
+        """The slot's next run begins at `position` and reads that cell."""
+
+    def give_back(self, cell: int) -> None:
+        """The cell is free."""
+
+    def drop(self, slot: int) -> None:
+        """Forget what the slot holds."""
+
+
+class Snapshots:
+    """`states`: None without recurrent layers; then there is nothing to keep. `lent`: by slot, the node whose
+    state its next run reads."""
+
+    def __init__(self, states: States | None) -> None:
+        self._states = states
+        self._nodes: OrderedDict[Node, None] = OrderedDict()  # with a state, least recently used first
+        self.lent: dict[int, Node] = {}
+
+    def resumes(self, node: Node) -> bool:
+        """Whether a sequence can go on after the node."""
+        return self._states is None or node.state is not None
+
+    def keep(self, slot: int, position: int, node: Node) -> None:
+        """Move the slot's snapshot of `position`, which is the node's end, to the node."""
+        if self._states and node.state is None and (cell := self._states.take(slot, position)) is not None:
+            node.state = cell
+            self._nodes[node] = None
+
+    def lend(self, slot: int, position: int, node: Node) -> None:
+        """The slot's next run begins at `position`, the node's end, from its state."""
+        if self._states:
+            assert node.state is not None
+            self.lent[slot] = node
+            self._nodes.move_to_end(node)
+            self._states.lend(slot, position, node.state)
+
+    def drop(self, slot: int) -> None:
+        if self._states:
+            self._states.drop(slot)
+
+    def spare(self) -> int | None:
+        """Take the cell of the state that was not used for the longest time."""
+        lent = set(self.lent.values())
+        node = next((node for node in self._nodes if node not in lent), None)
+        if node is None:
+            return None
+        del self._nodes[node]
+        cell, node.state = node.state, None
+        return cell
+
+    def forget(self, node: Node) -> None:
+        if node.state is not None and self._states:
+            del self._nodes[node]
+            self._states.give_back(node.state)
+            node.state = None

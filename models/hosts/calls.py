@@ -1,0 +1,83 @@
+"""Calls from node 0 to the other nodes of a group, and their replies (node_messages.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from vkbackend.errors import DeviceLost
+from vkbackend.meta.transport import Lane, Transport
+from vkbackend.models.hosts import node_messages
+
+JOIN_S = 120.0  # for a node to open its devices and to read the model's header
+RECORD_S = 900.0  # to record and compile a step, while beats say that a node is alive
+MAX_REPLY_NBYTES = 1 << 20  # of a reply while nodes join
+
+
+class Calls:
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+
+    @property
+    def leads(self) -> bool:
+        return self.transport.rank == 0
+
+    @property
+    def lost(self) -> str:
+        """Why the group is broken; empty while it works."""
+        return self.transport.lost
+
+    @property
+    def names(self) -> list[str]:
+        return self.transport.names
+
+    # ---- node 0 ----
+
+    def tell(self, call: Any) -> None:
+        """Send a call to every other node. Raises DeviceLost if the group is broken."""
+        if self.lost:
+            raise DeviceLost(f"{self.lost}; open the model again")
+        data = node_messages.encode(call)
+        for node in self.transport.others:
+            self.transport.send(node, Lane.CALL, data)
+
+    def tell_one(self, node: int, call: Any) -> None:
+        self.transport.send(node, Lane.CALL, node_messages.encode(call))
+
+    def ask(self, node: int, call: Any) -> bytes:
+        self.tell_one(node, call)
+        return self.transport.receive(node, Lane.REPLY, node_messages.MAX_REPLY_NBYTES, "an answer", None)
+
+    def replies(self, type_: Any, name: str, timeout_s: float) -> Iterator[tuple[int, Any]]:
+        """Every other node and its reply, of that type. `name` is for errors."""
+        for node in self.transport.others:
+            data = self.transport.receive(node, Lane.REPLY, MAX_REPLY_NBYTES, name, timeout_s)
+            yield node, node_messages.decode(data, type_, self.names[node])
+
+    def answer_all(self, message: Any) -> None:
+        """Send the other nodes the answer to their replies."""
+        for node in self.transport.others:
+            self.transport.send(node, Lane.REPLY, node_messages.encode(message))
+
+    # ---- the other nodes ----
+
+    def reply(self, data: bytes) -> None:
+        self.transport.send(0, Lane.REPLY, data)
+
+    def answer(self, type_: Any, name: str, timeout_s: float) -> Any:
+        """Node 0's answer to a reply."""
+        data = self.transport.receive(0, Lane.REPLY, MAX_REPLY_NBYTES, name, timeout_s)
+        return node_messages.decode(data, type_, self.names[0])
+
+    def next_call(self, timeout_s: float) -> Any:
+        data = self.transport.receive(0, Lane.CALL, node_messages.MAX_CALL_NBYTES, "the next call", timeout_s)
+        return node_messages.decode(data, node_messages.Call, self.names[0])
+
+    def expect(self, type_: Any, timeout_s: float) -> Any:
+        """The next call, which must be of that type."""
+        call = self.next_call(timeout_s)
+        if isinstance(call, node_messages.End):
+            raise DeviceLost(f"{self.names[0]} gave up; its own message says why")
+        if not isinstance(call, type_):
+            raise DeviceLost(f"{self.names[0]} sent an unexpected {type(call).__name__}")
+        return call

@@ -1,0 +1,173 @@
+"""How the nodes of a group load one model: each opens its own devices, and gets stand-ins for the others'.
+
+Node 0 decides. Before anything is loaded, all nodes compare what must be equal.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+
+import msgspec
+
+from vkbackend import env
+from vkbackend.errors import InvalidArgument, PlanError
+from vkbackend.limits import Limits
+from vkbackend.meta.elsewhere import Elsewhere
+from vkbackend.meta.exchange_times import measure_exchanges
+from vkbackend.meta.hosts import Hosts
+from vkbackend.models.engine.group import OpenDevices
+from vkbackend.models.hosts import node_messages
+from vkbackend.models.hosts.calls import JOIN_S, RECORD_S, Calls
+from vkbackend.models.hosts.node_cards import card_data, card_of, hash_of, limits_data, settings, tables_hash
+from vkbackend.models.options import Options
+from vkbackend.models.placement.fit import host_free_nbytes
+from vkbackend.rope import RopeTable
+from vkbackend.runtime import Device
+from vkbackend.version import VERSION
+
+
+def place_of(word: str, n_nodes: int) -> tuple[int, str]:
+    """(node, device there) of a device of a group, which is written NODE/DEVICE."""
+    node, slash, device = word.partition("/")
+    if not (slash and device and node.isascii() and node.isdecimal() and int(node) < n_nodes):
+        raise InvalidArgument(f"device {word!r}: in a group of {n_nodes} nodes write NODE/DEVICE, as in 0/0")
+    return int(node), device
+
+
+class Joining:
+    """`hosts`: the node of each device, once joined. `sends_tables`: other nodes round cos and sin
+    differently, so node 0 sends them its rows."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls, self.hosts = calls, Hosts(calls.transport, ())
+        self.sends_tables = False
+
+    @property
+    def leads(self) -> bool:
+        return self._calls.leads
+
+    def open(self, options: Options, interleave: bool | None) -> None:
+        """Node 0 lets the others begin to load."""
+        if self.leads:
+            given = {f.name: getattr(options, f.name) for f in fields(options)}
+            self._calls.tell(node_messages.Open(json.dumps(given).encode(), interleave))
+
+    def join(self, options: Options, open_devices: OpenDevices, *, speeds: bool) -> list[Device]:
+        """All devices of the group in order: opened here, stand-ins elsewhere. `speeds`: measure all devices
+        and the network."""
+        transport = self._calls.transport
+        places = [place_of(word, transport.size) for word in options.devices or ()]
+        here = [d for d, (node, _) in enumerate(places) if node == transport.rank]
+        opened = open_devices([places[d][1] for d in here]) if here else []
+        try:
+            mine = {d: card_data(device, speeds) for d, device in zip(here, opened, strict=True)}
+            cards, free = self._exchange_cards(node_messages.Cards(mine, host_free_nbytes()))
+            missing = [d for d in range(len(places)) if d not in here and d not in cards]
+            if missing:
+                raise PlanError(f"no node has device {options.devices[missing[0]]}")  # type: ignore[index]
+        except BaseException:
+            for device in opened:
+                device.close()
+            raise
+        times = measure_exchanges(transport) if speeds else {}
+        self.hosts = Hosts(transport, [node for node, _ in places])
+        devices: list[Device] = []
+        for d, (node, _) in enumerate(places):
+            if node == transport.rank:
+                devices.append(opened.pop(0))
+                continue
+            name = self._calls.names[node]
+            stand_in = Elsewhere(d, name, card_of(name, cards[d]), times.get(node))
+            stand_in.host_free = free.get(node)
+            devices.append(stand_in)
+        return devices
+
+    def _exchange_cards(
+        self, mine: node_messages.Cards
+    ) -> tuple[dict[int, node_messages.CardData], dict[int, int | None]]:
+        """The devices of all nodes, through node 0, which also learns the free host memory by node."""
+        calls = self._calls
+        if not self.leads:
+            calls.reply(node_messages.encode(mine))
+            return dict(calls.answer(node_messages.Cards, "all devices", JOIN_S).devices), {}
+        cards, free = dict(mine.devices), {}
+        for node, reply in calls.replies(node_messages.Cards, "the devices", JOIN_S):
+            cards |= reply.devices
+            free[node] = reply.host_free
+        calls.answer_all(node_messages.Cards(cards))
+        return cards, free
+
+    def settled(self, options: Options) -> Options:
+        """The options with the shares and layers that node 0 settled on; on node 0 they are still open."""
+        if self.leads:
+            return options
+        call = self._calls.expect(node_messages.Settle, RECORD_S)
+        split = tuple(call.tensor_split) if call.tensor_split else None
+        return replace(options, tensor_split=split, n_gpu_layers=call.n_gpu_layers)
+
+    def settle(self, options: Options) -> None:
+        """Node 0 sends the shares and layers to the others."""
+        if self.leads:
+            shares, n_layers = options.shares, options.n_gpu_layers
+            assert n_layers != "auto"
+            self._calls.tell(node_messages.Settle(list(shares) if shares else None, n_layers))
+
+    def compare(
+        self,
+        model: str,
+        options: Options,
+        plan: str,
+        limits: Sequence[Limits],
+        sizes: object,
+        ropes: Mapping[str, RopeTable],
+    ) -> None:
+        """Compare with node 0 what must be equal: version, settings, the model's fingerprint, options, the
+        plan, the devices' limits, sizes of steps. Raises PlanError, which names the node and the difference.
+        Only rows of cos and sin may differ, because processors round differently."""
+        local = ("path", "control_vectors")  # paths may differ between nodes
+        given = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in local}
+        mine = node_messages.Likeness(
+            VERSION,
+            settings(),
+            model[:64],
+            hash_of(sorted(given.items())),
+            plan=hash_of(plan),
+            limits=hash_of([limits_data(device) for device in limits]),
+            sizes=hash_of(sizes),
+            tables=tables_hash(ropes, options.n_ctx),
+        )
+        calls = self._calls
+        if not self.leads:
+            calls.reply(node_messages.encode(mine))
+            calls.expect(node_messages.Settle, RECORD_S)
+            return
+        for node, theirs in calls.replies(node_messages.Likeness, "the plan", RECORD_S):
+            for field in msgspec.structs.fields(node_messages.Likeness):
+                name, here, there = field.name, getattr(mine, field.name), getattr(theirs, field.name)
+                if here == there:
+                    continue
+                if name == "tables":
+                    env.log(1, f"{calls.names[node]} rounds cos and sin differently; node 0 sends its rows")
+                    self.sends_tables = True
+                    continue
+                raise PlanError(
+                    f"{calls.names[node]} differs in its {name}: {there}, and {calls.names[0]} has {here}; "
+                    "use the same version, settings and model on all nodes"
+                )
+        calls.tell(node_messages.Settle(None, None))  # go on
+
+    def compare_providers(self, here: str) -> None:
+        """Raise PlanError unless all nodes reduce by the same provider: it decides how often nodes meet. A
+        node knows its provider only after it has tried it."""
+        calls = self._calls
+        if not self.leads:
+            calls.reply(node_messages.encode(here))
+            return
+        for node, there in calls.replies(node_messages.Name, "its provider", RECORD_S):
+            if there != here:
+                raise PlanError(
+                    f"{calls.names[node]} reduces by {there!r} and {calls.names[0]} by {here!r}; "
+                    "name one that both have: --reduce-provider host-sum"
+                )
