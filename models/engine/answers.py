@@ -1,8 +1,7 @@
 """One engine, many callers: each reads the answers to its own request.
 
-The engine lives in a thread of its own, which opens it, lets it work and releases it. So an exception in a
-caller's thread (Ctrl-C above all) cannot interrupt the engine in the middle of something. Callers wait in
-slices of time; when the engine ends, for any reason, they wake up.
+The engine has its own thread, which Ctrl-C in a caller's thread cannot interrupt. Callers wait in slices of
+time, and wake up when the engine ends.
 """
 
 from __future__ import annotations
@@ -33,21 +32,21 @@ from vkbackend.models.engine.messages import (
     is_last,
 )
 
-Host = Callable[[Channel], Hosted]  # opens an engine, in the thread that will have it
+EngineMaker = Callable[[Channel], Hosted]  # opens an engine, in the thread that owns it
 
 
 class Mailbox:
-    """The callers' end of an engine: `info` says what was loaded. Raises what loading raises; `progress` is
-    called in the caller's thread. Once nobody holds the mailbox any more, the engine is released."""
+    """The callers' end of an engine. `info`: what was loaded. Raises the errors of loading; `progress` is
+    called in the caller's thread. The engine is released when the mailbox is collected."""
 
-    def __init__(self, host: Host, progress: Progress | None = None) -> None:
+    def __init__(self, open_: EngineMaker, progress: Progress | None = None) -> None:
         self.channel = channel = Channel()
         self._closed = self._forked = False
         self._ids = count()
         forks.own(self)
         try:
-            # In one step, where Thread.start takes many: an interrupt leaves no thread half started.
-            _thread.start_new_thread(_start, (host, channel, ref(self, channel.inbox.put)))
+            # One call of C code: with Thread.start an interrupt could leave a thread half started.
+            _thread.start_new_thread(_start, (open_, channel, ref(self, channel.inbox.put)))
             self.info = self._loaded(progress)
         except BaseException:
             self.end()
@@ -58,7 +57,7 @@ class Mailbox:
             try:
                 news = self.channel.news.get(timeout=WAIT_SLICE_S)
             except Empty:
-                continue  # also a signal is noticed this soon
+                continue
             if isinstance(news, EngineInfo):
                 return news
             if news is None:
@@ -69,18 +68,17 @@ class Mailbox:
                 progress(*news)
 
     def ask(self, make: Callable[[int], Request], *, eager: bool = False) -> Answers:
-        """Post the request that `make` builds from its id; the answers can be iterated once. With `eager` the
-        engine computes all of them unasked; else it computes each when it is asked for."""
+        """Post the request that `make` builds from its id; the answers can be iterated once. `eager`: the
+        engine computes all of them, not each when it is asked for."""
         return Answers(self, *self.make(make), eager)
 
     def make(self, make: Callable[[int], Request]) -> tuple[int, Request]:
-        """The next id, and the request of it."""
         self.check_open()
         id_ = next(self._ids)
         return id_, make(id_)
 
     def check_open(self) -> None:
-        """Raise what ended the engine, or that it is closed."""
+        """Raise the error that ended the engine, or VkbackendError if it is closed."""
         if self._forked:
             raise forks.refusal("this LLM")
         if self.channel.failed and not self._closed:
@@ -90,13 +88,13 @@ class Mailbox:
 
     def close(self) -> None:
         """Release the engine; may be called again, also after an interrupt. Raises Timeout if a step does not
-        end in time; the engine releases itself when the step has ended."""
-        # Long enough for the step in work to end, or for the engine's process to be ended.
+        end in time; the engine is released after that step."""
+        # Long enough for the current step to end, or for the engine's process to be killed.
         if not self._end(env.timeout_s() + engine_process.ANSWER_MARGIN_S + engine_process.CLOSE_S):
             raise Timeout("the engine is still in a step; close the LLM again when that has ended")
 
     def end(self) -> None:
-        """Release the engine, at once or later: for finalizers, which nobody waits for."""
+        """Release the engine, now or later: for finalizers."""
         self._end(engine_process.CLOSE_S)
 
     def _end(self, timeout_s: float) -> bool:
@@ -104,7 +102,7 @@ class Mailbox:
         if self._forked or self.channel.ended:
             return True
         self.channel.inbox.put(Close())
-        # Do not wait if no thread has begun, or if the engine's own thread runs this, in a finalizer.
+        # The engine's own thread may run this in a finalizer.
         if self.channel.thread in (None, threading.get_ident()):
             return True
         return self.channel.wait_for_end(timeout_s)
@@ -114,8 +112,8 @@ class Mailbox:
 
 
 class Answers:
-    """The events of one request, which is posted now. The request is cancelled if this object is closed, or
-    is collected, before the last event: then nobody can read them any more."""
+    """The events of one request, which is posted now. If this object is closed or collected before the last
+    event, the request is cancelled."""
 
     def __init__(self, mailbox: Mailbox, id_: int, request: Request, eager: bool) -> None:
         self._mailbox, self._id, self._eager = mailbox, id_, eager
@@ -135,7 +133,7 @@ class Answers:
             self.close()
 
     def events(self) -> Iterator[Event]:
-        """The answers to a request that brings events only, no lone tokens."""
+        """The answers to a request without lone tokens."""
         for answer in self:
             assert isinstance(answer, Event), answer
             yield answer
@@ -164,26 +162,25 @@ class Answers:
 _working: set[Channel] = set()
 
 
-def _start(host: Host, channel: Channel, owner: ref[Mailbox]) -> None:
+def _start(open_: EngineMaker, channel: Channel, owner: ref[Mailbox]) -> None:
     try:
-        arguments = host, channel, owner
+        arguments = open_, channel, owner
         threading.Thread(target=_live, args=arguments, name="vkbackend-engine", daemon=True).start()
     except BaseException as error:  # no more threads
         channel.news.put(error)
         channel.end()
 
 
-def _live(host: Host, channel: Channel, owner: ref[Mailbox]) -> None:
-    """The life of an engine. This thread keeps `owner`, whose callback puts it into the inbox when the
-    mailbox is gone."""
+def _live(open_: EngineMaker, channel: Channel, owner: ref[Mailbox]) -> None:
+    """The life of an engine. `owner` puts itself into the inbox when the mailbox is collected."""
     if hasattr(signal, "pthread_sigmask"):
-        # Ctrl-C is for the main thread. A process that this thread starts inherits the mask.
+        # A process that this thread starts inherits the mask.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     channel.thread = threading.get_ident()
     _working.add(channel)
     try:
         try:
-            channel.engine = engine = host(channel)
+            channel.engine = engine = open_(channel)
         except Abandoned:
             return
         except BaseException as error:
@@ -203,7 +200,7 @@ def _live(host: Host, channel: Channel, owner: ref[Mailbox]) -> None:
 
 
 def _end_all() -> None:
-    """End all engines before the interpreter does: it stops daemon threads wherever they are."""
+    """End all engines before the interpreter stops their threads, wherever they are."""
     deadline = time.monotonic() + engine_process.CLOSE_S
     channels = list(_working)
     for channel in channels:

@@ -14,8 +14,8 @@ from vkbackend.models.engine.messages import Answer, Request, is_last
 
 
 class LoopWaker:
-    """Wakes the coroutines of a loop that have mail, all of a step with one call. Each call from the engine's
-    thread is a system call, after which the loop's thread competes with this one for the interpreter."""
+    """Wakes all coroutines of a loop that got mail in a step with one call. Each call is a system call, after
+    which the loop's thread competes with the engine's for the interpreter."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = ref(loop)
@@ -23,7 +23,7 @@ class LoopWaker:
 
     def wake(self) -> None:
         if self.waiters and (loop := self._loop()) is not None:
-            with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
@@ -56,7 +56,6 @@ class AsyncMail:
         return len(self._items)
 
     def take(self) -> Answer | None:
-        """What came first, if anything did."""
         return self._items.popleft() if self._items else None
 
     def arrival(self) -> asyncio.Future[None] | None:
@@ -69,8 +68,7 @@ class AsyncMail:
 
 
 class AsyncAnswers(AsyncIterator[Answer]):
-    """As `Answers`, in the running loop: the request is posted now, and cancelled when nobody can read its
-    mail any more."""
+    """As `Answers`, in the running loop. The request is cancelled when its mail is collected."""
 
     def __init__(self, mailbox: Mailbox, make: Callable[[int], Request], *, eager: bool) -> None:
         self._mailbox, self._eager, self._ended = mailbox, eager, False
@@ -83,7 +81,7 @@ class AsyncAnswers(AsyncIterator[Answer]):
         return self
 
     async def __anext__(self) -> Answer:
-        """All in one coroutine, for speed: it runs for every token of every stream."""
+        """A single coroutine, for speed: it runs for every token."""
         if self._ended:
             self.close()
             raise StopAsyncIteration

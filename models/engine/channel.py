@@ -1,8 +1,7 @@
 """Connects the callers of an engine with its threads: requests go in, and each event goes to its caller.
 
-A signal (Ctrl-C) raises in the main thread between any two bytecodes. So a caller makes each change here in
-one call of C code: it puts a letter into the inbox, or drops the queue of its events. Everything else belongs
-to the engine's threads, where signals do not raise.
+A signal (Ctrl-C) raises in the main thread between any two bytecodes. So a caller makes each change in one
+call of C code: it puts a letter into the inbox, or drops its queue. All else belongs to the engine's threads.
 """
 
 from __future__ import annotations
@@ -30,28 +29,25 @@ END_SLICE_S = 0.05  # if an interrupt loses the news of the engine's end, it is 
 
 
 class Waker(Protocol):
-    """Wakes those who have got mail."""
-
     def wake(self) -> None: ...
 
 
 class Mail(Protocol):
-    """Where the answers to a request go. None among them: the engine has ended, see `Channel`."""
+    """The answers to a request; None if the engine has ended."""
 
     def put(self, answer: Answer | None, /) -> Waker | None:
-        """Add an answer. Returns the waker to call when all answers of a step are put."""
+        """Add an answer. Returns a waker to call after all answers of a step."""
 
     def qsize(self) -> int: ...
 
 
-# A request with this many answers that nobody has read is paused until its caller asks again.
+# A request with this many unread answers is paused until its caller asks again.
 MOST_UNREAD = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A request, and where its events go. An `eager` caller wants all of them; any other caller sends `Next`
-    for each event."""
+    """A request and its mail. Unless it is `eager`, the caller sends `Next` for each event."""
 
     id: int
     request: Request
@@ -67,36 +63,34 @@ class Next:
 
 
 class Reader(ref[Mail]):
-    """A weak reference to the mail of request `id`. It comes into the inbox when the mail is gone, so that
-    nobody can read the events any more."""
+    """A weak reference to the mail of request `id`, which comes into the inbox when the mail is collected."""
 
     __slots__ = ("id",)
     id: int
 
 
-# What comes into the inbox. A dead reference that is no Reader is the one to the engine's owner.
+# A dead reference in the inbox that is not a Reader was to the engine's owner.
 Word: TypeAlias = Letter | Next | Pause | Close | ref[Any]
 
 
 class Abandoned(BaseException):
-    """Raised in the engine's thread if nobody waits for the model to load any more."""
+    """Raised in the engine's thread if the caller gave up while the model loads."""
 
 
 class Channel:
-    """Callers change only `inbox` and their mail. Of the rest they read `failed` and `ended`, which change
-    once."""
+    """Callers change only `inbox` and their mail, and read `failed` and `ended`, which change once."""
 
     def __init__(self) -> None:
         self.inbox: SimpleQueue[Word] = SimpleQueue()
-        # While it loads: bytes (done, in all), then what was loaded, or what went wrong.
+        # While it loads: bytes (done, in all), then the info or the error.
         self.news: SimpleQueue[tuple[int, int] | EngineInfo | BaseException | None] = SimpleQueue()
-        self.readers: dict[int, Reader] = {}  # of the requests that are not answered to the end
-        self.engine: object = None  # while there is one
-        self.thread: int | None = None  # the id of the engine's thread, once it has begun
-        self.closing = False  # the engine's threads have read that it shall end
+        self.readers: dict[int, Reader] = {}  # of unfinished requests
+        self.engine: object = None  # None before and after
+        self.thread: int | None = None  # id of the engine's thread
+        self.closing = False  # the engine's threads have read Close
         self.failed: ErrorData | None = None
         self.ended = False  # everything is released
-        self.paused: set[int] = set()  # requests whose callers do not read
+        self.paused: set[int] = set()
         self._awaited: set[int] = set()  # requests whose callers wait
         self._eager: set[int] = set()
         self._ends: SimpleQueue[None] = SimpleQueue()
@@ -104,13 +98,13 @@ class Channel:
     # ---- the engine's threads ----
 
     def tell(self, done: int, total: int) -> None:
-        """Report the bytes loaded. Raises Abandoned if nobody waits for the model any more."""
-        if not self.inbox.empty():  # nothing but an end can be there yet
+        """Report the bytes loaded. Raises Abandoned."""
+        if not self.inbox.empty():  # only Close can be there yet
             raise Abandoned
         self.news.put((done, total))
 
     def sort(self, word: Word) -> Request | None:
-        """Note who asks or waits; returns what the engine must hear of it."""
+        """Note which requests are awaited; returns the request for the engine, if any."""
         if isinstance(word, Letter):
             reader = Reader(word.mail, self.inbox.put)
             reader.id = word.id
@@ -133,12 +127,11 @@ class Channel:
         return Close()
 
     def is_awaited(self) -> bool:
-        """Whether a caller waits for an event."""
         return bool(self._awaited or self._eager)
 
     def deliver(self, news: News) -> None:
-        """Give the news to the callers, to those who wait last: a caller that wakes up then finds what came
-        for its other requests, too."""
+        """Give the news to the callers. Callers that wait come last: one that wakes up then finds the answers
+        to its other requests, too."""
         awaited: list[tuple[int, Answer]] = []
         wakers: set[Waker] = set()
         for id_, answer in zip(news.ids, news.answers, strict=True):
@@ -172,7 +165,7 @@ class Channel:
         return self.readers.pop(id_, None) is not None
 
     def end(self) -> None:
-        """The engine is released: tell everybody who waits."""
+        """The engine is released: wake everybody."""
         self.ended = True
         self.news.put(None)
         self._ends.put(None)
@@ -187,7 +180,7 @@ class Channel:
     # ---- callers ----
 
     def wait_for_end(self, timeout_s: float) -> bool:
-        """Whether the engine ended within the time."""
+        """False on timeout."""
         deadline = time.monotonic() + timeout_s
         while not self.ended and (left := deadline - time.monotonic()) > 0:
             with suppress(Empty):

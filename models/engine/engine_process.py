@@ -1,8 +1,6 @@
-"""Where the engine runs: in this process, or in a process of its own at the other end of a pipe. Either way a
-thread of this process owns it (answers.py), and gets requests through a channel.
-
-A process of its own keeps other Python threads from slowing the relay between segments. It is spawned, never
-forked; it ends when its pipe does, and every wait for it has a deadline.
+"""The engine in this process, or in its own process at the other end of a pipe, where other Python threads do
+not slow the relay between segments. That process is spawned, never forked. It ends with its pipe, and every
+wait for it has a deadline.
 """
 
 from __future__ import annotations
@@ -35,29 +33,28 @@ from vkbackend.models.engine.messages import (
 )
 from vkbackend.models.options import Options
 
-ANSWER_MARGIN_S = 15.0  # the engine's own waits end after env.timeout_s(), then it drains and reports
-CLOSE_S = 10.0  # how long the process gets to release everything before it is ended
+ANSWER_MARGIN_S = 15.0  # after env.timeout_s() the engine stops waiting, drains and reports
+CLOSE_S = 10.0  # for the process to release everything before it is killed
 WAIT_SLICE_S = 0.5  # a signal is noticed this soon
-STUCK_S = 0.02  # an engine that could compute nothing looks again this soon
+STUCK_S = 0.02  # an engine without rows to compute looks again this soon
 
 Open = Callable[[Options, Progress | None], Engine]
 
 
 class Hosted(Protocol):
-    """An engine as its thread sees it, which opens it, lets it work and closes it."""
+    """An engine, as the thread that owns it sees it."""
 
     info: EngineInfo
 
     def serve(self, channel: Channel) -> None:
-        """Answer requests until the callers want no more. Raises what breaks the engine."""
+        """Answer requests until Close. Raises what breaks the engine."""
 
-    def close(self) -> None:
-        """Release everything."""
+    def close(self) -> None: ...
 
 
 class LocalEngine:
-    """The engine in this process. It works only while a caller waits for an event. A stream that nobody reads
-    runs no further, so equal calls in equal order make equal steps."""
+    """The engine in this process. It computes only while a caller waits for an event, so equal calls in equal
+    order make equal steps."""
 
     def __init__(self, options: Options, channel: Channel, open_: Open = Engine.open) -> None:
         self._engine = open_(options, channel.tell)
@@ -68,8 +65,6 @@ class LocalEngine:
         while True:
             try:
                 idle = not (engine.busy and channel.is_awaited())
-                # If no row can run, nothing changes until a caller reads or a deadline passes: look again
-                # soon.
                 timeout = STUCK_S if engine.is_stuck and not idle else None
                 request = channel.sort(channel.inbox.get(idle or timeout is not None, timeout))
             except Empty:
@@ -89,14 +84,12 @@ class LocalEngine:
 
 @dataclass(frozen=True, slots=True)
 class _Loading:
-    """Bytes loaded so far."""
-
     done: int
     total: int
 
 
 class Child(Protocol):
-    """The process that has the engine: these methods of a multiprocessing.Process."""
+    """The methods of a multiprocessing.Process that are used here."""
 
     @property
     def pid(self) -> int | None: ...
@@ -114,33 +107,31 @@ class Child(Protocol):
 
 
 class RemoteEngine:
-    """The engine in a spawned process, which goes on whether a caller waits or not. Raises the errors of
-    loading; DeviceLost if it dies, Timeout if it hangs.
-    """
+    """The engine in a spawned process, which computes whether a caller waits or not. Raises the errors of
+    loading, DeviceLost if it dies, Timeout if it hangs."""
 
     def __init__(self, options: Options, channel: Channel, open_: Open = Engine.open) -> None:
         self._channel = channel
-        self._selector = selectors.DefaultSelector()  # kept: `wait` would make one per step
+        self._selector = selectors.DefaultSelector()  # `wait` would create one per step
         self._process, self._conn = self._start(options, open_)
         self._selector.register(self._conn, selectors.EVENT_READ)
-        # A thread writes, because a write to a process that does not read would block without a deadline.
+        # A write to a process that does not read blocks without a deadline, so a thread does it.
         self._writer = threading.Thread(target=self._write, name="vkbackend-writer", daemon=True)
         self._loaded, self._heard = False, time.monotonic()
         try:
             forks.own(self)
-            told = 0, 0
+            loaded = 0, 0
             while not isinstance(message := self._receive("to load the model"), EngineInfo):
                 if isinstance(message, ErrorData):
                     raise message.exception()
-                told = (message.done, message.total) if message else told
-                channel.tell(*told)
+                loaded = (message.done, message.total) if message else loaded
+                channel.tell(*loaded)
         except BaseException:
             self.close()
             raise
         self.info, self._loaded = message, True
 
     def _start(self, options: Options, open_: Open) -> tuple[Child, Connection]:
-        """The process, and our end of its pipe, which ends with it."""
         context = multiprocessing.get_context("spawn")
         conn, theirs = context.Pipe()
         process = context.Process(
@@ -165,7 +156,6 @@ class RemoteEngine:
                 channel.deliver(News(*news))
 
     def _write(self) -> None:
-        """Hand requests on; ends with Close or with the pipe."""
         with suppress(OSError, ValueError):
             while True:
                 if (request := self._channel.sort(self._channel.inbox.get())) is not None:
@@ -173,9 +163,8 @@ class RemoteEngine:
                 if isinstance(request, Close):
                     return
 
-    def _receive(self, what: str) -> Any:
-        """The next message; None if none came within a slice, or if the process ended because it was told
-        to."""
+    def _receive(self, purpose: str) -> Any:
+        """The next message. None after a time slice or a requested exit."""
         if self._selector.select(WAIT_SLICE_S):
             self._heard = time.monotonic()
             try:
@@ -183,34 +172,33 @@ class RemoteEngine:
             except (EOFError, OSError):
                 if self._channel.closing:
                     return None
-                raise self._death(what) from None
+                raise self._death(purpose) from None
         if self._loaded and not self._channel.readers:
-            self._heard = time.monotonic()  # it has nothing to say
+            self._heard = time.monotonic()  # no answer is due
         allowed_s = env.timeout_s() + ANSWER_MARGIN_S
         if time.monotonic() - self._heard < allowed_s:
             return None
         self._process.kill()
         raise Timeout(
-            f"the engine's process was expected {what} and said nothing for {allowed_s:.0f} s, so it was "
+            f"the engine's process was expected {purpose} and said nothing for {allowed_s:.0f} s, so it was "
             "ended; VKBACKEND_TIMEOUT sets how many seconds a device may take"
         )
 
-    def _death(self, what: str) -> DeviceLost:
+    def _death(self, purpose: str) -> DeviceLost:
         self._process.join(1)
         return DeviceLost(
-            f"the engine's process ended (exit code {self._process.exitcode}) while it was expected {what}; "
-            "its last words are on stderr. Open the model again; a script that uses process=True needs "
+            f"the engine's process ended (exit code {self._process.exitcode}) while it was expected "
+            f"{purpose}; its last words are on stderr. Open the model again; a script that uses process=True needs "
             "`if __name__ == '__main__':` around its main part"
         )
 
     def close(self) -> None:
-        self._channel.inbox.put(Close())  # for the writer, and through it for the process
-        # A process that is still loading would not read it: no time for that.
+        self._channel.inbox.put(Close())  # the writer sends it to the process
+        # A process that is still loading does not read it.
         deadline = time.monotonic() + (CLOSE_S if self._loaded else 0)
         try:
             while self._process.is_alive() and time.monotonic() < deadline:
-                # Read and drop what the process still sends: a full pipe would block it. When the pipe
-                # ends, so does the process.
+                # A full pipe would block the process.
                 if self._conn.poll(WAIT_SLICE_S):
                     try:
                         self._conn.recv()
@@ -220,7 +208,7 @@ class RemoteEngine:
             if self._process.is_alive():
                 self._process.kill()
             if self._process.pid is not None:
-                self._process.join(CLOSE_S)  # one that a driver holds in the kernel does not even die
+                self._process.join(CLOSE_S)  # a process that a driver holds in the kernel does not die
                 if self._process.exitcode is not None:
                     self._process.close()
             if self._writer.is_alive():
@@ -229,7 +217,7 @@ class RemoteEngine:
             self._conn.close()
 
     def disown(self) -> None:
-        # In a forked child: else multiprocessing would end the parent's engine when this child exits.
+        # Else multiprocessing would end the parent's engine when a forked child exits.
         getattr(multiprocessing.process, "_children", set()).discard(self._process)
 
 
@@ -240,15 +228,15 @@ def serve(
     conn: Connection, options: Options, open_: Open = Engine.open, watch: Watch = lambda tell: None
 ) -> None:
     """The main function of the process: load, then answer requests until Close or the end of the pipe.
-    `watch(tell)`: whoever sees that the engine is lost, while nothing is asked of it, calls `tell`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    `watch(tell)` makes a lost engine call `tell`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     inbox: SimpleQueue[Request | VkbackendError] = SimpleQueue()
     engine: Engine | None = None
     watch(inbox.put)
     lock = threading.Lock()  # devices compile side by side
 
     def compiled() -> None:
-        """Say nothing, so that a parent who waits for a step knows that the engine is alive."""
+        """Send an empty message, so that a parent that waits for a step knows that the engine is alive."""
         with lock:
             conn.send(None)
 
@@ -286,15 +274,14 @@ def _report(conn: Connection, error: ErrorData) -> None:
 
 
 def _read(conn: Connection, inbox: SimpleQueue[Request | VkbackendError]) -> None:
-    """The thread that receives: a long request cannot block the parent while the engine writes to it."""
+    """Receive in a thread: a long request then cannot block a parent to which the engine writes."""
     try:
         while not isinstance(request := conn.recv(), Close):
             inbox.put(request)
     except (EOFError, OSError):
         request = Close()
     inbox.put(request)
-    # The engine gets this much time to end by itself. A process that outlived its parent would hold the
-    # devices.
+    # A process that outlived its parent would hold the devices.
     timer = threading.Timer(CLOSE_S, os._exit, (1,))
     timer.daemon = True
     timer.start()

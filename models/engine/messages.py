@@ -1,7 +1,4 @@
-"""What the engine and its callers say to each other: requests, events, and the checks of requests.
-
-Plain picklable data: no object is shared, so the engine runs in the caller's process or in its own.
-"""
+"""Requests to the engine and its answers, as plain picklable data, and the checks of requests."""
 
 from __future__ import annotations
 
@@ -27,15 +24,13 @@ Progress = Callable[[int, int], None]  # (bytes loaded, bytes in all)
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What was loaded."""
-
     n_vocab: int
     n_ctx: int
     n_slots: int
     n_ubatch: int
     devices: tuple[str, ...]
     prediction: tuple[str, ...] = ()  # of an automatic split, as text
-    notes: tuple[str, ...] = ()  # what users should know of the file and its use, as text
+    notes: tuple[str, ...] = ()  # for the user, as text
 
 
 # ---- requests ----
@@ -44,8 +39,7 @@ class EngineInfo:
 @dataclass(frozen=True, slots=True)
 class Generate:
     """Continue `tokens` by at most `max_tokens` (None: until the context is full) or up to a token of
-    `stop_ids`. With `slot` it waits for that slot, and computes only what the slot does not hold of the
-    tokens.
+    `stop_ids`. With `slot` it waits for that slot, and computes only tokens that the slot does not hold.
     """
 
     id: int
@@ -55,14 +49,14 @@ class Generate:
     stop_ids: frozenset[int] = frozenset()
     slot: int | None = None
     priority: int = 0  # the lower the earlier
-    deadline_s: float | None = None  # seconds from now on; then it ends with DeadlineExceeded
-    timed: bool = False  # every token comes with timings: the caller may end the text at any of them
-    structure: Structure | None = None  # what the text of the tokens must be; needs a vocabulary
+    deadline_s: float | None = None  # from now on; then it ends with DeadlineExceeded
+    timed: bool = False  # every token comes with timings, because the caller may stop at it
+    structure: Structure | None = None  # of the text; needs a vocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class SetVocabulary:
-    """What tokens stand for, told before the first request with a structure; answered when it is taken."""
+    """The texts of tokens. Needed before the first request with a structure."""
 
     id: int
     vocabulary: Vocabulary
@@ -70,7 +64,7 @@ class SetVocabulary:
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """The logits of every position of `tokens`; they come in parts, in order."""
+    """The logits of every position, in parts."""
 
     id: int
     tokens: tuple[int, ...]
@@ -80,21 +74,17 @@ class Logits:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes per device by purpose."""
-
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What the engine is doing."""
-
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class SaveState:
-    """Write positions first..last (None: all) of what `slot` holds now to the file `path`."""
+    """Write positions first..last (None: all) of `slot` to a file."""
 
     id: int
     path: str
@@ -105,7 +95,7 @@ class SaveState:
 
 @dataclass(frozen=True, slots=True)
 class LoadState:
-    """Put a saved state into `slot`, which must be free; answered by the tokens that the slot then holds."""
+    """Put a saved state into a free slot. The answer has the slot's new tokens."""
 
     id: int
     path: str
@@ -114,7 +104,7 @@ class LoadState:
 
 @dataclass(frozen=True, slots=True)
 class CopySlot:
-    """Put what `slot` holds into `target`, which must be free; answered by the tokens that it then holds."""
+    """Copy `slot` to `target`, which must be free. The answer has the tokens."""
 
     id: int
     slot: int
@@ -123,7 +113,7 @@ class CopySlot:
 
 @dataclass(frozen=True, slots=True)
 class EraseSlot:
-    """Forget what `slot`, which must be free, holds; answered by the tokens that it held."""
+    """Empty a free slot. The answer has its old tokens."""
 
     id: int
     slot: int
@@ -131,28 +121,26 @@ class EraseSlot:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Forget request `id` and free its slot; answered by nothing."""
+    """End request `id`. Without an answer."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Compute nothing for request `id` until Resume; answered by nothing."""
+    """Compute nothing for request `id` until Resume. Without an answer."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Go on with request `id`; answered by nothing."""
-
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Release everything and stop."""
+    pass
 
 
 Request = (
@@ -166,9 +154,7 @@ Request = (
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Time of the steps that a sequence took part in: `prompt` steps read its prompt, `decode` steps one
-    token.
-    """
+    """Time of the steps with rows of a sequence: `prompt` steps read its prompt, `decode` steps one token."""
 
     prompt_n: int = 0
     prompt_s: float = 0.0
@@ -180,8 +166,6 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class ErrorData:
-    """A typed error as data."""
-
     kind: str
     message: str
     fields: dict[str, Any] = field(default_factory=dict)
@@ -191,11 +175,11 @@ class ErrorData:
         """An error that is not a VkbackendError is a bug; its message has the traceback."""
         if isinstance(error, VkbackendError):
             return cls(type(error).__name__, str(error), dict(vars(error)))
-        told = "".join(traceback.format_exception(error))
-        return cls("VkbackendError", f"the engine failed: {told}")
+        trace = "".join(traceback.format_exception(error))
+        return cls("VkbackendError", f"the engine failed: {trace}")
 
     def exception(self) -> VkbackendError:
-        """A fresh exception: one instance raised in two threads would mix up their tracebacks."""
+        """A new exception: one raised in two threads would mix up their tracebacks."""
         kind = getattr(errors, self.kind, VkbackendError)
         error: VkbackendError = kind(self.message, **self.fields)
         return error
@@ -203,13 +187,13 @@ class ErrorData:
 
 @dataclass(slots=True)
 class Event:
-    """One answer to request `id`; `done` on its last. `finish_reason` is "stop" or "length"."""
+    """An answer to request `id`. `done`: the last one. `finish_reason`: "stop" or "length"."""
 
     id: int
     done: bool = True
     token: int | None = None
     finish_reason: str | None = None
-    slot: int | None = None  # the slot that the sequence runs in
+    slot: int | None = None
     tokens: tuple[int, ...] | None = None  # of a loaded state
     timings: Timings | None = None
     logits: np.ndarray | None = None  # float32 [rows of this part, n_vocab], a copy
@@ -246,11 +230,11 @@ def is_last(answer: Answer) -> bool:
     return answer.done
 
 
-# ---- checks that callers make too, so that a bad request fails where it is made ----
+# ---- checks, which callers make too ----
 
 
 def check_tokens(tokens: Sequence[int], n_vocab: int, n_ctx: int) -> None:
-    """Raises InvalidArgument: no token, more than the context holds, an id outside the vocabulary."""
+    """Raises InvalidArgument, PromptTooLong."""
     if not tokens:
         raise InvalidArgument(
             "the prompt has no tokens; give at least one (a model with a BOS token adds it itself)"
@@ -269,7 +253,6 @@ def check_tokens(tokens: Sequence[int], n_vocab: int, n_ctx: int) -> None:
 
 
 def check_slot(slot: int, n_slots: int) -> None:
-    """Raises InvalidArgument for a slot that does not exist."""
     if not 0 <= slot < n_slots:
         raise InvalidArgument(
             f"slot {slot} does not exist: the model was opened with n_slots={n_slots}, numbered from 0"

@@ -16,7 +16,7 @@ from vkbackend.models.options import Options
 
 
 class GroupEngine(RemoteEngine):
-    """Starts the hosts of `options.hostfile`. Raises what `RemoteEngine` does; errors name the host."""
+    """Starts the nodes of `options.hostfile`. Errors name the node."""
 
     def __init__(self, options: Options, channel: Channel) -> None:
         assert options.hostfile is not None
@@ -37,9 +37,9 @@ class GroupEngine(RemoteEngine):
         conn.send(shared)
         return self._group, conn
 
-    def _death(self, what: str) -> DeviceLost:
+    def _death(self, purpose: str) -> DeviceLost:
         self._group.join(1)
         return DeviceLost(
-            f"the group of hosts ended while it was expected {what}: {self._group.last_words()}; open the "
-            "model again, which starts it anew"
+            f"the group of nodes ended while it was expected {purpose}: {self._group.last_words()}; open the "
+            "model again, which starts it again"
         )
