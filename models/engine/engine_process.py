@@ -188,8 +188,8 @@ class RemoteEngine:
         self._process.join(1)
         return DeviceLost(
             f"the engine's process ended (exit code {self._process.exitcode}) while it was expected "
-            f"{purpose}; its last words are on stderr. Open the model again; a script that uses process=True needs "
-            "`if __name__ == '__main__':` around its main part"
+            f"{purpose}; its last words are on stderr. Open the model again; a script that uses process=True "
+            "needs `if __name__ == '__main__':` around its main part"
         )
 
     def close(self) -> None:
