@@ -191,7 +191,7 @@ def test_minus_one_as_in_llama_cpp(llm: LLM) -> None:
 
 
 def test_repeat_last_n_of_minus_one_is_the_whole_text() -> None:
-    """The token that is the likeliest stands at the very beginning."""
+    """The likeliest token is the first one."""
     logits, history = np.array([1.0, 2.0, 3.0], np.float32), [2, *[0] * 100]
 
     def chosen(last: int) -> int:

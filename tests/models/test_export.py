@@ -157,7 +157,7 @@ def test_parts_become_one_file(tmp_path: Path) -> None:
 
 
 def test_the_bytes_come_from_the_devices(models: Path, tmp_path: Path) -> None:
-    """What is changed on a device is changed in the copy, at that place and nowhere else."""
+    """A change on a device appears in the copy, at that place and nowhere else."""
     path, out = models / "stories-narrow-Q8_0.gguf", tmp_path / "out.gguf"
     runner = load_runner(path, devices=["numpy"] * 2, n_ctx=32, n_ubatch=1)
     try:

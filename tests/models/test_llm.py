@@ -1,4 +1,4 @@
-"""What `LLM` adds to the engine, on a runner without a model: text, arguments, batches, asyncio."""
+"""`LLM` on a runner without a model: text, arguments, batches, asyncio."""
 
 from __future__ import annotations
 

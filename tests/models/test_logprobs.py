@@ -1,4 +1,4 @@
-"""What `generate` and `stream` tell of probabilities and of the prompt, and functions that change logits."""
+"""Log probabilities from `generate` and `stream`, also of prompts, and functions that change logits."""
 
 import asyncio
 import sys

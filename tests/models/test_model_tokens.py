@@ -1,4 +1,4 @@
-"""What sampling options mean for one model: ends, tokens that are never written, breakers of DRY."""
+"""Sampling options resolved for a model: end tokens, suppressed tokens, breakers of DRY."""
 
 import math
 import sys

@@ -1,4 +1,4 @@
-"""Answers that follow a schema or grammar: on every device, from any model, beside requests without one."""
+"""Answers that follow a schema or grammar: on every device, from any model, together with free requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is taken for a structure, what is refused, and within which bounds."""
+"""Structures: accepted values, refused values, bounds."""
 
 from __future__ import annotations
 

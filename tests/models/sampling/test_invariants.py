@@ -1,5 +1,5 @@
-"""What holds for samplers with any logits: what they keep, what they leave unchanged, and that the likeliest
-candidates give the choice that whole rows give."""
+"""Invariants of the samplers for any logits: kept candidates, unchanged scores, and equal choices from the
+likeliest candidates and from whole rows."""
 
 import math
 from typing import Any

@@ -75,7 +75,7 @@ def test_a_bad_row_fails_alone(n: int, temperature: float, bad: float) -> None:
 
 
 def test_calls_do_not_grow_with_the_rows() -> None:
-    """Beside its generator a row costs no call of numpy; a greedy one needs none at all."""
+    """A row costs one call of numpy, its generator's; a greedy row costs none."""
 
     def calls(n: int, **params: Any) -> Counter[str]:
         samplers = [Sampler(SamplingParams(seed=row, **params)) for row in range(n)]

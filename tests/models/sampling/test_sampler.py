@@ -48,7 +48,7 @@ def draw(n: int, logits: np.ndarray, history: list[int], **params: Any) -> Count
 
 
 def kept(params: SamplingParams, scores: np.ndarray) -> np.ndarray:
-    """What a sampler draws from."""
+    """The distribution that a sampler draws from."""
     sampler, c = Sampler(params), Candidates.of_row(scores.astype(np.float64))
     for step in sampler._chain:
         step(c, [])

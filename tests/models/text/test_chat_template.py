@@ -119,7 +119,7 @@ def test_interrupts_leave_a_template_free(monkeypatch: pytest.MonkeyPatch) -> No
         thread.join()
         assert texts == ["[b]"]
 
-    monkeypatch.setattr(template_process, "WALL_S", 0.5)  # a lock that is not given back is told
+    monkeypatch.setattr(template_process, "WALL_S", 0.5)  # a lock that is never released is reported
     ask = template_process.TemplateProcess._ask.__code__
     everywhere(
         lambda: template.render(said("a")),

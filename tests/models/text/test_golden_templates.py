@@ -1,4 +1,4 @@
-"""Templates modelled on those of the supported families, against what transformers renders through them."""
+"""Templates modelled on published ones, compared with transformers' renderings."""
 
 from __future__ import annotations
 

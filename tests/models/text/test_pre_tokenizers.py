@@ -29,7 +29,7 @@ LLAMA_CPP = """
 
 
 def test_names() -> None:
-    """They are those of llama.cpp in xllamacpp 2026.10; "whitespace" is a kind of its own."""
+    """The names are llama.cpp's in xllamacpp 2026.10; "whitespace" is a kind of its own."""
     assert sorted({*PRE_TOKENIZERS, *LINE_TOKENIZERS, *LLAMA_CPP}) == LLAMA_CPP
     assert sorted(KEPT["found"]) == sorted(oracle.names())
 

@@ -35,7 +35,7 @@ def source(name: str) -> str:
 
 
 def special_of(name: str) -> list[str]:
-    """What the template writes, and what models have besides."""
+    """Tokens of the template, and other tokens of models."""
     extra = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|end|>", "<|channel|>", "[INST]"]
     return sorted({*re.findall(MARK, source(name)), *extra})
 
@@ -139,13 +139,13 @@ def test_templates_that_alter_messages(folder: Path) -> None:
     ending = "{% if messages[0].content.endswith('" + end + "') %}" + content + "{% endif %}"
     assert prompt(content, f"a{end}b") == prompt(ending, f"a{end}") == (True, 1)
     assert prompt(length + content, f"a{end}") == (True, 1)
-    assert prompt(length + content + end, end) == (False, 3)  # stands there twice, once by the template
+    assert prompt(length + content + end, end) == (False, 3)  # is there twice, once by the template
     assert prompt(length + "{{ messages[0].content | replace('a', 'b') }}", f"a{end}") == (False, 2)
 
 
 @pytest.mark.parametrize("path", VOCABULARIES, ids=lambda path: path.stem)
 def test_no_special_token_of_a_vocabulary_is_made_of_plain_text(path: Path) -> None:
-    """No merge makes one either, whatever stands beside its text."""
+    """No merge makes one either, whatever surrounds its text."""
     with GGUF.open(path) as gguf:
         tok = Tokenizer.from_gguf(gguf)
     markers = tok.markers(lambda text: True)

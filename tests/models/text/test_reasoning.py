@@ -1,4 +1,4 @@
-"""Thoughts told from answers, however the text is cut into pieces."""
+"""Thoughts and answers are separated, however the text is cut into pieces."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ ATTACKS = {
     "a large list": ("{{ [0] * 10 ** 10 }}", "512 MB of memory"),
     "a wide number": ("{{ '%0999999999d' % 1 }}", "512 MB of memory"),
     "a long text": ("{{ 'x' * 5000000 }}", "more than 4194304 characters"),
-    # What the sandbox leaves.
+    # Attacks that the sandbox permits.
     "itself": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
     "deep": (DEEP + "{{ n.x | tojson }}", "recursion"),
     "another file": ("{% include '/etc/passwd' %}", "no loader"),
@@ -104,7 +104,7 @@ def cpu_limit_s(pid: int) -> int:
 
 
 def test_time_is_counted_anew_for_each_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time to read a conversation counts, too. What one has used leaves the next one's time alone."""
+    """The time to read a conversation counts, too. Each conversation has its own time."""
     monkeypatch.setattr(template_process, "CPU_S", 0.9)
     template = ChatTemplate("{% for a in range(20000) %}{{ loop.index }}{% endfor %}" + ECHO)
     pid = pid_of(template)

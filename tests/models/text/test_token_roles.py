@@ -1,4 +1,4 @@
-"""What tokens are by their texts: ends of a generation, channels of gpt-oss, white space behind Phi-3's."""
+"""Roles of tokens by their texts: ends of a generation, channels of gpt-oss, white space after Phi-3's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tool calls in every format: whole, in pieces of any size, beside text, damaged."""
+"""Tool calls in every format: whole, in pieces of any size, next to text, damaged."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_pieces_of_any_size_give_the_same(data: st.DataObject) -> None:
 
 @given(data=st.data())
 def test_what_is_cut_short_or_damaged_is_read_without_an_error(data: st.DataObject) -> None:
-    """Nothing raises, and what is no call at all is content."""
+    """Nothing raises, and text that is not a call is content."""
     format_, text, _ = data.draw(st.sampled_from(CASES))
     at = data.draw(st.integers(0, len(text)))
     noise = data.draw(st.text("{}[]\"'<>|:,= \nax", max_size=8))

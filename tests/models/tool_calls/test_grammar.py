@@ -1,4 +1,4 @@
-"""What the grammar of a format forces is read back by the format, whatever a model that follows it writes."""
+"""Every format reads back all calls that its grammar allows."""
 
 from __future__ import annotations
 
