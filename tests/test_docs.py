@@ -44,7 +44,7 @@ def test_every_package_has_a_row() -> None:
 
 
 def test_the_hooks_are_the_decoders() -> None:
-    table = PAGE[PAGE.index("| what differs | hook |") :]
+    table = PAGE[PAGE.index("| difference | hook |") :]
     hooks = [row.split("|")[2] for row in table.splitlines()[2:] if row.startswith("|")]
     names = {
         name for hook in hooks for name in re.findall(r"`(?:LayerConfig\.)?([a-z_]+)(?: =[^`]*)?`", hook)
