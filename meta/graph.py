@@ -70,9 +70,9 @@ class Graph:
     def label(self, name: str) -> str:
         return self._scope + name
 
-    def on(self, d: int, what: str | Weight) -> Recorder:
-        """Records on device d under a label: a name in this scope, or that of a weight."""
-        label = what.name if isinstance(what, Weight) else self.label(what)
+    def on(self, d: int, name: str | Weight) -> Recorder:
+        """Records on device d, under a label in this scope or under the weight's name."""
+        label = name.name if isinstance(name, Weight) else self.label(name)
         return Recorder(self.recordings[d], self.devices[d].limits, label)
 
     @property

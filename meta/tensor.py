@@ -5,14 +5,15 @@ Each carries its split state and one view per device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from vkbackend.buffer import View
 from vkbackend.meta.split import State
-
-if TYPE_CHECKING:
-    from vkbackend.meta.graph import Graph
+from vkbackend.meta.step_kind import StepKind
+from vkbackend.ops import Recorder
+from vkbackend.runtime import Device
 
 
 @dataclass(slots=True)
@@ -47,7 +48,7 @@ class Tensor:
     it: the tensor that takes the place of this one.
     """
 
-    graph: Graph
+    graph: TensorGraph
     rows: int
     width: int
     state: State
@@ -77,3 +78,28 @@ class Inputs:
     device: View
     logits: View | None  # f32 [max_outputs, own vocabulary rows], host visible
     mask: View | None = None  # u32 [max_outputs, words]: the tokens that may be chosen, a bit each
+
+
+class TensorGraph(Protocol):
+    """The graph of a tensor, as ops use it (graph.py)."""
+
+    @property
+    def devices(self) -> Sequence[Device]: ...
+    @property
+    def inputs(self) -> Sequence[Inputs]: ...
+    @property
+    def kind(self) -> StepKind: ...
+    @property
+    def kept(self) -> dict[str, Tensor]: ...
+    @property
+    def n(self) -> int: ...
+    def readers(self) -> tuple[int, ...]: ...
+    def on(self, d: int, name: str | Weight) -> Recorder: ...
+    def new(
+        self, rows: int, width: int, state: State, label: str, holders: Sequence[int] | None = None
+    ) -> Tensor: ...
+    def scratch(self, shape: tuple[int, ...], label: str) -> View: ...
+    def all_reduce(
+        self, x: Tensor, norm: Weight | None = None, eps: float = 0.0, wire: str = ""
+    ) -> tuple[Tensor, Tensor | None]: ...
+    def add(self, a: Tensor, b: Tensor) -> Tensor: ...

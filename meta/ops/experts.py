@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from vkbackend import ops as device_ops
 from vkbackend.buffer import View
 from vkbackend.meta import split
-from vkbackend.meta.graph import Graph
 from vkbackend.meta.ops.matrix import convert, operand_of
 from vkbackend.meta.split import MIRRORED
 from vkbackend.meta.sums import whole
-from vkbackend.meta.tensor import Tensor, Weight
+from vkbackend.meta.tensor import Tensor, TensorGraph, Weight
 from vkbackend.ops.moe import Gating
 
 
@@ -89,7 +88,7 @@ def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
     return y
 
 
-def _weighed(graph: Graph, d: int, x: Tensor, weights: View) -> View:
+def _weighed(graph: TensorGraph, d: int, x: Tensor, weights: View) -> View:
     """Every row of x times its one weight."""
     y = graph.scratch((x.rows, x.width), "moe weighed")
     graph.on(d, "moe").moe_sum(x.on(d).reshape(x.rows, 1, x.width), weights, y)
@@ -120,13 +119,13 @@ def _route(h: Tensor, router: Router, devices: tuple[int, ...]) -> tuple[Tensor,
 
 
 def _operand_type(
-    graph: Graph, d: int, w: Weight, groups: device_ops.Groups | None, *, whole_rows: bool = True
+    graph: TensorGraph, d: int, w: Weight, groups: device_ops.Groups | None, *, whole_rows: bool = True
 ) -> str:
     limits = graph.devices[d].limits
-    return device_ops.experts_operand_type(limits, graph.n_rows, w.dtype, groups, whole_rows=whole_rows)
+    return device_ops.experts_operand_type(limits, graph.kind.n_rows, w.dtype, groups, whole_rows=whole_rows)
 
 
-def _groups(graph: Graph, d: int, ids: View, starts: View) -> device_ops.Groups | None:
+def _groups(graph: TensorGraph, d: int, ids: View, starts: View) -> device_ops.Groups | None:
     """The pairs of row and used expert sorted by expert, where they are so many that it pays."""
     on = graph.on(d, "moe")
     n_pairs, n_experts = ids.shape[0] * ids.shape[1], starts.shape[0] - 1
@@ -142,7 +141,7 @@ def _groups(graph: Graph, d: int, ids: View, starts: View) -> device_ops.Groups 
 
 
 def _experts(
-    graph: Graph,
+    graph: TensorGraph,
     d: int,
     w: Weight,
     bias: Weight | None,

@@ -9,10 +9,9 @@ from vkbackend import ops as device_ops
 from vkbackend.buffer import View, Virtual
 from vkbackend.formats import row_nbytes
 from vkbackend.meta import split
-from vkbackend.meta.graph import Graph
 from vkbackend.meta.split import MIRRORED
 from vkbackend.meta.sums import holders_of, whole
-from vkbackend.meta.tensor import Tensor, Weight
+from vkbackend.meta.tensor import Tensor, TensorGraph, Weight
 
 
 def linear(x: Tensor, w: Weight, bias: Weight | None = None) -> Tensor:
@@ -32,7 +31,7 @@ def linear(x: Tensor, w: Weight, bias: Weight | None = None) -> Tensor:
     return y
 
 
-def matmul(graph: Graph, d: int, w: Weight, x: Tensor, out: View, bias: View | None = None) -> None:
+def matmul(graph: TensorGraph, d: int, w: Weight, x: Tensor, out: View, bias: View | None = None) -> None:
     on, width = graph.on(d, w), out.shape[-1]
     operand = operand_of(x, d, device_ops.operand_type(on.limits, x.rows, w.dtype))
     for first, piece in w.pieces[d]:
@@ -50,7 +49,7 @@ def operand_of(x: Tensor, d: int, dtype: str) -> View:
     return x.converted[d, dtype]
 
 
-def convert(graph: Graph, d: int, x: View, dtype: str) -> View:
+def convert(graph: TensorGraph, d: int, x: View, dtype: str) -> View:
     """Rows of any shape as `dtype`: x itself if it has that type, else a copy in new scratch."""
     if dtype == x.dtype:
         return x

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from vkbackend.buffer import View
 from vkbackend.meta import split
-from vkbackend.meta.graph import Graph
-from vkbackend.meta.tensor import Tensor, Weight
+from vkbackend.meta.tensor import Tensor, TensorGraph, Weight
 from vkbackend.ops import Recorder, delta_work
 from vkbackend.step import Mix
 
@@ -85,7 +84,7 @@ def delta_net(
 
 
 def _rule(
-    graph: Graph, d: int, on: Recorder, q: View, k: View, v: View, g: View, beta: View, cells: View,
+    graph: TensorGraph, d: int, on: Recorder, q: View, k: View, v: View, g: View, beta: View, cells: View,
     out: View, *, n_k: int, tiled: bool, q_stride: int, v_stride: int,
 ) -> None:  # fmt: skip
     """Row by row for runs of a few rows, in chunks for longer ones."""

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from vkbackend.buffer import View
 from vkbackend.meta import split
-from vkbackend.meta.graph import Graph
 from vkbackend.meta.sums import holders_of
-from vkbackend.meta.tensor import Tensor, Weight
+from vkbackend.meta.tensor import Tensor, TensorGraph, Weight
 
 
 def ssm_scan(
@@ -79,7 +78,7 @@ def gated_norm(gate: Tensor, x: Tensor, w: Weight, n_group: int, eps: float) -> 
     return y
 
 
-def _summed(graph: Graph, shares: dict[int, View], n: int) -> dict[int, View]:
+def _summed(graph: TensorGraph, shares: dict[int, View], n: int) -> dict[int, View]:
     """The sum of what devices have of n values, on each of them."""
     views = [shares[d].reshape(n, 1) if d in shares else None for d in range(graph.n)]
     sums = Tensor(graph, n, 1, split.partial(sorted(shares)), views)

@@ -8,17 +8,16 @@ from vkbackend import ops as device_ops
 from vkbackend.buffer import View
 from vkbackend.meta import split
 from vkbackend.meta.candidates import places
-from vkbackend.meta.graph import Graph
 from vkbackend.meta.ops.matrix import matmul
 from vkbackend.meta.split import MIRRORED
 from vkbackend.meta.sums import holders_of, whole
-from vkbackend.meta.tensor import Tensor, Weight
+from vkbackend.meta.tensor import Tensor, TensorGraph, Weight
 
 
-def embed(graph: Graph, table: Weight, ids: int = device_ops.TOKENS) -> Tensor:
+def embed(graph: TensorGraph, table: Weight, ids: int = device_ops.TOKENS) -> Tensor:
     """The rows of `table` [n_vocab, n_embd] for the step's tokens, or for what else `ids` says (its
     positions). The result is whole on every device."""
-    y = graph.new(graph.n_rows, table.shape[1], MIRRORED, "embed")
+    y = graph.new(graph.kind.n_rows, table.shape[1], MIRRORED, "embed")
     for d, inputs in enumerate(graph.inputs):
         for first, view in table.pieces[d]:
             graph.on(d, "embed").embed(view, y.on(d), inputs.step, ids=ids, first=first)
@@ -28,7 +27,7 @@ def embed(graph: Graph, table: Weight, ids: int = device_ops.TOKENS) -> Tensor:
 def outputs(x: Tensor) -> Tensor:
     """The rows of x whose logits are wanted [n_outputs, width]."""
     x, graph = whole(x), x.graph
-    y = graph.new(graph.n_outputs, x.width, split.rows_op("outputs", x.state), "outputs", holders_of(x))
+    y = graph.new(graph.kind.n_outputs, x.width, split.rows_op("outputs", x.state), "outputs", holders_of(x))
     for d in holders_of(y):
         step = graph.inputs[d].step
         graph.on(d, "outputs").embed(x.on(d), y.on(d), step, ids=device_ops.OUTPUTS)
@@ -43,7 +42,7 @@ def logits(x: Tensor, w: Weight, softcap: float = 0.0) -> None:
     for d, inputs in enumerate(graph.inputs):
         if inputs.logits is None or not w.pieces[d]:
             continue
-        shape = graph.n_outputs, inputs.logits.shape[1]
+        shape = graph.kind.n_outputs, inputs.logits.shape[1]
         out = (
             graph.scratch(shape, "capped")
             if graph.kind.wanted.top_k
@@ -55,18 +54,18 @@ def logits(x: Tensor, w: Weight, softcap: float = 0.0) -> None:
             graph.on(d, "softcap").softcap(product, out, c=softcap)
         if graph.kind.wanted.top_k:
             n_chunks = device_ops.top_k_chunks(graph.devices[d].limits, shape[1], graph.kind.wanted.top_k)[1]
-            ids, values, sums = places(inputs.logits, graph.n_outputs, graph.kind.wanted.top_k, n_chunks)
+            ids, values, sums = places(inputs.logits, graph.kind.n_outputs, graph.kind.wanted.top_k, n_chunks)
             mask = None
             if graph.kind.masked:
                 assert inputs.mask is not None
-                mask = inputs.mask.rows(0, graph.n_outputs)
+                mask = inputs.mask.rows(0, graph.kind.n_outputs)
             _top_k(graph, d, out, ids, values, mask)
             if graph.kind.wanted.summed:
                 chunk = device_ops.top_k_chunks(graph.devices[d].limits, shape[1], graph.kind.wanted.top_k)[0]
                 graph.on(d, "log_sum_exp").log_sum_exp(out, sums, chunk=min(chunk, shape[1]))
 
 
-def _top_k(graph: Graph, d: int, x: View, ids: View, values: View, mask: View | None) -> None:
+def _top_k(graph: TensorGraph, d: int, x: View, ids: View, values: View, mask: View | None) -> None:
     """The best candidates of each row of x: first those of each chunk, side by side, then the best of
     those."""
     on, (n_rows, n), k = graph.on(d, "top_k"), x.shape, graph.kind.wanted.top_k
