@@ -51,10 +51,10 @@ class Outputs:
 
     def __init__(
         self,
-        devices: Sequence[Device],
-        inputs_of: Sequence[Inputs],
-        vocab: Ranges,
-        nbytes: Sequence[int],
+        devices: Sequence[Device] = (),
+        inputs_of: Sequence[Inputs] = (),
+        vocab: Ranges = (),
+        nbytes: Sequence[int] = (),
         hosts: Hosts | None = None,
         n_places: int = 1,
     ) -> None:

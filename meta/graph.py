@@ -137,7 +137,7 @@ class Graph:
         else:
             [d] = readers
             share, shares = x.on(d), x.views
-            slots = {d: ReduceSlots(share.buffer, share.offset, x.rows * x.width, 1, None, 1)}
+            slots = {d: ReduceSlots.of_sum(share.buffer, share.offset, x.rows * x.width)}
         h = self.new(x.rows, x.width, MIRRORED, "h", readers)
         y = self.new(x.rows, x.width, MIRRORED, "h_norm", readers) if norm else None
         for d in readers:

@@ -81,6 +81,11 @@ class ReduceSlots:
     writers: int
     wire: str = "f32"
 
+    @classmethod
+    def of_sum(cls, buffer: Buffer | Virtual, offset: int, elements: int) -> ReduceSlots:
+        """A single slot, which holds a whole sum in f32."""
+        return cls(buffer, offset, stride=elements, count=1, own_index=None, writers=1)
+
     def view(self, elements: int, first: int = 0) -> View:
         """The words of elements first..first+elements of every slot, flat; `first` begins a block."""
         words = (self.count - 1) * self.stride + wire_words(self.wire, elements)
@@ -164,7 +169,7 @@ class ImportedPages(Provider):
     def readable(self, device: int, reduce: Reduce) -> ReduceSlots:
         buffer, stride, n = self._buffers[device], self._slot // 4, len(self._devices)
         if reduce.gather:
-            return ReduceSlots(buffer, self.gathered(device, reduce).offset, stride, 1, None, 1)
+            return ReduceSlots.of_sum(buffer, self.gathered(device, reduce).offset, stride)
         own = device if device in reduce.writers else None
         mask = sum(1 << w for w in reduce.writers)
         return ReduceSlots(buffer, self._view(device, reduce, 0).offset, stride, n, own, mask, reduce.wire)
@@ -207,7 +212,7 @@ class HostSum(Provider):
 
     def readable(self, device: int, reduce: Reduce) -> ReduceSlots:
         offset = (2 + reduce.parity) * self._slot + reduce.lane * self._slot // 2
-        return ReduceSlots(self._buffers[device], offset, self._slot // 4, 1, None, 1)
+        return ReduceSlots.of_sum(self._buffers[device], offset, self._slot // 4)
 
     def host_bytes(self, device: int, reduce: Reduce) -> np.ndarray:
         view = self.slot(device, reduce)

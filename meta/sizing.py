@@ -5,30 +5,25 @@ Nothing is allocated here: a graph over devices that only know their limits give
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from vkbackend import env
 from vkbackend.buffer import ALIGN, Buffer, Home, View, aligned, nowhere
 from vkbackend.collector import collection_paused
 from vkbackend.memory import plan_scratch
-from vkbackend.meta.graph import Graph
 from vkbackend.meta.reduce import Provider, Reduce, ReduceSlots
 from vkbackend.meta.split import Ranges
+from vkbackend.meta.step_builder import Build, StepBuilder, ordered
 from vkbackend.meta.step_kind import StepKind, Wanted, mix_of
 from vkbackend.meta.tensor import Inputs
 from vkbackend.ops import MAX_VEC_ROWS
-from vkbackend.ops.fusion import fuse
-from vkbackend.recording import Copy, Dispatch, Recording, interleave
+from vkbackend.recording import Copy, Dispatch, Recording
 from vkbackend.runtime import Device
-from vkbackend.schedule import by_depth
 from vkbackend.step import STEP_NBYTES, Mix
 from vkbackend.wire import wire_words
 
-Build = Callable[[Graph], None]
 SUMS = ("add_partials",)  # ops whose push constants say which device this is
 
 
@@ -94,75 +89,6 @@ class StepShape:
         return self.inputs(device, buffer, buffer, buffer if self.logits_nbytes(device) else None)
 
 
-def second_half(inputs: Inputs, n_rows: int) -> Inputs:
-    """The inputs of the second half of a micro-batch of `n_rows`: its own StepParams and the later half of
-    the RoPE rows."""
-    step = replace(inputs.step, offset=inputs.step.offset + aligned(STEP_NBYTES))
-    rope = {name: table.rows(n_rows // 2, table.shape[0]) for name, table in inputs.rope.items()}
-    return replace(inputs, step=step, rope=rope)
-
-
-Built = tuple[list[Recording], list[Reduce | None], dict[str, list[View | None]]]
-
-
-def graphs_of(
-    devices: Sequence[Device],
-    inputs: Sequence[Inputs],
-    provider: Provider | None,
-    active: Mapping[str, tuple[int, ...]],
-    reduce_type: str,
-    kind: StepKind,
-    build: Build,
-) -> list[Graph]:
-    """The step as the model writes it, a dispatch for each op: one graph, or two if it is two halves."""
-
-    def built(inputs: Sequence[Inputs], kind: StepKind, lane: int = 0) -> Graph:
-        graph = Graph(devices, inputs, provider, kind, active, reduce_type, lane)
-        graph.begin()
-        build(graph)
-        return graph
-
-    if not kind.halves:
-        return [built(inputs, kind)]
-    half = kind._replace(n_rows=kind.n_rows // 2, halves=False)
-    later = [second_half(of_device, kind.n_rows) for of_device in inputs]
-    return [built(inputs, half._replace(n_outputs=0)), built(later, half, lane=1)]
-
-
-def ordered(graphs: Sequence[Graph], d: int) -> Recording:
-    """The recording of the d-th device: fused, by depth, the halves in turn."""
-    limits = graphs[0].devices[d].limits
-    fused = [fuse(one.recordings[d], limits) if env.fusing() else one.recordings[d] for one in graphs]
-    first, *rest = [by_depth(recording) for recording in fused]
-    return interleave(first, rest[0], "halves") if rest else first
-
-
-@collection_paused()
-def build_step(
-    devices: Sequence[Device],
-    inputs: Sequence[Inputs],
-    provider: Provider | None,
-    active: Mapping[str, tuple[int, ...]],
-    reduce_type: str,
-    kind: StepKind,
-    build: Build,
-) -> Built:
-    """(a recording per device, what each exchange reduces, values by label), commands in order of depth.
-
-    In a step of two halves, the exchange of one half is on its way while the other half computes. So the
-    segments of the halves take turns, and a segment needs not the last exchange but the one before.
-    """
-    graphs = graphs_of(devices, inputs, provider, active, reduce_type, kind, build)
-    recordings = [ordered(graphs, d) for d in range(len(devices))]
-    if not kind.halves:
-        return recordings, list(graphs[0].reduces), graphs[0].values
-    first, second = graphs
-    turns = zip_longest([*first.reduces, None], [*second.reduces, None])
-    reduces: list[Reduce | None] = [reduce for pair in turns for reduce in pair][:-1]
-    values = first.values | {f"second half {name}": views for name, views in second.values.items()}
-    return recordings, reduces, values
-
-
 @dataclass(frozen=True, slots=True)
 class StepSizes:
     """Sizes in bytes. Per device: `arenas` hold a step's values, `logits` the logits and masks. `params` are
@@ -199,7 +125,7 @@ def measure(
 
     def sizes(kind: StepKind, build: Build) -> tuple[list[int], int]:
         """(bytes of each arena, words of the largest slot)."""
-        graphs = graphs_of(devices, inputs, sizing, shape.active, reduce_type, kind, build)
+        graphs = StepBuilder(devices, inputs, sizing, build, shape.active, reduce_type).graphs(kind)
         arenas, alike = [], dict[object, int]()  # of devices that do the same, only one is planned
         for d, device in enumerate(devices):
             key = (device.limits, *(form_of(one.recordings[d]) for one in graphs)) if n > 1 else None

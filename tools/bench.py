@@ -224,7 +224,7 @@ def _measure_model(gguf: GGUF, args: argparse.Namespace, tests: Sequence[Test], 
     load_s = time.perf_counter() - began
     with ExitStack() as stack:
         stack.callback(runner.close)
-        loaded = sum(info.nbytes for info in gguf.tensors.values()) / runner.mesh.load_s
+        loaded = sum(info.nbytes for info in gguf.tensors.values()) / runner.mesh.stores.load_s
         read = None if isinstance(gguf, Synthetic) else read_rate(gguf.paths)
         loading = Loading(load_s, loaded, read)
         other = stack.enter_context(LlamaCpp(gguf, runner, n_ctx)) if args.compare else None

@@ -131,8 +131,8 @@ class Loading:
         # The programs of a token compile while weights are read.
         begin_all(mesh.devices, token_recordings(model, layout, options, limits, self.shape))
         source = FileSource(self._gguf, model.weights())
-        mesh.load(layout.loads, source, progress or (lambda done, total: None))
-        kv, weights = KVCache(mesh, layout, options), Weights(mesh.weights)
+        mesh.stores.load(layout.loads, source, progress or (lambda done, total: None))
+        kv, weights = KVCache(mesh.stores, layout, options), Weights(mesh.weights)
         mesh.prepare(
             lambda graph: model.forward(graph, weights, kv.layers), self.shape, self._steps, n_places
         )

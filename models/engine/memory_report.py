@@ -28,7 +28,7 @@ def memory_report(mesh: Mesh, free_before: Sequence[int | None], group: Group | 
             {
                 "device": device.name,
                 "weights": n[Home.WEIGHTS],
-                "mapped": mesh.mapped_nbytes(i),
+                "mapped": mesh.stores.mapped_nbytes(i),
                 "kv": n[Home.KV],
                 "scratch": n[Home.SCRATCH],
                 "host": n[Home.HOST],

@@ -14,7 +14,7 @@ import numpy as np
 from vkbackend import env
 from vkbackend.errors import VkbackendError
 from vkbackend.meta.candidates import TopK
-from vkbackend.meta.mesh import Step
+from vkbackend.meta.recorded_steps import Step
 from vkbackend.meta.step_kind import StepKind, Wanted, bucket, mix_of
 from vkbackend.models.engine.blocks import Copy, Pool
 from vkbackend.models.engine.group import Group
@@ -227,12 +227,12 @@ class Runner:
     @property
     def n_recorded(self) -> int:
         """How many steps were recorded so far."""
-        return self.mesh.n_recorded
+        return self.mesh.steps.n_recorded
 
     @property
     def record_s(self) -> float:
         """Seconds spent recording and compiling steps so far."""
-        return self.mesh.record_s
+        return self.mesh.steps.record_s
 
     @property
     def states(self) -> SlotStates | None:
@@ -260,7 +260,7 @@ class Runner:
     def reduce_stats(self) -> tuple[int, float]:
         """(all-reduces so far, seconds the host spent between the last writer's end and the release of the
         readers)."""
-        return self.mesh.n_reduces, self.mesh.reduce_s
+        return self.mesh.relay.n_reduces, self.mesh.relay.reduce_s
 
     def close(self) -> None:
         """Release everything; may be called twice."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.split import split
+from vkbackend.meta.stores import Stores
 from vkbackend.models.architectures.memory_specs import LayerCache
 from vkbackend.models.options import Options
 from vkbackend.models.placement.cache_plan import CachePlan
@@ -22,13 +22,13 @@ from vkbackend.ops import CELL_BLOCK
 class CellTable:
     """The cells of `n_slots` sequences' positions. `flush` copies changed entries to the devices."""
 
-    def __init__(self, mesh: Mesh, plan: CachePlan) -> None:
-        self._mesh, self.ring, self.n_blocks = mesh, plan.ring, plan.n_blocks
+    def __init__(self, stores: Stores, plan: CachePlan) -> None:
+        self._stores, self.ring, self.n_blocks = stores, plan.ring, plan.n_blocks
         self.window = plan.window  # the widest of its layers
         index = np.arange(plan.width, dtype=np.uint32) % plan.ring
         slots = np.arange(plan.n_slots, dtype=np.uint32)[:, None]
         self.table = (slots * plan.ring + index) % np.uint32(plan.n_blocks)
-        self.cells = mesh.constant(f"cells.{plan.ring}", self.table)
+        self.cells = stores.constant(f"cells.{plan.ring}", self.table)
         self._changed: dict[int, tuple[int, int]] = {}  # by slot: first and end index of changed entries
 
     @property
@@ -48,29 +48,29 @@ class CellTable:
 
     def flush(self) -> None:
         for slot, (begin, end) in self._changed.items():
-            self._mesh.update(self.cells, self.table[slot, begin:end], slot, begin)
+            self._stores.update(self.cells, self.table[slot, begin:end], slot, begin)
         self._changed.clear()
 
     def update(self) -> None:
-        self._mesh.update(self.cells, self.table)
+        self._stores.update(self.cells, self.table)
 
 
 class KVCache:
     """K and V caches. `own`: the caches of the layers that have their own. `layers`: each layer's cache: its
     own, its owner's, or a recurrent state."""
 
-    def __init__(self, mesh: Mesh, layout: Layout, options: Options) -> None:
+    def __init__(self, stores: Stores, layout: Layout, options: Options) -> None:
         self.plans = layout.caches
         self.tables: dict[int, CellTable] = {}  # by blocks that a slot needs at once
-        self.states = RecurrentState(mesh, layout.states, options)
+        self.states = RecurrentState(stores, layout.states, options)
         own: dict[int, LayerCache] = {}
         for plan in self.plans:
             if plan.ring not in self.tables:
-                self.tables[plan.ring] = CellTable(mesh, plan)
+                self.tables[plan.ring] = CellTable(stores, plan)
             table = self.tables[plan.ring]
             table.window = max(table.window, plan.window)
             k, v, *index = (
-                mesh.cache(
+                stores.cache(
                     f"cache_{name}_l{plan.layer}",
                     plan.n_cells,
                     plan.spec.n_head_kv * width,

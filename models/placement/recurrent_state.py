@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vkbackend.buffer import Home
-from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.plan import Plan
 from vkbackend.meta.split import Ranges, State, split
+from vkbackend.meta.stores import Stores
 from vkbackend.models.architectures.memory_specs import LayerState, StateSpec
 from vkbackend.models.options import Options
 from vkbackend.step import Run
@@ -59,12 +59,13 @@ def plan_states(
 
 
 class RecurrentState:
-    def __init__(self, mesh: Mesh, plans: Sequence[StatePlan], options: Options) -> None:
+    def __init__(self, stores: Stores, plans: Sequence[StatePlan], options: Options) -> None:
         self.plans = plans
         self.layers: dict[int, LayerState] = {}
         for plan in self.plans:
             weights = [
-                mesh.cache(name, plan.n_cells, n, "f32", state, plan.home) for name, n, state in plan.arrays()
+                stores.cache(name, plan.n_cells, n, "f32", state, plan.home)
+                for name, n, state in plan.arrays()
             ]
             self.layers[plan.layer] = LayerState(dict(zip(plan.names(), weights, strict=True)))
         self.slots = SlotStates(options.n_slots, options.n_snapshots)

@@ -11,10 +11,11 @@ from vkbackend.buffer import Home, View, aligned, nowhere
 from vkbackend.limits import Limits
 from vkbackend.meta.graph import Graph
 from vkbackend.meta.reduce import Reduce
-from vkbackend.meta.sizing import Build, Sizing, StepShape, StepSizes, build_step, measure
+from vkbackend.meta.sizing import Sizing, StepShape, StepSizes, measure
 from vkbackend.meta.slices import Load, expert_pieces, piece_nbytes, piece_shapes
 from vkbackend.meta.speed import resource_of
 from vkbackend.meta.split import MIRRORED, State, split
+from vkbackend.meta.step_builder import Build, StepBuilder
 from vkbackend.meta.step_kind import StepKind, bucket
 from vkbackend.meta.tensor import Weight
 from vkbackend.models.architectures.base import Model, Weights
@@ -82,9 +83,9 @@ def token_recordings(
     build = _traced(model, layout, limits, repeating(layers_of(layout, devices)))[1]
     inputs = [shape.unplaced(d) for d in range(len(devices))]
     kind = StepKind.of_run(1, 1, shape.top_k)
-    return build_step(devices, inputs, Sizing(len(devices)), layout.active, options.reduce_type, kind, build)[
-        0
-    ]
+    sizing = Sizing(len(devices))
+    builder = StepBuilder(devices, inputs, sizing, build, layout.active, options.reduce_type)
+    return builder.recorded(kind).recordings
 
 
 # How often a pair of neighbouring layers is traced. By the third time, a layer reuses memory that an earlier

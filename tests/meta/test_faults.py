@@ -21,7 +21,7 @@ from runners import load_runner
 from vkbackend import faults
 from vkbackend.buffer import Home, View
 from vkbackend.errors import DeviceLost, OutOfDeviceMemory, Timeout, VkbackendError
-from vkbackend.meta import mesh as mesh_module
+from vkbackend.meta import relay
 from vkbackend.meta.step_kind import StepKind
 from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.models.engine.runner import Runner
@@ -48,7 +48,7 @@ def hurry() -> Iterator[None]:
     """Short deadlines, only around calls that hang: others may take longer on a busy machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VKBACKEND_TIMEOUT", "2")
-        patch.setattr(mesh_module, "DRAIN_S", 2.0)
+        patch.setattr(relay, "DRAIN_S", 2.0)
         yield
 
 

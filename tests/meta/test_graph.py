@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from vkbackend.errors import UnsupportedFeature
 from vkbackend.hazards import check
 from vkbackend.limits import Limits
 from vkbackend.memory import plan_scratch
-from vkbackend.meta.sizing import build_step
 from vkbackend.meta.split import Kind
 from vkbackend.meta.step_kind import StepKind
 from vkbackend.meta.tensor import Weight
@@ -121,8 +121,8 @@ def test_steps_have_no_hazards_and_every_barrier_is_missed(models: Path, n: int,
 def test_scratch_is_reused_without_a_clash(models: Path, rows: int) -> None:
     with opened(models, 3) as runner:
         mesh = runner.mesh
-        how = mesh._inputs, mesh._provider, mesh._shape.active, "f32", StepKind.of_run(rows, 1), mesh._build
-        for recording in build_step(mesh.devices, *how)[0]:
+        builder = replace(mesh.steps.builder, reduce_type="f32")
+        for recording in builder.recorded(StepKind.of_run(rows, 1)).recordings:
             offsets, total = plan_scratch(recording)
             assert offsets and not check_placement(recording, offsets)
             assert total < plan_scratch(recording, reuse=False)[1] / 3
@@ -174,7 +174,7 @@ def test_memory_that_was_never_written_stays_invisible(models: Path, n: int) -> 
         want = prefill(runner)
         assert np.isfinite(want).all()
         for step in range(3):
-            for arena in runner.mesh._arenas:
+            for arena in runner.mesh.steps.arenas:
                 arena.host[:] = 0xFF
             tokens = TOKENS[: 5 + step]  # padded to a bucket of 8 rows
             got = runner.step(tokens, [Run(1, 0, len(tokens), 0)], [len(tokens) - 1])

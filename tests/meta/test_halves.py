@@ -15,7 +15,7 @@ from oracles.fixtures import build
 from runners import load_runner
 
 from vkbackend import hazards
-from vkbackend.meta import mesh as meta_mesh
+from vkbackend.meta import recorded_steps
 from vkbackend.meta.step_kind import StepKind
 from vkbackend.models.placement import traced_steps
 from vkbackend.step import Run, cut_runs
@@ -36,7 +36,7 @@ def logits(models: Path, devices: list[str], name: str, interleave: bool, **opti
     runner = load_runner(path, devices=devices, interleave=interleave, **options)
     try:
         found = [runner.step(TOKENS[:32], RUNS, [30, 31]).copy()]
-        assert any(kind.halves for kind in runner.mesh._steps) is interleave
+        assert any(kind.halves for kind in runner.mesh.steps.by_kind) is interleave
         found.append(runner.step(TOKENS[32:], [Run(0, 0, 32, 27)], [31]).copy())
         found.append(runner.step(TOKENS[:1], [Run(0, 0, 1, 59)], [0]).copy())
         found.append(runner.step(TOKENS[:32], RUNS, [3, 31]).copy())  # an early output: in one piece
@@ -85,7 +85,7 @@ def test_a_recurrent_sequence_across_both_halves(tmp_path: Path, name: str) -> N
         runner = load_runner(path, devices=["numpy"] * 2, interleave=interleave, **options)
         try:
             rows = [runner.step(tokens[:32], RUNS, [30, 31]).copy()]
-            assert any(kind.halves for kind in runner.mesh._steps) is interleave
+            assert any(kind.halves for kind in runner.mesh.steps.by_kind) is interleave
             rows.append(runner.step(tokens[32:], [Run(0, 0, 32, 27)], [31]).copy())
             rows.append(runner.step(tokens[:1], [Run(0, 0, 1, 59)], [0]).copy())
             found.append(np.concatenate(rows))
@@ -99,8 +99,8 @@ def test_a_segment_waits_for_the_exchange_before_the_last(
 ) -> None:
     """The recordings have all the barriers that they need."""
     placed = []
-    derive = meta_mesh.derive_barriers
-    monkeypatch.setattr(meta_mesh, "derive_barriers", lambda r: placed.append(derive(r)) or placed[-1])
+    derive = recorded_steps.derive_barriers
+    monkeypatch.setattr(recorded_steps, "derive_barriers", lambda r: placed.append(derive(r)) or placed[-1])
     path = models / "stories-narrow-Q8_0.gguf"
     runner = load_runner(path, devices=["numpy"] * 2, interleave=True, n_ctx=64, n_ubatch=32)
     step = runner.mesh.recorded_step(StepKind.of_run(32, 1, halves=True))

@@ -63,14 +63,14 @@ def logits(runner: Runner) -> np.ndarray:
 
 def cuts(runner: Runner) -> list[int]:
     n = [0] * len(runner.mesh.devices)
-    for step in runner.mesh._steps.values():
+    for step in runner.mesh.steps.by_kind.values():
         for d, executable in enumerate(step.executables):
             n[d] += sum(isinstance(c, Cut) for c in executable.recording.commands)
     return n
 
 
 def first_heads(runner: Runner) -> list[int | float]:
-    executables = [e for step in runner.mesh._steps.values() for e in step.executables]
+    executables = [e for step in runner.mesh.steps.by_kind.values() for e in step.executables]
     pushes = [dict(c.push) for e in executables for c in e.recording.commands if isinstance(c, Dispatch)]
     return [push[FIRST_HEAD] for push in pushes if FIRST_HEAD in push]
 

@@ -49,7 +49,9 @@ class Sum:
     ) -> None:
         self.mesh = Mesh(devices, ReduceOptions(**options), keep_values=True)
         self.shape = shape
-        self.inputs = [self.mesh.constant(f"partial {i}", np.zeros(shape, np.uint32)) for i in range(length)]
+        self.inputs = [
+            self.mesh.stores.constant(f"partial {i}", np.zeros(shape, np.uint32)) for i in range(length)
+        ]
 
         def build(graph: Graph) -> None:
             for i, weight in enumerate(self.inputs):
@@ -220,7 +222,7 @@ def test_slots_hold_the_scales_too() -> None:
     for shape, slot in (((1, 1), 8), ((1, 2), 8), ((3, 43), 516)):
         devices = [NumpyDevice(f"numpy.{d}") for d in range(2)]
         summed = Sum(devices, [0, 1], shape=shape, reduce_type="f16", reduce_provider="host-sum")
-        build, step = summed.mesh._build, StepShape(shape[0], 0, ((0, 0),) * 2)
+        build, step = summed.mesh.steps.builder.build, StepShape(shape[0], 0, ((0, 0),) * 2)
         assert measure(devices, build, step, "f16").slot == slot
         summed.mesh.close()
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from vkbackend import env
 from vkbackend.buffer import Home
 from vkbackend.checks import number_of, whole_number
-from vkbackend.meta.mesh import Step
+from vkbackend.meta.recorded_steps import Step
 from vkbackend.meta.step_kind import StepKind
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.options import Options

@@ -40,7 +40,7 @@ def logits(path: Path, n: int, **options: Any) -> tuple[np.ndarray, list[tuple[i
         both = []
         for _ in range(2):
             both.append(runner.step(TOKENS, [Run(0, 0, len(TOKENS), 0)], range(len(TOKENS))).copy())
-            for arena in runner.mesh._arenas:
+            for arena in runner.mesh.steps.arenas:
                 arena.host[:] = 0xFF
         assert np.array_equal(*both)
         return both[0], [r.writers for r in runner.mesh.recorded_step(StepKind.of_run(16, 16)).reduces]

@@ -65,7 +65,9 @@ def test_scores_of_rows_in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch)
     runner = load_runner(model(folder, "glm-dsa"), devices=["numpy"] * 2, n_ubatch=64, **F32)
     try:
         check(runner, "glm-dsa")
-        [executable, _] = next(s for kind, s in runner.mesh._steps.items() if kind.n_rows == 48).executables
+        [executable, _] = next(
+            s for kind, s in runner.mesh.steps.by_kind.items() if kind.n_rows == 48
+        ).executables
         ops = [c.op for c in executable.recording.accesses() if isinstance(c, Dispatch)]
         assert ops.count("index_top_k") == 3 * 7  # pieces of 7 rows, and one of 6, in each layer
     finally:

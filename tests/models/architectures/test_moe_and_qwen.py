@@ -151,7 +151,7 @@ def check_devices(
     with opened(path, ["numpy"] * n, **options) as runner:
         want, bound = on_one(path, cache), 1e-9 if cache == "f32" else 1e-6
         assert nmse(prefill(runner), want) <= bound
-        for arena in runner.mesh._arenas:
+        for arena in runner.mesh.steps.arenas:
             arena.host[:] = 0xFF
         again = runner.step(TOKENS[-1:], [Run(0, 0, 1, len(TOKENS) - 1)], [0])
         assert nmse(again, want[-1:]) <= bound

@@ -43,8 +43,8 @@ def test_both_at_once(models: Path, devices: list[str]) -> None:
     runner = stored(path, devices)
     runs = [Run(0, 0, 1, DEPTHS[0]), Run(1, 1, 1, DEPTHS[1]), Run(2, 2, PROMPT, 0)]
     got = runner.step([9, 9, *prompt], runs, [0, 1, PROMPT + 1]).copy()
-    kind = next(kind for kind in runner.mesh._steps if kind.mix is Mix.BOTH)
-    [executable] = runner.mesh._steps[kind].executables
+    kind = next(kind for kind in runner.mesh.steps.by_kind if kind.mix is Mix.BOTH)
+    [executable] = runner.mesh.steps.by_kind[kind].executables
     ops = {c.op for c in executable.recording.accesses() if isinstance(c, Dispatch)}
     runner.close()
     assert nmse(got, np.array(want)) <= 1e-9

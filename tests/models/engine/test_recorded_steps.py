@@ -10,7 +10,7 @@ import pytest
 from device_sets import DEVICE_SETS
 from state_models import open_runner
 
-from vkbackend.meta import mesh
+from vkbackend.meta import recorded_steps
 from vkbackend.models.engine.runner import Runner
 from vkbackend.step import Run
 
@@ -27,7 +27,7 @@ def live(runner: Runner) -> list[Any]:
 
 def kept(runner: Runner) -> list[int]:
     """Rows of the steps that are recorded, ascending."""
-    return sorted(kind.n_rows for kind in runner.mesh._steps if kind.n_outputs)
+    return sorted(kind.n_rows for kind in runner.mesh.steps.by_kind if kind.n_outputs)
 
 
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id == "0,0"])
@@ -38,12 +38,12 @@ def test_steps_make_place(models: Path, devices: list[str], monkeypatch: pytest.
     runner.close()
     assert all(not device.counts for device in runner.mesh.devices)
 
-    monkeypatch.setattr(mesh, "MAX_COMMANDS", 1)
-    monkeypatch.setattr(mesh, "MIN_STEPS", 2)
+    monkeypatch.setattr(recorded_steps, "MAX_COMMANDS", 1)
+    monkeypatch.setattr(recorded_steps, "MIN_STEPS", 2)
     runner = open_runner(models, devices)
     for n in SIZES:
         assert np.array_equal(logits(runner, n), want[n])
-        assert len(runner.mesh._steps) <= 2
+        assert len(runner.mesh.steps.by_kind) <= 2
     assert kept(runner) == [1, 2], "those used last"
     few = live(runner)
     for n in SIZES:
@@ -59,10 +59,10 @@ def test_steps_make_place(models: Path, devices: list[str], monkeypatch: pytest.
 def test_as_many_as_the_commands_allow(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = open_runner(models, ["numpy"] * 2)
     logits(runner, 1)
-    n_commands = next(iter(runner.mesh._steps.values())).n_commands
+    n_commands = next(iter(runner.mesh.steps.by_kind.values())).n_commands
     assert n_commands > 100
-    monkeypatch.setattr(mesh, "MIN_STEPS", 1)
-    monkeypatch.setattr(mesh, "MAX_COMMANDS", 3 * n_commands + 3 * n_commands // 4)
+    monkeypatch.setattr(recorded_steps, "MIN_STEPS", 1)
+    monkeypatch.setattr(recorded_steps, "MAX_COMMANDS", 3 * n_commands + 3 * n_commands // 4)
     for n in (2, 5, 9):
         logits(runner, n)
     assert kept(runner) == [2, 8, 12]

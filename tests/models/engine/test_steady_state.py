@@ -46,9 +46,10 @@ def test_decode_makes_nothing(devices: list[str]) -> None:
     runner = load_runner(MODEL, devices=devices, n_ctx=256)
     meshed = runner.mesh.devices
     decode(runner, 0, 8)
-    before = [(d.created, dict(d.counts), dict(d.nbytes), len(runner.mesh._steps)) for d in meshed]
+    steps = runner.mesh.steps
+    before = [(d.created, dict(d.counts), dict(d.nbytes), len(steps.by_kind)) for d in meshed]
     decode(runner, 8, 60)  # over the ends of two blocks of cells
-    assert [(d.created, dict(d.counts), dict(d.nbytes), len(runner.mesh._steps)) for d in meshed] == before
+    assert [(d.created, dict(d.counts), dict(d.nbytes), len(steps.by_kind)) for d in meshed] == before
     runner.close()
     assert all(not d.counts for d in meshed), [d.counts for d in meshed]
 

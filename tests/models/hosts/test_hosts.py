@@ -322,7 +322,7 @@ def test_steady_state_makes_nothing(tmp_path: Path) -> None:
     with twin_runner(path, TWO, **OPTIONS) as runner:
         for at in range(2):
             runner.step([5], [Run(0, 0, 1, at)], [0])
-        provider = runner.mesh._provider
+        provider = runner.mesh.provider
         made = len(provider._exchanges), runner.n_recorded, [d.created for d in runner.mesh.devices]  # type: ignore
         for at in range(2, 6):
             runner.step([5], [Run(0, 0, 1, at)], [0])

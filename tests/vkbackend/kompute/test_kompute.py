@@ -24,7 +24,7 @@ from vkbackend.buffer import Home, View
 from vkbackend.errors import DeviceLost, OutOfDeviceMemory, Timeout, UnsupportedFeature
 from vkbackend.kompute.device import KomputeDevice
 from vkbackend.kompute.spirv import storage_only
-from vkbackend.meta import mesh as mesh_module
+from vkbackend.meta import relay
 from vkbackend.models.engine.runner import Runner
 from vkbackend.open_device import open_device
 from vkbackend.ops import Recorder
@@ -241,7 +241,7 @@ def load(models: Path) -> Runner:
 def test_a_worker_that(
     models: Path, sent: signal.Signals, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mesh_module, "DRAIN_S", 1.0)
+    monkeypatch.setattr(relay, "DRAIN_S", 1.0)
     runner = load(models)
     want = step(runner).copy()
     monkeypatch.setenv("VKBACKEND_TIMEOUT", "1" if error is Timeout else "60")

@@ -1,0 +1,112 @@
+"""The recorded steps of a mesh: each kind is recorded on first use and kept while there is room."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, replace
+
+from vkbackend import env, hazards
+from vkbackend.buffer import Buffer, Home, View
+from vkbackend.collector import collection_paused
+from vkbackend.memory import plan_scratch
+from vkbackend.meta.compiling import compile_all
+from vkbackend.meta.known_speed import pace_of
+from vkbackend.meta.reduce import Reduce
+from vkbackend.meta.step_builder import StepBuilder
+from vkbackend.meta.step_kind import StepKind
+from vkbackend.recording import cut_long, derive_barriers
+from vkbackend.runtime import Executable
+
+# Steps are kept while they have at most MAX_COMMANDS commands in all; MIN_STEPS are always kept. A command
+# takes 1 KB here and up to 2 KB in a driver. Recording it again takes 1 ms. A model of 24 layers on one
+# device can keep all its 200 steps.
+MAX_COMMANDS, MIN_STEPS = 1 << 17, 32
+
+
+@dataclass(slots=True)
+class Step:
+    """A step that is ready to replay: an executable per device."""
+
+    kind: StepKind
+    executables: list[Executable]
+    reduces: list[Reduce | None]  # after each segment but the last; None: the devices only meet
+    values: dict[str, list[View | None]]  # intermediate tensors by label, if the mesh keeps them
+    lag: int = 1  # a segment may begin when all devices have finished the one this many before it
+    used: int = 0  # when, counted in steps
+
+    @property
+    def n_commands(self) -> int:
+        return sum(len(executable.recording.commands) for executable in self.executables)
+
+
+class RecordedSteps:
+    """`arenas`: the memory of a step's values, per device. `reuse`: values share memory. `beside`: what other
+    hosts do while a step is recorded here."""
+
+    def __init__(self, builder: StepBuilder, arenas: Sequence[Buffer], reuse: bool) -> None:
+        self.builder, self.arenas, self._reuse = builder, list(arenas), reuse
+        self.by_kind: dict[StepKind, Step] = {}
+        self.beside: Callable[[StepKind], AbstractContextManager[object]] = nullcontext
+        self.n_recorded, self.record_s = 0, 0.0
+        self._n_asked = 0
+
+    def of(self, kind: StepKind) -> Step:
+        step = self.by_kind.get(kind)
+        if step is None:
+            began = time.perf_counter()
+            with self.beside(kind):
+                step = self._record(kind)
+            self.n_recorded += 1
+            self.record_s += time.perf_counter() - began
+            self._make_room(step.n_commands)
+            self.by_kind[kind] = step
+        self._n_asked += 1
+        step.used = self._n_asked
+        return step
+
+    def _make_room(self, n_commands: int) -> None:
+        """Close the steps that have been unused for longest. None of them runs: a run ends before the next
+        step is asked for."""
+        n_commands += sum(step.n_commands for step in self.by_kind.values())
+        for kind in sorted(self.by_kind, key=lambda kind: self.by_kind[kind].used):
+            if n_commands <= MAX_COMMANDS or len(self.by_kind) < MIN_STEPS:
+                break
+            step = self.by_kind.pop(kind)
+            n_commands -= step.n_commands
+            self._close(step)
+
+    def _close(self, step: Step) -> None:
+        for device, executable in zip(self.builder.devices, step.executables, strict=True):
+            if not device.abandoned:
+                executable.close()
+
+    def _record(self, kind: StepKind) -> Step:
+        devices = self.builder.devices
+        built = self.builder.recorded(kind)
+        compile_all(devices, built.recordings)
+        executables, values = [], {name: list(views) for name, views in built.values.items()}
+        with collection_paused(), ExitStack() as undo:
+            for d, (device, recording) in enumerate(zip(devices, built.recordings, strict=True)):
+                offsets, nbytes = plan_scratch(recording, reuse=self._reuse)
+                if nbytes > self.arenas[d].nbytes:  # packing is not monotone: fewer rows may need a bit more
+                    self.arenas[d] = device.buffer(nbytes, Home.SCRATCH, "scratch")
+                arena = self.arenas[d]
+                places = {value: View(arena, at, (value.nbytes // 4,)) for value, at in offsets.items()}
+                placed = derive_barriers(cut_long(recording.place(places), pace_of(device)))
+                if env.debug() >= 3:
+                    env.log(3, f"{device.name}: hazards: {[str(h) for h in hazards.check(placed)]}")
+                executables.append(device.build(placed))
+                undo.callback(executables[-1].close)
+                for views in values.values():
+                    if (view := views[d]) is not None:  # a value that no command touches has no address
+                        at = places.get(view.buffer)  # type: ignore[arg-type]
+                        views[d] = at and replace(view, buffer=arena, offset=at.offset + view.offset)
+            undo.pop_all()
+        return Step(kind, executables, built.reduces, values, lag=2 if kind.halves else 1)
+
+    def close(self) -> None:
+        for step in self.by_kind.values():
+            self._close(step)
+        self.by_kind.clear()

@@ -1,0 +1,98 @@
+"""Replays a recorded step on all devices: one submit per device, then one wait and one signal per exchange.
+
+Nothing is allocated, compiled or recorded here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from vkbackend import env
+from vkbackend.errors import Timeout, VkbackendError
+from vkbackend.meta.recorded_steps import Step
+from vkbackend.meta.reduce import Provider
+from vkbackend.runtime import Device
+
+WAIT_SLICE_S = 0.05  # the longest single wait: a signal (Ctrl-C) is noticed this soon
+SPIN_S = 50e-6  # polling before waiting; a wake-up from a wait costs about as much
+DRAIN_S = 5.0  # how long devices get to finish after a failure
+
+
+class Relay:
+    """`submit_ahead`: as in ReduceOptions. `broken`: why the devices cannot be used again; empty if they can.
+    `reduce_s`: seconds of the host between the last writer's end and the release of the readers."""
+
+    def __init__(self, devices: Sequence[Device], submit_ahead: int | None) -> None:
+        self._devices, self._ahead = devices, submit_ahead
+        self._spin = SPIN_S if not any(d.limits.is_cpu for d in devices) else 0.0
+        self._bases = [0] * len(devices)  # of each queue: segments submitted before the step
+        self.n_reduces, self.reduce_s = 0, 0.0
+        self.broken = ""
+
+    def run(self, step: Step, provider: Provider | None) -> None:
+        """Replay the step and wait for its end. Raises DeviceLost or Timeout and is broken from then on. An
+        interrupt (Ctrl-C) breaks it too: it may come between two calls that belong together."""
+        self.broken = "a step of theirs was interrupted"  # until it has ended
+        try:
+            self._relay(step, step.executables[0].n_segments, provider)
+        except VkbackendError as error:
+            self._drain(error)
+            raise
+        self.broken = ""
+
+    def _relay(self, step: Step, n: int, provider: Provider | None) -> None:
+        for d, device in enumerate(self._devices):
+            queue = device.queue
+            self._bases[d] = queue.submitted
+            ahead = (n - 1 if self._ahead is None else self._ahead) if queue.ahead else 0
+            queue.submit(step.executables[d], 0, min(n, step.lag + ahead))
+            queue.allow(self._bases[d] + min(n, step.lag))
+        for s in range(1, n):
+            self._join(s)
+            began, reduce = time.perf_counter(), step.reduces[s - 1]
+            if reduce:
+                assert provider is not None
+                provider.exchange(reduce)
+            for d, device in enumerate(self._devices):
+                queue, base = device.queue, self._bases[d]
+                queue.allow(base + min(n, s + step.lag))
+                done = queue.submitted - base
+                if done < n and (not queue.ahead or self._ahead is not None):
+                    queue.submit(step.executables[d], done, 1)
+            self.reduce_s += time.perf_counter() - began
+            self.n_reduces += reduce is not None and not reduce.gather
+        self._join(n)
+
+    def _join(self, s: int) -> None:
+        """Wait until every device has finished its s-th segment of this step."""
+        for d, device in enumerate(self._devices):
+            queue, number = device.queue, self._bases[d] + s
+            if queue.completed() >= number:
+                continue
+            began = time.monotonic()
+            while self._spin and time.monotonic() - began < self._spin:
+                if queue.completed() >= number:
+                    break
+            while not queue.wait(number, WAIT_SLICE_S):
+                waited = time.monotonic() - began
+                if waited > env.timeout_s():
+                    raise Timeout(
+                        f"{device.name} did not finish segment {s} of a step within {waited:.0f} s; "
+                        "close the model and load it again (VKBACKEND_TIMEOUT sets the limit in seconds)"
+                    )
+
+    def _drain(self, error: VkbackendError) -> None:
+        """After a failure, let every device finish what it was given. Abandon a device that does not."""
+        self.broken = str(error) or type(error).__name__
+        deadline = time.monotonic() + DRAIN_S
+        for device in self._devices:
+            queue = device.queue
+            try:
+                queue.allow(queue.submitted)
+                done = queue.wait(queue.submitted, max(0.0, deadline - time.monotonic()))
+            except VkbackendError:
+                done = True  # lost: nothing is pending on it any more
+            if not done:
+                device.abandoned = True
+                env.log(1, f"{device.name} does not answer and is abandoned")

@@ -1,0 +1,86 @@
+"""Builds the recordings of a step from the model's graph: traced, fused, ordered by depth, halves in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from typing import NamedTuple
+
+from vkbackend import env
+from vkbackend.buffer import View, aligned
+from vkbackend.collector import collection_paused
+from vkbackend.meta.graph import Graph
+from vkbackend.meta.reduce import Provider, Reduce
+from vkbackend.meta.step_kind import StepKind
+from vkbackend.meta.tensor import Inputs
+from vkbackend.ops.fusion import fuse
+from vkbackend.recording import Recording, interleave
+from vkbackend.runtime import Device
+from vkbackend.schedule import by_depth
+from vkbackend.step import STEP_NBYTES
+
+Build = Callable[[Graph], None]
+
+
+class Built(NamedTuple):
+    """A recording per device, what each exchange reduces, values by label."""
+
+    recordings: list[Recording]
+    reduces: list[Reduce | None]
+    values: dict[str, list[View | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class StepBuilder:
+    """`build` is the model's forward. `active`: as in StepShape."""
+
+    devices: Sequence[Device]
+    inputs: Sequence[Inputs]
+    provider: Provider | None
+    build: Build
+    active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    reduce_type: str = "auto"
+
+    @collection_paused()
+    def recorded(self, kind: StepKind) -> Built:
+        """In a step of two halves, one half computes while the sums of the other are exchanged. So the
+        segments of the halves take turns, and a segment waits for the exchange before the last one."""
+        graphs = self.graphs(kind)
+        recordings = [ordered(graphs, d) for d in range(len(self.devices))]
+        if not kind.halves:
+            return Built(recordings, list(graphs[0].reduces), graphs[0].values)
+        first, second = graphs
+        pairs = zip_longest([*first.reduces, None], [*second.reduces, None])
+        reduces: list[Reduce | None] = [reduce for pair in pairs for reduce in pair][:-1]
+        values = first.values | {f"second half {name}": views for name, views in second.values.items()}
+        return Built(recordings, reduces, values)
+
+    def graphs(self, kind: StepKind) -> list[Graph]:
+        """The step as the model writes it, a dispatch for each op: one graph, or one for each half."""
+        if not kind.halves:
+            return [self._graph(self.inputs, kind)]
+        half = kind._replace(n_rows=kind.n_rows // 2, halves=False)
+        later = [second_half(inputs, kind.n_rows) for inputs in self.inputs]
+        return [self._graph(self.inputs, half._replace(n_outputs=0)), self._graph(later, half, lane=1)]
+
+    def _graph(self, inputs: Sequence[Inputs], kind: StepKind, lane: int = 0) -> Graph:
+        graph = Graph(self.devices, inputs, self.provider, kind, self.active, self.reduce_type, lane)
+        graph.begin()
+        self.build(graph)
+        return graph
+
+
+def second_half(inputs: Inputs, n_rows: int) -> Inputs:
+    """The inputs of the second half of a micro-batch of `n_rows`: its own StepParams, the later RoPE rows."""
+    step = replace(inputs.step, offset=inputs.step.offset + aligned(STEP_NBYTES))
+    rope = {name: table.rows(n_rows // 2, table.shape[0]) for name, table in inputs.rope.items()}
+    return replace(inputs, step=step, rope=rope)
+
+
+def ordered(graphs: Sequence[Graph], d: int) -> Recording:
+    """The recording of the d-th device: fused, by depth, the halves in turn."""
+    limits = graphs[0].devices[d].limits
+    fused = [fuse(graph.recordings[d], limits) if env.fusing() else graph.recordings[d] for graph in graphs]
+    first, *rest = [by_depth(recording) for recording in fused]
+    return interleave(first, rest[0], "halves") if rest else first

@@ -1,0 +1,84 @@
+"""What outlives a step on the devices of a mesh: weights, caches, constants."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from vkbackend.buffer import ALIGN, Buffer, Home, View
+from vkbackend.errors import PlanError
+from vkbackend.meta.load import Load, Progress, Source, load_weights
+from vkbackend.meta.split import MIRRORED, State
+from vkbackend.meta.tensor import Weight
+from vkbackend.pages import Pages
+from vkbackend.runtime import Device
+
+
+class Stores:
+    """`changing`: caches and constants by name. `load_s`: seconds that loading weights took."""
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        self._devices = devices
+        self.weights: dict[str, Weight] = {}
+        self.changing: dict[str, Weight] = {}
+        self.pages: list[Pages] = []
+        self.load_s = 0.0
+
+    def load(self, loads: Sequence[Load], source: Source, progress: Progress | None = None) -> None:
+        """Put weights on the devices."""
+        began = time.perf_counter()
+        weights, pages = load_weights(self._devices, loads, source, progress)
+        self.load_s += time.perf_counter() - began
+        self.weights |= weights
+        self.pages += pages
+
+    def cache(
+        self, name: str, n_cells: int, width: int, dtype: str, state: State, home: Home = Home.KV
+    ) -> Weight:
+        """An empty cache [n_cells, width], split by columns as `state` says.
+
+        Raises PlanError if a device's share exceeds one binding: shaders read it as a whole.
+        """
+        weight = Weight(name, (n_cells, width), dtype, state, [])
+        for d, device in enumerate(self._devices):
+            pieces = []
+            if n := state.count(d):
+                probe = View(Buffer(1 << 62, home, name), 0, (n_cells, n), dtype)
+                if probe.nbytes > (limit := device.limits.max_storage_range):
+                    raise PlanError(
+                        f"{name} of {n_cells} cells takes {probe.nbytes} bytes on {device.name}, "
+                        f"which reads {limit} at once; use a smaller context, fewer slots or more devices"
+                    )
+                pieces = [(0, replace(probe, buffer=device.buffer(probe.nbytes, home, name)))]
+            weight.pieces.append(pieces)
+        self.changing[name] = weight
+        return weight
+
+    def constant(self, name: str, values: np.ndarray) -> Weight:
+        """A small u32 array that every device reads; `update` changes it between steps."""
+        weight = Weight(name, values.shape, "u32", MIRRORED, [])
+        for device in self._devices:
+            buffer = device.buffer(max(values.nbytes, ALIGN), Home.KV, name)
+            weight.pieces.append([(0, View(buffer, 0, values.shape, "u32"))])
+        self.changing[name] = weight
+        self.update(weight, values)
+        return weight
+
+    def update(self, weight: Weight, values: np.ndarray, row: int = 0, column: int = 0) -> None:
+        """Write consecutive values of a `constant`, from (row, column) on."""
+        offset = 4 * (row * weight.shape[-1] + column)
+        for d, device in enumerate(self._devices):
+            whole = weight.whole(d)
+            device.write(View(whole.buffer, whole.offset + offset, values.shape, whole.dtype), values)
+
+    def mapped_nbytes(self, d: int) -> int:
+        """Bytes of the weights that the d-th device reads from the model's file."""
+        views = [view for weight in self.weights.values() for _, view in weight.pieces[d]]
+        return sum(v.nbytes for v in views if isinstance(v.buffer, Buffer) and v.buffer.home is Home.MAPPED)
+
+    def pages_nbytes(self) -> int:
+        """Bytes of pinned host memory: tables that all devices read."""
+        return sum(pages.nbytes for pages in self.pages if pages.home is Home.PAGES)
