@@ -1,7 +1,6 @@
-"""Automatic split: shares that balance the time devices need to read their weights, and what that predicts.
+"""Automatic split: shares that balance the devices' times to read their weights, and the predicted speed.
 
-The arithmetic works on numbers alone. `auto_split` feeds it with speeds measured once per device and driver
-(meta/speed.py). Devices of equal vendor, model and driver get equal shares; ratios are sixteenths.
+Devices of equal vendor, model and driver get equal shares. Shares are sixteenths.
 """
 
 from __future__ import annotations
@@ -16,15 +15,14 @@ from vkbackend.runtime import Device
 
 SIXTEENTHS = 16
 
-Shares = tuple[float, ...]  # one per device, in any unit; whole sixteenths where they are chosen here
+Shares = tuple[float, ...]  # one per device, in any unit; `ratios` gives sixteenths
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a split asks of each device, in bytes. `held`: of its memory (weights, caches, scratch). For one
-    token: `read` from its own memory, `host` from pinned host memory. `reduces`: the all-reduces of a token
-    among all devices, in order; `inner`: those among the devices of one host. `stages`: the stage of each
-    device, where the layers are divided into stages that a token passes one after another."""
+    """Bytes that a split asks of each device. `held`: of its memory. Per token: `read` from its own memory,
+    `host` from pinned host memory. `reduces`: the all-reduces among all devices, in order; `inner`: those
+    within one host. `stages`: the stage of each device, if a token passes stages of layers in turn."""
 
     held: tuple[int, ...]
     read: tuple[int, ...]
@@ -35,7 +33,7 @@ class Cost:
 
 
 class Budget(Protocol):
-    """Bytes that one physical device may hold, for all of its logical devices (`members`, by index)."""
+    """Bytes that a physical device may hold for its logical devices `members`."""
 
     @property
     def nbytes(self) -> int: ...
@@ -45,8 +43,8 @@ class Budget(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Predicted milliseconds for one token: reading weights and reading host-placed tensors (on the
-    slowest device), and the reduces."""
+    """Predicted milliseconds per token. The slowest device counts for reading weights and host-placed
+    tensors."""
 
     weights_ms: float
     host_ms: float
@@ -59,8 +57,8 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """`tensor_split`, one share per device; the time it predicts, and that of fewer devices where these would
-    be faster (`fewer`: their indices)."""
+    """`tensor_split`: a share per device. `fewer`: the indices of fewer devices that would be faster, with
+    their times."""
 
     tensor_split: Shares
     speeds: tuple[Speed, ...]
@@ -70,7 +68,7 @@ class Prediction:
     fewer_times: Times | None = None
 
     def lines(self, names: Sequence[str]) -> list[str]:
-        """The prediction as text, one line each; `names` of the devices in order."""
+        """The prediction as text, with the names of the devices in order."""
         split = ", ".join(
             f"{name} {share:g} at {speed.weights / 1e9:.3g} GB/s"
             for name, share, speed in zip(names, self.tensor_split, self.speeds, strict=True)
@@ -95,8 +93,8 @@ class Prediction:
 def ratios(speeds: Sequence[float], classes: Sequence[Hashable], resources: Sequence[Hashable]) -> Shares:
     """Sixteenths of the largest share, proportional to speed.
 
-    Logical devices on one resource have its speed together. Members of a class count as equally fast, as
-    long as equally many share their resource.
+    Logical devices on one resource share its speed. Devices of a class count as equally fast if their
+    resources have equally many logical devices.
     """
     n = len(speeds)
     alone = [speeds[d] / sum(r == resources[d] for r in resources) for d in range(n)]
@@ -108,7 +106,7 @@ def ratios(speeds: Sequence[float], classes: Sequence[Hashable], resources: Sequ
 
 
 def overfull(held: Sequence[int], budgets: Sequence[Budget]) -> set[int]:
-    """The devices on a physical device that is asked to hold more than it can."""
+    """The devices whose physical device cannot hold what is asked of it."""
     return {
         d
         for budget in budgets
@@ -123,10 +121,10 @@ def fitted(
     budgets: Sequence[Budget],
     kinds: Sequence[Hashable],
 ) -> Shares:
-    """`shares` with those of overfull devices lowered, a sixteenth at a time, until everything fits.
+    """`shares`, lowered a sixteenth at a time on overfull devices until everything fits.
 
-    Devices of a kind are lowered together. Where that leads nowhere they are lowered one by one; where that
-    does not either, `shares` come back as they were, and whoever checks memory says what is missing.
+    Devices of a kind are lowered together, or one by one if that fails. If both fail, the result is
+    `shares`: the check of memory then reports what is missing.
     """
     for alike in (list(kinds), list(range(len(shares)))):
         now = shares
@@ -148,10 +146,10 @@ def times(
     reduce_s: Callable[[int], float],
     inner_s: Callable[[int], float] = lambda nbytes: 0.0,
 ) -> Times:
-    """Predicted time of a token. Devices of a stage read at the same time if they are on different resources,
-    and in turn if they share one. Stages work in turn.
+    """Predicted time of a token. Devices of a stage read in parallel, or in turn if they share a resource.
+    Stages work in turn.
 
-    `reduce_s`, `inner_s`: seconds of one all-reduce of so many bytes.
+    `reduce_s`, `inner_s`: seconds of an all-reduce of that many bytes.
     """
     stages = cost.stages or (0,) * len(speeds)
 
@@ -172,7 +170,7 @@ def times(
 
 
 def subsets(shares: Shares, speeds: Sequence[Speed]) -> list[tuple[int, ...]]:
-    """For each smaller count of devices the fastest ones, in device order."""
+    """For each smaller number of devices, the fastest ones, in device order."""
     order = sorted((d for d, s in enumerate(shares) if s), key=lambda d: (-speeds[d].weights, d))
     return [tuple(sorted(order[:n])) for n in range(1, len(order))]
 
@@ -186,7 +184,7 @@ def predict(
     cost: Callable[[Shares], Cost],
     budgets: Sequence[Budget] = (),
 ) -> Prediction:
-    """What `shares` predict on open devices, and whether fewer of them would be faster and still fit."""
+    """The prediction for `shares` on open devices, and for fewer of them if that is faster and fits."""
     speeds = tuple(measure_speed(device) for device in devices)
     resources = [resource_of(device) for device in devices]
 
@@ -218,10 +216,10 @@ def predict(
 def auto_split(
     devices: Sequence[Device], cost: Callable[[Shares], Cost], budgets: Sequence[Budget] = ()
 ) -> Prediction:
-    """The split of a model over open devices, with what it predicts.
+    """The split of a model over open devices, and its prediction.
 
-    `cost(shares)` says what a split asks of the devices: it is called with one share per device, some may be
-    0. `budgets` limit memory. Measures devices it has not seen, about a second each.
+    `cost` gets a share per device; some may be 0. `budgets` limit memory. Devices are measured once, about
+    a second each.
     """
     speeds = [measure_speed(device) for device in devices]
     resources = [resource_of(device) for device in devices]
@@ -233,7 +231,6 @@ def auto_split(
 def _among(
     members: Sequence[int], devices: Sequence[Device], speeds: Sequence[Speed], resources: Sequence[Hashable]
 ) -> Shares:
-    """The ratios of `members`, zero for all others."""
     part = ratios(
         [speeds[d].weights for d in members],
         [class_of(devices[d]) for d in members],

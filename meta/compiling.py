@@ -1,4 +1,4 @@
-"""Compiling the recordings of several devices side by side: each waits for its compiler most of the time."""
+"""Compiles for several devices in parallel: each device mostly waits for its compiler."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ forks.forget(_threads.cache_clear)
 
 
 def compile_all(devices: Sequence[Device], recordings: Sequence[Recording]) -> None:
-    """Compile the programs of each recording on its device; other hosts compile for their own. If one fails,
-    its error is raised when all have ended."""
+    """Compile the programs of each recording on its device. Other hosts compile for their own devices. An
+    error is raised when all compilations have ended."""
     if len(devices) < 2:
         return  # building compiles as well
     pairs = zip(devices, recordings, strict=True)
@@ -33,8 +33,7 @@ def compile_all(devices: Sequence[Device], recordings: Sequence[Recording]) -> N
 
 
 def begin_all(devices: Sequence[Device], recordings: Sequence[Recording]) -> None:
-    """Begin to compile the programs of each recording on its device, beside whatever follows; other hosts
-    begin with their own."""
+    """Begin to compile the programs of each recording on its device, in the background."""
     for device, recording in zip(devices, recordings, strict=True):
         if not device.host:
             device.compile_ahead(recording)

@@ -1,8 +1,7 @@
-"""A device of another host, as this host sees it: its limits, slots and logits, but no other memory.
+"""A device of another host, as this host sees it: limits, slots and logits, but no other memory.
 
-Every host of a group plans and records for all devices, and runs its own. Work for another host's device does
-nothing here, because that host does it too. Once the model is loaded, host 0 gives its stand-ins a `link`:
-what it then reads, writes and copies on them outside of steps (saved states, cell tables) happens there.
+Every host plans and records for all devices and runs its own; work for another host's device does nothing.
+After loading, host 0 gives its stand-ins a `link` for reads, writes and copies outside of steps.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class HeapCard:
 
 @dataclass(frozen=True, slots=True)
 class PhysicalCard:
-    """What a plan asks of a physical device."""
+    """The facts about a physical device that a plan needs."""
 
     name: str
     uuid: str
@@ -43,8 +42,8 @@ class PhysicalCard:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What hosts tell each other of a device. `speed`: measured bytes per second from its memory and the
-    host's, where they are known."""
+    """A device as its host describes it to the others. `speed`: measured bytes per second from its own
+    memory and from the host's."""
 
     name: str
     limits: Limits
@@ -56,7 +55,7 @@ class Card:
 
 
 class Link(Protocol):
-    """The host of a device, which knows its caches and tables by name."""
+    """The host of a device, which finds caches and tables by name."""
 
     def write(self, device: int, name: str, offset: int, data: np.ndarray) -> None: ...
 
@@ -67,7 +66,7 @@ class Link(Protocol):
 
 
 class _Idle(Queue):
-    """Everything is done as soon as it is submitted: another host does it."""
+    """Everything is complete once submitted: another host does the work."""
 
     ahead = True
 
@@ -85,14 +84,14 @@ class _Idle(Queue):
 
 
 class Elsewhere(HostDevice):
-    """The stand-in of the group's `index`-th device. `exchange`: how long an exchange with its host takes, if
-    that was measured."""
+    """The stand-in of the group's `index`-th device. `exchange`: measured time of an exchange with its
+    host."""
 
     def __init__(self, index: int, host: str, card: Card, exchange: ExchangeTime | None = None) -> None:
         super().__init__(f"{host}/{card.name}", card.limits)
         self.index, self.host, self.card, self.exchange = index, host, card, exchange
         self.imports_pages, self.has_codebooks = card.imports_pages, card.has_codebooks
-        self.host_free: int | None = None  # bytes that its host's memory could still give
+        self.host_free: int | None = None  # free bytes of its host's memory
         self.queue: Queue = _Idle()
         self.link: Link | None = None
 

@@ -1,4 +1,4 @@
-"""How long hosts take to exchange bytes as a reduce does: both send and receive, then go on."""
+"""Measures how long two hosts take to exchange bytes as a reduce does: both send and receive."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ N_SMALL, N_LARGE = 100, 8
 
 @dataclass(frozen=True, slots=True)
 class ExchangeTime:
-    """How long an exchange between two hosts takes: the seconds of a small one, and the bytes per second,
-    each way, of a large one."""
+    """Seconds of a small exchange; bytes per second, each way, of a large one."""
 
     small_s: float
     rate: float
@@ -26,8 +25,7 @@ class ExchangeTime:
 
 
 def times_of(transport: Transport, host: int, nbytes: int, n: int) -> list[float]:
-    """The seconds of each of `n` exchanges with a host, which has to call this, too. One more before warms
-    up."""
+    """The seconds of each of `n` exchanges with a host, which must call this too. One more warms up."""
     sent, received = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
     transfers = transport.transfers([(host, sent)], [(host, received)], "a measured exchange")
     seconds = []
@@ -40,8 +38,8 @@ def times_of(transport: Transport, host: int, nbytes: int, n: int) -> list[float
 
 
 def measure_exchanges(transport: Transport) -> dict[int, ExchangeTime]:
-    """The times between host 0 and each other host, as host 0 measures them. All hosts call it at the same
-    time, and exchange nothing else meanwhile."""
+    """The times between host 0 and each other host. All hosts call it at once and exchange nothing else
+    meanwhile."""
     found = {}
     for host in [0] if transport.rank else transport.others:
         small = float(np.median(times_of(transport, host, SMALL_NBYTES, N_SMALL)))

@@ -1,7 +1,6 @@
-"""The inverse of slice-on-load: tensors rejoined from the devices' slices, and rows put back into them.
+"""The inverse of slice-on-load: joins a tensor from the devices' slices, and writes rows into the slices.
 
-Everything is driven by `extents`, the one place that knows where a device keeps which bytes of a tensor.
-Works in pieces of a few MiB; nothing may be running on the devices meanwhile.
+`extents` alone knows which bytes of a tensor a device holds. Nothing may run on the devices meanwhile.
 """
 
 from __future__ import annotations
@@ -25,10 +24,9 @@ PIECE_NBYTES = 16 << 20  # bytes of a tensor on the host at once: half of the bu
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A rectangle of a stored tensor, seen as a matrix of bytes [n_rows, row bytes]: rows begin:end, bytes
-    begin:end of each. On the device its rows begin `pitch` bytes apart (0: one behind another), the first at
-    byte `offset` of `view`.
-    """
+    """A rectangle of a stored tensor, seen as a matrix of bytes: rows begin:end, bytes begin:end of each
+    row. On the device, rows start `pitch` bytes apart (0: contiguous), the first at byte `offset` of
+    `view`."""
 
     rows: tuple[int, int]
     columns: tuple[int, int]
@@ -38,12 +36,12 @@ class Extent:
 
 
 def matrix_of(weight: Weight) -> tuple[int, int]:
-    """(rows, bytes per row) of a tensor as stored; a vector is one row, experts follow one another."""
+    """(rows, bytes per row) of a stored tensor; a vector is one row, experts follow one another."""
     return math.prod(weight.shape[:-1]), row_nbytes(weight.dtype, weight.shape[-1])
 
 
 def extents(weight: Weight, device: int) -> list[Extent]:
-    """What `device` holds of `weight`; nothing where its share is empty. Extents of devices may overlap."""
+    """The parts of `weight` on `device`. Extents of several devices may overlap."""
     pieces = weight.pieces[device]
     load = Load(weight.name, weight.shape, weight.dtype, weight.state)
     elements, nbytes = block_of(weight.dtype)
@@ -70,7 +68,7 @@ def _rectangles(
     pieces: list[tuple[int, View]],
 ) -> list[Extent]:
     """The extents of a matrix that a device holds as `cuts`, in pieces that begin at these local rows. Cuts
-    by rows follow one another; cuts by columns lie side by side."""
+    by rows follow one another; cuts by columns are side by side."""
     held = []
     by_columns = len(cuts) > 1 and cuts[0][0] == cuts[1][0]
     pitch = sum(end - begin for begin, end in (stored(columns) for _, columns in cuts)) if by_columns else 0
@@ -92,9 +90,8 @@ def _rectangles(
 
 
 def gather_rows(devices: Sequence[Device], weight: Weight, begin: int, end: int) -> np.ndarray:
-    """Rows begin..end as stored: uint8 [end - begin, row bytes]. What several devices hold is taken from the
-    first. Raises PlanError where no device holds a byte of it.
-    """
+    """Rows begin..end as stored: uint8 [end - begin, row bytes]. The first device that holds a byte gives
+    it. Raises PlanError if no device holds one."""
     out = np.empty((end - begin, matrix_of(weight)[1]), np.uint8)
     missing = np.ones(out.shape, bool)
     for d, device in enumerate(devices):
@@ -111,9 +108,8 @@ def gather_rows(devices: Sequence[Device], weight: Weight, begin: int, end: int)
 
 
 def scatter_rows(devices: Sequence[Device], weight: Weight, begin: int, data: np.ndarray) -> None:
-    """Write rows from `begin` on, `data` uint8 [n, row bytes] as stored, to every device that holds a part of
-    them.
-    """
+    """Write rows from `begin` on, uint8 [n, row bytes] as stored, to every device that holds a part of
+    them."""
     end = begin + len(data)
     for d, device in enumerate(devices):
         for extent in extents(weight, d):
@@ -131,7 +127,7 @@ def scatter_rows(devices: Sequence[Device], weight: Weight, begin: int, data: np
 
 
 def stream(devices: Sequence[Device], weight: Weight) -> Iterator[np.ndarray]:
-    """The whole tensor, in pieces of consecutive rows as `gather_rows` returns them."""
+    """The whole tensor in pieces of consecutive rows, as `gather_rows` returns them."""
     n_rows, row_bytes = matrix_of(weight)
     step = max(1, PIECE_NBYTES // row_bytes)
     for begin in range(0, n_rows, step):
@@ -145,7 +141,7 @@ def gather(devices: Sequence[Device], weight: Weight) -> np.ndarray:
 
 @contextmanager
 def transfers(devices: Sequence[Device]) -> Iterator[Sequence[Device]]:
-    """The devices while much is read or written; their transfer buffers are freed at the end."""
+    """The devices; their transfer buffers are freed at the end."""
     try:
         yield devices
     finally:
@@ -153,11 +149,10 @@ def transfers(devices: Sequence[Device]) -> Iterator[Sequence[Device]]:
             device.drop_upload()
 
 
-# ---- bytes from and to any address: views begin on whole words ----
+# ---- bytes at any address: views begin on whole words ----
 
 
 def _read_rows(device: Device, extent: Extent, low: int, high: int) -> np.ndarray:
-    """The extent's bytes of stored rows low..high."""
     wide = extent.columns[1] - extent.columns[0]
     pitch, n = extent.pitch or wide, high - low
     at = extent.offset + (low - extent.rows[0]) * pitch
