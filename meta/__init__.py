@@ -1,4 +1,1 @@
-"""meta: N devices behave like one. Split states, the plan, all-reduce over pinned host memory, the mesh.
-
-Knows no architecture, no token id and no file format.
-"""
+"""meta: N devices behave like one. It knows no architectures, token ids or file formats."""

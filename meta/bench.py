@@ -1,9 +1,4 @@
-"""All-reduces by themselves: a real step that is a chain of sums of partial tensors, timed and checked bit by
-bit.
-
-Built through the graph and replayed by the mesh as a model's step is: every device adds to a copy of the
-residual, writes its share, and the sum with a mirrored addend is the next residual.
-"""
+"""Times all-reduces alone: a step that is a chain of sums of partial tensors, checked bit by bit."""
 
 from __future__ import annotations
 
@@ -25,16 +20,16 @@ from vkbackend.meta.sums import add
 from vkbackend.meta.tensor import Tensor
 from vkbackend.runtime import Device
 
-MAX_WIDTH = 4096  # elements per row: the kernel that sums works on rows, which are as wide as an embedding
+MAX_WIDTH = 4096  # elements per row: the kernel sums rows as wide as an embedding
 LIMIT_S = 3.0  # no further repeat after this long
-PERIOD = 3  # residuals that take turns; not a multiple of the two slot sets, so that stale slots show
+PERIOD = 3  # residuals; not a multiple of the two parities, so that stale slots show
 CHAIN_NBYTES = 64 << 20  # a step moves about this much, but 4 to 32 reduces
 
 
 @dataclass(frozen=True, slots=True)
 class ReduceTime:
-    """Seconds per all-reduce in each of the repeated steps, whether every device here got the exact sums, and
-    how many of the seconds a reduce waited for other hosts."""
+    """`seconds` per all-reduce in each repeated step; `exact`: every device here got the exact sums;
+    `network`: seconds of a reduce spent on other hosts."""
 
     nbytes: int
     seconds: tuple[float, ...]
@@ -47,7 +42,7 @@ class ReduceTime:
 
 
 def chain_length(nbytes: int) -> int:
-    """All-reduces in one step: even, so that both slot sets are used equally often."""
+    """All-reduces per step: even, so that both parities are used equally often."""
     return min(32, max(4, CHAIN_NBYTES // nbytes // 2 * 2))
 
 
@@ -60,10 +55,10 @@ def time_reduce(
     length: int = 0,
     hosts: Hosts | None = None,
 ) -> ReduceTime:
-    """Time an all-reduce of `nbytes` (f32) over `devices`, which are closed afterwards; all `hosts` call it.
+    """Time an all-reduce of `nbytes` (f32) over `devices`, and close them. All `hosts` call it.
 
-    One step of `length` reduces warms up, then up to `repeats` steps are timed from hand-over to the end
-    (fewer where they take long on one host). Raises what building and running a step raises.
+    A step of `length` reduces warms up; then up to `repeats` steps are timed (fewer if they are slow on one
+    host). Raises errors of building and running a step.
     """
     mesh = Mesh(devices, options, hosts=hosts)
     try:
@@ -85,10 +80,10 @@ def time_reduce(
 
 
 class _Chain:
-    """h[k + 1] = base[k % 3] + sum over devices of (h[k] + share[d]), with h running through three arrays.
+    """h[k + 1] = base[k % 3] + sum over devices of (h[k] + share[d]), with h rotating through three arrays.
 
-    All values are small whole numbers, so every order of adding and every wire format gives the same sums,
-    and an error in one is multiplied by the number of devices in each that follows.
+    All values are small whole numbers: every order and every wire format gives the same sums, and an error
+    is multiplied by the number of devices in each later sum.
     """
 
     def __init__(self, devices: Sequence[Device], elements: int, length: int) -> None:

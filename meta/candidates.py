@@ -1,5 +1,7 @@
-"""The result of a step: logits, or the best tokens of each output row. Each device chooses among its share of
-the vocabulary. A mask says which tokens it may choose."""
+"""The result of a step: logits, or the best tokens of each output row.
+
+Each device chooses within its share of the vocabulary. A mask limits the choice.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,9 @@ from vkbackend.runtime import Device
 
 
 class TopK(NamedTuple):
-    """ids int64 and float32 logits, both [n_outputs, k], best first, the lower id first on ties, NaN before
-    all. A row with fewer candidates ends in logits of -inf, whose ids mean nothing. `log_sums`: float64
-    [n_outputs], log(sum(exp(logits))) of all tokens of a row, where it was asked for.
-    """
+    """ids int64 and float32 logits [n_outputs, k]: best first, on ties the lower id, NaN before all.
+    Missing candidates have logits of -inf and meaningless ids. `log_sums`: float64 [n_outputs],
+    log(sum(exp(logits))) over the whole row, if requested."""
 
     ids: np.ndarray
     logits: np.ndarray
@@ -32,22 +33,22 @@ class TopK(NamedTuple):
 
 
 def places(region: View, n_outputs: int, k: int, n_chunks: int) -> tuple[View, View, View]:
-    """Three views of the region in which the host finds a device's best logits: their places u32 [n_outputs,
-    1, k] among its vocabulary rows, their values f32 [n_outputs, 1, k], and f32 [n_outputs, n_chunks, 2],
-    which `log_sum_exp` fills if the step is `summed`."""
+    """Views of a device's best logits in its region: positions u32 [n_outputs, 1, k] within its vocabulary
+    rows, values f32 [n_outputs, 1, k], and f32 [n_outputs, n_chunks, 2], which `log_sum_exp` fills if the
+    step is `summed`."""
     ids = View(region.buffer, region.offset, (n_outputs, 1, k), "u32")
     values = View(region.buffer, ids.end, (n_outputs, 1, k))
     return ids, values, View(region.buffer, values.end, (n_outputs, n_chunks, 2))
 
 
 def found_in(region: View, n_outputs: int, k: int, limits: Limits, n_vocab: int) -> tuple[View, View, View]:
-    """As `places`, for a device that chooses among `n_vocab` logits: it finds the number of chunks."""
+    """As `places`, for a device with `n_vocab` logits."""
     return places(region, n_outputs, k, top_k_chunks(limits, n_vocab, k)[1])
 
 
 class Outputs:
-    """The devices' regions of output rows. `nbytes`: their sizes. `n_places`: steps whose rows may be on
-    their way from other hosts, each to memory of its own."""
+    """The devices' regions of output rows, of `nbytes` each. `n_places`: steps that may have rows in flight
+    from other hosts, each with its own memory."""
 
     def __init__(
         self,
@@ -70,8 +71,8 @@ class Outputs:
             self._places.append(regions)
 
     def write_masks(self, masks: np.ndarray) -> None:
-        """Hand every device its part of uint32 [n, ceil(n_vocab / 32)]: which tokens the candidates of the
-        next step's first n output rows may be, the lowest bit of a word first."""
+        """Give every device its part of the masks of the next step's output rows: uint32 [n, ceil(n_vocab /
+        32)], lowest bit first."""
         bits = None
         for device, mask, (begin, end) in zip(self._devices, self._masks, self._vocab, strict=True):
             if mask is None or device.host:
@@ -94,14 +95,12 @@ class Outputs:
     # ---- between hosts ----
 
     def expect(self, n_outputs: int, wanted: Wanted, place: int = 0) -> None:
-        """Host 0 calls it before a step: begin to receive the step's output rows from other hosts, at that
-        place. Then a host that sends them need not wait, whatever host 0 does meanwhile."""
+        """Host 0, before a step: begin to receive its output rows at that place, so that no sender waits."""
         if self._hosts and self._hosts.rank == 0:
             self._gather(n_outputs, wanted, place).start()
 
     def collect(self, n_outputs: int, wanted: Wanted, place: int = 0) -> None:
-        """Bring the output rows of a step, logits or k candidates, to host 0; every host calls it after the
-        step."""
+        """All hosts, after the step: bring its output rows to host 0."""
         if self._hosts:
             gather = self._gather(n_outputs, wanted, place)
             if self._hosts.rank:
@@ -127,7 +126,7 @@ class Outputs:
     # ---- on host 0 ----
 
     def read_logits(self, out: np.ndarray, n_outputs: int, place: int = 0) -> None:
-        """Put the logits of the devices' shares together in `out`, float32 [>= n_outputs, n_vocab]."""
+        """Join the devices' logits in `out`, float32 [>= n_outputs, n_vocab]."""
         for device, region, (begin, end) in zip(self._devices, self._places[place], self._vocab, strict=True):
             if region is not None:
                 device.invalidate(region.buffer)  # type: ignore[arg-type]
@@ -135,7 +134,7 @@ class Outputs:
                 out[:n_outputs, begin:end] = host.reshape(region.shape)[:n_outputs]
 
     def read_top_k(self, n_outputs: int, wanted: Wanted, place: int = 0) -> TopK:
-        """What the devices chose of their shares, merged; `wanted` as in the step's kind."""
+        """The devices' candidates, merged. `wanted`: as in the step's kind."""
         k, summed = wanted
         ids, logits, sums = [], [], []
         for device, region, (begin, end) in zip(self._devices, self._places[place], self._vocab, strict=True):
@@ -156,8 +155,8 @@ class Outputs:
 
 
 def log_of_sums(sums: np.ndarray) -> np.ndarray:
-    """log(sum(exp(x))) of rows, float64 [n], from the largest element of each chunk of a row and its sum of
-    exp(x - largest), [n, n_chunks, 2]."""
+    """log(sum(exp(x))) of rows, float64 [n]. `sums` [n, n_chunks, 2]: the largest element of each chunk,
+    and the sum of exp(x - largest)."""
     peaks, sums = sums[..., 0].astype(np.float64), sums[..., 1].astype(np.float64)
     peak = peaks.max(axis=1)
     with np.errstate(all="ignore"):

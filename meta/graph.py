@@ -1,6 +1,4 @@
-"""The graph in which ops on tensors over N devices become one recording per device, cut where devices must
-exchange.
-"""
+"""The graph of a step: ops on tensors become one recording per device, cut where devices must exchange."""
 
 from __future__ import annotations
 
@@ -24,19 +22,18 @@ from vkbackend.wire import wire_words
 
 @dataclass(slots=True)
 class Graph:
-    """Builds the recordings of one step, or of one half of a step in halves: `kind` then counts the rows and
-    output rows of that half."""
+    """The graph of a step, or of one half; `kind` then counts that half's rows and output rows."""
 
     devices: Sequence[Device]
     inputs: Sequence[Inputs]
     provider: Provider | None
     kind: StepKind
-    active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # devices at work, by outermost scope
+    active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # as in StepShape
     wire: str = "f32"
-    lane: int = 0  # which half of the slots its reduces use, where two graphs share a step
+    lane: int = 0  # which half of the slots its reduces use
     recordings: list[Recording] = field(init=False)
     reduces: list[Reduce] = field(default_factory=list)
-    kept: dict[str, Tensor] = field(default_factory=dict)  # what a layer leaves to later ones, by name
+    kept: dict[str, Tensor] = field(default_factory=dict)  # tensors for later layers, by name
     values: dict[str, list[View | None]] = field(default_factory=dict)  # by label, for dumps and tests
     _scope: str = ""
     _section: str = ""  # the outermost scope
@@ -55,7 +52,7 @@ class Graph:
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Prefix the labels of everything built inside with `name`."""
+        """Prefix the labels inside with `name`."""
         outer, self._scope = self._scope, f"{self._scope}{name}."
         section, self._section = self._section, self._section or name
         try:
@@ -64,14 +61,13 @@ class Graph:
             self._scope, self._section = outer, section
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
-        """a + b, for `Tensor.__add__`."""
         return sums.add(a, b)
 
     def label(self, name: str) -> str:
         return self._scope + name
 
     def on(self, d: int, name: str | Weight) -> Recorder:
-        """Records on device d, under a label in this scope or under the weight's name."""
+        """Records on device d, under a label in this scope or the weight's name."""
         label = name.name if isinstance(name, Weight) else self.label(name)
         return Recorder(self.recordings[d], self.devices[d].limits, label)
 
@@ -80,14 +76,13 @@ class Graph:
         return len(self.devices)
 
     def readers(self) -> tuple[int, ...]:
-        """The devices that need a value made whole in this scope."""
+        """The devices that need whole values in this scope."""
         return self.active.get(self._section, tuple(range(self.n)))
 
     def new(
         self, rows: int, width: int, state: State, label: str, holders: Sequence[int] | None = None
     ) -> Tensor:
-        """A tensor of fresh scratch: whole on the `holders` (default all), or each device's share of
-        columns."""
+        """A tensor in new scratch: whole on the `holders` (default: all), or split by columns."""
         label = self.label(label)
         tensor = Tensor(self, rows, width, state, [])
         widths = [state.count(d) if state.kind is Kind.SPLIT else width for d in range(self.n)]
@@ -102,12 +97,11 @@ class Graph:
         return tensor
 
     def scratch(self, shape: tuple[int, ...], label: str) -> View:
-        """Fresh scratch of one device that is no tensor of the model."""
+        """New scratch of one device that is not a tensor of the model."""
         return View(Virtual(4 * math.prod(shape), self.label(label)), 0, shape)
 
     def begin(self) -> None:
-        """Bring the step's parameters from host memory to the devices, so that the host copy is free
-        again."""
+        """Copy the step's parameters from host memory to the devices."""
         for recording, inputs in zip(self.recordings, self.inputs, strict=True):
             used = {"step": (inputs.step, inputs.step.nbytes // 4)}
             for name, rope in inputs.rope.items():
@@ -122,10 +116,10 @@ class Graph:
         self, x: Tensor, norm: Weight | None = None, eps: float = 0.0, wire: str = ""
     ) -> tuple[Tensor, Tensor | None]:
         """Make a PARTIAL tensor whole on the readers; with `norm`, also its RMSNorm, in the same kernel.
-        `wire` is asked for in place of the graph's.
+        `wire` overrides the graph's.
 
-        Nothing is exchanged where the only writer is the only reader. A reader that does not hold the
-        mirrored addend (it joins here) gets it through the first writer's slot.
+        There is no exchange if the only writer is the only reader. A reader without the mirrored addend
+        gets it through the first writer's slot.
         """
         if x.state.kind is not Kind.PARTIAL:
             raise PlanError(f"all_reduce of a tensor that is {x.state}")
@@ -173,7 +167,7 @@ class Graph:
         )
 
     def _fold_base(self, x: Tensor) -> Tensor:
-        """The same sum without an addend: a writer that holds the addend adds it to its share."""
+        """The same sum without the addend: a writer that has it adds it to its share."""
         assert x.base is not None
         d = next(d for d in x.state.writers if x.base.views[d] is not None)
         folded = Tensor(self, x.rows, x.width, x.state, list(x.views))
@@ -184,8 +178,8 @@ class Graph:
     def _exchange(
         self, x: Tensor, readers: Sequence[int], wire: str
     ) -> tuple[dict[int, ReduceSlots], Sequence[View | None]]:
-        """Every writer puts its share into its slot; the devices meet; this is what each reader then sums,
-        and the own share of each device as it enters that sum."""
+        """Record the exchange. Returns the slots that each reader sums, and each device's own share as it
+        enters the sum."""
         provider = self.provider
         assert provider is not None
         elements = x.rows * x.width
@@ -221,12 +215,12 @@ class Graph:
             recording.exchange(self.label("all_reduce"))
 
     def _sum_parts(self, shares: Sequence[View | None], reduce: Reduce, provider: Provider) -> None:
-        """Each device sums its part of the elements (whole blocks of the wire) where all will read it."""
+        """Each device sums its part of the elements for all readers."""
         for d, (begin, end) in enumerate(parts_of(reduce, self.n)):
             if begin == end:
                 continue
             slots, gathered = provider.readable(d, reduce), provider.gathered(d, reduce)
-            # A workgroup sums a row: whole lines where the part divides into them.
+            # A workgroup sums a row.
             line = math.gcd(end - begin, PART)
             shape = ((end - begin) // line, line) if line >= 32 else (1, end - begin)
             h = View(gathered.buffer, gathered.offset + 4 * begin, shape)

@@ -1,9 +1,8 @@
-"""The hosts of a group as a mesh sees them: which of its devices are where, and what travels in a step.
+"""The hosts of a group, as a mesh sees them: which device is where, and what a step exchanges.
 
-`OverHosts` wraps a provider of one host. In an exchange it sends the slots that its devices wrote to the
-hosts that read, and receives theirs, into the same pages that its devices sum in slot order: so all devices
-of all hosts give the bits that one host with all of them would. Of a reduce that is summed in parts, each
-host receives the parts that its devices sum, or that it sums itself, then the sums of the others.
+`OverHosts` wraps a host's provider: an exchange sends the slots written here to the hosts that read them,
+and receives theirs into the same pages. Devices sum in slot order, so all hosts get the bits of a single
+host.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ class Hosts:
         return self.of[device] == self.rank
 
     def gather(self, key: Hashable, views: Sequence[View | None]) -> Transfers:
-        """Transfers that bring the bytes at `views[d]` of every device to host 0, into the memory of the
-        device's stand-in. They are kept: the same key must always come with the same views. They have a lane
-        of their own, because host 0 may begin to wait for them before other exchanges."""
+        """Transfers of the bytes at `views[d]` of every device to host 0, into the stand-in's memory. They
+        are kept: a key must always come with the same views. Host 0 may wait for them before other
+        exchanges, so they have their own lane."""
         found = self._gathers.get(key)
         if found is None:
             sent: list[Part] = []
@@ -65,9 +64,9 @@ class Hosts:
 @dataclass(slots=True)
 class _Exchange:
     transfers: Transfers
-    own: list[tuple[Device, Buffer]]  # buffers that devices here wrote, to send
-    filled: list[tuple[Device, Buffer]]  # buffers that received bytes, for devices here to read
-    local: Reduce | None  # what this host's provider does after the transfers; None: no device here reads
+    own: list[tuple[Device, Buffer]]  # buffers to send
+    filled: list[tuple[Device, Buffer]]  # buffers that received bytes
+    local: Reduce | None  # for this host's provider, after the transfers; None: no device here reads
     part: tuple[int, int] = (0, 0)  # the elements that this host sums, if hosts sum in parts
     sums: Transfers | None = None  # moves the sums of all parts, if hosts sum in parts
 
@@ -144,8 +143,8 @@ class OverHosts(Provider):
     # ---- sums in parts of hosts, where the host sums ----
 
     def _parts(self, reduce: Reduce) -> dict[int, tuple[int, int]]:
-        """The elements of a large reduce that each reading host sums. Nothing, if whole slots are fewer bytes
-        to send than parts and their sums: parts pay with three hosts, or two devices on each."""
+        """The elements of a large reduce that each reading host sums. Empty if whole slots are fewer bytes
+        to send: parts pay with three hosts, or with two devices on each."""
         reading = sorted({self._hosts.of[d] for d in reduce.readers})
         if not isinstance(self._inner, HostSum) or 4 * reduce.elements < reduces.SCATTER_NBYTES:
             return {}
@@ -157,8 +156,7 @@ class OverHosts(Provider):
     def _moves_to(
         self, reduce: Reduce, parts: Mapping[int, tuple[int, int]]
     ) -> list[tuple[int, int, int, int]]:
-        """What to move before hosts sum parts, as `_moves` gives it: every slot's part to the host that sums
-        it."""
+        """As `_moves`, before hosts sum parts: each part of a slot goes to the host that sums it."""
         moves = []
         for writer in reduce.writers:
             for host, part in parts.items():
@@ -168,7 +166,7 @@ class OverHosts(Provider):
         return moves
 
     def _gather(self, local: Reduce, parts: Mapping[int, tuple[int, int]]) -> Transfers:
-        """Transfers that bring the sums of all parts to all hosts that have a part."""
+        """Transfers of the sums of all parts to all hosts that have a part."""
         assert isinstance(self._inner, HostSum)
         here, total = self._hosts.rank, self._inner.total(local).view(np.uint8)
         own = total[4 * parts[here][0] : 4 * parts[here][1]]
@@ -184,8 +182,8 @@ class OverHosts(Provider):
     # ---- sums of whole slots, or in parts of devices ----
 
     def _moves(self, reduce: Reduce) -> list[tuple[int, int, int, int]]:
-        """(device, host, begin, end): bytes begin..end of the device's slot go to the host; in a reduce that
-        gathers, of its sums. All hosts get the same order."""
+        """(device, host, begin, end): bytes begin..end of the device's slot (in a gather: of its sums) go
+        to the host. All hosts get the same order."""
         of, n = self._hosts.of, len(self._hosts.of)
         reading = sorted({of[d] for d in reduce.readers})
         parts = parts_of(reduce, n) if self.scatters(reduce) else []

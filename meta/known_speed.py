@@ -1,6 +1,6 @@
-"""What was measured of devices before (`speed.py` measures): `speeds.json` of the cache folder.
+"""Speeds that were measured before, in `speeds.json` of the cache folder (speed.py measures them).
 
-Deleting the file measures again. Nothing here measures, so recording a step may ask.
+Delete the file to measure again. Nothing here measures, so recording a step may call it.
 """
 
 from __future__ import annotations
@@ -13,30 +13,29 @@ from vkbackend import cache_folder, env, ops
 from vkbackend.recording import SLOW, Pace
 from vkbackend.runtime import Device
 
-ENTRY, FORMAT = "speeds.json", 1  # in the cache folder; if its format is another, measure again
+ENTRY, FORMAT = "speeds.json", 1  # another format: measure again
 DTYPE = "q8_0"  # of the weights that are read
-# Submissions are cut as if the device had this part of its measured speed. The measurement is the best case:
-# large matrices and nothing else. Attention, narrow matrices, or a card that throttles or draws a desktop are
-# slower. Even if a device reaches only a quarter of this part, a submission ends within a watchdog's 2 s.
+# Submissions are cut for this part of the measured speed, which is the best case: large matrices alone.
+# Attention, narrow matrices, throttling or a desktop are slower. Even at a quarter of this part, a submission
+# ends within a watchdog's 2 s.
 TRUSTED = 1 / 4
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Bytes per second at which a device alone reads weights in its memory, and in pinned host memory."""
+    """Bytes per second at which a device alone reads weights: in its own memory, in pinned host memory."""
 
     weights: float
     host: float
 
 
 def known_speed(device: Device) -> Speed | None:
-    """The speed of a device, if it was measured before."""
     known = numbers(f"speed {key_of(device)}")
     return Speed(*known) if len(known) == 2 else None
 
 
 def pace_of(device: Device) -> Pace:
-    """What submissions to a device are cut by: a part of its known speed, or what every GPU has."""
+    """The pace by which submissions are cut: a part of the known speed, or a pace that every GPU keeps."""
     known = known_speed(device)
     return Pace(TRUSTED * known.weights, TRUSTED * known.host) if known else SLOW
 
@@ -51,7 +50,7 @@ def key_of(device: Device) -> str:
 
 
 def _read() -> dict[str, Any]:
-    """What has been measured; nothing where that is missing, damaged or of another format."""
+    """Empty if the file is missing, damaged or of another format."""
     found = cache_folder.read_json(ENTRY)
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         return {}
@@ -60,7 +59,7 @@ def _read() -> dict[str, Any]:
 
 
 def numbers(key: str) -> list[float]:
-    """What is known of `key`: positive numbers, or nothing."""
+    """The positive numbers under `key`, or an empty list."""
     found = _read().get(key)
     known = found if isinstance(found, list) else []
     return known if all(isinstance(x, float) and 0 < x < math.inf for x in known) else []

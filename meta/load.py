@@ -1,8 +1,7 @@
-"""Slice on load: each device gets its slice of every weight straight from the memory-mapped file.
+"""Slice on load: each device gets its slice of every weight from the memory-mapped file.
 
-Never a full host copy: a slice is a strided view of the file's bytes, copied once into device memory; of a
-fused tensor the parts of one device are put together first. A device that runs on the host copies nothing of
-what it can read in the file as it lies (mapped.py).
+There is no full host copy: a slice is a strided view of the file, copied once. Of a fused tensor, a
+device's parts are joined first. A device on the host reads what it can from the file itself (mapped.py).
 """
 
 from __future__ import annotations
@@ -36,19 +35,19 @@ PIECE_NBYTES = 64 << 20  # bytes copied between two progress reports
 
 
 class Source(Protocol):
-    """Where weights come from: raw bytes by name, as stored."""
+    """Weights as stored bytes, by name."""
 
     def data(self, name: str) -> np.ndarray:
-        """uint8 bytes of a tensor, not copied: of any shape, rows in order."""
+        """uint8, not a copy: of any shape, rows in order."""
 
     def file(self, name: str) -> tuple[np.ndarray, int]:
-        """(uint8 bytes of the mapped file, where in it the tensor begins), for loads `in_file` alone."""
+        """(the mapped file as uint8, first byte of the tensor), for loads `in_file` only."""
 
 
 def load_weights(
     devices: Sequence[Device], loads: Sequence[Load], source: Source, progress: Progress | None = None
 ) -> tuple[dict[str, Weight], list[Pages]]:
-    """Allocate and fill every weight; returns them by name, and the host pages that must outlive them."""
+    """Allocate and fill every weight. Returns the weights, and the host pages that must outlive them."""
     weights = {
         load.name: Weight(load.name, load.shape, load.dtype, load.state, [[] for _ in devices])
         for load in loads
@@ -93,8 +92,8 @@ def load_weights(
 def _place(
     device: Device, d: int, loads: Sequence[Load], source: Source, weights: Mapping[str, Weight]
 ) -> list[FilePages]:
-    """Give `weights` their views on `device`, the d-th, except for tables that devices share. Returns the
-    pages of the file that the device reads in place."""
+    """Give `weights` their views on the d-th device, except for shared tables. Returns the pages of the
+    file that the device reads in place."""
     in_file = [load for load in loads if load.in_file]
     pages = map_weights(device, d, in_file, source.file, weights) if in_file else []
     rest = [load for load in loads if not weights[load.name].pieces[d]]
@@ -129,7 +128,7 @@ def _fill(
     for first, view in pieces:
         n_rows = view.shape[0] if len(view.shape) > 1 else 1
         row_bytes = own.shape[1]
-        # Steps of whole rows whose byte count is a multiple of 4, so that each begins on a word.
+        # A multiple of 4 rows, so that every write begins on a word.
         step = max(4, PIECE_NBYTES // max(1, row_bytes) // 4 * 4)
         for at in range(0, n_rows, step):
             part = own[first + at : first + min(at + step, n_rows)]
@@ -139,7 +138,7 @@ def _fill(
 
 
 def _touch(pieces: Sequence[tuple[int, View]], advance: Callable[[int], None]) -> None:
-    """Have the file's pages in memory now, rather than in the first step."""
+    """Read the file's pages into memory now, not in the first step."""
     for _, view in pieces:
         held = view.buffer.host[view.offset : view.end]  # type: ignore[union-attr]
         for at in range(0, held.size, PIECE_NBYTES):
@@ -151,7 +150,6 @@ def _touch(pieces: Sequence[tuple[int, View]], advance: Callable[[int], None]) -
 def _fill_experts(
     device: Device, load: Load, d: int, weight: Weight, raw: np.ndarray, advance: Callable[[int], None]
 ) -> None:
-    """Write the slices of all experts one after another."""
     elements, nbytes = block_of(load.dtype)
     stored = raw.reshape(*load.shape[:2], -1)
     slices = expert_slices(load, d)
@@ -174,7 +172,7 @@ def _fill_experts(
 
 
 def _starts(device: Device, load: Load, d: int) -> View:
-    """The prefix sums of the FFN columns that `device` holds of each expert, u32 [n_expert + 1]."""
+    """Prefix sums of the FFN columns of each expert on the device, u32 [n_expert + 1]."""
     by_columns = load.state.axis == 2
     held = [cut[by_columns].stop - cut[by_columns].start for cut in expert_slices(load, d)]
     starts = np.concatenate([[0], np.cumsum(held)]).astype(np.uint32)
@@ -184,8 +182,7 @@ def _starts(device: Device, load: Load, d: int) -> View:
 
 
 def _words(parts: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-    """The same bytes, cut anew so that every run but the last is whole words, and so each begins on a
-    word."""
+    """The same bytes, re-split: all runs but the last are whole words."""
     rest = np.empty(0, np.uint8)
     for part in parts:
         joined = np.concatenate([rest, part]) if rest.size else part
@@ -198,8 +195,8 @@ def _words(parts: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
 
 
 def _load_shared(devices: Sequence[Device], load: Load, weight: Weight, raw: np.ndarray) -> list[HostPages]:
-    """Copy a table into pinned pages, once for all devices that do not read it in the file. A device that
-    cannot import the pages gets a host-visible copy of its own."""
+    """Copy a table into pinned pages, once for all devices that do not read it from the file. A device that
+    cannot import the pages gets a host-visible copy."""
     align = max(device.limits.host_import_align for device in devices)
     pages, imported = HostPages(raw.nbytes, align), False
     raw = raw.reshape(-1)
@@ -222,7 +219,7 @@ def _load_shared(devices: Sequence[Device], load: Load, weight: Weight, raw: np.
 
 
 def _copies(device: Device, load: Load) -> list[tuple[int, View]]:
-    """New pieces for a whole table in memory of the device's own. The device may be another host's."""
+    """New pieces for a whole table in the device's own memory; the device may be on another host."""
     firsts, shapes = zip(*rows_in_pieces(load, piece_nbytes(device)), strict=True)
     views = allocate(device, [(shape, load.dtype) for shape in shapes], Home.HOST, load.name)
     return list(zip(firsts, views, strict=True))

@@ -1,8 +1,7 @@
-"""Weights read where they lie: the model file's own pages as memory of a device that runs on the host.
+"""Weights that a device on the host reads from the model file's own pages.
 
-Nothing is copied and nothing allocated, so loading is faster than reading the file
-(docs/measurements/lavapipe.md). The pages are the page cache's, which the system may drop and read again. As
-long as the model is loaded the file must stay as it is.
+Nothing is copied or allocated (docs/measurements/lavapipe.md). The system may drop the pages and read them
+again, so the file must not change while the model is loaded.
 """
 
 from __future__ import annotations
@@ -47,9 +46,8 @@ def map_weights(
     file_of: Callable[[str], tuple[np.ndarray, int]],
     weights: Mapping[str, Weight],
 ) -> list[FilePages]:
-    """Give `weights` the pieces that `device`, the d-th, reads in the file; returns the pages, which must
-    outlive it. A device that refuses them maps nothing. `file_of`: as in load.Source.
-    """
+    """Give `weights` the pieces that the d-th device reads from the file. Returns the pages, which must
+    outlive the device. A device that refuses them maps nothing. `file_of`: as in load.Source."""
     found: list[Piece] = []
     for load in loads:
         if pieces := mapped_pieces(load, d, device):
@@ -77,8 +75,8 @@ def map_weights(
 
 
 def windows(pieces: Iterable[Piece], limit: int) -> Iterator[list[Piece]]:
-    """The pieces in order of file and address, in runs. A run has pieces of one file, and its pages, from the
-    first to the last, take at most `limit` bytes."""
+    """Runs of pieces, in order of file and address. A run is in one file, and its pages take at most
+    `limit` bytes."""
     window: list[Piece] = []
     for piece in sorted(pieces, key=lambda p: (p.file.ctypes.data, p.begin)):
         same = window and window[0].file.ctypes.data == piece.file.ctypes.data

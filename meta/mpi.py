@@ -1,6 +1,7 @@
-"""The transport over MPI, which moves bytes alone: point to point, buffers as they lie, nothing pickled.
+"""The transport over MPI: bytes, point to point, nothing pickled.
 
-No collective is called: `MPI_Allreduce` adds in an order of its own. Waits poll, so that each has a deadline.
+It calls no collectives: `MPI_Allreduce` adds in an order of its own. Waits poll, so each can have a
+deadline.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import Any
 from vkbackend.errors import DeviceLost, Timeout, UnsupportedFeature
 from vkbackend.meta.transport import Lane, Part, Transfers, Transport
 
-LEAVE_S = 10.0  # for the others to leave as well
+LEAVE_S = 10.0  # to wait for the other hosts
 
 
 def require_mpi() -> None:
-    """Raise UnsupportedFeature where mpi4py is not installed."""
+    """Raise UnsupportedFeature if mpi4py is not installed."""
     if importlib.util.find_spec("mpi4py") is None:
         raise UnsupportedFeature(
             f"several hosts need mpi4py and an MPI, which {sys.prefix} does not have; run "
@@ -48,7 +49,7 @@ class MPITransport(Transport):
 
     @property
     def library(self) -> str:
-        """The MPI's name and version, which must be the same on all hosts."""
+        """MPI's name and version, which must be the same on all hosts."""
         return " ".join(str(self.mpi.Get_library_version()).split("\n")[0].split())
 
     def send(self, host: int, lane: Lane, data: bytes, what: str = "") -> None:
@@ -89,11 +90,11 @@ class MPITransport(Transport):
         return DeviceLost(f"a host of the group is gone: {self.lost or error}; start the group again")
 
     def close(self) -> None:
-        """Meet the other hosts, then leave MPI. Raises DeviceLost, Timeout if they do not come."""
+        """Meet the other hosts, then leave MPI. Raises DeviceLost, Timeout."""
         if self.mpi.Is_finalized():
             return
         self.meet("the end of the group", LEAVE_S)
-        for host in self.others:  # MPI complains of messages that nobody received
+        for host in self.others:  # MPI complains about messages that nobody received
             while self.poll(host, Lane.BEAT, 0) is not None:
                 pass
         with suppress(self.mpi.Exception):
@@ -145,7 +146,7 @@ class _Persistent(Transfers):
 
     def close(self) -> None:
         if self._transport.lost:
-            return  # a request that is on its way cannot be freed
+            return  # a request in flight cannot be freed
         for request in self._requests:
             request.Free()
         self._requests = []

@@ -9,7 +9,7 @@ from vkbackend.checks import choice, number_of, whole_number
 from vkbackend.meta.reduce import PROVIDERS, WIRES
 from vkbackend.options_class import check_fields, option
 
-MAX_AHEAD = 1 << 16  # segments of a step; no step has as many
+MAX_AHEAD = 1 << 16  # segments; no step has that many
 
 
 def ahead_depth(name: str, value: Any) -> int | None:
@@ -21,7 +21,7 @@ def ahead_depth(name: str, value: Any) -> int | None:
 
 
 class ReduceKeywords(TypedDict, total=False):
-    """What may be given for the fields of `ReduceOptions`."""
+    """The keywords that set `ReduceOptions`."""
 
     reduce_type: str
     """What partial sums travel as: "f32", "bf16" (8 bits of significand), "f16" (11 bits, in blocks of 128
@@ -38,7 +38,7 @@ class ReduceKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReduceOptions:
-    """How devices exchange partial sums; `ReduceKeywords` describes the fields. Raises InvalidArgument."""
+    """`ReduceKeywords` describes the fields. Raises InvalidArgument."""
 
     reduce_type: str = option("auto", choice(WIRES))
     reduce_provider: str = option("auto", choice(("auto", *PROVIDERS)))

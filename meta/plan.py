@@ -1,4 +1,5 @@
-"""One plan per layer: which heads, FFN columns and vocabulary rows each device owns. Data that prints.
+"""One plan per layer: the heads, FFN columns and vocabulary rows of each device. It is data and can be
+printed.
 
 All tensors of a layer take their slices from its plan, so they cannot disagree. Shares may be uneven or
 empty.
@@ -16,13 +17,10 @@ from vkbackend.meta.split import MIRRORED, Ranges, State, check_tiling, split, s
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """How a weight is cut: `axis` (0 rows, 1 columns) by the plan's dimension `dim`. Without a `dim` it is
-    mirrored.
-
-    `dim` is "heads", "kv_heads", "ffn", "vocab", or "experts" for the FFN columns of a stack of experts
-    [n_expert, n_out, n_in]. `segments`: the axis has several parts one after another, with these relative
-    sizes, and each part is split alike (q, k and v rows by key heads).
-    """
+    """How a weight is cut: `axis` (0 rows, 1 columns) by the plan's dimension `dim`; mirrored without
+    `dim`. `dim`: "heads", "kv_heads", "ffn", "vocab", or "experts" for the FFN columns of experts
+    [n_expert, n_out, n_in]. `segments`: relative sizes of consecutive parts of the axis, each cut alike
+    (rows of q, k, v by key heads)."""
 
     dim: str = ""
     axis: int = 0
@@ -42,7 +40,7 @@ def columns(dim: str, segments: tuple[int, ...] = (1,)) -> Role:
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """A dimension to be shared out: `size` units, handed out in whole multiples of `grain` units."""
+    """A dimension of `size` units, handed out in multiples of `grain` units."""
 
     size: int
     grain: int = 1
@@ -50,18 +48,15 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Ranges of units per device, for each dimension of one layer (or of the tensors outside layers).
-
-    `experts`: the ranges of each expert's FFN columns, if the layer has experts. "ffn" in `ranges` then means
-    the columns of an FFN that the layer has beside its experts, if any.
-    """
+    """Ranges of units per device, for each dimension of a layer (or of the tensors outside layers).
+    `experts`: the ranges of each expert's FFN columns. In a layer with experts, "ffn" means the FFN next to
+    them."""
 
     ranges: Mapping[str, Ranges]
     experts: tuple[Ranges, ...] = ()
 
     def state(self, role: Role, shape: tuple[int, ...], name: str) -> State:
-        """The split state of a weight of `shape` [n_out, n_in]; raises PlanError if its size does not fit the
-        plan."""
+        """The split state of a weight [n_out, n_in]. Raises PlanError if its size does not fit the plan."""
         if not role.dim:
             return MIRRORED
         if role.dim == "experts":
@@ -75,7 +70,7 @@ class Plan:
 
 
 def normalise(tensor_split: Sequence[float] | None, n_devices: int) -> tuple[float, ...]:
-    """Shares that sum to 1, even by default; raises InvalidArgument for a list that is no list of shares."""
+    """Shares that sum to 1, even by default. Raises InvalidArgument."""
     if tensor_split is None:
         return (1 / n_devices,) * n_devices
     try:
@@ -98,10 +93,10 @@ def normalise(tensor_split: Sequence[float] | None, n_devices: int) -> tuple[flo
 
 
 def share_out(dim: Dim, shares: Sequence[float], rotation: int = 0) -> Ranges:
-    """Ranges that tile `dim` in device order. Grains are shared out by largest remainder; of equal
-    remainders, that of device `rotation` comes first, then those of the devices after it, in a circle.
+    """Ranges that tile `dim` in device order, by largest remainder. Equal remainders: device `rotation`
+    first, then the devices after it, cyclically.
 
-    Devices with a zero share get nothing. Units that make no whole grain go to the last device that gets any.
+    Devices with a zero share get nothing. A last incomplete grain goes to the last device with a range.
     """
     grains, n = dim.size // dim.grain, len(shares)
     if not grains:
@@ -123,7 +118,7 @@ def share_out(dim: Dim, shares: Sequence[float], rotation: int = 0) -> Ranges:
 
 
 def table(plans: Sequence[Plan], names: Sequence[str], n_devices: int) -> str:
-    """The plans as text, one line per run of equal layers."""
+    """The plans as text, a line per run of equal layers."""
     lines, start = [], 0
     for i in range(1, len(plans) + 1):
         if i == len(plans) or plans[i] != plans[start]:

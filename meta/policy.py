@@ -1,9 +1,7 @@
-"""Two ways to share a model out over devices: ours, and llama.cpp's arithmetic for those who need its
-placement.
+"""Two policies that divide a model among devices: ours, and llama.cpp's arithmetic for the same placement.
 
-Both give head ranges, FFN columns (per expert where there are experts) and vocabulary rows per layer. Ours
-cuts in the smallest units the quant blocks allow and gives the busiest device of every layer the least
-possible.
+Both give ranges of heads, FFN columns (per expert) and vocabulary rows per layer. Ours cuts in the smallest
+units that quant blocks allow and minimizes the load of the busiest device of every layer.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ POLICIES = ("balanced", "llama.cpp")
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Head counts and sizes of a layer; `block`: elements of a quant block of attn_output, cut along its
+    """Head counts and sizes of a layer. `block`: elements of a quant block of attn_output, cut along its
     columns."""
 
     n_head: int
@@ -45,10 +43,10 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
-    """A recurrent layer: key heads, each a unit with the value heads that read it, and its state.
+    """A recurrent layer. A key head, with the value heads that read it and its state, is a unit.
 
-    `columns`: neighbouring columns of the output projection that belong to a key head; `block`: elements of
-    its quant block.
+    `columns`: consecutive columns of the output projection per key head; `block`: elements of its quant
+    block.
     """
 
     n_k_heads: int
@@ -62,14 +60,13 @@ class DeltaNet:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Units of each dimension of the plan."""
         return {"k_heads": self.n_k_heads}
 
 
 @dataclass(frozen=True, slots=True)
 class StateSpace:
-    """A layer of Mamba-2: heads, of which those of a group read the same B and C. It is shared out as q heads
-    and kv heads are: by groups, or by heads with copies of B and C where some device would get no group.
+    """A Mamba-2 layer: the heads of a group read the same B and C. It is cut like q and kv heads: by
+    groups, or by heads with copies of B and C if a device would get no group.
 
     `n_state`: values of B; `block`: elements of a quant block of the output projection.
     """
@@ -86,7 +83,6 @@ class StateSpace:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Units of each dimension of the plan."""
         return {"ssm_groups": self.n_group, "ssm_heads": self.n_head}
 
 
@@ -95,10 +91,8 @@ Mixer = Attention | DeltaNet | StateSpace
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """FFN columns of a layer (of each expert, if n_expert > 0); `block`: of ffn_down, cut along its columns.
-
-    `beside`: columns of an FFN that runs beside the experts (a shared expert), of blocks of `beside_block`.
-    """
+    """FFN columns of a layer (of each expert if n_expert > 0). `block`: of ffn_down, cut along its columns.
+    `beside`: columns of a shared expert, in blocks of `beside_block`."""
 
     n_ff: int
     block: int = 1
@@ -109,8 +103,8 @@ class FeedForward:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What there is to share in one layer, which may lack either half. Layers of one `kind` rotate together
-    in llama.cpp's policy. `beside`: what runs beside attention."""
+    """The parts of a layer that are divided; either may be missing. Layers of one `kind` rotate together in
+    llama.cpp's policy. `beside`: a mixer in parallel to attention."""
 
     attention: Mixer | None
     ffn: FeedForward | None
@@ -129,9 +123,9 @@ def plan_model(
     tensor_split: Sequence[float] | None = None,
     policy: str = "balanced",
 ) -> tuple[list[Plan], Plan]:
-    """(a plan per layer, the plan of the tensors outside layers); `tensor_split` None: even shares.
+    """(a plan per layer, the plan of the tensors outside layers). `tensor_split` None: even shares.
 
-    Raises PlanError where a dimension has no whole unit, InvalidArgument for an unknown policy.
+    Raises PlanError if a dimension has no whole unit, InvalidArgument for an unknown policy.
     """
     if policy not in POLICIES:
         raise InvalidArgument(f"split policy {policy!r} is unknown; there are: {', '.join(POLICIES)}")
@@ -153,7 +147,7 @@ def _balanced(layer: Layer, shares: Sequence[float], held: list[float]) -> Plan:
     if (ffn := layer.ffn) is None:
         return Plan(ranges)
     unit = ffn_unit(ffn.n_ff, ffn.block)
-    here = [0.0] * len(shares)  # over all experts of the layer: they run side by side, so rounding evens out
+    here = [0.0] * len(shares)  # over all experts of the layer, so that rounding evens out
     experts = []
     for _ in range(max(1, ffn.n_expert)):
         experts.append(_take(ffn.n_ff, unit, shares, held, here))
@@ -182,7 +176,7 @@ def _of_state_space(ranges: Mapping[str, Ranges]) -> dict[str, Ranges]:
 
 
 def ffn_unit(n_ff: int, block: int) -> int:
-    """Columns that stay together: whole blocks of ffn_down, and fours where that divides (vector loads)."""
+    """Columns that stay together: whole blocks of ffn_down, and fours if that divides (vector loads)."""
     wide = math.lcm(block, 4)
     return wide if n_ff % wide == 0 else block
 
@@ -190,8 +184,8 @@ def ffn_unit(n_ff: int, block: int) -> int:
 def attention_ranges(
     attention: Attention, shares: Sequence[float], held: list[float], kv_width: float = 1.0
 ) -> dict[str, Ranges]:
-    """Whole kv groups, or, where some device would get none, q heads with a copy of the kv heads they use
-    on each device: whichever leaves the busiest device less to read."""
+    """Whole kv groups; or, if a device would get none, q heads with copies of their kv heads. The way with
+    less to read for the busiest device is chosen."""
     a = attention
     group_unit = min(a.block // math.gcd(a.block, a.group * a.head_dim_v), a.n_head_kv)
     kv = _take(a.n_head_kv, group_unit, shares, list(held))
@@ -208,8 +202,7 @@ def attention_ranges(
 
 
 def attention_cost(ranges: Mapping[str, Ranges], shares: Sequence[float], kv_width: float) -> float:
-    """Weights that the busiest device reads per share, counted in heads. A kv head counts as `kv_width` q
-    heads."""
+    """Weights that the busiest device reads per share, in heads. A kv head counts as `kv_width` q heads."""
     heads, kv = ranges["heads"], ranges["kv_heads"]
     return max(
         2 * ((heads[d][1] - heads[d][0]) + kv_width * (kv[d][1] - kv[d][0])) / share
@@ -221,26 +214,25 @@ def attention_cost(ranges: Mapping[str, Ranges], shares: Sequence[float], kv_wid
 def _take(
     size: int, unit: int, shares: Sequence[float], held: list[float], here: Sequence[float] | None = None
 ) -> Ranges:
-    """Ranges that tile `size` in units so that the largest count per share is the least possible.
+    """Ranges that tile `size` in units and minimize the largest count per share.
 
-    That is D'Hondt's rule: the next unit goes to the device whose count per share is lowest after it. `here`:
-    what each device holds of the same work already, which counts, too. Ties go to the device that holds least
-    of the model so far per share (`held`, in elements; updated). What is less than a unit goes with the
-    last unit.
+    This is D'Hondt's rule: the next unit goes to the device whose count per share is then lowest. Ties go
+    to the device that holds least of the model per share (`held`, in elements; updated). `here`: counts of
+    the same work that the devices already have. An incomplete unit goes with the last one.
     """
     units, n = size // unit, len(shares)
     if not units:
         raise PlanError(f"a dimension of {size} has no whole unit of {unit}")
     before = [0.0] * n if here is None else [h / unit for h in here]
     total = units + sum(before)
-    # D'Hondt never gives less than the share of all, rounded down.
+    # D'Hondt never gives less than the exact share, rounded down.
     counts = [max(0, math.floor(shares[d] * total - before[d] + 1e-9)) for d in range(n)]
     candidates = [d for d in range(n) if shares[d] > 0]
 
     def load(d: int, more: int) -> float:
         return round((before[d] + counts[d] + more) / shares[d], 6)
 
-    while sum(counts) > units:  # a device that is behind may not catch up on more than there is
+    while sum(counts) > units:  # devices with less than their share ask for too many
         taking = [d for d in candidates if counts[d]]
         counts[max(taking, key=lambda d: load(d, 0))] -= 1
     for _ in range(units - sum(counts)):
@@ -262,7 +254,7 @@ def _take(
 def _llama_cpp(
     layers: Sequence[Layer], n_vocab: int, n: int, shares: Sequence[float] | None
 ) -> tuple[list[Plan], Plan]:
-    """Cumulative shares in float32, floored to a grain; the remainder goes to a device that rotates by
+    """Cumulative shares in float32, rounded down to a grain. The remainder goes to a device that rotates by
     layer."""
     seen: dict[str, int] = {}
     plans = []
@@ -288,7 +280,7 @@ def _llama_cpp(
 def _llama_cpp_heads(a: Mixer, n: int, shares: Sequence[float] | None, rotation: int) -> dict[str, Ranges]:
     if isinstance(a, StateSpace):
         return _of_state_space(_llama_cpp_heads(a.as_attention, n, shares, rotation))
-    if isinstance(a, DeltaNet):  # by key heads: theirs cuts q, k and v apart, where 3 devices may not agree
+    if isinstance(a, DeltaNet):  # by key heads; llama.cpp cuts q, k and v apart, and 3 devices may disagree
         grain = math.lcm(a.block, 128) // math.gcd(math.lcm(a.block, 128), a.columns)
         return {"k_heads": _cumulative(a.n_k_heads, grain, n, shares, rotation)}
     columns = a.group * a.head_dim_k

@@ -1,5 +1,7 @@
-"""Signs of life between the hosts of a group: each host sends them to host 0, and host 0 to each, even
-without work. Its own thread sends them, also while the host compiles or loads for minutes."""
+"""Heartbeats between the hosts of a group: every host sends them to host 0, and host 0 to every host.
+
+A thread sends them, so they also go out while the host compiles or loads for minutes.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,12 @@ from vkbackend.errors import VkbackendError
 from vkbackend.meta.transport import Lane, Transport
 
 BEAT_S = 0.5
-MAX_FAILURE_NBYTES = 4096  # of the message in which a host says why it failed
+MAX_FAILURE_NBYTES = 4096  # of a failure report
 
 
 class Pulse:
-    """Sets `transport.lost` when a host is silent for `silence_s` or says that it failed, and calls `on_lost`
-    once, in its thread."""
+    """Sets `transport.lost` when a host is silent for `silence_s` or reports a failure, and calls `on_lost`
+    once, in the thread."""
 
     def __init__(self, transport: Transport, silence_s: float | None = None) -> None:
         self._transport = transport

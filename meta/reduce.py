@@ -1,10 +1,9 @@
-"""All-reduce providers: where partial sums meet. All of one interface, chosen by what the devices can do.
+"""All-reduce providers. They share an interface; the devices' features decide which one is used.
 
-`pages`: host pages that all devices import, so the host moves no bytes. `scatter`: the same, but each
-device first sums its part of the elements for all (less to read with four devices and more). `host-sum`
-works anywhere: each device has staging of its own and the host adds. All sum in slot order, so all give
-the same bits. Slot sets are double buffered by parity: a device may write reduce k + 1 while a slower one
-still reads k.
+`pages`: host pages that all devices import; the host moves no bytes. `scatter`: also, each device first
+sums a part for all (less to read with 4 devices or more). `host-sum`: staging per device, and the host
+adds; works anywhere. All sum in slot order, so the bits agree. Slots alternate by parity: a device may
+write reduce k + 1 while a slower one still reads k.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ from vkbackend.twins.arrays import take_f16
 from vkbackend.wire import FORMATS, wire_block, wire_words
 
 WIRES = ("auto", *FORMATS)
-# Elements from which `auto` sends f16, by device count: as many as llama.cpp's NCCL path sends as bfloat16.
-# The error of f16 is an eighth of bfloat16's, for 65 words in place of 64 (vkbackend/wire.py).
+# Elements from which `auto` sends f16, by device count: llama.cpp's NCCL path sends bfloat16 from there.
+# f16 has an eighth of bfloat16's error, for 65 words instead of 64 (vkbackend/wire.py).
 _F16_FROM = {1: 32_768, 2: 32_768, 3: 131_072}
 _F16_FROM_MANY = 262_144
-# From here on reading n - 1 whole slots costs more than an exchange.
+# From here on, reading n - 1 whole slots costs more than a second exchange.
 SCATTER_DEVICES, SCATTER_NBYTES = 4, 1 << 20
-PART = 1024  # elements: parts of a scattered reduce are whole multiples of it, where they are that large
+PART = 1024  # elements: large parts of a scattered reduce are multiples of it
 
 
 def wire_of(wanted: str, elements: int, n_devices: int, software: bool = False) -> str:
-    """The format in which a reduce of `elements` travels, one of FORMATS, where `wanted` (one of WIRES) is
-    asked for. `software`: all devices run on the processor. Between these lies no bus, so packing only takes
-    time: f32 took 0.6 to 1.0 times as long as bf16 (lavapipe, bench-reduce of 2 MB)."""
+    """The wire format for `elements`, one of FORMATS. `wanted`: one of WIRES. `software`: all devices run
+    on the processor. They share no bus, so packing only takes time: f32 took 0.6 to 1.0 of the time of bf16
+    (lavapipe, bench-reduce of 2 MB)."""
     if wanted != "auto":
         return wanted
     return "f16" if not software and elements >= _F16_FROM.get(n_devices, _F16_FROM_MANY) else "f32"
@@ -44,11 +43,10 @@ def wire_of(wanted: str, elements: int, n_devices: int, software: bool = False) 
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """One exchange of a step: its slot set, elements, who writes, the wire format, who reads the sum.
+    """One exchange of a step.
 
-    `gather` marks the second half of a scattered reduce, in which the host has nothing to do. `lane`: which
-    half of every slot it uses. Two half micro-batches in one step use one each, so neither waits for the
-    other.
+    `gather`: the second half of a scattered reduce, in which the host does nothing. `lane`: the half of
+    every slot it uses. The two halves of a step use one lane each, so neither waits for the other.
     """
 
     parity: int
@@ -61,7 +59,7 @@ class Reduce:
 
 
 def parts_of(reduce: Reduce, n: int) -> list[tuple[int, int]]:
-    """The elements begin..end that each of n devices, or hosts, sums of a reduce in parts: whole blocks of
+    """The elements begin..end that each of n devices or hosts sums of a reduce in parts: whole blocks of
     the wire."""
     unit = PART if reduce.elements >= PART * n else wire_block(reduce.wire)
     size = aligned(-(-reduce.elements // n), unit)
@@ -70,8 +68,8 @@ def parts_of(reduce: Reduce, n: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class ReduceSlots:
-    """What a device sums: slots `stride` words apart, where its own share goes, a bit per slot in use, the
-    format."""
+    """The slots that a device sums, `stride` words apart. `own_index`: the slot of its own share;
+    `writers`: a bit per slot in use."""
 
     buffer: Buffer | Virtual
     offset: int  # bytes
@@ -83,11 +81,11 @@ class ReduceSlots:
 
     @classmethod
     def of_sum(cls, buffer: Buffer | Virtual, offset: int, elements: int) -> ReduceSlots:
-        """A single slot, which holds a whole sum in f32."""
+        """A single slot with a whole sum in f32."""
         return cls(buffer, offset, stride=elements, count=1, own_index=None, writers=1)
 
     def view(self, elements: int, first: int = 0) -> View:
-        """The words of elements first..first+elements of every slot, flat; `first` begins a block."""
+        """The words of elements first..first+elements of every slot, flat. `first` begins a block."""
         words = (self.count - 1) * self.stride + wire_words(self.wire, elements)
         dtype = "f32" if self.wire == "f32" else "u32"
         return View(self.buffer, self.offset + 4 * wire_words(self.wire, first), (words,), dtype)
@@ -98,41 +96,40 @@ class Provider(ABC):
 
     name: str
     pages_nbytes: int = 0  # of host memory that all devices share
-    network_s: float = 0.0  # seconds that exchanges with other hosts took so far
+    network_s: float = 0.0  # seconds of exchanges with other hosts so far
 
     @abstractmethod
     def slot(self, device: int, reduce: Reduce) -> View:
-        """Where `device` writes its partial, u32 words to the end of its slot."""
+        """Where `device` writes its share: u32 words to the end of its slot."""
 
     @abstractmethod
     def readable(self, device: int, reduce: Reduce) -> ReduceSlots:
-        """What `device` sums after the exchange."""
+        """The slots that `device` sums after the exchange."""
 
     def scatters(self, reduce: Reduce) -> bool:
-        """Whether a reduce is summed in parts, one per device, and gathered by a second exchange: a large one
-        that all devices read."""
+        """Whether a reduce is summed in parts, one per device, and gathered by a second exchange. True for
+        large reduces that all devices read."""
         return False
 
     def gathered(self, device: int, reduce: Reduce) -> View:
-        """Where the parts of a scattered reduce meet, f32."""
+        """Where the parts of a scattered reduce are gathered, f32."""
         raise NotImplementedError(f"{self.name} does not scatter")
 
     @abstractmethod
     def host_bytes(self, device: int, reduce: Reduce) -> np.ndarray:
-        """The bytes of `slot` (of a gather: of `gathered`) as the host sees them: uint8."""
+        """The bytes of `slot` (of `gathered` for a gather) on the host: uint8."""
 
     @abstractmethod
     def exchange(self, reduce: Reduce) -> None:
-        """The host's part between writing and reading; every device has finished the segment."""
+        """The host's work between writing and reading. Every device has finished the segment."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give the memory back; nothing may be running."""
+        """Free the memory; nothing may be running."""
 
 
 class ImportedPages(Provider):
-    """One slot per device and parity, and one for gathering, in pinned host pages that every device has
-    imported."""
+    """A slot per device and parity, and one for gathering, in pinned host pages that every device imports."""
 
     name = "pages"
 
@@ -161,7 +158,7 @@ class ImportedPages(Provider):
         return self._view(device, reduce, device)
 
     def _view(self, device: int, reduce: Reduce, index: int) -> View:
-        """Slot number `index` of the reduce's parity, from where its lane begins."""
+        """Slot number `index` of the reduce's parity, from its lane on."""
         lane = reduce.lane * self._slot // 2
         offset = reduce.parity * self._per_parity + index * self._slot + lane
         return View(self._buffers[device], offset, ((self._slot - lane) // 4,), "u32")
@@ -186,7 +183,7 @@ class ImportedPages(Provider):
         return self.pages.bytes[view.offset : view.end]
 
     def exchange(self, reduce: Reduce) -> None:
-        pass  # the devices read each other's slots themselves
+        pass  # the devices read each other's slots
 
     def close(self) -> None:
         for device, buffer in zip(self._devices, self._buffers, strict=False):
@@ -195,8 +192,8 @@ class ImportedPages(Provider):
 
 
 class HostSum(Provider):
-    """Per device a slot it writes and a sum it reads, per parity, in staging of its own; the host adds in
-    slot order what it reads as f32, whatever the wire."""
+    """Staging per device: for each parity a slot to write and a sum to read. The host adds in slot order,
+    in f32."""
 
     name = "host-sum"
 
@@ -219,7 +216,7 @@ class HostSum(Provider):
         return np.asarray(self._buffers[device].host)[view.offset : view.end]
 
     def _host(self, device: int, at: int, dtype: type, n: int, lane: int) -> np.ndarray:
-        """The first n of a lane in region `at` of a device: shares are in 0 and 1, sums in 2 and 3."""
+        """The first n of a lane in region `at` of a device: regions 0 and 1 are shares, 2 and 3 sums."""
         host, lane = np.asarray(self._buffers[device].host), lane * self._slot // 2
         return host[at * self._slot + lane : (at + 1) * self._slot].view(dtype)[:n]
 
@@ -241,13 +238,13 @@ class HostSum(Provider):
         self.spread(reduce)
 
     def total(self, reduce: Reduce) -> np.ndarray:
-        """Where the sum goes, f32 [elements]: where the first reader finds it. A reduce that none of these
-        devices reads gets the place of device 0, where nobody reads it."""
+        """The sum, f32 [elements], in the memory of the first reader. Without a reader here it uses device
+        0's slot; nobody reads it."""
         d = reduce.readers[0] if reduce.readers else 0
         return self._host(d, 2 + reduce.parity, np.float32, reduce.elements, reduce.lane)
 
     def add(self, reduce: Reduce, begin: int, end: int) -> None:
-        """Sum elements begin..end, `begin` at a block of the wire."""
+        """Sum elements begin..end; `begin` begins a block of the wire."""
         for d in reduce.writers:
             self._devices[d].invalidate(self._buffers[d])
         first, *others = reduce.writers
@@ -257,7 +254,7 @@ class HostSum(Provider):
             np.add(total, self._share(d, reduce, begin, end), out=total)
 
     def spread(self, reduce: Reduce) -> None:
-        """Hand the sum to all readers."""
+        """Copy the sum to all readers."""
         total = self.total(reduce)
         for d in reduce.readers:
             if d != reduce.readers[0]:
@@ -271,7 +268,7 @@ class HostSum(Provider):
 
 
 def _slot_size(nbytes: int) -> int:
-    """Bytes of a slot whose halves are aligned as well."""
+    """Bytes of a slot whose halves are aligned too."""
     return 2 * aligned(-(-nbytes // 2))
 
 
@@ -279,8 +276,8 @@ PROVIDERS = ("pages", "scatter", "host-sum")
 
 
 def slots_nbytes(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> list[tuple[int, int]]:
-    """(bytes, bytes with padding) of staging per device that the provider of that name will take, pages
-    counted for the first device."""
+    """(bytes, bytes with padding) of staging per device for that provider. Shared pages count for the first
+    device."""
     n_devices = len(devices)
     if n_devices == 1 or not slot_nbytes:
         return [(0, 0)] * n_devices
@@ -295,7 +292,7 @@ def slots_nbytes(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> li
 
 def _scatter_from(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> int | None:
     """Bytes from which a reduce through pages is summed in parts; None: never. Over hosts three devices are
-    enough for it: each then sends 4/3 of a slot instead of two."""
+    enough: each then sends 4/3 of a slot instead of two."""
     if wanted == "scatter":
         return 0
     least = SCATTER_DEVICES - any(device.host for device in devices)
@@ -304,13 +301,13 @@ def _scatter_from(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> i
 
 
 def _page(devices: Sequence[Device]) -> int:
-    """What the sizes of pages that all devices import are multiples of."""
+    """Alignment of imported pages."""
     return max(device.limits.host_import_align for device in devices)
 
 
 def make_provider(devices: Sequence[Device], slot_nbytes: int, wanted: str = "auto") -> Provider:
-    """`wanted` (one of PROVIDERS), or with auto imported pages where every device takes them (scattering
-    large reduces over many devices), else the host sum. Raises UnsupportedFeature."""
+    """`wanted`, one of PROVIDERS. `auto`: imported pages if every device takes them (scattering large
+    reduces over many devices), else the host sum. Raises UnsupportedFeature."""
     if wanted == "host-sum":
         return HostSum(devices, slot_nbytes)
     try:

@@ -1,7 +1,4 @@
-"""What steps need besides weights and caches, found by building the largest ones before they have addresses.
-
-Nothing is allocated here: a graph over devices that only know their limits gives scratch and slot sizes.
-"""
+"""The memory of steps besides weights and caches, found by building the largest steps without addresses."""
 
 from __future__ import annotations
 
@@ -29,10 +26,9 @@ SUMS = ("add_partials",)  # ops whose push constants say which device this is
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The largest step: rows and output rows, vocabulary rows per device, floats per row of each RoPE table.
+    """The largest step: rows, output rows, vocabulary rows per device, floats per row of each RoPE table.
 
-    `active`: by outermost graph scope, the devices that work there and so need what a reduce there gives
-    (default: all).
+    `active`: the devices at work in each outermost graph scope (default: all); they read the sums there.
     """
 
     n_rows: int
@@ -40,12 +36,12 @@ class StepShape:
     vocab: Ranges
     rope_widths: Mapping[str, int] = field(default_factory=dict)
     active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    top_k: int = 0  # candidates per output row, if steps may give those instead of all logits
-    halves: int = 0  # steps of at least so many rows may be two half micro-batches in turn; 0: none may
+    top_k: int = 0  # most candidates per output row; 0: steps give all logits
+    halves: int = 0  # steps of at least this many rows may be in halves; 0: no step
 
     def places(self) -> tuple[dict[str, int], int]:
-        """(byte offset of each RoPE table, bytes in all) of a step's parameters: StepParams of the whole
-        micro-batch or its first half, those of the second, the tables."""
+        """(byte offset of each RoPE table, total bytes) of the parameters: StepParams of both halves, the
+        tables."""
         offsets, total = {}, 2 * aligned(STEP_NBYTES)
         for name, width in self.rope_widths.items():
             offsets[name], total = total, total + aligned(4 * self.n_rows * width)
@@ -56,17 +52,16 @@ class StepShape:
         return 4 * self.n_outputs * (end - begin)
 
     def mask_words(self, device: int) -> int:
-        """The words of an output row's mask, a bit for each vocabulary row of the device; 0 if devices choose
-        no candidates."""
+        """Words of an output row's mask, a bit per vocabulary row; 0 without candidates."""
         begin, end = self.vocab[device]
         return -(-(end - begin) // 32) if self.top_k else 0
 
     def outputs_nbytes(self, device: int) -> int:
-        """What the host reads of a step, and the masks that it writes."""
+        """Bytes of the logits and the masks."""
         return aligned(self.logits_nbytes(device)) + 4 * self.n_outputs * self.mask_words(device)
 
     def inputs(self, device: int, host: Buffer, local: Buffer, region: Buffer | None) -> Inputs:
-        """Views of one device's step parameters, of the host's copy, and of the logits' region."""
+        """Views of a device's parameters, of the host's copy, and of the logits' region."""
         offsets, total = self.places()
         rope = {
             name: View(local, offsets[name], (self.n_rows, width // 2, 2))
@@ -84,16 +79,15 @@ class StepShape:
         )
 
     def unplaced(self, device: int) -> Inputs:
-        """As `inputs`, but in memory that does not exist, to build a graph that never runs."""
+        """As `inputs`, in memory that does not exist, for a graph that never runs."""
         buffer = nowhere()
         return self.inputs(device, buffer, buffer, buffer if self.logits_nbytes(device) else None)
 
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """Sizes in bytes. Per device: `arenas` hold a step's values, `logits` the logits and masks. `params` are
-    the step parameters, of which the device and the host each have a copy. `slot` is one device's share of
-    the largest reduce (0: no reduce)."""
+    """Bytes. Per device: `arenas` of a step's values, `logits` with masks. `params`: step parameters, on
+    the device and on the host. `slot`: a device's share of the largest reduce (0: no reduce)."""
 
     arenas: tuple[int, ...]
     params: int
@@ -116,23 +110,22 @@ def measure(
     reuse: bool = True,
     short: Build | None = None,
 ) -> StepSizes:
-    """Sizes for all steps up to `shape`, the largest of what each kind of step needs (`step_kinds`). Only the
-    names and limits of devices are read. `reuse`: values share memory. `short` builds only so many layers
-    that the others repeat them. If it needs as much as `build` for the first kind, it is used for all
-    others."""
+    """The largest sizes of all kinds of steps up to `shape`. Only names and limits of devices are read.
+    `reuse`: values share memory. `short`: the model without repeated layers; if it needs as much as `build`
+    for the first kind, it is used for the other kinds."""
     n, params = len(devices), shape.places()[1]
     sizing, inputs = Sizing(n), [shape.unplaced(d) for d in range(n)]
 
     def sizes(kind: StepKind, build: Build) -> tuple[list[int], int]:
         """(bytes of each arena, words of the largest slot)."""
         graphs = StepBuilder(devices, inputs, sizing, build, shape.active, reduce_type).graphs(kind)
-        arenas, alike = [], dict[object, int]()  # of devices that do the same, only one is planned
+        arenas, alike = [], dict[object, int]()  # plan once for devices that do the same
         for d, device in enumerate(devices):
             key = (device.limits, *(form_of(one.recordings[d]) for one in graphs)) if n > 1 else None
             if key not in alike:
                 alike[key] = plan_scratch(ordered(graphs, d), reuse)[1]
             arenas.append(max(ALIGN, alike[key]))
-        # A slot holds a share as it travels, and sums in f32.
+        # A slot holds packed shares, and sums in f32.
         reduces = [reduce for one in graphs for reduce in one.reduces if reduce]
         return arenas, max((max(r.elements, wire_words(r.wire, r.elements)) for r in reduces), default=0)
 
@@ -147,8 +140,8 @@ def measure(
 
 
 def step_kinds(shape: StepShape) -> list[StepKind]:
-    """The kinds of steps that differ in what they need, the largest first. With fewer output rows, or with
-    all logits where candidates are asked for elsewhere, a step needs less."""
+    """The kinds of steps that may need the most memory, the largest first. Fewer output rows, or logits
+    instead of candidates, need less."""
     kinds: list[StepKind] = []
     for rows in (shape.n_rows, min(shape.n_rows, MAX_VEC_ROWS)):
         most = min(rows, shape.n_outputs)
@@ -162,9 +155,8 @@ def step_kinds(shape: StepShape) -> list[StepKind]:
 
 
 def form_of(recording: Recording) -> tuple[object, ...]:
-    """What commands do to which bytes, with buffers numbered in order of appearance. Recordings of the same
-    form are fused, ordered and planned alike. The push constants of sums are left out: they differ only in
-    which share is the device's own, and no plan depends on that."""
+    """The commands with buffers numbered in order of appearance. Equal forms are fused, ordered and planned
+    alike. It omits the push constants of sums, which only say which share is the device's own."""
     numbers: dict[object, int] = {}
 
     def where(view: View) -> tuple[object, ...]:
@@ -183,7 +175,7 @@ def form_of(recording: Recording) -> tuple[object, ...]:
 
 
 class Sizing(Provider):
-    """Stands in for the provider while a step is traced to find out how large its slots must be."""
+    """Stands in for the provider while a step is traced."""
 
     name = "sizing"
 

@@ -1,5 +1,4 @@
-"""Which part of a weight each device holds, and in which pieces: sizes only, nothing is allocated or
-copied."""
+"""The part of a weight that each device holds, and its pieces. Sizes only: nothing is allocated or copied."""
 
 from __future__ import annotations
 
@@ -17,12 +16,9 @@ from vkbackend.runtime import Device
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One weight to load: where it comes from, its type and shape, and how it lies on the devices.
-
-    `home` is Home.WEIGHTS, or Home.HOST for pinned host memory: a mirrored tensor then is one copy that
-    every device reads (embedding tables), a split one stays split, each device reading its own slice.
-    `in_file`: its bytes lie in a mapped file as devices read them, and begin on a 32-bit word.
-    """
+    """A weight to load. `home`: Home.WEIGHTS, or Home.HOST for pinned host memory: a mirrored tensor is
+    then a single copy that all devices read, a split tensor stays split. `in_file`: devices can read its
+    bytes in a mapped file, where they begin on a 32-bit word."""
 
     name: str
     shape: tuple[int, ...]
@@ -38,7 +34,7 @@ class Load:
 
 
 def expert_slices(load: Load, device: int) -> tuple[tuple[slice, slice], ...]:
-    """(rows, columns) of each expert of a stack [n_expert, n_out, n_in] that `device` holds, in elements."""
+    """(rows, columns) of each expert of a stack [n_expert, n_out, n_in] on `device`, in elements."""
     try:
         return _expert_slices(_nameless(load), device)
     except PlanError:
@@ -46,7 +42,7 @@ def expert_slices(load: Load, device: int) -> tuple[tuple[slice, slice], ...]:
 
 
 def _nameless(load: Load) -> Load:
-    """What most layers have alike: planning asks a dozen times for each stack."""
+    """A key that most layers share: planning asks a dozen times per stack."""
     return replace(load, name="", home=Home.WEIGHTS, in_file=False)
 
 
@@ -63,14 +59,14 @@ def _expert_slices(load: Load, device: int) -> tuple[tuple[slice, slice], ...]:
 
 
 def slice_of(load: Load, device: int) -> tuple[slice, slice]:
-    """(rows, columns) that `device` holds, in elements; a vector counts as one row."""
+    """(rows, columns) on `device`, in elements; a vector is one row."""
     [held] = slices_of(load, device)
     return held
 
 
 def slices_of(load: Load, device: int) -> list[tuple[slice, slice]]:
-    """(rows, columns) that `device` holds of each segment of the split axis, in order. On the device, the
-    segments' rows follow one another; if columns are split, their columns do in every row."""
+    """(rows, columns) on `device` of each segment of the split axis. The device stores the segments' rows
+    one after another; if columns are split, their columns, in every row."""
     n_rows, n_columns = (1, *load.shape)[-2:]
     if load.state.kind is not Kind.SPLIT:
         return [(slice(0, n_rows), slice(0, n_columns))]
@@ -87,7 +83,7 @@ def slices_of(load: Load, device: int) -> list[tuple[slice, slice]]:
 
 
 def shape_of(load: Load, device: int) -> tuple[int, int]:
-    """(rows, columns) of what `device` holds of a matrix or vector."""
+    """(rows, columns) of a matrix or vector on `device`."""
     held = slices_of(load, device)
     by_rows = load.state.kind is Kind.SPLIT and load.state.axis == len(load.shape) - 2
     n_rows, n_columns = ([s[i].stop - s[i].start for s in held] for i in range(2))
@@ -95,8 +91,7 @@ def shape_of(load: Load, device: int) -> tuple[int, int]:
 
 
 def piece_shapes(load: Load, device: int, max_range: int) -> list[tuple[int, tuple[int, ...]]]:
-    """(first local row, shape) of the pieces of a device's slice. No piece has more than `max_range`
-    bytes."""
+    """(first local row, shape) of the pieces of a slice, each of at most `max_range` bytes."""
     if len(load.shape) == 3:
         return [(first, shape) for first, _, shape in expert_pieces(load, device, max_range)]
     n_rows, n_cols = shape_of(load, device)
@@ -113,7 +108,7 @@ def piece_shapes(load: Load, device: int, max_range: int) -> list[tuple[int, tup
 
 
 def own_pieces(loads: Iterable[Load], device: int, max_range: int) -> list[tuple[Load, int, tuple[int, ...]]]:
-    """(load, first local row, shape) of all pieces of `loads` that `device` has to itself, in order."""
+    """(load, first local row, shape) of all pieces that `device` does not share."""
     return [
         (load, first, shape)
         for load in loads
@@ -123,8 +118,8 @@ def own_pieces(loads: Iterable[Load], device: int, max_range: int) -> list[tuple
 
 
 def mapped_pieces(load: Load, d: int, device: Device) -> list[tuple[int, tuple[int, ...], int]]:
-    """(first local row, shape, first byte within the tensor) of the pieces that `device`, the d-th, reads in
-    the file: none unless its slice is one run of the tensor's bytes whose pieces begin on words."""
+    """(first local row, shape, first byte within the tensor) of the pieces that the d-th device reads from
+    the file. Empty unless its slice is contiguous and its pieces begin on words."""
     run = run_of(load, d) if load.in_file and device.maps_files else None
     if run is None:
         return []
@@ -136,7 +131,7 @@ def mapped_pieces(load: Load, d: int, device: Device) -> list[tuple[int, tuple[i
 
 
 def run_of(load: Load, device: int) -> tuple[int, int] | None:
-    """(begin, end) in the tensor's bytes of a slice that lies there in one run; None for any other."""
+    """(begin, end) in the tensor's bytes of a contiguous slice, else None."""
     n_out, n_in = (1, *load.shape)[-2:]
     row_bytes, (elements, nbytes) = row_nbytes(load.dtype, n_in), block_of(load.dtype)
     cuts = expert_slices(load, device) if len(load.shape) == 3 else slices_of(load, device)
@@ -156,8 +151,8 @@ def run_of(load: Load, device: int) -> tuple[int, int] | None:
 
 
 def rows_in_pieces(load: Load, max_range: int) -> list[tuple[int, tuple[int, ...]]]:
-    """(first row, shape) of the pieces of a whole table. All but the last are multiples of 4 rows, which are
-    whole words in any format, so every piece begins on a word."""
+    """(first row, shape) of the pieces of a whole table. All but the last have a multiple of 4 rows, which
+    is whole words in any format."""
     if len(load.shape) == 1:
         return [(0, load.shape)]
     n_rows, width = load.shape
@@ -166,13 +161,9 @@ def rows_in_pieces(load: Load, max_range: int) -> list[tuple[int, tuple[int, ...
 
 
 def expert_pieces(load: Load, device: int, max_range: int) -> list[tuple[int, int, tuple[int, ...]]]:
-    """(first expert, number of experts, shape) of the pieces of a stack: each has whole experts, one after
-    another.
-
-    If the experts are cut by rows, a piece is [rows of all its experts, n_in]. If they are cut by columns,
-    its shape is [n_out, columns of all its experts], but its bytes are one matrix [n_out, columns] per
-    expert.
-    """
+    """(first expert, number of experts, shape) of the pieces of a stack. Experts cut by rows: [rows of all
+    its experts, n_in]. Cut by columns: [n_out, columns of all its experts], stored as a matrix [n_out,
+    columns] per expert."""
     try:
         return list(_expert_pieces(_nameless(load), device, max_range))
     except PlanError:
@@ -204,8 +195,6 @@ def _expert_pieces(load: Load, device: int, max_range: int) -> tuple[tuple[int, 
 
 
 def piece_nbytes(device: Device) -> int:
-    """The largest piece: one binding spans it from any word on, and one allocation takes it.
-
-    A binding begins at an aligned offset, so up to ALIGN bytes of it may lie before the piece.
-    """
+    """The largest piece that one binding and one allocation can span. A binding begins at an aligned
+    offset, so it may include up to ALIGN bytes before the piece."""
     return min(device.limits.max_storage_range, device.limits.max_allocation_nbytes) - ALIGN

@@ -1,5 +1,6 @@
-"""How fast devices read weights and reduce together: measured once per device and driver, then remembered
-(`known_speed.py`). Measuring opens devices of its own, so it disturbs none that are in use.
+"""Measures how fast devices read weights and reduce: once per device and driver (known_speed.py stores it).
+
+Measuring opens its own devices, so it does not disturb devices in use.
 """
 
 from __future__ import annotations
@@ -21,23 +22,22 @@ from vkbackend.recording import Recording, derive_barriers
 from vkbackend.runtime import Device
 from vkbackend.twins.device import NumpyDevice
 
-WIDTH = 4096  # rows like those of the models there are
+WIDTH = 4096  # a common row length of models
 GPU_NBYTES, GPU_MATRICES = 256 << 20, 8  # several times any cache
 SOFTWARE_NBYTES, SOFTWARE_MATRICES = 8 << 20, 4  # bound by arithmetic, not by memory
-HEAP_SHARE = 8  # at most this part of a device's memory
-MEASURE_S = 0.3  # for each of the two kinds of memory, after a warm-up
+HEAP_SHARE = 8  # at most 1 / HEAP_SHARE of a device's memory
+MEASURE_S = 0.3  # per kind of memory, after a warm-up
 MIN_RUNS, MAX_RUNS = 2, 50
 
 
 def class_of(device: Device) -> Hashable:
-    """Devices for which this is equal count as equally fast: vendor, model and driver."""
+    """Devices of equal class (vendor, model, driver) count as equally fast."""
     info = device.physical
     return (info.vendor, info.name, info.driver, info.driver_version) if info else type(device).__name__
 
 
 def resource_of(device: Device) -> Hashable:
-    """What logical devices take turns on: a physical device; for all software devices of a host, its
-    processor."""
+    """The resource that logical devices take turns on: a physical device, or the processor of a host."""
     info = device.physical
     return info.uuid if info and not info.is_cpu else f"{device.host} cpu".strip()
 
@@ -46,7 +46,7 @@ def resource_of(device: Device) -> Hashable:
 
 
 def measure_speed(device: Device) -> Speed:
-    """The speed of a device, measured if it has not been yet (about a second)."""
+    """The speed of a device; measured on the first call, in about a second."""
     if isinstance(device, Elsewhere):
         assert device.card.speed, f"{device.name} came without its speed"
         return Speed(*device.card.speed)
@@ -63,9 +63,9 @@ def measure_speed(device: Device) -> Speed:
 
 
 def measure_gpus(devices: Sequence[Device]) -> None:
-    """Measure the GPUs whose speed is not known, before a model is loaded: the steps of such a GPU are cut
-    into as many submissions as the slowest GPU needs. Without a cache folder nothing is measured, because
-    every start would measure again. A GPU that is full or does not answer in time stays unknown."""
+    """Measure GPUs of unknown speed before a model is loaded: their steps are otherwise cut for the slowest
+    GPU. Nothing is measured without a cache folder, as every start would measure again. A GPU that is full
+    or does not answer in time stays unknown."""
     gpus = [device for device in devices if device.physical and not device.physical.is_cpu]
     if gpus and cache_folder.writable():
         for device in gpus:
@@ -74,7 +74,7 @@ def measure_gpus(devices: Sequence[Device]) -> None:
 
 
 def measure_copy(device: Device) -> float:
-    """Bytes per second, read and written together, of copies within a device's memory; measured once."""
+    """Bytes per second, read plus written, of copies within a device's memory; measured once."""
     key = f"copy {key_of(device)}"
     known = numbers(key)
     if len(known) != 1:
@@ -89,9 +89,8 @@ def measure_copy(device: Device) -> float:
 
 
 def measure_reduce(devices: Sequence[Device], nbytes: int) -> float:
-    """Seconds of one all-reduce of `nbytes` among the devices, measured if it has not been yet for a size
-    near by (the next power of two); 0 for one device. With other hosts: the time among the devices here plus
-    that of the slowest exchange."""
+    """Seconds of an all-reduce of `nbytes` (rounded to a power of two), measured once; 0 for one device.
+    With other hosts: the time of the devices here plus the slowest exchange."""
     if len(devices) < 2:
         return 0.0
     far = [d.exchange.seconds(nbytes) for d in devices if isinstance(d, Elsewhere) and d.exchange]
@@ -114,7 +113,7 @@ def measure_reduce(devices: Sequence[Device], nbytes: int) -> float:
 
 
 def _twin(device: Device) -> Device:
-    """Another logical device on the same physical one, that runs the same ops."""
+    """Another logical device on the same physical device, with the same ops."""
     name = f"{device.name} (measured)"
     if not device.physical:
         return NumpyDevice(name)
@@ -124,7 +123,7 @@ def _twin(device: Device) -> Device:
 
 
 def _read_rate(device: Device, home: Home) -> float:
-    """Bytes per second of matrices times a row, over distinct matrices that together exceed every cache."""
+    """Bytes per second of matrices times a row. The matrices together exceed every cache."""
     info = device.physical
     total, count = (
         (GPU_NBYTES, GPU_MATRICES) if info and not info.is_cpu else (SOFTWARE_NBYTES, SOFTWARE_MATRICES)
@@ -133,7 +132,7 @@ def _read_rate(device: Device, home: Home) -> float:
         total = min(total, max(heap.nbytes for heap in info.heaps) // HEAP_SHARE)
     row = row_nbytes(DTYPE, WIDTH)
     shape = max(1, total // count // row), WIDTH
-    # Bytes that make finite scales and no denormal numbers.
+    # These bytes make finite scales and no denormal numbers.
     stored = np.random.default_rng(0).integers(0x20, 0x30, shape[0] * row, np.uint8)
     x = View(device.buffer(4 * WIDTH, Home.SCRATCH, "x"), 0, (1, WIDTH))
     device.write(x, np.ones(WIDTH, np.float32))
@@ -156,7 +155,7 @@ def _read_rate(device: Device, home: Home) -> float:
 
 
 def _copy_rate(device: Device) -> float:
-    """Bytes per second of copies between distinct buffers that together exceed every cache."""
+    """Bytes per second of copies between buffers that together exceed every cache."""
     info = device.physical
     total = GPU_NBYTES if info and not info.is_cpu else 8 * SOFTWARE_NBYTES
     if info:

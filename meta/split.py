@@ -1,7 +1,7 @@
-"""Split states in three words: MIRRORED, PARTIAL, or split on an axis, and the algebra that derives them.
+"""Split states (MIRRORED, PARTIAL, SPLIT on an axis) and the rules that derive them.
 
-A weight's role and the plan give its state; every other tensor's state follows from the op's rule below. A
-combination without a rule raises PlanError with the op and the states.
+A weight's role and the plan give its state; a tensor's state follows from its op. A combination without a
+rule raises PlanError with the op and the states.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ Ranges = tuple[tuple[int, int], ...]  # [begin, end) per device; empty where beg
 
 class Kind(Enum):
     MIRRORED = "MIRRORED"  # every device holds the whole value
-    PARTIAL = "PARTIAL"  # the value is the sum over the devices of what they hold
+    PARTIAL = "PARTIAL"  # the value is the sum over the devices
     SPLIT = "SPLIT"  # device d holds ranges[d] of the axis
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How one tensor lies on the devices. Axes count from 0; activations are [rows, width], weights [n_out,
-    n_in]."""
+    """How a tensor is divided among the devices. Axes count from 0; activations are [rows, width], weights
+    [n_out, n_in]."""
 
     kind: Kind
     axis: int = -1
     ranges: Ranges = ()
     writers: tuple[int, ...] = ()  # PARTIAL: the devices that hold a share
-    experts: tuple[Ranges, ...] = ()  # a stack of experts: the ranges of each; `ranges` are the first one's
+    experts: tuple[Ranges, ...] = ()  # of each expert of a stack; `ranges` are the first expert's
     segments: tuple[int, ...] = ()  # the axis is several parts, one behind another, all split alike. `ranges`
     # then count units, and part i has segments[i] elements per unit
 
@@ -46,7 +46,7 @@ class State:
         return (end - begin) * (sum(self.segments) or 1)
 
     def slices(self, device: int) -> list[slice]:
-        """Where a device's elements are on the axis, in order; parts that touch are one slice."""
+        """A device's elements on the axis, in order; adjacent parts are one slice."""
         begin, end = self.ranges[device]
         n_units = max(end for _, end in self.ranges)
         held: list[slice] = []
@@ -68,20 +68,20 @@ def partial(writers: Sequence[int]) -> State:
 
 
 def split_experts(axis: int, experts: Sequence[Ranges]) -> State:
-    """A stack [n_expert, n_out, n_in] split on axis 1 or 2, every expert in its own way."""
+    """A stack [n_expert, n_out, n_in] split on axis 1 or 2, each expert by its own ranges."""
     return State(Kind.SPLIT, axis, experts[0], experts=tuple(experts))
 
 
 def split(axis: int, ranges: Ranges, segments: Sequence[int] = ()) -> State:
-    """Split on `axis`; the ranges must tile it in device order (checked by `check_tiling` where the size is
-    known). With `segments`: see State; one alone is a plain split."""
+    """Split on `axis`. The ranges tile it in device order. `segments`: see State; a single one is a plain
+    split."""
     if len(segments) == 1:
         ranges, segments = scaled(ranges, segments[0]), ()
     return State(Kind.SPLIT, axis, ranges, segments=tuple(segments))
 
 
 def check_tiling(ranges: Ranges, size: int, what: str) -> None:
-    """Raise PlanError unless the ranges follow one another from 0 to `size` without gap or overlap."""
+    """Raise PlanError unless the ranges tile 0..size in order."""
     at = 0
     for begin, end in ranges:
         if begin != at or end < begin:
@@ -92,7 +92,7 @@ def check_tiling(ranges: Ranges, size: int, what: str) -> None:
 
 
 def holders(ranges: Ranges) -> tuple[int, ...]:
-    """Devices with a non-empty share."""
+    """Devices with a share that is not empty."""
     return tuple(d for d, (begin, end) in enumerate(ranges) if end > begin)
 
 
@@ -102,7 +102,7 @@ def scaled(ranges: Ranges, factor: int) -> Ranges:
 
 
 def kv_heads_of(heads: Ranges, group: int) -> Ranges:
-    """The kv heads that ranges of q heads use; where a group is cut, both sides hold its kv head."""
+    """The kv heads that ranges of q heads use. Both sides of a cut group hold its kv head."""
     at, ranges = 0, []
     for begin, end in heads:
         at = -(-end // group) if end > begin else at
@@ -119,7 +119,8 @@ def _no_rule(op: str, **states: State) -> PlanError:
 
 
 def linear(x: State, w: State) -> State:
-    """y = x w^T. Rows of w split: so is y's width. x's width and w's columns split alike: a PARTIAL sum."""
+    """y = x w^T. If w's rows are split, so is y's width. If x's width and w's columns are split alike, y is
+    PARTIAL."""
     if x == MIRRORED and w == MIRRORED:
         return MIRRORED
     if x == MIRRORED and w.kind is Kind.SPLIT and w.axis == 0:
@@ -130,7 +131,7 @@ def linear(x: State, w: State) -> State:
 
 
 def add_bias(y: State, bias: State) -> State:
-    """A bias lies as the rows of its matrix do. On a PARTIAL sum a mirrored one is added by one writer."""
+    """A bias is split as the rows of its matrix. One writer adds a mirrored bias to a PARTIAL sum."""
     if bias == MIRRORED and y.kind in (Kind.MIRRORED, Kind.PARTIAL):
         return y
     if y.kind is Kind.SPLIT and y.axis == 1 and bias == replace(y, axis=0):
@@ -139,36 +140,36 @@ def add_bias(y: State, bias: State) -> State:
 
 
 def elementwise(op: str, *states: State) -> State:
-    """Any function of values at the same place: all MIRRORED or all split alike."""
+    """All MIRRORED, or all split alike."""
     if all(s == states[0] for s in states) and states[0].kind is not Kind.PARTIAL:
         return states[0]
     raise _no_rule(op, **{f"x{i}": s for i, s in enumerate(states)})
 
 
 def gate_rows(gate: State, x: State) -> State:
-    """A factor for each row of x. x may be split, or a PARTIAL sum: the product is linear in x."""
+    """A factor for each row of x. The product is linear, so x may be split or PARTIAL."""
     if gate == MIRRORED:
         return x
     raise _no_rule("gate_rows", gate=gate, x=x)
 
 
 def add(a: State, b: State) -> State:
-    """A sum of PARTIALs is PARTIAL; so is MIRRORED + PARTIAL (the mirrored part is added once, after the
-    reduce)."""
+    """PARTIAL + PARTIAL and MIRRORED + PARTIAL are PARTIAL; the mirrored part is added once, after the
+    reduce."""
     if Kind.PARTIAL in (a.kind, b.kind) and Kind.SPLIT not in (a.kind, b.kind):
         return partial(sorted({*a.writers, *b.writers}))
     return elementwise("add", a, b)
 
 
 def rows_op(op: str, x: State) -> State:
-    """An op on whole rows (a norm over the width): the rows must be whole."""
+    """An op that needs whole rows."""
     if x == MIRRORED:
         return x
     raise _no_rule(op, x=x)
 
 
 def per_head(op: str, x: State, head_dim: int) -> State:
-    """An op on each head by itself (RoPE, norm of q and k): a split must fall between heads."""
+    """An op on each head by itself: a split must be between heads."""
     if x == MIRRORED:
         return x
     if (
@@ -181,8 +182,8 @@ def per_head(op: str, x: State, head_dim: int) -> State:
 
 
 def wide_norm(x: State, w: State) -> State:
-    """An RMS norm over the whole width of a tensor that is split between heads; its weight is split alike.
-    The devices exchange only sums of squares."""
+    """An RMS norm over the whole width of a tensor split between heads, as its weight. Devices exchange
+    sums of squares."""
     if x.kind is Kind.SPLIT and x.axis == 1 and not x.segments and w == replace(x, axis=0):
         return x
     raise _no_rule("wide_norm", x=x, w=w)
@@ -191,7 +192,7 @@ def wide_norm(x: State, w: State) -> State:
 def attention(
     q: State, k: State, v: State, heads: int, kv_heads: int, head_dim_k: int, head_dim_v: int
 ) -> State:
-    """Split by heads: a device holds the kv heads that its q heads use; the result is split by q heads."""
+    """Split by heads: a device holds the kv heads of its q heads. The result is split by q heads."""
     if q == k == v == MIRRORED:
         return MIRRORED
     if all(s.kind is Kind.SPLIT and s.axis == 1 for s in (q, k, v)):
@@ -214,15 +215,15 @@ def index_scores(q: State, w: State, keys: State, heads: int, head_dim: int) -> 
 
 
 def per_head_weight(op: str, y: State, w: State, head_dim: int) -> None:
-    """A weight with one value per head lies as the heads of `head_dim` do."""
+    """A weight with one value per head is split as the heads."""
     want = MIRRORED if y == MIRRORED else split(0, tuple((b // head_dim, e // head_dim) for b, e in y.ranges))
     if w != want:
         raise _no_rule(op, heads=y, w=w)
 
 
 def moe(x: State, router: State, gate: State, up: State, down: State, *biases: State) -> State:
-    """The expert-weighted sum of FFNs of which every device holds columns: linear in what `down` gives, so a
-    PARTIAL sum. `biases` of gate and up lie as these do."""
+    """PARTIAL: the weighted sum is linear in `down`, and every device has columns of the FFNs. `biases` of
+    gate and up are split as these."""
     if x == router == MIRRORED and all(s == gate for s in (up, *biases)) and (gate.axis, down.axis) == (1, 2):
         if gate.experts and gate.experts == down.experts:
             return partial(sorted({d for ranges in gate.experts for d in holders(ranges)}))
@@ -230,21 +231,21 @@ def moe(x: State, router: State, gate: State, up: State, down: State, *biases: S
 
 
 def resized(x: State, times: int, by: int = 1) -> State:
-    """The state of a tensor that has `times` elements for every `by` of x."""
+    """The state of a tensor with `times` elements for every `by` of x."""
     if x.segments:
         return replace(x, segments=tuple(n // by * times for n in x.segments))
     return replace(x, ranges=tuple((begin // by * times, end // by * times) for begin, end in x.ranges))
 
 
 def heads_of(op: str, x: State, size: int) -> Ranges:
-    """The heads of `size` that each device has of a tensor that is split between heads, in one run."""
+    """The range of heads on each device, if the tensor is split between heads in one run."""
     if x.kind is Kind.SPLIT and not x.segments and all(at % size == 0 for cut in x.ranges for at in cut):
         return resized(x, 1, size).ranges
     raise _no_rule(f"{op} with heads of {size}", x=x)
 
 
 def mat_heads(x: State, w: State, k: int, n: int) -> State:
-    """A matrix [n, k] of its own for every head: a device has those of its heads."""
+    """A matrix [n, k] per head: a device has the matrices of its heads."""
     if x == w == MIRRORED:
         return MIRRORED
     if w.axis == 0 and heads_of("mat_heads", x, k) == heads_of("mat_heads", w, n):
@@ -253,7 +254,7 @@ def mat_heads(x: State, w: State, k: int, n: int) -> State:
 
 
 def concat(a: State, b: State, n_a: int, n_b: int) -> State:
-    """Heads of two parts: a device has both parts of its heads. If all heads share one second part, every
+    """Heads of two parts: a device has both parts of its heads. If all heads share a second part, every
     device has it."""
     if b == MIRRORED:
         return split(1, heads_of("concat", a, n_a), [n_a + n_b])
@@ -263,14 +264,14 @@ def concat(a: State, b: State, n_a: int, n_b: int) -> State:
 
 
 def ssm_conv(x: State, w: State, state: State, n_columns: int) -> State:
-    """Every channel by itself: its taps and its last columns are where it is."""
+    """Each channel by itself, with its taps and its last columns."""
     if x.kind is Kind.SPLIT and x.axis == 1 and w == replace(x, axis=0) and state == resized(x, n_columns):
         return x
     raise _no_rule("ssm_conv", x=x, w=w, state=state)
 
 
 def delta_gates(a: State, dt: State, decay: State, b: State, width: int) -> State:
-    """`width` gates of every head of b. The learned weights of a gate are on the device that has the gate."""
+    """`width` gates per head of b. The weights of a gate are on its device."""
     if b.kind is Kind.SPLIT and b.axis == 1 and a == resized(b, width):
         if (dt, decay) == (replace(a, axis=0), replace(b, axis=0)):
             return a
@@ -280,8 +281,8 @@ def delta_gates(a: State, dt: State, decay: State, b: State, width: int) -> Stat
 def delta_net(
     parts: Sequence[State], g: State, beta: State, state: State, head_dim: int, width: int
 ) -> State:
-    """q, k and v of the same key heads, as three tensors or as segments of one: a device has all value heads
-    that read its key heads, with their gates (`width` each) and their state. The result is split like v."""
+    """q, k, v as three tensors, or as segments of one: a device has all value heads of its key heads, with
+    their gates (`width` each) and state. The result is split like v."""
     v = parts[-1]
     if len(parts) == 1 and len(v.segments) > 2 and v.segments[0] == v.segments[1] == head_dim:
         v = split(1, v.ranges, v.segments[2:])
@@ -295,7 +296,7 @@ def delta_net(
 
 
 def _same_key_heads(q: State, k: State, v: State) -> bool:
-    """Whether v has for each unit of q and k, which are alike, equally many values on every device."""
+    """Whether v has, on every device, equally many values per unit of q and k."""
     if q != k or any(s.kind is not Kind.SPLIT or s.segments for s in (q, v)):
         return False
     n_q, n_v = (max(end for _, end in s.ranges) for s in (q, v))
@@ -303,9 +304,8 @@ def _same_key_heads(q: State, k: State, v: State) -> bool:
 
 
 def ssm_scan(x: State, bc: State, heads: State, state: State, sizes: tuple[int, int, int]) -> State:
-    """A device scans its heads of x. It has one value per head of `heads`, and B and C of the groups that its
-    heads read. `sizes`: (elements of a head, elements of a group's B, heads of a group). The result is split
-    like x."""
+    """A device scans its heads of x, with their values of `heads`, and B and C of their groups. `sizes`:
+    (elements of a head, elements of a group's B, heads of a group). The result is split like x."""
     head_dim, n_state, group = sizes
     if per_head("ssm_scan", x, head_dim) == x and not x.segments and x.kind is Kind.SPLIT:
         own = resized(x, 1, head_dim)
@@ -316,8 +316,8 @@ def ssm_scan(x: State, bc: State, heads: State, state: State, sizes: tuple[int, 
 
 
 def group_norm(x: State, w: State, group: int) -> bool:
-    """Whether every device has whole groups of `group` columns; where one does not, the groups' squares are
-    summed over devices."""
+    """Whether every device has whole groups of `group` columns. If not, the groups' squares are summed over
+    devices."""
     if x.kind is Kind.SPLIT and x.axis == 1 and not x.segments and w == replace(x, axis=0):
         return all(at % group == 0 for cut in x.ranges for at in cut)
     raise _no_rule("group_norm", x=x, w=w)

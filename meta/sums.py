@@ -1,8 +1,5 @@
-"""Sums over devices: which ops keep a tensor PARTIAL, and when it is made whole.
-
-`whole` triggers the one all-reduce that a PARTIAL value needs; `add` keeps a sum PARTIAL; `together` lets
-several sums travel in one exchange. The ops and `Tensor.__add__` build on these.
-"""
+"""Sums over devices: `whole` makes a PARTIAL value whole by one all-reduce, `add` keeps a sum PARTIAL,
+`together` puts several sums into one exchange."""
 
 from __future__ import annotations
 
@@ -17,14 +14,13 @@ from vkbackend.meta.tensor import Tensor, Weight
 
 
 def whole(x: Tensor) -> Tensor:
-    """x itself, or the sum it stands for, on every device that works in this scope."""
+    """x on every device at work in this scope: itself, or the sum it stands for."""
     x = latest(x)
     if x.state.kind is Kind.PARTIAL:
         x.whole = x.graph.all_reduce(x)[0]
         x = x.whole
     if x.state == MIRRORED and any(x.views[d] is None for d in x.graph.readers()):
-        # Some device works in this scope that does not have the value. The first device that has it hands it
-        # on, as a sum of one share.
+        # A device at work here lacks the value: the first holder hands it on, as a sum of one share.
         first = next(d for d, view in enumerate(x.views) if view is not None)
         views = [view if d == first else None for d, view in enumerate(x.views)]
         x.whole = x.graph.all_reduce(Tensor(x.graph, x.rows, x.width, split.partial((first,)), views))[0]
@@ -33,7 +29,7 @@ def whole(x: Tensor) -> Tensor:
 
 
 def latest(x: Tensor) -> Tensor:
-    """The tensor that x became when it was made whole or handed on to more devices, else x."""
+    """The tensor that replaced x when it was made whole or handed to more devices, else x."""
     while x.whole is not None:
         x = x.whole
     return x
@@ -44,7 +40,7 @@ def holders_of(x: Tensor) -> list[int]:
 
 
 def each(y: Tensor, name: str, *operands: Tensor | Weight) -> Iterator[tuple[Any, ...]]:
-    """(recorder under that name, operand views..., y view) for every device that holds a share of y."""
+    """(recorder, operand views..., y view) for every device with a share of y."""
     graph = y.graph
     for d, out in enumerate(y.views):
         if out is not None:
@@ -53,7 +49,7 @@ def each(y: Tensor, name: str, *operands: Tensor | Weight) -> Iterator[tuple[Any
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
-    """a + b. With a PARTIAL operand the sum stays PARTIAL until somebody needs the whole value."""
+    """a + b. With a PARTIAL operand the sum stays PARTIAL until an op needs the whole value."""
     state = split.add(a.state, b.state)
     if state.kind is not Kind.PARTIAL:
         return _add_values(a, b)
@@ -75,7 +71,6 @@ def add(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _add_values(a: Tensor, b: Tensor) -> Tensor:
-    """The sum of two tensors that are split alike: every device that holds both adds its values."""
     graph, a, b = a.graph, latest(a), latest(b)
     if a.state == b.state == MIRRORED and any(None in (a.views[d], b.views[d]) for d in graph.readers()):
         a, b = whole(a), whole(b)
@@ -91,12 +86,12 @@ def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 
 def together(*sums: Tensor) -> None:
-    """Make several PARTIAL sums whole in one exchange, where they need one."""
+    """Make several PARTIAL sums whole in one exchange."""
     graph, width = sums[0].graph, sums[0].width
     parts = [x for x in map(latest, sums) if x.state.kind is Kind.PARTIAL]
     writers = tuple(sorted({d for x in parts for d in x.state.writers}))
     if len(parts) < 2 or (len(writers) == 1 and writers == graph.readers()):
-        return  # each is made whole where it is read
+        return  # each is made whole when it is read
     joint = graph.new(sum(x.rows for x in parts), width, split.partial(writers), "together")
     begins = [0, *accumulate(x.rows for x in parts)]
     for d in writers:
@@ -117,6 +112,5 @@ def together(*sums: Tensor) -> None:
 
 
 def rows_between(view: View, begin: int, n: int) -> View:
-    """Rows of a view of f32 rows."""
     width = view.shape[-1]
     return View(view.buffer, view.offset + 4 * begin * width, (n, width))

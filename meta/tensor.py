@@ -1,7 +1,4 @@
-"""Tensors over N devices: a `Tensor` is an activation of one step, a `Weight` lives as long as the model.
-
-Each carries its split state and one view per device.
-"""
+"""Tensors over N devices, with a split state and a view per device."""
 
 from __future__ import annotations
 
@@ -20,9 +17,9 @@ from vkbackend.runtime import Device
 class Weight:
     """A matrix [n_out, n_in] or vector [n]: per device its slice, as (first local row, view) pieces.
 
-    A slice has several pieces where one storage binding cannot span it, and none where the share is empty.
-    Pieces of a stack of experts count experts instead of rows; `starts` then has, per device with a share,
-    the prefix sums of the FFN columns that it holds of each expert (u32 [n_expert + 1]).
+    A slice has several pieces if one binding cannot span it, and none if the share is empty. Pieces of a
+    stack of experts count experts. `starts`: per device, the prefix sums of its FFN columns of each expert,
+    u32 [n_expert + 1].
     """
 
     name: str
@@ -33,19 +30,17 @@ class Weight:
     starts: dict[int, View] = field(default_factory=dict)
 
     def whole(self, device: int) -> View:
-        """The one piece of a weight that is never cut (norms, caches)."""
+        """The single piece of a weight that is never cut (norms, caches)."""
         [(_, view)] = self.pieces[device]
         return view
 
 
 @dataclass(slots=True, eq=False)
 class Tensor:
-    """An activation f32 [rows, width] of `graph`; `views[d]` is device d's slice, None where it holds
-    nothing.
+    """An activation f32 [rows, width] of a step; `views[d]` is device d's slice.
 
-    A PARTIAL tensor may carry `base`, a MIRRORED addend that is added once when the sum is made whole;
-    `whole` is set once the sum was made whole, or once a MIRRORED tensor was handed on to devices that lacked
-    it: the tensor that takes the place of this one.
+    `base`: a MIRRORED addend of a PARTIAL tensor, added once when the sum is made whole. `whole`: the
+    tensor that replaces this one after a reduce, or after it was handed to more devices.
     """
 
     graph: TensorGraph
@@ -55,13 +50,12 @@ class Tensor:
     views: list[View | None]
     base: Tensor | None = None
     whole: Tensor | None = None
-    converted: dict[tuple[int, str], View] = field(default_factory=dict)  # as matrices read it
+    converted: dict[tuple[int, str], View] = field(default_factory=dict)  # for matrices
 
     def __add__(self, other: Tensor) -> Tensor:
         return self.graph.add(self, other)
 
     def on(self, device: int) -> View:
-        """The slice of a device that holds one."""
         view = self.views[device]
         assert view is not None, f"device {device} holds nothing of a tensor that is {self.state}"
         return view
@@ -69,15 +63,15 @@ class Tensor:
 
 @dataclass(slots=True)
 class Inputs:
-    """What a step reads on one device besides weights: StepParams, RoPE rows by table name, and the host's
-    copies."""
+    """The inputs of a step on one device: StepParams, RoPE rows by table name, the copies of both on host
+    and device."""
 
     step: View
     rope: dict[str, View]
     host: View
     device: View
     logits: View | None  # f32 [max_outputs, own vocabulary rows], host visible
-    mask: View | None = None  # u32 [max_outputs, words]: the tokens that may be chosen, a bit each
+    mask: View | None = None  # u32 [max_outputs, words]: a bit per token that may be chosen
 
 
 class TensorGraph(Protocol):

@@ -1,7 +1,7 @@
-"""Bytes between the hosts of a group, every wait with a deadline; and the twin of a network in one process.
+"""Moves bytes between the hosts of a group, with a deadline for every wait; and a twin within one process.
 
-A transport moves bytes and never adds. Messages between two hosts on one lane arrive in the order in which
-they were sent. A host that is lost ends every wait with DeviceLost, which names it.
+A transport never adds. Messages between two hosts on one lane stay in order. A lost host ends every wait
+with a DeviceLost that names it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ import numpy as np
 from vkbackend import env
 from vkbackend.errors import DeviceLost, Timeout
 
-SPIN_S = 0.02  # a wait yields the processor this long, then sleeps: polling takes cores from software devices
+SPIN_S = 0.02  # a wait polls this long, then sleeps: polling takes cores from software devices
 SLEEP_S = 1e-3
 
 
 class Lane(IntEnum):
-    """What a message is about. Messages of one lane stay in order; those of two lanes may overtake each
-    other."""
+    """The purpose of a message. Messages on different lanes may overtake each other."""
 
-    CALL = 1  # what host 0 wants of another
+    CALL = 1  # calls of host 0
     REPLY = 2
     SLOT = 3  # shares of a reduce
     OUTPUT = 4  # logits and candidates
@@ -36,33 +35,33 @@ class Lane(IntEnum):
     FAILURE = 7
 
 
-Part = tuple[int, np.ndarray]  # (host, bytes that lie at the same address for good)
+Part = tuple[int, np.ndarray]  # (host, bytes at an address that never changes)
 
 
 class Transfers(ABC):
-    """Bytes that are sent and received again and again, always between the same addresses."""
+    """Bytes that are exchanged repeatedly, always between the same addresses."""
 
     def run(self) -> None:
-        """Do it once. Raises DeviceLost, Timeout."""
+        """Raises DeviceLost, Timeout."""
         self.start()
         self.finish()
 
     @abstractmethod
     def start(self) -> None:
-        """Begin to send and to receive: from now on, received bytes may be written. Raises DeviceLost."""
+        """Begin to send and to receive: received bytes may be written from now on. Raises DeviceLost."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Wait for all that was started. Raises DeviceLost, Timeout."""
+        """Wait for everything that was started. Raises DeviceLost, Timeout."""
 
     @abstractmethod
     def close(self) -> None:
-        """Free what they need; no transfer may be on its way."""
+        """Free the resources; nothing may be in flight."""
 
 
 class Transport(ABC):
-    """This host, number `rank` of `size`, as the others reach it; host 0 leads. `n_messages` and `n_bytes`
-    count what it sent, beats left out."""
+    """This host, number `rank` of `size`; host 0 leads. `n_messages` and `n_bytes` count what it sent,
+    without heartbeats."""
 
     rank: int
     size: int
@@ -78,28 +77,27 @@ class Transport(ABC):
 
     @abstractmethod
     def send(self, host: int, lane: Lane, data: bytes, what: str = "") -> None:
-        """Send a message. Raises DeviceLost, Timeout."""
+        """Raises DeviceLost, Timeout."""
 
     @abstractmethod
     def beat(self, host: int) -> None:
-        """Send an empty message on the lane of beats, and wait for nothing."""
+        """Send a heartbeat without waiting."""
 
     @abstractmethod
     def poll(self, host: int, lane: Lane, most: int) -> bytes | None:
-        """A message of at most `most` bytes, if one has come; DeviceLost for a longer one."""
+        """A message of at most `most` bytes, if one has come. Raises DeviceLost if it is longer."""
 
     @abstractmethod
     def transfers(
         self, sent: Sequence[Part], received: Sequence[Part], what: str, lane: Lane = Lane.SLOT
     ) -> Transfers:
-        """Parts that will be moved together on a lane. Both sides name them in the same order."""
+        """Parts that move together on a lane. Both sides name them in the same order."""
 
     def close(self) -> None:  # noqa: B027 - a twin has nothing to leave
         """Leave the group in order; the others do the same."""
 
     def receive(self, host: int, lane: Lane, most: int, what: str, timeout_s: float | None = None) -> bytes:
-        """The next message. `timeout_s`: by default VKBACKEND_TIMEOUT, as for a device. Raises DeviceLost,
-        Timeout."""
+        """The next message. `timeout_s`: by default VKBACKEND_TIMEOUT. Raises DeviceLost, Timeout."""
         found: list[bytes] = []
 
         def came() -> bool:
@@ -156,7 +154,7 @@ class Transport(ABC):
 
 
 class _Mail:
-    """Messages on their way between threads, by (sender, receiver, lane)."""
+    """Messages in flight between threads, by (sender, receiver, lane)."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

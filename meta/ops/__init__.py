@@ -1,7 +1,7 @@
-"""Ops on tensors over N devices: each derives its result's split state by rule and records itself per device.
+"""Ops on tensors over N devices: each derives its result's split state and records itself per device.
 
-The first op that needs the whole value of a PARTIAL operand makes it whole. So no op is called reduce, and a
-model that uses them does not know how many devices there are. The ops of most models are imported from here.
+The first op that needs a PARTIAL operand whole reduces it. A model does not know how many devices there
+are.
 """
 
 from vkbackend.meta.ops.dense_attention import attention, kv_store, rope

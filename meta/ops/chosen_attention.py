@@ -1,8 +1,7 @@
-"""Attention to chosen positions over N devices (DeepSeek-AI 2025, arXiv:2512.02556),.
+"""Attention to chosen positions (DeepSeek-AI 2025, arXiv:2512.02556).
 
-The indexer lies where its layer's kv head does: each of these devices has all of it, with its cache of index
-keys, and makes the same choice from the same rows. Nothing is exchanged. Devices of different kinds may
-disagree where two scores are as good as equal; each attends with its own heads to what it chose.
+Every device with the layer's kv head has the whole indexer and its keys, and makes the same choice. Nothing
+is exchanged. Devices of different kinds may disagree on nearly equal scores.
 """
 
 from __future__ import annotations
@@ -15,16 +14,15 @@ from vkbackend.meta.split import MIRRORED
 from vkbackend.meta.sums import holders_of
 from vkbackend.meta.tensor import Tensor, Weight
 
-# Of the scores of a piece of the rows: 64 rows in a context of 128k. All 512 rows would exceed what every
-# device can bind.
+# Scores are computed in pieces: 64 rows in a context of 128k. All 512 rows would exceed a binding.
 SCORES_NBYTES = 1 << 25
 
 
 def choose(q: Tensor, w: Tensor, keys: Weight, cells: Weight, *, heads: int, top_k: int) -> Tensor:
-    """The positions [rows, top_k] (u32) that matter most to each row, ascending: the best sums over the
+    """The positions [rows, top_k] (u32) that matter most to each row, ascending: the largest sums over the
     indexer's heads of w * max(q . k, 0).
 
-    q [rows, heads * head], w [rows, heads], `keys` [n_cells, head] with a key for every position.
+    q [rows, heads * head], w [rows, heads], `keys` [n_cells, head].
     """
     graph, rows, head = q.graph, q.rows, keys.shape[1]
     split.index_scores(q.state, w.state, keys.state, heads, head)

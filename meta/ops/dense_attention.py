@@ -1,4 +1,4 @@
-"""Attention to all positions that a row may see, with RoPE and the caches of K and V."""
+"""RoPE, the caches of K and V, and attention to all positions that a row may see."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vkbackend.step import Mix
 
 
 def rope(x: Tensor, head_dim: int, table: str = "rope", half_split: bool = False) -> Tensor:
-    """Rotate each head by the step's cos/sin rows (Su et al. 2021); pairs are adjacent or half a head
+    """Rotate each head by the step's cos/sin rows (Su et al. 2021). Pairs are adjacent, or half a head
     apart."""
     graph = x.graph
     y = graph.new(x.rows, x.width, split.per_head("rope", x.state, head_dim), "rope", holders_of(x))
@@ -53,13 +53,12 @@ def attention(
     softcap: float = 0.0,
     sinks: Weight | None = None,
 ) -> Tensor:
-    """Causal grouped-query attention over the caches (Ainslie et al. 2023): softmax(scale q k^T) v, [rows,
-    heads * head_dim_v].
+    """Causal grouped-query attention (Ainslie et al. 2023): softmax(scale q k^T) v, [rows, heads *
+    head_dim_v].
 
-    With `window`, a position sees that many positions, of which its own is the last. With `chunk`, it sees
-    those from the last multiple of `chunk` up to its own. `softcap` c makes c * tanh(s / c) of a score.
-    `sinks` [heads], split like the heads, add a logit per head to the denominator of the softmax alone (Xiao
-    et al. 2024).
+    `window`: a row sees this many positions, its own included. `chunk`: it sees positions from the last
+    multiple of `chunk`. `softcap` c: c * tanh(s / c) of a score. `sinks` [heads], split like the heads, add
+    a logit per head to the softmax's denominator (Xiao et al. 2024).
     """
     graph, rows, group = q.graph, q.rows, heads // kv_heads
     state = split.attention(q.state, k.state, v.state, heads, kv_heads, head_dim_k, head_dim_v)
@@ -73,14 +72,13 @@ def attention(
         on, step = graph.on(d, "attention"), graph.inputs[d].step
         q_view, out = q.on(d).reshape(rows, local, head_dim_k), out.reshape(rows, local, head_dim_v)
         caches = k.whole(d), v.whole(d), cells.whole(d)
-        # If a device's q heads are not whole groups, its first one may be in the middle of a kv head's group.
+        # A device's first q head may be inside a kv head's group.
         first_head = state.ranges[d][0] // head_dim_v if state.ranges else 0
         how: dict[str, Any] = {"scale": scale, "group": group, "q_first": first_head % group}
         how |= {"window": window, "chunk": chunk, "softcap": softcap}
         own_sinks = sinks.whole(d) if sinks else None
         if graph.kind.mix is not Mix.PREFILL:
-            # In a mixed step only the first rows decode, at most one per slot; attn_prefill writes the
-            # others.
+            # In a mixed step only the first rows decode, at most one per slot.
             n = rows if graph.kind.mix is Mix.DECODE else min(rows, caches[2].shape[0])
             n_kv = caches[0].shape[1] // head_dim_k
             tile_heads = device_ops.heads_by_units(on.limits, min(group, local), head_dim_k, head_dim_v)

@@ -39,7 +39,6 @@ def swiglu_oai(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def mul(a: Tensor, b: Tensor) -> Tensor:
-    """a * b, value by value."""
     return _glu("mul", a, b, "none")
 
 
@@ -53,7 +52,7 @@ def _glu(name: str, gate: Tensor, up: Tensor, act: str) -> Tensor:
 
 
 def scale(x: Tensor, c: float) -> Tensor:
-    """c * x. A PARTIAL sum stays one: c times every share of it."""
+    """c * x. A PARTIAL sum stays PARTIAL."""
     x = latest(x)
     y = x.graph.new(x.rows, x.width, x.state, "scale", holders_of(x))
     for on, source, out in each(y, "scale", x):
@@ -63,7 +62,7 @@ def scale(x: Tensor, c: float) -> Tensor:
 
 
 def softcap(x: Tensor, c: float) -> Tensor:
-    """c * tanh(x / c): keeps values within +-c."""
+    """c * tanh(x / c)."""
     x = whole(x)
     y = x.graph.new(x.rows, x.width, split.elementwise("softcap", x.state), "softcap", holders_of(x))
     for on, source, out in each(y, "softcap", x):
@@ -72,7 +71,7 @@ def softcap(x: Tensor, c: float) -> Tensor:
 
 
 def xielu(x: Tensor, alpha_p: float, alpha_n: float, beta: float, eps: float) -> Tensor:
-    """A parabola above 0, below it an exponential beside a line (Huang and Schlag 2024, arXiv:2411.13010)."""
+    """A parabola above 0, an exponential plus a line below it (Huang and Schlag 2024, arXiv:2411.13010)."""
     x = whole(x)
     y = x.graph.new(x.rows, x.width, split.elementwise("xielu", x.state), "xielu", holders_of(x))
     for on, source, out in each(y, "xielu", x):
@@ -81,7 +80,7 @@ def xielu(x: Tensor, alpha_p: float, alpha_n: float, beta: float, eps: float) ->
 
 
 def gate_rows(gate: Tensor, x: Tensor) -> Tensor:
-    """sigmoid(gate) * x, one gate [rows, 1] for a whole row of x. A PARTIAL sum stays one."""
+    """sigmoid(gate) * x, one gate [rows, 1] per row of x. A PARTIAL sum stays PARTIAL."""
     gate, x = whole(gate), latest(x)
     y = x.graph.new(x.rows, x.width, split.gate_rows(gate.state, x.state), "gate_rows", holders_of(x))
     for on, factor, source, out in each(y, "gate_rows", gate, x):
@@ -91,8 +90,8 @@ def gate_rows(gate: Tensor, x: Tensor) -> Tensor:
 
 
 def add_vector(x: Tensor, v: Weight) -> Tensor:
-    """x + v in every row, v [width] on every device. If x is a PARTIAL sum, v is added once: to its `base`,
-    which is added after the reduce, if it has one, else to the share of one writer."""
+    """x + v in every row, v [width] on every device. To a PARTIAL sum it is added once: to `base` if there
+    is one, else to one writer's share."""
     x, graph = latest(x), x.graph
     state = split.add_bias(x.state, v.state)
     if state.kind is Kind.PARTIAL and x.base:

@@ -1,7 +1,5 @@
-"""The mixture of experts over N devices (Shazeer et al. 2017).
-
-Every device holds columns of every expert, so what is exchanged are rows of n_embd, not one per used expert.
-"""
+"""The mixture of experts (Shazeer et al. 2017). Every device has columns of every expert, so the exchange
+has n_embd values per row, whatever the number of used experts."""
 
 from __future__ import annotations
 
@@ -19,9 +17,9 @@ from vkbackend.ops.moe import Gating
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """Chooses experts. `w` [n_expert, n_embd] maps a norm of h, whose weight is `w_norm`, to logits.
-    [n_expert] each: `bias` of the logits, `select`, which is added for the choice alone, and `gain`, which
-    multiplies an expert's weight."""
+    """Chooses experts. `w` [n_expert, n_embd] maps norm(h) to logits, with `w_norm` as the norm's weight.
+    [n_expert] each: `bias` of the logits; `select`, added for the choice alone; `gain` of an expert's
+    weight."""
 
     w_norm: Weight
     w: Weight
@@ -36,7 +34,7 @@ class Router:
 @dataclass(frozen=True, slots=True)
 class Experts:
     """gate, up [n_expert, n_ff, n_embd], down [n_expert, n_embd, n_ff]; gate_bias, up_bias [n_expert, n_ff,
-    1], down_bias [n_expert, n_embd]. Without a gate, `act` must be an activation that reads `up` alone."""
+    1], down_bias [n_expert, n_embd]. Without a gate, `act` must read `up` alone."""
 
     gate: Weight | None
     up: Weight
@@ -45,14 +43,14 @@ class Experts:
     up_bias: Weight | None = None
     down_bias: Weight | None = None
     act: str = "silu"
-    weighs_input: bool = False  # x is multiplied by the expert's weight before, instead of the result after
+    weighs_input: bool = False  # the expert's weight multiplies x, not the result
 
 
 def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
-    """The sum of the chosen experts' down(act(gate x) * up x), weighted: PARTIAL.
+    """The weighted sum of the chosen experts' down(act(gate x) * up x): PARTIAL.
 
-    The choice is computed from h, the residual, which is bit-identical on all devices, in an order that makes
-    it the same everywhere.
+    The choice is computed from the residual h, which is bit-identical on all devices, in the same order
+    everywhere.
     """
     x, h, graph, e = whole(x), whole(h), x.graph, experts
     biases = [bias.state for bias in (e.gate_bias, e.up_bias) if bias]
@@ -71,15 +69,14 @@ def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
             assert router.n_used == 1, "x has one weight per row"
             each = y.on(d).reshape(*each.shape)
         groups = _groups(graph, d, ids, e.up.starts[d])
-        # An expert with fewer columns leaves the end of its rows unwritten. The ends go through glu, too, but
-        # no later op reads them.
+        # An expert with fewer columns leaves the end of its rows unwritten; only glu reads them.
         weighed = _weighed(graph, d, x, weights) if e.weighs_input else None
         for w, bias, out in (*matrices, (e.up, e.up_bias, b)):
             kind = _operand_type(graph, d, w, groups)
             operand = convert(graph, d, weighed, kind) if weighed else operand_of(x, d, kind)
             _experts(graph, d, w, bias, operand, ids, groups, out)
         on.glu(a if e.gate else b, b, a, act=e.act)
-        # Only one device adds the bias of down, so that the sum over devices has it once.
+        # Only one device adds the bias of down.
         operand = convert(graph, d, a, _operand_type(graph, d, e.down, groups, whole_rows=equal))
         bias = e.down_bias if d == state.writers[0] else None
         _experts(graph, d, e.down, bias, operand, ids, groups, each)
@@ -89,14 +86,13 @@ def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
 
 
 def _weighed(graph: TensorGraph, d: int, x: Tensor, weights: View) -> View:
-    """Every row of x times its one weight."""
     y = graph.scratch((x.rows, x.width), "moe weighed")
     graph.on(d, "moe").moe_sum(x.on(d).reshape(x.rows, 1, x.width), weights, y)
     return y
 
 
 def _route(h: Tensor, router: Router, devices: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """The chosen experts' weights and ids (u32) of each row, on each of the devices."""
+    """Weights and ids (u32) of the chosen experts of each row, on each of the devices."""
     graph, n_expert = h.graph, router.w.shape[0]
     logits, weights, chosen = (
         graph.new(h.rows, width, MIRRORED, f"moe_{name}", devices)
@@ -126,7 +122,7 @@ def _operand_type(
 
 
 def _groups(graph: TensorGraph, d: int, ids: View, starts: View) -> device_ops.Groups | None:
-    """The pairs of row and used expert sorted by expert, where they are so many that it pays."""
+    """The pairs of row and expert sorted by expert, if there are enough pairs."""
     on = graph.on(d, "moe")
     n_pairs, n_experts = ids.shape[0] * ids.shape[1], starts.shape[0] - 1
     if not (tile := device_ops.tile_size(on.limits, n_pairs, n_experts)):
@@ -150,7 +146,7 @@ def _experts(
     groups: device_ops.Groups | None,
     out: View,
 ) -> None:
-    """out[r, u] = W_e x[r] (or x[r, u]) with the columns that device d holds of expert e = ids[r, u]."""
+    """out[r, u] = W_e x[r] (or x[r, u]) for expert e = ids[r, u], with device d's columns."""
     ends = [*(first for first, _ in w.pieces[d][1:]), w.shape[0]]
     for (first, piece), end in zip(w.pieces[d], ends, strict=True):
         graph.on(d, w).mat_id(

@@ -1,6 +1,4 @@
-"""Ops on the heads of latent attention over N devices. A device has what its own heads
-need, and nothing is exchanged.
-"""
+"""Ops on the heads of latent attention. Each device has the operands of its heads; nothing is exchanged."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from vkbackend.meta.tensor import Tensor, Weight
 
 
 def mat_heads(x: Tensor, w: Weight, n_heads: int) -> Tensor:
-    """y[h] = W_h x[h] for every head of x [rows, n_heads * k]; w [n_heads * n, k] has the W_h in order."""
+    """y[h] = W_h x[h] for every head of x [rows, n_heads * k]; w [n_heads * n, k] is the W_h in order."""
     x, graph, k = whole(x), x.graph, w.shape[1]
     n = w.shape[0] // n_heads
     state = split.mat_heads(x.state, w.state, k, n)
@@ -23,7 +21,7 @@ def mat_heads(x: Tensor, w: Weight, n_heads: int) -> Tensor:
 
 
 def concat(a: Tensor, b: Tensor, n_a: int, n_b: int) -> Tensor:
-    """Heads of n_a + n_b values: those of a, each followed by that of b, or by the one that b has for all."""
+    """Heads of n_a + n_b values: each head of a, then the head of b (or the single head of b)."""
     graph = a.graph
     width = a.width // n_a * (n_a + n_b)
     y = graph.new(a.rows, width, split.concat(a.state, b.state, n_a, n_b), "concat")

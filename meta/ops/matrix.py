@@ -21,7 +21,7 @@ def linear(x: Tensor, w: Weight, bias: Weight | None = None) -> Tensor:
     state = split.linear(x.state, w.state)
     holders = holders_of(x) if state == MIRRORED else None
     y = graph.new(x.rows, w.shape[0], state, name.rpartition(".")[2], holders)
-    biased: Sequence[int] = ()  # the devices that add the bias: only one writer if the sum is PARTIAL
+    biased: Sequence[int] = ()  # devices that add the bias: one writer if the sum is PARTIAL
     if bias:
         y.state = split.add_bias(y.state, bias.state)
         biased = y.state.writers[:1] or holders_of(y)
@@ -35,7 +35,7 @@ def matmul(graph: TensorGraph, d: int, w: Weight, x: Tensor, out: View, bias: Vi
     on, width = graph.on(d, w), out.shape[-1]
     operand = operand_of(x, d, device_ops.operand_type(on.limits, x.rows, w.dtype))
     for first, piece in w.pieces[d]:
-        # A piece of the rows fills its own columns of every row of the result.
+        # A piece fills its columns of every row of the result.
         n_rows, n = out.shape[0], piece.shape[0]
         target = View(out.buffer, out.offset + 4 * first, ((n_rows - 1) * width + n,)) if n < width else out
         own = bias and View(bias.buffer, bias.offset + 4 * first, (n,))
@@ -43,14 +43,14 @@ def matmul(graph: TensorGraph, d: int, w: Weight, x: Tensor, out: View, bias: Vi
 
 
 def operand_of(x: Tensor, d: int, dtype: str) -> View:
-    """x on device d as `dtype`, converted once for all the matrices that read it there."""
+    """x on device d as `dtype`, converted once for all matrices."""
     if (d, dtype) not in x.converted:
         x.converted[d, dtype] = convert(x.graph, d, x.on(d), dtype)
     return x.converted[d, dtype]
 
 
 def convert(graph: TensorGraph, d: int, x: View, dtype: str) -> View:
-    """Rows of any shape as `dtype`: x itself if it has that type, else a copy in new scratch."""
+    """x as `dtype`: itself, or a copy in new scratch."""
     if dtype == x.dtype:
         return x
     on = graph.on(d, f"as_{dtype}")

@@ -1,6 +1,5 @@
-"""The ops of recurrent layers over N devices. Heads are independent: every device works
-on its own key heads and the value heads that read them, and nothing is exchanged.
-"""
+"""Ops of recurrent layers. Every device works on its own key heads and their value heads; nothing is
+exchanged."""
 
 from __future__ import annotations
 
@@ -14,8 +13,9 @@ from vkbackend.step import Mix
 
 
 def ssm_conv(x: Tensor, w: Weight, state: Weight, b: Weight | None = None, *, silu: bool = True) -> Tensor:
-    """silu of the causal depthwise convolution of x [rows, width] by w [width, d_conv] plus b [width], behind
-    the columns in `state` [n_cells, width * (d_conv - 1)], which it moves on; without `silu` the sum."""
+    """silu of the causal depthwise convolution of x [rows, width] by w [width, d_conv], plus b [width].
+    `state` [n_cells, width * (d_conv - 1)] has the columns before x and is updated. Without `silu`: the sum
+    itself."""
     graph, d_conv = x.graph, w.shape[1]
     how = split.ssm_conv(x.state, w.state, state.state, d_conv - 1)
     y = graph.new(x.rows, x.width, split.add_bias(how, b.state) if b else how, "ssm_conv")
@@ -29,7 +29,7 @@ def ssm_conv(x: Tensor, w: Weight, state: Weight, b: Weight | None = None, *, si
 
 
 def delta_gates(a: Tensor, dt: Weight, decay: Weight, b: Tensor) -> tuple[Tensor, Tensor]:
-    """(softplus(a + dt) * decay, sigmoid(b)): per head, or where a is wider than b per key channel."""
+    """(softplus(a + dt) * decay, sigmoid(b)): per head, or per key channel if a is wider than b."""
     graph = a.graph
     state = split.delta_gates(a.state, dt.state, decay.state, b.state, a.width // b.width)
     g = graph.new(a.rows, a.width, state, "delta_g")
@@ -44,11 +44,12 @@ def delta_gates(a: Tensor, dt: Weight, decay: Weight, b: Tensor) -> tuple[Tensor
 def delta_net(
     parts: Sequence[Tensor], g: Tensor, beta: Tensor, state: Weight, *, head_dim: int, tiled: bool, eps: float
 ) -> Tensor:
-    """The gated delta rule on q, k, v: three tensors, or one that has them as segments; [rows, heads *
-    head_dim], split like v.
+    """The gated delta rule on q, k, v (three tensors, or segments of one): [rows, heads * head_dim], split
+    like v.
 
-    q and k are brought to unit length. With `tiled` value head h reads key head h % n_k, else neighbours read
-    the same. `state` [n_cells, heads * head_dim * head_dim] is read and left as the last row of a run has it.
+    q and k are normalized to length 1. `tiled`: value head h reads key head h % n_k; else consecutive value
+    heads share a key head. `state` [n_cells, heads * head_dim * head_dim] is read, and updated to the last
+    row of a run.
     """
     graph, rows = beta.graph, beta.rows
     whole = len(parts) == 1
@@ -87,7 +88,7 @@ def _rule(
     graph: TensorGraph, d: int, on: Recorder, q: View, k: View, v: View, g: View, beta: View, cells: View,
     out: View, *, n_k: int, tiled: bool, q_stride: int, v_stride: int,
 ) -> None:  # fmt: skip
-    """Row by row for runs of a few rows, in chunks for longer ones."""
+    """Row by row for short runs, in chunks for longer runs."""
     step, (rows, n_heads, size) = graph.inputs[d].step, out.shape
     if graph.kind.mix is Mix.DECODE:
         on.delta_net(
@@ -100,6 +101,6 @@ def _rule(
 
 
 def _columns(x: View, rows: int, first: int) -> View:
-    """x from column `first` of its first row to the end of its last."""
+    """x from column `first` of its first row to the end."""
     n = rows * (x.nbytes // 4 // rows) - first
     return View(x.buffer, x.offset + 4 * first, (n,))

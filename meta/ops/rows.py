@@ -9,8 +9,7 @@ from vkbackend.meta.tensor import Tensor, Weight
 
 
 def rms_norm(x: Tensor, w: Weight, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * w over the width (Zhang and Sennrich 2019). A PARTIAL x is reduced in the
-    same kernel."""
+    """x / sqrt(mean(x^2) + eps) * w (Zhang and Sennrich 2019). A PARTIAL x is reduced in the same kernel."""
     graph = x.graph
     if x.state.kind is Kind.PARTIAL and x.whole is None:
         x.whole, y = graph.all_reduce(x, w, eps)
@@ -24,8 +23,7 @@ def rms_norm(x: Tensor, w: Weight, eps: float) -> Tensor:
 
 
 def layer_norm(x: Tensor, w: Weight, b: Weight | None, eps: float) -> Tensor:
-    """(x - mean(x)) / sqrt(var(x) + eps) * w + b over each head of x of w's width: of all of x, where it has
-    one (Ba et al. 2016)."""
+    """(x - mean(x)) / sqrt(var(x) + eps) * w + b over each head of w's width (Ba et al. 2016)."""
     x, graph, width = whole(x), x.graph, w.shape[0]
     y = graph.new(x.rows, x.width, split.per_head("layer_norm", x.state, width), "layer_norm", holders_of(x))
     for d in holders_of(y):
@@ -45,7 +43,7 @@ def center(x: Tensor) -> Tensor:
 
 
 def head_norm(x: Tensor, w: Weight | None, head_dim: int, eps: float) -> Tensor:
-    """rms_norm of each head of x [rows, heads * head_dim] by itself, w [head_dim] or None for none."""
+    """rms_norm of each head of x [rows, heads * head_dim]; w [head_dim], or None."""
     x, graph = whole(x), x.graph
     y = graph.new(x.rows, x.width, split.per_head("head_norm", x.state, head_dim), "head_norm", holders_of(x))
     for d in holders_of(y):
@@ -56,7 +54,6 @@ def head_norm(x: Tensor, w: Weight | None, head_dim: int, eps: float) -> Tensor:
 
 
 def columns(x: Tensor, begin: int, end: int) -> Tensor:
-    """Columns begin..end of every row."""
     x, graph = whole(x), x.graph
     y = graph.new(x.rows, end - begin, split.rows_op("columns", x.state), "columns", holders_of(x))
     for on, source, out in each(y, "columns", x):

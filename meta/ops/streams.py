@@ -1,6 +1,4 @@
-"""Ops of a residual of several streams (vkbackend/ops/streams.py) over N devices. Every
-device has all of them, as it has a residual of one.
-"""
+"""Ops on a residual of several streams (vkbackend/ops/streams.py), which every device has whole."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ def streams_of(x: Tensor, a: Tensor) -> Tensor:
 
 
 def add_to_others(x: Tensor, a: Tensor) -> Tensor:
-    """The streams of x with a added to all but the first."""
+    """Add a to all streams of x but the first."""
     return _made("streams_add", whole(x), whole(a))
 
 
@@ -30,7 +28,7 @@ def _made(name: str, x: Tensor, a: Tensor) -> Tensor:
 
 
 def predict(x: Tensor, routed: Tensor, w: Weight, scale: float) -> Tensor:
-    """Each stream of x plus a weighted sum of all streams. The weights are w times tanh(scale * routed)."""
+    """Each stream of x plus a weighted sum of all streams, with weights w times tanh(scale * routed)."""
     x, routed = whole(x), whole(routed)
     state, holders = _everywhere("predict", x, routed), _holders(x, routed)
     y = x.graph.new(x.rows, x.width, state, "streams_predict", holders)
@@ -42,8 +40,8 @@ def predict(x: Tensor, routed: Tensor, w: Weight, scale: float) -> Tensor:
 def correct(
     x: Tensor, a: Tensor, routed: Tensor, w: Weight, g: Weight, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Two tensors: each stream x_i plus (1 + c_i) * (a - x_0), with c = w times tanh(scale * routed), and the
-    first of the new streams times g."""
+    """(each stream x_i plus (1 + c_i) * (a - x_0), the first new stream times g), with c = w times
+    tanh(scale * routed)."""
     x, a, routed, graph = whole(x), whole(a), whole(routed), x.graph
     state, holders = _everywhere("correct", x, a, routed), _holders(x, a, routed)
     y = graph.new(x.rows, x.width, state, "streams_correct", holders)
@@ -54,7 +52,7 @@ def correct(
 
 
 def add_to_all(x: Tensor, v: Weight) -> Tensor:
-    """x + v in every stream, v [n]."""
+    """Add v [n] to every stream of x."""
     x, n = whole(x), v.shape[0]
     rows = x.rows * (x.width // n)
     seen = Tensor(x.graph, rows, n, x.state, [view and view.reshape(rows, n) for view in x.views])
@@ -63,7 +61,6 @@ def add_to_all(x: Tensor, v: Weight) -> Tensor:
 
 
 def _holders(*operands: Tensor) -> list[int]:
-    """The devices that have all of them."""
     return sorted(set.intersection(*(set(holders_of(x)) for x in operands)))
 
 

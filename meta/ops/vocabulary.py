@@ -1,4 +1,4 @@
-"""From token ids to rows, and from rows to logits or the best tokens."""
+"""Ops from token ids to rows, and from rows to logits or the best tokens."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from vkbackend.meta.tensor import Tensor, TensorGraph, Weight
 
 
 def embed(graph: TensorGraph, table: Weight, ids: int = device_ops.TOKENS) -> Tensor:
-    """The rows of `table` [n_vocab, n_embd] for the step's tokens, or for what else `ids` says (its
-    positions). The result is whole on every device."""
+    """The rows of `table` [n_vocab, n_embd] for the step's tokens (or positions, by `ids`), whole on every
+    device."""
     y = graph.new(graph.kind.n_rows, table.shape[1], MIRRORED, "embed")
     for d, inputs in enumerate(graph.inputs):
         for first, view in table.pieces[d]:
@@ -25,7 +25,7 @@ def embed(graph: TensorGraph, table: Weight, ids: int = device_ops.TOKENS) -> Te
 
 
 def outputs(x: Tensor) -> Tensor:
-    """The rows of x whose logits are wanted [n_outputs, width]."""
+    """The output rows of x, [n_outputs, width]."""
     x, graph = whole(x), x.graph
     y = graph.new(graph.kind.n_outputs, x.width, split.rows_op("outputs", x.state), "outputs", holders_of(x))
     for d in holders_of(y):
@@ -35,8 +35,8 @@ def outputs(x: Tensor) -> Tensor:
 
 
 def logits(x: Tensor, w: Weight, softcap: float = 0.0) -> None:
-    """Write x w^T into the host-visible region, each device for its own vocabulary rows. With `softcap` the
-    logits are capped. If the graph has `top_k`, only the best candidates of each row are written."""
+    """Write x w^T into the host-visible region, each device for its vocabulary rows; or, if the step has
+    `top_k`, the best candidates of each row."""
     x, graph = whole(x), x.graph
     split.linear(x.state, w.state)
     for d, inputs in enumerate(graph.inputs):
@@ -66,8 +66,7 @@ def logits(x: Tensor, w: Weight, softcap: float = 0.0) -> None:
 
 
 def _top_k(graph: TensorGraph, d: int, x: View, ids: View, values: View, mask: View | None) -> None:
-    """The best candidates of each row of x: first those of each chunk, side by side, then the best of
-    those."""
+    """The best candidates of each chunk of a row, then the best of these."""
     on, (n_rows, n), k = graph.on(d, "top_k"), x.shape, graph.kind.wanted.top_k
     chunk, n_chunks = device_ops.top_k_chunks(on.limits, n, k)
     if n_chunks == 1:

@@ -1,6 +1,4 @@
-"""Ops over the width of tensors that are split: the devices exchange one or two sums per
-row and tensor, the values stay where they are.
-"""
+"""Ops over the whole width of split tensors: devices exchange one or two sums per row and tensor."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from vkbackend.meta.tensor import Tensor, Weight
 
 
 def wide_norms(parts: Sequence[tuple[Tensor, Weight]], eps: float) -> list[Tensor]:
-    """x / sqrt(mean(x^2) + eps) * w of each x [rows, width] and its w [width]; their sums travel together."""
+    """x / sqrt(mean(x^2) + eps) * w of each x [rows, width] and its w [width], with one exchange for all."""
     graph, rows = parts[0][0].graph, parts[0][0].rows
     states = [split.wide_norm(x.state, w.state) for x, w in parts]
     results = [
@@ -31,7 +29,7 @@ def wide_norms(parts: Sequence[tuple[Tensor, Weight]], eps: float) -> list[Tenso
             out = rows_between(shares.on(d), i * rows, rows)
             where = {"group": x.width, "first": x.state.ranges[d][0], "skip": _counted_before(x, d)}
             graph.on(d, "group_squares").group_squares(None, x.on(d), out, **where)
-    # In f32: one of these sums scales a whole row, and rounding it would move all of the row the same way.
+    # In f32: rounding a sum would move the whole row the same way.
     sums = graph.all_reduce(shares, wire="f32")[0]
     for i, ((x, w), y) in enumerate(zip(parts, results, strict=True)):
         for d in holders:
@@ -42,7 +40,7 @@ def wide_norms(parts: Sequence[tuple[Tensor, Weight]], eps: float) -> list[Tenso
 
 
 def gaussian_topk(x: Tensor, c: float) -> Tensor:
-    """max(x - mean - c * deviation, 0) over the width: about the largest values of every row."""
+    """max(x - mean - c * deviation, 0) over the width: approximately the largest values of every row."""
     graph, x = x.graph, whole(x)
     y = graph.new(
         x.rows, x.width, split.elementwise("gaussian_topk", x.state), "gaussian_topk", holders_of(x)
@@ -53,15 +51,15 @@ def gaussian_topk(x: Tensor, c: float) -> Tensor:
     for on, source, out in each(moments, "row_moments", x):
         on.row_moments(source, out)
     if apart:
-        moments = graph.all_reduce(moments, wire="f32")[0]  # in f32: two of these decide over a whole row
+        moments = graph.all_reduce(moments, wire="f32")[0]  # in f32, as above
     for on, source, known, out in each(y, "gaussian_topk", x, moments):
         on.gaussian_topk(source, known, out, width=x.width, c=c)
     return y
 
 
 def _counted_before(x: Tensor, d: int) -> int:
-    """How many of the device's columns, from its first on, an earlier device has, too (a kv head may be on
-    two devices) and has counted."""
+    """How many of the device's first columns an earlier device has too, and has counted: a kv head may be
+    on two devices."""
     assert x.state.kind is Kind.SPLIT
     begin, end = x.state.ranges[d]
     return min(max([begin, *(e for b, e in x.state.ranges[:d] if e > b)]), end) - begin
