@@ -139,14 +139,12 @@ def split_by(name: str) -> tuple[str, ...]:
 
 
 def split_by_layers(model: Model) -> bool:
-    """Whether each of two devices gets whole layers."""
     tiles = [[*plan.ranges.values(), *plan.experts] for plan in plans_of(model, split_mode="layer")]
     owners = [{d for ranges in of_layer for d in holders(ranges)} for of_layer in tiles]
     return all(len(devices) == 1 for devices in owners) and set().union(*owners) == {0, 1}
 
 
 def proofs() -> dict[str, list[str]]:
-    """Ids of the tests that prove each column."""
     return {
         column: [name if "::" in name else f"{TESTS}::{name}" for name in names]
         for column, names in PROOFS.items()

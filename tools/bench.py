@@ -130,7 +130,6 @@ class Row:
         return record
 
     def fields(self) -> dict[str, Any]:
-        """The record as one table row: no samples, lists joined."""
         return {
             key: "/".join(map(str, value)) if isinstance(value, list) else value
             for key, value in self.record().items()
@@ -167,7 +166,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def numbers(flag: str, text: str) -> list[int]:
-    """Parse a comma-separated list. Raises InvalidArgument."""
     return [whole_number(flag, number_of(word.strip()), 0, MAX_TOKENS) for word in text.split(",")]
 
 

@@ -100,8 +100,6 @@ def run(args: argparse.Namespace) -> None:
 
 
 class Conversation:
-    """A Chat on the terminal. `timings`: one entry per finished answer."""
-
     def __init__(self, chat: Chat, sampling: SamplingParams, most: int | None, options: Mapping[str, Any],
                  err: Console) -> None:  # fmt: skip
         self.chat, self.err, self.most = chat, err, most

@@ -35,8 +35,6 @@ PIPE_WIDTH = 160  # without a terminal and COLUMNS: every table fits unwrapped
 
 
 class _Table(Table):
-    """A table that keeps its cells as text."""
-
     names: Sequence[str] = ()
     rows_of_cells: Sequence[Sequence[str]] = ()
 
@@ -181,7 +179,6 @@ def jsonable(value: Any) -> Any:
 
 
 def tell_notes(notes: Iterable[str], err: Console) -> None:
-    """Print notes on stderr, one a line."""
     for line in notes:
         err.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 

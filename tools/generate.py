@@ -70,7 +70,6 @@ def read_prompt(args: argparse.Namespace) -> str:
 
 
 def text_is_piped() -> bool:
-    """Whether stdin is a pipe or a file, not a terminal."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (AttributeError, OSError, ValueError):

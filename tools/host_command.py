@@ -50,7 +50,6 @@ def _end(error: VkbackendError) -> None:
 
 
 def check(group: Group, hosts: HostFile, model: str | None) -> int:
-    """Show the hosts and the time of exchanges."""
     out = console()
     devices, where, times = survey(group, hosts.places, SIZES)
     rates = [_rates(host, group, devices) for host in range(group.transport.size)]

@@ -51,7 +51,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _inside(hostfile: str, words: list[str]) -> int:
-    """Run a command in host 0's process, and wait for it."""
     group = GroupProcess(read_hostfile(hostfile))
     environment = group.environment()
     if sys.stdout.isatty():  # it writes into a pipe, so it cannot ask for the width

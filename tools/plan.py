@@ -80,7 +80,6 @@ class Report:
     notes: tuple[str, ...] = ()  # parts of the file that are not used
 
     def per_device(self) -> list[dict[str, Any]]:
-        """Bytes on each device, and bytes it reads for one token."""
         cost = cost_of(self.model, self.layout, ())
         rows = []
         for d, held in enumerate(self.sizes):

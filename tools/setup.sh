@@ -172,7 +172,7 @@ browser_for_tests() {
 }
 
 
-# What the environment was made from; the last line is its level. It includes the path, which scripts in
+# The inputs of the environment; the last line is its level. It includes the path, which scripts in
 # .venv/bin and the editable install contain.
 wanted_stamp() { echo "$root" && sha256sum <"$root/pyproject.toml"; }
 

@@ -34,8 +34,6 @@ COLUMNS = ("device", "shader", "result", "cases", "failed", "worst NMSE", "allow
 
 @dataclass(slots=True)
 class Result:
-    """Results of one shader variant on one device."""
-
     device: str
     shader: str
     cases: int = 0

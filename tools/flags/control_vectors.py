@@ -28,8 +28,6 @@ class _Files(argparse.Action):
 
 
 class _ScaledFiles(_Files):
-    """The same as FILE:SCALE."""
-
     def pair(self, word: str) -> tuple[str, float]:
         path, _, scale = word.rpartition(":")
         try:

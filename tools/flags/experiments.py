@@ -12,7 +12,6 @@ TITLE = "experiments"
 
 
 def add_experiment_arguments(parser: argparse.ArgumentParser, *, steps: bool = True) -> None:
-    """--split-policy and, with `steps`, --reduce-type, --reduce-provider, --submit-ahead."""
     add = adder(parser, TITLE)
     add(
         "split_policy",

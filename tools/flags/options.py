@@ -25,10 +25,8 @@ def adder(parser: argparse.ArgumentParser, title: str, options: type = Options) 
 
 
 def options_of(args: argparse.Namespace, path: File, **changed: Unpack[Keywords]) -> Options:
-    """Options from a command's flags; `changed` wins."""
     return Options.of(path, **{**fields_given(args, Options), **changed})
 
 
 def fields_given(args: argparse.Namespace, options: type) -> dict[str, Any]:
-    """The fields of `options` that a command has flags for."""
     return {field.name: getattr(args, field.name) for field in fields(options) if hasattr(args, field.name)}

@@ -9,7 +9,6 @@ from vkbackend.tools.flags.options import adder
 
 
 def add_placement_arguments(parser: argparse.ArgumentParser, *, steps: bool = True) -> None:
-    """-ngl, -ot, -sm, -mg and, with `steps`, -nkvo and --exact."""
     add = adder(parser, "placement and split")
     add(
         "n_gpu_layers",

@@ -9,7 +9,6 @@ from vkbackend.tools.flags.options import adder
 
 
 def add_rope_arguments(parser: argparse.ArgumentParser) -> None:
-    """--rope-scaling, --rope-scale, --rope-freq-base, --rope-freq-scale, --yarn-*."""
     add = adder(parser, "RoPE, replacing the file's values")
     add("rope_scaling", "--rope-scaling", metavar="TYPE",
         help=f"how RoPE is scaled: {', '.join(SCALINGS)} (default: the file's, else linear)")  # fmt: skip

@@ -36,5 +36,4 @@ def add_structure_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def structure_given(args: argparse.Namespace) -> dict[str, Any]:
-    """Keywords of `LLM.generate` for these flags."""
     return {name: getattr(args, name) for name in KEYWORDS if getattr(args, name, None) is not None}

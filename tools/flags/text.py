@@ -1,4 +1,4 @@
-"""What `generate`, `chat` and `serve` share: flags, opening the model, its description on stderr."""
+"""Shared by `generate`, `chat` and `serve`: flags, opening the model, its description on stderr."""
 
 from __future__ import annotations
 
@@ -62,7 +62,6 @@ def demo_model() -> str:
 
 
 def own_context(path: str) -> int:
-    """The model's trained context in tokens."""
     with GGUF.open(path) as gguf:
         return int(gguf.u32(f"{gguf.architecture}.context_length"))
 
@@ -93,7 +92,6 @@ def open_model(args: argparse.Namespace, err: Console) -> tuple[LLM, list[Device
 
 
 def show_model(llm: LLM, infos: Sequence[DeviceInfo | None], args: argparse.Namespace, err: Console) -> None:
-    """Show devices, notes and memory, after the arguments were checked."""
     if vulkan := [info for info in infos if info is not None]:
         show_devices(vulkan, err, "devices")
     if args.model is None:

@@ -99,7 +99,6 @@ def has_clock(device: Device) -> bool:
 
 
 def time_case(device: Device, case: Case, repeats: int, ms: float, cold_nbytes: int = 0) -> Row:
-    """Time a case in submissions of about `ms` milliseconds."""
     chain = Chain(device, case, cold_nbytes)
     try:
         estimate = min(chain.seconds(1, 2))

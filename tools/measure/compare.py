@@ -148,7 +148,6 @@ def positions(runner: Runner) -> str:
 
 
 def wanted(path: Path, runner: Runner, n_ctx: int) -> dict[str, Any]:
-    """What llama.cpp loads, and how."""
     options, ids = runner.options, {name: number for number, (name, _, _) in TENSOR_TYPES.items()}
     mode = options.split_mode
     return {

@@ -17,7 +17,6 @@ CACHED = "one, from the cache file"
 
 
 def dispatches_of(runner: Runner, n_rows: int) -> list[Dispatch]:
-    """Dispatches of the first device for a token and a prompt."""
     steps = [
         runner.mesh.recorded_step(StepKind.of_run(1, 1)),
         runner.mesh.recorded_step(StepKind.of_run(n_rows, 1)),

@@ -23,8 +23,6 @@ _UNPACK = "run `bash tools/setup.sh"
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU that a Mesa driver can compile for."""
-
     name: str
     driver: str  # folder below .drivers
     variable: str  # environment variable that names the GPU to the driver
@@ -65,7 +63,6 @@ def missing(gpu: Gpu) -> str:
 
 
 def version(gpu: Gpu) -> str:
-    """Package version of its compiler."""
     return (FOLDER / gpu.driver / "version").read_text().strip()
 
 

@@ -18,8 +18,6 @@ class HostRates:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A placement, and seconds per token of a single request."""
-
     name: str
     seconds: float
     n_exchanges: int

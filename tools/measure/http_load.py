@@ -37,7 +37,6 @@ class Endpoint:
 
     @classmethod
     def of(cls, url: str, key: str | None = None) -> Endpoint:
-        """Raises InvalidArgument."""
         try:
             parts = urlsplit(url)
             port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -105,7 +104,6 @@ class Text:
 
 
 async def text_of(endpoint: Endpoint, path: str, body: dict[str, Any]) -> Text:
-    """Read a stream to its end."""
     text = Text(time.perf_counter())
     try:
         async with asyncio.timeout(TIMEOUT_S):
@@ -180,7 +178,6 @@ def load_of(n: int, texts: Sequence[Text], took_s: float) -> HttpLoad:
 
 
 def body_of(api: str, model: str, words: Sequence[str], n_gen: int, seed: int) -> tuple[str, dict[str, Any]]:
-    """(path, body) of a streaming request."""
     prompt = " ".join(words)
     shared = {"model": model, "max_tokens": n_gen, "stream": True, "seed": seed, "ignore_eos": True,
               "stream_options": {"include_usage": True}}  # fmt: skip

@@ -58,7 +58,6 @@ class Loaded:
         self._lib.llama_synchronize(self._context)
 
     def seconds(self, ask: dict[str, Any]) -> float:
-        """Seconds of one run."""
         tokens, depth, prompt = ask["tokens"], ask["n_depth"], ask["n_prompt"]
         self.clear()
         self.decode(tokens[:depth])

@@ -32,7 +32,6 @@ Times = dict[str, dict[str, dict[str, float]]]  # microseconds by row class, op 
 
 
 def cases_of(limits: Limits) -> list[Case]:
-    """Cases to time for the ops that the device can run, without repeats."""
     asked: dict[Case, None] = {}
 
     def note(case: Case) -> float:

@@ -40,7 +40,6 @@ class Load:
 
 
 def longest(n_gen: int) -> int:
-    """Longest text in tokens."""
     return SHARED + max(LENGTHS) + n_gen
 
 

@@ -106,7 +106,6 @@ class Values(Mapping[str, Any]):
         return "a string" if kind == STRING else f"a {SCALARS[kind][0]}"
 
     def stored(self, key: str) -> bytes:
-        """The value as GGUF stores it: type, then bytes."""
         kind, value = self.kind(key)[0], self._values[key]
         if kind == STRING:
             return struct.pack("<IQ", kind, len(value.encode())) + value.encode()

@@ -52,7 +52,6 @@ class Timing:
 
     @property
     def rates(self) -> tuple[float, ...]:
-        """Tokens per second."""
         return tuple(self.test.n_tokens / s for s in self.seconds)
 
     @property
@@ -86,7 +85,6 @@ class Timer:
         return time.perf_counter() - began
 
     def warm_up(self, test: Test) -> None:
-        """Record and compile the steps of a test."""
         if test.n_prompt:
             chunk = min(test.n_prompt, self.runner.n_ubatch)
             for n in {chunk, test.n_prompt % chunk or chunk}:
@@ -105,7 +103,6 @@ class Timer:
         return Timing(test, tuple(seconds), 1e6 * (spent - s) / (after - n) if after > n else None)
 
     def _prompt(self, first: int, n: int) -> None:
-        """The last row's logits are computed, as for a prompt."""
         for begin in range(first, first + n, self.runner.n_ubatch):
             end = min(begin + self.runner.n_ubatch, first + n)
             outputs = [end - begin - 1] if end == first + n else []
@@ -113,7 +110,6 @@ class Timer:
 
 
 def weight_nbytes_per_step(runner: Runner) -> int:
-    """Bytes of weights that all devices read for one row."""
     cost = cost_of(runner.model, runner.layout, ())
     return sum(cost.read) + sum(cost.host)
 

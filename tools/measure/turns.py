@@ -16,7 +16,6 @@ from vkbackend.tools.console import printable
 
 @contextmanager
 def variable(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable within the block."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:

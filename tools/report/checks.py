@@ -35,8 +35,6 @@ def named() -> dict[str, Case]:
 
 
 class Verify(Part):
-    """The quick cases of `vkbackend verify`."""
-
     title = "Every op against its numpy twin"
     share, deadline_s = 0.3, 60.0
 

@@ -115,7 +115,6 @@ class Job:
 
 
 def run_job(job: Job, tell: Tell) -> Outcome:
-    """Run all cases, restarting the process as needed."""
     outcome = Outcome(job.devices)
     if time.monotonic() > job.until:
         outcome.unfinished = "no time was left for it"
@@ -185,7 +184,6 @@ def _fail(outcome: Outcome, case: str, why: str) -> None:
 
 
 def deal(shares: Sequence[float], seconds: float, began: float) -> list[float]:
-    """The end of each part's time."""
     total, spent, ends = sum(shares), 0.0, []
     for share in shares:
         spent += share

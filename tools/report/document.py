@@ -41,7 +41,6 @@ class Report:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def problems(self) -> list[str]:
-        """Failures, one line each."""
         problems = []
         for name, outcomes in self.parts.items():
             for outcome in outcomes:
@@ -52,7 +51,6 @@ class Report:
         return problems
 
     def unfinished(self) -> list[str]:
-        """Missing results, one line each."""
         missing = [
             f"{name}, {self.names(outcome)}: {outcome.unfinished}"
             for name, outcomes in self.parts.items()

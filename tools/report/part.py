@@ -21,8 +21,6 @@ class LeftOut(Exception):
 
 
 class Part:
-    """A part on a group of devices; subclasses define the cases."""
-
     title: ClassVar[str]
     share: ClassVar[float]  # of the time of all parts, plus what earlier parts left
     deadline_s: ClassVar[float]  # per case; exceeding it counts as a hang
@@ -58,7 +56,6 @@ class Part:
 
     @classmethod
     def wrong(cls, row: Row) -> str:
-        """What is wrong in a row, or ""."""
         return ""
 
     @classmethod

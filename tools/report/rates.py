@@ -103,7 +103,6 @@ def open_model(spec: str, devices: Group) -> tuple[Runner, int, str]:
 
 
 def halved(spec: str) -> Iterator[int]:
-    """All layers, then half as many again and again."""
     n = SHAPES[spec.partition(":")[0].lower()][3]["block_count"]
     while n:
         yield n
@@ -146,8 +145,6 @@ class Compiling(Part):
 
 
 class LlamaCpp(Part):
-    """llama-bench on the same models, if it is installed."""
-
     title = "llama.cpp on the same models (`llama-bench`)"
     share, deadline_s = 0.08, 300.0
 

@@ -36,7 +36,6 @@ def describe(words: list[str], out: TextIO) -> None:
 
 
 def work(part: Part, done: set[str], out: TextIO) -> None:
-    """Run the remaining cases until the device is lost."""
     names = part.cases()
     tell(out, cases=names)
     for name in names:

@@ -32,7 +32,6 @@ def decode(runner: Runner, n: int, depth: int) -> float:
 
 
 def prefill(runner: Runner) -> float:
-    """Seconds of a prompt of 64 rows."""
     return _timed(runner, [1 + i % 99 for i in range(PROMPT)], [Run(0, 0, PROMPT, 0)], [PROMPT - 1])
 
 

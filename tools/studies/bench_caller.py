@@ -29,7 +29,6 @@ def reduce_us(llm: LLM, n_predict: int, repeats: int) -> float:
 def measure(
     path: str, devices: tuple[str, ...], process: bool, n_predict: int, repeats: int
 ) -> tuple[float, float]:
-    """(quiet, busy) microseconds per reduce."""
     with LLM(path, devices=devices, process=process) as llm:
         reduce_us(llm, n_predict, 1)  # warm-up
         quiet = reduce_us(llm, n_predict, repeats)

@@ -70,7 +70,6 @@ def chain(device: Device, dependent: bool) -> Executable:
 
 
 def children_nbytes() -> int:
-    """Resident bytes of child processes."""
     total = 0
     for task in Path(f"/proc/{os.getpid()}/task").iterdir():
         for child in (task / "children").read_text().split():
@@ -129,7 +128,6 @@ def per_op(spec: str, pattern: str, repeats: int) -> None:
 
 
 def per_token(path: str, spec: str, counts: Sequence[int], n_tokens: int) -> None:
-    """Decode token by token, the runtimes in turn."""
     rows = []
     for n in counts:
         with ExitStack() as stack:

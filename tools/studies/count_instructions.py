@@ -43,7 +43,6 @@ CASE = r"Mat(Dot|Wave)\(.*n=3072, k=1024, rows=1,"
 
 
 def dispatches_of(case: Case, limits: Limits) -> list[Dispatch]:
-    """A case's dispatches, recorded without a device."""
     probe = Placed(NumpyDevice("probe"), case.setup(np.random.default_rng(0)))
     try:
         return [c for c in probe.record(limits).accesses() if isinstance(c, Dispatch)]
@@ -66,7 +65,6 @@ def kernels(limits: Limits, pattern: str) -> dict[str, Dispatch]:
 
 
 def measure(args: argparse.Namespace) -> Iterator[KernelRow]:
-    """Rows from this process's driver."""
     from vkbackend.tools.measure.spirv import report_of_spirv
     from vkbackend.vulkan.device import open_for_report
     from vkbackend.vulkan.instance import devices, select
