@@ -243,7 +243,7 @@ def test_what_does_not_fit_is_made_smaller(tiny: None, monkeypatch: pytest.Monke
     [row] = part.run("tiny:Q4_0 after 0")
     assert asked == [(2, 64), (2, 0), (1, 64), (1, 0)] and row["layers"] == "1 of 2"
     with pytest.raises(LeftOut, match="too large"):
-        part.run("tiny:Q4_0 behind 64")
+        part.run("tiny:Q4_0 after 64")
     part.close()
 
 
