@@ -71,12 +71,12 @@ def decode(body: bytes, limits: Limits) -> Fields:
     if depth_of(body) > limits.json_depth:
         raise Refusal(400, f"the body is nested deeper than {limits.json_depth} levels; send a flatter one")
     try:
-        found = msgspec.json.decode(body)
+        value = msgspec.json.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise Refusal(400, f"the body is not valid JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise Refusal(400, f"the body is a JSON {_json_type(found)}; send an object")
-    return Fields(found)
+    if not isinstance(value, dict):
+        raise Refusal(400, f"the body is a JSON {_json_type(value)}; send an object")
+    return Fields(value)
 
 
 def depth_of(body: bytes) -> int:
@@ -125,33 +125,33 @@ class Fields:
         return default if value is None else check(self.name(name), value)
 
     def whole(self, name: str, low: int, high: int, default: T) -> int | T:
-        return self._checked(name, default, lambda told, value: whole_number(told, value, low, high))
+        return self._checked(name, default, lambda path, value: whole_number(path, value, low, high))
 
     def number(self, name: str, low: float, high: float, default: T) -> float | T:
-        return self._checked(name, default, lambda told, value: finite_number(told, value, low, high))
+        return self._checked(name, default, lambda path, value: finite_number(path, value, low, high))
 
     def switch(self, name: str, default: bool = False) -> bool:
-        return self._checked(name, default, lambda told, value: _typed(told, value, bool, "true or false"))
+        return self._checked(name, default, lambda path, value: _typed(path, value, bool, "true or false"))
 
     def text(self, name: str, default: T) -> str | T:
-        return self._checked(name, default, lambda told, value: _typed(told, value, str, "a string"))
+        return self._checked(name, default, lambda path, value: _typed(path, value, str, "a string"))
 
     def word(self, name: str, known: Sequence[str], default: T) -> str | T:
-        def check(told: str, value: Any) -> Any:
+        def check(path: str, value: Any) -> Any:
             if value not in known or not isinstance(value, str):
-                raise refused(told, value, f"expected one of {', '.join(known)}")
+                raise refused(path, value, f"expected one of {', '.join(known)}")
             return value
 
         return self._checked(name, default, check)
 
     def items(self, name: str, most: int) -> list[Any]:
-        found: list[Any] = self._checked(name, [], lambda told, value: _typed(told, value, list, "a list"))
-        if len(found) > most:
+        entries: list[Any] = self._checked(name, [], lambda path, value: _typed(path, value, list, "a list"))
+        if len(entries) > most:
             raise InvalidArgument(
-                f"{self.name(name)} has {len(found)} entries, at most {most} are allowed",
+                f"{self.name(name)} has {len(entries)} entries, at most {most} are allowed",
                 argument=self.name(name),
             )
-        return found
+        return entries
 
     def inner(self, name: str) -> Fields | None:
         """The object that a field is."""
@@ -162,9 +162,9 @@ class Fields:
 
     def objects(self, name: str, most: int) -> list[Fields]:
         """The objects of a list."""
-        told = self.name(name)
+        path = self.name(name)
         return [
-            Fields(_typed(f"{told}[{i}]", value, dict, "an object"), f"{told}[{i}].")
+            Fields(_typed(f"{path}[{i}]", value, dict, "an object"), f"{path}[{i}].")
             for i, value in enumerate(self.items(name, most))
         ]
 
@@ -175,7 +175,7 @@ class Fields:
     def refuse(self, name: str, *harmless: Any, why: str) -> None:
         """A field that is known and not supported; the `harmless` values change nothing."""
         value = self.values.get(name)
-        if value is not None and not any(value == one and type(value) is type(one) for one in harmless):
+        if value is not None and not any(value == same and type(value) is type(same) for same in harmless):
             raise InvalidArgument(f"{self.name(name)}={shown(value)}: {why}", argument=self.name(name))
 
 

@@ -54,11 +54,11 @@ def chat_options(service: Service, fields: Fields, llm: LLM) -> dict[str, Any]:
 def template_options(service: Service, variables: Mapping[str, Any]) -> dict[str, Any]:
     """The command line's template and the variables it gets; a request's variables override the command
     line's."""
-    found: dict[str, Any] = {"template_variables": dict(service.config.template_fields) | dict(variables)}
-    return found if service.config.template is None else found | {"template": service.config.template}
+    options: dict[str, Any] = {"template_variables": dict(service.config.template_fields) | dict(variables)}
+    return options if service.config.template is None else options | {"template": service.config.template}
 
 
-class Asked(Protocol):
+class CheckedRequest(Protocol):
     """A request of one of the chat APIs, checked."""
 
     def events(self, request: Request) -> AsyncGenerator[bytes, None]: ...
@@ -66,19 +66,19 @@ class Asked(Protocol):
     async def whole(self, request: Request) -> dict[str, Any]: ...
 
 
-async def answered(
+async def respond(
     service: Service,
     request: Request,
-    of: Callable[[Service, Fields, LLM], Awaitable[Asked]],
+    of: Callable[[Service, Fields, LLM], Awaitable[CheckedRequest]],
     api: Api = OPENAI,
 ) -> Response:
     """A stream or the whole of an answer, as the request says."""
     fields = await service.fields(request)
-    asked = await of(service, fields, service.ready())
+    checked = await of(service, fields, service.ready())
     if fields.switch("stream"):
-        return service.stream(asked.events(request), api)
+        return service.stream(checked.events(request), api)
     async with streams.while_connected(request.receive):
-        return Json(await asked.whole(request))
+        return Json(await checked.whole(request))
 
 
 async def prompt_of(
@@ -91,7 +91,7 @@ async def prompt_of(
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
-    return await answered(service, request, AskedChat.of)
+    return await respond(service, request, CheckedChat.of)
 
 
 async def apply_template(service: Service, request: Request) -> Response:
@@ -100,11 +100,11 @@ async def apply_template(service: Service, request: Request) -> Response:
 
 async def count_input_tokens(service: Service, request: Request) -> Response:
     """llama-server's /v1/chat/completions/input_tokens."""
-    found = await prompt_of(service, request)
-    return Json({"object": "response.input_tokens", "input_tokens": len(found.ids)})
+    prompt = await prompt_of(service, request)
+    return Json({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 
 
-class AskedChat:
+class CheckedChat:
     """A request, checked."""
 
     def __init__(self, service: Service, llm: LLM, jobs: list[ChatJob]) -> None:
@@ -115,7 +115,7 @@ class AskedChat:
         self.created = now()
 
     @classmethod
-    async def of(cls, service: Service, fields: Fields, llm: LLM) -> AskedChat:
+    async def of(cls, service: Service, fields: Fields, llm: LLM) -> CheckedChat:
         messages, options = messages_of(fields, llm), chat_options(service, fields, llm)
         if fields.switch("logprobs"):
             options["logprobs"] = fields.whole("top_logprobs", 0, MAX_LOGPROBS, 0)
@@ -125,10 +125,10 @@ class AskedChat:
         most = service.max_tokens(fields, "max_completion_tokens", "max_tokens", "n_predict")
         form = fields.word("reasoning_format", ("none", "auto", "deepseek"), "auto")
         usage = fields.inner("stream_options")
-        asked = cls(service, llm, await chat_jobs(llm, messages, most, n, options))
-        asked.is_raw = form == "none" and not fields.get("tools")
-        asked.wants_usage = bool(usage and usage.switch("include_usage"))
-        return asked
+        checked = cls(service, llm, await chat_jobs(llm, messages, most, n, options))
+        checked.is_raw = form == "none" and not fields.get("tools")
+        checked.wants_usage = bool(usage and usage.switch("include_usage"))
+        return checked
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.service.config.alias}

@@ -51,8 +51,8 @@ async def chat_jobs(
     prepared = await asyncio.to_thread(prepare)
     ids = list(prepared.request.ids)
     return [
-        ChatJob(ids, most, options, index=i, prepared=replace(prepared, generations=[one]))
-        for i, one in enumerate(prepared.generations)
+        ChatJob(ids, most, options, index=i, prepared=replace(prepared, generations=[generation]))
+        for i, generation in enumerate(prepared.generations)
     ]
 
 
@@ -62,24 +62,24 @@ async def chat_jobs(
 def messages_of(fields: Fields, llm: LLM) -> list[dict[str, Any]]:
     """OpenAI's messages, with what templates may see of them."""
     fields.required("messages")
-    found = []
+    messages = []
     for message in fields.objects("messages", MAX_MESSAGES):
         message.required("role")
         role = message.word("role", ROLES, "user")
         if role == "developer" and "developer" not in (llm.chat_template or ""):
             role = "system"  # its older name, which most templates know alone
         kept = {name: message.get(name) for name in MESSAGE_FIELDS if message.has(name)}
-        found.append(kept | {"role": role})
-    return found
+        messages.append(kept | {"role": role})
+    return messages
 
 
 def template_fields(given: Fields | None, effort: str | None) -> dict[str, Any]:
     """What a template finds beside the messages; `effort` "none" asks it for no thoughts."""
-    found: dict[str, Any] = {}
+    variables: dict[str, Any] = {}
     if effort == "none":
-        found["enable_thinking"] = False
+        variables["enable_thinking"] = False
     elif effort is not None:
-        found["reasoning_effort"] = effort
+        variables["reasoning_effort"] = effort
     for name, value in (given.values if given else {}).items():
         if name not in TEMPLATE_FIELDS:
             known = ", ".join(TEMPLATE_FIELDS)
@@ -87,8 +87,8 @@ def template_fields(given: Fields | None, effort: str | None) -> dict[str, Any]:
                 f"chat_template_kwargs.{shown(name)}: a request may give {known}",
                 argument="chat_template_kwargs",
             )
-        found[name] = _plain(f"chat_template_kwargs.{name}", value)
-    return found
+        variables[name] = _plain(f"chat_template_kwargs.{name}", value)
+    return variables
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -123,10 +123,10 @@ class Block:
         """The arguments of a call. Only a grammar makes sure of a JSON object: other text becomes
         {"arguments": text}."""
         try:
-            found = json.loads(self.text or "{}")
+            arguments = json.loads(self.text or "{}")
         except (ValueError, RecursionError):
-            found = None
-        return found if isinstance(found, dict) else {"arguments": self.text}
+            arguments = None
+        return arguments if isinstance(arguments, dict) else {"arguments": self.text}
 
 
 class Blocks:

@@ -23,11 +23,11 @@ MAX_LOGPROBS = 20
 async def completions(service: Service, request: Request) -> Response:
     fields = await service.fields(request)
     llm = service.ready()
-    asked = await Asked.of(service, fields, llm)
+    checked = await CheckedCompletion.of(service, fields, llm)
     if fields.switch("stream"):
-        return service.stream(asked.events(request))
+        return service.stream(checked.events(request))
     async with streams.while_connected(request.receive):
-        return Json(await asked.whole(request))
+        return Json(await checked.whole(request))
 
 
 def piece(llm: LLM, token: int) -> str:
@@ -60,7 +60,7 @@ def joined(tables: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     return {name: [item for table in tables for item in table[name]] for name in tables[0]}
 
 
-class Asked:
+class CheckedCompletion:
     """A request, checked."""
 
     def __init__(self, service: Service, llm: LLM, jobs: list[Job], n_prompt: int) -> None:
@@ -73,7 +73,7 @@ class Asked:
         self.logprobs = [LogprobTable(llm) for _ in jobs]
 
     @classmethod
-    async def of(cls, service: Service, fields: Fields, llm: LLM) -> Asked:
+    async def of(cls, service: Service, fields: Fields, llm: LLM) -> CheckedCompletion:
         """Raises InvalidArgument, Refusal."""
         fields.required("prompt")
         fields.refuse("suffix", "", why="text is filled in by /infill")
@@ -90,10 +90,10 @@ class Asked:
         jobs = [job for ids, text in prompts for job in several(Job(ids, most, options, text), n)]
         for i, job in enumerate(jobs):
             job.index = i
-        asked = cls(service, llm, jobs, sum(len(ids) for ids, _ in prompts))
-        asked.echo, asked.wants_logprobs = echo, n_top is not None
-        asked.wants_usage = bool(stream_options and stream_options.switch("include_usage"))
-        return asked
+        checked = cls(service, llm, jobs, sum(len(ids) for ids, _ in prompts))
+        checked.echo, checked.wants_logprobs = echo, n_top is not None
+        checked.wants_usage = bool(stream_options and stream_options.switch("include_usage"))
+        return checked
 
     def _table(self, job: Job, chunk: Chunk) -> dict[str, Any] | None:
         if chunk.prompt_logprobs is not None:

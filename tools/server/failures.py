@@ -78,8 +78,8 @@ class Api:
             if failure.code == TOO_LONG:
                 text = f"prompt is too long: {extra['n_prompt_tokens']} tokens > {extra['n_ctx']} maximum"
             return {"type": "error", "error": {"type": kind, "message": text, **extra}}
-        told = {"message": str(failure), "type": kind, "param": failure.param, "code": failure.code}
-        return {"error": told | failure.extra}
+        fields = {"message": str(failure), "type": kind, "param": failure.param, "code": failure.code}
+        return {"error": fields | failure.extra}
 
 
 OPENAI, ANTHROPIC = Api(), Api(anthropic=True)

@@ -111,10 +111,10 @@ async def prompts_of(
     parts = value if is_list else [value]
     if len(parts) > most:
         raise InvalidArgument(f"{name} has {len(parts)} prompts, at most {most} are allowed", argument=name)
-    found = [await prompt_of(llm, name, part) for part in parts]
-    for ids, _ in found:
+    prompts = [await prompt_of(llm, name, part) for part in parts]
+    for ids, _ in prompts:
         check_tokens(ids, llm.n_vocab, llm.n_ctx)
-    return found, is_list
+    return prompts, is_list
 
 
 def _are_prompts(value: Sequence[Any]) -> bool:
@@ -156,13 +156,13 @@ async def merged(llm: LLM, jobs: Sequence[J]) -> AsyncGenerator[tuple[J, Piece],
     try:
         left = len(jobs)
         while left:
-            job, found = await queue.get()
-            if isinstance(found, BaseException):
-                raise found
-            if found is None:
+            job, event = await queue.get()
+            if isinstance(event, BaseException):
+                raise event
+            if event is None:
                 left -= 1
             else:
-                yield job, found
+                yield job, event
     finally:
         for task in tasks:
             task.cancel()
@@ -182,12 +182,12 @@ def stop_met(llm: LLM, tally: Tally, text: str, stops: Sequence[str]) -> str:
 
 def usage_of(tallies: Sequence[Tally], n_prompt: int) -> dict[str, Any]:
     """OpenAI's `usage`; `n_prompt` counts each prompt once, however often it is continued."""
-    made = sum(tally.n_tokens for tally in tallies)
+    n_generated = sum(tally.n_tokens for tally in tallies)
     cached = min(n_prompt, sum(tally.cached_n for tally in tallies))
     return {
         "prompt_tokens": n_prompt,
-        "completion_tokens": made,
-        "total_tokens": n_prompt + made,
+        "completion_tokens": n_generated,
+        "total_tokens": n_prompt + n_generated,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
 

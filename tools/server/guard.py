@@ -7,7 +7,7 @@ import hmac
 import ipaddress
 import re
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +20,6 @@ PUBLIC = ("/health",)  # asked by those who watch; says nothing of what is in wo
 MAX_KEYS, MAX_KEY_LENGTH = 1024, 4096
 CORS_HEADERS = b"authorization, content-type, x-api-key, anthropic-version, anthropic-beta"
 CORS_AGE_S = b"600"
-
-Headers = Sequence[tuple[bytes, bytes]]
 
 
 def normal_path(path: str) -> str:
@@ -43,7 +41,7 @@ def is_loopback(host: str) -> bool:
 
 def read_keys(keys: Iterable[str], path: str | None) -> tuple[str, ...]:
     """The keys given, and those of a file, one a line. Raises InvalidArgument."""
-    found = [key for text in keys for key in text.split(",")]
+    all_keys = [key for text in keys for key in text.split(",")]
     if path is not None:
         try:
             lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -51,17 +49,17 @@ def read_keys(keys: Iterable[str], path: str | None) -> tuple[str, ...]:
             raise InvalidArgument(
                 f"the file of API keys cannot be read: {error}; give a UTF-8 text"
             ) from None
-        found += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    if (keys or path is not None) and not any(found):
+        all_keys += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if (keys or path is not None) and not any(all_keys):
         raise InvalidArgument("no API key was given; a key has one character or more")
-    for key in found:
+    for key in all_keys:
         if not key or len(key) > MAX_KEY_LENGTH or not key.isprintable() or not key.isascii():
             raise InvalidArgument(
                 f"an API key must have 1..{MAX_KEY_LENGTH} printable ASCII characters: it stands in a header"
             )
-    if len(found) > MAX_KEYS:
-        raise InvalidArgument(f"{len(found)} API keys were given, at most {MAX_KEYS} are allowed")
-    return tuple(found)
+    if len(all_keys) > MAX_KEYS:
+        raise InvalidArgument(f"{len(all_keys)} API keys were given, at most {MAX_KEYS} are allowed")
+    return tuple(all_keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +113,14 @@ class Guard:
         origin = headers.get(b"origin")
         if origin is None or not self.allows(origin):
             return []
-        found = [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
+        extra = [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
         if method == "OPTIONS":
-            found += [
+            extra += [
                 (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
                 (b"access-control-allow-headers", CORS_HEADERS),
                 (b"access-control-max-age", CORS_AGE_S),
             ]
-        return found
+        return extra
 
     # ---- keys ----
 
@@ -145,8 +143,8 @@ class Guard:
 
 def host_of(header: bytes) -> str | None:
     """The name or address of a Host header; None where it is none."""
-    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?", header.decode("latin-1"))
-    return found[1].strip("[]").lower().rstrip(".") if found else None
+    match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?", header.decode("latin-1"))
+    return match[1].strip("[]").lower().rstrip(".") if match else None
 
 
 def _is_address(name: str) -> bool:

@@ -53,8 +53,8 @@ class Admission:
         """Let a request of `n` sequences in, until the block is left."""
         most = self.n_slots + self.limits.queue
         if self.n_sequences + n > most:
-            what = f"{self.n_sequences} sequences run or wait here, and {most} may (--parallel, --queue)"
-            raise self._refusal(what)
+            reason = f"{self.n_sequences} sequences run or wait here, and {most} may (--parallel, --queue)"
+            raise self._refusal(reason)
         if streams and self.n_streams >= self.limits.streams:
             raise self._refusal(f"{self.n_streams} answers are streamed, which is the limit")
         self.n_sequences += n
@@ -69,8 +69,8 @@ class Admission:
         """A request is done; Retry-After follows from how long they take."""
         self._took_s += 0.1 * (seconds - self._took_s)
 
-    def _refusal(self, what: str) -> Refusal:
+    def _refusal(self, reason: str) -> Refusal:
         self.n_refused += 1
-        turns = 1 + self.n_waiting / self.n_slots
-        wait_s = min(MAX_RETRY_S, max(1, round(turns * self._took_s)))
-        return Refusal(429, f"{what}; try again in {wait_s} s", retry_s=wait_s)
+        rounds = 1 + self.n_waiting / self.n_slots
+        wait_s = min(MAX_RETRY_S, max(1, round(rounds * self._took_s)))
+        return Refusal(429, f"{reason}; try again in {wait_s} s", retry_s=wait_s)

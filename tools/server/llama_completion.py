@@ -48,14 +48,14 @@ async def completion(service: Service, request: Request) -> Response:
     llm = service.ready()
     fields.required("prompt")
     n = service.n_of(fields, "n_cmpl" if fields.has("n_cmpl") else "n", llm)
-    asked = LlamaCompletion(service, fields, llm)
+    checked = LlamaCompletion(service, fields, llm)
     prompts, is_list = await prompts_of(
         llm, "prompt", fields.get("prompt"), service.config.limits.prompts // n
     )
-    asked.take(
-        [job for ids, text in prompts for job in several(Job(ids, asked.most, asked.options, text), n)]
+    checked.take(
+        [job for ids, text in prompts for job in several(Job(ids, checked.most, checked.options, text), n)]
     )
-    return await answer(service, request, fields, asked, is_list or n > 1)
+    return await answer(service, request, fields, checked, is_list or n > 1)
 
 
 async def infill(service: Service, request: Request) -> Response:
@@ -64,32 +64,32 @@ async def infill(service: Service, request: Request) -> Response:
     llm = service.ready()
     fields.required("input_prefix")
     fields.required("input_suffix")
-    before, behind = fields.text("input_prefix", ""), fields.text("input_suffix", "")
+    before, after = fields.text("input_prefix", ""), fields.text("input_suffix", "")
     files = {}
-    for i, one in enumerate(fields.objects("input_extra", MAX_EXTRA)):
-        one.required("text")
-        files[one.text("filename", "") or f"file {i + 1}"] = one.text("text", "")
+    for i, file in enumerate(fields.objects("input_extra", MAX_EXTRA)):
+        file.required("text")
+        files[file.text("filename", "") or f"file {i + 1}"] = file.text("text", "")
     begun = fields.text("prompt", "")
     n = service.n_of(fields, "n_cmpl" if fields.has("n_cmpl") else "n", llm)
-    asked = LlamaCompletion(service, fields, llm)
+    checked = LlamaCompletion(service, fields, llm)
 
     def encode() -> list[int]:
-        ids = infill_prompt(llm.tokenizer, before, behind, files=files)
+        ids = infill_prompt(llm.tokenizer, before, after, files=files)
         return ids + (llm.tokenize(begun, add_special=False) if begun else [])
 
     ids = await asyncio.to_thread(encode)
     check_tokens(ids, llm.n_vocab, llm.n_ctx)
-    asked.take(several(Job(ids, asked.most, asked.options), n))
-    return await answer(service, request, fields, asked, n > 1)
+    checked.take(several(Job(ids, checked.most, checked.options), n))
+    return await answer(service, request, fields, checked, n > 1)
 
 
 async def answer(
-    service: Service, request: Request, fields: Fields, asked: LlamaCompletion, is_list: bool
+    service: Service, request: Request, fields: Fields, checked: LlamaCompletion, is_list: bool
 ) -> Response:
     if fields.switch("stream"):
-        return service.stream(asked.events(request))
+        return service.stream(checked.events(request))
     async with streams.while_connected(request.receive):
-        results = await asked.whole(request)
+        results = await checked.whole(request)
     return Json(results if is_list else results[0])
 
 
@@ -234,12 +234,12 @@ class LlamaCompletion:
         """The fields that are asked for; a path "a/b" gives its value the name b."""
         if not self.response_fields:
             return result
-        found: dict[str, Any] = {}
+        fitted: dict[str, Any] = {}
         for path in self.response_fields:
             value: Any = result
             *_, name = parts = str(path).split("/")
             for part in parts:
                 value = value.get(part, KeyError) if isinstance(value, Mapping) else KeyError
             if value is not KeyError:
-                found[name] = value
-        return found
+                fitted[name] = value
+        return fitted

@@ -15,7 +15,7 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.models.llm import LLM
 from vkbackend.tools.server import streams
 from vkbackend.tools.server.body import Fields
-from vkbackend.tools.server.chat_completions import MAX_TOOLS, answered, chat_options, prompt_of
+from vkbackend.tools.server.chat_completions import MAX_TOOLS, chat_options, prompt_of, respond
 from vkbackend.tools.server.chats import MAX_MESSAGES, Block, Blocks, ChatJob, chat_jobs, messages_of
 from vkbackend.tools.server.failures import ANTHROPIC
 from vkbackend.tools.server.generations import Tally, stop_met
@@ -29,12 +29,12 @@ CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": "tool"}
 
 
 async def messages(service: Service, request: Request) -> Response:
-    return await answered(service, request, AskedMessage.of, ANTHROPIC)
+    return await respond(service, request, CheckedMessage.of, ANTHROPIC)
 
 
 async def count_tokens(service: Service, request: Request) -> Response:
-    found = await prompt_of(service, request, as_chat)
-    return Json({"input_tokens": len(found.ids)})
+    prompt = await prompt_of(service, request, as_chat)
+    return Json({"input_tokens": len(prompt.ids)})
 
 
 # ---- what is asked, as a request for a chat completion ----
@@ -45,17 +45,17 @@ def as_chat(fields: Fields) -> Fields:
     kept: dict[str, Any] = {
         name: fields.get(name) for name in ("temperature", "top_p", "top_k", "seed", "chat_template_kwargs")
     }
-    found: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     system = [text for text in _texts(fields, "system") if not text.startswith(BILLING)]
     if system:
-        found.append({"role": "system", "content": "\n\n".join(system)})
+        messages.append({"role": "system", "content": "\n\n".join(system)})
     fields.required("messages")
     for message in fields.objects("messages", MAX_MESSAGES):
         message.required("role")
         role = message.word("role", ("user", "assistant", "system"), "user")
         message.required("content")
-        found += _assistant(message) if role == "assistant" else _user(message, role)
-    kept |= {"messages": found, "stop": fields.get("stop_sequences")}
+        messages += _assistant(message) if role == "assistant" else _user(message, role)
+    kept |= {"messages": messages, "stop": fields.get("stop_sequences")}
     if fields.has("tools"):
         kept["tools"] = [_tool(tool) for tool in fields.objects("tools", MAX_TOOLS)]
     if (choice := fields.inner("tool_choice")) is not None:
@@ -126,9 +126,9 @@ def _assistant(message: Fields) -> list[dict[str, Any]]:
             calls.append({"id": block.text("id", ""), "type": "function", "function": function})
         else:
             texts.append(_text(block))
-    made: dict[str, Any] = {"role": "assistant", "content": "\n\n".join(texts)}
-    made |= {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
-    return [made | ({"tool_calls": calls} if calls else {})]
+    chat_message: dict[str, Any] = {"role": "assistant", "content": "\n\n".join(texts)}
+    chat_message |= {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
+    return [chat_message | ({"tool_calls": calls} if calls else {})]
 
 
 def _tool(tool: Fields) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def _tool(tool: Fields) -> dict[str, Any]:
 # ---- what is answered ----
 
 
-class AskedMessage:
+class CheckedMessage:
     """A request, checked."""
 
     def __init__(self, service: Service, llm: LLM, jobs: list[ChatJob], stops: Sequence[str]) -> None:
@@ -152,11 +152,13 @@ class AskedMessage:
         self.id = f"msg_{secrets.token_hex(12)}"
 
     @classmethod
-    async def of(cls, service: Service, fields: Fields, llm: LLM) -> AskedMessage:
+    async def of(cls, service: Service, fields: Fields, llm: LLM) -> CheckedMessage:
         chat = as_chat(fields)
-        asked, options = messages_of(chat, llm), chat_options(service, chat, llm)
+        chat_messages, options = messages_of(chat, llm), chat_options(service, chat, llm)
         most = service.max_tokens(fields, "max_tokens")
-        return cls(service, llm, await chat_jobs(llm, asked, most, 1, options), options.get("stop", ()))
+        return cls(
+            service, llm, await chat_jobs(llm, chat_messages, most, 1, options), options.get("stop", ())
+        )
 
     def _message(self, content: list[dict[str, Any]], usage: dict[str, int]) -> dict[str, Any]:
         return {
@@ -177,8 +179,8 @@ class AskedMessage:
             return {"stop_reason": "tool_use", "stop_sequence": None}
         if reason == "length":
             return {"stop_reason": "max_tokens", "stop_sequence": None}
-        found = stop_met(self.llm, tally, "".join(self._raw), self._stops) or None
-        return {"stop_reason": "stop_sequence" if found else "end_turn", "stop_sequence": found}
+        stop = stop_met(self.llm, tally, "".join(self._raw), self._stops) or None
+        return {"stop_reason": "stop_sequence" if stop else "end_turn", "stop_sequence": stop}
 
     async def whole(self, request: Request) -> dict[str, Any]:
         blocks, last, reason = Blocks(), None, "stop"

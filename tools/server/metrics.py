@@ -51,11 +51,11 @@ class Metrics:
         """`now`: gauges by name, with what they mean; `stats` are those of the engine."""
         lines: list[str] = []
 
-        def add(name: str, kind: str, what: str, *values: str) -> None:
-            lines.extend((f"# HELP {name} {what}", f"# TYPE {name} {kind}", *values))
+        def add(name: str, kind: str, help_text: str, *values: str) -> None:
+            lines.extend((f"# HELP {name} {help_text}", f"# TYPE {name} {kind}", *values))
 
-        def figure(name: str, kind: str, what: str, value: float) -> None:
-            add(name, kind, what, f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
+        def figure(name: str, kind: str, help_text: str, value: float) -> None:
+            add(name, kind, help_text, f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
 
         computed = self.prompt_tokens - self.cached_tokens
         figure("llamacpp:prompt_tokens_total", "counter", "Tokens of prompts that were computed.", computed)
@@ -68,8 +68,8 @@ class Metrics:
                self.tokens / self.decode_s if self.decode_s else 0.0)  # fmt: skip
         figure("llamacpp:n_tokens_max", "counter", "The longest context so far.", self.longest)
         figure("llamacpp:n_decode_total", "counter", "Steps of the engine.", stats.get("n_steps", 0))
-        for name, (value, what) in now.items():
-            figure(name, "counter" if name.endswith("_total") else "gauge", what, value)
+        for name, (value, help_text) in now.items():
+            figure(name, "counter" if name.endswith("_total") else "gauge", help_text, value)
         figure("vkbackend:prompt_tokens_cached_total", "counter", "Tokens of prompts that were not computed.",
                self.cached_tokens)  # fmt: skip
         figure("vkbackend:requests_cancelled_total", "counter", "Requests whose client left.", self.cancelled)

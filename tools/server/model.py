@@ -65,12 +65,12 @@ class Model:
 
     def not_ready(self) -> Refusal:
         done = self.bytes_loaded / self.bytes_total if self.bytes_total else 0.0
-        what = {
+        message = {
             State.LOADING: f"the model is loading ({done:.0%}); send the request again",
             State.RESTARTING: "the model was lost and is opened again; send the request again",
         }.get(self.state, "the server is ending")
         extra = {"state": self.state.value, "progress": round(done, 4)}
-        return Refusal(503, what, code="model_not_ready", retry_s=LOADING_RETRY_S, extra=extra)
+        return Refusal(503, message, code="model_not_ready", retry_s=LOADING_RETRY_S, extra=extra)
 
     # ---- its life ----
 

@@ -39,24 +39,28 @@ async def health(service: Service, request: Request) -> Response:
 async def models(service: Service, request: Request) -> Response:
     llm = service.ready()
     meta = {"n_vocab": llm.n_vocab, "n_ctx": llm.n_ctx}
-    one = {"id": service.config.alias, "object": "model", "created": service.started, "owned_by": "vkbackend"}
-    return Json({"object": "list", "data": [one | {"meta": meta}]})
+    return Json({"object": "list", "data": [_model_entry(service) | {"meta": meta}]})
 
 
 async def one_model(service: Service, request: Request) -> Response:
     """A model by its name, as the SDKs ask for it."""
     if request.path_params["name"] != service.config.alias:
         raise Refusal(404, "there is no model of that name; /v1/models lists it", code="model_not_found")
-    one = {"id": service.config.alias, "object": "model", "created": service.started, "owned_by": "vkbackend"}
-    return Json(one)
+    return Json(_model_entry(service))
+
+
+def _model_entry(service: Service) -> dict[str, Any]:
+    return {
+        "id": service.config.alias, "object": "model", "created": service.started, "owned_by": "vkbackend",
+    }  # fmt: skip
 
 
 def settings(service: Service) -> dict[str, Any]:
     """The sampling options of a request that gives none."""
     given = {name: value for name, value in service.config.defaults.items() if name != "seed"}
     params = asdict(SamplingParams(**{name: v for name, v in given.items() if name in _PARAMS}))
-    found = {name: value for name, value in params.items() if name not in _NOT_OPTIONS}
-    return found | {
+    sampling = {name: value for name, value in params.items() if name not in _NOT_OPTIONS}
+    return sampling | {
         "seed": -1,
         "n_predict": -1 if service.config.max_tokens is None else service.config.max_tokens,
     }
@@ -114,7 +118,7 @@ async def stats(service: Service, request: Request) -> Response:
     """For the page: devices, their memory, and what the engine does."""
     llm = service.ready()
     memory = await asyncio.to_thread(llm.memory)
-    named = [one | {"name": name} for one, name in zip(memory, llm.device_names, strict=True)]
+    named = [usage | {"name": name} for usage, name in zip(memory, llm.device_names, strict=True)]
     return Json({"devices": named, "engine": service.model.stats})
 
 
@@ -127,14 +131,14 @@ async def slots(service: Service, request: Request) -> Response:
     llm = service.ready()
     if "fail_on_no_slot" in request.query_params and len(service.running) >= llm.n_slots:
         raise Refusal(503, f"all {llm.n_slots} slots are busy; send the request again", retry_s=1)
-    found = []
+    rows = []
     for i in range(llm.n_slots):
         tally = service.running.get(i)
-        one: dict[str, Any] = {"id": i, "n_ctx": llm.n_ctx, "is_processing": tally is not None}
+        row: dict[str, Any] = {"id": i, "n_ctx": llm.n_ctx, "is_processing": tally is not None}
         if tally is not None:
-            one |= {"n_prompt_tokens": tally.prompt_n, "n_decoded": tally.n_tokens}
-        found.append(one)
-    return Json(found)
+            row |= {"n_prompt_tokens": tally.prompt_n, "n_decoded": tally.n_tokens}
+        rows.append(row)
+    return Json(rows)
 
 
 def _check_slots_shown(service: Service) -> None:
@@ -202,10 +206,10 @@ async def tokens_of(service: Service, request: Request) -> Response:
     if not pieces:
         return Json({"tokens": ids})
 
-    def told() -> list[dict[str, Any]]:
+    def pieces_of() -> list[dict[str, Any]]:
         return [{"id": token, "piece": _piece(llm.tokenizer.piece(token))} for token in ids]
 
-    return Json({"tokens": await asyncio.to_thread(told)})
+    return Json({"tokens": await asyncio.to_thread(pieces_of)})
 
 
 def _piece(piece: bytes) -> str | list[int]:

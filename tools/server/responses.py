@@ -15,7 +15,7 @@ from vkbackend.models.chats.answer import ChatChunk
 from vkbackend.models.llm import LLM
 from vkbackend.tools.server import streams
 from vkbackend.tools.server.body import Fields
-from vkbackend.tools.server.chat_completions import MAX_TOOLS, answered, chat_options, prompt_of
+from vkbackend.tools.server.chat_completions import MAX_TOOLS, chat_options, prompt_of, respond
 from vkbackend.tools.server.chats import MAX_MESSAGES, Block, Blocks, ChatJob, chat_jobs, messages_of
 from vkbackend.tools.server.generations import Tally, now
 from vkbackend.tools.server.service import Json, Service
@@ -31,12 +31,12 @@ TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_te
 
 
 async def responses(service: Service, request: Request) -> Response:
-    return await answered(service, request, AskedResponse.of)
+    return await respond(service, request, CheckedResponse.of)
 
 
 async def count_response_tokens(service: Service, request: Request) -> Response:
-    found = await prompt_of(service, request, as_chat)
-    return Json({"object": "response.input_tokens", "input_tokens": len(found.ids)})
+    prompt = await prompt_of(service, request, as_chat)
+    return Json({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 
 
 # ---- what is asked, as a request for a chat completion ----
@@ -131,7 +131,7 @@ def _content(item: Fields, name: str) -> str:
 # ---- what is answered ----
 
 
-class AskedResponse:
+class CheckedResponse:
     """A request, checked."""
 
     def __init__(
@@ -143,7 +143,7 @@ class AskedResponse:
         self._ids: list[str] = []  # ids of the output items
 
     @classmethod
-    async def of(cls, service: Service, fields: Fields, llm: LLM) -> AskedResponse:
+    async def of(cls, service: Service, fields: Fields, llm: LLM) -> CheckedResponse:
         chat = as_chat(fields)
         messages, options = messages_of(chat, llm), chat_options(service, chat, llm)
         most = service.max_tokens(fields, "max_output_tokens")
@@ -228,11 +228,11 @@ class AskedResponse:
         at: dict[str, Any] = {"output_index": block.index}
         item = self._item(block, "in_progress" if change == "begin" else "completed")
         if change == "begin":
-            found = [("response.output_item.added", at | {"item": item})]
+            events = [("response.output_item.added", at | {"item": item})]
             if block.kind == "text":
                 part = {"item_id": item["id"], "content_index": 0, "part": _part("")}
-                found.append(("response.content_part.added", at | part))
-            return found
+                events.append(("response.content_part.added", at | part))
+            return events
         at["item_id"] = item["id"]
         name, whole = {
             "text": ("response.output_text", "text"),
@@ -246,10 +246,10 @@ class AskedResponse:
             return [(f"{name}.delta", at | more | {"delta": piece})]
         if block.kind == "call":
             more = {"name": block.name}
-        found = [(f"{name}.done", at | more | {whole: block.text})]
+        events = [(f"{name}.done", at | more | {whole: block.text})]
         if block.kind == "text":
-            found.append(("response.content_part.done", at | {"part": _part(block.text)}))
-        return [*found, ("response.output_item.done", {"output_index": block.index, "item": item})]
+            events.append(("response.content_part.done", at | {"part": _part(block.text)}))
+        return [*events, ("response.output_item.done", {"output_index": block.index, "item": item})]
 
 
 def _status(tally: Tally) -> str:

@@ -30,26 +30,26 @@ def sampling_of(
     fields: Fields, defaults: Mapping[str, Any], limits: Limits, tokenize: Tokenize
 ) -> dict[str, Any]:
     """Keywords of `LLM.astream`; `defaults` are those of the command line. Raises InvalidArgument."""
-    found = dict(defaults)
+    options = dict(defaults)
     for name in SAME:
         if (value := fields.get(name)) is not None:
-            found[name] = value
-    if isinstance(found.get("samplers"), list) and len(found["samplers"]) > MAX_SAMPLERS:
-        raise refused("samplers", len(found["samplers"]), f"at most {MAX_SAMPLERS} may be given")
+            options[name] = value
+    if isinstance(options.get("samplers"), list) and len(options["samplers"]) > MAX_SAMPLERS:
+        raise refused("samplers", len(options["samplers"]), f"at most {MAX_SAMPLERS} may be given")
     if (temperature := fields.number("temperature", -math.inf, math.inf, None)) is not None:
-        found["temperature"] = max(0.0, temperature)  # llama-server's way to say greedy is a negative one
+        options["temperature"] = max(0.0, temperature)  # llama-server's way to say greedy is a negative one
     if fields.has("seed"):
-        found["seed"] = fields.whole("seed", -1, MAX_SEED, None)
+        options["seed"] = fields.whole("seed", -1, MAX_SEED, None)
     if fields.has("logit_bias"):
-        found["logit_bias"] = bias_of(fields.get("logit_bias"), limits, tokenize)
+        options["logit_bias"] = bias_of(fields.get("logit_bias"), limits, tokenize)
     for name in ("dry_sequence_breakers", "stop"):
         if (value := fields.get(name)) is not None:
-            found[name] = texts_of(name, value, limits)
+            options[name] = texts_of(name, value, limits)
     if (structure := structure_of(fields)) is not None:
-        found = {name: value for name, value in found.items() if name not in KEYWORDS} | structure
+        options = {name: value for name, value in options.items() if name not in KEYWORDS} | structure
     if (ids := fields.get("stop_token_ids")) is not None:
-        found["stop_token_ids"] = _list("stop_token_ids", ids, limits.stops)
-    return found
+        options["stop_token_ids"] = _list("stop_token_ids", ids, limits.stops)
+    return options
 
 
 def structure_of(fields: Fields) -> dict[str, Any] | None:
@@ -92,7 +92,7 @@ def bias_of(value: Any, limits: Limits, tokenize: Tokenize) -> list[tuple[int, f
     """Token -> bias, from {"id or text": bias} or [[id or text, bias or false], ...]."""
     expected = "expected {token id: bias} or [[token id or text, bias or false], ...]"
     pairs = list(value.items()) if isinstance(value, dict) else value
-    found: dict[int, float] = {}
+    biases: dict[int, float] = {}
     n_left = MAX_BIAS_TEXT
     for pair in _list("logit_bias", pairs, limits.biases):
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
@@ -105,10 +105,10 @@ def bias_of(value: Any, limits: Limits, tokenize: Tokenize) -> list[tuple[int, f
             n_left -= len(token)
             if n_left < 0:
                 raise refused("logit_bias", token, f"its texts have more than {MAX_BIAS_TEXT} characters")
-            found.update(dict.fromkeys(tokenize(token), number))
+            biases.update(dict.fromkeys(tokenize(token), number))
         else:
-            found[whole_number("logit_bias", token, 0, (1 << 31) - 1, " (a token id)")] = number
-    return list(found.items())
+            biases[whole_number("logit_bias", token, 0, (1 << 31) - 1, " (a token id)")] = number
+    return list(biases.items())
 
 
 def _list(name: str, value: Any, most: int) -> list[Any]:

@@ -143,8 +143,8 @@ class Service:
                             self._add(tally, piece, began)
                             yield job, piece, tally
                     return
-                async with aclosing(merged(llm, jobs)) as found:
-                    async for job, piece in found:
+                async with aclosing(merged(llm, jobs)) as chunks:
+                    async for job, piece in chunks:
                         self._add(tally := tallies[id(job)], piece, began)
                         yield job, piece, tally
             except VkbackendError as error:
