@@ -96,7 +96,7 @@ class App:
         answer.is_page = answer.path in static.FILES  # which asks for the key itself
         self.service.config.guard.check(answer.path, scope["method"], headers, answer.is_page)
         if self.service.is_draining and scope["method"] == "POST":
-            raise Refusal(503, "the server is ending", retry_s=5)
+            raise Refusal(503, "the server is shutting down", retry_s=5)
 
 
 class Answer:
@@ -162,12 +162,12 @@ class Answer:
 def log_bug(error: BaseException) -> None:
     """Where it happened, without its message, which may hold what a client wrote."""
     places = "".join(traceback.format_tb(error.__traceback__))
-    log.error("%s, which is a bug of this server:\n%s", type(error).__name__, places)
+    log.error("%s, a bug in this server:\n%s", type(error).__name__, places)
 
 
 def _of_starlette(error: HTTPException, path: str) -> Refusal:
     messages: dict[int, Any] = {
-        404: f"there is nothing at {path[:200]!r}; docs/serving.md lists the endpoints",
-        405: "this endpoint takes another method; docs/serving.md lists them",
+        404: f"no endpoint {path[:200]!r}; docs/serving.md lists the endpoints",
+        405: "wrong method for this endpoint; docs/serving.md lists the methods",
     }
     return Refusal(error.status_code, messages.get(error.status_code, str(error.detail)))

@@ -47,11 +47,11 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limits: Li
                 if not message.get("more_body"):
                     return b"".join(pieces)
     except TimeoutError:
-        raise Refusal(408, f"the body did not come within {limits.body_s:g} s; send it faster") from None
+        raise Refusal(408, f"the body did not arrive within {limits.body_s:g} s; send it faster") from None
 
 
 def _too_large(limits: Limits) -> Refusal:
-    return Refusal(413, f"the body is larger than {limits.body_nbytes >> 20} MiB; send less at once")
+    return Refusal(413, f"the body is larger than {limits.body_nbytes >> 20} MiB; split the request")
 
 
 async def read_fields(
@@ -69,7 +69,7 @@ def decode(body: bytes, limits: Limits) -> Fields:
     if not body.strip():
         raise Refusal(400, "the body is empty; send a JSON object")
     if depth_of(body) > limits.json_depth:
-        raise Refusal(400, f"the body is nested deeper than {limits.json_depth} levels; send a flatter one")
+        raise Refusal(400, f"the body is nested deeper than {limits.json_depth} levels; flatten it")
     try:
         value = msgspec.json.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -24,14 +24,14 @@ from vkbackend.tools.server.service import Json, Service
 MAX_LOGPROBS = 20
 MAX_TOOLS = 128
 REFUSED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
-    ("chat_template", (), "templates come with the model or from the command line (--chat-template-file)"),
-    ("audio", (), "this server makes text alone"),
-    ("modalities", (["text"],), "this server makes text alone"),
-    ("functions", ([],), "this is an older form; give `tools`"),
-    ("function_call", ("auto", "none"), "this is an older form; give `tool_choice`"),
-    ("reasoning_control", (False,), "a thought cannot be ended from outside"),
-    ("cache_prompt", (True,), "whether prompts are kept is said when the server starts (--no-prefix-cache)"),
-    ("lora", ([],), "this server has no adapters; merge one into the model"),
+    ("chat_template", (), "the template comes from the model or the command line (--chat-template-file)"),
+    ("audio", (), "this server generates text only"),
+    ("modalities", (["text"],), "this server generates text only"),
+    ("functions", ([],), "deprecated; use `tools`"),
+    ("function_call", ("auto", "none"), "deprecated; use `tool_choice`"),
+    ("reasoning_control", (False,), "reasoning cannot be stopped by the client"),
+    ("cache_prompt", (True,), "the prefix cache is set when the server starts (--no-prefix-cache)"),
+    ("lora", ([],), "adapters are not supported; merge the adapter into the model"),
 )
 
 
@@ -120,7 +120,7 @@ class CheckedChat:
         if fields.switch("logprobs"):
             options["logprobs"] = fields.whole("top_logprobs", 0, MAX_LOGPROBS, 0)
         elif fields.get("top_logprobs"):
-            raise refused("top_logprobs", fields.get("top_logprobs"), "it needs `logprobs`: true")
+            raise refused("top_logprobs", fields.get("top_logprobs"), "requires `logprobs`: true")
         n = service.n_of(fields, "n", llm)
         most = service.max_tokens(fields, "max_completion_tokens", "max_tokens", "n_predict")
         form = fields.word("reasoning_format", ("none", "auto", "deepseek"), "auto")

@@ -84,7 +84,7 @@ def template_fields(given: Fields | None, effort: str | None) -> dict[str, Any]:
         if name not in TEMPLATE_FIELDS:
             known = ", ".join(TEMPLATE_FIELDS)
             raise InvalidArgument(
-                f"chat_template_kwargs.{shown(name)}: a request may give {known}",
+                f"chat_template_kwargs.{shown(name)}: allowed are {known}",
                 argument="chat_template_kwargs",
             )
         variables[name] = _plain(f"chat_template_kwargs.{name}", value)

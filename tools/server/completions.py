@@ -76,9 +76,9 @@ class CheckedCompletion:
     async def of(cls, service: Service, fields: Fields, llm: LLM) -> CheckedCompletion:
         """Raises InvalidArgument, Refusal."""
         fields.required("prompt")
-        fields.refuse("suffix", "", why="text is filled in by /infill")
+        fields.refuse("suffix", "", why="use /infill to fill a gap")
         n = service.n_of(fields, "n", llm)
-        fields.refuse("best_of", n, why=f"every answer is returned; leave it out, or give {n} as n is")
+        fields.refuse("best_of", n, why=f"every answer is returned; omit it, or set it to n ({n})")
         most = service.max_tokens(fields, "max_tokens", "max_completion_tokens", "n_predict")
         options = service.sampling(fields, llm)
         if (n_top := fields.whole("logprobs", 0, MAX_LOGPROBS, None)) is not None:

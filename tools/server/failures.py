@@ -109,9 +109,9 @@ def as_refusal(error: BaseException) -> Refusal:
     if isinstance(error, UnsupportedModel | UnsupportedFeature):
         return Refusal(501, text)
     if isinstance(error, OutOfDeviceMemory):
-        return Refusal(503, "a device is out of memory; ask for less, or later", retry_s=5)
+        return Refusal(503, "a device is out of memory; retry with a smaller request or later", retry_s=5)
     if isinstance(error, DeviceLost | Timeout):
-        return Refusal(503, "the model was lost and is opened again; send the request again", retry_s=5)
+        return Refusal(503, "the model was lost and is being reopened; retry the request", retry_s=5)
     if isinstance(error, VkbackendError):
-        return Refusal(503, "the model hangs and is opened again; send the request again", retry_s=5)
-    return Refusal(500, f"the server failed ({type(error).__name__}); its log has more")
+        return Refusal(503, "the model hangs and is being reopened; retry the request", retry_s=5)
+    return Refusal(500, f"internal error ({type(error).__name__}); see the server's log")

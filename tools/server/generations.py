@@ -19,7 +19,7 @@ from vkbackend.models.llm import LLM
 from vkbackend.models.sampling.params import MAX_SEED
 
 SHORT_TEXT = 4096  # characters that are tokenized at once, in about 1 ms; longer ones in a thread
-PROMPT = "expected a text, a list of token ids, or a list of these"
+PROMPT = "expected a string, a list of token ids, or a list of such prompts"
 Piece = Chunk | ChatChunk
 EAGER_CHUNKS = 64  # chunks of a sequence that may wait for the others of their request
 
@@ -86,7 +86,7 @@ async def prompt_of(llm: LLM, name: str, value: Any) -> tuple[list[int], str | N
         return await tokenize(llm, value), value
     if isinstance(value, dict):
         if value.get("multimodal_data"):
-            raise refused(f"{name}.multimodal_data", "...", "this server takes no images and no audio")
+            raise refused(f"{name}.multimodal_data", "...", "images and audio are not supported")
         return await prompt_of(llm, name, value.get("prompt_string"))
     if not isinstance(value, list):
         raise refused(name, value, PROMPT)

@@ -47,15 +47,15 @@ def read_keys(keys: Iterable[str], path: str | None) -> tuple[str, ...]:
             lines = Path(path).read_text(encoding="utf-8").splitlines()
         except (OSError, ValueError) as error:
             raise InvalidArgument(
-                f"the file of API keys cannot be read: {error}; give a UTF-8 text"
+                f"cannot read the file of API keys: {error}; it must be UTF-8 text"
             ) from None
         all_keys += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if (keys or path is not None) and not any(all_keys):
-        raise InvalidArgument("no API key was given; a key has one character or more")
+        raise InvalidArgument("no API key was given; a key needs at least one character")
     for key in all_keys:
         if not key or len(key) > MAX_KEY_LENGTH or not key.isprintable() or not key.isascii():
             raise InvalidArgument(
-                f"an API key must have 1..{MAX_KEY_LENGTH} printable ASCII characters: it stands in a header"
+                f"an API key must have 1..{MAX_KEY_LENGTH} printable ASCII characters; a header carries it"
             )
     if len(all_keys) > MAX_KEYS:
         raise InvalidArgument(f"{len(all_keys)} API keys were given, at most {MAX_KEYS} are allowed")

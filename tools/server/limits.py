@@ -53,10 +53,12 @@ class Admission:
         """Let a request of `n` sequences in, until the block is left."""
         most = self.n_slots + self.limits.queue
         if self.n_sequences + n > most:
-            reason = f"{self.n_sequences} sequences run or wait here, and {most} may (--parallel, --queue)"
+            reason = (
+                f"{self.n_sequences} sequences run or wait, at most {most} are allowed (--parallel, --queue)"
+            )
             raise self._refusal(reason)
         if streams and self.n_streams >= self.limits.streams:
-            raise self._refusal(f"{self.n_streams} answers are streamed, which is the limit")
+            raise self._refusal(f"{self.n_streams} streams are open, which is the limit (--max-streams)")
         self.n_sequences += n
         self.n_streams += streams
         try:
@@ -73,4 +75,4 @@ class Admission:
         self.n_refused += 1
         rounds = 1 + self.n_waiting / self.n_slots
         wait_s = min(MAX_RETRY_S, max(1, round(rounds * self._took_s)))
-        return Refusal(429, f"{reason}; try again in {wait_s} s", retry_s=wait_s)
+        return Refusal(429, f"{reason}; retry in {wait_s} s", retry_s=wait_s)

@@ -30,16 +30,16 @@ MAX_EXTRA = 256  # files beside the one that is filled in
 MAX_RESPONSE_FIELDS = 64
 # Fields, the values that change nothing, and why others are refused.
 REFUSED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
-    ("n_indent", (0,), "lines of a least indentation are not supported"),
-    ("n_keep", (0, -1), "a full context is not shifted, it ends the text; leave it out"),
-    ("n_discard", (0,), "a full context is not shifted, it ends the text; leave it out"),
-    ("n_cache_reuse", (0,), "beginnings are reused, pieces from a prompt's middle are not"),
-    ("cache_prompt", (True,), "whether prompts are kept is said when the server starts (--no-prefix-cache)"),
-    ("min_keep", (0,), "samplers keep one token at least, and no other number"),
-    ("post_sampling_probs", (False,), "probabilities are told as the model gives them, before samplers"),
-    ("return_progress", (False,), "the progress of a prompt is not told"),
-    ("lora", ([],), "this server has no adapters; merge one into the model"),
-    ("adaptive_target", (-1, -1.0), "there is no sampler of that name"),
+    ("n_indent", (0,), "a minimum indentation is not supported"),
+    ("n_keep", (0, -1), "a full context ends the text, it is not shifted; omit this field"),
+    ("n_discard", (0,), "a full context ends the text, it is not shifted; omit this field"),
+    ("n_cache_reuse", (0,), "only prefixes are reused, not chunks from the middle of a prompt"),
+    ("cache_prompt", (True,), "the prefix cache is set when the server starts (--no-prefix-cache)"),
+    ("min_keep", (0,), "samplers keep at least one token; other minimums are not supported"),
+    ("post_sampling_probs", (False,), "only the model's probabilities, before samplers, are reported"),
+    ("return_progress", (False,), "prompt progress is not reported"),
+    ("lora", ([],), "adapters are not supported; merge the adapter into the model"),
+    ("adaptive_target", (-1, -1.0), "this sampler is not supported"),
 )  # fmt: skip
 
 
@@ -119,7 +119,7 @@ class LlamaCompletion:
             job.index = i
         if len(self.jobs) > 1:
             for name, value in (("id_slot", self.slot >= 0), ("t_max_predict_ms", self.limit_ms)):
-                Fields({name: 1 if value else None}).refuse(name, why="it goes with one sequence alone")
+                Fields({name: 1 if value else None}).refuse(name, why="it is limited to a single sequence")
 
     # ---- what is made ----
 

@@ -134,7 +134,7 @@ def _assistant(message: Fields) -> list[dict[str, Any]]:
 def _tool(tool: Fields) -> dict[str, Any]:
     kind = tool.text("type", "custom")
     if kind != "custom":
-        raise refused(tool.name("type"), kind, "this server has no tools of its own; describe yours")
+        raise refused(tool.name("type"), kind, "the server runs no tools; describe a custom tool")
     function = {"name": tool.get("name"), "description": tool.get("description") or ""}
     schema = tool.inner("input_schema")
     return {"type": "function", "function": function | {"parameters": schema.values if schema else {}}}

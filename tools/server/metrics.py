@@ -58,21 +58,28 @@ class Metrics:
             add(name, kind, help_text, f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
 
         computed = self.prompt_tokens - self.cached_tokens
-        figure("llamacpp:prompt_tokens_total", "counter", "Tokens of prompts that were computed.", computed)
-        figure("llamacpp:prompt_seconds_total", "counter", "Seconds that prompts took.", self.prompt_s)
-        figure("llamacpp:tokens_predicted_total", "counter", "Tokens that were generated.", self.tokens)
-        figure("llamacpp:tokens_predicted_seconds_total", "counter", "Seconds of that.", self.decode_s)
-        figure("llamacpp:prompt_tokens_seconds", "gauge", "Tokens of prompts per second.",
+        figure("llamacpp:prompt_tokens_total", "counter", "Prompt tokens computed.", computed)
+        figure("llamacpp:prompt_seconds_total", "counter", "Seconds spent on prompts.", self.prompt_s)
+        figure("llamacpp:tokens_predicted_total", "counter", "Tokens generated.", self.tokens)
+        figure(
+            "llamacpp:tokens_predicted_seconds_total", "counter", "Seconds spent generating.", self.decode_s
+        )
+        figure("llamacpp:prompt_tokens_seconds", "gauge", "Prompt tokens per second.",
                computed / self.prompt_s if self.prompt_s else 0.0)  # fmt: skip
         figure("llamacpp:predicted_tokens_seconds", "gauge", "Tokens generated per second and sequence.",
                self.tokens / self.decode_s if self.decode_s else 0.0)  # fmt: skip
-        figure("llamacpp:n_tokens_max", "counter", "The longest context so far.", self.longest)
-        figure("llamacpp:n_decode_total", "counter", "Steps of the engine.", stats.get("n_steps", 0))
+        figure("llamacpp:n_tokens_max", "counter", "Longest context so far.", self.longest)
+        figure("llamacpp:n_decode_total", "counter", "Engine steps.", stats.get("n_steps", 0))
         for name, (value, help_text) in now.items():
             figure(name, "counter" if name.endswith("_total") else "gauge", help_text, value)
-        figure("vkbackend:prompt_tokens_cached_total", "counter", "Tokens of prompts that were not computed.",
+        figure("vkbackend:prompt_tokens_cached_total", "counter", "Prompt tokens taken from the cache.",
                self.cached_tokens)  # fmt: skip
-        figure("vkbackend:requests_cancelled_total", "counter", "Requests whose client left.", self.cancelled)
+        figure(
+            "vkbackend:requests_cancelled_total",
+            "counter",
+            "Requests whose client disconnected.",
+            self.cancelled,
+        )
         for name in ("cells", "cells_used", "cells_cached", "cells_shared", "n_preempted"):
             kind = "counter" if name == "n_preempted" else "gauge"
             figure(f"vkbackend:{name}", kind, f"The engine's {name} (docs/engine.md).", stats.get(name, 0))

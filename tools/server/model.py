@@ -66,9 +66,9 @@ class Model:
     def not_ready(self) -> Refusal:
         done = self.bytes_loaded / self.bytes_total if self.bytes_total else 0.0
         message = {
-            State.LOADING: f"the model is loading ({done:.0%}); send the request again",
-            State.RESTARTING: "the model was lost and is opened again; send the request again",
-        }.get(self.state, "the server is ending")
+            State.LOADING: f"the model is loading ({done:.0%}); retry the request",
+            State.RESTARTING: "the model was lost and is being reopened; retry the request",
+        }.get(self.state, "the server is shutting down")
         extra = {"state": self.state.value, "progress": round(done, 4)}
         return Refusal(503, message, code="model_not_ready", retry_s=LOADING_RETRY_S, extra=extra)
 
@@ -87,7 +87,7 @@ class Model:
             except VkbackendError as error:
                 if not self.n_restarts:
                     raise
-                log.error("the model cannot be opened again: %s", error)
+                log.error("cannot reopen the model: %s", error)
             else:
                 if not self._ending:
                     ready = time.monotonic()
@@ -104,7 +104,7 @@ class Model:
             self.bytes_loaded = self.bytes_total = 0
             self.n_restarts += 1
             wait_s = FIRST_WAIT_S if lasted_s >= LASTED_S else min(2 * wait_s, LONGEST_WAIT_S)
-            log.error("the model is lost; it is opened again in %.1f s", wait_s)
+            log.error("the model is lost; reopening it in %.1f s", wait_s)
             await asyncio.sleep(wait_s)
 
     def _progress(self, done: int, total: int) -> None:
@@ -119,7 +119,7 @@ class Model:
                 self.stats = await in_thread(llm.stats)
             except VkbackendError as error:
                 if not self._ending:
-                    log.error("the engine: %s", type(error).__name__)
+                    log.error("engine failed: %s", type(error).__name__)
                 return
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._lost.wait(), WATCH_S)

@@ -45,7 +45,7 @@ async def models(service: Service, request: Request) -> Response:
 async def one_model(service: Service, request: Request) -> Response:
     """A model by its name, as the SDKs ask for it."""
     if request.path_params["name"] != service.config.alias:
-        raise Refusal(404, "there is no model of that name; /v1/models lists it", code="model_not_found")
+        raise Refusal(404, "no such model; /v1/models lists the available one", code="model_not_found")
     return Json(_model_entry(service))
 
 
@@ -101,15 +101,18 @@ async def metrics(service: Service, request: Request) -> Response:
     admission, stats = service.admission, service.model.stats
     waiting = stats.get("n_waiting", 0)
     gauges = {
-        "llamacpp:requests_processing": (stats.get("n_running", 0), "Sequences that have a slot."),
-        "llamacpp:requests_deferred": (waiting, "Sequences that wait for one."),
-        "vkbackend:streams": (admission.n_streams, "Answers that are streamed."),
+        "llamacpp:requests_processing": (stats.get("n_running", 0), "Sequences with a slot."),
+        "llamacpp:requests_deferred": (waiting, "Sequences waiting for a slot."),
+        "vkbackend:streams": (admission.n_streams, "Open streams."),
         "vkbackend:slots": (service.model.n_slots, "Sequences that can run together."),
         "vkbackend:refused_total": (admission.n_refused, "Requests refused with 429."),
-        "vkbackend:restarts_total": (service.model.n_restarts, "How often the model was opened again."),
+        "vkbackend:restarts_total": (service.model.n_restarts, "How often the model was reopened."),
         "vkbackend:ready": (int(service.model.state is State.READY), "1 while the model is open."),
-        "vkbackend:reduce_us": (stats.get("reduce_us", 0.0), "Host microseconds of an all-reduce, lately."),
-        "vkbackend:prompt_hit_rate": (stats.get("hit_rate", 0.0), "Share of prompts' tokens that were kept."),
+        "vkbackend:reduce_us": (stats.get("reduce_us", 0.0), "Recent host microseconds of an all-reduce."),
+        "vkbackend:prompt_hit_rate": (
+            stats.get("hit_rate", 0.0),
+            "Share of prompt tokens found in the cache.",
+        ),
     }
     return Response(service.metrics.text(gauges, stats), media_type="text/plain; version=0.0.4")
 
@@ -130,7 +133,7 @@ async def slots(service: Service, request: Request) -> Response:
     _check_slots_shown(service)
     llm = service.ready()
     if "fail_on_no_slot" in request.query_params and len(service.running) >= llm.n_slots:
-        raise Refusal(503, f"all {llm.n_slots} slots are busy; send the request again", retry_s=1)
+        raise Refusal(503, f"all {llm.n_slots} slots are busy; retry the request", retry_s=1)
     rows = []
     for i in range(llm.n_slots):
         tally = service.running.get(i)
@@ -143,7 +146,7 @@ async def slots(service: Service, request: Request) -> Response:
 
 def _check_slots_shown(service: Service) -> None:
     if not service.config.shows_slots:
-        raise Refusal(501, "this server does not show its slots; start it without --no-slots")
+        raise Refusal(501, "slots are hidden; start the server without --no-slots")
 
 
 async def slot_action(service: Service, request: Request) -> Response:
@@ -152,13 +155,13 @@ async def slot_action(service: Service, request: Request) -> Response:
     if action not in ("save", "restore", "erase"):
         raise Refusal(400, "action: expected one of save, restore, erase", param="action")
     if (folder := service.config.slot_folder) is None:
-        raise Refusal(501, "this server keeps no slots in files; start it with --slot-save-path FOLDER")
+        raise Refusal(501, "saving slots is off; start the server with --slot-save-path FOLDER")
     word = request.path_params["slot"]
     slot = int(word) if word.isdecimal() and len(word) < 10 else -1
     fields = Fields({}) if action == "erase" else await service.fields(request)
     llm = service.ready()
     if not 0 <= slot < llm.n_slots:
-        raise Refusal(400, f"there is no slot {word[:20]!r}; they are 0..{llm.n_slots - 1}", param="id_slot")
+        raise Refusal(400, f"no slot {word[:20]!r}; valid are 0..{llm.n_slots - 1}", param="id_slot")
     if action == "erase":
         erased = await asyncio.to_thread(llm.erase_slot, slot)
         return Json({"id_slot": slot, "n_erased": len(erased)})
@@ -170,7 +173,7 @@ async def slot_action(service: Service, request: Request) -> Response:
         words = "n_saved", "n_written", "save_ms"
     else:
         if not os.path.isfile(path):
-            raise Refusal(404, f"there is no saved slot {name!r}", param="filename")
+            raise Refusal(404, f"no saved slot {name!r}", param="filename")
         tokens = await asyncio.to_thread(llm.load_state, path, slot)
         words = "n_restored", "n_read", "restore_ms"
     took_ms = 1e3 * (time.perf_counter() - began)
@@ -182,12 +185,12 @@ def slot_file(folder: str, name: str) -> str:
     """The file of that name in the folder: a plain name, and no link that leads out of it."""
     if not FILE_NAME.fullmatch(name):
         raise InvalidArgument(
-            "filename: expected 1..200 letters, digits and . _ - (not in front), without a folder",
+            "filename: expected 1..200 letters, digits and . _ - (none of . - first), without a folder",
             argument="filename",
         )
     path = os.path.join(folder, name)
     if os.path.islink(path):
-        raise InvalidArgument("filename: it names a link, which is not followed", argument="filename")
+        raise InvalidArgument("filename: it is a link; links are not followed", argument="filename")
     return path
 
 

@@ -20,12 +20,12 @@ from vkbackend.tools.server.chats import MAX_MESSAGES, Block, Blocks, ChatJob, c
 from vkbackend.tools.server.generations import Tally, now
 from vkbackend.tools.server.service import Json, Service
 
-STORED = "nothing is stored here; send the whole conversation as `input`"
+STORED = "conversations are not stored; send all messages as `input`"
 REFUSED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("previous_response_id", (), STORED),
     ("conversation", (), STORED),
-    ("prompt", (), "prompts are not kept here; send `instructions` and `input`"),
-    ("background", (False,), "a response is made while its client waits"),
+    ("prompt", (), "prompts are not stored; send `instructions` and `input`"),
+    ("background", (False,), "responses are only generated while the client waits"),
 )
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
@@ -77,7 +77,7 @@ def _form(form: Fields) -> dict[str, Any]:
 
 
 def _tool(tool: Fields) -> dict[str, Any]:
-    tool.refuse("type", "function", why="functions are the only tools here")
+    tool.refuse("type", "function", why="functions are the only tools supported")
     names = "name", "description", "parameters", "strict"
     return {"type": "function", "function": {name: tool.get(name) for name in names if tool.has(name)}}
 
@@ -110,7 +110,9 @@ def _add_items(fields: Fields, messages: list[dict[str, Any]]) -> None:
             output = _content(item, "output")
             messages.append({"role": "tool", "tool_call_id": item.text("call_id", ""), "content": output})
         else:
-            raise refused(item.name("type"), kind, "expected message, reasoning, function_call or its output")
+            raise refused(
+                item.name("type"), kind, "expected message, reasoning, function_call or function_call_output"
+            )
 
 
 def _content(item: Fields, name: str) -> str:
@@ -121,7 +123,7 @@ def _content(item: Fields, name: str) -> str:
     for part in item.objects(name, MAX_MESSAGES):
         if part.get("type") not in TEXT_PARTS:
             raise InvalidArgument(
-                f"{part.name('type')}: only parts of text are supported",
+                f"{part.name('type')}: only text parts are supported",
                 argument=part.name("type"),
             )
         texts.append(part.text("text", ""))

@@ -33,7 +33,7 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
         raise InvalidArgument(
-            f"cannot listen at {host}:{port}: {error}; give another --host or --port"
+            f"cannot listen at {host}:{port}: {error}; choose another --host or --port"
         ) from None
 
 
@@ -67,7 +67,7 @@ class Server(uvicorn.Server):
             settings.load()
         except (OSError, ssl.SSLError) as error:
             raise InvalidArgument(
-                f"the TLS key or certificate cannot be used: {error}; give PEM files (--ssl-key-file, "
+                f"cannot use the TLS key or certificate: {error}; give PEM files (--ssl-key-file, "
                 "--ssl-cert-file)"
             ) from None
         super().__init__(settings)
@@ -90,7 +90,7 @@ class Server(uvicorn.Server):
         service.is_draining = True
         if service.running:
             log.info(
-                "ending; %d sequences may take %g s more",
+                "shutting down; %d running sequences have %g s to finish",
                 len(service.running),
                 service.config.limits.shutdown_s,
             )

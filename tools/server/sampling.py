@@ -82,9 +82,9 @@ def texts_of(name: str, value: Any, limits: Limits) -> list[str]:
     texts = [value] if isinstance(value, str) else _list(name, value, limits.stops)
     for text in texts:
         if not isinstance(text, str) or not text:
-            raise refused(name, value, "expected one string or a list of strings, none of them empty")
+            raise refused(name, value, "expected a non-empty string or a list of them")
         if len(text) > limits.stop_length:
-            raise refused(name, text, f"at most {limits.stop_length} characters may be in a string")
+            raise refused(name, text, f"at most {limits.stop_length} characters are allowed")
     return texts
 
 
@@ -104,7 +104,9 @@ def bias_of(value: Any, limits: Limits, tokenize: Tokenize) -> list[tuple[int, f
         if isinstance(token, str):
             n_left -= len(token)
             if n_left < 0:
-                raise refused("logit_bias", token, f"its texts have more than {MAX_BIAS_TEXT} characters")
+                raise refused(
+                    "logit_bias", token, f"the texts have more than {MAX_BIAS_TEXT} characters in total"
+                )
             biases.update(dict.fromkeys(tokenize(token), number))
         else:
             biases[whole_number("logit_bias", token, 0, (1 << 31) - 1, " (a token id)")] = number

@@ -76,7 +76,7 @@ def test_a_lost_model_is_opened_again() -> None:
         stream.close()
         last = [line for line in b"".join(pieces).splitlines() if line.startswith(b"data: ")][-1]
         error = json.loads(last.removeprefix(b"data: "))["error"]
-        assert error["type"] == "unavailable_error" and "opened again" in error["message"]
+        assert error["type"] == "unavailable_error" and "being reopened" in error["message"]
         until(lambda: address.get("/health")[0] == 503)
         status, answer, headers = address.post("/completions", {"prompt": "a"})
         assert status == 503 and answer["error"]["state"] == "restarting" and "retry-after" in headers
@@ -119,7 +119,7 @@ def test_a_model_that_had_lasted_is_opened_again_soon(
     found: list[str] = []
 
     def open_(progress: Progress) -> FakeModel:
-        found[:] = re.findall(r"opened again in (\S+) s", caplog.text)
+        found[:] = re.findall(r"reopening it in (\S+) s", caplog.text)
         return FakeModel(lost=DeviceLost("gone") if len(found) < len(waits) else None)
 
     with served(None, config(), open_) as address:
@@ -173,4 +173,4 @@ def test_an_end_waits_only_so_long() -> None:
         while piece := sock.recv(65536):
             pieces.append(piece)
         last = [line for line in b"".join(pieces).splitlines() if line.startswith(b"data: ")][-1]
-        assert b"the server is ending" in last
+        assert b"the server is shutting down" in last

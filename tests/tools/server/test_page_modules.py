@@ -86,7 +86,7 @@ def test_store(run: Run) -> None:
     titles, found_titles, none, ids, is_same, n_exported, n, n_stored, *errors = found
     assert titles == "sky,sky,sea,sea" and found_titles == "sea,sea" and none == "" and ids == "24,24"
     assert is_same and (n_exported, n, n_stored) == (4, 3, 3)
-    assert "no room" in errors[0] and "no JSON" in errors[1] and "no export" in errors[2]
+    assert "storage is full" in errors[0] and "not JSON" in errors[1] and "not an export" in errors[2]
 
 
 def node(*children: str) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def test_a_wrong_conversation_is_refused(run: Run) -> None:
         try { m.checked(chat); return "taken"; } catch (error) { return error.message; }
     })"""
     for chat, message in zip(BAD_CHATS, run("tree.js", function, BAD_CHATS), strict=True):
-        assert message.startswith("this is no conversation of this page"), (chat, message)
+        assert message.startswith("not a conversation of this page"), (chat, message)
 
 
 def test_events_in_any_pieces(run: Run) -> None:

@@ -78,7 +78,7 @@ export class Api {
         }
       }
     } catch (error) {
-      if (error instanceof TypeError) throw new ApiError(0, { message: "The connection was lost." });
+      if (error instanceof TypeError) throw new ApiError(0, { message: "Connection lost." });
       throw error;
     } finally {
       reader.cancel().catch(() => {});

@@ -135,7 +135,7 @@ export class Chat {
     if (chunk.usage) {
       node.stats = { ...node.stats, prompt: chunk.usage.prompt_tokens, tokens: chunk.usage.completion_tokens };
     }
-    if (choice?.finish_reason === "length") node.error = "The answer was cut: it reached the limit of tokens.";
+    if (choice?.finish_reason === "length") node.error = "The answer was cut off at the token limit.";
   }
 }
 
@@ -155,7 +155,7 @@ const statsOf = (timings) => ({
 
 function reason(error) {
   if (!(error instanceof ApiError)) return `The page failed: ${error.message}`;
-  if (error.status === 401) return "The server wants an API key. Regenerate asks for it again.";
+  if (error.status === 401) return "The server requires an API key. Press Regenerate to enter it.";
   return error.message;
 }
 

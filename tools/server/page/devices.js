@@ -73,7 +73,7 @@ function engineRows(engine, nDevices) {
     ["running", `${number(engine.n_running ?? 0)} of ${number(engine.n_slots ?? 0)}`],
     ["waiting", number(engine.n_waiting ?? 0)],
     ["cache in use", `${number(engine.cells_used ?? 0)} of ${number(engine.cells ?? 0)}${cells}`],
-    ["kept prefixes", number(engine.cells_cached ?? 0)],
+    ["cached prefixes", number(engine.cells_cached ?? 0)],
     ["step, median", `${number(engine.step_ms_p50 ?? 0)} ms`],
     ["step, 99th percentile", `${number(engine.step_ms_p99 ?? 0)} ms`],
   ];

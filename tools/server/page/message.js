@@ -145,7 +145,7 @@ function statsText(stats) {
   if (stats.tokens) parts.push(`${number(stats.tokens)} tokens`);
   if (stats.perSecond) parts.push(`${number(stats.perSecond)} tokens/s`);
   if (stats.prompt) {
-    const kept = stats.cached ? `, ${number(stats.cached)} of them kept` : "";
+    const kept = stats.cached ? `, ${number(stats.cached)} cached` : "";
     parts.push(`prompt ${number(stats.prompt)}${kept}`);
   }
   return parts.join(" · ");

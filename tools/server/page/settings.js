@@ -6,26 +6,26 @@ import { element, find } from "./dom.js";
 const NUMBERS = [
   ["temperature", 0, 10, 0.05, "0 takes the likeliest token; more is freer"],
   ["top_k", 0, 1000, 1, "only the k likeliest tokens; 0: all"],
-  ["top_p", 0, 1, 0.01, "only the likeliest that have this probability together"],
-  ["min_p", 0, 1, 0.01, "only those with this share of the likeliest one's probability"],
-  ["typical_p", 0, 1, 0.01, "only those of typical surprise; 1: off"],
-  ["top_n_sigma", -1, 10, 0.1, "only those within n standard deviations of the best; -1: off"],
-  ["xtc_probability", 0, 1, 0.01, "how often the likeliest are left out"],
-  ["xtc_threshold", 0, 1, 0.01, "which of them are"],
-  ["dynatemp_range", 0, 10, 0.05, "temperature by entropy, up and down by this"],
-  ["dynatemp_exponent", 0, 10, 0.1, "its curve"],
-  ["repeat_penalty", 0, 10, 0.05, "against tokens that came before; 1: off"],
-  ["repeat_last_n", -1, 1000000, 1, "how far back; 0: off, -1: all"],
-  ["presence_penalty", -10, 10, 0.1, "against any that came before"],
-  ["frequency_penalty", -10, 10, 0.1, "the more, the oftener it came"],
-  ["dry_multiplier", 0, 10, 0.1, "against repeated phrases; 0: off"],
-  ["dry_base", 0, 10, 0.05, "how it grows with their length"],
-  ["dry_allowed_length", 0, 1000, 1, "from this length on"],
+  ["top_p", 0, 1, 0.01, "only the likeliest tokens with this total probability"],
+  ["min_p", 0, 1, 0.01, "only tokens with at least this share of the top probability"],
+  ["typical_p", 0, 1, 0.01, "only tokens of typical surprise; 1: off"],
+  ["top_n_sigma", -1, 10, 0.1, "only tokens within n standard deviations of the best; -1: off"],
+  ["xtc_probability", 0, 1, 0.01, "chance to drop the likeliest tokens"],
+  ["xtc_threshold", 0, 1, 0.01, "applies to tokens above this probability"],
+  ["dynatemp_range", 0, 10, 0.05, "temperature varies with entropy by up to this"],
+  ["dynatemp_exponent", 0, 10, 0.1, "exponent of that entropy"],
+  ["repeat_penalty", 0, 10, 0.05, "penalty for tokens used before; 1: off"],
+  ["repeat_last_n", -1, 1000000, 1, "tokens to look back; 0: off, -1: all"],
+  ["presence_penalty", -10, 10, 0.1, "penalty for any token used before"],
+  ["frequency_penalty", -10, 10, 0.1, "penalty for each earlier use"],
+  ["dry_multiplier", 0, 10, 0.1, "penalty for repeated phrases; 0: off"],
+  ["dry_base", 0, 10, 0.05, "its growth with the phrase's length"],
+  ["dry_allowed_length", 0, 1000, 1, "only phrases of at least this length"],
   ["mirostat", 0, 2, 1, "keeps surprise constant; 0: off"],
-  ["mirostat_tau", 0, 100, 0.1, "at this surprise"],
-  ["mirostat_eta", 0, 10, 0.01, "how fast it learns"],
-  ["seed", -1, 4294967295, 1, "the same seed, the same answer; -1: another each time"],
-  ["max_tokens", 1, 1000000, 1, "the longest answer"],
+  ["mirostat_tau", 0, 100, 0.1, "the target surprise"],
+  ["mirostat_eta", 0, 10, 0.01, "its learning rate"],
+  ["seed", -1, 4294967295, 1, "same seed, same answer; -1: random"],
+  ["max_tokens", 1, 1000000, 1, "maximum length of an answer"],
 ];
 const EFFORTS = ["", "none", "minimal", "low", "medium", "high"];
 const COMMON = 4; // shown at once; the others are folded
@@ -51,7 +51,7 @@ export function toolsOf(text) {
   } catch {
     // said below
   }
-  if (!Array.isArray(tools)) throw new Error("The tools in the settings are no JSON list.");
+  if (!Array.isArray(tools)) throw new Error("The tools in the settings are not a JSON list.");
   return tools;
 }
 

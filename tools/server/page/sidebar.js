@@ -21,7 +21,7 @@ export class Sidebar {
     const found = this.store.list(this.search.value);
     this.list.replaceChildren(...found.map((chat) => this.row(chat)));
     find("no-chats").hidden = found.length > 0;
-    find("no-chats").textContent = this.search.value ? "Nothing was found." : "No conversations yet.";
+    find("no-chats").textContent = this.search.value ? "No matches." : "No conversations yet.";
   }
 
   row(chat) {
@@ -71,7 +71,7 @@ export class Sidebar {
     if (!file) return;
     try {
       const found = this.store.import(await file.text());
-      this.actions.tell(`${found.length} conversation${found.length === 1 ? " was" : "s were"} imported.`);
+      this.actions.tell(`Imported ${found.length} conversation${found.length === 1 ? "" : "s"}.`);
     } catch (error) {
       this.actions.tell(error.message);
     }

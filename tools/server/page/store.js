@@ -50,7 +50,7 @@ export class Store {
     try {
       this.storage.setItem(CHAT + chat.id, JSON.stringify(chat));
     } catch {
-      throw new Error("The browser has no room left; export conversations and delete some.");
+      throw new Error("The browser's storage is full; export conversations and delete some.");
     }
   }
 
@@ -71,10 +71,10 @@ export class Store {
     try {
       file = JSON.parse(text);
     } catch {
-      throw new Error("The file is no JSON.");
+      throw new Error("The file is not JSON.");
     }
     if (file?.kind !== KIND || !Array.isArray(file.conversations)) {
-      throw new Error("The file is no export of this page.");
+      throw new Error("The file is not an export of this page.");
     }
     const found = file.conversations.map(checked); // all of them, before one is kept
     for (const chat of found) {

@@ -88,16 +88,16 @@ export function openCalls(shown) {
 /** A conversation from a file: what is known of it, checked. Throws an Error that says what is wrong. */
 export function checked(value) {
   const wrong = (what) => {
-    throw new Error(`this is no conversation of this page: ${what}`);
+    throw new Error(`not a conversation of this page: ${what}`);
   };
-  const text = (one, name) => (typeof one === "string" ? one : wrong(`${name} is no text`));
+  const text = (one, name) => (typeof one === "string" ? one : wrong(`${name} is not a string`));
   if (typeof value?.nodes !== "object" || !value.nodes?.[ROOT]) wrong("it has no messages");
   const nodes = Object.create(null);
   const stack = [[ROOT, null]];
   while (stack.length) {
     const [id, parent] = stack.pop();
     const from = value.nodes[id];
-    if (!from || nodes[id] || !Array.isArray(from.children)) wrong(`the message ${id} is not there once`);
+    if (!from || nodes[id] || !Array.isArray(from.children)) wrong(`the message ${id} is missing or repeated`);
     if (id !== ROOT && !ROLES.has(from.role)) wrong(`the message ${id} has no known role`);
     const node = { id, parent, children: from.children.map((one) => text(one, "an id")) };
     node.chosen = Math.max(0, Math.min(Math.trunc(Number(from.chosen)) || 0, node.children.length - 1));
