@@ -1,4 +1,4 @@
-"""The ASGI application: checks a request, hands it to its endpoint, and tells what goes wrong."""
+"""The ASGI application: checks a request, calls its endpoint, reports errors."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return  # uvicorn is told to speak nothing else
+            return  # uvicorn is configured for HTTP only
         answer = Answer(self.service, scope, send)
         scope[BODY_SEND] = send
         try:
@@ -89,18 +89,18 @@ class App:
 
     def _check(self, answer: Answer, scope: Scope) -> None:
         """Raises Refusal."""
-        scope["app"], scope["path"] = self, answer.path  # the app: else Starlette answers errors itself
+        scope["app"], scope["path"] = self, answer.path  # without the app Starlette answers errors itself
         scope["state"] = {}
         headers = dict(scope["headers"])
         answer.cors = self.service.config.guard.cors(headers, scope["method"])
-        answer.is_page = answer.path in static.FILES  # which asks for the key itself
+        answer.is_page = answer.path in static.FILES  # the page asks for the key itself
         self.service.config.guard.check(answer.path, scope["method"], headers, answer.is_page)
         if self.service.is_draining and scope["method"] == "POST":
             raise Refusal(503, "the server is shutting down", retry_s=5)
 
 
 class Answer:
-    """What is sent for one request: its headers, its status, its line in the log."""
+    """The headers, status and log line of one request."""
 
     def __init__(self, service: Service, scope: Scope, send: Send) -> None:
         self.service, self._send = service, send
@@ -123,7 +123,7 @@ class Answer:
         await self._send(message)
 
     async def fail(self, error: Exception) -> None:
-        """Tell an error. One that comes when the answer has begun can only end it."""
+        """Send an error; if the answer has begun, the error only ends it."""
         refusal = self.service.refusal(error)
         self.service.note(error)
         if not isinstance(refusal, Refusal) or as_refusal(error).status == 500:
@@ -141,7 +141,7 @@ class Answer:
         await reply(self.send, refusal.status, encode(self.api.body(refusal)), headers)
 
     def log(self, scope: Scope) -> None:
-        """One line: no contents, no keys, no query, and no path that is none of ours."""
+        """Log one line without contents, keys, query or unknown paths."""
         route = scope.get("route")
         path = (
             getattr(route, "path", "page" if self.status < 400 else "unknown")
@@ -160,7 +160,7 @@ class Answer:
 
 
 def log_bug(error: BaseException) -> None:
-    """Where it happened, without its message, which may hold what a client wrote."""
+    """Log the traceback without the message, which may contain a client's text."""
     places = "".join(traceback.format_tb(error.__traceback__))
     log.error("%s, a bug in this server:\n%s", type(error).__name__, places)
 

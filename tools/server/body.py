@@ -1,7 +1,6 @@
-"""A request's body: read within bounds, and its fields, each checked where it is used.
+"""A request's body, read within limits, and its fields, checked on access.
 
-A field that a client sends as null counts as left out. Fields that nobody asks for are ignored, as clients of
-newer APIs send them.
+A null field counts as missing. Unknown fields are ignored, because clients of newer APIs send them.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ Receive = Callable[[], Awaitable[Any]]
 T = TypeVar("T")
 U = TypeVar("U")
 
-LARGE_NBYTES = 256 << 10  # decoded in a thread, one at a time: 8 MiB of JSON may take 200 MiB as objects
+LARGE_NBYTES = 256 << 10  # from here decoded in a thread, one at a time: 8 MiB of JSON may become 200 MiB
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _NO_BRACKET = bytes(c for c in range(256) if c not in b"[]{}")
 
 
 async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limits: Limits) -> bytes:
-    """The bytes of a body. Raises Refusal (413, 408), ClientGone."""
+    """Raises Refusal (413, 408), ClientGone."""
     length = headers.get(b"content-length", b"")
     if length.isdigit() and int(length[:20]) > limits.body_nbytes:
         raise _too_large(limits)
@@ -57,7 +56,7 @@ def _too_large(limits: Limits) -> Refusal:
 async def read_fields(
     receive: Receive, headers: Mapping[bytes, bytes], limits: Limits, large: asyncio.Lock
 ) -> Fields:
-    """The JSON object that a body is; `large` lets one large body through. Raises Refusal, ClientGone."""
+    """Decode a JSON object; `large` admits one large body at a time. Raises Refusal, ClientGone."""
     body = await read_body(receive, headers, limits)
     if len(body) <= LARGE_NBYTES:
         return decode(body, limits)
@@ -80,8 +79,7 @@ def decode(body: bytes, limits: Limits) -> Fields:
 
 
 def depth_of(body: bytes) -> int:
-    """How deep lists and objects stand in each other, at least where it is valid JSON. A parser that recurses
-    must not find out by itself."""
+    """Nesting depth of valid JSON, counted before a recursive parser sees it."""
     if body.count(b"[") + body.count(b"{") <= 1:
         return 1
     brackets = _STRING.sub(b"", body).translate(None, _NO_BRACKET)
@@ -105,8 +103,8 @@ def _json_type(value: object) -> str:
 
 
 class Fields:
-    """The fields of an object; `where` stands in front of their names in messages, as in "tools[0].". All
-    methods raise InvalidArgument that names the field."""
+    """The fields of an object. `where` prefixes their names in messages, as "tools[0].". All methods raise
+    InvalidArgument with the field's name."""
 
     def __init__(self, values: dict[str, Any], where: str = "") -> None:
         self.values, self._where = values, where
@@ -154,14 +152,12 @@ class Fields:
         return entries
 
     def inner(self, name: str) -> Fields | None:
-        """The object that a field is."""
         value = self.values.get(name)
         if value is None:
             return None
         return Fields(_typed(self.name(name), value, dict, "an object"), f"{self.name(name)}.")
 
     def objects(self, name: str, most: int) -> list[Fields]:
-        """The objects of a list."""
         path = self.name(name)
         return [
             Fields(_typed(f"{path}[{i}]", value, dict, "an object"), f"{path}[{i}].")
@@ -173,7 +169,7 @@ class Fields:
             raise InvalidArgument(f"{self.name(name)} is missing", argument=self.name(name))
 
     def refuse(self, name: str, *harmless: Any, why: str) -> None:
-        """A field that is known and not supported; the `harmless` values change nothing."""
+        """Refuse a known, unsupported field unless its value is `harmless`."""
         value = self.values.get(name)
         if value is not None and not any(value == same and type(value) is type(same) for same in harmless):
             raise InvalidArgument(f"{self.name(name)}={shown(value)}: {why}", argument=self.name(name))

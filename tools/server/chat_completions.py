@@ -52,14 +52,13 @@ def chat_options(service: Service, fields: Fields, llm: LLM) -> dict[str, Any]:
 
 
 def template_options(service: Service, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """The command line's template and the variables it gets; a request's variables override the command
-    line's."""
+    """The command line's template and variables; `variables` of a request override them."""
     options: dict[str, Any] = {"template_variables": dict(service.config.template_fields) | dict(variables)}
     return options if service.config.template is None else options | {"template": service.config.template}
 
 
 class CheckedRequest(Protocol):
-    """A request of one of the chat APIs, checked."""
+    """A checked request of one of the chat APIs."""
 
     def events(self, request: Request) -> AsyncGenerator[bytes, None]: ...
 
@@ -72,7 +71,6 @@ async def respond(
     of: Callable[[Service, Fields, LLM], Awaitable[CheckedRequest]],
     api: Api = OPENAI,
 ) -> Response:
-    """A stream or the whole of an answer, as the request says."""
     fields = await service.fields(request)
     checked = await of(service, fields, service.ready())
     if fields.switch("stream"):
@@ -84,7 +82,7 @@ async def respond(
 async def prompt_of(
     service: Service, request: Request, as_chat: Callable[[Fields], Fields] = lambda fields: fields
 ) -> ChatRequest:
-    """The prompt of a conversation; a thread waits for the template's process."""
+    """The template is rendered in a separate process; a thread waits for it."""
     chat, llm = as_chat(await service.fields(request)), service.ready()
     messages, options = messages_of(chat, llm), chat_options(service, chat, llm)
     return await asyncio.to_thread(lambda: llm.chat_prompt(messages, **options))
@@ -105,8 +103,6 @@ async def count_input_tokens(service: Service, request: Request) -> Response:
 
 
 class CheckedChat:
-    """A request, checked."""
-
     def __init__(self, service: Service, llm: LLM, jobs: list[ChatJob]) -> None:
         self.service, self.llm, self.jobs = service, llm, jobs
         self.n_prompt = len(jobs[0].ids)
@@ -183,7 +179,7 @@ class CheckedChat:
         yield streams.DONE
 
     def _plain_head(self, head: dict[str, Any], index: int) -> bytes:
-        """The bytes of an event before its text, encoded once: most events differ only in their text."""
+        """An event's bytes before its text, encoded once: most events differ only in the text."""
         choice = {"index": index, "finish_reason": None, "logprobs": None, "delta": {"content": ""}}
         return streams.event(head | {"choices": [choice]}).removesuffix(b'""}}]}\n\n')
 

@@ -1,4 +1,4 @@
-"""What the three chat APIs share: a conversation in OpenAI's shape becomes jobs, an answer becomes blocks."""
+"""Shared by the three chat APIs: a conversation in OpenAI's format becomes jobs, an answer becomes blocks."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from vkbackend.tools.server.body import Fields
 from vkbackend.tools.server.generations import Job
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-# What templates see of a message: a request says nothing else to them.
+# The only fields of a message that templates receive.
 MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning")
-# What a request may give a template beside messages and tools.
+# Template variables that a request may set.
 TEMPLATE_FIELDS = (
     "enable_thinking", "thinking", "thinking_budget", "reasoning_effort", "preserve_thinking",
     "clear_thinking",
@@ -31,8 +31,6 @@ MAX_MESSAGES = 10_000
 
 @dataclass(slots=True)
 class ChatJob(Job):
-    """An answer to generate."""
-
     prepared: PreparedChat | None = None
 
     def start(self, llm: LLM) -> AsyncGenerator[ChatChunk, None]:
@@ -43,7 +41,7 @@ class ChatJob(Job):
 async def chat_jobs(
     llm: LLM, messages: Sequence[Mapping[str, Any]], most: int | None, n: int, options: dict[str, Any]
 ) -> list[ChatJob]:
-    """A template is rendered in a process of its own: a thread waits for it. Raises InvalidArgument."""
+    """The template is rendered in a separate process; a thread waits for it. Raises InvalidArgument."""
 
     def prepare() -> PreparedChat:
         return llm.prepare_chat(messages, most, n=n, **options)
@@ -56,25 +54,25 @@ async def chat_jobs(
     ]
 
 
-# ---- what is asked ----
+# ---- requests ----
 
 
 def messages_of(fields: Fields, llm: LLM) -> list[dict[str, Any]]:
-    """OpenAI's messages, with what templates may see of them."""
+    """OpenAI's messages, reduced to MESSAGE_FIELDS."""
     fields.required("messages")
     messages = []
     for message in fields.objects("messages", MAX_MESSAGES):
         message.required("role")
         role = message.word("role", ROLES, "user")
         if role == "developer" and "developer" not in (llm.chat_template or ""):
-            role = "system"  # its older name, which most templates know alone
+            role = "system"  # most templates know only this older name
         kept = {name: message.get(name) for name in MESSAGE_FIELDS if message.has(name)}
         messages.append(kept | {"role": role})
     return messages
 
 
 def template_fields(given: Fields | None, effort: str | None) -> dict[str, Any]:
-    """What a template finds beside the messages; `effort` "none" asks it for no thoughts."""
+    """Template variables; `effort` "none" turns thinking off."""
     variables: dict[str, Any] = {}
     if effort == "none":
         variables["enable_thinking"] = False
@@ -101,12 +99,12 @@ def _plain(name: str, value: Any) -> Any:
     raise refused(name, value, f"expected true, false, a number or a word of at most {MAX_WORD} characters")
 
 
-# ---- what is answered ----
+# ---- answers ----
 
 
 @dataclass(slots=True)
 class Block:
-    """A part of an answer: a "thought", a "text", or a "call" with its id and name. `text` is what came."""
+    """A part of an answer: a "thought", a "text", or a "call" with id and name."""
 
     kind: str
     index: int
@@ -120,8 +118,7 @@ class Block:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments of a call. Only a grammar makes sure of a JSON object: other text becomes
-        {"arguments": text}."""
+        """A call's arguments. Without a grammar they may not be a JSON object; then {"arguments": text}."""
         try:
             arguments = json.loads(self.text or "{}")
         except (ValueError, RecursionError):
@@ -130,14 +127,14 @@ class Block:
 
 
 class Blocks:
-    """Cuts an answer into blocks that follow each other; `push` yields what begins, goes on and ends."""
+    """Cuts an answer into consecutive blocks."""
 
     def __init__(self) -> None:
         self.all: list[Block] = []
         self._open: Block | None = None
 
     def push(self, chunk: ChatChunk) -> Iterator[tuple[str, Block, str]]:
-        """("begin", block, ""), ("piece", block, text) and ("end", block, "")."""
+        """Yields ("begin", block, ""), ("piece", block, text) and ("end", block, "")."""
         if chunk.reasoning:
             yield from self._go_on("thought", chunk.reasoning)
         if chunk.content:

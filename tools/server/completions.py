@@ -35,7 +35,7 @@ def piece(llm: LLM, token: int) -> str:
 
 
 class LogprobTable:
-    """OpenAI's `logprobs` of a completion: lists side by side, with each token's place in the text."""
+    """OpenAI's `logprobs` of a completion, with each token's offset in the text."""
 
     def __init__(self, llm: LLM) -> None:
         self._llm, self._offset = llm, 0
@@ -61,8 +61,6 @@ def joined(tables: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 class CheckedCompletion:
-    """A request, checked."""
-
     def __init__(self, service: Service, llm: LLM, jobs: list[Job], n_prompt: int) -> None:
         self.service, self.llm, self.jobs, self.n_prompt = service, llm, jobs, n_prompt
         self.echo = self.wants_logprobs = self.wants_usage = False
@@ -103,8 +101,7 @@ class CheckedCompletion:
         return None
 
     def _text(self, job: Job, chunk: Chunk) -> str:
-        """The text of a chunk. For the prompt it is the text that was sent, without tokens that the model
-        adds."""
+        """A chunk's text; for the prompt the text as sent, without special tokens."""
         is_prompt = self.echo and chunk.token is None and chunk.finish_reason is None
         return job.text if is_prompt and job.text is not None else chunk.text
 
@@ -126,7 +123,7 @@ class CheckedCompletion:
                 timings = {"timings": timings_of(tally)} if reason else {}
                 data = streams.event(self.head | {"choices": [choice]} | timings)
             if chunk.token is None and reason is None:
-                held += data  # the prompt: until a token comes, an error can still be a status
+                held += data  # the prompt: before the first token, an error can still be a status
                 continue
             yield held + data
             held = b""
@@ -136,7 +133,7 @@ class CheckedCompletion:
         yield streams.DONE
 
     def _event_head(self, index: int) -> bytes:
-        """The bytes of an event before its text, encoded once: most events differ only in their text."""
+        """An event's bytes before its text, encoded once: most events differ only in the text."""
         choice = {"index": index, "logprobs": None, "finish_reason": None, "text": ""}
         return streams.event(self.head | {"choices": [choice]}).removesuffix(b'""}]}\n\n')
 

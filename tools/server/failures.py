@@ -1,7 +1,6 @@
-"""What goes wrong with a request as HTTP says it: status, and a body in the shape of the API that was asked.
+"""Errors as HTTP: a status, and a body in the format of the called API.
 
-The statuses are those that clients act on: the SDKs of OpenAI and Anthropic repeat 408, 409, 429 and 5xx, and
-nothing else.
+The SDKs of OpenAI and Anthropic retry after 408, 409, 429 and 5xx only.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from vkbackend.errors import (
     VkbackendError,
 )
 
-TYPES = {  # OpenAI's and Anthropic's words for a status
+TYPES = {  # error types of OpenAI and Anthropic by status
     400: ("invalid_request_error", "invalid_request_error"),
     401: ("authentication_error", "authentication_error"),
     403: ("permission_error", "permission_error"),
@@ -36,14 +35,14 @@ TYPES = {  # OpenAI's and Anthropic's words for a status
     504: ("timeout_error", "api_error"),
 }
 
-# Clients know by these words, and not by the code alone, that a conversation must become shorter: LiteLLM by
-# llama-server's "exceeds the available context size", Claude Code by Anthropic's "prompt is too long".
+# Clients detect an overlong conversation by the message, not only by this code: LiteLLM by llama-server's
+# "exceeds the available context size", Claude Code by Anthropic's "prompt is too long".
 TOO_LONG = "context_length_exceeded"
 
 
 class Refusal(VkbackendError):
-    """A request that is not answered: `status`, and which field (`param`) is wrong. `code` is OpenAI's name
-    of the case where there is one; `retry_s` says when to ask again; `extra` stands beside the message."""
+    """A request that is refused: `status`, the wrong field (`param`), OpenAI's `code`, `retry_s` for
+    Retry-After, and `extra` fields next to the message."""
 
     def __init__(
         self,
@@ -61,13 +60,11 @@ class Refusal(VkbackendError):
 
 
 class ClientGone(Exception):
-    """The client closed the connection: nobody is there to be answered."""
+    """The client closed the connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """Shapes of one family of clients."""
-
     anthropic: bool = False
 
     def body(self, error: BaseException) -> dict[str, Any]:
@@ -86,8 +83,8 @@ OPENAI, ANTHROPIC = Api(), Api(anthropic=True)
 
 
 def as_refusal(error: BaseException) -> Refusal:
-    """A typed error as what HTTP says of it. What is none of ours is a bug: its text may hold what a client
-    wrote, so it is not told."""
+    """A typed error as its HTTP status. Other errors are bugs: their text is withheld, because it may contain
+    a client's text."""
     if isinstance(error, Refusal):
         return error
     text = str(error)

@@ -1,4 +1,4 @@
-"""What every API that makes text shares: prompts, sequences that run together, and what is told of them."""
+"""Shared by all APIs that generate text: prompts, concurrent sequences, usage and timings."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from vkbackend.models.engine.messages import check_tokens
 from vkbackend.models.llm import LLM
 from vkbackend.models.sampling.params import MAX_SEED
 
-SHORT_TEXT = 4096  # characters that are tokenized at once, in about 1 ms; longer ones in a thread
+SHORT_TEXT = 4096  # characters, tokenized in about 1 ms; longer texts in a thread
 PROMPT = "expected a string, a list of token ids, or a list of such prompts"
 Piece = Chunk | ChatChunk
-EAGER_CHUNKS = 64  # chunks of a sequence that may wait for the others of their request
+EAGER_CHUNKS = 64  # chunks that may wait in the queue of a request
 
 
 @dataclass(slots=True)
 class Job:
-    """One sequence to generate: `index` is its place in the answer."""
+    """One sequence to generate; `index` is its position in the answer."""
 
     ids: list[int]
     max_tokens: int | None
     options: dict[str, Any]
-    text: str | None = None  # of the prompt, where it came as one
+    text: str | None = None  # the prompt, if it was a string
     index: int = 0
 
     def start(self, llm: LLM) -> AsyncGenerator[Piece, None]:
@@ -40,7 +40,7 @@ class Job:
 
 @dataclass(slots=True)
 class Tally:
-    """What a sequence has come to."""
+    """Progress of a sequence."""
 
     prompt_n: int
     n_tokens: int = 0
@@ -49,7 +49,7 @@ class Tally:
     finish_reason: str | None = None
     timings: dict[str, float] = field(default_factory=dict)
     slot: int = 0
-    is_known: bool = False  # the service's `running` has it, by its slot
+    is_known: bool = False  # is in the service's `running`
 
     def add(self, piece: Piece) -> None:
         chunk = piece if isinstance(piece, Chunk) else piece.chunk
@@ -62,8 +62,7 @@ class Tally:
 
     @property
     def cached_n(self) -> int:
-        """Tokens of the prompt that came from the cache. At least 0: a preempted sequence may compute more
-        tokens than its prompt has."""
+        """Prompt tokens from the cache. A preempted sequence may compute more tokens than its prompt has."""
         computed = int(self.timings.get("prompt_n", self.prompt_n))
         return max(0, self.prompt_n - computed)
 
@@ -81,7 +80,7 @@ async def tokenize(llm: LLM, text: str, *, add_special: bool = True, parse_speci
 
 
 async def prompt_of(llm: LLM, name: str, value: Any) -> tuple[list[int], str | None]:
-    """The ids of one prompt, and its text where it is one: a text, token ids, or both in a list."""
+    """The ids of a prompt: a string (also returned), token ids, or a list of both."""
     if isinstance(value, str):
         return await tokenize(llm, value), value
     if isinstance(value, dict):
@@ -90,7 +89,7 @@ async def prompt_of(llm: LLM, name: str, value: Any) -> tuple[list[int], str | N
         return await prompt_of(llm, name, value.get("prompt_string"))
     if not isinstance(value, list):
         raise refused(name, value, PROMPT)
-    if len(value) > llm.n_ctx:  # each part is a token or more; eight MiB may hold four million
+    if len(value) > llm.n_ctx:  # each part is at least one token; 8 MiB may contain four million
         check_tokens([0] * len(value), llm.n_vocab, llm.n_ctx)
     if not any(isinstance(part, str) for part in value):
         return list(token_ids(name, value, PROMPT)), None
@@ -106,7 +105,7 @@ async def prompt_of(llm: LLM, name: str, value: Any) -> tuple[list[int], str | N
 async def prompts_of(
     llm: LLM, name: str, value: Any, most: int
 ) -> tuple[list[tuple[list[int], str | None]], bool]:
-    """All prompts of a field, and whether it is a list of them."""
+    """All prompts of a field, and whether it is a list of prompts."""
     is_list = isinstance(value, list) and bool(value) and _are_prompts(value)
     parts = value if is_list else [value]
     if len(parts) > most:
@@ -118,14 +117,14 @@ async def prompts_of(
 
 
 def _are_prompts(value: Sequence[Any]) -> bool:
-    """A list of texts, or one that holds a list or an object; [1, "a"] is one prompt."""
+    """Whether a list contains prompts; [1, "a"] is a single prompt."""
     return all(isinstance(part, str) for part in value) or any(
         isinstance(part, list | dict) for part in value
     )
 
 
 def several(job: Job, n: int) -> list[Job]:
-    """`n` times the same, with seeds that follow each other where one is given."""
+    """`n` copies; a given seed increases by one per copy."""
     seed = job.options.get("seed")
     jobs = []
     for i in range(n):
@@ -136,11 +135,11 @@ def several(job: Job, n: int) -> list[Job]:
     return jobs
 
 
-# ---- what runs ----
+# ---- chunks ----
 
 
 async def merged(llm: LLM, jobs: Sequence[J]) -> AsyncGenerator[tuple[J, Piece], None]:
-    """The chunks of all, as they come. Where one fails all end."""
+    """The chunks of all jobs as they arrive. If one job fails, all end."""
     queue: asyncio.Queue[tuple[J, Piece | BaseException | None]] = asyncio.Queue(EAGER_CHUNKS)
 
     async def read(job: J) -> None:
@@ -169,11 +168,11 @@ async def merged(llm: LLM, jobs: Sequence[J]) -> AsyncGenerator[tuple[J, Piece],
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-# ---- what is told ----
+# ---- results ----
 
 
 def stop_met(llm: LLM, tally: Tally, text: str, stops: Sequence[str]) -> str:
-    """The stop string that ended a text; "" where it was a token of the model's."""
+    """The stop string that ended a text; "" if the model ended it."""
     if not stops:
         return ""
     rest = llm.tokenizer.decode(tally.tokens, at_start=False)[len(text) :]
@@ -181,7 +180,7 @@ def stop_met(llm: LLM, tally: Tally, text: str, stops: Sequence[str]) -> str:
 
 
 def usage_of(tallies: Sequence[Tally], n_prompt: int) -> dict[str, Any]:
-    """OpenAI's `usage`; `n_prompt` counts each prompt once, however often it is continued."""
+    """OpenAI's `usage`; `n_prompt` counts each prompt once, whatever `n` is."""
     n_generated = sum(tally.n_tokens for tally in tallies)
     cached = min(n_prompt, sum(tally.cached_n for tally in tallies))
     return {

@@ -1,5 +1,4 @@
-"""Who may ask: names of this server (against DNS rebinding), origins of pages (against a page of another
-site), API keys. Every check is made before the body is read."""
+"""Access control before the body is read: host names (DNS rebinding), origins, API keys."""
 
 from __future__ import annotations
 
@@ -16,14 +15,14 @@ from urllib.parse import urlsplit
 from vkbackend.errors import InvalidArgument
 from vkbackend.tools.server.failures import Refusal
 
-PUBLIC = ("/health",)  # asked by those who watch; says nothing of what is in work
+PUBLIC = ("/health",)  # for monitoring; reveals nothing about requests
 MAX_KEYS, MAX_KEY_LENGTH = 1024, 4096
 CORS_HEADERS = b"authorization, content-type, x-api-key, anthropic-version, anthropic-beta"
 CORS_AGE_S = b"600"
 
 
 def normal_path(path: str) -> str:
-    """The path as routes have it: without /v1 and doubled slashes, which some clients send."""
+    """The path without /v1 and doubled slashes, which some clients send."""
     path = re.sub("/{2,}", "/", path)
     if path == "/v1" or path.startswith("/v1/"):
         path = path[3:]
@@ -31,7 +30,7 @@ def normal_path(path: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen at is this machine's own."""
+    """Whether only this machine can reach an address."""
     if host == "localhost":
         return True
     with suppress(ValueError):
@@ -40,7 +39,7 @@ def is_loopback(host: str) -> bool:
 
 
 def read_keys(keys: Iterable[str], path: str | None) -> tuple[str, ...]:
-    """The keys given, and those of a file, one a line. Raises InvalidArgument."""
+    """The given keys and a file's keys, one per line. Raises InvalidArgument."""
     all_keys = [key for text in keys for key in text.split(",")]
     if path is not None:
         try:
@@ -64,8 +63,8 @@ def read_keys(keys: Iterable[str], path: str | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """`hosts`: names that the server goes by, besides addresses, localhost and the machine's own name.
-    `origins`: those of other sites whose pages may ask, "*" for all."""
+    """`hosts`: allowed names of the server besides addresses, localhost and the machine's name. `origins`:
+    other sites whose pages are allowed, "*" for all."""
 
     keys: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
@@ -81,10 +80,10 @@ class Guard:
     # ---- Host and Origin ----
 
     def _check_host(self, headers: Mapping[bytes, bytes]) -> None:
-        """A page elsewhere can point a name of its own at this address; its requests then carry that name."""
+        """Refuse unknown names: another site can point its own name at this address (DNS rebinding)."""
         given = headers.get(b"host")
         if given is None:
-            return  # HTTP/1.0, which no browser speaks
+            return  # HTTP/1.0; browsers always send it
         name = host_of(given)
         if name is None or not (_is_address(name) or name in self._names()):
             raise Refusal(
@@ -109,7 +108,7 @@ class Guard:
         return "*" in self.origins or origin.decode("latin-1") in self.origins
 
     def cors(self, headers: Mapping[bytes, bytes], method: str) -> list[tuple[bytes, bytes]]:
-        """The headers that let a page elsewhere read the answer; none unless its origin is named."""
+        """Headers that let a page of an allowed origin read the answer."""
         origin = headers.get(b"origin")
         if origin is None or not self.allows(origin):
             return []
@@ -125,7 +124,7 @@ class Guard:
     # ---- keys ----
 
     def _check_key(self, headers: Mapping[bytes, bytes]) -> None:
-        """All keys are compared, each in constant time: nothing tells which was nearly right."""
+        """Compare all keys, each in constant time, so timing reveals nothing."""
         if not self.keys:
             return
         given = headers.get(b"x-api-key", b"")
@@ -142,7 +141,7 @@ class Guard:
 
 
 def host_of(header: bytes) -> str | None:
-    """The name or address of a Host header; None where it is none."""
+    """The name or address in a Host header; None if invalid."""
     match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?", header.decode("latin-1"))
     return match[1].strip("[]").lower().rstrip(".") if match else None
 
@@ -155,7 +154,7 @@ def _is_address(name: str) -> bool:
 
 
 def _is_same(origin: bytes, host: bytes | None) -> bool:
-    """Whether a page was fetched from this server: a proxy in front may have changed the scheme alone."""
+    """Whether a page came from this server; a proxy may have changed the scheme."""
     with suppress(ValueError):
         parts = urlsplit(origin.decode("latin-1"))
         if host is not None and parts.scheme in ("http", "https"):

@@ -1,4 +1,4 @@
-"""What a client may take: sizes, counts and times, and who is let in while others are served."""
+"""Limits on clients: sizes, counts, times; and admission of requests."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ MAX_RETRY_S = 60
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of a server. uvicorn adds one: it buffers 64 KiB for each client and then waits (`drain_s`)."""
+    """In addition uvicorn buffers 64 KiB for each client and then waits (`drain_s`)."""
 
     body_nbytes: int = 8 << 20
     json_depth: int = 64  # levels of lists and objects
     header_nbytes: int = 32 << 10  # request line and headers
-    connections: int = 512  # half of the 1,024 files that a process may open by default
-    streams: int = 128  # answers that are streamed at once
-    queue: int = 256  # sequences that wait for a slot
-    prompts: int = 128  # in one request
+    connections: int = 512  # half of the default limit of open files
+    streams: int = 128  # concurrent
+    queue: int = 256  # sequences waiting for a slot
+    prompts: int = 128  # per request
     stops: int = 32  # stop strings, and DRY's breakers
     stop_length: int = 1024  # characters of each
     biases: int = 1024  # entries of logit_bias
-    header_s: float = 10.0  # for the headers to come
-    body_s: float = 10.0  # for the body to come
-    drain_s: float = 10.0  # for a client that does not read what is buffered for it
-    idle_s: float = 65.0  # a connection without a request; proxies in front keep theirs for 60 s
-    ping_s: float = 15.0  # a stream without an event gets a comment, so that proxies keep it
-    shutdown_s: float = 30.0  # for requests in work, once the server is told to end
+    header_s: float = 10.0  # to receive the headers
+    body_s: float = 10.0  # to receive the body
+    drain_s: float = 10.0  # until a client reads its buffered data
+    idle_s: float = 65.0  # a connection without a request; longer than the 60 s of proxies
+    ping_s: float = 15.0  # an idle stream gets a comment, so that proxies keep it
+    shutdown_s: float = 30.0  # for running requests after SIGTERM
 
 
 @dataclass(slots=True)
 class Admission:
-    """Counts what is in work. Raises Refusal (429) for more than `n_slots` and the queue hold."""
+    """Counts sequences and streams; refuses (429) more than the slots and the queue hold."""
 
     limits: Limits
     n_slots: int
     n_sequences: int = 0
     n_streams: int = 0
     n_refused: int = 0
-    _took_s: float = field(default=1.0)  # about, of the last requests
+    _took_s: float = field(default=1.0)  # moving average of requests
 
     @property
     def n_waiting(self) -> int:
@@ -50,7 +50,7 @@ class Admission:
 
     @contextmanager
     def enter(self, n: int, *, streams: bool) -> Iterator[None]:
-        """Let a request of `n` sequences in, until the block is left."""
+        """Admit a request of `n` sequences for the block. Raises Refusal (429)."""
         most = self.n_slots + self.limits.queue
         if self.n_sequences + n > most:
             reason = (
@@ -68,7 +68,7 @@ class Admission:
             self.n_streams -= streams
 
     def took(self, seconds: float) -> None:
-        """A request is done; Retry-After follows from how long they take."""
+        """Record a request's duration, which Retry-After is estimated from."""
         self._took_s += 0.1 * (seconds - self._took_s)
 
     def _refusal(self, reason: str) -> Refusal:

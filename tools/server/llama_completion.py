@@ -1,7 +1,4 @@
-"""llama-server's /completion: its fields work, or are refused by name.
-
-docs/serving.md lists those that are refused, with the reasons that stand in `REFUSED`.
-"""
+"""llama-server's /completion and /infill. Every field works or is refused by name (docs/serving.md)."""
 
 from __future__ import annotations
 
@@ -26,9 +23,9 @@ from vkbackend.tools.server.service import Json, Service
 
 MAX_PROBS = 100
 MAX_MS = 1 << 31
-MAX_EXTRA = 256  # files beside the one that is filled in
+MAX_EXTRA = 256  # further files of an infill
 MAX_RESPONSE_FIELDS = 64
-# Fields, the values that change nothing, and why others are refused.
+# Fields, their harmless values, and why other values are refused.
 REFUSED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("n_indent", (0,), "a minimum indentation is not supported"),
     ("n_keep", (0, -1), "a full context ends the text, it is not shifted; omit this field"),
@@ -59,7 +56,7 @@ async def completion(service: Service, request: Request) -> Response:
 
 
 async def infill(service: Service, request: Request) -> Response:
-    """What stands between `input_prefix` and `input_suffix`; `prompt` is what it begins with."""
+    """Fill the gap between `input_prefix` and `input_suffix`; the result begins with `prompt`."""
     fields = await service.fields(request)
     llm = service.ready()
     fields.required("input_prefix")
@@ -94,7 +91,7 @@ async def answer(
 
 
 class LlamaCompletion:
-    """A request, checked; raises InvalidArgument."""
+    """A checked request. Raises InvalidArgument."""
 
     def __init__(self, service: Service, fields: Fields, llm: LLM) -> None:
         for name, harmless, why in REFUSED:
@@ -121,12 +118,12 @@ class LlamaCompletion:
             for name, value in (("id_slot", self.slot >= 0), ("t_max_predict_ms", self.limit_ms)):
                 Fields({name: 1 if value else None}).refuse(name, why="it is limited to a single sequence")
 
-    # ---- what is made ----
+    # ---- results ----
 
     async def _chunks(
         self, request: Request, *, streamed: bool
     ) -> AsyncGenerator[tuple[Job, Chunk, Tally], None]:
-        """As `generate`; after `t_max_predict_ms` a sequence ends that has come to a new line."""
+        """As `Service.generate`; after `t_max_predict_ms` a sequence with a line break ends."""
         began = None
         source = self.service.generate(request, self.llm, self.jobs, streamed=streamed)
         async with aclosing(source):
@@ -231,7 +228,7 @@ class LlamaCompletion:
         return {"id": token, "token": text, "bytes": list(piece), "logprob": logprob}
 
     def _fitted(self, result: dict[str, Any]) -> dict[str, Any]:
-        """The fields that are asked for; a path "a/b" gives its value the name b."""
+        """Only the requested fields; a path "a/b" becomes the field b."""
         if not self.response_fields:
             return result
         fitted: dict[str, Any] = {}

@@ -22,8 +22,8 @@ from vkbackend.tools.server.generations import Tally, stop_met
 from vkbackend.tools.server.service import Json, Service
 
 MAX_BLOCKS = 10_000
-# Claude Code begins its system prompt with a block that differs in every request: nothing after it would
-# ever be found in the prefix cache.
+# Claude Code begins its system prompt with a block that differs in every request, which would defeat the
+# prefix cache.
 BILLING = "x-anthropic-billing-header:"
 CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": "tool"}
 
@@ -37,11 +37,11 @@ async def count_tokens(service: Service, request: Request) -> Response:
     return Json({"input_tokens": len(prompt.ids)})
 
 
-# ---- what is asked, as a request for a chat completion ----
+# ---- requests, as chat completions ----
 
 
 def as_chat(fields: Fields) -> Fields:
-    """Raises InvalidArgument."""
+    """The request as OpenAI's. Raises InvalidArgument."""
     kept: dict[str, Any] = {
         name: fields.get(name) for name in ("temperature", "top_p", "top_k", "seed", "chat_template_kwargs")
     }
@@ -74,7 +74,7 @@ def as_chat(fields: Fields) -> Fields:
 
 
 def _texts(fields: Fields, name: str) -> list[str]:
-    """A text, or the texts of blocks; other kinds are refused."""
+    """A string, or the texts of blocks; refuses other blocks."""
     value = fields.get(name)
     if value is None or isinstance(value, str):
         return [value] if value else []
@@ -98,7 +98,7 @@ def _blocks(message: Fields) -> list[Fields]:
 
 
 def _user(message: Fields, role: str) -> list[dict[str, Any]]:
-    """Results of tools are messages of their own, in front of what the user says."""
+    """Tool results become separate messages before the user's text."""
     results, texts = [], []
     for block in _blocks(message):
         if block.get("type") == "tool_result":
@@ -140,12 +140,10 @@ def _tool(tool: Fields) -> dict[str, Any]:
     return {"type": "function", "function": function | {"parameters": schema.values if schema else {}}}
 
 
-# ---- what is answered ----
+# ---- answers ----
 
 
 class CheckedMessage:
-    """A request, checked."""
-
     def __init__(self, service: Service, llm: LLM, jobs: list[ChatJob], stops: Sequence[str]) -> None:
         self.service, self.llm, self.jobs, self._stops = service, llm, jobs, stops
         self._raw: list[str] = []
@@ -174,7 +172,7 @@ class CheckedMessage:
         }  # fmt: skip
 
     def _end(self, tally: Tally, reason: str) -> dict[str, Any]:
-        """`stop_reason`, and the stop sequence that was met."""
+        """`stop_reason` and the matched stop sequence."""
         if reason == "tool_calls":
             return {"stop_reason": "tool_use", "stop_sequence": None}
         if reason == "length":

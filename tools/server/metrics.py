@@ -1,4 +1,4 @@
-"""Counters of a server in Prometheus' text format, under llama-server's names where it has the figure."""
+"""Counters in Prometheus' text format, under llama-server's names if it has the figure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BUCKETS = 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0
 
 @dataclass(slots=True)
 class Histogram:
-    """How often a time in seconds fell below each of `BUCKETS`."""
+    """Counts times in seconds by `BUCKETS`."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS) + 1))
     total: float = 0.0
@@ -33,8 +33,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class Metrics:
-    """What was asked and answered. `requests` counts by route and status, both from short lists: few
-    counters."""
+    """`requests` counts by route and status, both from short lists, so labels stay few."""
 
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)
     prompt_tokens: int = 0
@@ -48,7 +47,7 @@ class Metrics:
     whole_request: Histogram = field(default_factory=Histogram)
 
     def text(self, now: Mapping[str, Any], stats: Mapping[str, Any]) -> str:
-        """`now`: gauges by name, with what they mean; `stats` are those of the engine."""
+        """`now`: values and help texts by name; `stats`: the engine's."""
         lines: list[str] = []
 
         def add(name: str, kind: str, help_text: str, *values: str) -> None:

@@ -1,5 +1,5 @@
-"""The model behind a server: opened in a thread while the server answers already, and opened again where its
-process is killed or a device is lost."""
+"""A server's model: opened in a thread while the server already answers, and reopened when its process is
+killed or a device is lost."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from vkbackend.models.llm import LLM
 from vkbackend.tools.server.failures import Refusal
 
 T = TypeVar("T")
-WATCH_S = 1.0  # how often the engine is asked how it is: an idle one that dies is seen this soon
-# The wait before the model is opened again; it doubles each time the model is lost early.
+WATCH_S = 1.0  # polling interval of the engine: the death of an idle engine is noticed this soon
+# The wait before reopening; it doubles each time the model is lost early.
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 60.0
-# A model that worked this long counts as good, and the wait begins at FIRST_WAIT_S again. Without that, a
-# server whose engine is killed each minute would soon wait for a minute each time.
+# After a model worked this long, the wait restarts at FIRST_WAIT_S. Otherwise a server whose engine is killed
+# each minute would soon wait a minute each time.
 LASTED_S = 10.0
 CLOSE_S = 15.0
 LOADING_RETRY_S = 2
@@ -39,12 +39,11 @@ class State(Enum):
 
 
 class Abandoned(Exception):
-    """The server ends while the model is loaded."""
+    """The server shuts down while the model loads."""
 
 
 class Model:
-    """`llm` while it is ready; `run` keeps it so. `stats` are the engine's last ones, `about` says what was
-    opened."""
+    """`llm` while ready, which `run` maintains; `stats`: the engine's latest."""
 
     def __init__(self, open_: Open) -> None:
         self._open = open_
@@ -58,7 +57,7 @@ class Model:
 
     @property
     def llm(self) -> LLM:
-        """Raises Refusal (503) while there is none."""
+        """Raises Refusal (503) unless ready."""
         if self._llm is None or self.state is not State.READY:
             raise self.not_ready()
         return self._llm
@@ -72,10 +71,10 @@ class Model:
         extra = {"state": self.state.value, "progress": round(done, 4)}
         return Refusal(503, message, code="model_not_ready", retry_s=LOADING_RETRY_S, extra=extra)
 
-    # ---- its life ----
+    # ---- lifecycle ----
 
     async def run(self) -> None:
-        """Open the model and keep it open until `close`. Raises what the first opening raises."""
+        """Keep the model open until `close`. Raises the errors of the first opening."""
         wait_s = FIRST_WAIT_S / 2
         while True:
             began = time.monotonic()
@@ -113,7 +112,7 @@ class Model:
         self.bytes_loaded, self.bytes_total = done, total
 
     async def _watch(self, llm: LLM) -> None:
-        """Ask the engine for its stats every WATCH_S, until it is lost or the server ends."""
+        """Poll the engine's stats every WATCH_S until it is lost or the server shuts down."""
         while not self._lost.is_set():
             try:
                 self.stats = await in_thread(llm.stats)
@@ -125,19 +124,19 @@ class Model:
                 await asyncio.wait_for(self._lost.wait(), WATCH_S)
 
     def failed(self, error: BaseException, llm: LLM) -> None:
-        """A request met an error: if the engine is lost by it, have the model opened again."""
+        """Reopen the model if a request's error means that the engine is lost."""
         is_broken = isinstance(error, DeviceLost | Timeout) or not llm.is_open
         if is_broken and llm is self._llm:
             self._lost.set()
 
     def close(self) -> None:
-        """Let `run` release the model; what is in work ends."""
+        """Make `run` release the model; running requests end."""
         self._ending, self.state = True, State.ENDED
         self._lost.set()
 
 
 async def in_thread(function: Callable[[], T]) -> T:
-    """Call a function in a daemon thread: one that hangs in a driver keeps no process from ending."""
+    """Call a function in a daemon thread: a hang in a driver does not block the process's exit."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 

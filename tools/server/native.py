@@ -1,5 +1,4 @@
-"""llama-server's endpoints that make no text: health, properties, slots, metrics, tokens; and OpenAI's list
-of models."""
+"""Endpoints without generation: llama-server's health, props, slots, metrics and tokens; OpenAI's models."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ _NOT_OPTIONS = ("seed", "logits_processors", "stop_token_ids", "logprobs")
 
 
 async def health(service: Service, request: Request) -> Response:
-    """Says nothing of what is in work, so it needs no key."""
+    """Reveals nothing about requests, so it needs no key."""
     model = service.model
     if model.state is not State.READY or service.is_draining:
         raise model.not_ready()
@@ -43,7 +42,6 @@ async def models(service: Service, request: Request) -> Response:
 
 
 async def one_model(service: Service, request: Request) -> Response:
-    """A model by its name, as the SDKs ask for it."""
     if request.path_params["name"] != service.config.alias:
         raise Refusal(404, "no such model; /v1/models lists the available one", code="model_not_found")
     return Json(_model_entry(service))
@@ -56,7 +54,7 @@ def _model_entry(service: Service) -> dict[str, Any]:
 
 
 def settings(service: Service) -> dict[str, Any]:
-    """The sampling options of a request that gives none."""
+    """Default sampling options."""
     given = {name: value for name, value in service.config.defaults.items() if name != "seed"}
     params = asdict(SamplingParams(**{name: v for name, v in given.items() if name in _PARAMS}))
     sampling = {name: value for name, value in params.items() if name not in _NOT_OPTIONS}
@@ -74,7 +72,7 @@ def token_text(llm: LLM, token: int | None) -> str:
 
 
 async def props(service: Service, request: Request) -> Response:
-    """Never waits for the engine: a page asks for it first."""
+    """Never waits for the engine: the page requests it first."""
     llm = service.ready()
     try:
         bos, eos = token_text(llm, llm.tokenizer.bos_id), token_text(llm, llm.tokenizer.eos_id)
@@ -118,7 +116,7 @@ async def metrics(service: Service, request: Request) -> Response:
 
 
 async def stats(service: Service, request: Request) -> Response:
-    """For the page: devices, their memory, and what the engine does."""
+    """For the page: devices, their memory, the engine's stats."""
     llm = service.ready()
     memory = await asyncio.to_thread(llm.memory)
     named = [usage | {"name": name} for usage, name in zip(memory, llm.device_names, strict=True)]
@@ -129,7 +127,7 @@ async def stats(service: Service, request: Request) -> Response:
 
 
 async def slots(service: Service, request: Request) -> Response:
-    """What runs where: counts, no texts."""
+    """Counts per slot, without texts."""
     _check_slots_shown(service)
     llm = service.ready()
     if "fail_on_no_slot" in request.query_params and len(service.running) >= llm.n_slots:
@@ -182,7 +180,7 @@ async def slot_action(service: Service, request: Request) -> Response:
 
 
 def slot_file(folder: str, name: str) -> str:
-    """The file of that name in the folder: a plain name, and no link that leads out of it."""
+    """Only plain names; no links, which could lead out of the folder. Raises InvalidArgument."""
     if not FILE_NAME.fullmatch(name):
         raise InvalidArgument(
             "filename: expected 1..200 letters, digits and . _ - (none of . - first), without a folder",
@@ -216,7 +214,7 @@ async def tokens_of(service: Service, request: Request) -> Response:
 
 
 def _piece(piece: bytes) -> str | list[int]:
-    """A text, or its bytes where it is a part of a character."""
+    """The text, or its bytes if it ends inside a character."""
     try:
         return piece.decode()
     except UnicodeDecodeError:
@@ -228,6 +226,6 @@ async def text_of(service: Service, request: Request) -> Response:
     llm = service.ready()
     fields.required("tokens")
     given = fields.items("tokens", service.config.limits.body_nbytes)
-    # In a thread, as below: there may be four million.
+    # In a thread: there may be four million.
     text = await asyncio.to_thread(lambda: llm.detokenize(token_ids("tokens", given), skip_special=False))
     return Json({"content": text})

@@ -1,5 +1,4 @@
-"""uvicorn's HTTP connection with the bounds that it lacks: bytes and time of headers, a client that does not
-read, and the number of connections."""
+"""uvicorn's HTTP connection with additional limits: size and time of headers, unread data, connections."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from vkbackend.tools.server.limits import Limits
 
-MAX_BODIES = 4  # a refused body is read on up to this many times the bound, then the connection ends
+MAX_BODIES = 4  # a refused body is read up to this many times the limit, then the connection ends
 ANSWERS = {
     408: b"HTTP/1.1 408 Request Timeout\r\n",
     431: b"HTTP/1.1 431 Request Header Fields Too Large\r\n",
@@ -22,8 +21,6 @@ ANSWERS = {
 
 
 def protocol(limits: Limits) -> type[asyncio.Protocol]:
-    """The class of connections under these limits."""
-
     class Connection(BoundedConnection):
         bounds = limits
 
@@ -37,7 +34,7 @@ class BoundedConnection(HttpToolsProtocol):
         super().__init__(*args, **options)
         self._in_headers, self._n_header_bytes = True, 0
         self._n_body_bytes = 0
-        self._timer: asyncio.TimerHandle | None = None  # of the headers or the body
+        self._timer: asyncio.TimerHandle | None = None  # for headers or body
         self._drain: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -58,7 +55,7 @@ class BoundedConnection(HttpToolsProtocol):
             self._set_timer(self.bounds.header_s, partial(self._end, 408))
 
     def _set_timer(self, after_s: float | None, call: Callable[[], object] | None) -> None:
-        """Wait for the headers, the body, or nothing more."""
+        """Replace the timer; None: no timer."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if after_s is None or call is None else self.loop.call_later(after_s, call)
@@ -68,7 +65,7 @@ class BoundedConnection(HttpToolsProtocol):
             return
         if self._in_headers:
             self._await_headers()
-            # Not more than a piece of 256 KiB is parsed before the bound is seen; that is what asyncio reads.
+            # asyncio reads up to 256 KiB, which are parsed before the limit is checked.
             self._n_header_bytes += len(data)
         super().data_received(data)
         if self._in_headers and self._n_header_bytes > self.bounds.header_nbytes:
@@ -89,8 +86,7 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Read a refused body on and throw it away: a client does not look at the answer while it sends. Up
-        to MAX_BODIES times the bound."""
+        """Discard a refused body, up to MAX_BODIES times the limit: clients read the answer after sending."""
         self._n_body_bytes += len(body)
         if self._n_body_bytes > MAX_BODIES * self.bounds.body_nbytes:
             self.transport.abort()
@@ -99,12 +95,12 @@ class BoundedConnection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._set_timer(None, None)
         super().on_message_complete()
-        self._in_headers = True  # those of the next request, whose time begins with its first byte
+        self._in_headers = True  # the next request's time begins with its first byte
 
-    # ---- what is written ----
+    # ---- writing ----
 
     def pause_writing(self) -> None:
-        """64 KiB wait for the client."""
+        """Called when 64 KiB are buffered for the client."""
         super().pause_writing()
         if self._drain is None:
             self._drain = self.loop.call_later(self.bounds.drain_s, self.transport.abort)

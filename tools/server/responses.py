@@ -1,4 +1,4 @@
-"""OpenAI's /v1/responses. Nothing is stored: a conversation comes whole with every request."""
+"""OpenAI's /v1/responses. Nothing is stored: each request contains the whole conversation."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ async def count_response_tokens(service: Service, request: Request) -> Response:
     return Json({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 
 
-# ---- what is asked, as a request for a chat completion ----
+# ---- requests, as chat completions ----
 
 
 def as_chat(fields: Fields) -> Fields:
-    """Raises InvalidArgument."""
+    """The request as one for a chat completion. Raises InvalidArgument."""
     for name, harmless, why in REFUSED:
         fields.refuse(name, *harmless, why=why)
     kept = {name: value for name, value in fields.values.items() if name not in ("input", "tools", "text")}
@@ -83,7 +83,7 @@ def _tool(tool: Fields) -> dict[str, Any]:
 
 
 def _add_items(fields: Fields, messages: list[dict[str, Any]]) -> None:
-    """Items of `input` as messages: thoughts and calls belong to the assistant's."""
+    """Append the items of `input`; thoughts and calls join the assistant's message."""
 
     def assistant() -> dict[str, Any]:
         if not messages or messages[-1]["role"] != "assistant":
@@ -130,12 +130,10 @@ def _content(item: Fields, name: str) -> str:
     return "".join(texts)
 
 
-# ---- what is answered ----
+# ---- answers ----
 
 
 class CheckedResponse:
-    """A request, checked."""
-
     def __init__(
         self, service: Service, fields: Fields, llm: LLM, jobs: list[ChatJob], most: int | None
     ) -> None:
@@ -226,7 +224,7 @@ class CheckedResponse:
         yield event(f"response.{status}", response=response)
 
     def _changes(self, change: str, block: Block, piece: str) -> list[tuple[str, dict[str, Any]]]:
-        """The events of a block that begins, goes on or ends."""
+        """The events of a block's begin, piece or end."""
         at: dict[str, Any] = {"output_index": block.index}
         item = self._item(block, "in_progress" if change == "begin" else "completed")
         if change == "begin":

@@ -1,4 +1,4 @@
-"""uvicorn around the application: sockets, TLS, signals, and the model's life beside it."""
+"""Runs the application in uvicorn: sockets, TLS, signals, and the model's lifecycle."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from vkbackend.tools.server.model import Model, Open
 from vkbackend.tools.server.protocol import protocol
 from vkbackend.tools.server.service import Config, Service
 
-LAST_EVENT_S = 5.0  # after `shutdown_s`: for the error events to reach their clients
+LAST_EVENT_S = 5.0  # after `shutdown_s`, to deliver the error events
 BACKLOG = 256
 
 log = logging.getLogger("vkbackend.serve")
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that waits for clients. Raises InvalidArgument."""
+    """Raises InvalidArgument."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
@@ -43,7 +43,7 @@ def address_of(sock: socket.socket, *, tls: bool) -> str:
 
 
 class Server(uvicorn.Server):
-    """Serves until a signal; `failed` is what kept the model from being opened."""
+    """Serves until a signal; `failed`: why the model could not be opened."""
 
     def __init__(self, config: Config, open_: Open, *, key_file: str | None, cert_file: str | None) -> None:
         self.service = Service(config, Model(open_))
@@ -57,7 +57,7 @@ class Server(uvicorn.Server):
             log_config=None,
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # what a client says of its address is not believed
+            proxy_headers=False,  # clients could forge their address
             timeout_keep_alive=int(limits.idle_s),
             timeout_graceful_shutdown=int(limits.shutdown_s + LAST_EVENT_S + 1),
             ssl_keyfile=key_file,
@@ -80,7 +80,7 @@ class Server(uvicorn.Server):
         self._life.add_done_callback(self._ended)
 
     def _ended(self, life: asyncio.Task[None]) -> None:
-        """The task of the model is done: it was closed, or it could not be opened."""
+        """The model was closed or could not be opened."""
         if not life.cancelled() and (error := life.exception()) is not None:
             self.failed = error
         self.should_exit = True
@@ -94,20 +94,20 @@ class Server(uvicorn.Server):
                 len(service.running),
                 service.config.limits.shutdown_s,
             )
-        # After `shutdown_s` the model closes, which ends the remaining streams with an error event.
+        # After `shutdown_s` the model closes; remaining streams end with an error event.
         timer = asyncio.get_running_loop().call_later(service.config.limits.shutdown_s, service.model.close)
         await super().shutdown(sockets)
         timer.cancel()
         service.model.close()
         if self._life is not None:
-            with suppress(Exception):  # told by `failed`
+            with suppress(Exception):  # see `failed`
                 await asyncio.wait_for(asyncio.shield(self._life), LAST_EVENT_S + 15)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As uvicorn's, but a signal that was obeyed ends the program with 0."""
+        """As uvicorn's, but the program ends with 0 after a signal."""
         if threading.current_thread() is not threading.main_thread():
-            yield  # Python runs signal handlers in the main thread only
+            yield  # signal handlers run in the main thread only
             return
         before = {
             number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)
@@ -128,7 +128,7 @@ class Server(uvicorn.Server):
 def serve(
     config: Config, open_: Open, sock: socket.socket, *, key_file: str | None, cert_file: str | None
 ) -> None:
-    """Serve until a signal. Raises what opening the model raises."""
+    """Serve until a signal. Raises the errors of opening the model."""
     server = Server(config, open_, key_file=key_file, cert_file=cert_file)
     server.run(sockets=[sock])
     if server.failed is not None:

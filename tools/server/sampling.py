@@ -1,5 +1,4 @@
-"""From the fields of a request to the options of a generation: OpenAI's names, and llama-server's samplers,
-which every API takes."""
+"""Generation options from a request's fields: OpenAI's names and llama-server's samplers, in every API."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from vkbackend.models.sampling.params import MAX_SEED
 from vkbackend.tools.server.body import Fields
 from vkbackend.tools.server.limits import Limits
 
-# Fields whose values the engine's options check, under their names.
+# Fields with the engine's names, which checks them.
 SAME = (
     "top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold",
     "dynatemp_range", "dynatemp_exponent", "repeat_penalty", "repeat_last_n", "presence_penalty",
@@ -22,14 +21,14 @@ SAME = (
     "mirostat", "mirostat_tau", "mirostat_eta", "samplers", "min_tokens", "ignore_eos",
 )  # fmt: skip
 MAX_SAMPLERS = 32
-MAX_BIAS_TEXT = 16_384  # characters in all, which take 10 ms to tokenize
+MAX_BIAS_TEXT = 16_384  # characters in total: 10 ms to tokenize
 Tokenize = Callable[[str], list[int]]
 
 
 def sampling_of(
     fields: Fields, defaults: Mapping[str, Any], limits: Limits, tokenize: Tokenize
 ) -> dict[str, Any]:
-    """Keywords of `LLM.astream`; `defaults` are those of the command line. Raises InvalidArgument."""
+    """Keywords of `LLM.astream`; `defaults` come from the command line. Raises InvalidArgument."""
     options = dict(defaults)
     for name in SAME:
         if (value := fields.get(name)) is not None:
@@ -37,7 +36,7 @@ def sampling_of(
     if isinstance(options.get("samplers"), list) and len(options["samplers"]) > MAX_SAMPLERS:
         raise refused("samplers", len(options["samplers"]), f"at most {MAX_SAMPLERS} may be given")
     if (temperature := fields.number("temperature", -math.inf, math.inf, None)) is not None:
-        options["temperature"] = max(0.0, temperature)  # llama-server's way to say greedy is a negative one
+        options["temperature"] = max(0.0, temperature)  # llama-server: negative means greedy
     if fields.has("seed"):
         options["seed"] = fields.whole("seed", -1, MAX_SEED, None)
     if fields.has("logit_bias"):
@@ -53,8 +52,8 @@ def sampling_of(
 
 
 def structure_of(fields: Fields) -> dict[str, Any] | None:
-    """What the text must be, by OpenAI's `response_format` or llama-server's `json_schema` and `grammar`; {}
-    for any text, None where a request says nothing."""
+    """The structure from OpenAI's `response_format` or llama-server's `json_schema` and `grammar`; {}: free
+    text, None: not given."""
     given = {
         name: fields.get(name) for name in ("json_schema", "grammar") if fields.get(name) not in (None, "")
     }
@@ -67,7 +66,7 @@ def structure_of(fields: Fields) -> dict[str, Any] | None:
         return given
     if given:
         raise refused("response_format", kind, f"it cannot be combined with {', '.join(given)}")
-    schema = form.get("schema")  # llama-server's place
+    schema = form.get("schema")  # llama-server's position
     if kind == "json_schema" and schema is None:
         inner = form.inner("json_schema")
         if inner is None or inner.get("schema") is None:

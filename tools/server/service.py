@@ -1,4 +1,4 @@
-"""What the endpoints share: the model, who is let in, the counters, and how an answer is made."""
+"""Shared by the endpoints: the model, admission, counters, and generation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BODY_SEND = "vkbackend.body_send"  # in a scope: uvicorn's own `send`
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What the command line says; `defaults` are sampling options of requests that give none."""
+    """Settings from the command line; `defaults`: default sampling options."""
 
     model_path: str
     alias: str
@@ -42,13 +42,11 @@ class Config:
     slot_folder: str | None = None
     shows_slots: bool = True
     logs_requests: bool = True
-    template: str | None = None  # in place of the model's own
+    template: str | None = None  # replaces the model's
     template_fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Json(Response):
-    """A JSON value as an answer."""
-
     def __init__(self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(streams.encode(value), status, headers, "application/json")
 
@@ -69,7 +67,7 @@ class Events(Response):
         def fail(error: BaseException) -> bytes:
             return self._fail(self._service.refusal(error))
 
-        # uvicorn's own `send`: the wrapper that adds headers need not see every event.
+        # uvicorn's `send`: events need not pass through the wrapper that adds headers.
         body_send = scope.get(BODY_SEND, send)
         stream = streams.EventStream(send, body_send, self._service.config.limits.ping_s, fail)
         failed = await stream.run(self._events, receive)
@@ -112,7 +110,7 @@ class Service:
         return sampling_of(fields, self.config.defaults, self.config.limits, tokenize)
 
     def max_tokens(self, fields: Fields, *names: str) -> int | None:
-        """The first of the fields that is given; None or -1: up to the end of the context."""
+        """The first given field; None or -1: up to the end of the context."""
         for name in names:
             if fields.has(name):
                 most = fields.whole(name, -1, (1 << 31) - 1, None)
@@ -120,7 +118,7 @@ class Service:
         return self.config.max_tokens
 
     def n_of(self, fields: Fields, name: str, llm: LLM) -> int:
-        """How many answers: not more than there are slots, whatever is then made of each."""
+        """The number of answers, at most the number of slots."""
         if not fields.has(name):
             return 1
         hint = " (as many as there are slots, --parallel)"
@@ -131,7 +129,7 @@ class Service:
     async def generate(
         self, request: Request, llm: LLM, jobs: Sequence[J], *, streamed: bool
     ) -> AsyncGenerator[tuple[J, Any, Tally], None]:
-        """The chunks of all jobs, as they come. Raises Refusal (429), and what generations raise."""
+        """The chunks of all jobs as they arrive. Raises Refusal (429) and errors of the engine."""
         tallies = {id(job): Tally(len(job.ids)) for job in jobs}
         began = time.monotonic()
         with self.admission.enter(len(jobs), streams=streamed):
@@ -152,7 +150,7 @@ class Service:
                 if type(error) is VkbackendError and llm.is_open:
                     raise Refusal(
                         400, str(error)
-                    ) from None  # biases that forbid all, a grammar that is stuck
+                    ) from None  # biases forbid every token, or a grammar is stuck
                 raise
             finally:
                 self._count(tallies.values(), time.monotonic() - began)
@@ -191,16 +189,16 @@ class Service:
     def stream(self, events: AsyncGenerator[bytes, None], api: Api = OPENAI) -> Events:
         return Events(self, events, error_event(api))
 
-    # ---- what goes wrong ----
+    # ---- errors ----
 
     def refusal(self, error: BaseException) -> BaseException:
-        """What is told of it: while the server ends, that."""
+        """The response for an error; 503 while shutting down."""
         refusal = as_refusal(error)
         return (
             self.model.not_ready() if refusal.status == 503 and self.model.state is State.ENDED else refusal
         )
 
     def note(self, error: BaseException) -> None:
-        """An error that is no typed one is a bug."""
+        """Keep an untyped error, which is a bug."""
         if not isinstance(error, VkbackendError):
             self.notes = [*self.notes[-9:], error]

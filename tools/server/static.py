@@ -1,4 +1,4 @@
-"""The files of the page, read once: a request names one of a list, never a path."""
+"""The page's files, read once; requests can only name files in FILES, never a path."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.responses import Response
 from vkbackend.tools.server.service import Service
 
 FOLDER = Path(__file__).parent / "page"
-# Stated here: Python would guess from the system's tables, maybe text/plain, and no browser runs that.
+# Python's guess depends on the system; browsers do not run JavaScript as text/plain.
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -34,7 +34,7 @@ TAGS = {path: f'"{hashlib.sha256(content).hexdigest()[:32]}"' for path, content 
 
 
 async def page(service: Service, request: Request) -> Response:
-    """A browser asks whether its copy is still right each time, so a new version's files never mix."""
+    """Browsers revalidate each time, so files of different versions never mix."""
     path = request.scope["path"]
     headers = {"cache-control": "no-cache", "etag": TAGS[path]}
     if request.headers.get("if-none-match") == TAGS[path]:

@@ -1,8 +1,7 @@
-"""Answers on their way to the client: JSON in one piece, or server-sent events as they come.
+"""Sends answers: JSON at once, or server-sent events as they arrive.
 
-A client that goes away cancels what makes its answer. A stream begins with its first event, so what goes
-wrong before is told by its status; what goes wrong later is an event of its own. One that waits long begins
-with a comment, so that proxies in between keep the connection.
+A client's disconnect cancels its generation. Errors before the first event become the status, later ones an
+event. After a long wait a comment comes first, so that proxies keep the connection.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ JSON = (b"content-type", b"application/json")
 EVENTS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),  # nginx would collect events
+    (b"x-accel-buffering", b"no"),  # stops nginx from buffering events
 ]
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -31,7 +30,7 @@ encode = msgspec.json.Encoder().encode
 
 
 def event(value: Any, name: str | None = None) -> bytes:
-    """A server-sent event; a JSON value has no line feeds of its own."""
+    """A server-sent event; encoded JSON contains no line feeds."""
     head = f"event: {name}\n".encode() if name else b""
     return b"%sdata: %s\n\n" % (head, encode(value))
 
@@ -46,7 +45,7 @@ async def reply(
 
 @asynccontextmanager
 async def while_connected(receive: Receive) -> AsyncIterator[None]:
-    """Run the block, whose body was read before; raises ClientGone in it when the client goes away."""
+    """Raise ClientGone in the block when the client disconnects. The body must have been read."""
     task, gone, left = asyncio.current_task(), asyncio.ensure_future(receive()), False
     assert task is not None
 
@@ -68,8 +67,8 @@ async def while_connected(receive: Receive) -> AsyncIterator[None]:
 
 
 class EventStream:
-    """Events, as bytes, on their way: `has_begun` once their status is sent by `begin`. `fail` makes the last
-    event of an error."""
+    """Sends encoded events; `has_begun` after `begin` sent the status. `fail` encodes an error as the last
+    event."""
 
     def __init__(
         self, begin: Send, send: Send, ping_s: float, fail: Callable[[BaseException], bytes]
@@ -82,13 +81,12 @@ class EventStream:
         self._ping: asyncio.Task[None] | None = None
 
     async def run(self, events: AsyncGenerator[bytes, None], receive: Receive) -> BaseException | None:
-        """Send all events. An error before the first event is raised; a later one is sent as the last event
-        and returned."""
+        """Send all events. Raises an error before the first event; sends and returns a later one."""
         self._timer = self._loop.call_later(self._ping_s, self._look)
         try:
             async with while_connected(receive):
-                # A task of its own: waking the request's task for each event would resume every await of the
-                # routing above it.
+                # In a separate task: resuming the request's task for each event would resume every await of
+                # the routing.
                 failed = await asyncio.create_task(self._send_all(events))
         finally:
             self._timer.cancel()
@@ -119,7 +117,7 @@ class EventStream:
         await self._send_head({"type": "http.response.start", "status": 200, "headers": EVENTS})
 
     def _look(self) -> None:
-        """Send a comment if nothing was sent for `ping_s`, and look again when the next may be due."""
+        """Send a comment after `ping_s` without an event; schedule the next check."""
         idle_s = self._loop.time() - self._last_s
         if idle_s >= self._ping_s:
             self._last_s, idle_s = self._loop.time(), 0.0
