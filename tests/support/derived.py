@@ -29,7 +29,7 @@ class Model:
     tensors: Mapping[str, np.ndarray]
 
     def with_keys(self, **values: int) -> Model:
-        """Counts under the architecture; `__` stands for `.`: `attention__key_length`."""
+        """Counts under the architecture; `__` means `.`: `attention__key_length`."""
         kind = [gguf.GGUFValueType.UINT32]
         named = {f"{{arch}}.{name.replace('__', '.')}": (value, kind) for name, value in values.items()}
         return replace(self, keys={**self.keys, **named})

@@ -117,7 +117,7 @@ def test_rings_equal_a_full_mask(path: Path, want: np.ndarray, devices: list[str
     with opened(path, devices) as runner:
         assert {t.capacity for t in runner.kv.tables.values()} == {64, 160}
         parts, others = [feed(runner, 0, 83)], [feed(runner, 0, 70, slot=1, tokens=other)]
-        for i in range(10):  # two rows of one beside a row of the other
+        for i in range(10):  # two rows of one with a row of the other
             a, b = 83 + 2 * i, 70 + i
             runs = [Run(1, 0, 1, b), Run(0, 1, 2, a)]
             logits = runner.step([other[b], *TOKENS[a : a + 2]], runs, range(3))

@@ -108,7 +108,7 @@ def test_every_placement_on_every_number_of_devices(
 ) -> None:
     """One device's logits; last bits differ between two drivers."""
     name = "stories-moe8x-Q4_0" if kind == "experts" else "stories-narrow-F32"
-    # Not read in the mapped file, where a tensor placed on the host lies like any other.
+    # Not read in the mapped file, where a tensor on the host is like any other.
     logits, runner = run(models, devices.split(","), name, use_mmap=False, **options)
     assert nmse(logits, reference(models, "0", name)) <= (1e-6 if "1" in devices else 1e-9)
     if kind not in ("embedding", "-ngl 6"):  # an own copy of the table is there anyway; 6 are all

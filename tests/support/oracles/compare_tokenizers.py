@@ -1,4 +1,4 @@
-"""Prints tables: tokenizers beside llama.cpp's on random lines, and what loading and encoding take.
+"""Prints tables: tokenizers against llama.cpp's on random lines, and the time of loading and encoding.
 
     PYTHONPATH=tests/support python tests/support/oracles/compare_tokenizers.py           # all three tables
     PYTHONPATH=tests/support python tests/support/oracles/compare_tokenizers.py speed     # one of them

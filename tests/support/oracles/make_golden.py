@@ -2,8 +2,8 @@
 
     PYTHONPATH=tests/support python tests/support/oracles/make_golden.py [NAME ...]
 
-Needs torch, transformers and xllamacpp. Kept are transformers' logits; each file says which versions made it,
-how far the two programs are apart, and what the tensor that matters least does to the logits.
+Needs torch, transformers and xllamacpp. Each file has transformers' logits, the versions, the distance of the
+two programs, and the least effect of a tensor.
 """
 
 from __future__ import annotations

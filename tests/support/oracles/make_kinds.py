@@ -46,7 +46,7 @@ def character_map(replaced: Mapping[str, str]) -> bytes:
         free = (
             b for b in range(1, 1 << 16) if b not in bases and all((b ^ c) not in units for c in children)
         )
-        bases.add(base := next(free))  # every node has a base of its own, so a byte tells whose child it is
+        bases.add(base := next(free))  # every node has a base of its own, so a byte identifies its parent
         for label, child in children.items():
             leaf = label == 0
             units[base ^ label] = child | 1 << 31 if leaf else label
@@ -94,7 +94,7 @@ def t5() -> dict[str, Any]:
 
 
 def t5_spaces() -> dict[str, Any]:
-    """As t5, but spaces are not merged and there is no map."""
+    """As t5, without a map, and spaces are not merged."""
     return {**t5(), "flags": {"add_space_prefix": False, "remove_extra_whitespaces": False}, "map": {}}
 
 

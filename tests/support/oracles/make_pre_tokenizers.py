@@ -2,9 +2,8 @@
 
     PYTHONPATH=tests/support python tests/support/oracles/make_pre_tokenizers.py
 
-In the vocabulary every pair of bytes is a token, in random order, so that a cut in another place nearly
-always gives other ids. llama.cpp makes the ids; where it only comes near a model's own expression,
-`tokenizers` does, with that expression as published. Needs xllamacpp.
+Every pair of bytes is a token, in random order, so another cut nearly always gives other ids. llama.cpp makes
+the ids, or `tokenizers` with the published expression where llama.cpp's differs. Needs xllamacpp.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ ORIGINALS: dict[str, tuple[str, ...]] = {
     ),
 }
 # Lines that llama.cpp cuts otherwise than the models: it reads wide spaces as white space where a class of
-# characters holds them, takes digits of deepseek-llm together, and adds what stands in front of a number to
+# characters holds them, takes digits of deepseek-llm together, and adds characters before a number to
 # its first digits.
 UNLIKE = {
     "deepseek-llm": r"\d\d|[\u2000-\u3000²³½Ⅷ]",

@@ -3,9 +3,8 @@
     PYTHONPATH=tests/support python tests/support/oracles/make_samplers.py            # writes the file
     PYTHONPATH=tests/support python tests/support/oracles/make_samplers.py --table    # prints a comparison
 
-The table: per case, on how many random rows of 2,000 logits the tokens that are left agree, the largest
-difference of a probability, and for one row the chi-square of 100,000 tokens that we draw (10,000 where more
-than 500 are left) against llama.cpp's probabilities.
+The table: per case, how many random rows of 2,000 logits keep the same tokens, the largest difference of a
+probability, and for one row the chi-square of 100,000 of our draws (10,000 if more than 500 tokens are left).
 Needs xllamacpp.
 """
 

@@ -3,8 +3,7 @@
     PYTHONPATH=tests/support python tests/support/oracles/make_tokenizers.py
 
 Needs tokenizers, transformers, tiktoken and xllamacpp. Gemma 4: transformers and llama.cpp must agree. Kimi
-K2: tiktoken, which is that model's own engine, with its expression; llama.cpp's splitter does not cut between
-small and capital letters, so each file says on how many texts it agrees.
+K2: tiktoken; llama.cpp does not cut between small and capital letters, so each file says how often it agrees.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ def gemma4() -> dict[str, Any]:
     types = [CONTROL] * len(special) + [BYTE] * 256 + [1, USER_DEFINED]
     runs = ["\n" * n for n in range(1, 6)]
     spaces = [SPACE * n for n in (2, 3, 4)]
-    # some characters are no tokens: bytes stand for them
+    # some characters are not tokens, but bytes
     of_vocab = [t for t in sorted(learnt["vocab"], key=learnt["vocab"].get) if t not in "🦙Дع"]
     tokens = list(dict.fromkeys([*tokens, *runs, *spaces, *of_vocab]))
     pairs = [tuple(m) if isinstance(m, list) else tuple(m.split(" ")) for m in learnt["merges"]]
