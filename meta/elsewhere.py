@@ -116,7 +116,7 @@ class Elsewhere(HostDevice):
     def read(self, view: View) -> np.ndarray:
         if self.link is None:
             raise UnsupportedFeature(
-                f"{self.name} is driven by another host, and only host 0 asks for its bytes"
+                f"{self.name} is driven by another node, and only node 0 asks for its bytes"
             )
         return self.link.read(self.index, _name(view), view.offset, view.nbytes)
 

@@ -67,7 +67,7 @@ class Transport(ABC):
     size: int
 
     def __init__(self) -> None:
-        self.names = [f"host {rank}" for rank in range(self.size)]
+        self.names = [f"node {rank}" for rank in range(self.size)]
         self.lost = ""  # what ended the group
         self.n_messages = self.n_bytes = 0
 

@@ -63,7 +63,7 @@ def check(group: Group, hosts: HostFile, model: str | None) -> int:
         for host, seconds in times.items()
         for nbytes, s in zip(SIZES, seconds, strict=True)
     ]
-    out.print(table("exchanges with host 0", ("host", "bytes", "us", "GB/s each way"), rows))
+    out.print(table("exchanges with node 0", ("node", "bytes", "us", "GB/s each way"), rows))
     if model:
         exchange = max(seconds[SIZES.index(EXCHANGE_NBYTES)] for seconds in times.values())
         _advise(model, rates, exchange)

@@ -200,7 +200,6 @@ def _live(open_: EngineMaker, channel: Channel, owner: ref[Mailbox]) -> None:
 
 
 def _end_all() -> None:
-    """End all engines before the interpreter stops their threads, wherever they are."""
     deadline = time.monotonic() + engine_process.CLOSE_S
     channels = list(_working)
     for channel in channels:

@@ -9,8 +9,7 @@ from vkbackend.ops import CELL_BLOCK
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The blocks of a group of layers, which share one cell table. A row sees `window` positions (0: all
-    before it)."""
+    """The blocks of a layer group, which has one cell table. A row sees `window` positions (0: all)."""
 
     n_blocks: int
     window: int = 0
@@ -23,11 +22,10 @@ class Pool:
 
 @dataclass(slots=True)
 class SlotContent:
-    """What a slot holds: K and V of positions 0..n_stored, which are `tokens[:n_stored]`.
+    """A slot has K and V of `tokens[:n_stored]`. One more token may be known that has not run.
 
-    `tokens` has one more if the next token is known but has not run: usually the one sampled last. The
-    sequence can go on at any position from `resumable` on. Layers with a window w keep what a row there sees:
-    K and V from resumable - w + 1 on, or from 0 if `resumable` is 0.
+    The sequence can go on at any position from `resumable` on: layers with a window w have K and V from
+    resumable - w + 1 on, or from 0 if `resumable` is 0.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -37,14 +35,14 @@ class SlotContent:
 
 @dataclass(slots=True)
 class Usage:
-    """Blocks of the first group, and what became of the tokens of prompts."""
+    """Blocks of the first layer group, and tokens of prompts."""
 
     n_blocks: int
     free: int
-    cached: int  # in the tree, used by nobody
+    cached: int  # in the tree, unused
     shared: int = 0  # used by several slots
     prompt_tokens: int = 0
-    shared_tokens: int = 0  # those of them that were not computed again
+    shared_tokens: int = 0  # from the cache
 
     def stats(self) -> dict[str, float]:
         """As `LLM.stats` gives it: cells in place of blocks."""

@@ -165,7 +165,6 @@ class Channel:
         return self.readers.pop(id_, None) is not None
 
     def end(self) -> None:
-        """The engine is released: wake everybody."""
         self.ended = True
         self.news.put(None)
         self._ends.put(None)

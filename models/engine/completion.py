@@ -1,4 +1,4 @@
-"""What a generation gives its caller: the pieces of a stream, the whole of it, and its timings."""
+"""The results of a generation: chunks of a stream, the completion, timings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vkbackend.models.engine.messages import Timings
 from vkbackend.models.sampling.logprobs import Logprobs
 
 
-@dataclass(slots=True)  # not frozen: that would take 2 us more for every token
+@dataclass(slots=True)  # frozen would cost 2 us per token
 class Chunk:
     """One piece of a stream: the text that `token` completed, which may be empty. The last chunk has
     finish_reason and timings. The sequence runs in `slot`. `logprobs` is set if it was requested. With `echo`
@@ -28,11 +28,11 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A finished generation. `tokens` are the generated ids, with the stop token. The same `seed` repeats the
-    run. `slot` holds the sequence until another one runs there. `logprobs` has one entry per token and
-    `prompt_logprobs` one per token of the prompt (None for the first), if they were requested.
+    """A finished generation. `tokens`: the generated ids, with the stop token. `slot` holds the sequence
+    until another one runs there. `logprobs` has an entry per token, `prompt_logprobs` one per token of the
+    prompt (None for the first), if requested.
 
-    timings, without recording and compiling, which happen once: prompt_n (tokens of the prompt that were
+    timings, without recording and compiling: prompt_n (tokens of the prompt that were
     computed), prompt_ms, prompt_tokens_per_second, decode_n, decode_ms, decode_tokens_per_second, n_reduces,
     reduce_us (mean host time of one all-reduce).
     """
@@ -66,7 +66,6 @@ def report(timings: Timings | None) -> dict[str, float]:
 
 
 def total(reports: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The report of several generations together."""
 
     def summed(name: str) -> float:
         return sum(r[name] for r in reports)

@@ -103,11 +103,9 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether `step` has anything to compute or to return."""
         return bool(self._news) or bool(self._by_id) or bool(self._in_flight)
 
     def stats(self) -> dict[str, Any]:
-        """Current state and counters."""
         return {
             **self.scheduler.stats(),
             **self.cache.usage().stats(),
@@ -242,7 +240,6 @@ class Engine:
         self._in_flight.append(StepInFlight(batch, step, began, len(tokens), n_decode))
 
     def _land(self) -> None:
-        """Wait for the step that began first, and take its results."""
         step = self._in_flight.popleft()
         try:
             rows = self.runner.collect(step.handle)
@@ -258,7 +255,6 @@ class Engine:
     # ---- ends ----
 
     def _end(self, sequence: Sequence) -> None:
-        """A request is over, whether it is compiled, waits or runs."""
         sequence.is_over = True
         del self._by_id[sequence.request.id]
         if sequence.in_flight:  # the step in flight moves the recurrent state on, past `n_stored`

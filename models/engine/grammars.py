@@ -1,5 +1,5 @@
-"""Requests with a grammar. Each waits until its grammar is compiled, which goes on beside the engine's steps.
-Then every step asks which tokens may come next.
+"""Requests with a grammar. They wait while it is compiled, in parallel to steps. Then every step asks which
+tokens may come next.
 """
 
 from __future__ import annotations
@@ -20,27 +20,24 @@ if TYPE_CHECKING:
 
 
 class Grammars:
-    """The compiler, the requests that wait for it, the masks of a step."""
-
     def __init__(self, n_vocab: int, max_outputs: int) -> None:
         self._compiler: Compiler | None = None
         self._compiling: dict[int, tuple[Sequence, Future[LLMatcher]]] = {}
         self._shape = max_outputs, mask_words(n_vocab)
-        self._masks: np.ndarray | None = None  # made once a request has a grammar
+        self._masks: np.ndarray | None = None  # allocated with the vocabulary
 
     def __len__(self) -> int:
-        """How many requests wait for the compiler."""
         return len(self._compiling)
 
     def set_vocabulary(self, vocabulary: Vocabulary) -> None:
         if self._compiler is not None:
-            return  # another caller was first: a model has one
+            return  # from another caller
         self._compiler = Compiler(vocabulary)
         self._masks = np.empty(self._shape, np.uint32)
 
     def compile(self, sequence: Sequence) -> bool:
-        """Begin to compile a request's grammar; True: the request has to wait for it. Raises the grammar's
-        error if it is already known."""
+        """Begin to compile a request's grammar; True if the request must wait. Raises a known error of the
+        grammar."""
         request = sequence.request
         if not isinstance(request, Generate) or request.structure is None:
             return False
@@ -60,11 +57,11 @@ class Grammars:
         sequence.sampler.matcher = self._compiler.start(compiled.result())
 
     def forget(self, sequence: Sequence) -> bool:
-        """Drop a request that is over; True: it was waiting here."""
+        """Drop a request that is over; True if it was waiting here."""
         return self._compiling.pop(sequence.request.id, None) is not None
 
     def compiled(self) -> Iterator[tuple[Sequence, VkbackendError | None]]:
-        """Requests that wait no longer, and what is wrong with their grammar."""
+        """Requests that wait no longer, with the errors of their grammars."""
         for sequence, compiled in list(self._compiling.values()):
             if compiled.done():
                 del self._compiling[sequence.request.id]
@@ -74,8 +71,7 @@ class Grammars:
                 yield sequence, wrong
 
     def masks(self, batch: Batch) -> np.ndarray | None:
-        """Which tokens each output row of a step may become, as bits: uint32 [n_outputs, words]. None: no
-        row is restricted."""
+        """The allowed tokens of each output row as bits, uint32 [n_outputs, words]. None without grammars."""
         if self._masks is None or not any(s.sampler.matcher for s, *_ in batch if s.sampler):
             return None
         row = 0
@@ -97,7 +93,6 @@ class Grammars:
 
 
 def _wrong(compiled: Future[LLMatcher]) -> VkbackendError | None:
-    """The error of a grammar, a new instance for each request: one instance raised again and again would
-    keep the frames of all who caught it."""
+    """A new instance for each request: one raised repeatedly keeps the frames of all who caught it."""
     error = compiled.exception()
     return None if error is None else ErrorData.of(error).exception()

@@ -29,17 +29,13 @@ class Joining(Protocol):
     @property
     def leads(self) -> bool: ...
 
-    def open(self, options: Options, interleave: bool | None) -> None:
-        """Let the other nodes begin to load."""
+    def open(self, options: Options, interleave: bool | None) -> None: ...
 
-    def join(self, options: Options, open_devices: OpenDevices, *, speeds: bool) -> list[Device]:
-        """The devices of all nodes in order: opened here, stand-ins elsewhere."""
+    def join(self, options: Options, open_devices: OpenDevices, *, speeds: bool) -> list[Device]: ...
 
-    def settled(self, options: Options) -> Options:
-        """The options with the shares and layers of the node that leads."""
+    def settled(self, options: Options) -> Options: ...
 
-    def settle(self, options: Options) -> None:
-        """The node that leads sends its shares and layers."""
+    def settle(self, options: Options) -> None: ...
 
     def compare(
         self,
@@ -49,8 +45,7 @@ class Joining(Protocol):
         limits: Sequence[Limits],
         sizes: object,
         ropes: Mapping[str, RopeTable],
-    ) -> None:
-        """Raises PlanError if a node differs in anything that must be equal."""
+    ) -> None: ...
 
 
 class Group(Protocol):
@@ -60,17 +55,14 @@ class Group(Protocol):
     def joining(self) -> Joining: ...
 
     @property
-    def lost(self) -> str:
-        """Why the group is broken; empty while it works."""
+    def lost(self) -> str: ...
 
-    def loaded(self, mesh: Mesh) -> None:
-        """Wait until all nodes have loaded."""
+    def loaded(self, mesh: Mesh) -> None: ...
 
-    def step(self, batch: MicroBatch, wanted: Wanted, tables: Mapping[str, np.ndarray] | None = None) -> None:
-        """Let the other nodes run a micro-batch. `tables`: rows of cos and sin, in place of theirs."""
+    def step(
+        self, batch: MicroBatch, wanted: Wanted, tables: Mapping[str, np.ndarray] | None = None
+    ) -> None: ...
 
-    def memory(self) -> dict[int, dict[str, Any]]:
-        """The memory reports of devices elsewhere."""
+    def memory(self) -> dict[int, dict[str, Any]]: ...
 
-    def close(self) -> None:
-        """End the group."""
+    def close(self) -> None: ...

@@ -55,7 +55,6 @@ class LayerBlocks:
             self.unused[node] = None
 
     def evict(self, node: Node) -> None:
-        """Free the block of an unused node."""
         self.unused.pop(node, None)
         if (block := self.block(node)) >= 0:
             self.free.append(block)
@@ -107,7 +106,6 @@ class LayerBlocks:
             self.skip(slot, nodes, max(0, position - self.pool.window + 1) // CELL_BLOCK)
 
     def skip(self, slot: int, nodes: Sequence[Node], low: int) -> None:
-        """Give back the blocks before `low`."""
         span = self.spans[slot]
         for index in range(span.low, min(low, span.high)):
             if index < len(nodes):
@@ -118,7 +116,6 @@ class LayerBlocks:
         span.low, span.high = max(span.low, low), max(span.high, low)
 
     def free_own(self, slot: int, begin: int) -> None:
-        """Free the slot's own blocks from `begin` on."""
         own = self.spans[slot].own
         for index in [i for i in own if i >= begin]:
             self.free.append(own.pop(index))

@@ -32,9 +32,8 @@ from vkbackend.step import MAX_ROWS
 
 
 class Loading:
-    """`options` has what was found so far: context length, shares, layers on devices. Nodes of a group load
-    together through `joining`; None: this process loads alone, on `devices` if they are open already.
-    `interleave` as the runner's."""
+    """`options` has what was found so far. Nodes of a group load together through `joining`; None: this
+    process loads alone, on `devices` if they are open."""
 
     def __init__(
         self,
@@ -91,7 +90,6 @@ class Loading:
             self._joining.compare(self.fingerprint, self.options, plan, limits, self._steps, ropes)
 
     def _balance(self, mesh: Mesh) -> None:
-        """Choose shares that balance the devices' measured speeds under their memory."""
         cost = self._cost(mesh)
         self.prediction = auto_split(mesh.devices, cost, budgets_of(mesh.devices))
         for line in self.prediction.lines([d.physical.name if d.physical else d.name for d in mesh.devices]):
@@ -142,9 +140,8 @@ class Loading:
 
 
 def n_stages(of: Sequence[int], split_mode: str, layout: Layout) -> int:
-    """How many steps may be in flight: one for each node, if nodes work one after another. `of`: the node of
-    each device. 1 if the output is on node 0: `launch` computes this node's part, so it would last until the
-    step's end."""
+    """How many steps may be in flight: one per node if nodes work one after another. `of`: the node of each
+    device. 1 if the output is on node 0, because `launch` would then last until the step's end."""
     if split_mode not in ("layer", "hosts"):
         return 1
     vocab = layout.output_plan.ranges["vocab"]

@@ -15,13 +15,12 @@ from vkbackend.twins.device import NumpyDevice
 def open_devices(
     specs: Sequence[str | int] | None, runtime: str | None = None, *, exact: bool = False
 ) -> list[Device]:
-    """Open the devices that indices, names or UUIDs mean, in order, repeats allowed; None: the best one.
+    """Open devices by index, name or UUID, in order, repeats allowed; None: the best one.
 
-    `runtime` drives them (None: VKBACKEND_RUNTIME, else native). "numpy" means the host itself, which runs
-    the ops' numpy twins. With `exact` the devices use only ops with F32 activations. Raises InvalidArgument,
-    UnsupportedFeature.
+    `runtime`: None is VKBACKEND_RUNTIME, else native. "numpy": the host runs the ops' numpy twins. `exact`:
+    use only ops with F32 activations. Raises InvalidArgument, UnsupportedFeature.
     """
-    env.disabled()  # refuses unknown names, whatever drives the devices
+    env.disabled()  # refuses unknown names
     if specs is not None and not len(specs):
         raise InvalidArgument(
             "the device list is empty; give at least one device, or none at all for the best one"

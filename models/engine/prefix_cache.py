@@ -51,7 +51,6 @@ class PrefixCache:
         return self.groups[0].spans[slot].high > 0
 
     def begins_with(self, slot: int, path: list[Node]) -> bool:
-        """Whether the slot's blocks begin with the path."""
         nodes, n = self.nodes[slot], len(path)
         return not n or (len(nodes) >= n and nodes[n - 1] is path[-1])
 

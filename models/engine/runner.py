@@ -35,14 +35,13 @@ from vkbackend.step import MAX_RUNS, Run, StepParams, cut_runs, n_single
 
 
 class Runner:
-    """A model loaded as `options` say, from their file or from `gguf`, a file that is open already.
+    """A model loaded from the file of `options`, or from `gguf`, which is open.
 
-    `progress(done, total)` is called with bytes. `keep_values`: every intermediate tensor of a step can be
-    read after it. `interleave`: whether large micro-batches are computed in two halves, one while the sums of
-    the other are exchanged (None: if there are several physical devices). `group`: the hosts that run the
-    model together, this one among them; device names are then HOST/DEVICE. `devices`: open devices in place
-    of those that the options name. The attribute `options` has what was found while loading: context length,
-    shares, layers on devices. `prediction`: the expected times, from measured devices.
+    `keep_values`: every intermediate tensor can be read after a step. `interleave`: compute large
+    micro-batches in two halves, one while the sums of the other are exchanged (None: with several physical
+    devices). `group`: nodes that run the model together; devices are then written NODE/DEVICE. `devices`:
+    open devices, in place of the names in `options`. The attribute `options` has what loading found: context
+    length, shares, layers on devices. `prediction`: expected times, from measured devices.
     """
 
     def __init__(
@@ -83,7 +82,6 @@ class Runner:
         return n_stages(self._joining.hosts.of, loading.options.split_mode, loading.layout)
 
     def _prepare(self, loading: Loading) -> None:
-        """Take over what was loaded, and make what steps write to."""
         self.model, self.options, self.layout = loading.model, loading.options, loading.layout
         self.fingerprint, self.notes, self.prediction = loading.fingerprint, loading.notes, loading.prediction
         self.n_vocab, self.n_ctx = self.model.n_vocab, self.options.n_ctx
@@ -168,7 +166,6 @@ class Runner:
         return None, self._logits[:n], None
 
     def recorded_step(self, batch: MicroBatch, wanted: Wanted) -> Step:
-        """The recorded step that computes the micro-batch."""
         n_rows, n_outputs, runs = len(batch.tokens), len(batch.outputs), batch.runs
         assert 0 < n_rows <= self.n_ubatch and n_outputs <= self.max_outputs and len(runs) <= MAX_RUNS
         rows = bucket(n_rows)
@@ -212,7 +209,6 @@ class Runner:
             table.set(slot, index, block)
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
-        """Copy blocks of the caches. Raises what devices raise."""
         copy_blocks(self.mesh.devices, self.kv, copies)
 
     def copy_state(self, source: int, target: int, n_stored: int) -> None:
@@ -226,7 +222,6 @@ class Runner:
 
     @property
     def n_recorded(self) -> int:
-        """How many steps were recorded so far."""
         return self.mesh.steps.n_recorded
 
     @property
@@ -254,7 +249,6 @@ class Runner:
         return [d.physical.name if d.physical else d.name for d in self.mesh.devices]
 
     def memory(self) -> list[dict[str, Any]]:
-        """Bytes per device by purpose (memory_report.py)."""
         return memory_report(self.mesh, self._free_before, self.group)
 
     def reduce_stats(self) -> tuple[int, float]:

@@ -1,8 +1,7 @@
-"""Saving and loading what a slot holds: K and V of its positions and their tokens, in a safetensors file.
+"""Save and load the content of a slot, K and V of its positions and their tokens, in a safetensors file.
 
-The file (docs/state_format.md) knows no device, split or cell: heads are in the model's order, so it loads on
-any number of devices, into any slot. A file is checked whole, with the checksums of its tensors, before the
-first byte of it reaches a device.
+The file (docs/state_format.md) has heads in the model's order, so it loads on any devices, into any slot. The
+whole file is checked, with checksums, before the first byte reaches a device.
 """
 
 from __future__ import annotations
@@ -54,10 +53,9 @@ def save(
     first: int,
     last: int | None,
 ) -> None:
-    """Write positions first..last (None: all there are) of a slot to `path`, which is replaced whole or not
-    at all. Needs host memory as large as the file. Raises InvalidArgument for a range that the slot does not
-    hold, StateError where the file cannot be written.
-    """
+    """Write positions first..last (None: all) of a slot to `path`, which is replaced whole or not at all.
+    Needs host memory as large as the file. Raises InvalidArgument for a range that the slot does not hold,
+    StateError if the file cannot be written."""
     stop = content.n_stored if last is None else last
     if not 0 <= first < stop <= content.n_stored:
         raise InvalidArgument(
@@ -74,7 +72,7 @@ def save(
             f"positions {first}..{stop} of slot {slot} cannot be saved alone: the model has recurrent "
             f"layers, whose state stands for all {content.n_stored} positions; save the slot without a range"
         )
-    # Without `last`, the token that is known but has not run belongs to the sequence, too.
+    # Without `last`, the sequence includes the token that has not run yet.
     tokens = np.array(content.tokens[first : content.n_stored + 1 if last is None else stop], "<i4")
     tensors: dict[str, tuple[str, np.ndarray]] = {"tokens": ("I32", tokens)}
     with transfers(runner.mesh.devices) as devices:
@@ -114,18 +112,19 @@ def load(
     place: Callable[[int, int], dict[int, int]] | None = None,
 ) -> None:
     """Put a saved range of positions into a slot and update its `content`. `place(first, last)` makes room
-    for it, once the file is known to fit. It returns, by window, the first position with room.
+    after the checks, and returns the first position with room by window.
 
-    A range that begins at 0 replaces what is there; any other must continue what the slot holds. Raises
-    StateError for a file that is damaged or does not fit, and the slot keeps what it had. If a device
-    fails in the middle, the slot keeps the positions before the range.
-    """
+    A range from 0 replaces the content; any other must continue it. Raises StateError for a file that is
+    damaged or does not fit; the slot then keeps its content. If a device fails, it keeps the positions before
+    the range."""
     _check_file(Path(path))
     try:
         with safe_open(path, framework="numpy") as file, transfers(runner.mesh.devices) as devices:
             first, last, tokens, saved = _check(runner, file, path, content)
             if not check(file, path):
-                env.log(0, f"{str(path)!r}: saved without checksums, so damage would not show; save it again")
+                env.log(
+                    0, f"{str(path)!r}: saved without checksums, so damage cannot be detected; save it again"
+                )
             room = place(first, last) if place else {}
             del content.tokens[first:]
             content.n_stored = first
@@ -138,7 +137,7 @@ def load(
             for name, cache, _, table, window in _caches(runner):
                 rows = file.get_slice(name)
                 begin = _begin(window, saved, first, last)
-                # A window may have less room here than in the runner that saved it.
+                # A window may have less room than in the runner that saved it.
                 kept = max(begin, last - table.capacity, room.get(table.window, 0))
                 for at, cell, n in _runs(table, slot, kept, last, cache):
                     at += kept - begin
@@ -151,36 +150,38 @@ def load(
 
 
 def _check_file(path: Path) -> None:
-    """Refuse what is no regular file, and a header of impossible size, before a parser sees it."""
+    """Check the kind of file and the header's size before a parser reads it."""
     try:
-        found = path.stat()  # before it is opened: a named pipe would wait for a writer
-        if not stat.S_ISREG(found.st_mode):
+        status = path.stat()  # opening a named pipe would wait for a writer
+        if not stat.S_ISREG(status.st_mode):
             raise StateError(f"{path}: is not a regular file; give the name of a saved state")
         with open(path, "rb") as file:
             header = int.from_bytes(file.read(8), "little")
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise StateError(f"{path}: cannot be read: {error}; give the name of a saved state") from None
-    if not 2 <= header <= min(MAX_HEADER_NBYTES, found.st_size - 8):
+    if not 2 <= header <= min(MAX_HEADER_NBYTES, status.st_size - 8):
         raise StateError(
             f"{path}: not a saved state, or truncated: its header has {header} bytes and the file "
-            f"{found.st_size}; save the state again"
+            f"{status.st_size}; save the state again"
         )
 
 
 def _check(
     runner: Runner, file: Any, path: str | os.PathLike[str], content: SlotContent
 ) -> tuple[int, int, list[int], int]:
-    """(first, last, tokens, resumable) of an open file. Raises StateError unless the file is complete and
-    fits the runner and the slot."""
+    """(first, last, tokens, resumable). Raises StateError unless the file is complete and fits the runner and
+    the slot."""
     meta = file.metadata() or {}
-    if (found := (meta.get("format"), meta.get("version"))) != (FORMAT, VERSION):
+    if (kind := (meta.get("format"), meta.get("version"))) != (FORMAT, VERSION):
         raise StateError(
-            f"{path}: format {found[0]!r} version {found[1]!r}: expected {FORMAT} version {VERSION}"
+            f"{path}: format {kind[0]!r} version {kind[1]!r}: expected {FORMAT} version {VERSION}"
         )
     for key, here in _identity(runner).items():
         if meta.get(key) != here:
-            what = "the same cache types" if key.startswith("type_") else "the model it was saved with"
-            raise StateError(f"{path}: saved with {key} {meta.get(key)!r}, here it is {here!r}; open {what}")
+            wanted = "the same cache types" if key.startswith("type_") else "the model it was saved with"
+            raise StateError(
+                f"{path}: saved with {key} {meta.get(key)!r}, here it is {here!r}; open {wanted}"
+            )
     first, last = _position(meta, "first", path), _position(meta, "last", path)
     saved = _position({"resumable": "0"} | meta, "resumable", path)  # older files do not have it
     if first >= last:
@@ -235,14 +236,12 @@ def _position(meta: dict[str, str], key: str, path: str | os.PathLike[str]) -> i
 
 
 def _identity(runner: Runner) -> dict[str, str]:
-    """What must be equal where a state is saved and where it is loaded."""
     options = runner.options
     return {"model_sha256": runner.fingerprint, "type_k": options.type_k, "type_v": options.type_v}
 
 
 def _caches(runner: Runner) -> Iterator[tuple[str, Weight, tuple[int, int], CellTable, int]]:
-    """(name in the file, cache, (kv heads, head size in stored elements), cell table, window) of every cache,
-    in the order of layers."""
+    """(name in the file, cache, (kv heads, head size in stored elements), cell table, window), by layer."""
     for plan in runner.kv.plans:
         layer, table = runner.kv.own[plan.layer], runner.kv.tables[plan.ring]
         for (name, width, dtype), cache in zip(plan.arrays, layer.arrays, strict=True):
@@ -251,7 +250,7 @@ def _caches(runner: Runner) -> Iterator[tuple[str, Weight, tuple[int, int], Cell
 
 
 def _states(runner: Runner) -> Iterator[tuple[str, Weight]]:
-    """(name in the file, array) of every recurrent state, in the order of layers."""
+    """(name in the file, array) of the recurrent states, by layer."""
     for layer in runner.kv.states.layers.values():
         yield from ((weight.name, weight) for weight in layer.arrays.values())
 

@@ -26,7 +26,6 @@ def _turn(sequence: Sequence) -> tuple[int, int]:
 
 
 def n_common(a: list[int], b: list[int], most: int) -> int:
-    """How many of the first `most` tokens are equal."""
     most = min(most, len(a), len(b))
     for begin in range(0, most, COMPARED):
         end = min(begin + COMPARED, most)
@@ -46,7 +45,6 @@ class RowsLeft:
     n_decode: int
 
     def rows_for(self, sequence: Sequence, decodes: bool, is_recurrent: bool) -> int:
-        """How many rows a sequence gets now."""
         n = min(sequence.n_wanted, self.n, max(1, self.n - self.n_decode))
         if not decodes:
             n = min(n, self.n_prompt)
@@ -199,13 +197,11 @@ class Scheduler:
     # ---- rows ----
 
     def compose(self, n_steps: int = 1) -> Batch:
-        """The rows of the next step; sequences with one row come first. `n_steps`: how many steps may be in
-        flight at once. They share the sequences: no sequence is in two of them.
+        """The rows of the next step; sequences with one row come first. Up to `n_steps` are in flight, with
+        different sequences.
 
-        The sequence that waited longest comes first. Each sequence that decodes has a row kept for it.
-        Prompts share the others, as many as the budget allows. A step never exceeds `n_ubatch` rows or
-        `max_outputs`. The first in line gets a row, unless it is a prompt and the budget has none for prompts
-        in this step.
+        Sequences are served in order of waiting. A row is kept for each one that decodes; prompts share the
+        rest within the budget. The first in line gets a row, unless it is a prompt and the budget has none.
         """
         line = sorted([s for s in self.running if not (s.is_paused or s.in_flight)], key=_turn)
         computed: set[object] = set()  # keys of the blocks of prompts that steps in flight compute

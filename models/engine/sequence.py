@@ -74,7 +74,6 @@ class Sequence:
     # ---- after a step ----
 
     def advance(self, n: int, cost: StepCost) -> None:
-        """A step has stored the next `n` positions."""
         self.in_flight, self.served = False, cost.number
         self.n_stored += n
         if self.n_stored <= len(self.request.tokens):

@@ -1,6 +1,4 @@
-"""Copying what a slot holds on the devices: blocks of K, V and index keys, and recurrent states. A slot is
-cheap to fork: nothing goes through the host, and full blocks are shared rather than copied.
-"""
+"""Copy blocks of K, V and index keys, and recurrent states, on the devices. Nothing goes through the host."""
 
 from __future__ import annotations
 
@@ -18,7 +16,6 @@ from vkbackend.runtime import Device
 
 
 def copy_blocks(devices: Sequence[Device], kv: KVCache, copies: Sequence[Copy]) -> None:
-    """Copy blocks of the caches, by group of layers. Raises what devices raise."""
     recordings = [Recording("copy blocks") for _ in devices]
     for group, table in enumerate(kv.groups):
         pairs = [(copy.source, copy.target) for copy in copies if copy.group == group]
@@ -50,14 +47,13 @@ def _run(devices: Sequence[Device], recordings: Sequence[Recording]) -> None:
 
 
 def _runs(blocks: np.ndarray) -> list[tuple[int, int, int]]:
-    """(first block of the source, of the target, how many) of blocks [2, n] that follow each other in both: a
-    copy for each block of a long context would make a recording whose barriers take minutes to derive."""
+    """(first block of the source, of the target, how many) of blocks [2, n] that follow each other in both.
+    With a copy for each block of a long context, barriers take minutes to derive."""
     breaks = np.flatnonzero((np.diff(blocks) != 1).any(axis=0)) + 1
     return [(int(run[0, 0]), int(run[1, 0]), run.shape[1]) for run in np.split(blocks, breaks, axis=1)]
 
 
 def _copy(recordings: list[Recording], weight: Weight, begin: int, other: int, n: int) -> None:
-    """Rows begin..begin+n of a weight to its rows from `other` on, on every device that holds a part."""
     for recording, pieces in zip(recordings, weight.pieces, strict=True):
         for _, view in pieces:
             recording.copy(_rows(view, begin, n), _rows(view, other, n), weight.name)

@@ -20,8 +20,7 @@ class SlotRequests:
         self._runner, self._cache, self._scheduler = runner, cache, scheduler
 
     def run(self, request: SaveState | LoadState | CopySlot | EraseSlot) -> tuple[int, ...]:
-        """Do it, and return the tokens of the slot. Raises InvalidArgument, StateError and what devices
-        raise."""
+        """Returns the tokens of the slot. Raises InvalidArgument, StateError and the errors of devices."""
         check_slot(request.slot, self._runner.n_slots)
         content = self._scheduler.content(request.slot)
         if isinstance(request, SaveState):
@@ -41,7 +40,7 @@ class SlotRequests:
         return tuple(content.tokens)
 
     def _copy(self, source: int, content: SlotContent, target: int) -> None:
-        # What the target held is gone, even if a device fails in the middle.
+        # The target is lost even if a device fails.
         self._scheduler.put(target, SlotContent())
         copies = self._cache.copy(source, target)
         if copies is None:
@@ -77,7 +76,6 @@ class SlotRequests:
         content.resumable = max(content.resumable, cache.resumable(slot))
 
     def _check_free(self, slot: int) -> None:
-        """Raises InvalidArgument if a sequence runs in the slot, or waits for it."""
         check_slot(slot, self._runner.n_slots)
         if slot not in self._scheduler.free or self._scheduler.waiting.waits_for(slot):
             raise InvalidArgument(

@@ -1,8 +1,7 @@
 """A checksum for each tensor of a saved state, in the metadata of its file (docs/state_format.md).
 
-A checksum covers the other metadata, the tensor's name, type and shape, and its bytes. So it fails for
-tensors that changed places, and for tensors of another state. Bytes are read in pieces, so that no state is
-in memory twice.
+It covers the other metadata, the tensor's name, type, shape and bytes, so tensors that are exchanged fail,
+too. Bytes are read in pieces: no state is in memory twice.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ _PREFIX = "sha256_"  # a key is this and the tensor's name
 
 
 def checksums(metadata: Mapping[str, str], tensors: Mapping[str, tuple[str, np.ndarray]]) -> dict[str, str]:
-    """The entries to add to the metadata of a file with these tensors, each with its type as the file names
-    it."""
+    """Entries for the metadata of a file. `tensors`: type in the file, and array."""
     return {
         _PREFIX + name: _digest(metadata, name, dtype, array.shape, [array])
         for name, (dtype, array) in tensors.items()

@@ -62,7 +62,6 @@ class StepResults:
 
 
 def _draw(drawing: list[Sequence], indices: list[int], rows: Rows) -> list[Choice]:
-    """A token for each sequence, from the output row of its index."""
     if not drawing:
         return []
     ids, logits, log_sums = rows

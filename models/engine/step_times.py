@@ -58,7 +58,6 @@ class StepTimes:
         return Mark(time.perf_counter(), self._runner.n_recorded, self._runner.record_s)
 
     def end(self, began: Mark, n_rows: int) -> StepCost:
-        """A step of so many rows ends now."""
         now, since = self.mark(), max(began, self._ended)
         self._ended = now
         before, before_s = self._reduced

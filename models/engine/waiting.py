@@ -1,5 +1,5 @@
-"""Requests that wait for a slot, in order of age and priority, and deadlines. To take a request costs
-the logarithm of their number; a step without a free slot costs nothing.
+"""Requests that wait for a slot, in order of age and priority, and deadlines. Taking a request costs the
+logarithm of their number.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Heap = list[tuple[tuple[float, int], Sequence]]
 
 
 class Waiting:
-    """Requests for any slot stand in one line, those for one slot in a line of its own."""
+    """One queue of requests for any slot, and a queue for each slot that is asked for."""
 
     def __init__(self) -> None:
         self._any: Heap = []
@@ -35,7 +35,7 @@ class Waiting:
         self._n += 1
 
     def forget(self) -> None:
-        """A request that stands here is over (`is_over`); it is dropped when its turn comes."""
+        """A waiting request is over (`is_over`); it is dropped in its turn."""
         self._n, self._n_dead = self._n - 1, self._n_dead + 1
         if self._n_dead > 64 + self._n:
             for heap in (self._any, *self._by_slot.values()):
@@ -47,7 +47,6 @@ class Waiting:
         return self._first(self._by_slot.get(slot, [])) is not None
 
     def pop(self, free: Iterable[int]) -> Sequence | None:
-        """Take the next request that one of the free slots suits; None if no request waits for one."""
         heaps = [self._any, *(self._by_slot[slot] for slot in free if slot in self._by_slot)]
         heads = [(first.order, heap) for heap in heaps if (first := self._first(heap)) is not None]
         if not heads:
@@ -64,11 +63,9 @@ class Waiting:
 
 
 class Deadlines:
-    """Who must be done by when."""
-
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Sequence]] = []
-        self._most = 64  # with this many entries, those that are over are dropped
+        self._most = 64  # entries before finished ones are dropped
 
     def add(self, sequence: Sequence, at: float) -> None:
         if len(self._heap) >= self._most:
@@ -81,7 +78,6 @@ class Deadlines:
         return bool(self._heap)
 
     def passed(self, now: float) -> Iterator[Sequence]:
-        """Requests whose deadline has passed and that are not over."""
         while self._heap and (self._heap[0][0] <= now or self._heap[0][2].is_over):
             sequence = heappop(self._heap)[2]
             if not sequence.is_over:
@@ -89,7 +85,6 @@ class Deadlines:
 
 
 def late(sequence: Sequence) -> DeadlineExceeded:
-    """The error of a request whose deadline has passed."""
     request = sequence.request
     done = f"{sequence.n_generated} tokens were made" if sequence.slot >= 0 else "it still waited for a slot"
     return DeadlineExceeded(

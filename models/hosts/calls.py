@@ -24,7 +24,6 @@ class Calls:
 
     @property
     def lost(self) -> str:
-        """Why the group is broken; empty while it works."""
         return self.transport.lost
 
     @property
@@ -74,7 +73,6 @@ class Calls:
         return node_messages.decode(data, node_messages.Call, self.names[0])
 
     def expect(self, type_: Any, timeout_s: float) -> Any:
-        """The next call, which must be of that type."""
         call = self.next_call(timeout_s)
         if isinstance(call, node_messages.End):
             raise DeviceLost(f"{self.names[0]} gave up; its own message says why")

@@ -140,7 +140,6 @@ def _step(runner: Runner, call: Step) -> None:
 
 
 def _range(group: Group, runner: Runner, device: int, name: str, offset: int, nbytes: int, call: Any) -> View:
-    """Bytes of a cache or table on a device of this node."""
     store = runner.mesh.stores.changing.get(name)
     _require(store is not None and device < len(group.hosts.of) and group.hosts.is_here(device), call)
     assert store is not None

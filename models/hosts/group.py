@@ -105,12 +105,10 @@ class Group(Calls):
     # ---- ends ----
 
     def on_lost(self, tell: Callable[[VkbackendError], None]) -> None:
-        """Call `tell` when a node is lost, at any time."""
         if self.pulse:
             self.pulse.on_lost = lambda: tell(DeviceLost(f"{self.lost}; open the model again"))
 
     def fail(self, words: str) -> None:
-        """Tell the others that this node cannot go on."""
         for node in [0] if self.transport.rank else self.transport.others:
             self.transport.send(node, Lane.FAILURE, words.encode()[:4000])
 

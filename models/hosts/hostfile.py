@@ -1,13 +1,12 @@
-"""The hosts of a group as a file names them: a line for each, host 0 (this machine) first.
+"""The hostfile: a line for each node of a group, node 0 (this machine) first.
 
-    # address    its devices   what else differs there
+    # address    devices   other settings
     10.0.0.1     dev=0,1
-    10.0.0.2     dev=0         model=/data/model.gguf  interface=eth1
+    10.0.0.2     dev=0     model=/data/model.gguf  interface=eth1
 
-Lines of settings alone hold for the group: `launcher=` ssh (default), manual (a command is printed for each
-host) or a program that is called as ssh is; `secret=` a file that all hosts have, else one is made for each
-group; `pass=` variables of the environment that the others get as well; `public=yes` where addresses are not
-private.
+Lines without an address hold for the group: `launcher=` ssh (default), manual (print a command for each node)
+or a program with ssh's arguments; `secret=` a file that all nodes have (default: a new secret); `pass=` more
+environment variables for the other nodes; `public=yes` allows public addresses.
 """
 
 from __future__ import annotations
@@ -41,27 +40,25 @@ class HostFile:
     launcher: str = "ssh"
     secret: str | None = None
     passed: tuple[str, ...] = ()  # names of variables
-    addresses: tuple[str, ...] = field(default=())  # of the hosts, as numbers
+    addresses: tuple[str, ...] = field(default=())  # numeric
 
     @property
     def places(self) -> tuple[str, ...]:
-        """All devices, written HOST/DEVICE."""
         return tuple(f"{n}/{device}" for n, host in enumerate(self.hosts) for device in host.devices)
 
 
 def read_hostfile(path: str) -> HostFile:
-    """Raises InvalidArgument for what cannot be used, and for addresses that are not private unless the file
-    says `public=yes`."""
+    """Raises InvalidArgument, also for public addresses without `public=yes`."""
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read(MAX_NBYTES + 1)
     except (OSError, ValueError) as error:
         raise InvalidArgument(
-            f"hostfile {path}: cannot be read: {error}; name a text file of hosts"
+            f"hostfile {path}: cannot be read: {error}; name a text file of nodes"
         ) from None
     if len(text) > MAX_NBYTES:
         raise InvalidArgument(
-            f"hostfile {path}: longer than {MAX_NBYTES} characters; it has a line for each host"
+            f"hostfile {path}: longer than {MAX_NBYTES} characters; it has a line for each node"
         )
     return parse_hosts(text, path)
 
@@ -88,7 +85,7 @@ def parse_hosts(text: str, path: str) -> HostFile:
     n_devices = sum(len(host.devices) for host in hosts)
     if len(hosts) < 2 or not 0 < n_devices <= MAX_SLOTS:
         raise InvalidArgument(
-            f"hostfile {path}: {len(hosts)} hosts with {n_devices} devices; name two hosts or more, with at "
+            f"hostfile {path}: {len(hosts)} nodes with {n_devices} devices; name two nodes or more, with at "
             f"most {MAX_SLOTS} devices (dev=0,1) in all"
         )
     if (public := common.get("public", "no")) not in ("yes", "no"):
@@ -98,7 +95,7 @@ def parse_hosts(text: str, path: str) -> HostFile:
         if public == "no" and not is_private(address):
             raise InvalidArgument(
                 f"hostfile {path}: {host.address} ({address}) is not a private address, and MPI neither "
-                "encrypts nor authenticates what it sends; use a private network or WireGuard, or say "
+                "encrypts nor authenticates its messages; use a private network or WireGuard, or say "
                 "public=yes"
             )
     launcher, secret = common.get("launcher", "ssh"), common.get("secret")
@@ -112,29 +109,29 @@ def is_private(address: str) -> bool:
 
 
 def secret_of(path: str) -> bytes:
-    """The secret in a file that nobody else may read. Raises InvalidArgument."""
+    """The secret in a file that only its owner may read. Raises InvalidArgument."""
     try:
         file = Path(path)
         if (mode := file.stat().st_mode & 0o077) or not 16 <= file.stat().st_size <= 4096:
-            what = "others may read it" if mode else "it has not 16 to 4096 bytes"
+            problem = "others may read it" if mode else "it must have 16 to 4096 bytes"
             raise InvalidArgument(
-                f"secret {path}: {what}; make it with `umask 077; head -c 32 /dev/urandom > FILE`"
+                f"secret {path}: {problem}; make it with `umask 077; head -c 32 /dev/urandom > FILE`"
             )
         return file.read_bytes()
     except OSError as error:
         raise InvalidArgument(
-            f"secret {path}: cannot be read: {error}; every host needs the same file"
+            f"secret {path}: cannot be read: {error}; every node needs the same file"
         ) from None
 
 
 def _settings(words: list[str], known: tuple[str, ...], where: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")
-        if not equals or not value or name not in known or name in found:
+        if not equals or not value or name not in known or name in settings:
             raise InvalidArgument(f"{where}: {word!r} is none of {', '.join(f'{name}=' for name in known)}")
-        found[name] = value
-    return found
+        settings[name] = value
+    return settings
 
 
 def _resolved(address: str) -> str:

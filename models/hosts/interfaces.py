@@ -1,4 +1,4 @@
-"""The network interfaces of this host (Linux): which has an address, which ports this process listens on."""
+"""The network interfaces of this machine, and the ports that this process listens on (Linux)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ _SIOCGIFADDR = 0x8915
 
 
 def interface_of(address: str) -> str | None:
-    """The interface with that address; None if this host has none."""
     wanted = ipaddress.ip_address(address)
     for _, name in socket.if_nameindex():
         if wanted in addresses_of(name):
@@ -23,35 +22,35 @@ def interface_of(address: str) -> str | None:
 
 
 def addresses_of(name: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
-    found: list[ipaddress.IPv4Address | ipaddress.IPv6Address] = []
+    addresses: list[ipaddress.IPv4Address | ipaddress.IPv6Address] = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
         request = struct.pack("256s", name.encode()[:15])
-        found.append(ipaddress.IPv4Address(fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24]))
+        addresses.append(ipaddress.IPv4Address(fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24]))
     with suppress(OSError), open("/proc/net/if_inet6", encoding="ascii") as lines:
         for words in map(str.split, lines):
             if words[5] == name:
-                found.append(ipaddress.IPv6Address(int(words[0], 16)))
-    return found
+                addresses.append(ipaddress.IPv6Address(int(words[0], 16)))
+    return addresses
 
 
 def listening_ports() -> list[str]:
     """ADDRESS:PORT of the TCP sockets that this process listens on."""
-    own = set()
+    sockets = set()
     with suppress(OSError):
         for fd in Path("/proc/self/fd").iterdir():
             with suppress(OSError):
                 target = os.readlink(fd)
                 if target.startswith("socket:["):
-                    own.add(target[8:-1])
-    found = []
+                    sockets.add(target[8:-1])
+    ports = []
     for table in ("tcp", "tcp6"):
         with suppress(OSError), open(f"/proc/net/{table}", encoding="ascii") as lines:
             next(lines)
             for words in map(str.split, lines):
-                if words[3] == "0A" and words[9] in own:
+                if words[3] == "0A" and words[9] in sockets:
                     host, port = words[1].split(":")
-                    found.append(f"{_address(host)}:{int(port, 16)}")
-    return sorted(found)
+                    ports.append(f"{_address(host)}:{int(port, 16)}")
+    return sorted(ports)
 
 
 def _address(text: str) -> str:

@@ -49,7 +49,6 @@ class Joining:
         return self._calls.leads
 
     def open(self, options: Options, interleave: bool | None) -> None:
-        """Node 0 lets the others begin to load."""
         if self.leads:
             given = {f.name: getattr(options, f.name) for f in fields(options)}
             self._calls.tell(node_messages.Open(json.dumps(given).encode(), interleave))
@@ -108,7 +107,6 @@ class Joining:
         return replace(options, tensor_split=split, n_gpu_layers=call.n_gpu_layers)
 
     def settle(self, options: Options) -> None:
-        """Node 0 sends the shares and layers to the others."""
         if self.leads:
             shares, n_layers = options.shares, options.n_gpu_layers
             assert n_layers != "auto"

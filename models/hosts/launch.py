@@ -1,8 +1,8 @@
-"""A group of hosts as a child of this process. `mpiexec` starts a process on each host. The process of host 0
-has the engine; we talk to it through a socket in a folder that only this user can enter.
+"""A group of nodes as a child of this process. `mpiexec` starts a process on each node. The process of node 0
+has the engine, at the other end of a socket in a folder that only this user can enter.
 
-It has the methods of a `multiprocessing.Process` that engine_process.py needs. When it ends, nothing of it is
-left on any host: MPI's process manager ends the others with the first that ends, and a follower that hears
+It has the methods of a `multiprocessing.Process` that engine_process.py needs. When it ends, nothing of it
+remains on any node: MPI's process manager ends all processes with the first, and a follower that hears
 nothing ends itself.
 """
 
@@ -31,23 +31,21 @@ from vkbackend.meta.mpi import require_mpi
 from vkbackend.models.hosts.hostfile import HostFile, HostLine, secret_of
 from vkbackend.models.hosts.interfaces import interface_of
 
-START_S = 60.0  # for the launcher to start host 0's process, which then says what it waits for
-KILL_S = 3.0  # for the process manager to end everything before it is ended itself
-# For all hosts to end once one has ended: longer than a follower waits after its last words (rank.END_S). The
-# process manager ends the others by itself, except a process that is stopped (SIGSTOP).
+START_S = 60.0  # for the launcher to start node 0's process
+KILL_S = 3.0  # for the process manager to end everything before it is killed
+# For all nodes to end after the first: longer than a follower waits after its last words (rank.END_S). The
+# process manager ends the others, except a process that is stopped (SIGSTOP).
 END_S = 8.0
-ENDED = "this host leaves the group"  # printed by a process that ends for another reason than End
-SECRET = "VKBACKEND_GROUP_SECRET"  # the variable with this group's secret, if the hosts share no file
-# What of our environment the other processes get: each host's drivers are its own business.
+ENDED = "this node leaves the group"  # printed by a process that ends without the call End
+SECRET = "VKBACKEND_GROUP_SECRET"  # the group's secret, if the nodes share no file
+# Variables that the other nodes get. Each node chooses its own drivers.
 PASSED = ("VKBACKEND_", "DEBUG", "COLUMNS", "UCX_", "MPIR_", "FI_", "PYTHONFAULTHANDLER")
-# How the lines begin that mpiexec itself prints about a process that ended.
+# Begins of the lines that mpiexec prints about a process that ended.
 _MANAGER = ("=", "[mpiexec@", "[proxy:", "YOUR APPLICATION", "This typically", "Please see the FAQ")
 _ENDED = re.compile(r"PID \d+ RUNNING AT (\S+)")
 
 
 class GroupProcess:
-    """`start` begins; `conn` is then the pipe to the engine on host 0."""
-
     def __init__(self, hosts: HostFile) -> None:
         require_mpi()
         self._hosts, self._folder = hosts, Path(tempfile.mkdtemp(prefix="vkbackend-group-"))
@@ -57,8 +55,8 @@ class GroupProcess:
         self._timer: threading.Timer | None = None
 
     def start(self) -> Connection:
-        """Start all processes. Raises InvalidArgument, DeviceLost and Timeout if host 0's does not come
-        up."""
+        """Start all processes; returns the pipe to the engine. Raises InvalidArgument, DeviceLost,
+        Timeout."""
         listener = socket.socket(socket.AF_UNIX)
         try:
             listener.bind(str(self._folder / "engine"))
@@ -95,12 +93,11 @@ class GroupProcess:
                 raise DeviceLost(f"the group did not start: {self.last_words()}")
             if time.monotonic() > deadline:
                 raise Timeout(
-                    f"host 0's process did not come up within {START_S:.0f} s: {self.last_words()}; see that "
-                    "each host can be reached by ssh without a password, or use launcher=manual"
+                    f"node 0's process did not start within {START_S:.0f} s: {self.last_words()}; see that "
+                    "each node can be reached by ssh without a password, or use launcher=manual"
                 )
 
     def environment(self) -> dict[str, str]:
-        """The environment of `mpiexec`, with a secret if the hosts share no file with one."""
         environment = dict(os.environ)
         if self._hosts.secret is None:
             environment[SECRET] = secrets.token_hex(32)
@@ -110,8 +107,8 @@ class GroupProcess:
         return environment
 
     def command(self, environment: dict[str, str], leads: Sequence[str] = ()) -> list[str]:
-        """The command line of `mpiexec`, with what it starts on each host. On host 0 that is `leads` (a
-        module and its arguments), or the process of an engine."""
+        """The command line of `mpiexec`. `leads`: module and arguments for node 0, in place of the engine's
+        process."""
         hosts = self._hosts
         beside = Path(sys.executable).parent / "mpiexec"
         mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
@@ -149,7 +146,7 @@ class GroupProcess:
         return words + rest
 
     def _listen(self) -> None:
-        """What the process manager and all hosts print goes to stderr, and the last lines into errors."""
+        """Copy the output of the process manager and all nodes to stderr; keep the last lines for errors."""
         assert self._process is not None and self._process.stdout is not None
         to_type = iter(self._hosts.hosts)
         for line in self._process.stdout:
@@ -172,18 +169,18 @@ class GroupProcess:
             self._timer.start()
 
     def last_words(self) -> str:
-        """Which host ended first, or the last line that any printed."""
+        """Which node ended first, or the last line of output."""
         if self._reader is not None:
             self._reader.join(1.0)
         for line in self._said:
-            if found := _ENDED.search(line):
-                address = found[1]
+            if match := _ENDED.search(line):
+                address = match[1]
                 known = dict(zip(self._hosts.addresses, self._hosts.hosts, strict=True))
                 name = known[address].address if address in known else address
                 number = self._hosts.addresses.index(address) if address in known else "?"
-                return f"the process of host {number} ({name}) ended first"
+                return f"the process of node {number} ({name}) ended first"
         said = [line for line in self._said if line.strip(" =")]
-        return said[-1] if said else "nothing was said"
+        return said[-1] if said else "it printed nothing"
 
     # ---- as a multiprocessing.Process ----
 
@@ -204,8 +201,8 @@ class GroupProcess:
                 self._process.wait(timeout)
 
     def kill(self) -> None:
-        """Ask the process manager to end everything. If it does not, it is killed, and its helpers on the
-        hosts then end what they started."""
+        """Ask the process manager to end everything. If it does not, kill it; its helpers then end their
+        processes."""
         if not self.is_alive():
             return
         assert self._process is not None

@@ -1,4 +1,4 @@
-"""What hosts tell each other: descriptions of their devices (cards), and hashes of what must be equal."""
+"""Descriptions of devices (cards) that nodes exchange, and hashes of what must be equal."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ def card_data(device: Device, speeds: bool) -> node_messages.CardData:
 
 
 def limits_data(limits: Limits) -> node_messages.LimitsData:
-    told = {f.name: getattr(limits, f.name) for f in fields(Limits)}
-    told |= {
+    values = {f.name: getattr(limits, f.name) for f in fields(Limits)}
+    values |= {
         "choices": [(row, list(ops)) for row, ops in limits.choices],
         "matrix_units": tuple(limits.matrix_units),
         "features": sorted(limits.features),
     }
-    return node_messages.LimitsData(**told)
+    return node_messages.LimitsData(**values)
 
 
-def card_of(host: str, data: node_messages.CardData) -> Card:
-    """The card that the plan reads, from the data that was sent. The host becomes part of the UUID, because
-    devices of two hosts may have the same."""
-    told = {f.name: getattr(data.limits, f.name) for f in fields(Limits)}
-    told |= {
+def card_of(node: str, data: node_messages.CardData) -> Card:
+    """The card for the plan. The node becomes part of the UUID, because devices of two nodes may have the
+    same UUID."""
+    values = {f.name: getattr(data.limits, f.name) for f in fields(Limits)}
+    values |= {
         "max_groups": tuple(data.limits.max_groups),
         "choices": tuple((row, tuple(ops)) for row, ops in data.limits.choices),
         "matrix_units": MatrixUnits(*data.limits.matrix_units),
@@ -61,10 +61,10 @@ def card_of(host: str, data: node_messages.CardData) -> Card:
     if p := data.physical:
         heaps = tuple(HeapCard(h.nbytes, h.device_local, h.budget) for h in p.heaps)
         physical = PhysicalCard(
-            p.name, f"{host}/{p.uuid}", p.vendor, p.driver, p.driver_version, p.is_cpu, heaps
+            p.name, f"{node}/{p.uuid}", p.vendor, p.driver, p.driver_version, p.is_cpu, heaps
         )
     return Card(
-        data.name, Limits(**told), data.imports_pages, data.has_codebooks, data.free, physical, data.speed
+        data.name, Limits(**values), data.imports_pages, data.has_codebooks, data.free, physical, data.speed
     )
 
 
@@ -72,7 +72,7 @@ def card_of(host: str, data: node_messages.CardData) -> Card:
 
 
 def settings() -> str:
-    """The environment variables that change the recorded steps, as text."""
+    """The environment variables that change recorded steps."""
     words = {
         "fuse": env.fusing(),
         "exact": env.exact(),
@@ -88,7 +88,6 @@ def hash_of(*parts: object) -> str:
 
 
 def tables_hash(ropes: Mapping[str, RopeTable], n_ctx: int) -> str:
-    """The hash of the rows of cos and sin of all positions."""
     digest = hashlib.sha256()
     for name in sorted(ropes):
         for begin in range(0, n_ctx, 4096):

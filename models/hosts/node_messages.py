@@ -1,7 +1,7 @@
-"""What host 0 of a group says to the others, and what they answer: typed, bounded, nothing unpickled.
+"""Calls from node 0 to the other nodes, and their replies, in msgpack: typed, bounded, nothing unpickled.
 
-msgpack, decoded into exactly these types; whatever does not fit is a DeviceLost that names the host. What the
-values mean (devices, names, ranges) is checked by the code that acts on them.
+Bytes that do not fit a type raise DeviceLost, which names the node. The code that acts on a call checks its
+values (devices, names, ranges).
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ class Open(_Call):
 
 
 class Measure(_Call):
-    """Before anything is opened: open these devices, send their cards with speeds and a Place, then time
-    exchanges of these sizes, in bytes."""
+    """Before Open: open these devices, send their cards with speeds and a Place, then time exchanges of these
+    sizes, in bytes."""
 
     devices: Annotated[list[Name], Meta(max_length=MAX_SLOTS)]
     sizes: Annotated[list[Annotated[int, Meta(ge=4, le=PIECE_NBYTES)]], Meta(max_length=16)]
 
 
 class Reduces(_Call):
-    """Before anything is opened: open the devices, time all-reduces with `ReduceOptions` of these fields,
-    close the devices. The answer is a byte: whether the sums were exact."""
+    """Before Open: time all-reduces over the devices, with `ReduceOptions` of these fields. Answered by
+    whether the sums were exact."""
 
     devices: Annotated[list[Name], Meta(max_length=MAX_SLOTS)]
     nbytes: Annotated[int, Meta(ge=4, le=1 << 28)]
@@ -67,7 +67,7 @@ class Reduces(_Call):
 
 
 class Settle(_Call):
-    """What host 0 decided for all: shares and layers on the devices."""
+    """Shares and layers on the devices, as node 0 decided."""
 
     tensor_split: Annotated[list[Annotated[float, Meta(ge=0)]], Meta(max_length=MAX_SLOTS)] | None
     n_gpu_layers: U32 | None
@@ -98,7 +98,7 @@ class RunData(Struct, array_like=True, forbid_unknown_fields=True):
     first_row: Annotated[int, Meta(ge=0, lt=MAX_ROWS)]
     n_rows: Annotated[int, Meta(ge=1, le=MAX_ROWS)]
     first_pos: U32
-    read: Annotated[int, Meta(ge=-1, lt=1 << 16)] = -1  # recurrent states; -1: those of the slot's number
+    read: Annotated[int, Meta(ge=-1, lt=1 << 16)] = -1  # recurrent states; -1: the slot's number
     written: Annotated[int, Meta(ge=-1, lt=1 << 16)] = -1
 
 
@@ -122,8 +122,6 @@ class Step(_Call):
 
 
 class Write(_Call):
-    """Bytes of a cache or a table on a device."""
-
     device: Device
     name: Name
     offset: U63
@@ -131,7 +129,7 @@ class Write(_Call):
 
 
 class Read(_Call):
-    """Answered by the bytes themselves."""
+    """Answered by the bytes."""
 
     device: Device
     name: Name
@@ -166,8 +164,6 @@ Call = Open | Measure | Reduces | Settle | Record | Step | Write | Read | CopyRa
 
 
 class LimitsData(Struct, forbid_unknown_fields=True):
-    """`Limits`, field by field."""
-
     max_invocations: U32
     max_shared_nbytes: U32
     max_groups: tuple[U32, U32, U32]
@@ -210,20 +206,20 @@ class CardData(Struct, forbid_unknown_fields=True):
 
 
 class Cards(Struct, forbid_unknown_fields=True):
-    """The devices of a host, by their number in the group, and how many bytes its memory has free."""
+    """The devices of a node by their number in the group, and its free host memory in bytes."""
 
     devices: Annotated[dict[Device, CardData], Meta(max_length=MAX_SLOTS)]
     host_free: U63 | None = None
 
 
 class Place(Struct, forbid_unknown_fields=True):
-    """Which interface a host uses, on which ports it listens."""
+    """Interface and ports of a node."""
 
     where: Text
 
 
 class Likeness(Struct, forbid_unknown_fields=True):
-    """What must be equal on all hosts before anything is loaded."""
+    """What must be equal on all nodes."""
 
     version: Name
     settings: Text
@@ -239,7 +235,7 @@ MemoryRow = Annotated[dict[Name, U63 | Name | None], Meta(max_length=32)]
 
 
 class MemoryReport(Struct, forbid_unknown_fields=True):
-    """By device what `Runner.memory` says of it."""
+    """The rows of `Runner.memory`, by device."""
 
     devices: Annotated[dict[Device, MemoryRow], Meta(max_length=MAX_SLOTS)]
 
@@ -253,7 +249,7 @@ def encode(message: object) -> bytes:
 
 
 def decode(data: bytes, type_: Any, sender: str) -> Any:
-    """The message; raises DeviceLost for anything that is none of that type."""
+    """Raises DeviceLost for bytes that are not a message of that type."""
     decoder = _decoders.get(type_)
     if decoder is None:
         decoder = _decoders[type_] = msgspec.msgpack.Decoder(type_)
@@ -262,6 +258,5 @@ def decode(data: bytes, type_: Any, sender: str) -> Any:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DeviceLost(
             f"{sender} sent bytes that are not a message of this version ({error}); use the same version of "
-            "vkbackend "
-            "on all hosts"
+            "vkbackend on all nodes"
         ) from None

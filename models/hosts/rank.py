@@ -1,7 +1,7 @@
-"""The process of one host in a group, which an MPI launcher starts: `python -m vkbackend.models.hosts.rank`.
+"""The process of one node, which an MPI launcher starts: `python -m vkbackend.models.hosts.rank`.
 
-The process of host 0 has the engine. Its caller is at the other end of a socket, on the same machine and of
-the same user. The other processes follow host 0.
+Node 0's process has the engine. Its caller is at the other end of a socket, on the same machine and of the
+same user. The other processes follow node 0.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from vkbackend.models.hosts.interfaces import interface_of, listening_ports
 from vkbackend.models.hosts.launch import ENDED, SECRET
 from vkbackend.models.options import Options
 
-END_S = 5.0  # how long a process whose group is lost gets to end by itself
+END_S = 5.0  # for a process of a lost group to end by itself
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def arrive(args: argparse.Namespace) -> Group:
-    """Join the group: set up MPI, and check that all hosts know the secret."""
+    """Set up MPI, and check that all nodes know the secret."""
     secret = secret_of(args.secret) if args.secret else bytes.fromhex(os.environ.pop(SECRET, ""))
     if len(secret) < 16:
         raise InvalidArgument("this process belongs to a group and got no secret; start the group again")
@@ -52,7 +52,7 @@ def arrive(args: argparse.Namespace) -> Group:
     interface = args.interface or interface_of(args.address)
     force_interface(interface, args.address)
     transport = MPITransport()
-    transport.names = [f"host {n} ({name})" for n, name in enumerate(args.names.split(","))]
+    transport.names = [f"node {n} ({name})" for n, name in enumerate(args.names.split(","))]
     where = f"{interface}, listens on {', '.join(listening_ports())}"
     env.log(1, f"{transport.names[transport.rank]}: {transport.library} on {where}")
     greet(transport, secret)
@@ -60,7 +60,7 @@ def arrive(args: argparse.Namespace) -> Group:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="One host of a group; started by `vkbackend hosts run`.")
+    parser = argparse.ArgumentParser(description="One node of a group; started by `vkbackend hosts run`.")
     add_arguments(parser)
     args = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides
@@ -72,7 +72,7 @@ def main() -> int:
         try:
             follow(group, args.model)
         except Exception:
-            # When one process ends, the manager ends all. Wait, so that host 0 hears the reason first.
+            # When a process ends, the manager ends all. Node 0 must receive the reason first.
             time.sleep(END_S)
             raise
     group.leave()
@@ -80,36 +80,34 @@ def main() -> int:
 
 
 def end_after_the_cause() -> None:
-    """Delay the end of this process by seconds if it crashes. MPICH 5.0.2 crashes when it sends (a beat, say)
-    to a process that has ended. The process manager names the host that it saw end first: that should be the
-    cause, not this host.
+    """Delay the end of this process by seconds if it crashes. MPICH 5.0.2 crashes when it sends to a process
+    that has ended, and the process manager names the first node that ended: that should be the cause.
 
-    The handler is `sleep` of glibc, whose seconds are then the signal's number (SIGABRT 6, SIGBUS 7, SIGSEGV
-    11). After the sleep the same fault ends the process. The manager takes milliseconds to end all others."""
+    The handler is `sleep` of glibc, with the signal's number as seconds (SIGABRT 6, SIGBUS 7, SIGSEGV 11).
+    After the sleep the same fault ends the process. The manager needs milliseconds to end all others."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "sysv_signal"):
         return
     libc.sysv_signal.argtypes = ctypes.c_int, ctypes.c_void_p
-    told = faulthandler.is_enabled()
+    enabled = faulthandler.is_enabled()
     faulthandler.disable()
     for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT):
         libc.sysv_signal(number, ctypes.cast(libc.sleep, ctypes.c_void_p))
-    if told:
-        faulthandler.enable()  # which calls what was there before it
+    if enabled:
+        faulthandler.enable()  # it calls the handler before it
 
 
 def force_interface(interface: str | None, address: str) -> None:
-    """Let MPI use that interface only: by itself it may pick any, such as Wi-Fi."""
+    """Let MPI use that interface only: it may choose Wi-Fi."""
     if interface is None:
         raise InvalidArgument(
-            f"this host has no address {address}; name it as the hostfile does, or its interface"
+            f"this node has no address {address}; name it as the hostfile does, or its interface"
         )
     os.environ.setdefault("UCX_NET_DEVICES", interface)
     os.environ.setdefault("FI_TCP_IFACE", interface.split(",")[-1])
 
 
 def _lead(group: Group, folder: str) -> None:
-    """Serve the caller's requests; ends when it does."""
     with socket.socket(socket.AF_UNIX) as caller:
         caller.connect(str(Path(folder) / "engine"))
         conn = Connection(caller.detach())
@@ -122,7 +120,6 @@ def _lead(group: Group, folder: str) -> None:
 
 
 def _end_soon() -> None:
-    """A follower whose group is lost ends by itself, wherever it waits."""
     env.log(0, ENDED)
     timer = threading.Timer(END_S, os._exit, (1,))
     timer.daemon = True
@@ -130,7 +127,7 @@ def _end_soon() -> None:
 
 
 def run(main: Callable[[], int] = main) -> None:
-    """Run `main`, then end at once: a usual exit lets MPI wait for hosts that are gone."""
+    """Run `main`, then end at once: in a usual exit MPI waits for nodes that are gone."""
     code = 1
     try:
         code = main()

@@ -1,4 +1,4 @@
-"""A program on host 0 that uses a group of hosts and prints its results as lines of JSON. Before a test
+"""A program on node 0 that uses a group of hosts and prints its results as lines of JSON. Before a test
 interrupts it, it waits for a line.
 """
 

@@ -114,7 +114,7 @@ def exchange_us(text: str) -> float:
 
 def test_check(net: namespaces.Net, tmp_path: Path) -> None:
     found = called(net, "check", "--hostfile", str(net.hostfile(tmp_path / "a", DEVICES)))
-    assert "host 1 (10.213.77.2)" in found and "eth0, listens on" in found and "10.213.77.1:" in found
+    assert "node 1 (10.213.77.2)" in found and "eth0, listens on" in found and "10.213.77.1:" in found
 
 
 @pytest.mark.wide
@@ -138,7 +138,7 @@ def test_check_sees_a_slow_network(net: namespaces.Net, tmp_path: Path) -> None:
 def test_plan(net: namespaces.Net, tmp_path: Path) -> None:
     hostfile = str(net.hostfile(tmp_path / "hosts", ["numpy", "numpy,numpy"]))
     found = called(net, "run", "--hostfile", hostfile, "--", "plan", "-m", str(DEMO), "-ts", "2,1,1")
-    assert "host 1 (10.213.77.2)/numpy.1" in found and "reduces" in found
+    assert "node 1 (10.213.77.2)/numpy.1" in found and "reduces" in found
 
 
 @pytest.mark.wide

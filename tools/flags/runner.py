@@ -65,7 +65,7 @@ def refuse_hostfile(options: Options) -> None:
     """Raise InvalidArgument if a command that opens devices itself gets a hostfile."""
     if options.hostfile is not None:
         raise InvalidArgument(
-            "this command runs in host 0's process: write "
+            "this command runs in node 0's process: write "
             f"`vkbackend hosts run --hostfile {options.hostfile} -- COMMAND ...`"
         )
 

@@ -40,7 +40,7 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[namespaces.Net]:
 
 
 class Caller:
-    """tests/support/host_caller.py on host 0."""
+    """tests/support/host_caller.py on node 0."""
 
     def __init__(self, net: namespaces.Net, folder: Path, **wanted: Any) -> None:
         # Between processes of one machine MPI would use shared memory.
@@ -116,7 +116,7 @@ def check_equal(net: namespaces.Net, tmp_path: Path, cases: list[Any]) -> None:
         assert heard["same"] and heard["state"], (name, options)
         assert heard["computed"] == (len(LONG) + 1 - 64 if name == "llama" else None), "64 were shared"
         assert len(heard["told"]) == len(heard["devices"])
-        assert any(word.startswith("host 1 (10.") for word in heard["told"] + heard["devices"]) or options
+        assert any(word.startswith("node 1 (10.") for word in heard["told"] + heard["devices"]) or options
     assert caller.process.wait(LIMIT_S) == 0
     caller.close()
     wait_until(lambda: not net.processes())
@@ -165,7 +165,7 @@ def struck(net: namespaces.Net, tmp_path: Path, when: str, host: int, number: in
         limit = 70 if when == "load" else SILENCE_S + 25  # a host that never came up is waited for longer
         assert time.monotonic() - struck_at < limit
         if host and number == signal.SIGKILL:
-            assert f"host {host} ({net.address(host)})" in error["words"], error
+            assert f"node {host} ({net.address(host)})" in error["words"], error
         wait_until(lambda: set(net.processes()) == {caller.process.pid}, 20)
         caller.go_on()
         again = caller.heard()["again"]

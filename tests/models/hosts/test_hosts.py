@@ -115,7 +115,7 @@ def test_large_sums_are_scattered_over_hosts(
 
 
 def test_rows_of_cos_and_sin_of_host_0_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hash of each host's tables is another here, so host 0 has to send the rows that it computed."""
+    """The hash of each host's tables is another here, so node 0 has to send the rows that it computed."""
     path = write(build("llama"), tmp_path / "model.gguf")
     with monkeypatch.context() as patch:
         from vkbackend.models.hosts import joining
@@ -312,7 +312,7 @@ def test_memory_of_all_devices(tmp_path: Path) -> None:
     one.close()
     with twin_runner(path, THREE, **OPTIONS) as runner:
         got = runner.memory()
-    assert [row["device"] for row in got] == ["numpy", "host 1/numpy.0", "host 1/numpy.1"]
+    assert [row["device"] for row in got] == ["numpy", "node 1/numpy.0", "node 1/numpy.1"]
     for key in ("weights", "kv", "scratch"):
         assert [row[key] for row in got] == [row[key] for row in want]
 
@@ -339,7 +339,7 @@ def test_a_step_that_cannot_be_recorded_ends_the_group(
     def fail(kind: object) -> None:
         raise OutOfDeviceMemory("no memory for a step")
 
-    with pytest.raises(DeviceLost, match="host 0 could not record a step: no memory"):
+    with pytest.raises(DeviceLost, match="node 0 could not record a step: no memory"):
         with twin_runner(path, TWO, **OPTIONS) as runner:
             monkeypatch.setattr(runner.mesh, "_record", fail)
             with pytest.raises(OutOfDeviceMemory):
@@ -354,7 +354,7 @@ def test_another_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """Its shapes are equal, so only the handshake can tell the models apart."""
     paths = [write_tiny(tmp_path / f"{seed}.gguf", Tiny("llama", seed=seed)) for seed in (0, 1)]
     with (
-        pytest.raises(PlanError, match="host 1 differs in its model"),
+        pytest.raises(PlanError, match="node 1 differs in its model"),
         twin_runner(paths[0], TWO, models=[None, str(paths[1])], **OPTIONS),
     ):
         pass
@@ -388,10 +388,10 @@ def test_places_that_are_none(word: str) -> None:
 def test_host_memory_is_that_of_each_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit, "host_free_nbytes", lambda: 1000)
     card = Card("numpy", Limits(), True, False, None, None)
-    there = [Elsewhere(n, f"host {n}", card) for n in (1, 2)]
+    there = [Elsewhere(n, f"node {n}", card) for n in (1, 2)]
     there[0].host_free = 500
     budgets = fit.host_budgets([NumpyDevice("numpy"), *there, NumpyDevice("numpy.1")])
     assert [(b.name, b.nbytes, b.members) for b in budgets] == [
         ("host memory", 980, (0, 3)),
-        ("memory of host 1", 490, (1,)),  # host 2 does not say
+        ("memory of node 1", 490, (1,)),  # node 2 does not say
     ]

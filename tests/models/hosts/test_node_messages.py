@@ -41,7 +41,7 @@ GOOD = [
 
 @pytest.mark.parametrize("message", GOOD, ids=lambda m: type(m).__name__)
 def test_messages_come_as_they_went(message: Any) -> None:
-    assert node_messages.decode(node_messages.encode(message), node_messages.Call, "host 0") == message
+    assert node_messages.decode(node_messages.encode(message), node_messages.Call, "node 0") == message
 
 
 @given(st.binary(max_size=300))
@@ -53,9 +53,9 @@ def test_random_bytes_are_no_message(data: bytes) -> None:
         node_messages.MemoryReport,
     ):
         try:
-            node_messages.decode(data, type_, "host 1")
+            node_messages.decode(data, type_, "node 1")
         except DeviceLost as error:
-            assert "host 1" in str(error)
+            assert "node 1" in str(error)
 
 
 WRONG = [
@@ -77,14 +77,14 @@ WRONG = [
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
 def test_what_is_out_of_bounds(wrong: Any) -> None:
     with pytest.raises(DeviceLost, match="not a message of this version"):
-        node_messages.decode(node_messages.encode(wrong), node_messages.Call, "host 0")
+        node_messages.decode(node_messages.encode(wrong), node_messages.Call, "node 0")
 
 
 # ---- calls to a host that has a model ----
 
 
 class Follower:
-    """A runner on host 1 of two, whose host 0 is the test."""
+    """A runner on node 1 of two, whose node 0 is the test."""
 
     def __init__(self, path: Path) -> None:
         self.led, self.here = TwinTransport.group(2)
@@ -101,7 +101,7 @@ class Follower:
         following.obey(
             self.group,
             self.runner,
-            node_messages.decode(node_messages.encode(call), node_messages.Call, "host 0"),
+            node_messages.decode(node_messages.encode(call), node_messages.Call, "node 0"),
         )
 
 
@@ -172,7 +172,7 @@ def test_random_calls(follower: Follower, data: st.DataObject) -> None:
     device = follower.runner.mesh.devices[1]
     counts = dict(device.counts)
     try:
-        call = node_messages.decode(node_messages.encode(words), node_messages.Call, "host 0")
+        call = node_messages.decode(node_messages.encode(words), node_messages.Call, "node 0")
         following.obey(follower.group, follower.runner, call)
     except DeviceLost:
         pass
@@ -184,7 +184,7 @@ def test_random_calls(follower: Follower, data: st.DataObject) -> None:
 def test_a_message_that_is_too_long_is_not_taken() -> None:
     led, follows = TwinTransport.group(2)
     led.send(1, Lane.CALL, b"x" * 100)
-    with pytest.raises(DeviceLost, match="host 0 sent a call of 100 bytes where at most 99"):
+    with pytest.raises(DeviceLost, match="node 0 sent a call of 100 bytes where at most 99"):
         follows.poll(0, Lane.CALL, 99)
 
 
@@ -240,14 +240,14 @@ def test_silence_and_last_words() -> None:
     pulse.on_lost = lost.set
     assert not lost.wait(1.6)
     other.close()
-    assert lost.wait(10) and "host 1 has said nothing for 1 s" in led.lost
-    with pytest.raises(DeviceLost, match="host 1 has said nothing"):
+    assert lost.wait(10) and "node 1 has said nothing for 1 s" in led.lost
+    with pytest.raises(DeviceLost, match="node 1 has said nothing"):
         led.wait(lambda: False, "something")
     led, follows = TwinTransport.group(2)
     Group(follows, pulse=False).fail("GGUFError: no file")
     pulse = Pulse(led, 30.0)
     pulse._thread.join(10)
-    assert led.lost == "host 1 failed: GGUFError: no file"
+    assert led.lost == "node 1 failed: GGUFError: no file"
 
 
 # ---- hostfiles ----
@@ -268,7 +268,7 @@ def test_a_hostfile() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("10.0.0.1 dev=0", "two hosts or more"),
+        ("10.0.0.1 dev=0", "two nodes or more"),
         ("10.0.0.1\n10.0.0.2 dev=" + ",".join("0" * 40), "devices"),
         ("10.0.0.1\n10.0.0.2 devices=0", "line 2: 'devices=0' is none of dev="),
         ("10.0.0.1\n10.0.0.2 dev=0 dev=1", "line 2"),
@@ -316,5 +316,5 @@ def test_no_limit_of_a_message_is_below_what_is_sent() -> None:
     data = node_messages.encode(call)
     assert (
         len(data) <= node_messages.MAX_CALL_NBYTES
-        and node_messages.decode(data, node_messages.Call, "host 0") == call
+        and node_messages.decode(data, node_messages.Call, "node 0") == call
     )

@@ -73,7 +73,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (TWO, 2, {}, 2),
         (THREE, 3, {}, 3),
         (["0/numpy", "0/numpy", "1/numpy"], 2, {}, 2),
-        (["1/numpy", "0/numpy"], 2, {}, 1),  # host 0 has the last layers, and computes them at once
+        (["1/numpy", "0/numpy"], 2, {}, 1),  # node 0 has the last layers, and computes them at once
         (TWO, 2, {"split_mode": "tensor"}, 1),
         (THREE, 3, {"tensor_split": [1, 0, 1]}, 2),
         ([*TWO, "1/numpy"], 2, {"split_mode": "hosts"}, 2),
@@ -115,7 +115,7 @@ def test_one_sequence_waits_for_nobody() -> None:
 
 
 def test_hosts_compute_different_steps_at_once(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Host 1 ends a step only when host 0 has computed its part of the next one, if there will be one."""
+    """Host 1 ends a step only when node 0 has computed its part of the next one, if there will be one."""
     begun, ended, together = Counter[int](), Counter[int](), 0
     state = threading.Condition()
     real, leader = NumpyDevice.execute, threading.get_ident()
