@@ -93,7 +93,7 @@ def test_a_wrong_arrow_is_seen(layer: str, source: str) -> None:
 
 
 def test_no_circles() -> None:
-    circles = structure.read(ROOT).circles()
+    circles = structure.read(ROOT).circles(typed=True)
     assert not circles, "\n".join(" <-> ".join(circle) for circle in circles)
 
 
