@@ -1,8 +1,8 @@
-// The server's API, and nothing else: every address is relative to the page.
+// Client of the server's API. Addresses are relative to the page.
 
-const KEY = "vkbackend.key"; // in sessionStorage: gone with the tab
+const KEY = "vkbackend.key"; // in sessionStorage: lost with the tab
 
-/** What the server refused, or that it was not reached (status 0). */
+/** An error from the server; status 0: not reached. */
 export class ApiError extends Error {
   constructor(status, { message, code, progress } = {}) {
     super(message || `The server answered ${status}.`);
@@ -12,7 +12,7 @@ export class ApiError extends Error {
   }
 }
 
-/** Cuts a stream of text into the data of server-sent events. */
+/** Parses server-sent events. */
 export class EventLines {
   constructor() {
     this.rest = "";
@@ -26,7 +26,7 @@ export class EventLines {
 }
 
 export class Api {
-  /** `askKey` is called where the server wants a key; it resolves to one, or to null. */
+  /** `askKey` resolves to a key or null. */
   constructor(askKey) {
     this.askKey = askKey;
     this.asking = null;
@@ -47,7 +47,7 @@ export class Api {
     throw new ApiError(response.status, (await response.json().catch(() => null))?.error);
   }
 
-  /** Whether there is another key than the one that was sent; several requests ask once. */
+  /** Whether the key differs from the one sent; concurrent requests ask once. */
   async newKey(sent) {
     if (sessionStorage.getItem(KEY) !== sent) return true;
     this.asking ??= this.askKey(sent !== null).finally(() => (this.asking = null));
@@ -60,7 +60,7 @@ export class Api {
     return (await this.request(path)).json();
   }
 
-  /** The chunks of an answer, as OpenAI's API streams them. */
+  /** Yields OpenAI's chunks. */
   async *chat(body, signal) {
     const options = { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body), signal };
     const response = await this.request("v1/chat/completions", options);

@@ -1,17 +1,17 @@
-// What a reader does with a conversation: send, stop, ask again, edit. Knows the tree, the store and the API.
+// Actions on a conversation: send, stop, regenerate, edit.
 
 import { ApiError } from "./api.js";
 import { announce } from "./dom.js";
 import { ROOT, add, openCalls, path, pathTo, place, remove, turn } from "./tree.js";
 
-const SAVE_MS = 2000; // while an answer grows
+const SAVE_MS = 2000; // during an answer
 const SHOW_MS = 50;
 
 export class Chat {
-  /** `show()` shows what is open again, `tell(text)` an error; `settings()` are fields of a request. */
+  /** `show()` redraws, `tell(text)` shows an error, `settings()` returns request fields. */
   constructor({ api, store, messages, settings, show, tell }) {
     Object.assign(this, { api, store, messages, settings, show, tell });
-    this.runs = new Map(); // conversation's id -> {node, controller}
+    this.runs = new Map(); // conversation id -> {node, controller}
     this.current = null;
   }
 
@@ -31,12 +31,12 @@ export class Chat {
     }
   }
 
-  /** Save it, unless it was deleted meanwhile. */
+  /** Save unless deleted. */
   keep(chat) {
     if (this.store.get(chat.id)) this.save(chat);
   }
 
-  /** Send a question; where the model has called tools, the result of the first open call. */
+  /** Send a question, or the result of the first open call. */
   send(text) {
     const chat = this.current;
     if (this.isRunning() || !text.trim()) return false;
@@ -64,7 +64,7 @@ export class Chat {
   turn(node, step) {
     if (this.isRunning()) return;
     const shown = turn(this.current, node, step);
-    this.messages.follows = false; // the reader looks at this message
+    this.messages.follows = false; // keep this message in view
     this.saved(this.current);
     this.messages.focus(shown);
     const [index, n] = place(this.current, shown);
@@ -86,7 +86,7 @@ export class Chat {
     this.show();
   }
 
-  /** A new answer below the message `above`. It goes on where another conversation is opened. */
+  /** Generate below `above`; continues while another conversation is open. */
   async answer(chat, above) {
     const node = add(chat, above, "assistant", "");
     const run = { node, controller: new AbortController(), began: 0, n: 0 };
@@ -117,7 +117,6 @@ export class Chat {
     this.show();
   }
 
-  /** Add a chunk to its message. */
   take(run, chunk) {
     const { node } = run;
     const [choice] = chunk.choices ?? [];
@@ -159,7 +158,7 @@ function reason(error) {
   return error.message;
 }
 
-/** The fields of a request that come from the conversation: the messages down to one. */
+/** Request fields from the messages down to one. */
 export function requestOf(chat, last) {
   const messages = pathTo(chat, last).map((node) => {
     const { role, content } = node;
@@ -173,9 +172,9 @@ export function requestOf(chat, last) {
   const said = [];
   for (const one of messages) {
     const before = said.at(-1);
-    if (one.role === "assistant" && !one.content && !one.tool_calls) continue; // stopped before it began
+    if (one.role === "assistant" && !one.content && !one.tool_calls) continue; // stopped before the first token
     if (one.role === "user" && before?.role === "user") before.content += `\n\n${one.content}`;
-    else said.push(one); // many templates refuse two questions in a row
+    else said.push(one); // many templates refuse consecutive questions
   }
   const system = chat.system.trim() ? [{ role: "system", content: chat.system }] : [];
   return { messages: [...system, ...said], stream: true, stream_options: { include_usage: true } };

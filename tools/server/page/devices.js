@@ -1,8 +1,8 @@
-// The live view of devices: memory by purpose, the share of the weights, and what an exchange costs.
+// Live view of devices: memory by purpose, share of the weights, cost of a reduce.
 
 import { bytes, element, find, number } from "./dom.js";
 
-const POLL_MS = 2000; // and only while it is shown
+const POLL_MS = 2000; // only while visible
 const PURPOSES = ["weights", "mapped", "kv", "scratch", "host", "shared", "staging"];
 const NAMES = { mapped: "mapped file", kv: "KV cache", host: "in host memory" };
 
@@ -35,7 +35,7 @@ export class Devices {
       told.textContent = "";
     } catch (error) {
       told.textContent = error.message;
-      if (error.status === 401) return; // or the key would be asked for again and again
+      if (error.status === 401) return; // do not ask for the key repeatedly
     }
     if (!this.panel.hidden && !document.hidden) this.timer = setTimeout(() => this.poll(), POLL_MS);
   }

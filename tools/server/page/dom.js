@@ -1,6 +1,6 @@
-// Elements without markup: texts become text nodes, so nothing that a model writes is ever HTML.
+// Creates elements. Texts become text nodes, so a model's output is never HTML.
 
-/** An element of a tag with properties (`data-*` and `aria-*` as attributes, `on*` as listeners). */
+/** `data-*` and `aria-*` become attributes, `on*` listeners, others properties. */
 export function element(tag, properties = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -19,7 +19,7 @@ export function button(text, onclick, properties = {}) {
 
 export const find = (id) => document.getElementById(id);
 
-/** Tell those who listen instead of looking. A text that is said twice is a change twice. */
+/** Announce to screen readers; a repeated text counts as a change. */
 export function announce(text) {
   const said = element("p", {}, text);
   const log = find("announcements");
@@ -27,7 +27,7 @@ export function announce(text) {
   while (log.childElementCount > 20) log.firstChild.remove();
 }
 
-/** Put a text on the clipboard; without https the browser has no `clipboard`, but still copies a selection. */
+/** `clipboard` requires https; a selection can be copied without. */
 export async function copy(text, source) {
   try {
     if (navigator.clipboard) await navigator.clipboard.writeText(text);
@@ -51,7 +51,6 @@ function copySelected(text) {
   focused?.focus();
 }
 
-/** Save a text as a file of the reader's. */
 export function download(name, text) {
   const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
   element("a", { href: url, download: name }).click();
@@ -66,7 +65,7 @@ export function bytes(n) {
   return `${value >= 100 || unit === 0 ? Math.round(value) : value.toPrecision(2)} ${UNITS[unit]}`;
 }
 
-/** A number with the digits that can be read: 0.53, 7.1, 42, 1,234. */
+/** Two significant digits, or all before the point: 0.53, 7.1, 42, 1,234. */
 export function number(value) {
   const digits = value >= 20 || Number.isInteger(value) ? 0 : value >= 1 ? 1 : 2;
   return value.toLocaleString("en", { maximumFractionDigits: digits });

@@ -1,18 +1,18 @@
-// Markdown inside a block: emphasis, code, links. A node is a text, or {type, ...}. One pass with a bounded
-// stack, so no text takes longer than its length times that bound.
+// Markdown inside a block: emphasis, code, links. A node is a string or {type, ...}. The bounded stack keeps the
+// time linear.
 
-const MAX_OPEN = 32; // marks that wait for their end
+const MAX_OPEN = 32; // open marks
 const ESCAPABLE = /[!-/:-@[-`{-~]/;
 const ENTITIES = { "&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&#39;": "'", "&nbsp;": "\u00a0" };
 const PLAIN = /[^\\`*_~[\]!<&\n:]+/y;
 const RUN = { "*": /\*+/y, _: /_+/y, "~": /~+/y, "`": /`+/y };
-const BARE_URL = /:\/\/[^\s<>"`]{0,2000}[^\s<>"`.,;:!?'*_~)\]]/y; // no full stop behind it
+const BARE_URL = /:\/\/[^\s<>"`]{0,2000}[^\s<>"`.,;:!?'*_~)\]]/y; // without final punctuation
 const ANGLE_URL = /<((?:https?:\/\/|mailto:)[^\s<>]{0,2000})>/iy;
-// (address "title"); without bounds a text of many [](a would be read to its end for each
+// (address "title"); bounded, or many [](a would take quadratic time
 const TARGET =
   /\([ \n]?(?:<([^<>\n]{0,2000})>|((?:[^\s()\\]|\\.|\([^\s()]{0,200}\)){0,2000}))(?:[ \n](?:"[^"]{0,500}"|'[^']{0,500}'))?[ \n]?\)/y;
 
-/** The address of a link, or null where it is none that may be followed. */
+/** A link's address, or null if not allowed. */
 export function safeHref(text) {
   if (!/^(https?:\/\/|mailto:)./i.test(text)) return null;
   return URL.canParse(text) ? text : null;
@@ -31,7 +31,7 @@ class Inline {
   constructor(text) {
     this.text = text;
     this.stack = [{ mark: "", nodes: [] }];
-    this.unclosed = new Set(); // lengths of runs of ` that nothing ends
+    this.unclosed = new Set(); // lengths of unclosed runs of `
   }
 
   get top() {
@@ -45,7 +45,7 @@ class Inline {
     else nodes.push(node);
   }
 
-  /** Frames from `depth` on were no emphasis and no link: their marks are text. */
+  /** Turn the marks of frames from `depth` on into text. */
   flatten(depth) {
     while (this.stack.length > depth) {
       const frame = this.stack.pop();
@@ -61,7 +61,7 @@ class Inline {
     return this.stack[0].nodes;
   }
 
-  /** Read what begins at `at`; returns where the next begins. */
+  /** Parse one node at `at`; returns its end. */
   step(at, char) {
     const plain = match(PLAIN, this.text, at);
     if (plain) return this.put(plain[0]), at + plain[0].length;
@@ -144,11 +144,11 @@ class Inline {
     return at + mark.length;
   }
 
-  /** End the nearest emphasis of `char`; returns how many marks it took. */
+  /** Close the nearest emphasis of `char`; returns the number of marks used. */
   closeEmphasis(char, n, whole, opens) {
     for (let i = this.stack.length - 1; i > 0; i--) {
       const frame = this.stack[i];
-      if (frame.char === undefined) return 0; // a link that may still come binds tighter
+      if (frame.char === undefined) return 0; // a possible link binds tighter
       if (frame.char !== char || (char === "~" && frame.n !== n)) continue;
       const sum = frame.whole + whole; // CommonMark's rule of three: *a**b* is one emphasis
       if ((opens || frame.closes) && sum % 3 === 0 && whole % 3 !== 0) continue;
@@ -177,7 +177,7 @@ class Inline {
     if (i === 0) return this.put("]"), at + 1;
     const found = match(TARGET, this.text, at + 1);
     if (!found) {
-      const [frame] = this.stack.splice(i, 1); // no link: what is open inside stays open
+      const [frame] = this.stack.splice(i, 1); // not a link: inner marks stay open
       [frame.mark, ...frame.nodes].forEach((node) => this.put(node, this.stack[i - 1]));
       return this.put("]"), at + 1;
     }
@@ -197,7 +197,7 @@ class Inline {
     return at + found[0].length;
   }
 
-  /** An address that stands alone: its scheme has been read as text. */
+  /** A bare address, whose scheme was already read as text. */
   bare(at) {
     const { nodes } = this.top;
     const last = nodes[nodes.length - 1];

@@ -1,8 +1,8 @@
-// The dialog that asks for the server's API key.
+// The API key's dialog.
 
 import { find } from "./dom.js";
 
-/** Ask the reader for a key; null where the dialog is left. */
+/** Resolves to a key, or null if cancelled. */
 export function askKey(isWrong) {
   const dialog = find("key");
   const field = find("key-input");

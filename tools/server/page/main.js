@@ -1,4 +1,4 @@
-// Puts the parts of the page together: the conversation that is open, buttons, keys, the server's state.
+// Connects the parts of the page: open conversation, buttons, keys, server state.
 
 import { Api } from "./api.js";
 import { Chat } from "./chat.js";
@@ -18,7 +18,7 @@ const RETRY_MS = 1000; // while the model is loading
 const store = new Store(localStorage);
 const api = new Api(async (isWrong) => {
   const key = await askKey(isWrong);
-  if (key && !contextSize) setTimeout(askServer); // what it did not tell before
+  if (key && !contextSize) setTimeout(askServer); // unknown until now
   return key;
 });
 const input = find("input");
@@ -45,7 +45,7 @@ const sidebar = new Sidebar(store, {
 });
 const devices = new Devices(api);
 
-// ---- what is shown ----
+// ---- view ----
 
 function show() {
   const shown = path(chat.current);
@@ -138,7 +138,7 @@ find("close-notice").addEventListener("click", () => tell(""));
 
 // ---- panels ----
 
-/** On a phone the list lies over the conversation. */
+/** On a phone the list covers the conversation. */
 function openSidebar(isOpen = true) {
   document.body.classList.toggle("sidebar-open", isOpen);
   find("menu").setAttribute("aria-expanded", String(isOpen));
@@ -189,7 +189,7 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-// Another tab has changed a conversation.
+// Changes by another tab.
 window.addEventListener("storage", (event) => {
   if (chat.runs.has(chat.current.id)) return;
   const id = store.refresh(event.key);
@@ -200,12 +200,12 @@ window.addEventListener("pagehide", () => {
   for (const id of chat.runs.keys()) if (store.get(id)) chat.save(store.get(id));
 });
 
-// ---- the beginning ----
+// ---- start ----
 
 showTheme();
 const wanted = location.hash.slice(1);
 const draft = new URLSearchParams(location.search).get("q");
 if (store.get(wanted)) open(wanted);
 else openNew();
-if (draft) input.value = draft; // a link may fill the field; it never sends
+if (draft) input.value = draft; // a link may fill the field but never sends
 askServer();

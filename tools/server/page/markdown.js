@@ -1,9 +1,9 @@
-// Markdown to blocks: plain objects, which render.js turns into elements. HTML stays text, images are links.
+// Markdown to blocks for render.js. HTML stays text, images become links.
 // A block is {type, ...}: heading, paragraph, code, quote, list, table, rule.
 
 import { parseInline } from "./inline.js";
 
-const MAX_DEPTH = 12; // lists and quotes in each other
+const MAX_DEPTH = 12; // nested lists and quotes
 const FENCE = /^ {0,3}(`{3,}(?=[^`]*$)|~{3,})[ \t]*([^\s`]*)/;
 const HEADING = /^ {0,3}(#{1,6})(?:[ \t]+(.*?))?(?:[ \t]+#+)?[ \t]*$/;
 const RULE = /^ {0,3}([-*_])(?:[ \t]*\1){2,}[ \t]*$/;
@@ -16,18 +16,17 @@ export function parse(text) {
   return parseLines(linesOf(text), 0).map((found) => found.block);
 }
 
-/** The blocks of a text that still grows. All but the last are settled: only that is read again. */
+/** Parses a growing text. Only the last block is parsed again. */
 export class BlockStream {
   constructor() {
-    this.offset = 0; // the settled ones end here
+    this.offset = 0; // end of the settled blocks
   }
 
-  /** `text` is all there is so far; returns what is settled now and what may still change. */
+  /** Takes the whole text so far; returns newly settled blocks and those that may change. */
   push(text, isWhole = false) {
     const lines = text.slice(this.offset).split("\n");
     const found = parseLines(lines.map(cleaned), 0);
-    // A line that has just begun ("-") may yet belong to the block before it ("- item"); a table begins with
-    // its second line.
+    // An incomplete line ("-") may still join the previous block ("- item"); a table needs its second line.
     const last = found.at(-1);
     const isSure = last && last.line + (last.block.type === "table" ? 1 : 0) < lines.length - 1;
     const n = isWhole ? found.length : Math.max(0, found.length - (isSure ? 1 : 2));
@@ -42,7 +41,7 @@ const cleaned = (line) => (line.endsWith("\r") ? line.slice(0, -1) : line);
 const linesOf = (text) => text.split("\n").map(cleaned);
 const isBlank = (line) => line.trim() === "";
 
-/** Columns of white space in front; a tab goes on to the next multiple of four. */
+/** Columns of indentation; tab stops are multiples of four. */
 function indentOf(line) {
   let columns = 0;
   for (const char of line) {
@@ -53,7 +52,7 @@ function indentOf(line) {
   return columns;
 }
 
-/** Without up to `n` columns of white space in front. */
+/** Remove up to `n` columns of indentation. */
 function dedent(line, n) {
   let columns = 0;
   let i = 0;
@@ -65,7 +64,7 @@ function dedent(line, n) {
   return " ".repeat(Math.max(0, columns - n)) + line.slice(i);
 }
 
-/** Blocks with the line that each begins at. */
+/** Blocks with their first lines. */
 function parseLines(lines, depth) {
   const found = [];
   let at = 0;
@@ -104,7 +103,7 @@ function codeAt(lines, at, [, mark, language]) {
     if (end.test(lines[next])) return [{ type: "code", language, text: text.join("\n") }, next + 1];
     text.push(indent ? dedent(lines[next], indent) : lines[next]);
   }
-  if (text.at(-1) === "") text.pop(); // the end is still to come
+  if (text.at(-1) === "") text.pop(); // incomplete
   return [{ type: "code", language, text: text.join("\n") }, next];
 }
 
@@ -114,17 +113,17 @@ function quoteAt(lines, at, depth) {
   for (; next < lines.length; next++) {
     if (QUOTE.test(lines[next])) inner.push(lines[next].replace(QUOTE, ""));
     else if (isBlank(lines[next]) || startsBlock(lines, next, depth)) break;
-    else inner.push(lines[next]); // a paragraph that goes on without its mark
+    else inner.push(lines[next]); // lazy continuation
   }
   return [{ type: "quote", blocks: parseLines(inner, depth + 1).map((one) => one.block) }, next];
 }
 
-/** What a line that begins an item says: its mark, and the column of its text. */
+/** An item's mark and the column of its text. */
 function itemOf(line) {
   const found = ITEM.exec(line.replace(/^[ \t]+/, (space) => " ".repeat(indentOf(space))));
   if (!found || RULE.test(line)) return null;
   const [all, space, mark] = found;
-  const kind = mark.length === 1 ? "*" : mark.at(-1); // "1." and "1)" are lists of their own
+  const kind = mark.length === 1 ? "*" : mark.at(-1); // "1." and "1)" are different lists
   return { indent: space.length, column: Math.max(all.length, space.length + mark.length + 1), mark, kind };
 }
 
@@ -135,7 +134,7 @@ function listAt(lines, at, depth) {
   let isLoose = false;
   while (next < lines.length) {
     const item = itemOf(lines[next]);
-    // Models indent what is below "1." by two columns as often as by three.
+    // Models indent below "1." by two columns as often as by three.
     if (!item || item.kind !== first.kind || item.indent > first.indent + 1) break;
     const text = lines[next].trimStart().slice(item.mark.length);
     const inner = [text.replace(/^ {1,4}(?! )|^ /, "")];
@@ -166,7 +165,7 @@ function itemBlock(lines, depth) {
   return { task: task ? task[1] !== " " : null, blocks };
 }
 
-/** Whether a line ends the paragraph above it. A number other than 1 may be a year at a line's start. */
+/** Whether a line ends the paragraph above; numbers other than 1 may be years. */
 function startsBlock(lines, at, depth) {
   const line = lines[at];
   if (FENCE.test(line) || HEADING.test(line) || RULE.test(line)) return true;

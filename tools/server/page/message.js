@@ -1,4 +1,4 @@
-// The element of one message: its text, thoughts and calls, the buttons below it, and how it is edited.
+// The element of a message: text, thoughts, calls, buttons, editor.
 
 import { button, copy, element, number } from "./dom.js";
 import { LiveText, markdown } from "./render.js";
@@ -44,7 +44,7 @@ export class MessageView {
 
   buttons() {
     const { node, actions } = this;
-    const change = (text, action) => button(text, action, { className: "change" }); // not while an answer grows
+    const change = (text, action) => button(text, action, { className: "change" }); // hidden during an answer
     const made = [button("Copy", (event) => copy(node.content, event.target))];
     if (node.role === "user") made.push(change("Edit", () => this.edit()));
     if (node.role === "assistant") made.push(change("Regenerate", () => actions.again(node)));
@@ -52,7 +52,7 @@ export class MessageView {
     return made;
   }
 
-  /** A text that does not grow any more. Of an answer it is Markdown; what a person wrote stays as it is. */
+  /** Show a complete text; only answers are Markdown. */
   fill() {
     const { node } = this;
     if (node.role === "assistant") this.body.replaceChildren(...markdown(node.content));
@@ -88,14 +88,14 @@ export class MessageView {
 
   showPlace([index, n]) {
     const text = `${index + 1}/${n}`;
-    if (text === this.counter.textContent) return; // nearly always, and there may be 500
+    if (text === this.counter.textContent) return; // the usual case, for up to 500 messages
     this.counter.textContent = text;
     this.turns.hidden = n < 2;
     this.turns.children[0].disabled = index === 0;
     this.turns.children[2].disabled = index === n - 1;
   }
 
-  /** Write a question anew: the first stays, as another branch. */
+  /** Edit a question; the original stays as another branch. */
   edit() {
     if (this.element.querySelector("form")) return;
     const area = element("textarea", { value: this.node.content, rows: 3, "aria-label": "Edit the message" });
@@ -124,7 +124,7 @@ export class MessageView {
   }
 }
 
-/** Enter, but not the one that ends the input of a Chinese or Japanese word. */
+/** Enter, except to end the composition of a Chinese or Japanese word. */
 export const isSend = (event) =>
   event.key === "Enter" && !event.shiftKey && !event.isComposing && event.keyCode !== 229;
 
@@ -135,7 +135,7 @@ function pretty(json) {
   try {
     return JSON.stringify(JSON.parse(json), null, 2);
   } catch {
-    return json; // it is still coming
+    return json; // incomplete
   }
 }
 

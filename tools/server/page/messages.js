@@ -1,25 +1,25 @@
-// The messages of a conversation. Each has one element, made once: what changes above or below leaves it alone.
+// The messages of a conversation. Each keeps its element when others change.
 
 import { find } from "./dom.js";
 import { MessageView } from "./message.js";
 import { path, place } from "./tree.js";
 
-const NEAR_PX = 80; // this near to the end a reader follows it
+const NEAR_PX = 80; // closer to the end the view follows
 
 export class Messages {
-  /** `actions` are called with a message: edit(node, text), again(node), turn(node, step), remove(node). */
+  /** `actions`: edit(node, text), again(node), turn(node, step), remove(node). */
   constructor(actions) {
     this.actions = actions;
     this.log = find("messages");
     this.scroller = find("scroller");
-    this.views = new Map(); // id -> MessageView, of the conversation that is shown
+    this.views = new Map(); // id -> MessageView
     this.conversation = null;
     this.follows = true;
     this.scroller.addEventListener("scroll", () => this.scrolled(), { passive: true });
     new ResizeObserver(() => this.follows && this.toEnd()).observe(this.log);
   }
 
-  /** Show a conversation as it is now; `running` are ids of answers that grow. */
+  /** `running`: ids of unfinished answers. */
   show(conversation, running) {
     if (conversation !== this.conversation) {
       this.views.clear();
@@ -46,7 +46,6 @@ export class Messages {
     return view;
   }
 
-  /** An answer has grown, or is done. */
   update(node, isRunning) {
     this.views.get(node.id)?.update(isRunning);
   }

@@ -1,5 +1,5 @@
-// Blocks of Markdown as elements: by createElement and text nodes alone. Links lead to http, https and mail;
-// images are links to them, and never loaded.
+// Renders Markdown blocks with createElement and text nodes only. Links: http, https and mail. Images are shown as
+// links and never loaded.
 
 import { announce, button, copy, element } from "./dom.js";
 import { BlockStream, parse } from "./markdown.js";
@@ -28,7 +28,7 @@ function codeBlock({ language, text }) {
     element("span", {}, language),
     button("Copy", (event) => copy(code.textContent, event.target), { "aria-label": "Copy the code" }),
   );
-  // a code block that scrolls can be reached by the keyboard
+  // focusable, so that the keyboard can scroll it
   const label = `Code${language ? ` in ${language}` : ""}`;
   return element("div", { className: "code" }, head, element("pre", { tabIndex: 0, role: "region", "aria-label": label }, code));
 }
@@ -54,7 +54,6 @@ function table({ align, head, rows }) {
   return element("div", { className: "table", tabIndex: 0, role: "region", "aria-label": "Table" }, made);
 }
 
-/** The element of a block. */
 export function rendered(block) {
   switch (block.type) {
     case "heading": // the page has h1 and h2
@@ -76,12 +75,12 @@ export function rendered(block) {
 
 export const markdown = (text) => parse(text).map(rendered);
 
-/** A text that grows in an element. Blocks that are settled stay as they are, and are read out once. */
+/** Renders a growing text. Settled blocks stay untouched and are read out once. */
 export class LiveText {
   constructor(container) {
     this.container = container;
     this.stream = new BlockStream();
-    this.open = []; // elements of what may still change
+    this.open = []; // elements that may change
     this.kinds = [];
   }
 
@@ -99,7 +98,7 @@ export class LiveText {
     this.container.append(...this.open);
   }
 
-  /** Code that only became longer keeps its element, and how far it is scrolled. */
+  /** Growing code keeps its element and scroll position. */
   extendsCode(open) {
     if (open.length !== 1 || open[0].type !== "code" || this.kinds.join() !== "code") return false;
     const code = this.open[0].querySelector("code");

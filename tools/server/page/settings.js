@@ -1,8 +1,8 @@
-// The settings of requests. Fields have the API's names; one that is empty is not sent, so the server decides.
+// Request settings under the API's names. Empty fields are not sent.
 
 import { element, find } from "./dom.js";
 
-// [name, smallest, largest, step, what it does]
+// [name, min, max, step, help]
 const NUMBERS = [
   ["temperature", 0, 10, 0.05, "0 takes the likeliest token; more is freer"],
   ["top_k", 0, 1000, 1, "only the k likeliest tokens; 0: all"],
@@ -28,9 +28,9 @@ const NUMBERS = [
   ["max_tokens", 1, 1000000, 1, "maximum length of an answer"],
 ];
 const EFFORTS = ["", "none", "minimal", "low", "medium", "high"];
-const COMMON = 4; // shown at once; the others are folded
+const COMMON = 4; // always visible
 
-/** The fields of a request for values as the form has them. Throws an Error for tools that are no list. */
+/** Request fields from the form's values. Throws an Error if tools are not a list. */
 export function fieldsOf(values) {
   const fields = {};
   for (const [name] of NUMBERS) {
@@ -49,14 +49,14 @@ export function toolsOf(text) {
   try {
     tools = JSON.parse(text);
   } catch {
-    // said below
+    // reported below
   }
   if (!Array.isArray(tools)) throw new Error("The tools in the settings are not a JSON list.");
   return tools;
 }
 
 export class Settings {
-  /** `chat()` is the conversation whose system prompt is shown; `changed()` is called when the dialog closes. */
+  /** `chat()`: the open conversation; `changed()` is called when the dialog closes. */
   constructor(store, chat, changed) {
     this.values = store.settings();
     this.dialog = find("settings");
@@ -109,7 +109,7 @@ export class Settings {
     this.dialog.showModal();
   }
 
-  /** What the server does with a field that is empty. */
+  /** Show the server's defaults in empty fields. */
   showDefaults(params) {
     for (const [name] of NUMBERS) {
       const value = name === "max_tokens" ? params.n_predict : params[name];

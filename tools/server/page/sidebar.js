@@ -38,7 +38,7 @@ export class Sidebar {
 
   rename(chat, row) {
     const input = element("input", { value: chat.title, "aria-label": "Title", maxLength: 200 });
-    let isDone = false; // the field that is removed loses the focus, too
+    let isDone = false; // removing the field also blurs it
     const done = (isKept) => {
       if (isDone) return;
       isDone = true;

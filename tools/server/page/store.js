@@ -1,29 +1,29 @@
-// What stays in this browser: conversations, one entry each, and settings. Nothing of it goes to the server
-// except the messages of a request.
+// Stores conversations, one entry each, and settings in this browser. The server receives only the messages of
+// requests.
 
 import { checked, newId } from "./tree.js";
 
 const CHAT = "vkbackend.chat.";
 const SETTINGS = "vkbackend.settings";
-const ID = /^[0-9a-f]{24}$/; // it stands in the address
+const ID = /^[0-9a-f]{24}$/; // part of the address
 const KIND = "vkbackend-conversations";
 
 export class Store {
-  /** `storage` is localStorage, or anything with its methods. */
+  /** `storage`: localStorage or the same methods. */
   constructor(storage) {
     this.storage = storage;
     this.chats = new Map();
     for (let i = 0; i < storage.length; i++) this.refresh(storage.key(i));
   }
 
-  /** Read an entry again: another tab has changed it. Returns the id of its conversation. */
+  /** Reload an entry that another tab changed. Returns the conversation's id. */
   refresh(key) {
     if (!key?.startsWith(CHAT)) return null;
     const id = key.slice(CHAT.length);
     try {
       this.chats.set(id, checked(JSON.parse(this.storage.getItem(key) ?? "null")));
     } catch {
-      this.chats.delete(id); // removed, or not ours
+      this.chats.delete(id); // removed or foreign
     }
     return id;
   }
@@ -32,7 +32,7 @@ export class Store {
     return this.chats.get(id);
   }
 
-  /** The newest first; with words, those that have all of them in their title or in a message. */
+  /** Newest first; `words` must all occur in the title or a message. */
   list(words = "") {
     const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
     const has = (chat) => {
@@ -44,7 +44,7 @@ export class Store {
     return found.sort((a, b) => b.updated - a.updated);
   }
 
-  /** Throws an Error that says so where the browser's room is full. */
+  /** Throws an Error if the storage is full. */
   save(chat) {
     this.chats.set(chat.id, chat);
     try {
@@ -59,13 +59,13 @@ export class Store {
     this.storage.removeItem(CHAT + id);
   }
 
-  /** All conversations, or some, as the text of a file. */
+  /** All or some conversations as JSON. */
   export(ids = [...this.chats.keys()]) {
     const conversations = ids.map((id) => this.chats.get(id));
     return JSON.stringify({ kind: KIND, version: 1, conversations }, null, 1);
   }
 
-  /** Add the conversations of a file; one whose id is taken gets a new one. Returns them. Throws an Error. */
+  /** Add and return a file's conversations; taken ids are replaced. Throws an Error. */
   import(text) {
     let file;
     try {
@@ -76,7 +76,7 @@ export class Store {
     if (file?.kind !== KIND || !Array.isArray(file.conversations)) {
       throw new Error("The file is not an export of this page.");
     }
-    const found = file.conversations.map(checked); // all of them, before one is kept
+    const found = file.conversations.map(checked); // check all before storing any
     for (const chat of found) {
       if (this.chats.has(chat.id) || !ID.test(chat.id)) chat.id = newId();
       this.save(chat);

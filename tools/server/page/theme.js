@@ -1,4 +1,4 @@
-// Light, dark, or what the system says.
+// Light, dark, or the system's theme.
 
 import { announce, find } from "./dom.js";
 

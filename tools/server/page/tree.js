@@ -1,12 +1,11 @@
-// A conversation as a tree of messages. An edited question and a second answer are siblings of the first, so
-// nothing that was written is lost. `nodes` maps an id to {id, parent, children, chosen, role, content, ...};
-// the root "" has no text, `chosen` is the index of the child that is shown.
+// A conversation as a tree of messages: edited questions and further answers are siblings. `nodes` maps an id to
+// {id, parent, children, chosen, role, content, ...}; the root "" is empty, `chosen` is the visible child's index.
 
 const ROLES = new Set(["user", "assistant", "tool"]);
 const TITLE_LENGTH = 60;
 export const ROOT = "";
 
-// crypto.randomUUID exists only with https
+// crypto.randomUUID requires https
 export const newId = () =>
   Array.from(crypto.getRandomValues(new Uint8Array(12)), (n) => n.toString(16).padStart(2, "0")).join("");
 
@@ -16,7 +15,7 @@ export function newConversation(system = "") {
   return { id: newId(), title: "", system, created: now, updated: now, nodes: { [ROOT]: root } };
 }
 
-/** The messages that are shown, from the first. */
+/** The visible messages. */
 export function path(conversation) {
   const shown = [];
   let node = conversation.nodes[ROOT];
@@ -24,7 +23,7 @@ export function path(conversation) {
   return shown;
 }
 
-/** The messages from the first down to one. */
+/** The messages from the first to one. */
 export function pathTo(conversation, id) {
   const found = [];
   for (let node = conversation.nodes[id]; node && node.id !== ROOT; node = conversation.nodes[node.parent]) {
@@ -33,7 +32,7 @@ export function pathTo(conversation, id) {
   return found;
 }
 
-/** A new message below `parent`, which is shown from now on. */
+/** Add a message below `parent` and show it. */
 export function add(conversation, parent, role, content, more = {}) {
   const node = { id: newId(), parent, children: [], chosen: 0, role, content, ...more };
   const above = conversation.nodes[parent];
@@ -49,20 +48,20 @@ export function titleOf(text) {
   return line.length > TITLE_LENGTH ? `${line.slice(0, TITLE_LENGTH - 1)}…` : line;
 }
 
-/** Which of its siblings a message is: [0, 3] is the first of three. */
+/** Index among siblings and their number. */
 export function place(conversation, node) {
   const all = conversation.nodes[node.parent].children;
   return [all.indexOf(node.id), all.length];
 }
 
-/** Show the sibling `step` places on (negative: back); its own branch below stays as it was. */
+/** Show the sibling `step` positions away, with its branch. */
 export function turn(conversation, node, step) {
   const above = conversation.nodes[node.parent];
   above.chosen = Math.max(0, Math.min(above.children.length - 1, above.children.indexOf(node.id) + step));
   return conversation.nodes[above.children[above.chosen]];
 }
 
-/** Remove a message with all below it. */
+/** Remove a message and its descendants. */
 export function remove(conversation, node) {
   const above = conversation.nodes[node.parent];
   above.children = above.children.filter((id) => id !== node.id);
@@ -75,7 +74,7 @@ export function remove(conversation, node) {
   }
 }
 
-/** The calls of the last answer that have no result yet. */
+/** The last answer's calls without a result. */
 export function openCalls(shown) {
   const done = new Set();
   for (const node of [...shown].reverse()) {
@@ -85,7 +84,7 @@ export function openCalls(shown) {
   return [];
 }
 
-/** A conversation from a file: what is known of it, checked. Throws an Error that says what is wrong. */
+/** A file's conversation with only known, checked fields. Throws an Error. */
 export function checked(value) {
   const wrong = (what) => {
     throw new Error(`not a conversation of this page: ${what}`);
