@@ -100,8 +100,6 @@ class App:
 
 
 class Answer:
-    """The headers, status and log line of one request."""
-
     def __init__(self, service: Service, scope: Scope, send: Send) -> None:
         self.service, self._send = service, send
         self.path = normal_path(scope["path"])
@@ -123,7 +121,7 @@ class Answer:
         await self._send(message)
 
     async def fail(self, error: Exception) -> None:
-        """Send an error; if the answer has begun, the error only ends it."""
+        """Send an error, unless the answer has begun."""
         refusal = self.service.refusal(error)
         self.service.note(error)
         if not isinstance(refusal, Refusal) or as_refusal(error).status == 500:
@@ -141,7 +139,7 @@ class Answer:
         await reply(self.send, refusal.status, encode(self.api.body(refusal)), headers)
 
     def log(self, scope: Scope) -> None:
-        """Log one line without contents, keys, query or unknown paths."""
+        """Log no contents, keys, queries or unknown paths."""
         route = scope.get("route")
         path = (
             getattr(route, "path", "page" if self.status < 400 else "unknown")
@@ -160,7 +158,7 @@ class Answer:
 
 
 def log_bug(error: BaseException) -> None:
-    """Log the traceback without the message, which may contain a client's text."""
+    """Log the traceback; the message may contain a client's text."""
     places = "".join(traceback.format_tb(error.__traceback__))
     log.error("%s, a bug in this server:\n%s", type(error).__name__, places)
 

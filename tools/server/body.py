@@ -22,7 +22,7 @@ Receive = Callable[[], Awaitable[Any]]
 T = TypeVar("T")
 U = TypeVar("U")
 
-LARGE_NBYTES = 256 << 10  # from here decoded in a thread, one at a time: 8 MiB of JSON may become 200 MiB
+LARGE_NBYTES = 256 << 10  # decoded in a thread, one at a time: 8 MiB may become 200 MiB
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _NO_BRACKET = bytes(c for c in range(256) if c not in b"[]{}")
 
@@ -56,7 +56,7 @@ def _too_large(limits: Limits) -> Refusal:
 async def read_fields(
     receive: Receive, headers: Mapping[bytes, bytes], limits: Limits, large: asyncio.Lock
 ) -> Fields:
-    """Decode a JSON object; `large` admits one large body at a time. Raises Refusal, ClientGone."""
+    """`large` admits one large body at a time. Raises Refusal, ClientGone."""
     body = await read_body(receive, headers, limits)
     if len(body) <= LARGE_NBYTES:
         return decode(body, limits)
@@ -169,7 +169,7 @@ class Fields:
             raise InvalidArgument(f"{self.name(name)} is missing", argument=self.name(name))
 
     def refuse(self, name: str, *harmless: Any, why: str) -> None:
-        """Refuse a known, unsupported field unless its value is `harmless`."""
+        """Refuse an unsupported field unless its value is `harmless`."""
         value = self.values.get(name)
         if value is not None and not any(value == same and type(value) is type(same) for same in harmless):
             raise InvalidArgument(f"{self.name(name)}={shown(value)}: {why}", argument=self.name(name))

@@ -52,13 +52,13 @@ def chat_options(service: Service, fields: Fields, llm: LLM) -> dict[str, Any]:
 
 
 def template_options(service: Service, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """The command line's template and variables; `variables` of a request override them."""
+    """A request's `variables` override the command line's."""
     options: dict[str, Any] = {"template_variables": dict(service.config.template_fields) | dict(variables)}
     return options if service.config.template is None else options | {"template": service.config.template}
 
 
 class CheckedRequest(Protocol):
-    """A checked request of one of the chat APIs."""
+    """A checked request of a chat API."""
 
     def events(self, request: Request) -> AsyncGenerator[bytes, None]: ...
 
@@ -82,7 +82,7 @@ async def respond(
 async def prompt_of(
     service: Service, request: Request, as_chat: Callable[[Fields], Fields] = lambda fields: fields
 ) -> ChatRequest:
-    """The template is rendered in a separate process; a thread waits for it."""
+    """A thread waits for the template's process."""
     chat, llm = as_chat(await service.fields(request)), service.ready()
     messages, options = messages_of(chat, llm), chat_options(service, chat, llm)
     return await asyncio.to_thread(lambda: llm.chat_prompt(messages, **options))
@@ -179,7 +179,7 @@ class CheckedChat:
         yield streams.DONE
 
     def _plain_head(self, head: dict[str, Any], index: int) -> bytes:
-        """An event's bytes before its text, encoded once: most events differ only in the text."""
+        """An event's bytes before its text, which most events share."""
         choice = {"index": index, "finish_reason": None, "logprobs": None, "delta": {"content": ""}}
         return streams.event(head | {"choices": [choice]}).removesuffix(b'""}}]}\n\n')
 

@@ -1,4 +1,4 @@
-"""Shared by the three chat APIs: a conversation in OpenAI's format becomes jobs, an answer becomes blocks."""
+"""Shared by the three chat APIs: conversations in OpenAI's format become jobs, answers become blocks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ChatJob(Job):
 async def chat_jobs(
     llm: LLM, messages: Sequence[Mapping[str, Any]], most: int | None, n: int, options: dict[str, Any]
 ) -> list[ChatJob]:
-    """The template is rendered in a separate process; a thread waits for it. Raises InvalidArgument."""
+    """A thread waits for the template's process. Raises InvalidArgument."""
 
     def prepare() -> PreparedChat:
         return llm.prepare_chat(messages, most, n=n, **options)
@@ -118,7 +118,7 @@ class Block:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """A call's arguments. Without a grammar they may not be a JSON object; then {"arguments": text}."""
+        """Without a grammar they may not be a JSON object; then {"arguments": text}."""
         try:
             arguments = json.loads(self.text or "{}")
         except (ValueError, RecursionError):

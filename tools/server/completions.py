@@ -101,7 +101,7 @@ class CheckedCompletion:
         return None
 
     def _text(self, job: Job, chunk: Chunk) -> str:
-        """A chunk's text; for the prompt the text as sent, without special tokens."""
+        """The prompt's text is returned as sent, without special tokens."""
         is_prompt = self.echo and chunk.token is None and chunk.finish_reason is None
         return job.text if is_prompt and job.text is not None else chunk.text
 
@@ -123,7 +123,7 @@ class CheckedCompletion:
                 timings = {"timings": timings_of(tally)} if reason else {}
                 data = streams.event(self.head | {"choices": [choice]} | timings)
             if chunk.token is None and reason is None:
-                held += data  # the prompt: before the first token, an error can still be a status
+                held += data  # the prompt: until the first token, an error can be a status
                 continue
             yield held + data
             held = b""
@@ -133,7 +133,7 @@ class CheckedCompletion:
         yield streams.DONE
 
     def _event_head(self, index: int) -> bytes:
-        """An event's bytes before its text, encoded once: most events differ only in the text."""
+        """An event's bytes before its text, which most events share."""
         choice = {"index": index, "logprobs": None, "finish_reason": None, "text": ""}
         return streams.event(self.head | {"choices": [choice]}).removesuffix(b'""}]}\n\n')
 

@@ -41,8 +41,7 @@ TOO_LONG = "context_length_exceeded"
 
 
 class Refusal(VkbackendError):
-    """A request that is refused: `status`, the wrong field (`param`), OpenAI's `code`, `retry_s` for
-    Retry-After, and `extra` fields next to the message."""
+    """`param`: the wrong field; `code`: OpenAI's; `retry_s`: Retry-After; `extra`: more fields."""
 
     def __init__(
         self,
@@ -60,7 +59,7 @@ class Refusal(VkbackendError):
 
 
 class ClientGone(Exception):
-    """The client closed the connection."""
+    """The client disconnected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +82,7 @@ OPENAI, ANTHROPIC = Api(), Api(anthropic=True)
 
 
 def as_refusal(error: BaseException) -> Refusal:
-    """A typed error as its HTTP status. Other errors are bugs: their text is withheld, because it may contain
-    a client's text."""
+    """A typed error as HTTP. Other errors are bugs; their text may contain a client's, so it is withheld."""
     if isinstance(error, Refusal):
         return error
     text = str(error)

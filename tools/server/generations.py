@@ -18,7 +18,7 @@ from vkbackend.models.engine.messages import check_tokens
 from vkbackend.models.llm import LLM
 from vkbackend.models.sampling.params import MAX_SEED
 
-SHORT_TEXT = 4096  # characters, tokenized in about 1 ms; longer texts in a thread
+SHORT_TEXT = 4096  # characters: about 1 ms; longer texts are tokenized in a thread
 PROMPT = "expected a string, a list of token ids, or a list of such prompts"
 Piece = Chunk | ChatChunk
 EAGER_CHUNKS = 64  # chunks that may wait in the queue of a request
@@ -89,7 +89,7 @@ async def prompt_of(llm: LLM, name: str, value: Any) -> tuple[list[int], str | N
         return await prompt_of(llm, name, value.get("prompt_string"))
     if not isinstance(value, list):
         raise refused(name, value, PROMPT)
-    if len(value) > llm.n_ctx:  # each part is at least one token; 8 MiB may contain four million
+    if len(value) > llm.n_ctx:  # fail early: 8 MiB may contain four million
         check_tokens([0] * len(value), llm.n_vocab, llm.n_ctx)
     if not any(isinstance(part, str) for part in value):
         return list(token_ids(name, value, PROMPT)), None
@@ -105,7 +105,7 @@ async def prompt_of(llm: LLM, name: str, value: Any) -> tuple[list[int], str | N
 async def prompts_of(
     llm: LLM, name: str, value: Any, most: int
 ) -> tuple[list[tuple[list[int], str | None]], bool]:
-    """All prompts of a field, and whether it is a list of prompts."""
+    """A field's prompts, and whether it is a list of prompts."""
     is_list = isinstance(value, list) and bool(value) and _are_prompts(value)
     parts = value if is_list else [value]
     if len(parts) > most:
@@ -139,7 +139,7 @@ def several(job: Job, n: int) -> list[Job]:
 
 
 async def merged(llm: LLM, jobs: Sequence[J]) -> AsyncGenerator[tuple[J, Piece], None]:
-    """The chunks of all jobs as they arrive. If one job fails, all end."""
+    """Chunks of all jobs as they arrive; if one fails, all end."""
     queue: asyncio.Queue[tuple[J, Piece | BaseException | None]] = asyncio.Queue(EAGER_CHUNKS)
 
     async def read(job: J) -> None:
@@ -172,7 +172,7 @@ async def merged(llm: LLM, jobs: Sequence[J]) -> AsyncGenerator[tuple[J, Piece],
 
 
 def stop_met(llm: LLM, tally: Tally, text: str, stops: Sequence[str]) -> str:
-    """The stop string that ended a text; "" if the model ended it."""
+    """The stop string that was met, or ""."""
     if not stops:
         return ""
     rest = llm.tokenizer.decode(tally.tokens, at_start=False)[len(text) :]

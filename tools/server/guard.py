@@ -39,7 +39,7 @@ def is_loopback(host: str) -> bool:
 
 
 def read_keys(keys: Iterable[str], path: str | None) -> tuple[str, ...]:
-    """The given keys and a file's keys, one per line. Raises InvalidArgument."""
+    """The file has one key per line. Raises InvalidArgument."""
     all_keys = [key for text in keys for key in text.split(",")]
     if path is not None:
         try:
@@ -63,8 +63,8 @@ def read_keys(keys: Iterable[str], path: str | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """`hosts`: allowed names of the server besides addresses, localhost and the machine's name. `origins`:
-    other sites whose pages are allowed, "*" for all."""
+    """`hosts`: allowed names besides addresses, localhost and the machine's name. `origins`: allowed sites of
+    pages, "*" for all."""
 
     keys: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ class Guard:
     # ---- Host and Origin ----
 
     def _check_host(self, headers: Mapping[bytes, bytes]) -> None:
-        """Refuse unknown names: another site can point its own name at this address (DNS rebinding)."""
+        """Another site can point its own name at this address (DNS rebinding)."""
         given = headers.get(b"host")
         if given is None:
             return  # HTTP/1.0; browsers always send it
@@ -108,7 +108,7 @@ class Guard:
         return "*" in self.origins or origin.decode("latin-1") in self.origins
 
     def cors(self, headers: Mapping[bytes, bytes], method: str) -> list[tuple[bytes, bytes]]:
-        """Headers that let a page of an allowed origin read the answer."""
+        """Headers for pages of an allowed origin."""
         origin = headers.get(b"origin")
         if origin is None or not self.allows(origin):
             return []
@@ -124,7 +124,7 @@ class Guard:
     # ---- keys ----
 
     def _check_key(self, headers: Mapping[bytes, bytes]) -> None:
-        """Compare all keys, each in constant time, so timing reveals nothing."""
+        """Compare all keys in constant time."""
         if not self.keys:
             return
         given = headers.get(b"x-api-key", b"")
@@ -141,7 +141,7 @@ class Guard:
 
 
 def host_of(header: bytes) -> str | None:
-    """The name or address in a Host header; None if invalid."""
+    """The host without port; None if invalid."""
     match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?", header.decode("latin-1"))
     return match[1].strip("[]").lower().rstrip(".") if match else None
 
@@ -154,7 +154,7 @@ def _is_address(name: str) -> bool:
 
 
 def _is_same(origin: bytes, host: bytes | None) -> bool:
-    """Whether a page came from this server; a proxy may have changed the scheme."""
+    """Same origin; a proxy may have changed the scheme."""
     with suppress(ValueError):
         parts = urlsplit(origin.decode("latin-1"))
         if host is not None and parts.scheme in ("http", "https"):

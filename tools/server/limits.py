@@ -13,7 +13,7 @@ MAX_RETRY_S = 60
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """In addition uvicorn buffers 64 KiB for each client and then waits (`drain_s`)."""
+    """uvicorn also buffers 64 KiB per client, then waits (`drain_s`)."""
 
     body_nbytes: int = 8 << 20
     json_depth: int = 64  # levels of lists and objects
@@ -35,7 +35,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Admission:
-    """Counts sequences and streams; refuses (429) more than the slots and the queue hold."""
+    """Counts sequences and streams."""
 
     limits: Limits
     n_slots: int
@@ -50,7 +50,7 @@ class Admission:
 
     @contextmanager
     def enter(self, n: int, *, streams: bool) -> Iterator[None]:
-        """Admit a request of `n` sequences for the block. Raises Refusal (429)."""
+        """Admit `n` sequences for the block. Raises Refusal (429)."""
         most = self.n_slots + self.limits.queue
         if self.n_sequences + n > most:
             reason = (
@@ -68,7 +68,7 @@ class Admission:
             self.n_streams -= streams
 
     def took(self, seconds: float) -> None:
-        """Record a request's duration, which Retry-After is estimated from."""
+        """Record a request's duration, for Retry-After."""
         self._took_s += 0.1 * (seconds - self._took_s)
 
     def _refusal(self, reason: str) -> Refusal:

@@ -23,9 +23,9 @@ from vkbackend.tools.server.service import Json, Service
 
 MAX_PROBS = 100
 MAX_MS = 1 << 31
-MAX_EXTRA = 256  # further files of an infill
+MAX_EXTRA = 256  # context files of an infill
 MAX_RESPONSE_FIELDS = 64
-# Fields, their harmless values, and why other values are refused.
+# field, harmless values, why others are refused
 REFUSED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("n_indent", (0,), "a minimum indentation is not supported"),
     ("n_keep", (0, -1), "a full context ends the text, it is not shifted; omit this field"),

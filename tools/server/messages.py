@@ -22,8 +22,7 @@ from vkbackend.tools.server.generations import Tally, stop_met
 from vkbackend.tools.server.service import Json, Service
 
 MAX_BLOCKS = 10_000
-# Claude Code begins its system prompt with a block that differs in every request, which would defeat the
-# prefix cache.
+# Claude Code begins its system prompt with this block, whose changes would defeat the prefix cache.
 BILLING = "x-anthropic-billing-header:"
 CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": "tool"}
 
@@ -41,7 +40,7 @@ async def count_tokens(service: Service, request: Request) -> Response:
 
 
 def as_chat(fields: Fields) -> Fields:
-    """The request as OpenAI's. Raises InvalidArgument."""
+    """Raises InvalidArgument."""
     kept: dict[str, Any] = {
         name: fields.get(name) for name in ("temperature", "top_p", "top_k", "seed", "chat_template_kwargs")
     }
@@ -74,7 +73,7 @@ def as_chat(fields: Fields) -> Fields:
 
 
 def _texts(fields: Fields, name: str) -> list[str]:
-    """A string, or the texts of blocks; refuses other blocks."""
+    """Raises InvalidArgument for blocks other than text."""
     value = fields.get(name)
     if value is None or isinstance(value, str):
         return [value] if value else []
@@ -118,7 +117,7 @@ def _assistant(message: Fields) -> list[dict[str, Any]]:
         if kind == "thinking":
             thoughts.append(block.text("thinking", ""))
         elif kind == "redacted_thinking":
-            continue  # encrypted by another server: nobody here can read it
+            continue  # encrypted by another server
         elif kind == "tool_use":
             given = block.inner("input")
             arguments = json.dumps(given.values if given else {}, ensure_ascii=False)

@@ -1,5 +1,5 @@
-"""A server's model: opened in a thread while the server already answers, and reopened when its process is
-killed or a device is lost."""
+"""A server's model: opened in a thread while the server already answers, reopened after its process or a
+device is lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vkbackend.models.llm import LLM
 from vkbackend.tools.server.failures import Refusal
 
 T = TypeVar("T")
-WATCH_S = 1.0  # polling interval of the engine: the death of an idle engine is noticed this soon
+WATCH_S = 1.0  # polling interval, after which the death of an idle engine is noticed
 # The wait before reopening; it doubles each time the model is lost early.
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 60.0
 # After a model worked this long, the wait restarts at FIRST_WAIT_S. Otherwise a server whose engine is killed
@@ -39,7 +39,7 @@ class State(Enum):
 
 
 class Abandoned(Exception):
-    """The server shuts down while the model loads."""
+    """Shutdown during loading."""
 
 
 class Model:
@@ -74,7 +74,7 @@ class Model:
     # ---- lifecycle ----
 
     async def run(self) -> None:
-        """Keep the model open until `close`. Raises the errors of the first opening."""
+        """Keep the model open until `close`. Raises errors of the first opening."""
         wait_s = FIRST_WAIT_S / 2
         while True:
             began = time.monotonic()
@@ -112,7 +112,7 @@ class Model:
         self.bytes_loaded, self.bytes_total = done, total
 
     async def _watch(self, llm: LLM) -> None:
-        """Poll the engine's stats every WATCH_S until it is lost or the server shuts down."""
+        """Poll the engine's stats until it is lost or the server shuts down."""
         while not self._lost.is_set():
             try:
                 self.stats = await in_thread(llm.stats)
@@ -124,7 +124,7 @@ class Model:
                 await asyncio.wait_for(self._lost.wait(), WATCH_S)
 
     def failed(self, error: BaseException, llm: LLM) -> None:
-        """Reopen the model if a request's error means that the engine is lost."""
+        """Reopen the model if the error means that it is lost."""
         is_broken = isinstance(error, DeviceLost | Timeout) or not llm.is_open
         if is_broken and llm is self._llm:
             self._lost.set()
@@ -136,7 +136,7 @@ class Model:
 
 
 async def in_thread(function: Callable[[], T]) -> T:
-    """Call a function in a daemon thread: a hang in a driver does not block the process's exit."""
+    """In a daemon thread a hang in a driver does not block the process's exit."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 

@@ -1,4 +1,4 @@
-"""Endpoints without generation: llama-server's health, props, slots, metrics and tokens; OpenAI's models."""
+"""Endpoints without generation, of llama-server and OpenAI."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def metrics(service: Service, request: Request) -> Response:
 
 
 async def stats(service: Service, request: Request) -> Response:
-    """For the page: devices, their memory, the engine's stats."""
+    """For the page."""
     llm = service.ready()
     memory = await asyncio.to_thread(llm.memory)
     named = [usage | {"name": name} for usage, name in zip(memory, llm.device_names, strict=True)]
@@ -180,7 +180,7 @@ async def slot_action(service: Service, request: Request) -> Response:
 
 
 def slot_file(folder: str, name: str) -> str:
-    """Only plain names; no links, which could lead out of the folder. Raises InvalidArgument."""
+    """No paths, and no links, which could leave the folder. Raises InvalidArgument."""
     if not FILE_NAME.fullmatch(name):
         raise InvalidArgument(
             "filename: expected 1..200 letters, digits and . _ - (none of . - first), without a folder",
@@ -226,6 +226,6 @@ async def text_of(service: Service, request: Request) -> Response:
     llm = service.ready()
     fields.required("tokens")
     given = fields.items("tokens", service.config.limits.body_nbytes)
-    # In a thread: there may be four million.
+    # In a thread: up to four million tokens.
     text = await asyncio.to_thread(lambda: llm.detokenize(token_ids("tokens", given), skip_special=False))
     return Json({"content": text})

@@ -12,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from vkbackend.tools.server.limits import Limits
 
-MAX_BODIES = 4  # a refused body is read up to this many times the limit, then the connection ends
+MAX_BODIES = 4  # the connection ends after this many times the body's limit
 ANSWERS = {
     408: b"HTTP/1.1 408 Request Timeout\r\n",
     431: b"HTTP/1.1 431 Request Header Fields Too Large\r\n",
@@ -65,7 +65,7 @@ class BoundedConnection(HttpToolsProtocol):
             return
         if self._in_headers:
             self._await_headers()
-            # asyncio reads up to 256 KiB, which are parsed before the limit is checked.
+            # asyncio's 256 KiB are parsed before the limit is checked.
             self._n_header_bytes += len(data)
         super().data_received(data)
         if self._in_headers and self._n_header_bytes > self.bounds.header_nbytes:
@@ -86,7 +86,7 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Discard a refused body, up to MAX_BODIES times the limit: clients read the answer after sending."""
+        """Discard a refused body: clients read the answer after sending."""
         self._n_body_bytes += len(body)
         if self._n_body_bytes > MAX_BODIES * self.bounds.body_nbytes:
             self.transport.abort()
@@ -100,7 +100,7 @@ class BoundedConnection(HttpToolsProtocol):
     # ---- writing ----
 
     def pause_writing(self) -> None:
-        """Called when 64 KiB are buffered for the client."""
+        """64 KiB are buffered for the client."""
         super().pause_writing()
         if self._drain is None:
             self._drain = self.loop.call_later(self.bounds.drain_s, self.transport.abort)

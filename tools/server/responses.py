@@ -43,7 +43,7 @@ async def count_response_tokens(service: Service, request: Request) -> Response:
 
 
 def as_chat(fields: Fields) -> Fields:
-    """The request as one for a chat completion. Raises InvalidArgument."""
+    """Raises InvalidArgument."""
     for name, harmless, why in REFUSED:
         fields.refuse(name, *harmless, why=why)
     kept = {name: value for name, value in fields.values.items() if name not in ("input", "tools", "text")}
@@ -224,7 +224,6 @@ class CheckedResponse:
         yield event(f"response.{status}", response=response)
 
     def _changes(self, change: str, block: Block, piece: str) -> list[tuple[str, dict[str, Any]]]:
-        """The events of a block's begin, piece or end."""
         at: dict[str, Any] = {"output_index": block.index}
         item = self._item(block, "in_progress" if change == "begin" else "completed")
         if change == "begin":

@@ -1,4 +1,4 @@
-"""Runs the application in uvicorn: sockets, TLS, signals, and the model's lifecycle."""
+"""Runs the application in uvicorn: sockets, TLS, signals, model."""
 
 from __future__ import annotations
 
@@ -80,7 +80,6 @@ class Server(uvicorn.Server):
         self._life.add_done_callback(self._ended)
 
     def _ended(self, life: asyncio.Task[None]) -> None:
-        """The model was closed or could not be opened."""
         if not life.cancelled() and (error := life.exception()) is not None:
             self.failed = error
         self.should_exit = True
@@ -94,7 +93,7 @@ class Server(uvicorn.Server):
                 len(service.running),
                 service.config.limits.shutdown_s,
             )
-        # After `shutdown_s` the model closes; remaining streams end with an error event.
+        # Closing the model ends the remaining streams with an error event.
         timer = asyncio.get_running_loop().call_later(service.config.limits.shutdown_s, service.model.close)
         await super().shutdown(sockets)
         timer.cancel()
@@ -105,7 +104,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As uvicorn's, but the program ends with 0 after a signal."""
+        """As uvicorn's, but exits with 0 after a signal."""
         if threading.current_thread() is not threading.main_thread():
             yield  # signal handlers run in the main thread only
             return
@@ -128,7 +127,7 @@ class Server(uvicorn.Server):
 def serve(
     config: Config, open_: Open, sock: socket.socket, *, key_file: str | None, cert_file: str | None
 ) -> None:
-    """Serve until a signal. Raises the errors of opening the model."""
+    """Serve until a signal. Raises errors of opening the model."""
     server = Server(config, open_, key_file=key_file, cert_file=cert_file)
     server.run(sockets=[sock])
     if server.failed is not None:

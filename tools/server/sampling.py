@@ -1,4 +1,4 @@
-"""Generation options from a request's fields: OpenAI's names and llama-server's samplers, in every API."""
+"""A request's fields as generation options: OpenAI's names and llama-server's samplers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vkbackend.models.sampling.params import MAX_SEED
 from vkbackend.tools.server.body import Fields
 from vkbackend.tools.server.limits import Limits
 
-# Fields with the engine's names, which checks them.
+# Passed on unchanged; the engine checks them.
 SAME = (
     "top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold",
     "dynatemp_range", "dynatemp_exponent", "repeat_penalty", "repeat_last_n", "presence_penalty",

@@ -31,7 +31,7 @@ BODY_SEND = "vkbackend.body_send"  # in a scope: uvicorn's own `send`
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Settings from the command line; `defaults`: default sampling options."""
+    """The command line's settings; `defaults`: sampling options."""
 
     model_path: str
     alias: str
@@ -67,7 +67,7 @@ class Events(Response):
         def fail(error: BaseException) -> bytes:
             return self._fail(self._service.refusal(error))
 
-        # uvicorn's `send`: events need not pass through the wrapper that adds headers.
+        # uvicorn's `send`: events bypass the wrapper that adds headers.
         body_send = scope.get(BODY_SEND, send)
         stream = streams.EventStream(send, body_send, self._service.config.limits.ping_s, fail)
         failed = await stream.run(self._events, receive)
@@ -118,7 +118,6 @@ class Service:
         return self.config.max_tokens
 
     def n_of(self, fields: Fields, name: str, llm: LLM) -> int:
-        """The number of answers, at most the number of slots."""
         if not fields.has(name):
             return 1
         hint = " (as many as there are slots, --parallel)"
@@ -129,7 +128,7 @@ class Service:
     async def generate(
         self, request: Request, llm: LLM, jobs: Sequence[J], *, streamed: bool
     ) -> AsyncGenerator[tuple[J, Any, Tally], None]:
-        """The chunks of all jobs as they arrive. Raises Refusal (429) and errors of the engine."""
+        """Chunks of all jobs as they arrive. Raises Refusal (429) and the engine's errors."""
         tallies = {id(job): Tally(len(job.ids)) for job in jobs}
         began = time.monotonic()
         with self.admission.enter(len(jobs), streams=streamed):
@@ -199,6 +198,6 @@ class Service:
         )
 
     def note(self, error: BaseException) -> None:
-        """Keep an untyped error, which is a bug."""
+        """Keep untyped errors, which are bugs."""
         if not isinstance(error, VkbackendError):
             self.notes = [*self.notes[-9:], error]

@@ -1,4 +1,4 @@
-"""The page's files, read once; requests can only name files in FILES, never a path."""
+"""The page's files, read once. Requests name a key of FILES, never a path."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TAGS = {path: f'"{hashlib.sha256(content).hexdigest()[:32]}"' for path, content 
 
 
 async def page(service: Service, request: Request) -> Response:
-    """Browsers revalidate each time, so files of different versions never mix."""
+    """Browsers revalidate each time, so versions never mix."""
     path = request.scope["path"]
     headers = {"cache-control": "no-cache", "etag": TAGS[path]}
     if request.headers.get("if-none-match") == TAGS[path]:

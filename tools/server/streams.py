@@ -1,7 +1,7 @@
 """Sends answers: JSON at once, or server-sent events as they arrive.
 
-A client's disconnect cancels its generation. Errors before the first event become the status, later ones an
-event. After a long wait a comment comes first, so that proxies keep the connection.
+A disconnect cancels the generation. Errors before the first event set the status, later ones are an event.
+Comments during a long wait keep proxies connected.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ async def reply(
 
 @asynccontextmanager
 async def while_connected(receive: Receive) -> AsyncIterator[None]:
-    """Raise ClientGone in the block when the client disconnects. The body must have been read."""
+    """Raise ClientGone in the block on a disconnect. The body must have been read."""
     task, gone, left = asyncio.current_task(), asyncio.ensure_future(receive()), False
     assert task is not None
 
@@ -67,8 +67,7 @@ async def while_connected(receive: Receive) -> AsyncIterator[None]:
 
 
 class EventStream:
-    """Sends encoded events; `has_begun` after `begin` sent the status. `fail` encodes an error as the last
-    event."""
+    """Sends encoded events; `fail` encodes an error as the last one."""
 
     def __init__(
         self, begin: Send, send: Send, ping_s: float, fail: Callable[[BaseException], bytes]
@@ -85,8 +84,7 @@ class EventStream:
         self._timer = self._loop.call_later(self._ping_s, self._look)
         try:
             async with while_connected(receive):
-                # In a separate task: resuming the request's task for each event would resume every await of
-                # the routing.
+                # In a separate task: each event would otherwise resume every await of the routing.
                 failed = await asyncio.create_task(self._send_all(events))
         finally:
             self._timer.cancel()
@@ -117,7 +115,7 @@ class EventStream:
         await self._send_head({"type": "http.response.start", "status": 200, "headers": EVENTS})
 
     def _look(self) -> None:
-        """Send a comment after `ping_s` without an event; schedule the next check."""
+        """Send a comment after `ping_s` without an event."""
         idle_s = self._loop.time() - self._last_s
         if idle_s >= self._ping_s:
             self._last_s, idle_s = self._loop.time(), 0.0
