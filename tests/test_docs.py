@@ -61,3 +61,15 @@ def test_the_picture_is_of_its_source() -> None:
     for label in re.findall(r'\[label="([^"]+)"\]', source):
         for line in label.split("\\n"):
             assert re.sub(r"\s+", " ", line) in re.sub(r"(&#160;|\s)+", " ", picture), line
+
+
+def test_the_stops_are_in_their_files() -> None:
+    """Each stop of the tour shows at most five lines of its file, in their order; `...` leaves lines out."""
+    stops = re.findall(r"^\*\*\d+\. `([\w/.]+)`\*\*.*?\n\n```\w+\n(.*?)```", PAGE, re.MULTILINE | re.DOTALL)
+    assert len(stops) == 12
+    for path, text in stops:
+        shown = [line.strip() for line in text.splitlines() if line.strip() != "..."]
+        assert 0 < len(shown) <= 5, path
+        lines = iter([line.strip() for line in (ROOT / path).read_text().splitlines()])
+        missing = [line for line in shown if line not in lines]
+        assert not missing, (path, missing)
