@@ -1,1 +1,1 @@
-"""The engine turns requests into events. Here are also the runner, which replays steps, and saved states."""
+"""Requests in, events out: the engine, its runner, and saved states."""

@@ -1,8 +1,5 @@
-"""One engine, many callers: each reads the answers to its own request.
-
-The engine has its own thread, which Ctrl-C in a caller's thread cannot interrupt. Callers wait in slices of
-time, and wake up when the engine ends.
-"""
+"""One engine, many callers. The engine has its own thread, which Ctrl-C cannot interrupt; callers wait in
+slices of time."""
 
 from __future__ import annotations
 
@@ -32,12 +29,12 @@ from vkbackend.models.engine.messages import (
     is_last,
 )
 
-EngineMaker = Callable[[Channel], Hosted]  # opens an engine, in the thread that owns it
+EngineMaker = Callable[[Channel], Hosted]  # runs in the engine's thread
 
 
 class Mailbox:
-    """The callers' end of an engine. `info`: what was loaded. Raises the errors of loading; `progress` is
-    called in the caller's thread. The engine is released when the mailbox is collected."""
+    """The callers' end of an engine, which is released when the mailbox is collected. Raises the errors of
+    loading; `progress` runs in the caller's thread."""
 
     def __init__(self, open_: EngineMaker, progress: Progress | None = None) -> None:
         self.channel = channel = Channel()
@@ -68,8 +65,8 @@ class Mailbox:
                 progress(*news)
 
     def ask(self, make: Callable[[int], Request], *, eager: bool = False) -> Answers:
-        """Post the request that `make` builds from its id; the answers can be iterated once. `eager`: the
-        engine computes all of them, not each when it is asked for."""
+        """Post the request that `make` builds from its id. `eager`: compute answers before they are asked
+        for."""
         return Answers(self, *self.make(make), eager)
 
     def make(self, make: Callable[[int], Request]) -> tuple[int, Request]:
@@ -78,7 +75,7 @@ class Mailbox:
         return id_, make(id_)
 
     def check_open(self) -> None:
-        """Raise the error that ended the engine, or VkbackendError if it is closed."""
+        """Raises the engine's error, or VkbackendError if it is closed."""
         if self._forked:
             raise forks.refusal("this LLM")
         if self.channel.failed and not self._closed:
@@ -87,14 +84,14 @@ class Mailbox:
             raise VkbackendError("this LLM is closed; open the model again with LLM(path, ...)")
 
     def close(self) -> None:
-        """Release the engine; may be called again, also after an interrupt. Raises Timeout if a step does not
-        end in time; the engine is released after that step."""
-        # Long enough for the current step to end, or for the engine's process to be killed.
+        """Release the engine; may be called again. Raises Timeout if a step does not end in time; the engine
+        is then released after that step."""
+        # Long enough for a step to end, or for the engine's process to be killed.
         if not self._end(env.timeout_s() + engine_process.ANSWER_MARGIN_S + engine_process.CLOSE_S):
             raise Timeout("the engine is still in a step; close the LLM again when that has ended")
 
     def end(self) -> None:
-        """Release the engine, now or later: for finalizers."""
+        """As `close`, without errors: for finalizers."""
         self._end(engine_process.CLOSE_S)
 
     def _end(self, timeout_s: float) -> bool:
@@ -102,7 +99,7 @@ class Mailbox:
         if self._forked or self.channel.ended:
             return True
         self.channel.inbox.put(Close())
-        # The engine's own thread may run this in a finalizer.
+        # A finalizer may run in the engine's thread.
         if self.channel.thread in (None, threading.get_ident()):
             return True
         return self.channel.wait_for_end(timeout_s)
@@ -112,8 +109,7 @@ class Mailbox:
 
 
 class Answers:
-    """The events of one request, which is posted now. If this object is closed or collected before the last
-    event, the request is cancelled."""
+    """The answers to one request. Closed or collected before the last one, they cancel it."""
 
     def __init__(self, mailbox: Mailbox, id_: int, request: Request, eager: bool) -> None:
         self._mailbox, self._id, self._eager = mailbox, id_, eager
@@ -122,7 +118,6 @@ class Answers:
         mailbox.channel.inbox.put(Letter(id_, request, mail, eager))
 
     def __iter__(self) -> Iterator[Answer]:
-        """The answers in order: an event, or a lone token as an int."""
         try:
             ends = False
             while not ends:
@@ -133,7 +128,7 @@ class Answers:
             self.close()
 
     def events(self) -> Iterator[Event]:
-        """The answers to a request without lone tokens."""
+        """For requests without lone tokens."""
         for answer in self:
             assert isinstance(answer, Event), answer
             yield answer
@@ -172,7 +167,7 @@ def _start(open_: EngineMaker, channel: Channel, owner: ref[Mailbox]) -> None:
 
 
 def _live(open_: EngineMaker, channel: Channel, owner: ref[Mailbox]) -> None:
-    """The life of an engine. `owner` puts itself into the inbox when the mailbox is collected."""
+    """`owner` puts itself into the inbox when the mailbox is collected."""
     if hasattr(signal, "pthread_sigmask"):
         # A process that this thread starts inherits the mask.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

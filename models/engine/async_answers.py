@@ -1,4 +1,4 @@
-"""The answers to one request for asyncio: as answers.py, but a coroutine waits instead of a thread."""
+"""As answers.py, for asyncio: a coroutine waits instead of a thread."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from vkbackend.models.engine.messages import Answer, Request, is_last
 
 
 class LoopWaker:
-    """Wakes all coroutines of a loop that got mail in a step with one call. Each call is a system call, after
-    which the loop's thread competes with the engine's for the interpreter."""
+    """Wakes all coroutines of a loop that got answers in a step with one system call: after each, the loop's
+    thread competes with the engine's for the interpreter."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = ref(loop)
@@ -37,7 +37,7 @@ _wakers: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWaker] = WeakKeyDictio
 
 
 class AsyncMail:
-    """The engine's thread puts answers here, and one coroutine of the loop takes them, in order."""
+    """The engine's thread puts answers here; one coroutine takes them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop, self._items = loop, deque[Answer | None]()
@@ -59,7 +59,7 @@ class AsyncMail:
         return self._items.popleft() if self._items else None
 
     def arrival(self) -> asyncio.Future[None] | None:
-        """A future to wait for; None if an answer came before `put` could see the waiter."""
+        """None if an answer came before `put` could see the waiter."""
         self._waiter = waiter = self._loop.create_future()
         if not self._items:
             return waiter
@@ -81,7 +81,7 @@ class AsyncAnswers(AsyncIterator[Answer]):
         return self
 
     async def __anext__(self) -> Answer:
-        """A single coroutine, for speed: it runs for every token."""
+        """A single coroutine: it runs for every token."""
         if self._ended:
             self.close()
             raise StopAsyncIteration

@@ -1,4 +1,4 @@
-"""Data about blocks of cells: pools, the content of a slot, copies, usage."""
+"""Pools of blocks, the content of a slot, copies, usage."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from vkbackend.ops import CELL_BLOCK
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The blocks of a layer group, which has one cell table. A row sees `window` positions (0: all)."""
+    """The blocks of a layer group. A row sees `window` positions (0: all)."""
 
     n_blocks: int
     window: int = 0
 
     @property
     def seen(self) -> int:
-        """How many blocks before its own a row at the first position of a block may see; 0: all."""
+        """How many blocks before its own the first row of a block may see; 0: all."""
         return -(-(self.window - 1) // CELL_BLOCK) if self.window else 0
 
 
@@ -24,8 +24,8 @@ class Pool:
 class SlotContent:
     """A slot has K and V of `tokens[:n_stored]`. One more token may be known that has not run.
 
-    The sequence can go on at any position from `resumable` on: layers with a window w have K and V from
-    resumable - w + 1 on, or from 0 if `resumable` is 0.
+    The sequence can go on from `resumable` or later: layers with a window w have K and V from resumable - w +
+    1 on, or from 0 if `resumable` is 0.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Usage:
     shared_tokens: int = 0  # from the cache
 
     def stats(self) -> dict[str, float]:
-        """As `LLM.stats` gives it: cells in place of blocks."""
+        """As in `LLM.stats`: cells in place of blocks."""
         return {
             "cells": self.n_blocks * CELL_BLOCK,
             "cells_used": (self.n_blocks - self.free - self.cached) * CELL_BLOCK,
@@ -59,7 +59,7 @@ class Usage:
 
 @dataclass(slots=True)
 class Copy:
-    """A block that must be copied before it is written."""
+    """A block to copy before it is written."""
 
     group: int
     source: int

@@ -1,5 +1,4 @@
-"""How many rows of prompts a step computes while other sequences decode: enough to make it about twice as
-long.
+"""How many rows of prompts a step computes while other sequences decode: enough to double its time.
 
 The cost of a row depends on device, model, depth and padding, so the number grows while steps are fast
 enough, and shrinks after a slow one.
@@ -9,9 +8,9 @@ from __future__ import annotations
 
 from vkbackend.meta.step_kind import bucket
 
-SLOWER = 2.0  # a step with rows of prompts may take this many times as long as one without
+SLOWER = 2.0  # a step with prompts may take this many times as long as one without
 GROWTH = 1.15  # of the number of rows after a fast step
-WEIGHT = 0.25  # of a new measurement
+WEIGHT = 0.25
 REFRESH = 64  # steps until a step without prompts is measured again
 EVERY = 8  # steps that only decode per measurement
 FIRST_ROWS = 8
@@ -20,18 +19,18 @@ PADDED = 16  # from this many rows on, padding costs too much: fill a bucket exa
 
 class PrefillBudget:
     def __init__(self) -> None:
-        self._alone: dict[int, float] = {}  # seconds of a step, by its decoding rows as they are padded
-        self._age: dict[int, int] = {}  # steps since it was measured
+        self._alone: dict[int, float] = {}  # seconds of a step, by its padded decoding rows
+        self._age: dict[int, int] = {}
         self._rows = float(FIRST_ROWS)
         self._n_steps = 0
 
     def rows(self, n_decode: int, most: int) -> int:
-        """Rows of prompts, at most `most`, for a step with so many decoding rows."""
+        """For a step with that many decoding rows."""
         if not n_decode:
             return most
         kind = bucket(n_decode)
         if kind not in self._alone or self._age[kind] >= REFRESH:
-            self._n_steps = -1  # the next step is measured
+            self._n_steps = -1
             return 0
         self._age[kind] += 1
         n = max(1, int(self._rows))
@@ -40,7 +39,7 @@ class PrefillBudget:
         return min(most, n)
 
     def took(self, n_decode: int, n_prompt: int, seconds: float) -> None:
-        """Learn the time of a step. Callers leave out steps that were recorded first."""
+        """Learn the time of a step that was not recorded first."""
         self._n_steps += 1
         if not n_decode or not (
             n_prompt or self._n_steps % EVERY == 0 or bucket(n_decode) not in self._alone

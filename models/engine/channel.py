@@ -1,7 +1,7 @@
-"""Connects the callers of an engine with its threads: requests go in, and each event goes to its caller.
+"""Connects the callers of an engine with its threads: requests go in, each event goes to its caller.
 
 A signal (Ctrl-C) raises in the main thread between any two bytecodes. So a caller makes each change in one
-call of C code: it puts a letter into the inbox, or drops its queue. All else belongs to the engine's threads.
+call of C code: it puts a letter into the inbox, or drops its queue.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vkbackend.models.engine.messages import (
     Resume,
 )
 
-END_SLICE_S = 0.05  # if an interrupt loses the news of the engine's end, it is seen this much later
+END_SLICE_S = 0.05  # how late the engine's end is seen if an interrupt loses the news
 
 
 class Waker(Protocol):
@@ -33,21 +33,21 @@ class Waker(Protocol):
 
 
 class Mail(Protocol):
-    """The answers to a request; None if the engine has ended."""
+    """Answers to a request; None if the engine has ended."""
 
     def put(self, answer: Answer | None, /) -> Waker | None:
-        """Add an answer. Returns a waker to call after all answers of a step."""
+        """Returns a waker to call after all answers of a step."""
 
     def qsize(self) -> int: ...
 
 
-# A request with this many unread answers is paused until its caller asks again.
+# More unread answers pause a request until its caller asks again.
 MOST_UNREAD = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A request and its mail. Unless it is `eager`, the caller sends `Next` for each event."""
+    """Unless it is `eager`, the caller sends `Next` for each event."""
 
     id: int
     request: Request
@@ -57,8 +57,6 @@ class Letter:
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """The caller of request `id` waits for its next event."""
-
     id: int
 
 
@@ -69,29 +67,29 @@ class Reader(ref[Mail]):
     id: int
 
 
-# A dead reference in the inbox that is not a Reader was to the engine's owner.
+# Any other dead reference in the inbox was to the engine's owner.
 Word: TypeAlias = Letter | Next | Pause | Close | ref[Any]
 
 
 class Abandoned(BaseException):
-    """Raised in the engine's thread if the caller gave up while the model loads."""
+    """The caller gave up while the model loads."""
 
 
 class Channel:
-    """Callers change only `inbox` and their mail, and read `failed` and `ended`, which change once."""
+    """Callers change only `inbox` and their mail."""
 
     def __init__(self) -> None:
         self.inbox: SimpleQueue[Word] = SimpleQueue()
-        # While it loads: bytes (done, in all), then the info or the error.
+        # While loading: bytes (done, in all), then the info or the error.
         self.news: SimpleQueue[tuple[int, int] | EngineInfo | BaseException | None] = SimpleQueue()
-        self.readers: dict[int, Reader] = {}  # of unfinished requests
-        self.engine: object = None  # None before and after
-        self.thread: int | None = None  # id of the engine's thread
+        self.readers: dict[int, Reader] = {}
+        self.engine: object = None
+        self.thread: int | None = None
         self.closing = False  # the engine's threads have read Close
         self.failed: ErrorData | None = None
-        self.ended = False  # everything is released
+        self.ended = False
         self.paused: set[int] = set()
-        self._awaited: set[int] = set()  # requests whose callers wait
+        self._awaited: set[int] = set()  # requests
         self._eager: set[int] = set()
         self._ends: SimpleQueue[None] = SimpleQueue()
 
@@ -104,7 +102,7 @@ class Channel:
         self.news.put((done, total))
 
     def sort(self, word: Word) -> Request | None:
-        """Note which requests are awaited; returns the request for the engine, if any."""
+        """The request for the engine, if any; keeps note of callers that wait."""
         if isinstance(word, Letter):
             reader = Reader(word.mail, self.inbox.put)
             reader.id = word.id
@@ -130,8 +128,7 @@ class Channel:
         return bool(self._awaited or self._eager)
 
     def deliver(self, news: News) -> None:
-        """Give the news to the callers. Callers that wait come last: one that wakes up then finds the answers
-        to its other requests, too."""
+        """Callers that wait come last: on waking, they then find the answers to their other requests, too."""
         awaited: list[tuple[int, Answer]] = []
         wakers: set[Waker] = set()
         for id_, answer in zip(news.ids, news.answers, strict=True):

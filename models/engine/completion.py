@@ -1,4 +1,4 @@
-"""The results of a generation: chunks of a stream, the completion, timings."""
+"""Chunks of a stream, the completion, timings."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from vkbackend.models.sampling.logprobs import Logprobs
 
 @dataclass(slots=True)  # frozen would cost 2 us per token
 class Chunk:
-    """One piece of a stream: the text that `token` completed, which may be empty. The last chunk has
-    finish_reason and timings. The sequence runs in `slot`. `logprobs` is set if it was requested. With `echo`
-    or `prompt_logprobs` the first chunk is the prompt and has no token.
-    """
+    """A piece of a stream: the text that `token` completed, perhaps none. The last chunk has finish_reason
+    and timings. With `echo` or `prompt_logprobs` the first chunk is the prompt. `logprobs`: if requested."""
 
     text: str
-    token: int | None  # None if max_tokens is 0, and in the prompt's chunk
+    token: int | None  # None in the prompt's chunk, and if max_tokens is 0
     # "stop": a stop token or string; "length": max_tokens or the end of the context.
     finish_reason: str | None = None
     timings: dict[str, float] | None = None
@@ -28,13 +26,12 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A finished generation. `tokens`: the generated ids, with the stop token. `slot` holds the sequence
-    until another one runs there. `logprobs` has an entry per token, `prompt_logprobs` one per token of the
-    prompt (None for the first), if requested.
+    """`tokens`: generated ids, with the stop token. `slot` holds the sequence until another runs there.
+    `logprobs`: by token; `prompt_logprobs`: by token of the prompt, None for the first.
 
-    timings, without recording and compiling: prompt_n (tokens of the prompt that were
-    computed), prompt_ms, prompt_tokens_per_second, decode_n, decode_ms, decode_tokens_per_second, n_reduces,
-    reduce_us (mean host time of one all-reduce).
+    timings, without recording and compiling: prompt_n (computed tokens of the prompt), prompt_ms,
+    prompt_tokens_per_second, decode_n, decode_ms, decode_tokens_per_second, n_reduces, reduce_us (mean host
+    time of an all-reduce).
     """
 
     text: str
@@ -49,7 +46,7 @@ class Completion:
 
 
 def report(timings: Timings | None) -> dict[str, float]:
-    """Timings in the units of the public API; a rate over no time is 0."""
+    """In the units of the public API; a rate over no time is 0."""
     t = timings or Timings()
     raw = asdict(t)
     rates = {

@@ -1,6 +1,6 @@
-"""The engine: requests in, news out. Continuous batching of many sequences over the slots of one runner.
+"""Requests in, news out: continuous batching of many sequences over the slots of one runner.
 
-It speaks in messages (messages.py) and shares no object with its caller, so it may have its own process
+The engine shares no object with its caller, only messages (messages.py), so it may have its own process
 (engine_process.py). It knows tokens, slots and sampling, but no text and no device.
 """
 
@@ -53,9 +53,8 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """Runs requests on a runner. `submit` returns at once, unless the request reads or writes a slot: then it
-    waits for the steps in flight. `step` starts as many micro-batches as the runner takes, waits for the
-    first, and returns its news."""
+    """`submit` returns at once, unless the request reads or writes a slot: then it waits for the steps in
+    flight. `step` starts as many micro-batches as the runner takes and waits for the first."""
 
     def __init__(self, runner: Runner, budget: PrefillBudget | None = None) -> None:
         self.runner, states = runner, runner.states
@@ -88,7 +87,7 @@ class Engine:
 
     @classmethod
     def open(cls, options: Options, progress: Progress | None = None) -> Engine:
-        """Load the model. Raises the typed errors of the reader, the plan and the devices."""
+        """Raises the errors of the reader, the plan and the devices."""
         from vkbackend.models.engine.runner import Runner
 
         return cls(Runner(options, progress=progress))
@@ -115,7 +114,7 @@ class Engine:
         }
 
     def close(self) -> None:
-        """Release the runner. Unfinished requests get no further event. May be called twice."""
+        """Unfinished requests get no further event. May be called twice."""
         self._by_id.clear()
         self._in_flight.clear()
         self.scheduler.running.clear()
@@ -128,7 +127,7 @@ class Engine:
     # ---- requests ----
 
     def submit(self, request: Request) -> None:
-        """Take a request. Its errors are reported as an event."""
+        """Errors of the request are reported as an event."""
         match request:
             case Generate() | Logits():
                 self._accept(request)
@@ -201,7 +200,7 @@ class Engine:
     # ---- steps ----
 
     def step(self) -> News:
-        """End requests past their deadline, admit waiting ones, wait for one micro-batch, return the news."""
+        """End late requests, admit waiting ones, wait for one micro-batch."""
         if self._deadlines:
             for sequence in self._deadlines.passed(time.monotonic()):
                 self._fail_one(sequence, late(sequence))
@@ -216,7 +215,7 @@ class Engine:
             n_steps = self.runner.n_in_flight
             while len(self._in_flight) < n_steps and (batch := self.scheduler.compose(n_steps)):
                 self._launch(batch)
-        except VkbackendError as error:  # of a device that copies a block
+        except VkbackendError as error:
             self._fail([], error)
         self.is_stuck = not self._in_flight
         if self._in_flight:
@@ -265,7 +264,7 @@ class Engine:
             self.scheduler.waiting.forget()
 
     def _fail(self, batch: Batch, error: VkbackendError) -> None:
-        """A step failed: its requests end. After a lost device or a timeout nothing can run any more."""
+        """Its requests end. After a lost device or a timeout the engine ends, too."""
         failed = [sequence for sequence, *_ in batch if not sequence.is_over]
         if isinstance(error, DeviceLost | Timeout):
             self._broken = ErrorData.of(error)
@@ -273,7 +272,7 @@ class Engine:
             failed = list(self._by_id.values())
         for sequence in failed:
             if sequence.slot >= 0:
-                # The step may have left a recurrent state neither old nor new.
+                # The step may have left a recurrent state half written.
                 sequence.n_stored = self.runner.resume_at(sequence.slot, sequence.n_stored)
             self._fail_one(sequence, error)
 

@@ -1,6 +1,5 @@
-"""The engine in this process, or in its own process at the other end of a pipe, where other Python threads do
-not slow the relay between segments. That process is spawned, never forked. It ends with its pipe, and every
-wait for it has a deadline.
+"""The engine in this process, or in its own process, where other Python threads do not slow the relay between
+segments. That process is spawned, never forked. It ends with its pipe, and every wait for it has a deadline.
 """
 
 from __future__ import annotations
@@ -33,28 +32,25 @@ from vkbackend.models.engine.messages import (
 )
 from vkbackend.models.options import Options
 
-ANSWER_MARGIN_S = 15.0  # after env.timeout_s() the engine stops waiting, drains and reports
-CLOSE_S = 10.0  # for the process to release everything before it is killed
-WAIT_SLICE_S = 0.5  # a signal is noticed this soon
-STUCK_S = 0.02  # an engine without rows to compute looks again this soon
+ANSWER_MARGIN_S = 15.0  # after env.timeout_s() the engine drains and reports
+CLOSE_S = 10.0  # to release everything before the process is killed
+WAIT_SLICE_S = 0.5
+STUCK_S = 0.02  # an engine without rows looks again this soon
 
 Open = Callable[[Options, Progress | None], Engine]
 
 
 class Hosted(Protocol):
-    """An engine, as the thread that owns it sees it."""
-
     info: EngineInfo
 
     def serve(self, channel: Channel) -> None:
-        """Answer requests until Close. Raises what breaks the engine."""
+        """Until Close. Raises what breaks the engine."""
 
     def close(self) -> None: ...
 
 
 class LocalEngine:
-    """The engine in this process. It computes only while a caller waits for an event, so equal calls in equal
-    order make equal steps."""
+    """Computes only while a caller waits, so equal calls in equal order make equal steps."""
 
     def __init__(self, options: Options, channel: Channel, open_: Open = Engine.open) -> None:
         self._engine = open_(options, channel.tell)
@@ -89,7 +85,7 @@ class _Loading:
 
 
 class Child(Protocol):
-    """The methods of a multiprocessing.Process that are used here."""
+    """The used methods of a multiprocessing.Process."""
 
     @property
     def pid(self) -> int | None: ...
@@ -107,15 +103,15 @@ class Child(Protocol):
 
 
 class RemoteEngine:
-    """The engine in a spawned process, which computes whether a caller waits or not. Raises the errors of
-    loading, DeviceLost if it dies, Timeout if it hangs."""
+    """Computes whether a caller waits or not. Raises the errors of loading, DeviceLost if the process dies,
+    Timeout if it hangs."""
 
     def __init__(self, options: Options, channel: Channel, open_: Open = Engine.open) -> None:
         self._channel = channel
         self._selector = selectors.DefaultSelector()  # `wait` would create one per step
         self._process, self._conn = self._start(options, open_)
         self._selector.register(self._conn, selectors.EVENT_READ)
-        # A write to a process that does not read blocks without a deadline, so a thread does it.
+        # Writing to a process that does not read blocks without a deadline, so a thread does it.
         self._writer = threading.Thread(target=self._write, name="vkbackend-writer", daemon=True)
         self._loaded, self._heard = False, time.monotonic()
         try:
@@ -164,7 +160,7 @@ class RemoteEngine:
                     return
 
     def _receive(self, purpose: str) -> Any:
-        """The next message. None after a time slice or a requested exit."""
+        """None after a time slice or a requested exit."""
         if self._selector.select(WAIT_SLICE_S):
             self._heard = time.monotonic()
             try:
@@ -193,7 +189,7 @@ class RemoteEngine:
         )
 
     def close(self) -> None:
-        self._channel.inbox.put(Close())  # the writer sends it to the process
+        self._channel.inbox.put(Close())
         # A process that is still loading does not read it.
         deadline = time.monotonic() + (CLOSE_S if self._loaded else 0)
         try:
@@ -227,16 +223,16 @@ Watch = Callable[[Callable[[VkbackendError], None]], None]
 def serve(
     conn: Connection, options: Options, open_: Open = Engine.open, watch: Watch = lambda tell: None
 ) -> None:
-    """The main function of the process: load, then answer requests until Close or the end of the pipe.
-    `watch(tell)` makes a lost engine call `tell`."""
+    """Load, then answer requests until Close or the end of the pipe. `watch(tell)` makes a lost engine call
+    `tell`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     inbox: SimpleQueue[Request | VkbackendError] = SimpleQueue()
     engine: Engine | None = None
     watch(inbox.put)
-    lock = threading.Lock()  # devices compile side by side
+    lock = threading.Lock()  # devices compile in parallel
 
     def compiled() -> None:
-        """Send an empty message, so that a parent that waits for a step knows that the engine is alive."""
+        """Send an empty message: a parent that waits for a step learns that the engine is alive."""
         with lock:
             conn.send(None)
 

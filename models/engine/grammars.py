@@ -1,6 +1,5 @@
-"""Requests with a grammar. They wait while it is compiled, in parallel to steps. Then every step asks which
-tokens may come next.
-"""
+"""Requests with a grammar wait while it is compiled, in parallel to steps. Then every step asks which tokens
+may come next."""
 
 from __future__ import annotations
 
@@ -31,13 +30,12 @@ class Grammars:
 
     def set_vocabulary(self, vocabulary: Vocabulary) -> None:
         if self._compiler is not None:
-            return  # from another caller
+            return
         self._compiler = Compiler(vocabulary)
         self._masks = np.empty(self._shape, np.uint32)
 
     def compile(self, sequence: Sequence) -> bool:
-        """Begin to compile a request's grammar; True if the request must wait. Raises a known error of the
-        grammar."""
+        """True if the request must wait for its grammar. Raises a known error of the grammar."""
         request = sequence.request
         if not isinstance(request, Generate) or request.structure is None:
             return False
@@ -57,7 +55,7 @@ class Grammars:
         sequence.sampler.matcher = self._compiler.start(compiled.result())
 
     def forget(self, sequence: Sequence) -> bool:
-        """Drop a request that is over; True if it was waiting here."""
+        """Drop a request that is over; True if it was waiting."""
         return self._compiling.pop(sequence.request.id, None) is not None
 
     def compiled(self) -> Iterator[tuple[Sequence, VkbackendError | None]]:
@@ -71,7 +69,7 @@ class Grammars:
                 yield sequence, wrong
 
     def masks(self, batch: Batch) -> np.ndarray | None:
-        """The allowed tokens of each output row as bits, uint32 [n_outputs, words]. None without grammars."""
+        """The allowed tokens of each output row, uint32 [n_outputs, words]. None without grammars."""
         if self._masks is None or not any(s.sampler.matcher for s, *_ in batch if s.sampler):
             return None
         row = 0
@@ -93,6 +91,6 @@ class Grammars:
 
 
 def _wrong(compiled: Future[LLMatcher]) -> VkbackendError | None:
-    """A new instance for each request: one raised repeatedly keeps the frames of all who caught it."""
+    """A new instance per request: an exception raised repeatedly keeps the frames of all who caught it."""
     error = compiled.exception()
     return None if error is None else ErrorData.of(error).exception()

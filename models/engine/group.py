@@ -1,4 +1,4 @@
-"""What a runner needs of the nodes that run its model together: models/hosts/group.py has them."""
+"""The interface between a runner and its group of nodes (models/hosts/group.py)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ OpenDevices = Callable[[Sequence[str] | None], list[Device]]  # by name; None: t
 
 
 class Joining(Protocol):
-    """The steps of loading that nodes take together. `leads`: this node has the engine and decides.
-    `sends_tables`: other nodes round cos and sin differently, so each step brings rows of this node."""
+    """How nodes load together. `leads`: this node has the engine and decides. `sends_tables`: other nodes
+    round cos and sin differently, so each step brings rows of this node."""
 
     hosts: Hosts
     sends_tables: bool
@@ -49,8 +49,6 @@ class Joining(Protocol):
 
 
 class Group(Protocol):
-    """The nodes while they run a model."""
-
     @property
     def joining(self) -> Joining: ...
 

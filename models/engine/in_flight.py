@@ -1,5 +1,5 @@
-"""Steps in flight: begun, but their output rows are not read yet. A pipeline over nodes has one step per
-node, each with other sequences, so that all nodes compute. Otherwise one step is in flight at a time."""
+"""Steps in flight: begun, but their output rows are not read yet. A pipeline over nodes has a step per node,
+each with other sequences, so that all nodes compute; otherwise there is one."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from vkbackend.step import Run
 
 @dataclass(slots=True)
 class StepInFlight:
-    """A step as the engine sees it. `handle` is the runner's."""
-
     batch: Batch
     handle: StepHandle
     began: Mark
@@ -24,7 +22,7 @@ class StepInFlight:
 
 
 def rows_of(batch: Batch) -> tuple[list[int], list[Run], list[int], int]:
-    """The tokens, runs and output rows of a batch, and how many of its rows decode."""
+    """Also how many of the rows decode."""
     tokens: list[int] = []
     runs: list[Run] = []
     outputs: list[int] = []
@@ -43,7 +41,7 @@ def rows_of(batch: Batch) -> tuple[list[int], list[Run], list[int], int]:
 
 
 def wanted_of(batch: Batch, most: int) -> Wanted:
-    """The number of candidates that every sequence of a step needs; whole rows if it exceeds `most`."""
+    """The candidates that every sequence of a step needs; whole rows if they exceed `most`."""
     k, summed = 0, False
     for sequence, _, n_outputs in batch:
         sampler = sequence.sampler

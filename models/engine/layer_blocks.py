@@ -1,4 +1,4 @@
-"""The blocks of one layer group: free blocks, blocks in the prefix tree, and the blocks of each slot."""
+"""The blocks of one layer group: free, in the prefix tree, or in slots."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ Write = Callable[[int, int, int, int], None]  # layer group, slot, index of the 
 
 @dataclass(slots=True)
 class Span:
-    """The blocks low..high of a slot. The slot's nodes have the leading ones, `own` has the others by
-    index."""
+    """Blocks low..high of a slot. Its nodes have the leading ones, `own` has the others by index."""
 
     own: dict[int, int] = field(default_factory=dict)
     low: int = 0
@@ -24,9 +23,8 @@ class Span:
 
 
 class LayerBlocks:
-    """`group`: the number of the layer group. `unused`: nodes whose block here no slot uses, least recently
-    used first. A window gives back the blocks that it has left. `write` brings an entry of the cell table to
-    the devices."""
+    """`unused`: nodes whose block here no slot uses, least recently used first. `write` brings an entry of
+    the cell table to the devices."""
 
     def __init__(self, group: int, pool: Pool, n_slots: int, write: Write) -> None:
         self.group, self.pool, self._write = group, pool, write
@@ -63,7 +61,6 @@ class LayerBlocks:
     # ---- slots ----
 
     def put(self, slot: int, index: int, block: int) -> None:
-        """The slot owns the block at `index`, its last one."""
         span = self.spans[slot]
         span.own[index] = block
         span.high = index + 1
@@ -83,8 +80,7 @@ class LayerBlocks:
         span.high = max(span.high, end)
 
     def share(self, slot: int, index: int, node: Node) -> None:
-        """The slot's own block at `index` becomes the node's. If the node has one, the slot uses that and
-        frees its own."""
+        """The slot's own block becomes the node's. If the node has one, the slot uses that one instead."""
         span = self.spans[slot]
         block, known = span.own.pop(index, -1), self.block(node)
         if block >= 0 and known >= 0:
@@ -96,12 +92,11 @@ class LayerBlocks:
             self.use(node)
 
     def leave(self, slot: int, index: int, node: Node) -> None:
-        """The slot no longer uses its node at `index`."""
         if self.group == 0 or (index >= self.spans[slot].low and self.block(node) >= 0):
             self.unuse(node)
 
     def move_window(self, slot: int, nodes: Sequence[Node], position: int) -> None:
-        """Give back the blocks that a row at `position` no longer sees."""
+        """Give back blocks that a row at `position` no longer sees."""
         if self.pool.window:
             self.skip(slot, nodes, max(0, position - self.pool.window + 1) // CELL_BLOCK)
 

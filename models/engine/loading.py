@@ -1,4 +1,4 @@
-"""From a model file to a mesh that can run steps: read, open devices, plan, load."""
+"""From a model file to a mesh that can run steps."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from vkbackend.step import MAX_ROWS
 
 
 class Loading:
-    """`options` has what was found so far. Nodes of a group load together through `joining`; None: this
-    process loads alone, on `devices` if they are open."""
+    """`options` has what was found so far. `joining`: nodes load together; None: this process loads alone, on
+    `devices` if they are open."""
 
     def __init__(
         self,
@@ -64,7 +64,6 @@ class Loading:
         self._steps: StepSizes
 
     def open(self, open_devices: OpenDevices, *, keep_values: bool) -> Mesh:
-        """The mesh over the devices of all nodes."""
         options, joining = self.options, self._joining
         if joining is None:
             devices = open_devices(options.devices) if self._devices is None else self._devices
@@ -74,8 +73,8 @@ class Loading:
         return Mesh(devices, options, keep_values=keep_values, hosts=joining.hosts)
 
     def plan(self, mesh: Mesh) -> None:
-        """Decide what each device holds, and the sizes of steps. Raises the errors of a model that does not
-        fit. Nodes compare their plans."""
+        """Decide what each device holds, and the sizes of steps; nodes compare their plans. Raises the errors
+        of a model that does not fit."""
         if self._joining is None:
             measure_gpus(mesh.devices)
         if self._leads and self.options.auto_split and len(mesh.devices) > 1:
@@ -123,10 +122,10 @@ class Loading:
         return cost_function(self.model, self._types, self.options, limits, self.n_ubatch)
 
     def load(self, mesh: Mesh, progress: Progress | None, n_places: int) -> KVCache:
-        """Read the weights, and make the mesh ready for steps, of which `n_places` may be in flight."""
+        """`n_places`: how many steps may be in flight."""
         model, layout, options = self.model, self.layout, self.options
         limits = [device.limits for device in mesh.devices]
-        # The programs of a token compile while weights are read.
+        # The pipelines of a token compile while weights are read.
         begin_all(mesh.devices, token_recordings(model, layout, options, limits, self.shape))
         source = FileSource(self._gguf, model.weights())
         mesh.stores.load(layout.loads, source, progress or (lambda done, total: None))
@@ -140,8 +139,8 @@ class Loading:
 
 
 def n_stages(of: Sequence[int], split_mode: str, layout: Layout) -> int:
-    """How many steps may be in flight: one per node if nodes work one after another. `of`: the node of each
-    device. 1 if the output is on node 0, because `launch` would then last until the step's end."""
+    """How many steps may be in flight: one per node if nodes work in turn. 1 if the output is on node 0,
+    because `launch` would then last until the step's end. `of`: the node of each device."""
     if split_mode not in ("layer", "hosts"):
         return 1
     vocab = layout.output_plan.ranges["vocab"]

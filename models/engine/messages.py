@@ -1,4 +1,4 @@
-"""Requests to the engine and its answers, as plain picklable data, and the checks of requests."""
+"""Requests to the engine and its answers: picklable data, with the checks of requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vkbackend.models.grammar.structure import Structure
 from vkbackend.models.sampling.logprobs import Logprobs
 from vkbackend.models.sampling.params import SamplingParams
 
-Progress = Callable[[int, int], None]  # (bytes loaded, bytes in all)
+Progress = Callable[[int, int], None]  # bytes loaded, in all
 
 
 # ---- what is loaded ----
@@ -29,8 +29,8 @@ class EngineInfo:
     n_slots: int
     n_ubatch: int
     devices: tuple[str, ...]
-    prediction: tuple[str, ...] = ()  # of an automatic split, as text
-    notes: tuple[str, ...] = ()  # for the user, as text
+    prediction: tuple[str, ...] = ()  # of an automatic split
+    notes: tuple[str, ...] = ()  # for the user
 
 
 # ---- requests ----
@@ -39,8 +39,7 @@ class EngineInfo:
 @dataclass(frozen=True, slots=True)
 class Generate:
     """Continue `tokens` by at most `max_tokens` (None: until the context is full) or up to a token of
-    `stop_ids`. With `slot` it waits for that slot, and computes only tokens that the slot does not hold.
-    """
+    `stop_ids`. With `slot`, wait for that slot and compute only tokens that it does not hold."""
 
     id: int
     tokens: tuple[int, ...]
@@ -48,15 +47,15 @@ class Generate:
     sampling: SamplingParams
     stop_ids: frozenset[int] = frozenset()
     slot: int | None = None
-    priority: int = 0  # the lower the earlier
-    deadline_s: float | None = None  # from now on; then it ends with DeadlineExceeded
-    timed: bool = False  # every token comes with timings, because the caller may stop at it
-    structure: Structure | None = None  # of the text; needs a vocabulary
+    priority: int = 0  # lower runs earlier
+    deadline_s: float | None = None  # then it ends with DeadlineExceeded
+    timed: bool = False  # timings with every token: the caller may stop at it
+    structure: Structure | None = None  # needs a vocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class SetVocabulary:
-    """The texts of tokens. Needed before the first request with a structure."""
+    """The texts of tokens, for requests with a structure."""
 
     id: int
     vocabulary: Vocabulary
@@ -84,7 +83,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class SaveState:
-    """Write positions first..last (None: all) of `slot` to a file."""
+    """Positions first..last (None: all) of `slot`."""
 
     id: int
     path: str
@@ -95,7 +94,7 @@ class SaveState:
 
 @dataclass(frozen=True, slots=True)
 class LoadState:
-    """Put a saved state into a free slot. The answer has the slot's new tokens."""
+    """`slot` must be free. The answer has its new tokens."""
 
     id: int
     path: str
@@ -104,7 +103,7 @@ class LoadState:
 
 @dataclass(frozen=True, slots=True)
 class CopySlot:
-    """Copy `slot` to `target`, which must be free. The answer has the tokens."""
+    """`target` must be free. The answer has the tokens."""
 
     id: int
     slot: int
@@ -113,7 +112,7 @@ class CopySlot:
 
 @dataclass(frozen=True, slots=True)
 class EraseSlot:
-    """Empty a free slot. The answer has its old tokens."""
+    """`slot` must be free. The answer has its old tokens."""
 
     id: int
     slot: int
@@ -121,14 +120,12 @@ class EraseSlot:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """End request `id`. Without an answer."""
-
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Compute nothing for request `id` until Resume. Without an answer."""
+    """Compute nothing for the request until Resume."""
 
     id: int
 
@@ -154,7 +151,7 @@ Request = (
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Time of the steps with rows of a sequence: `prompt` steps read its prompt, `decode` steps one token."""
+    """Of the steps with rows of a sequence: `prompt` steps read its prompt, `decode` steps one token."""
 
     prompt_n: int = 0
     prompt_s: float = 0.0
@@ -187,7 +184,7 @@ class ErrorData:
 
 @dataclass(slots=True)
 class Event:
-    """An answer to request `id`. `done`: the last one. `finish_reason`: "stop" or "length"."""
+    """`done`: the last answer to the request. `finish_reason`: "stop" or "length"."""
 
     id: int
     done: bool = True
@@ -199,16 +196,16 @@ class Event:
     logits: np.ndarray | None = None  # float32 [rows of this part, n_vocab], a copy
     memory: list[dict[str, Any]] | None = None
     stats: dict[str, Any] | None = None
-    logprobs: Logprobs | None = None  # of the token
+    logprobs: Logprobs | None = None
     error: ErrorData | None = None
 
 
-Answer = Event | int  # an int: the next token, and nothing else
+Answer = Event | int  # an int: the next token
 
 
 @dataclass(slots=True)
 class News:
-    """Answers in order: request `ids[i]` gets `answers[i]`."""
+    """In order: request `ids[i]` gets `answers[i]`."""
 
     ids: list[int] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
@@ -222,7 +219,7 @@ class News:
 
 
 def is_last(answer: Answer) -> bool:
-    """Whether nothing follows. Raises the error that the answer carries."""
+    """Raises the error that the answer carries."""
     if isinstance(answer, int):
         return False
     if answer.error:

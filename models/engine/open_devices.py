@@ -1,5 +1,3 @@
-"""Opens devices by index, name or UUID."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -15,10 +13,10 @@ from vkbackend.twins.device import NumpyDevice
 def open_devices(
     specs: Sequence[str | int] | None, runtime: str | None = None, *, exact: bool = False
 ) -> list[Device]:
-    """Open devices by index, name or UUID, in order, repeats allowed; None: the best one.
+    """Open devices by index, name or UUID, repeats allowed; None: the best one.
 
-    `runtime`: None is VKBACKEND_RUNTIME, else native. "numpy": the host runs the ops' numpy twins. `exact`:
-    use only ops with F32 activations. Raises InvalidArgument, UnsupportedFeature.
+    `runtime`: None is VKBACKEND_RUNTIME, else native. "numpy" is the ops' numpy twins on the host. `exact`:
+    only ops with F32 activations. Raises InvalidArgument, UnsupportedFeature.
     """
     env.disabled()  # refuses unknown names
     if specs is not None and not len(specs):
@@ -45,7 +43,7 @@ def open_devices(
 
 
 def _open_vulkan(spec: str | int, copy: int | None, runtime: str | None) -> Device:
-    # Imported here: a machine without a Vulkan loader can still run on numpy.
+    # A machine without a Vulkan loader can still run on numpy.
     from vkbackend.vulkan.instance import devices, no_device_message, select
 
     present = devices()

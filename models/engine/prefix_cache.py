@@ -1,7 +1,7 @@
 """Which slot has which blocks of cells: sequences share the full blocks of a common prefix.
 
 Full blocks are nodes of a radix tree. An unused node stays until its block is needed; the least recently used
-goes first. The cells after a slot's last full block belong to that slot alone.
+goes first. Cells after a slot's last full block belong to that slot alone.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from vkbackend.ops import CELL_BLOCK
 
 
 class PrefixCache:
-    """`pools`: a pool of blocks for each layer group. The first pool is for layers that see all positions; a
-    model may have no such layers. Without `share`, slots share no blocks."""
+    """`pools`: one for each layer group, first the group that sees all positions, which may be empty. Without
+    `share`, slots share no blocks."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class PrefixCache:
     ) -> None:
         self.groups = [LayerBlocks(group, pool, n_slots, write) for group, pool in enumerate(pools)]
         self.tree, self.snapshots, self._share = PrefixTree(len(pools)), Snapshots(states), share
-        self.nodes: list[list[Node]] = [[] for _ in range(n_slots)]  # the leading full blocks of each slot
+        self.nodes: list[list[Node]] = [[] for _ in range(n_slots)]  # leading full blocks by slot
         self._idle: OrderedDict[int, None] = OrderedDict((slot, None) for slot in range(n_slots))
         self.prompt_tokens = self.shared_tokens = 0
 
@@ -47,7 +47,7 @@ class PrefixCache:
         return path
 
     def holds(self, slot: int) -> bool:
-        """Whether the slot still holds anything: idle slots can be evicted."""
+        """Idle slots can be evicted."""
         return self.groups[0].spans[slot].high > 0
 
     def begins_with(self, slot: int, path: list[Node]) -> bool:
@@ -55,18 +55,16 @@ class PrefixCache:
         return not n or (len(nodes) >= n and nodes[n - 1] is path[-1])
 
     def idle(self) -> list[int]:
-        """Slots without a sequence: first the empty ones, then in order of release."""
+        """Slots without a sequence: first empty ones, then in order of release."""
         return sorted(self._idle, key=lambda slot: (self.holds(slot), 0 if self.holds(slot) else slot))
 
     def resumable(self, slot: int) -> int:
-        """The first position at which a sequence in the slot can go on."""
         lows = [(group.spans[slot].low, group.pool.window) for group in self.groups]
         return max([low * CELL_BLOCK + window - 1 for low, window in lows if low], default=0)
 
     def next_key(self, slot: int, tokens: Sequence[int], n_stored: int) -> tuple[int, tuple[int, ...]] | None:
-        """A key for the block that the slot computes next: its parent node and its tokens. Slots with equal
-        keys would compute the same block. None within a block, at the end of the tokens, or without
-        sharing."""
+        """Parent node and tokens of the block that the slot computes next: slots with equal keys would
+        compute the same block. None within a block, at the end of the tokens, or without sharing."""
         end = n_stored + CELL_BLOCK
         if not self._share or n_stored != CELL_BLOCK * len(self.nodes[slot]) or end >= len(tokens):
             return None
@@ -84,7 +82,7 @@ class PrefixCache:
     # ---- a sequence begins ----
 
     def begin(self, slot: int, path: list[Node]) -> None:
-        """The slot holds the path's blocks and nothing else."""
+        """The slot then holds the path's blocks and nothing else."""
         self.drop(slot)
         self._idle.pop(slot, None)
         self._enter(slot, path)
@@ -96,7 +94,7 @@ class PrefixCache:
         self._idle.pop(slot, None)
 
     def extend(self, slot: int, tokens: Sequence[int], n_stored: int) -> int:
-        """Take the slot's next blocks that others have computed; returns the new `n_stored`."""
+        """Take next blocks that others have computed; returns the new `n_stored`."""
         nodes = self.nodes[slot]
         if not self._share or n_stored != CELL_BLOCK * len(nodes):
             return n_stored
@@ -121,8 +119,8 @@ class PrefixCache:
     # ---- blocks ----
 
     def reserve(self, slot: int, end: int, group: int | None = None) -> bool:
-        """Blocks for the slot's positions up to `end`, in all layer groups or in one. False if none are left;
-        the slot keeps the blocks it got."""
+        """Blocks for positions up to `end`, in all layer groups or in one. False if none are left; the slot
+        keeps the blocks it got."""
         want = -(-end // CELL_BLOCK)
         for blocks in self.groups if group is None else (self.groups[group],):
             while (index := blocks.spans[slot].high) < want:
@@ -132,7 +130,7 @@ class PrefixCache:
         return True
 
     def _block(self, group: LayerBlocks, slot: int) -> int:
-        """A block for a slot: a free one, or the least recently used. -1 if none is left."""
+        """A free block, or the least recently used. -1 if none is left."""
         while not group.free:
             if group.unused:
                 self._evict(group)
@@ -147,7 +145,7 @@ class PrefixCache:
         if group.group:
             group.evict(node)
             return
-        # Children were used no later than their parent, so this one has none any more.
+        # Children were used no later than their parent, so this node has none.
         self.tree.remove(node)
         for blocks in self.groups:
             blocks.evict(node)
@@ -156,8 +154,7 @@ class PrefixCache:
     # ---- a step has run ----
 
     def stored(self, slot: int, tokens: Sequence[int], n_stored: int) -> None:
-        """A step has stored the slot's positions up to `n_stored`, with these tokens: full blocks become
-        nodes, and windows move on."""
+        """Full blocks become nodes, and windows move on."""
         nodes = self.nodes[slot]
         self.snapshots.lent.pop(slot, None)
         while self._share and (end := (len(nodes) + 1) * CELL_BLOCK) <= n_stored:
@@ -169,7 +166,7 @@ class PrefixCache:
             group.move_window(slot, nodes, n_stored)
 
     def snapshot(self, slot: int, position: int) -> None:
-        """Keep the state after the slot's first `position` positions for later requests with this prefix."""
+        """Keep the state after `position` positions for later requests with this prefix."""
         index = position // CELL_BLOCK - 1
         if position % CELL_BLOCK == 0 and 0 <= index < len(self.nodes[slot]):
             self.snapshots.keep(slot, position, self.nodes[slot][index])
@@ -177,8 +174,8 @@ class PrefixCache:
     # ---- a slot changes from outside ----
 
     def cut(self, slot: int, n: int) -> list[Copy] | None:
-        """Keep the first `n` positions of a slot. A node's block that the slot will write to gets a copy.
-        None if no block is left for the copy; the slot is then empty."""
+        """Keep the first `n` positions. A node's block that the slot will write to gets a copy. None if no
+        block is left for it; the slot is then empty."""
         if n == 0:
             self.drop(slot)
             return []
@@ -205,9 +202,9 @@ class PrefixCache:
         return copies
 
     def place(self, slot: int, last: int) -> dict[int, int] | None:
-        """Blocks for positions up to `last` whose K and V come from outside. A layer group with a window gets
-        only blocks that a sequence at `last` still sees. Returns the first held position by window size, None
-        if no blocks are left."""
+        """Blocks for positions up to `last` that come from outside. A layer group with a window gets only
+        blocks that a sequence at `last` still sees. Returns the first held position by window, None if no
+        blocks are left."""
         for group in self.groups:
             group.move_window(slot, self.nodes[slot], last)
         if not self.reserve(slot, last):
@@ -216,8 +213,8 @@ class PrefixCache:
         return {group.pool.window: group.spans[slot].low * CELL_BLOCK for group in self.groups}
 
     def copy(self, source: int, target: int) -> list[Copy] | None:
-        """The target holds what the source does: the same nodes, and copies of its own blocks. None if no
-        blocks are left for them."""
+        """The target gets the same nodes, and copies of the source's own blocks. None if no blocks are left
+        for them."""
         was_idle = source in self._idle
         self._idle.pop(source, None)  # else its own blocks might be taken for the copies
         try:
@@ -246,14 +243,13 @@ class PrefixCache:
     # ---- a sequence ends ----
 
     def release(self, slot: int) -> None:
-        """The sequence has ended. The slot keeps its blocks until they are needed elsewhere. If the sequence
-        never ran, its recurrent state still belongs to a node, so the slot is dropped."""
+        """The slot keeps its blocks until they are needed. If the sequence never ran, its recurrent state
+        still belongs to a node, so the slot is dropped."""
         if slot in self.snapshots.lent:
             self.drop(slot)
         self._idle[slot] = None
 
     def drop(self, slot: int) -> None:
-        """Empty the slot."""
         for group in self.groups:
             group.free_own(slot, 0)
         self._shorten(slot, 0)
@@ -262,8 +258,7 @@ class PrefixCache:
         self.snapshots.drop(slot)
 
     def _shorten(self, slot: int, n_nodes: int) -> None:
-        """Give back the nodes from `n_nodes` on. The deepest goes first: it is then unused for longer than
-        its parent, and evicted before it."""
+        """Give back the nodes from `n_nodes` on. The deepest goes first, to be evicted before its parent."""
         nodes = self.nodes[slot]
         for index in range(len(nodes) - 1, n_nodes - 1, -1):
             node = nodes.pop()

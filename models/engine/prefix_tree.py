@@ -1,4 +1,4 @@
-"""The radix tree of the prefix cache: a node for each full block of tokens that follows its parent's."""
+"""The radix tree of the prefix cache: a node per full block of tokens."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from vkbackend.ops import CELL_BLOCK
 
-Key = tuple[int, ...]  # the CELL_BLOCK tokens of a node
+Key = tuple[int, ...]  # of CELL_BLOCK tokens
 
 
 class Node:
-    """By layer group: the block with the node's K and V (-1: evicted), and how many slots use it. `state`:
-    the cell of the recurrent state after the node."""
+    """By layer group: the block with K and V (-1: evicted), and how many slots use it. `state`: the cell of
+    the recurrent state after the node."""
 
     __slots__ = ("blocks", "children", "key", "parent", "state", "users")
 
@@ -37,7 +37,7 @@ class PrefixTree:
             yield node
 
     def child(self, parent: Node, key: Key) -> Node:
-        """The child with these tokens, which is added if the tree lacks it."""
+        """Added if the tree lacks it."""
         node = parent.children.get(key)
         if node is None:
             node = parent.children[key] = Node(parent, key, self._n_groups)

@@ -1,5 +1,4 @@
-"""A loaded model on its devices: tokens, positions and slots in, logits out. Knows no text and no
-sampling."""
+"""A loaded model on its devices: tokens, positions and slots in, logits out."""
 
 from __future__ import annotations
 
@@ -35,14 +34,11 @@ from vkbackend.step import MAX_RUNS, Run, StepParams, cut_runs, n_single
 
 
 class Runner:
-    """A model loaded from the file of `options`, or from `gguf`, which is open.
-
-    `keep_values`: every intermediate tensor can be read after a step. `interleave`: compute large
+    """`keep_values`: every intermediate tensor can be read after a step. `interleave`: compute large
     micro-batches in two halves, one while the sums of the other are exchanged (None: with several physical
     devices). `group`: nodes that run the model together; devices are then written NODE/DEVICE. `devices`:
-    open devices, in place of the names in `options`. The attribute `options` has what loading found: context
-    length, shares, layers on devices. `prediction`: expected times, from measured devices.
-    """
+    open ones. `options` has what loading found: context length, shares, layers on devices. `prediction`:
+    expected times."""
 
     def __init__(
         self,
@@ -55,7 +51,7 @@ class Runner:
         group: Group | None = None,
         devices: Sequence[Device] | None = None,
     ) -> None:
-        runtime = runtime_of(options.runtime)  # refuses an unknown name before anything is read
+        runtime = runtime_of(options.runtime)  # refuses an unknown name first
         exact = options.exact or env.exact()
         self.group, self._joining = group, group.joining if group else None
         with GGUF.open(options.path) if gguf is None else nullcontext(gguf) as gguf:
@@ -76,7 +72,7 @@ class Runner:
                 raise
 
     def _stages(self, loading: Loading) -> int:
-        """How many steps may be in flight. Only the node that leads counts them."""
+        """Only the node that leads counts them."""
         if self._joining is None or not self._joining.leads:
             return 1
         return n_stages(self._joining.hosts.of, loading.options.split_mode, loading.layout)
@@ -98,11 +94,8 @@ class Runner:
     # ---- steps ----
 
     def step(self, tokens: Sequence[int], runs: Sequence[Run], outputs: Sequence[int]) -> np.ndarray:
-        """Run one micro-batch; returns the logits of the output rows, float32 [len(outputs), n_vocab].
-
-        Rows of a run are consecutive positions of one slot. The result is a view that the next step
-        overwrites.
-        """
+        """Run one micro-batch; returns the logits of the output rows, float32 [len(outputs), n_vocab], a view
+        that the next step overwrites. Rows of a run are consecutive positions of one slot."""
         return self.collect(self.launch(MicroBatch(tokens, runs, outputs), Wanted()))[1]
 
     def step_top_k(
@@ -114,8 +107,8 @@ class Runner:
         masks: np.ndarray | None = None,
         summed: bool = False,
     ) -> TopK:
-        """As `step`; the best `k` (up to `max_top_k`) tokens of each output row, of those whose bits are set
-        in `masks`, uint32 [len(outputs), ceil(n_vocab / 32)], the lowest bit of a word first."""
+        """As `step`; the best `k` (up to `max_top_k`) tokens of each output row. `masks`: tokens that may be
+        chosen, uint32 [len(outputs), ceil(n_vocab / 32)], the lowest bit of a word first."""
         assert 0 < k and outputs
         handle = self.launch(MicroBatch(tokens, runs, outputs, masks), Wanted(k, summed))
         ids, logits, log_sums = self.collect(handle)
@@ -123,8 +116,7 @@ class Runner:
         return TopK(ids, logits, log_sums)
 
     def launch(self, batch: MicroBatch, wanted: Wanted) -> StepHandle:
-        """Begin a micro-batch. Up to `n_in_flight` micro-batches may be in flight; `collect` takes them in
-        order. Other work runs after them."""
+        """Up to `n_in_flight` micro-batches may be in flight; `collect` takes them in order."""
         k = wanted.top_k
         assert k <= self.max_top_k and len(self._in_flight) < self.n_in_flight <= self._n_places
         computed = wanted if k < 2 else Wanted(self.max_top_k, wanted.summed)
@@ -151,8 +143,8 @@ class Runner:
         return handle
 
     def collect(self, handle: StepHandle) -> Rows:
-        """The results of the step that was launched first, a view that the next call overwrites. Raises the
-        errors of devices and nodes."""
+        """Of the step launched first, a view that the next call overwrites. Raises the errors of devices and
+        nodes."""
         first = self._in_flight.popleft()
         assert first is handle
         n, k, computed, place = handle
@@ -176,7 +168,7 @@ class Runner:
         return self.mesh.recorded_step(kind)
 
     def compute(self, batch: MicroBatch, step: Step, tables: Mapping[str, np.ndarray] | None = None) -> None:
-        """Run this node's part of a micro-batch, whose runs name the recurrent states they read and write.
+        """This node's part of a micro-batch, whose runs name the recurrent states they read and write.
         `tables`: rows of cos and sin by name, in place of this node's."""
         tokens, runs, outputs, masks = batch
         n_rows, mix = len(tokens), step.kind.mix
@@ -198,13 +190,13 @@ class Runner:
 
     @property
     def pools(self) -> list[Pool]:
-        """A pool of blocks for each layer group; the first has no window."""
+        """By layer group; the first has no window."""
         width = -(-self.n_ctx // CELL_BLOCK)
         tables = self.kv.groups
         return [Pool(t.n_blocks, t.window) if t else Pool(width * self.n_slots) for t in tables]
 
     def set_block(self, group: int, slot: int, index: int, block: int) -> None:
-        """The slot's block at `index`, from the next step on."""
+        """From the next step on."""
         if (table := self._tables[group]) is not None:
             table.set(slot, index, block)
 
@@ -212,7 +204,7 @@ class Runner:
         copy_blocks(self.mesh.devices, self.kv, copies)
 
     def copy_state(self, source: int, target: int, n_stored: int) -> None:
-        """Copy the recurrent state of a slot after its first `n_stored` positions."""
+        """After the first `n_stored` positions of the source."""
         copy_state(self.mesh.devices, self.kv, source, target, n_stored)
 
     def tell_of_compiling(self, tell: Callable[[], None]) -> None:
@@ -226,12 +218,12 @@ class Runner:
 
     @property
     def record_s(self) -> float:
-        """Seconds spent recording and compiling steps so far."""
+        """Recording and compiling, so far."""
         return self.mesh.steps.record_s
 
     @property
     def states(self) -> SlotStates | None:
-        """The cells with the recurrent states of the slots; None without recurrent layers."""
+        """Cells with recurrent states; None without recurrent layers."""
         return self.kv.states.slots if self.kv.states else None
 
     def resumable(self, n_stored: int) -> int:
@@ -239,8 +231,8 @@ class Runner:
         return self.kv.resumable(n_stored)
 
     def resume_at(self, slot: int, position: int) -> int:
-        """The last position, at most `position`, from which the slot can go on. Recurrent layers need a
-        position whose state was kept."""
+        """The last position, at most `position`, from which the slot can go on: with recurrent layers, one
+        whose state was kept."""
         return self.kv.states.slots.resume_at(slot, position) if self.kv.states else position
 
     # ---- reports ----
@@ -252,12 +244,11 @@ class Runner:
         return memory_report(self.mesh, self._free_before, self.group)
 
     def reduce_stats(self) -> tuple[int, float]:
-        """(all-reduces so far, seconds the host spent between the last writer's end and the release of the
-        readers)."""
+        """(all-reduces so far, seconds from the last writer's end to the release of the readers)."""
         return self.mesh.relay.n_reduces, self.mesh.relay.reduce_s
 
     def close(self) -> None:
-        """Release everything; may be called twice."""
+        """May be called twice."""
         if self.group:
             with suppress(VkbackendError):  # transfers into memory that is freed next
                 while self._in_flight and not self.group.lost:

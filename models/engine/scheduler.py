@@ -1,7 +1,7 @@
 """Which request runs in which slot, and which rows the next step has.
 
 Sequences that decode come first, one row each; prompts share the rest. A request skips the prefix that is
-cached. When the cache has no block left, the youngest request is preempted. It runs again later.
+cached. If the cache has no block left, the youngest request is preempted and runs again later.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vkbackend.models.engine.sequence import Batch, Sequence
 from vkbackend.models.engine.waiting import Waiting
 from vkbackend.ops import CELL_BLOCK
 
-COMPARED = 256  # tokens compared at once
+COMPARED = 256  # tokens at once
 
 
 def _turn(sequence: Sequence) -> tuple[int, int]:
@@ -36,11 +36,11 @@ def n_common(a: list[int], b: list[int], most: int) -> int:
 
 @dataclass(slots=True)
 class RowsLeft:
-    """The rows of a step that are not given away yet. `n_decode` sequences that decode are still to come: one
-    row and one output are kept for each."""
+    """Rows of a step that are not given away. Each of `n_decode` sequences to come that decode has a row and
+    an output kept."""
 
     n: int
-    n_prompt: int  # how many of them prompts may have
+    n_prompt: int  # that prompts may have
     n_outputs: int
     n_decode: int
 
@@ -48,7 +48,7 @@ class RowsLeft:
         n = min(sequence.n_wanted, self.n, max(1, self.n - self.n_decode))
         if not decodes:
             n = min(n, self.n_prompt)
-            # Recurrent layers resume where a state was kept, so a prompt pauses after its last full block.
+            # Recurrent layers resume only where a state was kept: a prompt pauses after its last full block.
             start, last = sequence.n_stored, (len(sequence.tokens) - 1) // CELL_BLOCK * CELL_BLOCK
             if is_recurrent and start < last < start + n:
                 n = last - start
@@ -57,7 +57,7 @@ class RowsLeft:
             return n
         if isinstance(sequence.request, Logits):
             return min(n, n_outputs)
-        return n - (self.n_outputs == 0)  # the last row of a prompt waits for a step with an output
+        return n - (self.n_outputs == 0)  # the last row of a prompt needs an output
 
     def take(self, n: int, n_outputs: int, decodes: bool) -> None:
         self.n -= n
@@ -66,8 +66,8 @@ class RowsLeft:
 
 
 class Scheduler:
-    """A step has at most `n_ubatch` rows, of which at most `max_outputs` give logits. `resume_at` and
-    `copy_blocks` are the runner's methods of these names."""
+    """A step has at most `n_ubatch` rows and `max_outputs` rows with logits. `resume_at` and `copy_blocks`
+    are the runner's."""
 
     def __init__(
         self,
@@ -95,7 +95,6 @@ class Scheduler:
     # ---- slots ----
 
     def content(self, slot: int) -> SlotContent:
-        """What a slot holds, whether a sequence runs in it or not."""
         for sequence in self.running:
             if sequence.slot == slot:
                 n = sequence.n_stored
@@ -105,8 +104,8 @@ class Scheduler:
         return self.contents[slot]
 
     def admit(self) -> None:
-        """Start waiting requests while slots and blocks are free. Raises the errors of devices; the request
-        then stays in the queue."""
+        """Start waiting requests while slots and blocks are free. If a device fails, the request stays in the
+        queue."""
         while self.free and not self._is_blocked and (first := self.waiting.pop(self.free)) is not None:
             is_in = False
             try:
@@ -117,7 +116,7 @@ class Scheduler:
             self._is_blocked = not is_in
 
     def _start(self, sequence: Sequence) -> bool:
-        """Give a sequence a slot and blocks for its tokens; False if no blocks are left."""
+        """False if no blocks are left for its tokens."""
         tokens, wanted = sequence.tokens, sequence.wanted_slot
         path = self.cache.match(tokens[: sequence.sharable + 1]) if self._share else []
         idle = self.cache.idle() if wanted is None else [wanted]
@@ -148,7 +147,7 @@ class Scheduler:
 
     def _longest(self, idle: list[int], tokens: list[int], most: int, path: list[Node]) -> tuple[int, int]:
         """The idle slot with the longest prefix of the tokens, and its length, which may end within a block.
-        (-1, 0) if no slot has any."""
+        (-1, 0) if none."""
         best = -1, 0
         for slot in idle:
             if not self.cache.holds(slot) or not self.cache.begins_with(slot, path):
@@ -160,7 +159,7 @@ class Scheduler:
         return best
 
     def release(self, sequence: Sequence) -> None:
-        """A sequence is over. Its slot keeps the content until the blocks are needed."""
+        """The slot keeps its content until the blocks are needed."""
         content = self.content(sequence.slot)
         self.running.remove(sequence)
         self._leave(sequence.slot, content)
@@ -197,14 +196,14 @@ class Scheduler:
     # ---- rows ----
 
     def compose(self, n_steps: int = 1) -> Batch:
-        """The rows of the next step; sequences with one row come first. Up to `n_steps` are in flight, with
+        """The rows of the next step, sequences with one row first. Up to `n_steps` are in flight, with
         different sequences.
 
-        Sequences are served in order of waiting. A row is kept for each one that decodes; prompts share the
-        rest within the budget. The first in line gets a row, unless it is a prompt and the budget has none.
+        Sequences are served in order of waiting. A row is kept for each that decodes; prompts share the rest
+        within the budget. The first in line gets a row, unless it is a prompt and the budget has none.
         """
         line = sorted([s for s in self.running if not (s.is_paused or s.in_flight)], key=_turn)
-        computed: set[object] = set()  # keys of the blocks of prompts that steps in flight compute
+        computed: set[object] = set()  # keys of the prompts' blocks that steps in flight compute
         if n_steps > 1:
             in_flight = [s for s in self.running if s.in_flight]
             computed.update(self._next_key(s) for s in in_flight if s.n_wanted > 1)
@@ -215,11 +214,10 @@ class Scheduler:
         else:
             batch = self._mixed(line, n_decode, computed)
             batch.sort(key=lambda entry: entry[1] > 1)
-        # A sequence may have been preempted by a later one in line.
         return [entry for entry in batch if entry[0].slot >= 0]
 
     def _mixed(self, line: list[Sequence], n_decode: int, computed: set[object]) -> Batch:
-        """The batch of a line with prompts, or with more sequences than a step has rows."""
+        """With prompts, or with more sequences than rows."""
         n_prompt = self.budget.rows(n_decode, self._n_ubatch) if n_decode < len(line) else self._n_ubatch
         left = RowsLeft(self._n_ubatch, n_prompt, self._max_outputs, n_decode)
         batch: Batch = []
@@ -238,8 +236,8 @@ class Scheduler:
         return batch
 
     def _moves_on(self, sequence: Sequence, computed: set[object]) -> bool:
-        """Whether a prompt computes its next block in this step. It first takes blocks from the cache that
-        other sequences have computed meanwhile. If one of them computes its next block now, it waits."""
+        """Whether a prompt computes its next block now: not if another sequence does. First take blocks that
+        others have computed meanwhile."""
         if isinstance(sequence.request, Logits):
             return True
         sequence.n_stored = self.cache.extend(sequence.slot, sequence.tokens, sequence.n_stored)
@@ -253,7 +251,7 @@ class Scheduler:
         return self.cache.next_key(sequence.slot, sequence.tokens, sequence.n_stored)
 
     def _has_room(self, sequence: Sequence, n: int) -> bool:
-        """Reserve blocks for the next `n` positions. Preempts others if it must, the youngest first."""
+        """Reserve blocks for the next `n` positions. Preempts the youngest first."""
         end = sequence.n_stored + n
         if end <= sequence.room:
             return True

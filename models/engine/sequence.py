@@ -1,4 +1,4 @@
-"""A request that is being computed: its tokens, where they are stored, what its caller has, its timings."""
+"""A request that is being computed."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from vkbackend.models.sampling.logprobs import Logprobs
 from vkbackend.models.sampling.rows import Choice
 from vkbackend.models.sampling.sampler import Sampler
 
-PRIORITY_S = 10.0  # a priority lower by one counts as having come this much earlier
+PRIORITY_S = 10.0  # a priority lower by one counts as this much earlier
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`tokens[:n_stored]` are in the cache of its slot, which has room for `room` positions."""
+    """`tokens[:n_stored]` are in its slot's cache, which has room for `room` positions."""
 
     request: Generate | Logits
-    number: int  # order of submission
-    born: float  # time.monotonic() of submission
+    number: int
+    born: float  # time.monotonic()
     tokens: list[int]
     sampler: Sampler | None
     slot: int = -1
     n_stored: int = 0
     room: int = 0
-    served: int = -1  # number of the last step it had rows in
-    known_slot: int = -1  # the slot in the last event to its caller
-    n_given: int = 0  # rows of logits that its caller has
+    served: int = -1  # the last step it had rows in
+    known_slot: int = -1  # in the last event to its caller
+    n_given: int = 0  # rows of logits
     is_over: bool = False
-    is_paused: bool = False  # its caller does not read the answers
-    in_flight: bool = False  # a step with rows of it is in flight
+    is_paused: bool = False  # its caller does not read
+    in_flight: bool = False
     prompt_n: int = 0
     prompt_s: float = 0.0
     decode_n: int = 0
     decode_s: float = 0.0
     n_reduces: int = 0
     reduce_s: float = 0.0
-    order: tuple[float, int] = field(init=False)  # the lower, the earlier it runs
+    order: tuple[float, int] = field(init=False)  # lower runs earlier
 
     def __post_init__(self) -> None:
         self.order = self.born + PRIORITY_S * self.request.priority, self.number
 
     @property
     def n_wanted(self) -> int:
-        """Rows not computed yet: 1 while decoding."""
+        """Not computed yet: 1 while decoding."""
         return len(self.tokens) - self.n_stored
 
     @property
@@ -60,13 +60,12 @@ class Sequence:
 
     @property
     def sharable(self) -> int:
-        """How many leading positions may come from the cache. The last one must run. A `Logits` request must
-        also run every position whose logits its caller lacks."""
+        """How many leading positions may come from the cache. The last one must run; for `Logits`, every
+        position whose logits the caller lacks."""
         return len(self.tokens) - 1 if isinstance(self.request, Generate) else self.n_given
 
     def n_outputs(self, n: int) -> int:
-        """Output rows among the next `n` rows. `Logits`: every row that the caller lacks. `Generate`: 1 if
-        they include the last row."""
+        """Among the next `n` rows. `Logits`: rows that the caller lacks. `Generate`: 1 with the last row."""
         if isinstance(self.request, Logits):
             return max(0, self.n_stored + n - max(self.n_stored, self.n_given))
         return int(n == self.n_wanted)
@@ -86,8 +85,8 @@ class Sequence:
         self.reduce_s += cost.reduce_s
 
     def answer(self, choice: Choice, n_ctx: int) -> Answer:
-        """Take the token that was drawn, and return the answer to the caller. It is a lone int if the caller
-        knows the slot and wants nothing else. An event that is done ends the sequence."""
+        """Take the drawn token. The answer is an int if the caller knows the slot and wants nothing else. An
+        event that is done ends the sequence."""
         request = self.request
         assert isinstance(request, Generate)
         if isinstance(choice, VkbackendError):
@@ -116,7 +115,7 @@ class Sequence:
         )
 
     def give(self, logits: np.ndarray) -> Event:
-        """The answer with the logits of the last rows; done when all rows of the tokens are given."""
+        """Logits of the last rows; done with the last row of the tokens."""
         self.n_given += len(logits)
         return Event(self.request.id, logits=logits.copy(), done=self.n_wanted == 0, slot=self.slot)
 
@@ -129,4 +128,4 @@ class Sequence:
         )
 
 
-Batch = list[tuple[Sequence, int, int]]  # sequences, their rows, and how many of these give logits
+Batch = list[tuple[Sequence, int, int]]  # sequences, their rows, their rows with logits

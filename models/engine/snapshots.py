@@ -9,10 +9,10 @@ from vkbackend.models.engine.prefix_tree import Node
 
 
 class States(Protocol):
-    """The states of recurrent layers (placement/recurrent_state.py)."""
+    """Implemented by placement/recurrent_state.py."""
 
     def take(self, slot: int, position: int) -> int | None:
-        """The cell with the slot's snapshot of that position, which the caller now owns."""
+        """The cell with the slot's snapshot of that position, which the caller then owns."""
 
     def lend(self, slot: int, position: int, cell: int) -> None:
         """The slot's next run begins at `position` and reads that cell."""
@@ -25,26 +25,24 @@ class States(Protocol):
 
 
 class Snapshots:
-    """`states`: None without recurrent layers; then there is nothing to keep. `lent`: by slot, the node whose
-    state its next run reads."""
+    """`states`: None without recurrent layers. `lent`: by slot, the node whose state its next run reads."""
 
     def __init__(self, states: States | None) -> None:
         self._states = states
-        self._nodes: OrderedDict[Node, None] = OrderedDict()  # with a state, least recently used first
+        self._nodes: OrderedDict[Node, None] = OrderedDict()  # least recently used first
         self.lent: dict[int, Node] = {}
 
     def resumes(self, node: Node) -> bool:
-        """Whether a sequence can go on after the node."""
         return self._states is None or node.state is not None
 
     def keep(self, slot: int, position: int, node: Node) -> None:
-        """Move the slot's snapshot of `position`, which is the node's end, to the node."""
+        """Move the slot's snapshot of `position`, the node's end, to the node."""
         if self._states and node.state is None and (cell := self._states.take(slot, position)) is not None:
             node.state = cell
             self._nodes[node] = None
 
     def lend(self, slot: int, position: int, node: Node) -> None:
-        """The slot's next run begins at `position`, the node's end, from its state."""
+        """As `States.lend`; `position` is the node's end."""
         if self._states:
             assert node.state is not None
             self.lent[slot] = node
@@ -56,7 +54,7 @@ class Snapshots:
             self._states.drop(slot)
 
     def spare(self) -> int | None:
-        """Take the cell of the state that was not used for the longest time."""
+        """The least recently used cell, taken from its node."""
         lent = set(self.lent.values())
         node = next((node for node in self._nodes if node not in lent), None)
         if node is None:

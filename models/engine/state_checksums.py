@@ -1,7 +1,7 @@
-"""A checksum for each tensor of a saved state, in the metadata of its file (docs/state_format.md).
+"""A checksum per tensor of a saved state, in the file's metadata (docs/state_format.md).
 
-It covers the other metadata, the tensor's name, type, shape and bytes, so tensors that are exchanged fail,
-too. Bytes are read in pieces: no state is in memory twice.
+It covers the other metadata, the tensor's name, type, shape and bytes, so exchanged tensors fail, too. Bytes
+are read in pieces: no state is in memory twice.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 from vkbackend.errors import StateError
 from vkbackend.meta.gather import PIECE_NBYTES
 
-_PREFIX = "sha256_"  # a key is this and the tensor's name
+_PREFIX = "sha256_"  # then the tensor's name
 
 
 def checksums(metadata: Mapping[str, str], tensors: Mapping[str, tuple[str, np.ndarray]]) -> dict[str, str]:
-    """Entries for the metadata of a file. `tensors`: type in the file, and array."""
+    """Entries for the metadata. `tensors`: type in the file, and array."""
     return {
         _PREFIX + name: _digest(metadata, name, dtype, array.shape, [array])
         for name, (dtype, array) in tensors.items()
@@ -27,8 +27,8 @@ def checksums(metadata: Mapping[str, str], tensors: Mapping[str, tuple[str, np.n
 
 
 def check(file: Any, path: Any) -> bool:
-    """Compare every tensor of an opened file with its checksum. False: the file has no checksums, because an
-    earlier version wrote it. Raises StateError for the first that does not match or has none."""
+    """False: no checksums, because an earlier version wrote the file. Raises StateError for the first that is
+    wrong or missing."""
     metadata = file.metadata() or {}
     found = {key.removeprefix(_PREFIX): value for key, value in metadata.items() if key.startswith(_PREFIX)}
     if not found:
@@ -60,7 +60,7 @@ def _digest(
 
 
 def _pieces(entry: Any, shape: Sequence[int]) -> Iterator[np.ndarray]:
-    """The rows of a tensor in the file, a few MiB at a time."""
+    """A few MiB at a time."""
     step = max(1, PIECE_NBYTES // (8 * max(1, int(np.prod(shape[1:])))))
     for begin in range(0, shape[0], step):
         yield entry[begin : min(begin + step, shape[0])]

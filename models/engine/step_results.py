@@ -1,4 +1,4 @@
-"""What follows from a step that has run: positions are stored, tokens are drawn, requests get answers."""
+"""After a step: positions are stored, tokens drawn, requests answered."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ class StepResults:
         self._stores_always = any(pool.window for pool in runner.pools) or runner.states is not None
 
     def take(self, batch: Batch, rows: Rows, cost: StepCost, news: News) -> list[Sequence]:
-        """Store and answer every sequence of a step; `rows` are its output rows. Returns the sequences that
-        are over now."""
+        """Store and answer; `rows` are the step's output rows. Returns the sequences that are over."""
         over: list[Sequence] = []
         drawing: list[Sequence] = []
         draw_rows: list[int] = []

@@ -1,4 +1,4 @@
-"""How long the last steps took, and the all-reduces in them."""
+"""Times of the last steps, and their all-reduces."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from collections import deque
 from statistics import median
 from typing import NamedTuple, Protocol
 
-N_STEPS = 256  # the last ones, which are reported
+N_STEPS = 256
 
 
 class Counters(Protocol):
-    """The counters of a runner."""
-
     @property
     def n_recorded(self) -> int: ...
 
@@ -23,34 +21,34 @@ class Counters(Protocol):
 
 
 class Mark(NamedTuple):
-    """A moment: time.perf_counter(), the number of steps recorded so far, and the seconds recording took."""
+    """time.perf_counter(), steps recorded so far, seconds of recording."""
 
     at: float
     n_recorded: int
     record_s: float
 
     def until(self, later: Mark) -> float:
-        """Seconds until `later`, without recording and compiling, which happen once per kind of step."""
+        """Seconds, without recording and compiling, which happen once per kind of step."""
         return later.at - self.at - (later.record_s - self.record_s)
 
 
 class StepCost(NamedTuple):
-    """`latency_s`: since the step began. `step_s`: since then, or since the previous step ended if that was
-    later: with several steps in flight, this is what a step costs."""
+    """`latency_s`: since the step began. `step_s`: since then or since the previous step's end, whichever is
+    later: with several steps in flight, what a step costs."""
 
     number: int
     step_s: float
     latency_s: float
     n_reduces: int
     reduce_s: float
-    recorded: bool  # a step was recorded meanwhile
+    recorded: bool
 
 
 class StepTimes:
     def __init__(self, runner: Counters) -> None:
         self._runner = runner
         self._last: deque[tuple[float, int, int, float]] = deque(maxlen=N_STEPS)
-        self._reduced = runner.reduce_stats()  # until the last step ended
+        self._reduced = runner.reduce_stats()
         self._ended = self.mark()
         self.n_steps = 0
 
@@ -69,8 +67,7 @@ class StepTimes:
         return StepCost(self.n_steps, step_s, began.until(now), n_reduces, reduce_s, recorded)
 
     def report(self) -> dict[str, float]:
-        """Steps and all-reduces so far; milliseconds of the last steps, their rows, and host microseconds of
-        one all-reduce."""
+        """Totals; milliseconds and rows of the last steps, host microseconds per all-reduce."""
         counts = {"n_steps": self.n_steps, "n_reduces": self._reduced[0]}
         times = sorted(seconds for seconds, *_ in self._last)
         if not times:

@@ -1,6 +1,5 @@
-"""Requests that wait for a slot, in order of age and priority, and deadlines. Taking a request costs the
-logarithm of their number.
-"""
+"""Requests that wait for a slot, by age and priority, and deadlines. Taking one costs the logarithm of their
+number."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ Heap = list[tuple[tuple[float, int], Sequence]]
 
 
 class Waiting:
-    """One queue of requests for any slot, and a queue for each slot that is asked for."""
+    """One queue for any slot, and one for each slot that is asked for."""
 
     def __init__(self) -> None:
         self._any: Heap = []
@@ -65,7 +64,7 @@ class Waiting:
 class Deadlines:
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Sequence]] = []
-        self._most = 64  # entries before finished ones are dropped
+        self._most = 64  # length at which finished ones are dropped
 
     def add(self, sequence: Sequence, at: float) -> None:
         if len(self._heap) >= self._most:
