@@ -64,7 +64,7 @@ def test_advice_follows_the_network() -> None:
     assert advice(nbytes, layers, small, 60e-6).startswith("tensor parallel over all hosts")
     assert advice(nbytes, layers, small, 600e-6).startswith("whole layers on each host")
     large = [HostRates(350 * GB, int(80 * GB))] * 2
-    assert "run one server on each" in advice(nbytes, layers, large, 600e-6)
+    assert "run one server per host" in advice(nbytes, layers, large, 600e-6)
     assert "one sooner answer" in advice(nbytes, layers, large, 60e-6)
 
 

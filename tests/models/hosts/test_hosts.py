@@ -341,7 +341,7 @@ def test_a_step_that_cannot_be_recorded_ends_the_group(
 
     with pytest.raises(DeviceLost, match="node 0 could not record a step: no memory"):
         with twin_runner(path, TWO, **OPTIONS) as runner:
-            monkeypatch.setattr(runner.mesh, "_record", fail)
+            monkeypatch.setattr(runner.mesh.steps, "_record", fail)
             with pytest.raises(OutOfDeviceMemory):
                 runner.step(TOKENS[:40], [Run(0, 0, 40, 0)], [39])
             runner.step([5], [Run(0, 0, 1, 0)], [0])
