@@ -34,12 +34,12 @@ TOKENS = [1, *np.random.default_rng(5).integers(3, 500, 15).tolist()]
 def patterns() -> list[str]:
     """Patterns of the files that the README's table names."""
     cells = (line.split("|")[1] for line in README.splitlines() if line.startswith("| `"))
-    found = []
+    globs = []
     for word in (word for cell in cells for word in re.findall(r"`([^`]+)`", cell)):
         head, _, rest = word.partition("{")
         choices, _, tail = rest.partition("}")
-        found += [f"{head}{choice}{tail}" for choice in choices.split(",")]
-    return found
+        globs += [f"{head}{choice}{tail}" for choice in choices.split(",")]
+    return globs
 
 
 def test_every_file_is_in_the_readme_and_they_are_small() -> None:

@@ -77,14 +77,14 @@ def test_every_public_name_is_in_the_reference() -> None:
 
 def public_members() -> list[str]:
     """`Class.method` of the public classes, inherited ones too."""
-    found = []
+    members = []
     for name in CLASSES:
         class_ = getattr(vkbackend, name)
         for member, value in inspect.getmembers_static(class_):
             is_method = isinstance(value, property | classmethod | staticmethod) or callable(value)
             if is_method and not member.startswith("_"):
-                found.append(f"{name}.{member}")
-    return found
+                members.append(f"{name}.{member}")
+    return members
 
 
 def test_every_public_method_has_a_docstring() -> None:

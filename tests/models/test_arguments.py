@@ -158,15 +158,15 @@ def test_lists_of_5000_digits(capsys: pytest.CaptureFixture[str], command: list[
 )  # fmt: skip
 def test_options_are_plain_values(name: str, value: Any, same: Any) -> None:
     devices = {"devices": "0,1"} if name == "tensor_split" else {}
-    found = getattr(Options.of("a", **{**devices, name: value}), name)
-    assert found == same and type(found) is type(same)
+    value_of = getattr(Options.of("a", **{**devices, name: value}), name)
+    assert value_of == same and type(value_of) is type(same)
     if isinstance(same, tuple):
-        assert [type(item) for item in found] == [type(item) for item in same]
+        assert [type(item) for item in value_of] == [type(item) for item in same]
 
 
 def test_layer_ranges_may_be_arrays() -> None:
-    made = Options.of("a", control_vectors=["v"], control_vector_layer_range=np.array([1, 3]))  # type: ignore[arg-type]
-    assert made.control_vector_layer_range == (1, 3)
+    options = Options.of("a", control_vectors=["v"], control_vector_layer_range=np.array([1, 3]))  # type: ignore[arg-type]
+    assert options.control_vector_layer_range == (1, 3)
 
 
 def test_requests_of_numpy_values(llm: LLM) -> None:

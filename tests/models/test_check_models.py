@@ -32,8 +32,8 @@ def test_files(models: Path, name: str, devices: list[str]) -> None:
         assert llm.tokenize(expected["prompt"]) == expected["prompt_tokens"]
         assert nmse(llm.logits(expected["prompt_tokens"]), want) <= (1e-5 if exact else 5e-4)
         assert expected["min_margin"] > 0.1
-        told = llm.generate(expected["prompt"], max_tokens=len(expected["greedy_tokens"]), temperature=0)
-        assert (told.tokens, told.text) == (expected["greedy_tokens"], expected["greedy_text"])
+        answer = llm.generate(expected["prompt"], max_tokens=len(expected["greedy_tokens"]), temperature=0)
+        assert (answer.tokens, answer.text) == (expected["greedy_tokens"], expected["greedy_text"])
 
 
 if CHECK.is_file():  # the same from outside, over the files that are committed and those beside the checkout

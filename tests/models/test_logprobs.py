@@ -47,8 +47,10 @@ def test_logprobs_of_every_token(llm: LLM) -> None:
         logprobs_of(row_of([*prompt, *done.tokens[:i]]), token, 3) for i, token in enumerate(done.tokens)
     ]
     streamed = [chunk.logprobs for chunk in llm.stream(prompt, 6, logprobs=0, **GREEDY)]
-    assert [one.logprob for one in streamed if one] == [one.logprob for one in done.logprobs]
-    assert all(one is not None and one.top == () for one in streamed)
+    assert [logprob.logprob for logprob in streamed if logprob] == [
+        logprob.logprob for logprob in done.logprobs
+    ]
+    assert all(logprob is not None and logprob.top == () for logprob in streamed)
 
 
 def test_neighbours_do_not_get_them(model: Path) -> None:
@@ -106,9 +108,11 @@ def test_the_same_from_asyncio_and_in_batches(llm: LLM) -> None:
     async def streamed() -> list[Any]:
         return [chunk async for chunk in llm.astream(prompts[0], 3, **options)]
 
-    told = [(one.text, one.tokens, one.logprobs, one.prompt_logprobs) for one in alone]
+    expected = [(answer.text, answer.tokens, answer.logprobs, answer.prompt_logprobs) for answer in alone]
     for done in (llm.generate(prompts, 3, **options), asyncio.run(llm.agenerate(prompts, 3, **options))):
-        assert [(one.text, one.tokens, one.logprobs, one.prompt_logprobs) for one in done] == told
+        assert [
+            (answer.text, answer.tokens, answer.logprobs, answer.prompt_logprobs) for answer in done
+        ] == expected
     first, *rest = asyncio.run(streamed())
     assert (first.text, first.prompt_logprobs) == ("<s> w6. w1.", alone[0].prompt_logprobs)
     assert [chunk.logprobs for chunk in rest] == alone[0].logprobs

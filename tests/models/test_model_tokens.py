@@ -97,8 +97,8 @@ def test_breakers_become_tokens(llm: LLM) -> None:
 def test_a_breaker_may_begin_in_one_token_and_end_in_others() -> None:
     pieces = [b"x", b"a:", b": b", b":", b" b", b"y: bz", b"::"]
     codes = {" b": [4], "b": [8]}
-    found = breaker_tokens([": b"], pieces, lambda rest: codes[rest])
-    assert set(found) == {(1, 4), (2,), (3, 4), (5,), (6, 4)}
+    breakers = breaker_tokens([": b"], pieces, lambda rest: codes[rest])
+    assert set(breakers) == {(1, 4), (2,), (3, 4), (5,), (6, 4)}
 
 
 def test_breakers_without_a_tokenizer() -> None:

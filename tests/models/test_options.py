@@ -93,29 +93,35 @@ def test_every_keyword_is_described_with_its_default(keywords: type) -> None:
 )  # fmt: skip
 def test_signatures_list_the_keywords(function: Any, keywords: type, options: type) -> None:
     """As `help` and completion in a running Python see them."""
-    found = inspect.signature(function).parameters
+    parameters = inspect.signature(function).parameters
     defaults = {field.name: field.default for field in fields(options)}
-    assert all(p.kind is not p.VAR_KEYWORD for p in found.values())
-    assert {name: found[name].default for name in get_type_hints(keywords)} == {
+    assert all(p.kind is not p.VAR_KEYWORD for p in parameters.values())
+    assert {name: parameters[name].default for name in get_type_hints(keywords)} == {
         name: defaults[name] for name in get_type_hints(keywords)
     }
 
 
 def test_an_options_object_is_plain_and_frozen() -> None:
-    made = Options.of(
+    options = Options.of(
         Path("a.gguf"), devices=[0, "llvmpipe"], tensor_split=[3, 1], override_tensor=["ffn=CPU"],
         control_vectors=["v.gguf", (Path("w.gguf"), 2)], control_vector_layer_range=(1, 2),
         submit_ahead="all", n_gpu_layers="all",
     )  # fmt: skip
-    assert made.path == "a.gguf" and made.devices == ("0", "llvmpipe") and made.tensor_split == (3.0, 1.0)
-    assert made.override_tensor == (("ffn", "CPU"),) and made.submit_ahead is made.n_gpu_layers is None
-    assert made.control_vectors == (("v.gguf", 1.0), ("w.gguf", 2.0))
-    assert pickle.loads(pickle.dumps(made)) == made == replace(made)
-    assert hash(made) == hash(replace(made))
+    assert (
+        options.path == "a.gguf"
+        and options.devices == ("0", "llvmpipe")
+        and options.tensor_split == (3.0, 1.0)
+    )
+    assert (
+        options.override_tensor == (("ffn", "CPU"),) and options.submit_ahead is options.n_gpu_layers is None
+    )
+    assert options.control_vectors == (("v.gguf", 1.0), ("w.gguf", 2.0))
+    assert pickle.loads(pickle.dumps(options)) == options == replace(options)
+    assert hash(options) == hash(replace(options))
     with pytest.raises(FrozenInstanceError):
-        made.n_ctx = 3  # type: ignore[misc]
+        options.n_ctx = 3  # type: ignore[misc]
     with pytest.raises(InvalidArgument, match="n_ctx=-1"):
-        replace(made, n_ctx=-1)
+        replace(options, n_ctx=-1)
 
 
 def test_devices_are_measured_where_they_differ_or_on_request() -> None:
@@ -129,11 +135,11 @@ def test_devices_are_measured_where_they_differ_or_on_request() -> None:
 
 
 def test_devices_without_a_share_are_left_out() -> None:
-    made = Options.of("a", devices="0,1,2", tensor_split=[3, 0, 1])
-    assert (with_a_share(made).devices, with_a_share(made).shares) == (("0", "2"), (3.0, 1.0))
+    options = Options.of("a", devices="0,1,2", tensor_split=[3, 0, 1])
+    assert (with_a_share(options).devices, with_a_share(options).shares) == (("0", "2"), (3.0, 1.0))
     for named in ({"override_tensor": "ffn=1"}, {"split_policy": "llama.cpp"}):
-        assert with_a_share(replace(made, **named)) == replace(made, **named)
-    alone = with_a_share(replace(made, split_mode="none", main_gpu=2))
+        assert with_a_share(replace(options, **named)) == replace(options, **named)
+    alone = with_a_share(replace(options, split_mode="none", main_gpu=2))
     assert (alone.devices, alone.shares, alone.main_gpu) == (("2",), None, 0)
     assert with_a_share(Options("a")) == Options("a")
 

@@ -63,10 +63,10 @@ def test_the_whole_text(models: Path, capsys: Any) -> None:
 
 def test_divergence_from_a_base(models: Path, capsys: Any, tmp_path: Path) -> None:
     base, window = str(tmp_path / "base.npy"), ["-c", "64", "--chunks", "2"]
-    own = perplexity(capsys, models, "F32", *window, "--save-all-logits", base)
+    base_run = perplexity(capsys, models, "F32", *window, "--save-all-logits", base)
     same = perplexity(capsys, models, "F32", *window, "--kl-divergence-base", base)
     assert same["mean_kld"] < 1e-6 and same["same_top"] == 1
-    assert same["base_ppl"] == pytest.approx(own["ppl"], rel=1e-3)
+    assert same["base_ppl"] == pytest.approx(base_run["ppl"], rel=1e-3)
     other = perplexity(capsys, models, "Q4_0", *window, "--kl-divergence-base", base)
     assert other["mean_kld"] > 100 * abs(same["mean_kld"]) and other["same_top"] < 1
 
@@ -78,7 +78,7 @@ def test_differences_from_a_base_are_those_of_the_definitions() -> None:
     for begin in (0, 13):  # in two parts
         part = slice(begin, 13 if not begin else 40)
         score.add(logp[part], tokens[part].tolist(), base[part])
-    found, rows = score.beside_base(), np.arange(40)
+    divergence, rows = score.beside_base(), np.arange(40)
     p, q = np.exp(logp), np.exp(base)
     klds = np.array([sum(q[i, t] * math.log(q[i, t] / p[i, t]) for t in range(7)) for i in rows])
     log_ratios = np.log(q[rows, tokens] / p[rows, tokens])
@@ -96,7 +96,7 @@ def test_differences_from_a_base_are_those_of_the_definitions() -> None:
         "same_top": same.mean(),
         "same_top_error": same.std(ddof=1) / math.sqrt(40),
     }
-    assert found == pytest.approx(want, rel=1e-9)
+    assert divergence == pytest.approx(want, rel=1e-9)
 
 
 def test_a_full_disk(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_the_table(tmp_path: Path, scaling: Any, options: dict[str, Any], wanted
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"rope_scaling": "dynamic"}, "there are: none, linear, yarn"),
         ({"rope_scale": 2, "rope_freq_scale": 0.5}, "leave one out"),
@@ -89,8 +89,8 @@ def test_the_table(tmp_path: Path, scaling: Any, options: dict[str, Any], wanted
         ({"yarn_orig_ctx": 1.5}, "yarn_orig_ctx"),
     ],
 )
-def test_values_that_are_none(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(InvalidArgument, match=told):
+def test_values_that_are_none(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
         Options("model.gguf", **options)
 
 

@@ -80,12 +80,12 @@ def texts_follow_schemas(path: Path, n: int, seed: int, **options: Any) -> int:
     with LLM(path, n_ctx=600, n_slots=8, **options) as llm:
         for begin in range(0, n, 8):
             schemas = [random_schema(rng) for _ in range(min(8, n - begin))]
-            made = [
+            streams = [
                 llm.stream("Once upon a time", 500, json_schema=schema, temperature=rng.choice([0, 1, 100]),
                            seed=begin + i)
                 for i, schema in enumerate(schemas)
             ]  # fmt: skip
-            for schema, chunks in zip(schemas, [list(stream) for stream in made], strict=True):
+            for schema, chunks in zip(schemas, [list(stream) for stream in streams], strict=True):
                 assert chunks[-1].finish_reason == "stop", (schema, "".join(c.text for c in chunks))
                 check(schema, "".join(chunk.text for chunk in chunks))
                 ended += 1
@@ -134,8 +134,10 @@ def test_masks_on_the_devices_give_what_whole_rows_give(
 
 def test_many_threads_begin_with_a_grammar(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The vocabulary is prepared once, and an invalid grammar is an error of its request alone."""
-    told = vocabulary_of
-    monkeypatch.setattr(llm_module, "vocabulary_of", lambda tokenizer: (time.sleep(0.2), told(tokenizer))[1])
+    slow_vocabulary = vocabulary_of
+    monkeypatch.setattr(
+        llm_module, "vocabulary_of", lambda tokenizer: (time.sleep(0.2), slow_vocabulary(tokenizer))[1]
+    )
     with LLM(models / "stories-narrow-Q8_0.gguf", devices=["numpy"], n_ctx=64, n_slots=4) as llm:
 
         def ask(i: int) -> str:
@@ -169,10 +171,10 @@ def test_with_every_sampler(models: Path) -> None:
     ]  # fmt: skip
     with LLM(models / "stories-narrow-Q8_0.gguf", devices=["numpy"], n_ctx=256, n_slots=4) as llm:
         for kind in kinds:
-            found = llm.generate("Once", 200, json_schema=POINT, seed=1, **kind)
-            assert found.finish_reason == "stop", kind
-            check(POINT, found.text)
-            assert found.logprobs is None or len(found.logprobs) == len(found.tokens)
+            answer = llm.generate("Once", 200, json_schema=POINT, seed=1, **kind)
+            assert answer.finish_reason == "stop", kind
+            check(POINT, answer.text)
+            assert answer.logprobs is None or len(answer.logprobs) == len(answer.tokens)
 
 
 def test_an_end_that_the_text_allows_is_the_models_own(models: Path) -> None:

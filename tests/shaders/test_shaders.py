@@ -53,7 +53,9 @@ def places() -> dict[str, set[str]]:
 
 def missing_places(places: dict[str, set[str]]) -> list[str]:
     every = sorted(set().union(*places.values()))
-    return [f"{op} lacks {place}" for op in every for place, found in places.items() if op not in found]
+    return [
+        f"{op} lacks {place}" for op in every for place, ops_there in places.items() if op not in ops_there
+    ]
 
 
 def test_every_op_has_its_places() -> None:
@@ -62,7 +64,9 @@ def test_every_op_has_its_places() -> None:
 
 @pytest.mark.parametrize("place", places())
 def test_a_missing_place_is_named(place: str) -> None:
-    without = {name: found - {"rope"} if name == place else found for name, found in places().items()}
+    without = {
+        name: ops_there - {"rope"} if name == place else ops_there for name, ops_there in places().items()
+    }
     assert missing_places(without) == [f"rope lacks {place}"]
 
 
@@ -107,12 +111,12 @@ def test_bindings(op: str) -> None:
             "set = 1, binding = 0) readonly buffer Code", ""
         )
         return
-    found = re.findall(
+    bindings = re.findall(
         r"layout\(set = 0, binding = (\d+)\) (?:(readonly|writeonly) )?buffer \w+ \{ \w+ (\w+)\[\]; \};", code
     )
-    found = [one for one in found if one[2][-1] not in "14"]  # once more, by words or 16 bytes
-    assert [(int(i), name) for i, _, name in found] == list(enumerate(spec.arg_names))
-    for i, access, name in found:
+    bindings = [row for row in bindings if row[2][-1] not in "14"]  # once more, by words or 16 bytes
+    assert [(int(i), name) for i, _, name in bindings] == list(enumerate(spec.arg_names))
+    for i, access, name in bindings:
         if int(i) not in spec.written:
             assert access == "readonly", f"{op}: {name} is only read"
         else:
@@ -148,8 +152,8 @@ def test_push_constants(op: str) -> None:
 def test_specialization_constants(op: str) -> None:
     code = source(op)
     assert "layout(local_size_x_id = 0, local_size_y = 1, local_size_z = 1) in;" in code
-    found = re.findall(r"layout\(constant_id = (\d+)\) const uint (\w+)", code)
-    assert sorted((int(i), name) for i, name in found) == list(enumerate(ops.OPS[op].consts))
+    constants = re.findall(r"layout\(constant_id = (\d+)\) const uint (\w+)", code)
+    assert sorted((int(i), name) for i, name in constants) == list(enumerate(ops.OPS[op].consts))
 
 
 @pytest.mark.parametrize("op", ops.OPS)

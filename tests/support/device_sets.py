@@ -26,9 +26,9 @@ def device_infos() -> list:  # type: ignore[type-arg]
 
 def device_params() -> list:  # type: ignore[type-arg]
     """Every device as a parameter; without any, one skipped parameter."""
-    found = [pytest.param(i, id=f"{i.index}-{i.driver.split()[0].lower()}") for i in device_infos()]
+    params = [pytest.param(i, id=f"{i.index}-{i.driver.split()[0].lower()}") for i in device_infos()]
     none = pytest.param(None, id="none", marks=pytest.mark.skip(reason="no Vulkan device is present"))
-    return found or [none]
+    return params or [none]
 
 
 _N = len(device_infos())
@@ -53,11 +53,11 @@ def wide(param: Any) -> Any:
 
 def product(rows: Iterable[Any], columns: Iterable[Any]) -> list[Any]:
     """Every row with every column, as parameters."""
-    made = []
+    params = []
     for row, column in itertools.product(map(_parameter, rows), map(_parameter, columns)):
         marks = [*row.marks, *column.marks]
-        made.append(pytest.param(*row.values, *column.values, id=f"{row.id}-{column.id}", marks=marks))
-    return made
+        params.append(pytest.param(*row.values, *column.values, id=f"{row.id}-{column.id}", marks=marks))
+    return params
 
 
 def some(params: Iterable[Any], every: int) -> list[Any]:
@@ -69,12 +69,12 @@ def covering(rows: Sequence[Any], columns: Sequence[Any], each: int = 1) -> list
     """The product with most pairs wide. By default each row runs with `each` columns in turn, so every column
     runs with some row."""
     assert len(rows) * each >= len(columns) >= each, "some column is met by no row"
-    made = product(rows, columns)
+    params = product(rows, columns)
     for i in range(len(rows)):
         met = {(i * each + k) % len(columns) for k in range(each)}
         for j in set(range(len(columns))) - met:
-            made[i * len(columns) + j] = wide(made[i * len(columns) + j])
-    return made
+            params[i * len(columns) + j] = wide(params[i * len(columns) + j])
+    return params
 
 
 def _parameter(item: Any) -> Any:

@@ -35,24 +35,24 @@ def main() -> None:
         return llm.logits(prompt).tobytes(), more.tokens, more.timings["prompt_n"]
 
     if wanted["when"] == "equal":
-        for one in wanted["models"]:
-            with LLM(one["path"], hostfile=one["hostfile"], **options | one.get("options", {})) as llm:
+        for model in wanted["models"]:
+            with LLM(model["path"], hostfile=model["hostfile"], **options | model.get("options", {})) as llm:
                 names, group = llm.device_names, llm.logits(prompt)
                 llm.generate(prompt, max_tokens=2, slot=0, **GREEDY)
-                llm.save_state(one["state"], 0)
-                told = [row["device"] for row in llm.memory()]
-                long = shared(llm, one["long"]) if one["long"] else None
-            with patch.object(Options, "hosts", tuple(one["places"])):  # -sm hosts splits by these
-                alone = LLM(one["path"], devices=one["devices"], **options | one.get("options", {}))
+                llm.save_state(model["state"], 0)
+                reported = [row["device"] for row in llm.memory()]
+                long = shared(llm, model["long"]) if model["long"] else None
+            with patch.object(Options, "hosts", tuple(model["places"])):  # -sm hosts splits by these
+                alone = LLM(model["path"], devices=model["devices"], **options | model.get("options", {}))
             with alone as llm:
                 same = bool((llm.logits(prompt) == group).all())
                 want = tokens(llm, 8)
-                loaded = llm.load_state(one["state"], 0)
+                loaded = llm.load_state(model["state"], 0)
                 more = llm.generate(loaded, max_tokens=6, slot=0, **GREEDY).tokens
-                same_long = not long or long == shared(llm, one["long"])
+                same_long = not long or long == shared(llm, model["long"])
             computed = long and long[2]
             state = loaded + more == prompt + want
-            say(same=same and same_long, state=state, computed=computed, devices=names, told=told)
+            say(same=same and same_long, state=state, computed=computed, devices=names, told=reported)
         return
 
     began = time.monotonic()

@@ -130,12 +130,14 @@ def compile_kept(
 
 def close_programs(programs: Any) -> None:
     if (kept := programs._device.kept) is not None:
-        programs._keep({key: made for key, (_, made) in programs._begun.items()})
+        programs._keep({key: handle for key, (_, handle) in programs._begun.items()})
         programs._begun = {}
         handles = {compiled.pipeline for compiled in kept.pipelines.values()}
-        own = {key: pipeline for key, pipeline in programs._pipelines.items() if pipeline not in handles}
-        programs._device.gone("VkPipeline", len(programs._pipelines) - len(own))
-        programs._pipelines = own
+        pipelines = {
+            key: pipeline for key, pipeline in programs._pipelines.items() if pipeline not in handles
+        }
+        programs._device.gone("VkPipeline", len(programs._pipelines) - len(pipelines))
+        programs._pipelines = pipelines
     _close_programs(programs)
 
 

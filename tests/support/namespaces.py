@@ -70,15 +70,15 @@ class Net:
 
     def processes(self) -> dict[int, str]:
         """Processes in the namespaces, by id."""
-        found = {}
+        commands = {}
         for name in self.names:
             pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
             for pid in map(int, pids.stdout.split()):
                 try:
-                    found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    commands[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
                 except OSError:
                     continue
-        return found
+        return commands
 
     def manager(self, host: int) -> int:
         """The process manager's helper on a host other than host 0."""
@@ -90,12 +90,12 @@ class Net:
 
     def ranks(self) -> dict[int, int]:
         """The process of each host's rank, by host."""
-        found = {}
+        pids = {}
         for pid, words in self.processes().items():
             if "models.hosts.rank" in words and words.startswith(sys.executable):
                 address = words.partition("--address ")[2].split()[0]
-                found[int(address.rpartition(".")[2]) - 1] = pid
-        return found
+                pids[int(address.rpartition(".")[2]) - 1] = pid
+        return pids
 
 
 @contextmanager

@@ -85,5 +85,5 @@ class ScriptedModel(FakeModel):
         return super().stats() | steps
 
     def memory(self) -> list[dict[str, Any]]:
-        one = {"weights": 3 << 20, "mapped": 0, "kv": 1 << 20, "free": None}
-        return [{"device": "Vulkan0"} | one, {"device": "Vulkan1"} | one | {"weights": 1 << 20}]
+        row = {"weights": 3 << 20, "mapped": 0, "kv": 1 << 20, "free": None}
+        return [{"device": "Vulkan0"} | row, {"device": "Vulkan1"} | row | {"weights": 1 << 20}]

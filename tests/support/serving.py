@@ -195,10 +195,10 @@ class Command:
         """The id of the engine's process."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         threads = Path(f"/proc/{self.process.pid}/task").iterdir()
-        found = {int(pid) for task in threads for pid in (task / "children").read_text().split()} | set(
+        pids = {int(pid) for task in threads for pid in (task / "children").read_text().split()} | set(
             map(int, children)
         )
-        engines = [pid for pid in found if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        engines = [pid for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         assert len(engines) == 1, engines
         return engines[0]
 

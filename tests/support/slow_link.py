@@ -22,7 +22,7 @@ NET = "10.213.78"  # next to namespaces.py's
 
 
 def _tap(namespace: str, address: str) -> int:
-    found: list[int | OSError] = []
+    result: list[int | OSError] = []
 
     def enter() -> None:  # one thread may enter another namespace; a process with several threads may not
         try:
@@ -31,18 +31,18 @@ def _tap(namespace: str, address: str) -> int:
                     raise OSError(ctypes.get_errno(), "setns")
             fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
             fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH22x", b"slow0", _TAP | _NO_INFO))
-            found.append(fd)
+            result.append(fd)
         except OSError as error:
-            found.append(error)
+            result.append(error)
 
     thread = threading.Thread(target=enter)
     thread.start()
     thread.join()
-    if isinstance(found[0], OSError):
-        raise found[0]
+    if isinstance(result[0], OSError):
+        raise result[0]
     run("ip", "-n", namespace, "addr", "add", f"{address}/24", "dev", "slow0")
     run("ip", "-n", namespace, "link", "set", "slow0", "up")
-    return found[0]
+    return result[0]
 
 
 @contextmanager

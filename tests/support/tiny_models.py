@@ -121,9 +121,9 @@ def write_tiny(
     for name, values in changed.items():
         if values is None:
             continue
-        if own := (types or {}).get(name):
-            raw = stored_as(own, values)
-            writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType[own.upper()])
+        if stored := (types or {}).get(name):
+            raw = stored_as(stored, values)
+            writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType[stored.upper()])
             continue
         is_matrix = values.ndim > 1 and "ffn_gate_inp" not in name and values.dtype == np.float32
         if is_matrix and t.dtype != "F32":

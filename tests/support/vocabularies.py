@@ -13,7 +13,9 @@ from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.text.tokenizer import Tokenizer
 
 SPM, BYTES, QWEN2 = OWN = [DATA / "vocab" / f"{name}.gguf" for name in ("llama-spm", "llama-bpe", "qwen2")]
-THEIRS = [path for own in OWN if (path := SHARED_VOCABULARIES / f"ggml-vocab-{own.name}").is_file()]
+THEIRS = [
+    path for vocabulary in OWN if (path := SHARED_VOCABULARIES / f"ggml-vocab-{vocabulary.name}").is_file()
+]
 VOCABULARIES = [*OWN, *THEIRS]
 Build = Callable[..., Tokenizer]  # the fixture `build`: (model, tokens, extra keys, types=...)
 

@@ -147,16 +147,16 @@ def test_unknown_synthetic_models_are_refused(spec: str) -> None:
 
 
 def test_a_synthetic_model_is_a_file_like_any(tiny: None, capsys: Any, tmp_path: Path) -> None:
-    path, made = tmp_path / "tiny.gguf", Synthetic("tiny-experts:q8_0")
+    path, synthetic = tmp_path / "tiny.gguf", Synthetic("tiny-experts:q8_0")
     path.write_text("what was there before")
     assert main(["export", "--synthetic", "tiny-experts:q8_0", "-o", str(path)]) == 0
     with GGUF.open(path) as gguf:
-        assert dict(gguf.metadata) == dict(made.metadata)
-        assert list(gguf.tensors) == list(made.tensors)
-        for name in made.tensors:
-            assert gguf.data(name).tobytes() == made.data(name).tobytes()
+        assert dict(gguf.metadata) == dict(synthetic.metadata)
+        assert list(gguf.tensors) == list(synthetic.tensors)
+        for name in synthetic.tensors:
+            assert gguf.data(name).tobytes() == synthetic.data(name).tobytes()
     logits = []
-    for model in (path, made):
+    for model in (path, synthetic):
         runner = load_runner(model, devices=["numpy"], n_ctx=32, n_ubatch=4)
         logits.append(runner.step([1, 2, 3], [Run(0, 0, 3, 0)], [2]).copy())
         runner.close()
@@ -243,9 +243,9 @@ def test_bad_flags_of_a_sweep_leave_stdout_empty(tiny: None, capsys: Any, flags:
 @needs_device
 def test_verify_reports_what_passed(capsys: Any) -> None:
     assert main(["verify", "-dev", "0", "-c", "^(Rope|Add)\\(", "--json", "--seed", "7"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    results = {row["shader"]: row for row in found["results"]}
-    assert found["seed"] == 7 and found["devices"][0]["driver"]
+    report = json.loads(capsys.readouterr().out)
+    results = {row["shader"]: row for row in report["results"]}
+    assert report["seed"] == 7 and report["devices"][0]["driver"]
     assert results["rope.f32"]["result"] == "pass" and 0 < results["rope.f32"]["worst"] <= 1e-10
     assert results["mat_mul.q8_0"]["result"] == "skipped"
 

@@ -43,8 +43,8 @@ def test_cases_that_a_device_cannot_run_are_left_out(capsys: pytest.CaptureFixtu
     case = r"Mat(Wave|Lane).type='f32', n=1, k=1,"
     assert cases_named(case, "tests")
     assert cli.main(["bench-ops", "-dev", "numpy", "--shapes", "tests", "-c", case]) == 2
-    told = capsys.readouterr().err
-    assert "lacks full_subgroups, subgroup_arithmetic" in told and "no case could run" in told
+    err = capsys.readouterr().err
+    assert "lacks full_subgroups, subgroup_arithmetic" in err and "no case could run" in err
 
 
 def test_a_case_of_the_tests_alone_says_where_it_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,10 +20,10 @@ def test_clients_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
         url = f"http://127.0.0.1:{address.port}/v1"
         words = ["bench-serve", "--url", url, "-np", "1,3", "-r", "2", "-n", "5", "-o", "jsonl"]
         assert main(words) == 0
-    one, three = map(json.loads, capsys.readouterr().out.splitlines())
-    assert (one["n"], one["n_texts"], three["n"], three["n_texts"]) == (1, 2, 3, 6)
-    assert one["n_errors"] == three["n_errors"] == 0
-    assert 0 < one["ttft_p50"] <= one["ttft_p99"] and one["tokens_per_s"] > 0
+    single, three = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (single["n"], single["n_texts"], three["n"], three["n_texts"]) == (1, 2, 3, 6)
+    assert single["n_errors"] == three["n_errors"] == 0
+    assert 0 < single["ttft_p50"] <= single["ttft_p99"] and single["tokens_per_s"] > 0
     assert model.begun == 1 + 2 + 6
 
 

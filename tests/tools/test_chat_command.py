@@ -43,19 +43,19 @@ def hold(model: Path, stdin: io.StringIO, first: str | None = None, *, single: b
     with LLM(model, n_ctx=n_ctx) as llm, pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdin", stdin)
         sampling = SamplingParams(0, 40, 0.95, 0.05, 1.0, 64, 1)
-        found = Conversation(Chat(llm), sampling, most, {"ignore_eos": True}, console(stderr=True))
-        found.hold(first, single)
-        return found
+        conversation = Conversation(Chat(llm), sampling, most, {"ignore_eos": True}, console(stderr=True))
+        conversation.hold(first, single)
+        return conversation
 
 
 def test_lines_are_messages_until_they_end(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = hold(model, io.StringIO("w2.\n\n  /clear \nw1.\n/exit\nw3.\n"), "w1.")
+    conversation = hold(model, io.StringIO("w2.\n\n  /clear \nw1.\n/exit\nw3.\n"), "w1.")
     out, err = capsys.readouterr()
     lines = out.split("\n")
     assert len(lines) == 4 and lines[0] == lines[2] != lines[1] and lines[3] == ""
     assert err == "the conversation is forgotten\n"
-    assert [m["content"] for m in found.chat.messages] == ["w1.", lines[0]]
-    assert len(found.timings) == 3 and total(found.timings)["decode_n"] == 9
+    assert [m["content"] for m in conversation.chat.messages] == ["w1.", lines[0]]
+    assert len(conversation.timings) == 3 and total(conversation.timings)["decode_n"] == 9
     assert len(hold(model, io.StringIO("w1.\nw2.\n"), single=True).timings) == 1
     assert len(hold(model, io.StringIO("w1.\nw2.\n"), "w3.", single=True).timings) == 1
     assert len(hold(model, io.StringIO("w1.\nw2.")).timings) == 2
@@ -88,9 +88,9 @@ def test_the_oldest_messages_leave_a_full_context(model: Path, capsys: pytest.Ca
         assert chat.n_left_out >= 4 and len(chat.messages) == 13
         seen = [chat.messages[0], *chat.messages[1 + chat.n_left_out : -1]]
         assert seen[1]["role"] == "user"
-        found = llm.detokenize(asked[-1], skip_special=False)  # users' words are not special tokens
+        text = llm.detokenize(asked[-1], skip_special=False)  # users' words are not special tokens
         roles = [f"<|{message['role']}|>" for message in [*seen, {"role": "assistant"}]]
-        assert re.findall(r"<\|\w+\|>", found) == roles and len(asked[-1]) <= 45
+        assert re.findall(r"<\|\w+\|>", text) == roles and len(asked[-1]) <= 45
         assert [c.token for c in said] == fake_runner.continuation(asked[-1], 12, [2])
         chat.clear()
         list(chat.send("w1.", 20, temperature=0, ignore_eos=True))
@@ -105,15 +105,15 @@ def test_the_oldest_messages_leave_a_full_context(model: Path, capsys: pytest.Ca
 def test_commands(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "talk.json"
     lines = f"/regen\nw1.\n/regen\n/save {path}\n/save\n/help\n/hlep\n/a/b\n/save /nowhere/x\n"
-    found = hold(model, Terminal(lines))
+    conversation = hold(model, Terminal(lines))
     out, err = capsys.readouterr()
     answers = out.split("\n")
     assert answers[0] == answers[1] != answers[2] and len(answers) == 4
-    assert json.loads(path.read_text()) == found.chat.messages[:2]
+    assert json.loads(path.read_text()) == conversation.chat.messages[:2]
     for said in ("no message to answer again", "2 messages are in", "/save needs", "/hlep is not a command",
                  "/regen  answer", "'/nowhere/x' cannot be written"):  # fmt: skip
         assert said in err
-    assert [m["content"] for m in found.chat.messages][::2] == ["w1.", "/a/b"]
+    assert [m["content"] for m in conversation.chat.messages][::2] == ["w1.", "/a/b"]
 
 
 def test_messages_of_several_lines() -> None:
@@ -153,9 +153,9 @@ def test_the_first_interrupt_ends_an_answer(
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr("vkbackend.tools.chat.write_text", write)
-    found = hold(model, io.StringIO("w1.\nw2.\n"), most=8)
+    conversation = hold(model, io.StringIO("w1.\nw2.\n"), most=8)
     assert len(texts) == 3 + 1 + 8 + 1 and texts[3] == texts[-1] == "\n"
-    assert found.chat.messages[1]["content"] == "".join(texts[:3]) and len(found.timings) == 1
+    assert conversation.chat.messages[1]["content"] == "".join(texts[:3]) and len(conversation.timings) == 1
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), interrupts():
         signal.raise_signal(signal.SIGINT)

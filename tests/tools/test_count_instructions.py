@@ -87,10 +87,10 @@ def test_a_compiler_tells(gpu: str, tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_a_driver_tells(capsys: pytest.CaptureFixture[str]) -> None:
-    told = [info for info in device_infos() if info.features["executable_info"]]
-    if not told:
+    able = [info for info in device_infos() if info.features["executable_info"]]
+    if not able:
         pytest.skip("no driver here has VK_KHR_pipeline_executable_properties")
-    assert count_instructions.main(["-dev", str(told[0].index), "-c", r"^Add\(n=1031"]) == 0
+    assert count_instructions.main(["-dev", str(able[0].index), "-c", r"^Add\(n=1031"]) == 0
     row = next(line for line in capsys.readouterr().out.splitlines() if "add.f32" in line)
     assert len(row.split("|")) == 2 + len(COLUMNS)
 

@@ -67,11 +67,11 @@ def workers(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_crash_a_hang_and_a_loss_cost_a_case_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workers(WORKER, tmp_path, monkeypatch)
     begun: list[str] = []
-    found = run_job(job(tmp_path), lambda case, done, n: begun.append(case))
-    assert found.rows == [{"case": "good", "seen": 0}, {"case": "last", "seen": 1}]
-    assert begun == found.done == ["good", "crash", "hang", "lost", "left", "last"]
-    assert not found.unfinished and found.left_out == [("left", "too large")]
-    crash, hang, lost = found.failed
+    result = run_job(job(tmp_path), lambda case, done, n: begun.append(case))
+    assert result.rows == [{"case": "good", "seen": 0}, {"case": "last", "seen": 1}]
+    assert begun == result.done == ["good", "crash", "hang", "lost", "left", "last"]
+    assert not result.unfinished and result.left_out == [("left", "too large")]
+    crash, hang, lost = result.failed
     assert crash == ("crash", "the process ended with signal SIGSEGV: the driver said this")
     assert hang == ("hang", "did not end within 5 s") and lost == ("lost", "device lost")
 
@@ -81,18 +81,18 @@ def test_a_device_that_is_lost_again_and_again_is_given_up(
 ) -> None:
     script = WORKER.replace('["good", "crash", "hang", "lost", "left", "last"]', "list('abcdefghij')")
     workers(script.replace('name == "crash"', "True"), tmp_path, monkeypatch)
-    found = run_job(job(tmp_path), lambda *_: None)
-    assert len(found.failed) == children.MAX_LOSSES and "given up" in found.unfinished
+    result = run_job(job(tmp_path), lambda *_: None)
+    assert len(result.failed) == children.MAX_LOSSES and "given up" in result.unfinished
 
 
 def test_a_part_ends_with_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workers(WORKER, tmp_path, monkeypatch)
-    found = run_job(job(tmp_path, seconds=-1.0), lambda *_: None)
-    assert not found.cases and found.unfinished == "no time was left for it"
+    result = run_job(job(tmp_path, seconds=-1.0), lambda *_: None)
+    assert not result.cases and result.unfinished == "no time was left for it"
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    found = run_job(Job("verify", ("0",), 1.0, 5.0, {}, tmp_path), lambda *_: clock.append(clock.pop() + 9))
-    assert found.unfinished == "1 of 6 cases were done in its time" and found.done == ["good"]
+    result = run_job(Job("verify", ("0",), 1.0, 5.0, {}, tmp_path), lambda *_: clock.append(clock.pop() + 9))
+    assert result.unfinished == "1 of 6 cases were done in its time" and result.done == ["good"]
 
 
 def test_a_part_that_cannot_begin_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,8 +194,8 @@ def test_logits_of_a_device_are_compared(tiny: None, monkeypatch: pytest.MonkeyP
     true = checks.logits
 
     def wrong(spec: str, device: str, exact: bool) -> list:  # type: ignore[type-arg]
-        found = true(spec, device, exact)
-        return found if exact else [logits[::-1] for logits in found]
+        true_logits = true(spec, device, exact)
+        return true_logits if exact else [logits[::-1] for logits in true_logits]
 
     monkeypatch.setattr(checks, "logits", wrong)
     assert [bool(part.wrong(row)) for row in part.run(part.cases()[0])] == [False, True]

@@ -41,7 +41,7 @@ def told() -> dict[str, str]:
 
 @pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present")
 @pytest.mark.parametrize("command", commands())
-def test_command(command: str, told: dict[str, str], tmp_path: Path) -> None:
+def test_command(command: str, outputs: dict[str, str], tmp_path: Path) -> None:
     variables, _, words = command.rpartition("vkbackend ")
     (wanted,) = (pattern for begin, pattern in PRINTS.items() if re.match(begin, words))
     shutil.copy(ROOT / "models/demo/demo.gguf", tmp_path / "model.gguf")
@@ -53,6 +53,6 @@ def test_command(command: str, told: dict[str, str], tmp_path: Path) -> None:
     output = result.stderr if "DEBUG=" in variables else result.stdout
     assert re.search(wanted, output), output
     if re.match(STORY, words):
-        told[command] = result.stdout.strip()
-        longest = max(told.values(), key=len)
-        assert all(map(longest.startswith, told.values())), "every placement and device writes one story"
+        outputs[command] = result.stdout.strip()
+        longest = max(outputs.values(), key=len)
+        assert all(map(longest.startswith, outputs.values())), "every placement and device writes one story"

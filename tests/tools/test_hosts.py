@@ -72,11 +72,11 @@ def test_advice_follows_the_network() -> None:
 def test_placements_that_are_possible() -> None:
     nbytes, layers = int(DENSE_70B[0]), DENSE_70B[1]
     tight = [HostRates(350 * GB, int(24 * GB))] * 2
-    names = [one.name for one in placements(nbytes, layers, tight, 60e-6, 60e-6)]
+    names = [placement.name for placement in placements(nbytes, layers, tight, 60e-6, 60e-6)]
     assert names == ["tensor", "hosts"]
     every = placements(nbytes, layers, ONE_500, 60e-6, 60e-6)
-    assert [one.name for one in every] == ["replicas", "tensor", "hosts"]
-    assert [one.n_exchanges for one in every] == [0, 160, 1]
+    assert [placement.name for placement in every] == ["replicas", "tensor", "hosts"]
+    assert [placement.n_exchanges for placement in every] == [0, 160, 1]
     assert 1 / every[1].seconds == pytest.approx(14, rel=0.1)  # tokens/s: 25 GbE in the table
 
 
@@ -85,13 +85,13 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[namespaces.Net]:
     pytest.importorskip("mpi4py")
     if why := namespaces.why_not():
         pytest.skip(why)
-    with namespaces.hosts(2, tmp_path_factory.mktemp("net")) as found:
-        yield found
+    with namespaces.hosts(2, tmp_path_factory.mktemp("net")) as network:
+        yield network
 
 
 def called(net: namespaces.Net, *words: str) -> str:
     command = str(Path(sys.executable).parent / "vkbackend")
-    found = subprocess.run(
+    done = subprocess.run(
         net.command(0, command, "hosts", *words),
         env=os.environ | {"UCX_TLS": "tcp,self", "MPIR_CVAR_NOLOCAL": "1", "COLUMNS": "200"},
         capture_output=True,
@@ -99,9 +99,9 @@ def called(net: namespaces.Net, *words: str) -> str:
         timeout=100,
         check=False,
     )
-    assert found.returncode == 0, found.stderr
+    assert done.returncode == 0, done.stderr
     assert not net.processes()
-    return found.stdout
+    return done.stdout
 
 
 DEVICES = ["numpy", "numpy"]
@@ -113,8 +113,8 @@ def exchange_us(text: str) -> float:
 
 
 def test_check(net: namespaces.Net, tmp_path: Path) -> None:
-    found = called(net, "check", "--hostfile", str(net.hostfile(tmp_path / "a", DEVICES)))
-    assert "node 1 (10.213.77.2)" in found and "eth0, listens on" in found and "10.213.77.1:" in found
+    output = called(net, "check", "--hostfile", str(net.hostfile(tmp_path / "a", DEVICES)))
+    assert "node 1 (10.213.77.2)" in output and "eth0, listens on" in output and "10.213.77.1:" in output
 
 
 @pytest.mark.wide
@@ -137,8 +137,8 @@ def test_check_sees_a_slow_network(net: namespaces.Net, tmp_path: Path) -> None:
 @pytest.mark.wide
 def test_plan(net: namespaces.Net, tmp_path: Path) -> None:
     hostfile = str(net.hostfile(tmp_path / "hosts", ["numpy", "numpy,numpy"]))
-    found = called(net, "run", "--hostfile", hostfile, "--", "plan", "-m", str(DEMO), "-ts", "2,1,1")
-    assert "node 1 (10.213.77.2)/numpy.1" in found and "reduces" in found
+    output = called(net, "run", "--hostfile", hostfile, "--", "plan", "-m", str(DEMO), "-ts", "2,1,1")
+    assert "node 1 (10.213.77.2)/numpy.1" in output and "reduces" in output
 
 
 @pytest.mark.wide
@@ -191,9 +191,9 @@ def test_a_server_starts_a_new_group(net: namespaces.Net, tmp_path: Path) -> Non
     def answer(seconds: float) -> str:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            found = subprocess.run(net.command(0, *ask), capture_output=True, text=True, check=False)
-            if '"text"' in found.stdout:
-                return str(json.loads(found.stdout)["choices"][0]["text"])
+            reply = subprocess.run(net.command(0, *ask), capture_output=True, text=True, check=False)
+            if '"text"' in reply.stdout:
+                return str(json.loads(reply.stdout)["choices"][0]["text"])
             time.sleep(0.3)
         raise AssertionError("no answer")
 
@@ -241,7 +241,7 @@ def test_commands_typed_by_hand(net: namespaces.Net, tmp_path: Path) -> None:
         if line.startswith("  /"):
             command = net.command(len(typed), "sh", "-c", line.strip())
             typed.append(subprocess.Popen(command, env={"PATH": os.environ["PATH"]}))
-    assert main.wait(60) == 0 and [one.wait(20) for one in typed] == [0, 0]
+    assert main.wait(60) == 0 and [process.wait(20) for process in typed] == [0, 0]
     main.stderr.close()
 
 

@@ -51,9 +51,9 @@ def test_flags_without_effect_are_told_in_a_line_each(run: Run) -> None:
     words.append("-fa")  # the value is optional
     code, out, err = run("generate", "-p", "Once", "-n", "1", *words)
     assert code == 0 and out, err
-    told = re.findall(r"^(-\S+) has no effect: .{10,}$", err, re.MULTILINE)
-    assert told == [word for word in words if word.startswith("-")]
-    assert {"-t", "-fa", "--mlock", "--jinja"} <= set(told)
+    reported = re.findall(r"^(-\S+) has no effect: .{10,}$", err, re.MULTILINE)
+    assert reported == [word for word in words if word.startswith("-")]
+    assert {"-t", "-fa", "--mlock", "--jinja"} <= set(reported)
 
 
 def test_batches_and_load_modes(run: Run) -> None:

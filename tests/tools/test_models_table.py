@@ -96,13 +96,13 @@ def test_the_tests_it_names_exist() -> None:
             assert callable(getattr(module, name)) and name.startswith("test_"), test
             if file == TESTS:
                 marks = [m for m in getattr(module, name).pytestmark if m.name == "parametrize"]
-                assert set(FIXTURES) <= {one for m in marks for one in names_in(m)}, test
+                assert set(FIXTURES) <= {fixture for m in marks for fixture in names_in(m)}, test
 
 
 def names_in(mark: pytest.Mark) -> Iterator[str]:
     """The fixtures of a test."""
-    for one in mark.args[1] if "name" in mark.args[0] else ():
-        values = getattr(one, "values", one)
+    for param in mark.args[1] if "name" in mark.args[0] else ():
+        values = getattr(param, "values", param)
         yield from (
             value for value in ([values] if isinstance(values, str) else values) if isinstance(value, str)
         )
@@ -132,9 +132,9 @@ def test_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert all(any(line.startswith(f"{name} ") for line in lines) for name in ROWS), lines
     assert main(["models", "--json"]) == 0
-    told = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-    assert list(told) == list(ROWS)
-    assert told["qwen3next"]["recurrent"] and told["qwen3next"]["state_save"] == "whole slots"
-    assert told["qwen3next"]["split_by"] == ["heads", "key heads", "ffn", "experts"]
-    assert told["gemma3"]["windows"] and not told["gemma3"]["recurrent"]
-    assert told["llama"]["tests"]["layer split"] == [f"{TESTS}::test_layers_on_different_devices"]
+    table = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert list(table) == list(ROWS)
+    assert table["qwen3next"]["recurrent"] and table["qwen3next"]["state_save"] == "whole slots"
+    assert table["qwen3next"]["split_by"] == ["heads", "key heads", "ffn", "experts"]
+    assert table["gemma3"]["windows"] and not table["gemma3"]["recurrent"]
+    assert table["llama"]["tests"]["layer split"] == [f"{TESTS}::test_layers_on_different_devices"]

@@ -55,34 +55,34 @@ def test_plan_is_what_loading_does(
     path, n = str(models / model), len(split)
     devices = ",".join(["numpy"] * n)
     shares = ",".join(map(str, split))
-    told = plan(capsys, "-m", path, "-dev", devices, "-ts", shares, "-c", "64", *flags)
+    report = plan(capsys, "-m", path, "-dev", devices, "-ts", shares, "-c", "64", *flags)
     if options.pop("ffn", False):
         options["override_tensor"] = (("ffn", "CPU"),)
     runner = load_runner(path, devices=["numpy"] * n, tensor_split=split, n_ctx=64, n_ubatch=1, **options)
     try:
         layout, mesh = runner.layout, runner.mesh
-        for line, real in zip(told["plan"], [*layout.plans, layout.output_plan], strict=True):
+        for line, real in zip(report["plan"], [*layout.plans, layout.output_plan], strict=True):
             assert all(line[dim] == [list(r) for r in ranges] for dim, ranges in real.ranges.items())
-        for row, device in zip(told["devices"], mesh.devices, strict=True):
+        for row, device in zip(report["devices"], mesh.devices, strict=True):
             for home in (Home.WEIGHTS, Home.KV, Home.HOST):
                 assert device.nbytes[home] == row[home.value]
         real_reduces = mesh.recorded_step(StepKind.of_run(1, 1)).reduces
-        assert told["traffic"]["reduces"] == len(real_reduces)
-        assert told["traffic"]["bytes"] == sum(4 * r.elements for r in real_reduces)
+        assert report["traffic"]["reduces"] == len(real_reduces)
+        assert report["traffic"]["bytes"] == sum(4 * r.elements for r in real_reduces)
     finally:
         runner.close()
-    totals = told["totals"]
-    assert totals["held"] == sum(row[home] for row in told["devices"] for home in HOMES)
+    totals = report["totals"]
+    assert totals["held"] == sum(row[home] for row in report["devices"] for home in HOMES)
     assert totals["held"] == sum(totals[item] for item in ITEMS)
-    assert totals["padding"] == sum(row["padding"] for row in told["devices"]) > 0
+    assert totals["padding"] == sum(row["padding"] for row in report["devices"]) > 0
 
 
 def test_prediction_adds_up(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(models / DENSE)
-    told = plan(capsys, "-m", path, "-dev", "numpy,numpy", "-ngl", "3")
-    p, rows = told["prediction"], told["devices"]
+    report = plan(capsys, "-m", path, "-dev", "numpy,numpy", "-ngl", "3")
+    p, rows = report["prediction"], report["devices"]
     assert p["tensor_split"] == [16, 16], "equal devices"
-    assert told["traffic"]["reduces"] == 10 and p["reduce_ms"] == pytest.approx(1.0)
+    assert report["traffic"]["reduces"] == 10 and p["reduce_ms"] == pytest.approx(1.0)
     # Two logical devices on one processor read in turn.
     assert p["weights_ms"] == pytest.approx(sum(row["read_per_token"] for row in rows) / 1e6)
     assert (
@@ -131,8 +131,8 @@ def test_model_that_does_not_fit(models: Path, capsys: pytest.CaptureFixture[str
     assert cli.main(command) == 1
     assert "does not fit: " in (text := capsys.readouterr().out) and "-c " in text
     assert cli.main([*command, "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert not told["fits"] and info.name in told["advice"]
+    report = json.loads(capsys.readouterr().out)
+    assert not report["fits"] and info.name in report["advice"]
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from vkbackend.tools.studies.row_choice import COLUMNS, ROWS, Cost, table_row
 def test_a_row_of_the_table() -> None:
     """One op is limited by memory up to 8 rows and by issue beyond; from 12 to 16 rows another is twice as
     fast."""
-    own = [Cost(n, "mat_dot", True, 10.0, 1.25 * n) for n in ROWS]
+    costs = [Cost(n, "mat_dot", True, 10.0, 1.25 * n) for n in ROWS]
     other = [Cost(n, "mat_wave", False, 10.0, 7.5 if n in (12, 16) else 5.0 * n) for n in ROWS]
-    row = dict(zip(COLUMNS, table_row("A", "q4_0", [*own, *other]), strict=True))
+    row = dict(zip(COLUMNS, table_row("A", "q4_0", [*costs, *other]), strict=True))
     assert (row["GPU"], row["8 rows"], row["512 rows"]) == ("A", "dot 10", "dot 640")
     assert row["largest growth for a row"] == "1.00 from 384 to 512"
     assert row["slowest choice"] == "2.00 x mat_wave at 16"
@@ -27,7 +27,7 @@ def test_no_cliff_and_no_op_that_is_much_slower(gpu: str, kind: str) -> None:
     if why := compilers.missing(compilers.GPUS[gpu]):
         pytest.skip(why)
     asked = compilers.ask(compilers.gpu_of(gpu), row_choice.MODULE, ["--alone", "-g", gpu, "-t", kind])
-    row = dict(zip(COLUMNS, table_row(gpu, kind, [Cost(**one) for one in asked]), strict=True))
+    row = dict(zip(COLUMNS, table_row(gpu, kind, [Cost(**cost) for cost in asked]), strict=True))
     assert float(row["largest growth for a row"].split()[0]) < 1.4
     # On BMG, integers on matrix units are 1.27 times as fast by this count, and slower than halves if they
     # hide vector instructions: docs/measurements/kernels.md.

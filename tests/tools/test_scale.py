@@ -55,9 +55,9 @@ def test_the_tables(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = ("llama", 4096, True, synthetic._dense(2, 256, 8, 4, 32, 768))
     monkeypatch.setitem(synthetic.SHAPES, "tiny", shape)
     monkeypatch.setattr(scale, "N_CTX", 1024)
-    found = scale.measure("tiny:F16", n)
-    host = dict(zip([*scale.HOST[:6], *"abcdefghi"], found.host, strict=True))
-    cards = dict(zip(scale.columns_of(scale.MEMORY_GIB), found.cards, strict=True))
+    table = scale.measure("tiny:F16", n)
+    host = dict(zip([*scale.HOST[:6], *"abcdefghi"], table.host, strict=True))
+    cards = dict(zip(scale.columns_of(scale.MEMORY_GIB), table.cards, strict=True))
     assert host["cards"] == cards["cards"] == n and min(host["start s"], host["token s"]) > 0
     assert 20 < host["a"] < host["b"] and host["c"] > 3 * host["a"], "dispatches, and descriptors of them"
     assert host["g"] < min(host["e"], host["f"]), "some pipelines are of both steps"
@@ -77,7 +77,7 @@ def test_a_model_of_671b_fits(n: int, gib: int, overrides: tuple[tuple[str, str]
     n_values = sum(math.prod(info.shape) for info in gguf.tensors.values())
     assert 670e9 < n_values < 673e9
     model = load_model(gguf)
-    types = {spec.name: found.type for spec in model.weights() if (found := spec.tensor(gguf))}
+    types = {spec.name: tensor.type for spec in model.weights() if (tensor := spec.tensor(gguf))}
     options = Options("a shape", n_ctx=32_768, devices=["numpy"] * n, override_tensor=overrides)
     layout = lay_out(model, types, n, options)
     # The latent belongs to one head, which every card has: 576 values of two bytes, and the value's 512

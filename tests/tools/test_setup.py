@@ -225,9 +225,9 @@ def test_a_driver_already_there_is_left_alone(
     checkout, env, _ = bare_checkout
     (tmp_path / "vulkan" / "icd.d").mkdir(parents=True)
     (tmp_path / "vulkan" / "icd.d" / "some_icd.json").write_text("{}")
-    found = run("bash", "tools/setup.sh", env=env, cwd=checkout)
+    kept = run("bash", "tools/setup.sh", env=env, cwd=checkout)
     named = run("bash", "tools/setup.sh", env=env | {"VK_DRIVER_FILES": "/elsewhere.json"}, cwd=checkout)
-    for done in (found, named):
+    for done in (kept, named):
         assert done.returncode == 1 and "libvulkan1" in done.stderr
         assert "mesa-vulkan-drivers" not in done.stderr
 
@@ -292,10 +292,10 @@ def test_driver_works_in_an_empty_environment(drivers: dict[str, Path], name: st
     env = {"VK_DRIVER_FILES": manifest, "VK_ICD_FILENAMES": manifest}
     done = run(sys.executable, "-c", ENUMERATE, env=env)
     assert done.returncode == 0, done.stderr
-    (found,) = json.loads(done.stdout)
-    assert found["name"].startswith(reported), found
+    (device,) = json.loads(done.stdout)
+    assert device["name"].startswith(reported), device
     if name == "lavapipe":
         version = (ROOT / ".drivers" / "lavapipe" / "version").read_text().strip()
-        assert version in found["info"], (
-            f"the loader opened another Mesa: {found['info']}, unpacked {version}"
+        assert version in device["info"], (
+            f"the loader opened another Mesa: {device['info']}, unpacked {version}"
         )

@@ -49,7 +49,7 @@ def spilling(gpu: str, pattern: str) -> list[str]:
 
 @pytest.mark.parametrize("gpu", ["NAVI21", "NAVI31"])
 def test_a_sample_does_not_spill(gpu: str) -> None:
-    found = {row.kernel.split(".")[0] for row in rows(gpu, SAMPLE)}
+    kernels = {row.kernel.split(".")[0] for row in rows(gpu, SAMPLE)}
     products = {
         "mat_dot",
         "mat_wave",
@@ -59,7 +59,7 @@ def test_a_sample_does_not_spill(gpu: str) -> None:
         "mat_vec_id",
         "attn_prefill",
     }
-    assert products <= found and ("mat_mul_coop" in found) == (gpu == "NAVI31")
+    assert products <= kernels and ("mat_mul_coop" in kernels) == (gpu == "NAVI31")
     assert not spilling(gpu, SAMPLE)
 
 
@@ -86,8 +86,8 @@ def test_counts_are_those_recorded(gpu: str) -> None:
         pytest.skip(why)
     if compilers.version(compilers.GPUS[gpu]) != recorded[0]["mesa"]:
         pytest.skip(f"{gpu} is recorded with Mesa {recorded[0]['mesa']}, which is not here")
-    made = {row.kernel: row for row in rows(gpu, RECORDED)}
-    assert set(made) == {row["kernel"] for row in recorded}
+    counted = {row.kernel: row for row in rows(gpu, RECORDED)}
+    assert set(counted) == {row["kernel"] for row in recorded}
     for name in ("instructions", "registers", "spills", "vector", "matrix", "loads", "load_nbytes"):
-        now = {kernel: str(getattr(row, name)) for kernel, row in made.items()}
+        now = {kernel: str(getattr(row, name)) for kernel, row in counted.items()}
         assert now == {row["kernel"]: row[name] for row in recorded}, name

@@ -44,7 +44,7 @@ def test_tune_writes_what_devices_read(
     assert cli.main(["tune", "-dev", spec]) == 0
     shown = capsys.readouterr().out
     table = measured.load(info)
-    assert set(table) == set(ROW_CLASSES) and all(op in shown for found in table.values() for op in found)
+    assert set(table) == set(ROW_CLASSES) and all(op in shown for choices in table.values() for op in choices)
     other = VulkanDevice(info)
     try:
         assert other.limits.choices == tuple(table.items())

@@ -20,14 +20,14 @@ def test_each_wire_is_as_far_off_as_its_bits_say(
     command = "wires -m tiny:Q8_0 -dev numpy,numpy --layers 2 --rows 5 --cache f32"
     monkeypatch.setattr("sys.argv", command.split())
     assert wires.main() == 0
-    found = re.findall(r"\| (\w+) \| ([-.e0-9]+) \|", capsys.readouterr().out)
-    assert [wire for wire, _ in found] == ["f32", "bf16", "f16"]
-    f32, bf16, f16 = (float(nmse) for _, nmse in found)
+    cells = re.findall(r"\| (\w+) \| ([-.e0-9]+) \|", capsys.readouterr().out)
+    assert [wire for wire, _ in cells] == ["f32", "bf16", "f16"]
+    f32, bf16, f16 = (float(nmse) for _, nmse in cells)
     # Three more bits give 1/64 of the squared error; a factor of 4 is left to chance. F32 has 13 bits more.
     assert 16 <= bf16 / f16 <= 256 and f32 < f16 / 1e4
 
 
 def test_a_synthetic_model_may_have_fewer_layers() -> None:
-    whole, one = synthetic.Synthetic("llama-8b:Q4_0"), synthetic.Synthetic("llama-8b:Q4_0", 1)
+    whole, single = synthetic.Synthetic("llama-8b:Q4_0"), synthetic.Synthetic("llama-8b:Q4_0", 1)
     assert {name for name in whole.tensors if name.startswith("blk.1.")}
-    assert one.tensors.keys() == {n for n in whole.tensors if not n.startswith("blk.") or "blk.0." in n}
+    assert single.tensors.keys() == {n for n in whole.tensors if not n.startswith("blk.") or "blk.0." in n}

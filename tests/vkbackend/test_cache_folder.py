@@ -286,7 +286,7 @@ def test_many_write_and_read_at_once(folder: Path) -> None:
     cache_folder.write(NAME, bodies[0])
     with ThreadPoolExecutor(8) as pool:
         writing = [pool.submit(cache_folder.write, NAME, body) for body in bodies * 8]
-        found = [pool.submit(cache_folder.read, NAME) for _ in range(64)]
+        reads = [pool.submit(cache_folder.read, NAME) for _ in range(64)]
         assert all(done.result() for done in writing)
-        assert all(done.result() in bodies for done in found)
+        assert all(done.result() in bodies for done in reads)
     assert len(list(folder.iterdir())) == 1

@@ -49,18 +49,18 @@ def test_storage_only(op: str, variant: str, n_more: int) -> None:
     before, after = np.frombuffer(code, np.uint32), np.frombuffer(spirv.storage_only(code), np.uint32)
     assert before.size == after.size
     assert (before != after).sum() <= 2 * n_more + 4
-    found: dict[int, dict[int, int]] = {33: {}, 34: {}}  # Binding, DescriptorSet
+    decorations: dict[int, dict[int, int]] = {33: {}, 34: {}}  # Binding, DescriptorSet
     at = 5
     while at < after.size:
         code_, length = int(after[at]) & 0xFFFF, int(after[at]) >> 16
         assert code_ not in (32, 59) or after[at + (2 if code_ == 32 else 3)] != 2, (
             "the class Uniform is left"
         )
-        if code_ == 71 and int(after[at + 2]) in found:
-            found[int(after[at + 2])][int(after[at + 1])] = int(after[at + 3])
+        if code_ == 71 and int(after[at + 2]) in decorations:
+            decorations[int(after[at + 2])][int(after[at + 1])] = int(after[at + 3])
         at += length
-    assert set(found[34].values()) == {0}
-    assert sorted(found[33].values()) == list(range(len(OPS[op].args) + n_more))
+    assert set(decorations[34].values()) == {0}
+    assert sorted(decorations[33].values()) == list(range(len(OPS[op].args) + n_more))
 
 
 @pytest.mark.parametrize(

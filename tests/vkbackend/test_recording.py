@@ -93,11 +93,11 @@ def test_order_by_depth_keeps_dependencies(recording: Recording) -> None:
 def test_a_barrier_names_copies_where_there_are_some(kinds: str, flags: tuple[bool, bool]) -> None:
     """Two commands in a row, each a dispatch or a copy. The checker notices a missing flag."""
     a, b, c = buffer(), buffer(), buffer()
-    made = {
+    record = {
         "d": lambda src, dst: dispatch([view(src)], [view(dst)]),
         "c": lambda src, dst: Copy(view(src), view(dst)),
     }
-    placed = of(made[kinds[0]](a, b), made[kinds[1]](b, c))
+    placed = of(record[kinds[0]](a, b), record[kinds[1]](b, c))
     [barrier] = [c for c in placed.commands if isinstance(c, Barrier) and c.scope is Scope.DEVICE]
     assert (barrier.after_copies, barrier.before_copies) == flags and not check(placed)
     for name, is_set in zip(("after_copies", "before_copies"), flags, strict=True):
@@ -129,11 +129,11 @@ def test_each_conflict_gets_one_barrier_and_a_name(
     first: tuple[list[str], list[str]], second: tuple[list[str], list[str]], kind: str
 ) -> None:
     buffers = {"a": buffer(), "b": buffer()}
-    one, two = (
+    earlier, two = (
         dispatch([view(buffers[n]) for n in reads], [view(buffers[n]) for n in writes], label)
         for (reads, writes), label in ((first, "one"), (second, "two"))
     )
-    placed = of(one, two)
+    placed = of(earlier, two)
     assert scopes(placed) == [Scope.FROM_HOST, Scope.DEVICE]
     [hazard] = check(
         Recording(
@@ -229,9 +229,9 @@ def test_a_cut_parts_two_commands_of_a_segment(commands: list[Command], speed: f
 
 
 @given(st.lists(st.floats(0.01, 0.6), max_size=30), SPEEDS, SPEEDS)
-def test_a_faster_device_is_cut_no_more(costs: list[float], one: float, other: float) -> None:
+def test_a_faster_device_is_cut_no_more(costs: list[float], cost_a: float, other: float) -> None:
     recording = Recording("long", [heavy(cost) for cost in costs])
-    few, many = (n_cuts(recording, speed) for speed in sorted((one, other), reverse=True))
+    few, many = (n_cuts(recording, speed) for speed in sorted((cost_a, other), reverse=True))
     assert few <= many
 
 

@@ -48,8 +48,8 @@ def yarn_by_scalars(i: int, n_rot: int, base: float, factor: float, ctx: int) ->
     """Radians per position of pair i, with the paper's ramp from 32 turns to 1."""
     theta = 1.0 / base ** (2 * i / n_rot)
 
-    def dim(turns: float) -> float:
-        return n_rot * math.log(ctx / (turns * 2 * math.pi)) / (2 * math.log(base))
+    def dim(rotations: float) -> float:
+        return n_rot * math.log(ctx / (rotations * 2 * math.pi)) / (2 * math.log(base))
 
     low, high = max(0, math.floor(dim(32))), min(n_rot - 1, math.ceil(dim(1)))
     ramp = min(1.0, max(0.0, (i - low) / max(0.001, high - low)))
@@ -110,10 +110,10 @@ def test_temperature_grows_by_whole_lengths() -> None:
 def test_sections_of_a_text(sections: tuple[int, ...], interleaved: bool, still: Any) -> None:
     """Pairs of the fourth section do not turn, others as without sections."""
     plain, cut = RopeTable(64), RopeTable(64, sections=sections, interleaved=interleaved)
-    turns = np.ones(32, bool)
-    turns[list(still)] = False
-    np.testing.assert_array_equal(cut.frequencies, plain.frequencies * turns)
-    assert (cut.rows([5])[0, ~turns] == [1, 0]).all()
+    rotated = np.ones(32, bool)
+    rotated[list(still)] = False
+    np.testing.assert_array_equal(cut.frequencies, plain.frequencies * rotated)
+    assert (cut.rows([5])[0, ~rotated] == [1, 0]).all()
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,8 @@ def test_block_fits_any_device() -> None:
 
 
 def test_cell_block_equals_the_shaders() -> None:
-    found = re.search(r"const uint CELL_BLOCK = (\d+);", GLSL)
-    assert found and int(found[1]) == ops.CELL_BLOCK
+    match = re.search(r"const uint CELL_BLOCK = (\d+);", GLSL)
+    assert match and int(match[1]) == ops.CELL_BLOCK
 
 
 def test_fill_describes_runs_rows_and_outputs() -> None:

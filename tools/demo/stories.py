@@ -310,10 +310,10 @@ def tell_story(rng: random.Random) -> Story:
     }  # fmt: skip
     fill["trouble"] = _choose(rng, lines[:2]).format(**fill)
     fill["deed"] = _choose(rng, lines[2:]).format(**fill)
-    told = [_choose(rng, alternatives) for alternatives in _groups(BEATS)]
-    told = [line for line in told if not line.startswith("?") or rng.random() < 0.6]
+    beats = [_choose(rng, alternatives) for alternatives in _groups(BEATS)]
+    beats = [line for line in beats if not line.startswith("?") or rng.random() < 0.6]
     while True:
-        text = " ".join(line.removeprefix("?").format(**fill) for line in told)
+        text = " ".join(line.removeprefix("?").format(**fill) for line in beats)
         if len(text.split()) <= WORDS_MAX:
             return Story(text, hero, kind, pronoun, short, friend, home)
-        told.remove(rng.choice([line for line in told if line.startswith("?")]))
+        beats.remove(rng.choice([line for line in beats if line.startswith("?")]))

@@ -33,10 +33,10 @@ def bindings(code: bytes) -> dict[int, set[int]]:
         if op == OP_DECORATE and words[at + 2] in (BINDING, DESCRIPTOR_SET):
             (slots if words[at + 2] == BINDING else sets)[words[at + 1]] = words[at + 3]
         at += max(1, size)
-    found: dict[int, set[int]] = {}
+    slots_of: dict[int, set[int]] = {}
     for variable, slot in slots.items():
-        found.setdefault(sets.get(variable, 0), set()).add(slot)
-    return found
+        slots_of.setdefault(sets.get(variable, 0), set()).add(slot)
+    return slots_of
 
 
 def report_of_spirv(

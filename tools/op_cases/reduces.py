@@ -57,10 +57,19 @@ class PackHalves(Case):
         special = [0x7F7FFFFF, 0x00000001, 0x80000000, 0x00800000, 0x007FFFFF, 0x7F800001, 0xFF800000]
         special += [0x7F801000, 0x7F800000, 0xFF7FF000, 0xFF7FEFFF, 0x7F001000, 0x7F003000, 0x7F001001]
         bits[: len(special)] = special[: self.n]
-        one = [0x3FFFF000, 0xB8801000, 0x38801001, 0x31000000, 0x30FFFFFF, 0xB0FFF000, 0x31000FFF, 0xFFC00000]
-        bits[F16_BLOCK : F16_BLOCK + len(one)] = one[: max(0, self.n - F16_BLOCK)]
+        pattern = [
+            0x3FFFF000,
+            0xB8801000,
+            0x38801001,
+            0x31000000,
+            0x30FFFFFF,
+            0xB0FFF000,
+            0x31000FFF,
+            0xFFC00000,
+        ]
+        bits[F16_BLOCK : F16_BLOCK + len(pattern)] = pattern[: max(0, self.n - F16_BLOCK)]
         if self.n > 2 * F16_BLOCK:
-            bits[F16_BLOCK + len(one) : 2 * F16_BLOCK] &= (
+            bits[F16_BLOCK + len(pattern) : 2 * F16_BLOCK] &= (
                 0xBFFFFFFF  # magnitude below 2, so `one` has the block's maximum
             )
             bits[self.n // F16_BLOCK * F16_BLOCK :] = 0x80000000

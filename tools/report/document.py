@@ -100,8 +100,8 @@ class Report:
         lines = [f"# GPU report of vkbackend {__version__}, {self.date}", ""]
         lines.append(", ".join(f"{name} {value}" for name, value in self.machine.items()))
         lines += ["", *table(*self._device_table())]
-        for title, found in (("Wrong or failed", self.problems()), ("Unfinished", self.unfinished())):
-            lines += ["", f"## {title}", "", *([f"- {line}" for line in found] or ["Nothing."])]
+        for title, problems in (("Wrong or failed", self.problems()), ("Unfinished", self.unfinished())):
+            lines += ["", f"## {title}", "", *([f"- {line}" for line in problems] or ["Nothing."])]
         for name, outcomes in self.parts.items():
             seconds = self.seconds.get(name, 0.0)
             lines += ["", f"## {PARTS[name].title}", "", f"Part `{name}`, {seconds:.0f} s."]

@@ -88,16 +88,16 @@ def compare(model: str, n: int, n_ubatch: int, rounds: int) -> tuple[float, floa
         "n_ubatch": n_ubatch,
         "prefix_cache": False,
     }
-    found: dict[int, list[float]] = {1: [], 2: []}
+    rates_of: dict[int, list[float]] = {1: [], 2: []}
     with twin_runner(model, ["0/sleep", "1/sleep"], **options) as runner:
         engine = Engine(_most(runner, 2))
         for turn in range(-1, rounds):
-            for n_in_flight, rates in found.items():
+            for n_in_flight, rates in rates_of.items():
                 _most(runner, n_in_flight)
                 tokens_per_s = rate(engine, n, 2 * turn + n_in_flight + 2)
                 if turn >= 0:  # turns before 0 record the steps
                     rates.append(tokens_per_s)
-    return statistics.median(found[1]), statistics.median(found[2])
+    return statistics.median(rates_of[1]), statistics.median(rates_of[2])
 
 
 def _most(runner: Runner, n_in_flight: int) -> Runner:
@@ -123,8 +123,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             (f"{args.ms / n:.3g} ms a row of a segment", True, 64),
         ):
             Sleeping.per_row, Sleeping.seconds = per_row, seconds / n if per_row else seconds
-            one, two = compare(args.model, n, n_ubatch, args.rounds)
-            rows.append((how, one, two, two / one))
+            single, two = compare(args.model, n, n_ubatch, args.rounds)
+            rows.append((how, single, two, two / single))
         columns = "each host sleeps", "one step on its way", "two", "ratio"
         table(f"tokens/s of {n} sequences over two hosts", columns, rows)
 

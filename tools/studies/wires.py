@@ -60,11 +60,11 @@ def main() -> int:
         n_vocab = gguf.tensors["token_embd.weight"].shape[0]
         tokens = np.random.default_rng(0).integers(0, n_vocab, rows).tolist()
         want = logits(gguf, tokens, args.cache, devices[:1])
-        found: list[list[object]] = []
+        measured: list[list[object]] = []
         for wire in FORMATS:
             off = logits(gguf, tokens, args.cache, devices, reduce_type=wire) - want
-            found.append([wire, f"{np.mean(off * off) / np.mean(want * want):.2g}"])
-        table("logits of all devices against one device", ("wire", "NMSE"), found)
+            measured.append([wire, f"{np.mean(off * off) / np.mean(want * want):.2g}"])
+        table("logits of all devices against one device", ("wire", "NMSE"), measured)
     return 0
 
 

@@ -45,13 +45,13 @@ def logits(path: Path, n: int, options: dict[str, Any]) -> np.ndarray:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("what", OPTIONS)
+@pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("name", FIXTURES)
-def test_options_change_nothing(tmp_path: Path, name: str, what: str) -> None:
+def test_options_change_nothing(tmp_path: Path, name: str, option: str) -> None:
     path = write(build(name), tmp_path / "model.gguf")
     if name not in _one:
         _one[name] = logits(path, 1, {})
-    n, options = OPTIONS[what]
+    n, options = OPTIONS[option]
     if overrides := options.get("override_tensor"):  # a pattern that no tensor has is refused
         there = [o for o in overrides if any(re.search(o[0], tensor) for tensor in build(name).tensors)]
         options = {**options, "override_tensor": tuple(there)}

@@ -46,7 +46,7 @@ SAME = 1e-9  # several devices to one of the same kind
 DRIVERS = 1e-6  # devices of two drivers to one
 N = len(PROMPT)
 
-one, three = (next(p for p in DEVICE_SETS if p.id == found) for found in ("0", "0,0,0"))
+single, three = (next(p for p in DEVICE_SETS if p.id == devices) for devices in ("0", "0,0,0"))
 architectures = pytest.mark.parametrize("name", FIXTURES)
 WAYS = ("at once", "in steps")
 AT_ONCE = ("at once", pytest.param("in steps", marks=pytest.mark.wide))
@@ -115,7 +115,7 @@ def run(folder: Path, name: str, devices: list[str], way: str, **options: Any) -
             steps = {
                 rows: runner.mesh.recorded_step(StepKind.of_run(rows, rows)).reduces for rows in (1, n_ubatch)
             }
-            exchanges = {rows: sum(not r.gather for r in found) for rows, found in steps.items()}
+            exchanges = {rows: sum(not r.gather for r in reduces) for rows, reduces in steps.items()}
             _made[key] = Result(logits, exchanges, len(planned(runner, 1)))
     return _made[key]
 
@@ -131,14 +131,14 @@ def check_golden(folder: Path, name: str, devices: list[str], way: str, **option
 
 def check_one(folder: Path, name: str, devices: list[str], way: str, bound: float = SAME) -> None:
     """Several devices against the first of them."""
-    one, several = (run(folder, name, chosen, way).logits for chosen in (devices[:1], devices))
-    assert nmse(several, one) <= bound
+    single, several = (run(folder, name, chosen, way).logits for chosen in (devices[:1], devices))
+    assert nmse(several, single) <= bound
 
 
 # ---- against the oracles ----
 
 
-ON_VULKAN = covering(FIXTURES, product([three, one], WAYS[::-1]))  # the fixtures take these in turns
+ON_VULKAN = covering(FIXTURES, product([three, single], WAYS[::-1]))  # the fixtures take these in turns
 # One of each memory: full, windows, chunks, shared, latent, sparse, four kinds of states, both in a layer.
 MEMORIES = """
     llama gemma2 llama4+chunks gemma4+shared deepseek2 deepseek32 qwen3next kimi-linear lfm2 mamba2 falcon-h1
@@ -177,7 +177,7 @@ def test_three_devices_equal_one(folder: Path, name: str, devices: list[str]) ->
 @architectures
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("n", [2, 3, 4])
-@pytest.mark.parametrize("devices", [pytest.param(["numpy"], id="numpy"), one])
+@pytest.mark.parametrize("devices", [pytest.param(["numpy"], id="numpy"), single])
 def test_devices_equal_one(folder: Path, name: str, devices: list[str], n: int, way: str) -> None:
     check_one(folder, name, devices * n, way)
 
@@ -254,12 +254,12 @@ def test_q8_0_equals_its_values(folder: Path, name: str, devices: list[str], bou
     """Blocks of 32 limit the splits; the values equal a float file's."""
     blocks, values = folder / f"{name}-Q8_0.gguf", folder / f"{name}-values.gguf"
     if not values.exists():
-        made = build(name)
-        write(made, blocks, quantize=True)
-        for tensor, weights in made.tensors.items():
-            if (found := quantized(tensor, weights)) is not None:
-                made.tensors[tensor] = gguf.quants.dequantize(found, Q8_0)
-        write(made, values)
+        fixture = build(name)
+        write(fixture, blocks, quantize=True)
+        for tensor, weights in fixture.tensors.items():
+            if (blocks_of := quantized(tensor, weights)) is not None:
+                fixture.tensors[tensor] = gguf.quants.dequantize(blocks_of, Q8_0)
+        write(fixture, values)
     for way in WAYS:
         want = run(folder, f"{name}-values", ["numpy"], way).logits
         assert nmse(run(folder, f"{name}-Q8_0", devices, way).logits, want) <= bound
@@ -321,7 +321,7 @@ def test_the_oracles_still_say_so(tmp_path: Path, name: str) -> None:
         pytest.skip(f"not installed: {', '.join(missing)}")
     from oracles.make_golden import golden as ask
 
-    found, steered, about = ask(name, tmp_path)
+    logits, steered, about = ask(name, tmp_path)
     kept = np.load(GOLDEN / f"{name}.npz")
-    for got, want in ((found, kept["logits"]), (steered, kept["steered"])):
+    for got, want in ((logits, kept["logits"]), (steered, kept["steered"])):
         assert nmse(got, want) <= 1e-10, (about, json.loads(str(kept["about"])))

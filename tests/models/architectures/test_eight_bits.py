@@ -99,16 +99,18 @@ def test_experts_in_numpy(numpy_dots: None, models: Path, name: str, n: int) -> 
 def test_slices_begin_on_blocks(numpy_dots: None, models: Path, name: str) -> None:
     """All devices quantize the same 32 elements. Another order of sums may move a value to the next code:
     1/254 of its block's largest value."""
-    one, three = (check_file(models, name, ["numpy"] * n) for n in (1, 3))
-    assert nmse(three, one) <= 2e-4
+    single, three = (check_file(models, name, ["numpy"] * n) for n in (1, 3))
+    assert nmse(three, single) <= 2e-4
 
 
 @pytest.mark.native
 @pytest.mark.parametrize(
     ("name", "devices"),
     [
-        pytest.param(f"stories-{name}", *SETS[own].values, id=f"{name}-{own}", marks=SETS[own].marks)
-        for name, own in (("w256-Q4_K", "0"), ("wide-Q4_0", "0,1"), ("wide-Q8_0", "0,0,0"))
+        pytest.param(
+            f"stories-{name}", *SETS[devices].values, id=f"{name}-{devices}", marks=SETS[devices].marks
+        )
+        for name, devices in (("w256-Q4_K", "0"), ("wide-Q4_0", "0,1"), ("wide-Q8_0", "0,0,0"))
     ],
 )
 def test_files(dots: None, models: Path, name: str, devices: list[str]) -> None:

@@ -25,24 +25,24 @@ TOKENS = PROMPT[:8]
 
 def two_layers() -> Fixture:
     """The first layer, with a window and cut gates, and one that shares its cache."""
-    made = build("gemma3n")
-    made.keys |= {"block_count": 2, "attention.shared_kv_layers": 1}
-    made.keys["activation_sparsity_scale"] = made.keys["activation_sparsity_scale"][:2]
-    made.tensors = {
+    fixture = build("gemma3n")
+    fixture.keys |= {"block_count": 2, "attention.shared_kv_layers": 1}
+    fixture.keys["activation_sparsity_scale"] = fixture.keys["activation_sparsity_scale"][:2]
+    fixture.tensors = {
         name: values
-        for name, values in made.tensors.items()
+        for name, values in fixture.tensors.items()
         if not name.startswith("blk.") or name[4:6] in ("0.", "1.")
     }
-    wide = 2 * made.keys["embedding_length_per_layer_input"]
-    made.tensors["per_layer_token_embd.weight"] = made["per_layer_token_embd.weight"][:, :wide].copy()
-    made.tensors["per_layer_model_proj.weight"] = made["per_layer_model_proj.weight"][:wide]
-    return made
+    wide = 2 * fixture.keys["embedding_length_per_layer_input"]
+    fixture.tensors["per_layer_token_embd.weight"] = fixture["per_layer_token_embd.weight"][:, :wide].copy()
+    fixture.tensors["per_layer_model_proj.weight"] = fixture["per_layer_model_proj.weight"][:wide]
+    return fixture
 
 
 def test_any_shares_and_written_back(tmp_path: Path) -> None:
     """Devices with any share exchange unrounded moments of their gates' rows."""
     path, out = write(two_layers(), tmp_path / "model.gguf", quantize=True), tmp_path / "out.gguf"
-    found = []
+    results = []
     for n, shares in ((1, None), (3, (5, 0, 1)), (4, (1, 1, 1, 2))):
         runner = load_runner(
             path,
@@ -54,7 +54,7 @@ def test_any_shares_and_written_back(tmp_path: Path) -> None:
             type_v="f32",
         )
         try:
-            found.append(runner.step(TOKENS, [Run(0, 0, 8, 0)], range(8)).copy())
+            results.append(runner.step(TOKENS, [Run(0, 0, 8, 0)], range(8)).copy())
             if n == 4:
                 reduces = [
                     r for r in runner.mesh.recorded_step(StepKind.of_run(8, 8)).reduces if not r.gather
@@ -65,7 +65,9 @@ def test_any_shares_and_written_back(tmp_path: Path) -> None:
                     write_gguf(out, source, runner.mesh.devices, runner.mesh.weights, runner.model.weights())
         finally:
             runner.close()
-    assert nmse(found[1], found[0]) <= 1e-6 and nmse(found[2], found[0]) <= 1e-6  # the sums travel as halves
+    assert (
+        nmse(results[1], results[0]) <= 1e-6 and nmse(results[2], results[0]) <= 1e-6
+    )  # the sums travel as halves
     assert out.read_bytes() == path.read_bytes()
 
 
@@ -80,17 +82,17 @@ def test_any_shares_and_written_back(tmp_path: Path) -> None:
     ],
 )
 def test_refusals(tmp_path: Path, change: dict[str, Any], error: type[Exception], message: str) -> None:
-    made = two_layers()
-    made.keys |= change
-    with GGUF.open(write(made, tmp_path / "model.gguf")) as gguf, pytest.raises(error, match=message):
+    fixture = two_layers()
+    fixture.keys |= change
+    with GGUF.open(write(fixture, tmp_path / "model.gguf")) as gguf, pytest.raises(error, match=message):
         load_model(gguf)
 
 
 def test_as_many_stay_as_the_cut_says(tmp_path: Path) -> None:
     """One in twenty gates stays in the first layer; the second cuts none."""
-    made = two_layers()
-    made.keys["activation_sparsity_scale"] = [1.6448536, -np.inf]
-    path = write(made, tmp_path / "model.gguf")
+    fixture = two_layers()
+    fixture.keys["activation_sparsity_scale"] = [1.6448536, -np.inf]
+    path = write(fixture, tmp_path / "model.gguf")
     runner = load_runner(path, devices=["numpy"], n_ctx=32, n_ubatch=16, keep_values=True)
     try:
         runner.step(TOKENS, [Run(0, 0, 8, 0)], range(8))

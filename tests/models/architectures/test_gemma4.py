@@ -71,12 +71,12 @@ def test_whole_layers_on_devices_need_no_sums(tmp_path: Path) -> None:
 
 
 def test_k_and_v_that_nothing_reads_may_be_there_or_not(tmp_path: Path) -> None:
-    made = build("gemma4+shared")
-    full = write(made, tmp_path / "full.gguf")
+    model = build("gemma4+shared")
+    full = write(model, tmp_path / "full.gguf")
     for il in range(4, 7):
         for name in ("attn_k", "attn_v", "attn_k_norm"):
-            del made.tensors[f"blk.{il}.{name}.weight"]
-    bare = write(made, tmp_path / "bare.gguf")
+            del model.tensors[f"blk.{il}.{name}.weight"]
+    bare = write(model, tmp_path / "bare.gguf")
     assert np.array_equal(logits(full, 1)[0], logits(bare, 1)[0])
 
 
@@ -104,13 +104,13 @@ def test_written_back(tmp_path: Path, name: str) -> None:
     ],
 )
 def test_refusals(tmp_path: Path, fixture: str, change: dict[str, Any], message: str) -> None:
-    made = build(fixture)
+    model = build(fixture)
     for name, value in change.items():
-        if name in made.keys:
-            made.keys[name] = value
+        if name in model.keys:
+            model.keys[name] = value
         elif value is None:
-            del made.tensors[name]
+            del model.tensors[name]
         else:
-            made.tensors[name] = value.astype(np.float32)
+            model.tensors[name] = value.astype(np.float32)
     with pytest.raises(GGUFError, match=message):
-        opened(write(made, tmp_path / "model.gguf"), 1)
+        opened(write(model, tmp_path / "model.gguf"), 1)

@@ -25,10 +25,10 @@ ROWS = bucket(N)
 N_EXPERT = 8
 
 
-def layers(made: Fixture) -> list[str]:
+def layers(fixture: Fixture) -> list[str]:
     return [
         name.removesuffix("ffn_gate_inp.weight")
-        for name in made.tensors
+        for name in fixture.tensors
         if name.endswith("ffn_gate_inp.weight")
     ]
 
@@ -67,11 +67,11 @@ def run(
 
 def changed(folder: Path, name: str, change: Callable[[Fixture, str], None], **keys: Any) -> Path:
     """A fixture with changed experts."""
-    made = build(name)
-    made.keys |= keys
-    for prefix in layers(made):
-        change(made, prefix)
-    return write(made, folder / f"{name}-changed.gguf")
+    fixture = build(name)
+    fixture.keys |= keys
+    for prefix in layers(fixture):
+        change(fixture, prefix)
+    return write(fixture, folder / f"{name}-changed.gguf")
 
 
 def unchanged(folder: Path, name: str) -> Path:
@@ -83,11 +83,11 @@ def unchanged(folder: Path, name: str) -> Path:
 def test_gate_and_up_in_one_tensor(tmp_path: Path, name: str, devices: list[str]) -> None:
     """Weights and biases; written back unchanged."""
 
-    def fuse(made: Fixture, prefix: str) -> None:
+    def fuse(fixture: Fixture, prefix: str) -> None:
         for kind in ("weight", "bias"):
-            parts = [made.tensors.pop(f"{prefix}ffn_{part}_exps.{kind}", None) for part in ("gate", "up")]
+            parts = [fixture.tensors.pop(f"{prefix}ffn_{part}_exps.{kind}", None) for part in ("gate", "up")]
             if parts[0] is not None:
-                made.put(f"{prefix}ffn_gate_up_exps.{kind}", np.concatenate(parts, axis=1))
+                fixture.put(f"{prefix}ffn_gate_up_exps.{kind}", np.concatenate(parts, axis=1))
 
     path = changed(tmp_path, name, fuse)
     want, _ = run(unchanged(tmp_path, name), devices)
@@ -102,11 +102,11 @@ def test_factors_of_experts(tmp_path: Path) -> None:
     """Power-of-two factors on down's result or weights: neither rounds."""
     factors = np.float32(2.0) ** np.arange(-4, N_EXPERT - 4, dtype=np.float32)
 
-    def scale(made: Fixture, prefix: str) -> None:
-        made.put(f"{prefix}ffn_down_exps.scale", factors)
+    def scale(fixture: Fixture, prefix: str) -> None:
+        fixture.put(f"{prefix}ffn_down_exps.scale", factors)
 
-    def multiply(made: Fixture, prefix: str) -> None:
-        made.tensors[f"{prefix}ffn_down_exps.weight"] *= factors[:, None, None]
+    def multiply(fixture: Fixture, prefix: str) -> None:
+        fixture.tensors[f"{prefix}ffn_down_exps.weight"] *= factors[:, None, None]
 
     for devices in (["numpy"], ["numpy"] * 3):
         got, _ = run(changed(tmp_path, "qwen3moe", scale), devices)
@@ -118,17 +118,17 @@ def test_factors_of_experts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0", "0,0,0")])
 def test_experts_of_the_best_groups(tmp_path: Path, devices: list[str]) -> None:
     """One of four groups used: both experts come from it; with all used, as without groups."""
-    one = changed(
-        tmp_path, "glm4moe", lambda made, prefix: None, expert_group_count=4, expert_group_used_count=1
+    changed_path = changed(
+        tmp_path, "glm4moe", lambda fixture, prefix: None, expert_group_count=4, expert_group_used_count=1
     )
-    want, _ = run(one, ["numpy"])
-    got, chosen = run(one, devices)
+    want, _ = run(changed_path, ["numpy"])
+    got, chosen = run(changed_path, devices)
     assert nmse(got, want) <= 1e-6
     for ids in chosen.values():
         assert all(np.array_equal(ids[0], other) for other in ids)
         assert (ids[0][:, 0] // 2 == ids[0][:, 1] // 2).all() and len(np.unique(ids[0])) > 2
     every = changed(
-        tmp_path, "glm4moe", lambda made, prefix: None, expert_group_count=4, expert_group_used_count=4
+        tmp_path, "glm4moe", lambda fixture, prefix: None, expert_group_count=4, expert_group_used_count=4
     )
     free, free_ids = run(unchanged(tmp_path, "glm4moe"), ["numpy"])
     assert np.array_equal(run(every, ["numpy"])[0], free) and nmse(want, free) > 1e-3
@@ -143,15 +143,15 @@ def test_experts_of_the_best_groups(tmp_path: Path, devices: list[str]) -> None:
 def test_near_ties_are_broken_alike_everywhere(tmp_path: Path, name: str, devices: list[str]) -> None:
     """Router rows repeat three times, up to last bits, so rounding decides; devices still agree."""
 
-    def tie(made: Fixture, prefix: str) -> None:
+    def tie(fixture: Fixture, prefix: str) -> None:
         rng = np.random.default_rng(3)
         of = np.arange(N_EXPERT) // 3 * 3
-        router = made.tensors[f"{prefix}ffn_gate_inp.weight"][of]
+        router = fixture.tensors[f"{prefix}ffn_gate_inp.weight"][of]
         noise = rng.choice(np.float32([1, 1 + 2**-23, 1 - 2**-24]), router.shape)
-        made.tensors[f"{prefix}ffn_gate_inp.weight"] = router * noise
+        fixture.tensors[f"{prefix}ffn_gate_inp.weight"] = router * noise
         for bias in ("ffn_gate_inp.bias", "exp_probs_b.bias"):
-            if prefix + bias in made.tensors:
-                made.tensors[prefix + bias] = made.tensors[prefix + bias][of]
+            if prefix + bias in fixture.tensors:
+                fixture.tensors[prefix + bias] = fixture.tensors[prefix + bias][of]
 
     path = changed(tmp_path, name, tie)
     logits, chosen = run(path, devices)
@@ -171,19 +171,19 @@ def test_near_ties_are_broken_alike_everywhere(tmp_path: Path, name: str, device
 )
 def test_gpt_oss_as_it_is_published(tmp_path: Path, devices: list[str], bound: float) -> None:
     """MXFP4 experts with biases, the rest Q8_0: the logits of a float file, written back unchanged."""
-    made, blocks = build("gpt-oss"), {}
-    for name, values in made.tensors.items():
+    fixture, blocks = build("gpt-oss"), {}
+    for name, values in fixture.tensors.items():
         kind = MXFP4 if name.endswith("_exps.weight") else Q8_0
         if kind == MXFP4 or quantized(name, values) is not None:
             blocks[name] = gguf.quants.quantize(values, kind), kind
     assert [kind for _, kind in blocks.values()].count(MXFP4) == 3 * 5
-    path = write(made, tmp_path / "blocks.gguf", blocks=blocks)
-    made.tensors |= {name: gguf.quants.dequantize(*found) for name, found in blocks.items()}
-    want, ids = run(write(made, tmp_path / "values.gguf"), ["numpy"])
+    path = write(fixture, tmp_path / "blocks.gguf", blocks=blocks)
+    fixture.tensors |= {name: gguf.quants.dequantize(*stored) for name, stored in blocks.items()}
+    want, ids = run(write(fixture, tmp_path / "values.gguf"), ["numpy"])
     got, chosen = run(path, devices, tmp_path / "copy.gguf")
     assert nmse(got, want) <= bound
     assert all(
-        np.array_equal(of_device, ids[label][0]) for label, found in chosen.items() for of_device in found
+        np.array_equal(of_device, ids[label][0]) for label, stored in chosen.items() for of_device in stored
     )
     assert nmse(want, np.load(GOLDEN / "gpt-oss.npz")["logits"]) > 1e-4  # four bits change the logits
     assert path.read_bytes() == (tmp_path / "copy.gguf").read_bytes()

@@ -97,9 +97,13 @@ def check_expected(models: Path, name: str, devices: list[str], shares: tuple[in
         if (
             expected["min_margin"] <= NEAR
         ):  # rounding decides somewhere: given llama.cpp's tokens, each next one is the best
-            told = runner.step(greedy[:-1], [Run(0, 0, len(greedy) - 1, len(prompt))], range(len(greedy) - 1))
-            told = np.concatenate([logits[-1:], told])
-            assert (told.max(axis=1) - told[np.arange(len(greedy)), greedy]).max() <= NEAR
+            logits_of_greedy = runner.step(
+                greedy[:-1], [Run(0, 0, len(greedy) - 1, len(prompt))], range(len(greedy) - 1)
+            )
+            logits_of_greedy = np.concatenate([logits[-1:], logits_of_greedy])
+            assert (
+                logits_of_greedy.max(axis=1) - logits_of_greedy[np.arange(len(greedy)), greedy]
+            ).max() <= NEAR
             return
         tokens = [int(logits[-1].argmax())]
         for i in range(len(greedy) - 1):
@@ -171,8 +175,8 @@ def test_vulkan_equals_numpy(folder: Path, tiny: Tiny, devices: list[str]) -> No
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id == "0,0,0"])
 def test_devices_of_a_driver_equal_one(folder: Path, tiny: Tiny, devices: list[str]) -> None:
     path = model(folder, tiny)
-    with opened(path, devices[:1]) as one, opened(path, devices) as several:
-        assert nmse(prefill(several), prefill(one)) <= 1e-9
+    with opened(path, devices[:1]) as single, opened(path, devices) as several:
+        assert nmse(prefill(several), prefill(single)) <= 1e-9
 
 
 # ---- experts ----
@@ -185,13 +189,15 @@ def chosen(runner: Runner, n_rows: int = len(TOKENS)) -> list[np.ndarray]:
     layers = []
     for il in range(runner.model.n_layer):
         views = values[f"blk.{il}.moe_ids"]
-        found = [
+        choices = [
             device.read(view).view(np.uint32).reshape(view.shape)[:n_rows]
             for device, view in zip(runner.mesh.devices, views, strict=True)
             if view is not None
         ]
-        assert found and all(np.array_equal(ids, found[0]) for ids in found), f"layer {il} chose differently"
-        layers.append(found[0])
+        assert choices and all(np.array_equal(ids, choices[0]) for ids in choices), (
+            f"layer {il} chose differently"
+        )
+        layers.append(choices[0])
     return layers
 
 
@@ -276,9 +282,9 @@ def test_two_exchanges_of_n_embd_per_layer(folder: Path, tiny: Tiny, rows: int) 
 
 
 def without(tiny: Tiny, *names: str) -> Mapping[str, None]:
-    found = {name: None for name, _ in tensors(tiny) if any(re.search(n, name) for n in names)}
-    assert found, names
-    return found
+    absent = {name: None for name, _ in tensors(tiny) if any(re.search(n, name) for n in names)}
+    assert absent, names
+    return absent
 
 
 def ones(*shape: int, dtype: type = np.float32) -> np.ndarray:

@@ -51,9 +51,9 @@ OFF: dict[str, Any] = {
 }
 
 
-def opened(made: Fixture, path: Path) -> tuple[Model, list[str]]:
+def opened(fixture: Fixture, path: Path) -> tuple[Model, list[str]]:
     """(the model of a file, its notes); all tensors are checked."""
-    with GGUF.open(write(made, path)) as gguf:
+    with GGUF.open(write(fixture, path)) as gguf:
         model = load_model(gguf)
         check_weights(gguf, model)
         return model, notes(gguf, model, model.n_ctx_train)
@@ -85,49 +85,49 @@ def logits(path: Path, n: int) -> np.ndarray:
 )
 def test_biases_of_attention_may_be_there(tmp_path: Path, name: str) -> None:
     """Each projection's bias is added once, and zeros change no bit."""
-    made = build(name)
-    own = [
+    fixture = build(name)
+    projections = [
         tensor.removesuffix(".weight")
-        for tensor in made.tensors
+        for tensor in fixture.tensors
         if tensor.split(".")[-2] in PROJECTIONS
         and tensor.endswith(".weight")
-        and not (made.unread and tensor.startswith(made.unread))
+        and not (fixture.unread and tensor.startswith(fixture.unread))
     ]
-    own = [tensor for tensor in own if f"{tensor}.bias" not in made.tensors]
-    kinds = {tensor.split(".")[-1] for tensor in own}
-    for tensor in own:
-        made.put(f"{tensor}.bias", np.zeros(len(made[f"{tensor}.weight"])))
-    zeros = logits(write(made, tmp_path / "zeros.gguf"), 1)
+    projections = [tensor for tensor in projections if f"{tensor}.bias" not in fixture.tensors]
+    kinds = {tensor.split(".")[-1] for tensor in projections}
+    for tensor in projections:
+        fixture.put(f"{tensor}.bias", np.zeros(len(fixture[f"{tensor}.weight"])))
+    zeros = logits(write(fixture, tmp_path / "zeros.gguf"), 1)
     assert np.array_equal(zeros, logits(write(build(name), tmp_path / "none.gguf"), 1))
     for kind in kinds:
-        made = build(name)
-        for tensor in (tensor for tensor in own if tensor.endswith(f".{kind}")):
-            made.bias(tensor, len(made[f"{tensor}.weight"]), scale=1.0)
-        path = write(made, tmp_path / f"{kind}.gguf")
-        one = logits(path, 1)
+        fixture = build(name)
+        for tensor in (tensor for tensor in projections if tensor.endswith(f".{kind}")):
+            fixture.bias(tensor, len(fixture[f"{tensor}.weight"]), scale=1.0)
+        path = write(fixture, tmp_path / f"{kind}.gguf")
+        single = logits(path, 1)
         if kind == "attn_k" and not plain(name).ropes(64):
             # The same is added to every score of a row, which its softmax does not see.
-            assert nmse(one, zeros) <= 1e-9
+            assert nmse(single, zeros) <= 1e-9
             continue
-        assert nmse(one, zeros) > 1e-4, kind
-        assert nmse(logits(path, 3), one) <= 1e-9, kind
+        assert nmse(single, zeros) > 1e-4, kind
+        assert nmse(logits(path, 3), single) <= 1e-9, kind
 
 
 @architectures
 def test_keys_at_their_off_value_mean_absent(tmp_path: Path, name: str) -> None:
-    made, want = build(name), plain(name)
-    has_more = "nextn_predict_layers" in made.keys
-    off_here = {k: v for k, v in OFF.items() if (made.arch, k) != ("llama4", "attention.sliding_window")}
-    made.keys = {**off_here, **made.keys}
-    off, told = opened(made, tmp_path / "off.gguf")
+    fixture, want = build(name), plain(name)
+    has_more = "nextn_predict_layers" in fixture.keys
+    off_here = {k: v for k, v in OFF.items() if (fixture.arch, k) != ("llama4", "attention.sliding_window")}
+    fixture.keys = {**off_here, **fixture.keys}
+    off, warnings = opened(fixture, tmp_path / "off.gguf")
     assert off.config == want.config and off.weights() == want.weights()  # type: ignore[attr-defined]
-    assert repr(off.ropes(64)) == repr(want.ropes(64)) and len(told) == has_more
+    assert repr(off.ropes(64)) == repr(want.ropes(64)) and len(warnings) == has_more
 
 
 def test_a_window_of_0_makes_every_layer_of_llama4_see_all(tmp_path: Path) -> None:
-    made = build("llama4")
-    made.keys["attention.sliding_window"] = 0
-    model, _ = opened(made, tmp_path / "model.gguf")
+    fixture = build("llama4")
+    fixture.keys["attention.sliding_window"] = 0
+    model, _ = opened(fixture, tmp_path / "model.gguf")
     assert model.turned == (True,) * 5  # type: ignore[attr-defined]
     assert not any(layer.chunk for layer in model.config.layers)  # type: ignore[attr-defined]
     assert nmse(logits(tmp_path / "model.gguf", 2), logits(tmp_path / "model.gguf", 1)) <= 1e-9
@@ -137,36 +137,36 @@ def test_a_window_of_0_makes_every_layer_of_llama4_see_all(tmp_path: Path) -> No
 
 @architectures
 def test_a_soft_cap_counts_where_the_architecture_has_one(tmp_path: Path, name: str) -> None:
-    made = build(name)
-    made.keys |= {"final_logit_softcapping": 7.0, "attn_logit_softcapping": 5.0}
-    model, _ = opened(made, tmp_path / "model.gguf")
-    want = 7.0 if made.arch in ("gemma2", "gemma3", "gemma3n", "gemma4") else 0.0
+    fixture = build(name)
+    fixture.keys |= {"final_logit_softcapping": 7.0, "attn_logit_softcapping": 5.0}
+    model, _ = opened(fixture, tmp_path / "model.gguf")
+    want = 7.0 if fixture.arch in ("gemma2", "gemma3", "gemma3n", "gemma4") else 0.0
     assert model.config.softcap == want  # type: ignore[attr-defined]
 
 
 @architectures
 def test_layers_that_predict_further_ahead_are_left_out(tmp_path: Path, name: str) -> None:
-    made = build(name)
-    n_ahead = made.keys.get("nextn_predict_layers", 0)
-    made.keys["block_count"] += 1
-    made.keys["nextn_predict_layers"] = n_ahead + 1
-    il = made.keys["block_count"] - 1
+    fixture = build(name)
+    n_ahead = fixture.keys.get("nextn_predict_layers", 0)
+    fixture.keys["block_count"] += 1
+    fixture.keys["nextn_predict_layers"] = n_ahead + 1
+    il = fixture.keys["block_count"] - 1
     more = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "attn_q", "attn_norm", "ffn_up")
     for tensor in more:
-        made.put(f"blk.{il}.{tensor}.weight", np.ones((3, 5)))
-    model, told = opened(made, tmp_path / "model.gguf")
+        fixture.put(f"blk.{il}.{tensor}.weight", np.ones((3, 5)))
+    model, warnings = opened(fixture, tmp_path / "model.gguf")
     assert model.n_layer == plain(name).n_layer and model.weights() == plain(name).weights()
-    [line] = told
+    [line] = warnings
     assert "(nextn) are not used" in line and (f"{len(more)} tensors" in line or n_ahead)
 
 
 @architectures
 def test_tensors_that_nothing_reads_are_named(tmp_path: Path, name: str) -> None:
-    made = build(name)
-    made.put("blk.1.surprise.weight", np.ones(8))
-    made.put("other.bias", np.ones(8))
+    fixture = build(name)
+    fixture.put("blk.1.surprise.weight", np.ones(8))
+    fixture.put("other.bias", np.ones(8))
     with pytest.raises(UnsupportedModel, match=r"2 tensors that .* does not use: blk.1.surprise.*other"):
-        opened(made, tmp_path / "model.gguf")
+        opened(fixture, tmp_path / "model.gguf")
 
 
 def test_gpt2_has_so_many_positions_and_no_more(tmp_path: Path) -> None:

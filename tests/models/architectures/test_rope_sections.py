@@ -24,15 +24,15 @@ def logits(path: Path, n_devices: int) -> np.ndarray:
 
 
 def with_sections() -> Fixture:
-    made = build("glm4")
-    n_rot, head_dim = made.keys["rope.dimension_count"], made.keys["attention.key_length"]
-    made.keys["rope.dimension_sections"] = [n_rot // 2, 0, 0, 0]
+    fixture = build("glm4")
+    n_rot, head_dim = fixture.keys["rope.dimension_count"], fixture.keys["attention.key_length"]
+    fixture.keys["rope.dimension_sections"] = [n_rot // 2, 0, 0, 0]
     halves = [*range(0, n_rot, 2), *range(1, n_rot, 2), *range(n_rot, head_dim)]
-    for name, values in made.tensors.items():
+    for name, values in fixture.tensors.items():
         if ".attn_q." in name or ".attn_k." in name:
             heads = values.reshape(-1, head_dim, *values.shape[1:])
-            made.tensors[name] = np.ascontiguousarray(heads[:, halves].reshape(values.shape))
-    return made
+            fixture.tensors[name] = np.ascontiguousarray(heads[:, halves].reshape(values.shape))
+    return fixture
 
 
 def test_glm4(tmp_path: Path) -> None:

@@ -52,10 +52,10 @@ def test_uneven_and_empty_shares(folder: Path, name: str, shares: list[float]) -
         want = np.load(GOLDEN / f"{name}.npz")["logits"]
         assert nmse(np.concatenate([logits, *rest]), want) <= 1e-9
         for rows in (1, 48):
-            found = runner.mesh.recorded_step(StepKind.of_run(rows, rows)).reduces
+            reduces = runner.mesh.recorded_step(StepKind.of_run(rows, rows)).reduces
             several = sum(share > 0 for share in shares) > 1
-            assert [r.elements for r in found] == (planned(runner, rows) if several else [])
-            assert sum(4 * r.elements for r in found) == 4 * sum(planned(runner, rows)) * several
+            assert [r.elements for r in reduces] == (planned(runner, rows) if several else [])
+            assert sum(4 * r.elements for r in reduces) == 4 * sum(planned(runner, rows)) * several
     finally:
         runner.close()
 

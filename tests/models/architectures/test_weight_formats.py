@@ -36,8 +36,8 @@ FILES = [
 NUMPY = (["numpy"] * 3, (5, 3, 2))
 SETS = {param.id: param for param in DEVICE_SETS}
 USUAL = [  # the rest on devices is in the wide sweep: every format is compiled anew, which takes seconds each
-    pytest.param(name, *SETS[own].values, id=f"{name}-{own}", marks=SETS[own].marks)
-    for name, own in (
+    pytest.param(name, *SETS[dtype].values, id=f"{name}-{dtype}", marks=SETS[dtype].marks)
+    for name, dtype in (
         ("stories-w256-Q4_K", "0"),
         ("stories-w256-Q6_K", "0,1"),
         ("stories-w256-IQ3_S", "1,0"),
@@ -128,9 +128,9 @@ ALL = Tiny("llama", n_embd=256, n_head=8, n_head_kv=4, head_dim=64, n_ff=768)
 def all_formats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A llama whose matrices have the formats in turn, each at least once."""
     types = cycle(shaderlib.weight_types())
-    own = {name: next(types) for name, values in tensors(ALL) if values.ndim > 1}
-    assert set(own.values()) == set(shaderlib.weight_types())
-    return write_tiny(tmp_path_factory.mktemp("formats") / "all.gguf", ALL, types=own)
+    chosen = {name: next(types) for name, values in tensors(ALL) if values.ndim > 1}
+    assert set(chosen.values()) == set(shaderlib.weight_types())
+    return write_tiny(tmp_path_factory.mktemp("formats") / "all.gguf", ALL, types=chosen)
 
 
 @pytest.mark.parametrize(("n", "shares"), [(1, None), (4, (5, 3, 0, 2))])
@@ -161,12 +161,12 @@ def test_all_formats_written_back(all_formats: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_norms_biases_and_routers_of_half_width(tmp_path: Path, dtype: str) -> None:
     tiny = Tiny("qwen3moe", "Q8_0", n_expert=8)
-    own = {name: dtype for name, values in tensors(tiny) if values.ndim == 1 or "ffn_gate_inp" in name}
-    assert len(own) > 5 * tiny.n_layer
-    path = write_tiny(tmp_path / "halves.gguf", tiny, types=own)
+    types = {name: dtype for name, values in tensors(tiny) if values.ndim == 1 or "ffn_gate_inp" in name}
+    assert len(types) > 5 * tiny.n_layer
+    path = write_tiny(tmp_path / "halves.gguf", tiny, types=types)
     for devices in (["numpy"], ["numpy"] * 3):
         with opened(path, devices) as runner:
-            assert {runner.mesh.weights[name].dtype for name in own} == {"f32"}
+            assert {runner.mesh.weights[name].dtype for name in types} == {"f32"}
             assert nmse(prefill(runner), forward(path, TOKENS)) <= 1e-10
     assert written_back(path, tmp_path) == path.read_bytes()
 

@@ -110,8 +110,8 @@ def values(draw: st.DrawFn) -> bytes:
     kind = draw(st.sampled_from(sorted(SCALARS)))
     if draw(st.booleans()):
         return struct.pack("<I", kind) + payload(kind, draw(SCALARS[kind]))
-    found = draw(st.lists(SCALARS[kind], max_size=6)) * draw(st.sampled_from([1, 1, 50]))
-    return struct.pack("<IIQ", ARRAY, kind, len(found)) + b"".join(payload(kind, value) for value in found)
+    items = draw(st.lists(SCALARS[kind], max_size=6)) * draw(st.sampled_from([1, 1, 50]))
+    return struct.pack("<IIQ", ARRAY, kind, len(items)) + b"".join(payload(kind, value) for value in items)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of huge numbers

@@ -60,9 +60,9 @@ def test_a_call_that_is_required_and_its_result(llm: LLM, name: str) -> None:
     """The grammar forces the call. Its result goes back through the template, together with the call."""
     options: dict[str, Any] = {"template": template(name), "tools": [WEATHER, CLOCK], "seed": 1}
     answers = llm.chat(ASKED, 300, tool_choice="required", parallel_tool_calls=False, n=2, **options)
-    called = [one for one in answers if one.finish_reason == "tool_calls"]
+    called = [reply for reply in answers if reply.finish_reason == "tool_calls"]
     if not called:  # it may think to the end of its room
-        assert name == "gpt-oss" and all(one.reasoning for one in answers)
+        assert name == "gpt-oss" and all(reply.reasoning for reply in answers)
         return
     answer = called[0]
     (call,) = answer.tool_calls
@@ -100,8 +100,8 @@ def test_streamed_it_is_the_same(llm: LLM) -> None:
     assert chunks[-1].chunk.timings
 
     async def both() -> tuple[Any, list[ChatChunk]]:
-        made = [chunk async for chunk in llm.achat_stream(ASKED, 100, **options)]
-        return await llm.achat(ASKED, 100, **options), made
+        received = [chunk async for chunk in llm.achat_stream(ASKED, 100, **options)]
+        return await llm.achat(ASKED, 100, **options), received
 
     again, streamed = asyncio.run(both())
     assert again.tool_calls[0].arguments == whole.tool_calls[0].arguments
@@ -155,11 +155,13 @@ def read(text: str, format_: ToolFormat | None, thinking: bool = False, size: in
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_thought_content_and_calls_apart(size: int) -> None:
     call = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
-    found = read(f"<think>I <tool_call> it</think>\n\nSure:\n{call}\n{call}", HERMES, size=size)
-    assert found.reasoning == "I <tool_call> it" and found.content == "Sure:"
-    assert [(one.name, one.arguments) for one in found.tool_calls] == [("f", '{"x": 1}')] * 2
-    assert found.finish_reason == "tool_calls" and found.message["content"] == "Sure:"
-    assert found.message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"x": 1}'}
+    message = read(f"<think>I <tool_call> it</think>\n\nSure:\n{call}\n{call}", HERMES, size=size)
+    assert message.reasoning == "I <tool_call> it" and message.content == "Sure:"
+    assert [(tool_call.name, tool_call.arguments) for tool_call in message.tool_calls] == [
+        ("f", '{"x": 1}')
+    ] * 2
+    assert message.finish_reason == "tool_calls" and message.message["content"] == "Sure:"
+    assert message.message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"x": 1}'}
     inside = read(f"thinks</think>{call}", HERMES, thinking=True, size=size)
     assert (inside.reasoning, inside.content, len(inside.tool_calls)) == ("thinks", "", 1)
     plain = read(f"{call} b", None, size=size)
@@ -172,9 +174,9 @@ def test_channels(size: int) -> None:
         "<|channel|>analysis<|message|>I look<|end|><|start|>assistant<|channel|>commentary to=functions.f "
         '<|constrain|>json<|message|>{"x": 1}<|call|>'
     )
-    found = read(text, GPT_OSS, size=size)
-    assert (found.reasoning, found.content) == ("I look", "")
-    assert [(one.name, one.arguments) for one in found.tool_calls] == [("f", '{"x": 1}')]
+    message = read(text, GPT_OSS, size=size)
+    assert (message.reasoning, message.content) == ("I look", "")
+    assert [(tool_call.name, tool_call.arguments) for tool_call in message.tool_calls] == [("f", '{"x": 1}')]
     final = read(
         "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b", GPT_OSS
     )
@@ -186,8 +188,8 @@ def test_thoughts_of_calls_are_no_calls() -> None:
         "<|channel|>analysis<|message|>We call to=functions.f. Now.<|end|><|start|>assistant to=functions.f"
         '<|channel|>commentary json<|message|>{"x": 1}<|call|>'
     )
-    found = read(text, GPT_OSS)
-    assert found.reasoning == "We call to=functions.f. Now." and len(found.tool_calls) == 1
+    message = read(text, GPT_OSS)
+    assert message.reasoning == "We call to=functions.f. Now." and len(message.tool_calls) == 1
     final = read("<|channel|>final <|constrain|>json<|message|>{}", GPT_OSS)
     assert (final.content, final.reasoning) == ("{}", "")
     plain = read("The <|end|> of <|start|>assistant", None)

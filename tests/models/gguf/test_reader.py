@@ -60,8 +60,8 @@ def test_agrees_with_the_reference_reader(models: Path, name: str) -> None:
         fields = {k: f for k, f in theirs.fields.items() if not k.startswith("GGUF.")}
         assert list(g.metadata) == list(fields)
         for k, f in fields.items():
-            found = g.get(k)
-            assert (found.tolist() if isinstance(found, np.ndarray) else found) == f.contents(), k
+            value = g.get(k)
+            assert (value.tolist() if isinstance(value, np.ndarray) else value) == f.contents(), k
         assert list(g.tensors) == [t.name for t in theirs.tensors]
         for t in theirs.tensors:
             ours = g.tensors[t.name]

@@ -25,10 +25,10 @@ VOCABULARY = Vocabulary((*(bytes([b]) for b in range(256)), b"", b'{"', b"<|end|
 
 
 def nested(n: int) -> dict[str, Any]:
-    made: dict[str, Any] = {"type": "integer"}
+    schema: dict[str, Any] = {"type": "integer"}
     for _ in range(n - 1):
-        made = {"items": made}
-    return made
+        schema = {"items": schema}
+    return schema
 
 
 def test_a_schema_may_be_text_a_dict_a_bool_or_a_class() -> None:
@@ -38,7 +38,7 @@ def test_a_schema_may_be_text_a_dict_a_bool_or_a_class() -> None:
             return {"type": "null"}
 
     given = '{ "type" : "null" }', {"type": "null"}, Model
-    assert {schema_text("json_schema", one) for one in given} == {'{"type":"null"}'}
+    assert {schema_text("json_schema", schema) for schema in given} == {'{"type":"null"}'}
     assert schema_text("json_schema", True) == "true"
     assert schema_text("json_schema", None) is None
 
@@ -139,11 +139,11 @@ def test_a_forked_child_leaves_its_parent_the_process() -> None:
 @pytest.mark.parametrize("seconds", [0, 0.02, 0.5])
 def test_closing_refuses_what_is_not_compiled_yet(seconds: float) -> None:
     compiler = Compiler(VOCABULARY)
-    found = compiler.compile(Structure("json_schema", '{"type":"integer","multipleOf":1000003}'))
+    future = compiler.compile(Structure("json_schema", '{"type":"integer","multipleOf":1000003}'))
     time.sleep(seconds)
     compiler.close()
     with pytest.raises(VkbackendError, match="is being closed"):
-        found.result(60)
+        future.result(60)
     compiler.wait_for_end(60)
     assert not compiler._thread.is_alive()  # type: ignore[union-attr]
 
@@ -222,5 +222,5 @@ def test_the_cache_is_bounded() -> None:
     assert len(compiler._kept) == 64
     for i in range(40):
         compiler.compile(Structure("regex", f"(x{i})?" + "y" * 120_000))
-    assert sum(len(one.text) for one in compiler._kept) <= 1 << 22
+    assert sum(len(entry.text) for entry in compiler._kept) <= 1 << 22
     compiler.close()

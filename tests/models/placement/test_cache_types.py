@@ -74,8 +74,11 @@ PAIRS = [
 
 @pytest.mark.parametrize(("type_k", "type_v"), PAIRS)
 def test_rounding_is_all_that_differs(path: Path, type_k: str, type_v: str) -> None:
-    with opened(path, ["numpy"], type_k, type_v) as one, opened(path, ["numpy"] * 3, type_k, type_v) as three:
-        got = logits(one)
+    with (
+        opened(path, ["numpy"], type_k, type_v) as single,
+        opened(path, ["numpy"] * 3, type_k, type_v) as three,
+    ):
+        got = logits(single)
         assert nmse(got, exact(path)) <= BOUNDS[type_k] + BOUNDS[type_v]
         if "q4_0" in (type_k, type_v):
             assert nmse(got, exact(path)) > BOUNDS["q8_0"], "this type rounds more than that"

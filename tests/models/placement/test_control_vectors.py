@@ -118,9 +118,9 @@ def test_a_layer_that_other_devices_hold(tmp_path: Path) -> None:
     """Whole layers: each vector is on the device of its layer's residual."""
     path, vectors = write_tiny(tmp_path / "model.gguf", TINY[0]), directions()
     files = [(str(write_vectors(tmp_path / "control.gguf", vectors)), 1.0)]
-    one = run(path, ["numpy"], files)
+    single = run(path, ["numpy"], files)
     for options in ({"split_mode": "layer"}, {"tensor_split": (1, 0, 1)}, {"n_gpu_layers": 2}):
-        assert nmse(run(path, ["numpy"] * 3, files, **options), one) <= 1e-9
+        assert nmse(run(path, ["numpy"] * 3, files, **options), single) <= 1e-9
 
 
 # ---- the public ways ----

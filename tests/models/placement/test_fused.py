@@ -76,8 +76,8 @@ def layouts(draw: st.DrawFn) -> tuple[list[WeightSpec], str, list[State], int]:
 
 @settings(max_examples=300, deadline=None)
 @given(layouts())
-def test_split_then_join_is_the_identity(what: tuple[list[WeightSpec], str, list[State], int]) -> None:
-    specs, dtype, states, n = what
+def test_split_then_join_is_the_identity(case: tuple[list[WeightSpec], str, list[State], int]) -> None:
+    specs, dtype, states, n = case
     nbytes = sum(
         int(np.prod(spec.shape[:-1], dtype=int)) * row_nbytes(dtype, spec.shape[-1]) for spec in specs
     )
@@ -98,10 +98,10 @@ def fused_copy(tiny: Tiny) -> dict[str, np.ndarray | None]:
             (("ffn_gate", "ffn_up"), "ffn_up"),
         ):
             for kind in ("weight", "bias"):
-                found = [f"blk.{il}.{name}.{kind}" for name in names]
-                if found[0] in separate:
-                    change |= dict.fromkeys(found)
-                    change[f"blk.{il}.{tensor}.{kind}"] = np.concatenate([separate[name] for name in found])
+                parts = [f"blk.{il}.{name}.{kind}" for name in names]
+                if parts[0] in separate:
+                    change |= dict.fromkeys(parts)
+                    change[f"blk.{il}.{tensor}.{kind}"] = np.concatenate([separate[name] for name in parts])
     return change
 
 

@@ -201,8 +201,8 @@ def test_as_many_layers_as_fit(models: Path, monkeypatch: pytest.MonkeyPatch, ro
     same(models, ["numpy"])
     monkeypatch.setattr(fit, "budgets_of", lambda _: [fit.Budget("small", room, (0, 1))])
     runner = same(models, ["numpy"] * 2, n_gpu_layers="auto")
-    found = runner.options.n_gpu_layers
-    assert (6 if found is None else found) == held
+    n_layers = runner.options.n_gpu_layers
+    assert (6 if n_layers is None else n_layers) == held
     assert f"{held} of 6 layers" in runner.notes[-1]
     if held < 6:
         with pytest.raises(OutOfDeviceMemory):
@@ -299,8 +299,10 @@ def check_report(path: Path, devices: list[str], **options: Any) -> None:
         for row, held, device in zip(runner.memory(), report, mesh.devices, strict=True):
             assert {home: row[home] for home in HOMES} == {home: held.homes[home] for home in HOMES}
             assert sum(held.homes.values()) == sum(held.items.values()) and held.items["padding"] >= 0
-            own = {home: device.nbytes[Home[home.upper()]] for home in ("weights", "kv", "scratch", "host")}
-            assert own == {home: row[home] for home in own}
+            nbytes = {
+                home: device.nbytes[Home[home.upper()]] for home in ("weights", "kv", "scratch", "host")
+            }
+            assert nbytes == {home: row[home] for home in nbytes}
         pages = Home.PAGES, Home.MAPPED  # nobody's own, whoever imports them
         counted = sum(n for d in mesh.devices for home, n in d.nbytes.items() if home not in pages)
         counted += max(device.nbytes[Home.PAGES] for device in mesh.devices)

@@ -176,16 +176,16 @@ def test_the_file_is_written_back(tmp_path: Path, name: str) -> None:
         runner.close()
 
 
-def older(made: Fixture) -> Fixture:
+def older(fixture: Fixture) -> Fixture:
     """qwen3next as in its first files: ssm_in has q, k, v and the gate, key head by key head."""
-    n_k = made.keys["ssm.group_count"]
-    for prefix in [name.removesuffix("attn_qkv.weight") for name in made.tensors if "attn_qkv" in name]:
-        qkv, gate = (made.tensors.pop(f"{prefix}attn_{name}.weight") for name in ("qkv", "gate"))
-        keys = n_k * made.keys["ssm.state_size"]
+    n_k = fixture.keys["ssm.group_count"]
+    for prefix in [name.removesuffix("attn_qkv.weight") for name in fixture.tensors if "attn_qkv" in name]:
+        qkv, gate = (fixture.tensors.pop(f"{prefix}attn_{name}.weight") for name in ("qkv", "gate"))
+        keys = n_k * fixture.keys["ssm.state_size"]
         parts = [qkv[:keys], qkv[keys : 2 * keys], qkv[2 * keys :], gate]
         heads = [part.reshape(n_k, -1, part.shape[-1]) for part in parts]
-        made.put(f"{prefix}ssm_in.weight", np.concatenate(heads, axis=1).reshape(-1, qkv.shape[-1]))
-    return made
+        fixture.put(f"{prefix}ssm_in.weight", np.concatenate(heads, axis=1).reshape(-1, qkv.shape[-1]))
+    return fixture
 
 
 @pytest.mark.parametrize("quantize", [False, True], ids=["f32", "q8_0"])

@@ -73,9 +73,9 @@ def test_every_command_that_loads_a_model_says_so_once(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     main([*words, "-m", str(with_nextn(tmp_path)), "-dev", "numpy"])
-    told = capsys.readouterr()
-    lines = [line for line in (told.out + told.err).splitlines() if "(nextn)" in line]
-    assert len(lines) == 1 and "18 tensors of layers that predict tokens further ahead" in lines[0], told
+    output = capsys.readouterr()
+    lines = [line for line in (output.out + output.err).splitlines() if "(nextn)" in line]
+    assert len(lines) == 1 and "18 tensors of layers that predict tokens further ahead" in lines[0], output
 
 
 def test_they_are_written_back(tmp_path: Path) -> None:
@@ -144,9 +144,9 @@ def test_defaults_of_architectures(tmp_path: Path, name: str, keys: dict[str, An
         else:
             absent.keys.pop(key, None)
 
-    def outcome(made: Fixture, path: str) -> str:
+    def outcome(fixture: Fixture, path: str) -> str:
         try:
-            with GGUF.open(write(made, tmp_path / path)) as gguf:
+            with GGUF.open(write(fixture, tmp_path / path)) as gguf:
                 return repr([weight for weight in load_model(gguf).weights()])
         except GGUFError as error:
             return str(error).partition(": ")[2]

@@ -22,10 +22,10 @@ TOLERANCE = 5e-6
 
 
 def of_case(name: str) -> list[dict[str, Any]]:
-    return [one for one in FOUND["chains"] if one["case"] == name]
+    return [case for case in FOUND["chains"] if case["case"] == name]
 
 
-CHAINS = sorted({one["case"] for one in FOUND["chains"]})
+CHAINS = sorted({chain["case"] for chain in FOUND["chains"]})
 
 
 def test_every_case_and_every_sampler_is_there() -> None:
@@ -36,9 +36,9 @@ def test_every_case_and_every_sampler_is_there() -> None:
 
 @pytest.mark.parametrize("case", CHAINS)
 def test_the_same_tokens_are_left(case: str) -> None:
-    for one in of_case(case):
-        left = {int(token): q for token, q in one["left"].items()}
-        ours = distribution(params(CASES[case]), np.array(one["logits"], np.float32), one["history"])
+    for chain in of_case(case):
+        left = {int(token): q for token, q in chain["left"].items()}
+        ours = distribution(params(CASES[case]), np.array(chain["logits"], np.float32), chain["history"])
         assert set(ours) == set(left)
         assert max(abs(ours[token] - q) for token, q in left.items()) < TOLERANCE
 
@@ -47,11 +47,11 @@ def test_the_same_tokens_are_left(case: str) -> None:
 def test_draws_follow_the_probabilities(case: str) -> None:
     """The chi-square of 1,000 draws is at most 5 standard deviations above its mean. By chance one test in a
     million would fail, but the seed is fixed."""
-    one, n = of_case(case)[0], 1_000
-    sampler, logits = Sampler(params(CASES[case])), np.array(one["logits"], np.float32)
-    drawn = np.bincount([sampler.sample(logits, one["history"]) for _ in range(n)], minlength=len(logits))
+    chain, n = of_case(case)[0], 1_000
+    sampler, logits = Sampler(params(CASES[case])), np.array(chain["logits"], np.float32)
+    drawn = np.bincount([sampler.sample(logits, chain["history"]) for _ in range(n)], minlength=len(logits))
     expected = np.zeros(len(logits))
-    for token, q in one["left"].items():
+    for token, q in chain["left"].items():
         expected[int(token)] = q * n
     assert drawn[expected == 0].sum() == 0
     often = expected >= 5
@@ -62,14 +62,12 @@ def test_draws_follow_the_probabilities(case: str) -> None:
     assert chi_square < freedom + 5 * math.sqrt(2 * freedom)
 
 
-@pytest.mark.parametrize(
-    "found", FOUND["mirostat"], ids=lambda found: f"version {found['options']['mirostat']}"
-)
-def test_mirostat_keeps_the_same_tokens_while_it_learns(found: dict[str, Any]) -> None:
+@pytest.mark.parametrize("run", FOUND["mirostat"], ids=lambda run: f"version {run['options']['mirostat']}")
+def test_mirostat_keeps_the_same_tokens_while_it_learns(run: dict[str, Any]) -> None:
     """Mirostat learns from the token that llama.cpp drew, so every step depends on all steps before."""
-    sampler = Sampler(params(found["options"]))
+    sampler = Sampler(params(run["options"]))
     sizes = set()
-    for step in found["steps"]:
+    for step in run["steps"]:
         c = Candidates.of_row(np.array(step["logits"], np.float32).astype(np.float64))
         for apply in sampler._chain:
             apply(c, [])
@@ -88,6 +86,6 @@ def test_llama_cpp_says_so() -> None:
 
     assert make_samplers.chains() == FOUND["chains"]
     again = make_samplers.mirostats()
-    assert [[step["left"] for step in one["steps"]] for one in again] == [
-        [step["left"] for step in one["steps"]] for one in FOUND["mirostat"]
+    assert [[step["left"] for step in run["steps"]] for run in again] == [
+        [step["left"] for step in run["steps"]] for run in FOUND["mirostat"]
     ]

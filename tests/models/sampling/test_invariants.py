@@ -85,9 +85,9 @@ def plain_dry(
     n, limit = len(window), len(window)
     for i in range(n):
         tails = breakers.get(window[n - 1 - i], ())
-        found = [t for t in tails if len(t) <= i and tuple(window[n - i :][: len(t)]) == t]
-        if found:
-            limit = i - max(map(len, found))
+        matches = [t for t in tails if len(t) <= i and tuple(window[n - i :][: len(t)]) == t]
+        if matches:
+            limit = i - max(map(len, matches))
             break
     longest: dict[int, int] = {}
     for end in range(n - 1):

@@ -23,12 +23,12 @@ pytestmark = pytest.mark.no_vulkan
 )
 def test_logprobs(logits: list[float], n_top: int, data: st.DataObject) -> None:
     token = data.draw(st.integers(0, len(logits) - 1))
-    found = logprobs_of(np.array(logits, np.float32), token, n_top)
+    got = logprobs_of(np.array(logits, np.float32), token, n_top)
     total = math.log(math.fsum(math.exp(x - max(logits)) for x in logits)) + max(logits)
-    assert found.logprob == pytest.approx(logits[token] - total, abs=1e-9)
+    assert got.logprob == pytest.approx(logits[token] - total, abs=1e-9)
     order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))[:n_top]
-    assert [i for i, _ in found.top] == order
-    assert [x for _, x in found.top] == pytest.approx([logits[i] - total for i in order], abs=1e-9)
+    assert [i for i, _ in got.top] == order
+    assert [x for _, x in got.top] == pytest.approx([logits[i] - total for i in order], abs=1e-9)
 
 
 def test_logprobs_are_the_models_whatever_the_samplers_do() -> None:

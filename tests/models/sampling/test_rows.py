@@ -121,8 +121,8 @@ def test_whole_rows_choose_what_each_would_alone(params: list[SamplingParams], v
         if step == 3:
             logits[0, v - 1] = (np.nan, -np.nan, np.inf)[seed % 3]
         expected = [rows._tried(s.sample, row, ()) for s, row in zip(alone, logits, strict=True)]
-        found = choose_rows(together, [()] * len(params), None, logits)
-        assert [str(x) for x in found] == [str(x) for x in expected]
+        chosen = choose_rows(together, [()] * len(params), None, logits)
+        assert [str(x) for x in chosen] == [str(x) for x in expected]
 
 
 def test_the_best_of_rows_are_those_of_a_stable_sort() -> None:

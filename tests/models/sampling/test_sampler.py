@@ -235,7 +235,7 @@ def test_no_candidate_is_finite() -> None:
             Sampler(SamplingParams(0.8)).choose(np.array([4, 5]), np.array([bad, 1.0], np.float32))
 
 
-@pytest.mark.parametrize("one", [["top_k"], {"top_k": 1}, None, 1, "best"])
-def test_what_is_no_sampler(one: object) -> None:
+@pytest.mark.parametrize("name", [["top_k"], {"top_k": 1}, None, 1, "best"])
+def test_what_is_no_sampler(name: object) -> None:
     with pytest.raises(InvalidArgument, match="not a sampler; there are: penalties"):
-        SamplingParams(samplers=["top_p", one])  # type: ignore[arg-type]
+        SamplingParams(samplers=["top_p", name])  # type: ignore[arg-type]

@@ -22,8 +22,8 @@ RUNS = LONG_RUNS + OTHER_RUNS
 
 
 def cuts(name: str, text: str) -> list[str]:
-    found = [pre_tokenizers.Split(Regex(p), "isolated") for p in PRE_TOKENIZERS[name].patterns]
-    return [piece for piece, _ in pre_tokenizers.Sequence(found).pre_tokenize_str(text)]
+    splits = [pre_tokenizers.Split(Regex(p), "isolated") for p in PRE_TOKENIZERS[name].patterns]
+    return [piece for piece, _ in pre_tokenizers.Sequence(splits).pre_tokenize_str(text)]
 
 
 @pytest.fixture(params=DISTINCT)

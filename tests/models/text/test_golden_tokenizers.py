@@ -74,6 +74,6 @@ def test_the_programs_still_say_so(name: str) -> None:
     needed = ("transformers", "xllamacpp") if name == "gemma4" else ("tiktoken", "xllamacpp")
     if missing := [p for p in needed if find_spec(p) is None]:
         pytest.skip(f"not installed: {', '.join(missing)}")
-    made = {"gemma4": make_tokenizers.gemma4, "kimi-k2": make_tokenizers.kimi_k2}[name]()
+    generated = {"gemma4": make_tokenizers.gemma4, "kimi-k2": make_tokenizers.kimi_k2}[name]()
     kept = json.loads((make_tokenizers.GOLDEN / f"tokenizer-{name}.json").read_text())
-    assert {**made, "about": None} == {**kept, "about": None}
+    assert {**generated, "about": None} == {**kept, "about": None}

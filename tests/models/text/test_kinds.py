@@ -28,8 +28,8 @@ def kept(name: str) -> dict[str, Any]:
     return json.loads((oracle.GOLDEN / f"kind-{name}.json").read_text())
 
 
-def opened(path: Path, found: dict[str, Any]) -> Tokenizer:
-    with GGUF.open(oracle.write(path / "v.gguf", found)) as gguf:
+def opened(path: Path, vocabulary: dict[str, Any]) -> Tokenizer:
+    with GGUF.open(oracle.write(path / "v.gguf", vocabulary)) as gguf:
         return Tokenizer.from_gguf(gguf)
 
 
@@ -40,16 +40,16 @@ def compared(name: str, text: str) -> bool:
 
 @pytest.mark.parametrize("name", oracle.MAKE)
 def test_ids(name: str, tmp_path: Path) -> None:
-    found = kept(name)
-    tokenizer = opened(tmp_path, found)
-    rows = list(zip(found["texts"], found["ids"], found["parsed"], strict=True))
+    vocabulary = kept(name)
+    tokenizer = opened(tmp_path, vocabulary)
+    rows = list(zip(vocabulary["texts"], vocabulary["ids"], vocabulary["parsed"], strict=True))
     rows = [row for row in rows if compared(name, row[0])]
     assert len(rows) > 80
     for text, ids, parsed in rows:
         assert tokenizer.encode(text, add_special=False) == ids, repr(text)
         assert tokenizer.encode(text, parse_special=True) == parsed, repr(text)
     if name != "words":  # llama.cpp takes their characters for bytes
-        assert [tokenizer.piece(i).hex() for i in range(tokenizer.n_vocab)] == found["pieces"]
+        assert [tokenizer.piece(i).hex() for i in range(tokenizer.n_vocab)] == vocabulary["pieces"]
 
 
 def test_round_trips(tmp_path: Path) -> None:
@@ -91,8 +91,8 @@ def test_words_beyond_bert_are_unknown(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", oracle.MAKE)
 def test_llama_cpp_still_says_so(name: str) -> None:
     pytest.importorskip("xllamacpp")
-    found = kept(name)
-    assert {**found, **oracle.asked(found, found["texts"])} == found
+    vocabulary = kept(name)
+    assert {**vocabulary, **oracle.asked(vocabulary, vocabulary["texts"])} == vocabulary
 
 
 # ---- the map of characters ----
@@ -106,9 +106,9 @@ def test_llama_cpp_still_says_so(name: str) -> None:
 def test_the_longest_text_is_replaced(replaced: dict[str, str], text: str) -> None:
     rest, want = text, ""
     while rest:
-        found = max((t for t in replaced if rest.startswith(t)), key=len, default="")
-        want += replaced[found] if found else rest[0]
-        rest = rest[len(found) or 1 :]
+        longest = max((t for t in replaced if rest.startswith(t)), key=len, default="")
+        want += replaced[longest] if longest else rest[0]
+        rest = rest[len(longest) or 1 :]
     raw = oracle.character_map(replaced) if replaced else b""
     assert CharacterMap(list(raw), PATH)(text) == want
 

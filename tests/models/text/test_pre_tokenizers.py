@@ -52,7 +52,7 @@ def test_llama_cpp_still_says_so(name: str, tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp")
     kept = KEPT["found"][name]
     ids, add_bos = oracle.of_llama_cpp(name, KEPT["lines"], tmp_path)
-    assert [row and found for row, found in zip(kept["ids"], ids, strict=True)] == kept["ids"]
+    assert [row and got for row, got in zip(kept["ids"], ids, strict=True)] == kept["ids"]
     assert add_bos == kept["add_bos"]
 
 

@@ -85,13 +85,13 @@ def test_every_special_token_of_a_family(folder: Path, name: str, model: str) ->
     harmless = special_ids(tok, tok.encode(want.text, False, True, plain=want.plain))
     for text in ["".join(written), *written]:
         talk = conversation(f"{text} and {text}")
-        found = protection.prompt(talk, variables)
-        ids = tok.encode(found.text, add_special=False, parse_special=True, plain=found.plain)
-        assert found.protected and found.text == template.render(talk, **variables)
+        prompt = protection.prompt(talk, variables)
+        ids = tok.encode(prompt.text, add_special=False, parse_special=True, plain=prompt.plain)
+        assert prompt.protected and prompt.text == template.render(talk, **variables)
         assert special_ids(tok, ids) == harmless, text
         decoded = tok.decode(ids, skip_special=False)
-        assert decoded == found.text or model == "llama"
-        unprotected = special_ids(tok, tok.encode(found.text, add_special=False, parse_special=True))
+        assert decoded == prompt.text or model == "llama"
+        unprotected = special_ids(tok, tok.encode(prompt.text, add_special=False, parse_special=True))
         assert unprotected != harmless, "nothing to protect from"
 
 
@@ -108,17 +108,17 @@ def test_any_mixture(tmp_path_factory: pytest.TempPathFactory, name: str, seed: 
     protection = Protection(template, tok, source(name))
 
     def talk(words: list[str]) -> list[dict[str, Any]]:
-        user, told = "".join(words[:5]), "".join(words[5:])
-        tool = {"role": "tool", "content": told, "tool_call_id": "call12345"}
+        user, result = "".join(words[:5]), "".join(words[5:])
+        tool = {"role": "tool", "content": result, "tool_call_id": "call12345"}
         return [{"role": "user", "content": f"{user}."}, CALLED, tool]
 
     words = rng.choices(parts, k=10)
-    found, calm = protection.prompt(talk(words), {}), protection.prompt(talk(["x"] * 10), {})
-    if found.protected:
-        ids = tok.encode(found.text, add_special=False, parse_special=True, plain=found.plain)
-        own = tok.encode(calm.text, add_special=False, parse_special=True)
+    prompt, calm = protection.prompt(talk(words), {}), protection.prompt(talk(["x"] * 10), {})
+    if prompt.protected:
+        ids = tok.encode(prompt.text, add_special=False, parse_special=True, plain=prompt.plain)
+        unescaped = tok.encode(calm.text, add_special=False, parse_special=True)
         written = {i for _, i in tok.markers(lambda text: text in source(name))}
-        counts = [Counter(i for i in made if i in written) for made in (ids, own)]
+        counts = [Counter(i for i in tokens if i in written) for tokens in (ids, unescaped)]
         assert counts[0] == counts[1]
 
 
@@ -131,9 +131,9 @@ def test_templates_that_alter_messages(folder: Path) -> None:
     def prompt(text: str, said: str) -> tuple[bool, int]:
         source = "<|im_start|>" + text
         messages = [{"role": "user", "content": said}]
-        found = Protection(ChatTemplate(source), tok, source).prompt(messages, {})
-        ids = tok.encode(found.text, add_special=False, parse_special=True, plain=found.plain)
-        return found.protected, sum(special_ids(tok, ids).values())
+        protected = Protection(ChatTemplate(source), tok, source).prompt(messages, {})
+        ids = tok.encode(protected.text, add_special=False, parse_special=True, plain=protected.plain)
+        return protected.protected, sum(special_ids(tok, ids).values())
 
     content, length = "{{ messages[0].content }}", "{{ messages[0].content | length }}"
     ending = "{% if messages[0].content.endswith('" + end + "') %}" + content + "{% endif %}"

@@ -25,17 +25,17 @@ USER_DEFINED, BYTE = 4, 6
 
 def defined(text: str, tokens: list[str]) -> list[str | int]:
     """The definition: all of the longest token (in bytes), then all of the next one in what is left."""
-    found: list[str | int] = [text] if text else []
+    parts: list[str | int] = [text] if text else []
     for token in sorted(tokens, key=lambda token: (-len(token.encode()), tokens.index(token))):
         cut: list[str | int] = []
-        for part in found:
+        for part in parts:
             if isinstance(part, int):
                 cut.append(part)
                 continue
             for i, piece in enumerate(part.split(token)):
                 cut += ([tokens.index(token)] if i else []) + ([piece] if piece else [])
-        found = cut
-    return found
+        parts = cut
+    return parts
 
 
 alphabets = st.sampled_from(["a", "ab", "abc", "aé", "ab日🦙"])

@@ -31,10 +31,10 @@ def plain_merge(text: str, ids: dict[str, int], scores: Sequence[float]) -> list
     symbols = list(text)
     while True:
         pairs = [(ids.get(a + b), i) for i, (a, b) in enumerate(itertools.pairwise(symbols))]
-        found = [(-scores[token], i) for token, i in pairs if token is not None]
-        if not found:
+        merges = [(-scores[token], i) for token, i in pairs if token is not None]
+        if not merges:
             return symbols
-        i = min(found)[1]
+        i = min(merges)[1]
         symbols[i : i + 2] = [symbols[i] + symbols[i + 1]]
 
 

@@ -98,9 +98,9 @@ def test_after_an_attack_the_next_conversation_is_rendered() -> None:
 
 def cpu_limit_s(pid: int) -> int:
     """The limit on a process's CPU time over its whole life: it would end there."""
-    found = re.search(r"Max cpu time +(\d+) ", Path(f"/proc/{pid}/limits").read_text())
-    assert found
-    return int(found[1])
+    match = re.search(r"Max cpu time +(\d+) ", Path(f"/proc/{pid}/limits").read_text())
+    assert match
+    return int(match[1])
 
 
 def test_time_is_counted_anew_for_each_conversation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,15 +102,15 @@ CASES: list[tuple[ToolFormat, str, Calls]] = [
 def read(format_: ToolFormat, pieces: list[str]) -> tuple[str, Calls]:
     """The content and the calls of a text that came in these pieces; a call begins once, before its text."""
     reader, content, calls = ToolReader(format_, TOOLS), "", dict[int, list[Any]]()
-    found = [one for piece in pieces for one in reader.push(piece)] + reader.push("", last=True)
-    for one in found:
-        if isinstance(one, str):
-            content += one
-        elif one.name is not None:
-            assert one.index == len(calls) and one.id
-            calls[one.index] = [one.name, one.arguments]
+    deltas = [delta for piece in pieces for delta in reader.push(piece)] + reader.push("", last=True)
+    for delta in deltas:
+        if isinstance(delta, str):
+            content += delta
+        elif delta.name is not None:
+            assert delta.index == len(calls) and delta.id
+            calls[delta.index] = [delta.name, delta.arguments]
         else:
-            calls[one.index][1] += one.arguments
+            calls[delta.index][1] += delta.arguments
     return content, [(name, json.loads(text)) for name, text in calls.values()]
 
 
@@ -119,7 +119,7 @@ def test_whole_and_by_character(format_: ToolFormat, text: str, calls: Calls) ->
     assert read(format_, [text]) == ("", calls)
     assert read(format_, list(text)) == ("", calls)
     with_cases = {case[0].name for case in CASES} | {GPT_OSS.name}  # read in tests/models/chats
-    assert with_cases == {one.name for one in FORMATS}, "every format has a case"
+    assert with_cases == {tool_format.name for tool_format in FORMATS}, "every format has a case"
 
 
 @given(data=st.data())
@@ -142,12 +142,12 @@ def test_what_is_cut_short_or_damaged_is_read_without_an_error(data: st.DataObje
         reader = ToolReader(format_, TOOLS)
         whole = reader.push(damaged, last=True)
         by_one = ToolReader(format_, TOOLS)
-        pieces = [one for c in damaged for one in by_one.push(c)] + by_one.push("", last=True)
-        joined = ["".join(o for o in found if isinstance(o, str)) for found in (whole, pieces)]
+        pieces = [delta for c in damaged for delta in by_one.push(c)] + by_one.push("", last=True)
+        joined = ["".join(o for o in deltas if isinstance(o, str)) for deltas in (whole, pieces)]
         assert joined[0] == joined[1]
         assert reader.n_calls == by_one.n_calls
     plain = ToolReader(format_, TOOLS).push(noise, last=True)
-    assert "".join(str(one) for one in plain).split() == noise.split()
+    assert "".join(str(delta) for delta in plain).split() == noise.split()
 
 
 STREAMED = [HERMES, LLAMA3, GENERIC, LENIENT, MISTRAL, MISTRAL_ARGS, KIMI, PHI4, DEEPSEEK]
@@ -156,11 +156,11 @@ STREAMED = [HERMES, LLAMA3, GENERIC, LENIENT, MISTRAL, MISTRAL_ARGS, KIMI, PHI4,
 @pytest.mark.parametrize("format_", STREAMED, ids=lambda f: f.name)
 def test_arguments_stream_as_they_come(format_: ToolFormat) -> None:
     """Arguments in JSON are passed on before they are complete."""
-    text = next(text for one, text, _ in CASES if one is format_)
+    text = next(text for item, text, _ in CASES if item is format_)
     reader = ToolReader(format_, TOOLS)
-    found = reader.push(text[: text.index('"days"')])
-    given_on = "".join(one.arguments for one in found if isinstance(one, ToolDelta))
-    assert given_on.startswith('{"city"') and isinstance(found[0], ToolDelta) and found[0].name == "weather"
+    deltas = reader.push(text[: text.index('"days"')])
+    given_on = "".join(item.arguments for item in deltas if isinstance(item, ToolDelta))
+    assert given_on.startswith('{"city"') and isinstance(deltas[0], ToolDelta) and deltas[0].name == "weather"
 
 
 def test_json_that_is_no_tool_of_ours_is_an_answer() -> None:
@@ -199,7 +199,7 @@ def test_a_call_that_never_ends_costs_no_more_per_token() -> None:
     """Counted, not timed: the beginning of a call is looked at while it is short."""
     reader = ToolReader(HERMES, TOOLS)
     for _ in range(4000):
-        assert not [one for one in reader.push("abcd") if isinstance(one, ToolDelta)]
+        assert not [delta for delta in reader.push("abcd") if isinstance(delta, ToolDelta)]
     reader = ToolReader(HERMES, TOOLS)
     reader.push('<tool_call>{"name": "')
     for _ in range(MAX_HEAD):
@@ -208,12 +208,12 @@ def test_a_call_that_never_ends_costs_no_more_per_token() -> None:
 
 
 def test_formats_follow_from_templates() -> None:
-    found = {
+    formats = {
         path.stem: format_of(path.read_text()).name
         for path in sorted(Path(ROOT / "tests" / "data" / "templates").glob("*.jinja"))
     }
-    assert found == {
-        "command-r": found["command-r"], "deepseek": "generic", "gemma": "generic", "glm4": "glm-4.5",
+    assert formats == {
+        "command-r": formats["command-r"], "deepseek": "generic", "gemma": "generic", "glm4": "glm-4.5",
         "gpt-oss": "gpt-oss", "kimi": "kimi k2", "llama3": "llama 3", "mistral": "mistral", "phi4": "phi-4",
         "qwen3": "hermes",
     }  # fmt: skip
@@ -233,9 +233,9 @@ def test_the_end_of_json(value: Any, data: st.DataObject) -> None:
     end, at = JsonEnd(), 0
     while True:
         n = data.draw(st.integers(1, 5))
-        found = end.push(whole[at : at + n])
-        if found is not None:
-            assert at + found == len(text)
+        length = end.push(whole[at : at + n])
+        if length is not None:
+            assert at + length == len(text)
             break
         at += n
         assert at < len(whole)

@@ -96,10 +96,10 @@ def written(matcher: Matcher, words: Vocabulary, rng: random.Random) -> str:
 
 def of_channels(text: str) -> tuple[str, list[tuple[str, Any]]]:
     reader = AnswerReader(GPT_OSS, TOOLS, thinking=False, single=False, channels=True)
-    found = chat_completion(
+    completion = chat_completion(
         [reader.push(Chunk(text, 1, "stop", {}))], Completion(text, [], "stop", {}, [], 0)
     )
-    return found.content, [(call.name, json.loads(call.arguments)) for call in found.tool_calls]
+    return completion.content, [(call.name, json.loads(call.arguments)) for call in completion.tool_calls]
 
 
 def calls_of(format_: ToolFormat, text: str) -> tuple[str, list[tuple[str, Any]]]:
@@ -107,15 +107,15 @@ def calls_of(format_: ToolFormat, text: str) -> tuple[str, list[tuple[str, Any]]
         return of_channels(text)
     reader = ToolReader(format_, TOOLS)
     content, names, arguments = "", list[str](), list[str]()
-    for found in reader.push(text, last=True):
-        if isinstance(found, str):
-            content += found
-        elif found.name is not None:
-            names.append(found.name)
-            arguments.append(found.arguments)
+    for delta in reader.push(text, last=True):
+        if isinstance(delta, str):
+            content += delta
+        elif delta.name is not None:
+            names.append(delta.name)
+            arguments.append(delta.arguments)
         else:
-            assert isinstance(found, ToolDelta)
-            arguments[found.index] += found.arguments
+            assert isinstance(delta, ToolDelta)
+            arguments[delta.index] += delta.arguments
     return content, [(name, json.loads(text)) for name, text in zip(names, arguments, strict=True)]
 
 

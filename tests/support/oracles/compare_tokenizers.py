@@ -58,11 +58,11 @@ def reaching_over_a_space(path: Path, folder: Path) -> Path:
         tokens[-1] = "q\u2581q"
         raw = [token.encode() for token in tokens]
         stored = gguf.metadata.stored("tokenizer.ggml.tokens")[:16]
-        made = with_keys(
+        contents = with_keys(
             gguf, {"tokenizer.ggml.tokens": stored + b"".join(len(r).to_bytes(8, "little") + r for r in raw)}
         )
-    (found := folder / f"{path.stem}-over-a-space.gguf").write_bytes(made)
-    return found
+    (target := folder / f"{path.stem}-over-a-space.gguf").write_bytes(contents)
+    return target
 
 
 def speed(lines: list[str]) -> None:
@@ -108,11 +108,14 @@ def cuts(lines: list[str]) -> None:
             theirs.close()
         if name in make_pre_tokenizers.ORIGINALS:
             wanted = dict(zip(lines, make_pre_tokenizers.of_originals(name, lines), strict=True))
-            own = [line for line in bad if ours.encode(line, add_special=False) == wanted[line]]
+            explained = [line for line in bad if ours.encode(line, add_special=False) == wanted[line]]
         else:
             unlike = re.compile(make_pre_tokenizers.UNLIKE.get(name, "(?!)"))
-            own = [line for line in bad if unlike.search(line)]
-        print(f"| {name} | {len(lines)} | {len(bad)} | {len(own)} | {len(bad) - len(own)} |", flush=True)
+            explained = [line for line in bad if unlike.search(line)]
+        print(
+            f"| {name} | {len(lines)} | {len(bad)} | {len(explained)} | {len(bad) - len(explained)} |",
+            flush=True,
+        )
 
 
 def kinds(lines: list[str]) -> None:
@@ -125,8 +128,11 @@ def kinds(lines: list[str]) -> None:
             bad = differing(ours, theirs, lines)
             theirs.close()
         marks = [line for line in bad if any(unicodedata.category(c) == "Mc" for c in line)]
-        own = marks if name == "bert" else []
-        print(f"| {name} | {len(lines)} | {len(bad)} | {len(own)} | {len(bad) - len(own)} |", flush=True)
+        explained = marks if name == "bert" else []
+        print(
+            f"| {name} | {len(lines)} | {len(bad)} | {len(explained)} | {len(bad) - len(explained)} |",
+            flush=True,
+        )
 
 
 TABLES = {"speed": speed, "cuts": cuts, "kinds": kinds}

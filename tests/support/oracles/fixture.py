@@ -113,10 +113,10 @@ def write(
         else:
             writer.add_array(name, list(value))
     for name, values in fixture.tensors.items():
-        if own := (blocks or {}).get(name):
-            writer.add_tensor(name, own[0], raw_dtype=own[1])
-        elif quantize and (found := quantized(name, values)) is not None:
-            writer.add_tensor(name, found, raw_dtype=Q8_0)
+        if stored := (blocks or {}).get(name):
+            writer.add_tensor(name, stored[0], raw_dtype=stored[1])
+        elif quantize and (blocks_of := quantized(name, values)) is not None:
+            writer.add_tensor(name, blocks_of, raw_dtype=Q8_0)
         else:
             writer.add_tensor(name, values)
     writer.write_header_to_file()

@@ -28,12 +28,12 @@ def logits(
     fixture: Fixture, batches: Sequence[Sequence[int]], steering: Mapping[int, np.ndarray] | None = None
 ) -> np.ndarray:
     """Logits of consecutive batches, float32 [n_tokens, n_vocab]; `steering`: control vectors by layer."""
-    made = model(fixture)
+    network = model(fixture)
     for il, direction in (steering or {}).items():
-        base = made.base_model
+        base = network.base_model
         layers = base.layers if hasattr(base, "layers") else base.h
         layers[il].register_forward_hook(_adder(torch.from_numpy(direction)))
-    return run(made, batches)
+    return run(network, batches)
 
 
 def _adder(direction: torch.Tensor) -> Callable[[Any, Any, Any], Any]:
@@ -48,23 +48,23 @@ def _adder(direction: torch.Tensor) -> Callable[[Any, Any, Any], Any]:
 def model(fixture: Fixture) -> Any:
     config, state = BUILDERS[fixture.name](fixture)
     config._attn_implementation = "eager"
-    own = getattr(transformers, type(config).__name__.replace("Config", "ForCausalLM"), None)
-    make = own._from_config if own else transformers.AutoModelForCausalLM.from_config
-    made = make(config, dtype=torch.float32).eval()
+    class_ = getattr(transformers, type(config).__name__.replace("Config", "ForCausalLM"), None)
+    make = class_._from_config if class_ else transformers.AutoModelForCausalLM.from_config
+    network = make(config, dtype=torch.float32).eval()
     tensors = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in state.items()}
     if config.tie_word_embeddings and "model.embed_tokens.weight" in tensors:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-    missing = made.load_state_dict(tensors, strict=True)
+    missing = network.load_state_dict(tensors, strict=True)
     assert not missing.missing_keys and not missing.unexpected_keys
-    return made
+    return network
 
 
 @torch.no_grad()
-def run(made: Any, batches: Sequence[Sequence[int]]) -> np.ndarray:
+def run(network: Any, batches: Sequence[Sequence[int]]) -> np.ndarray:
     cache, rows = None, []
-    name = "cache_params" if "cache_params" in signature(made.forward).parameters else "past_key_values"
+    name = "cache_params" if "cache_params" in signature(network.forward).parameters else "past_key_values"
     for tokens in batches:
-        out = made(torch.tensor([list(tokens)]), use_cache=True, **{name: cache})
+        out = network(torch.tensor([list(tokens)]), use_cache=True, **{name: cache})
         cache = out[name]
         rows.append(out.logits[0].numpy())
     return np.concatenate(rows)

@@ -108,7 +108,7 @@ def gemma3n(m: Fixture) -> tuple[Any, State]:
         ("altup_proj", "altup_projections"),
         ("altup_unembd_proj", "altup_unembed_projections"),
     ):
-        state |= {f"model.{theirs}.{i}.weight": own for i, own in enumerate(m[f"{name}.weight"])}
+        state |= {f"model.{theirs}.{i}.weight": part for i, part in enumerate(m[f"{name}.weight"])}
     return config, state | embeddings(m)
 
 

@@ -44,9 +44,11 @@ class _Parameters(ctypes.Structure):
     _fields_ = (("raw", ctypes.c_uint8 * 512),)
 
     def set(self, offset: int, default: int, value: int) -> None:
-        found = struct.unpack_from("<i", bytes(self.raw), offset)[0]
-        if found != default:
-            raise RuntimeError(f"llama.cpp's parameters changed: {found} at offset {offset}, not {default}")
+        value_there = struct.unpack_from("<i", bytes(self.raw), offset)[0]
+        if value_there != default:
+            raise RuntimeError(
+                f"llama.cpp's parameters changed: {value_there} at offset {offset}, not {default}"
+            )
         self.raw[offset : offset + 4] = list(struct.pack("<i", value))
 
 

@@ -49,9 +49,9 @@ class _Bias(ctypes.Structure):
 def _make(name: str, *arguments: Any) -> int:
     function = getattr(llama_cpp.library(), name if name.startswith("_") else f"llama_sampler_init_{name}")
     function.restype = ctypes.c_void_p
-    made = function(*arguments)
-    assert made, name
-    return int(made)
+    handle = function(*arguments)
+    assert handle, name
+    return int(handle)
 
 
 def _f(value: float) -> ctypes.c_float:
@@ -106,7 +106,7 @@ class Chain:
         self._lib = llama_cpp.library()
         for name in ("apply", "accept", "free"):
             getattr(self._lib, f"llama_sampler_{name}").restype = None
-        self._samplers = [ctypes.c_void_p(one) for one in _samplers(p, n_vocab)]
+        self._samplers = [ctypes.c_void_p(sampler) for sampler in _samplers(p, n_vocab)]
 
     def accept(self, token: int) -> None:
         for sampler in self._samplers:
@@ -132,19 +132,19 @@ class Chain:
 
 @contextmanager
 def chain(p: SamplingParams, n_vocab: int) -> Iterator[Chain]:
-    made = Chain(p, n_vocab)
+    samplers = Chain(p, n_vocab)
     try:
-        yield made
+        yield samplers
     finally:
-        made.close()
+        samplers.close()
 
 
 def distribution(p: SamplingParams, logits: np.ndarray, history: Sequence[int]) -> dict[int, float]:
     """Token -> probability after the samplers."""
-    with chain(p, len(logits)) as made:
+    with chain(p, len(logits)) as samplers:
         for token in history:
-            made.accept(token)
-        return made.apply(logits)[0]
+            samplers.accept(token)
+        return samplers.apply(logits)[0]
 
 
 def dry_of_texts(
@@ -159,4 +159,4 @@ def dry_of_texts(
     tokens = (_Token * n_vocab)(*((i, 0.0, 0.0) for i in range(n_vocab)))
     lib.llama_sampler_apply(sampler, ctypes.byref(_Tokens(tokens, n_vocab, -1, False)))
     lib.llama_sampler_free(sampler)
-    return {one.id: -one.logit for one in tokens if one.logit}
+    return {candidate.id: -candidate.logit for candidate in tokens if candidate.logit}

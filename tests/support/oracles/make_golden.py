@@ -66,7 +66,7 @@ def golden(name: str, folder: Path) -> tuple[np.ndarray, np.ndarray, dict[str, o
 
 def changes(fixture: Fixture, logits: np.ndarray, folder: Path) -> dict[str, float]:
     """By tensor: the change of the logits when it becomes zeros, or ones if it multiplies."""
-    found = {}
+    errors = {}
     for name, values in fixture.tensors.items():
         if fixture.unread and name.startswith(fixture.unread):
             continue
@@ -75,8 +75,8 @@ def changes(fixture: Fixture, logits: np.ndarray, folder: Path) -> dict[str, flo
         neutral.tensors[name] = np.ones_like(values) if multiplies else np.zeros_like(values)
         path = write(neutral, folder / "neutral.gguf")
         change = nmse(llama_cpp.logits(path, [PROMPT], N_VOCAB), logits) ** 0.5
-        found[name] = inf if isnan(change) else change  # zeros here are a divisor elsewhere: NaN
-    return found
+        errors[name] = inf if isnan(change) else change  # zeros here are a divisor elsewhere: NaN
+    return errors
 
 
 def main() -> None:

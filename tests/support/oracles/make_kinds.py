@@ -64,15 +64,15 @@ def learnt(trainer: Any, model: Any) -> dict[str, Any]:
     unigram = isinstance(model, models.Unigram)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace() if unigram else pre_tokenizers.BertPreTokenizer()
     tokenizer.train_from_iterator(PROSE * 3, trainer)
-    made: dict[str, Any] = json.loads(tokenizer.to_str())["model"]
-    return made
+    trained: dict[str, Any] = json.loads(tokenizer.to_str())["model"]
+    return trained
 
 
 def bert() -> dict[str, Any]:
-    made = learnt(trainers.WordPieceTrainer(vocab_size=500, show_progress=False), models.WordPiece())
+    model = learnt(trainers.WordPieceTrainer(vocab_size=500, show_progress=False), models.WordPiece())
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     # characters that no word ends in are unknown
-    spelt = [t[2:] if t.startswith("##") else SPACE + t for t in made["vocab"] if "ж" not in t]
+    spelt = [t[2:] if t.startswith("##") else SPACE + t for t in model["vocab"] if "ж" not in t]
     tokens = list(dict.fromkeys([*special, *spelt]))
     types = [CONTROL] * len(special) + [NORMAL] * (len(tokens) - len(special))
     ids = {"unknown": 1, "bos": 2, "seperator": 3, "padding": 0, "mask": 4}
@@ -116,10 +116,10 @@ def words() -> dict[str, Any]:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.train_from_iterator(PROSE * 3, trainers.BpeTrainer(vocab_size=500, show_progress=False))
-    made = json.loads(tokenizer.to_str())["model"]
-    merges = [m if isinstance(m, str) else " ".join(m) for m in made["merges"]]
-    tokens = ["<s>", "</s>", *made["vocab"]]
-    types = [CONTROL, CONTROL, *[NORMAL] * len(made["vocab"])]
+    model = json.loads(tokenizer.to_str())["model"]
+    merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
+    tokens = ["<s>", "</s>", *model["vocab"]]
+    types = [CONTROL, CONTROL, *[NORMAL] * len(model["vocab"])]
     return {"model": "whitespace", "pre": "whitespace", "tokens": tokens, "types": types, "merges": merges,
             "flags": {"normalizer.lowercase": True}, "special_ids": {"bos": 0, "eos": 1}}  # fmt: skip
 
@@ -127,33 +127,35 @@ def words() -> dict[str, Any]:
 MAKE = {"bert": bert, "t5": t5, "t5-spaces": t5_spaces, "rwkv": rwkv, "words": words}
 
 
-def write(path: Path, found: Mapping[str, Any]) -> Path:
-    path.write_bytes(vocabulary(found["model"], found["tokens"], types=found["types"], extra=_extra(found)))
+def write(path: Path, fields: Mapping[str, Any]) -> Path:
+    path.write_bytes(
+        vocabulary(fields["model"], fields["tokens"], types=fields["types"], extra=_extra(fields))
+    )
     return path
 
 
-def _extra(found: Mapping[str, Any]) -> Iterator[bytes]:
-    if "scores" in found:
-        yield array("tokenizer.ggml.scores", F32, found["scores"])
-    if "merges" in found:
-        yield array("tokenizer.ggml.merges", STRING, found["merges"])
-    if "pre" in found:
-        yield key("tokenizer.ggml.pre", STRING, found["pre"])
-    if found.get("map"):
-        yield array("tokenizer.ggml.precompiled_charsmap", U8, list(character_map(found["map"])))
-    for name, flag in found.get("flags", {}).items():
+def _extra(fields: Mapping[str, Any]) -> Iterator[bytes]:
+    if "scores" in fields:
+        yield array("tokenizer.ggml.scores", F32, fields["scores"])
+    if "merges" in fields:
+        yield array("tokenizer.ggml.merges", STRING, fields["merges"])
+    if "pre" in fields:
+        yield key("tokenizer.ggml.pre", STRING, fields["pre"])
+    if fields.get("map"):
+        yield array("tokenizer.ggml.precompiled_charsmap", U8, list(character_map(fields["map"])))
+    for name, flag in fields.get("flags", {}).items():
         yield key(f"tokenizer.ggml.{name}", BOOL, flag)
-    for name, token in found["special_ids"].items():
+    for name, token in fields["special_ids"].items():
         yield key(f"tokenizer.ggml.{name}_token_id", U32, token)
 
 
-def asked(found: Mapping[str, Any], texts: list[str]) -> dict[str, Any]:
+def asked(fields: Mapping[str, Any], texts: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        vocab = llama_cpp.Vocabulary(write(Path(folder) / "v.gguf", found))
+        vocab = llama_cpp.Vocabulary(write(Path(folder) / "v.gguf", fields))
     said = {
         "ids": [vocab.encode(text) for text in texts],
         "parsed": [vocab.encode(text, True, True) for text in texts],
-        "pieces": [vocab.piece(i).hex() for i in range(len(found["tokens"]))],
+        "pieces": [vocab.piece(i).hex() for i in range(len(fields["tokens"]))],
     }
     vocab.close()
     return said
@@ -162,10 +164,10 @@ def asked(found: Mapping[str, Any], texts: list[str]) -> dict[str, Any]:
 def main() -> None:
     texts = [*PROSE, *random_lines(80, longest=8), "", " ", "  ", " <user>  a<extra>b ", "[MASK] a [SEP]"]
     for name, make in MAKE.items():
-        found = make()
-        made = {"made by": llama_cpp.versions(), **found, "texts": texts, **asked(found, texts)}
+        fields = make()
+        record = {"made by": llama_cpp.versions(), **fields, "texts": texts, **asked(fields, texts)}
         path = GOLDEN / f"kind-{name}.json"
-        path.write_text(json.dumps(made, separators=(",", ":")) + "\n")
+        path.write_text(json.dumps(record, separators=(",", ":")) + "\n")
         print(f"{path.name} {path.stat().st_size}", flush=True)
 
 

@@ -108,7 +108,7 @@ def of_llama_cpp(name: str, lines: list[str], folder: Path) -> tuple[list[list[i
 
 
 def main() -> None:
-    lines, found = random_lines(N_LINES, longest=8), {}
+    lines, results = random_lines(N_LINES, longest=8), {}
     for name in names():
         with tempfile.TemporaryDirectory() as folder:
             theirs, add_bos = of_llama_cpp(name, lines, Path(folder))
@@ -117,9 +117,9 @@ def main() -> None:
         unlike = re.compile(UNLIKE.get(name, "(?!)"))
         kept = [None if unlike.search(line) else row for line, row in zip(lines, ids, strict=True)]
         by = f"tokenizers {version('tokenizers')}" if name in ORIGINALS else llama_cpp.versions()
-        found[name] = {"by": by, "same as llama.cpp": same, "add_bos": add_bos, "ids": kept}
+        results[name] = {"by": by, "same as llama.cpp": same, "add_bos": add_bos, "ids": kept}
         print(name, by, same, len(lines) - kept.count(None), flush=True)
-    FILE.write_text(json.dumps({"lines": lines, "found": found}, separators=(",", ":")) + "\n")
+    FILE.write_text(json.dumps({"lines": lines, "found": results}, separators=(",", ":")) + "\n")
     print(FILE.name, FILE.stat().st_size)
 
 

@@ -27,22 +27,22 @@ N_COMPARED, N_DRAWN = 200, 100_000
 
 def chains() -> list[dict[str, Any]]:
     """Cases of sampler chains: a row of logits, the history, llama.cpp's tokens."""
-    made = []
+    cases = []
     for name, options in CASES.items():
         if params(options).mirostat:
             continue
-        rng = np.random.default_rng(len(made))
+        rng = np.random.default_rng(len(cases))
         for _ in range(N_ROWS):
             logits, tokens = row(rng, N_VOCAB), history(rng)
             left = llama_samplers.distribution(params(options), logits, tokens)
-            made.append({"case": name, "logits": written(logits), "history": tokens,
+            cases.append({"case": name, "logits": written(logits), "history": tokens,
                          "left": {str(token): round(q, 6) for token, q in sorted(left.items())}})  # fmt: skip
-    return made
+    return cases
 
 
 def mirostats() -> list[dict[str, Any]]:
     """Steps of Mirostat: the kept tokens, and the drawn one."""
-    made = []
+    runs = []
     for version in (1, 2):
         options = {"mirostat": version, "mirostat_tau": 2.5, "mirostat_eta": 0.3, "temperature": 1.1}
         rng, steps = np.random.default_rng(version), []
@@ -51,8 +51,8 @@ def mirostats() -> list[dict[str, Any]]:
                 logits = row(rng, N_VOCAB)
                 left, drawn = chain.apply(logits)
                 steps.append({"logits": written(logits), "left": sorted(left), "drawn": drawn})
-        made.append({"options": options, "steps": steps})
-    return made
+        runs.append({"options": options, "steps": steps})
+    return runs
 
 
 def written(logits: np.ndarray) -> list[float]:
@@ -97,8 +97,8 @@ def main() -> None:
     if parser.parse_args().table:
         table()
         return
-    found = {"made_by": llama_cpp.versions(), "chains": chains(), "mirostat": mirostats()}
-    text = json.dumps(found, separators=(",", ":")).replace('{"case"', '\n{"case"')
+    results = {"made_by": llama_cpp.versions(), "chains": chains(), "mirostat": mirostats()}
+    text = json.dumps(results, separators=(",", ":")).replace('{"case"', '\n{"case"')
     (GOLDEN / "samplers.json").write_text(text + "\n")
 
 

@@ -87,9 +87,9 @@ VARIABLES: dict[str, dict[str, Any]] = {
 def make() -> dict[str, Any]:
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    made: dict[str, Any] = {"about": f"transformers {version('transformers')}", "texts": {}}
+    record: dict[str, Any] = {"about": f"transformers {version('transformers')}", "texts": {}}
     for path in sorted(TEMPLATES.glob("*.jinja")):
-        texts = made["texts"][path.stem] = {}
+        texts = record["texts"][path.stem] = {}
         for talk, messages in CONVERSATIONS.items():
             for name, variables in VARIABLES.items():
                 go_on = variables.get("continue_final_message", False)
@@ -102,14 +102,14 @@ def make() -> dict[str, Any]:
                     texts[f"{talk}, {name}"] = {
                         "refused": f"{type(error).__name__}: {error}".partition("\n")[0][:100]
                     }
-    return made
+    return record
 
 
 def main() -> None:
-    made = make()
+    record = make()
     path = GOLDEN / "templates.json"
-    path.write_text(json.dumps(made, ensure_ascii=False, indent=0, sort_keys=True) + "\n", encoding="utf-8")
-    for name, texts in made["texts"].items():
+    path.write_text(json.dumps(record, ensure_ascii=False, indent=0, sort_keys=True) + "\n", encoding="utf-8")
+    for name, texts in record["texts"].items():
         print(f"{name:12} {sum(isinstance(t, str) for t in texts.values())} texts of {len(texts)}")
 
 

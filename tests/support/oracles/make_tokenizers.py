@@ -36,7 +36,7 @@ ALPHABET = "aabcdeEFGS tT  \n\n'\"1234.,;:!?-_/\\\r\téÉßДдع日本ア한々
 
 def texts() -> list[str]:
     rng = random.Random(11)
-    made = ["".join(rng.choices(ALPHABET, k=rng.randint(1, 40))) for _ in range(150)]
+    lines = ["".join(rng.choices(ALPHABET, k=rng.randint(1, 40))) for _ in range(150)]
     joined = "\n".join(PROSE)
     cuts = [joined[i : i + rng.randint(5, 70)] for i in range(0, len(joined), 37)]
     special = [
@@ -51,27 +51,30 @@ def texts() -> list[str]:
         " " * 7 + "x",
         "a \n \n",
     ]
-    return [*PROSE, *special, *cuts, *made]
+    return [*PROSE, *special, *cuts, *lines]
 
 
-def write(path: Path, model: str, found: dict[str, Any]) -> Path:
+def write(path: Path, model: str, fields: dict[str, Any]) -> Path:
     extra = [
-        array("tokenizer.ggml.merges", STRING, found["merges"]),
-        key("tokenizer.ggml.pre", STRING, found["pre"]),
-        *(key(f"tokenizer.ggml.{name}_token_id", U32, value) for name, value in found["special_ids"].items()),
+        array("tokenizer.ggml.merges", STRING, fields["merges"]),
+        key("tokenizer.ggml.pre", STRING, fields["pre"]),
+        *(
+            key(f"tokenizer.ggml.{name}_token_id", U32, value)
+            for name, value in fields["special_ids"].items()
+        ),
     ]
-    if found["pre"] == "gemma4":
+    if fields["pre"] == "gemma4":
         extra.append(key("tokenizer.ggml.add_bos_token", BOOL, False))
         extra.append(key("tokenizer.ggml.add_space_prefix", BOOL, False))
-    path.write_bytes(vocabulary(model, found["tokens"], types=found["types"], extra=extra))
+    path.write_bytes(vocabulary(model, fields["tokens"], types=fields["types"], extra=extra))
     return path
 
 
-def asked(model: str, found: dict[str, Any]) -> dict[str, Any]:
+def asked(model: str, fields: dict[str, Any]) -> dict[str, Any]:
     """llama.cpp's results for a vocabulary and texts."""
     with tempfile.TemporaryDirectory() as folder:
-        vocab = llama_cpp.Vocabulary(write(Path(folder) / "v.gguf", model, found))
-    ids = range(len(found["tokens"]))
+        vocab = llama_cpp.Vocabulary(write(Path(folder) / "v.gguf", model, fields))
+    ids = range(len(fields["tokens"]))
     said = {
         "add_bos": vocab.add_bos,
         "ids": [vocab.encode(text) for text in texts()],
@@ -110,14 +113,14 @@ def gemma4() -> dict[str, Any]:
     merges += [(SPACE * i, SPACE * (n - i)) for n in (2, 3, 4) for i in range(n - 1, 0, -1)]
     known = set(tokens)
     merges += [(a, b) for a, b in pairs if {a, b, a + b} <= known and (a, b) not in merges]
-    found = {
+    fields = {
         "pre": "gemma4",
         "special_ids": {"bos": 2, "eos": 1, "unknown": 3, "padding": 0},
         "tokens": tokens,
         "types": types + [1] * (len(tokens) - len(types)),
         "merges": [" ".join(m) for m in merges],
     }
-    said = asked("gemma4", found)
+    said = asked("gemma4", fields)
     theirs = GemmaTokenizer(vocab={t: i for i, t in enumerate(tokens)}, merges=merges)
     backend = theirs._tokenizer
     of_transformers = [backend.encode(text, add_special_tokens=False).ids for text in texts()]
@@ -125,7 +128,7 @@ def gemma4() -> dict[str, Any]:
     different = [texts()[i] for i in plain if of_transformers[i] != said["ids"][i]]
     assert not different, different
     about = {"made by": llama_cpp.versions(), "agrees with": f"transformers {version('transformers')}"}
-    return {"about": about, **found, **said, "texts": texts()}
+    return {"about": about, **fields, **said, "texts": texts()}
 
 
 # ---- Kimi K2 ----
@@ -181,30 +184,30 @@ def kimi_k2() -> dict[str, Any]:
     in_order = sorted(ranks, key=ranks.__getitem__)
     special = ["[BOS]", "[EOS]", "<|im_end|>"]
     n = len(in_order)
-    found = {
+    fields = {
         "pre": "kimi-k2",
         "special_ids": {"bos": n, "eos": n + 1},
         "tokens": [*map(shown, in_order), *special],
         "types": [1] * n + [CONTROL] * len(special),
         "merges": [" ".join(map(shown, halves(ranks, t))) for t in in_order if len(t) > 1],
     }
-    said = asked("gpt2", found)
-    own = [engine.encode(text) for text in texts()]
-    same = sum(a == b for a, b in zip(own, said["ids"], strict=True))
+    said = asked("gpt2", fields)
+    ids = [engine.encode(text) for text in texts()]
+    same = sum(a == b for a, b in zip(ids, said["ids"], strict=True))
     about = {
         "made by": f"tiktoken {version('tiktoken')}",
-        "agrees with": f"{llama_cpp.versions()} on {same} of {len(own)} texts",
+        "agrees with": f"{llama_cpp.versions()} on {same} of {len(ids)} texts",
     }
     del said["parsed"]
-    return {"about": about, **found, **said, "ids": own, "texts": texts()}
+    return {"about": about, **fields, **said, "ids": ids, "texts": texts()}
 
 
 def main() -> None:
     for name, make in (("gemma4", gemma4), ("kimi-k2", kimi_k2)):
-        made = make()
+        record = make()
         path = GOLDEN / f"tokenizer-{name}.json"
-        path.write_text(json.dumps(made, separators=(",", ":")) + "\n")
-        print(f"{path.name} {path.stat().st_size} bytes {made['about']}", flush=True)
+        path.write_text(json.dumps(record, separators=(",", ":")) + "\n")
+        print(f"{path.name} {path.stat().st_size} bytes {record['about']}", flush=True)
 
 
 if __name__ == "__main__":

@@ -45,9 +45,9 @@ def main() -> None:
             golden = np.load(GOLDEN / f"{name}.npz")
             about = json.loads(str(golden["about"]))
             path = write(build(name), Path(folder) / "model.gguf")
-            found = [f"{nmse(logits(path, devices), golden['logits']):.1e}" for devices in SETS.values()]
+            errors = [f"{nmse(logits(path, devices), golden['logits']):.1e}" for devices in SETS.values()]
             apart = f"{max(map(float, about['nmse'])):.1e}"
-            print("| " + " | ".join([name, about["agrees with"], apart, *found]) + " |", flush=True)
+            print("| " + " | ".join([name, about["agrees with"], apart, *errors]) + " |", flush=True)
 
 
 if __name__ == "__main__":

@@ -75,14 +75,14 @@ block 3 L4 [1] -> {
 
 
 def test_amd() -> None:
-    found = listing("AMD", AMD, 64)
-    assert len(found.ops) == 19 and len(found.loops) == 2
-    hot = counts(found.hot_loop())
+    program = listing("AMD", AMD, 64)
+    assert len(program.ops) == 19 and len(program.loops) == 2
+    hot = counts(program.hot_loop())
     assert hot == Counts(
         vector=3, matrix=0, scalar=0, loads=3, load_nbytes=8 + 16 + 1, in_flight=2, stores=0, shared=1,
         waits=2, barriers=0, macs=2 * 4 * 64,
     )  # fmt: skip
-    whole = counts(found.ops)
+    whole = counts(program.ops)
     assert (whole.vector, whole.scalar, whole.loads, whole.stores) == (5, 1, 4, 1)
     wmma = listing("AMD", "\tv_wmma_f32_16x16x16_f16 v[4:11], v[68:75], v[100:107], v[4:11] ; cc40", 64)
     assert counts(wmma.ops).matrix == 1 and counts(wmma.hot_loop()).macs == 16**3
@@ -91,22 +91,22 @@ def test_amd() -> None:
 
 
 def test_intel() -> None:
-    found = listing("Intel", INTEL, 16)
-    hot = counts(found.hot_loop())
+    program = listing("Intel", INTEL, 16)
+    hot = counts(program.hot_loop())
     assert hot == Counts(
         vector=2, matrix=1, scalar=1, loads=2, load_nbytes=16 + 16, in_flight=2, stores=0, shared=1,
         waits=1, barriers=0, macs=8 * 8 * 16 * 2,
     )  # fmt: skip
-    assert counts(found.ops).vector == 3
+    assert counts(program.ops).vector == 3
 
 
 def test_nvidia() -> None:
-    found = listing("NVIDIA", NVIDIA, 32)
-    (loop,) = found.loops
-    assert [found.ops[i].name for i in loop] == ["ld", "ld", "bra", "idp4", "iadd3", "bra"]  # without st
-    hot = counts(found.hot_loop())
+    program = listing("NVIDIA", NVIDIA, 32)
+    (loop,) = program.loops
+    assert [program.ops[i].name for i in loop] == ["ld", "ld", "bra", "idp4", "iadd3", "bra"]  # without st
+    hot = counts(program.hot_loop())
     assert (hot.vector, hot.loads, hot.load_nbytes, hot.in_flight, hot.stores) == (2, 2, 20, 2, 0)
-    assert hot.macs == 4 * 32 and counts(found.ops).stores == 1
+    assert hot.macs == 4 * 32 and counts(program.ops).stores == 1
 
 
 def test_unknown_words_are_no_instructions() -> None:

@@ -152,8 +152,8 @@ def test_weights_whose_codes_fit_in_int8_meet_activations_of_8_bits() -> None:
 
 def test_half_a_tile_of_matrix_units_goes_to_dot_products() -> None:
     both_kinds = replace(UNITS, features=UNITS.features | FAST_DOTS.features)
-    found = [chosen(both_kinds, rows, "q4_0") for rows in (9, 16, 17)]
-    assert found == ["mat_mul_dot", "mat_mul_dot", "mat_mul_coop"]
+    names = [chosen(both_kinds, rows, "q4_0") for rows in (9, 16, 17)]
+    assert names == ["mat_mul_dot", "mat_mul_dot", "mat_mul_coop"]
     assert chosen(both_kinds, 9, "f16") == "mat_mul_coop"  # no dot products
     assert chosen(both_kinds.exact(), 9, "q4_0") == "mat_tile"
 
@@ -174,8 +174,8 @@ def test_integers_on_matrix_units_where_they_are_four_times_as_fast() -> None:
 def test_experts_meet_activations_of_8_bits_like_other_matrices() -> None:
     measured = (("one", ("mat_dot",)), *both("mat_mul_dot"))
     for limits, wanted in ((FAST_DOTS, "q8"), (GPU, "f32"), (replace(GPU, choices=measured), "q8")):
-        found = {ops.experts_operand_type(limits, n, dtype) for n, dtype in ((1, "q4_0"), (9, "mxfp4"))}
-        assert found == {wanted}
+        types = {ops.experts_operand_type(limits, n, dtype) for n, dtype in ((1, "q4_0"), (9, "mxfp4"))}
+        assert types == {wanted}
         assert ops.experts_operand_type(limits, 1, "f16") == "f32"
         assert ops.experts_operand_type(limits.exact(), 1, "q4_0") == "f32"
 

@@ -112,11 +112,18 @@ def test_norm_rope_and_store_become_one(w: bool) -> None:
     chain.norm()
     chain.rope()
     chain.store()
-    [one] = chain.fused()
-    named = dict(zip(OPS[one.op].arg_names, one.args, strict=True))
-    assert one.op == "kv_store" and named["x"].buffer is chain.x.buffer and named["cos_sin"] == chain.cos_sin
-    assert dict(one.consts)["NORM"] == (2 if w else 1) and dict(one.push)["half_split"] == 1
-    assert dict(one.push)["eps"] == 1e-5 and dict(one.push)["n_rot"] == dict(one.push)["head_dim"] == 8
+    [dispatch] = chain.fused()
+    named = dict(zip(OPS[dispatch.op].arg_names, dispatch.args, strict=True))
+    assert (
+        dispatch.op == "kv_store"
+        and named["x"].buffer is chain.x.buffer
+        and named["cos_sin"] == chain.cos_sin
+    )
+    assert dict(dispatch.consts)["NORM"] == (2 if w else 1) and dict(dispatch.push)["half_split"] == 1
+    assert (
+        dict(dispatch.push)["eps"] == 1e-5
+        and dict(dispatch.push)["n_rot"] == dict(dispatch.push)["head_dim"] == 8
+    )
 
 
 def test_blocks_are_stored_as_they_are() -> None:
@@ -209,10 +216,10 @@ def test_gate_and_up_become_one() -> None:
         for out, at in ((gate, 8), (up, first + 8 if first == 8 else 0)):
             MATRIX_OPS["mat_vec"](on, matrices.rows(at, at + 8), x, out)
         on.glu(gate, up, y, act="gelu")
-        found = [c for c in fuse(on.recording, LIMITS).accesses() if isinstance(c, Dispatch)]
-        assert ops_of(found) == (["mat_vec"] if first == 8 else ["mat_vec", "mat_vec", "glu"])
-    named = dict(found[0].push)
-    assert named["up_at"] == 8 * 32 and named["act"] == 3 and found[0].args[0].nbytes == 4 * 16 * 32
+        dispatches = [c for c in fuse(on.recording, LIMITS).accesses() if isinstance(c, Dispatch)]
+        assert ops_of(dispatches) == (["mat_vec"] if first == 8 else ["mat_vec", "mat_vec", "glu"])
+    named = dict(dispatches[0].push)
+    assert named["up_at"] == 8 * 32 and named["act"] == 3 and dispatches[0].args[0].nbytes == 4 * 16 * 32
     assert ops_of([c for c in fuse(on.recording, replace(LIMITS, is_cpu=True)).accesses()]) == [
         "mat_vec",
         "mat_vec",
@@ -229,25 +236,25 @@ def test_one_binding_has_to_show_both_matrices(limit: int, fused: bool) -> None:
     MATRIX_OPS["mat_lane"](on, matrices.rows(8, 16), x, gate)
     MATRIX_OPS["mat_lane"](on, matrices.rows(24, 32), x, up)
     on.glu(gate, up, y)
-    found = ops_of(list(fuse(on.recording, limits).accesses()))  # type: ignore[arg-type]
-    assert found == (["mat_lane"] if fused else ["mat_lane", "mat_lane", "glu"])
+    names = ops_of(list(fuse(on.recording, limits).accesses()))  # type: ignore[arg-type]
+    assert names == (["mat_lane"] if fused else ["mat_lane", "mat_lane", "glu"])
 
 
-@pytest.mark.parametrize("what", ["bias", "stride", "gated", "x", "buffer", "type"])
-def test_products_that_are_not_alike_and_plain_stay(what: str) -> None:
+@pytest.mark.parametrize("difference", ["bias", "stride", "gated", "x", "buffer", "type"])
+def test_products_that_are_not_alike_and_plain_stay(difference: str) -> None:
     x, other, matrices = kept(256, 2, 32), kept(256, 2, 32), kept(4096, 32, 32)
-    n = 17 if what == "stride" else 16
+    n = 17 if difference == "stride" else 16
     gate, up, y = (of_values(n) for _ in range(3))
     options: dict[str, dict[str, Any]] = {"bias": {"bias": kept(32, 8)}, "stride": {"y_stride": 9}}
-    how = options.get(what, {})
-    how |= {"up": matrices.rows(8, 16), "act": "silu"} if what == "gated" else {}
+    how = options.get(difference, {})
+    how |= {"up": matrices.rows(8, 16), "act": "silu"} if difference == "gated" else {}
     on = Recorder(Recording("products"), LIMITS)
     MATRIX_OPS["mat_vec"](on, matrices.rows(0, 8), x, gate, **how)
-    how = {"y_stride": 9} if what == "stride" else {}
-    how |= {"up": matrices.rows(24, 32), "act": "silu"} if what == "gated" else {}
-    w = kept(1024, 8, 32) if what == "buffer" else matrices.rows(16, 24)
-    w = replace(w, dtype="q8_0") if what == "type" else w
-    MATRIX_OPS["mat_vec"](on, w, other if what == "x" else x, up, **how)
+    how = {"y_stride": 9} if difference == "stride" else {}
+    how |= {"up": matrices.rows(24, 32), "act": "silu"} if difference == "gated" else {}
+    w = kept(1024, 8, 32) if difference == "buffer" else matrices.rows(16, 24)
+    w = replace(w, dtype="q8_0") if difference == "type" else w
+    MATRIX_OPS["mat_vec"](on, w, other if difference == "x" else x, up, **how)
     on.glu(gate, up, y)
     assert ops_of(list(fuse(on.recording, LIMITS).accesses())) == ["mat_vec", "mat_vec", "glu"]  # type: ignore[arg-type]
 
@@ -263,12 +270,12 @@ def test_a_norm_that_only_its_quantization_reads_is_quantized_at_once(read: bool
     on.quantize_q8(y, out)
     if read:
         on.scale(y, z, c=2.0)
-    found = [c for c in fuse(on.recording, LIMITS).accesses() if isinstance(c, Dispatch)]
+    dispatches = [c for c in fuse(on.recording, LIMITS).accesses() if isinstance(c, Dispatch)]
     if read:
-        assert ops_of(found) == ["add_partials", "scale", "quantize_q8", "scale"]
+        assert ops_of(dispatches) == ["add_partials", "scale", "quantize_q8", "scale"]
     else:
-        assert ops_of(found) == ["add_partials", "scale"]
-        assert found[0].variant == "q8" and found[0].args[-1] == out and found[0].args[-2] == h
+        assert ops_of(dispatches) == ["add_partials", "scale"]
+        assert dispatches[0].variant == "q8" and dispatches[0].args[-1] == out and dispatches[0].args[-2] == h
 
 
 def test_the_tool_that_measures_it(

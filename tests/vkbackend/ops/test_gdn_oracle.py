@@ -43,7 +43,7 @@ def check(
     try:
         device.run(placed.record(limits))
         raw = device.read(placed.whole)
-        found = {
+        outputs = {
             name: raw[view.offset : view.end].view(np.float32).reshape(view.shape)
             for name, view in placed.views.items()
             if name in ("y", "state")
@@ -58,7 +58,7 @@ def check(
     row = 0
     for first_pos, n, read, written in runs:
         part, n_heads = slice(row, row + n), n_k * repeat
-        v, y = a["v"][part].reshape(n, n_heads, size), found["y"][part].reshape(n, n_heads, size)
+        v, y = a["v"][part].reshape(n, n_heads, size), outputs["y"][part].reshape(n, n_heads, size)
         q, k = (a[name][part].reshape(n, n_k, size) for name in ("q", "k"))
         for h in range(n_heads):  # value heads share a key head with neighbours, or with heads n_k apart
             key_head = h % n_k if tiled else h // repeat
@@ -66,7 +66,7 @@ def check(
             inputs = q[:, key_head], k[:, key_head], v[:, h], a["g"][part, h], a["beta"][part, h], before
             want, state = oracle.recurrent(*inputs)
             assert nmse(y[:, h], want) <= EXACT
-            assert nmse(found["state"][written][h], state) <= EXACT
+            assert nmse(outputs["state"][written][h], state) <= EXACT
         row += n
 
 
@@ -106,8 +106,8 @@ def test_shaders(device: Device, way: type[DeltaNet], shape: tuple[int, ...], ro
 @pytest.mark.parametrize("rows", LENGTHS)
 def test_the_oracle_agrees_with_itself(rows: int, width: int) -> None:
     inputs = drawn(rows, width)
-    (want, state), (found, solved) = oracle.recurrent(*inputs), oracle.solved(*inputs)
-    assert nmse(found, want) <= 1e-20 and nmse(solved, state) <= 1e-20
+    (want, state), (y, solved) = oracle.recurrent(*inputs), oracle.solved(*inputs)
+    assert nmse(y, want) <= 1e-20 and nmse(solved, state) <= 1e-20
 
 
 def drawn(rows: int, width: int) -> tuple[np.ndarray, ...]:

@@ -80,8 +80,8 @@ def test_units_of_other_subgroups_need_a_choice_of_size(
     units = MatrixUnits("khr", lanes=lanes)
     info = SimpleNamespace(matrix_units=(units,), limits={"subgroup_size": 32})
     probe: Any = info
-    found = usable_units(probe, "probe", able | {"subgroup_size_control": choice})
-    assert found == (units if used else None)
+    usable = usable_units(probe, "probe", able | {"subgroup_size_control": choice})
+    assert usable == (units if used else None)
 
 
 @pytest.mark.parametrize("units", UNITS.values(), ids=UNITS)

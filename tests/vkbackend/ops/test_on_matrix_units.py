@@ -47,8 +47,8 @@ def test_prompts_of_models(shape: str) -> None:
     others = [f"{name}:Q4_K" for name in ("llama-1b", "qwen3-8b", "qwen3-30b-a3b") if name != shape]
     job = {"part": "shapes", "devices": ["0"], "done": others, "rows": []}
     done = run("vkbackend.tools.report.worker", given=json.dumps(job) + "\n", timeout_s=1100)
-    told: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
-    rows = told[-1]["rows"]
+    lines: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
+    rows = lines[-1]["rows"]
     assert {row["ops"] for row in rows} == {"exact", "fast"} and all(row["right"] for row in rows), rows
     product = "mat_mul_coop" if shape == "llama-1b" else "mat_mul_id_coop"
     assert f"{product}." in done.stderr and "attn_prefill_coop." in done.stderr

@@ -24,9 +24,9 @@ def f32(*shape: int) -> np.ndarray:
 
 def step() -> StepParams:
     """Positions 39 and 40 of slot 1, then 5 of slot 0; row 3 is in no run."""
-    made = StepParams()
-    made.fill([0] * 3, [Run(1, 0, 2, 39), Run(0, 2, 1, 5)], [])
-    return made
+    params = StepParams()
+    params.fill([0] * 3, [Run(1, 0, 2, 39), Run(0, 2, 1, 5)], [])
+    return params
 
 
 def cell(slot: int, position: int) -> int:
@@ -58,10 +58,10 @@ def test_ties_go_to_the_lower_position_and_nan_comes_first() -> None:
     x = np.tile(np.float32([-0.0, 0.0, 1, 0.0, np.nan, -np.inf, np.inf, 9]), (1, 8))
     ids = np.zeros((1, 3), np.uint32)
     how = {"n_rows": 1, "n_positions": 64, "n_chosen": 3}
-    one = StepParams()
+    params = StepParams()
     for last, want in ((6, [2, 4, 6]), (5, [0, 2, 4]), (3, [0, 1, 2])):
-        one.fill([0], [Run(0, 0, 1, last)], [])
-        twins.chosen.index_top_k(x, ids, one, first_row=0, **how)
+        params.fill([0], [Run(0, 0, 1, last)], [])
+        twins.chosen.index_top_k(x, ids, params, first_row=0, **how)
         assert ids[0].tolist() == want
 
 
@@ -85,15 +85,15 @@ def test_attention_to_some_positions_is_attention_to_copies_of_them() -> None:
     some, got, want = [5, 20, 38], np.zeros((1, 2, HEAD), np.float32), np.zeros((1, 2, HEAD), np.float32)
     how = {"n_heads": 2, "n_kv": 1, "group": 2, "q_first": 0, "n_rows": 1, "blocks_per_slot": 2}
     how |= {"n_splits": 1, "head_k": HEAD, "head_v": HEAD, "final": 1}
-    one = StepParams()
-    one.fill([0], [Run(1, 0, 1, 39)], [])
+    params = StepParams()
+    params.fill([0], [Run(1, 0, 1, 39)], [])
     twins.chosen.attn_chosen(
-        q, k, v, CELLS, np.array([some], np.uint32), got, one, **how, n_chosen=3, scale=0.3
+        q, k, v, CELLS, np.array([some], np.uint32), got, params, **how, n_chosen=3, scale=0.3
     )
     for i, position in enumerate(some):
         k[cell(0, i)], v[cell(0, i)] = k[cell(1, position)], v[cell(1, position)]
-    one.fill([0], [Run(0, 0, 1, 2)], [])
+    params.fill([0], [Run(0, 0, 1, 2)], [])
     twins.attention.attn_decode(
-        q, k, v, CELLS, q, want, one, **how, window=0, chunk=0, scale=0.3, softcap=0.0
+        q, k, v, CELLS, q, want, params, **how, window=0, chunk=0, scale=0.3, softcap=0.0
     )
     np.testing.assert_array_equal(got, want)

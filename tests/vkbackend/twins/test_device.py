@@ -118,8 +118,8 @@ def test_memory_begins_as_nan_and_is_counted() -> None:
 def test_imported_pages_are_the_same_bytes() -> None:
     pages = HostPages(4096)
     first, second = NumpyDevice("a"), NumpyDevice("b")
-    one, two = (d.import_pages(pages, "pages") for d in (first, second))
-    first.write(View(one, 8, (2,)), np.array([1.5, 2.5], np.float32))
+    imported, two = (d.import_pages(pages, "pages") for d in (first, second))
+    first.write(View(imported, 8, (2,)), np.array([1.5, 2.5], np.float32))
     assert second.read(View(two, 8, (2,))).view(np.float32).tolist() == [1.5, 2.5]
     assert pages.bytes[8:16].view(np.float32).tolist() == [1.5, 2.5]
 

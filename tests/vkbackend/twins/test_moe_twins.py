@@ -106,12 +106,12 @@ def formula(logits: np.ndarray, h: np.ndarray, n_used: int, **p: Any) -> tuple[l
     """One row in float64, from the papers (Mixtral; DeepSeek-V3 2.1.2, arXiv:2412.19437)."""
     n = len(logits)
     rms = math.sqrt(math.fsum(float(v) ** 2 for v in h) / len(h) + 0.5)
-    own = [
+    router = [
         p.get("logit_scale", 1.0) * float(logits[e]) / rms + float(p.get("bias", [0] * n)[e])
         for e in range(n)
     ]
     gating = p.get("gating", 0)
-    prob = [softmax(own), [1 / (1 + math.exp(-v)) for v in own], own][gating]
+    prob = [softmax(router), [1 / (1 + math.exp(-v)) for v in router], router][gating]
     decides = [prob[e] + float(p.get("select", [0] * n)[e]) for e in range(n)]
     size = n // p.get("n_groups", 1)
     groups = [decides[g : g + size] for g in range(0, n, size)]

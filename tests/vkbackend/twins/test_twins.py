@@ -180,8 +180,8 @@ def test_attention(
     sinks = f32(heads, span=2)
     prefill = np.full((rows, heads, head_v), np.nan, np.float32)
     for head in range(heads):
-        own = {"first_head": head, "groups": (1, 1, 1), "has_sinks": has_sinks}
-        twins.attention.attn_prefill(q, k, v, CELLS, sinks, prefill, alone, **common, **kv, **own)
+        mask = {"first_head": head, "groups": (1, 1, 1), "has_sinks": has_sinks}
+        twins.attention.attn_prefill(q, k, v, CELLS, sinks, prefill, alone, **common, **kv, **mask)
     part = np.full((rows, heads, n_splits, head_v + 2), np.nan, np.float32)
     twins.attention.attn_decode(q, k, v, CELLS, sinks, part, step, **common, **kv, n_splits=n_splits)
     decode = np.full_like(prefill, np.nan)
@@ -253,7 +253,7 @@ def test_add_scale_and_softcap() -> None:
 
 
 def test_add_partials() -> None:
-    residual, own, slots, w = f32(2, 4), f32(2, 4), f32(3, 11), f32(4)
+    residual, partial, slots, w = f32(2, 4), f32(2, 4), f32(3, 11), f32(4)
     slots[1] = np.nan  # not a writer
     h, y = np.empty((2, 2, 4), np.float32)
     push: dict[str, Any] = {
@@ -265,13 +265,13 @@ def test_add_partials() -> None:
         "writers": 0b101,
         "eps": 1e-5,
     }
-    twins.rows.add_partials(residual, own, slots, w, h, y, **push)
-    want = residual + (slots[0, :8].reshape(2, 4) + own)
+    twins.rows.add_partials(residual, partial, slots, w, h, y, **push)
+    want = residual + (slots[0, :8].reshape(2, 4) + partial)
     np.testing.assert_array_equal(h, want)
     norm = np.empty_like(y)
     twins.rows.rms_norm(want, w, norm, n=4, n_rows=2, eps=1e-5)
     np.testing.assert_array_equal(y, norm)
     y[:] = 7
-    twins.rows.add_partials(residual, own, slots, w, h, y, **push, has_residual=0, has_norm=0)
-    np.testing.assert_array_equal(h, slots[0, :8].reshape(2, 4) + own)
+    twins.rows.add_partials(residual, partial, slots, w, h, y, **push, has_residual=0, has_norm=0)
+    np.testing.assert_array_equal(h, slots[0, :8].reshape(2, 4) + partial)
     assert (y == 7).all()

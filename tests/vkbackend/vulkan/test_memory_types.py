@@ -40,10 +40,10 @@ DEVICES: dict[str, tuple[list[tuple[int, int]], list[int], list[int], list[int]]
 def test_best_type_of_every_heap(name: str) -> None:
     types, *want = DEVICES[name]
     every = (1 << len(types)) - 1
-    for homes, found in zip(((Home.WEIGHTS, Home.KV, Home.SCRATCH), (Home.STAGING,), (Home.HOST,)), want,
+    for homes, suited in zip(((Home.WEIGHTS, Home.KV, Home.SCRATCH), (Home.STAGING,), (Home.HOST,)), want,
                             strict=True):  # fmt: skip
         for home in homes:
-            assert suitable(types, every, home) == found, home
+            assert suitable(types, every, home) == suited, home
 
 
 def test_what_a_buffer_may_not_have_is_left_out() -> None:
@@ -70,11 +70,11 @@ class Probe:
     def _memory_flags(self) -> None:
         return None
 
-    def _vk_memory(self, info: Any, what: str, nbytes: int, heap: int) -> str:
+    def _vk_memory(self, info: Any, name: str, nbytes: int, heap: int) -> str:
         assert info.allocationSize == nbytes and self._types[info.memoryTypeIndex][1] == heap
         self.asked.append(heap)
         if nbytes > self._room[heap]:
-            raise OutOfDeviceMemory(f"vkAllocateMemory of {what}", requested=nbytes)
+            raise OutOfDeviceMemory(f"vkAllocateMemory of {name}", requested=nbytes)
         return f"memory of heap {heap}"
 
     def allocate(self, nbytes: int, home: Home = Home.WEIGHTS, allowed: int = -1) -> tuple[Any, int]:

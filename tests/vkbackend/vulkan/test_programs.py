@@ -41,9 +41,9 @@ def programs(device: Any, caches: Path) -> Iterator[Any]:
     from vkbackend.vulkan.program import Programs
 
     before = dict(device.counts)
-    made = Programs(device, device.memory, device.transfers)
-    yield made
-    made.close()
+    compiled = Programs(device, device.memory, device.transfers)
+    yield compiled
+    compiled.close()
     assert dict(device.counts) == before
 
 
@@ -78,10 +78,12 @@ def test_two_are_compiled_at_once(programs: Any, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(program, "lib", Driver(program.lib, create))
     dispatches = some_dispatches()
-    found = programs.pipelines(dispatches)
-    assert len(found) == len(dispatches) == 6 and len({p for p, _ in found}) == 6
+    pipelines = programs.pipelines(dispatches)
+    assert len(pipelines) == len(dispatches) == 6 and len({p for p, _ in pipelines}) == 6
     monkeypatch.undo()
-    assert [p for p, _ in programs.pipelines(dispatches[::-1])] == [p for p, _ in found[::-1]], "made again"
+    assert [p for p, _ in programs.pipelines(dispatches[::-1])] == [p for p, _ in pipelines[::-1]], (
+        "made again"
+    )
 
 
 @pytest.mark.parametrize("nth", [1, 3, 6])
@@ -179,11 +181,11 @@ def test_foreign_data_in_a_sound_file(device: Any, caches: Path) -> None:
 
 
 def test_who_waits_hears_of_every_one(programs: Any, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[int] = []
-    monkeypatch.setattr(device, "compiled", lambda: told.append(1))
+    calls: list[int] = []
+    monkeypatch.setattr(device, "compiled", lambda: calls.append(1))
     programs.pipelines(some_dispatches())
     programs.pipelines(some_dispatches())
-    assert len(told) == 6
+    assert len(calls) == 6
 
 
 def test_what_is_asked_for_goes_before_what_was_begun(programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,14 +233,14 @@ def test_closed_while_it_compiles(programs: Any) -> None:
 def test_a_token_waits_for_nothing_but_what_loading_began(models: Path, name: str) -> None:
     """Loading begins to compile exactly the programs of a step of one token."""
     runner = load_runner(models / name, devices=["0", "0"], n_ctx=64)
-    told: list[int] = []
-    runner.tell_of_compiling(lambda: told.append(1))
+    calls: list[int] = []
+    runner.tell_of_compiling(lambda: calls.append(1))
     devices = runner.mesh.devices
     begun = [set(device.programs._begun) | set(device.programs._pipelines) for device in devices]
     runner.mesh.recorded_step(StepKind.of_run(1, 1, runner.max_top_k))
     for device, keys in zip(devices, begun, strict=True):
         assert len(keys) > 5 and set(device.programs._pipelines) == keys and not device.programs._begun
-    assert len(told) == sum(len(keys) for keys in begun)
+    assert len(calls) == sum(len(keys) for keys in begun)
     runner.close()
 
 

@@ -164,14 +164,14 @@ def test_work_whose_end_nobody_tells_is_left_alone(device: Any, monkeypatch: pyt
     from vkbackend.vulkan import device as module
     from vkbackend.vulkan.vk import C
 
-    own = module.VulkanDevice(device.info)
-    assert own.settle()
+    opened = module.VulkanDevice(device.info)
+    assert opened.settle()
     lib = Driver(module.lib, vkQueueSubmit=lambda *_: int(C.VK_ERROR_OUT_OF_HOST_MEMORY))
     monkeypatch.setattr(module, "lib", lib)
-    assert not own.settle()
+    assert not opened.settle()
     monkeypatch.undo()
-    own.close()
-    assert not own.counts
+    opened.close()
+    assert not opened.counts
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,10 @@ MODELS_OF_A_PROCESS = 4  # abandoned devices keep their memory, and the shims ha
 def test_every_architecture_is_submitted(gpu: str, devices: str) -> None:
     if why := compilers.missing(compilers.GPUS[gpu]):
         pytest.skip(why)
-    told: dict[str, str] = {}
+    results: dict[str, str] = {}
     for begin in range(0, len(FIXTURES), MODELS_OF_A_PROCESS):
-        told |= submitted(gpu, devices, FIXTURES[begin : begin + MODELS_OF_A_PROCESS])
-    assert told == dict.fromkeys(FIXTURES, "Timeout")
+        results |= submitted(gpu, devices, FIXTURES[begin : begin + MODELS_OF_A_PROCESS])
+    assert results == dict.fromkeys(FIXTURES, "Timeout")
 
 
 def submitted(gpu: str, devices: str, models: Sequence[str]) -> dict[str, str]:
