@@ -1,7 +1,4 @@
-"""Automatic split: shares that balance the devices' times to read their weights, and the predicted speed.
-
-Devices of equal vendor, model and driver get equal shares. Shares are sixteenths.
-"""
+"""Automatic split: shares that balance the devices' times to read their weights, and the predicted speed."""
 
 from __future__ import annotations
 
@@ -21,8 +18,8 @@ Shares = tuple[float, ...]  # one per device, in any unit; `ratios` gives sixtee
 @dataclass(frozen=True, slots=True)
 class Cost:
     """Bytes that a split asks of each device. `held`: of its memory. Per token: `read` from its own memory,
-    `host` from pinned host memory. `reduces`: the all-reduces among all devices, in order; `inner`: those
-    within one host. `stages`: the stage of each device, if a token passes stages of layers in turn."""
+    `host` from pinned host memory. `reduces`: all-reduces among all devices, in order; `inner`: within one
+    host. `stages`: the stage of each device, if a token passes stages of layers in turn."""
 
     held: tuple[int, ...]
     read: tuple[int, ...]
@@ -43,8 +40,7 @@ class Budget(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Predicted milliseconds per token. The slowest device counts for reading weights and host-placed
-    tensors."""
+    """Predicted milliseconds per token; the slowest device counts."""
 
     weights_ms: float
     host_ms: float
@@ -57,8 +53,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """`tensor_split`: a share per device. `fewer`: the indices of fewer devices that would be faster, with
-    their times."""
+    """`fewer`: indices of fewer devices that would be faster, with their times."""
 
     tensor_split: Shares
     speeds: tuple[Speed, ...]
@@ -68,7 +63,6 @@ class Prediction:
     fewer_times: Times | None = None
 
     def lines(self, names: Sequence[str]) -> list[str]:
-        """The prediction as text, with the names of the devices in order."""
         split = ", ".join(
             f"{name} {share:g} at {speed.weights / 1e9:.3g} GB/s"
             for name, share, speed in zip(names, self.tensor_split, self.speeds, strict=True)
@@ -106,7 +100,7 @@ def ratios(speeds: Sequence[float], classes: Sequence[Hashable], resources: Sequ
 
 
 def overfull(held: Sequence[int], budgets: Sequence[Budget]) -> set[int]:
-    """The devices whose physical device cannot hold what is asked of it."""
+    """The devices whose physical device has too little memory for `held`."""
     return {
         d
         for budget in budgets
@@ -121,10 +115,10 @@ def fitted(
     budgets: Sequence[Budget],
     kinds: Sequence[Hashable],
 ) -> Shares:
-    """`shares`, lowered a sixteenth at a time on overfull devices until everything fits.
+    """`shares`, lowered by sixteenths on overfull devices until everything fits.
 
-    Devices of a kind are lowered together, or one by one if that fails. If both fail, the result is
-    `shares`: the check of memory then reports what is missing.
+    Devices of a kind are lowered together, or else separately. If both fail, the result is `shares`, and the
+    check of memory reports what is missing.
     """
     for alike in (list(kinds), list(range(len(shares)))):
         now = shares
@@ -147,10 +141,7 @@ def times(
     inner_s: Callable[[int], float] = lambda nbytes: 0.0,
 ) -> Times:
     """Predicted time of a token. Devices of a stage read in parallel, or in turn if they share a resource.
-    Stages work in turn.
-
-    `reduce_s`, `inner_s`: seconds of an all-reduce of that many bytes.
-    """
+    Stages work in turn. `reduce_s`, `inner_s`: seconds of an all-reduce of that many bytes."""
     stages = cost.stages or (0,) * len(speeds)
 
     def slowest(nbytes: Sequence[int], rates: Sequence[float]) -> float:
@@ -184,7 +175,7 @@ def predict(
     cost: Callable[[Shares], Cost],
     budgets: Sequence[Budget] = (),
 ) -> Prediction:
-    """The prediction for `shares` on open devices, and for fewer of them if that is faster and fits."""
+    """The prediction for `shares`, and for fewer of the devices if that is faster and fits."""
     speeds = tuple(measure_speed(device) for device in devices)
     resources = [resource_of(device) for device in devices]
 
@@ -218,8 +209,7 @@ def auto_split(
 ) -> Prediction:
     """The split of a model over open devices, and its prediction.
 
-    `cost` gets a share per device; some may be 0. `budgets` limit memory. Devices are measured once, about
-    a second each.
+    `cost` gets a share per device, which may be 0. Devices are measured once, about a second each.
     """
     speeds = [measure_speed(device) for device in devices]
     resources = [resource_of(device) for device in devices]

@@ -1,6 +1,6 @@
 """The inverse of slice-on-load: joins a tensor from the devices' slices, and writes rows into the slices.
 
-`extents` alone knows which bytes of a tensor a device holds. Nothing may run on the devices meanwhile.
+Nothing may run on the devices meanwhile.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from vkbackend.meta.slices import Load, expert_slices, slices_of
 from vkbackend.meta.tensor import Weight
 from vkbackend.runtime import Device
 
-PIECE_NBYTES = 16 << 20  # bytes of a tensor on the host at once: half of the buffer for uploads
+PIECE_NBYTES = 16 << 20  # bytes on the host at once: half of the buffer for uploads
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A rectangle of a stored tensor, seen as a matrix of bytes: rows begin:end, bytes begin:end of each
-    row. On the device, rows start `pitch` bytes apart (0: contiguous), the first at byte `offset` of
-    `view`."""
+    """A rectangle of a stored tensor as a matrix of bytes: `rows`, and `bytes` of each row. On the device,
+    rows are `pitch` bytes apart (0: contiguous), the first at byte `offset` of `view`."""
 
     rows: tuple[int, int]
     columns: tuple[int, int]
@@ -41,7 +40,7 @@ def matrix_of(weight: Weight) -> tuple[int, int]:
 
 
 def extents(weight: Weight, device: int) -> list[Extent]:
-    """The parts of `weight` on `device`. Extents of several devices may overlap."""
+    """The parts of `weight` on `device`; those on several devices may overlap."""
     pieces = weight.pieces[device]
     load = Load(weight.name, weight.shape, weight.dtype, weight.state)
     elements, nbytes = block_of(weight.dtype)
@@ -67,8 +66,8 @@ def _rectangles(
     stored: Callable[[slice], tuple[int, int]],
     pieces: list[tuple[int, View]],
 ) -> list[Extent]:
-    """The extents of a matrix that a device holds as `cuts`, in pieces that begin at these local rows. Cuts
-    by rows follow one another; cuts by columns are side by side."""
+    """The extents of a matrix, held as `cuts`, in pieces that begin at these local rows. Cuts by rows follow
+    one another; cuts by columns are side by side."""
     held = []
     by_columns = len(cuts) > 1 and cuts[0][0] == cuts[1][0]
     pitch = sum(end - begin for begin, end in (stored(columns) for _, columns in cuts)) if by_columns else 0
@@ -90,8 +89,8 @@ def _rectangles(
 
 
 def gather_rows(devices: Sequence[Device], weight: Weight, begin: int, end: int) -> np.ndarray:
-    """Rows begin..end as stored: uint8 [end - begin, row bytes]. The first device that holds a byte gives
-    it. Raises PlanError if no device holds one."""
+    """Stored rows begin..end: uint8 [end - begin, row bytes]. A byte is read from the first device that holds
+    it. Raises PlanError if no device does."""
     out = np.empty((end - begin, matrix_of(weight)[1]), np.uint8)
     missing = np.ones(out.shape, bool)
     for d, device in enumerate(devices):
@@ -108,8 +107,7 @@ def gather_rows(devices: Sequence[Device], weight: Weight, begin: int, end: int)
 
 
 def scatter_rows(devices: Sequence[Device], weight: Weight, begin: int, data: np.ndarray) -> None:
-    """Write rows from `begin` on, uint8 [n, row bytes] as stored, to every device that holds a part of
-    them."""
+    """Write stored rows from `begin` on, uint8 [n, row bytes], to every device that holds a part of them."""
     end = begin + len(data)
     for d, device in enumerate(devices):
         for extent in extents(weight, d):
@@ -127,7 +125,7 @@ def scatter_rows(devices: Sequence[Device], weight: Weight, begin: int, data: np
 
 
 def stream(devices: Sequence[Device], weight: Weight) -> Iterator[np.ndarray]:
-    """The whole tensor in pieces of consecutive rows, as `gather_rows` returns them."""
+    """The whole tensor in pieces of consecutive rows, as from `gather_rows`."""
     n_rows, row_bytes = matrix_of(weight)
     step = max(1, PIECE_NBYTES // row_bytes)
     for begin in range(0, n_rows, step):

@@ -1,8 +1,7 @@
 """The hosts of a group, as a mesh sees them: which device is where, and what a step exchanges.
 
-`OverHosts` wraps a host's provider: an exchange sends the slots written here to the hosts that read them,
-and receives theirs into the same pages. Devices sum in slot order, so all hosts get the bits of a single
-host.
+An exchange sends the slots written here to the hosts that read them, and receives theirs into the same pages.
+Devices sum in slot order, so all hosts get the bits of a single host.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ class Hosts:
         return self.of[device] == self.rank
 
     def gather(self, key: Hashable, views: Sequence[View | None]) -> Transfers:
-        """Transfers of the bytes at `views[d]` of every device to host 0, into the stand-in's memory. They
-        are kept: a key must always come with the same views. Host 0 may wait for them before other
-        exchanges, so they have their own lane."""
+        """Transfers of every device's bytes at `views[d]` to host 0, into the stand-in's memory. A key must
+        always come with the same views. Host 0 may wait for them before other exchanges, so they have their
+        own lane."""
         found = self._gathers.get(key)
         if found is None:
             sent: list[Part] = []
@@ -65,17 +64,17 @@ class Hosts:
 class _Exchange:
     transfers: Transfers
     own: list[tuple[Device, Buffer]]  # buffers to send
-    filled: list[tuple[Device, Buffer]]  # buffers that received bytes
+    filled: list[tuple[Device, Buffer]]  # buffers to receive into
     local: Reduce | None  # for this host's provider, after the transfers; None: no device here reads
-    part: tuple[int, int] = (0, 0)  # the elements that this host sums, if hosts sum in parts
-    sums: Transfers | None = None  # moves the sums of all parts, if hosts sum in parts
+    part: tuple[int, int] = (0, 0)  # the elements that this host sums, if hosts sum parts
+    sums: Transfers | None = None  # moves the sums of all parts, if hosts sum parts
 
 
 class OverHosts(Provider):
     def __init__(self, inner: Provider, devices: Sequence[Device], hosts: Hosts) -> None:
         self.name, self.pages_nbytes = inner.name, inner.pages_nbytes
         self._inner, self._devices, self._hosts = inner, devices, hosts
-        self._exchanges: dict[Reduce, _Exchange] = {}  # the addresses of each are always the same
+        self._exchanges: dict[Reduce, _Exchange] = {}  # addresses never change
 
     def slot(self, device: int, reduce: Reduce) -> View:
         return self._inner.slot(device, reduce)
@@ -143,8 +142,8 @@ class OverHosts(Provider):
     # ---- sums in parts of hosts, where the host sums ----
 
     def _parts(self, reduce: Reduce) -> dict[int, tuple[int, int]]:
-        """The elements of a large reduce that each reading host sums. Empty if whole slots are fewer bytes
-        to send: parts pay with three hosts, or with two devices on each."""
+        """The elements of a large reduce that each reading host sums. Empty if whole slots are fewer bytes to
+        send: parts pay with three hosts, or with two devices on each."""
         reading = sorted({self._hosts.of[d] for d in reduce.readers})
         if not isinstance(self._inner, HostSum) or 4 * reduce.elements < reduces.SCATTER_NBYTES:
             return {}
@@ -156,7 +155,7 @@ class OverHosts(Provider):
     def _moves_to(
         self, reduce: Reduce, parts: Mapping[int, tuple[int, int]]
     ) -> list[tuple[int, int, int, int]]:
-        """As `_moves`, before hosts sum parts: each part of a slot goes to the host that sums it."""
+        """As `_moves`, but each part of a slot goes to the host that sums it."""
         moves = []
         for writer in reduce.writers:
             for host, part in parts.items():
@@ -166,7 +165,7 @@ class OverHosts(Provider):
         return moves
 
     def _gather(self, local: Reduce, parts: Mapping[int, tuple[int, int]]) -> Transfers:
-        """Transfers of the sums of all parts to all hosts that have a part."""
+        """Transfers of the sums of all parts to all hosts with a part."""
         assert isinstance(self._inner, HostSum)
         here, total = self._hosts.rank, self._inner.total(local).view(np.uint8)
         own = total[4 * parts[here][0] : 4 * parts[here][1]]
@@ -182,8 +181,8 @@ class OverHosts(Provider):
     # ---- sums of whole slots, or in parts of devices ----
 
     def _moves(self, reduce: Reduce) -> list[tuple[int, int, int, int]]:
-        """(device, host, begin, end): bytes begin..end of the device's slot (in a gather: of its sums) go
-        to the host. All hosts get the same order."""
+        """(device, host, begin, end): bytes begin..end of the device's slot (in a gather: of its sums) go to
+        the host. The order is the same on all hosts."""
         of, n = self._hosts.of, len(self._hosts.of)
         reading = sorted({of[d] for d in reduce.readers})
         parts = parts_of(reduce, n) if self.scatters(reduce) else []

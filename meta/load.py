@@ -1,7 +1,7 @@
 """Slice on load: each device gets its slice of every weight from the memory-mapped file.
 
-There is no full host copy: a slice is a strided view of the file, copied once. Of a fused tensor, a
-device's parts are joined first. A device on the host reads what it can from the file itself (mapped.py).
+There is no full host copy: a slice is a strided view, copied once, or joined first from a fused tensor's
+parts. A device on the host reads from the file itself if it can (mapped.py).
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ PIECE_NBYTES = 64 << 20  # bytes copied between two progress reports
 
 
 class Source(Protocol):
-    """Weights as stored bytes, by name."""
-
     def data(self, name: str) -> np.ndarray:
         """uint8, not a copy: of any shape, rows in order."""
 
@@ -92,8 +90,8 @@ def load_weights(
 def _place(
     device: Device, d: int, loads: Sequence[Load], source: Source, weights: Mapping[str, Weight]
 ) -> list[FilePages]:
-    """Give `weights` their views on the d-th device, except for shared tables. Returns the pages of the
-    file that the device reads in place."""
+    """Give `weights` their views on device `d`, except for shared tables. Returns the file's pages that the
+    device reads in place."""
     in_file = [load for load in loads if load.in_file]
     pages = map_weights(device, d, in_file, source.file, weights) if in_file else []
     rest = [load for load in loads if not weights[load.name].pieces[d]]
@@ -128,7 +126,7 @@ def _fill(
     for first, view in pieces:
         n_rows = view.shape[0] if len(view.shape) > 1 else 1
         row_bytes = own.shape[1]
-        # A multiple of 4 rows, so that every write begins on a word.
+        # A multiple of 4 rows: every write begins on a word.
         step = max(4, PIECE_NBYTES // max(1, row_bytes) // 4 * 4)
         for at in range(0, n_rows, step):
             part = own[first + at : first + min(at + step, n_rows)]
@@ -138,7 +136,7 @@ def _fill(
 
 
 def _touch(pieces: Sequence[tuple[int, View]], advance: Callable[[int], None]) -> None:
-    """Read the file's pages into memory now, not in the first step."""
+    """Read the file's pages now, not in the first step."""
     for _, view in pieces:
         held = view.buffer.host[view.offset : view.end]  # type: ignore[union-attr]
         for at in range(0, held.size, PIECE_NBYTES):
@@ -172,7 +170,7 @@ def _fill_experts(
 
 
 def _starts(device: Device, load: Load, d: int) -> View:
-    """Prefix sums of the FFN columns of each expert on the device, u32 [n_expert + 1]."""
+    """Prefix sums of the experts' FFN columns on the device, u32 [n_expert + 1]."""
     by_columns = load.state.axis == 2
     held = [cut[by_columns].stop - cut[by_columns].start for cut in expert_slices(load, d)]
     starts = np.concatenate([[0], np.cumsum(held)]).astype(np.uint32)
@@ -182,7 +180,7 @@ def _starts(device: Device, load: Load, d: int) -> View:
 
 
 def _words(parts: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-    """The same bytes, re-split: all runs but the last are whole words."""
+    """The same bytes in runs of whole words, except for the last."""
     rest = np.empty(0, np.uint8)
     for part in parts:
         joined = np.concatenate([rest, part]) if rest.size else part
@@ -196,7 +194,7 @@ def _words(parts: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
 
 def _load_shared(devices: Sequence[Device], load: Load, weight: Weight, raw: np.ndarray) -> list[HostPages]:
     """Copy a table into pinned pages, once for all devices that do not read it from the file. A device that
-    cannot import the pages gets a host-visible copy."""
+    cannot import them gets a host-visible copy."""
     align = max(device.limits.host_import_align for device in devices)
     pages, imported = HostPages(raw.nbytes, align), False
     raw = raw.reshape(-1)
@@ -219,7 +217,7 @@ def _load_shared(devices: Sequence[Device], load: Load, weight: Weight, raw: np.
 
 
 def _copies(device: Device, load: Load) -> list[tuple[int, View]]:
-    """New pieces for a whole table in the device's own memory; the device may be on another host."""
+    """Unfilled pieces for a whole table in the device's own memory."""
     firsts, shapes = zip(*rows_in_pieces(load, piece_nbytes(device)), strict=True)
     views = allocate(device, [(shape, load.dtype) for shape in shapes], Home.HOST, load.name)
     return list(zip(firsts, views, strict=True))

@@ -1,7 +1,7 @@
-"""Two policies that divide a model among devices: ours, and llama.cpp's arithmetic for the same placement.
+"""Two policies that divide a model among devices: ours, and llama.cpp's arithmetic.
 
-Both give ranges of heads, FFN columns (per expert) and vocabulary rows per layer. Ours cuts in the smallest
-units that quant blocks allow and minimizes the load of the busiest device of every layer.
+Ours cuts in the smallest units that quant blocks allow and minimizes the load of the busiest device per
+layer.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ POLICIES = ("balanced", "llama.cpp")
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Head counts and sizes of a layer. `block`: elements of a quant block of attn_output, cut along its
-    columns."""
+    """`block`: elements of a quant block of attn_output, cut along its columns."""
 
     n_head: int
     n_head_kv: int
@@ -37,16 +36,14 @@ class Attention:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Units of each dimension of the plan."""
         return {"kv_heads": self.n_head_kv, "heads": self.n_head}
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
-    """A recurrent layer. A key head, with the value heads that read it and its state, is a unit.
+    """A recurrent layer. A unit is a key head with its value heads and state.
 
-    `columns`: consecutive columns of the output projection per key head; `block`: elements of its quant
-    block.
+    `columns`: columns of the output projection per key head; `block`: elements of its quant block.
     """
 
     n_k_heads: int
@@ -65,8 +62,8 @@ class DeltaNet:
 
 @dataclass(frozen=True, slots=True)
 class StateSpace:
-    """A Mamba-2 layer: the heads of a group read the same B and C. It is cut like q and kv heads: by
-    groups, or by heads with copies of B and C if a device would get no group.
+    """A Mamba-2 layer, cut like q and kv heads: by groups, or by heads with copies of B and C if a device
+    would get no group.
 
     `n_state`: values of B; `block`: elements of a quant block of the output projection.
     """
@@ -91,8 +88,8 @@ Mixer = Attention | DeltaNet | StateSpace
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """FFN columns of a layer (of each expert if n_expert > 0). `block`: of ffn_down, cut along its columns.
-    `beside`: columns of a shared expert, in blocks of `beside_block`."""
+    """FFN columns of a layer, or of each expert. `block`: of ffn_down, cut along its columns. `beside`:
+    columns of a shared expert, in blocks of `beside_block`."""
 
     n_ff: int
     block: int = 1
@@ -103,8 +100,8 @@ class FeedForward:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The parts of a layer that are divided; either may be missing. Layers of one `kind` rotate together in
-    llama.cpp's policy. `beside`: a mixer in parallel to attention."""
+    """Layers of one `kind` rotate together in llama.cpp's policy. `beside`: a mixer in parallel to
+    attention."""
 
     attention: Mixer | None
     ffn: FeedForward | None
@@ -147,7 +144,7 @@ def _balanced(layer: Layer, shares: Sequence[float], held: list[float]) -> Plan:
     if (ffn := layer.ffn) is None:
         return Plan(ranges)
     unit = ffn_unit(ffn.n_ff, ffn.block)
-    here = [0.0] * len(shares)  # over all experts of the layer, so that rounding evens out
+    here = [0.0] * len(shares)  # over all experts of the layer, to even out rounding
     experts = []
     for _ in range(max(1, ffn.n_expert)):
         experts.append(_take(ffn.n_ff, unit, shares, held, here))
@@ -166,7 +163,7 @@ def _mixer_ranges(mixer: Mixer, shares: Sequence[float], held: list[float]) -> d
     if isinstance(mixer, StateSpace):
         width = (
             2 * mixer.n_state / (3 * mixer.head_dim)
-        )  # rows of B and C to those of z and x and columns out
+        )  # rows of B and C, relative to z, x and the output columns
         return _of_state_space(attention_ranges(mixer.as_attention, shares, held, width))
     return attention_ranges(mixer, shares, held)
 
@@ -176,7 +173,7 @@ def _of_state_space(ranges: Mapping[str, Ranges]) -> dict[str, Ranges]:
 
 
 def ffn_unit(n_ff: int, block: int) -> int:
-    """Columns that stay together: whole blocks of ffn_down, and fours if that divides (vector loads)."""
+    """Columns in whole blocks of ffn_down, and in fours if that divides (vector loads)."""
     wide = math.lcm(block, 4)
     return wide if n_ff % wide == 0 else block
 
@@ -184,8 +181,8 @@ def ffn_unit(n_ff: int, block: int) -> int:
 def attention_ranges(
     attention: Attention, shares: Sequence[float], held: list[float], kv_width: float = 1.0
 ) -> dict[str, Ranges]:
-    """Whole kv groups; or, if a device would get none, q heads with copies of their kv heads. The way with
-    less to read for the busiest device is chosen."""
+    """Whole kv groups, or q heads with copies of their kv heads if a device would get no group: the cheaper
+    way."""
     a = attention
     group_unit = min(a.block // math.gcd(a.block, a.group * a.head_dim_v), a.n_head_kv)
     kv = _take(a.n_head_kv, group_unit, shares, list(held))
@@ -202,7 +199,7 @@ def attention_ranges(
 
 
 def attention_cost(ranges: Mapping[str, Ranges], shares: Sequence[float], kv_width: float) -> float:
-    """Weights that the busiest device reads per share, in heads. A kv head counts as `kv_width` q heads."""
+    """Weights that the busiest device reads per share, in q heads. A kv head counts as `kv_width`."""
     heads, kv = ranges["heads"], ranges["kv_heads"]
     return max(
         2 * ((heads[d][1] - heads[d][0]) + kv_width * (kv[d][1] - kv[d][0])) / share
@@ -214,11 +211,10 @@ def attention_cost(ranges: Mapping[str, Ranges], shares: Sequence[float], kv_wid
 def _take(
     size: int, unit: int, shares: Sequence[float], held: list[float], here: Sequence[float] | None = None
 ) -> Ranges:
-    """Ranges that tile `size` in units and minimize the largest count per share.
+    """Ranges that tile `size` in units and minimize the largest count per share, by D'Hondt's rule.
 
-    This is D'Hondt's rule: the next unit goes to the device whose count per share is then lowest. Ties go
-    to the device that holds least of the model per share (`held`, in elements; updated). `here`: counts of
-    the same work that the devices already have. An incomplete unit goes with the last one.
+    Ties go to the device that holds least of the model per share (`held`, in elements; updated). `here`:
+    counts of the same work that the devices already have. An incomplete unit goes with the last one.
     """
     units, n = size // unit, len(shares)
     if not units:
@@ -232,7 +228,7 @@ def _take(
     def load(d: int, more: int) -> float:
         return round((before[d] + counts[d] + more) / shares[d], 6)
 
-    while sum(counts) > units:  # devices with less than their share ask for too many
+    while sum(counts) > units:  # devices that have more than their share
         taking = [d for d in candidates if counts[d]]
         counts[max(taking, key=lambda d: load(d, 0))] -= 1
     for _ in range(units - sum(counts)):
@@ -254,7 +250,7 @@ def _take(
 def _llama_cpp(
     layers: Sequence[Layer], n_vocab: int, n: int, shares: Sequence[float] | None
 ) -> tuple[list[Plan], Plan]:
-    """Cumulative shares in float32, rounded down to a grain. The remainder goes to a device that rotates by
+    """Cumulative shares in float32, rounded down to a grain. The device that gets the remainder rotates by
     layer."""
     seen: dict[str, int] = {}
     plans = []
@@ -280,7 +276,7 @@ def _llama_cpp(
 def _llama_cpp_heads(a: Mixer, n: int, shares: Sequence[float] | None, rotation: int) -> dict[str, Ranges]:
     if isinstance(a, StateSpace):
         return _of_state_space(_llama_cpp_heads(a.as_attention, n, shares, rotation))
-    if isinstance(a, DeltaNet):  # by key heads; llama.cpp cuts q, k and v apart, and 3 devices may disagree
+    if isinstance(a, DeltaNet):  # by key heads; llama.cpp cuts q, k and v separately, so 3 devices may differ
         grain = math.lcm(a.block, 128) // math.gcd(math.lcm(a.block, 128), a.columns)
         return {"k_heads": _cumulative(a.n_k_heads, grain, n, shares, rotation)}
     columns = a.group * a.head_dim_k

@@ -1,9 +1,8 @@
-"""All-reduce providers. They share an interface; the devices' features decide which one is used.
+"""All-reduce providers, chosen by the devices' features. All sum in slot order, so the bits agree.
 
-`pages`: host pages that all devices import; the host moves no bytes. `scatter`: also, each device first
-sums a part for all (less to read with 4 devices or more). `host-sum`: staging per device, and the host
-adds; works anywhere. All sum in slot order, so the bits agree. Slots alternate by parity: a device may
-write reduce k + 1 while a slower one still reads k.
+`pages`: host pages that all devices import. `scatter`: also, each device first sums a part for all.
+`host-sum`: staging per device, the host adds. Slots alternate by parity: a fast device may write reduce k + 1
+while a slower one reads k.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from vkbackend.twins.arrays import take_f16
 from vkbackend.wire import FORMATS, wire_block, wire_words
 
 WIRES = ("auto", *FORMATS)
-# Elements from which `auto` sends f16, by device count: llama.cpp's NCCL path sends bfloat16 from there.
-# f16 has an eighth of bfloat16's error, for 65 words instead of 64 (vkbackend/wire.py).
+# Elements from which `auto` sends f16, by device count; llama.cpp's NCCL path sends bfloat16 from there. f16
+# has an eighth of bfloat16's error, for 65 words instead of 64 (vkbackend/wire.py).
 _F16_FROM = {1: 32_768, 2: 32_768, 3: 131_072}
 _F16_FROM_MANY = 262_144
 # From here on, reading n - 1 whole slots costs more than a second exchange.
 SCATTER_DEVICES, SCATTER_NBYTES = 4, 1 << 20
-PART = 1024  # elements: large parts of a scattered reduce are multiples of it
+PART = 1024  # elements: the unit of large parts of a scattered reduce
 
 
 def wire_of(wanted: str, elements: int, n_devices: int, software: bool = False) -> str:
-    """The wire format for `elements`, one of FORMATS. `wanted`: one of WIRES. `software`: all devices run
-    on the processor. They share no bus, so packing only takes time: f32 took 0.6 to 1.0 of the time of bf16
-    (lavapipe, bench-reduce of 2 MB)."""
+    """The wire format for `elements`, one of FORMATS. `wanted`: one of WIRES. `software`: all devices run on
+    the processor. Packing only takes time there: f32 took 0.6 to 1.0 of bf16's time (lavapipe, bench-reduce
+    of 2 MB)."""
     if wanted != "auto":
         return wanted
     return "f16" if not software and elements >= _F16_FROM.get(n_devices, _F16_FROM_MANY) else "f32"
@@ -45,8 +44,8 @@ def wire_of(wanted: str, elements: int, n_devices: int, software: bool = False) 
 class Reduce:
     """One exchange of a step.
 
-    `gather`: the second half of a scattered reduce, in which the host does nothing. `lane`: the half of
-    every slot it uses. The two halves of a step use one lane each, so neither waits for the other.
+    `gather`: the second half of a scattered reduce; the host does nothing. `lane`: the half of every slot it
+    uses. Each half of a step has a lane, so neither waits for the other.
     """
 
     parity: int
@@ -59,8 +58,8 @@ class Reduce:
 
 
 def parts_of(reduce: Reduce, n: int) -> list[tuple[int, int]]:
-    """The elements begin..end that each of n devices or hosts sums of a reduce in parts: whole blocks of
-    the wire."""
+    """The elements begin..end of a reduce that each of n devices or hosts sums, in whole blocks of the
+    wire."""
     unit = PART if reduce.elements >= PART * n else wire_block(reduce.wire)
     size = aligned(-(-reduce.elements // n), unit)
     return [(min(d * size, reduce.elements), min((d + 1) * size, reduce.elements)) for d in range(n)]
@@ -68,8 +67,8 @@ def parts_of(reduce: Reduce, n: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class ReduceSlots:
-    """The slots that a device sums, `stride` words apart. `own_index`: the slot of its own share;
-    `writers`: a bit per slot in use."""
+    """The slots that a device sums, `stride` words apart. `own_index`: the slot of its own share; `writers`:
+    a bit per slot in use."""
 
     buffer: Buffer | Virtual
     offset: int  # bytes
@@ -100,19 +99,19 @@ class Provider(ABC):
 
     @abstractmethod
     def slot(self, device: int, reduce: Reduce) -> View:
-        """Where `device` writes its share: u32 words to the end of its slot."""
+        """The slot of `device`'s share: u32 words to the end of its slot."""
 
     @abstractmethod
     def readable(self, device: int, reduce: Reduce) -> ReduceSlots:
         """The slots that `device` sums after the exchange."""
 
     def scatters(self, reduce: Reduce) -> bool:
-        """Whether a reduce is summed in parts, one per device, and gathered by a second exchange. True for
-        large reduces that all devices read."""
+        """Whether a reduce is summed in parts, one per device, and gathered by a second exchange: for large
+        reduces that all devices read."""
         return False
 
     def gathered(self, device: int, reduce: Reduce) -> View:
-        """Where the parts of a scattered reduce are gathered, f32."""
+        """The gathered parts of a scattered reduce, f32."""
         raise NotImplementedError(f"{self.name} does not scatter")
 
     @abstractmethod
@@ -121,7 +120,7 @@ class Provider(ABC):
 
     @abstractmethod
     def exchange(self, reduce: Reduce) -> None:
-        """The host's work between writing and reading. Every device has finished the segment."""
+        """The host's work after every device has written and before any reads."""
 
     @abstractmethod
     def close(self) -> None:
@@ -129,7 +128,7 @@ class Provider(ABC):
 
 
 class ImportedPages(Provider):
-    """A slot per device and parity, and one for gathering, in pinned host pages that every device imports."""
+    """In host pages that every device imports: a slot per device and parity, and one for gathering."""
 
     name = "pages"
 
@@ -158,7 +157,6 @@ class ImportedPages(Provider):
         return self._view(device, reduce, device)
 
     def _view(self, device: int, reduce: Reduce, index: int) -> View:
-        """Slot number `index` of the reduce's parity, from its lane on."""
         lane = reduce.lane * self._slot // 2
         offset = reduce.parity * self._per_parity + index * self._slot + lane
         return View(self._buffers[device], offset, ((self._slot - lane) // 4,), "u32")
@@ -192,8 +190,8 @@ class ImportedPages(Provider):
 
 
 class HostSum(Provider):
-    """Staging per device: for each parity a slot to write and a sum to read. The host adds in slot order,
-    in f32."""
+    """Staging per device: for each parity a slot to write and a sum to read. The host adds in slot order, in
+    f32."""
 
     name = "host-sum"
 
@@ -216,12 +214,12 @@ class HostSum(Provider):
         return np.asarray(self._buffers[device].host)[view.offset : view.end]
 
     def _host(self, device: int, at: int, dtype: type, n: int, lane: int) -> np.ndarray:
-        """The first n of a lane in region `at` of a device: regions 0 and 1 are shares, 2 and 3 sums."""
+        """n values of a lane in region `at` of a device: regions 0 and 1 are shares, 2 and 3 sums."""
         host, lane = np.asarray(self._buffers[device].host), lane * self._slot // 2
         return host[at * self._slot + lane : (at + 1) * self._slot].view(dtype)[:n]
 
     def _share(self, device: int, reduce: Reduce, begin: int, end: int) -> np.ndarray:
-        """Elements of a writer's share as f32 [end - begin]; `begin` begins a block of the wire."""
+        """A writer's share as f32 [end - begin]; `begin` begins a block of the wire."""
         if reduce.wire == "f32":
             return self._host(device, reduce.parity, np.float32, end, reduce.lane)[begin:]
         wide = self._wide[: end - begin]
@@ -238,8 +236,8 @@ class HostSum(Provider):
         self.spread(reduce)
 
     def total(self, reduce: Reduce) -> np.ndarray:
-        """The sum, f32 [elements], in the memory of the first reader. Without a reader here it uses device
-        0's slot; nobody reads it."""
+        """The sum, f32 [elements], in the memory of the first reader, or of device 0 if no device here reads
+        it."""
         d = reduce.readers[0] if reduce.readers else 0
         return self._host(d, 2 + reduce.parity, np.float32, reduce.elements, reduce.lane)
 
@@ -254,7 +252,6 @@ class HostSum(Provider):
             np.add(total, self._share(d, reduce, begin, end), out=total)
 
     def spread(self, reduce: Reduce) -> None:
-        """Copy the sum to all readers."""
         total = self.total(reduce)
         for d in reduce.readers:
             if d != reduce.readers[0]:
@@ -268,7 +265,6 @@ class HostSum(Provider):
 
 
 def _slot_size(nbytes: int) -> int:
-    """Bytes of a slot whose halves are aligned too."""
     return 2 * aligned(-(-nbytes // 2))
 
 
@@ -276,8 +272,7 @@ PROVIDERS = ("pages", "scatter", "host-sum")
 
 
 def slots_nbytes(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> list[tuple[int, int]]:
-    """(bytes, bytes with padding) of staging per device for that provider. Shared pages count for the first
-    device."""
+    """(bytes, bytes with padding) of staging per device. Shared pages count for the first device."""
     n_devices = len(devices)
     if n_devices == 1 or not slot_nbytes:
         return [(0, 0)] * n_devices
@@ -291,8 +286,8 @@ def slots_nbytes(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> li
 
 
 def _scatter_from(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> int | None:
-    """Bytes from which a reduce through pages is summed in parts; None: never. Over hosts three devices are
-    enough: each then sends 4/3 of a slot instead of two."""
+    """Bytes from which a reduce through pages is summed in parts; None: never. Over hosts, three devices
+    suffice: each then sends 4/3 of a slot instead of two."""
     if wanted == "scatter":
         return 0
     least = SCATTER_DEVICES - any(device.host for device in devices)
@@ -301,12 +296,11 @@ def _scatter_from(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> i
 
 
 def _page(devices: Sequence[Device]) -> int:
-    """Alignment of imported pages."""
     return max(device.limits.host_import_align for device in devices)
 
 
 def make_provider(devices: Sequence[Device], slot_nbytes: int, wanted: str = "auto") -> Provider:
-    """`wanted`, one of PROVIDERS. `auto`: imported pages if every device takes them (scattering large
+    """`wanted`, one of PROVIDERS. `auto`: imported pages if every device supports them (scattering large
     reduces over many devices), else the host sum. Raises UnsupportedFeature."""
     if wanted == "host-sum":
         return HostSum(devices, slot_nbytes)

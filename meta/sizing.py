@@ -1,4 +1,4 @@
-"""The memory of steps besides weights and caches, found by building the largest steps without addresses."""
+"""The memory of steps besides weights and caches, from building the largest steps without addresses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SUMS = ("add_partials",)  # ops whose push constants say which device this is
 class StepShape:
     """The largest step: rows, output rows, vocabulary rows per device, floats per row of each RoPE table.
 
-    `active`: the devices at work in each outermost graph scope (default: all); they read the sums there.
+    `active`: the devices at work in each outermost graph scope (default: all); they read its sums.
     """
 
     n_rows: int
@@ -40,7 +40,7 @@ class StepShape:
     halves: int = 0  # steps of at least this many rows may be in halves; 0: no step
 
     def places(self) -> tuple[dict[str, int], int]:
-        """(byte offset of each RoPE table, total bytes) of the parameters: StepParams of both halves, the
+        """(byte offset of each RoPE table, total bytes) of the parameters: StepParams of both halves, then
         tables."""
         offsets, total = {}, 2 * aligned(STEP_NBYTES)
         for name, width in self.rope_widths.items():
@@ -57,7 +57,6 @@ class StepShape:
         return -(-(end - begin) // 32) if self.top_k else 0
 
     def outputs_nbytes(self, device: int) -> int:
-        """Bytes of the logits and the masks."""
         return aligned(self.logits_nbytes(device)) + 4 * self.n_outputs * self.mask_words(device)
 
     def inputs(self, device: int, host: Buffer, local: Buffer, region: Buffer | None) -> Inputs:
@@ -79,7 +78,7 @@ class StepShape:
         )
 
     def unplaced(self, device: int) -> Inputs:
-        """As `inputs`, in memory that does not exist, for a graph that never runs."""
+        """As `inputs`, in a buffer without memory, for a graph that never runs."""
         buffer = nowhere()
         return self.inputs(device, buffer, buffer, buffer if self.logits_nbytes(device) else None)
 
@@ -87,7 +86,7 @@ class StepShape:
 @dataclass(frozen=True, slots=True)
 class StepSizes:
     """Bytes. Per device: `arenas` of a step's values, `logits` with masks. `params`: step parameters, on
-    the device and on the host. `slot`: a device's share of the largest reduce (0: no reduce)."""
+    device and host alike. `slot`: a device's share of the largest reduce (0: no reduce)."""
 
     arenas: tuple[int, ...]
     params: int
@@ -110,9 +109,9 @@ def measure(
     reuse: bool = True,
     short: Build | None = None,
 ) -> StepSizes:
-    """The largest sizes of all kinds of steps up to `shape`. Only names and limits of devices are read.
-    `reuse`: values share memory. `short`: the model without repeated layers; if it needs as much as `build`
-    for the first kind, it is used for the other kinds."""
+    """The largest sizes of all kinds of steps up to `shape`, from names and limits of devices alone. `reuse`:
+    values share memory. `short`: the model without repeated layers; it replaces `build` if both need as much
+    for the first kind."""
     n, params = len(devices), shape.places()[1]
     sizing, inputs = Sizing(n), [shape.unplaced(d) for d in range(n)]
 
@@ -155,8 +154,8 @@ def step_kinds(shape: StepShape) -> list[StepKind]:
 
 
 def form_of(recording: Recording) -> tuple[object, ...]:
-    """The commands with buffers numbered in order of appearance. Equal forms are fused, ordered and planned
-    alike. It omits the push constants of sums, which only say which share is the device's own."""
+    """The commands with buffers numbered in order of appearance. Recordings of equal form are planned alike.
+    Omits push constants of sums: they only say which share is the device's own."""
     numbers: dict[object, int] = {}
 
     def where(view: View) -> tuple[object, ...]:
@@ -175,7 +174,7 @@ def form_of(recording: Recording) -> tuple[object, ...]:
 
 
 class Sizing(Provider):
-    """Stands in for the provider while a step is traced."""
+    """The provider of a step that is only sized."""
 
     name = "sizing"
 

@@ -1,4 +1,4 @@
-"""The part of a weight that each device holds, and its pieces. Sizes only: nothing is allocated or copied."""
+"""The part of a weight on each device, and its pieces. Sizes only: nothing is allocated or copied."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from vkbackend.runtime import Device
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A weight to load. `home`: Home.WEIGHTS, or Home.HOST for pinned host memory: a mirrored tensor is
-    then a single copy that all devices read, a split tensor stays split. `in_file`: devices can read its
-    bytes in a mapped file, where they begin on a 32-bit word."""
+    """`home`: Home.WEIGHTS, or Home.HOST for pinned host memory, where all devices read one copy of a
+    mirrored tensor. `in_file`: devices can read its bytes in a mapped file, from a 32-bit word on."""
 
     name: str
     shape: tuple[int, ...]
@@ -29,12 +28,11 @@ class Load:
 
     @property
     def shared(self) -> bool:
-        """One copy for all devices."""
         return self.home is Home.HOST and self.state.kind is not Kind.SPLIT
 
 
 def expert_slices(load: Load, device: int) -> tuple[tuple[slice, slice], ...]:
-    """(rows, columns) of each expert of a stack [n_expert, n_out, n_in] on `device`, in elements."""
+    """(rows, columns) of each expert of [n_expert, n_out, n_in] on `device`, in elements."""
     try:
         return _expert_slices(_nameless(load), device)
     except PlanError:
@@ -42,7 +40,7 @@ def expert_slices(load: Load, device: int) -> tuple[tuple[slice, slice], ...]:
 
 
 def _nameless(load: Load) -> Load:
-    """A key that most layers share: planning asks a dozen times per stack."""
+    """The cache key: the same for most layers. Planning asks a dozen times per stack."""
     return replace(load, name="", home=Home.WEIGHTS, in_file=False)
 
 
@@ -65,8 +63,8 @@ def slice_of(load: Load, device: int) -> tuple[slice, slice]:
 
 
 def slices_of(load: Load, device: int) -> list[tuple[slice, slice]]:
-    """(rows, columns) on `device` of each segment of the split axis. The device stores the segments' rows
-    one after another; if columns are split, their columns, in every row."""
+    """(rows, columns) on `device` of each segment of the split axis. Stored rows of segments follow one
+    another; columns of segments do so within every row."""
     n_rows, n_columns = (1, *load.shape)[-2:]
     if load.state.kind is not Kind.SPLIT:
         return [(slice(0, n_rows), slice(0, n_columns))]
@@ -83,7 +81,6 @@ def slices_of(load: Load, device: int) -> list[tuple[slice, slice]]:
 
 
 def shape_of(load: Load, device: int) -> tuple[int, int]:
-    """(rows, columns) of a matrix or vector on `device`."""
     held = slices_of(load, device)
     by_rows = load.state.kind is Kind.SPLIT and load.state.axis == len(load.shape) - 2
     n_rows, n_columns = ([s[i].stop - s[i].start for s in held] for i in range(2))
@@ -108,7 +105,7 @@ def piece_shapes(load: Load, device: int, max_range: int) -> list[tuple[int, tup
 
 
 def own_pieces(loads: Iterable[Load], device: int, max_range: int) -> list[tuple[Load, int, tuple[int, ...]]]:
-    """(load, first local row, shape) of all pieces that `device` does not share."""
+    """(load, first local row, shape) of all pieces that are not shared."""
     return [
         (load, first, shape)
         for load in loads
@@ -118,8 +115,8 @@ def own_pieces(loads: Iterable[Load], device: int, max_range: int) -> list[tuple
 
 
 def mapped_pieces(load: Load, d: int, device: Device) -> list[tuple[int, tuple[int, ...], int]]:
-    """(first local row, shape, first byte within the tensor) of the pieces that the d-th device reads from
-    the file. Empty unless its slice is contiguous and its pieces begin on words."""
+    """(first local row, shape, first byte within the tensor) of the pieces that device `d` reads from the
+    file. Empty unless the slice is contiguous and its pieces begin on words."""
     run = run_of(load, d) if load.in_file and device.maps_files else None
     if run is None:
         return []
@@ -131,7 +128,7 @@ def mapped_pieces(load: Load, d: int, device: Device) -> list[tuple[int, tuple[i
 
 
 def run_of(load: Load, device: int) -> tuple[int, int] | None:
-    """(begin, end) in the tensor's bytes of a contiguous slice, else None."""
+    """(begin, end) in the tensor's bytes if the slice is contiguous, else None."""
     n_out, n_in = (1, *load.shape)[-2:]
     row_bytes, (elements, nbytes) = row_nbytes(load.dtype, n_in), block_of(load.dtype)
     cuts = expert_slices(load, device) if len(load.shape) == 3 else slices_of(load, device)
@@ -151,8 +148,8 @@ def run_of(load: Load, device: int) -> tuple[int, int] | None:
 
 
 def rows_in_pieces(load: Load, max_range: int) -> list[tuple[int, tuple[int, ...]]]:
-    """(first row, shape) of the pieces of a whole table. All but the last have a multiple of 4 rows, which
-    is whole words in any format."""
+    """(first row, shape) of the pieces of a whole table. All but the last have a multiple of 4 rows: whole
+    words in any format."""
     if len(load.shape) == 1:
         return [(0, load.shape)]
     n_rows, width = load.shape
@@ -161,9 +158,9 @@ def rows_in_pieces(load: Load, max_range: int) -> list[tuple[int, tuple[int, ...
 
 
 def expert_pieces(load: Load, device: int, max_range: int) -> list[tuple[int, int, tuple[int, ...]]]:
-    """(first expert, number of experts, shape) of the pieces of a stack. Experts cut by rows: [rows of all
-    its experts, n_in]. Cut by columns: [n_out, columns of all its experts], stored as a matrix [n_out,
-    columns] per expert."""
+    """(first expert, number of experts, shape) of the pieces of a stack. Cut by rows: [rows of all its
+    experts, n_in]. Cut by columns: [n_out, columns of all its experts], a matrix [n_out, columns] per expert.
+    """
     try:
         return list(_expert_pieces(_nameless(load), device, max_range))
     except PlanError:
@@ -195,6 +192,6 @@ def _expert_pieces(load: Load, device: int, max_range: int) -> tuple[tuple[int, 
 
 
 def piece_nbytes(device: Device) -> int:
-    """The largest piece that one binding and one allocation can span. A binding begins at an aligned
-    offset, so it may include up to ALIGN bytes before the piece."""
+    """The largest piece that fits a binding and an allocation. A binding begins at an aligned offset, up to
+    ALIGN bytes before the piece."""
     return min(device.limits.max_storage_range, device.limits.max_allocation_nbytes) - ALIGN

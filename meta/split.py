@@ -1,7 +1,7 @@
-"""Split states (MIRRORED, PARTIAL, SPLIT on an axis) and the rules that derive them.
+"""Split states (MIRRORED, PARTIAL, SPLIT on an axis) and their rules: an op's result follows from its
+operands.
 
-A weight's role and the plan give its state; a tensor's state follows from its op. A combination without a
-rule raises PlanError with the op and the states.
+A combination without a rule raises PlanError with the op and the states.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How a tensor is divided among the devices. Axes count from 0; activations are [rows, width], weights
-    [n_out, n_in]."""
+    """Axes count from 0; activations are [rows, width], weights [n_out, n_in]."""
 
     kind: Kind
     axis: int = -1
     ranges: Ranges = ()
     writers: tuple[int, ...] = ()  # PARTIAL: the devices that hold a share
     experts: tuple[Ranges, ...] = ()  # of each expert of a stack; `ranges` are the first expert's
-    segments: tuple[int, ...] = ()  # the axis is several parts, one behind another, all split alike. `ranges`
+    segments: tuple[int, ...] = ()  # the axis is several parts in sequence, all split alike. `ranges`
     # then count units, and part i has segments[i] elements per unit
 
     def __str__(self) -> str:
@@ -41,12 +40,11 @@ class State:
         return self.kind.value + (f"(of devices {self.writers})" if self.writers else "")
 
     def count(self, device: int) -> int:
-        """Elements of the split axis that a device holds."""
         begin, end = self.ranges[device]
         return (end - begin) * (sum(self.segments) or 1)
 
     def slices(self, device: int) -> list[slice]:
-        """A device's elements on the axis, in order; adjacent parts are one slice."""
+        """The device's elements on the axis, in order; adjacent parts are one slice."""
         begin, end = self.ranges[device]
         n_units = max(end for _, end in self.ranges)
         held: list[slice] = []
@@ -68,20 +66,19 @@ def partial(writers: Sequence[int]) -> State:
 
 
 def split_experts(axis: int, experts: Sequence[Ranges]) -> State:
-    """A stack [n_expert, n_out, n_in] split on axis 1 or 2, each expert by its own ranges."""
+    """A stack [n_expert, n_out, n_in] split on axis 1 or 2 by each expert's ranges."""
     return State(Kind.SPLIT, axis, experts[0], experts=tuple(experts))
 
 
 def split(axis: int, ranges: Ranges, segments: Sequence[int] = ()) -> State:
-    """Split on `axis`. The ranges tile it in device order. `segments`: see State; a single one is a plain
-    split."""
+    """`ranges` tile `axis` in device order. `segments`: see State; a single one is a plain split."""
     if len(segments) == 1:
         ranges, segments = scaled(ranges, segments[0]), ()
     return State(Kind.SPLIT, axis, ranges, segments=tuple(segments))
 
 
 def check_tiling(ranges: Ranges, size: int, what: str) -> None:
-    """Raise PlanError unless the ranges tile 0..size in order."""
+    """Raises PlanError unless the ranges tile 0..size in order."""
     at = 0
     for begin, end in ranges:
         if begin != at or end < begin:
@@ -92,17 +89,16 @@ def check_tiling(ranges: Ranges, size: int, what: str) -> None:
 
 
 def holders(ranges: Ranges) -> tuple[int, ...]:
-    """Devices with a share that is not empty."""
+    """Devices with a nonempty share."""
     return tuple(d for d, (begin, end) in enumerate(ranges) if end > begin)
 
 
 def scaled(ranges: Ranges, factor: int) -> Ranges:
-    """Ranges of units as ranges of `factor` elements per unit."""
     return tuple((begin * factor, end * factor) for begin, end in ranges)
 
 
 def kv_heads_of(heads: Ranges, group: int) -> Ranges:
-    """The kv heads that ranges of q heads use. Both sides of a cut group hold its kv head."""
+    """The kv heads that ranges of q heads use. A kv head is on both sides of a cut group."""
     at, ranges = 0, []
     for begin, end in heads:
         at = -(-end // group) if end > begin else at
@@ -119,8 +115,7 @@ def _no_rule(op: str, **states: State) -> PlanError:
 
 
 def linear(x: State, w: State) -> State:
-    """y = x w^T. If w's rows are split, so is y's width. If x's width and w's columns are split alike, y is
-    PARTIAL."""
+    """y = x w^T. Rows of w split: y's width is. x's width and w's columns split alike: y is PARTIAL."""
     if x == MIRRORED and w == MIRRORED:
         return MIRRORED
     if x == MIRRORED and w.kind is Kind.SPLIT and w.axis == 0:
@@ -131,7 +126,7 @@ def linear(x: State, w: State) -> State:
 
 
 def add_bias(y: State, bias: State) -> State:
-    """A bias is split as the rows of its matrix. One writer adds a mirrored bias to a PARTIAL sum."""
+    """A bias is split like the rows of its matrix. One writer adds a mirrored bias to a PARTIAL sum."""
     if bias == MIRRORED and y.kind in (Kind.MIRRORED, Kind.PARTIAL):
         return y
     if y.kind is Kind.SPLIT and y.axis == 1 and bias == replace(y, axis=0):
@@ -147,7 +142,7 @@ def elementwise(op: str, *states: State) -> State:
 
 
 def gate_rows(gate: State, x: State) -> State:
-    """A factor for each row of x. The product is linear, so x may be split or PARTIAL."""
+    """A factor per row of x. The product is linear, so x may be split or PARTIAL."""
     if gate == MIRRORED:
         return x
     raise _no_rule("gate_rows", gate=gate, x=x)
@@ -169,7 +164,7 @@ def rows_op(op: str, x: State) -> State:
 
 
 def per_head(op: str, x: State, head_dim: int) -> State:
-    """An op on each head by itself: a split must be between heads."""
+    """An op on each head: a split must be between heads."""
     if x == MIRRORED:
         return x
     if (
@@ -182,7 +177,7 @@ def per_head(op: str, x: State, head_dim: int) -> State:
 
 
 def wide_norm(x: State, w: State) -> State:
-    """An RMS norm over the whole width of a tensor split between heads, as its weight. Devices exchange
+    """An RMS norm over the whole width of a tensor split between heads, like its weight. Devices exchange
     sums of squares."""
     if x.kind is Kind.SPLIT and x.axis == 1 and not x.segments and w == replace(x, axis=0):
         return x
@@ -192,7 +187,7 @@ def wide_norm(x: State, w: State) -> State:
 def attention(
     q: State, k: State, v: State, heads: int, kv_heads: int, head_dim_k: int, head_dim_v: int
 ) -> State:
-    """Split by heads: a device holds the kv heads of its q heads. The result is split by q heads."""
+    """A device has the kv heads of its q heads. The result is split by q heads."""
     if q == k == v == MIRRORED:
         return MIRRORED
     if all(s.kind is Kind.SPLIT and s.axis == 1 for s in (q, k, v)):
@@ -205,7 +200,7 @@ def attention(
 
 
 def index_scores(q: State, w: State, keys: State, heads: int, head_dim: int) -> None:
-    """An indexer is cut like its layer's one kv head: a device has all of it, or nothing."""
+    """A device has a whole indexer, like its layer's single kv head, or nothing."""
     if q == w == keys == MIRRORED:
         return
     sizes = (q, heads * head_dim), (w, heads), (keys, head_dim)
@@ -215,15 +210,13 @@ def index_scores(q: State, w: State, keys: State, heads: int, head_dim: int) -> 
 
 
 def per_head_weight(op: str, y: State, w: State, head_dim: int) -> None:
-    """A weight with one value per head is split as the heads."""
     want = MIRRORED if y == MIRRORED else split(0, tuple((b // head_dim, e // head_dim) for b, e in y.ranges))
     if w != want:
         raise _no_rule(op, heads=y, w=w)
 
 
 def moe(x: State, router: State, gate: State, up: State, down: State, *biases: State) -> State:
-    """PARTIAL: the weighted sum is linear in `down`, and every device has columns of the FFNs. `biases` of
-    gate and up are split as these."""
+    """PARTIAL: the sum is linear in `down`. `biases` of gate and up are split like gate and up."""
     if x == router == MIRRORED and all(s == gate for s in (up, *biases)) and (gate.axis, down.axis) == (1, 2):
         if gate.experts and gate.experts == down.experts:
             return partial(sorted({d for ranges in gate.experts for d in holders(ranges)}))
@@ -231,21 +224,21 @@ def moe(x: State, router: State, gate: State, up: State, down: State, *biases: S
 
 
 def resized(x: State, times: int, by: int = 1) -> State:
-    """The state of a tensor with `times` elements for every `by` of x."""
+    """The state of a tensor with `times / by` elements per element of x."""
     if x.segments:
         return replace(x, segments=tuple(n // by * times for n in x.segments))
     return replace(x, ranges=tuple((begin // by * times, end // by * times) for begin, end in x.ranges))
 
 
 def heads_of(op: str, x: State, size: int) -> Ranges:
-    """The range of heads on each device, if the tensor is split between heads in one run."""
+    """The heads of each device, if the tensor is split between heads in one run."""
     if x.kind is Kind.SPLIT and not x.segments and all(at % size == 0 for cut in x.ranges for at in cut):
         return resized(x, 1, size).ranges
     raise _no_rule(f"{op} with heads of {size}", x=x)
 
 
 def mat_heads(x: State, w: State, k: int, n: int) -> State:
-    """A matrix [n, k] per head: a device has the matrices of its heads."""
+    """A matrix [n, k] per head, on the device of the head."""
     if x == w == MIRRORED:
         return MIRRORED
     if w.axis == 0 and heads_of("mat_heads", x, k) == heads_of("mat_heads", w, n):
@@ -254,8 +247,7 @@ def mat_heads(x: State, w: State, k: int, n: int) -> State:
 
 
 def concat(a: State, b: State, n_a: int, n_b: int) -> State:
-    """Heads of two parts: a device has both parts of its heads. If all heads share a second part, every
-    device has it."""
+    """A device has both parts of its heads; a second part that all heads share is on every device."""
     if b == MIRRORED:
         return split(1, heads_of("concat", a, n_a), [n_a + n_b])
     if a.axis == b.axis == 1 and (heads := heads_of("concat", a, n_a)) == heads_of("concat", b, n_b):
@@ -264,14 +256,14 @@ def concat(a: State, b: State, n_a: int, n_b: int) -> State:
 
 
 def ssm_conv(x: State, w: State, state: State, n_columns: int) -> State:
-    """Each channel by itself, with its taps and its last columns."""
+    """Each channel with its taps and its last columns."""
     if x.kind is Kind.SPLIT and x.axis == 1 and w == replace(x, axis=0) and state == resized(x, n_columns):
         return x
     raise _no_rule("ssm_conv", x=x, w=w, state=state)
 
 
 def delta_gates(a: State, dt: State, decay: State, b: State, width: int) -> State:
-    """`width` gates per head of b. The weights of a gate are on its device."""
+    """`width` gates per head of b, with the weights of a gate on its device."""
     if b.kind is Kind.SPLIT and b.axis == 1 and a == resized(b, width):
         if (dt, decay) == (replace(a, axis=0), replace(b, axis=0)):
             return a
@@ -281,8 +273,8 @@ def delta_gates(a: State, dt: State, decay: State, b: State, width: int) -> Stat
 def delta_net(
     parts: Sequence[State], g: State, beta: State, state: State, head_dim: int, width: int
 ) -> State:
-    """q, k, v as three tensors, or as segments of one: a device has all value heads of its key heads, with
-    their gates (`width` each) and state. The result is split like v."""
+    """q, k, v as tensors or as segments of one: a device has all value heads of its key heads, with their
+    gates (`width` each) and state. The result is split like v."""
     v = parts[-1]
     if len(parts) == 1 and len(v.segments) > 2 and v.segments[0] == v.segments[1] == head_dim:
         v = split(1, v.ranges, v.segments[2:])
@@ -296,7 +288,7 @@ def delta_net(
 
 
 def _same_key_heads(q: State, k: State, v: State) -> bool:
-    """Whether v has, on every device, equally many values per unit of q and k."""
+    """Whether every device has equally many values of v per unit of q and k."""
     if q != k or any(s.kind is not Kind.SPLIT or s.segments for s in (q, v)):
         return False
     n_q, n_v = (max(end for _, end in s.ranges) for s in (q, v))
@@ -304,8 +296,8 @@ def _same_key_heads(q: State, k: State, v: State) -> bool:
 
 
 def ssm_scan(x: State, bc: State, heads: State, state: State, sizes: tuple[int, int, int]) -> State:
-    """A device scans its heads of x, with their values of `heads`, and B and C of their groups. `sizes`:
-    (elements of a head, elements of a group's B, heads of a group). The result is split like x."""
+    """A device has its heads of x, their values of `heads`, and B and C of their groups. `sizes`: (elements
+    of a head, elements of a group's B, heads of a group). The result is split like x."""
     head_dim, n_state, group = sizes
     if per_head("ssm_scan", x, head_dim) == x and not x.segments and x.kind is Kind.SPLIT:
         own = resized(x, 1, head_dim)
@@ -316,8 +308,8 @@ def ssm_scan(x: State, bc: State, heads: State, state: State, sizes: tuple[int, 
 
 
 def group_norm(x: State, w: State, group: int) -> bool:
-    """Whether every device has whole groups of `group` columns. If not, the groups' squares are summed over
-    devices."""
+    """Whether every device has whole groups of `group` columns. If not, devices exchange the groups' sums of
+    squares."""
     if x.kind is Kind.SPLIT and x.axis == 1 and not x.segments and w == replace(x, axis=0):
         return all(at % group == 0 for cut in x.ranges for at in cut)
     raise _no_rule("group_norm", x=x, w=w)

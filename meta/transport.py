@@ -1,7 +1,7 @@
 """Moves bytes between the hosts of a group, with a deadline for every wait; and a twin within one process.
 
-A transport never adds. Messages between two hosts on one lane stay in order. A lost host ends every wait
-with a DeviceLost that names it.
+Messages between two hosts on one lane stay in order. A lost host ends every wait with a DeviceLost that names
+it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SLEEP_S = 1e-3
 
 
 class Lane(IntEnum):
-    """The purpose of a message. Messages on different lanes may overtake each other."""
+    """The purpose of a message. Only messages on one lane keep their order."""
 
     CALL = 1  # calls of host 0
     REPLY = 2
@@ -48,11 +48,11 @@ class Transfers(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Begin to send and to receive: received bytes may be written from now on. Raises DeviceLost."""
+        """Begin to send and to receive; the memory to receive into must be free. Raises DeviceLost."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Wait for everything that was started. Raises DeviceLost, Timeout."""
+        """Wait for all started transfers. Raises DeviceLost, Timeout."""
 
     @abstractmethod
     def close(self) -> None:
@@ -60,8 +60,8 @@ class Transfers(ABC):
 
 
 class Transport(ABC):
-    """This host, number `rank` of `size`; host 0 leads. `n_messages` and `n_bytes` count what it sent,
-    without heartbeats."""
+    """This host, `rank` of `size`; host 0 leads. `n_messages` and `n_bytes` count sent messages except
+    heartbeats."""
 
     rank: int
     size: int
@@ -85,16 +85,16 @@ class Transport(ABC):
 
     @abstractmethod
     def poll(self, host: int, lane: Lane, most: int) -> bytes | None:
-        """A message of at most `most` bytes, if one has come. Raises DeviceLost if it is longer."""
+        """A waiting message of at most `most` bytes, or None. Raises DeviceLost if it is longer."""
 
     @abstractmethod
     def transfers(
         self, sent: Sequence[Part], received: Sequence[Part], what: str, lane: Lane = Lane.SLOT
     ) -> Transfers:
-        """Parts that move together on a lane. Both sides name them in the same order."""
+        """Parts that move together on a lane, in the same order on both sides."""
 
     def close(self) -> None:  # noqa: B027 - a twin has nothing to leave
-        """Leave the group in order; the others do the same."""
+        """Leave the group; the others do the same."""
 
     def receive(self, host: int, lane: Lane, most: int, what: str, timeout_s: float | None = None) -> bytes:
         """The next message. `timeout_s`: by default VKBACKEND_TIMEOUT. Raises DeviceLost, Timeout."""
@@ -128,7 +128,7 @@ class Transport(ABC):
                 os.sched_yield()
 
     def meet(self, what: str, timeout_s: float) -> None:
-        """Wait until every host has come here."""
+        """Wait until every host has called this."""
         if self.rank:
             self.send(0, Lane.MEET, b"")
             self.receive(0, Lane.MEET, 0, what, timeout_s)
@@ -154,8 +154,6 @@ class Transport(ABC):
 
 
 class _Mail:
-    """Messages in flight between threads, by (sender, receiver, lane)."""
-
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.boxes: dict[tuple[int, int, Lane], deque[bytes]] = {}

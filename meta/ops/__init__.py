@@ -1,7 +1,6 @@
 """Ops on tensors over N devices: each derives its result's split state and records itself per device.
 
-The first op that needs a PARTIAL operand whole reduces it. A model does not know how many devices there
-are.
+The first op that needs a PARTIAL operand whole reduces it, so models are written for one device.
 """
 
 from vkbackend.meta.ops.dense_attention import attention, kv_store, rope

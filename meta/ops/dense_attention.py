@@ -57,8 +57,8 @@ def attention(
     head_dim_v].
 
     `window`: a row sees this many positions, its own included. `chunk`: it sees positions from the last
-    multiple of `chunk`. `softcap` c: c * tanh(s / c) of a score. `sinks` [heads], split like the heads, add
-    a logit per head to the softmax's denominator (Xiao et al. 2024).
+    multiple of `chunk`. `softcap` c: c * tanh(s / c) of a score. `sinks` [heads], split like the heads: a
+    logit per head in the softmax's denominator (Xiao et al. 2024).
     """
     graph, rows, group = q.graph, q.rows, heads // kv_heads
     state = split.attention(q.state, k.state, v.state, heads, kv_heads, head_dim_k, head_dim_v)

@@ -90,8 +90,8 @@ def gate_rows(gate: Tensor, x: Tensor) -> Tensor:
 
 
 def add_vector(x: Tensor, v: Weight) -> Tensor:
-    """x + v in every row, v [width] on every device. To a PARTIAL sum it is added once: to `base` if there
-    is one, else to one writer's share."""
+    """x + v in every row, v [width] on every device. A PARTIAL sum gets it once: in `base` if it has one,
+    else in one writer's share."""
     x, graph = latest(x), x.graph
     state = split.add_bias(x.state, v.state)
     if state.kind is Kind.PARTIAL and x.base:

@@ -1,5 +1,5 @@
-"""The mixture of experts (Shazeer et al. 2017). Every device has columns of every expert, so the exchange
-has n_embd values per row, whatever the number of used experts."""
+"""The mixture of experts (Shazeer et al. 2017). Every device has columns of every expert, so an exchange has
+n_embd values per row for any number of used experts."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from vkbackend.ops.moe import Gating
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """Chooses experts. `w` [n_expert, n_embd] maps norm(h) to logits, with `w_norm` as the norm's weight.
-    [n_expert] each: `bias` of the logits; `select`, added for the choice alone; `gain` of an expert's
-    weight."""
+    """`w` [n_expert, n_embd] maps norm(h) to logits, with `w_norm` as the norm's weight. [n_expert] each:
+    `bias` of the logits; `select`, added for the choice alone; `gain` of an expert's weight."""
 
     w_norm: Weight
     w: Weight
@@ -49,8 +48,7 @@ class Experts:
 def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
     """The weighted sum of the chosen experts' down(act(gate x) * up x): PARTIAL.
 
-    The choice is computed from the residual h, which is bit-identical on all devices, in the same order
-    everywhere.
+    The residual h is bit-identical on all devices, so all choose the same experts.
     """
     x, h, graph, e = whole(x), whole(h), x.graph, experts
     biases = [bias.state for bias in (e.gate_bias, e.up_bias) if bias]
@@ -92,7 +90,7 @@ def _weighed(graph: TensorGraph, d: int, x: Tensor, weights: View) -> View:
 
 
 def _route(h: Tensor, router: Router, devices: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Weights and ids (u32) of the chosen experts of each row, on each of the devices."""
+    """Weights and ids (u32) of each row's chosen experts, per device."""
     graph, n_expert = h.graph, router.w.shape[0]
     logits, weights, chosen = (
         graph.new(h.rows, width, MIRRORED, f"moe_{name}", devices)
@@ -122,7 +120,7 @@ def _operand_type(
 
 
 def _groups(graph: TensorGraph, d: int, ids: View, starts: View) -> device_ops.Groups | None:
-    """The pairs of row and expert sorted by expert, if there are enough pairs."""
+    """The pairs of row and expert sorted by expert, if there are enough."""
     on = graph.on(d, "moe")
     n_pairs, n_experts = ids.shape[0] * ids.shape[1], starts.shape[0] - 1
     if not (tile := device_ops.tile_size(on.limits, n_pairs, n_experts)):

@@ -35,7 +35,6 @@ def matmul(graph: TensorGraph, d: int, w: Weight, x: Tensor, out: View, bias: Vi
     on, width = graph.on(d, w), out.shape[-1]
     operand = operand_of(x, d, device_ops.operand_type(on.limits, x.rows, w.dtype))
     for first, piece in w.pieces[d]:
-        # A piece fills its columns of every row of the result.
         n_rows, n = out.shape[0], piece.shape[0]
         target = View(out.buffer, out.offset + 4 * first, ((n_rows - 1) * width + n,)) if n < width else out
         own = bias and View(bias.buffer, bias.offset + 4 * first, (n,))

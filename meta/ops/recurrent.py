@@ -1,5 +1,4 @@
-"""Ops of recurrent layers. Every device works on its own key heads and their value heads; nothing is
-exchanged."""
+"""Ops of recurrent layers, without exchanges: each device has its own key heads and their value heads."""
 
 from __future__ import annotations
 
@@ -13,9 +12,9 @@ from vkbackend.step import Mix
 
 
 def ssm_conv(x: Tensor, w: Weight, state: Weight, b: Weight | None = None, *, silu: bool = True) -> Tensor:
-    """silu of the causal depthwise convolution of x [rows, width] by w [width, d_conv], plus b [width].
-    `state` [n_cells, width * (d_conv - 1)] has the columns before x and is updated. Without `silu`: the sum
-    itself."""
+    """silu of the causal depthwise convolution of x [rows, width] by w [width, d_conv], plus b [width];
+    without `silu`, the sum itself. `state` [n_cells, width * (d_conv - 1)] has the columns before x and is
+    updated."""
     graph, d_conv = x.graph, w.shape[1]
     how = split.ssm_conv(x.state, w.state, state.state, d_conv - 1)
     y = graph.new(x.rows, x.width, split.add_bias(how, b.state) if b else how, "ssm_conv")
@@ -48,8 +47,8 @@ def delta_net(
     like v.
 
     q and k are normalized to length 1. `tiled`: value head h reads key head h % n_k; else consecutive value
-    heads share a key head. `state` [n_cells, heads * head_dim * head_dim] is read, and updated to the last
-    row of a run.
+    heads share a key head. `state` [n_cells, heads * head_dim * head_dim] is updated to the last row of a
+    run.
     """
     graph, rows = beta.graph, beta.rows
     whole = len(parts) == 1
@@ -101,6 +100,5 @@ def _rule(
 
 
 def _columns(x: View, rows: int, first: int) -> View:
-    """x from column `first` of its first row to the end."""
     n = rows * (x.nbytes // 4 // rows) - first
     return View(x.buffer, x.offset + 4 * first, (n,))

@@ -1,4 +1,4 @@
-"""Ops on each row of a tensor by itself: norms and columns."""
+"""Ops on each row: norms and columns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vkbackend.meta.tensor import Tensor, Weight
 
 
 def rms_norm(x: Tensor, w: Weight, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * w (Zhang and Sennrich 2019). A PARTIAL x is reduced in the same kernel."""
+    """x / sqrt(mean(x^2) + eps) * w (Zhang and Sennrich 2019). The same kernel reduces a PARTIAL x."""
     graph = x.graph
     if x.state.kind is Kind.PARTIAL and x.whole is None:
         x.whole, y = graph.all_reduce(x, w, eps)

@@ -1,6 +1,6 @@
 """Ops of state space layers. Every device scans its heads, with B and C of their groups.
 
-Only the norm of a group whose heads are on several devices needs an exchange: one sum of squares per row.
+Only the norm of a group on several devices needs an exchange: one sum of squares per row.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def ssm_scan(
 ) -> Tensor:
     """Mamba-2's scan of x [rows, heads * head_dim] (vkbackend/ops/state_space.py), split like x.
 
-    bc: B of all groups, then C, as segments; dt [rows, heads]; bias, a, d [heads]; `state` [n_cells, heads
-    * n * head_dim] is read, and updated to the last row of a run.
+    bc: B of all groups, then C, as segments; dt [rows, heads]; bias, a, d [heads]; `state` [n_cells, heads *
+    n * head_dim] is updated to the last row of a run.
     """
     graph, rows, n_head = x.graph, x.rows, dt.width
     n, group = bc.width // (2 * n_group), n_head // n_group
@@ -79,7 +79,6 @@ def gated_norm(gate: Tensor, x: Tensor, w: Weight, n_group: int, eps: float) -> 
 
 
 def _summed(graph: TensorGraph, shares: dict[int, View], n: int) -> dict[int, View]:
-    """The sum over devices of n values, on each of them."""
     views = [shares[d].reshape(n, 1) if d in shares else None for d in range(graph.n)]
     sums = Tensor(graph, n, 1, split.partial(sorted(shares)), views)
     # In f32: rounding a sum would move all columns that it scales the same way.

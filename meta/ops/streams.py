@@ -1,4 +1,4 @@
-"""Ops on a residual of several streams (vkbackend/ops/streams.py), which every device has whole."""
+"""Ops on a residual of several streams (vkbackend/ops/streams.py), whole on every device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vkbackend.meta.tensor import Tensor, Weight
 
 
 def streams_of(x: Tensor, a: Tensor) -> Tensor:
-    """[rows, n + width of a]: x [rows, n], then the runs of n values of a, each scaled to x's root mean
+    """[rows, n + width of a]: x [rows, n], then runs of n values of a, each scaled to x's root mean
     square."""
     return _made("streams_of", whole(x), whole(a))
 
@@ -40,8 +40,8 @@ def predict(x: Tensor, routed: Tensor, w: Weight, scale: float) -> Tensor:
 def correct(
     x: Tensor, a: Tensor, routed: Tensor, w: Weight, g: Weight, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """(each stream x_i plus (1 + c_i) * (a - x_0), the first new stream times g), with c = w times
-    tanh(scale * routed)."""
+    """(each stream x_i plus (1 + c_i) * (a - x_0), the first new stream times g), with c = w times tanh(scale
+    * routed)."""
     x, a, routed, graph = whole(x), whole(a), whole(routed), x.graph
     state, holders = _everywhere("correct", x, a, routed), _holders(x, a, routed)
     y = graph.new(x.rows, x.width, state, "streams_correct", holders)

@@ -15,7 +15,7 @@ from vkbackend.meta.tensor import Tensor, TensorGraph, Weight
 
 
 def embed(graph: TensorGraph, table: Weight, ids: int = device_ops.TOKENS) -> Tensor:
-    """The rows of `table` [n_vocab, n_embd] for the step's tokens (or positions, by `ids`), whole on every
+    """The rows of `table` [n_vocab, n_embd] for the step's tokens (or positions, by `ids`), on every
     device."""
     y = graph.new(graph.kind.n_rows, table.shape[1], MIRRORED, "embed")
     for d, inputs in enumerate(graph.inputs):
@@ -35,8 +35,8 @@ def outputs(x: Tensor) -> Tensor:
 
 
 def logits(x: Tensor, w: Weight, softcap: float = 0.0) -> None:
-    """Write x w^T into the host-visible region, each device for its vocabulary rows; or, if the step has
-    `top_k`, the best candidates of each row."""
+    """Write x w^T into the host-visible region, each device for its vocabulary rows; with `top_k`, only the
+    best candidates of each row."""
     x, graph = whole(x), x.graph
     split.linear(x.state, w.state)
     for d, inputs in enumerate(graph.inputs):

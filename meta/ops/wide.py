@@ -40,7 +40,7 @@ def wide_norms(parts: Sequence[tuple[Tensor, Weight]], eps: float) -> list[Tenso
 
 
 def gaussian_topk(x: Tensor, c: float) -> Tensor:
-    """max(x - mean - c * deviation, 0) over the width: approximately the largest values of every row."""
+    """max(x - mean - c * deviation, 0) over the width: approximately each row's largest values."""
     graph, x = x.graph, whole(x)
     y = graph.new(
         x.rows, x.width, split.elementwise("gaussian_topk", x.state), "gaussian_topk", holders_of(x)
@@ -58,8 +58,8 @@ def gaussian_topk(x: Tensor, c: float) -> Tensor:
 
 
 def _counted_before(x: Tensor, d: int) -> int:
-    """How many of the device's first columns an earlier device has too, and has counted: a kv head may be
-    on two devices."""
+    """How many of the device's first columns an earlier device has counted: a kv head may be on two
+    devices."""
     assert x.state.kind is Kind.SPLIT
     begin, end = x.state.ranges[d]
     return min(max([begin, *(e for b, e in x.state.ranges[:d] if e > b)]), end) - begin
