@@ -1,4 +1,4 @@
-"""Times all-reduces alone: a step that is a chain of sums of partial tensors, checked bit by bit."""
+"""Times all-reduces alone, in a step that is a chain of sums, checked bit by bit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vkbackend.runtime import Device
 MAX_WIDTH = 4096  # elements per row: the kernel sums rows as wide as an embedding
 LIMIT_S = 3.0  # no further repeat after this long
 PERIOD = 3  # residuals; not a multiple of the two parities, so that stale slots show
-CHAIN_NBYTES = 64 << 20  # a step moves about this much, but 4 to 32 reduces
+CHAIN_NBYTES = 64 << 20  # moved per step, but with 4 to 32 reduces
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ def time_reduce(
 ) -> ReduceTime:
     """Time an all-reduce of `nbytes` (f32) over `devices`, and close them. All `hosts` call it.
 
-    A step of `length` reduces warms up; then up to `repeats` steps are timed (fewer if they are slow on one
-    host). Raises errors of building and running a step.
+    A step of `length` reduces warms up; then up to `repeats` steps are timed, fewer if they are slow on one
+    host. Raises errors of building and running a step.
     """
     mesh = Mesh(devices, options, hosts=hosts)
     try:
@@ -82,8 +82,8 @@ def time_reduce(
 class _Chain:
     """h[k + 1] = base[k % 3] + sum over devices of (h[k] + share[d]), with h rotating through three arrays.
 
-    All values are small whole numbers: every order and every wire format gives the same sums, and an error
-    is multiplied by the number of devices in each later sum.
+    All values are small whole numbers, so every order and wire format gives the same sums; each later sum
+    multiplies an error by the number of devices.
     """
 
     def __init__(self, devices: Sequence[Device], elements: int, length: int) -> None:

@@ -1,6 +1,6 @@
 """The result of a step: logits, or the best tokens of each output row.
 
-Each device chooses within its share of the vocabulary. A mask limits the choice.
+Each device chooses within its share of the vocabulary, limited by a mask.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from vkbackend.runtime import Device
 
 
 class TopK(NamedTuple):
-    """ids int64 and float32 logits [n_outputs, k]: best first, on ties the lower id, NaN before all.
-    Missing candidates have logits of -inf and meaningless ids. `log_sums`: float64 [n_outputs],
-    log(sum(exp(logits))) over the whole row, if requested."""
+    """ids int64 and float32 logits [n_outputs, k]: best first, on ties the lower id, NaN before all. Missing
+    candidates have logits of -inf and meaningless ids. `log_sums`: float64 [n_outputs], log(sum(exp(logits)))
+    over the whole row, if requested."""
 
     ids: np.ndarray
     logits: np.ndarray
@@ -34,8 +34,8 @@ class TopK(NamedTuple):
 
 def places(region: View, n_outputs: int, k: int, n_chunks: int) -> tuple[View, View, View]:
     """Views of a device's best logits in its region: positions u32 [n_outputs, 1, k] within its vocabulary
-    rows, values f32 [n_outputs, 1, k], and f32 [n_outputs, n_chunks, 2], which `log_sum_exp` fills if the
-    step is `summed`."""
+    rows, values f32 [n_outputs, 1, k], and f32 [n_outputs, n_chunks, 2] for `log_sum_exp` if the step is
+    `summed`."""
     ids = View(region.buffer, region.offset, (n_outputs, 1, k), "u32")
     values = View(region.buffer, ids.end, (n_outputs, 1, k))
     return ids, values, View(region.buffer, values.end, (n_outputs, n_chunks, 2))
@@ -71,8 +71,8 @@ class Outputs:
             self._places.append(regions)
 
     def write_masks(self, masks: np.ndarray) -> None:
-        """Give every device its part of the masks of the next step's output rows: uint32 [n, ceil(n_vocab /
-        32)], lowest bit first."""
+        """Give every device its part of the next step's masks: uint32 [n, ceil(n_vocab / 32)] for n output
+        rows, lowest bit first."""
         bits = None
         for device, mask, (begin, end) in zip(self._devices, self._masks, self._vocab, strict=True):
             if mask is None or device.host:
@@ -95,12 +95,12 @@ class Outputs:
     # ---- between hosts ----
 
     def expect(self, n_outputs: int, wanted: Wanted, place: int = 0) -> None:
-        """Host 0, before a step: begin to receive its output rows at that place, so that no sender waits."""
+        """On host 0 before a step: begin to receive its output rows at `place`, so that no sender waits."""
         if self._hosts and self._hosts.rank == 0:
             self._gather(n_outputs, wanted, place).start()
 
     def collect(self, n_outputs: int, wanted: Wanted, place: int = 0) -> None:
-        """All hosts, after the step: bring its output rows to host 0."""
+        """On all hosts after the step: bring its output rows to host 0."""
         if self._hosts:
             gather = self._gather(n_outputs, wanted, place)
             if self._hosts.rank:
@@ -134,7 +134,7 @@ class Outputs:
                 out[:n_outputs, begin:end] = host.reshape(region.shape)[:n_outputs]
 
     def read_top_k(self, n_outputs: int, wanted: Wanted, place: int = 0) -> TopK:
-        """The devices' candidates, merged. `wanted`: as in the step's kind."""
+        """The devices' candidates, merged."""
         k, summed = wanted
         ids, logits, sums = [], [], []
         for device, region, (begin, end) in zip(self._devices, self._places[place], self._vocab, strict=True):
@@ -155,8 +155,8 @@ class Outputs:
 
 
 def log_of_sums(sums: np.ndarray) -> np.ndarray:
-    """log(sum(exp(x))) of rows, float64 [n]. `sums` [n, n_chunks, 2]: the largest element of each chunk,
-    and the sum of exp(x - largest)."""
+    """log(sum(exp(x))) of rows, float64 [n]. `sums` [n, n_chunks, 2]: the largest element of each chunk, and
+    the sum of exp(x - largest)."""
     peaks, sums = sums[..., 0].astype(np.float64), sums[..., 1].astype(np.float64)
     peak = peaks.max(axis=1)
     with np.errstate(all="ignore"):

@@ -21,19 +21,19 @@ forks.forget(_threads.cache_clear)
 
 
 def compile_all(devices: Sequence[Device], recordings: Sequence[Recording]) -> None:
-    """Compile the programs of each recording on its device. Other hosts compile for their own devices. An
-    error is raised when all compilations have ended."""
+    """Compile each recording's programs on its device, except for devices of other hosts. Raises an error
+    after all compilations have ended."""
     if len(devices) < 2:
-        return  # building compiles as well
+        return
     pairs = zip(devices, recordings, strict=True)
     compiling = [_threads().submit(d.compile, recording) for d, recording in pairs if not d.host]
-    wait(compiling)  # even if one failed: no device may be closed while it still compiles
+    wait(compiling)  # even if one failed: no device may be closed while it compiles
     for compiled in compiling:
         compiled.result()
 
 
 def begin_all(devices: Sequence[Device], recordings: Sequence[Recording]) -> None:
-    """Begin to compile the programs of each recording on its device, in the background."""
+    """As `compile_all`, in the background."""
     for device, recording in zip(devices, recordings, strict=True):
         if not device.host:
             device.compile_ahead(recording)

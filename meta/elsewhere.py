@@ -1,7 +1,7 @@
 """A device of another host, as this host sees it: limits, slots and logits, but no other memory.
 
-Every host plans and records for all devices and runs its own; work for another host's device does nothing.
-After loading, host 0 gives its stand-ins a `link` for reads, writes and copies outside of steps.
+Every host plans and records for all devices and runs its own. After loading, host 0 gives its stand-ins a
+`link` for reads, writes and copies outside of steps.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class PhysicalCard:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A device as its host describes it to the others. `speed`: measured bytes per second from its own
-    memory and from the host's."""
+    """A device as its host describes it to the others. `speed`: measured bytes per second from its own memory
+    and from the host's."""
 
     name: str
     limits: Limits

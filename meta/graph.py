@@ -1,4 +1,4 @@
-"""The graph of a step: ops on tensors become one recording per device, cut where devices must exchange."""
+"""The graph of a step: ops on tensors become one recording per device, cut at exchanges."""
 
 from __future__ import annotations
 
@@ -52,7 +52,6 @@ class Graph:
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Prefix the labels inside with `name`."""
         outer, self._scope = self._scope, f"{self._scope}{name}."
         section, self._section = self._section, self._section or name
         try:
@@ -67,7 +66,7 @@ class Graph:
         return self._scope + name
 
     def on(self, d: int, name: str | Weight) -> Recorder:
-        """Records on device d, under a label in this scope or the weight's name."""
+        """A recorder on device d, with a label in this scope or the weight's name."""
         label = name.name if isinstance(name, Weight) else self.label(name)
         return Recorder(self.recordings[d], self.devices[d].limits, label)
 
@@ -118,8 +117,8 @@ class Graph:
         """Make a PARTIAL tensor whole on the readers; with `norm`, also its RMSNorm, in the same kernel.
         `wire` overrides the graph's.
 
-        There is no exchange if the only writer is the only reader. A reader without the mirrored addend
-        gets it through the first writer's slot.
+        There is no exchange if the only writer is the only reader. A reader without the mirrored addend gets
+        it through the first writer's slot.
         """
         if x.state.kind is not Kind.PARTIAL:
             raise PlanError(f"all_reduce of a tensor that is {x.state}")
@@ -167,7 +166,7 @@ class Graph:
         )
 
     def _fold_base(self, x: Tensor) -> Tensor:
-        """The same sum without the addend: a writer that has it adds it to its share."""
+        """The same sum without the addend, which one of its holders adds to its share."""
         assert x.base is not None
         d = next(d for d in x.state.writers if x.base.views[d] is not None)
         folded = Tensor(self, x.rows, x.width, x.state, list(x.views))
@@ -178,8 +177,8 @@ class Graph:
     def _exchange(
         self, x: Tensor, readers: Sequence[int], wire: str
     ) -> tuple[dict[int, ReduceSlots], Sequence[View | None]]:
-        """Record the exchange. Returns the slots that each reader sums, and each device's own share as it
-        enters the sum."""
+        """Record the exchange. Returns the slots that each reader sums, and each device's share as it enters
+        the sum."""
         provider = self.provider
         assert provider is not None
         elements = x.rows * x.width

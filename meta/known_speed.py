@@ -1,6 +1,6 @@
-"""Speeds that were measured before, in `speeds.json` of the cache folder (speed.py measures them).
+"""Speeds measured before, from `speeds.json` of the cache folder (speed.py measures them).
 
-Delete the file to measure again. Nothing here measures, so recording a step may call it.
+Delete the file to measure again. Nothing here measures, so recording a step may use it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from vkbackend.runtime import Device
 
 ENTRY, FORMAT = "speeds.json", 1  # another format: measure again
 DTYPE = "q8_0"  # of the weights that are read
-# Submissions are cut for this part of the measured speed, which is the best case: large matrices alone.
-# Attention, narrow matrices, throttling or a desktop are slower. Even at a quarter of this part, a submission
-# ends within a watchdog's 2 s.
+# Submissions are cut for this part of the measured speed, which is of large matrices alone. Attention, narrow
+# matrices, throttling or a desktop are slower. Even at a quarter of this part, a submission ends within a
+# watchdog's 2 s.
 TRUSTED = 1 / 4
 
 
@@ -59,7 +59,7 @@ def _read() -> dict[str, Any]:
 
 
 def numbers(key: str) -> list[float]:
-    """The positive numbers under `key`, or an empty list."""
+    """Only positive numbers; an empty list otherwise."""
     found = _read().get(key)
     known = found if isinstance(found, list) else []
     return known if all(isinstance(x, float) and 0 < x < math.inf for x in known) else []

@@ -1,7 +1,7 @@
 """Weights that a device on the host reads from the model file's own pages.
 
-Nothing is copied or allocated (docs/measurements/lavapipe.md). The system may drop the pages and read them
-again, so the file must not change while the model is loaded.
+Nothing is copied or allocated (docs/measurements/lavapipe.md). The system may drop pages and read them again,
+so the file must not change while the model is loaded.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def map_weights(
     weights: Mapping[str, Weight],
 ) -> list[FilePages]:
     """Give `weights` the pieces that the d-th device reads from the file. Returns the pages, which must
-    outlive the device. A device that refuses them maps nothing. `file_of`: as in load.Source."""
+    outlive the device; none if the device refuses them. `file_of`: as in load.Source."""
     found: list[Piece] = []
     for load in loads:
         if pieces := mapped_pieces(load, d, device):
@@ -75,8 +75,7 @@ def map_weights(
 
 
 def windows(pieces: Iterable[Piece], limit: int) -> Iterator[list[Piece]]:
-    """Runs of pieces, in order of file and address. A run is in one file, and its pages take at most
-    `limit` bytes."""
+    """Runs of pieces in address order, each within one file; its pages take at most `limit` bytes."""
     window: list[Piece] = []
     for piece in sorted(pieces, key=lambda p: (p.file.ctypes.data, p.begin)):
         same = window and window[0].file.ctypes.data == piece.file.ctypes.data

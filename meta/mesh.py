@@ -26,7 +26,7 @@ from vkbackend.step import STEP_NBYTES, StepParams
 
 
 class Mesh:
-    """`devices` include stand-ins for the devices of other hosts. `keep_values`: after a step, all its
+    """`devices` include stand-ins for the devices of other hosts. `keep_values`: after a step, its
     intermediate tensors can be read."""
 
     def __init__(
@@ -42,7 +42,7 @@ class Mesh:
         self.weights = self.stores.weights
         self.relay = Relay(self.devices, self.options.submit_ahead)
         self.outputs = Outputs()
-        self.provider: Provider | None = None  # how partial sums meet; None: there are none
+        self.provider: Provider | None = None  # None: there are no partial sums
         self._keep_values = keep_values or env.debug() >= 5
         self._inputs: list[Inputs] = []
         self._steps: RecordedSteps | None = None
@@ -51,7 +51,6 @@ class Mesh:
 
     @property
     def reuse(self) -> bool:
-        """Whether values of a step share memory."""
         return not self._keep_values
 
     @property
@@ -67,7 +66,7 @@ class Mesh:
     def prepare(
         self, build: Build, shape: StepShape, sizes: StepSizes | None = None, n_places: int = 1
     ) -> None:
-        """Allocate what steps up to `shape` need: `sizes`, or what a trial build of the largest step shows.
+        """Allocate memory for steps up to `shape`: of `sizes`, or as a trial build of the largest step shows.
         `n_places`: how many steps may have output rows in flight from other hosts."""
         sizes = sizes or measure(self.devices, build, shape, self.options.reduce_type, self.reuse)
         arenas = []
@@ -91,8 +90,8 @@ class Mesh:
     def write_step(
         self, params: StepParams, rope: Mapping[str, np.ndarray], second: StepParams | None = None
     ) -> None:
-        """Hand the next step's parameters (of both halves) to every device. rope: float32 [rows, width / 2,
-        2] by table name."""
+        """Give every device the next step's parameters (of both halves). rope: float32 [rows, width / 2, 2]
+        by table name."""
         for device, inputs in zip(self.devices, self._inputs, strict=True):
             if device.host:
                 continue
@@ -134,8 +133,8 @@ class Mesh:
             report_values(self.devices, step.values)
 
     def close(self) -> None:
-        """Release recordings, memory and devices; leave a device that does not answer as it is."""
-        for device in self.devices:  # nothing may run any more when its command buffers go
+        """Release recordings, memory and devices, except for a device that does not answer."""
+        for device in self.devices:  # its command buffers must not be in use
             device.abandoned |= not device.abandoned and not device.settle()
         abandoned = any(device.abandoned for device in self.devices)
         if self._steps:
@@ -153,5 +152,5 @@ class Mesh:
         self.provider, self._inputs, self._steps, self.outputs = None, [], None, Outputs()
 
 
-# Pages that an abandoned device may still write stay mapped for the life of the process.
+# Pages that an abandoned device may still write stay mapped until the process ends.
 _leaked: list[object] = []

@@ -1,6 +1,6 @@
 """The transport over MPI: bytes, point to point, nothing pickled.
 
-It calls no collectives: `MPI_Allreduce` adds in an order of its own. Waits poll, so each can have a
+It uses no collectives: the order of additions in `MPI_Allreduce` is up to MPI. Waits poll, so each has a
 deadline.
 """
 
@@ -19,7 +19,7 @@ LEAVE_S = 10.0  # to wait for the other hosts
 
 
 def require_mpi() -> None:
-    """Raise UnsupportedFeature if mpi4py is not installed."""
+    """Raises UnsupportedFeature if mpi4py is not installed."""
     if importlib.util.find_spec("mpi4py") is None:
         raise UnsupportedFeature(
             f"several hosts need mpi4py and an MPI, which {sys.prefix} does not have; run "
@@ -37,7 +37,7 @@ class MPITransport(Transport):
         mpi4py.rc.initialize = mpi4py.rc.finalize = False
         from mpi4py import MPI
 
-        # Beats are sent by a thread of their own.
+        # A thread sends beats.
         if not MPI.Is_initialized() and MPI.Init_thread(MPI.THREAD_MULTIPLE) < MPI.THREAD_MULTIPLE:
             raise UnsupportedFeature(
                 "this MPI does not support calls from several threads; use the one of the extra hosts"
@@ -94,7 +94,7 @@ class MPITransport(Transport):
         if self.mpi.Is_finalized():
             return
         self.meet("the end of the group", LEAVE_S)
-        for host in self.others:  # MPI complains about messages that nobody received
+        for host in self.others:  # MPI warns of messages that nobody received
             while self.poll(host, Lane.BEAT, 0) is not None:
                 pass
         with suppress(self.mpi.Exception):

@@ -1,8 +1,6 @@
-"""One plan per layer: the heads, FFN columns and vocabulary rows of each device. It is data and can be
-printed.
+"""One plan per layer: the heads, FFN columns and vocabulary rows of each device, as data.
 
-All tensors of a layer take their slices from its plan, so they cannot disagree. Shares may be uneven or
-empty.
+All tensors of a layer are sliced by its plan, so they cannot disagree. Shares may be uneven or empty.
 """
 
 from __future__ import annotations
@@ -17,10 +15,10 @@ from vkbackend.meta.split import MIRRORED, Ranges, State, check_tiling, split, s
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """How a weight is cut: `axis` (0 rows, 1 columns) by the plan's dimension `dim`; mirrored without
-    `dim`. `dim`: "heads", "kv_heads", "ffn", "vocab", or "experts" for the FFN columns of experts
-    [n_expert, n_out, n_in]. `segments`: relative sizes of consecutive parts of the axis, each cut alike
-    (rows of q, k, v by key heads)."""
+    """How a weight is cut: `axis` (0 rows, 1 columns) by the plan's dimension `dim`; mirrored without `dim`.
+    `dim`: "heads", "kv_heads", "ffn", "vocab", or "experts" for the FFN columns of experts [n_expert, n_out,
+    n_in]. `segments`: relative sizes of consecutive parts of the axis, each cut alike (rows of q, k, v by key
+    heads)."""
 
     dim: str = ""
     axis: int = 0
@@ -40,7 +38,7 @@ def columns(dim: str, segments: tuple[int, ...] = (1,)) -> Role:
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """A dimension of `size` units, handed out in multiples of `grain` units."""
+    """A dimension of `size` units, handed out in multiples of `grain`."""
 
     size: int
     grain: int = 1
@@ -48,9 +46,8 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Ranges of units per device, for each dimension of a layer (or of the tensors outside layers).
-    `experts`: the ranges of each expert's FFN columns. In a layer with experts, "ffn" means the FFN next to
-    them."""
+    """Ranges of units per device for each dimension. `experts`: the ranges of each expert's FFN columns;
+    "ffn" is then the FFN next to the experts."""
 
     ranges: Mapping[str, Ranges]
     experts: tuple[Ranges, ...] = ()
@@ -88,13 +85,13 @@ def normalise(tensor_split: Sequence[float] | None, n_devices: int) -> tuple[flo
     largest = max(shares)
     if not largest:
         raise InvalidArgument(f"tensor split {shares}: at least one share must be above zero")
-    shares = [s / largest for s in shares]  # the sum of very large shares would be infinite
+    shares = [s / largest for s in shares]  # very large shares would have an infinite sum
     return tuple(s / sum(shares) for s in shares)
 
 
 def share_out(dim: Dim, shares: Sequence[float], rotation: int = 0) -> Ranges:
-    """Ranges that tile `dim` in device order, by largest remainder. Equal remainders: device `rotation`
-    first, then the devices after it, cyclically.
+    """Ranges that tile `dim` in device order, by largest remainder; on ties, cyclically from device
+    `rotation` on.
 
     Devices with a zero share get nothing. A last incomplete grain goes to the last device with a range.
     """

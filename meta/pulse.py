@@ -1,6 +1,6 @@
-"""Heartbeats between the hosts of a group: every host sends them to host 0, and host 0 to every host.
+"""Heartbeats between host 0 and every other host of a group.
 
-A thread sends them, so they also go out while the host compiles or loads for minutes.
+A thread sends them, so they continue while the host compiles or loads for minutes.
 """
 
 from __future__ import annotations

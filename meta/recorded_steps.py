@@ -20,8 +20,8 @@ from vkbackend.recording import cut_long, derive_barriers
 from vkbackend.runtime import Executable
 
 # Steps are kept while they have at most MAX_COMMANDS commands in all; MIN_STEPS are always kept. A command
-# takes 1 KB here and up to 2 KB in a driver. Recording it again takes 1 ms. A model of 24 layers on one
-# device can keep all its 200 steps.
+# takes 1 KB here, up to 2 KB in a driver, and 1 ms to record again. A model of 24 layers on one device can
+# keep all its 200 steps.
 MAX_COMMANDS, MIN_STEPS = 1 << 17, 32
 
 
@@ -33,7 +33,7 @@ class Step:
     executables: list[Executable]
     reduces: list[Reduce | None]  # after each segment but the last; None: the devices only meet
     values: dict[str, list[View | None]]  # intermediate tensors by label, if the mesh keeps them
-    lag: int = 1  # a segment may begin when all devices have finished the one this many before it
+    lag: int = 1  # a segment may begin when all devices have finished the one `lag` before it
     used: int = 0  # when, counted in steps
 
     @property
@@ -42,8 +42,8 @@ class Step:
 
 
 class RecordedSteps:
-    """`arenas`: the memory of a step's values, per device. `reuse`: values share memory. `beside`: what other
-    hosts do while a step is recorded here."""
+    """`arenas`: the memory of a step's values, per device. `reuse`: values share memory. `beside`: the work
+    of other hosts while a step is recorded here."""
 
     def __init__(self, builder: StepBuilder, arenas: Sequence[Buffer], reuse: bool) -> None:
         self.builder, self.arenas, self._reuse = builder, list(arenas), reuse
@@ -67,8 +67,8 @@ class RecordedSteps:
         return step
 
     def _make_room(self, n_commands: int) -> None:
-        """Close the steps that have been unused for longest. None of them runs: a run ends before the next
-        step is asked for."""
+        """Close the least recently used steps. None of them runs: a run ends before the next step is
+        requested."""
         n_commands += sum(step.n_commands for step in self.by_kind.values())
         for kind in sorted(self.by_kind, key=lambda kind: self.by_kind[kind].used):
             if n_commands <= MAX_COMMANDS or len(self.by_kind) < MIN_STEPS:

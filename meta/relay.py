@@ -20,8 +20,8 @@ DRAIN_S = 5.0  # how long devices get to finish after a failure
 
 
 class Relay:
-    """`submit_ahead`: as in ReduceOptions. `broken`: why the devices cannot be used again; empty if they can.
-    `reduce_s`: seconds of the host between the last writer's end and the release of the readers."""
+    """`submit_ahead`: as in ReduceOptions. `broken`: why the devices cannot be used again, or empty.
+    `reduce_s`: the host's seconds between the last writer's end and the release of the readers."""
 
     def __init__(self, devices: Sequence[Device], submit_ahead: int | None) -> None:
         self._devices, self._ahead = devices, submit_ahead
@@ -31,9 +31,9 @@ class Relay:
         self.broken = ""
 
     def run(self, step: Step, provider: Provider | None) -> None:
-        """Replay the step and wait for its end. Raises DeviceLost or Timeout and is broken from then on. An
-        interrupt (Ctrl-C) breaks it too: it may come between two calls that belong together."""
-        self.broken = "a step of theirs was interrupted"  # until it has ended
+        """Replay the step and wait for its end. An error (DeviceLost, Timeout) breaks the relay. So does an
+        interrupt (Ctrl-C): it may come between two calls that belong together."""
+        self.broken = "a step of theirs was interrupted"  # until the step has ended
         try:
             self._relay(step, step.executables[0].n_segments, provider)
         except VkbackendError as error:
@@ -83,7 +83,7 @@ class Relay:
                     )
 
     def _drain(self, error: VkbackendError) -> None:
-        """After a failure, let every device finish what it was given. Abandon a device that does not."""
+        """After a failure, wait for each device, or abandon it."""
         self.broken = str(error) or type(error).__name__
         deadline = time.monotonic() + DRAIN_S
         for device in self._devices:
@@ -92,7 +92,7 @@ class Relay:
                 queue.allow(queue.submitted)
                 done = queue.wait(queue.submitted, max(0.0, deadline - time.monotonic()))
             except VkbackendError:
-                done = True  # lost: nothing is pending on it any more
+                done = True  # lost: nothing is pending on it
             if not done:
                 device.abandoned = True
                 env.log(1, f"{device.name} does not answer and is abandoned")

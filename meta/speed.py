@@ -37,7 +37,7 @@ def class_of(device: Device) -> Hashable:
 
 
 def resource_of(device: Device) -> Hashable:
-    """The resource that logical devices take turns on: a physical device, or the processor of a host."""
+    """The resource that logical devices share: a physical device, or the processor of a host."""
     info = device.physical
     return info.uuid if info and not info.is_cpu else f"{device.host} cpu".strip()
 
@@ -63,9 +63,9 @@ def measure_speed(device: Device) -> Speed:
 
 
 def measure_gpus(devices: Sequence[Device]) -> None:
-    """Measure GPUs of unknown speed before a model is loaded: their steps are otherwise cut for the slowest
-    GPU. Nothing is measured without a cache folder, as every start would measure again. A GPU that is full
-    or does not answer in time stays unknown."""
+    """Measure GPUs of unknown speed before a model is loaded: otherwise their steps are cut for the slowest
+    GPU. Does nothing without a cache folder, as every start would measure again. A GPU that is full or does
+    not answer in time stays unknown."""
     gpus = [device for device in devices if device.physical and not device.physical.is_cpu]
     if gpus and cache_folder.writable():
         for device in gpus:
@@ -90,7 +90,7 @@ def measure_copy(device: Device) -> float:
 
 def measure_reduce(devices: Sequence[Device], nbytes: int) -> float:
     """Seconds of an all-reduce of `nbytes` (rounded to a power of two), measured once; 0 for one device.
-    With other hosts: the time of the devices here plus the slowest exchange."""
+    Other hosts add the slowest exchange."""
     if len(devices) < 2:
         return 0.0
     far = [d.exchange.seconds(nbytes) for d in devices if isinstance(d, Elsewhere) and d.exchange]

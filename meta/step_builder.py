@@ -44,8 +44,8 @@ class StepBuilder:
 
     @collection_paused()
     def recorded(self, kind: StepKind) -> Built:
-        """In a step of two halves, one half computes while the sums of the other are exchanged. So the
-        segments of the halves take turns, and a segment waits for the exchange before the last one."""
+        """In a step of two halves, one computes while the sums of the other are exchanged: their segments
+        take turns, and a segment waits for the exchange before the last one."""
         graphs = self.graphs(kind)
         recordings = [ordered(graphs, d) for d in range(len(self.devices))]
         if not kind.halves:
@@ -57,7 +57,7 @@ class StepBuilder:
         return Built(recordings, reduces, values)
 
     def graphs(self, kind: StepKind) -> list[Graph]:
-        """The step as the model writes it, a dispatch for each op: one graph, or one for each half."""
+        """The step as the model writes it: one graph, or one per half."""
         if not kind.halves:
             return [self._graph(self.inputs, kind)]
         half = kind._replace(n_rows=kind.n_rows // 2, halves=False)
@@ -72,7 +72,7 @@ class StepBuilder:
 
 
 def second_half(inputs: Inputs, n_rows: int) -> Inputs:
-    """The inputs of the second half of a micro-batch of `n_rows`: its own StepParams, the later RoPE rows."""
+    """The second half's inputs: its own StepParams, the later RoPE rows."""
     step = replace(inputs.step, offset=inputs.step.offset + aligned(STEP_NBYTES))
     rope = {name: table.rows(n_rows // 2, table.shape[0]) for name, table in inputs.rope.items()}
     return replace(inputs, step=step, rope=rope)

@@ -1,4 +1,4 @@
-"""What distinguishes recorded steps. Every step looks its recording up by a `StepKind`."""
+"""The key of a recorded step."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from vkbackend.step import Mix
 
 
 def bucket(n: int) -> int:
-    """How many rows n rows are padded to; each such number has one recording. It is a power of two, or from
-    12 on also one and a half times a power of two, because on software devices a padded row costs what a row
-    costs."""
+    """The rows of a step that runs n rows: a power of two, or from 12 on also one and a half times a
+    power of two. Fewer numbers need fewer recordings, but on software devices a padded row costs as
+    much as any row."""
     power = 1 << max(0, n - 1).bit_length() if n else 0
     return power * 3 // 4 if power >= 16 and n <= power * 3 // 4 else power
 
 
 def mix_of(n_rows: int, n_single: int = 0, n_runs: int = 1) -> Mix:
-    """The mix of a step in which the first `n_single` of `n_runs` runs have one row each. Few rows decode,
-    whatever they belong to: kernels for them read K and V once for all heads of a group."""
+    """The mix of a step in which the first `n_single` of `n_runs` runs have one row each. Few rows always
+    decode: those kernels read K and V once for all heads of a group."""
     if n_rows <= MAX_VEC_ROWS or n_single == n_runs:
         return Mix.DECODE
     return Mix.BOTH if n_single else Mix.PREFILL
 
 
 class Wanted(NamedTuple):
-    """The result of a step, for each output row: all logits (`top_k` is 0), or the `top_k` best tokens.
-    `summed`: also log(sum(exp(logits))) of the whole row, from which the tokens' probabilities follow."""
+    """Results per output row: all logits (`top_k` is 0), or the `top_k` best tokens. `summed`: also
+    log(sum(exp(logits))) of the whole row, for the tokens' probabilities."""
 
     top_k: int = 0
     summed: bool = False
@@ -34,7 +34,7 @@ class Wanted(NamedTuple):
 
 class StepKind(NamedTuple):
     """`halves`: the step is two half micro-batches in turn; the output rows are in the second. `masked`: a
-    mask says which tokens may be candidates."""
+    mask limits the candidates."""
 
     n_rows: int
     n_outputs: int
@@ -45,6 +45,6 @@ class StepKind(NamedTuple):
 
     @classmethod
     def of_run(cls, n_rows: int, n_outputs: int, top_k: int = 0, halves: bool = False) -> StepKind:
-        """The kind of a step whose rows are a single run."""
+        """A step whose rows are a single run."""
         mix = mix_of(n_rows // 2 if halves else n_rows)
         return cls(n_rows, n_outputs, mix, Wanted(top_k), halves=halves)

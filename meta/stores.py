@@ -1,4 +1,4 @@
-"""What outlives a step on the devices of a mesh: weights, caches, constants."""
+"""The memory of a mesh's devices that outlives a step: weights, caches, constants."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vkbackend.runtime import Device
 
 
 class Stores:
-    """`changing`: caches and constants by name. `load_s`: seconds that loading weights took."""
+    """`changing`: caches and constants by name. `load_s`: seconds of loading weights."""
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self._devices = devices
@@ -28,7 +28,6 @@ class Stores:
         self.load_s = 0.0
 
     def load(self, loads: Sequence[Load], source: Source, progress: Progress | None = None) -> None:
-        """Put weights on the devices."""
         began = time.perf_counter()
         weights, pages = load_weights(self._devices, loads, source, progress)
         self.load_s += time.perf_counter() - began
@@ -38,7 +37,7 @@ class Stores:
     def cache(
         self, name: str, n_cells: int, width: int, dtype: str, state: State, home: Home = Home.KV
     ) -> Weight:
-        """An empty cache [n_cells, width], split by columns as `state` says.
+        """An empty cache [n_cells, width], split by columns as in `state`.
 
         Raises PlanError if a device's share exceeds one binding: shaders read it as a whole.
         """
@@ -75,7 +74,7 @@ class Stores:
             device.write(View(whole.buffer, whole.offset + offset, values.shape, whole.dtype), values)
 
     def mapped_nbytes(self, d: int) -> int:
-        """Bytes of the weights that the d-th device reads from the model's file."""
+        """Bytes of weights that the d-th device reads from the model's file."""
         views = [view for weight in self.weights.values() for _, view in weight.pieces[d]]
         return sum(v.nbytes for v in views if isinstance(v.buffer, Buffer) and v.buffer.home is Home.MAPPED)
 

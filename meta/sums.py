@@ -14,13 +14,13 @@ from vkbackend.meta.tensor import Tensor, Weight
 
 
 def whole(x: Tensor) -> Tensor:
-    """x on every device at work in this scope: itself, or the sum it stands for."""
+    """x, or the sum it represents, on every device at work in this scope."""
     x = latest(x)
     if x.state.kind is Kind.PARTIAL:
         x.whole = x.graph.all_reduce(x)[0]
         x = x.whole
     if x.state == MIRRORED and any(x.views[d] is None for d in x.graph.readers()):
-        # A device at work here lacks the value: the first holder hands it on, as a sum of one share.
+        # A device at work here lacks the value: the first holder sends it, as a sum of one share.
         first = next(d for d, view in enumerate(x.views) if view is not None)
         views = [view if d == first else None for d, view in enumerate(x.views)]
         x.whole = x.graph.all_reduce(Tensor(x.graph, x.rows, x.width, split.partial((first,)), views))[0]
@@ -29,7 +29,7 @@ def whole(x: Tensor) -> Tensor:
 
 
 def latest(x: Tensor) -> Tensor:
-    """The tensor that replaced x when it was made whole or handed to more devices, else x."""
+    """The tensor that replaced x when it was made whole or given to more devices, else x."""
     while x.whole is not None:
         x = x.whole
     return x
@@ -49,7 +49,7 @@ def each(y: Tensor, name: str, *operands: Tensor | Weight) -> Iterator[tuple[Any
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
-    """a + b. With a PARTIAL operand the sum stays PARTIAL until an op needs the whole value."""
+    """a + b. A sum with a PARTIAL operand stays PARTIAL until an op needs the whole value."""
     state = split.add(a.state, b.state)
     if state.kind is not Kind.PARTIAL:
         return _add_values(a, b)
