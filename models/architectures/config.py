@@ -54,8 +54,7 @@ class Config:
         norm_key: str = "layer_norm_rms_epsilon",
         layers: tuple[LayerConfig, ...] | None = None,
     ) -> Config:
-        """`layers` replaces the layers read from keys. Raises GGUFError for missing or impossible values,
-        UnsupportedModel for unsupported features."""
+        """`layers` replaces the layers read from keys. Raises GGUFError, UnsupportedModel."""
         arch = gguf.architecture
         check_off(gguf, "attention.clamp_kqv")
         n_ctx_train = read_count(gguf, "context_length", limit=1 << 31)
@@ -80,9 +79,8 @@ def with_windows(config: Config, window: int, local: Sequence[bool]) -> Config:
 
 
 def read_layers(gguf: GGUF, mixture: Mixture | None = None, low: int = 1) -> tuple[LayerConfig, ...]:
-    """The layers, from keys with one value or one per layer. Model files replace what depends on the kind of
-    layer. `mixture`: defaults for experts, if any. `low`: the least number of kv heads and of dense FFN
-    columns."""
+    """Keys have one value or one per layer. `mixture`: defaults for experts, if any. `low`: the least number
+    of kv heads and of dense FFN columns."""
     n_layer = read_n_layer(gguf)
     mixtures = read_mixtures(gguf, n_layer, mixture) if mixture else [None] * n_layer
     n_ff = (0,) * n_layer if all(mixtures) else read_counts(gguf, "feed_forward_length", n_layer, low=low)

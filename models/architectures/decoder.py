@@ -1,7 +1,6 @@
 """The graph of the pre-norm decoder that most architectures start from.
 
-A model file states the differences: attributes, hyper-parameters, weights, hooks of the graph. Products add a
-bias if the file has one. Formulas: the papers named in the model files; keys and tensor names: llama.cpp's.
+Model files state the differences. Formulas: the papers they name; keys and tensor names: llama.cpp's.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ class Decoder(DecoderWeights):
         return linear(self.gate(a, x, w), w, "attn_output")
 
     def gate(self, a: Tensor, x: Tensor, w: Weights) -> Tensor:
-        """Gate attention's result `a` for x before the output projection. Default: none."""
+        """Attention's result `a`, gated for x. Default: no gate."""
         return a
 
     def store(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> None:

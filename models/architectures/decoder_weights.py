@@ -33,7 +33,7 @@ class DecoderWeights:
     windows = False  # whether attention.sliding_window applies
     interleaved_sections = False  # the order of RoPE's sections, if the file has some
     half_split = True  # RoPE pairs element i of a head with i + n_rot / 2; False: pairs are adjacent
-    pre_ffn_norm = "ffn_norm"  # the tensor's name
+    pre_ffn_norm = "ffn_norm"
     pre_norms = True  # norms before attention and FFN
     post_norms = False  # norms after attention and FFN, before the residual sum
 
@@ -80,7 +80,6 @@ class DecoderWeights:
     # ---- weights ----
 
     def unread(self) -> set[str]:
-        """Tensors in files that this code does not read."""
         return set()
 
     def weights(self) -> list[WeightSpec]:
@@ -106,8 +105,8 @@ class DecoderWeights:
         return specs
 
     def _as_stored(self, specs: list[WeightSpec], prefix: str) -> list[WeightSpec]:
-        """The specs of a layer, as parts of a fused tensor if the file has one: q, k, v in attn_qkv; gate and
-        up in ffn_up, or per expert in ffn_gate_up_exps."""
+        """The layer's specs, as parts of fused tensors if the file has them: attn_qkv, ffn_up,
+        ffn_gate_up_exps."""
         by_name = {spec.name: spec for spec in specs}
         for names, tensor in (
             (("attn_q.weight", "attn_k.weight", "attn_v.weight"), "attn_qkv.weight"),

@@ -1,6 +1,6 @@
 """gemma4 (Gemma 4): gemma3 with another head size in layers without a window, unscaled q k^T, an RMS norm
-without weights for values (the keys if there is no attn_v), a factor for every layer's result, and maybe
-shared caches (per_layer.py).
+without weights for values (the keys without attn_v), a factor for every layer's result, and maybe shared
+caches (per_layer.py).
 
 Small models embed the token again for each layer. Large models add experts to the dense FFN, with their own
 norms.
@@ -135,7 +135,6 @@ class Model(PerLayerInputs):
 
 
 def _vector(gguf: GGUF, name: str, n: int) -> np.ndarray:
-    """A small f32 tensor for the host."""
     info = gguf.tensors.get(name)
     if info is None or (info.type, info.shape) != ("f32", (n,)):
         actual = f"{info.type} {info.shape}" if info else "missing"

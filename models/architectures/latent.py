@@ -36,7 +36,7 @@ class LatentAttention(Decoder):
     half_split = False
 
     def read_latent(self, gguf: GGUF, config: Config) -> Config:
-        """The layers as attention with one kv head. Raises GGUFError, UnsupportedModel."""
+        """Layers with one kv head."""
         self.latent, self.shared = (
             read_count(gguf, key) for key in ("attention.kv_lora_rank", "rope.dimension_count")
         )

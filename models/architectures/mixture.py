@@ -30,7 +30,7 @@ ALONE = {"relu2_alone": ops.relu2}  # activations of experts without a gate
 @dataclass(frozen=True, slots=True)
 class Mixture:
     """The experts of one layer, their gating, and the shared expert. Biases, the selection bias and experts'
-    factors are used if the file has them. Architectures give defaults; keys replace them."""
+    factors are used if the file has them."""
 
     n_expert: int = 0
     n_used: int = 0
@@ -41,8 +41,7 @@ class Mixture:
     n_shared: int = 0  # columns of the shared expert, 0: none
 
     def weights(self, n_embd: int, stored: Collection[str]) -> list[WeightSpec]:
-        """The weights of one layer, without `blk.N.` and `.weight`. `stored`: the names in the file, without
-        `blk.N.`."""
+        """Names without `blk.N.` and `.weight`. `stored`: the names in the file, without `blk.N.`."""
         e, n_ff, shared = self.n_expert, self.n_ff, self.n_shared
         specs = [
             WeightSpec("ffn_gate_inp", (e, n_embd), f32=True),

@@ -17,7 +17,7 @@ MAX_LAYERS = 1024
 
 
 def read_count(gguf: GGUF, key: str, default: Any = None, limit: int = 1 << 24) -> int:
-    """A positive integer (or an array, if all layers agree). 0 means the default, if there is one."""
+    """A positive integer (or an array, if all layers agree). 0 means the default, if any."""
     name = f"{gguf.architecture}.{key}"
     if name in gguf.metadata and gguf.metadata.kind(name)[1]:
         values = {int(v) for v in gguf.ints(name)}
@@ -60,7 +60,7 @@ def read_flags(gguf: GGUF, key: str, n_layer: int) -> tuple[bool, ...]:
 
 
 def read_n_layer(gguf: GGUF) -> int:
-    """The number of layers a token goes through; multi-token prediction layers come after them."""
+    """Without the multi-token prediction layers after them."""
     n_layer = read_count(gguf, "block_count", limit=MAX_LAYERS)
     n_ahead = int(gguf.u32(f"{gguf.architecture}.nextn_predict_layers", 0))
     if n_ahead >= n_layer:
@@ -86,7 +86,7 @@ def _counted(gguf: GGUF, name: str, value: int, limit: int, low: int = 1) -> int
 
 
 def check_off(gguf: GGUF, key: str, off: float = 0) -> None:
-    """Refuse a feature that is switched on: the key must be absent or at an off value."""
+    """Refuse a feature that is switched on."""
     name = f"{gguf.architecture}.{key}"
     if name not in gguf.metadata:
         return
@@ -101,15 +101,14 @@ def check_off(gguf: GGUF, key: str, off: float = 0) -> None:
 
 
 def is_off(value: Any) -> bool:
-    """Whether a value switches a feature off: 0, false, minus infinity, an empty value, or an array of
-    these."""
+    """0, false, minus infinity, an empty value, or an array of these."""
     if isinstance(value, str | bytes):
         return not value
     return all(v == 0 or v == -math.inf for v in np.atleast_1d(np.asarray(value, object)).tolist())
 
 
 def read_float(gguf: GGUF, key: str, default: float, low: float = -math.inf) -> float:
-    """A number, at least `low`; the default if the key is absent or off."""
+    """A number, at least `low`; the default if absent or off."""
     name = f"{gguf.architecture}.{key}"
     if name in gguf.stated:
         return float(gguf.stated[name])

@@ -22,9 +22,8 @@ FLOAT_TYPES = ("f32", "f16", "bf16")
 class Part:
     """A weight's rows in a fused tensor, seen as [repeat, total, ...]: begin:end of each repeat.
 
-    `repeat`: 1 for the rows of q, then k, then v; the number of heads or experts if parts alternate by head
-    or expert. `segments`: the rows of a repeat by segment; the weight has the first segment of all repeats,
-    then the second, and so on.
+    `repeat`: the number of heads or experts if parts alternate by them, else 1. `segments`: the rows of a
+    repeat by segment; the weight has the first segment of all repeats, then the second, and so on.
     """
 
     tensor: str
@@ -43,7 +42,7 @@ class Part:
         return np.concatenate([run.reshape(-1, run.shape[-1]) for run in np.split(part, ends[:-1], axis=1)])
 
     def rows(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """The weight's rows in repeats begin..end of the tensor, as one range per segment."""
+        """As one range per segment."""
         ranges, before = [], 0
         for n in self.segments or (self.end - self.begin,):
             ranges.append((before * self.repeat + begin * n, before * self.repeat + end * n))
@@ -84,7 +83,7 @@ class WeightSpec:
 
     @property
     def widened(self) -> bool:
-        """Whether devices hold f32 whatever the file has: a small weight whose ops read nothing else."""
+        """Whether devices hold f32 whatever the file has: a small weight whose ops read only f32."""
         return self.f32 or len(self.shape) == 1
 
     def shapes(self) -> list[tuple[int, ...]]:
@@ -107,7 +106,7 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def fused(tensor: str, specs: Sequence[WeightSpec], repeat: int = 1) -> list[WeightSpec]:
-    """The specs as parts of one tensor, in this order, repeated `repeat` times (by expert, by head)."""
+    """Parts of one tensor, in order, repeated by expert or head."""
     counts = [math.prod(spec.shape[: max(1, len(spec.shape) - 1)]) // repeat for spec in specs]
     ends, total = list(accumulate(counts)), sum(counts)
     return [

@@ -1,8 +1,8 @@
 """Parses the header of one GGUF file (versions 2 and 3, little endian): metadata index and tensor table.
 
-The header is read with `pread`, and then the file is mapped for its tensors: a short read is an error, while
-reading a map of a file that was cut short ends the process. Every count is checked before use, so a damaged
-file raises `GGUFError` quickly, in at most MAX_HEADER bytes.
+The header is read with `pread`, then the file is mapped: a short read is an error, while reading a map of a
+truncated file ends the process. Every count is checked before use, so a damaged file raises `GGUFError`
+quickly.
 """
 
 import itertools
@@ -85,11 +85,11 @@ class Value:
 
 
 class _Cursor:
-    """A position in the header of a file. Each read first checks that the bytes are there."""
+    """A position in the header. Reads first check that the bytes are there."""
 
     def __init__(self, path: Path, fd: int) -> None:
         self.path, self.fd, self.pos = path, fd, 0
-        self.buf = bytearray()  # the file's beginning, as far as it was read
+        self.buf = bytearray()  # the file's beginning, as far as read
         self.file_bytes = os.fstat(fd).st_size
         self.end = min(self.file_bytes, MAX_HEADER)
 
@@ -160,7 +160,7 @@ class _Cursor:
         return Value(kind, n, is_array, start, self.pos)
 
     def skip_strings(self, n: int, name: str) -> None:
-        """Moves over n strings. 0.1 us each: the only part of opening that grows with the vocabulary."""
+        """0.1 us each: the only part of opening that grows with the vocabulary."""
         pos, unpack, buf, i = self.pos, U64.unpack_from, self.buf, 0
         while i < n:
             try:
@@ -252,7 +252,7 @@ def _parse_header(cur: _Cursor, index: int) -> tuple[dict[str, Value], list[Tens
 
 
 def _parse_tensor(cur: _Cursor, i: int, index: int) -> TensorInfo:
-    """One row of the tensor table; its offset still counts from the start of the data."""
+    """The offset still counts from the start of the data."""
     name = cur.string(f"the name of tensor {i}", MAX_NAME_BYTES)
     n_dims = cur.number("I", f"the dimension count of tensor {name!r}")
     if not 1 <= n_dims <= MAX_DIMS:
@@ -279,7 +279,7 @@ def _parse_tensor(cur: _Cursor, i: int, index: int) -> TensorInfo:
 
 
 def _place(cur: _Cursor, table: list[TensorInfo], data_start: int, alignment: int) -> list[TensorInfo]:
-    """Turns offsets into file offsets after checking names, alignment, the file's end and overlaps."""
+    """Offsets in the file, after checking names, alignment, the file's end and overlaps."""
     tensors, names = [], set()
     for t in table:
         start = data_start + t.offset

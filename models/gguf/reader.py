@@ -230,7 +230,7 @@ class GGUF:
 
 
 def _part_paths(path: Path) -> list[Path]:
-    """All parts of the model of `path`, by the naming rule. Raises GGUFError with the missing ones."""
+    """By the naming rule. Raises GGUFError with the missing parts."""
     if (m := _SPLIT_NAME.fullmatch(path.name)) is None:
         return [path]
     count = int(m["count"])

@@ -87,7 +87,6 @@ def _arrays(il: int, spec: KVSpec, options: Options) -> tuple[tuple[str, int, st
 
 
 def blocks_per_slot(window: int, options: Options) -> int:
-    """Blocks of cells that a sequence needs at once in a layer."""
     whole = -(-options.n_ctx // CELL_BLOCK)
     return min(whole, -(-(window + options.n_ubatch - 2) // CELL_BLOCK) + 1) if window else whole
 
@@ -106,8 +105,8 @@ def n_blocks(ring: int, options: Options) -> int:
 
 
 def blocks_of_owners(layers: Sequence[Layer], specs: Sequence[MemorySpec]) -> list[Layer]:
-    """The layers. The owner of a shared cache or choice of positions gets the largest quant block of its
-    readers, so splits of its heads fit them all."""
+    """The owner of a shared cache or choice of positions gets its readers' largest quant block, so splits of
+    its heads fit them all."""
     units = list(layers)
     for il, spec in enumerate(specs):
         if isinstance(spec, KVSpec) and (leader := spec.leader) is not None:
@@ -129,8 +128,7 @@ def blocks_of_owners(layers: Sequence[Layer], specs: Sequence[MemorySpec]) -> li
 
 
 def heads_of_owners(plans: Sequence[Plan], specs: Sequence[MemorySpec]) -> list[Plan]:
-    """The plans. A reader of another layer's cache or choice has its q heads on the devices with these kv
-    heads."""
+    """A reader of another layer's cache or choice has its q heads on the devices with these kv heads."""
     return [
         replace(plan, ranges={**plan.ranges, **_heads(plans[spec.leader])})
         if isinstance(spec, KVSpec) and spec.leader is not None

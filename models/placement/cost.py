@@ -68,7 +68,7 @@ def cost_function(
 
 
 def stages_of(options: Options, n: int) -> tuple[Hashable, ...]:
-    """A label for each of n devices; devices with equal labels compute at the same time."""
+    """Devices with equal labels compute at the same time."""
     if options.split_mode == "layer":
         return tuple(range(n))
     return (options.split_mode == "hosts" and options.hosts) or (0,) * n

@@ -86,7 +86,7 @@ def host_free_nbytes() -> int | None:
 
 
 def sizes_with(model: Model, types: Mapping[str, str], devices: Sequence[Device], steps: StepSizes) -> Sizes:
-    """A function from changed options to the bytes on each device. The needs of `steps` stay the same."""
+    """Bytes on each device by options. The needs of `steps` stay the same."""
 
     def sizes_of(changed: Options) -> list[Held]:
         layout = lay_out(model, types, len(devices), changed)
@@ -137,15 +137,13 @@ def check_fit(devices: Sequence[Device], options: Options, sizes_of: Sizes, n_la
 def with_fitting_layers(
     devices: Sequence[Device], options: Options, sizes_of: Sizes, n_layer: int
 ) -> Options:
-    """The options with the most layers that fit on the devices. Whether the rest fits the host is not
-    checked."""
+    """The options with the most layers that fit on the devices; the host is not checked."""
     most = n_layer + 1  # the output counts as one
     n = most_layers(most, options, sizes_of, budgets_of(devices))
     return replace(options, n_gpu_layers=None if n == most else n)
 
 
 def most_layers(most: int, options: Options, sizes_of: Sizes, budgets: Sequence[Budget]) -> int:
-    """The most layers, up to `most`, that devices with these budgets hold."""
     return largest(1, most, lambda n: fits(replace(options, n_gpu_layers=n), sizes_of, budgets))
 
 
@@ -158,8 +156,6 @@ def fits(options: Options, sizes_of: Sizes, budgets: Sequence[Budget]) -> bool:
 
 
 def advice(options: Options, sizes_of: Sizes, budgets: Sequence[Budget], n_layer: int) -> str:
-    """Changes that would fit: smaller context, other shares, fewer layers on devices, caches on the host."""
-
     def fit(**changed: Any) -> bool:
         return fits(replace(options, **changed), sizes_of, budgets)
 
@@ -184,7 +180,7 @@ def advice(options: Options, sizes_of: Sizes, budgets: Sequence[Budget], n_layer
 
 
 def largest(least: int, most: int, fits: Callable[[int], bool]) -> int:
-    """The largest multiple of `least` up to `most` that fits, or 0, by bisection."""
+    """By bisection: the largest multiple of `least` up to `most` that fits, or 0."""
     low, high = 0, most // least + 1  # in units of `least`: low fits, high does not
     while high - low > 1:
         middle = (low + high) // 2

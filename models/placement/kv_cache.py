@@ -1,8 +1,8 @@
 """The KV cache: cells addressed through tables, so a slot's positions may be anywhere.
 
 cell = table[slot][position // B] * B + position % B, with blocks of B cells. Layers with equally many blocks
-per slot share a table. At first every slot has its own consecutive blocks; if they hold less than the
-context, they are a ring of the newest positions. The engine's prefix cache then gives any block to any slot.
+per slot share a table. At first every slot has consecutive blocks, a ring of the newest positions if they
+hold less than the context; the engine's prefix cache then gives any block to any slot.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Every device's memory, byte for byte, before anything is allocated.
 
-The sizes are those that the loader, the caches and the mesh request, padded like the allocator's, so they
-equal its counters: weights and copies, caches, tables (experts' offsets, cells, codebooks), scratch, staging,
-padding. Weights that software devices read in the mapped file (`mapped`) count for each device.
+Sizes are as the loader, the caches and the mesh request them, padded like the allocator's, so they equal its
+counters. Weights that software devices read in the mapped file (`mapped`) count for each device.
 """
 
 from __future__ import annotations
@@ -98,8 +97,8 @@ def _add_caches(held: Held, layout: Layout, d: int) -> None:
 
 
 def _add_shared(report: Sequence[Held], layout: Layout, devices: Sequence[Device]) -> None:
-    """Shared tables. Devices that can import their pages share a copy; any other has its own, unless it reads
-    the table in the mapped file."""
+    """Devices that can import their pages share a copy of shared tables; any other has its own, unless it
+    reads the mapped file."""
     page = max(device.limits.host_import_align for device in devices)
     for load in layout.loads:
         sharing = [d for d, device in enumerate(devices) if not mapped_pieces(load, d, device)]

@@ -1,8 +1,8 @@
 """Recurrent state: per layer a few arrays of cells, and the cells of each slot by position.
 
-A state sums up a whole sequence, so it cannot be cut at a position. To go back, a slot keeps snapshots: the
-next step reads the cell and writes another, so a snapshot costs no copy. A snapshot is kept before every step
-of several rows, and before the first step of one row after it. The oldest makes room.
+A state sums up a whole sequence and cannot be cut at a position. To go back, a slot keeps snapshots: the next
+step reads the cell and writes another, so a snapshot costs no copy. One is kept before every step of several
+rows, and before the first step of one row after it. The oldest makes room.
 """
 
 from __future__ import annotations
@@ -155,7 +155,6 @@ class SlotStates:
         self._positions[slot], self._was_long[slot] = 0, False
 
     def _drop(self, slot: int, position: int) -> None:
-        """Drop the snapshots after a position."""
         kept = self._snapshots[slot]
         for at in [at for at in kept if at > position]:
             self._free.append(kept.pop(at))

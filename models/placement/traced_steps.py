@@ -49,7 +49,7 @@ def in_halves(devices: Sequence[Device], options: Options) -> bool:
 def step_shape(
     model: Model, layout: Layout, options: Options, n_ubatch: int, halves: bool = False
 ) -> StepShape:
-    """The largest step with micro-batches of `n_ubatch` rows; `halves`: large ones are computed as two."""
+    """With micro-batches of `n_ubatch` rows; `halves`: large ones are computed as two."""
     rows = bucket(min(n_ubatch, options.n_ctx * options.n_slots, MAX_ROWS))
     fits = max(LOGITS_NBYTES // (4 * model.n_vocab), 1)
     outputs = min(rows, max(bucket(options.n_slots), 1 << fits.bit_length() - 1))
@@ -106,7 +106,7 @@ def repeating(layers: Sequence[object]) -> int:
 
 
 def layers_of(layout: Layout, devices: Sequence[Device]) -> list[object]:
-    """The signature of a layer: the shapes of its weights on each device, and its caches."""
+    """The shapes of each layer's weights by device, and its caches: equal for repeated layers."""
     parts: list[list[object]] = [[] for _ in layout.plans]
     for load in layout.loads:
         if (il := layer_of(load.name)) is not None:
