@@ -1,5 +1,6 @@
-"""Checks of the arguments of the public API and the command line: each returns a plain value, or raises
-InvalidArgument naming the argument."""
+"""Checks of arguments of the public API and the command line: each returns a plain value, or raises
+InvalidArgument naming the argument.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from vkbackend.errors import InvalidArgument
 HOST = "numpy"  # the host as a device
 MAX_LAYERS = 1 << 16
 MAX_CONTINUATIONS = 1024
-MAX_INDEX = (1 << 63) - 1  # of a device or a token, far above all
+MAX_INDEX = (1 << 63) - 1  # far above any device or token
 
 
 def text_of(name: str, value: Any) -> str:
@@ -26,8 +27,7 @@ def text_of(name: str, value: Any) -> str:
 
 
 def layer_count(name: str, value: Any) -> int | Literal["auto"] | None:
-    """Layers on the devices: a number (also as text), None for "all", or "auto" (as many as fit; -1 in
-    llama.cpp)."""
+    """Layers on the devices: a number, None for "all", or "auto" (as many as fit; -1 in llama.cpp)."""
     given = plain(value)
     if isinstance(given, str):
         if given == "auto":
@@ -59,12 +59,12 @@ def device_list(name: str, value: Any) -> tuple[str, ...] | None:
 
 
 def unlike(names: Sequence[str] | None) -> bool:
-    """Whether the devices may differ in speed: several names of Vulkan devices, here or on several hosts."""
+    """Whether devices may differ in speed: several Vulkan devices, here or on several hosts."""
     return len(set(names or ())) > 1 and HOST not in [name.rpartition("/")[2] for name in names or ()]
 
 
 def override_list(name: str, value: Any) -> tuple[tuple[str, str], ...]:
-    """(regex, target) pairs, from pairs or from words REGEX=TARGET,REGEX=TARGET,..."""
+    """(regex, target) pairs, from pairs or from REGEX=TARGET,REGEX=TARGET,..."""
     expected = "expected REGEX=CPU, REGEX=host or REGEX=INDEX"
     pairs: list[tuple[str, str]] = []
     for item in [value] if isinstance(value, str) else items(name, value, expected):
@@ -79,7 +79,6 @@ def override_list(name: str, value: Any) -> tuple[tuple[str, str], ...]:
 
 
 def _pair(name: str, item: Any, expected: str) -> tuple[str, str]:
-    """A (regex, target) pair; the target may be a device's index."""
     pair = [plain(part) for part in items(name, item, expected)]
     if len(pair) == 2 and isinstance(pair[1], int) and not isinstance(pair[1], bool):
         pair[1] = str(whole_number(name, pair[1], 0, MAX_INDEX))
@@ -89,7 +88,7 @@ def _pair(name: str, item: Any, expected: str) -> tuple[str, str]:
 
 
 def comma_separated(text: str) -> list[str]:
-    """The words REGEX=TARGET of a list; a REGEX may contain commas, as in {1,2}."""
+    """A REGEX may contain commas, as in {1,2}."""
     words: list[str] = []
     for part in text.split(","):
         if words and "=" not in words[-1]:
@@ -123,7 +122,7 @@ def optional_path(kind: str) -> Callable[[str, Any], str | None]:
 
 
 def scaled_files(name: str, value: Any) -> tuple[tuple[str, float], ...]:
-    """(path, scale) pairs, from pairs or from paths, whose scale is 1."""
+    """(path, scale) pairs, from pairs or from paths (scale 1)."""
     pairs = []
     for item in items(name, value, "expected a list of files or (file, scale) pairs"):
         path, scale = item if isinstance(item, tuple | list) and len(item) == 2 else (item, 1.0)
@@ -144,7 +143,7 @@ def layer_range(name: str, value: Any) -> tuple[int, int] | None:
 
 
 def token_limit(name: str, value: Any) -> int | None:
-    """Tokens to generate at most, None or -1 for no limit."""
+    """At most so many tokens; None or -1 for no limit."""
     if value is None:
         return None
     number = whole_number(name, value, -1, 1 << 62, ", or None or -1 for no limit")

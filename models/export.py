@@ -1,5 +1,4 @@
-"""Writes a loaded model back to GGUF: its file's metadata, byte for byte, and every tensor as the devices
-hold it."""
+"""Writes a loaded model to GGUF: its file's metadata, byte for byte, and every tensor as on the devices."""
 
 from __future__ import annotations
 
@@ -34,11 +33,11 @@ def write_gguf(
     progress: Progress | None = None,
 ) -> int:
     """Write the model of `source` to `path`, one file: `specs` name the `weights` on `devices`; tensors that
-    no device needs (RoPE factors) come from the source. The parts of a split model are joined. Needs host
-    memory for 16 MiB. Returns the bytes written.
+    no device needs (RoPE factors) come from the source. Needs host memory for 16 MiB. Returns the bytes
+    written.
 
-    Raises InvalidArgument if `path` is the source; GGUFError if the devices hold a tensor in another form
-    than the source, or if the file cannot be written. After an error `path` is unchanged.
+    Raises InvalidArgument if `path` is the source; GGUFError if the devices hold a tensor in another form, or
+    if the file cannot be written. After an error `path` is unchanged.
     """
     there = [part for part in source.paths if os.path.exists(part)]  # synthetic models have no file
     if os.path.exists(path) and any(os.path.samefile(path, part) for part in there):
@@ -72,7 +71,7 @@ def write_gguf(
 
 
 def _check(info: TensorInfo, specs: Sequence[WeightSpec], weights: Mapping[str, Weight], path: Path) -> None:
-    """Raise GGUFError unless the devices hold the whole tensor: as one weight, or in parts that tile it."""
+    """GGUFError unless the devices hold the whole tensor: as one weight, or in parts that tile it."""
     held = [weights[spec.name] for spec in specs if spec.name in weights]
     parts = sorted((spec.part for spec in specs if spec.part), key=lambda part: part.begin)
     if parts:
@@ -90,7 +89,7 @@ def _check(info: TensorInfo, specs: Sequence[WeightSpec], weights: Mapping[str, 
 
 
 def joined(devices: Sequence[Device], held: Sequence[tuple[Part | None, Weight]]) -> Iterator[np.ndarray]:
-    """The bytes of a tensor, in pieces, from one weight or from its parts."""
+    """A tensor's bytes, in pieces, from one weight or from its parts."""
     parts = sorted(((part, weight) for part, weight in held if part), key=lambda pair: pair[0].begin)
     repeat = parts[0][0].repeat if parts else 1
     if repeat == 1:
@@ -110,7 +109,7 @@ def joined(devices: Sequence[Device], held: Sequence[tuple[Part | None, Weight]]
 
 
 def _values(source: GGUF) -> dict[str, bytes]:
-    """The stored metadata without the keys of a split model's parts."""
+    """Without the keys of a split model's parts."""
     joined = len(source.paths) > 1
     keys = (key for key in source.metadata if not (joined and key.startswith("split.")))
     return {key: source.metadata.stored(key) for key in keys}

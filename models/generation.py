@@ -1,4 +1,4 @@
-"""From a checked request to the engine's messages, and from the engine's answers to chunks of text."""
+"""From checked requests to the engine's messages, and from its answers to chunks of text."""
 
 from __future__ import annotations
 
@@ -55,7 +55,6 @@ class Generation:
         )
 
     def for_reader(self, shown: frozenset[int], may_end: bool) -> Generation:
-        """This generation for a reader that parses the text (chats/answer.py)."""
         return replace(self, shown=shown, may_end=may_end)
 
     def several(self, n: int) -> list[Generation]:
@@ -65,7 +64,7 @@ class Generation:
 
 
 class Chunks:
-    """Makes a Chunk of each answer. `found`: a stop string ended the text; stop reading."""
+    """Makes a Chunk of each answer. `found`: a stop string ended the text."""
 
     def __init__(self, generation: Generation, tokenizer: Tokenizer | None) -> None:
         self._tokenizer, self._text = tokenizer, StopText(generation.options.stop)
@@ -87,7 +86,7 @@ class Chunks:
             event, token, self._slot = answer, answer.token, answer.slot or 0  # type: ignore[assignment]
         done = event is not None and event.done
         piece = ""
-        # A table of embeddings may have more rows than the vocabulary tokens: these have no text.
+        # An embedding table may have more rows than the vocabulary tokens: these have no text.
         if self._decoder and token is not None and token < self._tokenizer.n_vocab:  # type: ignore[union-attr]
             piece = self._decoder.push(token)
             if token in self._shown:
@@ -124,7 +123,6 @@ def completion(generation: Generation, chunks: Sequence[Chunk]) -> Completion:
 
 
 def prompt_chunks(mailbox: Mailbox, generation: Generation) -> list[Chunk]:
-    """The prompt's chunk, if one is requested."""
     scores = PromptLogprobs.of(generation.ids, generation.options.prompt_logprobs)
     if scores:
         for event in mailbox.ask(lambda id_: Logits(id_, generation.ids), eager=True).events():
@@ -184,7 +182,7 @@ async def astream(
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Generations that were requested together: of one prompt or a list, `n` of each (None: one)."""
+    """Generations requested together: of one prompt or a list, `n` of each (None: one)."""
 
     generations: list[Generation]
     is_list: bool
@@ -198,7 +196,7 @@ class Batch:
 
 
 def are_prompts(prompt: object) -> bool:
-    """Whether it is a list of prompts, not a list of token ids."""
+    """Whether it is a list of prompts, not of token ids."""
     return (
         isinstance(prompt, list | tuple)
         and bool(prompt)
@@ -216,7 +214,7 @@ def run_all(
     try:
         while True:
             while len(posted) <= ahead and (generation := next(left, None)) is not None:
-                # Without stop strings every token is wanted: the engine need not wait for the reader.
+                # Without stop strings every token is wanted: the engine need not wait.
                 eager = not generation.options.stop or len(generations) > 1
                 posted.append((generation, mailbox.ask(generation.message, eager=eager)))
             if not posted:

@@ -1,7 +1,7 @@
 """Model files of the Hugging Face Hub: from `user/repo:Q4_K_M` to the path of a local file.
 
-`huggingface_hub` downloads and stores the files (HF_HOME, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE); it is
-imported on first use. This module chooses the file, and checks the disk's room.
+`huggingface_hub` (imported on first use) downloads and stores files (HF_HOME, HF_ENDPOINT, HF_TOKEN,
+HF_HUB_OFFLINE). This module chooses the file, and checks the disk's room.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _online(repo: str) -> dict[str, int]:
 
 
 def _offline(repo: str) -> dict[str, int]:
-    """Size by path of the repository's .gguf files in the cache."""
+    """Size by path of the cached .gguf files."""
     from huggingface_hub import snapshot_download
 
     folder = Path(snapshot_download(repo, local_files_only=True))
@@ -99,7 +99,6 @@ def chosen(repo: str, sizes: Mapping[str, int], tag: str | None, file: str | Non
 
 
 def _tagged(models: Iterable[str], tag: str) -> list[str]:
-    """The models whose names contain the tag as a word."""
     word = re.compile(rf"(?<![A-Za-z0-9]){re.escape(tag)}(?![A-Za-z0-9_])", re.IGNORECASE)
     return [path for path in models if word.search(path)]
 

@@ -1,5 +1,6 @@
-"""Completes sampling options with the model's tokens: tokens that end a text, tokens that it never writes,
-and the tokens of DRY's sequence breakers."""
+"""Completes sampling options with the model's tokens: tokens that end a text, tokens never written, and the
+tokens of DRY's sequence breakers.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ Breaker = str | tuple[int, ...]
 
 
 def suppressed_ids(gguf: GGUF) -> frozenset[int]:
-    """Tokens that a model never writes, by its file (Gemma 4 Unified, MiniMax)."""
+    """Tokens that a model never writes (Gemma 4 Unified, MiniMax)."""
     with suppress(GGUFError):
         return frozenset(int(token) for token in gguf.ints("tokenizer.ggml.suppress_tokens", ()))
     return frozenset()
@@ -43,8 +44,8 @@ class ModelTokens:
         self._known: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
 
     def resolved(self, options: GenerateOptions, n_vocab: int) -> GenerateOptions:
-        """The options as plain tokens: `stop_token_ids` has all that end the text, `logit_bias` forbids
-        suppressed tokens, and with `ignore_eos` the end tokens. Breakers are tokens."""
+        """Options as plain tokens: `stop_token_ids` has all that end the text, `logit_bias` forbids
+        suppressed tokens, and with `ignore_eos` the end tokens."""
         named = [*options.stop_token_ids, *(token for token, _ in options.logit_bias)]
         if outside := [token for token in named if token >= n_vocab]:
             raise InvalidArgument(
@@ -65,8 +66,7 @@ class ModelTokens:
         )
 
     def _breakers(self, breakers: Sequence[Breaker]) -> tuple[tuple[int, ...], ...]:
-        """The breakers as tokens. Without a tokenizer the default texts are dropped; other texts raise
-        UnsupportedModel."""
+        """Without a tokenizer the default texts are dropped; other texts raise UnsupportedModel."""
         texts = tuple(breaker for breaker in breakers if isinstance(breaker, str))
         sequences = tuple(breaker for breaker in breakers if not isinstance(breaker, str))
         tokenizer = self._tokenizer
@@ -77,7 +77,7 @@ class ModelTokens:
                     "of token ids"
                 )
             return sequences
-        if texts not in self._known:  # a pass over the vocabulary: 0.3 s for 152k tokens
+        if texts not in self._known:  # 0.3 s for 152k tokens
             pieces = [tokenizer.piece(token) for token in range(tokenizer.n_vocab)]
             self._known[texts] = breaker_tokens(
                 texts, pieces, lambda text: tokenizer.encode(text, add_special=False)

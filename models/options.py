@@ -1,5 +1,4 @@
-"""The options of a model and of a generation. `Options` travels whole from the command line and `LLM(path,
-...)` to runner, layout and mesh.
+"""The options of a model and of a generation.
 
 A new option is an entry in `Keywords`, a field in `Options` (default and check), and a flag with the same
 destination in tools/flags.
@@ -158,7 +157,7 @@ class Options(RopeOptions):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        _ = self.rope_factor  # raises for a scale and its reciprocal
+        _ = self.rope_factor
         if self.exact and self.reduce_type in ("bf16", "f16"):
             raise refused(
                 "reduce_type",
@@ -199,7 +198,7 @@ class Options(RopeOptions):
 
     @property
     def shares(self) -> tuple[float, ...] | None:
-        """The shares, given or measured; None: equal shares."""
+        """given or measured; None: equal shares"""
         return None if self.tensor_split == "auto" else self.tensor_split
 
     @property
@@ -216,14 +215,14 @@ class Options(RopeOptions):
 
 
 def with_a_share(options: Options) -> Options:
-    """The options without devices whose share is 0: these would only repeat work of the others."""
+    """Without devices whose share is 0: these would only repeat work of the others."""
     devices = options.devices
     if not devices:
         return options
     if options.split_mode == "none":
         return replace(options, devices=(devices[options.main_gpu],), tensor_split=None, main_gpu=0)
     if options.override_tensor or options.split_policy != "balanced":
-        return options  # an override may name such a device; llama.cpp's rounding may give it rows
+        return options
     shares = normalise(options.shares, len(devices))
     kept = [d for d, share in enumerate(shares) if share]
     split = options.tensor_split

@@ -51,7 +51,6 @@ class Score:
         return self.ppl * _error(self.nll, self.nll2, self.n)
 
     def beside_base(self) -> dict[str, float]:
-        """The comparison with the base. `NAME_error`: the standard error of NAME."""
         klds, ratio, same = np.array(self.klds), math.exp(self.rise / self.n), self.same_top / self.n
         return {
             "base_ppl": self.ppl / ratio,
@@ -68,7 +67,7 @@ class Score:
         }
 
     def add(self, logp: LogProbs, tokens: Sequence[int], base: LogProbs | None = None) -> None:
-        """Score rows of log-probabilities [n, n_vocab] of the tokens that followed."""
+        """Score rows of log-probabilities [n, n_vocab] of the following tokens."""
         rows = np.arange(len(tokens))
         nll = -logp[rows, tokens]
         self.n += len(tokens)
@@ -90,7 +89,7 @@ def _error(total: float, squares: float, n: int) -> float:
 
 
 def windows(tokens: Sequence[int], n_ctx: int, bos: int | None, limit: int | None = None) -> list[list[int]]:
-    """Whole windows of `n_ctx` tokens, at most `limit`. Raises InvalidArgument if there is none."""
+    """Windows of `n_ctx` tokens, at most `limit`. Raises InvalidArgument if there is none."""
     if n_ctx < 4:
         raise InvalidArgument(f"a window of {n_ctx} tokens is too short to score; give 4 or more")
     n = len(tokens) // n_ctx
@@ -164,10 +163,11 @@ Saver = Callable[[LogProbs, Sequence[int]], None]
 
 
 class Saving:
-    """A context manager that yields the `Saver` of `path`, a .npy file with one record per token.
+    """A context manager that yields the `Saver` of `path`, a .npy file with one record per token, whole or
+    absent.
 
     A record: the token that followed, the row's least log-probability, and every log-probability as one of
-    65,536 levels between it and 0. The file appears whole or not at all.
+    65,536 levels between it and 0.
     """
 
     def __init__(self, path: str | os.PathLike[str], n_rows: int, n_vocab: int) -> None:
@@ -208,7 +208,7 @@ class Base:
         self.n_rows, self._path = len(self._rows), path
 
     def rows(self, first: int, following: Sequence[int]) -> LogProbs:
-        """Log-probabilities of the rows from `first`, whose next tokens must be `following`."""
+        """The next tokens must be `following`."""
         rows = self._rows[first : first + len(following)]
         if rows["token"].tolist() != list(following):
             raise InvalidArgument(f"{self._path}: was saved for another text or context size")

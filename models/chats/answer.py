@@ -26,8 +26,7 @@ class ToolCall:
 
 @dataclass(slots=True)  # not frozen, as Chunk
 class ChatChunk:
-    """The parts of one token's text. The last chunk has `finish_reason`: "stop", "length" or "tool_calls".
-    `chunk`: token, slot, logprobs and timings."""
+    """The parts of one token's text. The last chunk has `finish_reason`: "stop", "length" or "tool_calls"."""
 
     content: str
     reasoning: str
@@ -38,7 +37,7 @@ class ChatChunk:
 
 @dataclass(frozen=True, slots=True)
 class ChatCompletion:
-    """An answer. `completion`: its tokens, the prompt's tokens, seed, timings, logprobs and the raw text."""
+    """An answer. `completion`: its tokens, seed, timings, logprobs and raw text."""
 
     content: str
     reasoning: str
@@ -89,7 +88,7 @@ class AnswerReader:
                 if not (self._single and part.index > 0):
                     calls.append(part)
             elif self.is_over or (self._single and (calls or self.called) and not is_thought):
-                self.is_over = True  # after the call
+                self.is_over = True
                 break
             elif is_thought:
                 thought += part

@@ -1,4 +1,4 @@
-"""`Chat`: a conversation in one slot, so that a turn computes only what is new.
+"""`Chat`: a conversation in one slot, so a turn computes only new text.
 
 Every turn renders the whole conversation, as templates may look back. If the new text continues the slot's
 text, the model's own tokens stay: tokenized again, it could be cut differently.
@@ -32,7 +32,7 @@ class Chat:
     so). `variables`: for the template, such as `tools` and `enable_thinking`.
 
     Special tokens in messages and documents count as plain text, unless `parse_special`. `protected` is False
-    if they could not be told from the template's own tokens.
+    if the template's own tokens could not be distinguished from them.
 
     `messages`: the conversation. The first `n_left_out` messages after the system prompt are no longer in the
     context. `thinks`: the current answer begins in a thought that the template opened. `channels`: it is in
@@ -91,7 +91,7 @@ class Chat:
     def regenerate(
         self, max_tokens: int | None = None, **options: Unpack[AnswerKeywords]
     ) -> Generator[Chunk, None, None]:
-        """Replace the last answer by a new one. Raises InvalidArgument if there is no message to answer."""
+        """Replace the last answer by a new one. Raises InvalidArgument without a message to answer."""
         asked = [i for i, message in enumerate(self.messages) if message["role"] == "user"]
         if not asked:
             raise InvalidArgument("there is no message to answer again; send one first")
@@ -154,15 +154,15 @@ class Chat:
             if new_ids and new_ids[-1] in tokenizer.stop_ids:
                 new_ids.pop()  # the template itself writes the token that ends a message
             self.messages = [*messages, said(answer, self.thinks, self.channels)]
-            # Parts of characters and stop strings are in the tokens, but not in the text.
+            # Parts of characters and stop strings are tokens, but not text.
             whole = tokenizer.decode(new_ids, at_start=False) == answer
             self._text, self._ids = (prompt.text + answer, ids + new_ids) if whole else ("", [])
 
     # ---- what the context holds ----
 
     def _shortened(self, messages: list[Message], n_made: int) -> tuple[int, Prompt, list[int]] | None:
-        """`_fitting` with more left out, for an answer that has `n_made` tokens so far. None if no older
-        exchange can be left out."""
+        """`_fitting` with more left out, for an answer that has `n_made` tokens so far. None if nothing older
+        can be left out."""
         older = self._older(messages, self.n_left_out)
         if older is None:
             return None
@@ -170,9 +170,11 @@ class Chat:
         return fitting if len(fitting[2]) + n_made < self._llm.n_ctx else None
 
     def _fitting(self, messages: list[Message], left_out: int, most: int) -> tuple[int, Prompt, list[int]]:
-        """How many messages are left out so that the others have at most `most` tokens; the prompt; its ids.
-        Once some must go, half of the context is freed: otherwise every turn would compute the whole
-        conversation again."""
+        """How many messages to leave out so that the others have at most `most` tokens; the prompt; its ids.
+
+        Once some must go, half of the context is freed, so not every turn computes the whole conversation
+        again.
+        """
         n_first = len(self._first)
         while True:
             seen = [*messages[:n_first], *messages[n_first + left_out :]]
@@ -184,13 +186,12 @@ class Chat:
             left_out, most = older, min(most, self._llm.n_ctx // 2)
 
     def _older(self, messages: list[Message], left_out: int) -> int | None:
-        """How many messages are left out after one more exchange; None: only the last is left."""
+        """How many messages to leave out with one more exchange; None: only the last is left."""
         n_first = len(self._first)
         later = range(n_first + left_out + 1, len(messages))
         return next((i - n_first for i in later if messages[i]["role"] == "user"), None)
 
     def _encode(self, prompt: Prompt) -> list[int]:
-        """Ids of a prompt. If it continues the slot's text, the slot's ids stay."""
         tok = self._prompts.tokenizer
         if self._text and prompt.text.startswith(self._text) and (new := prompt.behind(len(self._text))):
             rest = tok.encode(new.text, add_special=False, parse_special=True, plain=new.plain)
@@ -200,7 +201,7 @@ class Chat:
 
 
 def said(answer: str, thinks: bool, channels: bool = False) -> Message:
-    """An answer as templates expect it; its thought under the names of Qwen and of gpt-oss."""
+    """An answer as templates expect it; its thought under Qwen's and gpt-oss's names."""
     thought, content = reasoning.split(answer, thinks, channels)
     if not thought:
         return {"role": "assistant", "content": answer}

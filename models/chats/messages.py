@@ -44,7 +44,6 @@ def _message(name: str, value: Any) -> dict[str, Any]:
 
 
 def _content(name: str, value: Any) -> str:
-    """Text parts are joined as lines, other parts refused."""
     if value is None or isinstance(value, str):
         return value or ""
     texts = []
@@ -76,8 +75,8 @@ def _call(name: str, value: Any) -> dict[str, Any]:
 def for_template(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], maker: PromptMaker
 ) -> list[Message]:
-    """The messages as the template reads them: tool results with their function's name, arguments in the
-    expected form, and tools described in words if the template does not know them."""
+    """Messages as the template reads them: tool results with their function's name, arguments in the expected
+    form, and tools described in words if the template does not know them."""
     rendered, names = list[Message](), dict[str, str]()
     for message in messages:
         copy = dict(message)

@@ -94,7 +94,6 @@ def _check_shape(name: str, schema: Any) -> None:
 
 
 def choice_of_tools(name: str, value: Any) -> str:
-    """One of WORDS, or "=NAME"."""
     if isinstance(value, str):
         return value if value in WORDS or value.startswith("=") else f"={value}"
     function = value.get("function", value) if isinstance(value, Mapping) else None
@@ -144,5 +143,4 @@ class ChatOptions(GenerateOptions):
         return cls(**given)
 
     def plain(self) -> dict[str, Any]:
-        """The keywords of `LLM.generate` among these options."""
         return {field.name: getattr(self, field.name) for field in fields(GenerateOptions)}

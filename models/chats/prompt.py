@@ -21,9 +21,9 @@ MAX_KEPT = 4  # each has a process for its template
 class PromptMaker:
     """Makes prompts with one template: a jinja source, or the name of one of the model's `templates`. None:
     the model's template for tools if `tools`, else its default; ChatML if it has none, and `notes` say so.
-    Special tokens in messages are plain text, unless `parse_special`.
-
     Raises InvalidArgument for an invalid template.
+
+    Special tokens in messages are plain text, unless `parse_special`.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class PromptMaker:
         return self._protection.prompt(messages, variables)
 
     def ids(self, prompt: Prompt) -> list[int]:
-        """Ids of a prompt, with a BOS if the model wants one and the template left it out."""
+        """With a BOS if the model wants one and the template left it out."""
         tok = self.tokenizer
         ids = tok.encode(prompt.text, add_special=False, parse_special=True, plain=prompt.plain)
         if tok.add_bos and tok.bos_id is not None and ids[:1] != [tok.bos_id]:

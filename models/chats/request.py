@@ -25,8 +25,8 @@ SPACE = r"/[ \n]{0,4}/"  # between a thought and the text after it
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     """`ids` and `text`: the prompt. `keywords`: for LLM.generate. `shown`: control tokens whose text the
-    reader needs. `protected`: False if special tokens in messages could not be told from real ones. `single`:
-    the answer ends with its first call."""
+    reader needs. `protected`: False if special tokens in messages could not be distinguished from real ones.
+    `single`: the answer ends with its first call."""
 
     ids: list[int]
     keywords: dict[str, Any]
@@ -90,8 +90,8 @@ def _forced(
 def structured(
     maker: PromptMaker, structure: Structure, tools: Mapping[str, Any], thinking: bool, several: bool
 ) -> dict[str, Any]:
-    """Keywords for an answer of this structure, after a thought if the model thinks, or for calls in its
-    place. The caller's own grammars (Lark, GBNF) match the whole text: no keywords change."""
+    """Keywords for an answer of this structure, after a thought if the model thinks, or for calls instead.
+    The caller's own grammars (Lark, GBNF) match the whole text: no keywords change."""
     thought = _thought(maker, thinking)
     if structure.kind not in ("json_schema", "regex") or not (thought or tools):
         return {}
@@ -120,7 +120,7 @@ def _special(maker: PromptMaker) -> dict[str, int]:
 
 
 def _opener(maker: PromptMaker) -> str | None:
-    """The marker with which the model begins a thought; None: unknown."""
+    """The marker that opens a thought; None: unknown."""
     if maker.tool_format is GPT_OSS:
         return "<|channel|>analysis<|message|>"
     return next((mark for mark in THOUGHTS if mark in maker.source), None)
@@ -131,8 +131,7 @@ def _thought(maker: PromptMaker, thinking: bool) -> str:
 
 
 def _rules(maker: PromptMaker, thinking: bool) -> list[str]:
-    """The rules of a thought: any text up to its end marker, after the opening marker unless the prompt
-    opened the thought."""
+    """Any text up to a thought's end marker, after the opening marker unless the prompt has it."""
     opener, special = _opener(maker), _special(maker)
     if not thinking and opener is None:
         return []

@@ -1,5 +1,6 @@
-"""Compiles structures to matchers on a thread of its own, so that no step waits. The source's bytes, the work
-of the compiler and of each mask, and the cache are bounded; exceeding a bound is an error of the request."""
+"""Compiles structures to matchers on a thread of its own, so that no step waits. The source's bytes, the
+compiler's and each mask's work, and the cache are bounded; exceeding a bound is an error of the request.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 MAX_KEPT, MAX_KEPT_NBYTES = 64, 1 << 22  # compiled grammars, and bytes of their sources
 MAX_SAID = 600  # characters of the library's message
-EXIT_S = 10.0  # twice a grammar's limit: the process is killed, but a call of the library goes on
+EXIT_S = 10.0  # twice a grammar's limit: the process is killed, but a library call goes on
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +48,23 @@ class Matcher:
 
     @property
     def is_over(self) -> bool:
-        """Whether the text is complete and cannot continue."""
         return bool(self._matcher.is_stopped())
 
     def find(self) -> None:
-        """Compute `words`. Beyond the limits no bit is set, and `stuck` says why."""
+        """Beyond the limits no bit is set, and `stuck` says why."""
         self._matcher.unsafe_compute_mask_ptr(self.words.ctypes.data, self.words.nbytes)
         if self._matcher.is_error():
             self.words[:] = 0
 
     def allowed(self, n_vocab: int) -> np.ndarray:
-        """Ids of the tokens that may come next, ascending. Raises VkbackendError if there are none."""
+        """Ids of tokens that may come next, ascending. Raises VkbackendError if there are none."""
         ids = np.flatnonzero(np.unpackbits(self.words.view(np.uint8), bitorder="little")[:n_vocab])
         if not len(ids):
             raise self.stuck()
         return ids
 
     def take(self, token: int) -> None:
-        """Go on with a token that was allowed. Raises VkbackendError."""
+        """Go on with an allowed token. Raises VkbackendError."""
         if not self._matcher.consume_token(token):
             raise self.stuck()
 
@@ -78,7 +78,7 @@ class Compiler:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         ends = vocabulary.stop_ids
-        # llguidance needs an end token. Without one, it is a new id after the vocabulary.
+        # llguidance needs an end token: without one, a new id after the vocabulary.
         self._stop_ids = ends or (len(vocabulary.pieces),)
         self._pieces = vocabulary.pieces if ends else (*vocabulary.pieces, b"<end>")
         self._special_ids = vocabulary.special_ids if ends else (*vocabulary.special_ids, *self._stop_ids)
@@ -99,7 +99,7 @@ class Compiler:
         if future is None:
             future = self._kept[structure] = Future()
             self._jobs.put((structure, future))
-            if self._thread is None:  # a daemon: a program that ends does not wait for its jobs
+            if self._thread is None:  # a daemon: programs end without waiting for its jobs
                 self._thread = threading.Thread(target=self._work, name="vkbackend-grammar", daemon=True)
                 self._thread.start()
                 _working.add(self)
@@ -132,7 +132,7 @@ class Compiler:
         grammar = LLMatcher.grammar_from_lark(lark)
         matcher = LLMatcher(self._of_vocabulary(), grammar, log_level=0, limits=limits)
         if not matcher.is_error():
-            # The first mask is the slowest. If it fails, the grammar is refused here.
+            # The first mask is the slowest: if it fails, the grammar is refused here.
             matcher.compute_bitmask()
         if matcher.is_error():
             raise refused(structure.kind, structure.text, _said(matcher.get_error()))
@@ -149,7 +149,7 @@ class Compiler:
         return self._tokenizer
 
     def close(self) -> None:
-        """Refuse the jobs that are left, and end the thread behind them, without waiting for it."""
+        """Refuse pending jobs and end the thread after them, without waiting for it."""
         self._jobs.put(None)
         self._probe.close()
 
@@ -158,12 +158,11 @@ class Compiler:
             self._thread.join(max(0.0, timeout_s))
 
 
-_working: set[Compiler] = set()  # those whose thread has begun
+_working: set[Compiler] = set()
 
 
 def _end_all() -> None:
-    """End all threads before the interpreter does: one that was inside the library would crash the
-    program."""
+    """End all threads before the interpreter does: one inside the library would crash the program."""
     deadline = time.monotonic() + EXIT_S
     compilers = list(_working)
     for compiler in compilers:
@@ -178,7 +177,7 @@ forks.forget(_working.clear)
 
 @dataclass(frozen=True, slots=True)
 class _Tokens:
-    """What llguidance asks of a tokenizer. It never cuts text: see structure.PREAMBLE."""
+    """The tokenizer interface that llguidance needs. It never cuts text: see structure.PREAMBLE."""
 
     tokens: tuple[bytes, ...]
     special_token_ids: tuple[int, ...]
@@ -191,7 +190,7 @@ class _Tokens:
 
 
 def _said(message: str) -> str:
-    """The library's message in one line, without the source that it repeats."""
+    """In one line, without the source that it repeats."""
     lines = (line.strip() for line in re.sub(r"^at \d+\(\d+\): ", "", message).splitlines())
     text = " ".join(line for line in lines if line and not _is_source(line))
     return text if len(text) <= MAX_SAID else f"{text[:MAX_SAID]}..."
@@ -203,5 +202,4 @@ def _is_source(line: str) -> bool:
 
 
 def mask_words(n_vocab: int) -> int:
-    """Words of a mask, a bit for each token."""
     return -(-n_vocab // 32)

@@ -1,5 +1,6 @@
-"""Compiles a grammar first in a process of its own with limits of time and memory, over a vocabulary of
-bytes: grammars come from anywhere, and some take minutes and gigabytes."""
+"""Compiles a grammar first in a process with limits of time and memory, over a vocabulary of bytes: grammars
+come from anywhere, and some take minutes and gigabytes.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ START_S = 30.0
 # mask, with the library's 50,000 items after 3 s.
 LIMITS: dict[str, Any] = {"step_max_items": 20_000, "step_lexer_fuel": 200_000, "verbose_errors": False}
 
-# The program: lines of hex in, "ok" out, also for an invalid grammar, which the compiler reports.
+# Lines of hex in, "ok" out, also for an invalid grammar, which the compiler reports.
 PROGRAM = f"""
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))
@@ -41,7 +42,7 @@ for line in sys.stdin:
 
 
 class Probe:
-    """Callers take turns. The process is restarted if it has ended."""
+    """Callers take turns. A process that ended is restarted."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -50,7 +51,7 @@ class Probe:
         forks.own(self)
 
     def passes(self, lark: str) -> bool:
-        """Whether a grammar stays within the limits. Raises VkbackendError if no process starts, or after
+        """Whether a grammar stays within the limits. Raises VkbackendError without a process or after
         `close`."""
         with self._lock:
             process = self._started()
@@ -83,7 +84,7 @@ class Probe:
         return self._process
 
     def close(self) -> None:
-        """End the process, even while it compiles: a waiting call of `passes` raises."""
+        """Even while it compiles: a waiting call of `passes` raises."""
         self._closed = True
         if (process := self._process) is not None:
             process.kill()
@@ -113,7 +114,6 @@ class Probe:
 
 
 def _said(pipe: IO[str] | None, seconds: float) -> bool:
-    """Whether a line came in time."""
     assert pipe is not None
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:

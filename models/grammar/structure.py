@@ -1,6 +1,6 @@
-"""The structure of an answer: a JSON Schema, any JSON object, a regular expression or a grammar. The caller's
-values are checked and translated to llguidance's Lark (https://github.com/guidance-ai/llguidance,
-docs/syntax.md)."""
+"""The structure of an answer: a JSON Schema, any JSON object, a regular expression or a grammar, checked and
+translated to llguidance's Lark (https://github.com/guidance-ai/llguidance, docs/syntax.md).
+"""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from vkbackend.checks import refused
 from vkbackend.errors import InvalidArgument, UnsupportedFeature
 
 MAX_NBYTES = 1 << 17  # of a schema or grammar: 3,000 properties, which compile in 3 s
-MAX_DEPTH = 64  # of a schema
+MAX_DEPTH = 64
 # JSON's white space: one space, or a line break and an indent. More would let a model write it for ever.
 WHITE_SPACE = r"( |\n[ \t]{0,20})?"
-# Allows every cut of a valid text into tokens, so the model can write the cut that it was trained on.
+# Allows every cut of a valid text into tokens, so the model can write the cut it was trained on.
 PREAMBLE = '%llguidance {"no_forcing": true}\n'
 
 KEYWORDS = ("json_schema", "json_object", "regex", "lark", "grammar")
@@ -42,14 +42,12 @@ class Structure:
 
 
 def regex_to_lark(regex: str) -> str:
-    """A regular expression in the form that fits between slashes."""
     from llguidance import regex_to_lark as of_library
 
     return str(of_library(regex))
 
 
 def json_rule(schema: str) -> str:
-    """The Lark expression for JSON of a schema, a text from `schema_text`."""
     parsed = json.loads(schema)
     if isinstance(parsed, bool):
         parsed = {} if parsed else {"enum": []}
@@ -129,8 +127,7 @@ def _is_deep(value: Any) -> bool:
 def structure_of(
     json_schema: str | None, json_object: bool, regex: str | None, lark: str | None, grammar: str | None
 ) -> Structure | None:
-    """The structure that is given, if any. Raises InvalidArgument for several, UnsupportedFeature without
-    llguidance."""
+    """Raises InvalidArgument for several, UnsupportedFeature without llguidance."""
     any_object = '{"type":"object"}' if json_object else None
     given: list[tuple[str, Kind, str | None]] = [
         ("json_schema", "json_schema", json_schema), ("json_object", "json_schema", any_object),

@@ -1,6 +1,7 @@
 """DRY's sequence breakers, texts at which a repetition ends, as sequences of tokens. As in llama.cpp
-(src/llama-sampler.cpp) a text may be inside one token, or begin at the end of a token and continue in the
-next ones."""
+(src/llama-sampler.cpp) a text may be inside one token, or begin at a token's end and continue in the next
+ones.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def breaker_tokens(
                 breakers[(token,)] = None
                 continue
             for held in range(1, min(len(raw), len(piece) + 1)):
-                # The piece ends with the text's first `held` bytes; other tokens hold the rest.
+                # The piece ends with the text's first `held` bytes; others hold the rest.
                 if piece.endswith(raw[:held]):
                     if held not in tails:
                         rest = raw[held:].decode(errors="ignore")

@@ -36,7 +36,6 @@ class Candidates:
         return weights / weights.sum()
 
     def keep(self, which: slice | np.ndarray) -> None:
-        """Keep the candidates at these places, in their order."""
         self.ids, self.scores, self.whole = self.ids[which], self.scores[which], False
 
     def order(self) -> None:

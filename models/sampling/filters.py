@@ -60,8 +60,8 @@ def top_n_sigma(c: Candidates, n: float) -> None:
 
 
 def xtc(c: Candidates, probability: float, threshold: float, random: np.random.Generator) -> None:
-    """With a chance of `probability`, remove all tokens whose probability is at least `threshold`, except the
-    least likely one ("exclude top choices", p-e-w, github.com/oobabooga/text-generation-webui/pull/6335)."""
+    """With a chance of `probability`, remove all tokens at least as probable as `threshold`, except the least
+    likely one ("exclude top choices", p-e-w, github.com/oobabooga/text-generation-webui/pull/6335)."""
     if len(c) < 2 or random.random() > probability:
         return
     c.order()

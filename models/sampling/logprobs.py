@@ -28,8 +28,7 @@ def logprobs_of(logits: np.ndarray, token: int, n_top: int) -> Logprobs:
 
 
 def logprobs_of_best(ids: np.ndarray, logits: np.ndarray, log_sum: float, token: int, n_top: int) -> Logprobs:
-    """The same from the best tokens of a row, best first, which include `token`. log_sum: log sum exp of the
-    whole row."""
+    """From a row's best tokens, best first, including `token`. log_sum: log sum exp of the whole row."""
     scores = logits.astype(np.float64) - log_sum
     top = tuple(zip(ids[:n_top].tolist(), scores[:n_top].tolist(), strict=True))
     return Logprobs(float(scores[ids == token][0]), top)

@@ -28,11 +28,10 @@ class Mirostat:
         return int(c.ids[place])
 
     def cut(self, c: Candidates) -> None:
-        """Keep the most likely tokens up to the surprise `mu`; at least one."""
+        """At least one stays."""
         top_k(c, max(1, self._n_by_exponent(c) if self.version == 1 else self._n_by_surprise(c)))
 
     def learn(self, probability: float) -> None:
-        """Update `mu` for a drawn token of this probability."""
         self.mu -= self.eta * (-math.log2(probability) - self.tau)
 
     def _n_by_surprise(self, c: Candidates) -> int:

@@ -236,8 +236,8 @@ class SamplingParams:
 
     @property
     def chain(self) -> tuple[str, ...]:
-        """The samplers that change anything, in order. Greedy: filters after the last penalty are dropped,
-        because they keep the best token."""
+        """The samplers that change anything, in order. Greedy: filters after the last penalty are dropped, as
+        they keep the best token."""
         if self.mirostat:
             return ("temperature",)
         works = {
@@ -271,7 +271,7 @@ class SamplingParams:
     @property
     def n_candidates(self) -> int:
         """How many of the most likely tokens suffice for any history: one more for each token that
-        `logit_bias` or `min_tokens` lowers, since it may fall out of the best k. 0: whole rows."""
+        `logit_bias` or `min_tokens` lowers. 0: whole rows."""
         if {"penalties", "dry"} & set(self.chain):
             return 0  # `Sampler.n_candidates` knows the tokens
         lowered = {token for token, _ in self.logit_bias}

@@ -17,7 +17,6 @@ Breakers = Mapping[int, Sequence[tuple[int, ...]]]  # first token of a breaker -
 
 
 def recent(history: Sequence[int], n: int) -> Sequence[int]:
-    """The last n tokens; -1: all."""
     return history if n == -1 else history[len(history) - min(n, len(history)) :]
 
 
@@ -61,7 +60,7 @@ def dry_penalties(
 
 
 def _since_breaker(window: Sequence[int], breakers: Breakers, enough: int) -> int:
-    """Tokens since the last breaker; the search stops at `enough`."""
+    """The search stops at `enough`."""
     n = len(window)
     for i in range(min(n, enough + MAX_TAIL + 1) if breakers else 0):
         matching = [
@@ -75,8 +74,7 @@ def _since_breaker(window: Sequence[int], breakers: Breakers, enough: int) -> in
 
 
 def _repeats(tokens: np.ndarray, longest: int) -> np.ndarray:
-    """For each position except the last: how many tokens up to it equal the last tokens; at most
-    `longest`."""
+    """For each position except the last: how many tokens up to it equal the last ones, at most `longest`."""
     n = len(tokens)
     lengths = np.zeros(n - 1, np.int64)
     ends = np.flatnonzero(tokens[:-1] == tokens[-1])
@@ -90,7 +88,6 @@ def _repeats(tokens: np.ndarray, longest: int) -> np.ndarray:
 
 
 def subtract(c: Candidates, penalties: Mapping[int, float]) -> None:
-    """Lower the logits of tokens."""
     if penalties:
         places, which = c.find(np.fromiter(penalties, np.int64, len(penalties)))
         loss = np.fromiter(penalties.values(), np.float64, len(penalties))[which]

@@ -1,5 +1,6 @@
 """`Sampler.choose` for many sequences at once. Each row draws from its own generator, and every sum stays
-within a row and starts at the best candidate: a choice is bit-identical whichever rows share the step."""
+within a row and starts at the best candidate: choices are bit-identical whichever rows share the step.
+"""
 
 from __future__ import annotations
 

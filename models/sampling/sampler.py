@@ -1,5 +1,6 @@
-"""The chain of samplers of a request and its state; order and meaning are llama.cpp's. float64 on the host,
-with random numbers of the request's own: neighbours in a batch cannot change its output."""
+"""A request's chain of samplers and its state; order and meaning are llama.cpp's. float64 on the host, with
+random numbers of the request's own: neighbours in a batch cannot change its output.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +31,9 @@ class Sampler:
 
     def __init__(self, params: SamplingParams, constrained: bool = False) -> None:
         self.params = params
-        self.matcher: Matcher | None = None  # set before the first choice if `constrained`
+        self.matcher: Matcher | None = None
         self.random = np.random.Generator(np.random.PCG64(params.seed))
-        self.logprobs: Logprobs | None = None  # of the last choice, if requested
+        self.logprobs: Logprobs | None = None
         self._n_chosen = 0
         self._dried: tuple[int, dict[int, float]] = -1, {}  # tokens so far -> DRY's penalties
         self._mirostat = Mirostat(params.mirostat, params.mirostat_tau, params.mirostat_eta)
@@ -56,15 +57,13 @@ class Sampler:
         self._n_decisive, self._n_candidates = params.n_decisive, params.n_candidates
         self._n_shown = params.logprobs or 0
         if constrained and params.logprobs is not None:
-            # Logprobs list the best of all tokens, but candidates are the grammar's: whole rows are needed.
+            # Logprobs list the best of all tokens, candidates are the grammar's: whole rows are needed.
             self._n_decisive = self._n_candidates = 0
-        # Whether the likeliest few logits always suffice for a choice.
         self.ranked = self.plain and not self.forbidden and self._n_candidates > 0
         self._varies = self._n_decisive > 0 and bool({"penalties", "dry"} & set(self._names))
 
     def n_candidates(self, history: History) -> int:
-        """How many of the likeliest tokens decide the next choice, counting lowered tokens. 0: the whole
-        row."""
+        """Lowered tokens count. 0: the whole row."""
         n = self._n_decisive + len(self._lowered(history)) if self._varies else self._n_candidates
         return n and max(n, self._n_shown)
 
@@ -109,8 +108,7 @@ class Sampler:
         return token
 
     def _choose_plain(self, ids: np.ndarray, logits: np.ndarray) -> int:
-        """The chain of a plain sampler that draws, in two thirds of the time: each filter keeps the first
-        few."""
+        """In two thirds of the time: each filter keeps the first few."""
         t, top_p, least, top_k = self.values
         below = logits[:top_k].astype(np.float64)
         below -= float(below[0])
@@ -145,7 +143,7 @@ class Sampler:
         return int(c.ids[min(place, len(c) - 1)])
 
     def _processed(self, logits: np.ndarray, history: History) -> np.ndarray:
-        """The logits from the caller's functions, which get a copy."""
+        """From the caller's functions, which get a copy."""
         for number, process in enumerate(self.params.logits_processors):
             try:
                 result = np.asarray(process(list(history), logits.copy()), np.float32)
@@ -203,7 +201,6 @@ class Sampler:
 
 
 def check_finite(peak: float) -> None:
-    """Raises VkbackendError unless the row's largest logit is finite."""
     if not math.isfinite(peak):
         raise VkbackendError(
             f"the largest logit is {peak}, so no token can be chosen: the weights are damaged or a device "

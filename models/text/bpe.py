@@ -1,5 +1,6 @@
 """BPE with ranked merges, run by the `tokenizers` library: over the bytes of a pre-tokenizer's words, or over
-characters of whole lines (Gemma 4) or words (`tokenizer.ggml.model` "whitespace")."""
+characters of whole lines (Gemma 4) or words (`tokenizer.ggml.model` "whitespace").
+"""
 
 from __future__ import annotations
 
@@ -21,8 +22,7 @@ _WORDS = re.compile(f"{SPACE}?[^{SPACE}]+|{SPACE}")
 
 
 def _byte_characters() -> dict[str, int]:
-    """Character -> byte in byte-level BPE: printable Latin-1 is itself, all other bytes follow from
-    U+0100."""
+    """Byte-level BPE: printable Latin-1 is itself, other bytes follow from U+0100."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [b for b in range(256) if b not in plain]
     return {chr(b): b for b in plain} | {chr(0x100 + i): b for i, b in enumerate(rest)}
@@ -32,7 +32,7 @@ _BYTE_OF = _byte_characters()
 
 
 def _spell_bytes(text: str) -> bytes:
-    # Some vocabularies add normal tokens outside the byte alphabet: these stand for themselves.
+    # Some vocabularies add normal tokens outside the byte alphabet, which stay as they are.
     return b"".join(bytes([_BYTE_OF[c]]) if c in _BYTE_OF else c.encode() for c in text)
 
 
@@ -94,8 +94,7 @@ def _line_bpe(gguf: GGUF, vocabulary: Vocabulary, lines: LineTokenizer) -> Schem
 
 
 def whitespace_bpe(gguf: GGUF, vocabulary: Vocabulary) -> Scheme:
-    # Unknown characters become an empty token first, so that nothing merges across them, and are dropped
-    # then.
+    # Unknown characters become an empty token, so nothing merges across them; then they are dropped.
     backend = _backend(gguf, vocabulary, unk_token="")
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     lower, n_vocab = vocabulary.flag("normalizer.lowercase", False), len(vocabulary)

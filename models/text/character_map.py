@@ -42,12 +42,12 @@ class CharacterMap:
                 at = copied = at + length
             else:
                 at += 1
-                while at < len(raw) and raw[at] & 0xC0 == 0x80:  # to the next character
+                while at < len(raw) and raw[at] & 0xC0 == 0x80:
                     at += 1
         return b"".join([*out, raw[copied:]]).decode(errors="replace")
 
     def _longest(self, raw: bytes, at: int) -> tuple[int, int]:
-        """(length of the longest replaced text at `at`, 0 for none; offset of its replacement)."""
+        """(its length, 0 for none; offset of its replacement)"""
         nodes, n_nodes = self._nodes, len(self._nodes)
         length = where = 0
         node = _children(nodes[0])

@@ -1,8 +1,8 @@
 """A model's chat template, from messages to a prompt.
 
 Templates come with model files, so they run in a separate process with limits of time and memory
-(template_process.py), in jinja2's immutable sandbox. They get what Hugging Face's `apply_chat_template` gives
-them: loop controls, `{% generation %}`, `tojson`, `raise_exception`, `strftime_now`, ...
+(template_process.py), in jinja2's immutable sandbox, with the additions of Hugging Face's
+`apply_chat_template`: loop controls, `{% generation %}`, `tojson`, `raise_exception`, `strftime_now`, ...
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ CHATML = """\
 {% endif -%}
 """
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names of a message's thought
-TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # its space shows whether a template trims
+TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # its space reveals whether a template trims
 
 _in_use: WeakValueDictionary[tuple[str, str, str], TemplateProcess] = WeakValueDictionary()
 
 
 def choose(templates: Mapping[str, str], given: str | None, tools: bool) -> tuple[str, list[str]]:
-    """The template's source, and notes on the choice. `given`: a template's name, or a source. Default: the
-    model's template for tools if `tools`, then its default template, then ChatML."""
+    """The template's source, and notes. `given`: a template's name, or a source. Default: the model's
+    template for tools if `tools`, then its default template, then ChatML."""
     if given is not None:
         return templates.get(given, given), []
     for name in ("tool_use", "default") if tools else ("default",):
@@ -49,10 +49,10 @@ def choose(templates: Mapping[str, str], given: str | None, tools: bool) -> tupl
 
 
 class ChatTemplate:
-    """A compiled template; equal ones share a process. `bos` and `eos`: the texts of these tokens.
+    """A compiled template; equal ones share a process. `bos` and `eos`: texts of these tokens.
 
-    Raises InvalidArgument if the template is too long, invalid, or exceeds its limits of time and memory;
-    Timeout and VkbackendError if its process cannot be started.
+    Raises InvalidArgument if the template is too long, invalid, or exceeds its limits; Timeout and
+    VkbackendError if its process cannot be started.
     """
 
     def __init__(self, source: str, bos: str = "", eos: str = "") -> None:
@@ -72,8 +72,8 @@ class ChatTemplate:
         **variables: Any,
     ) -> str:
         """The prompt for an answer to `messages`. `add_generation_prompt` False: only the messages.
-        `continue_final_message`: the text ends with the last message's content. `variables`: further
-        variables of the template (`tools`, `documents`, ...).
+        `continue_final_message`: the text ends with the last message's content. `variables`: `tools`,
+        `documents`, ...
 
         Raises InvalidArgument if the template refuses the messages, fails, exceeds a limit, or makes more
         text than a tokenizer accepts; Timeout.
@@ -90,7 +90,7 @@ class ChatTemplate:
 
 
 def with_thought(message: Message) -> Message:
-    """The message with its thought under all names that templates read, as Hugging Face does."""
+    """Its thought under all names that templates read, as Hugging Face does."""
     thought = next((message[name] for name in REASONING if message.get(name) is not None), None)
     return message if thought is None else {"thinking": thought, **message, "reasoning_content": thought}
 

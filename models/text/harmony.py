@@ -38,7 +38,6 @@ class HarmonyReader:
         self._thought, self._recipient = False, ""
 
     def push(self, piece: str, *, last: bool = False) -> list[Part]:
-        """The parts that are certain now."""
         self._held += piece
         out: list[Part] = []
         while self._held:
@@ -47,7 +46,7 @@ class HarmonyReader:
         return out
 
     def _header(self, out: list[Part], last: bool) -> bool:
-        """Read up to <|message|>. False: more text is needed."""
+        """False: more text is needed."""
         if self._plain:  # the first message: a model may write no header
             begun = any(self._held.startswith(mark) for mark in _HEADERS)
             may = any(mark.startswith(self._held) for mark in _HEADERS)

@@ -9,7 +9,7 @@ from vkbackend.errors import UnsupportedModel
 from vkbackend.models.text.tokenizer import Tokenizer
 
 PROJECT, FILE_NAME = "myproject", "filename"  # llama.cpp's defaults
-_SNIPPET = "\n\n--- snippet ---\n\n"  # between files, if the vocabulary has no token for that
+_SNIPPET = "\n\n--- snippet ---\n\n"  # between files, without a token for that
 _NEEDED = ("pre", "suf", "mid")
 
 
@@ -23,8 +23,8 @@ def infill_prompt(
 ) -> list[int]:
     """Ids of the prompt; special tokens in the texts count as text.
 
-    files: other files of the project, text by name. suffix_first: the suffix precedes the prefix (llama.cpp's
-    `--spm-infill`). Raises UnsupportedModel if the vocabulary lacks a token for it.
+    files: text by name. suffix_first: the suffix precedes the prefix (llama.cpp's `--spm-infill`). Raises
+    UnsupportedModel if the vocabulary lacks a token for it.
     """
     fim = tokenizer.fim_ids
     if missing := [name for name in _NEEDED if name not in fim]:

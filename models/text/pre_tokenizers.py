@@ -1,6 +1,7 @@
 """Pre-tokenizers by their names in `tokenizer.ggml.pre`: how a BPE vocabulary cuts text into words before
-merging. Regular expressions in Oniguruma's syntax, applied in order: each cuts every piece into its matches
-and the text between them."""
+merging. Regular expressions in Oniguruma's syntax, applied in order: each cuts pieces into its matches and
+the text between them.
+"""
 
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ _UFAKZEKA = _QWEN2.removeprefix(_SUFFIX + "|")  # suffixes of Turkish names foll
 _JAIS2 = (_WORDS % r"\p{N}{1,3}").removesuffix(r"\s+(?!\S)|\s+") + (
     "|".join(rf"\s{{{n}}}(?!\S)" for n in ("512", "256", "128", "64", "32", "16", "8", "4", "1,2")) + r"|\s"
 )
-_EXAONE_MOE = (  # words and the spaces between them
+_EXAONE_MOE = (
     _SUFFIX + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
 )
@@ -31,7 +32,7 @@ _BAILING = (
 
 
 def _cased(suffix: str, digits: str, but: str = "") -> str:
-    """Words that begin with capitals and end in small letters; either part may be missing."""
+    """Words of capitals, then small letters; either part may be missing."""
     upper = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]"
     lower = rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]"
     before = r"[^\r\n\p{L}\p{N}]?"
@@ -41,7 +42,7 @@ def _cased(suffix: str, digits: str, but: str = "") -> str:
 _CASED_END = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES
 _TEKKEN = _cased("", r"\p{N}") + _CASED_END
 _GPT4O = _cased(_SUFFIX + "?", r"\p{N}{1,3}") + _CASED_END
-# Han characters are cut from others. (?i:...) is right here: the model's own engine folds case, too.
+# Han characters are cut from others. (?i:...) is right here: the model's own engine folds case.
 _KIMI = (
     r"\p{Han}+|"
     + _cased(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?", r"\p{N}{1,3}", r"&&[^\p{Han}]")
@@ -50,7 +51,7 @@ _KIMI = (
 )
 
 _CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
-# Letters of the scripts that have case, as of Unicode 10.
+# Letters of scripts that have case, as of Unicode 10.
 _CASED_SCRIPTS = (
     "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af"
     "\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5"
@@ -81,16 +82,16 @@ _YOUTU = (
     "\ufe30-\ufe4f]+|[\u3105-\u312f]+|" + _HAN_KANA
 )
 
-# Digits in groups of three from the right. The models' expressions look ahead at each group; these make the
-# same cuts in linear time.
+# Digits in groups of three from the right. The models' expressions look ahead at each group; these cut alike
+# in linear time.
 _AFMOE_DIGITS = (r"\p{N}+", r"\A\p{N}{1,2}(?=(?:\p{N}{3})++\z)", r"\p{N}{3}")
-# The same cuts as \d{1,3}(?=(?:\d{3})*\b), which makes none if a letter follows the digits.
+# Cuts as \d{1,3}(?=(?:\d{3})*\b), which makes none if a letter follows the digits.
 _AYA_DIGITS = (
     r"(?<!\d)\d++\b",
     r"\A\d{1,2}(?=(?:\d{3})++\z)",
     r"(?:\A(?=\d++\z)|(?<=\d)\G)\d{3}",
 )
-# The same cuts as (?=(\d{3})+(?!\d)): before groups, not after the last group.
+# Cuts as (?=(\d{3})+(?!\d)): before groups, not after the last group.
 _SUPERBPE_DIGITS = (
     r"\p{N}+",
     r"(?<=\A|\D|\A\d|\D\d|\A\d\d|\D\d\d)(?=(?:\d{3})++(?!\d))",

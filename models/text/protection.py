@@ -1,7 +1,7 @@
 """Keeps special tokens in the texts of users and tools plain text: `<|im_end|>` would end a message, and its
 author could write in another role.
 
-The template also renders these texts with random sentinels next to them, which shows their positions. They
+The template also renders these texts with random sentinels next to them, which reveals their positions. They
 count only if the rendering without the sentinels is the plain rendering, byte for byte: a template may look
 at how contents begin and end.
 """
@@ -22,14 +22,14 @@ from vkbackend.models.text.tokenizer import Tokenizer, whole_characters
 Spans = tuple[tuple[int, int], ...]
 Change = Callable[[str, bool], str]  # a text, and whether the model itself wrote it
 TRUSTED = ("system", "developer")
-# Key of a trusted role's message that holds texts of others (descriptions of tools).
+# Key of a trusted role's message that holds other authors' texts (descriptions of tools).
 UNTRUSTED = "_untrusted"
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A rendered conversation. `plain`: the spans that look like special tokens but are text. `protected`:
-    False if they could not be told from special tokens."""
+    """A rendered conversation. `plain`: spans that look like special tokens but are text. `protected`: False
+    if they could not be distinguished from special tokens."""
 
     text: str
     plain: Spans = ()
@@ -109,8 +109,7 @@ class Protection:
 
 
 def _by_contents(contents: list[str], text: str) -> Spans:
-    """The spans of whole contents, if the text has each content exactly as often as the messages do; else
-    none."""
+    """The spans of whole contents, if the text has each exactly as often as the messages; else none."""
     spans = set[tuple[int, int]]()
     for content in set(contents):
         whole = content if content in text else content.strip()
@@ -132,7 +131,7 @@ def disjoint(spans: set[tuple[int, int]]) -> Spans:
 def changed(
     messages: Sequence[Message], variables: Mapping[str, Any], change: Change
 ) -> tuple[list[Message], dict[str, Any]]:
-    """Messages and variables with `change` applied to all texts in them that are not trusted."""
+    """`change` applies to all texts that are not trusted."""
 
     def all_of(value: Any, by_model: bool) -> Any:
         if isinstance(value, str):

@@ -28,7 +28,7 @@ def has_channels(template: str) -> bool:
 
 
 def opened(prompt: str) -> bool:
-    """Whether a prompt ends in an open thought, which the answer continues."""
+    """Whether a prompt ends in an open thought."""
     return prompt.rstrip().endswith(tuple(mark.rstrip() for mark in THOUGHTS))
 
 
@@ -41,7 +41,7 @@ class ReasoningSplit:
         self._closers = tuple(THOUGHTS.values()) if thinking else ()
 
     def push(self, piece: str, *, last: bool = False) -> list[Piece]:
-        """The text that is certain now; possible markers are held back until the `last` piece."""
+        """Possible markers are held back until the `last` piece."""
         if self._harmony:
             parts = self._harmony.push(piece, last=last)
             return [Piece(part.text, part.is_thought) for part in parts if part.text]
@@ -76,7 +76,6 @@ class ReasoningSplit:
 
 
 def split(text: str, thinking: bool = False, channels: bool = False) -> tuple[str, str]:
-    """(thought, answer) of a whole text."""
     pieces = ReasoningSplit(thinking, channels).push(text, last=True)
     thought = "".join(piece.text for piece in pieces if piece.is_thought)
     return thought.strip(), "".join(piece.text for piece in pieces if not piece.is_thought)

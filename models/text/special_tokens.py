@@ -1,8 +1,8 @@
 """Special tokens are cut out of a text before anything is merged.
 
 As in llama.cpp, the longest token (in bytes; on a tie the lower id) is cut out of the whole text first, then
-the next one: tokens x characters. Here the text is read once, with O(log tokens) per position. Where a token
-of better rank overlaps, `_settle` takes a stretch's tokens by rank.
+the next one: tokens x characters. Here the text is read once, in O(log tokens) per position; where a token of
+better rank overlaps, `_settle` takes a stretch's tokens by rank.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SpecialTokens:
 
     def _link(self) -> None:
         """For every token: the longest other token that it begins with (`_prefix`), and one further up that
-        chain (`_jump`), so that a search takes O(log length) steps (Myers 1983)."""
+        chain (`_jump`), so a search takes O(log length) steps (Myers 1983)."""
         self._prefix, self._jump, depth = [0], [0], [0]
         for text in self._texts[1:]:
             i = len(self._prefix) - 1
@@ -71,7 +71,6 @@ class SpecialTokens:
         return [(at, at + len(self._texts[i])) for at, i in self._find(text)]
 
     def _find(self, text: str) -> Iterator[tuple[int, int]]:
-        """(position, token) of every special token, in order."""
         at = 0
         while self._begin and (match := self._begin.search(text, at)):
             at = match.start()
@@ -85,7 +84,7 @@ class SpecialTokens:
                 at += len(self._texts[i])
 
     def _fitting(self, text: str, at: int, end: int) -> int:
-        """The longest token that begins at `at` and ends by `end`; 0: none."""
+        """The longest token at `at` that ends by `end`; 0: none."""
         part = text[at : min(end, at + self._longest)]
         i = bisect_right(self._texts, part) - 1
         if part.startswith(self._texts[i]):
@@ -98,7 +97,7 @@ class SpecialTokens:
         return i
 
     def _yields(self, text: str, at: int, i: int) -> bool:
-        """Whether a token of better rank begins inside token `i` at `at`."""
+        """Whether a better-ranked token begins inside token `i` at `at`."""
         assert self._begin
         rank = self._rank[i]
         for match in self._begin.finditer(text, at + 1, at + len(self._texts[i]) + self._ahead):
@@ -108,11 +107,11 @@ class SpecialTokens:
         return False
 
     def _settle(self, text: str, begin: int) -> tuple[list[tuple[int, int]], int]:
-        """The tokens of a stretch, and its end: the first position after `begin` that no token crosses.
+        """A stretch's tokens, and its end: the first position after `begin` that no token crosses.
 
-        Each position offers its longest token, and the best offer is taken. If a position's token no longer
-        fits, it offers the longest that does. That makes O(log length) offers, since each is longer than the
-        next two together.
+        Each position offers its longest token, and the best offer is taken. A position whose token no longer
+        fits offers the longest that does: O(log length) offers, since each is longer than the next two
+        together.
         """
         assert self._begin
         n, end, offers = len(text), begin + 1, list[int]()

@@ -17,7 +17,7 @@ from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.text.vocabulary import SPACE, Scheme, Vocabulary, spell_spaced
 
 _INNER_SPACES = re.compile(f"([^{SPACE}]){SPACE}+(?=(.?))", re.DOTALL)
-_MAX_PAIRS = 64  # characters before spaces that are looked for one by one, at 30 ns a word each
+_MAX_PAIRS = 64  # characters before spaces, looked for one by one, at 30 ns a word each
 # 16,384 words take 4 MB. 65,536 were no faster on 2 MB of English, and 8,192 were a tenth slower.
 _CACHED_WORDS, _CACHED_CHARS = 1 << 14, 64
 
@@ -70,9 +70,9 @@ class SpmMerger:
 
 
 def _word_pattern(texts: Iterable[str]) -> str:
-    """Words that are merged one by one: text is cut before a run of spaces, unless a token contains these
-    spaces after the same character (and before the same character, if the token goes on). Gemma has a few
-    such tokens."""
+    """Words are merged one by one: text is cut before a run of spaces, unless a token contains these spaces
+    after the same character (and before the same character, if the token goes on). Gemma has a few such
+    tokens."""
     around: dict[str, set[str]] = {}
     for text in texts:
         if SPACE in text[1:]:

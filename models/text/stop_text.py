@@ -10,8 +10,8 @@ class StopText:
         self._stops, self._held, self.found = stops, "", False
 
     def push(self, piece: str, *, last: bool = False) -> str:
-        """The text that is certain now: up to a stop string (then `found`), or all of it with `last`. The
-        stop string that begins first counts, even if a shorter one is complete earlier."""
+        """Text up to a stop string (then `found`), or all of it with `last`. The stop string that begins
+        first counts, even if a shorter one is complete earlier."""
         text, self._held = self._held + piece, ""
         hit = min((at for stop in self._stops if (at := text.find(stop)) >= 0), default=len(text))
         n_held = 0 if last else max((overlap(text, stop) for stop in self._stops), default=0)

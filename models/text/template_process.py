@@ -1,6 +1,7 @@
-"""A chat template in a process of its own (template_worker.py): templates come with model files, and 119
-characters of one can crash an interpreter. The process is a fresh program, never a fork, and is replaced if
-it ends. Every wait has a deadline."""
+"""A chat template in a process of its own (template_worker.py): 119 characters of a template can crash an
+interpreter. The process is a fresh program, never a fork, and is replaced if it ends. Every wait has a
+deadline.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ from vkbackend.errors import InvalidArgument, Timeout, VkbackendError
 from vkbackend.models.text.template_frames import ASKED, ENDED, HEAD, MAX_ERROR, READY, REFUSED, TEXT
 
 WORKER = "vkbackend.models.text.template_worker"
-# As `python -m`, with our sys.path, for packages in other folders. It is appended: a module next to the
-# program may have the name of a module that the worker needs.
+# As `python -m`, with our sys.path appended: a module next to the program may have the name of a module that
+# the worker needs.
 START = f"import sys; sys.path += sys.argv[1:]; from {WORKER} import main; main()"
 MAX_REQUEST = 1 << 25  # bytes; twice the longest text that a tokenizer takes
 CPU_S, WALL_S = 5, 30.0  # per request; the longest known templates compile in 0.1 s
@@ -68,19 +69,17 @@ class TemplateProcess:
     def render(
         self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] = MappingProxyType({})
     ) -> str:
-        """`variables`: further variables of the template."""
         return self._ask([tuple(message.items()) for message in messages], dict(variables))
 
     def _ask(self, messages: list[Items] | None, variables: dict[str, Any] | None = None) -> str:
-        """The text of a conversation. `messages` None: start a worker if there is none; it compiles the
-        template."""
+        """`messages` None: start a worker if there is none; it compiles the template."""
         if self._pid != os.getpid():  # forked: the worker and the lock's holder are the parent's
             self._renew()
         lock = self._lock
         try:
             if not lock.acquire(timeout=WALL_S):
                 raise Timeout(f"the chat template was busy with other requests for {WALL_S:.0f} s; try again")
-            # Removed: an interrupt then drops the worker, with any answer still to come.
+            # Removed: an interrupt then drops the worker, with any pending answer.
             worker, self._worker = self._worker, None
             if worker is None or not worker.idle():
                 worker = _Worker()
@@ -101,7 +100,7 @@ class TemplateProcess:
 
 class _Worker:
     def __init__(self) -> None:
-        self._last: tuple[list[Items], str] = [], ""  # the last conversation and its text
+        self._last: tuple[list[Items], str] = [], ""
         self._socket, theirs = socket.socketpair()
         try:
             with theirs:
@@ -127,7 +126,7 @@ class _Worker:
             ) from None
 
     def idle(self) -> bool:
-        """Whether the process waits for a request: alive, nothing sent. Otherwise it is killed."""
+        """Alive, nothing sent. Otherwise it is killed."""
         try:
             self._socket.setblocking(False)
             self._socket.recv(1)
@@ -147,8 +146,8 @@ class _Worker:
         return self._last[1]
 
     def ask(self, request: dict[str, Any], kept: int) -> tuple[int, str]:
-        """Send a request whose messages follow the first `kept` of the last ones. Returns the length of the
-        last text's part that stays, and the text after it."""
+        """Send a request whose messages follow the first `kept` of the last ones. Returns how much of the
+        last text stays, and the text after it."""
         try:
             text = json.dumps(request | {"cpu_s": CPU_S}, ensure_ascii=False)
         except (TypeError, ValueError, RecursionError) as error:
@@ -173,7 +172,7 @@ class _Worker:
         return kept, text
 
     def _exchange(self, frame: bytes, limit_s: float, expected: int) -> tuple[int, int, str]:
-        """Send a frame; returns a frame of the `expected` kind, or a refusal. Any failure ends the process: a
+        """Send a frame; returns one of the `expected` kind, or a refusal. Any failure ends the process: a
         late answer would be taken for the next request's."""
         deadline = time.monotonic() + limit_s
         try:
@@ -212,7 +211,7 @@ class _Worker:
 
 
 def _same(pair: tuple[Items, Items]) -> bool:
-    """Whether the process has this message. Only messages of texts count: other values may have changed."""
+    """Only messages of texts count: other values may have changed."""
     return pair[0] == pair[1] and all(isinstance(value, str) for _, value in pair[0])
 
 

@@ -1,7 +1,7 @@
 """Compiles and renders a chat template under limits, for template_process.py.
 
 Its stdin is a socket; it ends when that is closed. The first request is a template, all others are
-conversations. It imports little besides jinja2: it starts fast and leaves its memory limit to the template.
+conversations. With few imports besides jinja2, it starts fast and leaves its memory limit to the template.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NOTHING = {"tools": None, "documents": None}
 
 
 class Refused(Exception):
-    """Why there is no text. `by_template`: the template refused."""
+    """A reason for a missing text. `by_template`: the template refused."""
 
     def __init__(self, why: str, by_template: bool = False) -> None:
         super().__init__(why)
@@ -89,8 +89,8 @@ def compiled(source: str, bos: str, eos: str) -> Template:
 
 
 def rendered(template: Template, messages: list[Any], variables: dict[str, Any], most: int) -> str:
-    """The text. Missing tools or documents are None, as with Hugging Face. If the template then fails because
-    it loops over them (Hermes 2 and 3, Command R+), they are undefined, as in llama.cpp."""
+    """Missing tools or documents are None, as with Hugging Face. If the template then fails because it loops
+    over them (Hermes 2 and 3, Command R+), they are undefined, as in llama.cpp."""
     try:
         return joined(template, {"messages": messages, **NOTHING, **variables}, most)
     except Refused as refusal:
@@ -137,7 +137,7 @@ def limit(resource_id: int, most: int) -> None:
 
 
 def limit_cpu(seconds: float) -> None:
-    """Limit the CPU time from now on: then SIGXCPU ends the process, even inside a long call."""
+    """From now on: then SIGXCPU ends the process, even inside a long call."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime + seconds))
 

@@ -1,5 +1,6 @@
-"""The roles of tokens by their texts: which end a generation, which are control tokens, and which drop the
-white space after them. Converters often forget to mark them. The rules are llama.cpp's."""
+"""The roles of tokens by their texts: end of a generation, control, dropping the white space after them.
+Converters often forget to mark them. The rules are llama.cpp's.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ _ENDS = frozenset(
     "<|end_of_text|> <end_of_turn> <end_of_utterance> <EOT> _<EOT> [EOT] [EOS] [e~[ <turn|> "
     "<|tool_response> <eos> </s>".split()
 ) | {"<\uff5cend\u2581of\u2581sentence\uff5c>"}
-# Named by a key of the file; without the key, the first of these texts that is a token. Models write these
-# tokens at the end of a file.
+# Named by a key of the file, else the first of these texts that is a token. Models write them at the end of a
+# file.
 _FILE_ENDS = {
     "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
@@ -42,7 +43,7 @@ _FILE_PARTS = {
                 "\u2581<MID>", "<|code_middle|>", "<|middle|>"),
 }  # fmt: skip
 _FORMER_KEYS = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}
-# gpt-oss marks thoughts and answers with these, so they count as text.
+# gpt-oss marks thoughts and answers with these: they count as text.
 _CHANNELS = frozenset(("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"))
 _END_OF_MESSAGE = ({"<|return|>", "<|call|>"}, {"<|return|>", "<|calls|>"},
                    {"<|flush|>", "<|call|>"}, {"<|flush|>", "<|calls|>"})  # fmt: skip
@@ -54,8 +55,8 @@ _KEPT_BEHIND = frozenset(("<unk>", "<s>", "<|endoftext|>"))
 def settle_roles(
     ids: Mapping[str, int], types: list[int], named: Callable[[str], int | None]
 ) -> tuple[frozenset[int], dict[str, int]]:
-    """Correct `types`. Returns the tokens that end a generation, and the tokens of fill-in-the-middle prompts
-    by short name. `named`: the token that the file names by a key."""
+    """Correct `types`. Returns the tokens that end a generation, and the fill-in-the-middle tokens by short
+    name. `named`: the token that the file names by a key."""
     ends = {ids[text] for text in _ENDS & ids.keys()}
     for i in ends:
         types[i] = TokenType.CONTROL
@@ -83,7 +84,7 @@ def settle_roles(
 
 
 def stripping(name: str, ids: Mapping[str, int], types: list[int]) -> frozenset[int]:
-    """The tokens that drop the white space after them: only Phi-3 has such tokens. `name`: of the model."""
+    """The tokens that drop the white space after them: only Phi-3 has any. `name`: of the model."""
     if not any(phi in name.lower() for phi in ("phi-3", "phi3")):
         return frozenset()
     return frozenset(i for text, i in ids.items() if types[i] in MARKERS and text not in _KEPT_BEHIND)

@@ -1,5 +1,6 @@
 """Text to token ids and back, from the vocabulary of a GGUF file. Each kind has a module that cuts text into
-tokens; special tokens and incremental decoding are here."""
+tokens; special tokens and incremental decoding are here.
+"""
 
 import codecs
 import operator
@@ -138,7 +139,7 @@ class Tokenizer:
         return out
 
     def markers(self, wanted: Callable[[str], bool]) -> list[tuple[str, int]]:
-        """(text, id) of control and unknown tokens, and of user-defined tokens whose text is `wanted`."""
+        """(text, id) of control and unknown tokens, and of user-defined tokens whose text is in `wanted`."""
         markers = ((text, i) for text, i in self._ids.items() if self.is_marker(i))
         return [(text, i) for text, i in markers if self.is_special(i) or wanted(text)]
 

@@ -65,8 +65,7 @@ class Vocabulary:
             )
 
     def named(self, name: str, default: int | None = None) -> int | None:
-        """The token that `tokenizer.ggml.NAME_token_id` names; else `default`, if the vocabulary has that
-        id."""
+        """The token of `tokenizer.ggml.NAME_token_id`; else `default`, if the vocabulary has that id."""
         key = f"tokenizer.ggml.{name}_token_id"
         value = self._gguf.u32(key, None)
         if value is None:

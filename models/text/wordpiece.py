@@ -1,6 +1,7 @@
 """WordPiece (`tokenizer.ggml.model` "bert"), in the `tokenizers` library with BERT's normalizer: a word is
-cut into the longest tokens. A GGUF file marks a token that begins a word with U+2581; BERT's vocabulary marks
-a token that continues one with ##."""
+cut into the longest tokens. GGUF files mark a token that begins a word with U+2581; BERT's vocabulary marks
+one that continues a word with ##.
+"""
 
 from __future__ import annotations
 

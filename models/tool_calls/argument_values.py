@@ -1,4 +1,4 @@
-"""Values of arguments that a model writes as plain text, by the tool's JSON Schema."""
+"""Values of arguments written as plain text, by the tool's JSON Schema."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", type(
 
 
 def kinds_of(schema: Any) -> set[str]:
-    """The JSON types of a schema, its listed values and its alternatives; may be empty."""
+    """JSON types of a schema, its listed values and its alternatives; may be empty."""
     if not isinstance(schema, dict):
         return set()
     named = schema.get("type", [])
@@ -42,7 +42,7 @@ def kinds_of(schema: Any) -> set[str]:
 
 
 def resolved(schema: Any, whole: Any) -> Any:
-    """The schema that $ref names within the tool's schema; other schemas unchanged."""
+    """The schema that $ref names; others unchanged."""
     for _ in range(8):
         where = schema.get("$ref") if isinstance(schema, dict) else None
         if not isinstance(where, str) or not where.startswith("#/"):

@@ -23,7 +23,7 @@ def new_id() -> str:
 
 
 class CallReader:
-    """Reads calls from `source`. `tools`: schemas of the arguments, by the names of the functions."""
+    """`tools`: schemas of the arguments, by function."""
 
     def __init__(self, tools: Mapping[str, Any]) -> None:
         self.source, self.tools, self.n_calls, self.n_done = Source(), tools, 0, 0
@@ -51,15 +51,14 @@ class CallReader:
             yield None
 
     def whole(self, name: str, arguments: Any, id_: str | None = None) -> Reading:
-        """A call whose name and arguments are known at once."""
         yield self.begin(name, id_)
         text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         yield ToolDelta(self.n_calls - 1, arguments=text)
         self.n_done = self.n_calls
 
     def call_object(self, names: Collection[str] | None = None) -> Trying:
-        """Read {"name": ..., "arguments" or "parameters": {...}}, in any order. Returns whether it is a call
-        of one of the `names` (None: any)."""
+        """Read {"name": ..., "arguments" or "parameters": {...}}, in any order. Returns whether it calls one
+        of the `names` (None: any)."""
         source, end, seen = self.source, JsonEnd(), 0
         while True:
             # After MAX_HEAD characters without a head, the name follows the arguments or is missing.

@@ -1,5 +1,4 @@
-"""The formats of tool calls by model family. A model's chat template writes the calls of earlier turns, and
-so reveals its format."""
+"""Formats of tool calls by model family, recognised by how the chat template writes earlier calls."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ def _hermes(r: CallReader) -> Trying:
 
 
 def _json_answer(r: CallReader) -> Trying:
-    """The whole answer is one or more calls of known tools."""
+    """One or more calls of known tools."""
     yield from r.source.begins("<|python_tag|>")
     n = r.n_calls
     while (yield from r.call_object(r.tools)):
@@ -58,7 +57,7 @@ def _json_answer(r: CallReader) -> Trying:
 
 
 def _lenient(r: CallReader) -> Trying:
-    """For a template that does not show how calls are written: JSON, maybe between markers."""
+    """For a template that does not reveal how calls are written: JSON, maybe between markers."""
     if r.source.text.startswith("<tool_call>"):
         return (yield from _hermes(r))
     return (yield from _json_answer(r))
@@ -160,7 +159,7 @@ def _schema(r: CallReader, name: str, argument: str) -> Any:
 
 
 def _coder(opener: str, closer: str) -> Callable[[CallReader], Trying]:
-    """Functions with each parameter on lines of its own, between optional markers."""
+    """Each parameter on lines of its own, between optional markers."""
 
     def read(r: CallReader) -> Trying:
         yield from r.source.begins(opener)
@@ -225,7 +224,7 @@ def _gemma(r: CallReader) -> Trying:
 
 
 def _of_gemma(text: str, quote: str) -> Any:
-    """The value of Gemma's object, whose keys and strings may lack quotes; None if invalid."""
+    """A Gemma object, whose keys and strings may lack quotes; None if invalid."""
     parts = text.split(quote)
     if len(parts) % 2 == 0:
         return None
@@ -300,5 +299,5 @@ FORMATS = (*dict.fromkeys(found for _, found in SIGNS), GENERIC)
 
 
 def format_of(template: str) -> ToolFormat:
-    """The format of a chat template; plain JSON if the template has nothing about tools."""
+    """Plain JSON if the template has nothing about tools."""
     return next((format_ for signs, format_ in SIGNS if all(sign in template for sign in signs)), GENERIC)

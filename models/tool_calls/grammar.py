@@ -17,15 +17,15 @@ Special = Callable[[str], int | None]  # the control token of a text
 
 
 class CallGrammar:
-    """Rules for calls of `tools`: schemas of the arguments, by function. `special`: the control token of a
-    marker, which a grammar must name by id because it has no text."""
+    """Rules for calls of `tools`: schemas of the arguments, by function. `special`: a marker's control token,
+    which a grammar must name by id because it has no text."""
 
     def __init__(self, format_: ToolFormat, tools: Mapping[str, Any], special: Special) -> None:
         self._format, self._tools, self._special = format_, tools, special
         self._rules: list[str] = []
 
     def lark(self, *, several: bool) -> str:
-        """The rules. The first, `calls`, is one call, or with `several` one or more."""
+        """The first rule, `calls`, is one call, or with `several` one or more."""
         call = self._rule(" | ".join([self._rule(self._call(name)) for name in self._tools]))
         return "\n".join([f"calls: {self._row(call, several)}", *self._rules])
 
@@ -59,7 +59,6 @@ class CallGrammar:
     # ---- formats ----
 
     def _row(self, call: str, several: bool) -> str:
-        """One call or several, with the text around and between them."""
         mark, row = self._mark, ("", '"\\n"', "")
         around: dict[ToolFormat, tuple[str, str, str]] = {
             formats.MISTRAL: (f'{mark("[TOOL_CALLS]")} "["', '", "', '"]"'),
@@ -122,7 +121,7 @@ class CallGrammar:
         return [(key, property_, key in required) for key, property_ in properties.items()]
 
     def _by_key(self, name: str, head: str, opener: str, closer: str, end: str) -> str:
-        """Arguments one by one, strings without quotes or escapes."""
+        """Strings without quotes or escapes."""
         before, after = opener.split("{}")
         parts = [literals(head, self._special)]
         for key, schema, must in self._properties(name):
@@ -147,7 +146,7 @@ class CallGrammar:
         return f'({text} | "null" {end})' if "null" in kinds else text
 
     def _json(self, name: str, schema: Any) -> str:
-        """JSON of a part of a tool's schema, with the definitions for its $refs."""
+        """With the definitions for its $refs."""
         whole = self._schema(name)
         shared = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
         return json_rule(json.dumps({**shared, **schema} if isinstance(schema, dict) else schema))
@@ -163,8 +162,8 @@ class CallGrammar:
         return f"{json.dumps(key + ':')} {self._gemma_value(name, schema, quote, depth)}"
 
     def _gemma_value(self, name: str, schema: Any, quote: str, depth: int) -> str:
-        """A value in Gemma's form: strings between the marker `quote`; at most `depth` levels of arrays,
-        objects and alternatives. Raises InvalidArgument for deeper ones."""
+        """Strings between the marker `quote`; at most `depth` levels of arrays, objects and alternatives.
+        Raises InvalidArgument for deeper ones."""
         schema = resolved(schema, self._schema(name))
         mark, inner = self._mark(quote), depth - 1
         if not isinstance(schema, dict) or depth < 0:
@@ -206,7 +205,7 @@ class CallGrammar:
 
 
 def _members(pairs: Sequence[tuple[str, bool]]) -> str:
-    """Pairs (pair, needed) in order, with commas between them; the others are optional."""
+    """(pair, needed) in order, with commas between them; the others are optional."""
     rest, any_needed = "", False
     for i in reversed(range(len(pairs))):
         pair, needed = pairs[i]
@@ -219,7 +218,7 @@ def _members(pairs: Sequence[tuple[str, bool]]) -> str:
 
 
 def _values(schema: Any) -> list[Any] | None:
-    """The values that a schema allows by const or enum; None if it has neither."""
+    """By const or enum; None if it has neither."""
     if not isinstance(schema, dict):
         return None
     return [schema["const"]] if "const" in schema else schema.get("enum") or None
@@ -239,13 +238,11 @@ def _text_of(schema: dict[str, Any]) -> str:
 
 
 def literal(text: str, special: Special) -> str:
-    """A marker: its control token, or its text."""
     token = special(text)
     return json.dumps(text, ensure_ascii=False) if token is None else f"<[{token}]>"
 
 
 def literals(text: str, special: Special) -> str:
-    """A text that may contain markers."""
     parts = (part for part in re.split(r"(<[^<>\n]+>)", text) if part)
     return " ".join(literal(part, special) for part in parts)
 

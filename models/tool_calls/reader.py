@@ -20,7 +20,7 @@ class ToolReader(CallReader):
         self._is_over = False
 
     def push(self, piece: str, *, last: bool = False) -> list[AnswerPart]:
-        """Add a piece; returns the parts that are certain now."""
+        """Returns the parts that are certain now."""
         self.source.text += piece
         self.source.ended |= last
         parts: list[AnswerPart] = []

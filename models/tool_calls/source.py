@@ -31,7 +31,6 @@ class Source:
         self.text, self.taken, self.ended = "", "", False
 
     def cut(self, n: int) -> str:
-        """Take the first n characters."""
         head, self.text = self.text[:n], self.text[n:]
         self.taken += head
         return head
@@ -44,7 +43,7 @@ class Source:
             yield None
 
     def begins(self, *marks: str) -> Generator[None, None, str | None]:
-        """Take the longest mark that the text begins with; None if there is none."""
+        """Take the longest mark at the beginning; None if there is none."""
         while True:
             for mark in sorted(marks, key=len, reverse=True):
                 if self.text.startswith(mark):
@@ -54,7 +53,7 @@ class Source:
             yield None
 
     def until(self, *marks: str) -> Generator[None, None, tuple[str, str]]:
-        """Take the text up to the first mark, and the mark; all text and "" if no mark comes."""
+        """Take the text up to the first mark, and the mark; all text and "" if none comes."""
         while True:
             if hits := [(at, -len(m), m) for m in marks if (at := self.text.find(m)) >= 0]:
                 at, _, mark = min(hits)
