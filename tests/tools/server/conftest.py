@@ -1,4 +1,4 @@
-"""A browser and a server with a scripted model, for the tests of the page."""
+"""A browser and a server with a scripted model."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ def script(messages: Messages) -> Sequence[Piece]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    with runner(tmp_path_factory.mktemp("page")) as found:
-        yield found
+    with runner(tmp_path_factory.mktemp("page")) as run_module:
+        yield run_module
 
 
 @pytest.fixture(scope="module")
 def opened() -> Iterator[Any]:
-    """Not for a whole session: while playwright is there, a test cannot run an event loop of its own."""
-    with browser() as found:
-        yield found
+    """Per module: while playwright runs, a test cannot run its own event loop."""
+    with browser() as chromium:
+        yield chromium
 
 
 @pytest.fixture(scope="module")
@@ -68,20 +68,20 @@ def model() -> ScriptedModel:
 
 @pytest.fixture(scope="module")
 def address(model: ScriptedModel) -> Iterator[Address]:
-    with served(model) as found:
-        yield found
+    with served(model) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
 def shared_page(opened: Any, address: Address) -> Iterator[Any]:
-    with page_of(opened, address.port) as found:
-        found.goto("/page/icon.svg")  # a file of this origin, without the page's modules
-        yield found
+    with page_of(opened, address.port) as page:
+        page.goto("/page/icon.svg")  # a file of this origin, without the page's modules
+        yield page
 
 
 @pytest.fixture
 def page(shared_page: Any) -> Iterator[Any]:
-    """The page as a new visitor sees it. A profile for each test would take a second."""
+    """The page with empty storage; a new profile per test would take a second."""
     shared_page.evaluate("localStorage.clear(), sessionStorage.clear()")
     shared_page.goto("/")
     yield shared_page

@@ -1,4 +1,4 @@
-"""Every bound of a server: sizes, depths, times, counts; and what a client that leaves gives back."""
+"""Every limit of a server: sizes, depths, times, counts; and cleanup after a disconnect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def config(**limits: float) -> Config:
 
 
 def answer_of(sock: socket.socket) -> bytes:
-    """All that comes until the server closes."""
+    """Everything until the server closes."""
     pieces = []
     while piece := sock.recv(65536):
         pieces.append(piece)
@@ -45,7 +45,7 @@ def test_body_of_too_many_bytes(plain: Address) -> None:
     status, answer, _ = plain.post("/tokenize", body)
     assert status == 413 and "8 MiB" in answer["error"]["message"]
     head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
-    with plain.connect() as sock:  # a length that is not told is counted
+    with plain.connect() as sock:  # without Content-Length the bytes are counted
         sock.sendall(head)
         chunk = b"%x\r\n%s\r\n" % (1 << 20, b" " * (1 << 20))
         with pytest.raises(OSError, match=r"reset|Broken pipe"):
@@ -80,7 +80,7 @@ def test_what_is_no_object(plain: Address, body: bytes) -> None:
 
 @pytest.mark.parametrize("n", [1, 100])
 def test_headers_of_too_many_bytes(plain: Address, n: int) -> None:
-    """In one header, or in many."""
+    """In one header or many."""
     line = b"X-Long: " + b"y" * (40_000 // n) + b"\r\n"
     with plain.connect() as sock:
         sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + n * line + b"\r\n")
@@ -110,7 +110,7 @@ def test_slow_headers_and_bodies() -> None:
 
 
 def test_a_connection_of_many_requests_has_no_limit_of_time() -> None:
-    """The time of headers begins anew with every request."""
+    """Each request restarts the headers' time limit."""
     with served(FakeModel(pause_s=0.05), config(header_s=0.2)) as address:
         connection = http.client.HTTPConnection("127.0.0.1", address.port, timeout=30)
         for _ in range(6):
@@ -122,12 +122,12 @@ def test_a_connection_of_many_requests_has_no_limit_of_time() -> None:
 
 
 def test_silence_is_filled_with_comments() -> None:
-    """Also in front of the first event."""
+    """Even before the first event."""
     with served(FakeModel(pause_s=0.5), config(ping_s=0.1)) as address:
         status, text, _ = address.post("/completions", {"prompt": "a", "max_tokens": 2, "stream": True})
         assert status == 200 and text.startswith(": ping\n\n") and text.count(": ping\n\n") >= 4
         assert text.count('"text":"x"') == 2
-        assert text.replace(": ping\n\n", "").endswith("data: [DONE]\n\n")  # a comment may be under way
+        assert text.replace(": ping\n\n", "").endswith("data: [DONE]\n\n")  # a comment may still arrive
 
 
 def test_a_client_that_does_not_read_is_cancelled() -> None:
@@ -201,7 +201,7 @@ def test_a_client_that_leaves_gives_its_slot_back(streamed: bool, resets: bool) 
 
 
 def test_a_batch_ends_as_one() -> None:
-    """Where one of several sequences fails, the others end."""
+    """If one of several sequences fails, the others end."""
     model = FakeModel(pause_s=0.01, n_ctx=1 << 20, n_slots=3)
     model.fails = lambda n: ValueError("a secret text") if n == 3 and model.begun == 3 else None
     with served(model) as address:
@@ -247,7 +247,7 @@ def test_prompt_longer_than_the_context(plain: Address) -> None:
     status, answer, _ = plain.post("/completions", {"prompt": "a" * 513})
     assert status == 400 and answer["error"]["code"] == "context_length_exceeded"
     assert answer["error"]["n_prompt_tokens"] == 513
-    # The words by which LiteLLM and Claude Code know it.
+    # LiteLLM and Claude Code match these messages.
     assert "exceeds the available context size" in answer["error"]["message"]
-    found = ANTHROPIC.body(PromptTooLong("...", n_tokens=513, n_ctx=512))["error"]
-    assert found["message"] == "prompt is too long: 513 tokens > 512 maximum"
+    error = ANTHROPIC.body(PromptTooLong("...", n_tokens=513, n_ctx=512))["error"]
+    assert error["message"] == "prompt is too long: 513 tokens > 512 maximum"

@@ -1,4 +1,4 @@
-"""The packages of OpenAI and Anthropic, and curl, against the command with a real model."""
+"""OpenAI's and Anthropic's packages and curl against the command with a real model."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_logprobs_and_several(client: openai.OpenAI) -> None:
 
 
 def test_tools(client: openai.OpenAI) -> None:
-    """Forced, as the model would not call one by itself."""
+    """Forced: the model would not call a tool by itself."""
     done = client.chat.completions.create(
         model="demo", messages=ASKED, tools=TOOLS, tool_choice="required", parallel_tool_calls=False
     )
@@ -196,8 +196,8 @@ def test_responses_with_tools(client: openai.OpenAI) -> None:
     ]
     assert client.responses.create(model="demo", input=items, tools=tools, max_output_tokens=2).output
     form: Any = {"format": {"type": "json_schema", "name": "w", "schema": WEATHER}}
-    made = client.responses.create(model="demo", input=SAID, text=form)
-    assert json.loads(made.output_text) == {"city": "Oslo"} and made.status == "completed"
+    response = client.responses.create(model="demo", input=SAID, text=form)
+    assert json.loads(response.output_text) == {"city": "Oslo"} and response.status == "completed"
     with pytest.raises(openai.BadRequestError, match="previous_response_id"):
         client.responses.create(model="demo", input=SAID, previous_response_id="resp_1")
     with pytest.raises(openai.BadRequestError, match="only tools"):
@@ -286,7 +286,7 @@ def curl(server: Command, *words: str) -> str:
 def test_curl(server: Command, expected: str) -> None:
     url = f"http://127.0.0.1:{server.address.port}/v1"
     body = json.dumps({"messages": ASKED, "max_tokens": 12})
-    answer = json.loads(curl(server, f"{url}/chat/completions", "-d", body))  # no Content-Type of JSON
+    answer = json.loads(curl(server, f"{url}/chat/completions", "-d", body))  # without JSON's Content-Type
     assert answer["choices"][0]["message"]["content"] == expected
     streamed = curl(server, f"{url}//chat/completions", "-d", body[:-1] + ', "stream": true}')
     assert streamed.endswith("data: [DONE]\n\n")

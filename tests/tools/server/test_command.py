@@ -1,4 +1,4 @@
-"""The command's own matters: the extra it needs, TLS, defaults of sampling, the page's mount."""
+"""The command: its extra, TLS, sampling defaults, the page's mount."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def test_the_context_is_shared() -> None:
 
 def test_defaults_of_sampling() -> None:
     assert serve.defaults_of(parsed()) == {}
-    found = serve.defaults_of(parsed("--temp", "0.2", "--seed", "7", "-r", "END", "--ignore-eos"))
-    assert found == {"temperature": 0.2, "seed": 7, "stop": ["END"], "ignore_eos": True}
-    config = Config("a", "a", defaults=found, logs_requests=False)
+    defaults = serve.defaults_of(parsed("--temp", "0.2", "--seed", "7", "-r", "END", "--ignore-eos"))
+    assert defaults == {"temperature": 0.2, "seed": 7, "stop": ["END"], "ignore_eos": True}
+    config = Config("a", "a", defaults=defaults, logs_requests=False)
     with served(FakeModel(), config) as address:
         params = address.get("/props")[1]["default_generation_settings"]["params"]
         assert params["temperature"] == 0.2 and params["top_k"] == 40

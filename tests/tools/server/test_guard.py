@@ -1,4 +1,4 @@
-"""Who may ask: keys, Host, Origin, CORS; and that logs and errors hold nothing of what clients send."""
+"""Access control: keys, Host, Origin, CORS; logs and errors contain nothing that clients sent."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def test_keys() -> None:
             assert address.get(path)[0] == 401, path
         for path in ("/completions", "/v1/completion", "/tokenize", "/slots/0?action=save"):
             assert address.post(path, {})[0] == 401, path
-        assert address.get("/v1/health")[0] == 200  # those who watch have no key
+        assert address.get("/v1/health")[0] == 200  # monitoring has no key
 
 
 def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every key is compared with compare_digest, whichever of them is right."""
+    """compare_digest sees every key, whichever matches."""
     compared, digest = [], hmac.compare_digest
 
     def compare(a: bytes, b: bytes) -> bool:
@@ -89,23 +89,23 @@ def test_files_of_keys(tmp_path: Path) -> None:
     ("localhost@evil.example", 403), ("", 403), ("127.0.0.1.evil.example", 403), ("a b", 403),
 ])  # fmt: skip
 def test_names_of_the_server(host: str, status: int) -> None:
-    """A page whose name is pointed here (DNS rebinding) sends its own name."""
+    """With DNS rebinding a page sends its own name."""
     guard = Guard(hosts=("known.example",))
     from vkbackend.tools.server.failures import Refusal
 
     try:
         guard.check("/health", "GET", {b"host": host.encode()}, False)
-        found = 200
+        result = 200
     except Refusal as refusal:
-        found = refusal.status
-    assert found == status
+        result = refusal.status
+    assert result == status
 
 
 def test_host_is_checked_on_the_wire() -> None:
     with served(FakeModel(), config()) as address:
         assert address.get("/health", Host="evil.example")[0] == 403
         assert address.post("/completions", {"prompt": "a"}, Host="evil.example")[0] == 403
-        with address.connect() as sock:  # HTTP/1.0, as HAProxy's checks are
+        with address.connect() as sock:  # HTTP/1.0, like HAProxy's checks
             sock.sendall(b"GET /health HTTP/1.0\r\n\r\n")
             assert sock.recv(65536).startswith(b"HTTP/1.1 200 ")
 

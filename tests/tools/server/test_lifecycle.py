@@ -1,4 +1,4 @@
-"""A model that loads, is lost, comes back, or cannot be opened; a server that is told to end."""
+"""Loading, losing and reopening a model; a server's shutdown."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_model_that_cannot_be_opened_ends_the_server() -> None:
 
 
 def test_a_lost_model_is_opened_again() -> None:
-    """A stream ends with an error event, what has not begun gets 503, and the server stays up."""
+    """Streams end with an error event, other requests get 503, the server stays up."""
     go = threading.Event()
     models = [FakeModel(pause_s=0.01, n_ctx=1 << 20), FakeModel()]
     first, opened = models[0], []
@@ -87,7 +87,7 @@ def test_a_lost_model_is_opened_again() -> None:
 
 
 def test_a_model_lost_while_idle_is_opened_again() -> None:
-    """Clients hear that it comes back, also while the rest of the lost model is still being closed."""
+    """503 says that the model comes back, even while the lost one is still closing."""
     go = threading.Event()
 
     class Closing(FakeModel):
@@ -114,18 +114,18 @@ def test_a_model_lost_while_idle_is_opened_again() -> None:
 def test_a_model_that_had_lasted_is_opened_again_soon(
     lasted_s: float, waits: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Before a model that keeps failing is opened again, the wait doubles each time."""
+    """The wait doubles each time the model fails early."""
     monkeypatch.setattr("vkbackend.tools.server.model.LASTED_S", lasted_s)
-    found: list[str] = []
+    logged: list[str] = []
 
     def open_(progress: Progress) -> FakeModel:
-        found[:] = re.findall(r"reopening it in (\S+) s", caplog.text)
-        return FakeModel(lost=DeviceLost("gone") if len(found) < len(waits) else None)
+        logged[:] = re.findall(r"reopening it in (\S+) s", caplog.text)
+        return FakeModel(lost=DeviceLost("gone") if len(logged) < len(waits) else None)
 
     with served(None, config(), open_) as address:
-        until(lambda: len(found) == len(waits))
+        until(lambda: len(logged) == len(waits))
         until(lambda: address.get("/health")[0] == 200)
-    assert found == waits
+    assert logged == waits
 
 
 def test_an_error_of_one_request_restarts_nothing() -> None:
@@ -141,7 +141,7 @@ def test_an_error_of_one_request_restarts_nothing() -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_answers_in_work_are_ended_properly(streamed: bool) -> None:
-    """Told to end, the server lets an answer end that is in work; nothing new is taken."""
+    """After SIGTERM running answers finish; new requests are refused."""
     model = FakeModel(pause_s=0.02)
     with served(model, config()) as address:
         sock = address.send("/completions", {"prompt": "a", "max_tokens": 20, "stream": streamed})
@@ -157,7 +157,7 @@ def test_answers_in_work_are_ended_properly(streamed: bool) -> None:
 
 
 def test_an_end_waits_only_so_long() -> None:
-    """After `shutdown_s` the model is closed: what still runs ends with an error event."""
+    """After `shutdown_s` running answers end with an error event."""
 
     class Closing(FakeModel):
         def close(self) -> None:

@@ -1,6 +1,6 @@
 """LiteLLM and LangChain's ChatOpenAI against the command with a real model.
 
-Both bring 100 packages (400 MB), so they have an extra of their own: `pip install -e .[clients]`.
+They need 100 packages (400 MB): `pip install -e .[clients]`.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def expected() -> str:
 
 @pytest.fixture(autouse=True)
 def only_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither package may ask anybody else, for prices or to tell what was said."""
+    """Neither package may call other servers, for prices or telemetry."""
     for name in ("LITELLM_LOCAL_MODEL_COST_MAP", "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS"):
-        monkeypatch.setenv(name, "True")  # read where the package is imported
+        monkeypatch.setenv(name, "True")  # read at import
     monkeypatch.setenv("LANGSMITH_TRACING", "false")
     look_up = socket.getaddrinfo
 
@@ -106,8 +106,12 @@ def test_litellm_tools(litellm: Any, given: dict[str, Any]) -> None:
     rebuilt = litellm.stream_chunk_builder(list(litellm.completion(**asked, stream=True)), messages=ASKED)
     (again,) = rebuilt.choices[0].message.tool_calls
     assert (again.function.name, json.loads(again.function.arguments)) == ("weather", {"city": "Oslo"})
-    told = [*ASKED, message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "rain"}]
-    after = litellm.completion(**given | {"messages": told, "tools": [TOOL], "max_tokens": 2})
+    conversation = [
+        *ASKED,
+        message.model_dump(),
+        {"role": "tool", "tool_call_id": call.id, "content": "rain"},
+    ]
+    after = litellm.completion(**given | {"messages": conversation, "tools": [TOOL], "max_tokens": 2})
     assert after.choices[0].message.content is not None
 
 
@@ -151,7 +155,7 @@ def test_langchain_chat(chat: Any, expected: str) -> None:
     assert "".join(chunk.content for chunk in chunks) == expected
     assert sum(chunk.usage_metadata["output_tokens"] for chunk in chunks if chunk.usage_metadata) == 12
     several = chat(max_tokens=12).batch([SAID, SAID, SAID])
-    assert [one.content for one in several] == [expected] * 3
+    assert [answer.content for answer in several] == [expected] * 3
 
 
 def test_langchain_tools(chat: Any) -> None:
@@ -163,9 +167,9 @@ def test_langchain_tools(chat: Any) -> None:
     whole: Any = None
     for chunk in bound.stream(SAID):
         whole = chunk if whole is None else whole + chunk
-    assert [(one["name"], one["args"]) for one in whole.tool_calls] == [("weather", {"city": "Oslo"})]
-    told = [messages.HumanMessage(SAID), done, messages.ToolMessage("rain", tool_call_id=call["id"])]
-    assert isinstance(chat(max_tokens=2).bind_tools([TOOL]).invoke(told).content, str)
+    assert [(call_["name"], call_["args"]) for call_ in whole.tool_calls] == [("weather", {"city": "Oslo"})]
+    conversation = [messages.HumanMessage(SAID), done, messages.ToolMessage("rain", tool_call_id=call["id"])]
+    assert isinstance(chat(max_tokens=2).bind_tools([TOOL]).invoke(conversation).content, str)
 
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
@@ -175,7 +179,7 @@ def test_langchain_structure(chat: Any, method: str) -> None:
 
 
 def test_langchain_responses(chat: Any, expected: str) -> None:
-    """The other API that it speaks."""
+    """The responses API."""
     model = chat(max_tokens=12, use_responses_api=True)
     assert model.invoke(SAID).text == expected
     assert "".join(chunk.text for chunk in model.stream(SAID)) == expected

@@ -1,4 +1,4 @@
-"""The page in a browser: a conversation with all that can be done with it. No request goes elsewhere."""
+"""The page in a browser: all actions on a conversation. No request goes to other servers."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def test_send_stream_and_what_it_cost(page: Any, model: ScriptedModel) -> None:
     assert texts(page) == ["hello", "You said hello."]
     assert page.inner_text(".assistant > .body strong") == "hello"
     assert "123 tokens/s" in page.inner_text(".assistant .stats")
-    assert page.inner_text("#context span") == "7 / 512"  # 5 of the prompt, 2 made
+    assert page.inner_text("#context span") == "7 / 512"  # 5 prompt tokens, 2 generated
     ask(page, "more")
-    assert [one["content"] for one in model.asked[-1]] == ["hello", "You said **hello**.", "more"]
+    assert [message["content"] for message in model.asked[-1]] == ["hello", "You said **hello**.", "more"]
     assert page.inner_text("#chats .chat") == "hello" == page.inner_text("#title")
 
 
@@ -87,7 +87,7 @@ def test_an_answer_cannot_be_html(page: Any) -> None:
     links = [(link.get_attribute("href"), link.get_attribute("rel")) for link in body.locator("a").all()]
     rel = "noopener noreferrer"
     assert links == [("http://elsewhere.example/a.png", rel), ("https://elsewhere.example/", rel)]
-    foot(page, 0, "Edit")  # what a person writes, neither
+    foot(page, 0, "Edit")  # user messages are not Markdown
     page.fill(".edit textarea", "<img src=x onerror='window.pwned = 1'>")
     page.click(".edit [type=submit]")
     page.wait_for_selector("#send:visible")

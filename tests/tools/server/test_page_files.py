@@ -1,4 +1,4 @@
-"""The files of the page as the server sends them, and what none of them may contain."""
+"""The page's files as the server sends them, and their forbidden content."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_files_are_sent_with_their_policy_and_without_a_key() -> None:
             assert headers["content-security-policy"] == CSP.decode()
             assert address.request("GET", path, headers={"if-none-match": headers["etag"]})[0] == 304
         assert address.get("/?q=hello")[0] == 200
-        assert address.get("/page/none.js")[0] == 401  # nothing is told without a key
+        assert address.get("/page/none.js")[0] == 401  # nothing is revealed without a key
         assert address.get("/page/none.js", authorization="Bearer secret")[0] == 404
         for path in ("/page/../static.py", "/page/%2e%2e/static.py", "/page/..%2fstatic.py", "/page"):
             assert address.get(path, authorization="Bearer secret")[0] == 404, path
@@ -40,7 +40,7 @@ def test_the_wheel_has_all_files() -> None:
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
     names = [f"page/{file.name}" for file in FOLDER.iterdir()]
     assert "page/index.html" in names and len(FILES) == len(names)
-    assert all(any(fnmatch(name, one) for one in data["vkbackend.tools.server"]) for name in names)
+    assert all(any(fnmatch(name, pattern) for pattern in data["vkbackend.tools.server"]) for name in names)
 
 
 @pytest.mark.parametrize("file", FILES.values(), ids=lambda file: file.name)
@@ -49,6 +49,6 @@ def test_no_file_makes_html_of_texts_or_names_another_site(file: object) -> None
     assert not re.search(
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text
     )
-    assert not re.search(r"<[^>]*\s(style|on\w+)=", text)  # the policy forbids them
-    found = set(re.findall(r"https?://[\w.]+", text)) - {"http://www.w3.org"}  # the name of SVG
-    assert not found
+    assert not re.search(r"<[^>]*\s(style|on\w+)=", text)  # forbidden by the policy
+    sites = set(re.findall(r"https?://[\w.]+", text)) - {"http://www.w3.org"}  # SVG's namespace
+    assert not sites

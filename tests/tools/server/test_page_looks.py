@@ -1,4 +1,4 @@
-"""The page for every reader: dark, a phone's width, long conversations, screen readers, the keyboard."""
+"""The page's accessibility: dark, phone width, long conversations, screen readers, keyboard."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ OVERFLOW = "document.scrollingElement.scrollWidth - document.documentElement.cli
 
 
 def brightness(page: Any, selector: str) -> int:
-    """Of its ground, 0..255: the mean of red, green and blue."""
+    """The background's mean of red, green and blue, 0..255."""
     color = page.evaluate(f"getComputedStyle(document.querySelector('{selector}')).backgroundColor")
     parts = [int(part) for part in color.split("(")[1].rstrip(")").split(",")[:3]]
     return sum(parts) // 3
 
 
 def long_chat(n: int) -> dict[str, Any]:
-    """A conversation of `n` messages, as the page keeps it."""
+    """A stored conversation of `n` messages."""
     nodes: dict[str, Any] = {"": {"children": ["m0"], "chosen": 0, "content": ""}}
     for i in range(n):
         nodes[f"m{i}"] = {
@@ -51,7 +51,7 @@ def long_page(page: Any) -> Any:
 
 
 def test_500_messages_stay_as_they_are_while_one_is_added(long_page: Any) -> None:
-    """What makes a long conversation slow is work for old messages: none of them is touched or made anew."""
+    """Old messages are neither changed nor created again, which would slow long conversations."""
     page = long_page
     page.evaluate("""() => {
         window.touched = 0;
@@ -74,7 +74,7 @@ def test_500_messages_stay_as_they_are_while_one_is_added(long_page: Any) -> Non
         const { scrollHeight, scrollTop, clientHeight } = document.querySelector("#scroller");
         return scrollHeight - scrollTop - clientHeight < 90;
     })()""",
-    )  # it is at the end, where the answer is
+    )  # the answer is at the end
 
 
 def test_a_reader_who_scrolls_up_is_left_there(long_page: Any) -> None:
@@ -169,7 +169,7 @@ def test_keyboard(page: Any) -> None:
     assert page.input_value("#input") == "one\ntwo"
     page.evaluate("""document.querySelector("#input").dispatchEvent(
         new KeyboardEvent("keydown", { key: "Enter", isComposing: true, bubbles: true }))""")
-    assert not texts(page)  # this Enter ended a word of an input method
+    assert not texts(page)  # this Enter ended an input method's composition
 
 
 AXE = """async () => {

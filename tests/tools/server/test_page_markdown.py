@@ -1,4 +1,4 @@
-"""The page's Markdown: what a text becomes, also while it grows, and that no text takes long."""
+"""The page's Markdown: complete and growing texts, and linear time."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def link(href: str, *nodes: Any, image: bool = False) -> dict[str, Any]:
 
 
 def bullets(*items: list[Any], start: int | None = None, loose: bool = False) -> dict[str, Any]:
-    made = [{"task": None, "blocks": blocks} for blocks in items]
-    return {"type": "list", "start": start, "isLoose": loose, "items": made}
+    items_ = [{"task": None, "blocks": blocks} for blocks in items]
+    return {"type": "list", "start": start, "isLoose": loose, "items": items_}
 
 
 def code(content: str, language: str = "") -> dict[str, Any]:
@@ -84,8 +84,8 @@ BLOCKS: list[tuple[str, list[Any]]] = [
 
 @pytest.mark.parametrize("cases", [INLINES, BLOCKS], ids=["inlines", "blocks"])
 def test_markdown(run: Run, cases: list[tuple[str, list[Any]]]) -> None:
-    found = run("markdown.js", "(m, texts) => texts.map(m.parse)", [source for source, _ in cases])
-    for (source, expected), blocks in zip(cases, found, strict=True):
+    parsed = run("markdown.js", "(m, texts) => texts.map(m.parse)", [source for source, _ in cases])
+    for (source, expected), blocks in zip(cases, parsed, strict=True):
         assert blocks == expected, source
 
 
@@ -101,7 +101,7 @@ FRAGMENTS = (
 
 
 def test_a_text_that_grows_becomes_what_it_is_at_once(run: Run) -> None:
-    """Whatever the pieces: only what cannot change any more is settled."""
+    """Blocks are settled only once they cannot change, however the text is cut."""
     chance = random.Random(1)
     cases = []
     for _ in range(1500):
@@ -132,6 +132,6 @@ PIECES = (
 
 
 def test_long_texts_end(run: Run) -> None:
-    """100,000 characters of what makes careless parsers quadratic; a hang reaches the test's limit."""
+    """100,000 characters that make careless parsers quadratic; a hang reaches the time limit."""
     function = "(m, pieces) => pieces.map((one) => m.parse(one.repeat(100000 / one.length)).length)"
     assert all(n >= 1 for n in run("markdown.js", function, PIECES))

@@ -1,4 +1,4 @@
-"""The page's modules without the page: the tree of messages, the store, events, settings."""
+"""The page's modules without a browser: tree, store, events, settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.no_vulkan
 
 
 def test_tree_of_messages(run: Run) -> None:
-    found = run(
+    results = run(
         "tree.js",
         """(m) => {
             const chat = m.newConversation();
@@ -35,7 +35,7 @@ def test_tree_of_messages(run: Run) -> None:
             return said;
         }""",
     )
-    assert found == ["q1 a2", "q1 a1 q2", "other", "1/2", "q1 a1 q2", "q1 a1 q2", "other", 2]
+    assert results == ["q1 a2", "q1 a1 q2", "other", "1/2", "q1 a1 q2", "q1 a1 q2", "other", 2]
 
 
 STORAGE = """
@@ -54,7 +54,7 @@ STORAGE = """
 
 
 def test_store(run: Run) -> None:
-    found = run(
+    results = run(
         "store.js",
         """async (m) => {"""
         + STORAGE
@@ -83,7 +83,7 @@ def test_store(run: Run) -> None:
             return said;
         }""",
     )
-    titles, found_titles, none, ids, is_same, n_exported, n, n_stored, *errors = found
+    titles, found_titles, none, ids, is_same, n_exported, n, n_stored, *errors = results
     assert titles == "sky,sky,sea,sea" and found_titles == "sea,sea" and none == "" and ids == "24,24"
     assert is_same and (n_exported, n, n_stored) == (4, 3, 3)
     assert "storage is full" in errors[0] and "not JSON" in errors[1] and "not an export" in errors[2]
@@ -110,7 +110,7 @@ BAD_CHATS: list[Any] = [
 
 
 def test_a_wrong_conversation_is_refused(run: Run) -> None:
-    """Also loops, and ids that every object has."""
+    """Including loops and ids such as "constructor"."""
     function = """(m, chats) => chats.map((chat) => {
         try { m.checked(chat); return "taken"; } catch (error) { return error.message; }
     })"""
@@ -133,7 +133,7 @@ def test_fields_of_settings(run: Run) -> None:
 
 
 def test_messages_of_a_request(run: Run) -> None:
-    """An answer that was stopped before it began is left out, and its question joins the next."""
+    """An empty stopped answer is left out; its question joins the next."""
     texts = [("user", "a"), ("assistant", ""), ("user", "b"), ("assistant", "c"), ("user", "d")]
     nodes = {
         str(i): {"id": str(i), "parent": str(i - 1) if i else "", "role": role, "content": content}
@@ -141,6 +141,6 @@ def test_messages_of_a_request(run: Run) -> None:
     }
     chat = {"system": "s", "nodes": nodes | {"": {"id": ""}}}
     messages = run("chat.js", "(m, chat) => m.requestOf(chat, '4').messages", chat)
-    assert [(one["role"], one["content"]) for one in messages] == [
+    assert [(message["role"], message["content"]) for message in messages] == [
         ("system", "s"), ("user", "a\n\nb"), ("assistant", "c"), ("user", "d"),
     ]  # fmt: skip

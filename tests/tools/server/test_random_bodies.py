@@ -1,4 +1,4 @@
-"""Random bodies, half right and wholly wrong, to every endpoint: never a 500, and nothing is left behind."""
+"""Random invalid bodies to every endpoint: never a 500, and nothing leaks."""
 
 from __future__ import annotations
 
@@ -84,28 +84,28 @@ VALUES: tuple[Any, ...] = (
 
 
 def changed(rng: random.Random, value: Any, depth: int = 0) -> Any:
-    """The value with something in it replaced, left out or doubled."""
+    """The value with one part replaced, removed or doubled."""
     if not value or not isinstance(value, dict | list) or (depth and rng.random() < 0.3):
         return rng.choice(VALUES)
     if isinstance(value, list):
-        found = list(value)
-        i = rng.randrange(len(found))
+        copy = list(value)
+        i = rng.randrange(len(copy))
         if rng.random() < 0.2:
-            return found[:i] + found[i:] * 2
-        found[i] = changed(rng, found[i], depth + 1)
-        return found
+            return copy[:i] + copy[i:] * 2
+        copy[i] = changed(rng, copy[i], depth + 1)
+        return copy
     names = list(value)
-    made = dict(value)
+    fields = dict(value)
     name = rng.choice(names)
     if rng.random() < 0.2:
-        del made[name]
+        del fields[name]
     else:
-        made[name] = changed(rng, made[name], depth + 1)
-    return made
+        fields[name] = changed(rng, fields[name], depth + 1)
+    return fields
 
 
 def body_of(rng: random.Random, full: dict[str, Any]) -> bytes:
-    """Some fields of a right body, changed in some places; now and then its bytes, too."""
+    """A valid body with missing and changed fields, sometimes changed bytes."""
     kept = {name: value for name, value in full.items() if rng.random() < 0.4 or name in list(full)[:1]}
     for _ in range(rng.choice((0, 1, 1, 1, 2, 3))):
         kept = changed(rng, kept)
@@ -151,7 +151,7 @@ def test_never_a_500(server: Command, path: str, request: pytest.FixtureRequest)
         else:
             assert b'"error":' not in text or b'"error":null' in text, (seed, body, text)
     connection.close()
-    # Right and wrong ones; no model here has tokens to fill in with.
+    # Valid and invalid; no test model has infill tokens.
     assert len(set(statuses)) > 1 or path == "/infill", statuses
     until(lambda: server.address.get("/health")[0] == 200)
     until(lambda: "llamacpp:requests_processing 0" in server.address.get("/metrics")[1])

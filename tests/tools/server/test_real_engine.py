@@ -1,4 +1,4 @@
-"""The command itself, with a real model and its engine in a process of its own."""
+"""The command with a real model and its engine's process."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def test_seeds_and_several_answers(server: Command) -> None:
     first, second = (server.address.post("/completions", body)[1]["choices"] for _ in range(2))
     assert [c["text"] for c in first] == [c["text"] for c in second]
     assert [c["index"] for c in first] == [0, 1] and first[0]["text"] != first[1]["text"]
-    own = server.address.post("/completions", body | {"n": 1, "seed": 8})[1]["choices"][0]
-    assert own["text"] == first[1]["text"]
+    alone = server.address.post("/completions", body | {"n": 1, "seed": 8})[1]["choices"][0]
+    assert alone["text"] == first[1]["text"]
 
 
 def test_echo_and_logprobs(server: Command, direct: LLM) -> None:
@@ -89,7 +89,7 @@ def test_echo_and_logprobs(server: Command, direct: LLM) -> None:
 
 
 def test_what_is_wrong_behind_the_prompt_has_a_status(server: Command) -> None:
-    """The echo of the prompt does not begin the stream, so an error after it still has a status."""
+    """The prompt's echo does not begin the stream, so a later error still sets the status."""
     body = {"prompt": TEXT, "max_tokens": 2, "echo": True, "stream": True, "json_schema": {"type": "no such"}}
     status, answer, _ = server.address.post("/completions", body)
     assert status == 400 and "json_schema" in answer["error"]["message"]
@@ -114,13 +114,15 @@ def test_fields_of_llama_server(server: Command, direct: LLM) -> None:
         "response_fields": ["content", "timings/predicted_n", "no"],
     }
     answers = server.address.post("/completion", body)[1]
-    assert len(answers) == 2 and all(set(one) == {"content", "predicted_n"} for one in answers)
+    assert len(answers) == 2 and all(set(answer) == {"content", "predicted_n"} for answer in answers)
     biased = {"prompt": TEXT, "n_predict": 1, "logit_bias": [[" upon", False], [433, -100]]}
     content = server.address.post("/completion", biased)[1]["content"]
     assert content.strip() != "upon"
     row = server.address.post("/completion", {"prompt": TEXT, "n_predict": 1, "n_probs": 3})[1]
-    (found,) = row["completion_probabilities"]
-    assert len(found["top_logprobs"]) == 3 and bytes(found["bytes"]).decode() == found["token"]
+    (probability,) = row["completion_probabilities"]
+    assert (
+        len(probability["top_logprobs"]) == 3 and bytes(probability["bytes"]).decode() == probability["token"]
+    )
     mixed = server.address.post("/completion", {"prompt": [432, " upon"], "n_predict": 1})[1]
     assert mixed["tokens_evaluated"] == 1 + len(direct.tokenize(" upon", add_special=False))
     for name, value in (("n_keep", 5), ("cache_prompt", False), ("lora", [{"id": 0}]), ("n_indent", 4)):
@@ -138,7 +140,8 @@ def test_tokens(server: Command, direct: LLM) -> None:
     assert with_bos == direct.tokenize(TEXT)
     pieces = server.address.post("/tokenize", {"content": "á", "with_pieces": True})[1]["tokens"]
     assert b"\xc3\xa1" in b"".join(
-        bytes(one["piece"]) if isinstance(one["piece"], list) else one["piece"].encode() for one in pieces
+        bytes(piece["piece"]) if isinstance(piece["piece"], list) else piece["piece"].encode()
+        for piece in pieces
     )
     assert server.address.post("/detokenize", {"tokens": ids})[1]["content"].strip() == TEXT
     assert server.address.post("/detokenize", {"tokens": [1 << 40]})[0] == 400
@@ -181,7 +184,7 @@ def test_slots_and_metrics_while_one_runs(server: Command) -> None:
 
 
 def test_a_killed_engine_is_started_again(server: Command, direct: LLM) -> None:
-    """While one streams: that stream ends with an error event, and later texts are right."""
+    """A running stream ends with an error event; later texts are right."""
     sock = server.address.send("/completions", {"prompt": TEXT, "stream": True, "ignore_eos": True})
     pieces = [sock.recv(65536)]
     os.kill(server.engine(), signal.SIGKILL)
@@ -221,7 +224,7 @@ def test_wrong_words(words: list[str], said: str, capsys: pytest.CaptureFixture[
 
 
 def test_structured_answers(server: Command) -> None:
-    """In a shape that the model would never write by itself."""
+    """In a format that the model would not write by itself."""
     schema = {
         "type": "object",
         "properties": {"a": {"enum": [7]}},

@@ -1,4 +1,4 @@
-"""Several servers behind HAProxy, with the configuration of the documentation."""
+"""Servers with HAProxy in front, configured as documented."""
 
 from __future__ import annotations
 
@@ -62,21 +62,20 @@ def ask(address: Address, conversation: int, turn: int) -> int:
 
 
 def test_conversations_stay_and_outlive_a_replica(tmp_path: Path) -> None:
-    """Each conversation stays on a replica. When a replica is gone, its conversations move and the others
-    stay."""
+    """Each conversation stays on its replica until the replica is gone."""
     asked: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
 
     def model(replica: int) -> ScriptedModel:
         def script(messages: list[dict[str, object]]) -> list[str]:
-            found = re.search(r"conversation (\d+)", str(messages[0]["content"]))
-            asked[int(found[1]) if found else -1][replica] += 1
+            match = re.search(r"conversation (\d+)", str(messages[0]["content"]))
+            asked[int(match[1]) if match else -1][replica] += 1
             return ["Yes."]
 
         return ScriptedModel(script=script)
 
     with ExitStack() as stack:
         stacks = [stack.enter_context(ExitStack()) for _ in range(3)]
-        ports = [one.enter_context(served(model(i))).port for i, one in enumerate(stacks)]
+        ports = [replica.enter_context(served(model(i))).port for i, replica in enumerate(stacks)]
         address = stack.enter_context(balanced(tmp_path, ports))
         for turn in range(3):
             assert [ask(address, c, turn) for c in range(12)] == [200] * 12
