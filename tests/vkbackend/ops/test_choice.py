@@ -15,7 +15,8 @@ from vkbackend.ops import Recorder
 from vkbackend.ops import measured as choices
 from vkbackend.ops.matrix import Size, dot_tiles
 from vkbackend.recording import Dispatch, Recording
-from vkbackend.tools import cli, tune
+from vkbackend.tools import cli
+from vkbackend.tools.measure import matrix_times
 from vkbackend.tools.op_cases.quantized import QuantizeQ8
 from vkbackend.twins.device import NullDevice
 
@@ -192,7 +193,7 @@ def test_what_was_measured_comes_before_the_rules() -> None:
 
 
 def test_the_rules_op_stays_unless_another_is_clearly_faster() -> None:
-    def times(**us: float) -> tune.Times:
+    def times(**us: float) -> matrix_times.Times:
         return {
             name: {op: {"f16": us[op]} for op in ops_ if op in us}
             for name, ops_ in choices.CANDIDATES.items()
@@ -200,17 +201,17 @@ def test_the_rules_op_stays_unless_another_is_clearly_faster() -> None:
 
     first = times(mat_vec=10.0, mat_wave=9.5, mat_mul=10.0, mat_lane=5.0)
     other = times(mat_vec=10.0, mat_wave=9.1, mat_mul=1.0, mat_lane=14.8)
-    assert tune.ranked([first], SWIFTSHADER)["one"] == ("mat_lane", "mat_vec", "mat_wave")
-    assert tune.ranked([first], SWIFTSHADER)["many"] == ("mat_lane", "mat_mul")
-    assert tune.ranked([first, other], SWIFTSHADER)["one"] == ("mat_vec", "mat_wave", "mat_lane")
-    assert tune.ranked([first, other], SWIFTSHADER)["many"] == ("mat_mul", "mat_lane")
+    assert matrix_times.ranked([first], SWIFTSHADER)["one"] == ("mat_lane", "mat_vec", "mat_wave")
+    assert matrix_times.ranked([first], SWIFTSHADER)["many"] == ("mat_lane", "mat_mul")
+    assert matrix_times.ranked([first, other], SWIFTSHADER)["one"] == ("mat_vec", "mat_wave", "mat_lane")
+    assert matrix_times.ranked([first, other], SWIFTSHADER)["many"] == ("mat_mul", "mat_lane")
 
 
 def test_ops_that_lack_types_are_compared_by_those_they_have() -> None:
     slow = {"one": {"mat_wave": {"f16": 30.0, "q8_0": 20.0}, "mat_dot": {"q8_0": 19.0}}}
-    assert tune.ranked([slow], GPU)["one"] == ("mat_wave", "mat_dot")
+    assert matrix_times.ranked([slow], GPU)["one"] == ("mat_wave", "mat_dot")
     fast = {"one": {"mat_wave": {"f16": 30.0, "q8_0": 20.0}, "mat_dot": {"q8_0": 17.0}}}
-    table = tune.ranked([fast], GPU)
+    table = matrix_times.ranked([fast], GPU)
     assert table == {"one": ("mat_dot", "mat_wave")}
     measured = replace(GPU, choices=tuple(table.items()))
     assert [chosen(measured, 1, dtype) for dtype in ("q8_0", "f32")] == ["mat_dot", "mat_wave"]
@@ -220,11 +221,11 @@ def test_tune_counts_what_rounding_activations_takes(monkeypatch: pytest.MonkeyP
     def timed(device: object, case: object, *_: object) -> SimpleNamespace:
         return SimpleNamespace(us_cpu=None, us_min=7.0 if isinstance(case, QuantizeQ8) else 100.0)
 
-    monkeypatch.setattr(tune, "time_case", timed)
+    monkeypatch.setattr(matrix_times, "time_case", timed)
     device: Any = SimpleNamespace(limits=FAST_DOTS)
-    times = tune.times_of(device)
-    assert times["one"]["mat_dot"]["q4_0"] == pytest.approx(len(tune.SHAPES) * (100 + 7 * 4 / 7))
-    assert times["one"]["mat_vec"]["q4_0"] == len(tune.SHAPES) * 100
+    times = matrix_times.times_of(device)
+    assert times["one"]["mat_dot"]["q4_0"] == pytest.approx(len(matrix_times.SHAPES) * (100 + 7 * 4 / 7))
+    assert times["one"]["mat_vec"]["q4_0"] == len(matrix_times.SHAPES) * 100
 
 
 def test_tune_takes_devices_of_one_driver(capsys: pytest.CaptureFixture[str]) -> None:
@@ -234,4 +235,4 @@ def test_tune_takes_devices_of_one_driver(capsys: pytest.CaptureFixture[str]) ->
 
 def test_verify_takes_devices_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["verify", "-dev", "numpy"]) == 2
-    assert "give one of" in capsys.readouterr().err
+    assert "pass one of" in capsys.readouterr().err
