@@ -12,7 +12,7 @@ from runners import load_runner
 from vkbackend.errors import OutOfDeviceMemory
 from vkbackend.meta import balance
 from vkbackend.meta.speed import Speed
-from vkbackend.models.engine import runner
+from vkbackend.models.engine import loading
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.placement import fit
 
@@ -28,7 +28,7 @@ def budgets(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def of(_: object) -> list[fit.Budget]:
         return [fit.Budget(f"gpu{d}", nbytes, (d,)) for d, nbytes in enumerate(room)]
 
-    for module in (fit, runner):
+    for module in (fit, loading):
         monkeypatch.setattr(module, "budgets_of", of)
     monkeypatch.setattr(balance, "measure_speed", lambda device: speeds[device.name])
     monkeypatch.setattr(balance, "measure_reduce", lambda devices, nbytes: 1e-6)
