@@ -7,10 +7,11 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
+import derived
 import gguf
 import numpy as np
 import pytest
-from derived import DERIVED, kind_of, load
+from derived import DERIVED, derived_once, kind_of, load
 from device_sets import nmse
 from llama_float64 import forward
 from material import DATA
@@ -135,3 +136,23 @@ def test_llama_cpp_still_quantizes_so(tmp_path: Path) -> None:
 
     for path in make_models.quantize(tmp_path):
         assert path.read_bytes() == (DATA / path.name).read_bytes(), path.name
+
+
+def test_derived_files_are_made_once_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+
+    def derive(data: Path, folder: Path) -> None:
+        (folder / "a.gguf").touch()
+        made.append(folder)
+        if len(made) == 1:
+            raise OSError("no space left")
+
+    monkeypatch.setattr(derived, "derive", derive)
+    with pytest.raises(OSError, match="no space"):
+        derived_once(DATA, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["derived.lock"]
+    folder = derived_once(DATA, tmp_path)
+    assert derived_once(DATA, tmp_path) == folder and len(made) == 2
+    assert [path.name for path in folder.iterdir()] == ["a.gguf"]
+    monkeypatch.setattr(derived, "version", lambda package: "another")
+    assert derived_once(DATA, tmp_path) != folder and len(made) == 3

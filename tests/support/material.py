@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from derived import derive
+from derived import derived_once
+from places import CACHE, SHARED
 from places import DATA as DATA
-from places import SHARED
 
 from vkbackend.tools.demo.stories import tell_story
 
@@ -25,10 +25,9 @@ def shared_models(*names: str) -> list[str]:
 def lay_out_models(folder: Path) -> None:
     """All model files in one folder, with `expected.json`, `expected_logits.npz` and `stories.txt` (100 KB of
     words that the models know)."""
-    derive(DATA, folder)
     expected: dict[str, Any] = {}
     logits: dict[str, np.ndarray] = {}
-    for source in (DATA, DATA / "derived", SHARED_MODELS):
+    for source in (DATA, DATA / "derived", derived_once(DATA, CACHE), SHARED_MODELS):
         for path in source.glob("*.gguf"):
             (folder / path.name).symlink_to(path)
         if (source / "expected.json").is_file():

@@ -10,3 +10,4 @@ ROOT = SUPPORT.parents[1]
 DATA = ROOT / "tests" / "data"
 GOLDEN = DATA / "golden"
 SHARED = Path(os.environ.get("VKBACKEND_SHARED", ROOT.parent / "shared"))
+CACHE = ROOT / ".cache" / "tests"  # not VKBACKEND_CACHE, which tests change
