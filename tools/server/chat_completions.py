@@ -79,7 +79,7 @@ async def respond(
         return Json(await checked.whole(request))
 
 
-async def prompt_of(
+async def rendered_prompt(
     service: Service, request: Request, as_chat: Callable[[Fields], Fields] = lambda fields: fields
 ) -> ChatRequest:
     """A thread waits for the template's process."""
@@ -93,12 +93,12 @@ async def chat_completions(service: Service, request: Request) -> Response:
 
 
 async def apply_template(service: Service, request: Request) -> Response:
-    return Json({"prompt": (await prompt_of(service, request)).text})
+    return Json({"prompt": (await rendered_prompt(service, request)).text})
 
 
 async def count_input_tokens(service: Service, request: Request) -> Response:
     """llama-server's /v1/chat/completions/input_tokens."""
-    prompt = await prompt_of(service, request)
+    prompt = await rendered_prompt(service, request)
     return Json({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 
 

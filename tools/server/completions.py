@@ -14,7 +14,16 @@ from vkbackend.models.llm import LLM
 from vkbackend.models.sampling.logprobs import Logprobs
 from vkbackend.tools.server import streams
 from vkbackend.tools.server.body import Fields
-from vkbackend.tools.server.generations import Job, Tally, now, prompts_of, several, timings_of, usage_of
+from vkbackend.tools.server.generations import (
+    Job,
+    Tally,
+    now,
+    prompts_of,
+    several,
+    timings_of,
+    token_text,
+    usage_of,
+)
 from vkbackend.tools.server.service import Json, Service
 
 MAX_LOGPROBS = 20
@@ -30,10 +39,6 @@ async def completions(service: Service, request: Request) -> Response:
         return Json(await checked.whole(request))
 
 
-def piece(llm: LLM, token: int) -> str:
-    return llm.tokenizer.piece(token).decode("utf-8", "replace")
-
-
 class LogprobTable:
     """OpenAI's `logprobs` of a completion, with each token's offset in the text."""
 
@@ -41,7 +46,7 @@ class LogprobTable:
         self._llm, self._offset = llm, 0
 
     def of(self, tokens: Sequence[int], rows: Sequence[Logprobs | None]) -> dict[str, Any]:
-        texts = [piece(self._llm, token) for token in tokens]
+        texts = [token_text(self._llm, token) for token in tokens]
         offsets = []
         for text in texts:
             offsets.append(self._offset)
@@ -49,7 +54,9 @@ class LogprobTable:
         return {
             "tokens": texts,
             "token_logprobs": [row and row.logprob for row in rows],
-            "top_logprobs": [row and {piece(self._llm, token): p for token, p in row.top} for row in rows],
+            "top_logprobs": [
+                row and {token_text(self._llm, token): p for token, p in row.top} for row in rows
+            ],
             "text_offset": offsets,
         }
 

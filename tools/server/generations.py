@@ -171,6 +171,10 @@ async def merged(llm: LLM, jobs: Sequence[J]) -> AsyncGenerator[tuple[J, Piece],
 # ---- results ----
 
 
+def token_text(llm: LLM, token: int) -> str:
+    return llm.tokenizer.piece(token).decode("utf-8", "replace")
+
+
 def stop_met(llm: LLM, tally: Tally, text: str, stops: Sequence[str]) -> str:
     """The stop string that was met, or ""."""
     if not stops:

@@ -15,7 +15,7 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.models.llm import LLM
 from vkbackend.tools.server import streams
 from vkbackend.tools.server.body import Fields
-from vkbackend.tools.server.chat_completions import MAX_TOOLS, chat_options, prompt_of, respond
+from vkbackend.tools.server.chat_completions import MAX_TOOLS, chat_options, rendered_prompt, respond
 from vkbackend.tools.server.chats import MAX_MESSAGES, Block, Blocks, ChatJob, chat_jobs, messages_of
 from vkbackend.tools.server.failures import ANTHROPIC
 from vkbackend.tools.server.generations import Tally, stop_met
@@ -32,7 +32,7 @@ async def messages(service: Service, request: Request) -> Response:
 
 
 async def count_tokens(service: Service, request: Request) -> Response:
-    prompt = await prompt_of(service, request, as_chat)
+    prompt = await rendered_prompt(service, request, as_chat)
     return Json({"input_tokens": len(prompt.ids)})
 
 

@@ -15,11 +15,10 @@ from starlette.responses import Response
 import vkbackend
 from vkbackend.errors import InvalidArgument, UnsupportedModel
 from vkbackend.models.arguments import token_ids
-from vkbackend.models.llm import LLM
 from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.tools.server.body import Fields
 from vkbackend.tools.server.failures import Refusal
-from vkbackend.tools.server.generations import tokenize
+from vkbackend.tools.server.generations import token_text, tokenize
 from vkbackend.tools.server.model import State
 from vkbackend.tools.server.service import Json, Service
 
@@ -67,15 +66,12 @@ def settings(service: Service) -> dict[str, Any]:
 _PARAMS = set(SamplingParams.__dataclass_fields__)
 
 
-def token_text(llm: LLM, token: int | None) -> str:
-    return "" if token is None else llm.tokenizer.piece(token).decode("utf-8", "replace")
-
-
 async def props(service: Service, request: Request) -> Response:
     """Never waits for the engine: the page requests it first."""
     llm = service.ready()
     try:
-        bos, eos = token_text(llm, llm.tokenizer.bos_id), token_text(llm, llm.tokenizer.eos_id)
+        ends = llm.tokenizer.bos_id, llm.tokenizer.eos_id
+        bos, eos = ("" if token is None else token_text(llm, token) for token in ends)
     except UnsupportedModel:
         bos = eos = ""
     return Json(

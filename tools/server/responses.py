@@ -15,7 +15,7 @@ from vkbackend.models.chats.answer import ChatChunk
 from vkbackend.models.llm import LLM
 from vkbackend.tools.server import streams
 from vkbackend.tools.server.body import Fields
-from vkbackend.tools.server.chat_completions import MAX_TOOLS, chat_options, prompt_of, respond
+from vkbackend.tools.server.chat_completions import MAX_TOOLS, chat_options, rendered_prompt, respond
 from vkbackend.tools.server.chats import MAX_MESSAGES, Block, Blocks, ChatJob, chat_jobs, messages_of
 from vkbackend.tools.server.generations import Tally, now
 from vkbackend.tools.server.service import Json, Service
@@ -35,7 +35,7 @@ async def responses(service: Service, request: Request) -> Response:
 
 
 async def count_response_tokens(service: Service, request: Request) -> Response:
-    prompt = await prompt_of(service, request, as_chat)
+    prompt = await rendered_prompt(service, request, as_chat)
     return Json({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 
 
