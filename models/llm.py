@@ -214,9 +214,9 @@ class LLM(Chats, Slots):
             raise refused("files", files, "expected texts by name, a mapping")
         texts = {text_of("a name in files", name): text_of(f"files[{name!r}]", text)
                  for name, text in (files or {}).items()}  # fmt: skip
-        before, behind = text_of("prefix", prefix), text_of("suffix", suffix)
+        before, after = text_of("prefix", prefix), text_of("suffix", suffix)
         first = switch("suffix_first", suffix_first)
-        prompt = infill_prompt(self.tokenizer, before, behind, files=texts, suffix_first=first)
+        prompt = infill_prompt(self.tokenizer, before, after, files=texts, suffix_first=first)
         return self.generate(prompt, max_tokens, **options)
 
     @takes(GenerateKeywords, GenerateOptions)

@@ -106,9 +106,9 @@ class Model(PerLayerInputs):
         eps = self.config.eps
         x = ops.rms_norm(h, w("attn_norm"), eps)
         low = linear(linear(x, w, "laurel_l"), w, "laurel_r")
-        beside = x + ops.rms_norm(low, w("laurel_post_norm"), eps)
+        low_rank = x + ops.rms_norm(low, w("laurel_post_norm"), eps)
         a = ops.rms_norm(self.mix(x, w, cache, il), w("post_attention_norm"), eps)
-        h = ops.scale(h + a + beside, 0.5**0.5)
+        h = ops.scale(h + a + low_rank, 0.5**0.5)
         return h + ops.rms_norm(self.ffn(h, w, il), w("post_ffw_norm"), eps)
 
     def feed_forward(self, x: Tensor, w: Weights, il: int) -> Tensor:

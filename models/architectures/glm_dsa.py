@@ -18,5 +18,5 @@ class Model(IndexedAttention):
 
     def read_indexed(self, gguf: GGUF, n_layer: int) -> Sequence[bool]:
         """As the file says for each layer, else the layers with an indexer's tensors."""
-        said = read_flags(gguf, "attention.indexer.types", n_layer)
-        return said or [f"blk.{il}.indexer.attn_k.weight" in gguf.tensors for il in range(n_layer)]
+        flags = read_flags(gguf, "attention.indexer.types", n_layer)
+        return flags or [f"blk.{il}.indexer.attn_k.weight" in gguf.tensors for il in range(n_layer)]

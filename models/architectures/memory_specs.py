@@ -50,13 +50,13 @@ class LayerCache:
 @dataclass(frozen=True, slots=True)
 class StateSpec:
     """A layer's recurrent state: arrays as (name, values per unit of each segment), split along the plan's
-    dimension `dim`. `beside`: further arrays, split along another. `kv`: the layer's caches, if it attends
+    dimension `dim`. `extra`: further arrays, split along another. `kv`: the layer's caches, if it attends
     too."""
 
     n_units: int
     arrays: tuple[tuple[str, tuple[int, ...]], ...]
     dim: str = "k_heads"
-    beside: StateSpec | None = None
+    extra: StateSpec | None = None
     kv: KVSpec | None = None
 
 

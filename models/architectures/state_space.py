@@ -104,7 +104,7 @@ class StateSpaceDecoder(Decoder):
         s, n_before = self.scan, self.scan.d_conv - 1
         bc = StateSpec(s.n_group, (("conv_bc", (s.n_state * n_before,) * 2),), "ssm_groups")
         arrays = ("conv_x", (s.size * n_before,)), ("scan", (s.n_state * s.size,))
-        return StateSpec(s.n_head, arrays, "ssm_heads", beside=bc)
+        return StateSpec(s.n_head, arrays, "ssm_heads", extra=bc)
 
     def layer(self, il: int, types: Mapping[str, str]) -> Layer:
         if not self.recurrent[il]:

@@ -139,11 +139,11 @@ class AnswerReader:
 
 def chat_completion(chunks: Sequence[ChatChunk], completion: Completion) -> ChatCompletion:
     heads, texts = list[ToolDelta](), list[str]()
-    for one in [call for chunk in chunks for call in chunk.tool_calls]:
-        if one.name is not None:
-            heads.append(one)
+    for call in [call for chunk in chunks for call in chunk.tool_calls]:
+        if call.name is not None:
+            heads.append(call)
             texts.append("")
-        texts[one.index] += one.arguments
+        texts[call.index] += call.arguments
     calls = [ToolCall(h.id or "", h.name or "", text) for h, text in zip(heads, texts, strict=True)]
     content = "".join(chunk.content for chunk in chunks)
     reasoning = "".join(chunk.reasoning for chunk in chunks).strip()

@@ -153,7 +153,7 @@ class Chat:
             tokenizer = self._prompts.tokenizer
             if new_ids and new_ids[-1] in tokenizer.stop_ids:
                 new_ids.pop()  # the template itself writes the token that ends a message
-            self.messages = [*messages, said(answer, self.thinks, self.channels)]
+            self.messages = [*messages, answer_message(answer, self.thinks, self.channels)]
             # Parts of characters and stop strings are tokens, but not text.
             whole = tokenizer.decode(new_ids, at_start=False) == answer
             self._text, self._ids = (prompt.text + answer, ids + new_ids) if whole else ("", [])
@@ -193,14 +193,14 @@ class Chat:
 
     def _encode(self, prompt: Prompt) -> list[int]:
         tok = self._prompts.tokenizer
-        if self._text and prompt.text.startswith(self._text) and (new := prompt.behind(len(self._text))):
+        if self._text and prompt.text.startswith(self._text) and (new := prompt.after(len(self._text))):
             rest = tok.encode(new.text, add_special=False, parse_special=True, plain=new.plain)
             if rest and tok.is_marker(rest[0]):  # otherwise the new text may continue the slot's last word
                 return self._ids + rest
         return self._prompts.ids(prompt)
 
 
-def said(answer: str, thinks: bool, channels: bool = False) -> Message:
+def answer_message(answer: str, thinks: bool, channels: bool = False) -> Message:
     """An answer as templates expect it; its thought under Qwen's and gpt-oss's names."""
     thought, content = reasoning.split(answer, thinks, channels)
     if not thought:

@@ -102,24 +102,24 @@ def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _described(messages: list[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-    said: list[Message] = []
+    out: list[Message] = []
     for message in messages:
         if message["role"] == "tool":
             result = f"{message.get('name') or 'The function'} returned:\n{message['content']}"
-            said.append({"role": "user", "content": result})
+            out.append({"role": "user", "content": result})
         elif calls := message.get("tool_calls"):
             lines = [message["content"]] if message["content"] else []
             for call in calls:
                 function = call["function"]
                 written = function["arguments"]
                 lines.append(json.dumps({"name": function["name"], "arguments": written}, ensure_ascii=False))
-            said.append({"role": "assistant", "content": "\n".join(lines)})
+            out.append({"role": "assistant", "content": "\n".join(lines)})
         else:
-            said.append(message)
+            out.append(message)
     if not tools:
-        return said
+        return out
     lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
-    return _in_system_prompt(said, {}, TOOLS.format("\n".join(lines)))
+    return _in_system_prompt(out, {}, TOOLS.format("\n".join(lines)))
 
 
 def _in_system_prompt(messages: list[Message], fields: Mapping[str, Any], text: str = "") -> list[Message]:

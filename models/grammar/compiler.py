@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 MAX_KEPT, MAX_KEPT_NBYTES = 64, 1 << 22  # compiled grammars, and bytes of their sources
-MAX_SAID = 600  # characters of the library's message
+MAX_ERROR = 600  # characters of the library's message
 EXIT_S = 10.0  # twice a grammar's limit: the process is killed, but a library call goes on
 
 
@@ -69,7 +69,7 @@ class Matcher:
             raise self.stuck()
 
     def stuck(self) -> VkbackendError:
-        why = _said(self._matcher.get_error()) or "it allows no token of the vocabulary here"
+        why = _error_line(self._matcher.get_error()) or "it allows no token of the vocabulary here"
         return VkbackendError(f"the grammar cannot go on: {why}")
 
 
@@ -135,7 +135,7 @@ class Compiler:
             # The first mask is the slowest: if it fails, the grammar is refused here.
             matcher.compute_bitmask()
         if matcher.is_error():
-            raise refused(structure.kind, structure.text, _said(matcher.get_error()))
+            raise refused(structure.kind, structure.text, _error_line(matcher.get_error()))
         return matcher
 
     def _of_vocabulary(self) -> LLTokenizer:
@@ -143,7 +143,7 @@ class Compiler:
         if self._tokenizer is None:
             from llguidance import LLTokenizer
 
-            tokens: Any = _Tokens(self._pieces, self._special_ids, self._stop_ids[0])
+            tokens: Any = _LibraryTokenizer(self._pieces, self._special_ids, self._stop_ids[0])
             ends = list(self._stop_ids)
             self._tokenizer = LLTokenizer(tokens, n_vocab=self._n_tokens, eos_token=ends)
         return self._tokenizer
@@ -176,7 +176,7 @@ forks.forget(_working.clear)
 
 
 @dataclass(frozen=True, slots=True)
-class _Tokens:
+class _LibraryTokenizer:
     """The tokenizer interface that llguidance needs. It never cuts text: see structure.PREAMBLE."""
 
     tokens: tuple[bytes, ...]
@@ -189,11 +189,11 @@ class _Tokens:
         raise AssertionError("no grammar forces tokens")
 
 
-def _said(message: str) -> str:
+def _error_line(message: str) -> str:
     """In one line, without the source that it repeats."""
     lines = (line.strip() for line in re.sub(r"^at \d+\(\d+\): ", "", message).splitlines())
     text = " ".join(line for line in lines if line and not _is_source(line))
-    return text if len(text) <= MAX_SAID else f"{text[:MAX_SAID]}..."
+    return text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]}..."
 
 
 def _is_source(line: str) -> bool:

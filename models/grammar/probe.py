@@ -59,7 +59,7 @@ class Probe:
             try:
                 process.stdin.write(lark.encode().hex() + "\n")
                 process.stdin.flush()
-                if _said(process.stdout, COMPILE_S):
+                if _line_arrived(process.stdout, COMPILE_S):
                     return True
             except OSError:
                 pass  # it ended meanwhile
@@ -77,7 +77,7 @@ class Probe:
                 text=True,
             )
             self._check_open()  # `close` may have come before the process
-            if not _said(self._process.stdout, START_S):
+            if not _line_arrived(self._process.stdout, START_S):
                 self._end()
                 self._check_open()
                 raise VkbackendError("the process that tries grammars did not start; try again later")
@@ -113,7 +113,7 @@ class Probe:
             self._end()
 
 
-def _said(pipe: IO[str] | None, seconds: float) -> bool:
+def _line_arrived(pipe: IO[str] | None, seconds: float) -> bool:
     assert pipe is not None
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:

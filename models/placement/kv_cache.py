@@ -63,7 +63,7 @@ class KVCache:
         self.plans = layout.caches
         self.tables: dict[int, CellTable] = {}  # by blocks that a slot needs at once
         self.states = RecurrentState(stores, layout.states, options)
-        own: dict[int, LayerCache] = {}
+        caches: dict[int, LayerCache] = {}
         for plan in self.plans:
             if plan.ring not in self.tables:
                 self.tables[plan.ring] = CellTable(stores, plan)
@@ -80,11 +80,11 @@ class KVCache:
                 )
                 for name, width, dtype in plan.arrays
             )
-            own[plan.layer] = LayerCache(
+            caches[plan.layer] = LayerCache(
                 k, v, table.cells, plan.spec.window, index=index[0] if index else None
             )
-        self.own = own
-        self.layers = memories(layout, own, self.states.layers)
+        self.own = caches
+        self.layers = memories(layout, caches, self.states.layers)
 
     @property
     def groups(self) -> list[CellTable | None]:

@@ -37,7 +37,7 @@ class StatePlan:
             for name, segments in spec.arrays:
                 how = split(1, self.units[spec.dim], segments)
                 arrays.append((f"state_{name}_l{self.layer}", spec.n_units * sum(segments), how))
-            spec = spec.beside
+            spec = spec.extra
         return arrays
 
     def names(self) -> list[str]:

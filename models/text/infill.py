@@ -45,6 +45,6 @@ def infill_prompt(
         out += [fim["sep"], *plain(f"{FILE_NAME}\n")]
     if tokenizer.add_bos and tokenizer.bos_id is not None:
         out.append(tokenizer.bos_id)
-    before, behind = [fim["pre"], *plain(prefix)], [fim["suf"], *plain(suffix)]
-    out += [*behind, *before] if suffix_first else [*before, *behind]
+    before, after = [fim["pre"], *plain(prefix)], [fim["suf"], *plain(suffix)]
+    out += [*after, *before] if suffix_first else [*before, *after]
     return [*out, fim["mid"]]

@@ -35,7 +35,7 @@ class Prompt:
     plain: Spans = ()
     protected: bool = True
 
-    def behind(self, n: int) -> Prompt | None:
+    def after(self, n: int) -> Prompt | None:
         """The text after the first `n` characters; None if these end inside a plain span."""
         if any(begin < n < end for begin, end in self.plain):
             return None
@@ -61,12 +61,13 @@ class Protection:
                 texts.append(text)
             return text
 
-        said, given = changed(messages, variables, collect)
-        text = self._template.render(said, **given)
+        conversation, given = changed(messages, variables, collect)
+        text = self._template.render(conversation, **given)
         if not texts:
             return Prompt(text)
-        for behind in (True, False):  # after the texts first: most templates look at how a content begins
-            if spans := self._by_sentinels(said, given, text, behind):
+        # Sentinels after the texts first: most templates look at how a content begins.
+        for after in (True, False):
+            if spans := self._by_sentinels(conversation, given, text, after):
                 return Prompt(text, spans)
         spans = _by_contents(texts, text)
         return Prompt(text, spans, protected=bool(spans))
@@ -75,9 +76,9 @@ class Protection:
         return (self._control if by_model else self._special).places(text)
 
     def _by_sentinels(
-        self, messages: Sequence[Message], variables: Mapping[str, Any], text: str, behind: bool
+        self, messages: Sequence[Message], variables: Mapping[str, Any], text: str, after: bool
     ) -> Spans:
-        """The spans, found with a sentinel after (`behind`) or before each text. Empty if the sentinels
+        """The spans, from sentinels after or before each text. Empty if the sentinels
         changed the rendering or moved away from their texts."""
         code, marks = token_hex(8), list[str]()
 
@@ -86,13 +87,15 @@ class Protection:
             for begin, end in self._places(text, by_model):
                 sentinel, marked = f"\uf8f0{code}{len(marks):08x}\uf8f1", text[begin:end]
                 marks.append(marked)
-                out += text[done:begin] + (marked + sentinel if behind else sentinel + marked)
+                out += text[done:begin] + (marked + sentinel if after else sentinel + marked)
                 done = end
             return out + text[done:]
 
-        said, given = changed(messages, variables, mark)
+        conversation, given = changed(messages, variables, mark)
         try:
-            parts = re.split(f"\uf8f0{code}([0-9a-f]{{8}})\uf8f1", self._template.render(said, **given))
+            parts = re.split(
+                f"\uf8f0{code}([0-9a-f]{{8}})\uf8f1", self._template.render(conversation, **given)
+            )
         except InvalidArgument:
             return ()
         if "".join(parts[::2]) != text:
@@ -101,7 +104,7 @@ class Protection:
         for part, index in zip(parts[::2], parts[1::2], strict=False):
             at += len(part)
             marked = marks[int(index, 16)]
-            begin = at - len(marked) if behind else at
+            begin = at - len(marked) if after else at
             if begin < 0 or not text.startswith(marked, begin):
                 return ()
             spans.add((begin, begin + len(marked)))
@@ -140,13 +143,13 @@ def changed(
             return {key: all_of(item, by_model) for key, item in value.items()}
         return [all_of(item, by_model) for item in value] if isinstance(value, list | tuple) else value
 
-    said: list[Message] = []
+    out: list[Message] = []
     for message in messages:
         role = message.get("role")
         trusted = role in TRUSTED and not message.get(UNTRUSTED)
-        said.append(message if trusted else all_of(message, role == "assistant"))
+        out.append(message if trusted else all_of(message, role == "assistant"))
     given = dict(variables)
     for name in ("documents", "tools"):
         if given.get(name) is not None:
             given[name] = all_of(given[name], False)
-    return said, given
+    return out, given

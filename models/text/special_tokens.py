@@ -41,8 +41,8 @@ class SpecialTokens:
         # tokens begin with letters. `_ahead`: characters after the first that the pattern looks at.
         seconds = {text[1:2] for text in ids}
         self._ahead = 0 if "" in seconds else 1
-        behind = f"(?=[{_escaped(seconds)}])" if self._ahead else ""
-        self._begin = re.compile(f"[{_escaped(self._best)}]{behind}") if ids else None
+        lookahead = f"(?=[{_escaped(seconds)}])" if self._ahead else ""
+        self._begin = re.compile(f"[{_escaped(self._best)}]{lookahead}") if ids else None
         self._link()
 
     def _link(self) -> None:

@@ -76,13 +76,13 @@ def _word_pattern(texts: Iterable[str]) -> str:
     around: dict[str, set[str]] = {}
     for text in texts:
         if SPACE in text[1:]:
-            for before, behind in _INNER_SPACES.findall(text):
-                around.setdefault(before, set()).add(behind)
+            for before, follower in _INNER_SPACES.findall(text):
+                around.setdefault(before, set()).add(follower)
     if len(around) > _MAX_PAIRS:
         around = {"".join(around): set().union(*around.values())}
     glue = "|".join(
-        f"(?<=[{re.escape(before)}]){SPACE}+" + ("" if "" in behind else f"(?=[{_escaped(behind)}])")
-        for before, behind in sorted(around.items())
+        f"(?<=[{re.escape(before)}]){SPACE}+" + ("" if "" in follower else f"(?=[{_escaped(follower)}])")
+        for before, follower in sorted(around.items())
     )
     more = f"(?:(?:{glue})[^{SPACE}]*)*" if glue else ""
     return f"{SPACE}*[^{SPACE}]+{more}|{SPACE}+"

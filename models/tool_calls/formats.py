@@ -295,7 +295,7 @@ SIGNS: tuple[tuple[tuple[str, ...], ToolFormat], ...] = (
     (("ipython", "parameters"), LLAMA3),
     (("tools",), LENIENT),
 )
-FORMATS = (*dict.fromkeys(found for _, found in SIGNS), GENERIC)
+FORMATS = (*dict.fromkeys(format_ for _, format_ in SIGNS), GENERIC)
 
 
 def format_of(template: str) -> ToolFormat:
