@@ -1,4 +1,4 @@
-"""What every test gets: options, markers, each Vulkan device present, model files."""
+"""Options, markers, Vulkan devices and model files of every test."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# No example fails for taking long on a busy machine.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
-# numpy's threads and those of a software driver take each other's cores: a float64 forward of 512 tokens took
-# 1.2 s with two threads and 0.2 s with one. Set before anything imports numpy.
+# The threads of numpy and of a software driver compete for cores: a float64 forward of 512 tokens took
+# 1.2 s with two threads, 0.2 s with one. Set before anything imports numpy.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.pop("COLUMNS", None)  # workers of xdist have it: tables in pipes would be cut to that width
 
 from places import ROOT  # noqa: E402
 
-CHILD = "VKBACKEND_TEST_CHILD"  # set in the process that an `own_process` test has to itself
+CHILD = "VKBACKEND_TEST_CHILD"
 CHILD_TIMEOUT_S = 600
-DEAREST = {  # files of 10 to 50 s
+DEAREST = {
     "test_architectures.py", "test_chat_command.py", "test_cli.py", "test_clients.py",
     "test_eight_bits.py", "test_faults.py", "test_fork.py", "test_graph.py", "test_host_processes.py",
     "test_llama.py", "test_page.py", "test_page_looks.py", "test_random_bodies.py",
@@ -57,7 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    gc.disable()  # to look through half a million objects of modules and tests took a tenth of a run
+    gc.disable()  # searching half a million objects took a tenth of a run
     # Models are held to tolerances of F32 activations, on devices that would round them, too.
     os.environ["VKBACKEND_EXACT"] = "1"
     if runtime := config.getoption("--runtime"):
@@ -67,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def left_out(config: pytest.Config) -> dict[str, str]:
-    """Marker -> how to ask for its tests, for the markers whose tests were not asked for."""
+    """Marker -> the flag that asks for its tests, unless it was given."""
     asked = {"wide": config.getoption("--all"), "oracle": "oracle" in config.getoption("-m")}
     how = {"wide": "wide sweeps (--all)", "oracle": "questions to other programs (-m oracle)"}
     return {marker: words for marker, words in how.items() if not asked[marker]}
@@ -79,7 +78,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    markers = left_out(config)  # left out rather than skipped: 13,000 skips took 20 s
+    markers = left_out(config)  # 13,000 skips would take 20 s
     out = [item for item in items if any(marker in item.keywords for marker in markers)]
     config.hook.pytest_deselected(items=out)
     items[:] = [item for item in items if not any(marker in item.keywords for marker in markers)]
@@ -108,14 +107,13 @@ def pytest_sessionfinish() -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "device" in metafunc.fixturenames:
-        from device_sets import device_params  # imported late: it lists devices, as the options say
+        from device_sets import device_params
 
         metafunc.parametrize("device", device_params(), indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> Iterator[object]:
-    """An opened device; the test runs once for each one present."""
     from kept_devices import fresh
 
     from vkbackend.open_device import open_device
@@ -129,7 +127,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[object]:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with all model files, what llama.cpp computes with them, and a text (see material.py)."""
+    """The folder with all model files (see material.py)."""
     from material import lay_out_models
 
     folder = tmp_path_factory.mktemp("models")
@@ -139,7 +137,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an `own_process` test in a process of its own; its output is shown where it fails."""
+    """Run an `own_process` test in a process of its own."""
     if "own_process" not in pyfuncitem.keywords or CHILD in os.environ:
         return None
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--all"]

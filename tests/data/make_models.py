@@ -36,8 +36,7 @@ N_GREEDY = 48
 
 
 def importance() -> dict[str, np.ndarray]:
-    """Matrix -> the mean square of the input that each of its columns is multiplied with, over stories of the
-    grammar. llama.cpp's imatrix collects the same."""
+    """Matrix -> mean square of each column's input over stories of the grammar (llama.cpp: imatrix)."""
     fields = gguf.GGUFReader(SOURCE).fields
     vocabulary = Vocabulary(*(fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "scores")))
     rng, squares = random.Random(5), dict[str, np.ndarray]()
@@ -60,7 +59,7 @@ def quantize(folder: Path) -> Iterator[Path]:
 
 
 def told(path: Path, prompt: str) -> tuple[dict[str, object], np.ndarray]:
-    """What llama.cpp makes of a prompt, and the logits of its tokens."""
+    """llama.cpp's greedy text for a prompt, and the logits of its tokens."""
     vocabulary = llama_cpp.Vocabulary(path)
     tokens = vocabulary.encode(prompt, True, True)
     n_vocab = len(gguf.GGUFReader(path).fields["tokenizer.ggml.tokens"].data)
@@ -86,7 +85,6 @@ def told(path: Path, prompt: str) -> tuple[dict[str, object], np.ndarray]:
 
 
 def prompts() -> list[str]:
-    """How stories begin and go on, the usual one first."""
     rng, found = random.Random(6), ["Once upon a time"]
     while len(found) < N_PROMPTS:
         words = tell_story(rng).text.split()
@@ -96,8 +94,8 @@ def prompts() -> list[str]:
 
 
 def goldens(files: list[Path], folder: Path) -> None:
-    """Write the golden logits and tokens of each file, for the prompt whose greedy text depends least on
-    rounding."""
+    """Write the golden logits and tokens of each file, with the prompt whose greedy text has the widest
+    margins."""
     expected, every = {}, {}
     for path in files:
         tried = [told(path, prompt) for prompt in prompts()]

@@ -20,7 +20,7 @@ TYPES, N_DEVICES = ("F16", "Q8_0", "Q4_K"), (2, 3, 4)
 
 
 def of_model(oracle: ModuleType, name: str, hp: Any) -> dict[str, Any]:
-    """Its attention by layer, and [block, devices, what is split, FFN columns, layer, units by device]."""
+    """Attention by layer, and [block, devices, what is split, FFN columns, layer, units by device]."""
     attention = [[hp.n_head, hp.kv(il), hp.k(il), hp.v(il)] for il in range(hp.n_layer)]
     kinds = [(hp.is_swa(il), hp.kv(il)) for il in range(hp.n_layer)]
     rows = []

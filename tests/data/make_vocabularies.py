@@ -39,7 +39,6 @@ def corpus() -> list[str]:
 
 
 def vectors() -> list[str]:
-    """Those of the golden tokenizers, runs of digits and spaces, and special tokens in text."""
     rng = random.Random(4)
     runs = [c * n for c in ("3", " ", "!", "\t") for n in range(1, 10)]
     specials = [f"a{token}b {token}{token}\n" for token in (*LLAMA3, *QWEN2, "<s>", "</s>", "<unk>")]
@@ -48,7 +47,6 @@ def vectors() -> list[str]:
 
 
 def learnt(pieces: Iterable[str], n: int, alphabet: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Tokens in order of rank, and merges."""
     tokenizer = Tokenizer(models.BPE())
     trainer = trainers.BpeTrainer(vocab_size=n, show_progress=False, initial_alphabet=alphabet)
     tokenizer.train_from_iterator(pieces, trainer)
@@ -58,7 +56,6 @@ def learnt(pieces: Iterable[str], n: int, alphabet: list[str]) -> tuple[list[str
 
 
 def llama_spm() -> bytes:
-    """Scores by rank, bytes for what is no token, runs of spaces."""
     words = (
         word
         for text in corpus()

@@ -17,7 +17,6 @@ from vkbackend import LLM
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A vocabulary of 40 tokens for a runner with 50."""
     monkeypatch.setitem(sys.modules, "vkbackend.models.engine.runner", fake_runner.MODULE)
     extra = [array("tokenizer.ggml.scores", F32, [0.0] * len(TOKENS))]
     path = tmp_path / "words.gguf"

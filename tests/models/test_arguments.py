@@ -1,5 +1,5 @@
-"""Arguments of any type and value: numpy's scalars and arrays count as numbers and lists, -1 means what it
-means in llama.cpp, and what makes no sense is InvalidArgument that names the argument in one line."""
+"""Arguments of any type and value: numpy's scalars and arrays are numbers and lists, -1 means what it means
+in llama.cpp, and nonsense is InvalidArgument naming the argument in one line."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ pytestmark = pytest.mark.no_vulkan
 
 TOKENS = ["<unk>", "<s>", "</s>", *[f"▁w{i}." for i in range(32)]]
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
-HUGE = 10**5000  # Python refuses to write it, and to read it from a text
+HUGE = 10**5000
 
 
 @pytest.fixture
 def llm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LLM]:
-    """Words on a runner without a model, and two slots."""
     monkeypatch.setitem(sys.modules, "vkbackend.models.engine.runner", fake_runner.MODULE)
     path = tmp_path / "words.gguf"
     scores = [array("tokenizer.ggml.scores", F32, [0.0] * len(TOKENS))]
@@ -191,7 +190,6 @@ def test_minus_one_as_in_llama_cpp(llm: LLM) -> None:
 
 
 def test_repeat_last_n_of_minus_one_is_the_whole_text() -> None:
-    """The likeliest token is the first one."""
     logits, history = np.array([1.0, 2.0, 3.0], np.float32), [2, *[0] * 100]
 
     def chosen(last: int) -> int:

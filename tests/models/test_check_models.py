@@ -1,5 +1,4 @@
-"""Trained models through the public interface, on every device set: tokens, logits and greedy text are
-llama.cpp's."""
+"""Trained models through the public interface on every device set, against llama.cpp."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ CHECK = SHARED / "oracles" / "check_models.py"
 
 @pytest.mark.parametrize(("devices", "name"), covering(SETS, FILES, each=2))
 def test_files(models: Path, name: str, devices: list[str]) -> None:
-    """llama.cpp rounds activations to 8 bits where weights are quantized; the margins of these files are such
-    that the tokens are the same all the same."""
+    """llama.cpp rounds activations to 8 bits; the margins of these files are wide enough."""
     expected = json.loads((models / "expected.json").read_text())[name]
     want = np.load(models / "expected_logits.npz")[name]
     exact = name.endswith(("F32", "F16"))
@@ -36,8 +34,8 @@ def test_files(models: Path, name: str, devices: list[str]) -> None:
         assert (answer.tokens, answer.text) == (expected["greedy_tokens"], expected["greedy_text"])
 
 
-if CHECK.is_file():  # the same from outside, over the files that are committed and those beside the checkout
-    # 16 files, each opened in every case: one set of devices in the default run, others are wide.
+if CHECK.is_file():
+    # 16 files, opened in every case: other sets of devices are wide.
     @pytest.mark.parametrize("devices", [p if p.id == "0,1" else wide(p) for p in DEVICE_SETS])
     @pytest.mark.parametrize(
         ("folder", "only", "n"),

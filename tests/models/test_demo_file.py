@@ -1,7 +1,4 @@
-"""The committed demo model: what the file promises, and that its weights tell the stories of the grammar.
-
-Reads the file with gguf-py and runs it with numpy in float64, so neither Vulkan nor our reader takes part.
-"""
+"""The committed demo model, read with gguf-py and run in float64 numpy: no Vulkan, no reader of ours."""
 
 import random
 from importlib.resources import files
@@ -18,7 +15,7 @@ from vkbackend.tools.demo.vocabulary import BOS, EOS, N_SPECIAL, TEMPLATE, Vocab
 PATH = Path(str(files("vkbackend.models"))) / "demo" / "demo.gguf"
 HELD_OUT_SEED = 99_991
 N_STORIES = 24
-MAX_LOSS = 0.25  # nats per token; the committed file gives 0.232
+MAX_LOSS = 0.25
 MIN_MARGIN = 0.02  # logits; the closest choice of the story is 0.032 apart
 GREEDY_STORY = (
     "Once upon a time, there was a kind little girl named Mia. She lived in a white house by the sea. "
@@ -53,7 +50,7 @@ def vocabulary(meta: dict[str, Any]) -> Vocabulary:
 
 
 def forward(w: dict[str, np.ndarray], meta: dict[str, Any], ids: list[int]) -> np.ndarray:
-    """Logits [n, n_vocab] of a llama with RoPE on adjacent pairs, all positions at once."""
+    """Logits [n, n_vocab] of all positions at once; RoPE on adjacent pairs."""
     n_head, n_kv = meta["llama.attention.head_count"], meta["llama.attention.head_count_kv"]
     eps, n = meta["llama.attention.layer_norm_rms_epsilon"], len(ids)
     half = meta["llama.rope.dimension_count"] // 2
@@ -92,7 +89,6 @@ def test_size_and_names(meta: dict[str, Any]) -> None:
 
 
 def test_tensors(reader: gguf.GGUFReader, meta: dict[str, Any]) -> None:
-    """Matrices are Q8_0 with shapes that follow from the metadata; norms are F32; nothing is missing."""
     d, n_ff, n_vocab = (
         meta[f"llama.{key}"] for key in ("embedding_length", "feed_forward_length", "vocab_size")
     )
@@ -112,7 +108,6 @@ def test_tensors(reader: gguf.GGUFReader, meta: dict[str, Any]) -> None:
 
 
 def test_splits_over_three_devices(meta: dict[str, Any]) -> None:
-    """Heads, attention columns and ffn columns can be cut into three equal runs of whole Q8_0 blocks."""
     n_kv = meta["llama.attention.head_count_kv"]
     group = meta["llama.attention.head_count"] // n_kv * meta["llama.rope.dimension_count"]
     assert n_kv % 3 == 0 and group % 32 == 0 and meta["llama.feed_forward_length"] % (3 * 32) == 0
@@ -135,11 +130,8 @@ def test_vocabulary(meta: dict[str, Any], vocabulary: Vocabulary) -> None:
 def test_weights_tell_the_stories(
     weights: dict[str, np.ndarray], meta: dict[str, Any], vocabulary: Vocabulary
 ) -> None:
-    """On unseen stories the model is nearly as sure as the grammar allows, and it remembers hero and thing.
-
-    Rotating halves instead of adjacent pairs gives 3.8 nats, reversed KV heads in one layer 0.27. Recall
-    counts whole words: every token of the word must be the best one where the grammar allows nothing else.
-    """
+    """Rotating halves instead of adjacent pairs gives 3.8 nats, reversed KV heads in one layer 0.27. Recall:
+    every token of the word is the best where the grammar allows nothing else."""
     rng = random.Random(HELD_OUT_SEED)
     losses: list[float] = []
     recalled: list[bool] = []
@@ -149,7 +141,7 @@ def test_weights_tell_the_stories(
         logits = forward(weights, meta, ids[:-1])
         logits -= logits.max(-1, keepdims=True)
         losses += list(np.log(np.exp(logits).sum(-1)) - logits[np.arange(len(ids) - 1), ids[1:]])
-        hits = logits.argmax(-1) == ids[1:]  # hits[i]: token i + 1 is foretold
+        hits = logits.argmax(-1) == ids[1:]
         for before, word in (
             ("At first", story.hero),
             ("That night,", story.hero),
@@ -169,7 +161,6 @@ def test_weights_tell_the_stories(
 def test_greedy_story_has_margins(
     weights: dict[str, np.ndarray], meta: dict[str, Any], vocabulary: Vocabulary
 ) -> None:
-    """At temperature 0 "Once upon a time" goes on like this on any device: no choice hangs on rounding."""
     ids = [BOS, *vocabulary.encode(GREEDY_STORY), EOS]
     n_prompt = 1 + len(vocabulary.encode("Once upon a time"))
     logits = forward(weights, meta, ids[:-1])[n_prompt - 1 :]

@@ -52,7 +52,7 @@ def test_options_change_nothing(tmp_path: Path, name: str, option: str) -> None:
     if name not in _one:
         _one[name] = logits(path, 1, {})
     n, options = OPTIONS[option]
-    if overrides := options.get("override_tensor"):  # a pattern that no tensor has is refused
+    if overrides := options.get("override_tensor"):
         there = [o for o in overrides if any(re.search(o[0], tensor) for tensor in build(name).tensors)]
         options = {**options, "override_tensor": tuple(there)}
     assert nmse(logits(path, n, options), _one[name]) <= 1e-9

@@ -41,9 +41,9 @@ from vkbackend.models.engine.runner import Runner
 from vkbackend.step import Run
 
 EXACT = 1e-5  # NMSE to the oracles; found on lavapipe: 5e-13 to 2e-11
-TWINS = 1e-9  # of the numpy twins; the oracles are at most 4e-11 apart (1e-6 with llama.cpp's GELU)
-SAME = 1e-9  # several devices to one of the same kind
-DRIVERS = 1e-6  # devices of two drivers to one
+TWINS = 1e-9  # of the numpy twins; the oracles differ by at most 4e-11 (1e-6 with llama.cpp's GELU)
+SAME = 1e-9
+DRIVERS = 1e-6
 N = len(PROMPT)
 
 single, three = (next(p for p in DEVICE_SETS if p.id == devices) for devices in ("0", "0,0,0"))
@@ -55,9 +55,9 @@ _made: dict[tuple[str, ...], Result] = {}
 
 @dataclass(frozen=True)
 class Result:
-    logits: np.ndarray  # [n_tokens, n_vocab]
-    exchanges: dict[int, int]  # in a step of so many rows
-    planned: int  # exchanges
+    logits: np.ndarray
+    exchanges: dict[int, int]
+    planned: int
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,6 @@ def prefill(runner: Runner) -> np.ndarray:
 
 
 def stepped(runner: Runner) -> np.ndarray:
-    """Most of the prompt in micro-batches, the rest token by token."""
     ends = [*range(runner.n_ubatch, N_PREFILL, runner.n_ubatch), *range(N_PREFILL, N + 1)]
     rows = []
     for pos, end in zip([0, *ends], ends, strict=False):
@@ -106,7 +105,7 @@ def stepped(runner: Runner) -> np.ndarray:
 
 
 def run(folder: Path, name: str, devices: list[str], way: str, **options: Any) -> Result:
-    """The prompt's logits, cached for all tests. In steps, windows of 12 wrap around: 12 + 16 - 1 cells."""
+    """The prompt's logits, cached. In steps, windows of 12 wrap around: 12 + 16 - 1 cells."""
     key = (name, *devices, way, repr(options))
     if key not in _made:
         n_ubatch = N_CTX if way == "at once" else 16
@@ -130,7 +129,6 @@ def check_golden(folder: Path, name: str, devices: list[str], way: str, **option
 
 
 def check_one(folder: Path, name: str, devices: list[str], way: str, bound: float = SAME) -> None:
-    """Several devices against the first of them."""
     single, several = (run(folder, name, chosen, way).logits for chosen in (devices[:1], devices))
     assert nmse(several, single) <= bound
 
@@ -138,7 +136,7 @@ def check_one(folder: Path, name: str, devices: list[str], way: str, bound: floa
 # ---- against the oracles ----
 
 
-ON_VULKAN = covering(FIXTURES, product([three, single], WAYS[::-1]))  # the fixtures take these in turns
+ON_VULKAN = covering(FIXTURES, product([three, single], WAYS[::-1]))
 # One of each memory: full, windows, chunks, shared, latent, sparse, four kinds of states, both in a layer.
 MEMORIES = """
     llama gemma2 llama4+chunks gemma4+shared deepseek2 deepseek32 qwen3next kimi-linear lfm2 mamba2 falcon-h1
@@ -151,7 +149,7 @@ def test_oracles_on_vulkan(folder: Path, name: str, devices: list[str], way: str
     check_golden(folder, name, devices, way)
 
 
-@pytest.mark.parametrize("name", ON_NUMPY)  # those that run on one device above
+@pytest.mark.parametrize("name", ON_NUMPY)
 @pytest.mark.parametrize("way", AT_ONCE)
 def test_oracles_on_numpy(folder: Path, name: str, way: str) -> None:
     check_golden(folder, name, ["numpy"] * 3, way)
@@ -232,7 +230,7 @@ def test_two_drivers_choose_the_same_positions(folder: Path, name: str, devices:
                 if view is not None
             )
             for row in range(N):
-                n = min(row + 1, top_k)  # the others are not written
+                n = min(row + 1, top_k)
                 assert np.array_equal(first[row, :n], second[row, :n]), (label, row)
 
 
@@ -251,7 +249,6 @@ def test_layers_on_different_devices(folder: Path, name: str, way: str) -> None:
     + [pytest.param(*p.values, DRIVERS, id=p.id, marks=p.marks) for p in DEVICE_SETS if p.id == "0,0,0"],
 )
 def test_q8_0_equals_its_values(folder: Path, name: str, devices: list[str], bound: float) -> None:
-    """Blocks of 32 limit the splits; the values equal a float file's."""
     blocks, values = folder / f"{name}-Q8_0.gguf", folder / f"{name}-values.gguf"
     if not values.exists():
         fixture = build(name)
@@ -267,7 +264,6 @@ def test_q8_0_equals_its_values(folder: Path, name: str, devices: list[str], bou
 
 @pytest.mark.parametrize("name", [p if p in MEMORIES else wide(pytest.param(p, id=p)) for p in FIXTURES])
 def test_beside_another_sequence(folder: Path, name: str) -> None:
-    """Two slots in every step do not mix."""
     other = PROMPT[::-1]
     with opened(model(folder, name), ["numpy"], n_slots=2, n_ubatch=32) as runner:
         rows = []

@@ -60,7 +60,7 @@ def ops_of(runner: Runner, rows: int) -> set[str]:
 
 
 def check_file(models: Path, name: str, devices: list[str]) -> np.ndarray:
-    """Logits to 2e-3 of llama.cpp's, which rounds activations, too; then one step more."""
+    """To 2e-3 of llama.cpp's logits, which rounds activations, too; then one more step."""
     path = models / f"{name}.gguf"
     prompt = json.loads((models / "expected.json").read_text())[path.stem]["prompt_tokens"]
     want = np.load(models / "expected_logits.npz")[path.stem]
@@ -97,8 +97,7 @@ def test_experts_in_numpy(numpy_dots: None, models: Path, name: str, n: int) -> 
 
 @pytest.mark.parametrize("name", ["stories-wide-Q4_0", "stories-w256-Q4_K"])
 def test_slices_begin_on_blocks(numpy_dots: None, models: Path, name: str) -> None:
-    """All devices quantize the same 32 elements. Another order of sums may move a value to the next code:
-    1/254 of its block's largest value."""
+    """Another order of sums may move a value to the next code: 1/254 of its block's largest value."""
     single, three = (check_file(models, name, ["numpy"] * n) for n in (1, 3))
     assert nmse(three, single) <= 2e-4
 

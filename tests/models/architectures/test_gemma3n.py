@@ -24,7 +24,6 @@ TOKENS = PROMPT[:8]
 
 
 def two_layers() -> Fixture:
-    """The first layer, with a window and cut gates, and one that shares its cache."""
     fixture = build("gemma3n")
     fixture.keys |= {"block_count": 2, "attention.shared_kv_layers": 1}
     fixture.keys["activation_sparsity_scale"] = fixture.keys["activation_sparsity_scale"][:2]
@@ -40,7 +39,6 @@ def two_layers() -> Fixture:
 
 
 def test_any_shares_and_written_back(tmp_path: Path) -> None:
-    """Devices with any share exchange unrounded moments of their gates' rows."""
     path, out = write(two_layers(), tmp_path / "model.gguf", quantize=True), tmp_path / "out.gguf"
     results = []
     for n, shares in ((1, None), (3, (5, 0, 1)), (4, (1, 1, 1, 2))):

@@ -28,7 +28,7 @@ from vkbackend.step import Run
 pytestmark = pytest.mark.no_vulkan
 
 NAMES = ("deepseek32", "glm-dsa", "glm-dsa+shared")
-FULL = [0, 1, 4]  # layers of glm-dsa+shared that have an indexer
+FULL = [0, 1, 4]
 F32: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "reduce_type": "f32", "n_ctx": 96}
 N = len(PROMPT)
 
@@ -60,7 +60,6 @@ def test_uneven_and_empty_shares(folder: Path, name: str, shares: list[float]) -
 
 
 def test_scores_of_rows_in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seven rows at a time: the last piece of 48 has six."""
     monkeypatch.setattr(chosen_attention, "SCORES_NBYTES", 7 * 4 * 96)
     runner = load_runner(model(folder, "glm-dsa"), devices=["numpy"] * 2, n_ubatch=64, **F32)
     try:
@@ -69,13 +68,12 @@ def test_scores_of_rows_in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch)
             s for kind, s in runner.mesh.steps.by_kind.items() if kind.n_rows == 48
         ).executables
         ops = [c.op for c in executable.recording.accesses() if isinstance(c, Dispatch)]
-        assert ops.count("index_top_k") == 3 * 7  # pieces of 7 rows, and one of 6, in each layer
+        assert ops.count("index_top_k") == 3 * 7
     finally:
         runner.close()
 
 
 def test_a_token_beside_a_prompt(folder: Path) -> None:
-    """Every row of a mixed step has its own choice."""
     want = np.load(GOLDEN / "deepseek32.npz")["logits"]
     runner = load_runner(model(folder, "deepseek32"), devices=["numpy"], n_slots=2, n_ubatch=64, **F32)
     try:

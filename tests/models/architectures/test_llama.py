@@ -116,7 +116,6 @@ def test_sequences_in_one_step_equal_each_alone(
     with opened(models, "stories-narrow-F32", devices, **options) as runner:
         alone = prefill(runner, a, slot=0), prefill(runner, b, slot=1)
     with opened(models, "stories-narrow-F32", devices, **options) as runner:
-        # 20 + 5 rows of prefill, then one decode row with the rest of the other's prompt.
         first = runner.step(a[:20] + b[:5], [Run(2, 0, 20, 0), Run(1, 20, 5, 0)], range(25)).copy()
         second = runner.step(a[20:] + b[5:], [Run(2, 0, 1, 20), Run(1, 1, 8, 5)], range(9)).copy()
     assert nmse(np.concatenate([first[:20], second[:1]]), alone[0]) <= bound

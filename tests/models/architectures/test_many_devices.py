@@ -28,7 +28,6 @@ pytestmark = [
 
 
 def logits(models: Path, name: str, devices: list[str], shares: list[float] | None) -> np.ndarray:
-    """The logits of 10 rows of prefill and 2 steps, with F32 caches and an F32 wire."""
     runner = load_runner(
         models / f"stories-{name}.gguf",
         devices=devices,

@@ -36,7 +36,6 @@ def layers(fixture: Fixture) -> list[str]:
 def run(
     path: Path, devices: list[str], export: Path | None = None, **options: Any
 ) -> tuple[np.ndarray, dict[str, list[np.ndarray]]]:
-    """The prompt's logits, and the chosen experts by layer and device."""
     options = {
         "n_ctx": N_CTX,
         "n_ubatch": N_CTX,
@@ -66,7 +65,6 @@ def run(
 
 
 def changed(folder: Path, name: str, change: Callable[[Fixture, str], None], **keys: Any) -> Path:
-    """A fixture with changed experts."""
     fixture = build(name)
     fixture.keys |= keys
     for prefix in layers(fixture):
@@ -81,8 +79,6 @@ def unchanged(folder: Path, name: str) -> Path:
 @pytest.mark.parametrize("name", ["gpt-oss", "glm4moe"])
 @pytest.mark.parametrize("devices", [["numpy"], ["numpy"] * 3], ids=["1", "3"])
 def test_gate_and_up_in_one_tensor(tmp_path: Path, name: str, devices: list[str]) -> None:
-    """Weights and biases; written back unchanged."""
-
     def fuse(fixture: Fixture, prefix: str) -> None:
         for kind in ("weight", "bias"):
             parts = [fixture.tensors.pop(f"{prefix}ffn_{part}_exps.{kind}", None) for part in ("gate", "up")]
@@ -99,7 +95,7 @@ def test_gate_and_up_in_one_tensor(tmp_path: Path, name: str, devices: list[str]
 
 
 def test_factors_of_experts(tmp_path: Path) -> None:
-    """Power-of-two factors on down's result or weights: neither rounds."""
+    """Powers of two round neither down's result nor its weights."""
     factors = np.float32(2.0) ** np.arange(-4, N_EXPERT - 4, dtype=np.float32)
 
     def scale(fixture: Fixture, prefix: str) -> None:
@@ -117,7 +113,7 @@ def test_factors_of_experts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0", "0,0,0")])
 def test_experts_of_the_best_groups(tmp_path: Path, devices: list[str]) -> None:
-    """One of four groups used: both experts come from it; with all used, as without groups."""
+    """One of four groups used: both experts come from it. All used: as without groups."""
     changed_path = changed(
         tmp_path, "glm4moe", lambda fixture, prefix: None, expert_group_count=4, expert_group_used_count=1
     )
@@ -141,7 +137,7 @@ def test_experts_of_the_best_groups(tmp_path: Path, devices: list[str]) -> None:
 )
 @pytest.mark.parametrize("name", ["glm4moe", "gpt-oss"])
 def test_near_ties_are_broken_alike_everywhere(tmp_path: Path, name: str, devices: list[str]) -> None:
-    """Router rows repeat three times, up to last bits, so rounding decides; devices still agree."""
+    """Router rows repeat three times up to last bits; devices still agree."""
 
     def tie(fixture: Fixture, prefix: str) -> None:
         rng = np.random.default_rng(3)
@@ -170,7 +166,7 @@ def test_near_ties_are_broken_alike_everywhere(tmp_path: Path, name: str, device
     + [pytest.param(*p.values, 1e-6, id=p.id, marks=p.marks) for p in DEVICE_SETS],
 )
 def test_gpt_oss_as_it_is_published(tmp_path: Path, devices: list[str], bound: float) -> None:
-    """MXFP4 experts with biases, the rest Q8_0: the logits of a float file, written back unchanged."""
+    """MXFP4 experts with biases, the rest Q8_0: the logits of a float file."""
     fixture, blocks = build("gpt-oss"), {}
     for name, values in fixture.tensors.items():
         kind = MXFP4 if name.endswith("_exps.weight") else Q8_0
@@ -185,7 +181,7 @@ def test_gpt_oss_as_it_is_published(tmp_path: Path, devices: list[str], bound: f
     assert all(
         np.array_equal(of_device, ids[label][0]) for label, stored in chosen.items() for of_device in stored
     )
-    assert nmse(want, np.load(GOLDEN / "gpt-oss.npz")["logits"]) > 1e-4  # four bits change the logits
+    assert nmse(want, np.load(GOLDEN / "gpt-oss.npz")["logits"]) > 1e-4
     assert path.read_bytes() == (tmp_path / "copy.gguf").read_bytes()
 
 

@@ -38,7 +38,7 @@ MIXED = [
     Tiny("llama", "Q4_0", n_expert=8, keys={"expert_gating_func": 1}),
 ]
 TIED = Tiny("qwen3moe", "Q8_0", n_expert=12, tied=True)
-SPLITS = [  # (devices, shares): more devices than kv heads from three on
+SPLITS = [
     (2, None), (2, (3, 1)), (2, (1, 0)), (3, None), (3, (5, 3, 2)), (3, (0, 1, 1)), (4, None), (5, None),
     (8, None),
 ]  # fmt: skip
@@ -96,7 +96,7 @@ def check_expected(models: Path, name: str, devices: list[str], shares: tuple[in
         assert nmse(logits, want) <= 1e-3
         if (
             expected["min_margin"] <= NEAR
-        ):  # rounding decides somewhere: given llama.cpp's tokens, each next one is the best
+        ):  # rounding decides somewhere: each of llama.cpp's tokens is the best after those before it
             logits_of_greedy = runner.step(
                 greedy[:-1], [Run(0, 0, len(greedy) - 1, len(prompt))], range(len(greedy) - 1)
             )
@@ -150,7 +150,7 @@ def test_every_split_of_a_trained_model_equals_one_device(
 def check_devices(
     path: Path, n: int, shares: tuple[int, ...] | None, cache: str = "f32", **options: Any
 ) -> None:
-    """Prefill and one decode step, with NaN in all scratch between them."""
+    """Prefill and one decode step."""
     options |= {"tensor_split": shares, "type_k": cache, "type_v": cache}
     with opened(path, ["numpy"] * n, **options) as runner:
         want, bound = on_one(path, cache), 1e-9 if cache == "f32" else 1e-6
@@ -234,7 +234,6 @@ def test_widths_differ_by_expert_and_device(folder: Path) -> None:
 
 
 def test_a_stack_in_several_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An expert takes 24 KiB here: pieces of at most two."""
     path = model(folder, MIXED[1])
     limits = Limits(max_storage_range=60_000)
     monkeypatch.setattr(

@@ -29,7 +29,7 @@ architectures = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.wide] if "+" in name else []) for name in FIXTURES]
 )
 PROJECTIONS = ("attn_q", "attn_k", "attn_v", "attn_output", "attn_qkv", "attn_kv_a_mqa")
-QUICK = ("phi3", "llama+experts")  # the others are wide
+QUICK = ("phi3", "llama+experts")
 OFF: dict[str, Any] = {
     "attention.scale": 0.0,
     "attention.clamp_kqv": -math.inf,
@@ -52,7 +52,7 @@ OFF: dict[str, Any] = {
 
 
 def opened(fixture: Fixture, path: Path) -> tuple[Model, list[str]]:
-    """(the model of a file, its notes); all tensors are checked."""
+    """The model of a file and its notes."""
     with GGUF.open(write(fixture, path)) as gguf:
         model = load_model(gguf)
         check_weights(gguf, model)
@@ -84,7 +84,6 @@ def logits(path: Path, n: int) -> np.ndarray:
     "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.wide) for name in FIXTURES]
 )
 def test_biases_of_attention_may_be_there(tmp_path: Path, name: str) -> None:
-    """Each projection's bias is added once, and zeros change no bit."""
     fixture = build(name)
     projections = [
         tensor.removesuffix(".weight")
@@ -106,7 +105,7 @@ def test_biases_of_attention_may_be_there(tmp_path: Path, name: str) -> None:
         path = write(fixture, tmp_path / f"{kind}.gguf")
         single = logits(path, 1)
         if kind == "attn_k" and not plain(name).ropes(64):
-            # The same is added to every score of a row, which its softmax does not see.
+            # A constant added to all scores of a row: softmax ignores it.
             assert nmse(single, zeros) <= 1e-9
             continue
         assert nmse(single, zeros) > 1e-4, kind
@@ -132,7 +131,7 @@ def test_a_window_of_0_makes_every_layer_of_llama4_see_all(tmp_path: Path) -> No
     assert not any(layer.chunk for layer in model.config.layers)  # type: ignore[attr-defined]
     assert nmse(logits(tmp_path / "model.gguf", 2), logits(tmp_path / "model.gguf", 1)) <= 1e-9
     whole = write(build("llama4"), tmp_path / "whole.gguf")
-    assert nmse(logits(whole, 1), logits(tmp_path / "model.gguf", 1)) > 1e-4  # the fourth layer turns too
+    assert nmse(logits(whole, 1), logits(tmp_path / "model.gguf", 1)) > 1e-4
 
 
 @architectures

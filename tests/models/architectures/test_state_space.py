@@ -1,6 +1,4 @@
-"""Mamba-2 models: any shares give one device's logits and the planned exchanges; slots go back, are copied
-and saved.
-"""
+"""Mamba-2 models: any shares give one device's logits and the planned exchanges; slots move."""
 
 from __future__ import annotations
 

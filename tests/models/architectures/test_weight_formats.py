@@ -1,6 +1,4 @@
-"""Every weight format in whole models against llama.cpp and float64 numpy; all formats in one file; widened
-floats.
-"""
+"""Every weight format in whole models against llama.cpp and float64 numpy."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ FILES = [
 ]  # fmt: skip
 NUMPY = (["numpy"] * 3, (5, 3, 2))
 SETS = {param.id: param for param in DEVICE_SETS}
-USUAL = [  # the rest on devices is in the wide sweep: every format is compiled anew, which takes seconds each
+USUAL = [  # the rest is wide: compiling a format takes seconds
     pytest.param(name, *SETS[dtype].values, id=f"{name}-{dtype}", marks=SETS[dtype].marks)
     for name, dtype in (
         ("stories-w256-Q4_K", "0"),
@@ -47,7 +45,7 @@ USUAL = [  # the rest on devices is in the wide sweep: every format is compiled 
 
 
 def check_file(models: Path, name: str, devices: list[str], shares: tuple[int, ...] | None = None) -> None:
-    """Logits to 1e-6 of float64 numpy's and 2e-3 of llama.cpp's, which rounds activations; its tokens."""
+    """To 1e-6 of float64 numpy's logits and 2e-3 of llama.cpp's, which rounds activations."""
     path = models / f"{name}.gguf"
     expected = json.loads((models / "expected.json").read_text())[name]
     prompt, greedy = expected["prompt_tokens"], expected["greedy_tokens"]
@@ -56,7 +54,7 @@ def check_file(models: Path, name: str, devices: list[str], shares: tuple[int, .
         assert nmse(logits, forward(path, prompt)) <= 1e-6
         assert nmse(logits, np.load(models / "expected_logits.npz")[name]) <= 2e-3
         if expected["min_margin"] <= 0.05:
-            return  # rounding decides a token
+            return
         tokens = [int(logits[-1].argmax())]
         for i in range(len(greedy) - 1):
             tokens.append(int(runner.step(tokens[-1:], [Run(0, 0, 1, len(prompt) + i)], [0])[0].argmax()))
@@ -126,7 +124,6 @@ ALL = Tiny("llama", n_embd=256, n_head=8, n_head_kv=4, head_dim=64, n_ff=768)
 
 @pytest.fixture(scope="module")
 def all_formats(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A llama whose matrices have the formats in turn, each at least once."""
     types = cycle(shaderlib.weight_types())
     chosen = {name: next(types) for name, values in tensors(ALL) if values.ndim > 1}
     assert set(chosen.values()) == set(shaderlib.weight_types())
@@ -139,7 +136,7 @@ def test_all_formats_in_numpy(all_formats: Path, n: int, shares: tuple[int, ...]
         assert nmse(prefill(runner), forward(all_formats, TOKENS)) <= 1e-10
 
 
-@pytest.mark.wide  # 50 pipelines; the files above are the default run's
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "devices", [SETS["0"], pytest.param(["1"], id="1", marks=SETS["0,1"].marks), SETS["0,1"]]
 )

@@ -1,4 +1,4 @@
-"""Windows in rings of cells and shared caches: float64 numpy with a full mask, states, prefixes, memory."""
+"""Windows in rings of cells and shared caches, against float64 numpy with a full mask."""
 
 from __future__ import annotations
 
@@ -40,15 +40,13 @@ from vkbackend.step import Run
 
 WINDOW, UBATCH = 20, 16  # 35 cells: a ring of two blocks
 WINDOWS = (WINDOW, 0, WINDOW, WINDOW)
-OWNERS = (0, 1, 2, 0)  # the last layer reads the first one's cache
+OWNERS = (0, 1, 2, 0)
 TINY = Tiny("llama")
 N = 150
 TOKENS = np.random.default_rng(11).integers(0, TINY.n_vocab, N).tolist()
 
 
 class Windowed(Llama):
-    """llama with windows in most layers; the last one reads the first one's K and V."""
-
     def kv(self, il: int) -> KVSpec:
         owner = None if OWNERS[il] == il else OWNERS[il]
         return replace(super().kv(il), window=WINDOWS[il], owner=owner)
@@ -94,7 +92,6 @@ def opened(path: Path, devices: list[str], **options: Any) -> Iterator[Runner]:
 
 
 def feed(runner: Runner, first: int, last: int, slot: int = 0, tokens: list[int] = TOKENS) -> np.ndarray:
-    """Logits of positions first..last, in steps of up to a micro-batch."""
     rows = []
     for at in range(first, last, runner.n_ubatch):
         n = min(runner.n_ubatch, last - at)
@@ -111,13 +108,12 @@ SETS = [
 
 @pytest.mark.parametrize(("devices", "bound"), SETS)
 def test_rings_equal_a_full_mask(path: Path, want: np.ndarray, devices: list[str], bound: float) -> None:
-    """Two sequences in turn: prompts of several micro-batches, then tokens far beyond a ring."""
     other = TOKENS[::-1]
     other_want = forward(path, other[:90], windows=WINDOWS, owners=OWNERS)
     with opened(path, devices) as runner:
         assert {t.capacity for t in runner.kv.tables.values()} == {64, 160}
         parts, others = [feed(runner, 0, 83)], [feed(runner, 0, 70, slot=1, tokens=other)]
-        for i in range(10):  # two rows of one with a row of the other
+        for i in range(10):
             a, b = 83 + 2 * i, 70 + i
             runs = [Run(1, 0, 1, b), Run(0, 1, 2, a)]
             logits = runner.step([other[b], *TOKENS[a : a + 2]], runs, range(3))
@@ -161,7 +157,7 @@ def test_splits_of_the_keys_are_joined_where_there_are_enough(path: Path, want: 
         got = np.concatenate([feed(runner, at, at + 1) for at in range(144, N)])
         commands = runner.mesh.recorded_step(StepKind.of_run(1, 1)).executables[0].recording.accesses()
         joined = [c.label for c in commands if isinstance(c, Dispatch) and c.op == "attn_combine"]
-    assert joined == ["blk.1.attention"]  # the layer without a window
+    assert joined == ["blk.1.attention"]
     assert nmse(got, want[144:]) <= 1e-9
 
 
@@ -169,15 +165,13 @@ def test_splits_of_the_keys_are_joined_where_there_are_enough(path: Path, want: 
 
 
 def generate(engine: Engine, tokens: list[int], slot: int, n: int) -> tuple[list[int], int]:
-    """(generated tokens, prompt tokens that ran)."""
     events = finish(engine, [Generate(1, tuple(tokens), n, SamplingParams(temperature=0), slot=slot)])[1]
     assert events[-1].timings is not None
     return [e.token for e in events if e.token is not None], events[-1].timings.prompt_n
 
 
 def test_a_prefix_is_reused_as_far_as_windows_are_held(path: Path) -> None:
-    """After 108 positions a slot with a window of 20 has the positions from 64 on: a request can continue
-    from 83, or after one of the first blocks that were not reused."""
+    """After 108 positions a window of 20 holds the positions from 64 on: a request can continue from 83."""
     with opened(path, ["numpy"], n_slots=1, prefix_cache=False) as runner:
         whole = Engine(runner)
         prompts = {common: [*TOKENS[:common], 5, 6, 7] for common in (62, 70, 90)}
@@ -206,7 +200,7 @@ def test_state_of_rings_goes_on_elsewhere(path: Path, want: np.ndarray, tmp_path
     stored = load_file(tmp_path / "a")
     assert "cache_k_l3" not in stored and stored["cache_k_l1"].shape == (100, 2, 16)
     assert stored["cache_k_l0"].shape == (64, 2, 16)
-    for ubatch in (4, 64):  # a smaller ring, and one larger than what was saved
+    for ubatch in (4, 64):
         with opened(path, ["numpy"] * 3, n_ubatch=ubatch) as runner:
             loaded = SlotContent()
             saved_state.load(runner, tmp_path / "a", 1, loaded)

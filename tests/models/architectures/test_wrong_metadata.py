@@ -30,7 +30,7 @@ from vkbackend.models.text.tokenizer import Tokenizer, chat_templates, end_ids
 pytestmark = pytest.mark.no_vulkan
 
 VOCABULARIES = {"tokens of SPM": "llama", "tokens of BPE": "gpt2", "tokens of Gemma 4": "gemma4"}
-QUICK = ("mistral3", "gemma4+experts", "qwen3next")  # the others are wide
+QUICK = ("mistral3", "gemma4+experts", "qwen3next")
 CONTAINER = ("general.alignment", "split.count", "split.no", "split.tensors.count")
 
 
@@ -54,8 +54,6 @@ def read_text(gguf: GGUF) -> None:
 
 
 class Asked(reader.Metadata):
-    """Records the requested keys."""
-
     keys: set[str] = set()  # noqa: RUF012
 
     def __contains__(self, name: object) -> bool:
@@ -69,7 +67,6 @@ class Asked(reader.Metadata):
 
 @cache
 def made(name: str) -> tuple[bytes, list[str]]:
-    """A file, and the keys that reading it requests."""
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         path = Path(folder) / "m.gguf"
         if name not in VOCABULARIES:
@@ -106,7 +103,6 @@ SCALARS: dict[int, st.SearchStrategy[Any]] = {
 
 @st.composite
 def values(draw: st.DrawFn) -> bytes:
-    """A stored value of any type, a scalar or an array."""
     kind = draw(st.sampled_from(sorted(SCALARS)))
     if draw(st.booleans()):
         return struct.pack("<I", kind) + payload(kind, draw(SCALARS[kind]))

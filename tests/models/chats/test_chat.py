@@ -57,11 +57,11 @@ def llm(models: Path) -> Iterator[LLM]:
 
 @pytest.mark.parametrize("name", ["gpt-oss", "llama3", "mistral", "kimi", "gemma", "phi4", "command-r"])
 def test_a_call_that_is_required_and_its_result(llm: LLM, name: str) -> None:
-    """The grammar forces the call. Its result goes back through the template, together with the call."""
+    """The grammar forces the call; its result goes back through the template."""
     options: dict[str, Any] = {"template": template(name), "tools": [WEATHER, CLOCK], "seed": 1}
     answers = llm.chat(ASKED, 300, tool_choice="required", parallel_tool_calls=False, n=2, **options)
     called = [reply for reply in answers if reply.finish_reason == "tool_calls"]
-    if not called:  # it may think to the end of its room
+    if not called:
         assert name == "gpt-oss" and all(reply.reasoning for reply in answers)
         return
     answer = called[0]
@@ -132,7 +132,6 @@ def test_an_answer_of_a_schema_with_and_without_tools(llm: LLM, name: str) -> No
 
 
 def test_a_thought_may_stand_in_front_of_a_form(llm: LLM) -> None:
-    """The prompt begins a thought; the model's own text ends it at once."""
     source = template("qwen3")
     request = llm.chat_prompt(
         ASKED, template=source, regex="yes|no", template_variables={"enable_thinking": True}
@@ -197,7 +196,6 @@ def test_thoughts_of_calls_are_no_calls() -> None:
 
 
 def test_one_call_at_most() -> None:
-    """The end of the first call ends the answer."""
     reader = AnswerReader(HERMES, {"f": {}}, thinking=False, single=True)
     assert reader.push(Chunk('<tool_call>{"name": "f", "arguments": {', 1)).finish_reason is None
     chunk = reader.push(Chunk("}}</tool_call> and more", 1))
@@ -219,7 +217,7 @@ def test_parts_and_arguments_in_any_shape(llm: LLM) -> None:
         request = llm.chat_prompt(messages, template=template(name), tools=[CLOCK])
         text = request.text
         assert "a\nb" in text and "noon" in text and "None" not in text and "'zone'" not in text, name
-        if name != "phi4":  # its template leaves out calls
+        if name != "phi4":
             assert "zone" in text and "é" in text.replace("\\u00e9", "é"), name
         assert request.protected and request.ids
 

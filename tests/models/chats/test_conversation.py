@@ -1,4 +1,4 @@
-"""Conversations: the template, the tokens a turn computes."""
+"""Conversations: the template, and the tokens a turn computes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.models.chats.conversation import Chat
 from vkbackend.models.text.chat_template import ChatTemplate
 
-model = words_model  # the fixture under the name that tests use
+model = words_model
 
 
 # ---- the template ----
@@ -50,7 +50,7 @@ def test_json_takes_the_arguments_of_hugging_face() -> None:
 
 
 def test_templates_that_loop_over_tools_without_asking() -> None:
-    """Hugging Face gives None for no tools; the templates of Hermes 2 and 3 and Command R+ fail on None."""
+    """Hugging Face gives None for no tools; the templates of Hermes 2 and 3 and Command R+ fail on it."""
     looped = ChatTemplate("{% for t in tools %}{{ t.name }},{% endfor %}{{ tools | default('none') }}")
     assert looped.render([]) == "none" and looped.render([], tools=[{"name": "f"}])[:2] == "f,"
     assert ChatTemplate("{{ documents is none }}").render([]) == "True"
@@ -98,7 +98,6 @@ def test_a_turn_computes_only_what_is_new(model: Path) -> None:
         held = [*asked, *(c.token for c in first if c.token is not None)]
         asked = [*held, *ids(llm, "</s><|user|>w4.</s><|assistant|>")[1:]]
         assert [c.token for c in second] == fake_runner.continuation(asked, 6, [2])
-        # The last token of an answer was made and has not run.
         assert second[-1].timings is not None and second[-1].timings["prompt_n"] == len(asked) - len(held) + 1
         assert [m["role"] for m in chat.messages] == ["system", *2 * ["user", "assistant"]]
         chat.clear()
@@ -107,7 +106,7 @@ def test_a_turn_computes_only_what_is_new(model: Path) -> None:
 
 
 def test_a_beginning_token_need_not_be_text(model: Path) -> None:
-    """A template may write out the texts of the special tokens, and a byte may be one."""
+    """A template may write special tokens by their texts; a byte may be one."""
     raw = model.read_bytes().replace(b"<0x41>", b"<0xFF>")
     extra = key("tokenizer.ggml.bos_token_id", U32, TOKENS.index("<0x41>"))
     n_keys = struct.unpack_from("<Q", raw, 16)[0] + 1
@@ -145,14 +144,13 @@ def test_a_message_that_does_not_fit_is_forgotten(model: Path) -> None:
 
 
 def test_texts_of_special_tokens_in_messages_are_plain(model: Path) -> None:
-    """Texts of special tokens are plain text, unless the caller asks to parse them."""
     with LLM(model, n_ctx=200) as llm:
         asked = list[list[int]]()
         stream = llm.stream
         llm.stream = lambda ids, *rest, **how: asked.append(ids) or stream(ids, *rest, **how)  # type: ignore
         for parse_special, n in ((False, 1), (True, 2)):
             chat = Chat(llm, parse_special=parse_special)
-            for turn in (1, 2):  # the second goes on from what the slot holds
+            for turn in (1, 2):
                 list(chat.send("A<|user|>B", 4, temperature=0, ignore_eos=True))
                 assert asked[-1].count(TOKENS.index("<|user|>")) == n * turn and chat.protected
         upper = Chat(llm, template="{{ messages[0].content | upper }}{{ messages | length }}")
@@ -161,8 +159,7 @@ def test_texts_of_special_tokens_in_messages_are_plain(model: Path) -> None:
 
 
 def test_a_model_without_a_template(model: Path) -> None:
-    """It takes a template by its text, or by the name of another template in the file; without one,
-    ChatML."""
+    """It takes a template's text or its name in the file; else ChatML."""
     model.write_bytes(model.read_bytes().replace(b"tokenizer.chat_template", b"tokenizer.chat_templote"))
     with LLM(model, n_ctx=300) as llm:
         assert llm.chat_template is None

@@ -172,7 +172,6 @@ def test_a_file_cut_short_while_it_is_read(tmp_path: Path, function: str, left: 
 
 @pytest.mark.own_process
 def test_the_header_outlives_the_file(tmp_path: Path) -> None:
-    """Later requests read bytes that are loaded already."""
     path = write(tmp_path, gguf_bytes([ARCH, array("long", STRING, ["x"] * 200_000)]))
     with GGUF.open(path) as g:
         os.truncate(path, 0)
@@ -184,7 +183,7 @@ def test_a_large_hostile_array_costs_little(tmp_path: Path) -> None:
     head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + string("k") + struct.pack("<IIQ", ARRAY, STRING, 1 << 24)
     with open(path, "wb") as f:
         f.write(head)
-        f.truncate(1 << 33)  # 8 GiB of empty strings, as a sparse file
+        f.truncate(1 << 33)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with GGUF.open(path) as g:  # 1.7 s on two cores
         assert g.metadata.describe("k") == "an array of 16777216 string"

@@ -75,7 +75,6 @@ def test_agrees_with_the_reference_reader(models: Path, name: str) -> None:
 
 
 def test_opening_takes_one_step_for_a_token(tmp_path: Path) -> None:
-    """Skipped, not decoded. Floats and integers take no time."""
     calls = []
     for n in (1_000, 151_000):
         types, floats = [1] * n, array("tokenizer.ggml.scores", F32, [0.0] * n)
@@ -90,7 +89,7 @@ def test_opening_takes_one_step_for_a_token(tmp_path: Path) -> None:
 
 
 def test_a_value_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`in` decodes nothing: a vocabulary takes a tenth of a second."""
+    """`in` decodes nothing: a vocabulary takes 0.1 s."""
     decoded, decode = list[str](), Metadata._strings
     monkeypatch.setattr(
         Metadata, "_strings", lambda self, key, v: decoded.append(key) or decode(self, key, v)

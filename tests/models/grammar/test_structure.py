@@ -110,7 +110,6 @@ def test_what_takes_too_long_is_refused_and_the_next_one_is_compiled(
 
 @pytest.mark.parametrize("seconds", [0, 0.02, 0.5])
 def test_a_program_ends_while_a_grammar_is_compiled(seconds: float) -> None:
-    """While the library is loaded, while its process starts, while that compiles."""
     code = (
         "import time\n"
         "from vkbackend.models.grammar.compiler import Compiler, Vocabulary\n"
@@ -128,7 +127,7 @@ def test_a_forked_child_leaves_its_parent_the_process() -> None:
     process = tried._process
     if (child := os.fork()) == 0:
         try:
-            tried.__del__()  # as at the child's end
+            tried.__del__()
         finally:
             os._exit(0)
     os.waitpid(child, 0)

@@ -23,7 +23,7 @@ from vkbackend.step import Run
 
 TINY = Tiny("llama", n_layer=2, n_head=6, n_head_kv=3, head_dim=32)  # odd kv heads: blocks that share words
 TOKENS = np.random.default_rng(3).integers(0, TINY.n_vocab, 44).tolist()
-# Against an f32 cache: the squared step of the type, relative to values of unit variance.
+# NMSE against an f32 cache: the type's squared step at unit variance.
 BOUNDS = {"f32": 1e-12, "f16": 1e-6, "bf16": 1e-4, "q8_0": 1e-3, "q4_0": 1e-1}
 
 
@@ -44,7 +44,6 @@ def opened(path: Path, devices: list[str], type_k: str, type_v: str, **options: 
 
 
 def logits(runner: Runner, first: int = 0, slot: int = 0) -> np.ndarray:
-    """Logits of positions first..44: a prompt of 40, then single tokens."""
     rows = []
     if first < 40:
         rows.append(
@@ -82,7 +81,6 @@ def test_rounding_is_all_that_differs(path: Path, type_k: str, type_v: str) -> N
         assert nmse(got, exact(path)) <= BOUNDS[type_k] + BOUNDS[type_v]
         if "q4_0" in (type_k, type_v):
             assert nmse(got, exact(path)) > BOUNDS["q8_0"], "this type rounds more than that"
-        # A sum in another order may round to the next code.
         assert nmse(logits(three), got) <= max(1e-9, (BOUNDS[type_k] + BOUNDS[type_v]) / 10)
 
 

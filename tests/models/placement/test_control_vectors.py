@@ -39,7 +39,6 @@ def directions(layers: range = range(1, N_LAYER), seed: int = 0, size: float = 0
 
 
 def run(path: Path, devices: list[str], files: list[tuple[str, float]] | None = None, **options: Any) -> Any:
-    """Logits of a prefill and of one more token."""
     options = {
         "n_ctx": N_CTX,
         "n_ubatch": N_CTX,
@@ -81,7 +80,6 @@ def test_equals_the_numpy_forward_on_vulkan(tmp_path: Path, devices: list[str]) 
 @pytest.mark.parametrize("n", [1, pytest.param(3, marks=pytest.mark.wide)])
 @pytest.mark.parametrize("name", some(FIXTURES, 8))
 def test_zero_is_none_to_the_bit(tmp_path: Path, name: str, n: int) -> None:
-    """Zeros in every architecture; test_architectures.py has real ones."""
     path = write(build(name), tmp_path / "model.gguf")
     with GGUF.open(path) as gguf:
         n_layer = read_n_layer(gguf)
@@ -115,7 +113,6 @@ def test_no_exchange_is_added(tmp_path: Path) -> None:
 
 
 def test_a_layer_that_other_devices_hold(tmp_path: Path) -> None:
-    """Whole layers: each vector is on the device of its layer's residual."""
     path, vectors = write_tiny(tmp_path / "model.gguf", TINY[0]), directions()
     files = [(str(write_vectors(tmp_path / "control.gguf", vectors)), 1.0)]
     single = run(path, ["numpy"], files)

@@ -40,8 +40,7 @@ class Parts:
 
 @st.composite
 def layouts(draw: st.DrawFn) -> tuple[list[WeightSpec], str, list[State], int]:
-    """Parts of a vector, a matrix (whole runs of rows, or rows of each head) or a stack of experts, mirrored
-    or split on any axis."""
+    """Parts of a vector, matrix or stack of experts, mirrored or split on any axis."""
     dtype, n = draw(st.sampled_from(MATRIX_TYPES)), draw(st.integers(1, 4))
     block, ndim, repeat = block_of(dtype)[0], draw(st.integers(1, 3)), draw(st.integers(1, 4))
     if ndim == 1:
@@ -90,7 +89,6 @@ def test_split_then_join_is_the_identity(case: tuple[list[WeightSpec], str, list
 
 
 def fused_copy(tiny: Tiny) -> dict[str, np.ndarray | None]:
-    """Fuse q, k, v and gate, up of every layer, with biases."""
     separate, change = dict(tensors(tiny)), {}
     for il in range(tiny.n_layer):
         for names, tensor in (
@@ -141,7 +139,6 @@ def test_a_fused_tensor_of_other_rows_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_pattern_names_the_tensor_of_the_file(tmp_path: Path) -> None:
-    """Its parts go to the device together."""
     tiny = Tiny("llama")
     path = write_tiny(tmp_path / "model.gguf", tiny, fused_copy(tiny))
     runner = load_runner(path, devices=["numpy"] * 2, override_tensor=(("0.attn_qkv", "1"),))

@@ -32,7 +32,6 @@ TOKENS = np.random.default_rng(11).integers(3, 512, 20).tolist()
 def run(
     models: Path, devices: list[str], name: str = "stories-narrow-F32", **options: Any
 ) -> tuple[np.ndarray, Runner]:
-    """Logits of 12 rows of prefill and 8 steps, and the (closed) runner."""
     runner = load_runner(
         models / f"{name}.gguf",
         devices=devices,
@@ -51,7 +50,6 @@ def run(
 
 @cache
 def reference(models: Path, device: str, name: str = "stories-narrow-F32") -> np.ndarray:
-    """One device's logits."""
     return run(models, [device], name)[0]
 
 
@@ -88,7 +86,7 @@ def test_host_placement_on_vulkan(models: Path, options: dict[str, Any]) -> None
     assert all(row["host"] for row in runner.report)  # type: ignore[attr-defined]
 
 
-PLACED = {  # what llama.cpp's users place on the host
+PLACED = {
     "attention": "attn_", "ffn": r"ffn_(up|gate|down)\.", "experts": "_exps", "output": "^output",
     "embedding": "token_embd",
 }  # fmt: skip
@@ -106,12 +104,11 @@ ON_VULKAN: list[tuple[str, dict[str, Any]]] = [
 def test_every_placement_on_every_number_of_devices(
     models: Path, kind: str, options: dict[str, Any], devices: str
 ) -> None:
-    """One device's logits; last bits differ between two drivers."""
     name = "stories-moe8x-Q4_0" if kind == "experts" else "stories-narrow-F32"
-    # Not read in the mapped file, where a tensor on the host is like any other.
+    # not read in the mapped file
     logits, runner = run(models, devices.split(","), name, use_mmap=False, **options)
     assert nmse(logits, reference(models, "0", name)) <= (1e-6 if "1" in devices else 1e-9)
-    if kind not in ("embedding", "-ngl 6"):  # an own copy of the table is there anyway; 6 are all
+    if kind not in ("embedding", "-ngl 6"):  # the table is copied anyway; 6 are all
         assert any(row["host"] for row in runner.report)  # type: ignore[attr-defined]
 
 
@@ -139,11 +136,11 @@ def test_shares(models: Path, options: dict[str, Any], n: int) -> None:
 @pytest.mark.parametrize(("n", "split"), [(1, None), (2, None), (3, None), (2, [3, 1])])
 def test_layer_mode_exchanges_once_per_boundary(models: Path, n: int, split: list[float] | None) -> None:
     runner = same(models, ["numpy"] * n, split_mode="layer", tensor_split=split)
-    assert runner.reduce_stats()[0] == 9 * (n - 1)  # nine steps
+    assert runner.reduce_stats()[0] == 9 * (n - 1)
 
 
 def test_layers_of_hosts_in_slices_of_their_devices(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """-sm hosts in one process: two sums per layer, one read by the next host."""
+    """Two sums per layer, one read by the next host."""
     monkeypatch.setattr(Options, "hosts", ("0", "1", "1", "0"))
     runner = same(models, ["numpy"] * 4, split_mode="hosts", tensor_split=[1, 1, 1, 3])
     assert runner.layout.active["blk.0"] == (0, 3) and runner.layout.active[""] == (1, 2)
@@ -197,7 +194,7 @@ def test_what_does_not_fit_is_refused_with_what_would(models: Path, monkeypatch:
 
 @pytest.mark.parametrize(("room", "held"), [(1 << 40, 6), (750_000, 3), (150_000, 0)])
 def test_as_many_layers_as_fit(models: Path, monkeypatch: pytest.MonkeyPatch, room: int, held: int) -> None:
-    """-ngl auto takes the most layers that fit; one layer more is refused."""
+    """One layer more is refused."""
     same(models, ["numpy"])
     monkeypatch.setattr(fit, "budgets_of", lambda _: [fit.Budget("small", room, (0, 1))])
     runner = same(models, ["numpy"] * 2, n_gpu_layers="auto")
@@ -210,7 +207,7 @@ def test_as_many_layers_as_fit(models: Path, monkeypatch: pytest.MonkeyPatch, ro
 
 
 def test_a_host_with_little_room_gets_the_least(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """-ngl auto takes 4 layers if the device has room for 4 and the host for the rest."""
+    """4 layers if the device has room for 4 and the host for the rest."""
 
     def held(n: int) -> tuple[int, int]:
         [row] = run(models, ["numpy"], n_gpu_layers=n)[1].report  # type: ignore[attr-defined]
@@ -263,9 +260,8 @@ REPORTED: list[tuple[int, dict[str, Any]]] = [
 def test_the_memory_report_is_the_allocators_and_adds_up(
     models: Path, tmp_path: Path, name: str, n: int, options: dict[str, Any]
 ) -> None:
-    """Byte for byte, on devices that allocate like Vulkan."""
     if "narrow" in name and options.get("type_k") == "q8_0":
-        options = options | {"type_k": "bf16"}  # heads of 8 have no whole block
+        options = options | {"type_k": "bf16"}
     path = models / f"stories-{name}.gguf"
     check_report(path, ["numpy"] * n, **options)
 
@@ -288,9 +284,7 @@ def check_report(path: Path, devices: list[str], **options: Any) -> None:
     runner = load_runner(path, devices=devices, n_ctx=64, n_ubatch=4, **options)
     try:
         layout, mesh = runner.layout, runner.mesh
-        mesh.recorded_step(
-            StepKind.of_run(1, 1, runner.max_top_k)
-        )  # codebooks come with the first step that reads them
+        mesh.recorded_step(StepKind.of_run(1, 1, runner.max_top_k))
         limits = [device.limits for device in mesh.devices]
         steps = step_sizes(
             runner.model, layout, runner.options, limits, step_shape(runner.model, layout, runner.options, 4)
@@ -303,7 +297,7 @@ def check_report(path: Path, devices: list[str], **options: Any) -> None:
                 home: device.nbytes[Home[home.upper()]] for home in ("weights", "kv", "scratch", "host")
             }
             assert nbytes == {home: row[home] for home in nbytes}
-        pages = Home.PAGES, Home.MAPPED  # nobody's own, whoever imports them
+        pages = Home.PAGES, Home.MAPPED
         counted = sum(n for d in mesh.devices for home, n in d.nbytes.items() if home not in pages)
         counted += max(device.nbytes[Home.PAGES] for device in mesh.devices)
         counted += sum(row["mapped"] for row in runner.memory())

@@ -45,17 +45,16 @@ def open_llm(path: Path, n: int = 1, **options: Any) -> LLM:
 @settings(max_examples=100, deadline=None)
 @given(st.data(), st.integers(0, 3))
 def test_a_run_reads_what_its_sequence_left(data: st.DataObject, n_snapshots: int) -> None:
-    """Slots that continue, go back or restart, over cells with their tokens."""
     n_slots = 2
     slots = SlotStates(n_slots, n_snapshots)
     cells: list[tuple[int, ...]] = [(-1,)] * (n_slots * (1 + n_snapshots))
-    held: list[tuple[int, ...]] = [()] * n_slots  # tokens of each slot
+    held: list[tuple[int, ...]] = [()] * n_slots
     for number in range(data.draw(st.integers(1, 25))):
         slot, n = data.draw(st.integers(0, 1)), data.draw(st.sampled_from([1, 1, 1, 2, 5]))
         wanted = data.draw(st.integers(0, len(held[slot])))
         at = slots.resume_at(slot, wanted)
         assert at <= wanted and slots.resume_at(slot, at) == at
-        assert slots.resume_at(slot, len(held[slot])) == len(held[slot])  # going on needs no snapshot
+        assert slots.resume_at(slot, len(held[slot])) == len(held[slot])
         read, written = slots.advance(Run(slot, 0, n, at))
         if at:
             assert cells[read] == held[slot][:at]
@@ -85,11 +84,11 @@ def test_going_back_gives_what_a_new_slot_gives(path: Path) -> None:
         repeated, third = (llm.generate(PROMPT + more, 10, temperature=0).tokens for more in ([], [5]))
     with open_llm(path, n_slots=1, n_ubatch=16) as llm:
         assert llm.generate(PROMPT, 10, temperature=0, slot=0).tokens == repeated
-        back = llm.generate(other, 10, temperature=0, slot=0)  # goes on where the first prompt ended
+        back = llm.generate(other, 10, temperature=0, slot=0)
         assert back.tokens == want and back.timings["prompt_n"] == len(other) - len(PROMPT)
         again = llm.generate([*PROMPT, 5], 10, temperature=0, slot=0)
         assert again.tokens == third and again.timings["prompt_n"] == 1
-        new = llm.generate(PROMPT[:9], 10, temperature=0, slot=0)  # no snapshot before it
+        new = llm.generate(PROMPT[:9], 10, temperature=0, slot=0)
         assert new.timings["prompt_n"] == 9
 
 
@@ -105,7 +104,6 @@ def test_without_snapshots_a_slot_goes_on_or_begins_anew(path: Path) -> None:
 
 
 def test_snapshots_take_memory(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`plan --snapshots` counts each snapshot like the state."""
     kv = []
     for n in (0, 1, 2):
         assert main(["plan", "-m", str(path), "-dev", "numpy", "--snapshots", str(n), "--json"]) == 0
@@ -165,7 +163,6 @@ def test_hyper_parameters_that_do_not_fit(
 
 @pytest.mark.parametrize("name", ["qwen35", "qwen3next", "kimi-linear", "nemotron_h"])
 def test_the_file_is_written_back(tmp_path: Path, name: str) -> None:
-    """Segments of an axis, parts of a tensor, stacks of heads, axes of one element."""
     file, copy = write(build(name), tmp_path / "a.gguf", quantize=True), tmp_path / "copy.gguf"
     runner = load_runner(file, devices=["numpy"] * 3, tensor_split=[2, 1, 1])
     try:
@@ -177,7 +174,7 @@ def test_the_file_is_written_back(tmp_path: Path, name: str) -> None:
 
 
 def older(fixture: Fixture) -> Fixture:
-    """qwen3next as in its first files: ssm_in has q, k, v and the gate, key head by key head."""
+    """ssm_in has q, k, v and the gate, key head by key head."""
     n_k = fixture.keys["ssm.group_count"]
     for prefix in [name.removesuffix("attn_qkv.weight") for name in fixture.tensors if "attn_qkv" in name]:
         qkv, gate = (fixture.tensors.pop(f"{prefix}attn_{name}.weight") for name in ("qkv", "gate"))
@@ -190,7 +187,6 @@ def older(fixture: Fixture) -> Fixture:
 
 @pytest.mark.parametrize("quantize", [False, True], ids=["f32", "q8_0"])
 def test_older_files_of_qwen3next(tmp_path: Path, quantize: bool) -> None:
-    """Equal logits; the file is written back unchanged."""
     new = write(build("qwen3next"), tmp_path / "new.gguf", quantize=quantize)
     old = write(older(build("qwen3next")), tmp_path / "old.gguf", quantize=quantize)
     for n, split in ((1, None), (3, (2, 1, 1))):

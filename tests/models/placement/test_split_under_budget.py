@@ -21,7 +21,6 @@ BUDGET = 2_600_000  # for weights, caches and scratch: less than three quarters 
 
 @pytest.fixture
 def budgets(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Two devices with separate memory, the first three times as fast."""
     room = [1 << 40, 1 << 40]
     speeds = {"numpy.0": Speed(3e9, 1e8), "numpy.1": Speed(1e9, 1e8)}
 
@@ -63,7 +62,6 @@ def test_the_refusal_names_other_shares(models: Path, budgets: list[int]) -> Non
 
 
 def test_other_shares_follow_the_room_of_the_devices_alone(models: Path, budgets: list[int]) -> None:
-    """Host memory makes no difference."""
     free = opened(models, tensor_split=(3, 1))
     budgets[:] = (int(1.25 * sum(row[home] for home in fit.ON_DEVICE)) for row in free.memory())
     free.close()

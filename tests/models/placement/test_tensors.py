@@ -30,7 +30,6 @@ def logits(path: Path) -> np.ndarray:
 
 
 def with_nextn(folder: Path, n_ahead: int = 1) -> Path:
-    """A model of four layers and `n_ahead` layers for multi-token prediction."""
     tiny = Tiny("llama", "Q8_0", n_layer=5, keys={"nextn_predict_layers": n_ahead})
     more = {
         "blk.4.nextn.eh_proj.weight": np.ones((64, 128), np.float32),
@@ -63,7 +62,7 @@ def test_layers_that_predict_further_ahead_are_left_out_with_one_note(tmp_path: 
         ["bench", "-p", "0", "-n", "1", "-r", "1", "-d", "0"],
         ["sweep", "-p", "4", "-n", "1", "-c", "8"],
         ["export", "-o", "copy.gguf"],
-        ["generate", "-c", "8"],  # which then has no tokenizer
+        ["generate", "-c", "8"],
         ["plan", "-ts", "1"],
     ],
     ids=lambda words: words[0],
@@ -118,7 +117,7 @@ def test_values_that_are_on(value: Any) -> None:
         {"attention.clamp_kqv": -math.inf, "attention.scale": -math.inf, "expert_weights_scale": 0.0},
         {"attention.sliding_window": 0, "nextn_predict_layers": 0, "rope.scaling.attn_factor": 0.0},
         {"rope.dimension_count": 0, "rope.scaling.type": ""},
-        {"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},  # of no meaning in llama
+        {"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
     ],
 )
 def test_keys_at_their_off_value_mean_absent(tmp_path: Path, keys: dict[str, Any]) -> None:
@@ -129,13 +128,12 @@ def test_keys_at_their_off_value_mean_absent(tmp_path: Path, keys: dict[str, Any
 @pytest.mark.parametrize(
     ("name", "keys"),
     [
-        ("qwen35", {"full_attention_interval": 0}),  # four, as the fixture has it
+        ("qwen35", {"full_attention_interval": 0}),
         ("gemma4", {"attention.key_length_swa": 0}),
     ],
     ids=str,
 )
 def test_defaults_of_architectures(tmp_path: Path, name: str, keys: dict[str, Any]) -> None:
-    """A key at its off value reads like a missing one."""
     off, absent = build(name), build(name)
     off.keys |= keys
     for key, value in keys.items():

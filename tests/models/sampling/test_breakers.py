@@ -1,4 +1,4 @@
-"""The tokens of DRY's breakers in real vocabularies, against llama.cpp's."""
+"""DRY's breakers as tokens of real vocabularies, against llama.cpp."""
 
 from importlib.util import find_spec
 
@@ -13,7 +13,7 @@ from vkbackend.models.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.no_vulkan
 
-TEXTS = ["\n", ":", '"', "*", "e the", "ing."]  # the default ones, and two that several tokens write
+TEXTS = ["\n", ":", '"', "*", "e the", "ing."]
 
 
 def tokenizer_of(name: str) -> Tokenizer:
@@ -43,7 +43,7 @@ def test_every_sequence_writes_a_breaker(name: str) -> None:
 @pytest.mark.oracle
 @pytest.mark.parametrize("name", ["llama-spm", "qwen2"])
 def test_llama_cpp_finds_the_same(name: str) -> None:
-    """How far back a repetition counts shows which of its tokens are breakers."""
+    """The reach of a repetition shows which of its tokens are breakers."""
     if find_spec("xllamacpp") is None:
         pytest.skip("needs xllamacpp")
     from oracles import llama_cpp, llama_samplers

@@ -1,4 +1,4 @@
-"""Every sampler against llama.cpp's: the same tokens left, the same probabilities, draws that follow them."""
+"""Every sampler against llama.cpp: kept tokens, probabilities, draws."""
 
 import json
 import math
@@ -45,8 +45,7 @@ def test_the_same_tokens_are_left(case: str) -> None:
 
 @pytest.mark.parametrize("case", CHAINS)
 def test_draws_follow_the_probabilities(case: str) -> None:
-    """The chi-square of 1,000 draws is at most 5 standard deviations above its mean. By chance one test in a
-    million would fail, but the seed is fixed."""
+    """Chi-square of 1,000 draws at most 5 standard deviations above its mean; the seed is fixed."""
     chain, n = of_case(case)[0], 1_000
     sampler, logits = Sampler(params(CASES[case])), np.array(chain["logits"], np.float32)
     drawn = np.bincount([sampler.sample(logits, chain["history"]) for _ in range(n)], minlength=len(logits))
@@ -64,7 +63,7 @@ def test_draws_follow_the_probabilities(case: str) -> None:
 
 @pytest.mark.parametrize("run", FOUND["mirostat"], ids=lambda run: f"version {run['options']['mirostat']}")
 def test_mirostat_keeps_the_same_tokens_while_it_learns(run: dict[str, Any]) -> None:
-    """Mirostat learns from the token that llama.cpp drew, so every step depends on all steps before."""
+    """Every step depends on all steps before."""
     sampler = Sampler(params(run["options"]))
     sizes = set()
     for step in run["steps"]:
@@ -75,7 +74,7 @@ def test_mirostat_keeps_the_same_tokens_while_it_learns(run: dict[str, Any]) -> 
         assert sorted(c.ids.tolist()) == step["left"]
         sizes.add(len(c))
         sampler._mirostat.learn(float(c.probabilities()[c.ids.tolist().index(step["drawn"])]))
-    assert len(sizes) > 3  # it does move
+    assert len(sizes) > 3
 
 
 @pytest.mark.oracle

@@ -1,5 +1,4 @@
-"""Invariants of the samplers for any logits: kept candidates, unchanged scores, and equal choices from the
-likeliest candidates and from whole rows."""
+"""Invariants of the samplers for any logits."""
 
 import math
 from typing import Any
@@ -48,8 +47,8 @@ FILTERS: dict[str, Any] = {
 @settings(max_examples=60, deadline=None)
 @given(logits=LOGITS, x=SHARE, shift=st.integers(-3, 3))
 def test_filters(name: str, logits: list[float], x: float, shift: int) -> None:
-    """Something is left, each token once and with its own score; with all but XTC and typical the best
-    token, too. The order of the logits and a shift of them all make no difference."""
+    """Each kept token occurs once with its own score; all but XTC and typical keep the best one. Order and
+    shift of the logits make no difference."""
     left = []
     for c in (whole(logits), sorted_(logits), whole([v + shift for v in logits])):
         FILTERS[name](c, x)
@@ -62,7 +61,6 @@ def test_filters(name: str, logits: list[float], x: float, shift: int) -> None:
     first = whole(logits)
     FILTERS[name](first, x)
     assert all(first.scores[i] in (logits[t], -math.inf) for i, t in enumerate(first.ids.tolist()))
-    # A sum of probabilities that meets the limit to the last bit may fall on either side.
     assert all(len(left[0] ^ other) <= (name in ("top_p", "typical")) for other in left[1:])
 
 
@@ -81,7 +79,6 @@ def test_more_is_kept_where_more_is_asked_for(name: str, logits: list[float], a:
 def plain_dry(
     window: list[int], multiplier: float, base: float, allowed: int, breakers: Breakers
 ) -> dict[int, float]:
-    """By the definition: every earlier place, every length."""
     n, limit = len(window), len(window)
     for i in range(n):
         tails = breakers.get(window[n - 1 - i], ())
@@ -117,7 +114,7 @@ def test_dry_is_its_definition(window: list[int], allowed: int, breakers: Breake
 
 
 def test_dry_of_long_repetitions_is_bounded() -> None:
-    """The exponent stops at float32's largest: 158 for 1.75; 20,000 equal tokens take few steps."""
+    """The exponent stops at float32's largest: 158 for 1.75."""
     assert dry_penalties([7] * 20_000, 1.0, 1.75, 2, {}) == {7: 1.75**158}
     assert dry_penalties([7] * 20_000, 2.0, 1.0, 2, {}) == {7: 2.0}
 
@@ -150,13 +147,12 @@ def test_penalties_of_candidates_are_those_of_the_row(
 def test_the_likeliest_decide_as_whole_rows_do(
     seed: int, history: list[int], options: dict[str, Any]
 ) -> None:
-    """In every step, the `n_candidates` likeliest tokens give the token that the whole row gives."""
     params = SamplingParams(seed=seed, stop_token_ids=[1, 2], dry_sequence_breakers=[[4]], **options)
     part, every = Sampler(params), Sampler(params)
     rng, tokens = np.random.default_rng(seed), list(history)
     for _ in range(5):
-        logits = rng.normal(0, 2, 80).astype(np.float32).round(1)  # ties are frequent
-        logits[:6] += 3  # what may be penalized
+        logits = rng.normal(0, 2, 80).astype(np.float32).round(1)
+        logits[:6] += 3
         n = part.n_candidates(tokens)
         token = every.sample(logits, tokens)
         if n:

@@ -1,4 +1,4 @@
-"""Logarithms of probabilities against the definition, and functions of the caller that change logits."""
+"""Log probabilities against the definition, and callers' functions that change logits."""
 
 import math
 from typing import Any

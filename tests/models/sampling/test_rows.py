@@ -1,4 +1,4 @@
-"""The choice over many rows against `Sampler`, one row at a time: equal tokens, from equal random numbers."""
+"""Choices over many rows against `Sampler` row by row, with equal random numbers."""
 
 import math
 from collections import Counter
@@ -29,7 +29,6 @@ PARAMS = st.builds(
 
 
 def candidates(n: int, k: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of ids and of logits, best first, with ties and tokens that are masked."""
     rng = np.random.default_rng(seed)
     logits = -np.sort(-rng.normal(0, 3, (n, k)).astype(np.float32).round(1))
     logits[:, k // 2 :][rng.random((n, k - k // 2)) < 0.2] = -np.inf
@@ -48,7 +47,6 @@ def test_rows_choose_what_each_would_alone(params: list[SamplingParams], k: int,
 
 
 def test_long_runs_agree() -> None:
-    """64 rows of the default sampling, 100 steps: 6,400 draws, all of them equal."""
     together, alone = ([Sampler(SamplingParams(seed=row)) for row in range(64)] for _ in range(2))
     for step in range(100):
         ids, logits = candidates(64, 40, step)
@@ -75,14 +73,12 @@ def test_a_bad_row_fails_alone(n: int, temperature: float, bad: float) -> None:
 
 
 def test_calls_do_not_grow_with_the_rows() -> None:
-    """A row costs one call of numpy, its generator's; a greedy row costs none."""
-
     def calls(n: int, **params: Any) -> Counter[str]:
         samplers = [Sampler(SamplingParams(seed=row, **params)) for row in range(n)]
         ids, logits = candidates(n, 40, 0)
         with counted_calls() as counted:
             choose_rows(samplers, [[]] * n, ids, logits)
-        of_others = {"random", "append", "gc_callback", "perf_counter"}  # the generators, a list, hypothesis
+        of_others = {"random", "append", "gc_callback", "perf_counter"}
         return Counter({name: n for name, n in counted.items() if name not in of_others})
 
     assert calls(64) == calls(16)
@@ -110,7 +106,6 @@ def test_greedy_rows_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     params=st.lists(PARAMS, min_size=TOGETHER, max_size=24), v=st.integers(2, 300), seed=st.integers(0, 99)
 )
 def test_whole_rows_choose_what_each_would_alone(params: list[SamplingParams], v: int, seed: int) -> None:
-    """With ties, zeros of both signs, masked tokens and what is not finite in some row."""
     rng = np.random.default_rng(seed)
     together, alone = ([Sampler(p) for p in params] for _ in range(2))
     for step in range(4):

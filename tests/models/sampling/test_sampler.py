@@ -1,4 +1,4 @@
-"""Sampling against a plain restatement of the chain (full sorts, no shortcuts), its limits, bad values."""
+"""Sampling against a plain restatement of the chain (full sorts), its limits, bad values."""
 
 import math
 from collections import Counter
@@ -19,7 +19,6 @@ OFF: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 def distribution(logits: np.ndarray, history: list[int], p: SamplingParams) -> dict[int, float]:
-    """Token -> probability: penalty, top-k, top-p, min-p, temperature, each on the sorted list."""
     scores = {i: float(x) for i, x in enumerate(logits)}
     if p.repeat_last_n:
         for token in set(history[-p.repeat_last_n :]):
@@ -48,7 +47,6 @@ def draw(n: int, logits: np.ndarray, history: list[int], **params: Any) -> Count
 
 
 def kept(params: SamplingParams, scores: np.ndarray) -> np.ndarray:
-    """The distribution that a sampler draws from."""
     sampler, c = Sampler(params), Candidates.of_row(scores.astype(np.float64))
     for step in sampler._chain:
         step(c, [])
@@ -72,7 +70,6 @@ PARAMS = [
 
 @pytest.mark.parametrize("params", PARAMS, ids=repr)
 def test_frequencies(params: dict[str, Any]) -> None:
-    """Every frequency of 8,000 draws within 5 standard deviations, and nothing outside the kept set."""
     logits = np.random.default_rng(5).normal(0, 2, 40).astype(np.float32)
     history = [int(logits.argmax()), 3, 7, 7, 11]
     n = 8_000
@@ -85,18 +82,16 @@ def test_frequencies(params: dict[str, Any]) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(
-    logits=st.lists(st.integers(-8, 8), min_size=1, max_size=60),  # whole numbers: many ties
+    logits=st.lists(st.integers(-8, 8), min_size=1, max_size=60),
     top_k=st.integers(0, 70),
     top_p=st.sampled_from([0.0, 0.1, 0.5, 0.9, 0.999, 1.0]),
     min_p=st.sampled_from([0.0, 0.01, 0.2, 1.0]),
 )
 def test_kept_tokens(logits: list[int], top_k: int, top_p: float, min_p: float) -> None:
-    """The shortcuts keep exactly the tokens of the plain chain, ties included."""
     params = SamplingParams(1.0, top_k, top_p, min_p, seed=0)
     scores = np.array(logits, np.float64)
     ids = kept(params, scores)
     expected = set(distribution(scores, [], params))
-    # A cumulative probability that meets top_p to the last bit may fall on either side.
     assert len(set(ids.tolist()) ^ expected) <= (0 < top_p < 1)
     assert len(ids) == len(set(ids.tolist())) >= 1
 
@@ -107,9 +102,7 @@ def test_greedy_takes_the_best_after_the_penalty_and_the_lowest_id_on_ties() -> 
     penalized = Sampler(SamplingParams(temperature=0, repeat_penalty=2.0, repeat_last_n=1))
     assert penalized.sample(np.array([1, 5, 4, 2], np.float32), [2, 1]) == 2
     assert penalized.sample(np.array([1, 5, 4, 2], np.float32), [1, 2]) == 1
-    assert (
-        penalized.sample(np.array([-1, -1.5, -9, -9], np.float32), [0]) == 1
-    )  # negative logits are multiplied
+    assert penalized.sample(np.array([-1, -1.5, -9, -9], np.float32), [0]) == 1
 
 
 def test_tiny_temperature_is_greedy_without_overflow() -> None:
@@ -174,7 +167,7 @@ def test_numpy_numbers_are_numbers() -> None:
     "params", [{}, {"top_k": 0}, {"top_k": 0, "min_p": 0.0}, {"temperature": 0}], ids=repr
 )
 def test_large_vocabularies_take_few_steps(params: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 152k tokens at most a third is sorted, with as many calls in Python as for 1,000 tokens."""
+    """At most a third of 152k tokens is sorted, with as many Python calls as for 1,000."""
     n_sorted, sort = [0], np.argsort
 
     def argsort(values: np.ndarray, **how: Any) -> np.ndarray:
@@ -207,14 +200,13 @@ def test_candidates_choose_what_all_logits_choose(params: SamplingParams) -> Non
     rng = np.random.default_rng()
     whole, part = Sampler(params), Sampler(params)
     for _ in range(200):
-        logits = rng.normal(0, 3, 500).astype(np.float32).round(1)  # ties are frequent
+        logits = rng.normal(0, 3, 500).astype(np.float32).round(1)
         ids = np.argsort(-logits, kind="stable")[: max(params.n_candidates, 1) + 7]
         assert part.choose(ids, logits[ids]) == whole.sample(logits, [])
 
 
 def test_a_penalty_wants_more_candidates() -> None:
-    """One more for each token that it lowers. A sampler that may raise a token, or sums over all, wants whole
-    rows."""
+    """One more for each token it lowers. Samplers that raise tokens or sum over all need whole rows."""
 
     def wanted(history: list[int], *args: Any, **params: Any) -> int:
         return Sampler(SamplingParams(*args, **params)).n_candidates(history)
