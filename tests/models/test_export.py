@@ -23,7 +23,6 @@ SPLITS = [(1, None), (2, [3, 1]), (3, None)]
 
 
 def tensors_of(layers: range, *, output: bool = False, rope: bool = False) -> dict[str, tuple[int, ...]]:
-    """Names and shapes, rows first, of a llama with 2 heads of 32 and one kv head."""
     shapes: dict[str, tuple[int, ...]] = {}
     if 0 in layers:
         shapes |= {"token_embd.weight": (N_VOCAB, N_EMBD), "output_norm.weight": (N_EMBD,)}
@@ -42,7 +41,6 @@ def tensors_of(layers: range, *, output: bool = False, rope: bool = False) -> di
 def file_of(
     shapes: dict[str, tuple[int, ...]], *, keys: list[bytes], align: int = 32, seed: int = 0
 ) -> bytes:
-    """A GGUF file of F32 tensors, small random numbers."""
     rng, rows, data = np.random.default_rng(seed), [], b""
     for name, shape in shapes.items():
         data += bytes(-len(data) % align)
@@ -130,7 +128,6 @@ def test_untied_f32_with_rope_factors(tmp_path: Path, n: int, split: list[int] |
 
 
 def test_on_a_driver(models: Path, tmp_path: Path, device: Any) -> None:
-    """Sharded over three logical devices of one driver."""
     path = models / "stories-narrow-Q4_0.gguf"
     index = str(device.info.index)
     assert written_back(path, tmp_path / "out.gguf", [index] * 3, [5, 3, 2]) == path.read_bytes()
@@ -157,7 +154,6 @@ def test_parts_become_one_file(tmp_path: Path) -> None:
 
 
 def test_the_bytes_come_from_the_devices(models: Path, tmp_path: Path) -> None:
-    """A change on a device appears in the copy, at that place and nowhere else."""
     path, out = models / "stories-narrow-Q8_0.gguf", tmp_path / "out.gguf"
     runner = load_runner(path, devices=["numpy"] * 2, n_ctx=32, n_ubatch=1)
     try:
@@ -218,11 +214,11 @@ def test_command(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["export", "-m", str(path), "-o", str(path), "-dev", "numpy"]) == 2
     assert "is the model that was loaded" in capsys.readouterr().err
     assert main(["export", "-m", str(path), "-o", "/nowhere/x.gguf", "-dev", "no such device"]) == 2
-    assert "/nowhere is not a folder" in capsys.readouterr().err  # before a device is looked for
+    assert "/nowhere is not a folder" in capsys.readouterr().err
 
 
 def test_the_header_is_what_the_format_says(tmp_path: Path) -> None:
-    """Counts, and a version 2 file becomes version 3, which is laid out alike."""
+    """Counts; a version 2 file becomes version 3, with the same layout."""
     path = tmp_path / "in.gguf"
     shapes = tensors_of(range(1))
     raw = bytearray(file_of(shapes, keys=hyper_parameters(1)))

@@ -1,4 +1,4 @@
-"""Models by their names on a hub, which is a server of our own."""
+"""Models by name from a stand-in hub."""
 
 from __future__ import annotations
 
@@ -95,8 +95,7 @@ for words in json.loads(sys.argv[1]):
 
 
 def generate(env: dict[str, str], *commands: list[str]) -> list[tuple[int, str, str]]:
-    """Code, stdout and stderr of each, one after the other in one process: the library reads its environment
-    when it is imported."""
+    """Code, stdout and stderr of each in one new process: the library reads its environment on import."""
     done = subprocess.run(
         [sys.executable, "-c", COMMANDS, json.dumps(commands)],
         env=env, capture_output=True, text=True, timeout=100, cwd=ROOT,
@@ -118,7 +117,7 @@ def test_a_model_is_fetched_once_and_found_offline(hub: dict[str, str]) -> None:
 
 
 def test_what_came_before_a_break_is_kept(hub: dict[str, str]) -> None:
-    """The file is larger than the 10 MB that the library writes at once."""
+    """The file exceeds the library's write size of 10 MB."""
     FILES["big.gguf"] = bytes(range(256)) * (21 << 12)
     Hub.cut = 15 << 20
     code = "from vkbackend.models.hub import fetch; print(fetch('me/demo', 'big.gguf'))"

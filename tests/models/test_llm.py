@@ -75,12 +75,11 @@ def test_stop_strings_cut_the_text_and_free_the_slot(make: Make) -> None:
     assert cut.text == plain.text[: plain.text.index(stop)] and cut.finish_reason == "stop"
     assert cut.tokens == plain.tokens[: len(cut.tokens)] and len(cut.tokens) < 20
     assert cut.timings["prompt_n"] == 1, "the slot holds the other one"
-    assert llm.generate([1, 9], 3, temperature=0).tokens == plain.tokens[:3]  # the only slot is free again
+    assert llm.generate([1, 9], 3, temperature=0).tokens == plain.tokens[:3]
 
 
 @given(st.text("abc", max_size=30), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3), st.data())
 def test_stop_text(text: str, stops: list[str], data: st.DataObject) -> None:
-    """However a text is cut into pieces, the same part of it comes out."""
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     finder, out = StopText(stops), ""
@@ -93,7 +92,6 @@ def test_stop_text(text: str, stops: list[str], data: st.DataObject) -> None:
 
 
 def test_a_stop_string_that_begins_earlier_is_the_one() -> None:
-    """Although a shorter one is complete before it."""
     finder = StopText(["bc", "abcd"])
     assert (finder.push("xabc"), finder.found) == ("x", False)
     assert (finder.push("d"), finder.found) == ("", True)
@@ -166,7 +164,6 @@ def test_bad_paths(model: Path, path: Any) -> None:
      (np.zeros((2, 2), int), "token ids"), (["1", 2], "token ids"), ("w1." * 65, "the context holds 64")],
 )  # fmt: skip
 def test_bad_prompts(make: Make, prompt: Any, message: str) -> None:
-    """Found before anything is computed, also by `stream`."""
     llm = make()
     for call in (llm.generate, llm.stream, *([llm.logits] if not isinstance(prompt, str) else [])):
         with pytest.raises(InvalidArgument, match=message):
@@ -189,7 +186,7 @@ def test_bad_generation_options(make: Make, options: dict[str, Any]) -> None:
 def test_plain_forms_are_taken(make: Make) -> None:
     llm = make(devices="0, 1", tensor_split=(np.float32(1), 3), n_slots=np.int64(2))
     assert llm.generate(np.array([1, 8]), np.int32(2), temperature=0).tokens == continuation([1, 8], 2)
-    assert llm.generate("", 1).prompt_tokens == [1]  # BOS alone
+    assert llm.generate("", 1).prompt_tokens == [1]
 
 
 # ---- batches, asyncio ----
@@ -259,7 +256,6 @@ def test_asyncio(make: Make) -> None:
         assert (await llm.agenerate([8, 9], 4, **greedy)).tokens == continuation([8, 9], 4, ENDS)
         batch = await llm.agenerate([[8], [9]], 4, **greedy)
         assert [c.tokens for c in batch] == [continuation([i], 4, ENDS) for i in (8, 9)]
-        # A task that is cancelled, and a stream that is left, free their slots.
         task = asyncio.create_task(llm.agenerate([SLOW] * 60, None))
         await asyncio.sleep(0.1)
         task.cancel()
@@ -292,7 +288,7 @@ def test_who_does_not_read_does_not_pile_up_answers(make: Make, monkeypatch: pyt
     llm = make(n_slots=2, n_ctx=400)
     slow = llm.stream([8], 300, temperature=0, ignore_eos=True)
     first = [next(slow).token]
-    other = llm.generate([9], 300, temperature=0, ignore_eos=True)  # lets the engine run for long
+    other = llm.generate([9], 300, temperature=0, ignore_eos=True)
     assert other.tokens == continuation([9], 300, ENDS)
     running = [s for s in engine_of(llm).scheduler.running if s.request.tokens == (8,)]
     assert running[0].is_paused and running[0].n_generated <= 13

@@ -1,4 +1,4 @@
-"""Streams of an `LLM`, its slots and threads, and its end, on a runner without a model."""
+"""Streams, slots, threads and the end of an `LLM` on a runner without a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log probabilities from `generate` and `stream`, also of prompts, and functions that change logits."""
+"""Log probabilities of texts and prompts, and functions that change logits."""
 
 import asyncio
 import sys

@@ -26,7 +26,6 @@ GREEDY: dict[str, Any] = {"temperature": 0}
 
 @pytest.fixture
 def llm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LLM]:
-    """A file that suppresses the tokens 7 and 9."""
     monkeypatch.setitem(sys.modules, "vkbackend.models.engine.runner", fake_runner.MODULE)
     extra = [
         array("tokenizer.ggml.scores", F32, [0.0] * len(TOKENS)),
@@ -39,7 +38,6 @@ def llm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LLM]:
 
 
 def prompt_to(token: int) -> list[int]:
-    """A prompt that `token` would follow."""
     return next([1, a, b] for a in range(40) for b in range(40) if row_of([1, a, b]).argmax() == token)
 
 
@@ -53,7 +51,6 @@ def test_suppressed_tokens_are_never_written(llm: LLM) -> None:
 
 
 def test_ends(llm: LLM) -> None:
-    """The model's end, forbidden by ignore_eos and for min_tokens, and tokens that are named."""
     prompt = prompt_to(2)
     assert llm.generate(prompt, 9, **GREEDY).tokens == [2]
     without = continuation(prompt, 9, [2, 7, 9])
@@ -61,12 +58,11 @@ def test_ends(llm: LLM) -> None:
     third = without.index(without[2])
     named = llm.generate(prompt, 9, ignore_eos=True, stop_token_ids=[without[2]], **GREEDY)
     assert named.tokens == without[: third + 1] and named.finish_reason == "stop"
-    # Of stop_token_ids an end is one again, whatever ignore_eos says.
+    # stop_token_ids restores an end, whatever ignore_eos says
     assert llm.generate(prompt, 9, ignore_eos=True, stop_token_ids=[2], **GREEDY).tokens == [2]
 
 
 def test_min_tokens(llm: LLM) -> None:
-    """Ends are forbidden for so many tokens, then they are not."""
     prompt, out = prompt_to(2), []
     for i in range(30):
         out += continuation([*prompt, *out], 1, [7, 9, *([2] if i < 3 else [])])

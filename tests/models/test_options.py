@@ -1,4 +1,4 @@
-"""One options object: keywords, fields and flags agree, values are plain, a wrong name says which is near."""
+"""Keywords, fields and flags of the options agree, values are plain, errors suggest near names."""
 
 from __future__ import annotations
 
@@ -38,8 +38,7 @@ PAIRS = [(Keywords, Options), (ReduceKeywords, ReduceOptions),
 
 
 def test_defaults_are_checked_once_and_drawn_each_time() -> None:
-    """A request gives few of the fields. The defaults of the others are checked once, for the first
-    request."""
+    """The defaults of all other fields are checked once, at the first request."""
     checked = []
 
     def plain(name: str, value: Any) -> int:
@@ -72,7 +71,7 @@ def test_keywords_are_the_fields(keywords: type, options: type) -> None:
 @pytest.mark.parametrize("keywords", [_ModelKeywords, ReduceKeywords, RopeKeywords, SamplingKeywords,
                                       AnswerKeywords, GenerateKeywords])  # fmt: skip
 def test_every_keyword_is_described_with_its_default(keywords: type) -> None:
-    """Editors show the text below a name: it says the default, except for switches and stop strings."""
+    """Editors show this text; switches and stop strings need no default."""
     (tree,) = ast.parse(inspect.getsource(keywords)).body
     assert isinstance(tree, ast.ClassDef)
     entries = [i for i, node in enumerate(tree.body) if isinstance(node, ast.AnnAssign)]
@@ -92,7 +91,6 @@ def test_every_keyword_is_described_with_its_default(keywords: type) -> None:
      (LLM.stream, GenerateKeywords, GenerateOptions), (Chat.send, AnswerKeywords, GenerateOptions)],
 )  # fmt: skip
 def test_signatures_list_the_keywords(function: Any, keywords: type, options: type) -> None:
-    """As `help` and completion in a running Python see them."""
     parameters = inspect.signature(function).parameters
     defaults = {field.name: field.default for field in fields(options)}
     assert all(p.kind is not p.VAR_KEYWORD for p in parameters.values())
@@ -147,7 +145,7 @@ def test_devices_without_a_share_are_left_out() -> None:
 # ---- flags ----
 
 LOADING = ("generate", "chat", "plan", "bench", "sweep", "perplexity", "export")
-# What a command has another default for: contexts (chat's is in the model's file), and `plan` balances.
+# `chat` takes the context of the model's file, and `plan` balances.
 OWN = {"chat": {"n_ctx": 64}, "sweep": {"n_ctx": 4096}, "plan": {"tensor_split": "auto"}}
 NEEDED = {
     "chat": ["-c", "64"],
@@ -162,7 +160,7 @@ def test_without_flags_options_are_the_defaults(command: str) -> None:
 
 
 def test_every_option_has_a_flag() -> None:
-    """Every option except slots, which a single text does not need, and functions."""
+    """Except slots, which a single text does not need, and functions."""
     args, flags = cli.parse(["generate"])
     assert set(get_type_hints(Keywords)) - set(fields_given(args, Options)) == {"n_slots", "n_queue"}
     sampling = set(fields_given(args, SamplingParams))

@@ -1,4 +1,4 @@
-"""Perplexity against a float64 numpy forward, the divergence between files, and what is refused."""
+"""Perplexity against a float64 numpy forward, divergence between files, errors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_equals_a_numpy_forward(models: Path, capsys: Any) -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.timeout(900)  # 264 windows three times, at 0.2 to 0.5 s each on two idle cores
+@pytest.mark.timeout(900)  # 264 windows three times, 0.2 to 0.5 s each
 def test_the_whole_text(models: Path, capsys: Any) -> None:
     text = (models / "stories.txt").read_text()
     want = numpy_ppl(models / "stories-narrow-F32.gguf", text, 512, 1 << 30)
@@ -75,7 +75,7 @@ def test_differences_from_a_base_are_those_of_the_definitions() -> None:
     rng, score = np.random.default_rng(), Score()
     logp, base = (log_softmax(rng.normal(0, 2, (40, 7)).astype(np.float32)) for _ in range(2))
     tokens = rng.integers(0, 7, 40)
-    for begin in (0, 13):  # in two parts
+    for begin in (0, 13):
         part = slice(begin, 13 if not begin else 40)
         score.add(logp[part], tokens[part].tolist(), base[part])
     divergence, rows = score.beside_base(), np.arange(40)
@@ -100,7 +100,7 @@ def test_differences_from_a_base_are_those_of_the_definitions() -> None:
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
-    """It ends in a typed error. No half of a file is left, and no signal ends the process."""
+    """A typed error: no half file, no signal."""
     logp = log_softmax(np.zeros((5, 3000), np.float32))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))

@@ -1,4 +1,4 @@
-"""RoPE in place of the file's: the table a model computes with, and what a state file says of it."""
+"""RoPE options override the file's; state files depend on them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ YARN = {"type": "yarn", "factor": 4.0, "original_context_length": 256, "yarn_bet
 
 
 def table(tmp_path: Path, scaling: dict[str, Any], **options: Any) -> RopeTable:
-    """The table of a file whose rope.scaling.* keys are `scaling`, under `options`."""
     keys = [key("general.architecture", STRING, "llama"), key("llama.rope.freq_base", F32, 5000.0)]
     kinds = {str: STRING, float: F32, int: U32}
     keys += [key(f"llama.rope.scaling.{name}", kinds[type(v)], v) for name, v in scaling.items()]
@@ -95,7 +94,6 @@ def test_values_that_are_none(options: dict[str, Any], message: str) -> None:
 
 
 def test_a_stretched_model_is_another(models: Path) -> None:
-    """A scale and its reciprocal are the same model, and states of it fit no other."""
     marks, logits = [], []
     for options in ({}, {"rope_scale": 2.0}, {"rope_freq_scale": 0.5}, {"rope_freq_base": 500.0}):
         runner = load_runner(models / "stories-narrow-F16.gguf", devices=["numpy"], n_ctx=32, **options)

@@ -1,4 +1,4 @@
-"""Answers that follow a schema or grammar: on every device, from any model, together with free requests."""
+"""Answers that follow a schema or grammar, on every device and together with free requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ POINT = {
 
 
 def random_schema(rng: random.Random, depth: int = 3) -> dict[str, Any]:
-    """A schema of bounded values: where a text may be long, a random model makes it long."""
+    """Bounded values: a random model makes texts as long as it may."""
     kinds = ["string", "integer", "number", "boolean", "null", "enum", "pattern"]
     if depth:
         kinds += ["object", "array", "anyOf", "ref", "object"]
@@ -108,8 +108,7 @@ def test_many_random_schemas(models: Path, name: str, seed: int) -> None:
 def test_masks_on_the_devices_give_what_whole_rows_give(
     models: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str]
 ) -> None:
-    """The mask applies before top-k, the vocabulary is split at no multiple of 32, and a free request runs
-    beside."""
+    """The mask applies before top-k; no device has a multiple of 32 tokens; a free request runs too."""
 
     def run() -> list[str]:
         with LLM(path, devices=devices, n_ctx=128, n_slots=3, tensor_split=shares) as llm:
@@ -133,7 +132,6 @@ def test_masks_on_the_devices_give_what_whole_rows_give(
 
 
 def test_many_threads_begin_with_a_grammar(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The vocabulary is prepared once, and an invalid grammar is an error of its request alone."""
     slow_vocabulary = vocabulary_of
     monkeypatch.setattr(
         llm_module, "vocabulary_of", lambda tokenizer: (time.sleep(0.2), slow_vocabulary(tokenizer))[1]
@@ -162,7 +160,6 @@ def test_an_engine_of_its_own(models: Path) -> None:
 
 
 def test_with_every_sampler(models: Path) -> None:
-    """Filters, penalties, functions of the caller and Mirostat choose among what is allowed alone."""
     kinds: list[dict[str, Any]] = [
         {"mirostat": 2}, {"repeat_penalty": 1.5, "repeat_last_n": -1}, {"dry_multiplier": 1.0},
         {"typical_p": 0.5}, {"xtc_probability": 1.0}, {"top_n_sigma": 1.0}, {"dynatemp_range": 0.5},
@@ -178,7 +175,6 @@ def test_with_every_sampler(models: Path) -> None:
 
 
 def test_an_end_that_the_text_allows_is_the_models_own(models: Path) -> None:
-    """A text that may end or go on ends by the model's token; one that cannot go on ends without it."""
     with LLM(models / "stories-narrow-Q8_0.gguf", devices=["numpy"], n_ctx=128) as llm:
         eos = next(iter(llm.tokenizer.stop_ids))
         may = llm.generate("Once", 50, regex="[a-z]*", logit_bias={eos: 100.0}, seed=1)
@@ -190,7 +186,7 @@ def test_an_end_that_the_text_allows_is_the_models_own(models: Path) -> None:
 
 
 def test_a_grammar_that_fails_is_the_error_of_its_request_alone(models: Path) -> None:
-    """Here the request's bias forbids all that its grammar allows."""
+    """The request's bias forbids all that its grammar allows."""
     with LLM(models / "stories-narrow-Q8_0.gguf", devices=["numpy"], n_ctx=128, n_slots=2) as llm:
         beside = llm.stream("Once", 30, temperature=0)
         first = next(beside).text
@@ -202,7 +198,7 @@ def test_a_grammar_that_fails_is_the_error_of_its_request_alone(models: Path) ->
 
 
 def test_others_go_on_while_a_grammar_is_compiled(models: Path) -> None:
-    """A schema of a second, its cancelled twin and one whose deadline passes, beside a stream."""
+    """A schema of a second, its cancelled twin and one past its deadline run next to a stream."""
     slow = {"type": "integer", "multipleOf": 9973, "minimum": 0, "maximum": 99_999}
     many = {"properties": {f"p{i}": {"type": "string"} for i in range(1200)}, "required": ["p1"]}
     with LLM(models / "stories-narrow-Q8_0.gguf", devices=["numpy"], n_ctx=400, n_slots=2) as llm:

@@ -1,4 +1,4 @@
-"""Shaders as SPIR-V: compiled, valid, kept, shipped in the wheel, and refused where they are damaged."""
+"""Shaders as SPIR-V: compiled, valid, cached, in the wheel, refused if damaged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_compiles_and_validates(op: str, variant: str, tmp_path: Path) -> None:
     if not shaderlib.is_available(op, variant):
         pytest.skip("no glslang new enough (tools/setup.sh)")
     code = shaderlib.spirv(op, variant)
-    assert code[4:8] <= b"\x00\x03\x01\x00"  # SPIR-V 1.3, what Vulkan 1.1 takes
+    assert code[4:8] <= b"\x00\x03\x01\x00"
     validator = shaderlib.private_tool("spirv-val") or shutil.which("spirv-val")
     if not validator:
         pytest.skip("compiled; no spirv-val to validate with (apt install spirv-tools)")
@@ -47,7 +47,7 @@ def test_compiles_and_validates(op: str, variant: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def compiled_before() -> list[Path]:
-    """The modules that the other tests left; ask for them before `library`."""
+    """The other tests' modules; request before `library`."""
     return compiled()
 
 
@@ -58,7 +58,7 @@ def link_private_tools(project: Path) -> None:
 
 @pytest.fixture
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of the sources that may be changed, an empty cache, nothing shipped."""
+    """A copy of the sources, an empty cache, nothing shipped."""
     folder = tmp_path / "shaders"
     shutil.copytree(shaderlib.shaders_dir(), folder, ignore=shutil.ignore_patterns("spv"))
     monkeypatch.setattr(shaderlib, "shaders_dir", lambda: folder)
@@ -131,7 +131,6 @@ def test_compiler_errors_surface(library: Path) -> None:
     [("weights", "mat_vec", "no block description and no decode4"), ("dot_weights", "mat_dot", "no quants")],
 )
 def test_a_format_that_no_shader_knows_is_told(library: Path, weights: str, op: str, lacks: str) -> None:
-    """The format is in the manifest alone, or has blocks but no codes in int8."""
     new = "q9_9" if weights == "weights" else "iq3_s"
     path = library / "variants.toml"
     path.write_text(path.read_text().replace(f"\n{weights} = [", f'\n{weights} = [ "{new}",'))
@@ -150,7 +149,7 @@ def test_without_compiler(library: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_shipped_modules_need_no_compiler(
     compiled_before: list[Path], library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Most of the manifest, which would take a minute to compile once more.
+    # The whole manifest would take a minute to compile.
     fill(library.parent / "cache", compiled_before)
     link_private_tools(library.parent)
     forget()
@@ -171,7 +170,7 @@ def test_shipped_modules_need_no_compiler(
 def test_a_damaged_package_is_told(
     library: Path, damage: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A damaged module is compiled again; without a compiler no driver sees the damaged one."""
+    """A damaged module is compiled again, or refused without a compiler."""
     monkeypatch.setattr(shaderlib, "variants", lambda: [("add", "f32")])
     assert shaderlib.build(library / "spv") == 1
     code, module = shaderlib.spirv("add", "f32"), library / "spv" / "add.f32.spv"
@@ -201,7 +200,7 @@ def test_what_is_a_whole_module(library: Path) -> None:
 
 @needs_compiler
 def test_a_compiler_whose_disk_is_full(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """glslang ends with 0 all the same; half a module must not be kept."""
+    """glslang exits with 0 all the same."""
     run = subprocess.run
 
     def half(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
@@ -253,7 +252,7 @@ BUILD = {"vkbackend.shaderlib", "vkbackend.cache_folder", "vkbackend.env", "vkba
 
 @pytest.mark.parametrize("module", sorted(BUILD))
 def test_a_build_imports_only_what_is_there(module: str) -> None:
-    """setup.py imports shaderlib where nothing but setuptools is installed."""
+    """setup.py imports shaderlib with only setuptools installed."""
     tree = ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text())
     imported = {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
     for n in ast.walk(tree):

@@ -1,4 +1,4 @@
-"""Shader sources against op specs, manifest and the layout of StepParams; one op, one word, its places."""
+"""Shader sources against op specs, the manifest and the layout of StepParams."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.no_vulkan
 
 
 def source(op: str) -> str:
-    """The op's source with its includes in place and comments removed."""
+    """Includes resolved, comments removed."""
 
     def text(name: str) -> str:
         code = re.sub(r"//[^\n]*", "", (shaderlib.shaders_dir() / name).read_text())
@@ -38,7 +38,6 @@ def has_twin(op: str) -> bool:
 
 
 def places() -> dict[str, set[str]]:
-    """The ops that each place has."""
     cases = {re.sub(r"(?<!^)(?=[A-Z])", "_", type(case).__name__).lower() for case in op_cases.CASES}
     products = ops.MATRIX_OPS.keys() | ops.EXPERTS_OPS.keys()
     return {
@@ -82,7 +81,6 @@ def test_twin_takes_the_ops_arguments(op: str) -> None:
 
 
 def test_op_cases_record_every_variant() -> None:
-    """Each variant of the manifest occurs in a case."""
     import numpy as np
 
     from vkbackend.recording import Dispatch
@@ -114,13 +112,13 @@ def test_bindings(op: str) -> None:
     bindings = re.findall(
         r"layout\(set = 0, binding = (\d+)\) (?:(readonly|writeonly) )?buffer \w+ \{ \w+ (\w+)\[\]; \};", code
     )
-    bindings = [row for row in bindings if row[2][-1] not in "14"]  # once more, by words or 16 bytes
+    bindings = [row for row in bindings if row[2][-1] not in "14"]
     assert [(int(i), name) for i, _, name in bindings] == list(enumerate(spec.arg_names))
     for i, access, name in bindings:
         if int(i) not in spec.written:
             assert access == "readonly", f"{op}: {name} is only read"
         else:
-            uses = len(re.findall(rf"\b{name}\[", code)) - 1  # less the declaration
+            uses = len(re.findall(rf"\b{name}\[", code)) - 1
             writes = len(re.findall(rf"\b{name}\[[^;=]*\] = ", code))
             assert access == ("writeonly" if uses == writes else ""), (
                 f"{op}: {name}, {uses} uses, {writes} writes"
@@ -141,7 +139,7 @@ def test_push_constants(op: str) -> None:
         for name in names.split(",")
     ]
     heads = [(f"{name}_off", "u") for name in spec.arg_names]
-    if spec.addressed:  # what is only written is of a type that cannot be read, and the other way round
+    if spec.addressed:  # write-only types cannot be read, and vice versa
         kinds = [kind for _, kind in fields[: len(spec.args)]]
         assert [kind.endswith("Out") for kind in kinds] == [arg.endswith(":w") for arg in spec.args]
         heads = [(name, kind[0]) for name, kind in zip(spec.arg_names, kinds, strict=True)]
@@ -158,12 +156,11 @@ def test_specialization_constants(op: str) -> None:
 
 @pytest.mark.parametrize("op", ops.OPS)
 def test_portable_floor(op: str) -> None:
-    """No optional feature: no extension but includes and hints to the compiler, no types of 8 or 16 bits, no
-    functions of an angle."""
+    """No extension but includes and compiler hints, no types of 8 or 16 bits, no functions of an angle."""
     code = source(op)
     if ops.OPS[op].needs:
         assert "#extension" in code, f"{op} needs {ops.OPS[op].needs} and asks for nothing"
-        # What a subgroup does together is whole only where none of its invocations is missing.
+        # Subgroup operations need every invocation.
         assert "full_subgroups" in ops.OPS[op].needs or not re.search(r"\b(subgroup[A-Z]|gl_Subgroup)", code)
         return
     free = {"GL_GOOGLE_include_directive", "GL_EXT_control_flow_attributes"}
@@ -182,8 +179,8 @@ def test_step_layout() -> None:
 
 @pytest.mark.parametrize("path", sorted(shaderlib.shaders_dir().rglob("*.[cg]*")), ids=lambda path: path.name)
 def test_lanes_of_a_subgroup_take_the_same_rounds(path: Path) -> None:
-    """A sum or shuffle over a subgroup, after a loop whose rounds depend on the lane, may miss lanes that are
-    still in the loop: only maximal reconvergence, which few drivers have, promises that they meet."""
+    """After a loop with rounds by lane, a sum or shuffle may miss lanes still in it: only maximal
+    reconvergence, which few drivers have, prevents that."""
     text = path.read_text()
     if re.search(r"\bsubgroup(Add|Mul|Min|Max|Shuffle|Broadcast|Inclusive|Exclusive)", text):
         loops = re.findall(r"\bfor \(([^)]*)\)", text)

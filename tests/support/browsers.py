@@ -51,6 +51,5 @@ def note_elsewhere(url: str, address: str, wrong: list[str]) -> None:
 
 
 def note_console(line: Any, wrong: list[str]) -> None:
-    """Note errors on the console. A refused request logs one, too, which is fine."""
     if line.type == "error" and "Failed to load resource" not in line.text:
         wrong.append(line.text)

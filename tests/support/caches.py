@@ -12,17 +12,16 @@ from vkbackend import env
 
 
 def compiled() -> list[Path]:
-    """The cache folder's modules and pipelines."""
     folder = env.cache_dir()
     return [] if folder is None else list(chain(folder.glob("*.spv"), folder.glob("pipelines-*")))
 
 
 def fill(folder: Path, entries: Iterable[Path]) -> None:
-    """Put the same files into another folder, as hard links or copies: the cache ignores symbolic links."""
+    """As hard links or copies: the cache ignores symbolic links."""
     folder.mkdir(mode=0o700, exist_ok=True)
     for entry in entries:
         try:
             os.link(entry, folder / entry.name)
-        except OSError:  # on another file system
+        except OSError:
             shutil.copyfile(entry, folder / entry.name)
             os.chmod(folder / entry.name, 0o600)

@@ -1,4 +1,4 @@
-"""A person's actions on the page, for its tests."""
+"""Actions on the page, for its tests."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ def wait_for(page: Any, expression: str) -> None:
 
 def send(page: Any, text: str) -> None:
     page.fill("#input", text)
-    page.press("#input", "Enter")  # when this returns the page has handled it and shows the stop button
+    page.press("#input", "Enter")
 
 
 def ask(page: Any, text: str) -> None:
-    """Send, and wait for the whole answer."""
     send(page, text)
     page.wait_for_selector("#send:visible")
 
@@ -28,5 +27,4 @@ def texts(page: Any) -> list[str]:
 
 
 def foot(page: Any, index: int, name: str) -> None:
-    """Press a button below a message."""
     page.locator(".message").nth(index).locator(".foot button", has_text=name).click()

@@ -1,4 +1,4 @@
-"""Words and the markers of TURNS; a runner's tokens depend on all before them."""
+"""Words and the markers of TURNS for a runner without a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ TYPES = [2, 3, 3, 3, 3, 3, 6, 6, *[1] * 32]
 
 @pytest.fixture
 def words_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Words and the markers of TURNS, for a runner whose tokens depend on all that came before."""
     monkeypatch.setitem(sys.modules, "vkbackend.models.engine.runner", fake_runner.MODULE)
     scores = array("tokenizer.ggml.scores", F32, [0.0] * len(TOKENS))
     extra = [scores, key("tokenizer.chat_template", STRING, TURNS)]

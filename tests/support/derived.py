@@ -24,7 +24,7 @@ import numpy as np
 COPIES = 4  # of every channel, head element and pair in a widened model
 FFN_WIDE = 256
 N_EXPERT, N_USED = 8, 2
-SHARES = (0.5, 0.25, 0.125, 0.125)  # what each copy of a channel gives: sums to one, exact in f16
+SHARES = (0.5, 0.25, 0.125, 0.125)
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,9 @@ class Copies:
     """Writes each of n elements to four places, with random signs. Matrices that read them have a share of
     each copy; the shares sum to one. The mean square stays, so norms do the same in both models."""
 
-    signs: np.ndarray  # [n, COPIES]
+    signs: np.ndarray
     shares: np.ndarray
-    order: np.ndarray  # a random order of the n * COPIES places
+    order: np.ndarray
 
     @classmethod
     def drawn(cls, n: int, rng: np.random.RandomState) -> Copies:
@@ -112,11 +112,9 @@ class Copies:
         return cls(signs.astype(np.float32), shares.astype(np.float32), rng.permutation(n * COPIES))
 
     def written(self, rows: np.ndarray) -> np.ndarray:
-        """For a matrix whose n rows produce the elements."""
         return (rows[:, None] * self.signs[..., None]).reshape(-1, rows.shape[1])[self.order]
 
     def read(self, matrix: np.ndarray) -> np.ndarray:
-        """For a matrix whose n columns read the elements."""
         wide = matrix[..., None] * (self.signs * self.shares)
         return np.ascontiguousarray(wide.reshape(*matrix.shape[:-1], -1)[..., self.order])
 
@@ -134,7 +132,7 @@ def widened(model: Model) -> Model:
     )
     head = t["blk.0.attn_q.weight"].shape[0] // n_head
     n_ff = t["blk.0.ffn_up.weight"].shape[0]
-    real = 2 * COPIES * (np.arange(head) // 2) + np.arange(head) % 2  # where a head's elements go
+    real = 2 * COPIES * (np.arange(head) // 2) + np.arange(head) % 2
 
     def heads(rows: np.ndarray, scale: float, rest: float) -> np.ndarray:
         """The wide rows of q or k: the old ones times `scale` in the places `real`, others times `rest`,
@@ -150,7 +148,7 @@ def widened(model: Model) -> Model:
         "output.weight": channels.read(t["token_embd.weight"]),
     }
     for il in range(int(model.keys["{arch}.block_count"][0])):
-        p, values = f"blk.{il}.", Copies.drawn(head, rng)  # all kv heads alike, so that q heads share them
+        p, values = f"blk.{il}.", Copies.drawn(head, rng)
         v = [values.written(rows) for rows in np.split(t[p + "attn_v.weight"], n_kv)]
         o = [values.read(columns) for columns in np.split(t[p + "attn_output.weight"], n_head, axis=1)]
         wide |= {
@@ -162,7 +160,7 @@ def widened(model: Model) -> Model:
         wide[p + "attn_k.weight"] = channels.read(heads(t[p + "attn_k.weight"], 1.0, 0.0))
         wide[p + "attn_v.weight"] = channels.read(np.concatenate(v))
         wide[p + "attn_output.weight"] = channels.written(np.concatenate(o, axis=1))
-        order = rng.permutation(FFN_WIDE) % n_ff  # more places than columns: some come twice
+        order = rng.permutation(FFN_WIDE) % n_ff
         spare = np.arange(FFN_WIDE) >= 0
         _, first = np.unique(order, return_index=True)
         spare[first] = False  # a column's first place computes; the others are spare and give 0

@@ -13,7 +13,6 @@ import pytest
 
 
 def device_infos() -> list:  # type: ignore[type-arg]
-    """Every Vulkan device; empty without a loader or a driver."""
     from vkbackend.errors import UnsupportedFeature
 
     try:
@@ -25,7 +24,6 @@ def device_infos() -> list:  # type: ignore[type-arg]
 
 
 def device_params() -> list:  # type: ignore[type-arg]
-    """Every device as a parameter; without any, one skipped parameter."""
     params = [pytest.param(i, id=f"{i.index}-{i.driver.split()[0].lower()}") for i in device_infos()]
     none = pytest.param(None, id="none", marks=pytest.mark.skip(reason="no Vulkan device is present"))
     return params or [none]
@@ -47,12 +45,10 @@ MULTI = DEVICE_SETS[1:]
 
 
 def wide(param: Any) -> Any:
-    """The parameter, for the wide sweep."""
     return pytest.param(*param.values, id=param.id, marks=[*param.marks, pytest.mark.wide])
 
 
 def product(rows: Iterable[Any], columns: Iterable[Any]) -> list[Any]:
-    """Every row with every column, as parameters."""
     params = []
     for row, column in itertools.product(map(_parameter, rows), map(_parameter, columns)):
         marks = [*row.marks, *column.marks]
@@ -82,7 +78,6 @@ def _parameter(item: Any) -> Any:
 
 
 def for_every_runtime(param: Any) -> Any:
-    """The parameter, for the other runtimes too."""
     return pytest.param(*param.values, id=param.id, marks=[*param.marks, pytest.mark.runtimes])
 
 

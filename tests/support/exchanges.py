@@ -10,13 +10,9 @@ from vkbackend.models.engine.runner import Runner
 
 
 def planned(runner: Runner, rows: int) -> list[int]:
-    """The elements of every exchange of a step, for layers on several devices.
-
-    Attention (or its replacement) exchanges a row of the residual, and so does the FFN; one row serves both
-    if they are added together. Norms of q and k over all heads take two values per row more, a norm over a
-    split group of state space heads one value per group and row, an FFN that keeps its largest gates two
-    values per row.
-    """
+    """Elements of every exchange of a step, for layers on several devices: a row of the residual each for
+    attention (or its replacement) and FFN, or one if they are added together. Per row, norms of q and k over
+    all heads add two values, split norms of state space heads one per group, FFNs with largest gates two."""
     wanted, m = [], runner.model
     names = {spec.name for spec in m.weights()}
     for il, plan in enumerate(runner.layout.plans):

@@ -24,21 +24,18 @@ from vkbackend.ops import CELL_BLOCK
 from vkbackend.step import Run
 
 N_VOCAB = 50
-DEATH, HANG, LOST, NAN, SLOW = 44, 45, 46, 47, 48  # tokens that trigger events
+DEATH, HANG, LOST, NAN, SLOW = 44, 45, 46, 47, 48
 
 
 def row_of(tokens: Sequence[int]) -> np.ndarray:
     """Logits [N_VOCAB] after `tokens`; special tokens are never the best."""
-    rng = np.random.default_rng(
-        hash(tuple(tokens)) & 0xFFFFFFFF
-    )  # hashes of ints do not vary between processes
+    rng = np.random.default_rng(hash(tuple(tokens)) & 0xFFFFFFFF)
     logits = rng.normal(0, 2, N_VOCAB).astype(np.float32)
     logits[40:] -= 100
     return logits
 
 
 def continuation(tokens: Sequence[int], n: int, without: Sequence[int] = ()) -> list[int]:
-    """The greedy continuation, without the tokens `without`."""
     out = list(tokens)
     for _ in range(n):
         logits = row_of(out)
@@ -110,7 +107,6 @@ class FakeRunner:
             self.state_cells[self.states.put(target, n_stored)] = self.state_cells[cell]
 
     def held(self, group: int, slot: int, first: int, end: int) -> list[int]:
-        """The tokens in a slot's cells of positions first..end."""
         at = np.arange(first, end)
         return self.cells[group][self.tables[group][slot, at // CELL_BLOCK], at % CELL_BLOCK].tolist()  # type: ignore[no-any-return]
 
@@ -136,7 +132,7 @@ class FakeRunner:
         self.steps.append(list(runs))
         self.n_rows += len(tokens)
         self._misbehave(tokens)
-        for r in runs:  # all are stored before one is read, as by the devices
+        for r in runs:
             for i, token in enumerate(tokens[r.first_row : r.first_row + r.n_rows]):
                 position = r.first_pos + i
                 assert position < self.n_ctx

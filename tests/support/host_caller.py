@@ -1,6 +1,4 @@
-"""A program on node 0 that uses a group of hosts and prints its results as lines of JSON. Before a test
-interrupts it, it waits for a line.
-"""
+"""A program on node 0: uses a group of hosts and prints JSON lines; waits for a line before an interrupt."""
 
 from __future__ import annotations
 
@@ -29,7 +27,6 @@ def main() -> None:
         return llm.generate(prompt, max_tokens=n, **GREEDY).tokens
 
     def shared(llm: LLM, prompt: list[int]) -> tuple[Any, ...]:
-        """A prompt's logits, the tokens after a longer prompt, and how many of its tokens ran."""
         llm.generate(prompt, max_tokens=2, slot=0, **GREEDY)
         more = llm.generate([*prompt, 5], max_tokens=4, slot=1, **GREEDY)
         return llm.logits(prompt).tobytes(), more.tokens, more.timings["prompt_n"]

@@ -18,18 +18,18 @@ from vkbackend.vulkan.pipeline_layout import Layouts, PipelineLayout
 from vkbackend.vulkan.program import Compiled, Programs
 from vkbackend.vulkan.vk import NULL, lib
 
-MOST_PIPELINES = 200  # of one VkDevice, which is destroyed after that: compiled code takes memory
+MOST_PIPELINES = 200  # of one VkDevice before it is destroyed: compiled code takes memory
 
 
 @dataclass
 class Kept:
     key: str
-    handles: dict[str, Any]  # attributes of a LogicalDevice
+    handles: dict[str, Any]
     layouts: dict[tuple[Any, ...], PipelineLayout] = field(default_factory=dict)
     pipelines: dict[tuple[Any, ...], Compiled] = field(default_factory=dict)
 
 
-on = False  # whether a device that is opened now is kept; conftest.py sets it for each test
+on = False  # keep devices opened now; conftest.py sets it per test
 _idle: list[Kept] = []
 _create, _destroy = LogicalDevice._create, LogicalDevice.destroy
 _make_layout, _close_layouts = Layouts._make, Layouts.close
@@ -58,7 +58,6 @@ def fresh() -> Iterator[None]:
 
 
 def struck(*calls: str) -> bool:
-    """Whether a planned fault is about one of the Vulkan functions."""
     return any(fault.call in calls for fault in faults.planned)
 
 
@@ -142,7 +141,6 @@ def close_programs(programs: Any) -> None:
 
 
 def destroy_idle() -> None:
-    """Destroy all that nobody uses, at the end of the tests."""
     for kept in _idle:
         _empty(kept)
         lib.vkDestroyDevice(kept.handles["vk"], NULL)

@@ -12,7 +12,7 @@ import numpy as np
 from vkbackend.formats import dequantize
 from vkbackend.models.gguf.reader import GGUF
 
-ADJACENT_PAIRS = ("llama",)  # the others rotate pairs half a head apart
+ADJACENT_PAIRS = ("llama",)
 
 
 def forward(
@@ -46,7 +46,7 @@ def forward(
     hd = w["blk.0.attn_q.weight"].shape[0] // heads
     n = len(tokens)
     angle = np.arange(n)[:, None] * base ** (-np.arange(0, hd, 2) / hd)
-    cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]  # [n, 1, hd / 2]
+    cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
 
     def rms(x: np.ndarray) -> np.ndarray:
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
@@ -91,7 +91,7 @@ def forward(
         v = v.astype(cache).astype(np.float64)
         stored.append((k, v))
         k, v = (a.repeat(heads // kv_heads, 1) for a in stored[owners[il] if owners else il])
-        s = q.transpose(1, 0, 2) @ k.transpose(1, 2, 0) / np.sqrt(hd)  # [heads, q, k]
+        s = q.transpose(1, 0, 2) @ k.transpose(1, 2, 0) / np.sqrt(hd)
         seen = np.tril(np.ones((n, n), bool))
         if windows and windows[il]:
             seen &= ~np.tril(seen, -windows[il])

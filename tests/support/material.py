@@ -18,7 +18,6 @@ SHARED_MODELS, SHARED_VOCABULARIES = SHARED / "models", SHARED / "vocab"
 
 
 def shared_models(*names: str) -> list[str]:
-    """The names among `../shared`, a parameter each."""
     return [name for name in names if (SHARED_MODELS / f"{name}.gguf").is_file()]
 
 

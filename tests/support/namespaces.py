@@ -1,6 +1,5 @@
-"""Hosts on one machine: network namespaces, each with an address on an isolated bridge, and a program that
-starts commands in them as ssh would: with their own environment.
-"""
+"""Hosts on one machine: network namespaces on an isolated bridge, and an ssh that starts commands in them
+with their own environment."""
 
 from __future__ import annotations
 
@@ -69,7 +68,6 @@ class Net:
         run("ip", "-n", self.names[host], "link", "set", "eth0", "up")
 
     def processes(self) -> dict[int, str]:
-        """Processes in the namespaces, by id."""
         commands = {}
         for name in self.names:
             pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
@@ -81,7 +79,6 @@ class Net:
         return commands
 
     def manager(self, host: int) -> int:
-        """The process manager's helper on a host other than host 0."""
         pids = subprocess.run(
             ["ip", "netns", "pids", self.names[host]], capture_output=True, text=True, check=True
         )
@@ -89,7 +86,6 @@ class Net:
         return next(pid for pid in sorted(here) if "hydra_pmi_proxy" in words[pid].split()[0])
 
     def ranks(self) -> dict[int, int]:
-        """The process of each host's rank, by host."""
         pids = {}
         for pid, words in self.processes().items():
             if "models.hosts.rank" in words and words.startswith(sys.executable):

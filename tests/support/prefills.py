@@ -1,4 +1,4 @@
-"""A model opened on devices, and the logits of a prompt."""
+"""A model on devices, and a prompt's logits."""
 
 from __future__ import annotations
 

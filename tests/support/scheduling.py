@@ -33,7 +33,6 @@ def make(budget: PrefillBudget | None = None, **options: Any) -> tuple[Engine, F
 
 
 def finish(engine: Engine, requests: list[Request], limit: int = 5000) -> dict[int, list[Event]]:
-    """Submit and step to the end; the events by request."""
     out: dict[int, list[Event]] = {}
     for request in requests:
         engine.submit(request)
@@ -46,7 +45,6 @@ def finish(engine: Engine, requests: list[Request], limit: int = 5000) -> dict[i
 
 
 def events_of(news: News) -> list[Event]:
-    """The news of a step: an event for each request's token or end."""
     pairs = zip(news.ids, news.answers, strict=True)
     return [Event(id_, done=False, token=a) if isinstance(a, int) else a for id_, a in pairs]
 

@@ -65,8 +65,6 @@ class ScriptedChat:
 
 @dataclass
 class ScriptedModel(FakeModel):
-    """`script` turns messages into an answer's pieces; `asked`: the messages of every request."""
-
     device_names: tuple[str, ...] = ("card A", "card B")
     script: Callable[[Messages], Sequence[Piece]] = lambda messages: ["ok"]
     asked: list[Messages] = field(default_factory=list)

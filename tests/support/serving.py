@@ -27,8 +27,6 @@ HANG_S = 30.0
 
 
 class ByteTokenizer:
-    """One token for each byte."""
-
     bos_id, eos_id = None, 0
 
     def piece(self, token: int) -> bytes:
@@ -74,7 +72,7 @@ class FakeModel:
         pass
 
     def astream(self, ids: list[int], max_tokens: int | None, **options: Any) -> AsyncGenerator[Chunk, None]:
-        GenerateOptions.of(**options)  # as the real one checks them
+        GenerateOptions.of(**options)
         if not ids:
             raise InvalidArgument("the prompt has no tokens; give at least one")
         return self._stream(ids, max_tokens)
@@ -107,7 +105,6 @@ class Address:
     def request(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> tuple[int, Any, dict[str, str]]:
-        """Status, JSON or text, and headers of an answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_S)
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         connection.request(method, path, data, headers or {})
@@ -124,7 +121,6 @@ class Address:
         return self.request("POST", path, body, headers)
 
     def events(self, path: str, body: Any) -> list[Any]:
-        """The data of a stream's events; "[DONE]" unchanged."""
         _, text, _ = self.post(path, body)
         data = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
         return [item if item == "[DONE]" else json.loads(item) for item in data]
@@ -133,7 +129,6 @@ class Address:
         return socket.create_connection(("127.0.0.1", self.port), timeout=HANG_S)
 
     def send(self, path: str, body: Any) -> socket.socket:
-        """A request with an unread answer."""
         data = json.dumps(body).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
         sock = self.connect()
@@ -143,7 +138,6 @@ class Address:
 
 @contextmanager
 def served(model: Any, config: Config | None = None, open_: Any = None) -> Iterator[Address]:
-    """The real server in a thread around `model`, ready."""
     config = config or Config("fake.gguf", "fake")
     sock = listen("127.0.0.1", 0)
     server = Server(config, open_ or (lambda progress: model), key_file=None, cert_file=None)
@@ -161,7 +155,7 @@ def served(model: Any, config: Config | None = None, open_: Any = None) -> Itera
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition; only a hang reaches the deadline."""
+    """The deadline is for hangs."""
     done = threading.Event()
     for _ in range(int(HANG_S / 0.01)):
         if condition():
@@ -192,7 +186,6 @@ class Command:
         return re.findall(r"listening at http://127.0.0.1:(\d+)", "".join(self.log))
 
     def engine(self) -> int:
-        """The id of the engine's process."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         threads = Path(f"/proc/{self.process.pid}/task").iterdir()
         pids = {int(pid) for task in threads for pid in (task / "children").read_text().split()} | set(

@@ -35,7 +35,6 @@ def tilings(draw: st.DrawFn, units: int, n: int, size: int) -> Ranges:
 
 @st.composite
 def loads(draw: st.DrawFn) -> tuple[Load, int]:
-    """A vector, matrix or stack of experts, mirrored or split on any axis, on the devices or on the host."""
     dtype, n = draw(st.sampled_from(DTYPES)), draw(st.integers(1, 5))
     block = block_of(dtype)[0]
     shape: tuple[int, ...] = (draw(st.integers(1, 13)), block * draw(st.integers(1, 4)))

@@ -20,7 +20,7 @@ def check_slot_journey(path: Path, state: Path, **options: Any) -> None:
     with LLM(path, devices=["numpy"] * 3, tensor_split=[3, 0, 2], n_slots=2, n_ubatch=16, **options) as llm:
         assert llm.generate(prompt, 6, slot=0, **few).tokens == want[0]
         back = llm.generate(other, 6, slot=0, **few)
-        assert back.tokens == want[1] and back.timings["prompt_n"] == 3  # from the first prompt's end
+        assert back.tokens == want[1] and back.timings["prompt_n"] == 3
         llm.copy_slot(0, 1)
         copied = llm.generate([*other, *want[1]], 6, slot=1, **few)
         assert copied.tokens == third and copied.timings["prompt_n"] == 1

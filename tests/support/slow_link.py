@@ -18,7 +18,7 @@ from namespaces import run
 
 _TUNSETIFF, _TAP, _NO_INFO = 0x400454CA, 0x0002, 0x1000
 _CLONE_NEWNET = 0x40000000
-NET = "10.213.78"  # next to namespaces.py's
+NET = "10.213.78"
 
 
 def _tap(namespace: str, address: str) -> int:

@@ -50,7 +50,6 @@ def cases(n_cases: int, seed: int) -> list[Case]:
 
 
 def matrices(case: Case) -> list[tuple[str, int]]:
-    """The split matrices, each with the length of its split axis."""
     layers, n_vocab = case[1], case[2]
     a, n_ff = layers[0].attention, layers[0].ffn.n_ff
     q, k, v = a.n_head * a.head_dim_k, a.n_head_kv * a.head_dim_k, a.n_head_kv * a.head_dim_v

@@ -41,7 +41,7 @@ def strike(n: int, call: Callable[[], object], where: Where, behind: tuple[str, 
         pass
     finally:
         sys.settrace(before)
-        last.clear()  # frees the frames and their objects
+        last.clear()
     return left < 0
 
 

@@ -31,7 +31,7 @@ class Tiny:
     head_dim: int = 16
     n_ff: int = 96
     n_vocab: int = 128
-    keys: Mapping[str, Any] = field(default_factory=dict)  # further keys, without the architecture
+    keys: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
 
     def __repr__(self) -> str:

@@ -19,7 +19,6 @@ from vkbackend.step import Run
 
 
 def ended(path: Path, devices: list[str]) -> str:
-    """The error's name, or nothing."""
     try:
         runner = Runner(Options.of(path, devices=devices, tensor_split=[1.0] * len(devices), n_ctx=N_CTX))
     except VkbackendError as error:

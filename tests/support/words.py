@@ -7,9 +7,9 @@ from typing import Any
 
 from vkbackend import LLM
 
-WORDS = [f"\u2581w{i}." for i in range(32)]  # ids 8..39; 3..7 are the bytes of a snowman and two more
+WORDS = [f"\u2581w{i}." for i in range(32)]
 TOKENS = ["<unk>", "<s>", "</s>", "<0xE2>", "<0x98>", "<0x83>", "<0x41>", "<0x42>", *WORDS]
-ENDS = [2]  # what ignore_eos forbids
+ENDS = [2]
 TYPES = [2, 3, 3, *[6] * 5, *[1] * 32]
 Make = Callable[..., LLM]
 

@@ -42,8 +42,8 @@ from vkbackend.step import Run
 
 EXACT = 1e-5  # NMSE to the oracles; found on lavapipe: 5e-13 to 2e-11
 TWINS = 1e-9  # of the numpy twins; the oracles differ by at most 4e-11 (1e-6 with llama.cpp's GELU)
-SAME = 1e-9
-DRIVERS = 1e-6
+SAME = 1e-9  # several devices of one driver
+DRIVERS = 1e-6  # devices of two drivers
 N = len(PROMPT)
 
 single, three = (next(p for p in DEVICE_SETS if p.id == devices) for devices in ("0", "0,0,0"))
@@ -55,7 +55,7 @@ _made: dict[tuple[str, ...], Result] = {}
 
 @dataclass(frozen=True)
 class Result:
-    logits: np.ndarray
+    logits: np.ndarray  # [n_tokens, n_vocab]
     exchanges: dict[int, int]
     planned: int
 

@@ -1,4 +1,4 @@
-"""Tokenizers of files, and of vocabularies that a test builds."""
+"""Tokenizers of files and of vocabularies."""
 
 from __future__ import annotations
 

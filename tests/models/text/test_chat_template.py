@@ -1,4 +1,4 @@
-"""Chat templates: what goes to the process that renders them and comes back, whoever asks and interrupts."""
+"""The exchange with the process that renders chat templates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.no_vulkan
 
 
 def test_conversations_of_every_kind_come_back_whole() -> None:
-    """Each after the others: only what differs from the last one travels."""
+    """Only the difference from the last conversation travels."""
     template = ChatTemplate(ECHO)
     talks: list[list[str]] = [
         [],
@@ -35,7 +35,7 @@ def test_conversations_of_every_kind_come_back_whole() -> None:
 
 
 def test_an_answer_that_nobody_took_is_not_built_upon() -> None:
-    """A signal may strike after the answer came and before it was kept."""
+    """A signal may arrive between the answer and its record."""
     template = ChatTemplate(ECHO)
     assert template.render(said("a", "b")) == "[a][b]"
     worker = template._process._worker
@@ -96,8 +96,7 @@ def test_a_busy_template_is_waited_for_with_a_deadline(monkeypatch: pytest.Monke
 
 
 def test_interrupts_leave_a_template_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They strike the code that takes the process and gives it back, anywhere. The next text is right, and
-    soon."""
+    """At any bytecode. The next text is right, and soon."""
 
     class Worker:
         def idle(self) -> bool:
@@ -119,7 +118,7 @@ def test_interrupts_leave_a_template_free(monkeypatch: pytest.MonkeyPatch) -> No
         thread.join()
         assert texts == ["[b]"]
 
-    monkeypatch.setattr(template_process, "WALL_S", 0.5)  # a lock that is never released is reported
+    monkeypatch.setattr(template_process, "WALL_S", 0.5)
     ask = template_process.TemplateProcess._ask.__code__
     everywhere(
         lambda: template.render(said("a")),

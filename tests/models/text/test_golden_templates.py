@@ -19,8 +19,8 @@ KEPT = json.loads((GOLDEN / "templates.json").read_text(encoding="utf-8"))
 
 @pytest.mark.parametrize("name", NAMES)
 def test_texts_are_those_of_transformers(name: str) -> None:
-    """Byte for byte. What it refuses we refuse, too, except templates that loop over documents or tools that
-    are None: here such a loop runs zero times."""
+    """Both refuse the same templates, except loops over documents or tools that are None: here these run zero
+    times."""
     source = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
     template = ChatTemplate(source, TOKENS["bos_token"], TOKENS["eos_token"])
     n_texts = 0

@@ -52,7 +52,6 @@ def test_pieces_and_ends(case: tuple[Tokenizer, dict[str, Any]]) -> None:
 
 
 def test_characters_that_are_no_tokens_need_bytes(tmp_path: Path) -> None:
-    """Gemma 4 writes them in byte tokens. A vocabulary without these needs an unknown token for them."""
     extra = [array("tokenizer.ggml.merges", STRING, []), key("tokenizer.ggml.add_bos_token", BOOL, False)]
 
     def build(*tokens: str) -> Tokenizer:

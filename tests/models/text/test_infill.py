@@ -1,4 +1,4 @@
-"""Prompts for the middle of a text: llama-server's layout, the tokens that vocabularies have for it."""
+"""Prompts for the middle of a text: llama-server's layout and each vocabulary's tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vkbackend.models.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.no_vulkan
 
-LETTERS = [chr(b) for b in range(0x21, 0x7F)] + ["\u0120", "\u010a"]  # with space and line feed
+LETTERS = [chr(b) for b in range(0x21, 0x7F)] + ["\u0120", "\u010a"]
 QWEN = ["<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"]
 CODE_LLAMA = ["\u2581<PRE>", "\u2581<MID>", "\u2581<SUF>"]
 DEEPSEEK = ["<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581end\uff5c>", "<\uff5cfim\u2581hole\uff5c>"]
@@ -64,7 +64,7 @@ def test_without_tokens_of_files(make: Make, special: list[str]) -> None:
     bos = [key("tokenizer.ggml.add_bos_token", BOOL, True), key("tokenizer.ggml.bos_token_id", U32, 0)]
     tokenizer = make(special, *bos)
     ids = infill_prompt(tokenizer, "a", "b", files={"x.py": "c"})
-    assert shown(tokenizer, ids) == f"\n\n--- snippet ---\n\nc!{pre}a{suf}b{mid}"  # "!" has id 0
+    assert shown(tokenizer, ids) == f"\n\n--- snippet ---\n\nc!{pre}a{suf}b{mid}"
 
 
 def test_texts_hold_no_special_tokens(make: Make) -> None:
@@ -77,7 +77,6 @@ def test_texts_hold_no_special_tokens(make: Make) -> None:
 
 
 def test_keys_of_the_file_name_them(make: Make) -> None:
-    """Today's keys and the former ones; both come before what the tokens' texts say."""
     n = len(LETTERS)
     named = make([*QWEN, "<1>", "<2>"],
                  key("tokenizer.ggml.fim_pre_token_id", U32, n + 6),

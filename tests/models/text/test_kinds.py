@@ -1,4 +1,4 @@
-"""WordPiece, Unigram, RWKV's tokenizer, words in lower case: ids that llama.cpp gives, kept in `golden/`."""
+"""WordPiece, Unigram, RWKV's tokenizer and lower-case words against llama.cpp's ids in `golden/`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ def opened(path: Path, vocabulary: dict[str, Any]) -> Tokenizer:
 
 
 def compared(name: str, text: str) -> bool:
-    """llama.cpp leaves out spacing marks with the accents; BERT's own normalizer does not."""
     return name != "bert" or not any(unicodedata.category(c) == "Mc" for c in text)
 
 
@@ -78,7 +77,6 @@ def test_the_longest_token_is_taken(raw: bytes, data: st.DataObject) -> None:
 
 
 def test_words_beyond_bert_are_unknown(tmp_path: Path) -> None:
-    """The search takes the square of a word's length."""
     tokenizer = opened(tmp_path, kept("bert"))
     assert (
         tokenizer.encode("a" * 101, add_special=False)
@@ -119,7 +117,7 @@ def test_damaged_maps() -> None:
         with pytest.raises(GGUFError, match=r"precompiled_charsmap"):
             CharacterMap(list(raw), PATH)
     rng = np.random.default_rng(0)
-    for _ in range(200):  # whatever nodes hold, a text comes out
+    for _ in range(200):
         noise = rng.integers(0, 256, 400, np.uint8).tobytes()
         assert isinstance(
             CharacterMap(list((400).to_bytes(4, "little") + noise + b"ab"), PATH)("aaabé日"), str

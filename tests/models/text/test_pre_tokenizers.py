@@ -1,4 +1,4 @@
-"""Where pre-tokenizers cut: ids that llama.cpp or the models' own expressions give, kept in `golden/`."""
+"""Cuts of pre-tokenizers: ids by llama.cpp or the models' own expressions, in `golden/`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LLAMA_CPP = """
 
 
 def test_names() -> None:
-    """The names are llama.cpp's in xllamacpp 2026.10; "whitespace" is a kind of its own."""
+    """Of xllamacpp 2026.10; "whitespace" is a kind of its own."""
     assert sorted({*PRE_TOKENIZERS, *LINE_TOKENIZERS, *LLAMA_CPP}) == LLAMA_CPP
     assert sorted(KEPT["found"]) == sorted(oracle.names())
 

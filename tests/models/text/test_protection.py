@@ -1,4 +1,4 @@
-"""Messages that hold the texts of special tokens: none of them becomes one, in any family's template."""
+"""Special tokens' texts in messages never become special tokens, in any family's template."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.no_vulkan
 VOCABULARIES = sorted([*(DATA / "vocab").glob("*.gguf"), *SHARED_VOCABULARIES.glob("*.gguf")])
 NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
 NORMAL, CONTROL, USER_DEFINED, BYTE = 1, 3, 4, 6
-MARK = r"<[|\uff5c]?[\w/\u2581]+[|\uff5c]?>|\[/?[A-Z_]+\]"  # what looks like a special token
+MARK = r"<[|\uff5c]?[\w/\u2581]+[|\uff5c]?>|\[/?[A-Z_]+\]"
 
 
 @cache
@@ -35,7 +35,6 @@ def source(name: str) -> str:
 
 
 def special_of(name: str) -> list[str]:
-    """Tokens of the template, and other tokens of models."""
     extra = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|end|>", "<|channel|>", "[INST]"]
     return sorted({*re.findall(MARK, source(name)), *extra})
 
@@ -46,7 +45,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tokenizer(folder: Path, name: str, model: str = "gpt2") -> Tokenizer:
-    """Every other marker is a control token, the rest is user-defined."""
     special = special_of(name)
     bytes_ = [f"<0x{b:02X}>" for b in range(256)]
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -76,7 +74,7 @@ def special_ids(tok: Tokenizer, ids: list[int]) -> Counter[int]:
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_special_token_of_a_family(folder: Path, name: str, model: str) -> None:
-    """The prompt has as many special tokens as with harmless messages, and its text is the template's."""
+    """As many special tokens as with harmless messages, and the template's text."""
     tok, template = tokenizer(folder, name, model), ChatTemplate(source(name), *TOKENS.values())
     protection = Protection(template, tok, source(name))
     written = [text for text, _ in tok.markers(lambda text: text in source(name))]
@@ -98,7 +96,7 @@ def test_every_special_token_of_a_family(folder: Path, name: str, model: str) ->
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(["qwen3", "llama3", "glm4", "deepseek"]), st.integers(0, 1 << 32))
 def test_any_mixture(tmp_path_factory: pytest.TempPathFactory, name: str, seed: int) -> None:
-    """Also pieces of special tokens, what trims and splits, and tools that answer."""
+    """Pieces of special tokens, trimmed and split texts, tools that answer."""
     rng = random.Random(seed)
     tok = tokenizer(tmp_path_factory.getbasetemp(), name)
     special = special_of(name)
@@ -123,8 +121,8 @@ def test_any_mixture(tmp_path_factory: pytest.TempPathFactory, name: str, seed: 
 
 
 def test_templates_that_alter_messages(folder: Path) -> None:
-    """If a sentinel after a content alters the rendering, sentinels stand before it. If these do, too, the
-    whole content is searched for. If that is not unique, the prompt says that it is not protected."""
+    """Sentinels go after a content, else before it; else the content must be unique, or the prompt is
+    unprotected."""
     tok = tokenizer(folder, "qwen3")
     end = "<|im_end|>"
 
@@ -139,13 +137,12 @@ def test_templates_that_alter_messages(folder: Path) -> None:
     ending = "{% if messages[0].content.endswith('" + end + "') %}" + content + "{% endif %}"
     assert prompt(content, f"a{end}b") == prompt(ending, f"a{end}") == (True, 1)
     assert prompt(length + content, f"a{end}") == (True, 1)
-    assert prompt(length + content + end, end) == (False, 3)  # is there twice, once by the template
+    assert prompt(length + content + end, end) == (False, 3)
     assert prompt(length + "{{ messages[0].content | replace('a', 'b') }}", f"a{end}") == (False, 2)
 
 
 @pytest.mark.parametrize("path", VOCABULARIES, ids=lambda path: path.stem)
 def test_no_special_token_of_a_vocabulary_is_made_of_plain_text(path: Path) -> None:
-    """No merge makes one either, whatever surrounds its text."""
     with GGUF.open(path) as gguf:
         tok = Tokenizer.from_gguf(gguf)
     markers = tok.markers(lambda text: True)

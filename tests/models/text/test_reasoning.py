@@ -1,4 +1,4 @@
-"""Thoughts and answers are separated, however the text is cut into pieces."""
+"""Thoughts and answers are separated in pieces of any size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Special tokens in a text: the definition, and what it costs to find them."""
+"""Special tokens in a text: the definition, and the costs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ USER_DEFINED, BYTE = 4, 6
 
 
 def defined(text: str, tokens: list[str]) -> list[str | int]:
-    """The definition: all of the longest token (in bytes), then all of the next one in what is left."""
+    """All of the longest token (in bytes), then all of the next one in what is left."""
     parts: list[str | int] = [text] if text else []
     for token in sorted(tokens, key=lambda token: (-len(token.encode()), tokens.index(token))):
         cut: list[str | int] = []
@@ -49,9 +49,9 @@ alphabets = st.sampled_from(["a", "ab", "abc", "aé", "ab日🦙"])
         )
     )
 )
-@example(("abcd", ["bcd", "ab", "a"]))  # the longest, not the leftmost
+@example(("abcd", ["bcd", "ab", "a"]))
 @example(("ab", ["é", "ab", "b"]))
-@example(("xaab", ["ab", "xa", "a"]))  # of one length: the lower id
+@example(("xaab", ["ab", "xa", "a"]))
 @example(("a" * 11, ["aaaa", "aaa", "aa"]))
 @example(("ab" * 5, ["baba", "aba", "ab"]))
 def test_the_definition(case: tuple[str, list[str]]) -> None:
@@ -66,7 +66,7 @@ def test_common_beginning(a: str, b: str) -> None:
 
 
 def test_runs_and_overlaps_at_full_length() -> None:
-    """Tokens that overlap, at each of many lengths: one that is found decides whether others fit."""
+    """One match decides whether others fit."""
     n = 300
     runs = ["a" * k for k in range(1, n)]
     for tokens, text in (
@@ -91,7 +91,7 @@ def opened(path: Path, special: list[str]) -> Tokenizer:
 
 
 def n_lines(tokenizer: Tokenizer, text: str) -> int:
-    """How many lines run to find the special tokens of a text: merging is left out."""
+    """Lines run to find the special tokens; merging is excluded."""
     n = 0
 
     def count(frame: FrameType, event: str, _: Any) -> Any:
@@ -116,7 +116,7 @@ TEXTS = {"no token": "once < upon <| a time " * 40, "tokens": HITS, "runs": "a" 
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_costs_do_not_grow_with_the_vocabulary(tmp_path: Path, name: str) -> None:
-    """Nor faster than the text. Counted, not timed."""
+    """Counted, not timed."""
     few, many = (
         opened(tmp_path / "v.gguf", ["aa", "aaaaa", "<|", *(f"<|x{i:04d}|>" for i in range(n))])
         for n in (500, 8000)
@@ -128,7 +128,7 @@ def test_costs_do_not_grow_with_the_vocabulary(tmp_path: Path, name: str) -> Non
 
 
 def test_places_that_hold_each_other_up_cost_no_more() -> None:
-    """Every place has a token of each length, and most do not fit: the longest ones reach over their ends."""
+    """Most do not fit: the longest ones reach over their ends."""
     costs = []
     for n in (32, 128, 512):
         runs = ["c" * n + "a" * (n // 2), *("a" * k for k in range(2, n))]
@@ -148,7 +148,6 @@ def test_places_that_hold_each_other_up_cost_no_more() -> None:
 
 
 def test_words_that_begin_as_tokens_do_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only places with the first two characters of tokens are looked up."""
     tokens = SpecialTokens([("zq1", 0), ("ab", 1)])
     asked, fitting = list[int](), tokens._fitting
     monkeypatch.setattr(tokens, "_fitting", lambda *args: asked.append(1) or fitting(*args))

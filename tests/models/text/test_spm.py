@@ -1,4 +1,4 @@
-"""SentencePiece: merging by score follows its definition, in few steps and little memory."""
+"""SentencePiece merges by score as defined, in few steps and little memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from vkbackend.models.text.vocabulary import SPACE
 
 
 def plain_merge(text: str, ids: dict[str, int], scores: Sequence[float]) -> list[str]:
-    """The definition, in quadratic time: the best pair, leftmost among equals, until there is none."""
+    """The definition, in quadratic time: the best pair, leftmost among equals."""
     symbols = list(text)
     while True:
         pairs = [(ids.get(a + b), i) for i, (a, b) in enumerate(itertools.pairwise(symbols))]
@@ -50,8 +50,7 @@ def plain_merge(text: str, ids: dict[str, int], scores: Sequence[float]) -> list
 def test_merges_follow_the_definition(
     tokens: set[str], text: str, rng: random.Random, max_pairs: int
 ) -> None:
-    """With scores that tie often, with characters that are no tokens themselves, and with tokens that reach
-    over spaces, which are written as "_" above."""
+    """Scores tie, some characters are not tokens, and tokens reach over spaces (written "_" above)."""
     tokens, text = {token.replace("_", SPACE) for token in tokens}, text.replace("_", SPACE)
     ids = {t: i for i, t in enumerate(sorted(tokens))}
     scores = [float(rng.randint(0, 3)) for _ in ids]
@@ -65,7 +64,7 @@ def test_merges_follow_the_definition(
 
 
 def test_words_are_remembered_beside_tokens_that_reach_over_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gemma 3 has some; without its words being remembered it took three times the time."""
+    """As in Gemma 3; without remembered words it took three times the time."""
     merged = list[str]()
     monkeypatch.setattr(SpmMerger, "_merge", lambda self, word: merged.append(word) or [0])
     ids = {text: i for i, text in enumerate(("a", f"a{SPACE}b", f";{SPACE}", f"{SPACE}a"))}
@@ -76,7 +75,7 @@ def test_words_are_remembered_beside_tokens_that_reach_over_spaces(monkeypatch: 
 
 @pytest.mark.parametrize("letter", ["x", SPACE, "\u0301"])
 def test_merging_takes_n_log_n_steps(letter: str) -> None:
-    """In one word, sixteen times the text takes sixteen times the calls, not 256 times."""
+    """Sixteen times the text takes about sixteen times the calls."""
     ids = {letter * n: i for i, n in enumerate((1, 2, 3, 4, 8, 16))}
     scores, calls = [-float(i) for i in range(len(ids))], []
     for n in (1_000, 16_000):
@@ -88,7 +87,7 @@ def test_merging_takes_n_log_n_steps(letter: str) -> None:
 
 
 def test_leftmost_of_equal_scores_is_beyond_ranked_merges() -> None:
-    """Why SPM is not run by the tokenizers library: either ranking gets one of the two texts wrong."""
+    """The tokenizers library cannot run SPM: either ranking gets one text wrong."""
     ids, scores = {"a": 0, "b": 1, "ab": 2, "ba": 3}, [0.0] * 4
     merger = SpmMerger(ids, scores, [0] * 256)
     assert (merger.encode("aba"), merger.encode("bab")) == ([2, 0], [3, 1])
@@ -98,11 +97,9 @@ def test_leftmost_of_equal_scores_is_beyond_ranked_merges() -> None:
 
 
 def test_words_that_are_remembered_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server meets new words for ever: 20 MB for 65,536 of them was too much."""
+    """20 MB for 65,536 words was too much for a server."""
     merged = {f"{SPACE}{i:x}abcd": [i % 300, 301, 302] for i in range(40_000)}
-    monkeypatch.setattr(
-        SpmMerger, "_merge", lambda self, word: merged[word].copy()
-    )  # merging is not measured
+    monkeypatch.setattr(SpmMerger, "_merge", lambda self, word: merged[word].copy())
     merger = SpmMerger({"a": 0}, [0.0], range(256))
     tracemalloc.start()
     try:
@@ -118,7 +115,6 @@ def test_words_that_are_remembered_take_little_memory(monkeypatch: pytest.Monkey
     "path", [path for path in VOCABULARIES if "spm" in path.stem], ids=lambda path: path.stem
 )
 def test_scores_agree_with_ranked_merges(models: Path, path: Path) -> None:
-    """The same vocabulary as ranked merges in the tokenizers library: an independent implementation."""
     with GGUF.open(path) as g:
         tokens, scores = g.strings("tokenizer.ggml.tokens"), g.floats("tokenizer.ggml.scores").tolist()
     ids = {t: i for i, t in enumerate(tokens)}

@@ -1,4 +1,4 @@
-"""Attacks by chat templates, and what is left of the process that they ran in."""
+"""Attacks by chat templates, and the process they ran in."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.no_vulkan
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request may compute for less than a second, instead of five."""
+    """One second instead of five."""
     monkeypatch.setattr(template_process, "CPU_S", 0.4)
 
 
@@ -42,7 +42,6 @@ ATTACKS = {
     "ifs in ifs": ("{% if a %}" * 110 + "{% endif %}" * 110, "not valid: too many levels of indentation"),
     "digits": ("{{ " + "1" * 4301 + " }}", "not valid: .*4300 digits"),
     "parentheses": ("{{ " + "(" * 50_000 + ")" * 50_000 + " }}", "not valid|ended the process"),
-    # Time, memory.
     "a long sum": ("{{ " + "+".join("a" * 300) + " }}", "computed for"),
     "an endless loop": (
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
@@ -52,7 +51,6 @@ ATTACKS = {
     "a large list": ("{{ [0] * 10 ** 10 }}", "512 MB of memory"),
     "a wide number": ("{{ '%0999999999d' % 1 }}", "512 MB of memory"),
     "a long text": ("{{ 'x' * 5000000 }}", "more than 4194304 characters"),
-    # Attacks that the sandbox permits.
     "itself": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
     "deep": (DEEP + "{{ n.x | tojson }}", "recursion"),
     "another file": ("{% include '/etc/passwd' %}", "no loader"),
@@ -62,7 +60,6 @@ ATTACKS = {
 
 @pytest.mark.usefixtures("quick")
 def test_attacks_are_typed_errors_and_leave_the_caller_alone() -> None:
-    """While a model generates in another thread."""
     with LLM("models/demo/demo.gguf", devices=["numpy"], n_ctx=64) as llm:
         want = llm.generate("Once upon a time", 12, temperature=0).tokens
         texts, over = list[list[int | None]](), threading.Event()
@@ -97,14 +94,13 @@ def test_after_an_attack_the_next_conversation_is_rendered() -> None:
 
 
 def cpu_limit_s(pid: int) -> int:
-    """The limit on a process's CPU time over its whole life: it would end there."""
     match = re.search(r"Max cpu time +(\d+) ", Path(f"/proc/{pid}/limits").read_text())
     assert match
     return int(match[1])
 
 
 def test_time_is_counted_anew_for_each_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time to read a conversation counts, too. Each conversation has its own time."""
+    """Reading a conversation counts, too."""
     monkeypatch.setattr(template_process, "CPU_S", 0.9)
     template = ChatTemplate("{% for a in range(20000) %}{{ loop.index }}{% endfor %}" + ECHO)
     pid = pid_of(template)

@@ -1,4 +1,4 @@
-"""The process that renders chat templates: what it has, when it ends, and programs that use it."""
+"""The process that renders chat templates: its environment, its end, and programs that use it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_one_that_says_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None
     os.kill(pid, signal.SIGSTOP)
     with monkeypatch.context() as patch, pytest.raises(InvalidArgument, match="took more than 0 s"):
         patch.setattr(template_process, "WALL_S", 0.2)
-        template.render(said("x" * 1_000_000))  # more than the socket holds: it stops while it is sent
+        template.render(said("x" * 1_000_000))
     assert gone(pid) and template.render(said("a")) == "[a]"
 
 
@@ -83,7 +83,7 @@ def test_a_signal_while_waiting_leaves_no_answer_to_another_conversation() -> No
 
     template = ChatTemplate("{% for a in range(99999) %}{{ a }}{% endfor %}" + ECHO)
     pid = pid_of(template)
-    os.kill(pid, signal.SIGSTOP)  # so that it is waited for
+    os.kill(pid, signal.SIGSTOP)
     before = signal.signal(signal.SIGALRM, press)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
@@ -107,7 +107,7 @@ def test_no_process_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def answers(frame: bytes) -> Callable[..., Any]:
-    """A socketpair whose other side, which the process gets, is mute; the answer is already there."""
+    """A socketpair with an answer ready and a mute other side."""
 
     def made() -> tuple[socket.socket, socket.socket]:
         ours, theirs = real()
@@ -119,7 +119,7 @@ def answers(frame: bytes) -> Callable[..., Any]:
 
 
 def test_an_answer_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that a template took over can say what it likes."""
+    """A template may have taken over the process."""
     head = template_process.HEAD.pack
     ready, text = head(0, 0, template_process.READY), template_process.TEXT
     for frame in (head(0, 0, 77), head(1 << 31, 0, text), head(2, 0, text) + b"\xff\xff"):
@@ -134,7 +134,7 @@ def test_an_answer_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
-    """A program of its own, without a guard around its main part."""
+    """Without a guard around its main part."""
 
     def run_(source: str, *flags: str) -> subprocess.CompletedProcess[str]:
         path = tmp_path / "program.py"
@@ -176,7 +176,7 @@ def test_it_ends_with_a_program_that_is_killed(run: Any) -> None:
 
 
 def test_modules_beside_a_program_are_not_taken_for_the_templates_own(run: Any, tmp_path: Path) -> None:
-    for name in ("jinja2.py", "resource.py", "markupsafe.py"):  # which only the process imports
+    for name in ("jinja2.py", "resource.py", "markupsafe.py"):
         (tmp_path / name).write_text("raise SystemExit('the wrong module')")
     done = run(f"print(ChatTemplate({ECHO!r}).render({HELLO}))")
     assert (done.returncode, done.stdout, done.stderr) == (0, "[hello]\n", "")

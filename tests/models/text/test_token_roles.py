@@ -1,4 +1,4 @@
-"""Roles of tokens by their texts: ends of a generation, channels of gpt-oss, white space after Phi-3's."""
+"""Roles of tokens by their texts: ends, gpt-oss's channels, white space after Phi-3's markers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.no_vulkan
 NORMAL, CONTROL, USER_DEFINED, BYTE = 1, 3, 4, 6
 SPACE = "\u2581"
 BYTES = [f"<0x{b:02X}>" for b in range(256)]
-BYTE_LETTERS = [chr(b) for b in range(0x21, 0x7F)] + ["\u0120", "\u010a"]  # with space and line feed
+BYTE_LETTERS = [chr(b) for b in range(0x21, 0x7F)] + ["\u0120", "\u010a"]
 
 Make = Callable[..., Tokenizer]
 
@@ -41,7 +41,7 @@ def ends(tokenizer: Tokenizer) -> set[str]:
 
 
 def test_channel_markers_of_gpt_oss_are_text(make: Make) -> None:
-    """They are control tokens in its files; a stream without them cannot be told into thought and answer."""
+    """They are control tokens; without their text a stream has no channels."""
     markers = ["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>"]
     tokenizer = make([*markers, "<|return|>", "<|call|>"])
     said = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>Yes"
@@ -64,12 +64,12 @@ def test_channel_markers_of_gpt_oss_are_text(make: Make) -> None:
         (["[e~[", "]~b]"], {"[e~["}),  # MiniMax
         (["[PAD]", "[EOS]", "[EOT]"], {"[PAD]", "[EOS]", "[EOT]"}),  # Kimi K2
         (["<|tool_response>", "<turn|>", "</s>"], {"<|tool_response>", "<turn|>"}),  # Gemma 4
-        (["<fim-pad>", "<|fim_pad|>"], {"<|fim_pad|>"}),  # the first text is it
+        (["<fim-pad>", "<|fim_pad|>"], {"<|fim_pad|>"}),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )  # fmt: skip
 def test_ends_of_a_generation(make: Make, special: list[str], expected: set[str]) -> None:
-    for kind in (CONTROL, NORMAL):  # converters forget to mark them
+    for kind in (CONTROL, NORMAL):
         tokenizer = make(special, kind)
         assert ends(tokenizer) == expected
         assert all(tokenizer.is_special(i) for i in tokenizer.stop_ids)

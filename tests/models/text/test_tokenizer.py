@@ -1,4 +1,4 @@
-"""Tokenizers: vectors of small and real vocabularies, streaming, hostile texts."""
+"""Tokenizers: vectors of vocabularies, streaming, hostile texts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from vkbackend.models.text.tokenizer import MAX_TEXT, Tokenizer
 
 @pytest.mark.parametrize("path", OWN, ids=lambda path: path.stem)
 def test_vectors(path: Path) -> None:
-    """Texts with llama.cpp's ids, which `tests/data/make_vocabularies.py` wrote."""
+    """llama.cpp's ids, by `tests/data/make_vocabularies.py`."""
     kept, tokenizer = json.loads(path.with_suffix(".json").read_text()), load(path)
     assert len(kept["texts"]) == len(kept["ids"]) == len(kept["parsed"]) > 250
     for text, ids, parsed in zip(kept["texts"], kept["ids"], kept["parsed"], strict=True):
@@ -48,7 +48,7 @@ if THEIRS:
     def test_vectors_of_real_vocabularies(path: Path) -> None:
         texts = Path(f"{path}.inp").read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
         lines = Path(f"{path}.out").read_text().split("\n")
-        assert (texts.pop(), lines.pop()) == ("", "")  # both files end with their separator
+        assert (texts.pop(), lines.pop()) == ("", "")
         assert len(texts) == len(lines) == 46
         tokenizer = load(path)
         for text, line in zip(texts, lines, strict=True):
@@ -107,7 +107,7 @@ def test_round_trip_of_prose(real: Tokenizer, models: Path) -> None:
 def test_round_trip_of_any_text(text: str) -> None:
     for path in VOCABULARIES:
         tokenizer = load(path)
-        # SPM writes a space as U+2581, so the two are one character to it.
+        # SPM writes spaces as U+2581: one character to it
         want = text.replace("\u2581", " ") if "spm" in path.stem else text
         assert tokenizer.decode(tokenizer.encode(text)) == want
 
@@ -118,7 +118,7 @@ def test_round_trip_of_any_text(text: str) -> None:
 @settings(max_examples=40, deadline=None)
 @given(text=st.text(max_size=80), seed=st.integers(0, 1 << 32), skip=st.booleans(), at_start=st.booleans())
 def test_stream_equals_decode(text: str, seed: int, skip: bool, at_start: bool) -> None:
-    """For the ids of texts and for random ids, whose bytes are mostly no UTF-8."""
+    """Bytes of random ids are rarely UTF-8."""
     rng = random.Random(seed)
     for path in VOCABULARIES:
         tokenizer = load(path)
@@ -188,7 +188,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_text(real: Tokenizer, name: str) -> None:
-    """0.6 s at most on two cores; quadratic time takes minutes, which the test's own deadline ends."""
+    """0.6 s at most on two cores; quadratic time would take minutes."""
     ids = real.encode(HOSTILE[name], parse_special=True)
     shown = [i for i in ids if i != real.bos_id or not real.add_bos]
     assert real.decode(shown, skip_special=False) == HOSTILE[name]

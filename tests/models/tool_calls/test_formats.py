@@ -1,4 +1,4 @@
-"""Tool calls in every format: whole, in pieces of any size, next to text, damaged."""
+"""Tool calls in every format: whole, in pieces, next to text, damaged."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ CASES: list[tuple[ToolFormat, str, Calls]] = [
 
 
 def read(format_: ToolFormat, pieces: list[str]) -> tuple[str, Calls]:
-    """The content and the calls of a text that came in these pieces; a call begins once, before its text."""
+    """A call begins once, before its arguments."""
     reader, content, calls = ToolReader(format_, TOOLS), "", dict[int, list[Any]]()
     deltas = [delta for piece in pieces for delta in reader.push(piece)] + reader.push("", last=True)
     for delta in deltas:
@@ -118,7 +118,7 @@ def read(format_: ToolFormat, pieces: list[str]) -> tuple[str, Calls]:
 def test_whole_and_by_character(format_: ToolFormat, text: str, calls: Calls) -> None:
     assert read(format_, [text]) == ("", calls)
     assert read(format_, list(text)) == ("", calls)
-    with_cases = {case[0].name for case in CASES} | {GPT_OSS.name}  # read in tests/models/chats
+    with_cases = {case[0].name for case in CASES} | {GPT_OSS.name}
     assert with_cases == {tool_format.name for tool_format in FORMATS}, "every format has a case"
 
 
@@ -134,7 +134,7 @@ def test_pieces_of_any_size_give_the_same(data: st.DataObject) -> None:
 
 @given(data=st.data())
 def test_what_is_cut_short_or_damaged_is_read_without_an_error(data: st.DataObject) -> None:
-    """Nothing raises, and text that is not a call is content."""
+    """Text that is not a call is content."""
     format_, text, _ = data.draw(st.sampled_from(CASES))
     at = data.draw(st.integers(0, len(text)))
     noise = data.draw(st.text("{}[]\"'<>|:,= \nax", max_size=8))
@@ -155,7 +155,6 @@ STREAMED = [HERMES, LLAMA3, GENERIC, LENIENT, MISTRAL, MISTRAL_ARGS, KIMI, PHI4,
 
 @pytest.mark.parametrize("format_", STREAMED, ids=lambda f: f.name)
 def test_arguments_stream_as_they_come(format_: ToolFormat) -> None:
-    """Arguments in JSON are passed on before they are complete."""
     text = next(text for item, text, _ in CASES if item is format_)
     reader = ToolReader(format_, TOOLS)
     deltas = reader.push(text[: text.index('"days"')])
@@ -196,7 +195,7 @@ def test_gemma_writes_keys_and_words_without_quotes(body: str, arguments: Any) -
 
 
 def test_a_call_that_never_ends_costs_no_more_per_token() -> None:
-    """Counted, not timed: the beginning of a call is looked at while it is short."""
+    """Counted, not timed."""
     reader = ToolReader(HERMES, TOOLS)
     for _ in range(4000):
         assert not [delta for delta in reader.push("abcd") if isinstance(delta, ToolDelta)]

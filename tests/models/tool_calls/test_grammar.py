@@ -68,12 +68,11 @@ def vocabulary(with_control: bool) -> Vocabulary:
 
 
 def written(matcher: Matcher, words: Vocabulary, rng: random.Random) -> str:
-    """A text that the grammar allows, ended where it can be."""
     n, out, end, closer = len(words.pieces), b"", words.stop_ids[0], list[int]()
     while not matcher.is_over:
         matcher.find()
         ids = [int(i) for i in matcher.allowed(n)]
-        if not closer and rng.random() < 0.1:  # a free text ends with one of these
+        if not closer and rng.random() < 0.1:
             closer = list(rng.choice([b"\n</parameter>\n", b"</arg_value>\n", b"<escape>", b'<|"|>', b'"']))
         few = [i for i in ids if i >= 256 or words.pieces[i] in b'"}]<']
         if closer and closer[0] in ids:
