@@ -1,4 +1,4 @@
-"""What docs/architecture.md names is there: files, packages, hooks, threads."""
+"""Files, packages, hooks and threads named in docs/architecture.md exist."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_hooks_are_the_decoders() -> None:
 
 
 def test_the_picture_is_of_its_source() -> None:
-    """Every box of the source stands in the picture."""
+    """Every box of the source is in the picture."""
     source = (ROOT / "docs" / "architecture.dot").read_text()
     picture = (ROOT / "docs" / "architecture.svg").read_text()
     for label in re.findall(r'\[label="([^"]+)"\]', source):
@@ -64,7 +64,7 @@ def test_the_picture_is_of_its_source() -> None:
 
 
 def test_the_stops_are_in_their_files() -> None:
-    """Each stop of the tour shows at most five lines of its file, in their order; `...` leaves lines out."""
+    """At most five lines of a file for each stop, in order; `...` leaves lines out."""
     stops = re.findall(r"^\*\*\d+\. `([\w/.]+)`\*\*.*?\n\n```\w+\n(.*?)```", PAGE, re.MULTILINE | re.DOTALL)
     assert len(stops) == 12
     for path, text in stops:

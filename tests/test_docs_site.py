@@ -1,4 +1,4 @@
-"""The documentation: each page is in the site, links resolve, each public name is in the reference."""
+"""The documentation: pages are in the site, links resolve, public names are in the reference."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ CLASSES = ["LLM", "Chat", "Completion", "Chunk"]
 
 
 def prose(path: Path) -> str:
-    """The text of a page without its code."""
     return re.sub(r"(?ms)^```.*?^```$|^    .*?$|`[^`\n]*`", "", path.read_text())
 
 
 def anchors(path: Path) -> set[str]:
-    """What a link into the page may name: its headings, as GitHub and the site write them."""
+    """Targets of links into the page: headings, as GitHub and the site write them."""
     titles = re.findall(r"^#+ (.+)$", re.sub(r"(?ms)^```.*?^```$", "", path.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
@@ -76,7 +75,7 @@ def test_every_public_name_is_in_the_reference() -> None:
 
 
 def public_members() -> list[str]:
-    """`Class.method` of the public classes, inherited ones too."""
+    """`Class.method`, inherited methods too."""
     members = []
     for name in CLASSES:
         class_ = getattr(vkbackend, name)

@@ -1,4 +1,4 @@
-"""The folders are layers: imports point one way, wherever in a module they stand, and never in circles."""
+"""The folders are layers: imports point one way, and never in circles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vkbackend.tools.cli import COMMANDS
 pytestmark = pytest.mark.no_vulkan
 
 
-LAYERS = ("shaders", "vkbackend", "meta", "models", "tools")  # each may import those before it and itself
+LAYERS = ("shaders", "vkbackend", "meta", "models", "tools")
 MODULES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
 PACKAGE = ROOT / "vkbackend" / "__init__.py"  # re-exports the public names, lazily: test_package_is_lazy
 COMMAND = ROOT / "vkbackend" / "__main__.py"  # nothing imports it: `python -m vkbackend`
@@ -30,7 +30,7 @@ def name_of(path: Path) -> str:
 
 
 def layer_of(module: str) -> str | None:
-    """The folder that `vkbackend.meta.plan` lies in; None for a module of another project."""
+    """The folder of `vkbackend.meta.plan`; None for a module of another project."""
     parts = module.split(".")
     if parts[0] != "vkbackend":
         return None
@@ -38,8 +38,8 @@ def layer_of(module: str) -> str | None:
 
 
 def imported(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
-    """(line, module) of every import statement, inside functions and TYPE_CHECKING blocks too, and of
-    import_module("...") with a literal name."""
+    """(line, module) of every import, also in functions and TYPE_CHECKING blocks, and of
+    import_module("...")."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -57,7 +57,6 @@ def imported(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
 
 
 def wrong_arrows(source: str, layer: str) -> list[str]:
-    """Imports of a layer above."""
     package = "vkbackend" if layer == "vkbackend" else f"vkbackend.{layer}"
     allowed = LAYERS[: LAYERS.index(layer) + 1]
     return [
@@ -121,7 +120,7 @@ def test_every_package_is_installed() -> None:
 
 
 def test_nobody_imports_commands_and_studies() -> None:
-    """What commands share is below them. A wheel has neither studies nor checkout."""
+    """Shared code is below the commands. A wheel has neither studies nor checkout."""
     commands = {f"vkbackend.tools.{module}" for module, _ in COMMANDS.values()}
     tree = structure.read(ROOT)
     wrong = [
@@ -134,7 +133,7 @@ def test_nobody_imports_commands_and_studies() -> None:
 
 
 def test_package_is_lazy() -> None:
-    """At run time `import vkbackend` reaches no other layer: only type checkers follow those imports."""
+    """Only type checkers follow its imports."""
     tree = ast.parse(PACKAGE.read_text())
     guarded = [n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
     hidden = {id(node) for block in guarded for node in ast.walk(block)}
@@ -143,7 +142,7 @@ def test_package_is_lazy() -> None:
 
 
 def test_no_module_bears_a_standard_library_name() -> None:
-    """Run by path, such a module would shadow the standard one for everything it imports."""
+    """Run by path, such a module would shadow the standard one."""
     assert not [name_of(path) for path in MODULES if path.stem in sys.stdlib_module_names]
 
 

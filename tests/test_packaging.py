@@ -1,4 +1,4 @@
-"""What is installed: metadata, systems other than Linux, what the source distribution and the lists name."""
+"""Metadata, systems other than Linux, and the contents of distributions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import vkbackend
 pytestmark = pytest.mark.no_vulkan
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-# Not needed to run models.
 EXTRAS_OF_WORK = {"test", "clients", "train", "oracles", "plot", "browser", "docs"}
 
 

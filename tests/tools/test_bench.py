@@ -81,7 +81,7 @@ def test_weight_rate_counts_what_a_token_reads(models: Path, capsys: Any) -> Non
     model = models / "stories-moe8x-Q4_0.gguf"
     [row] = json.loads(bench(capsys, "-m", str(model), "-p", "0", "-n", "2", "-r", "1", "-o", "json"))
     nbytes = row["weight_bytes_per_s"] * row["samples_ns"][0] / 2e9
-    assert 0 < nbytes < row["model_size"]  # two of eight experts
+    assert 0 < nbytes < row["model_size"]
 
 
 @needs_device
@@ -214,7 +214,7 @@ llama_decode = decode
 def test_llama_cpp_runs_the_same_in_turn(
     tiny: None, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stand-in package with the same interface records what it loads and computes."""
+    """A stand-in package records its loads and computations."""
     from vkbackend.vulkan.instance import position
 
     (tmp_path / "llama_cpp.py").write_text(LLAMA_CPP)
@@ -226,11 +226,11 @@ def test_llama_cpp_runs_the_same_in_turn(
     rows = json.loads(capsys.readouterr().out)
     assert all(row["ratio"] == pytest.approx(row["avg_ts"] / row["llama_cpp_avg_ts"]) for row in rows)
     loaded, context, *calls = map(json.loads, (tmp_path / "calls").read_text().splitlines())
-    visible = str(position(device_infos()[0]))  # in the loader's order
+    visible = str(position(device_infos()[0]))
     assert loaded == {"magic": "GGUF", "visible": visible, "n_gpu_layers": 2, "split_mode": 0}
     assert context["offload_kqv"] is False and (context["n_ubatch"], context["n_ctx"]) == (4, 11)
-    once = [4, 1, 4, 2], [4, 1, 1, 1]  # five tokens first, then six at once, or two one by one
-    assert [call["decode"] for call in calls] == [*(once[0] * 3), *(once[1] * 3)]  # a warm-up, two runs
+    once = [4, 1, 4, 2], [4, 1, 1, 1]
+    assert [call["decode"] for call in calls] == [*(once[0] * 3), *(once[1] * 3)]
 
 
 @pytest.mark.parametrize("flags", [[], ["-p", "0"], ["-c", "8"], ["-dev", "nothing"]], ids=" ".join)

@@ -1,4 +1,4 @@
-"""`vkbackend bench-serve` against our server, with a model that works and one that fails."""
+"""`vkbackend bench-serve` against our server, with a working and a failing model."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ def test_clients_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_failures_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     model = FakeModel(n_ctx=2048)
-    model.fails = lambda n: ValueError("a bug") if n == 3 else None  # after the first event
+    model.fails = lambda n: ValueError("a bug") if n == 3 else None
     with served(model) as address:
         url = f"http://127.0.0.1:{address.port}"
         assert main(["bench-serve", "--url", url, "-np", "2", "-r", "1", "-n", "5", "-o", "json"]) == 1
         out = json.loads(capsys.readouterr().out)
         assert out[0]["n_errors"] == 2 and out[0]["errors"]
         assert main(["bench-serve", "--url", f"{url}/none"]) == 2
-    assert main(["bench-serve", "--url", f"http://127.0.0.1:{address.port}"]) == 2  # no server
+    assert main(["bench-serve", "--url", f"http://127.0.0.1:{address.port}"]) == 2
 
 
 def test_gaps_and_rates() -> None:
     texts = [Text(0.0, [1.0, 1.5, 2.5], 3), Text(0.0, [3.0, 3.5]), Text(0.0, error="HTTP 429")]
     load = load_of(3, texts, 2.0)
     assert (load.n_texts, load.n_errors, load.errors) == (3, 1, ("HTTP 429",))
-    assert load.tokens_per_s == (3 + 2) / 2.0  # counts events if the server counts no tokens
+    assert load.tokens_per_s == (3 + 2) / 2.0
     assert (load.ttft_p50, load.itl_p50, load.itl_p99) == (2000, 500, 1000)
 
 

@@ -29,7 +29,7 @@ from vkbackend.tools.chat import FRESH, Conversation, interrupts, shown
 from vkbackend.tools.console import console
 from vkbackend.tools.message_lines import messages
 
-model = words_model  # pytest finds the fixture by this name
+model = words_model  # the name of the fixture
 
 
 class Terminal(io.StringIO):
@@ -39,7 +39,6 @@ class Terminal(io.StringIO):
 
 def hold(model: Path, stdin: io.StringIO, first: str | None = None, *, single: bool = False,
          most: int | None = 4, n_ctx: int = 120) -> Conversation:  # fmt: skip
-    """Run the chat on a stdin, greedily."""
     with LLM(model, n_ctx=n_ctx) as llm, pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdin", stdin)
         sampling = SamplingParams(0, 40, 0.95, 0.05, 1.0, 64, 1)
@@ -73,11 +72,11 @@ def test_a_full_context_is_told_in_one_line(model: Path, capsys: pytest.CaptureF
     first, second, rest = out.split("\n")
     assert first == second and not rest
     with pytest.raises(InvalidArgument, match="the context holds 20"):
-        hold(model, io.StringIO(f"w1.\n{long}\n"), most=None, n_ctx=20)  # a script cannot /clear it
+        hold(model, io.StringIO(f"w1.\n{long}\n"), most=None, n_ctx=20)
 
 
 def test_the_oldest_messages_leave_a_full_context(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The system prompt stays; also on a pipe, and in the middle of an answer."""
+    """The system prompt stays; also on a pipe and during an answer."""
     with LLM(model, n_ctx=60) as llm:
         chat, asked = Chat(llm, "w9."), list[list[int]]()
         stream = llm.stream
@@ -88,7 +87,7 @@ def test_the_oldest_messages_leave_a_full_context(model: Path, capsys: pytest.Ca
         assert chat.n_left_out >= 4 and len(chat.messages) == 13
         seen = [chat.messages[0], *chat.messages[1 + chat.n_left_out : -1]]
         assert seen[1]["role"] == "user"
-        text = llm.detokenize(asked[-1], skip_special=False)  # users' words are not special tokens
+        text = llm.detokenize(asked[-1], skip_special=False)
         roles = [f"<|{message['role']}|>" for message in [*seen, {"role": "assistant"}]]
         assert re.findall(r"<\|\w+\|>", text) == roles and len(asked[-1]) <= 45
         assert [c.token for c in said] == fake_runner.continuation(asked[-1], 12, [2])
@@ -237,7 +236,7 @@ def test_ctrl_c_on_a_terminal_ends_the_answer_and_then_the_program(template: str
         read_until("a time\r\n.{20}")
         process.send_signal(signal.SIGINT)
         read_until("\n> ")
-        time.sleep(0.3)  # readline handles a signal during its wait, not just before
+        time.sleep(0.3)  # readline handles signals only during its wait
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
     finally:

@@ -53,7 +53,6 @@ def last_line(result: subprocess.CompletedProcess[str]) -> str:
 
 
 def generate(*args: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """On numpy, so that no Vulkan device is needed; in a process of its own with options."""
     return (run if options else call)("generate", "-dev", "numpy", *args, **options)
 
 
@@ -78,7 +77,6 @@ def test_every_option_of_generate_says_its_default_or_effect() -> None:
 
 
 def test_flags_of_experiments_come_last() -> None:
-    """Every command with such flags has all of them under the last heading."""
     flags = {"--split-policy", "--submit-ahead", "--reduce-provider", "--reduce-type"}
     having = set()
     for name in COMMANDS:
@@ -133,7 +131,7 @@ def test_generate_streams_text_to_stdout_and_the_rest_to_stderr() -> None:
         assert part in result.stderr
     assert re.search(r"prompt +\d+ tokens +[\d.]+ ms +[\d.]+ tokens/s", result.stderr)
     assert re.search(r"decode +11 tokens +[\d.]+ ms +[\d.]+ tokens/s", result.stderr)
-    assert "reduce" not in result.stderr  # of one device
+    assert "reduce" not in result.stderr
     assert "is full" not in result.stderr
     full = generate("-p", "Once", "-c", "8", "--ignore-eos")
     assert last_line(full) == "ended  because the context of 8 tokens is full (-c)"
@@ -212,9 +210,6 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal(tmp_path: Path) 
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", text), text
 
 
-# Bad input: exit code 2, nothing on stdout, one last line, no traceback.
-
-
 def check_error(result: subprocess.CompletedProcess[str], pattern: str) -> None:
     assert result.returncode == 2 and not result.stdout and "Traceback" not in result.stderr, result.stderr
     assert last_line(result).startswith("error: ") and re.search(pattern, last_line(result)), result.stderr
@@ -258,7 +253,7 @@ def check_error(result: subprocess.CompletedProcess[str], pattern: str) -> None:
 def test_bad_input(args: list[str], pattern: str) -> None:
     result = generate("-n", "4", *args, **({"env": {}} if args == ["-m", "."] else {}))
     check_error(result, pattern)
-    assert "/?" not in result.stderr  # no progress bar of what did not begin
+    assert "/?" not in result.stderr
 
 
 def test_damaged_files(tmp_path: Path) -> None:
@@ -299,7 +294,7 @@ def test_debug_shows_the_traceback_before_the_last_line() -> None:
 
 
 def heed_interrupts() -> None:
-    """A shell's background job ignores SIGINT, and so do its children unless they change it."""
+    """A shell's background job and its children ignore SIGINT."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -309,7 +304,7 @@ def test_interrupt() -> None:
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, preexec_fn=heed_interrupts,
     )  # fmt: skip
     assert process.stdout is not None
-    assert process.stdout.read(20)  # flushed per token, so this does not wait for the end
+    assert process.stdout.read(20)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in err and err.rstrip().endswith("interrupted")

@@ -14,7 +14,7 @@ from vkbackend.tools.cli import COMMANDS, main
 
 pytestmark = pytest.mark.no_vulkan
 
-# Bash's arguments on Tab: the words before the cursor, the word at it.
+# Bash's arguments: words before the cursor, the word at it
 TAB = """
 eval "$(vkbackend completion bash)"
 COMP_LINE="$1" COMP_POINT=${#1} COMP_TYPE=9
@@ -25,7 +25,6 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A PATH with these tests' `vkbackend`."""
     folder = tmp_path_factory.mktemp("bin")
     (folder / "vkbackend").write_text(f'#!/bin/sh\nexec {sys.executable} -m vkbackend "$@"\n')
     (folder / "vkbackend").chmod(0o755)

@@ -1,4 +1,4 @@
-"""Output on terminals of any width, and of progress that failed."""
+"""Output on terminals of any width, and failed progress."""
 
 from __future__ import annotations
 
@@ -59,12 +59,11 @@ def test_no_column_is_cut_where_another_can_wrap(width: int) -> None:
     assert {word for cell in (*names, *rows[0], *rows[1]) for word in cell.split()} <= set(
         file.getvalue().split()
     )
-    if lines[0].startswith("architecture llama"):  # the empty cell repeats the row above
+    if lines[0].startswith("architecture llama"):
         assert sum(line == "architecture llama" for line in lines) == 2
 
 
 def test_columns_say_how_wide_a_pipe_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Host 0's process uses the terminal width of `vkbackend hosts`."""
     monkeypatch.delenv("COLUMNS", raising=False)
     assert console().width == PIPE_WIDTH
     monkeypatch.setenv("COLUMNS", "80")
@@ -97,5 +96,5 @@ def test_a_bar_stays_where_all_went_well(keep: bool) -> None:
 
 
 def shown(file: io.StringIO) -> str:
-    """The visible screen: the text after the last erased line."""
+    """The text after the last erased line."""
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\s", "", file.getvalue().rpartition("\x1b[2K")[2])

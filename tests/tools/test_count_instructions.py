@@ -1,6 +1,4 @@
-"""count_instructions: from a recorded text, from a driver if it reports, and from the compilers of absent
-GPUs if they are unpacked.
-"""
+"""count_instructions: a recorded text, reporting drivers, and compilers of absent GPUs."""
 
 from __future__ import annotations
 
@@ -63,23 +61,23 @@ def test_how_a_compiler_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert command[:3] == ["env", f"LD_PRELOAD={tmp_path}/nvk/shim.so", f"{tmp_path}/nvk/ld.so"]
     assert command[-3:] == ["-m", "some.module", "-x"]
     assert env["NOUVEAU_CHIPSET"] == "172" and env["VK_DRIVER_FILES"] == f"{tmp_path}/nvk/icd.json"
-    assert "RADV_FORCE_FAMILY" not in env  # another driver's GPU
+    assert "RADV_FORCE_FAMILY" not in env
 
 
 @pytest.mark.parametrize("gpu", ["NAVI31", pytest.param("BMG", marks=pytest.mark.wide),
                                  pytest.param("AMPERE", marks=pytest.mark.wide)])  # fmt: skip
 def test_a_compiler_tells(gpu: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A kernel of ours, and the same one as a foreign module: equal figures."""
+    """The same kernel, ours and as a foreign module."""
     if why := compilers.missing(compilers.GPUS[gpu]):
         pytest.skip(why)
     case = r"^MatDot\(type='q4_0', n=3072, k=1024, rows=1,"
     (ours,) = count_instructions.rows_of(gpu, ["-c", case])
     assert ours.gpu == gpu and ours.spills == 0 and ours.in_flight and ours.in_flight >= 4
-    assert ours.macs == 2 * 32 * ours.lanes  # two rows of 32 weights
+    assert ours.macs == 2 * 32 * ours.lanes
     assert ours.vector_per_32 and 30 < ours.vector_per_32 < 250
     module = tmp_path / "module.spv"
     module.write_bytes(shaderlib.spirv("mat_dot", "q4_0"))
-    values = [word.split("=")[1] for word in ours.kernel.split()[1:]]  # of the constants, by id
+    values = [word.split("=")[1] for word in ours.kernel.split()[1:]]
     argument = f"{module}:{','.join(f'{i}={value}' for i, value in enumerate(values))}:{ours.lanes}"
     assert count_instructions.main(["-g", gpu, "--spirv", argument, "--json"]) == 0
     (same,) = json.loads(capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""gpu-report: a crash or hang costs one case, the files identify nobody, every part fills its table."""
+"""gpu-report: a crash or hang costs one case, no file identifies anybody, every part fills its table."""
 
 from __future__ import annotations
 
@@ -148,7 +148,6 @@ def test_bad_values_are_named(args: tuple[str, ...], named: str, capsys: pytest.
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Models, matrices and depths that numpy computes at once, and a cache folder."""
     monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(synthetic.SHAPES, "tiny", TINY)
     monkeypatch.setattr(rates, "MODELS", ("tiny:Q4_0",) * 3)
@@ -262,7 +261,7 @@ def test_pairs_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_llama_bench_reads_the_same_model(
     tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stand-in llama-bench that reads the given file."""
+    """A stand-in llama-bench reads the given file."""
     monkeypatch.setenv("PATH", str(tmp_path))
     part = rates.LlamaCpp(("0",), [])
     with pytest.raises(UnsupportedFeature, match="not installed"):
@@ -299,7 +298,7 @@ def test_the_command_writes_both_files(tmp_path: Path, capsys: pytest.CaptureFix
 @needs_device
 @pytest.mark.wide
 def test_a_lost_device_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver loses it at the 30th submission, in every process."""
+    """At the 30th submission of every process."""
     monkeypatch.setenv("VKBACKEND_FAULT", "Vulkan0:vkQueueSubmit:30:VK_ERROR_DEVICE_LOST")
     words = ["gpu-report", "-dev", "0", "--parts", "verify", "--minutes", "2"]
     assert cli.main([*words, "-o", str(tmp_path)]) == 1

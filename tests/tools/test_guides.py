@@ -1,4 +1,4 @@
-"""Every command of the guides runs and prints what the text says."""
+"""Every command of the guides prints the text shown."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from places import ROOT
 
 PAGES = [ROOT / "docs" / "index.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
 STORY = "generate .*Once upon a time.*--temp 0"
-PRINTS = {  # beginning of a command after `vkbackend` -> expected output
+PRINTS = {  # first words after `vkbackend` -> expected output
     "devices": r"index +name +vendor.*\n +0 ",
     "plan ": r"(?s)blk\.0\S* +Vulkan0.*predicted +[\d.]+ ms per token",
     STORY: r"(?s)^, there was (?!.*Once upon a time)(\S+\s+){4,}",
     "bench ": r"(?s)pp64.*tg16",
     "verify ": r"(?s)rms_norm\.f32 +.*pass.*\d+ pass, 0 FAIL",
-    "generate .*Once. -n 2": r"(?s)\brms_norm\S* .*\bmat_\S+ ",  # a line per dispatch
+    "generate .*Once. -n 2": r"(?s)\brms_norm\S* .*\bmat_\S+ ",
 }
 
 
 def commands() -> list[str]:
-    """Without repetition: words after `vkbackend`, and the variables before it."""
     blocks = [
         text for page in PAGES for text in re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL)
     ]
@@ -35,7 +34,6 @@ def commands() -> list[str]:
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, str]:
-    """The commands' output."""
     return {}
 
 

@@ -53,7 +53,6 @@ ONE_500 = [HostRates(350 * GB, None)] * 2
 
 @pytest.mark.no_vulkan
 def test_break_even_is_that_of_the_table() -> None:
-    """70B over two hosts with a card of 500 GB/s each, at 70 % of that."""
     assert 1e6 * break_even_s(int(DENSE_70B[0]), 80, ONE_500) == pytest.approx(323, rel=0.05)
 
 
@@ -119,8 +118,7 @@ def test_check(net: namespaces.Net, tmp_path: Path) -> None:
 
 @pytest.mark.wide
 def test_check_sees_a_slow_network(net: namespaces.Net, tmp_path: Path) -> None:
-    """The advice depends on the measured exchange: over a link with 25 ms of delay, and without. One layer of
-    2 MB, where numpy breaks even between these, at 10 ms or more."""
+    """Over a link with 25 ms of delay, and without. numpy breaks even between these with a layer of 2 MB."""
     path = str(write_tiny(tmp_path / "model.gguf", Tiny("llama", n_layer=1, n_embd=256, n_vocab=1024)))
     quick = called(net, "check", "--hostfile", str(net.hostfile(tmp_path / "a", DEVICES)), "-m", path)
     if not slow_link.can_slow():
@@ -222,7 +220,6 @@ def test_bench_in_the_process_of_host_0(net: namespaces.Net, tmp_path: Path) -> 
 
 @pytest.mark.wide
 def test_commands_typed_by_hand(net: namespaces.Net, tmp_path: Path) -> None:
-    """launcher=manual prints what to run on each host; only the programs' paths are known."""
     hostfile = tmp_path / "hosts"
     lines = [f"{net.address(n)} dev=numpy" for n in range(2)]
     hostfile.write_text("\n".join(["launcher=manual", *lines]) + "\n")

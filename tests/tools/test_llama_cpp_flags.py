@@ -23,8 +23,6 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Exit code, stdout and stderr of a command on numpy."""
-
     def call(*words: str) -> tuple[int, str, str]:
         try:
             code = main(
@@ -48,7 +46,7 @@ def test_flags_without_effect_are_told_in_a_line_each(run: Run) -> None:
     for flags, value, _ in WITHOUT_EFFECT:
         for flag in flags:
             words += (flag,) if value is None else (flag, "on" if value[0] == "[" else "1")
-    words.append("-fa")  # the value is optional
+    words.append("-fa")
     code, out, err = run("generate", "-p", "Once", "-n", "1", *words)
     assert code == 0 and out, err
     reported = re.findall(r"^(-\S+) has no effect: .{10,}$", err, re.MULTILINE)
@@ -87,11 +85,10 @@ def test_a_conversation_and_none(run: Run) -> None:
     talk, plain = run("chat", *words, "-st"), run("generate", *words)
     assert run("generate", *words, "-cnv", "-st")[:2] == talk[:2]
     assert run("chat", *words, "-no-cnv")[:2] == plain[:2] == run("generate", *words, "-no-cnv")[:2]
-    assert run("chat", "-sys", "-cnv", "-st", *words)[0] == 0  # a value is not a flag
+    assert run("chat", "-sys", "-cnv", "-st", *words)[0] == 0
 
 
 def test_structured_output(run: Run, tmp_path: Path) -> None:
-    """Each flag forces its text, also in `chat`; an invalid grammar is one line."""
     gbnf, schema = tmp_path / "yes.gbnf", tmp_path / "schema.json"
     gbnf.write_text('root ::= "ye" "s"{2}\n')
     schema.write_text('{"enum": ["from a file"]}')

@@ -1,4 +1,4 @@
-"""`vkbackend models`: the table matches the models, and tests prove it."""
+"""`vkbackend models`: the table matches the models and their tests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ def test_every_architecture_has_a_row_and_a_model_that_tests_run() -> None:
 
 
 def test_the_model_files_are_all_listed() -> None:
-    """A file with a Model class is an architecture."""
     files = {
         path.stem.replace("_", "-")
         for path in (ROOT / "models" / "architectures").glob("*.py")
@@ -79,13 +78,13 @@ def loaded(path: Path) -> ModuleType:
     spec = spec_from_file_location(f"named_{path.stem}", path)
     assert spec and spec.loader, path
     module = module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look for it there
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
 
 
 def test_the_tests_it_names_exist() -> None:
-    """The tests of test_architectures.py take every architecture."""
+    """test_architectures.py's tests take every architecture."""
     columns = set(ROWS["llama"].cells()) - {"architecture", "models"}
     assert set(proofs()) == columns
     for tests in proofs().values():
@@ -100,7 +99,6 @@ def test_the_tests_it_names_exist() -> None:
 
 
 def names_in(mark: pytest.Mark) -> Iterator[str]:
-    """The fixtures of a test."""
     for param in mark.args[1] if "name" in mark.args[0] else ():
         values = getattr(param, "values", param)
         yield from (

@@ -83,7 +83,6 @@ def test_prediction_adds_up(models: Path, capsys: pytest.CaptureFixture[str]) ->
     p, rows = report["prediction"], report["devices"]
     assert p["tensor_split"] == [16, 16], "equal devices"
     assert report["traffic"]["reduces"] == 10 and p["reduce_ms"] == pytest.approx(1.0)
-    # Two logical devices on one processor read in turn.
     assert p["weights_ms"] == pytest.approx(sum(row["read_per_token"] for row in rows) / 1e6)
     assert (
         p["host_ms"] == pytest.approx(sum(row["host_read_per_token"] for row in rows) / 1e5) and p["host_ms"]

@@ -1,4 +1,4 @@
-"""Every command of the README runs and prints what the text says, and so do the docs' Python examples."""
+"""Every command of the README prints the text shown; the docs' Python examples run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import pytest
 from device_sets import device_infos
 from places import ROOT
 
-# CI and test_setup.py run these.
 SETUP = ("bash tools/setup.sh", "bash tools/demo.sh", "bash tools/test.sh")
 STORY = r"(?s)^, there was (?!.*Once upon a time)(\S+\s+){25,}"  # 60 tokens of continuation
-PRINTS = {  # beginning of a command after `vkbackend` -> expected output
+PRINTS = {  # first words after `vkbackend` -> expected output
     "devices": r"index +name +vendor.*\n +0 ",
     'generate -p "Once upon a time" -n 60 --temp 0': STORY,
     "plan ": r"(?s)blk\.0 +Vulkan0\.0 .*Vulkan0\.1 .*predicted +[\d.]+ ms per token",
@@ -54,7 +53,7 @@ needs_device = pytest.mark.skipif(not device_infos(), reason="no Vulkan device i
 
 
 def run(command: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in the tests' environment instead of .venv."""
+    """Without .venv."""
     bin_dir = Path(sys.executable).parent
     return subprocess.run(
         ["bash", "-c", command.replace(".venv/bin/", f"{bin_dir}/")],

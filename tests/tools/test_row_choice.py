@@ -1,4 +1,4 @@
-"""Which op serves how many rows, by counted work."""
+"""Ops by number of rows, by counted work."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from vkbackend.tools.studies.row_choice import COLUMNS, ROWS, Cost, table_row
 
 
 def test_a_row_of_the_table() -> None:
-    """One op is limited by memory up to 8 rows and by issue beyond; from 12 to 16 rows another is twice as
-    fast."""
+    """Memory limits one op up to 8 rows, issue beyond; from 12 to 16 rows another is twice as fast."""
     costs = [Cost(n, "mat_dot", True, 10.0, 1.25 * n) for n in ROWS]
     other = [Cost(n, "mat_wave", False, 10.0, 7.5 if n in (12, 16) else 5.0 * n) for n in ROWS]
     row = dict(zip(COLUMNS, table_row("A", "q4_0", [*costs, *other]), strict=True))
@@ -29,6 +28,6 @@ def test_no_cliff_and_no_op_that_is_much_slower(gpu: str, kind: str) -> None:
     asked = compilers.ask(compilers.gpu_of(gpu), row_choice.MODULE, ["--alone", "-g", gpu, "-t", kind])
     row = dict(zip(COLUMNS, table_row(gpu, kind, [Cost(**cost) for cost in asked]), strict=True))
     assert float(row["largest growth for a row"].split()[0]) < 1.4
-    # On BMG, integers on matrix units are 1.27 times as fast by this count, and slower than halves if they
+    # BMG: integers on matrix units are 1.27 times as fast by this count, and slower if halves
     # hide vector instructions: docs/measurements/kernels.md.
     assert row["slowest choice"] == "-" or float(row["slowest choice"].split()[0]) < 1.3

@@ -1,4 +1,4 @@
-"""The flags of sampling: llama.cpp's names and values, one-line errors."""
+"""Sampling flags: llama.cpp's names and values, one-line errors."""
 
 import math
 from typing import Any

@@ -27,7 +27,7 @@ def test_a_card_is_full_at_its_size() -> None:
     with pytest.raises(OutOfDeviceMemory, match="at once"):
         card.buffer(ALLOCATION_NBYTES + 1, Home.WEIGHTS, "b")
     card.buffer(4 * GIB - 4096, Home.KV, "c")
-    card.buffer(128 << 20, Home.KV, "d")  # the rest is the host's window
+    card.buffer(128 << 20, Home.KV, "d")
     assert card.heaps[2] == 128 << 20 and card.allocations == 3
     with pytest.raises(OutOfDeviceMemory, match="no heap"):
         card.buffer(129 << 20, Home.KV, "e")
@@ -47,7 +47,7 @@ def test_allocations_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_context_that_fits() -> None:
     assert scale.context_in(8, 9 * GIB, GIB) == "-"
     assert scale.context_in(24, 2 * GIB, GIB) == "128k"
-    assert scale.context_in(8, round(7.84 * GIB) - GIB // 2, GIB) == "64k"  # 2 % are for the driver
+    assert scale.context_in(8, round(7.84 * GIB) - GIB // 2, GIB) == "64k"
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -72,7 +72,7 @@ def test_the_tables(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ("n", "gib", "overrides"), [(8, 80, ()), (4, 24, (("_exps", "CPU"),))], ids=["8 x 80 GiB", "4 x 24 GiB"]
 )
 def test_a_model_of_671b_fits(n: int, gib: int, overrides: tuple[tuple[str, str], ...]) -> None:
-    """As Q4_K. With few cards the experts stay in host memory, and every card reads its own slices."""
+    """As Q4_K; with few cards the experts stay in host memory."""
     gguf = synthetic.Synthetic("deepseek-671b-a37b:Q4_K")
     n_values = sum(math.prod(info.shape) for info in gguf.tensors.values())
     assert 670e9 < n_values < 673e9
@@ -80,8 +80,8 @@ def test_a_model_of_671b_fits(n: int, gib: int, overrides: tuple[tuple[str, str]
     types = {spec.name: tensor.type for spec in model.weights() if (tensor := spec.tensor(gguf))}
     options = Options("a shape", n_ctx=32_768, devices=["numpy"] * n, override_tensor=overrides)
     layout = lay_out(model, types, n, options)
-    # The latent belongs to one head, which every card has: 576 values of two bytes, and the value's 512
-    # again.
+    # Every card has the latent's one head: 576 values of two bytes, and the value's 512
+    # too.
     latent = 61 * 32_768 * 2 * (576 + 512)
     for size in sizes(layout):
         assert size["kv"] == latent

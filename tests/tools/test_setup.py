@@ -31,7 +31,6 @@ STAMP = ROOT / ".venv" / ".setup-stamp"
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="the set-up scripts need bash")
 
-# Lists a driver manifest's devices, with the driver's description.
 ENUMERATE = """
 import json
 import vulkan as vk
@@ -62,7 +61,6 @@ def run(
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
-    """Path -> (size, mtime in ns) of every file below, __pycache__ aside."""
     files = {}
     for path in folder.rglob("*"):
         if path.is_file() and "__pycache__" not in path.parts:
@@ -101,7 +99,7 @@ def test_wrong_options_are_refused(options: str) -> None:
 def test_second_run_changes_nothing() -> None:
     if not STAMP.exists():
         pytest.skip("this environment was not made by tools/setup.sh (no .venv/.setup-stamp)")
-    first = run("bash", "tools/setup.sh")  # updates after a change of pyproject.toml
+    first = run("bash", "tools/setup.sh")
     assert first.returncode == 0, first.stderr
     before = snapshot(ROOT / ".venv")
     second = run("bash", "tools/setup.sh")
@@ -112,7 +110,7 @@ def test_second_run_changes_nothing() -> None:
 
 
 def test_a_folder_of_the_same_name_does_not_hide_the_package(tmp_path: Path) -> None:
-    """A checkout is in a folder named vkbackend, and Python may start next to it."""
+    """Python may start next to a checkout named vkbackend."""
     if not STAMP.exists():
         pytest.skip("this environment was not made by tools/setup.sh (no .venv/.setup-stamp)")
     assert run("bash", "tools/setup.sh").returncode == 0
@@ -124,10 +122,8 @@ def test_a_folder_of_the_same_name_does_not_hide_the_package(tmp_path: Path) -> 
 
 @pytest.fixture
 def bare_checkout(tmp_path: Path) -> tuple[Path, dict[str, str], Path]:
-    """A copy of the scripts, and a PATH of the few tools they need, with a dpkg that knows no package.
-
-    Returns the checkout, the environment, and the folder on PATH, to which tests add apt-get and others.
-    """
+    """The checkout, the environment, and the folder on PATH for stand-ins such as apt-get; dpkg knows no
+    package."""
     checkout, bin_dir = tmp_path / "checkout with space", tmp_path / "bin"
     bin_dir.mkdir()
     (checkout / "tools").mkdir(parents=True)
@@ -255,7 +251,7 @@ def test_no_mirror_is_not_remembered(bare_checkout: tuple[Path, dict[str, str], 
 
 @pytest.fixture(scope="module")
 def drivers() -> dict[str, Path]:
-    """NAME -> manifest, as printed by a run with everything unpacked."""
+    """NAME -> manifest, with everything unpacked."""
     if not (ROOT / ".drivers").exists():
         pytest.skip("no .drivers/ here: run `bash tools/setup.sh --drivers`")
     done = run("bash", "tools/setup.sh", "--drivers")

@@ -15,18 +15,18 @@ from vkbackend.tools.measure import compilers
 from vkbackend.tools.measure.kernel_row import KernelRow
 from vkbackend.tools.studies.count_instructions import RECORDED, RECORDED_GPUS, rows_of
 
-# On all GPUs one of every product, in a format per family, and the kernels of attention and norms.
+# On all GPUs: one of every product, a format per family, attention, norms.
 SAMPLE = (
     r"'(f16|q4_0|q6_k)', n=3072, k=1024, rows=(1|16|512),|Id\((type=)?'(f16|q4_0|q6_k)'"
     "|^Attn|^Index|^RmsNorm|^Rope|^KvStore|^MoeTopk|^SsmScan"
 )
-# Arrays that such a GPU keeps in memory, since their index is not known to the compiler, and a kernel that it
-# does not choose: (driver, kernel).
+# Known spills, (driver, kernel): arrays with an index unknown to the compiler, and an
+# unchosen kernel.
 ARRAYS = (
     ("anv", "delta_chunk."),
     ("anv", "attn_decode_coop."),
     ("nvk", "delta_chunk."),
-    ("nvk", "attn_decode.f32 LOCAL=128 HEAD_K=8 "),  # smaller heads than in any model
+    ("nvk", "attn_decode.f32 LOCAL=128 HEAD_K=8 "),
 )
 
 
@@ -77,8 +77,7 @@ def wide_but(usual: str) -> list[Any]:
 
 @pytest.mark.parametrize("gpu", wide_but("NAVI31"))
 def test_counts_are_those_recorded(gpu: str) -> None:
-    """With the recorded Mesa version counts are equal. After a change of a kernel, record it again and
-    explain the change."""
+    """For the recorded Mesa version. After a change of a kernel record it again and explain the change."""
     with (ROOT / "docs" / "measurements" / "kernels.csv").open() as file:
         recorded = [row for row in csv.DictReader(file) if row["gpu"] == gpu]
     assert recorded

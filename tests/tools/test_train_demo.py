@@ -60,7 +60,6 @@ def test_stories_differ(stories: list[Story]) -> None:
 
 
 def test_form(stories: list[Story]) -> None:
-    """60 to 150 words, ASCII, complete sentences, closed quotes, no placeholder left."""
     for story in stories:
         text = story.text
         assert grammar.WORDS_MIN <= len(text.split()) <= grammar.WORDS_MAX, text
@@ -73,7 +72,6 @@ def test_form(stories: list[Story]) -> None:
 
 
 def test_story_remembers(stories: list[Story]) -> None:
-    """The hero and the thing of the beginning return under the same names after the friend is met."""
     for story in stories:
         alone, together = story.text.split(f" {story.friend}", 1)
         assert all(word in alone for word in (story.hero, story.kind, story.home, story.thing)), story
@@ -82,7 +80,6 @@ def test_story_remembers(stories: list[Story]) -> None:
 
 
 def test_pronouns_agree(stories: list[Story]) -> None:
-    """Before the friend appears, only the hero has a pronoun."""
     other = {"she": r"\b(he|him|his)\b", "he": r"\b(she|her|hers)\b"}
     for story in stories:
         alone = story.text.split(f" {story.friend}", 1)[0].lower()
@@ -97,7 +94,7 @@ def test_vocabulary_layout(vocabulary: Vocabulary) -> None:
 
 
 def test_pieces_stay_inside_chunks(vocabulary: Vocabulary) -> None:
-    """So encoding by chunks equals encoding the whole text."""
+    """Encoding by chunks equals encoding the whole text."""
     for piece in vocabulary.pieces[N_SPECIAL:]:
         assert CHUNK.findall(piece) == [piece]
 
@@ -111,7 +108,7 @@ def test_vocabulary_is_used(vocabulary: Vocabulary, stories: list[Story]) -> Non
 
 
 def spm_whole_text(vocabulary: Vocabulary, text: str) -> list[str]:
-    """SentencePiece's rule on the whole text at once: merge the best scored adjacent pair, leftmost first."""
+    """SentencePiece's rule: merge the best scored adjacent pair, leftmost first."""
     scores = dict(zip(vocabulary.pieces, vocabulary.scores, strict=True))
     symbols = list(SPACE + text.replace(" ", SPACE))
     while True:

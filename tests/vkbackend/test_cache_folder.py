@@ -22,7 +22,6 @@ OTHER_USER = 65534
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A new cache folder, without messages yet."""
     monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path / "parent" / "cache"))
     monkeypatch.setattr(cache_folder, "_told", set())
     return tmp_path / "parent" / "cache"
@@ -35,13 +34,11 @@ def entry(folder: Path) -> Path:
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> None:
-    """Exactly one line, with these words."""
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("vkbackend: ") and all(word in line for word in words), line
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> None:
-    """The entry is missing, reported once, and can be rewritten."""
     assert cache_folder.read(NAME) is None is cache_folder.read(NAME)
     told(capsys, NAME, *words)
     assert cache_folder.write(NAME, b"new") and cache_folder.read(NAME) == b"new"
@@ -49,7 +46,6 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> None:
 
 
 def unused(capsys: pytest.CaptureFixture[str], *words: str) -> None:
-    """No cache, reported once."""
     assert cache_folder.read(NAME) is None
     assert not cache_folder.write(NAME, BODY) and not cache_folder.write_json(NAME, [1])
     assert cache_folder.read_json(NAME) is None
@@ -60,7 +56,7 @@ def unused(capsys: pytest.CaptureFixture[str], *words: str) -> None:
 def given_to_another_user(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if os.geteuid() == 0:
         os.chown(path, OTHER_USER, OTHER_USER)
-    else:  # only root can; so switch to another user
+    else:
         monkeypatch.setattr(os, "geteuid", lambda: OTHER_USER)
 
 
@@ -109,7 +105,7 @@ def test_a_file_too_large(entry: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert cache_folder.read(NAME, len(BODY)) == BODY
     assert cache_folder.read(NAME, len(BODY) - 1) is None
     told(capsys, "5083 bytes")
-    os.truncate(entry, 1 << 40)  # sparse
+    os.truncate(entry, 1 << 40)
     assert cache_folder.read(NAME) is None
 
 
@@ -117,7 +113,6 @@ def test_a_file_too_large(entry: Path, capsys: pytest.CaptureFixture[str]) -> No
 def test_what_is_no_regular_file(
     entry: Path, make: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Pipes are not waited for, links not followed."""
     entry.rename(entry.with_name("kept"))
     make(entry)
     if not entry.is_dir() or entry.is_symlink():
@@ -190,7 +185,7 @@ def test_a_file_above_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
 def test_a_folder_that_others_may_write(entry: Path, mode: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """A folder named by the user may be shared, as /tmp: it keeps its mode and is not used."""
+    """A shared folder, as /tmp, keeps its mode and is not used."""
     entry.parent.chmod(mode)
     unused(capsys, "others may write to it", f"{mode:o}", "VKBACKEND_CACHE")
     assert stat.S_IMODE(entry.parent.stat().st_mode) == mode
@@ -200,7 +195,7 @@ def test_a_folder_that_others_may_write(entry: Path, mode: int, capsys: pytest.C
 def test_the_default_folder_is_made_private(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Earlier versions made folders with the umask's mode."""
+    """Earlier versions used the umask's mode."""
     monkeypatch.delenv("VKBACKEND_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder.write(NAME, BODY)
@@ -236,7 +231,7 @@ def test_a_user_without_a_home(
 def test_a_disk_that_is_full(
     entry: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The old entry stays, nothing else remains, and one line is printed."""
+    """The old entry stays alone; one line is printed."""
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
@@ -260,7 +255,6 @@ print(cache_folder.read("entry"), cache_folder.write("entry", b"new"), cache_fol
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes what another user may only read")
 def test_a_folder_of_root_that_may_only_be_read(folder: Path) -> None:
-    """An administrator may fill it for all users."""
     cache_folder.write("entry", b"body")
     folder.chmod(0o755)
     (folder / "entry").chmod(0o644)
@@ -281,7 +275,6 @@ def test_a_folder_of_root_that_may_only_be_read(folder: Path) -> None:
 
 
 def test_many_write_and_read_at_once(folder: Path) -> None:
-    """Readers get one writer's whole entry."""
     bodies = [bytes([i]) * 20_000 for i in range(8)]
     cache_folder.write(NAME, bodies[0])
     with ThreadPoolExecutor(8) as pool:

@@ -31,7 +31,6 @@ def test_it_is_as_before_afterwards(enabled: bool) -> None:
 
 
 def test_threads_in_turn_leave_it_on() -> None:
-    """The first to pause ends last, and vice versa."""
     gc.enable()
     for last in (0, 1):
         pauses = [collection_paused(), collection_paused()]

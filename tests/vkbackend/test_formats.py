@@ -69,7 +69,7 @@ def test_formats_without_a_codebook() -> None:
 
 def test_views_round_up_to_words() -> None:
     buffer = Buffer(64, Home.WEIGHTS, "w")
-    assert View(buffer, 0, (32,), "q4_0").nbytes == 20  # 18 bytes of block
+    assert View(buffer, 0, (32,), "q4_0").nbytes == 20
     assert View(buffer, 4, (3,), "f16").end == 12
     assert View(buffer, 0, (0, 8)).nbytes == 0
     assert View(buffer, 0, (4, 4)).rows(1, 3) == View(buffer, 16, (2, 4))

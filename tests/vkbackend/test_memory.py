@@ -27,7 +27,6 @@ pytestmark = pytest.mark.no_vulkan
 
 @given(st.lists(st.integers(0, 5000), max_size=40), st.integers(5120, 20_000))
 def test_packing(sizes: list[int], limit: int) -> None:
-    """Aligned, in order, no overlap; chunks below the limit, each started only when the last is full."""
     packing = pack(sizes, limit)
     assert len(packing.places) == len(sizes)
     used = [0] * len(packing.chunks)
@@ -64,7 +63,6 @@ def test_scratch_plan_on_random_recordings(recording: Recording) -> None:
         for i in range(len(recording.commands))
     )
     assert busiest <= total <= sum(aligned(v.nbytes) for v in lives)
-    # Reused bytes conflict like others: the placed recording gets their barriers.
     arena = buffer()
     arena.nbytes = total
     placed = recording.place({v: View(arena, at, (v.nbytes // 4,)) for v, at in offsets.items()})
@@ -81,7 +79,6 @@ def test_without_reuse_every_value_keeps_its_bytes(recording: Recording) -> None
 
 
 def test_a_chain_needs_two_places() -> None:
-    """Each value lives until the next is written: two places for any length."""
     values = [Virtual(1024, str(i)) for i in range(20)]
     recording = Recording("chain")
     for a, b in pairwise(values):
@@ -112,7 +109,6 @@ def test_host_pages_are_aligned(nbytes: int, align: int) -> None:
 
 
 def test_host_pages_are_private_anonymous_and_not_inherited() -> None:
-    """In the kernel's flags: `p` (private), no file, `wf` (wiped on fork)."""
     smaps = Path("/proc/self/smaps")
     if not smaps.exists():
         pytest.skip("the kernel shows no /proc/self/smaps")

@@ -31,7 +31,7 @@ def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_kp_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    info: Any = object()  # missing packages are reported before the device is used
+    info: Any = object()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UnsupportedFeature, match=r"`bash tools/setup.sh --kompute`"):
         open_device.open_device(info, runtime="kompute")
@@ -44,12 +44,12 @@ def test_without_kp_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     ("op", "variant", "n_more"), [("add", "f32", 0), ("embed", "q8_0", 1), ("embed", "iq2_xs", 2)]
 )
 def test_storage_only(op: str, variant: str, n_more: int) -> None:
-    """StepParams and a codebook become storage buffers of set 0, after the op's; nothing else changes."""
+    """StepParams and a codebook become storage buffers of set 0, after the op's."""
     code = shaderlib.spirv(op, variant)
     before, after = np.frombuffer(code, np.uint32), np.frombuffer(spirv.storage_only(code), np.uint32)
     assert before.size == after.size
     assert (before != after).sum() <= 2 * n_more + 4
-    decorations: dict[int, dict[int, int]] = {33: {}, 34: {}}  # Binding, DescriptorSet
+    decorations: dict[int, dict[int, int]] = {33: {}, 34: {}}
     at = 5
     while at < after.size:
         code_, length = int(after[at]) & 0xFFFF, int(after[at]) >> 16
@@ -75,7 +75,6 @@ def test_storage_only(op: str, variant: str, n_more: int) -> None:
     ],
 )
 def test_order_on_a_driver(monkeypatch: pytest.MonkeyPatch, driver: str, given: str, order: str) -> None:
-    """Synced words on trusted drivers, submissions on others."""
     from vkbackend.kompute.queues import order_of
 
     monkeypatch.setenv("VKBACKEND_KOMPUTE_ORDER", given)

@@ -1,4 +1,4 @@
-"""Derived barriers order every conflict without excess, and the checker notices each missing one."""
+"""Derived barriers order every conflict without excess; the checker notices each missing one."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_recordings_without_any_barrier_are_caught(recording: Recording) -> None
 @settings(max_examples=100, deadline=None)
 @given(recordings())
 def test_order_by_depth_keeps_dependencies(recording: Recording) -> None:
-    """Same commands per segment, conflicting pairs in order, never more barriers."""
+    """Conflicting pairs stay in order, without more barriers."""
     sorted_ = by_depth(recording)
     for before, after in zip(recording.segments(), sorted_.segments(), strict=True):
         place = {id(command): i for i, command in enumerate(after)}
@@ -91,7 +91,6 @@ def test_order_by_depth_keeps_dependencies(recording: Recording) -> None:
     [("dd", (False, False)), ("cd", (True, False)), ("dc", (False, True)), ("cc", (True, True))],
 )
 def test_a_barrier_names_copies_where_there_are_some(kinds: str, flags: tuple[bool, bool]) -> None:
-    """Two commands in a row, each a dispatch or a copy. The checker notices a missing flag."""
     a, b, c = buffer(), buffer(), buffer()
     record = {
         "d": lambda src, dst: dispatch([view(src)], [view(dst)]),
@@ -170,7 +169,7 @@ def test_host_memory_around_an_exchange(home: Home) -> None:
 
 
 def test_a_barrier_towards_the_host_orders_nothing_on_the_device() -> None:
-    """Also between segments: reads of an earlier segment's scratch wait only for FROM_HOST."""
+    """Between segments too: reads of earlier scratch wait only for FROM_HOST."""
     host, local, other = buffer(Home.PAGES), buffer(), buffer()
     placed = of(dispatch([], [view(host), view(local)]), Exchange(), dispatch([view(local)], [view(other)]))
     assert not check(placed)
@@ -192,7 +191,6 @@ def heavy(seconds: float) -> Dispatch:
 
 
 def n_cuts(recording: Recording, speed: float) -> int:
-    """Cuts for a device `speed` times as fast as the slowest."""
     cut = cut_long(recording, Pace(speed * SLOW.memory, speed * SLOW.host))
     return sum(isinstance(c, Cut) for c in cut.commands)
 
@@ -202,7 +200,7 @@ SPEEDS = st.sampled_from([0.01, 0.5, 1.0, 3.0, 100.0])
 
 @given(st.lists(st.floats(0.01, 1.5), max_size=30))
 def test_no_submission_is_estimated_too_long(costs: list[float]) -> None:
-    """Except for single commands; the order stays."""
+    """Except for single commands."""
     recording = Recording("long", [heavy(cost) for cost in costs])
     cut = cut_long(recording)
     assert [c for c in cut.commands if not isinstance(c, Cut)] == recording.commands
@@ -215,7 +213,7 @@ def test_no_submission_is_estimated_too_long(costs: list[float]) -> None:
             parts[-1].append(command)
     for part in parts:
         assert len(part) <= 1 or sum(c.flops for c in part) <= SUBMISSION_S * SLOW.flops * (1 + 1e-9)
-    for before, after in pairwise(parts):  # no cut is needless
+    for before, after in pairwise(parts):
         assert sum(c.flops for c in before) + after[0].flops > SUBMISSION_S * SLOW.flops * (1 - 1e-9)
 
 
@@ -252,14 +250,13 @@ def test_cuts_go_by_arithmetic_or_by_reads_whichever_takes_longer() -> None:
 
 
 def attention(seconds: float, heads: int, first: int = 0) -> Dispatch:
-    """`heads` heads from `first`."""
     push = ("n_heads", 64), (FIRST_HEAD, first), ("scale", 0.5)
     return replace(heavy(seconds), push=push, groups=(3, heads, 1))
 
 
 @given(st.integers(1, 70), st.integers(0, 5), st.floats(0.01, 9))
 def test_attention_above_the_limit_goes_in_parts(heads: int, first: int, seconds: float) -> None:
-    """Consecutive heads, each once; no part too long if there are enough heads."""
+    """Consecutive heads, each once."""
     whole = attention(seconds, heads, first)
     parts = [c for c in cut_long(Recording("", [whole])).commands if isinstance(c, Dispatch)]
     assert len(parts) == min(heads, math.ceil(SLOW.seconds(whole) / SUBMISSION_S))
@@ -285,7 +282,7 @@ def test_an_exchange_starts_a_new_submission() -> None:
 @settings(max_examples=50, deadline=None)
 @given(recordings())
 def test_a_cut_orders_nothing(recording: Recording) -> None:
-    """Barriers work across a queue's command buffers, so a cut neither needs nor replaces one."""
+    """Barriers work across a queue's command buffers."""
     commands: list = []  # type: ignore[type-arg]
     for command in recording.commands:
         commands += [Cut(), command] if commands and isinstance(command, Dispatch) else [command]

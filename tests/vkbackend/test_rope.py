@@ -15,7 +15,6 @@ pytestmark = pytest.mark.no_vulkan
 
 
 def angles(table: RopeTable, position: int) -> np.ndarray:
-    """The table's angles, recovered from small angles and the magnitude."""
     row = table.rows([position])[0].astype(np.float64)
     return np.arctan2(row[:, 1], row[:, 0])
 
@@ -62,8 +61,8 @@ def test_yarn(n_rot: int, base: float, factor: float, ctx: int) -> None:
     want = np.array([yarn_by_scalars(i, n_rot, base, factor, ctx) for i in range(n_rot // 2)])
     np.testing.assert_allclose(table.frequencies, want, rtol=1e-13)
     plain = RopeTable(n_rot, base).frequencies
-    assert table.frequencies[0] == plain[0]  # turns more than 32 times: kept
-    assert table.frequencies[-1] == pytest.approx(plain[-1] / factor, rel=1e-13)  # less than once: divided
+    assert table.frequencies[0] == plain[0]
+    assert table.frequencies[-1] == pytest.approx(plain[-1] / factor, rel=1e-13)
     assert 0 < np.sum((table.frequencies < plain * 0.999) & (table.frequencies > plain / factor * 1.001))
     length = np.hypot(*np.moveaxis(table.rows([3, 900]).astype(np.float64), -1, 0))
     np.testing.assert_allclose(length, 1 + 0.1 * math.log(factor), rtol=1e-6)
@@ -104,11 +103,10 @@ def test_temperature_grows_by_whole_lengths() -> None:
         ((8, 8, 8, 8), False, range(24, 32)),
         ((8, 8, 8, 8), True, range(24, 32)),
         ((20, 4, 4, 4), True, [13, 14, 16, 17, 19, 20, 22, 23, 25, 26, 28, 29, 31]),
-        ((4, 2, 2, 0), False, []),  # the sections come again
+        ((4, 2, 2, 0), False, []),
     ],
 )
 def test_sections_of_a_text(sections: tuple[int, ...], interleaved: bool, still: Any) -> None:
-    """Pairs of the fourth section do not turn, others as without sections."""
     plain, cut = RopeTable(64), RopeTable(64, sections=sections, interleaved=interleaved)
     rotated = np.ones(32, bool)
     rotated[list(still)] = False

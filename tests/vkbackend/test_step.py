@@ -18,7 +18,7 @@ GLSL = (ROOT / "shaders" / "lib" / "step.glsl").read_text()
 
 
 def glsl_fields() -> dict[str, tuple[int, int]]:
-    """(first word, words) of each member of the std140 block of uvec4 and arrays of it."""
+    """(first word, words) of each member of the std140 block."""
     block = re.search(r"std140\) uniform StepParams \{(.*?)\}", GLSL, re.DOTALL)
     assert block
     fields, at = {}, 0

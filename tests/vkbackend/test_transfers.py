@@ -1,4 +1,4 @@
-"""Loading through the staging buffer, as on GPUs with unmappable memory: pieces, strides, read-back."""
+"""Loading through the staging buffer, as on GPUs with unmappable memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ pytestmark = pytest.mark.native
 
 @pytest.fixture(params=device_params())
 def unmapped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[VulkanDevice]:
-    """Each device with unmapped memory and a staging buffer of one page."""
     monkeypatch.setenv("VKBACKEND_DISABLE", "device_map")
     monkeypatch.setattr(transfers, "UPLOAD_NBYTES", 4096)
     device = VulkanDevice(request.param)

@@ -16,7 +16,7 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.models.chats.conversation import Chat
 from vkbackend.models.text.chat_template import ChatTemplate
 
-model = words_model
+model = words_model  # the name of the fixture
 
 
 # ---- the template ----

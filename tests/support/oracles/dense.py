@@ -1,4 +1,4 @@
-"""Fixtures without experts: RMS norms and an FFN, gated except for apertus."""
+"""Fixtures without experts: RMS norms; a gated FFN, except in apertus."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "origi
 
 
 def llama3_factors(n_rot: int, freq_base: float) -> np.ndarray:
-    """Llama 3.1's: divides long wavelengths by `factor`, keeps short ones, blends between."""
     low, high, original = LLAMA3["low_freq_factor"], LLAMA3["high_freq_factor"], LLAMA3["original"]
     wavelength = 2 * pi * freq_base ** (np.arange(0, n_rot, 2) / n_rot)
     smooth = np.clip((original / wavelength - low) / (high - low), 0, 1)
@@ -45,7 +44,7 @@ SHORT_FACTORS = [1.0, 1.0, 1.05, 1.1, 1.2, 1.4, 1.7, 2.1]
 
 
 def longrope(m: Fixture, original: int, n_rot: int = HEAD_DIM) -> None:
-    """Long and short factors; long ones if the context exceeds the original one."""
+    """Long factors if the context exceeds the original one, else short ones."""
     scale = m.keys["context_length"] / original
     m.keys |= {
         "rope.scaling.original_context_length": original,
@@ -119,7 +118,6 @@ def phi3_layers(m: Fixture, n_layer: int) -> None:
 
 @fixture("phi3")
 def phi3(m: Fixture) -> None:
-    """Fused qkv, gate and up; long factors."""
     base(m, 4, attention__sliding_window=0)
     longrope(m, 32)
     phi3_layers(m, 4)
@@ -127,7 +125,6 @@ def phi3(m: Fixture) -> None:
 
 @fixture("phi3+window")
 def phi3_window(m: Fixture) -> None:
-    """The window of Phi-3-mini-4k."""
     m.alone = "llama.cpp switches phi3's window off"
     base(m, 3, attention__sliding_window=12)
     phi3_layers(m, 3)
@@ -135,7 +132,6 @@ def phi3_window(m: Fixture) -> None:
 
 @fixture("phi3+short")
 def phi3_short(m: Fixture) -> None:
-    """Short factors, partial RoPE, tied."""
     base(m, 3, attention__sliding_window=0, context_length=4096, rope__dimension_count=12)
     del m.tensors["output.weight"]
     longrope(m, 512, 12)
@@ -144,7 +140,6 @@ def phi3_short(m: Fixture) -> None:
 
 @fixture("glm4")
 def glm4(m: Fixture) -> None:
-    """Partial RoPE in adjacent pairs, fused gate and up, norms after attention and FFN."""
     base(m, 4, rope__dimension_count=HEAD_DIM // 2)
     for il in range(4):
         p = f"blk.{il}."
@@ -233,8 +228,7 @@ def olmo2(m: Fixture) -> None:
 
 @fixture("olmo2+window")
 def olmo2_window(m: Fixture) -> None:
-    """As OLMo 3: a period of windows and one layer more; YaRN in full layers. Devices have copies of the one
-    kv head."""
+    """As OLMo 3: windows, YaRN in full layers. Devices copy the one kv head."""
     base(
         m, 5, n_kv=1, attention__sliding_window=16, rope__scaling__type="yarn", rope__scaling__factor=8.0,
         rope__scaling__original_context_length=32,
@@ -244,7 +238,6 @@ def olmo2_window(m: Fixture) -> None:
 
 @fixture("apertus")
 def apertus(m: Fixture) -> None:
-    """A curve per layer, frequency factors."""
     base(m, 3)
     m.keys |= {"xielu.alpha_p": [0.3, 0.9, -0.4], "xielu.alpha_n": [-0.2, 0.5, 1.1]}
     m.keys |= {"xielu.beta": [0.5, 0.4, 0.6], "xielu.eps": [-1e-6] * 3}

@@ -15,9 +15,9 @@ import gguf
 import numpy as np
 
 N_VOCAB = 128
-N_CTX = 64  # the context of oracles and tests
+N_CTX = 64
 PROMPT = np.random.default_rng(48).integers(0, N_VOCAB, 48).tolist()
-N_STEERED = 8  # last rows with kept logits under control vectors
+N_STEERED = 8
 N_PREFILL = 40  # prompt tokens of the first batch, if the other 8 follow singly
 
 
@@ -30,7 +30,7 @@ class Fixture:
     keys: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, np.ndarray] = field(default_factory=dict)
     unread: tuple[str, ...] = ()  # prefixes of tensors without effect
-    alone: str = ""  # why transformers is the only oracle
+    alone: str = ""
     unsteered: tuple[int, ...] = ()  # layers after which llama.cpp adds no control vector
 
     def normal(self, name: str, *shape: int) -> np.ndarray:
@@ -42,7 +42,6 @@ class Fixture:
         self.tensors[name] = np.ascontiguousarray(values, np.float32)
 
     def matrix(self, name: str, *shape: int, gain: float = 1.0, bias: bool = False) -> None:
-        """Rows of about unit length times `gain`; experts first."""
         self.put(f"{name}.weight", self.normal(name, *shape) * np.float32(gain / np.sqrt(shape[-1])))
         if bias:
             self.bias(name, *shape[:-1])
@@ -58,7 +57,6 @@ class Fixture:
         return self.keys["block_count"] - self.keys.get("nextn_predict_layers", 0)
 
     def steering(self) -> dict[int, np.ndarray]:
-        """Control vectors of all layers but the first."""
         n_embd = self.keys["embedding_length"]
         return {il: 0.3 * self.normal(f"direction.{il}", n_embd) for il in range(1, self.n_layer)}
 
@@ -67,12 +65,11 @@ class Fixture:
 
 
 Q8_0, MXFP4 = gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.MXFP4
-# Tensors that stay F32 in quantized files; vectors do, too.
+# F32 in quantized files, as all vectors.
 KEPT = re.compile(r"\.bias$|ffn_gate_inp|ssm_(conv1d|a$|d$)|_norm\.|^rope_")
 
 
 def quantized(name: str, values: np.ndarray) -> np.ndarray | None:
-    """The tensor as Q8_0 blocks, or None."""
     if values.ndim < 2 or values.shape[-1] % 32 or KEPT.search(name):
         return None
     blocks: np.ndarray = gguf.quants.quantize(values, Q8_0)
@@ -96,8 +93,7 @@ def write(
     quantize: bool = False,
     blocks: Mapping[str, tuple[np.ndarray, gguf.GGMLQuantizationType]] | None = None,
 ) -> Path:
-    """The model as a GGUF file without a vocabulary. `blocks` are written as given; with `quantize`, others
-    as Q8_0."""
+    """The model as GGUF without a vocabulary; `blocks` as given, others as Q8_0 with `quantize`."""
     writer = gguf.GGUFWriter(path, fixture.arch)
     writer.add_string("tokenizer.ggml.model", "none")
     for key, value in {"vocab_size": N_VOCAB, **fixture.keys}.items():

@@ -1,4 +1,4 @@
-"""All fixtures by name: the architecture, then `+` and what is special."""
+"""All fixtures by name: the architecture, then `+` and the variant."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from oracles import dense, gemma, latent, layer_norm, mixtures, recurrent, state
 from oracles.fixture import Fixture
 from oracles.parts import BUILDERS
 
-# These modules register their fixtures.
 FAMILIES = dense, gemma, latent, layer_norm, mixtures, recurrent, state_space
 FIXTURES = tuple(BUILDERS)
 

@@ -25,7 +25,6 @@ from oracles.parts import (
 
 @fixture("gemma")
 def gemma(m: Fixture) -> None:
-    """One kv head; a tied output matrix."""
     base(m, 3, n_kv=1)
     tied(m, 0.25)
     for il in range(3):
@@ -35,7 +34,6 @@ def gemma(m: Fixture) -> None:
 
 @fixture("gemma2")
 def gemma2(m: Fixture) -> None:
-    """Two periods of windows; low soft-caps."""
     base(
         m, 4, attention__sliding_window=16, attn_logit_softcapping=3.0, final_logit_softcapping=4.0,
     )  # fmt: skip
@@ -49,7 +47,6 @@ def gemma2(m: Fixture) -> None:
 
 @fixture("gemma3")
 def gemma3(m: Fixture) -> None:
-    """Five of six layers with a window, MQA, norms after attention and FFN, a soft-cap."""
     base(
         m, 7, n_kv=1, attention__sliding_window=12, rope__freq_base=20000.0, rope__scaling__type="linear",
         rope__scaling__factor=4.0, final_logit_softcapping=4.0,
@@ -63,7 +60,7 @@ def gemma3(m: Fixture) -> None:
         m.norm(f"blk.{il}.post_ffw_norm", N_EMBD)
 
 
-N_SHARED, SIZE, RANK = 5, 256, 64  # llama.cpp's constants: 20 layers with caches
+N_SHARED, SIZE, RANK = 5, 256, 64
 
 
 SPARSE = 10
@@ -75,7 +72,7 @@ CUT = 1.6448533535003662  # the quantile of 0.95
 @fixture("gemma3n")
 def gemma3n(m: Fixture) -> None:
     """Four streams; the last five of 25 layers read the caches of layers 18 and 19. llama.cpp's standard
-    deviation divides by n - 1, the model's by n: the cut compensates."""
+    deviation divides by n - 1, the model's by n; the cut compensates."""
     n_layer, n = 20 + N_SHARED, N_EMBD
     base(
         m, n_layer, attention__sliding_window=12, rope__freq_base=20000.0, rope__freq_base_swa=500.0,
@@ -157,7 +154,6 @@ def gemma4_feed_forward(m: Fixture, il: int, n_ff: int) -> None:
 
 @fixture("gemma4")
 def gemma4(m: Fixture) -> None:
-    """Layers without a window: one kv head, values are the keys before norm and RoPE."""
     gemma4_base(m, [True, True, False] * 2 + [False], 2, 1)
     for il in range(7):
         gemma4_attention(m, il, values=m.keys["attention.sliding_window_pattern"][il])
@@ -166,7 +162,6 @@ def gemma4(m: Fixture) -> None:
 
 @fixture("gemma4+experts")
 def gemma4_experts(m: Fixture) -> None:
-    """A dense FFN and eight experts with separate norms; the router has one, too."""
     gemma4_base(m, [True, False] * 2, 2, 1, **EXPERTS)
     for il in range(4):
         gemma4_attention(m, il, values=m.keys["attention.sliding_window_pattern"][il])
@@ -182,8 +177,8 @@ def gemma4_experts(m: Fixture) -> None:
 
 @fixture("gemma4+shared")
 def gemma4_shared(m: Fixture) -> None:
-    """Per-layer embeddings; the last three layers have a wider FFN and share the cache of the last layer of
-    their kind before them. As in published files, their own keys and values are present and unread."""
+    """Per-layer embeddings; the last three layers share caches and have a wider FFN. As in published files,
+    their own keys and values are unread."""
     size, n_layer, owners = 16, 7, 4
     gemma4_base(m, [True, False, True, False, True, True, False], 1, 1)
     m.keys |= {

@@ -16,7 +16,6 @@ from oracles import hf_dense, hf_gemma, hf_latent, hf_layer_norm, hf_mixtures, h
 from oracles.fixture import Fixture
 from oracles.hf_parts import BUILDERS
 
-# These modules register their builders.
 FAMILIES = hf_dense, hf_gemma, hf_latent, hf_layer_norm, hf_mixtures, hf_recurrent, hf_state_space
 
 
@@ -37,8 +36,6 @@ def logits(
 
 
 def _adder(direction: torch.Tensor) -> Callable[[Any, Any, Any], Any]:
-    """A hook that adds `direction` to a layer's output."""
-
     def add(layer: Any, inputs: Any, output: Any) -> Any:
         return (output[0] + direction, *output[1:]) if isinstance(output, tuple) else output + direction
 

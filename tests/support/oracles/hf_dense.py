@@ -80,7 +80,6 @@ def qwen3(m: Fixture) -> tuple[Any, State]:
 
 @builder("qwen3vl")
 def qwen3vl(m: Fixture) -> tuple[Any, State]:
-    """qwen3's text part: sections of RoPE are equal for text."""
     return transformers.Qwen3Config(**common(m), use_sliding_window=False), renamed(m)
 
 
@@ -187,7 +186,6 @@ def olmo2(m: Fixture) -> tuple[Any, State]:
 
 @builder("apertus")
 def apertus(m: Fixture) -> tuple[Any, State]:
-    """Curves in float32: the configuration says the type."""
     config = transformers.ApertusConfig(
         **common(m, rope_parameters=llama3_rope(m), hidden_act="xielu"), dtype="float32"
     )

@@ -11,7 +11,6 @@ from oracles.hf_parts import SHARED, State, builder, common, fused_experts, rena
 
 
 def latent_arguments(m: Fixture) -> dict[str, Any]:
-    """Arguments for latent attention."""
     k, mla = m.keys, latent_suffix(m)
     shared = k["rope.dimension_count"]
     arguments = common(m, num_key_value_heads=k["attention.head_count"])
@@ -42,7 +41,6 @@ def latent_suffix(m: Fixture) -> str:
 
 
 def latent_state(m: Fixture, more: dict[str, str] | None = None) -> State:
-    """Tensors of latent attention and experts; `more`: further names."""
     names = SHARED | {
         "attn_q_a": "self_attn.q_a_proj", "attn_q_a_norm": "self_attn.q_a_layernorm",
         "attn_q_b": "self_attn.q_b_proj", "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",

@@ -10,7 +10,6 @@ from oracles.hf_parts import SHARED, SKIP, State, builder, common, fused_experts
 
 
 def with_layer_norms(m: Fixture) -> dict[str, Any]:
-    """`common` reads the epsilon of RMS norms: fill it in, and drop the argument again."""
     m.keys.setdefault("attention.layer_norm_rms_epsilon", m.keys["attention.layer_norm_epsilon"])
     arguments = common(m)
     del arguments["rms_norm_eps"]
@@ -50,7 +49,6 @@ def stablelm(m: Fixture) -> tuple[Any, State]:
 
 @builder("gpt2")
 def gpt2(m: Fixture) -> tuple[Any, State]:
-    """Its matrices are [n_in, n_out]."""
     k = m.keys
     config = transformers.GPT2Config(
         vocab_size=N_VOCAB,

@@ -63,7 +63,6 @@ def qwen3moe(m: Fixture) -> tuple[Any, State]:
 
 @builder("qwen3vlmoe")
 def qwen3vlmoe(m: Fixture) -> tuple[Any, State]:
-    """qwen3moe's text part: sections of RoPE are equal for text."""
     state = renamed(m)
     fused_experts(m, state)
     return transformers.Qwen3MoeConfig(**common(m), **experts_of(m), norm_topk_prob=True), state
@@ -97,7 +96,7 @@ def glm4moe(m: Fixture) -> tuple[Any, State]:
 
 @builder("gpt-oss")
 def gpt_oss(m: Fixture) -> tuple[Any, State]:
-    """`truncate`: llama.cpp always rounds the bounds of the YaRN ramp; GGUF has no key for it."""
+    """llama.cpp always rounds (`truncate`) the bounds of the YaRN ramp; GGUF has no key for it."""
     k = m.keys
     n_layer = k["block_count"]
     config = transformers.GptOssConfig(
@@ -118,7 +117,7 @@ def gpt_oss(m: Fixture) -> tuple[Any, State]:
         p, b = f"model.layers.{il}.", f"blk.{il}.ffn_"
         for kind, suffix in (("weight", ""), ("bias", "_bias")):
             gate, up = m[f"{b}gate_exps.{kind}"], m[f"{b}up_exps.{kind}"]
-            both = np.stack([gate, up], 2).reshape(len(gate), -1, *gate.shape[2:])  # rows alternate
+            both = np.stack([gate, up], 2).reshape(len(gate), -1, *gate.shape[2:])
             state[f"{p}mlp.experts.gate_up_proj{suffix}"] = both.swapaxes(1, -1) if kind == "weight" else both
         state[f"{p}mlp.experts.down_proj"] = m[f"{b}down_exps.weight"].swapaxes(1, 2)
         state[f"{p}mlp.experts.down_proj_bias"] = m[f"{b}down_exps.bias"]

@@ -10,7 +10,7 @@ import numpy as np
 from oracles.fixture import N_VOCAB, Fixture
 
 State = dict[str, np.ndarray]
-Builder = Callable[[Fixture], tuple[Any, State]]  # the configuration and its state
+Builder = Callable[[Fixture], tuple[Any, State]]
 BUILDERS: dict[str, Builder] = {}
 
 NAMES = {  # tensors of a layer, GGUF to transformers; builders add what is not here
@@ -98,7 +98,6 @@ def experts_of(m: Fixture) -> dict[str, Any]:
 
 
 def renamed(m: Fixture, names: dict[str, str] | None = None, skip: str = r"^rope_|_exps\.|ssm_") -> State:
-    """The tensors under their names in transformers, except `skip`."""
     names, state = NAMES | (names or {}), {}
     for name, values in m.tensors.items():
         if re.search(skip, name):
@@ -111,7 +110,6 @@ def renamed(m: Fixture, names: dict[str, str] | None = None, skip: str = r"^rope
 
 
 def fused_experts(m: Fixture, state: State, where: str = "mlp.experts") -> None:
-    """Gate and up stacked: [expert, gate rows then up rows, n_embd]."""
     for il in layers(m, "ffn_down_exps.weight"):
         gate, up, down = (m[f"blk.{il}.ffn_{name}_exps.weight"] for name in ("gate", "up", "down"))
         state[f"model.layers.{il}.{where}.gate_up_proj"] = np.concatenate([gate, up], 1)
@@ -123,7 +121,6 @@ def layers(m: Fixture, name: str) -> list[int]:
 
 
 def halves_from_pairs(m: Fixture, state: State) -> None:
-    """Reorder llama's q and k rows from adjacent pairs to halves."""
     for name, values in state.items():
         if re.search(r"self_attn\.[qk]_proj\.", name):
             heads = values.reshape(-1, m.keys["attention.key_length"] // 2, 2, *values.shape[1:])
@@ -131,7 +128,6 @@ def halves_from_pairs(m: Fixture, state: State) -> None:
 
 
 def minus_one(state: State, pattern: str = r"norm\.weight$") -> None:
-    """Subtract 1 from norms that transformers applies as 1 + weight."""
     for name, values in state.items():
         if re.search(pattern, name):
             state[name] = values - 1
@@ -150,5 +146,4 @@ def selection_bias(m: Fixture, state: State, name: str) -> None:
 
 
 def kinds_by_four(m: Fixture) -> list[str]:
-    """Kinds of layers: every fourth has no window."""
     return ["full_attention" if il % 4 == 3 else "sliding_attention" for il in range(m.keys["block_count"])]

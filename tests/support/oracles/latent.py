@@ -98,7 +98,6 @@ def deepseek2_softmax(m: Fixture) -> None:
 
 @fixture("mistral4")
 def mistral4(m: Fixture) -> None:
-    """YaRN and q's temperature from 16 positions on."""
     deepseek2_keys(
         m, 3, attention__q_lora_rank=24, expert_gating_func=1, expert_weights_scale=1.5,
         expert_weights_norm=True, rope__scaling__type="yarn", rope__scaling__factor=4.0,
@@ -108,8 +107,8 @@ def mistral4(m: Fixture) -> None:
     deepseek2_layers(m, 3)
 
 
-# In every row the last score of 19 that are chosen and the first that is not are at least 1e-4 of the largest
-# score apart, 100 times what F32 errs. With eight heads few scores are 0.
+# The last chosen and the first unchosen score of each row differ by at least 1e-4 of the largest,
+# 100 times F32's error. With eight heads few scores are 0.
 TOP_K, N_INDEX = 19, 8
 
 
@@ -138,7 +137,6 @@ def sparse_keys(m: Fixture, n_layer: int, **more: Any) -> None:
 
 @fixture("deepseek32")
 def deepseek32(m: Fixture) -> None:
-    """Groups of experts and YaRN, as deepseek2; an indexer in every layer."""
     sparse_keys(
         m, 4, expert_group_count=4, expert_group_used_count=2, rope__scaling__type="yarn",
         rope__scaling__factor=4.0, rope__scaling__original_context_length=64,
@@ -159,7 +157,7 @@ def glm_dsa(m: Fixture) -> None:
 
 @fixture("glm-dsa+shared")
 def glm_dsa_shared(m: Fixture) -> None:
-    """As GLM-5.2: two layers without an indexer reuse the choice before them."""
+    """As GLM-5.2: two layers reuse the choice before them."""
     full = [True, True, False, False, True]
     sparse_keys(m, len(full), attention__indexer__types=full)
     deepseek2_layers(m, len(full))

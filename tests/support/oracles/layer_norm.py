@@ -1,4 +1,4 @@
-"""Fixtures with LayerNorm: command-r, cohere2, starcoder2, stablelm, gpt2, and cohere2moe."""
+"""Fixtures with LayerNorm."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ def layer_norms(m: Fixture) -> None:
 
 @fixture("cohere2")
 def cohere2(m: Fixture) -> None:
-    """A period of windows and one layer more; the logits are scaled."""
     base(m, 5, attention__sliding_window=16, logit_scale=0.5)
     layer_norms(m)
     tied(m, 0.25)
@@ -72,7 +71,6 @@ def stablelm(m: Fixture) -> None:
 
 @fixture("gpt2")
 def gpt2(m: Fixture) -> None:
-    """Positions from a table, q, k and v in one tensor, tied."""
     base(m, 3, n_kv=4)
     layer_norms(m)
     m.bias("output_norm", N_EMBD)
@@ -93,7 +91,6 @@ def gpt2(m: Fixture) -> None:
 
 @fixture("cohere2moe")
 def cohere2moe(m: Fixture) -> None:
-    """A dense layer without a window and with RoPE, then a period of layers of experts and one more."""
     n_layer = 6
     base(
         m, n_layer, **EXPERTS, logit_scale=0.5, attention__sliding_window=16, leading_dense_block_count=1,
@@ -113,7 +110,6 @@ def cohere2moe(m: Fixture) -> None:
 
 @fixture("cohere2moe+rms")
 def cohere2moe_rms(m: Fixture) -> None:
-    """RMS norms, raw expert weights, tied."""
     base(
         m, 3, **EXPERTS, logit_scale=0.5, attention__sliding_window=16, leading_dense_block_count=0,
         attention__sliding_window_pattern=[False, True, True],

@@ -18,14 +18,14 @@ import numpy as np
 F32, F16 = 0, 1  # of ggml_type
 # offset: (default, ours)
 CONTEXT = {
-    0: (512, 64),  # n_ctx
-    4: (2048, 64),  # n_batch
-    8: (512, 64),  # n_ubatch
+    0: (512, 64),
+    4: (2048, 64),
+    8: (512, 64),
     28: (4, 1),  # n_threads: every sum in one order
     32: (4, 1),
     52: (-1, 0),  # flash attention: automatic, off
-    104: (F16, F32),  # K
-    108: (F16, F32),  # V
+    104: (F16, F32),
+    108: (F16, F32),
 }
 N_GPU_LAYERS, VOCAB_ONLY = 16, 72
 ERROR = 4  # of ggml_log_level
@@ -39,8 +39,6 @@ def _log(level: int, text: bytes, _: int) -> None:
 
 
 class _Parameters(ctypes.Structure):
-    """Any parameter structure, passed in memory."""
-
     _fields_ = (("raw", ctypes.c_uint8 * 512),)
 
     def set(self, offset: int, default: int, value: int) -> None:
@@ -112,8 +110,6 @@ def versions() -> str:
 
 
 class Context:
-    """A model opened with an empty cache."""
-
     def __init__(self, path: Path, n_vocab: int, steering: Mapping[int, np.ndarray] | None = None) -> None:
         self._lib, self._n_vocab, self._pos = library(), n_vocab, 0
         model_params, params = (
@@ -137,7 +133,6 @@ class Context:
             assert status == 0, "no control vectors"
 
     def decode(self, tokens: Sequence[int]) -> np.ndarray:
-        """Logits of the next tokens, float32 [n_tokens, n_vocab]."""
         n, lib = len(tokens), self._lib
         batch = _Batch(
             n,
@@ -174,8 +169,7 @@ def logits(
 
 
 def quantized(values: np.ndarray, kind: int, importance: np.ndarray | None = None) -> np.ndarray:
-    """The rows of float32 [n, k] in the ggml type `kind`, uint8 [n, row bytes], as `llama-quantize --pure`
-    writes them; `importance` weighs columns."""
+    """Rows of float32 [n, k] in the ggml type `kind`, uint8 [n, row bytes], as `llama-quantize --pure`."""
     n, k = values.shape
     values, lib = np.ascontiguousarray(values, np.float32), library()
     weights = None if importance is None else np.ascontiguousarray(importance, np.float32)
@@ -189,8 +183,6 @@ def quantized(values: np.ndarray, kind: int, importance: np.ndarray | None = Non
 
 
 class Vocabulary:
-    """llama.cpp's reading of a file's vocabulary."""
-
     def __init__(self, path: Path) -> None:
         self._lib = library()
         params = self._lib.llama_model_default_params()
@@ -207,13 +199,12 @@ class Vocabulary:
 
     def encode(self, text: str, add_special: bool = False, parse_special: bool = False) -> list[int]:
         raw = text.encode()
-        ids = (ctypes.c_int32 * (4 * len(raw) + 8))()  # normalizing makes some characters longer
+        ids = (ctypes.c_int32 * (4 * len(raw) + 8))()
         n = self._lib.llama_tokenize(self._vocab, raw, len(raw), ids, len(ids), add_special, parse_special)
         assert n >= 0, n
         return ids[:n]
 
     def piece(self, token: int) -> bytes:
-        """The bytes of a token; special tokens give their text."""
         buffer = ctypes.create_string_buffer(256)
         n = self._lib.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, True)
         return buffer.raw[:n]

@@ -1,4 +1,4 @@
-"""llama.cpp's samplers as an oracle: a chain of them on one row of logits."""
+"""llama.cpp's samplers as an oracle: a chain on one row of logits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from oracles import llama_cpp
 
 from vkbackend.models.sampling.params import SamplingParams
 
-ALL = 1 << 20  # a window of all tokens
+ALL = 1 << 20
 # The C++ interface takes texts as breakers, its test interface tokens.
 DRY = "_Z30llama_sampler_init_dry_testingffiiRKSt6vectorIS_IiSaIiEESaIS1_EE"
 
@@ -31,8 +31,6 @@ class _Tokens(ctypes.Structure):
 
 
 class _Vector(ctypes.Structure):
-    """std::vector of an array."""
-
     _fields_ = (("begin", ctypes.c_void_p), ("end", ctypes.c_void_p), ("capacity", ctypes.c_void_p))
 
     @classmethod
@@ -113,7 +111,6 @@ class Chain:
             self._lib.llama_sampler_accept(sampler, ctypes.c_int32(token))
 
     def apply(self, logits: np.ndarray) -> tuple[dict[int, float], int | None]:
-        """(token -> probability after the chain, the drawn token)."""
         tokens = (_Token * len(logits))(*((i, float(x), 0.0) for i, x in enumerate(logits)))
         c = _Tokens(tokens, len(logits), -1, False)
         for sampler in self._samplers:
@@ -140,7 +137,6 @@ def chain(p: SamplingParams, n_vocab: int) -> Iterator[Chain]:
 
 
 def distribution(p: SamplingParams, logits: np.ndarray, history: Sequence[int]) -> dict[int, float]:
-    """Token -> probability after the samplers."""
     with chain(p, len(logits)) as samplers:
         for token in history:
             samplers.accept(token)
@@ -150,7 +146,7 @@ def distribution(p: SamplingParams, logits: np.ndarray, history: Sequence[int]) 
 def dry_of_texts(
     vocabulary: llama_cpp.Vocabulary, n_vocab: int, breakers: Sequence[str], history: Sequence[int]
 ) -> dict[int, float]:
-    """Token -> the penalty of DRY (multiplier 0.8, base 1.75, from 2 tokens on), with breakers as texts."""
+    """Token -> DRY's penalty (multiplier 0.8, base 1.75, from 2 tokens on)."""
     texts = (ctypes.c_char_p * len(breakers))(*(text.encode() for text in breakers))
     values = _f(0.8), _f(1.75), 2, ALL, texts, ctypes.c_size_t(len(texts))
     sampler, lib = ctypes.c_void_p(_make("dry", vocabulary.pointer, *values)), llama_cpp.library()

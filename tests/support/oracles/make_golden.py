@@ -22,8 +22,8 @@ from oracles.fixtures import FIXTURES, build
 from places import GOLDEN
 
 STEPS = [PROMPT[:N_PREFILL], *([token] for token in PROMPT[N_PREFILL:])]
-# NMSE between the two programs, and in one program between all tokens at once and token by token. llama.cpp
-# reads GELU from a table in F16: off by 5e-4 of a value, and rounding decides which of two entries is read.
+# NMSE between the programs, and in one between all tokens at once and one by one. llama.cpp's GELU
+# table is F16: off by 5e-4 of a value, and rounding chooses between entries.
 BOUNDS, WITH_GELU = (1e-10, 1e-11), (1e-6, 1e-8)
 MATTERS = 1e-2  # least change of the logits, relative and RMS, when a tensor is made neutral
 
@@ -34,7 +34,6 @@ def nmse(got: np.ndarray, want: np.ndarray) -> float:
 
 
 def golden(name: str, folder: Path) -> tuple[np.ndarray, np.ndarray, dict[str, object]]:
-    """(logits, logits of the last rows with control vectors, facts)."""
     fixture = build(name)
     path = write(fixture, folder / "model.gguf")
     theirs, theirs_stepped = (llama_cpp.logits(path, batches, N_VOCAB) for batches in ([PROMPT], STEPS))
@@ -65,7 +64,6 @@ def golden(name: str, folder: Path) -> tuple[np.ndarray, np.ndarray, dict[str, o
 
 
 def changes(fixture: Fixture, logits: np.ndarray, folder: Path) -> dict[str, float]:
-    """By tensor: the change of the logits when it becomes zeros, or ones if it multiplies."""
     errors = {}
     for name, values in fixture.tensors.items():
         if fixture.unread and name.startswith(fixture.unread):

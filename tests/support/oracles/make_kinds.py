@@ -71,7 +71,6 @@ def learnt(trainer: Any, model: Any) -> dict[str, Any]:
 def bert() -> dict[str, Any]:
     model = learnt(trainers.WordPieceTrainer(vocab_size=500, show_progress=False), models.WordPiece())
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    # characters that no word ends in are unknown
     spelt = [t[2:] if t.startswith("##") else SPACE + t for t in model["vocab"] if "ж" not in t]
     tokens = list(dict.fromkeys([*special, *spelt]))
     types = [CONTROL] * len(special) + [NORMAL] * (len(tokens) - len(special))
@@ -94,7 +93,6 @@ def t5() -> dict[str, Any]:
 
 
 def t5_spaces() -> dict[str, Any]:
-    """As t5, without a map, and spaces are not merged."""
     return {**t5(), "flags": {"add_space_prefix": False, "remove_extra_whitespaces": False}, "map": {}}
 
 

@@ -27,7 +27,7 @@ from vkbackend.models.text.pre_tokenizers import PRE_TOKENIZERS
 
 FILE = GOLDEN / "pre-tokenizers.json"
 N_LINES = 40
-WHOLE = ("the", "hello", "1234", "   ", "http", "我们")  # tokens that no merges lead to
+WHOLE = ("the", "hello", "1234", "   ", "http", "我们")
 
 _CASED = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%s"
@@ -36,8 +36,8 @@ _CASED = (
 )
 _SUFFIX = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _GPT4O = _CASED % (_SUFFIX, _SUFFIX, r"\p{N}{1,3}")
-# The models' own expressions, where llama.cpp deviates. In most it knows capital letters of ASCII only, or
-# none. For tiny_aya it also groups digits before letters, for SuperBPE only ASCII digits.
+# The models' own expressions where llama.cpp deviates: most of its capital letters are ASCII or
+# missing; digits of tiny_aya group before letters, digits of SuperBPE are ASCII.
 ORIGINALS: dict[str, tuple[str, ...]] = {
     "tekken": (_CASED % ("", "", r"\p{N}"),),
     "gpt-4o": (_GPT4O,),
@@ -50,8 +50,8 @@ ORIGINALS: dict[str, tuple[str, ...]] = {
         _CASED % (_SUFFIX, _SUFFIX, r"\p{N}"),
     ),
 }
-# Lines that llama.cpp cuts otherwise than the models: it reads wide spaces as white space where a class of
-# characters holds them, takes digits of deepseek-llm together, and adds characters before a number to
+# llama.cpp deviates: wide spaces are white space where a class of characters has them, digits of
+# deepseek-llm are grouped, and characters before a number join
 # its first digits.
 UNLIKE = {
     "deepseek-llm": r"\d\d|[\u2000-\u3000²³½Ⅷ]",
@@ -100,7 +100,6 @@ def of_originals(name: str, lines: list[str]) -> list[list[int]]:
 
 
 def of_llama_cpp(name: str, lines: list[str], folder: Path) -> tuple[list[list[int]], bool]:
-    """llama.cpp's ids of the lines, and whether it adds a first token."""
     vocab = llama_cpp.Vocabulary(write(folder / "v.gguf", name, *pairs_of(lines)))
     ids, add_bos = [vocab.encode(line) for line in lines], vocab.add_bos
     vocab.close()

@@ -26,7 +26,6 @@ N_COMPARED, N_DRAWN = 200, 100_000
 
 
 def chains() -> list[dict[str, Any]]:
-    """Cases of sampler chains: a row of logits, the history, llama.cpp's tokens."""
     cases = []
     for name, options in CASES.items():
         if params(options).mirostat:
@@ -41,7 +40,6 @@ def chains() -> list[dict[str, Any]]:
 
 
 def mirostats() -> list[dict[str, Any]]:
-    """Steps of Mirostat: the kept tokens, and the drawn one."""
     runs = []
     for version in (1, 2):
         options = {"mirostat": version, "mirostat_tau": 2.5, "mirostat_eta": 0.3, "temperature": 1.1}
@@ -60,7 +58,7 @@ def written(logits: np.ndarray) -> list[float]:
 
 
 def chi_square(observed: np.ndarray, expected: np.ndarray) -> tuple[float, int]:
-    """(chi-square, degrees of freedom); tokens expected fewer than 5 times count as one."""
+    """(chi-square, degrees of freedom); tokens expected fewer than 5 times are merged."""
     rare = expected < 5
     observed = np.append(observed[~rare], observed[rare].sum())
     expected = np.append(expected[~rare], expected[rare].sum())

@@ -98,7 +98,7 @@ def make() -> dict[str, Any]:
                     texts[f"{talk}, {name}"] = render_jinja_template(
                         [messages], chat_template=path.read_text(encoding="utf-8"), **given
                     )[0][0]
-                except Exception as error:  # it refuses this one; so do we
+                except Exception as error:
                     texts[f"{talk}, {name}"] = {
                         "refused": f"{type(error).__name__}: {error}".partition("\n")[0][:100]
                     }

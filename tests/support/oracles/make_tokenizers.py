@@ -71,7 +71,6 @@ def write(path: Path, model: str, fields: dict[str, Any]) -> Path:
 
 
 def asked(model: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """llama.cpp's results for a vocabulary and texts."""
     with tempfile.TemporaryDirectory() as folder:
         vocab = llama_cpp.Vocabulary(write(Path(folder) / "v.gguf", model, fields))
     ids = range(len(fields["tokens"]))
@@ -92,7 +91,6 @@ CONTROL, USER_DEFINED, BYTE = 3, 4, 6
 
 
 def gemma4() -> dict[str, Any]:
-    """Tokens over characters and whole lines, runs of line feeds, bytes."""
     from tokenizers import Tokenizer, models, trainers
     from transformers import GemmaTokenizer
 
@@ -105,7 +103,6 @@ def gemma4() -> dict[str, Any]:
     types = [CONTROL] * len(special) + [BYTE] * 256 + [1, USER_DEFINED]
     runs = ["\n" * n for n in range(1, 6)]
     spaces = [SPACE * n for n in (2, 3, 4)]
-    # some characters are not tokens, but bytes
     of_vocab = [t for t in sorted(learnt["vocab"], key=learnt["vocab"].get) if t not in "🦙Дع"]
     tokens = list(dict.fromkeys([*tokens, *runs, *spaces, *of_vocab]))
     pairs = [tuple(m) if isinstance(m, list) else tuple(m.split(" ")) for m in learnt["merges"]]
@@ -157,7 +154,7 @@ def byte_characters() -> dict[int, str]:
 
 
 def halves(ranks: dict[bytes, int], token: bytes) -> list[bytes]:
-    """The two tokens whose merge, by lower ranks, makes a token, as in GGUF's converters."""
+    """The two tokens whose merge, by lower ranks, gives a token, as in GGUF's converters."""
     parts = [bytes([b]) for b in token]
     while len(parts) > 2:
         joined = [ranks.get(a + b, len(ranks)) for a, b in pairwise(parts)]
@@ -168,11 +165,10 @@ def halves(ranks: dict[bytes, int], token: bytes) -> list[bytes]:
 
 
 def kimi_k2() -> dict[str, Any]:
-    """Tokens over bytes, by rank."""
     import tiktoken
     from tiktoken._educational import bpe_train
 
-    # trained on any five characters: merges reach across the places where the expression cuts
+    # windows of five characters: merges reach across the expression's cuts
     text = "".join("\n".join(PROSE)[i:] for i in range(5))
     ranks = bpe_train(text, 900, "(?s).{5}", visualise=None)
     engine = tiktoken.Encoding("kimi", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})

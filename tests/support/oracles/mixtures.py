@@ -32,7 +32,6 @@ def llama_experts(m: Fixture) -> None:
 
 @fixture("qwen2moe")
 def qwen2moe(m: Fixture) -> None:
-    """Raw expert weights; a shared expert with a gate."""
     base(m, 4, **EXPERTS, expert_shared_feed_forward_length=48)
     for il in range(4):
         attention(m, il, bias="qkv")
@@ -59,8 +58,6 @@ def qwen3vlmoe(m: Fixture) -> None:
 
 @fixture("glm4moe")
 def glm4moe(m: Fixture) -> None:
-    """A dense layer first; sigmoid routing with a selection bias; a shared expert; an unread multi-token
-    prediction layer."""
     base(
         m, 5, **EXPERTS, rope__dimension_count=HEAD_DIM // 2, expert_shared_count=1,
         leading_dense_block_count=1, expert_gating_func=2, expert_weights_scale=1.5, expert_weights_norm=True,
@@ -84,7 +81,6 @@ def glm4moe(m: Fixture) -> None:
 
 @fixture("gpt-oss")
 def gpt_oss(m: Fixture) -> None:
-    """A window in every other layer, sinks, biases everywhere, experts chosen by raw logits."""
     base(
         m, 5, **EXPERTS, attention__sliding_window=12, rope__scaling__type="yarn", rope__scaling__factor=8.0,
         rope__scaling__original_context_length=64, rope__freq_base=150.0,
@@ -115,7 +111,6 @@ def granitemoe_shared(m: Fixture) -> None:
 
 @fixture("ernie4_5-moe")
 def ernie4_5_moe(m: Fixture) -> None:
-    """A dense layer, then experts and a shared one."""
     base(
         m, 4, **EXPERTS, expert_shared_count=1, expert_shared_feed_forward_length=32,
         leading_dense_block_count=1, interleave_moe_layer_step=1,
@@ -153,7 +148,6 @@ def minimax_m2(m: Fixture) -> None:
 
 
 def llama4_layers(m: Fixture, n_layer: int, **keys: Any) -> None:
-    """Experts in every second layer."""
     base(m, n_layer, **{**EXPERTS, "expert_used_count": 1}, interleave_moe_layer_step=2, **keys)
     for il in range(n_layer):
         attention(m, il)
@@ -166,7 +160,6 @@ def llama4_layers(m: Fixture, n_layer: int, **keys: Any) -> None:
 
 @fixture("llama4")
 def llama4(m: Fixture) -> None:
-    """A period and one layer more."""
     llama4_layers(m, 5)
 
 
@@ -187,7 +180,6 @@ def olmoe(m: Fixture) -> None:
 
 
 def dense_first(m: Fixture, n_layer: int, **keys: Any) -> None:
-    """A dense layer, then experts chosen by sigmoid and a bias, with a shared one."""
     base(
         m, n_layer, **EXPERTS, expert_shared_count=1, leading_dense_block_count=1, expert_gating_func=2,
         expert_weights_scale=2.5, expert_weights_norm=True, **keys,
@@ -209,13 +201,11 @@ def dots1(m: Fixture) -> None:
 
 @fixture("exaone-moe")
 def exaone_moe(m: Fixture) -> None:
-    """A period of windows and one layer more."""
     dense_first(m, 5, attention__sliding_window=16, expert_shared_feed_forward_length=N_FF_EXP)
 
 
 @fixture("afmoe")
 def afmoe(m: Fixture) -> None:
-    """As exaone-moe, with a gate, and norms after attention and FFN."""
     dense_first(m, 5, attention__sliding_window=16)
     m.tensors["token_embd.weight"] /= 4
     for il in range(5):

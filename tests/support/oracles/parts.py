@@ -18,8 +18,6 @@ BUILDERS: dict[str, Callable[[Fixture], None]] = {}
 
 
 def fixture(name: str) -> Callable[[Callable[[Fixture], None]], Callable[[Fixture], None]]:
-    """Register a builder; the name is the architecture, then `+` and what is special."""
-
     def register(make: Callable[[Fixture], None]) -> Callable[[Fixture], None]:
         BUILDERS[name] = make
         return make
@@ -48,7 +46,6 @@ def base(m: Fixture, n_layer: int, n_head: int = 4, n_kv: int | list[int] = 2, *
 
 
 def tied(m: Fixture, gain: float) -> None:
-    """Tie the output matrix to the embeddings, scaled by `gain`."""
     del m.tensors["output.weight"]
     m.tensors["token_embd.weight"] *= np.float32(gain)
 
@@ -84,7 +81,6 @@ def feed_forward(
 
 
 def mixture(m: Fixture, il: int, *, bias: bool = False, norm: str = "ffn_norm", gain: float = 3.0) -> None:
-    """A router that decides clearly and eight experts."""
     p = f"blk.{il}."
     if norm:
         m.norm(p + norm, N_EMBD)
@@ -112,6 +108,5 @@ def fuse_experts(m: Fixture, il: int) -> None:
 
 
 def wide_norms(m: Fixture, il: int) -> None:
-    """Norms of q and k over all heads at once."""
     for name, n in (("q", m.keys["attention.head_count"]), ("k", m.keys["attention.head_count_kv"])):
         m.norm(f"blk.{il}.attn_{name}_norm", n * HEAD_DIM)

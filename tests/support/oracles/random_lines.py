@@ -19,7 +19,6 @@ WORDS = (
 
 
 def random_lines(n: int, seed: int = 7, longest: int = 20) -> list[str]:
-    """Of up to `longest` parts each; a line mixes one to four alphabets."""
     rng = random.Random(seed)
     return [_line(rng, rng.choices(ALPHABETS, k=rng.randint(1, 4)), longest) for _ in range(n)]
 

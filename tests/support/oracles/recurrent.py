@@ -24,7 +24,6 @@ from oracles.parts import (
 
 
 def delta_net(m: Fixture, il: int) -> tuple[str, int, int]:
-    """Shared by qwen3next and qwen35; returns the prefix and the widths of all keys and values."""
     p, size, n_v = f"blk.{il}.", m.keys["ssm.state_size"], m.keys["ssm.time_step_rank"]
     keys, values = size * m.keys["ssm.group_count"], size * n_v
     m.norm(p + "attn_norm", N_EMBD)
@@ -42,7 +41,6 @@ def delta_net(m: Fixture, il: int) -> tuple[str, int, int]:
 
 
 def gated_attention(m: Fixture, il: int) -> None:
-    """Attention with q and a gate, head by head, in attn_q."""
     attention(m, il, head_norms=True)
     n_head, head_dim = m.keys["attention.head_count"], m.keys["attention.key_length"]
     del m.tensors[f"blk.{il}.attn_q.weight"]
@@ -68,7 +66,6 @@ def ssm(n_k: int, n_v: int, size: int = 16) -> dict[str, Any]:
 
 @fixture("qwen3next")
 def qwen3next(m: Fixture) -> None:
-    """Gated delta nets, two neighbouring value heads per key head; every second layer is gated attention."""
     base(
         m, 5, n_kv=1, **EXPERTS, **ssm(4, 8), rope__dimension_count=HEAD_DIM // 2,
         expert_shared_feed_forward_length=48,
@@ -102,7 +99,7 @@ QWEN35: dict[str, Any] = {
 
 @fixture("qwen35")
 def qwen35(m: Fixture) -> None:
-    """Three value heads per key head, tiled: h reads key head h % 4."""
+    """Value heads tiled: h reads key head h % 4."""
     base(m, 5, **QWEN35, **ssm(4, 12))
     qwen35_layers(m)
     for il in range(5):
@@ -111,7 +108,6 @@ def qwen35(m: Fixture) -> None:
 
 @fixture("qwen35moe")
 def qwen35moe(m: Fixture) -> None:
-    """Four value heads per key head; experts with fused gate and up."""
     base(m, 5, n_kv=1, **QWEN35, **EXPERTS, **ssm(2, 8), expert_shared_feed_forward_length=48)
     qwen35_layers(m)
     for il in range(5):
@@ -124,8 +120,6 @@ KDA_SIZE = 16
 
 @fixture("kimi-linear")
 def kimi_linear(m: Fixture) -> None:
-    """Delta nets with a decay per key channel; latent attention without RoPE in every second layer. A dense
-    layer first."""
     n_head = 4
     base(
         m, 5, n_kv=[0, 1, 0, 1, 0], **EXPERTS, expert_shared_count=1, leading_dense_block_count=1,
@@ -162,7 +156,6 @@ def kimi_delta(m: Fixture, il: int, n_head: int) -> None:
 
 
 def lfm2_layers(m: Fixture) -> None:
-    """Convolutions and attention alternate; a dense layer before experts, if any."""
     base(m, 5, n_kv=[0, 2, 0, 0, 2], shortconv__l_cache=3, **(EXPERTS if m.arch == "lfm2moe" else {}))
     m.tensors["token_embd_norm.weight"] = m.tensors.pop("output_norm.weight")
     tied(m, 0.25)

@@ -1,4 +1,4 @@
-"""Cases for our samplers and llama.cpp's: options, a row of logits, the history."""
+"""Cases for both samplers: options, logits, history."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from vkbackend.models.sampling.sampler import Sampler
 OFF: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "dry_sequence_breakers": [], "seed": 1}
 DRY = {"dry_multiplier": 0.8}
 
-# name -> options; one sampler each first, then some together. The probability of XTC is 1. Top-n-sigma before
-# typical is left out: llama.cpp sorts by NaN there.
+# One sampler each first, then combinations; XTC's probability is 1. No top-n-sigma before
+# typical: llama.cpp sorts by NaN there.
 CASES: dict[str, dict[str, Any]] = {
     "none": {},
     "temperature": {"temperature": 1.7},
@@ -66,20 +66,17 @@ def params(options: dict[str, Any]) -> SamplingParams:
 
 
 def row(rng: np.random.Generator, n_vocab: int) -> np.ndarray:
-    """Distinct logits of few digits. The tokens of `history` are likely, so penalties show."""
     logits = np.round(rng.normal(0, 2.5, n_vocab), 2) + np.arange(n_vocab) * 1e-5
     logits[:4] += 5
     return logits.astype(np.float32)
 
 
 def history(rng: np.random.Generator) -> list[int]:
-    """Repetitive text: pieces of a few tokens."""
     pieces = [rng.integers(0, 4, rng.integers(1, 6)).tolist() for _ in range(3)]
     return [token for i in rng.integers(0, 3, rng.integers(3, 14)) for token in pieces[i]]
 
 
 def distribution(p: SamplingParams, logits: np.ndarray, tokens: list[int]) -> dict[int, float]:
-    """Token -> probability after our samplers."""
     sampler, c = Sampler(p), Candidates.of_row(logits.astype(np.float64))
     subtract(c, sampler._bias)
     for step in sampler._chain:

@@ -25,7 +25,6 @@ SIZE, N_STATE = 16, 16
 
 
 def scan(m: Fixture, il: int, *, normed: bool = True) -> None:
-    """A state space layer after its norm."""
     p, n_head, n_group = f"blk.{il}.", m.keys["ssm.time_step_rank"], m.keys["ssm.group_count"]
     inner, n_conv = n_head * SIZE, n_head * SIZE + 2 * n_group * N_STATE
     m.matrix(p + "ssm_in", inner + n_conv + n_head, N_EMBD)
@@ -51,7 +50,6 @@ def ssm(n_head: int, n_group: int) -> dict[str, Any]:
 
 @fixture("mamba2")
 def mamba2(m: Fixture) -> None:
-    """One group of heads."""
     base(m, 4, n_head=0, n_kv=0, **ssm(8, 1), feed_forward_length=0)
     for key in ("attention.key_length", "attention.value_length", "rope.dimension_count", "rope.freq_base"):
         del m.keys[key]
@@ -67,7 +65,6 @@ def normed_scan(m: Fixture, il: int) -> None:
 
 @fixture("granitehybrid")
 def granitehybrid(m: Fixture) -> None:
-    """Attention without RoPE in every third layer; experts with a shared one."""
     kv = [0, 2, 0, 0, 2]
     base(
         m, 5, n_kv=kv, **GRANITE, **EXPERTS, **ssm(8, 1), feed_forward_length=N_FF_EXP,
@@ -86,7 +83,6 @@ def granitehybrid(m: Fixture) -> None:
 
 @fixture("granitehybrid+dense")
 def granitehybrid_dense(m: Fixture) -> None:
-    """As granitehybrid, without experts and with RoPE."""
     kv = [0, 2, 0]
     base(m, 3, n_kv=kv, **GRANITE, **ssm(8, 1), rope__scaling__finetuned=True)
     for il in range(3):
@@ -101,7 +97,6 @@ def granitehybrid_dense(m: Fixture) -> None:
 
 @fixture("falcon-h1")
 def falcon_h1(m: Fixture) -> None:
-    """Two groups on three devices, no norm after the scan."""
     base(m, 4, **ssm(8, 2))
     for il in range(4):
         attention(m, il)
@@ -110,7 +105,7 @@ def falcon_h1(m: Fixture) -> None:
         m.tensors[f"blk.{il}.ffn_norm"] = m.tensors.pop(f"blk.{il}.ffn_norm.weight")
 
 
-KINDS = "S", "F", "A", "F", "S"  # scan, feed-forward, attention
+KINDS = "S", "F", "A", "F", "S"
 
 
 def one_of_three(m: Fixture, n_ff: int, **keys: Any) -> list[int]:
@@ -141,7 +136,6 @@ def one_of_three(m: Fixture, n_ff: int, **keys: Any) -> list[int]:
 
 @fixture("nemotron_h")
 def nemotron_h(m: Fixture) -> None:
-    """Two groups on three devices, each normed."""
     for il in one_of_three(m, N_FF):
         m.matrix(f"blk.{il}.ffn_up", N_FF, N_EMBD)
         m.matrix(f"blk.{il}.ffn_down", N_EMBD, N_FF)

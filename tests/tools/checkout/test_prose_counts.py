@@ -1,4 +1,4 @@
-"""The scripts that read a checkout, on a small repository: what they count, and what they leave out."""
+"""The scripts that count a checkout's prose and code, on a small repository."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ pytestmark = [
     pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present"),
 ]
 
-# A chain of copies back and forth: each dispatch reads its predecessor's output and overwrites its input.
-# sys.argv[1] == "bare": without barriers.
+# A chain of copies: each dispatch reads its predecessor's output and overwrites its input.
+# sys.argv[1] == "bare": without barriers
 CHAIN = """
 import sys
 import numpy as np
@@ -113,24 +113,23 @@ def test_what_does_not_fit_is_refused(device: KomputeDevice) -> None:
 
 
 def test_canary(device: KomputeDevice) -> None:
-    """Words that differ from the loaded ones, as after a failed allocation, are detected at the end of
-    loading."""
+    """Wrong canary words, as after a failed allocation, are detected after loading."""
     view = View(device.buffer(4096, Home.WEIGHTS, "weights"), 0, (1000,), "u32")
     other = View(device.buffer(4096, Home.WEIGHTS, "other"), 0, (1000,), "u32")
     for target in (view, other):
         device.write(target, np.arange(1000, dtype=np.uint32))
-    device.drop_upload()  # all there
+    device.drop_upload()
     device.write(other, np.zeros(1000, np.uint32))
     device.write(view, np.arange(1000, dtype=np.uint32))
     recording = Recording("clobber")
     Recorder(recording, device.limits).copy_words(other, view)
-    device.call("once", device.commands(recording.accesses()), [], [])  # bypassing the runtime
+    device.call("once", device.commands(recording.accesses()), [], [])
     with pytest.raises(OutOfDeviceMemory, match="weights of 4096 bytes does not hold what was written"):
         device.drop_upload()
 
 
 def test_a_submission_that_does_not_run() -> None:
-    """The number copied by the device does not arrive: the test reads the wrong word."""
+    """The test reads the wrong word."""
     from vkbackend.kompute.worker import BEAT_OUT, Worker
 
     ours, theirs = socket.socketpair()
@@ -171,7 +170,7 @@ def test_an_interrupted_request_does_not_answer_the_next(
 def test_an_allocation_that_fails_leaves_the_worker_in_step(
     device: KomputeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next request does not get this one's descriptor."""
+    """The next request gets its own descriptor."""
     call, before = device.call, (dict(device.nbytes), dict(device.counts))
 
     def impossible(name: str, *args: Any, **options: Any) -> Any:
@@ -198,8 +197,7 @@ def test_too_many_storage_buffers_are_refused(device: KomputeDevice) -> None:
 
 
 def test_a_device_that_is_held_up_holds_up_no_other() -> None:
-    """One of two workers stops, in turn. Submitting to it does not block; meanwhile the other finishes
-    several times; it finishes as soon as it continues."""
+    """Each of two workers stops in turn: submitting to it does not block, the other finishes meanwhile."""
     devices = [open_device(device_infos()[0], f"Vulkan0.{d}", runtime="kompute") for d in range(2)]
     executables = []
     try:

@@ -23,7 +23,6 @@ from vkbackend.twins.device import NullDevice
 pytestmark = pytest.mark.no_vulkan
 
 
-# Explicit, so that ops for other features do not matter here.
 PLAIN = frozenset({"subgroup_arithmetic", "full_subgroups", "int_dot"})
 ALL = PLAIN | {"buffer_address", "subgroup_shuffle", "matrix_units", "float16"}
 LAVAPIPE = Limits(subgroup_size=8, is_cpu=True, features=ALL)
@@ -37,7 +36,6 @@ FAST_DOTS = replace(GPU, features=GPU.features | {"int_dot_accelerated"})
 
 
 def both(op: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """`op` as the fastest for more than 8 rows of x."""
     return ("some", (op,)), ("many", (op,))
 
 
@@ -155,20 +153,20 @@ def test_half_a_tile_of_matrix_units_goes_to_dot_products() -> None:
     both_kinds = replace(UNITS, features=UNITS.features | FAST_DOTS.features)
     names = [chosen(both_kinds, rows, "q4_0") for rows in (9, 16, 17)]
     assert names == ["mat_mul_dot", "mat_mul_dot", "mat_mul_coop"]
-    assert chosen(both_kinds, 9, "f16") == "mat_mul_coop"  # no dot products
+    assert chosen(both_kinds, 9, "f16") == "mat_mul_coop"
     assert chosen(both_kinds.exact(), 9, "q4_0") == "mat_tile"
 
 
 def test_integers_on_matrix_units_where_they_are_four_times_as_fast() -> None:
     assert [chosen(FAST_INTEGERS, rows, "q4_0") for rows in (8, 9)] == ["mat_wave", "mat_mul_dot_coop"]
-    for dtype in ("q6_k", "f16"):  # scales of 16, and no codes
+    for dtype in ("q6_k", "f16"):
         assert chosen(FAST_INTEGERS, 9, dtype) == "mat_mul_coop"
     assert chosen(INTEGERS, 9, "q4_0") == "mat_mul_coop"
     assert chosen(replace(INTEGERS, choices=both("mat_mul_dot_coop")), 9, "q4_0") == "mat_mul_dot_coop"
     assert chosen(FAST_INTEGERS.exact(), 9, "q4_0") == "mat_tile"
     without = replace(FAST_INTEGERS, features=FAST_INTEGERS.features - {"int8_units"})
     assert chosen(without, 9, "q4_0") == "mat_mul_coop"
-    groups = ops.Groups(view(400, dtype="u32"), view(33, 3, dtype="u32"), 32)  # there are none for experts
+    groups = ops.Groups(view(400, dtype="u32"), view(33, 3, dtype="u32"), 32)
     assert ops.experts_operand_type(FAST_INTEGERS, 200, "q4_0", groups) == "f16s"
 
 

@@ -1,4 +1,4 @@
-"""Fused dispatches give the results of separate ops, and only if nothing else needs the value in between."""
+"""Fused dispatches equal separate ops, and never hide a value that another command reads."""
 
 from __future__ import annotations
 
@@ -29,14 +29,13 @@ LIMITS = Limits()
 
 
 def logits(path: Path, n: int, **options: Any) -> tuple[np.ndarray, list[str]]:
-    """Logits of a prompt and one more token; ops of a decode step on the first device."""
     settings = {"n_ctx": 32, "n_ubatch": 16, "reduce_type": "f32"} | options
     runner = load_runner(path, devices=["numpy"] * n, **settings)
     try:
         first = runner.step(TOKENS[:-1], [Run(0, 0, 10, 0)], [9]).copy()
         second = runner.step(TOKENS[-1:], [Run(0, 0, 1, 10)], [0]).copy()
         recording = runner.mesh.recorded_step(StepKind.of_run(1, 1)).executables[0].recording
-        assert all(hazard.kind == "in-place" for hazard in check(recording))  # biases of experts
+        assert all(hazard.kind == "in-place" for hazard in check(recording))
         return np.concatenate([first, second]), [
             c.op for c in recording.accesses() if isinstance(c, Dispatch)
         ]
@@ -44,7 +43,7 @@ def logits(path: Path, n: int, **options: Any) -> tuple[np.ndarray, list[str]]:
         runner.close()
 
 
-# Both kinds of pairs; norms of q and k; values normed without weights, k as v; biases; sinks; a mixture; a
+# Both RoPE pairs; norms of q, k and unweighted v; k as v; biases; sinks; a mixture; a
 # delta net with partial rotation.
 @pytest.mark.parametrize(
     ("name", "n"),
@@ -72,8 +71,6 @@ def kept(nbytes: int, *shape: int, dtype: str = "f32") -> View:
 
 
 class Chain:
-    """Head norm, RoPE and store of 3 rows of 2 heads of 8."""
-
     def __init__(self, dtype: str = "f16", w: bool = True) -> None:
         self.rec = Recording("chain")
         self.on = Recorder(self.rec, LIMITS)
@@ -146,7 +143,7 @@ def test_a_value_that_others_read_stays() -> None:
 
 def test_only_what_a_dispatch_makes_for_the_step_alone_is_fused() -> None:
     chain = Chain()
-    chain.normed = kept(192, 3, 16)  # may be read after the step
+    chain.normed = kept(192, 3, 16)
     chain.norm()
     chain.rope()
     assert ops_of(chain.fused()) == ["rms_norm", "rope"]
@@ -196,7 +193,6 @@ def test_a_norm_of_more_than_a_head_stays() -> None:
 
 @pytest.mark.parametrize("read_before", [False, True])
 def test_a_norm_of_a_sum_is_the_tail_of_a_reduce(read_before: bool) -> None:
-    """The sum stays available to later commands."""
     chain = Chain()
     a, b, y, z = kept(192, 3, 16), kept(192, 3, 16), of_values(3, 16), of_values(3, 16)
     chain.on.add(a, b, chain.normed)
@@ -211,7 +207,7 @@ def test_a_norm_of_a_sum_is_the_tail_of_a_reduce(read_before: bool) -> None:
 def test_gate_and_up_become_one() -> None:
     x, (gate, up, y) = kept(256, 2, 32), (of_values(2, 8) for _ in range(3))
     matrices = kept(4096, 24, 32)
-    for first in (16, 8):  # the wrong order is not fused
+    for first in (16, 8):
         on = Recorder(Recording("products"), LIMITS)
         for out, at in ((gate, 8), (up, first + 8 if first == 8 else 0)):
             MATRIX_OPS["mat_vec"](on, matrices.rows(at, at + 8), x, out)
@@ -229,7 +225,7 @@ def test_gate_and_up_become_one() -> None:
 
 @pytest.mark.parametrize(("limit", "fused"), [(3072 + ALIGN, True), (3071 + ALIGN, False)])
 def test_one_binding_has_to_show_both_matrices(limit: int, fused: bool) -> None:
-    matrices = kept(4096, 32, 32)  # rows of 128 bytes
+    matrices = kept(4096, 32, 32)
     limits = replace(LIMITS, max_storage_range=limit, is_cpu=True, features=frozenset(OPS["mat_lane"].needs))
     on = Recorder(Recording("products"), limits)
     x, (gate, up, y) = kept(256, 2, 32), (of_values(2, 8) for _ in range(3))

@@ -19,20 +19,19 @@ from vkbackend.tools.op_cases.recurrent import DeltaNet, DeltaScan, StateRun
 from vkbackend.tools.op_cases.setup import Placed
 from vkbackend.twins.device import NumpyDevice
 
-EXACT = 1e-7  # NMSE, of the outputs and of the states
+EXACT = 1e-7
 LENGTHS = (1, 4, 33, 64, 65, 127, 200)
 SHAPES = (  # n_k, size, repeat, sequences: ours, and llama.cpp's tests of the op
     (4, 64, 1, 1), (4, 64, 1, 2), (4, 64, 2, 1), (4, 32, 3, 2), (2, 128, 2, 1), (16, 64, 1, 2), (8, 32, 2, 2),
     (32, 16, 1, 1),
 )  # fmt: skip
-QUICK = {((4, 32, 3, 2), False, 65), ((32, 16, 1, 1), True, 33)}  # on devices; the others are wide
+QUICK = {((4, 32, 3, 2), False, 65), ((32, 16, 1, 1), True, 33)}
 WAYS = pytest.mark.parametrize("way", [DeltaNet, DeltaScan], ids=["rows", "chunks"])
 
 
 def check(
     device: Any, way: type[DeltaNet], shape: tuple[int, ...], rows: int, kda: bool, tiled: bool
 ) -> None:
-    """Sequences of `rows` rows from a state, and one of half as many from zeros."""
     n_k, size, repeat, n_seqs = shape
     runs: list[StateRun] = [(3 + i, rows, 2 * i, 2 * i + 1) for i in range(n_seqs)]
     runs.append((0, -(-rows // 2), 2 * n_seqs, 2 * n_seqs))
@@ -60,7 +59,7 @@ def check(
         part, n_heads = slice(row, row + n), n_k * repeat
         v, y = a["v"][part].reshape(n, n_heads, size), outputs["y"][part].reshape(n, n_heads, size)
         q, k = (a[name][part].reshape(n, n_k, size) for name in ("q", "k"))
-        for h in range(n_heads):  # value heads share a key head with neighbours, or with heads n_k apart
+        for h in range(n_heads):
             key_head = h % n_k if tiled else h // repeat
             before = a["state"][read][h] if first_pos else np.zeros((size, size))
             inputs = q[:, key_head], k[:, key_head], v[:, h], a["g"][part, h], a["beta"][part, h], before
@@ -111,7 +110,6 @@ def test_the_oracle_agrees_with_itself(rows: int, width: int) -> None:
 
 
 def drawn(rows: int, width: int) -> tuple[np.ndarray, ...]:
-    """One head of 32: q, k, v, g, beta, state."""
     rng = np.random.default_rng(rows)
     unit = rng.uniform(-1, 1, (2, rows, 32))
     q, k = unit / np.linalg.norm(unit, axis=-1, keepdims=True)
@@ -124,7 +122,7 @@ if (THEIRS := SHARED / "oracles" / "gdn_oracle.py").is_file():
     @pytest.mark.parametrize("width", [1, 32])
     @pytest.mark.parametrize("rows", LENGTHS)
     def test_another_oracle_agrees(rows: int, width: int) -> None:
-        """The one beside the checkout, made from ggml's sources: sequences first, states [values, keys]."""
+        """Made from ggml's sources: sequences first, states [values, keys]."""
         spec = spec_from_file_location("gdn_oracle", THEIRS)
         assert spec and spec.loader
         spec.loader.exec_module(theirs := module_from_spec(spec))

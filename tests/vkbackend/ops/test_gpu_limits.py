@@ -1,4 +1,4 @@
-"""Choices for GPUs that the floor does not reach: the largest workgroups, and several quads read ahead."""
+"""GPUs above the floor: the largest workgroups, and several quads read ahead."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ ATTENTION = [
     AttnDecode(RUNS, 6, 2, 64, 64, n_splits=3, window=20),
     AttnDecode(((0, 40, 1),), 1, 1, 576, 512, None, "f16", "f32"),
     AttnDecode(RUNS, 4, 2, 96, 32, None, "q8_0", "q4_0", sinks=True),
-    AttnDecode(RUNS, 4, 2, 128, 64, None, "q8_0", "q4_0"),  # pairs of blocks are whole words
-    AttnDecode(RUNS, 8, 1, 128, 64, None, "q8_0", "f16"),  # more heads, fewer reads under way
+    AttnDecode(RUNS, 4, 2, 128, 64, None, "q8_0", "q4_0"),
+    AttnDecode(RUNS, 8, 1, 128, 64, None, "q8_0", "f16"),
     AttnDecode(((0, 63, 2),), 4, 2, 256, 128, 2, "q4_0", "q8_0"),
     AttnDecode(((0, 63, 2),), 2, 2, 80, 40, 2, "f32", "bf16", softcap=4.0),
     AttnPrefill(((1, 0, 17), *RUNS[:2], (3, 40, 33)), 4, 2, 64, 64, pad=10, window=20),

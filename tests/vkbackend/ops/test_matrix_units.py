@@ -93,9 +93,8 @@ def test_tiles_are_whole_matrices_within_the_limits(
     tile_m, tile_n, across, down = coop_tile(replace(limits, matrix_units=units), n, rows)
     assert tile_m % (units.m * across) == 0 == tile_n % (units.n * down)
     assert across * down * units.lanes <= limits.max_invocations
-    # Rows of 80 bytes in both tiles, and a matrix of sums for each subgroup.
     assert (tile_m + tile_n) * 80 + 4 * across * down * units.m * units.n <= limits.max_shared_nbytes
-    sums = tile_m * tile_n // (across * down * units.lanes)  # of a lane
+    sums = tile_m * tile_n // (across * down * units.lanes)
     assert units.lanes > 16 or sums <= 32 or across * down * units.lanes * 2 > limits.max_invocations
     grid = int8_tiles_of_units(replace(limits, matrix_units=units), Size(n, 4096, rows))
     c, slice_nbytes = grid.consts, 80 if units.lanes > 16 else 48
@@ -132,14 +131,14 @@ def test_attention_takes_heads_of_whole_matrices(name: str, heads: tuple[int, in
         assert few and few.rows == units.m and tile.rows % units.m == 0 and tile.rows >= 2 * units.m
         assert heads[0] % (units.k * consts["UNROLL"]) == 0
         assert heads[1] % (units.n * consts["V_PARTS"]) == 0
-        sums = heads[1] // consts["V_PARTS"] * units.m // units.lanes  # registers of an invocation
+        sums = heads[1] // consts["V_PARTS"] * units.m // units.lanes
         assert sums <= (32 if units.lanes <= 16 else 64)
 
 
 @pytest.mark.parametrize("name", UNITS)
 @pytest.mark.parametrize("group", [1, 3, 4, 8, 16, 24])
 def test_heads_of_a_group_decode_as_rows(name: str, group: int) -> None:
-    """From four heads on, in wide subgroups; the rows hold the group, or the largest tile that fits."""
+    """From four heads on, in wide subgroups."""
     units, needs = UNITS[name], frozenset(ops.OPS["attn_decode_coop"].needs)
     assert units
     gpu = Limits(max_invocations=1024, max_shared_nbytes=49_152, features=needs, matrix_units=units)
@@ -150,16 +149,16 @@ def test_heads_of_a_group_decode_as_rows(name: str, group: int) -> None:
         assert not ops.heads_by_units(other, group, 128, 128)
     assert not ops.heads_by_units(gpu, group, 576, 512)
     tile = ops.tile_of_units(gpu, group, 256, 256, "attn_decode_coop")
-    if units.lanes >= 32:  # more invocations hold the data of larger heads
+    if units.lanes >= 32:
         assert tile and 32 * 512 // 8 <= 24 * tile.consts["LOCAL"]
 
 
 @pytest.mark.parametrize("span", [1e-30, 1e-6, 1.0, 1e6, 1e30])
 def test_halves_with_a_scale_keep_every_magnitude(span: float) -> None:
-    """Products of packed rows stay within mat_mul_coop's tolerance, also for x beyond F16."""
+    """Within mat_mul_coop's tolerance, also for x beyond F16."""
     rng = np.random.default_rng(0)
     x = (rng.standard_normal((5, 300)) * span).astype(np.float32)
-    x[:, 0] *= 1000  # an outlier
+    x[:, 0] *= 1000
     raw = np.zeros((5, row_nbytes("f16s", 300)), np.uint8)
     twins.half.pack_f16(x, raw, k=300, n_rows=5)
     w = rng.standard_normal((300, 64))

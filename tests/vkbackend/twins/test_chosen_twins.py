@@ -1,5 +1,4 @@
-"""Twins of attention to chosen positions: scores and choice against scalar loops; attention to all positions
-against attn_decode."""
+"""Twins of attention to chosen positions, against scalar loops and attn_decode."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ def f32(*shape: int) -> np.ndarray:
 
 
 def step() -> StepParams:
-    """Positions 39 and 40 of slot 1, then 5 of slot 0; row 3 is in no run."""
+    """Positions 39 and 40 of slot 1, 5 of slot 0; row 3 is in no run."""
     params = StepParams()
     params.fill([0] * 3, [Run(1, 0, 2, 39), Run(0, 2, 1, 5)], [])
     return params
@@ -80,7 +79,6 @@ def test_attention_to_all_positions_is_attention(n_splits: int) -> None:
 
 
 def test_attention_to_some_positions_is_attention_to_copies_of_them() -> None:
-    """Rows 5, 20 and 38 of slot 1, copied to the start of another slot."""
     q, k, v = f32(1, 2, HEAD), f32(128, HEAD), f32(128, HEAD)
     some, got, want = [5, 20, 38], np.zeros((1, 2, HEAD), np.float32), np.zeros((1, 2, HEAD), np.float32)
     how = {"n_heads": 2, "n_kv": 1, "group": 2, "q_first": 0, "n_rows": 1, "blocks_per_slot": 2}

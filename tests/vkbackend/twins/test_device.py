@@ -21,8 +21,6 @@ pytestmark = pytest.mark.no_vulkan
 
 
 class Logging(HostDevice):
-    """Logs the label of each segment's copy as it runs."""
-
     def __init__(self) -> None:
         super().__init__("log")
         self.ran: list[str] = []
@@ -32,7 +30,6 @@ class Logging(HostDevice):
 
 
 def steps(device: Device, name: str, n: int) -> Any:
-    """An executable of n segments with a copy each, labelled name0, name1, ..."""
     a = device.buffer(64, Home.SCRATCH, "a")
     recording = Recording(name)
     for i in range(n):
@@ -87,7 +84,7 @@ def test_order_is_submission_order_whatever_the_host_does(plan: list[tuple[int, 
         device.queue.allow(allowed)
         done = device.queue.completed()
         assert device.ran == want[:done] and done >= min(allowed, len(want))
-        if done < len(want):  # the next one is not a first segment and not allowed
+        if done < len(want):
             assert done + 1 > max(a for _, a in plan[: i + 1]) and not want[done].endswith(".0")
 
 
@@ -132,7 +129,7 @@ def test_null_counts_what_it_is_asked_to_run() -> None:
     Recorder(recording, device.limits).add(a, b, y)
     Recorder(recording, device.limits).add(y, b, a)
     device.run(recording)
-    assert device.executed == {"add": 2, "copy": 1, "barrier": 3}  # one in front, one before each add
+    assert device.executed == {"add": 2, "copy": 1, "barrier": 3}
     assert np.isnan(array_of(y)).all(), "nothing was computed"
 
 

@@ -1,5 +1,4 @@
-"""Twins of mixtures of experts and the bfloat16 wire against independent formulas; bit-identical router
-logits, checked in SPIR-V."""
+"""Twins of mixtures of experts and the bfloat16 wire, against independent formulas and SPIR-V."""
 
 from __future__ import annotations
 
@@ -53,18 +52,17 @@ def test_moe_logits_is_the_stated_order_of_float32_operations(n_embd: int) -> No
 
 @pytest.mark.parametrize(("op", "functions"), [("moe_logits", set()), ("moe_topk", {8, 37, 40})])
 def test_choices_never_fuse_a_multiply_with_its_add(op: str, functions: set[int]) -> None:
-    """Float multiplies and adds carry NoContraction; other float arithmetic is negation, and functions are in
-    `functions`: floor, min, max."""
+    """Float multiplies and adds carry NoContraction; otherwise only negation, floor, min, max."""
     if shutil.which(shaderlib.COMPILER) is None:
         pytest.skip(f"no {shaderlib.COMPILER} (apt install glslang-tools)")
     negate, f_add, f_sub, f_mul, umin, umax, no_contraction = 127, 129, 131, 133, 38, 41, 42
-    other_arithmetic = {136, 140, 141, *range(142, 149)}  # OpFDiv, OpFRem ... OpDot
+    other_arithmetic = {136, 140, 141, *range(142, 149)}
     words = np.frombuffer(shaderlib.spirv(op, "f32"), np.uint32)
     exact, results, at = set(), [], 5
     while at < len(words):
         count, code = int(words[at]) >> 16, int(words[at]) & 0xFFFF
         operands = words[at + 1 : at + count].tolist()
-        if code == 71 and operands[1] == no_contraction:  # OpDecorate
+        if code == 71 and operands[1] == no_contraction:
             exact.add(operands[0])
         elif code in (f_add, f_sub, f_mul):
             results.append(operands[1])
@@ -79,7 +77,6 @@ def test_choices_never_fuse_a_multiply_with_its_add(op: str, functions: set[int]
 
 
 def topk(logits: np.ndarray, h: np.ndarray, n_used: int, **push: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The twin's ids and weights; `push` may contain vectors."""
     n_rows, n_experts = logits.shape
     ids, weights = np.full((n_rows, n_used), 99, np.uint32), nan(n_rows, n_used)
     vectors = {name: push.pop(name, nan(n_experts)) for name in ("bias", "select", "gain")}
@@ -173,7 +170,6 @@ def test_moe_topk_of_nan_stays_in_range(gating: int, groups: int) -> None:
 
 
 def test_exact_functions_are_accurate() -> None:
-    """Within a few ulp (1.2e-7)."""
     x = np.concatenate([f32(2000, span=80), f32(2000), np.array([-80, 0, 80], np.float32)])
     positive = np.exp(f32(4000, span=40).astype(np.float64)).astype(np.float32)
     wide = x.astype(np.float64)
@@ -189,7 +185,6 @@ def test_exact_functions_are_accurate() -> None:
 
 
 def test_order_does_not_change_with_the_norm_of_the_row() -> None:
-    """Logits of the residual choose as logits of its norm, within float64."""
     h, w_norm, w, logits = f32(6, 64, span=9), f32(64), f32(16, 64), nan(6, 16)
     twins.moe.moe_logits(h, w_norm, w, logits, n_embd=64, n_experts=16, n_rows=6)
     normed = h / np.sqrt(np.mean(h.astype(float) ** 2, axis=1, keepdims=True) + 1e-6) * w_norm
@@ -201,12 +196,12 @@ def test_order_does_not_change_with_the_norm_of_the_row() -> None:
 
 @pytest.mark.parametrize("x_per_used", [False, True])
 def test_experts_in_slices_sum_to_whole_experts(x_per_used: bool) -> None:
-    """Two devices with ragged columns of each expert: gate by gate, down plus down equal the unsplit ones."""
+    """Two devices with ragged columns of each expert."""
     n_embd, n_ff, n_experts, rows = 6, 7, 3, 2
     gate, down = f32(n_experts, n_ff, n_embd), f32(n_experts, n_embd, n_ff)
     ids = np.array([[2, 0], [1, 2]], np.uint32)
     x = f32(rows, 2, n_embd) if x_per_used else f32(rows, n_embd)
-    cuts = [3, 0, 5]  # columns of each expert on the first device
+    cuts = [3, 0, 5]
     total = np.zeros((rows, 2, n_embd))
     for device in (0, 1):
         spans = [(0, cut) if device == 0 else (cut, n_ff) for cut in cuts]
@@ -269,7 +264,7 @@ def test_moe_sum_and_add_bias() -> None:
 def test_pack_bf16_is_the_file_formats_rounding() -> None:
     special = np.array([1e-45, 3.4028235e38, np.inf, -np.inf, 0.0, -0.0], np.float32)
     x = np.concatenate([special, f32(55), f32(40, span=1e30)])
-    x[-1:] = np.array([0x7F800001], np.uint32).view(np.float32)  # its payload is in the dropped half
+    x[-1:] = np.array([0x7F800001], np.uint32).view(np.float32)
     y = np.full(51, 0xFFFFFFFF, np.uint32)
     twins.rows.pack_bf16(x, y, n=101)
     values = gguf.quants.dequantize(y.view(np.uint8), gguf.GGMLQuantizationType.BF16)
@@ -283,7 +278,6 @@ def test_pack_bf16_is_the_file_formats_rounding() -> None:
 
 
 def test_add_partials_over_bf16_is_the_same_from_either_side() -> None:
-    """The sum's bits do not depend on which share is the device's own."""
     n, shares = 7, f32(2, 7)
     slots = np.full((2, 6), 0xFFFFFFFF, np.uint32)
     for s in (0, 1):
@@ -291,7 +285,7 @@ def test_add_partials_over_bf16_is_the_same_from_either_side() -> None:
     sums = []
     for own_index in (0, 1):
         h, mine = nan(1, n), slots.copy()
-        mine[own_index] = 0xFFFFFFFF  # the own slot is not read
+        mine[own_index] = 0xFFFFFFFF
         twins.rows.add_partials(
             h, shares[own_index], mine, h, h, h, n=n, n_rows=1, n_slots=2, own_index=own_index, slot_stride=6,
             writers=3, eps=0.0, has_residual=0, has_norm=0, wire=1,
@@ -317,7 +311,6 @@ def recorded(device: Limits, rows: int) -> Dispatch:
 
 
 def test_order_of_the_logits_is_no_choice_of_a_device() -> None:
-    """LOCAL is part of the order of summation."""
     devices = Limits(), Limits(is_cpu=True), Limits(max_invocations=1024, subgroup_size=64)
     assert {dict(recorded(device, rows).consts)["LOCAL"] for device in devices for rows in (1, 2, 512)} == {
         32

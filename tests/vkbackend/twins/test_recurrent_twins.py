@@ -29,7 +29,6 @@ def one_run(n: int, first_pos: int, states: tuple[int, int]) -> StepParams:
 
 
 def scalar_delta(a: dict[str, np.ndarray], heads: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Outputs and state of the gated delta rule from its paper, by head and token."""
     n_rows, _, size = a["v"].shape
     out, states = np.zeros(a["v"].shape), a["state"].astype(np.float64)
     for h, key_head in enumerate(heads):
@@ -89,7 +88,7 @@ def test_conv_in_two_steps_is_conv_in_one() -> None:
             want[t, c] = total / (1 + math.exp(-total))
     state, y = np.full((3, 3, 3), np.nan, np.float32), np.full((11, 3), np.nan, np.float32)
     at, read = 0, 2
-    for n, written in ((2, 1), (1, 1), (8, 0)):  # two shorter than the state
+    for n, written in ((2, 1), (1, 1), (8, 0)):
         step = one_run(n, at, (read, written))
         part = x[at : at + n], w, w, state, y[at : at + n], step
         twins.recurrent.ssm_conv(*part, width=3, n_rows=n, d_conv=4)
@@ -139,7 +138,7 @@ def test_the_scan_is_a_masked_product(rows: int) -> None:
 
 
 def test_a_norm_of_groups_over_two_devices() -> None:
-    """Columns 0..20 and 20..36 of three groups of 12: shared sums, then separate columns."""
+    """Columns 0..20 and 20..36 of three groups of 12."""
     x, z, w = (RNG.uniform(-2, 2, shape).astype(np.float32) for shape in ((2, 36), (2, 36), (36,)))
     gated = z / (1 + np.exp(-z.astype(np.float64))) * x
     squares = (gated * gated).reshape(2, 3, 12).mean(axis=2)

@@ -1,4 +1,4 @@
-"""Twins of streams against their formulas; row moments against the values and the normal distribution."""
+"""Twins of streams and row moments against their formulas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def f32(*shape: int) -> np.ndarray:
 
 def test_streams_begin_as_large_as_the_first() -> None:
     x, a, y = f32(ROWS, N), f32(ROWS, M - 1, N), np.full((ROWS, M, N), np.nan, np.float32)
-    a[1, 1] = 1e-4  # its mean square counts as `least`
+    a[1, 1] = 1e-4
     twins.streams.streams_of(x, a, y, n=N, n_streams=M, n_rows=ROWS, least=1e-5)
     np.testing.assert_array_equal(y[:, 0], x)
     sizes = np.linalg.norm(y, axis=2) / np.linalg.norm(x, axis=1)[:, None]
@@ -62,7 +62,7 @@ def test_of_normal_values_one_in_twenty_stays() -> None:
     twins.rows.row_moments(x, moments, n=n, n_rows=2)
     np.testing.assert_allclose(moments.T / n, [x.mean(axis=1), (x * x).mean(axis=1)], rtol=1e-4)
     twins.rows.gaussian_topk(x, moments, y, n=n, width=n, n_rows=2, c=c)
-    np.testing.assert_allclose((y > 0).mean(axis=1), 0.05, atol=0.003)  # three deviations of that share
+    np.testing.assert_allclose((y > 0).mean(axis=1), 0.05, atol=0.003)
     kept = y > 0
     np.testing.assert_allclose((x - y)[kept], (3 + 2 * c), rtol=0.01)
 

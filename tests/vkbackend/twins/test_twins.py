@@ -1,4 +1,4 @@
-"""The numpy twins against independent formulas: scalar loops, or another identity."""
+"""The numpy twins against scalar loops and identities."""
 
 from __future__ import annotations
 
@@ -156,8 +156,7 @@ def attention_by_scalars(
 def test_attention(
     n_splits: int, q_first: int, kv_heads: list[int], window: int, chunk: int, softcap: float, has_sinks: int
 ) -> None:
-    """Prefill, and decode joined over splits, of rows in two slots. Keys after the position or before window
-    or chunk do not count; a sink counts once."""
+    """Keys after the position or before window or chunk do not count; a sink counts once."""
     heads, n_kv, head_k, head_v, rows = len(kv_heads), 2, 8, 16, 6
     runs = [Run(1, 0, 3, 31), Run(0, 3, 1, 0), Run(0, 4, 1, 1)]
     step = step_of(runs)
@@ -211,7 +210,7 @@ def test_glu() -> None:
     def sigmoid(x: float) -> float:
         return 0.5 * (1 + math.tanh(x / 2))
 
-    def gelu(x: float) -> float:  # the tanh form is within 1e-3 of the exact one
+    def gelu(x: float) -> float:
         return 0.5 * x * math.erfc(-x / math.sqrt(2))
 
     wants = {
@@ -254,7 +253,7 @@ def test_add_scale_and_softcap() -> None:
 
 def test_add_partials() -> None:
     residual, partial, slots, w = f32(2, 4), f32(2, 4), f32(3, 11), f32(4)
-    slots[1] = np.nan  # not a writer
+    slots[1] = np.nan
     h, y = np.empty((2, 2, 4), np.float32)
     push: dict[str, Any] = {
         "n": 4,

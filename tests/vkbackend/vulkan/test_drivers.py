@@ -25,7 +25,7 @@ def capabilities() -> Any:
     ("vendor", "reported", "low", "high", "control", "size"),
     [
         ("Intel", 32, 8, 32, True, 16),
-        ("Intel", 32, 8, 32, False, 32),  # nothing can be asked for
+        ("Intel", 32, 8, 32, False, 32),
         ("Intel", 32, 32, 32, True, 32),
         ("AMD", 64, 32, 64, True, 64),
         ("NVIDIA", 32, 32, 32, True, 32),

@@ -36,13 +36,13 @@ def test_modes_are_declared_in_order(code: bytes) -> None:
 
     before, after = list(instructions(code)), list(instructions(declared(code, {"rte_float16": True})))
     added = [i for i in after if i not in before]
-    assert [op for op, _ in added] == [17, 10, 16]  # capability, extension, execution mode
+    assert [op for op, _ in added] == [17, 10, 16]
     entry = next(operands[1] for op, operands in before if op == 15)
     assert added[0][1] == (4467,) and added[2][1] == (entry, 4462, 16)
     assert struct.pack(f"<{len(added[1][1])}I", *added[1][1]).rstrip(b"\0") == b"SPV_KHR_float_controls"
     order = [op for op, _ in after]
-    assert order.index(10) > max(i for i, op in enumerate(order) if op == 17)  # after all capabilities
-    assert after[order.index(15) + 1] == added[2]  # after the entry point
+    assert order.index(10) > max(i for i, op in enumerate(order) if op == 17)
+    assert after[order.index(15) + 1] == added[2]
     assert [i for i in after if i not in added] == before
 
 
@@ -54,7 +54,6 @@ def test_without_the_feature_nothing_changes(code: bytes) -> None:
 
 @pytest.mark.native
 def test_shaders_of_halves_get_them(device: Any, code: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On drivers with the mode, modules of halves declare it; others are unchanged."""
     from vkbackend.vulkan import float_controls, program
 
     if not device.features.get("rte_float16"):

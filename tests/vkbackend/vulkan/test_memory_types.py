@@ -55,8 +55,6 @@ def test_what_a_buffer_may_not_have_is_left_out() -> None:
 
 
 class Probe:
-    """The device of `Memory._allocate`; `room`: free bytes by heap."""
-
     def __init__(self, types: list[tuple[int, int]], heaps: list[int], room: list[int]) -> None:
         self._types, self._room = types, room
         info = SimpleNamespace(

@@ -27,7 +27,6 @@ pytestmark = pytest.mark.native
 
 @pytest.fixture
 def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache folder; modules come from the usual one."""
     for dispatch in some_dispatches():
         shaderlib.spirv(dispatch.op, dispatch.variant)
     monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
@@ -37,7 +36,6 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def programs(device: Any, caches: Path) -> Iterator[Any]:
-    """A device's programs with nothing compiled; released after the test."""
     from vkbackend.vulkan.program import Programs
 
     before = dict(device.counts)
@@ -48,17 +46,14 @@ def programs(device: Any, caches: Path) -> Iterator[Any]:
 
 
 def some_dispatches() -> list[Dispatch]:
-    """Pipelines of two modules, one with several specializations."""
     rec, (x, y) = Recording("some"), (View(Buffer(256, Home.SCRATCH, name), 0, (64,)) for name in "xy")
-    for act in ACTS[:5]:  # an even number with the other module, for calls that wait in pairs
+    for act in ACTS[:5]:
         Recorder(rec, Limits()).glu(x, x, y, act=act)
     Recorder(rec, Limits()).scale(x, y, c=2.0)
     return [c for c in rec.accesses() if isinstance(c, Dispatch)]
 
 
 class Driver:
-    """The binding's `lib` with another vkCreateComputePipelines."""
-
     def __init__(self, lib: Any, create: Any) -> None:
         self._lib, self.vkCreateComputePipelines = lib, create
 
@@ -67,7 +62,7 @@ class Driver:
 
 
 def test_two_are_compiled_at_once(programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each call waits for another to begin; sequential calls would never end."""
+    """Sequential calls would wait for ever."""
     from vkbackend.vulkan import program
 
     real, meeting = program.lib.vkCreateComputePipelines, threading.Barrier(2)
@@ -146,7 +141,7 @@ def test_an_interrupt(programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_took_long_is_saved_at_once(
     programs: Any, device: Any, caches: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process killed later loses nothing; stored data is not rewritten."""
+    """A process killed later loses nothing."""
     from vkbackend.vulkan import pipeline_cache, program
 
     path = caches / pipeline_cache.entry_name(device)
@@ -166,7 +161,7 @@ def test_what_took_long_is_saved_at_once(
 
 
 def test_foreign_data_in_a_sound_file(device: Any, caches: Path) -> None:
-    """Right checksum and device, but another driver's data, which the driver does not see."""
+    """Right checksum and device, another driver's data."""
     from vkbackend.vulkan import pipeline_cache
 
     name = pipeline_cache.entry_name(device)
@@ -175,7 +170,7 @@ def test_foreign_data_in_a_sound_file(device: Any, caches: Path) -> None:
         cache = pipeline_cache.PipelineCache(device)
         assert cache._stored == b""
         whole = cache.data()
-        cache.save()  # replaces it, if the driver has data
+        cache.save()
         cache.close()
         assert cache_folder.read(name) == (whole or body)
 
@@ -225,13 +220,12 @@ def test_what_was_begun_and_fails_is_told_to_who_asks(programs: Any, device: Any
 
 
 def test_closed_while_it_compiles(programs: Any) -> None:
-    """Unrequested pipelines are released, too (the fixture counts)."""
     programs.begin(some_dispatches())
 
 
 @pytest.mark.parametrize("name", ["stories-narrow-F32.gguf"])
 def test_a_token_waits_for_nothing_but_what_loading_began(models: Path, name: str) -> None:
-    """Loading begins to compile exactly the programs of a step of one token."""
+    """Loading begins exactly the programs of a step of one token."""
     runner = load_runner(models / name, devices=["0", "0"], n_ctx=64)
     calls: list[int] = []
     runner.tell_of_compiling(lambda: calls.append(1))
@@ -249,7 +243,6 @@ def test_a_token_waits_for_nothing_but_what_loading_began(models: Path, name: st
 def test_a_layout_that_fails_leaves_nothing(
     programs: Any, device: Any, call: str, nth: int, codebook: str | None
 ) -> None:
-    """A codebook's layout is made first and kept."""
     with faults.inject(faults.Fault(device.name, call, nth, "VK_ERROR_OUT_OF_HOST_MEMORY")):
         with pytest.raises(OutOfDeviceMemory, match=call):
             programs.layouts.get(3, True, codebook)
@@ -261,8 +254,8 @@ def test_a_layout_that_fails_leaves_nothing(
     "call", ["vkCreateBuffer", "vkAllocateMemory", "vkCreateDescriptorPool", "vkAllocateDescriptorSets"]
 )
 def test_a_codebook_that_fails_leaves_nothing(programs: Any, device: Any, call: str) -> None:
-    programs.layouts.get(1, False)  # the codebooks' layout stays
-    before = +device.counts, +device.nbytes  # without zero counts
+    programs.layouts.get(1, False)
+    before = +device.counts, +device.nbytes
     with faults.inject(faults.Fault(device.name, call, 1, "VK_ERROR_OUT_OF_HOST_MEMORY")):
         with pytest.raises(OutOfDeviceMemory, match=call):
             programs.codebooks.descriptor_set("iq2_xxs")

@@ -1,4 +1,4 @@
-"""Known wrong reports of drivers: limits and budgets of 0, failing queries, counters of lost devices."""
+"""Known wrong reports of drivers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ ZERO = (
 
 
 class Driver:
-    """The binding's `lib` with some functions replaced."""
-
     def __init__(self, lib: Any, **functions: Any) -> None:
         self._lib = lib
         self.__dict__.update(functions)
@@ -31,7 +29,6 @@ class Driver:
 
 
 def reported(device: Any, monkeypatch: pytest.MonkeyPatch, change: Any) -> Any:
-    """The device's DeviceInfo, after `change` edited the properties and each linked struct."""
     from vkbackend.vulkan import capabilities
     from vkbackend.vulkan.instance import instance
     from vkbackend.vulkan.vk import NULL, C, ffi
@@ -89,7 +86,7 @@ def test_zeros_become_what_vulkan_guarantees(device: Any, monkeypatch: pytest.Mo
 def test_the_smaller_of_allocation_and_buffer(
     device: Any, allocation: int, buffer: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Buffers have a limit of their own since maintenance4."""
+    """Buffers have their own limit since maintenance4."""
     seen = []
 
     def change(name: str, struct: Any) -> None:
@@ -137,7 +134,7 @@ def test_a_device_that_cannot_be_asked_hides_no_other(device: Any, monkeypatch: 
 
 
 def test_a_counter_beyond_all_work_is_a_lost_device(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drivers may complete all work and waits of a lost device with the largest value."""
+    """Drivers may complete all work of a lost device with the largest value."""
     from vkbackend.vulkan.queues import TimelineQueue
     from vkbackend.vulkan.vk import C
 
@@ -180,7 +177,7 @@ def test_work_whose_end_nobody_tells_is_left_alone(device: Any, monkeypatch: pyt
 def test_numbers_of_segments_that_were_submitted_are_not_given_again(
     device: Any, cuts: bool, fails_at: int, left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three segments of two pieces; the driver refuses one for lack of memory."""
+    """The driver refuses one of two pieces for lack of memory."""
     from types import SimpleNamespace
 
     from vkbackend.vulkan.queues import TimelineQueue

@@ -1,5 +1,5 @@
-"""Everything before execution on Intel's and NVIDIA's drivers: memory, loading, pipelines, recordings,
-submissions. Mesa's shims replace the kernel drivers; a step ends in Timeout."""
+"""Everything before execution on Intel's and NVIDIA's drivers. Mesa's shims replace the kernel drivers; a
+step ends in Timeout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vkbackend.tools.measure import compilers
 pytestmark = [pytest.mark.wide, pytest.mark.timeout(1800)]
 # Features unknown to Debian 12's validation layer (1.3.239).
 UNKNOWN_TO_VALIDATION = "cooperative_matrix"
-MODELS_OF_A_PROCESS = 4  # abandoned devices keep their memory, and the shims have little
+MODELS_OF_A_PROCESS = 4
 
 
 @pytest.mark.parametrize("devices", ["0", "0,0"])
@@ -31,7 +31,6 @@ def test_every_architecture_is_submitted(gpu: str, devices: str) -> None:
 
 
 def submitted(gpu: str, devices: str, models: Sequence[str]) -> dict[str, str]:
-    """The error that ended each model; no validation messages."""
     command, env = compilers.start(compilers.GPUS[gpu], "up_to_execution", [devices, *models])
     env |= {"PYTHONPATH": str(SUPPORT), "DEBUG": "1", "VKBACKEND_VALIDATION": "1", "VKBACKEND_TIMEOUT": "1"}
     env["VKBACKEND_DISABLE"] = UNKNOWN_TO_VALIDATION
