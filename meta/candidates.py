@@ -84,9 +84,9 @@ class Outputs:
                 bits = (
                     np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little") if bits is None else bits
                 )
-                own = np.zeros((len(masks), 32 * n_words), np.uint8)
-                own[:, : end - begin] = bits[:, begin:end]
-                part = np.packbits(own, axis=1, bitorder="little").view(np.uint32)
+                bits_here = np.zeros((len(masks), 32 * n_words), np.uint8)
+                bits_here[:, : end - begin] = bits[:, begin:end]
+                part = np.packbits(bits_here, axis=1, bitorder="little").view(np.uint32)
             host = mask.buffer.host  # type: ignore[union-attr]
             target = host[mask.offset : mask.end].view(np.uint32).reshape(mask.shape)
             target[: len(masks)] = part
@@ -142,8 +142,8 @@ class Outputs:
                 device.invalidate(region.buffer)  # type: ignore[arg-type]
                 views = found_in(region, n_outputs, k, device.limits, end - begin)
                 host = views[0].buffer.host  # type: ignore[union-attr]
-                found = host[views[0].offset : views[0].end].view(np.uint32).reshape(n_outputs, k)
-                ids.append(found.astype(np.int64) + begin)
+                positions = host[views[0].offset : views[0].end].view(np.uint32).reshape(n_outputs, k)
+                ids.append(positions.astype(np.int64) + begin)
                 logits.append(host[views[1].offset : views[1].end].view(np.float32).reshape(n_outputs, k))
                 if summed:
                     read = host[views[2].offset : views[2].end].view(np.float32)

@@ -40,9 +40,9 @@ def times_of(transport: Transport, host: int, nbytes: int, n: int) -> list[float
 def measure_exchanges(transport: Transport) -> dict[int, ExchangeTime]:
     """The times between host 0 and each other host. All hosts call it at once, without other exchanges
     meanwhile."""
-    found = {}
+    times = {}
     for host in [0] if transport.rank else transport.others:
         small = float(np.median(times_of(transport, host, SMALL_NBYTES, N_SMALL)))
         large = float(np.median(times_of(transport, host, LARGE_NBYTES, N_LARGE)))
-        found[host] = ExchangeTime(small, (LARGE_NBYTES - SMALL_NBYTES) / max(large - small, 1e-6))
-    return found
+        times[host] = ExchangeTime(small, (LARGE_NBYTES - SMALL_NBYTES) / max(large - small, 1e-6))
+    return times

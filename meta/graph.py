@@ -134,9 +134,9 @@ class Graph:
         h = self.new(x.rows, x.width, MIRRORED, "h", readers)
         y = self.new(x.rows, x.width, MIRRORED, "h_norm", readers) if norm else None
         for d in readers:
-            own = shares[d] if slots[d].own_index is not None else None
+            own_share = shares[d] if slots[d].own_index is not None else None
             base, w = x.base.on(d) if x.base else None, norm.whole(d) if norm else None
-            self._add_partials(d, slots[d], base, own, w, h.on(d), y.on(d) if y else None, eps)
+            self._add_partials(d, slots[d], base, own_share, w, h.on(d), y.on(d) if y else None, eps)
         return h, y
 
     def _add_partials(
@@ -144,7 +144,7 @@ class Graph:
         d: int,
         slots: ReduceSlots,
         base: View | None,
-        own: View | None,
+        own_share: View | None,
         norm: View | None,
         h: View,
         y: View | None,
@@ -153,7 +153,7 @@ class Graph:
     ) -> None:
         self.on(d, "add_partials").add_partials(
             base,
-            own,
+            own_share,
             slots.view(math.prod(h.shape), first),
             norm,
             h,
@@ -187,18 +187,18 @@ class Graph:
         reduce = Reduce(parity, elements, x.state.writers, wire, lane=self.lane, readers=tuple(readers))
         shares = list(x.views)
         for d in reduce.writers:
-            own, slot = x.on(d), provider.slot(d, reduce)
+            share, slot = x.on(d), provider.slot(d, reduce)
             if wire == "f32":
-                self.on(d, "partial to slot").copy(own, View(slot.buffer, slot.offset, own.shape))
+                self.on(d, "partial to slot").copy(share, View(slot.buffer, slot.offset, share.shape))
                 continue
             packed = View(slot.buffer, slot.offset, (wire_words(wire, elements),), "u32")
             if wire == "bf16":
-                self.on(d, "pack").pack_bf16(own, packed)
+                self.on(d, "pack").pack_bf16(share, packed)
                 continue
             kept = None
             if provider.readable(d, reduce).own_index is not None:
                 kept = replace(self.scratch(packed.shape, "kept"), dtype="u32")
-            self.on(d, "pack").pack_halves(own, packed, kept)
+            self.on(d, "pack").pack_halves(share, packed, kept)
             shares[d] = kept
         self._meet(reduce)
         if not provider.scatters(reduce):
@@ -223,10 +223,10 @@ class Graph:
             line = math.gcd(end - begin, PART)
             shape = ((end - begin) // line, line) if line >= 32 else (1, end - begin)
             h = View(gathered.buffer, gathered.offset + 4 * begin, shape)
-            own = shares[d]
-            if own and reduce.wire == "f16":
+            share = shares[d]
+            if share and reduce.wire == "f16":
                 at, n_words = wire_words("f16", begin), wire_words("f16", end - begin)
-                own = View(own.buffer, own.offset + 4 * at, (n_words,), "u32")
-            elif own:
-                own = View(own.buffer, own.offset + 4 * begin, shape)
-            self._add_partials(d, slots, None, own, None, h, None, first=begin)
+                share = View(share.buffer, share.offset + 4 * at, (n_words,), "u32")
+            elif share:
+                share = View(share.buffer, share.offset + 4 * begin, shape)
+            self._add_partials(d, slots, None, share, None, h, None, first=begin)

@@ -38,8 +38,8 @@ class Hosts:
         """Transfers of every device's bytes at `views[d]` to host 0, into the stand-in's memory. A key must
         always come with the same views. Host 0 may wait for them before other exchanges, so they have their
         own lane."""
-        found = self._gathers.get(key)
-        if found is None:
+        transfers = self._gathers.get(key)
+        if transfers is None:
             sent: list[Part] = []
             received: list[Part] = []
             for host, view in zip(self.of, views, strict=True):
@@ -50,9 +50,9 @@ class Hosts:
                     received.append((host, part))
                 elif self.rank and host == self.rank:
                     sent.append((0, part))
-            found = self.transport.transfers(sent, received, "logits", Lane.OUTPUT)
-            self._gathers[key] = found
-        return found
+            transfers = self.transport.transfers(sent, received, "logits", Lane.OUTPUT)
+            self._gathers[key] = transfers
+        return transfers
 
     def close(self) -> None:
         for transfers in self._gathers.values():
@@ -63,8 +63,8 @@ class Hosts:
 @dataclass(slots=True)
 class _Exchange:
     transfers: Transfers
-    own: list[tuple[Device, Buffer]]  # buffers to send
-    filled: list[tuple[Device, Buffer]]  # buffers to receive into
+    to_send: list[tuple[Device, Buffer]]
+    to_fill: list[tuple[Device, Buffer]]
     local: Reduce | None  # for this host's provider, after the transfers; None: no device here reads
     part: tuple[int, int] = (0, 0)  # the elements that this host sums, if hosts sum parts
     sums: Transfers | None = None  # moves the sums of all parts, if hosts sum parts
@@ -92,27 +92,27 @@ class OverHosts(Provider):
         return self._inner.host_bytes(device, reduce)
 
     def exchange(self, reduce: Reduce) -> None:
-        made = self._exchanges.get(reduce)
-        if made is None:
-            made = self._exchanges[reduce] = self._prepare(reduce)
-        for device, buffer in made.own:
+        exchange = self._exchanges.get(reduce)
+        if exchange is None:
+            exchange = self._exchanges[reduce] = self._prepare(reduce)
+        for device, buffer in exchange.to_send:
             device.invalidate(buffer)
         began = time.perf_counter()
-        made.transfers.run()
+        exchange.transfers.run()
         self.network_s += time.perf_counter() - began
-        for device, buffer in made.filled:
+        for device, buffer in exchange.to_fill:
             device.flush(buffer)
-        if made.sums is None:
-            if made.local:
-                self._inner.exchange(made.local)
+        if exchange.sums is None:
+            if exchange.local:
+                self._inner.exchange(exchange.local)
             return
-        assert isinstance(self._inner, HostSum) and made.local
-        if made.part[0] < made.part[1]:
-            self._inner.add(made.local, *made.part)
+        assert isinstance(self._inner, HostSum) and exchange.local
+        if exchange.part[0] < exchange.part[1]:
+            self._inner.add(exchange.local, *exchange.part)
         began = time.perf_counter()
-        made.sums.run()
+        exchange.sums.run()
         self.network_s += time.perf_counter() - began
-        self._inner.spread(made.local)
+        self._inner.spread(exchange.local)
 
     def _prepare(self, reduce: Reduce) -> _Exchange:
         hosts, here = self._hosts, self._hosts.rank
@@ -131,13 +131,13 @@ class OverHosts(Provider):
             (device, self._inner.slot(d, reduce).buffer)  # type: ignore[misc]
             for d, device in at_work
         ]
-        what = f"their shares of a sum of {reduce.elements} elements"
-        transfers = hosts.transport.transfers(sent, received, what)
+        purpose = f"their shares of a sum of {reduce.elements} elements"
+        transfers = hosts.transport.transfers(sent, received, purpose)
         local = replace(reduce, readers=readers) if readers else None
-        made = _Exchange(transfers, buffers if sent else [], buffers if received else [], local)
+        exchange = _Exchange(transfers, buffers if sent else [], buffers if received else [], local)
         if parts and local:
-            made.part, made.sums = parts[here], self._gather(local, parts)
-        return made
+            exchange.part, exchange.sums = parts[here], self._gather(local, parts)
+        return exchange
 
     # ---- sums in parts of hosts, where the host sums ----
 
@@ -168,15 +168,15 @@ class OverHosts(Provider):
         """Transfers of the sums of all parts to all hosts with a part."""
         assert isinstance(self._inner, HostSum)
         here, total = self._hosts.rank, self._inner.total(local).view(np.uint8)
-        own = total[4 * parts[here][0] : 4 * parts[here][1]]
-        sent: list[Part] = [(host, own) for host in parts if host != here and own.size]
+        part = total[4 * parts[here][0] : 4 * parts[here][1]]
+        sent: list[Part] = [(host, part) for host in parts if host != here and part.size]
         received: list[Part] = [
             (host, total[4 * begin : 4 * end])
             for host, (begin, end) in parts.items()
             if host != here and begin < end
         ]
-        what = f"their sums of parts of {local.elements} elements"
-        return self._hosts.transport.transfers(sent, received, what)
+        purpose = f"their sums of parts of {local.elements} elements"
+        return self._hosts.transport.transfers(sent, received, purpose)
 
     # ---- sums of whole slots, or in parts of devices ----
 
@@ -206,10 +206,10 @@ class OverHosts(Provider):
         return moves
 
     def close_transfers(self) -> None:
-        for made in self._exchanges.values():
-            made.transfers.close()
-            if made.sums:
-                made.sums.close()
+        for exchange in self._exchanges.values():
+            exchange.transfers.close()
+            if exchange.sums:
+                exchange.sums.close()
         self._exchanges.clear()
 
     def close(self) -> None:

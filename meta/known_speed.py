@@ -42,26 +42,26 @@ def pace_of(device: Device) -> Pace:
 
 def key_of(device: Device) -> str:
     info = device.physical
-    what = f"{info.uuid} {info.driver} {info.driver_version} " if info else ""
-    what += type(device).__name__
+    identity = f"{info.uuid} {info.driver} {info.driver_version} " if info else ""
+    identity += type(device).__name__
     limited = env.disabled() | ({"floor"} if env.floor() else set()) | ({"as-gpu"} if env.as_gpu() else set())
     reads = {ops.operand_type(device.limits, 1, DTYPE)} - {"f32"}  # other ops under --exact
-    return " ".join((what, *sorted(limited | reads)))
+    return " ".join((identity, *sorted(limited | reads)))
 
 
 def _read() -> dict[str, Any]:
     """Empty if the file is missing, damaged or of another format."""
-    found = cache_folder.read_json(ENTRY)
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    content = cache_folder.read_json(ENTRY)
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
         return {}
-    measured = found.get("measured")
+    measured = content.get("measured")
     return measured if isinstance(measured, dict) else {}
 
 
 def numbers(key: str) -> list[float]:
     """Only positive numbers; an empty list otherwise."""
-    found = _read().get(key)
-    known = found if isinstance(found, list) else []
+    value = _read().get(key)
+    known = value if isinstance(value, list) else []
     return known if all(isinstance(x, float) and 0 < x < math.inf for x in known) else []
 
 

@@ -122,14 +122,14 @@ def _fill(
         for rows, cols in slices_of(load, d)
     ]
     by_rows = load.state.axis == len(load.shape) - 2
-    own = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=0 if by_rows else 1)
+    joined = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=0 if by_rows else 1)
     for first, view in pieces:
         n_rows = view.shape[0] if len(view.shape) > 1 else 1
-        row_bytes = own.shape[1]
+        row_bytes = joined.shape[1]
         # A multiple of 4 rows: every write begins on a word.
         step = max(4, PIECE_NBYTES // max(1, row_bytes) // 4 * 4)
         for at in range(0, n_rows, step):
-            part = own[first + at : first + min(at + step, n_rows)]
+            part = joined[first + at : first + min(at + step, n_rows)]
             words = -(-part.nbytes // 4)
             device.write(View(view.buffer, view.offset + at * row_bytes, (words,)), part)
             advance(part.nbytes)

@@ -48,16 +48,16 @@ def map_weights(
 ) -> list[FilePages]:
     """Give `weights` the pieces that the d-th device reads from the file. Returns the pages, which must
     outlive the device; none if the device refuses them. `file_of`: as in load.Source."""
-    found: list[Piece] = []
+    pieces: list[Piece] = []
     for load in loads:
-        if pieces := mapped_pieces(load, d, device):
+        if places := mapped_pieces(load, d, device):
             file, begin = file_of(load.name)
-            found += [Piece(load, first, shape, file, begin + at) for first, shape, at in pieces]
+            pieces += [Piece(load, first, shape, file, begin + at) for first, shape, at in places]
     pages: list[FilePages] = []
     buffers: list[Buffer] = []
     views: list[tuple[Piece, View]] = []
     try:
-        for window in windows(found, device.limits.max_allocation_nbytes):
+        for window in windows(pieces, device.limits.max_allocation_nbytes):
             begin, end = window[0].begin, max(piece.end for piece in window)
             pages.append(FilePages(window[0].file, begin, end))
             buffers.append(device.import_pages(pages[-1], f"file[{len(buffers)}]"))

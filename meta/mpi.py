@@ -52,11 +52,11 @@ class MPITransport(Transport):
         """MPI's name and version, which must be the same on all hosts."""
         return " ".join(str(self.mpi.Get_library_version()).split("\n")[0].split())
 
-    def send(self, host: int, lane: Lane, data: bytes, what: str = "") -> None:
+    def send(self, host: int, lane: Lane, data: bytes, purpose: str = "") -> None:
         self._count(lane, len(data))
         try:
             request = self.comm.Isend([data, self.mpi.BYTE], dest=host, tag=lane)
-            self.wait(request.Test, f"{what or lane.name.lower()} to reach {self.names[host]}")
+            self.wait(request.Test, f"{purpose or lane.name.lower()} to reach {self.names[host]}")
         except self.mpi.Exception as error:
             raise self._gone(error) from None
 
@@ -82,9 +82,9 @@ class MPITransport(Transport):
         return bytes(data)
 
     def transfers(
-        self, sent: Sequence[Part], received: Sequence[Part], what: str, lane: Lane = Lane.SLOT
+        self, sent: Sequence[Part], received: Sequence[Part], purpose: str, lane: Lane = Lane.SLOT
     ) -> Transfers:
-        return _Persistent(self, sent, received, what, lane)
+        return _Persistent(self, sent, received, purpose, lane)
 
     def _gone(self, error: Exception) -> DeviceLost:
         return DeviceLost(f"a host of the group is gone: {self.lost or error}; start the group again")
@@ -109,11 +109,11 @@ class _Persistent(Transfers):
         transport: MPITransport,
         sent: Sequence[Part],
         received: Sequence[Part],
-        what: str,
+        purpose: str,
         lane: Lane,
     ) -> None:
         comm, byte = transport.comm, transport.mpi.BYTE
-        self._transport, self._what = transport, what
+        self._transport, self._purpose = transport, purpose
         self._sizes = [part.nbytes for _, part in sent]
         self._hosts = [host for host, _ in (*received, *sent)]
         self._requests: list[Any] = [
@@ -136,7 +136,7 @@ class _Persistent(Transfers):
             return
         transport, mpi, requests = self._transport, self._transport.mpi, self._requests
         try:
-            transport.wait(lambda: mpi.Request.Testall(requests), self._what)
+            transport.wait(lambda: mpi.Request.Testall(requests), self._purpose)
         except Timeout as error:
             late = {h for h, request in zip(self._hosts, requests, strict=True) if not request.Test()}
             names = ", ".join(transport.names[h] for h in sorted(late))

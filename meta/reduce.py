@@ -165,9 +165,11 @@ class ImportedPages(Provider):
         buffer, stride, n = self._buffers[device], self._slot // 4, len(self._devices)
         if reduce.gather:
             return ReduceSlots.of_sum(buffer, self.gathered(device, reduce).offset, stride)
-        own = device if device in reduce.writers else None
+        own_index = device if device in reduce.writers else None
         mask = sum(1 << w for w in reduce.writers)
-        return ReduceSlots(buffer, self._view(device, reduce, 0).offset, stride, n, own, mask, reduce.wire)
+        return ReduceSlots(
+            buffer, self._view(device, reduce, 0).offset, stride, n, own_index, mask, reduce.wire
+        )
 
     def scatters(self, reduce: Reduce) -> bool:
         all_read = len(reduce.readers) == len(self._devices)

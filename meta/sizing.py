@@ -120,22 +120,22 @@ def measure(
         graphs = StepBuilder(devices, inputs, sizing, build, shape.active, reduce_type).graphs(kind)
         arenas, alike = [], dict[object, int]()  # plan once for devices that do the same
         for d, device in enumerate(devices):
-            key = (device.limits, *(form_of(one.recordings[d]) for one in graphs)) if n > 1 else None
+            key = (device.limits, *(form_of(graph.recordings[d]) for graph in graphs)) if n > 1 else None
             if key not in alike:
                 alike[key] = plan_scratch(ordered(graphs, d), reuse)[1]
             arenas.append(max(ALIGN, alike[key]))
         # A slot holds packed shares, and sums in f32.
-        reduces = [reduce for one in graphs for reduce in one.reduces if reduce]
+        reduces = [reduce for graph in graphs for reduce in graph.reduces if reduce]
         return arenas, max((max(r.elements, wire_words(r.wire, r.elements)) for r in reduces), default=0)
 
     first, *rest = step_kinds(shape)
-    found = [sizes(first, build)]
-    if short and sizes(first, short) == found[0]:
+    needs = [sizes(first, build)]
+    if short and sizes(first, short) == needs[0]:
         build = short
-    found += [sizes(kind, build) for kind in rest]
-    arenas = tuple(max(of_device) for of_device in zip(*(arenas for arenas, _ in found), strict=True))
+    needs += [sizes(kind, build) for kind in rest]
+    arenas = tuple(max(of_device) for of_device in zip(*(arenas for arenas, _ in needs), strict=True))
     logits = tuple(shape.outputs_nbytes(d) for d in range(n))
-    return StepSizes(arenas, params, logits, 4 * max(words for _, words in found))
+    return StepSizes(arenas, params, logits, 4 * max(words for _, words in needs))
 
 
 def step_kinds(shape: StepShape) -> list[StepKind]:
@@ -185,10 +185,10 @@ class Sizing(Provider):
         return View(self._buffer, 0, (1 << 30,), "u32")
 
     def readable(self, device: int, reduce: Reduce) -> ReduceSlots:
-        own = device if device in reduce.writers else None
+        own_index = device if device in reduce.writers else None
         mask = sum(1 << w for w in reduce.writers)
         stride = max(reduce.elements, wire_words(reduce.wire, reduce.elements))
-        return ReduceSlots(self._buffer, 0, stride, self._n, own, mask, reduce.wire)
+        return ReduceSlots(self._buffer, 0, stride, self._n, own_index, mask, reduce.wire)
 
     def host_bytes(self, device: int, reduce: Reduce) -> np.ndarray:
         raise AssertionError("a sizing graph never runs")

@@ -49,9 +49,9 @@ def _expert_slices(load: Load, device: int) -> tuple[tuple[slice, slice], ...]:
     experts = load.state.experts or (load.state.ranges,) * load.shape[0]
     slices = []
     for ranges in experts:
-        one = Load(load.name, load.shape[1:], load.dtype, State(Kind.SPLIT, load.state.axis - 1, ranges))
+        expert = Load(load.name, load.shape[1:], load.dtype, State(Kind.SPLIT, load.state.axis - 1, ranges))
         slices.append(
-            slice_of(one if load.state.kind is Kind.SPLIT else replace(one, state=MIRRORED), device)
+            slice_of(expert if load.state.kind is Kind.SPLIT else replace(expert, state=MIRRORED), device)
         )
     return tuple(slices)
 

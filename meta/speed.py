@@ -54,12 +54,12 @@ def measure_speed(device: Device) -> Speed:
         return known
     twin = _twin(device)
     try:
-        found = Speed(_read_rate(twin, Home.WEIGHTS), _read_rate(twin, Home.HOST))
+        speed = Speed(_read_rate(twin, Home.WEIGHTS), _read_rate(twin, Home.HOST))
     finally:
         twin.close()
-    env.log(1, f"{device.name}: measured {found.weights / 1e9:.3g} GB/s, host memory {found.host / 1e9:.3g}")
-    remember(f"speed {key_of(device)}", [found.weights, found.host])
-    return found
+    env.log(1, f"{device.name}: measured {speed.weights / 1e9:.3g} GB/s, host memory {speed.host / 1e9:.3g}")
+    remember(f"speed {key_of(device)}", [speed.weights, speed.host])
+    return speed
 
 
 def measure_gpus(devices: Sequence[Device]) -> None:

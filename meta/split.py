@@ -77,15 +77,15 @@ def split(axis: int, ranges: Ranges, segments: Sequence[int] = ()) -> State:
     return State(Kind.SPLIT, axis, ranges, segments=tuple(segments))
 
 
-def check_tiling(ranges: Ranges, size: int, what: str) -> None:
+def check_tiling(ranges: Ranges, size: int, name: str) -> None:
     """Raises PlanError unless the ranges tile 0..size in order."""
     at = 0
     for begin, end in ranges:
         if begin != at or end < begin:
-            raise PlanError(f"{what}: ranges {ranges} do not tile 0..{size}")
+            raise PlanError(f"{name}: ranges {ranges} do not tile 0..{size}")
         at = end
     if at != size:
-        raise PlanError(f"{what}: ranges {ranges} do not tile 0..{size}")
+        raise PlanError(f"{name}: ranges {ranges} do not tile 0..{size}")
 
 
 def holders(ranges: Ranges) -> tuple[int, ...]:
@@ -300,9 +300,9 @@ def ssm_scan(x: State, bc: State, heads: State, state: State, sizes: tuple[int, 
     of a head, elements of a group's B, heads of a group). The result is split like x."""
     head_dim, n_state, group = sizes
     if per_head("ssm_scan", x, head_dim) == x and not x.segments and x.kind is Kind.SPLIT:
-        own = resized(x, 1, head_dim)
-        groups = split(1, kv_heads_of(own.ranges, group), [n_state, n_state])
-        if (heads, bc, state) == (own, groups, resized(x, n_state)):
+        wanted = resized(x, 1, head_dim)
+        groups = split(1, kv_heads_of(wanted.ranges, group), [n_state, n_state])
+        if (heads, bc, state) == (wanted, groups, resized(x, n_state)):
             return x
     raise _no_rule("ssm_scan", x=x, bc=bc, heads=heads, state=state)
 

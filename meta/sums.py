@@ -99,8 +99,8 @@ def together(*sums: Tensor) -> None:
         some = next(x.on(d) for x in parts if x.views[d] is not None)
         for x, begin in zip(parts, begins, strict=False):
             out = rows_between(joint.on(d), begin, x.rows)
-            if (own := x.views[d]) is not None:
-                on.copy(own, out)
+            if (share := x.views[d]) is not None:
+                on.copy(share, out)
             else:  # zeros
                 on.scale(rows_between(some, 0, x.rows), out, c=0.0)
     summed = graph.all_reduce(joint)[0]

@@ -76,7 +76,7 @@ class Transport(ABC):
         return [host for host in range(self.size) if host != self.rank]
 
     @abstractmethod
-    def send(self, host: int, lane: Lane, data: bytes, what: str = "") -> None:
+    def send(self, host: int, lane: Lane, data: bytes, purpose: str = "") -> None:
         """Raises DeviceLost, Timeout."""
 
     @abstractmethod
@@ -89,26 +89,28 @@ class Transport(ABC):
 
     @abstractmethod
     def transfers(
-        self, sent: Sequence[Part], received: Sequence[Part], what: str, lane: Lane = Lane.SLOT
+        self, sent: Sequence[Part], received: Sequence[Part], purpose: str, lane: Lane = Lane.SLOT
     ) -> Transfers:
         """Parts that move together on a lane, in the same order on both sides."""
 
     def close(self) -> None:  # noqa: B027 - a twin has nothing to leave
         """Leave the group; the others do the same."""
 
-    def receive(self, host: int, lane: Lane, most: int, what: str, timeout_s: float | None = None) -> bytes:
+    def receive(
+        self, host: int, lane: Lane, most: int, purpose: str, timeout_s: float | None = None
+    ) -> bytes:
         """The next message. `timeout_s`: by default VKBACKEND_TIMEOUT. Raises DeviceLost, Timeout."""
-        found: list[bytes] = []
+        messages: list[bytes] = []
 
         def came() -> bool:
             if (message := self.poll(host, lane, most)) is not None:
-                found.append(message)
-            return bool(found)
+                messages.append(message)
+            return bool(messages)
 
-        self.wait(came, f"{what} of {self.names[host]}", timeout_s)
-        return found[0]
+        self.wait(came, f"{purpose} of {self.names[host]}", timeout_s)
+        return messages[0]
 
-    def wait(self, done: Callable[[], bool], what: str, timeout_s: float | None = None) -> None:
+    def wait(self, done: Callable[[], bool], purpose: str, timeout_s: float | None = None) -> None:
         """Wait until `done()`. Raises DeviceLost if a host is lost, Timeout after the deadline."""
         began, limit = 0.0, 0.0
         while not done():
@@ -119,7 +121,7 @@ class Transport(ABC):
                 raise DeviceLost(f"{self.lost}; start the group again")
             if now - began > limit:
                 raise Timeout(
-                    f"{self.names[self.rank]} waited {now - began:.0f} s for {what}; close the model and "
+                    f"{self.names[self.rank]} waited {now - began:.0f} s for {purpose}; close the model and "
                     "start the group again (VKBACKEND_TIMEOUT sets the limit in seconds)"
                 )
             if now - began > SPIN_S:
@@ -127,14 +129,14 @@ class Transport(ABC):
             else:
                 os.sched_yield()
 
-    def meet(self, what: str, timeout_s: float) -> None:
+    def meet(self, purpose: str, timeout_s: float) -> None:
         """Wait until every host has called this."""
         if self.rank:
             self.send(0, Lane.MEET, b"")
-            self.receive(0, Lane.MEET, 0, what, timeout_s)
+            self.receive(0, Lane.MEET, 0, purpose, timeout_s)
             return
         for host in self.others:
-            self.receive(host, Lane.MEET, 0, what, timeout_s)
+            self.receive(host, Lane.MEET, 0, purpose, timeout_s)
         for host in self.others:
             self.send(host, Lane.MEET, b"")
 
@@ -180,7 +182,7 @@ class TwinTransport(Transport):
         mail = _Mail()
         return [cls(rank, size, mail) for rank in range(size)]
 
-    def send(self, host: int, lane: Lane, data: bytes, what: str = "") -> None:
+    def send(self, host: int, lane: Lane, data: bytes, purpose: str = "") -> None:
         self._count(lane, len(data))
         self._mail.put(self.rank, host, lane, bytes(data))
 
@@ -194,9 +196,9 @@ class TwinTransport(Transport):
         return data
 
     def transfers(
-        self, sent: Sequence[Part], received: Sequence[Part], what: str, lane: Lane = Lane.SLOT
+        self, sent: Sequence[Part], received: Sequence[Part], purpose: str, lane: Lane = Lane.SLOT
     ) -> Transfers:
-        return _TwinTransfers(self, sent, received, what, lane)
+        return _TwinTransfers(self, sent, received, purpose, lane)
 
 
 class _TwinTransfers(Transfers):
@@ -205,10 +207,10 @@ class _TwinTransfers(Transfers):
         transport: TwinTransport,
         sent: Sequence[Part],
         received: Sequence[Part],
-        what: str,
+        purpose: str,
         lane: Lane = Lane.SLOT,
     ) -> None:
-        self._transport, self._what, self._lane = transport, what, lane
+        self._transport, self._purpose, self._lane = transport, purpose, lane
         self._sent, self._received = sent, received
 
     def start(self) -> None:
@@ -217,7 +219,7 @@ class _TwinTransfers(Transfers):
 
     def finish(self) -> None:
         for host, part in self._received:
-            data = self._transport.receive(host, self._lane, part.nbytes, self._what)
+            data = self._transport.receive(host, self._lane, part.nbytes, self._purpose)
             part[:] = np.frombuffer(data, np.uint8)
 
     def close(self) -> None:

@@ -36,8 +36,8 @@ def choose(q: Tensor, w: Tensor, keys: Weight, cells: Weight, *, heads: int, top
         for first in range(0, rows, most):
             end = min(first + most, rows)
             scores = graph.scratch((end - first, n_positions), "index scores")
-            own = queries.rows(first, end), gains.rows(first, end)
-            on.index_scores(*own, keys.whole(d), table, scores, step, first_row=first)
+            operands = queries.rows(first, end), gains.rows(first, end)
+            on.index_scores(*operands, keys.whole(d), table, scores, step, first_row=first)
             on.index_top_k(scores, ids.rows(first, end), step, first_row=first)
     return chosen
 

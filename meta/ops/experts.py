@@ -159,5 +159,5 @@ def _experts(
             count=end - first,
         )
     if bias:
-        own, starts = bias.whole(d), bias.starts.get(d)
-        graph.on(d, bias).add_id(out, own, ids, out, starts=starts)
+        values, starts = bias.whole(d), bias.starts.get(d)
+        graph.on(d, bias).add_id(out, values, ids, out, starts=starts)

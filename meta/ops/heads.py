@@ -15,8 +15,8 @@ def mat_heads(x: Tensor, w: Weight, n_heads: int) -> Tensor:
     y = graph.new(x.rows, n_heads * n, state, "mat_heads", holders_of(x))
     for d, out in enumerate(y.views):
         if out is not None:
-            own = w.whole(d)
-            graph.on(d, w).mat_heads(own, x.on(d), out, n_heads=own.shape[0] // n)
+            matrices = w.whole(d)
+            graph.on(d, w).mat_heads(matrices, x.on(d), out, n_heads=matrices.shape[0] // n)
     return y
 
 

@@ -37,8 +37,8 @@ def matmul(graph: TensorGraph, d: int, w: Weight, x: Tensor, out: View, bias: Vi
     for first, piece in w.pieces[d]:
         n_rows, n = out.shape[0], piece.shape[0]
         target = View(out.buffer, out.offset + 4 * first, ((n_rows - 1) * width + n,)) if n < width else out
-        own = bias and View(bias.buffer, bias.offset + 4 * first, (n,))
-        on.mat(piece, operand, target, bias=own, y_stride=width)
+        local_bias = bias and View(bias.buffer, bias.offset + 4 * first, (n,))
+        on.mat(piece, operand, target, bias=local_bias, y_stride=width)
 
 
 def operand_of(x: Tensor, d: int, dtype: str) -> View:

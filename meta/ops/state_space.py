@@ -82,5 +82,5 @@ def _summed(graph: TensorGraph, shares: dict[int, View], n: int) -> dict[int, Vi
     views = [shares[d].reshape(n, 1) if d in shares else None for d in range(graph.n)]
     sums = Tensor(graph, n, 1, split.partial(sorted(shares)), views)
     # In f32: rounding a sum would move all columns that it scales the same way.
-    found = graph.all_reduce(sums, wire="f32")[0]
-    return {d: found.on(d) for d in shares}
+    total = graph.all_reduce(sums, wire="f32")[0]
+    return {d: total.on(d) for d in shares}

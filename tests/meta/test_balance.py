@@ -64,19 +64,19 @@ def test_logical_devices_share_the_speed_of_their_physical_one() -> None:
 @given(st.lists(st.floats(1e6, 1e13), min_size=1, max_size=8), st.floats(1e-3, 1e3))
 def test_ratios_are_bounded_and_scale_free(speeds: list[float], factor: float) -> None:
     kinds = list(range(len(speeds)))
-    found = ratios(speeds, kinds, kinds)
-    assert max(found) == 16 and min(found) >= 0
-    assert all(abs(r - 16 * s / max(speeds)) <= 0.5 + 1e-9 for r, s in zip(found, speeds, strict=True))
+    shares = ratios(speeds, kinds, kinds)
+    assert max(shares) == 16 and min(shares) >= 0
+    assert all(abs(r - 16 * s / max(speeds)) <= 0.5 + 1e-9 for r, s in zip(shares, speeds, strict=True))
     # Powers of two scale without rounding, so the result must not move at all.
-    assert ratios([2.0 * s for s in speeds], kinds, kinds) == found
+    assert ratios([2.0 * s for s in speeds], kinds, kinds) == shares
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(1, 1e3)), min_size=1, max_size=8))
 def test_ratios_depend_on_class_not_on_noise_within_it(devices: list[tuple[str, float]]) -> None:
     classes, speeds = [c for c, _ in devices], [s for _, s in devices]
-    found = ratios(speeds, classes, range(len(devices)))
+    shares = ratios(speeds, classes, range(len(devices)))
     for a, b in itertools.combinations(range(len(devices)), 2):
-        assert classes[a] != classes[b] or found[a] == found[b]
+        assert classes[a] != classes[b] or shares[a] == shares[b]
 
 
 # ---- memory ----
@@ -85,24 +85,24 @@ def test_ratios_depend_on_class_not_on_noise_within_it(devices: list[tuple[str, 
 def test_fitted_lowers_only_what_is_overfull() -> None:
     budgets = [Budget(1000, (0,)), Budget(1000, (1,))]
     assert fitted((16, 8), lambda s: shared_out(1200, s), budgets, "ab") == (16, 8)
-    found = fitted((16, 8), lambda s: shared_out(1800, s), budgets, "ab")
-    assert found == (10, 8) and not overfull(shared_out(1800, found), budgets)
+    shares = fitted((16, 8), lambda s: shared_out(1800, s), budgets, "ab")
+    assert shares == (10, 8) and not overfull(shared_out(1800, shares), budgets)
 
 
 def test_fitted_keeps_equal_devices_equal_where_it_can() -> None:
     budgets = [Budget(500, (0,)), Budget(700, (1,)), Budget(10**6, (2,))]
-    found = fitted((16, 16, 8), lambda s: shared_out(2000, s), budgets, "aab")
-    assert found[0] == found[1] and not overfull(shared_out(2000, found), budgets)
+    shares = fitted((16, 16, 8), lambda s: shared_out(2000, s), budgets, "aab")
+    assert shares[0] == shares[1] and not overfull(shared_out(2000, shares), budgets)
     alone = [Budget(300, (0,)), Budget(900, (1,))]
-    found = fitted((16, 16), lambda s: shared_out(1000, s), alone, "aa")
-    assert found[0] < found[1] and not overfull(shared_out(1000, found), alone)
+    shares = fitted((16, 16), lambda s: shared_out(1000, s), alone, "aa")
+    assert shares[0] < shares[1] and not overfull(shared_out(1000, shares), alone)
 
 
 def test_fitted_counts_logical_devices_together() -> None:
     budgets = [Budget(600, (0, 1)), Budget(600, (2,))]
     assert overfull([400, 400, 200], budgets) == {0, 1}
-    found = fitted((16, 16, 16), lambda s: shared_out(1000, s), budgets, "aab")
-    assert found[0] == found[1] < found[2] and not overfull(shared_out(1000, found), budgets)
+    shares = fitted((16, 16, 16), lambda s: shared_out(1000, s), budgets, "aab")
+    assert shares[0] == shares[1] < shares[2] and not overfull(shared_out(1000, shares), budgets)
 
 
 def test_fitted_gives_up_unchanged_where_nothing_fits() -> None:
@@ -131,10 +131,10 @@ def test_times_of_stages() -> None:
     """Stages wait for each other, devices of one do not; inner reduces have a time of their own."""
     read = 3_000_000, 4_000_000, 1_000_000
     cost = Cost((0,) * 3, read, (0,) * 3, (4096,), (4096,) * 8, ("0", "1", "1"))
-    found = times(cost, [Speed(1e9, 1e9)] * 3, "ABC", lambda nbytes: 1e-3, lambda nbytes: 1e-4)
-    assert found.weights_ms == pytest.approx(3 + 4) and found.reduce_ms == pytest.approx(1 + 0.8)
-    found = times(cost, [Speed(1e9, 1e9)] * 3, "ABB", lambda nbytes: 0.0)
-    assert found.weights_ms == pytest.approx(3 + 5), "one device reads in turn"
+    predicted = times(cost, [Speed(1e9, 1e9)] * 3, "ABC", lambda nbytes: 1e-3, lambda nbytes: 1e-4)
+    assert predicted.weights_ms == pytest.approx(3 + 4) and predicted.reduce_ms == pytest.approx(1 + 0.8)
+    predicted = times(cost, [Speed(1e9, 1e9)] * 3, "ABB", lambda nbytes: 0.0)
+    assert predicted.weights_ms == pytest.approx(3 + 5), "one device reads in turn"
 
 
 def test_subsets_are_the_fastest_devices_with_a_share() -> None:
@@ -172,28 +172,30 @@ def cost_of(total: int, n_reduces: int) -> Callable[[Shares], Cost]:
 
 
 def test_auto_split_of_a_large_model_uses_all(made_up: list[NumpyDevice]) -> None:
-    found = auto_split(made_up[:2], cost_of(6_000_000_000, 64))
-    assert found.tensor_split == (16, 8) and not found.fewer and found.n_reduces == 64
-    assert found.times.weights_ms == pytest.approx(1000) and found.times.reduce_ms == pytest.approx(12.8)
+    prediction = auto_split(made_up[:2], cost_of(6_000_000_000, 64))
+    assert prediction.tensor_split == (16, 8) and not prediction.fewer and prediction.n_reduces == 64
+    assert prediction.times.weights_ms == pytest.approx(1000) and prediction.times.reduce_ms == pytest.approx(
+        12.8
+    )
 
 
 def test_auto_split_says_when_fewer_would_be_faster(made_up: list[NumpyDevice]) -> None:
-    found = auto_split(made_up, cost_of(4_000_000, 64))
-    assert found.tensor_split == (16, 8, 0) and found.fewer == (0,)
-    assert found.fewer_times == Times(1.0, 0.0, 0.0)
-    text = "\n".join(found.lines(["fast", "half", "slow"]))
+    prediction = auto_split(made_up, cost_of(4_000_000, 64))
+    assert prediction.tensor_split == (16, 8, 0) and prediction.fewer == (0,)
+    assert prediction.fewer_times == Times(1.0, 0.0, 0.0)
+    text = "\n".join(prediction.lines(["fast", "half", "slow"]))
     assert "16,8,0" in text and "fewer devices would be faster: fast alone, 1 ms per token" in text
 
 
 def test_fewer_devices_that_do_not_fit_are_not_proposed(made_up: list[NumpyDevice]) -> None:
     cost = cost_of(4_000_000, 64)
-    found = auto_split(made_up[:2], cost, [Budget(3_000_000, (0,))])
-    assert found.tensor_split == (16, 8) and not found.fewer
+    prediction = auto_split(made_up[:2], cost, [Budget(3_000_000, (0,))])
+    assert prediction.tensor_split == (16, 8) and not prediction.fewer
 
 
 def test_predict_takes_any_shares(made_up: list[NumpyDevice]) -> None:
-    found = predict(made_up[:2], (3, 1), cost_of(6_000_000_000, 64))
-    assert found.times.weights_ms == pytest.approx(1125) and not found.fewer
+    prediction = predict(made_up[:2], (3, 1), cost_of(6_000_000_000, 64))
+    assert prediction.times.weights_ms == pytest.approx(1125) and not prediction.fewer
 
 
 def test_same_cache_same_split(cache: Path) -> None:

@@ -32,8 +32,8 @@ class Bytes:
 
 @settings(max_examples=300, deadline=None)
 @given(loads(), st.sampled_from([1 << 30, 4096]))
-def test_split_then_join_is_the_identity(what: tuple[Load, int], max_range: int) -> None:
-    load, n = what
+def test_split_then_join_is_the_identity(case: tuple[Load, int], max_range: int) -> None:
+    load, n = case
     raw = noise(int(np.prod(load.shape[:-1])) * row_nbytes(load.dtype, load.shape[-1]))
     devices = numpy_devices(n, max_storage_range=max_range)
     try:
@@ -46,9 +46,9 @@ def test_split_then_join_is_the_identity(what: tuple[Load, int], max_range: int)
 
 @settings(max_examples=200, deadline=None)
 @given(loads(), st.data())
-def test_rows_there_and_back(what: tuple[Load, int], data: st.DataObject) -> None:
+def test_rows_there_and_back(case: tuple[Load, int], data: st.DataObject) -> None:
     """Any range of rows is replaced on all devices that hold a part of it, and nothing beside it."""
-    load, n = what
+    load, n = case
     row_bytes = row_nbytes(load.dtype, load.shape[-1])
     n_rows = int(np.prod(load.shape[:-1]))
     raw, devices = noise(n_rows * row_bytes).reshape(n_rows, row_bytes), numpy_devices(n)

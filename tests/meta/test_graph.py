@@ -241,16 +241,16 @@ def test_groups_of_heads_decode_on_matrix_units(
 
 def test_devices_compile_side_by_side(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each waits until the other one compiles as well, so that one after another would never end."""
-    meeting, made = threading.Barrier(2), []
+    meeting, compiled = threading.Barrier(2), []
 
     def compile_(device: NumpyDevice, recording: Recording) -> None:
         meeting.wait(20)
-        made.append((device.name, recording.name))
+        compiled.append((device.name, recording.name))
 
     monkeypatch.setattr(NumpyDevice, "compile", compile_)
     with opened(models, 2) as runner:
         runner.mesh.recorded_step(StepKind.of_run(1, 1))
-    assert sorted(name for name, _ in made) == ["numpy.0", "numpy.1"]
+    assert sorted(name for name, _ in compiled) == ["numpy.0", "numpy.1"]
 
 
 def test_what_one_device_cannot_compile_is_told(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,12 +35,12 @@ def logits(models: Path, devices: list[str], name: str, interleave: bool, **opti
     options = {"n_ctx": 96, "n_ubatch": 32, "n_slots": 2, "type_k": "f32", "type_v": "f32"} | options
     runner = load_runner(path, devices=devices, interleave=interleave, **options)
     try:
-        found = [runner.step(TOKENS[:32], RUNS, [30, 31]).copy()]
+        rows = [runner.step(TOKENS[:32], RUNS, [30, 31]).copy()]
         assert any(kind.halves for kind in runner.mesh.steps.by_kind) is interleave
-        found.append(runner.step(TOKENS[32:], [Run(0, 0, 32, 27)], [31]).copy())
-        found.append(runner.step(TOKENS[:1], [Run(0, 0, 1, 59)], [0]).copy())
-        found.append(runner.step(TOKENS[:32], RUNS, [3, 31]).copy())  # an early output: in one piece
-        return np.concatenate(found)
+        rows.append(runner.step(TOKENS[32:], [Run(0, 0, 32, 27)], [31]).copy())
+        rows.append(runner.step(TOKENS[:1], [Run(0, 0, 1, 59)], [0]).copy())
+        rows.append(runner.step(TOKENS[:32], RUNS, [3, 31]).copy())  # an early output: in one piece
+        return np.concatenate(rows)
     finally:
         runner.close()
 
@@ -59,27 +59,31 @@ def logits(models: Path, devices: list[str], name: str, interleave: bool, **opti
 )
 def test_as_in_one_piece(models: Path, options: dict[str, Any]) -> None:
     name = "stories-narrow-Q8_0"
-    one, two = (logits(models, ["numpy"] * 3, name, interleave, **options) for interleave in (False, True))
-    assert nmse(two, one) <= 1e-12
+    whole, halves = (
+        logits(models, ["numpy"] * 3, name, interleave, **options) for interleave in (False, True)
+    )
+    assert nmse(halves, whole) <= 1e-12
 
 
 @pytest.mark.parametrize("devices", [p if p.id in ("0,0,0", "0,1") else wide(p) for p in MULTI])
 def test_on_devices(models: Path, devices: list[str]) -> None:
-    one, two = (logits(models, devices, "stories-narrow-Q8_0", interleave) for interleave in (False, True))
-    assert nmse(two, one) <= 1e-9
+    whole, halves = (
+        logits(models, devices, "stories-narrow-Q8_0", interleave) for interleave in (False, True)
+    )
+    assert nmse(halves, whole) <= 1e-9
 
 
 def test_experts(models: Path) -> None:
     name = "stories-moe8x-Q4_0"
-    one, two = (logits(models, ["numpy"] * 2, name, interleave) for interleave in (False, True))
-    assert nmse(two, one) <= 1e-12
+    whole, halves = (logits(models, ["numpy"] * 2, name, interleave) for interleave in (False, True))
+    assert nmse(halves, whole) <= 1e-12
 
 
 @pytest.mark.parametrize("name", ["qwen35", "kimi-linear"])
 def test_a_recurrent_sequence_across_both_halves(tmp_path: Path, name: str) -> None:
     path = write(build(name), tmp_path / f"{name}.gguf")
     tokens = [token % N_VOCAB for token in TOKENS]
-    found = []
+    results = []
     for interleave in (False, True):
         options: Any = {"n_ctx": 96, "n_ubatch": 32, "n_slots": 2, "type_k": "f32", "type_v": "f32"}
         runner = load_runner(path, devices=["numpy"] * 2, interleave=interleave, **options)
@@ -88,10 +92,10 @@ def test_a_recurrent_sequence_across_both_halves(tmp_path: Path, name: str) -> N
             assert any(kind.halves for kind in runner.mesh.steps.by_kind) is interleave
             rows.append(runner.step(tokens[32:], [Run(0, 0, 32, 27)], [31]).copy())
             rows.append(runner.step(tokens[:1], [Run(0, 0, 1, 59)], [0]).copy())
-            found.append(np.concatenate(rows))
+            results.append(np.concatenate(rows))
         finally:
             runner.close()
-    assert nmse(found[1], found[0]) <= 1e-9  # chunks begin elsewhere
+    assert nmse(results[1], results[0]) <= 1e-9  # chunks begin elsewhere
 
 
 def test_a_segment_waits_for_the_exchange_before_the_last(

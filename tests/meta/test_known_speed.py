@@ -82,16 +82,16 @@ def test_a_step_that_is_cut_gives_the_same_bits(models: Path, devices: list[str]
     runner = load_runner(models / "stories-narrow-F32.gguf", devices=devices, n_ctx=32)
     keys = {f"speed {key_of(device)}" for device in runner.mesh.devices}
     runner.close()
-    found = []
+    n_cuts = []
     for rate in (1e4, 1e6, 1e12):
         for key in keys:
             remember(key, [rate, rate])
         got, n, shared_out = stepped(models, devices)
         assert np.array_equal(got, want)
-        found.append(n)
+        n_cuts.append(n)
         assert (rate == 1e4) == shared_out, "attention goes in parts where a submission would be too long"
-    slow, medium, fast = (np.array(n) for n in found)
-    assert (slow > medium).all() and (medium > fast).all() and not fast.any(), found
+    slow, medium, fast = (np.array(n) for n in n_cuts)
+    assert (slow > medium).all() and (medium > fast).all() and not fast.any(), n_cuts
 
 
 # ---- GPUs are measured before they load ----

@@ -62,10 +62,10 @@ def noise_in_file(load: Load) -> tuple[Load, np.ndarray]:
 
 @settings(max_examples=200, deadline=None)
 @given(loads())
-def test_slices_in_one_run_are_found(what: tuple[Load, int]) -> None:
+def test_slices_in_one_run_are_found(case: tuple[Load, int]) -> None:
     """Checked against the bytes that a device with its own copy holds: random bytes occur once in the
     file."""
-    (load, raw), n = noise_in_file(what[0]), what[1]
+    (load, raw), n = noise_in_file(case[0]), case[1]
     devices = numpy_devices(n)
     weights, _ = load_weights(devices, [load], File(raw))
     for d, device in enumerate(devices):
@@ -82,8 +82,8 @@ def test_slices_in_one_run_are_found(what: tuple[Load, int]) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(loads(), st.sampled_from([1 << 30, 4096]), st.sampled_from([0, 4, 4100]))
-def test_what_is_mapped_is_the_tensor(what: tuple[Load, int], max_range: int, begin: int) -> None:
-    (load, raw), n = noise_in_file(what[0]), what[1]
+def test_what_is_mapped_is_the_tensor(case: tuple[Load, int], max_range: int, begin: int) -> None:
+    (load, raw), n = noise_in_file(case[0]), case[1]
     limits = Limits(max_storage_range=max_range)
     devices = [(Mapping if d % 3 else NumpyDevice)(f"numpy.{d}", limits) for d in range(1, n + 1)]
     try:
@@ -140,12 +140,14 @@ def test_a_model_gives_the_same_from_its_file(
     models: Path, tmp_path: Path, devices: list[str], name: str
 ) -> None:
     path = tmp_path / "model.gguf"
-    found = []
+    results = []
     for use_mmap in (True, False):
         shutil.copy(models / f"stories-{name}.gguf", path)
-        found.append(logits(path, devices, use_mmap=use_mmap))
-    (mapped, memory), (copied, own) = found
+        results.append(logits(path, devices, use_mmap=use_mmap))
+    (mapped, memory), (copied, copied_memory) = results
     assert np.array_equal(mapped, copied)
-    assert all(row["mapped"] for row in memory) and not any(row["mapped"] for row in own)
-    total = [sum(row[home] for row in rows for home in ("weights", "shared")) for rows in (memory, own)]
+    assert all(row["mapped"] for row in memory) and not any(row["mapped"] for row in copied_memory)
+    total = [
+        sum(row[home] for row in rows for home in ("weights", "shared")) for rows in (memory, copied_memory)
+    ]
     assert total[0] < total[1] / (2 if len(devices) == 1 else 1)

@@ -45,12 +45,12 @@ def test_alike_devices_are_planned_once(
     planned = []
     true = sizing.plan_scratch
     monkeypatch.setattr(sizing, "plan_scratch", lambda *how: planned.append(how) or true(*how))
-    found, n_found = sizes_of(name, shares, halves), len(planned)
+    sizes, n_planned = sizes_of(name, shares, halves), len(planned)
     planned.clear()
     numbers = count()
     monkeypatch.setattr(sizing, "form_of", lambda recording: (next(numbers),))
-    assert sizes_of(name, shares, halves) == found
-    assert (n_found < len(planned)) == (len(set(shares)) < len(shares))
+    assert sizes_of(name, shares, halves) == sizes
+    assert (n_planned < len(planned)) == (len(set(shares)) < len(shares))
 
 
 def test_layers_that_repeat_are_found() -> None:
@@ -76,10 +76,10 @@ def test_layers_that_repeat_stand_for_all(
     built: list[Graph] = []
     true = Graph.begin
     monkeypatch.setattr(Graph, "begin", lambda graph: built.append(graph) or true(graph))
-    found, n_short = sizes_of(name, shares, halves=False), commands(built)
+    sizes, n_short = sizes_of(name, shares, halves=False), commands(built)
     built.clear()
     monkeypatch.setattr(traced_steps, "repeating", len)
-    assert sizes_of(name, shares, halves=False) == found
+    assert sizes_of(name, shares, halves=False) == sizes
     assert commands(built) > 1.25 * n_short  # layers of uneven shares repeat by threes
 
 
@@ -90,6 +90,6 @@ def commands(graphs: list[Graph]) -> int:
 def test_layers_that_take_less_do_not_stand_for_all(deep: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The planner here wants more for every command. Then all kinds of steps are planned in full."""
     monkeypatch.setattr(sizing, "plan_scratch", lambda recording, reuse: ({}, 999 * len(recording.commands)))
-    found = sizes_of("dense", (1,), halves=False)
+    sizes = sizes_of("dense", (1,), halves=False)
     monkeypatch.setattr(traced_steps, "repeating", len)
-    assert sizes_of("dense", (1,), halves=False) == found
+    assert sizes_of("dense", (1,), halves=False) == sizes

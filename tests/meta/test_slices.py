@@ -101,7 +101,7 @@ def test_slices_rejoin_to_the_whole(case: tuple[Load, int, int]) -> None:
             local = array_of(view).reshape(-1, view.shape[-1])
             got[d, rows[first : first + len(local), None], columns] = local
     if load.state == MIRRORED:
-        assert all(np.array_equal(own, want) for own in got)
+        assert all(np.array_equal(copy, want) for copy in got)
     else:  # every element on exactly one device
         assert np.array_equal((~np.isnan(got)).sum(0), np.ones(want.shape))
         assert np.array_equal(np.nansum(got, 0), want)

@@ -21,8 +21,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_measured_once_per_device(device: object, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = dict(device.counts), dict(device.nbytes)  # type: ignore[attr-defined]
-    found = speed.measure_speed(device)  # type: ignore[arg-type]
-    assert 1e6 < found.weights < 1e14 and 1e6 < found.host < 1e14
+    measured = speed.measure_speed(device)  # type: ignore[arg-type]
+    assert 1e6 < measured.weights < 1e14 and 1e6 < measured.host < 1e14
     reduce_s = speed.measure_reduce([device, device], 5000)  # type: ignore[list-item]
     assert 1e-7 < reduce_s < 1
     assert (dict(device.counts), dict(device.nbytes)) == before  # type: ignore[attr-defined]
@@ -31,7 +31,7 @@ def test_measured_once_per_device(device: object, cache: Path, monkeypatch: pyte
         raise AssertionError("measured again")
 
     monkeypatch.setattr(speed, "_twin", refuse)
-    assert speed.measure_speed(device) == found  # type: ignore[arg-type]
+    assert speed.measure_speed(device) == measured  # type: ignore[arg-type]
     assert speed.measure_reduce([device, device], 8192) == reduce_s  # type: ignore[list-item]
     assert speed.measure_reduce([device], 8192) == 0  # type: ignore[list-item]
     monkeypatch.setenv("VKBACKEND_FLOOR", "1")
@@ -42,8 +42,8 @@ def test_measured_once_per_device(device: object, cache: Path, monkeypatch: pyte
 def check_measured_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "_read_rate", lambda device, home: 5.0)
     assert speed.measure_speed(NumpyDevice("a")) == Speed(5.0, 5.0)
-    found = cache_folder.read_json(cache.name)
-    assert found == {"format": 1, "measured": {"speed NumpyDevice": [5.0, 5.0]}}
+    measured = cache_folder.read_json(cache.name)
+    assert measured == {"format": 1, "measured": {"speed NumpyDevice": [5.0, 5.0]}}
 
 
 @pytest.mark.parametrize(

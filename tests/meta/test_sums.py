@@ -142,11 +142,11 @@ def test_the_bias_of_a_sum_is_added_by_one_writer() -> None:
 
     def weight(name: str, state: State, values: list[np.ndarray | None]) -> Weight:
         pieces: list[list[tuple[int, View]]] = []
-        for device, own in zip(devices, values, strict=True):
+        for device, values_here in zip(devices, values, strict=True):
             pieces.append([])
-            if own is not None:
-                view = View(device.buffer(own.nbytes, Home.WEIGHTS, name), 0, own.shape)
-                device.write(view, own)
+            if values_here is not None:
+                view = View(device.buffer(values_here.nbytes, Home.WEIGHTS, name), 0, values_here.shape)
+                device.write(view, values_here)
                 pieces[-1].append((0, view))
         return Weight(name, (4, 4) if "weight" in name else (4,), "f32", state, pieces)
 
