@@ -39,29 +39,29 @@ def logits(x: Tensor, w: Weight, softcap: float = 0.0) -> None:
     best candidates of each row."""
     x, graph = whole(x), x.graph
     split.linear(x.state, w.state)
+    n_outputs, top_k = graph.kind.n_outputs, graph.kind.wanted.top_k
     for d, inputs in enumerate(graph.inputs):
         if inputs.logits is None or not w.pieces[d]:
             continue
-        shape = graph.kind.n_outputs, inputs.logits.shape[1]
+        shape = n_outputs, inputs.logits.shape[1]
         out = (
             graph.scratch(shape, "capped")
-            if graph.kind.wanted.top_k
+            if top_k
             else View(inputs.logits.buffer, inputs.logits.offset, shape)
         )
         product = graph.scratch(shape, "logits") if softcap else out
         matmul(graph, d, w, x, product)
         if softcap:
             graph.on(d, "softcap").softcap(product, out, c=softcap)
-        if graph.kind.wanted.top_k:
-            n_chunks = device_ops.top_k_chunks(graph.devices[d].limits, shape[1], graph.kind.wanted.top_k)[1]
-            ids, values, sums = places(inputs.logits, graph.kind.n_outputs, graph.kind.wanted.top_k, n_chunks)
+        if top_k:
+            chunk, n_chunks = device_ops.top_k_chunks(graph.devices[d].limits, shape[1], top_k)
+            ids, values, sums = places(inputs.logits, n_outputs, top_k, n_chunks)
             mask = None
             if graph.kind.masked:
                 assert inputs.mask is not None
-                mask = inputs.mask.rows(0, graph.kind.n_outputs)
+                mask = inputs.mask.rows(0, n_outputs)
             _top_k(graph, d, out, ids, values, mask)
             if graph.kind.wanted.summed:
-                chunk = device_ops.top_k_chunks(graph.devices[d].limits, shape[1], graph.kind.wanted.top_k)[0]
                 graph.on(d, "log_sum_exp").log_sum_exp(out, sums, chunk=min(chunk, shape[1]))
 
 
