@@ -115,9 +115,7 @@ class Elsewhere(HostDevice):
 
     def read(self, view: View) -> np.ndarray:
         if self.link is None:
-            raise UnsupportedFeature(
-                f"{self.name} is driven by another node, and only node 0 asks for its bytes"
-            )
+            raise UnsupportedFeature(f"{self.name} belongs to another node; only node 0 can read its bytes")
         return self.link.read(self.index, _name(view), view.offset, view.nbytes)
 
     def build(self, recording: Recording) -> HostExecutable:

@@ -64,7 +64,7 @@ def map_weights(
             lead = pages[-1].lead - begin
             views += [(p, View(buffers[-1], lead + p.begin, p.shape, p.load.dtype)) for p in window]
     except (UnsupportedFeature, OutOfDeviceMemory) as error:
-        env.log(1, f"{device.name} cannot read the model's file where it lies, it is copied: {error}")
+        env.log(1, f"{device.name} cannot read the model's file in place and copies it: {error}")
         device.maps_files = False
         for buffer in buffers:
             device.free(buffer)

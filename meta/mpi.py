@@ -87,7 +87,7 @@ class MPITransport(Transport):
         return _Persistent(self, sent, received, purpose, lane)
 
     def _gone(self, error: Exception) -> DeviceLost:
-        return DeviceLost(f"a host of the group is gone: {self.lost or error}; start the group again")
+        return DeviceLost(f"the group lost a host: {self.lost or error}; start the group again")
 
     def close(self) -> None:
         """Meet the other hosts, then leave MPI. Raises DeviceLost, Timeout."""

@@ -97,7 +97,7 @@ def share_out(dim: Dim, shares: Sequence[float], rotation: int = 0) -> Ranges:
     """
     grains, n = dim.size // dim.grain, len(shares)
     if not grains:
-        raise PlanError(f"a dimension of {dim.size} units has no whole grain of {dim.grain}")
+        raise PlanError(f"a dimension of {dim.size} units is smaller than a grain of {dim.grain}")
     exact = [share * grains for share in shares]
     counts = [math.floor(x + 1e-9) for x in exact]
     order = sorted(range(n), key=lambda d: (-round(exact[d] - counts[d], 9), (d - rotation) % n))

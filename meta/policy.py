@@ -122,7 +122,7 @@ def plan_model(
 ) -> tuple[list[Plan], Plan]:
     """(a plan per layer, the plan of the tensors outside layers). `tensor_split` None: even shares.
 
-    Raises PlanError if a dimension has no whole unit, InvalidArgument for an unknown policy.
+    Raises PlanError if a dimension is smaller than a unit, InvalidArgument for an unknown policy.
     """
     if policy not in POLICIES:
         raise InvalidArgument(f"split policy {policy!r} is unknown; there are: {', '.join(POLICIES)}")
@@ -218,7 +218,7 @@ def _take(
     """
     units, n = size // unit, len(shares)
     if not units:
-        raise PlanError(f"a dimension of {size} has no whole unit of {unit}")
+        raise PlanError(f"a dimension of {size} is smaller than a unit of {unit}")
     before = [0.0] * n if here is None else [h / unit for h in here]
     total = units + sum(before)
     # D'Hondt never gives less than the exact share, rounded down.

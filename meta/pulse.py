@@ -42,7 +42,7 @@ class Pulse:
                     if (words := transport.poll(host, Lane.FAILURE, MAX_FAILURE_NBYTES)) is not None:
                         transport.lost = f"{transport.names[host]} failed: {words.decode(errors='replace')}"
                     elif (silent := time.monotonic() - heard[host]) > self._silence_s:
-                        transport.lost = f"{transport.names[host]} has said nothing for {silent:.0f} s"
+                        transport.lost = f"{transport.names[host]} has sent no heartbeat for {silent:.0f} s"
             except VkbackendError as error:
                 transport.lost = str(error)
             if self._ended.wait(BEAT_S):

@@ -33,7 +33,7 @@ class Relay:
     def run(self, step: Step, provider: Provider | None) -> None:
         """Replay the step and wait for its end. An error (DeviceLost, Timeout) breaks the relay. So does an
         interrupt (Ctrl-C): it may come between two calls that belong together."""
-        self.broken = "a step of theirs was interrupted"  # until the step has ended
+        self.broken = "a step was interrupted"  # until the step has ended
         try:
             self._relay(step, step.executables[0].n_segments, provider)
         except VkbackendError as error:

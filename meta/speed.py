@@ -48,7 +48,7 @@ def resource_of(device: Device) -> Hashable:
 def measure_speed(device: Device) -> Speed:
     """The speed of a device; measured on the first call, in about a second."""
     if isinstance(device, Elsewhere):
-        assert device.card.speed, f"{device.name} came without its speed"
+        assert device.card.speed, f"the host of {device.name} sent no speed"
         return Speed(*device.card.speed)
     if known := known_speed(device):
         return known
@@ -83,7 +83,7 @@ def measure_copy(device: Device) -> float:
             known = [_copy_rate(twin)]
         finally:
             twin.close()
-        env.log(1, f"{device.name}: measured {known[0] / 1e9:.3g} GB/s of copying")
+        env.log(1, f"{device.name}: measured {known[0] / 1e9:.3g} GB/s for copies")
         remember(key, known)
     return known[0]
 

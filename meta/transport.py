@@ -142,8 +142,8 @@ class Transport(ABC):
 
     def too_long(self, host: int, lane: Lane, nbytes: int, most: int) -> DeviceLost:
         return DeviceLost(
-            f"{self.names[host]} sent a {lane.name.lower()} of {nbytes} bytes where at most {most} may come; "
-            "use the same version of vkbackend on all hosts"
+            f"{self.names[host]} sent a {lane.name.lower()} of {nbytes} bytes, more than the limit of "
+            f"{most}; use the same version of vkbackend on all hosts"
         )
 
     def _count(self, lane: Lane, nbytes: int) -> None:

@@ -93,7 +93,7 @@ def test_the_rest_goes_to_the_last_device_that_has_any() -> None:
 
 
 def test_a_dimension_without_a_grain() -> None:
-    with pytest.raises(PlanError, match="31 units has no whole grain of 32"):
+    with pytest.raises(PlanError, match="31 units is smaller than a grain of 32"):
         share_out(Dim(31, 32), (0.5, 0.5))
 
 

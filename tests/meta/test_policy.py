@@ -204,5 +204,5 @@ def test_refusals() -> None:
     layer = Layer(Attention(8, 4, 64, 64), FeedForward(256))
     with pytest.raises(InvalidArgument, match=r"policy 'best'.*balanced, llama.cpp"):
         plan_model([layer], 100, 2, None, "best")
-    with pytest.raises(PlanError, match="no whole unit of 256"):
+    with pytest.raises(PlanError, match="smaller than a unit of 256"):
         plan_model([Layer(Attention(8, 4, 64, 64), FeedForward(128, 256))], 100, 2)
