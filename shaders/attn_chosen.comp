@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// attn_decode over the positions that index_top_k chose, for every row of the step. The cells of 32 positions are looked
-// up together. Rows of no run give zeros.
+// attn_decode over the positions that index_top_k chose, for every row. The cells of 32 positions are looked up
+// together. Rows of no run give zeros.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint HEAD_K = 64;
@@ -10,7 +10,7 @@ layout(constant_id = 3) const uint HEADS = 1;
 layout(constant_id = 4) const uint K_TYPE = 1;
 layout(constant_id = 5) const uint V_TYPE = 1;
 layout(constant_id = 6) const uint FINAL = 0;
-layout(constant_id = 7) const uint BATCH = 1; // as in attn_decode
+layout(constant_id = 7) const uint BATCH = 1;
 
 layout(push_constant) uniform Push {
     uint q_off, k_off, v_off, cells_off, chosen_off, part_off;
@@ -29,14 +29,14 @@ layout(set = 0, binding = 5) writeonly buffer Part { float part[]; };
 #include "lib/cells.glsl"
 #include "lib/kv_quads.glsl"
 
-shared uint key_cells[2 * CELL_BLOCK]; // of this block and the one before, in turn: some threads may still read that
+shared uint key_cells[2 * CELL_BLOCK]; // of this block and the last, in turn: some threads may still read the last
 uint half_of; // where this block's cells begin
 
 uint n_keys_of(uint row) { return row < step_n_rows() ? min(step_params.rows[row].x + 1, n_chosen) : 0; }
 
 uint first_key_of(uint n_keys) { return 0; }
 
-// Looks up the cells of a block of chosen positions. The last block repeats its last position.
+// The last block repeats its last position.
 void open_block(uint slot, uint block, uint n_keys) {
     half_of = block % 2 * CELL_BLOCK;
     for (uint j = gl_LocalInvocationID.x; j < CELL_BLOCK; j += LOCAL) {

@@ -16,7 +16,7 @@ layout(set = 0, binding = 0) readonly buffer Part { float part[]; };
 layout(set = 0, binding = 1) readonly buffer Sinks { float sinks[]; };
 layout(set = 0, binding = 2) writeonly buffer Y { float y[]; };
 
-const uint BATCH = 8; // splits whose parts a thread reads before it adds one
+const uint BATCH = 8; // splits in flight per thread
 shared float maxima[MAX_SPLITS];
 shared float sums[MAX_SPLITS];
 shared float factors[MAX_SPLITS];
@@ -36,7 +36,7 @@ void main() {
 
     const float sink = HAS_SINKS != 0 ? sinks[sinks_off + head] : NEG_LARGE;
     float m = sink;
-    uint n_used = 0; // splits up to the last one with keys
+    uint n_used = 0; // up to the last split with keys
     for (uint first = 0; first < n_splits; first += BATCH) {
         [[unroll]] for (uint u = 0; u < BATCH; ++u) {
             m = max(m, maxima[first + u]);

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Attention of one row over one split of its keys, for up to HEADS q heads of one kv head, which read K and V once
-// (lib/row_attention.glsl). Rows of attn_prefill give zeros; attn_prefill runs later and overwrites them.
+// Attention of one row over one split of its keys (lib/row_attention.glsl). Rows of attn_prefill give zeros;
+// attn_prefill runs later and overwrites them.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint HEAD_K = 64;
@@ -11,7 +11,7 @@ layout(constant_id = 4) const uint K_TYPE = 1;
 layout(constant_id = 5) const uint V_TYPE = 1;
 layout(constant_id = 6) const uint FINAL = 0;
 layout(constant_id = 7) const uint HAS_SINKS = 0; // used with FINAL
-layout(constant_id = 8) const uint BATCH = 1; // quads that a thread reads before it uses one
+layout(constant_id = 8) const uint BATCH = 1; // quads in flight per thread
 
 layout(push_constant) uniform Push {
     uint q_off, k_off, v_off, cells_off, sinks_off, part_off;

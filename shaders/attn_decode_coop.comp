@@ -1,17 +1,17 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// attn_decode on matrix units (lib/unit_attention.glsl): the q heads of a kv head are the rows of a tile. Workgroup (tile
-// of heads, split, row). V of a block loads into registers while its keys are scored, K of the next block until this one
-// is done. Heads of 128 and a group of 16 rows take 19 KiB of shared memory.
+// attn_decode on matrix units (lib/unit_attention.glsl): the q heads of a kv head are the rows of a tile. Workgroup
+// (tile of heads, split, row). V of a block loads while its keys are scored, K of the next block until this one is
+// done. Heads of 128 and a group of 16 rows take 19 KiB of shared memory.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint UNIT_M = 16; // device's matrices: [M, K] by [K, N]
 layout(constant_id = 2) const uint UNIT_N = 16;
 layout(constant_id = 3) const uint UNIT_K = 16;
-layout(constant_id = 4) const uint LANES = 32; // invocations of a subgroup
+layout(constant_id = 4) const uint LANES = 32; // of a subgroup
 layout(constant_id = 5) const uint ROW_GROUPS = 1;
 layout(constant_id = 6) const uint V_PARTS = 2;
-layout(constant_id = 7) const uint UNROLL = 1; // matrices of q, or of probabilities, per round of the loop
+layout(constant_id = 7) const uint UNROLL = 1; // matrices of q, or of p, per round
 layout(constant_id = 8) const uint HEAD_K = 64; // whole rounds
 layout(constant_id = 9) const uint HEAD_V = 64; // whole matrices for each of V_PARTS
 layout(constant_id = 10) const uint HAS_SINKS = 0; // used with FINAL
@@ -31,7 +31,7 @@ layout(push_constant) uniform Push {
 };
 layout(set = 0, binding = 0) readonly buffer Q { float q[]; };
 layout(set = 0, binding = 1) readonly buffer KCache { uint k[]; };
-// The same buffers. RADV may move loads from readonly buffers down to their use, so these are not readonly.
+// The same buffers; not readonly, because RADV may move readonly loads down to their use.
 layout(set = 0, binding = 1) buffer KCache1 { uint k1[]; };
 layout(set = 0, binding = 1) buffer KCache4 { uvec4 k4[]; };
 layout(set = 0, binding = 2) readonly buffer VCache { uint v[]; };
@@ -65,7 +65,7 @@ void put(uint row, uint d, float value) {
 
 void main() {
     const uint thread = gl_LocalInvocationID.x;
-    const uint tiles = (group + TQ - 1) / TQ; // of the q heads of a kv head
+    const uint tiles = (group + TQ - 1) / TQ;
     const uint kv_head = gl_WorkGroupID.x / tiles;
     const uint first_in_group = gl_WorkGroupID.x % tiles * TQ;
     const uint step_row = gl_WorkGroupID.z;
@@ -74,7 +74,7 @@ void main() {
     first_head = int(kv_head * group + first_in_group) - int(q_first);
     begin_head = uint(max(-first_head, 0));
     end_head = uint(clamp(int(n_heads) - first_head, 0, int(min(TQ, group - first_in_group))));
-    if (begin_head >= end_head) return; // another device has all heads of the tile
+    if (begin_head >= end_head) return; // another device has the tile
 
     const uint n_keys = step_row < step_n_decode() ? step_params.rows[step_row].x + 1 : 0;
     uint first_key = window > 0 && n_keys > window ? n_keys - window : 0;

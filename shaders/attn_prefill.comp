@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Causal attention of a tile of TQ rows of one run over blocks of 32 keys, by online softmax. Workgroup (tile,
-// head - first_head): several dispatches may share out the heads. Workgroups after the last tile zero the rows that belong
-// to no run. Shared memory: q tile, scores and a piece of the keys, at most 15.6 KiB by the choice of TQ.
+// Causal attention of TQ rows of one run over blocks of 32 keys, by online softmax. Workgroup (tile, head -
+// first_head): several dispatches may share out the heads. Workgroups after the last tile zero the rows of no run.
+// Shared memory: at most 15.6 KiB by the choice of TQ.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint TQ = 4; // 4, 8 or 16
@@ -12,7 +12,7 @@ layout(constant_id = 4) const uint HAS_SINKS = 0;
 layout(constant_id = 5) const uint K_TYPE = 1;
 layout(constant_id = 6) const uint V_TYPE = 1;
 layout(constant_id = 7) const uint HAS_SOFTCAP = 0;
-layout(constant_id = 8) const uint BATCH = 1; // quads that a thread reads before it uses one
+layout(constant_id = 8) const uint BATCH = 1; // quads in flight per thread
 
 layout(push_constant) uniform Push {
     uint q_off, k_off, v_off, cells_off, sinks_off, y_off;
@@ -36,21 +36,20 @@ layout(set = 0, binding = 5) writeonly buffer Y { float y[]; };
 #include "lib/v_quads.glsl"
 
 const uint K_QUADS = HEAD_K / 4;
-const uint S_GROUPS = LOCAL / CELL_BLOCK; // sets of 32 threads (1, 2 or 4) that share out the rows when scoring
+const uint S_GROUPS = LOCAL / CELL_BLOCK; // sets of threads that share out the rows
 const uint S_ROWS = TQ / S_GROUPS;
-// sets of V_QUADS threads that share out the rows when summing V
 const uint V_GROUPS = LOCAL / V_QUADS >= 4 ? 4 : (LOCAL / V_QUADS >= 2 ? 2 : 1);
 const uint V_ROWS = TQ / V_GROUPS;
-const uint K_PIECE = BATCH > S_GROUPS ? BATCH : S_GROUPS; // quads of each key in shared memory
-const uint K_READS = K_PIECE / S_GROUPS; // quads of a piece per thread
+const uint K_PIECE = BATCH > S_GROUPS ? BATCH : S_GROUPS; // quads per key in shared memory
+const uint K_READS = K_PIECE / S_GROUPS;
 // As V_WORDS, for K: every piece begins at a block.
 const bool K_QUANTIZED = K_TYPE >= CACHE_Q8_0;
 const bool K_WHOLE_PAIRS = K_QUADS % 16 == 0;
 const bool K_PIECE_OF_BLOCKS = K_PIECE % 8 == 0;
 const bool K_SETS_FIT_BLOCK = 8 % S_GROUPS == 0;
 const bool K_WORDS = K_QUANTIZED && K_WHOLE_PAIRS && K_PIECE_OF_BLOCKS && K_SETS_FIT_BLOCK;
-const uint V_BATCH = BATCH > V_ROUNDS ? BATCH / V_ROUNDS : 1; // keys whose V a thread reads before it uses one
-const uint K_STRIDE = K_PIECE + 1; // odd, which spreads the keys over the banks
+const uint V_BATCH = BATCH > V_ROUNDS ? BATCH / V_ROUNDS : 1; // keys whose V is in flight
+const uint K_STRIDE = K_PIECE + 1; // odd: spreads the keys over the banks
 
 shared vec4 q_tile[TQ * K_QUADS];
 shared float score[TQ * CELL_BLOCK]; // then the probabilities
@@ -58,15 +57,13 @@ shared float row_max[TQ];
 shared float row_rescale[TQ];
 shared vec4 k_tile[CELL_BLOCK * K_STRIDE]; // [key][quad]
 
-// ---- this thread ----
-
 uint thread = gl_LocalInvocationID.x; // these are globals because drivers do not move them out of the loop over blocks
 uint score_key = thread % CELL_BLOCK;
 uint s_row0 = thread / CELL_BLOCK * S_ROWS;
-uint v_row0 = min(thread / V_QUADS, V_GROUPS - 1) * V_ROWS; // surplus threads repeat the last rows; they keep no sums
-float m = NEG_LARGE; // the maximum of row `thread`
+uint v_row0 = min(thread / V_QUADS, V_GROUPS - 1) * V_ROWS; // surplus threads keep no sums
+float m = NEG_LARGE; // maximum of row `thread`
 float s[S_ROWS]; // scores of score_key with the rows from s_row0
-float l[V_ROWS]; // sums of p, of the rows from v_row0
+float l[V_ROWS]; // sums of p
 vec4 acc[V_ROWS * V_ROUNDS]; // sums of p * v
 
 void clear_sums() {
@@ -74,15 +71,13 @@ void clear_sums() {
     [[unroll]] for (uint a = 0; a < V_ROWS * V_ROUNDS; ++a) acc[a] = vec4(0.0);
 }
 
-// ---- this workgroup ----
-
 QueryTile tile;
 uint head, kv_head;
 uint first_key; // of all rows of the tile
 
 struct Block {
     uint cell, pos; // of the first key
-    uint first_valid, n_valid; // keys first_valid..n_valid - 1 are seen by a row
+    uint first_valid, n_valid; // keys that a row sees
 };
 
 void read_queries() {
@@ -102,9 +97,7 @@ Block find_block(uint number, uint n_keys) {
     return Block(block_cell(tile.slot, number), pos, max(first_key, pos) - pos, min(n_keys - pos, CELL_BLOCK));
 }
 
-// ---- a block of keys ----
-
-// s = q * k; each thread reads the key that it scores.
+// Each thread reads the key that it scores.
 void multiply_own_key(Block block, bool valid) {
     const uint base = ((block.cell + score_key) * n_kv + kv_head) * K_QUADS;
     for (uint at = base; valid && at < base + K_QUADS; ++at) {
@@ -113,13 +106,12 @@ void multiply_own_key(Block block, bool valid) {
     }
 }
 
-// s = q * k; K goes through shared memory. If each thread read its key, 32 threads would read from 32 cache lines at a
-// time, and every set of 32 threads would read all keys.
+// K goes through shared memory: else 32 threads would read 32 cache lines at a time.
 void multiply_pieces(Block block, bool valid) {
-    const uint key = thread / S_GROUPS; // the key that this thread reads
+    const uint key = thread / S_GROUPS;
     const uint quad = thread % S_GROUPS;
     const uint base = (block.cell * n_kv + kv_head) * K_QUADS;
-    const uint key_base = base + key * n_kv * K_QUADS; // a block is whole: cells of keys that are not valid can be read
+    const uint key_base = base + key * n_kv * K_QUADS; // cells of invalid keys can be read: a block is whole
     for (uint at = base; at < base + K_QUADS; at += K_PIECE) {
         const uint first = at - base;
         vec4 value[K_READS];
@@ -141,18 +133,18 @@ void multiply_pieces(Block block, bool valid) {
     }
 }
 
-// s and score = the capped scores, NEG_LARGE for keys that a row does not see.
+// Keys that a row does not see score NEG_LARGE.
 void score_block(Block block) {
     const bool valid = score_key >= block.first_valid && score_key < block.n_valid;
     [[unroll]] for (uint a = 0; a < S_ROWS; ++a) s[a] = 0.0;
-    // The bounds of both loops are not constants, or drivers unroll all of it and take seconds to compile.
+    // Bounds that are not constants: drivers would unroll all of it and take seconds to compile.
     if (S_GROUPS == 1) {
         multiply_own_key(block, valid);
     } else {
         multiply_pieces(block, valid);
     }
     [[unroll]] for (uint a = 0; a < S_ROWS; ++a) {
-        // While all keys of a row are masked, its maximum is NEG_LARGE, and each key adds exp(0) = 1. The first key that
+        // While all keys of a row are masked, its maximum is NEG_LARGE, and each adds exp(0) = 1. The first key that
         // is not masked clears these sums: exp(NEG_LARGE - m) is 0.
         const uint row_pos = tile.first_pos + s_row0 + a;
         const uint key_pos = block.pos + score_key;
@@ -164,7 +156,6 @@ void score_block(Block block) {
     barrier();
 }
 
-// score = exp(score - the row's maximum so far).
 void soften_block(uint n_valid) {
     if (thread < TQ) {
         float m_new = m;
@@ -182,14 +173,13 @@ void soften_block(uint n_valid) {
     barrier();
 }
 
-// l and acc, rescaled to the new maximum, plus p and p * v.
 void add_values(Block block) {
     [[unroll]] for (uint a = 0; a < V_ROWS; ++a) {
         l[a] *= row_rescale[v_row0 + a];
         [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] *= row_rescale[v_row0 + a];
     }
     for (uint first = BATCH > 1 ? 0 : block.first_valid; first < block.n_valid; first += V_BATCH) {
-        vec4 value[V_BATCH * V_ROUNDS]; // a key that is not seen is replaced by one that is
+        vec4 value[V_BATCH * V_ROUNDS]; // keys not seen: one that is
         [[unroll]] for (uint u = 0; u < V_BATCH; ++u) {
             const uint key = clamp(first + u, block.first_valid, block.n_valid - 1);
             const uint base = ((block.cell + key) * n_kv + kv_head) * V_QUADS;
@@ -204,8 +194,6 @@ void add_values(Block block) {
         }
     }
 }
-
-// ---- after the last block ----
 
 void put_results() {
     [[unroll]] for (uint a = 0; a < V_ROWS; ++a) {

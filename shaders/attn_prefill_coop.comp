@@ -7,10 +7,10 @@
 layout(constant_id = 1) const uint UNIT_M = 16; // device's matrices: [M, K] by [K, N]
 layout(constant_id = 2) const uint UNIT_N = 16;
 layout(constant_id = 3) const uint UNIT_K = 16;
-layout(constant_id = 4) const uint LANES = 32; // invocations of a subgroup
+layout(constant_id = 4) const uint LANES = 32; // of a subgroup
 layout(constant_id = 5) const uint ROW_GROUPS = 4;
-layout(constant_id = 6) const uint V_PARTS = 1; // enough that a subgroup's part of the output fits in registers
-layout(constant_id = 7) const uint UNROLL = 1; // matrices of q, or of probabilities, per round of the loop
+layout(constant_id = 6) const uint V_PARTS = 1; // a subgroup's part of the output must fit in registers
+layout(constant_id = 7) const uint UNROLL = 1; // matrices of q, or of p, per round
 layout(constant_id = 8) const uint HEAD_K = 64; // whole rounds
 layout(constant_id = 9) const uint HEAD_V = 64; // whole matrices for each of V_PARTS
 layout(constant_id = 10) const uint HAS_SINKS = 0;
@@ -29,7 +29,7 @@ layout(push_constant) uniform Push {
 };
 layout(set = 0, binding = 0) readonly buffer Q { float q[]; };
 layout(set = 0, binding = 1) readonly buffer KCache { uint k[]; };
-layout(set = 0, binding = 1) buffer KCache1 { uint k1[]; }; // the same buffers, see attn_decode_coop.comp
+layout(set = 0, binding = 1) buffer KCache1 { uint k1[]; }; // see attn_decode_coop.comp
 layout(set = 0, binding = 1) buffer KCache4 { uvec4 k4[]; };
 layout(set = 0, binding = 2) readonly buffer VCache { uint v[]; };
 layout(set = 0, binding = 2) buffer VCache1 { uint v1[]; };
@@ -49,7 +49,7 @@ const bool KEEPS = LANES > 16; // narrow subgroups (Intel) have no registers to 
 #include "lib/unit_pieces.glsl"
 #include "lib/query_tiles.glsl"
 
-QueryTile tile; // of this workgroup
+QueryTile tile;
 
 uint head() { return first_head + gl_WorkGroupID.y; }
 

@@ -1,10 +1,10 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// The part of a gated delta net that does not depend on the state, for all chunks of C rows at once; delta_scan does the
-// rest. One workgroup per (chunk, head). With c_t the sum of g up to row t of the chunk, and D_ts = e^(c_t - c_s):
+// The part of a gated delta net that does not depend on the state, for all chunks of C rows at once (delta_scan does
+// the rest). Workgroup (chunk, head). With c_t the sum of g up to row t of the chunk, D_ts = e^(c_t - c_s):
 //   L_ts = beta_t k_t D_ts k_s, s < t;  u = (I + L)^-1 beta v;  w = (I + L)^-1 beta e^c k, by forward substitution
 //   q' = scale e^c q;  k' = e^(c_last - c) k;  products scale q_t D_ts k_s for s <= t
-// g is never positive, so no exponent is. A row of `work` has u, w, q', k', e^c_last (S values each; e^c_last in the
+// g <= 0, so no exponent is positive. A row of `work` has u, w, q', k', e^c_last (S values each; e^c_last in the
 // chunk's first row alone), then C products. Shared memory: at most 10.6 KiB.
 #include "lib/types.glsl"
 
@@ -49,7 +49,7 @@ void main() {
     const uint v_at = v_off + first * v_stride + h * S;
     const uint beta_at = beta_off + first * n_heads + h;
     const uint work_at = work_off + (first * n_heads + h) * STRIDE;
-    const uint next = n_heads * STRIDE; // stride of rows in work
+    const uint next = n_heads * STRIDE;
 
     for (uint i = thread; i < GATES; i += LOCAL) {
         float sum = 0.0;

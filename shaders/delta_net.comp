@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// The gated delta rule token by token, for runs of a few rows. Workgroup (columns of the state, head, run). The state M
-// of a head is [key i, value j]. One invocation reads and writes column j, so the state may be changed in place, and
-// neighbours read neighbouring words. With d = beta (v - (e^g M)^T k):  M' = e^g M + k d^T,  o = scale M'^T q.
+// The gated delta rule token by token, for runs of a few rows. Workgroup (columns of the state, head, run). One
+// invocation reads and writes column j of the state M [key i, value j], so it may change in place. With d = beta (v -
+// (e^g M)^T k):  M' = e^g M + k d^T,  o = scale M'^T q.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint S = 128; // head size
@@ -35,7 +35,7 @@ void main() {
     const uint j = gl_WorkGroupID.x * LOCAL + thread;
     const uint h = gl_WorkGroupID.y;
     if (gl_WorkGroupID.z >= step_n_runs()) {
-        // z has n_rows workgroups. Each one after the last run clears a row that belongs to no run.
+        // Workgroups after the last run clear the rows that belong to no run.
         const uint row = step_n_rows() + gl_WorkGroupID.z - step_n_runs();
         if (row < n_rows) y[y_off + (row * n_heads + h) * S + j] = 0.0;
         return;
@@ -46,7 +46,7 @@ void main() {
     bool is_zero = is_fresh(run);
 
     for (uint row = run.y; row < run.y + run.z; ++row) {
-        barrier(); // all threads have used the last row's values
+        barrier(); // the last row's values are used
         for (uint i = thread; i < S; i += LOCAL) {
             const uint at = row * q_stride + key_head(h) * S + i;
             decay[i] = exp(g[gate_at(row, h) + (KDA != 0 ? i : 0)]);

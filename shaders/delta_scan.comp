@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Goes through the chunks of each run in order, with u, w, q', k', e^c_last and the products P of delta_chunk in `work`.
-// With the state M [key, value]:
+// The chunks of each run in order, with u, w, q', k', e^c_last and the products P of delta_chunk in `work`, and the
+// state M [key, value]:
 //   x = u - w M;  o = q' M + P x;  M = e^c_last M + k'^T x.
 // Workgroup (16 columns of M, head, run). Shared memory: at most 12 KiB.
 #include "lib/types.glsl"
@@ -22,7 +22,7 @@ layout(set = 0, binding = 2) writeonly buffer Y { float y[]; };
 #include "lib/runs.glsl"
 
 const uint COLUMNS = 16;
-const uint GROUPS = LOCAL / COLUMNS; // sets of threads that work on different rows
+const uint GROUPS = LOCAL / COLUMNS; // of threads, by row
 const uint ROWS = 4; // rows that share one read of M
 const uint STRIDE = 5 * S + C;
 
@@ -35,7 +35,7 @@ void main() {
     const uint column = thread % COLUMNS;
     const uint group = thread / COLUMNS;
     const uint j = gl_WorkGroupID.x * COLUMNS + column;
-    if (gl_WorkGroupID.z == 0) { // rows that belong to no run
+    if (gl_WorkGroupID.z == 0) {
         for (uint row = step_n_rows() + group; row < n_rows; row += GROUPS) {
             y[y_off + (row * n_heads + h) * S + j] = 0.0;
         }
@@ -44,7 +44,7 @@ void main() {
     const uvec4 run = step_params.runs[gl_WorkGroupID.z];
     const uint from = state_off + (cell_from(run) * n_heads + h) * S * S + j;
     const uint to = state_off + (cell_to(run) * n_heads + h) * S * S + j;
-    const uint next = n_heads * STRIDE; // stride of rows in work
+    const uint next = n_heads * STRIDE;
 
     for (uint i = group; i < S; i += GROUPS) m[i * COLUMNS + column] = is_fresh(run) ? 0.0 : state[from + i * S];
     barrier();

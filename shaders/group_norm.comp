@@ -1,10 +1,10 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = x / sqrt(mean of the squares of its group + eps) * w; HAS_Z: silu(z) x replaces x. group_squares gives the sums of
-// squares, added up over the devices that share the group.
+// y = x / sqrt(mean of the squares of its group + eps) * w; HAS_Z: silu(z) x replaces x. The sums come from
+// group_squares, added up over the devices that share the group.
 #include "lib/types.glsl"
 
-layout(constant_id = 1) const uint HAS_Z = 0; // 0: z is not read
+layout(constant_id = 1) const uint HAS_Z = 0;
 
 layout(push_constant) uniform Push {
     uint z_off, x_off, squares_off, w_off, y_off;

@@ -1,12 +1,12 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Sums of squares per row and group of `group` columns, of x or with HAS_Z of silu(z) x. Workgroup: a group of a row. x has
-// columns first..first + width of all; another device counts the first `skip` of them. A group without columns gives 0.
+// Sums of squares per row and group of `group` columns, of x or with HAS_Z of silu(z) x. Workgroup: a group of a row.
+// x has columns first..first + width of all; another device counts the first `skip` of them.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 
-layout(constant_id = 1) const uint HAS_Z = 0; // 0: z is not read
-layout(constant_id = 2) const uint BATCH = 1; // elements that a thread reads before it uses one
+layout(constant_id = 1) const uint HAS_Z = 0;
+layout(constant_id = 2) const uint BATCH = 1; // elements in flight per thread
 
 layout(push_constant) uniform Push {
     uint z_off, x_off, squares_off;

@@ -1,15 +1,15 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// The indexer's scores of positions 0..pos for each row (DeepSeek-AI 2025, arXiv:2512.02556): y = sum over its heads of
-// w * max(q . k, 0). Workgroup (block of LOCAL positions, -, row), a thread per position. HEADS heads at a time share one
-// read of the key. Positions after pos are not written.
+// The indexer's scores of positions 0..pos for each row (DeepSeek-AI 2025, arXiv:2512.02556): y = sum over its heads
+// of w * max(q . k, 0). Workgroup (block of LOCAL positions, -, row), a thread per position. HEADS heads share a read
+// of the key.
 #include "lib/types.glsl"
 #include "lib/cache_types.glsl"
 
 layout(constant_id = 1) const uint HEAD = 128; // values of a key
 layout(constant_id = 2) const uint HEADS = 8;
 layout(constant_id = 3) const uint K_TYPE = 1;
-layout(constant_id = 4) const uint BATCH = 1; // quads that a thread reads before it uses one
+layout(constant_id = 4) const uint BATCH = 1; // quads in flight per thread
 
 layout(push_constant) uniform Push {
     uint q_off, w_off, k_off, cells_off, y_off;
@@ -49,7 +49,7 @@ void main() {
 
     float sum = 0.0;
     for (uint first = 0; first < n_heads; first += HEADS) {
-        barrier(); // the last tile was used
+        barrier();
         for (uint e = thread; e < HEADS * QUADS; e += LOCAL) {
             const uint head = first + e / QUADS;
             const uint at = q_off + (row * n_heads + min(head, n_heads - 1)) * HEAD + 4 * (e % QUADS);
@@ -61,7 +61,7 @@ void main() {
         barrier();
         float s[HEADS];
         [[unroll]] for (uint a = 0; a < HEADS; ++a) s[a] = 0.0;
-        // The bounds are not constants, or drivers unroll all of it.
+        // Bounds that are not constants, or drivers unroll all of it.
         for (uint turn = base; turn < base + QUADS; turn += BATCH) {
             vec4 value[BATCH];
             [[unroll]] for (uint i = 0; i < BATCH; ++i) value[i] = k_quad(turn + i);

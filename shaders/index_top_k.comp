@@ -1,13 +1,12 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// The positions of the n_chosen largest scores among 0..pos of each row, ascending; ties: the lower position first; NaN
-// before all. A row with fewer positions gets all. One workgroup per row finds the least chosen score byte by byte, from
-// the highest: it counts the scores with each value of a byte, among those that agree in the bytes above. Then each
-// thread takes the larger scores from its stretch of positions.
+// The positions of the n_chosen largest scores among 0..pos of each row, ascending; ties: the lower position first;
+// NaN before all. One workgroup per row finds the least chosen score byte by byte, from the highest: it counts the
+// values of a byte among the scores that agree in the bytes above.
 #include "lib/types.glsl"
 #include "lib/order.glsl"
 
-layout(constant_id = 1) const uint BATCH = 1; // scores that a thread reads before it uses one
+layout(constant_id = 1) const uint BATCH = 1; // scores in flight per thread
 
 layout(push_constant) uniform Push {
     uint x_off, ids_off;
@@ -41,8 +40,8 @@ void main() {
     }
 
     uint least = 0; // known bytes of the least chosen score
-    uint known = 0; // bits that are known
-    uint need = n_chosen; // scores to choose among those that agree in them
+    uint known = 0;
+    uint need = n_chosen; // scores to choose among equals in them
     for (uint shift = 32; shift > 0;) {
         shift -= 8;
         for (uint i = thread; i < N_GROUPS * N_GROUPS; i += LOCAL) count[i] = 0;
@@ -91,7 +90,7 @@ void main() {
     equal_of[thread] = equal;
     barrier();
     above = 0;
-    equal = 0; // of the threads before
+    equal = 0; // in the threads before
     for (uint t = 0; t < thread; ++t) {
         above += above_of[t];
         equal += equal_of[t];

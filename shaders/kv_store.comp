@@ -1,10 +1,10 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// cache[cell of the row's position] = x[row]. F32, F16, BF16: a thread stores a pair of elements (one word in f16), normed
-// with NORM (a workgroup per head), the first n_rot dimensions rotated as in rope. Q8_0, Q4_0: a thread quantizes blocks of
-// 32 as ggml's reference does: d = max|x| / 127 for Q8_0, the x of the largest magnitude / -8 for Q4_0, NaN where an x is
-// not finite. Blocks have an odd number of halves, so two blocks share a word. One thread stores both, even across rows:
-// each word has one writer, and atomics, which host memory may lack, are not needed.
+// cache[cell of the row's position] = x[row]. F32, F16, BF16: a thread stores a pair of elements (one word in f16),
+// normed with NORM (a workgroup per head), the first n_rot dimensions rotated. Q8_0, Q4_0: a thread quantizes blocks
+// of 32 as ggml's reference does: d = max|x| / 127 for Q8_0, the x of the largest magnitude / -8 for Q4_0, NaN where
+// an x is not finite. Blocks have an odd number of halves, so two share a word. One thread stores both, even across
+// rows: no atomics, which host memory may lack.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 #include "lib/half.glsl"
@@ -34,13 +34,12 @@ layout(set = 0, binding = 4) buffer Cache { uint cache[]; };
 const bool QUANTIZED = TYPE == CACHE_Q8_0 || TYPE == CACHE_Q4_0;
 const uint N_CODES = TYPE == CACHE_Q8_0 ? 8 : 4; // words of codes in a block
 
-// Element e of the row, normed and rotated. Quantized caches take x as it is, because they read each element twice, for
-// the scale and for the code.
+// Element e of the row, normed and rotated. Quantized caches take x as it is: they read each element twice.
 float element(uint e) {
     const uint row = gl_WorkGroupID.z;
     const uint i = e % head_dim;
     const uint head = x_off + row * width + e - i;
-    const uint gap = half_split != 0 ? n_rot / 2 : 1; // between the elements of a pair
+    const uint gap = half_split != 0 ? n_rot / 2 : 1;
     const bool is_second = half_split != 0 ? i >= gap : (i & 1u) != 0;
     float value = normed(head, i);
     if (i < n_rot) {
@@ -66,7 +65,7 @@ uint code4(float value, float inverse) {
     return uint(min(int(shifted), 15));
 }
 
-// The scale of a block: d as a half, and 1 / d. Without `used` an x is not finite, and all codes are zeros.
+// d as a half, and 1 / d. Without `used` an x is not finite, and all codes are zeros.
 struct Scale {
     uint half_d;
     float inverse;
@@ -74,7 +73,7 @@ struct Scale {
 };
 
 Scale scale_of(uint from) {
-    float top = 0.0; // the first of the largest magnitude
+    float top = 0.0;
     bool is_finite = true;
     for (uint i = 0; i < BLOCK; ++i) {
         const float value = x[from + i];
@@ -89,7 +88,6 @@ Scale scale_of(uint from) {
     return Scale(half_bits(d), d < 0.0 ? -inverse : inverse, true);
 }
 
-// Four bytes of codes, the i-th of a block.
 uint codes(uint from, uint i, Scale scale) {
     uint word = 0u;
     for (uint j = 0; j < 4; ++j) {
@@ -110,9 +108,8 @@ bool stores(uint row, uint pos, uint slot) {
     return row < step_n_rows() && step_params.rows[row].xy == uvec2(pos, slot);
 }
 
-// Stores pair `unit` of the pairs of blocks that contain a block of this cell. The first pair may begin with the last block
-// of the cell before, and the last pair may end with the first block of the next cell. If this step stores that cell, too,
-// it is the row before or after.
+// Stores pair `unit` of the pairs of blocks that contain a block of this cell. The first may begin with the last
+// block of the cell before, the last may end with the first block of the next.
 void put_blocks(uint cell, uint unit) {
     const uint row = gl_WorkGroupID.z;
     const uint pos = step_params.rows[row].x;
@@ -123,7 +120,7 @@ void put_blocks(uint cell, uint unit) {
     bool has_second = 2 * unit - before + 1 < n;
     uint from = x_off + row * width + BLOCK * (2 * unit - before);
     if (!has_first && stores(row - 1, pos - 1, slot)) return; // its thread stores both
-    if (!has_second) has_second = stores(row + 1, pos + 1, slot); // the row after follows this one
+    if (!has_second) has_second = stores(row + 1, pos + 1, slot);
 
     const uint word = cache_off + (cell * n / 2 + unit) * (2 * N_CODES + 1);
     const uint middle = word + N_CODES;

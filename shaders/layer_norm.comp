@@ -1,11 +1,11 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = (x - mean(x)) / sqrt(var(x) + eps) * w + b, a workgroup per row. var is computed from x - mean: a mean far from 0
+// y = (x - mean(x)) / sqrt(var(x) + eps) * w + b, a workgroup per row. var comes from x - mean: a mean far from 0
 // costs no digits.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 
-layout(constant_id = 1) const uint HAS_B = 1; // 0: no bias, b is not read
+layout(constant_id = 1) const uint HAS_B = 1;
 
 layout(push_constant) uniform Push {
     uint x_off, w_off, b_off, y_off;

@@ -1,11 +1,10 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = the largest element of each chunk of each row, and the sum of exp(x - largest); log(sum(exp(x))) of the row follows
-// from them. Workgroups (chunk, -, row).
+// y = the largest element of each chunk of each row, and the sum of exp(x - largest). Workgroups (chunk, -, row).
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 
-layout(constant_id = 1) const uint BATCH = 1; // elements that a thread reads before it uses one
+layout(constant_id = 1) const uint BATCH = 1; // elements in flight per thread
 
 layout(push_constant) uniform Push {
     uint x_off, y_off;
@@ -37,7 +36,7 @@ void main() {
     }
     peak = peaks[0];
 
-    // A chunk of -inf alone adds nothing; NaN and infinity become NaN in the sum.
+    // A chunk of -inf adds nothing; NaN and infinity become NaN in the sum.
     const float shift = peak == uintBitsToFloat(0xff800000u) ? 0.0 : peak;
     float sum = 0.0;
     for (uint first = begin + thread; first < end; first += BATCH * LOCAL) {

@@ -8,7 +8,7 @@
 
 layout(constant_id = 1) const uint ROWS = 8; // of w per workgroup, even
 layout(constant_id = 2) const uint N = 1; // 1..8
-layout(constant_id = 3) const uint WIDE = 0; // 1: w, x and their rows begin at multiples of 16 bytes
+layout(constant_id = 3) const uint WIDE = 0; // 1: w, x and their rows are aligned to 16 bytes
 #define WIDE_W (WIDE != 0)
 
 layout(push_constant) uniform Push {
@@ -16,9 +16,9 @@ layout(push_constant) uniform Push {
     uint k, n, n_rows, y_stride, has_bias, act, up_at;
 };
 layout(set = 0, binding = 0) readonly buffer W { uint w[]; };
-layout(set = 0, binding = 0) readonly buffer W4 { uvec4 w4[]; }; // the same
+layout(set = 0, binding = 0) readonly buffer W4 { uvec4 w4[]; };
 layout(set = 0, binding = 1) readonly buffer X { uint x[]; };
-layout(set = 0, binding = 1) readonly buffer X4 { uvec4 x4[]; }; // the same
+layout(set = 0, binding = 1) readonly buffer X4 { uvec4 x4[]; };
 layout(set = 0, binding = 2) readonly buffer B { float b[]; };
 layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
 #include "lib/dequant.glsl"
@@ -26,8 +26,8 @@ layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
 #include "lib/q8.glsl"
 #include "lib/quants.glsl"
 
-// The codes of elements 16 i.. of a row that begins at word `row`. i and row are divided separately: i is then computed
-// once for all rows of x, and row, which all lanes share, once per subgroup.
+// The codes of elements 16 i.. of a row at word `row`. Divided separately: i is then computed once for all rows of x,
+// row once per subgroup.
 uvec4 codes_at(uint row, uint i) {
     if (WIDE != 0) return x4[row / 4 + i];
     const uint at = row + 4 * i;
@@ -44,7 +44,7 @@ void main() {
         vec2 sum[N];
         [[unroll]] for (uint r = 0; r < N; ++r) sum[r] = vec2(0.0);
         for (uint base = 0; base < k; base += GROUP * gl_SubgroupSize) {
-            // Every lane takes the same rounds, so that all meet in subgroupAdd; one past the end adds zeros.
+            // Uniform rounds for subgroupAdd; lanes past the end add zeros.
             const bool inside = base + GROUP * lane < k;
             const uint i = inside ? base + GROUP * lane : 0;
             const Group g0 = group_at(start0, i);

@@ -21,7 +21,7 @@ shared float tree[N * LOCAL];
 void main() {
     const uint thread = gl_LocalInvocationID.x;
     const uint lane = thread % TPR;
-    const uint row = group_index() * (LOCAL / TPR) + thread / TPR; // of w
+    const uint row = group_index() * (LOCAL / TPR) + thread / TPR;
     const uint first = gl_WorkGroupID.z * N;
     const uint own = min(row, n_heads * n - 1); // surplus threads repeat the last row
     const uint start = row_start(own, k);

@@ -4,9 +4,9 @@
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 // y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]): a thread has a row of w and N rows of x. For software devices,
-// where an invocation is a SIMD lane and a read of a buffer costs dozens of sums: a block of w goes to registers once,
-// word by word; threads of a subgroup read SUBGROUP neighbours of x and pass them round. Arrays are addressed, because
-// the bounds of a binding are checked lane by lane. No shared memory, no barrier.
+// where an invocation is a SIMD lane and a read of a buffer costs dozens of sums: a block of w goes to registers
+// once; a subgroup reads SUBGROUP neighbours of x and passes them round. Arrays are addressed: bounds of a binding
+// are checked lane by lane.
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 #include "lib/addresses.glsl"

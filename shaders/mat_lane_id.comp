@@ -10,7 +10,7 @@
 
 layout(constant_id = 1) const uint N = 1; // pairs per thread, 1..8
 layout(constant_id = 2) const uint SUBGROUP = 8; // threads, a power of two up to 32
-layout(constant_id = 3) const uint AXIS = 0; // the side of W_e that differs between experts: 0 rows, 1 columns
+layout(constant_id = 3) const uint AXIS = 0; // side of W_e that varies: 0 rows, 1 columns
 layout(constant_id = 4) const uint GROUPED = 0;
 
 layout(push_constant) uniform Push {

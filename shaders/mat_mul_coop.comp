@@ -1,9 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// mat_mul on matrix units: x are halves of pack_f16, w becomes halves in shared memory (clamped to +-65,504), sums are
-// floats. SM x SN subgroups make a tile of M FM SM rows of w by N FN SN rows of x, each FM x FN matrices of it. Tile of
-// 128 x 128, four subgroups of 64 x 64: a slice of 32 k is 16 KiB and read by two subgroups: 32 KiB for 1 Mi operations,
-// 32 per byte.
+// mat_mul on matrix units: x are halves of pack_f16, w becomes halves in shared memory (clamped to +-65,504), sums
+// are floats. SM x SN subgroups make a tile of M FM SM rows of w by N FN SN rows of x, each FM x FN matrices of it.
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 
@@ -15,7 +13,7 @@ layout(constant_id = 5) const uint FN = 2;
 layout(constant_id = 6) const uint SM = 2; // subgroups along w, x
 layout(constant_id = 7) const uint SN = 2; // LOCAL is SM SN subgroups
 layout(constant_id = 8) const uint LANES = 32; // of a subgroup
-layout(constant_id = 9) const uint WIDE = 0; // 1: k % 64 is 0; w and its rows begin at multiples of 16 bytes
+layout(constant_id = 9) const uint WIDE = 0; // 1: k % 64 is 0; w and its rows are aligned to 16 bytes
 #define WIDE_W (WIDE != 0)
 #include "lib/coop.glsl"
 #include "lib/half_rows.glsl"
@@ -25,9 +23,9 @@ layout(push_constant) uniform Push {
     uint k, n, n_rows, y_stride, has_bias;
 };
 layout(set = 0, binding = 0) readonly buffer W { uint w[]; };
-layout(set = 0, binding = 0) readonly buffer W4 { uvec4 w4[]; }; // the same
+layout(set = 0, binding = 0) readonly buffer W4 { uvec4 w4[]; };
 layout(set = 0, binding = 1) readonly buffer X { uint x[]; };
-layout(set = 0, binding = 1) readonly buffer X4 { uvec4 x4[]; }; // the same
+layout(set = 0, binding = 1) readonly buffer X4 { uvec4 x4[]; };
 layout(set = 0, binding = 2) readonly buffer B { float b[]; };
 layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
 #include "lib/dequant.glsl"
@@ -64,8 +62,7 @@ void main() {
         barrier();
     }
 
-    // Only the driver knows which values of a matrix a thread holds. So the sums go through shared memory, where threads
-    // know the row and column.
+    // Through shared memory: only the driver knows which values of a matrix a thread holds.
     const uint begin = gl_SubgroupID * M * N;
     [[unroll]] for (uint m = 0; m < FM * FN; ++m) {
         STORE_COLUMNS(sum[m], results, begin, M);

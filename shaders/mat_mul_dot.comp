@@ -6,7 +6,7 @@
 #include "lib/product_tile.glsl"
 
 layout(constant_id = 1) const uint RN = 4; // rows of x per thread, 1..8
-layout(constant_id = 2) const uint FUSED = 0; // 1: fma rounds once (lib/dot_tile.glsl)
+layout(constant_id = 2) const uint FUSED = 0; // 1: fma rounds once
 
 layout(push_constant) uniform Push {
     uint w_off, x_off, b_off, y_off;

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// mat_mul_dot on matrix units for int8: for devices where these are so much faster than units for halves (mat_mul_coop)
-// that they pay for the scales of each block, three instructions per value of a tile. Tiles as in mat_mul_coop.
+// mat_mul_dot on matrix units for int8, where they outrun halves by more than the scales of each block cost (three
+// instructions per value of a tile). Tiles as in mat_mul_coop.
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 
@@ -13,7 +13,7 @@ layout(constant_id = 5) const uint FN = 2;
 layout(constant_id = 6) const uint SM = 2; // subgroups along w, x
 layout(constant_id = 7) const uint SN = 2; // LOCAL is SM SN subgroups
 layout(constant_id = 8) const uint LANES = 32; // of a subgroup
-layout(constant_id = 9) const uint WIDE = 0; // 1: k % 64 is 0; w, x and their rows begin at multiples of 16 bytes
+layout(constant_id = 9) const uint WIDE = 0; // 1: k % 64 is 0; w, x and their rows are aligned to 16 bytes
 #define WIDE_W (WIDE != 0)
 
 layout(push_constant) uniform Push {
@@ -21,9 +21,9 @@ layout(push_constant) uniform Push {
     uint k, n, n_rows, y_stride, has_bias;
 };
 layout(set = 0, binding = 0) readonly buffer W { uint w[]; };
-layout(set = 0, binding = 0) readonly buffer W4 { uvec4 w4[]; }; // the same
+layout(set = 0, binding = 0) readonly buffer W4 { uvec4 w4[]; };
 layout(set = 0, binding = 1) readonly buffer X { uint x[]; };
-layout(set = 0, binding = 1) readonly buffer X4 { uvec4 x4[]; }; // the same
+layout(set = 0, binding = 1) readonly buffer X4 { uvec4 x4[]; };
 layout(set = 0, binding = 2) readonly buffer B { float b[]; };
 layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
 #include "lib/dequant.glsl"
@@ -75,7 +75,7 @@ void main() {
                     [[unroll]] for (uint part = 0; part < 32 / K; ++part) {
                         dots = coopMatMulAdd(rows[f * 32 / K + part], columns[part], dots);
                     }
-                    // Only the driver knows which elements an invocation holds, but matrices of one kind agree.
+                    // All matrices of one kind hold the same elements per invocation.
                     const MATRIX_SUM value = MATRIX_SUM(dots);
                     for (uint e = 0; e < value.length(); ++e) sum[g * FM + f][e] += value[e] * scale[f][e] * of_x[e];
 #ifdef HAS_LOW

@@ -1,11 +1,10 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// mat_vec_id for many pairs (r, u): workgroup z has a tile of moe_group, pairs of one expert. Tiles of 64 rows of W_e by
-// 8 RN pairs, as in mat_mul.
+// mat_vec_id for many pairs (r, u): workgroup z has a tile of moe_group, pairs of one expert. Tiles as in mat_mul.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint RN = 2; // pairs per thread, 1..4
-layout(constant_id = 2) const uint AXIS = 0; // the side of W_e that differs between experts: 0 rows, 1 columns
+layout(constant_id = 2) const uint AXIS = 0; // side of W_e that varies: 0 rows, 1 columns
 
 layout(push_constant) uniform Push {
     uint w_off, x_off, order_off, tiles_off, starts_off, y_off;
@@ -21,7 +20,7 @@ layout(set = 0, binding = 5) writeonly buffer Y { float y[]; };
 #include "lib/expert.glsl"
 #include "lib/mul_tile.glsl"
 
-shared uint pairs[TN]; // TN as in moe_group
+shared uint pairs[TN];
 
 void main() {
     const uint thread = gl_LocalInvocationID.x;

@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// mat_mul_id on matrix units: x are halves of pack_f16, tiles as in mat_mul_coop. With AXIS 1 every expert has x_stride
-// columns (the op asserts it): values of x beyond an expert's columns would count in the row's scale, and NaN would stay
-// NaN, although w is zero there.
+// mat_mul_id on matrix units: x are halves of pack_f16, tiles as in mat_mul_coop. With AXIS 1 every expert has
+// x_stride columns (the op asserts it): values of x beyond them would count in the row's scale, and NaN would stay
+// NaN.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint M = 16; // device's matrices: [M, K] by [K, N], K divides 32
@@ -13,7 +13,7 @@ layout(constant_id = 5) const uint FN = 2;
 layout(constant_id = 6) const uint SM = 2; // subgroups along w, x
 layout(constant_id = 7) const uint SN = 2; // LOCAL is SM SN subgroups
 layout(constant_id = 8) const uint LANES = 32; // of a subgroup
-layout(constant_id = 9) const uint AXIS = 0; // the side of W_e that differs between experts: 0 rows, 1 columns
+layout(constant_id = 9) const uint AXIS = 0; // side of W_e that varies: 0 rows, 1 columns
 #include "lib/coop.glsl"
 #include "lib/half_rows.glsl"
 
@@ -23,7 +23,7 @@ layout(push_constant) uniform Push {
 };
 layout(set = 0, binding = 0) readonly buffer W { uint w[]; };
 layout(set = 0, binding = 1) readonly buffer X { uint x[]; };
-layout(set = 0, binding = 1) readonly buffer X4 { uvec4 x4[]; }; // the same
+layout(set = 0, binding = 1) readonly buffer X4 { uvec4 x4[]; };
 layout(set = 0, binding = 2) readonly buffer Order { uint order[]; };
 layout(set = 0, binding = 3) readonly buffer Tiles { uint tiles[]; };
 layout(set = 0, binding = 4) readonly buffer Starts { uint starts[]; };
@@ -32,7 +32,7 @@ layout(set = 0, binding = 5) writeonly buffer Y { float y[]; };
 #include "lib/expert.glsl"
 #include "lib/coop_tile.glsl"
 
-shared uint pairs[TN]; // TN as in moe_group
+shared uint pairs[TN];
 
 uint x_row(uint pair) { return x_off + (x_per_used != 0 ? pair : pair / n_used) * half_row_words(x_stride); }
 

@@ -5,7 +5,7 @@
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint TPR = 32; // a power of two, at most LOCAL
-layout(constant_id = 2) const uint AXIS = 0; // the side of W_e that differs between experts: 0 rows, 1 columns
+layout(constant_id = 2) const uint AXIS = 0; // side of W_e that varies: 0 rows, 1 columns
 
 layout(push_constant) uniform Push {
     uint w_off, x_off, ids_off, starts_off, y_off;

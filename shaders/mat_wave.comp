@@ -2,13 +2,13 @@
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
-// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for the N rows of x. A subgroup has two rows of w at a time, each
-// thread 8 elements, neighbours reading neighbouring words; sums meet in the subgroup: no shared memory, no barrier.
+// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for the N rows of x. A subgroup has two rows of w at a time,
+// each thread 8 elements; sums meet in the subgroup: no shared memory, no barrier.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint ROWS = 8; // of w per workgroup, even
 layout(constant_id = 2) const uint N = 1; // 1..8
-layout(constant_id = 3) const uint WIDE = 0; // 1: k % 64 is 0; w, x and their rows begin at multiples of 16 bytes
+layout(constant_id = 3) const uint WIDE = 0; // 1: k % 64 is 0; w, x and their rows are aligned to 16 bytes
 #define WIDE_W (WIDE != 0)
 #define WHOLE_FOURS (WIDE != 0)
 
@@ -17,9 +17,9 @@ layout(push_constant) uniform Push {
     uint k, n, n_rows, y_stride, has_bias, act, up_at;
 };
 layout(set = 0, binding = 0) readonly buffer W { uint w[]; };
-layout(set = 0, binding = 0) readonly buffer W4 { uvec4 w4[]; }; // the same
+layout(set = 0, binding = 0) readonly buffer W4 { uvec4 w4[]; };
 layout(set = 0, binding = 1) readonly buffer X { float x[]; };
-layout(set = 0, binding = 1) readonly buffer X4 { vec4 x4[]; }; // the same
+layout(set = 0, binding = 1) readonly buffer X4 { vec4 x4[]; };
 layout(set = 0, binding = 2) readonly buffer B { float b[]; };
 layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
 #include "lib/dequant.glsl"
@@ -42,7 +42,7 @@ void main() {
         vec2 sum[N];
         [[unroll]] for (uint r = 0; r < N; ++r) sum[r] = vec2(0.0);
         for (uint base = 0; base < k8; base += 8 * gl_SubgroupSize) {
-            // Every lane takes the same rounds, so that all meet in subgroupAdd; one past the end adds zeros.
+            // Uniform rounds for subgroupAdd; lanes past the end add zeros.
             const bool inside = base + 8 * lane < k8;
             const uint i = inside ? base + 8 * lane : 0;
             const mat2x4 w0 = dequant8(start0, i);

@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Sorts the pairs (row, used expert) by expert, in one workgroup. order[] holds pair numbers, ascending within an expert;
-// tiles[] holds (expert, first place in order, number of pairs): at most `tile` pairs of one expert; zeros follow. A thread
-// has every LOCAL-th expert and reads all ids. A pair with an id beyond the experts is in no tile.
+// Sorts the pairs (row, used expert) by expert, in one workgroup. order[] holds pair numbers, ascending within an
+// expert; tiles[] (expert, first place in order, number of pairs): at most `tile` pairs of one expert; zeros follow.
+// A pair with an id beyond the experts is in no tile.
 #include "lib/types.glsl"
 
 const uint MAX_EXPERTS = 1024;

@@ -1,12 +1,12 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Router: logits[r, e] = sum over k of h[r, k] * (w_norm[k] * w[e, k]), a workgroup per expert and N rows. All devices must
-// choose the same experts, so they must get the same bits: 32 lanes everywhere, each sums its k in order, then a tree joins
-// them; no multiply fuses with its add. h is not normalised: the factor is positive, so it changes no order, and drivers
-// round its division and root differently. Some drivers flush subnormal products; any sum above 2^-100 loses them anyway.
+// Router: logits[r, e] = sum over k of h[r, k] * (w_norm[k] * w[e, k]), a workgroup per expert and N rows. All
+// devices must choose the same experts, so they must get the same bits: 32 lanes sum in order, a tree joins them; no
+// multiply fuses with its add. h is not normalised: the factor changes no order, and drivers round it differently.
+// Some drivers flush subnormal products; any sum above 2^-100 loses them anyway.
 #include "lib/types.glsl"
 
-layout(constant_id = 1) const uint N = 1; // rows that share a read of the weights, at most 32
+layout(constant_id = 1) const uint N = 1; // rows that share a read of w, at most 32
 
 layout(push_constant) uniform Push {
     uint h_off, w_norm_off, w_off, logits_off;

@@ -1,9 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// The n_used experts of a row and their weights, a workgroup per row. All devices must choose the same experts, so the
-// values that decide must have the same bits everywhere: sums have a fixed order for every LOCAL, functions come from
-// lib/exact.glsl. An expert's place is the number of experts with a larger key, or an equal key and a lower number: no
-// two experts share a place, even with NaN.
+// The n_used experts of a row and their weights, a workgroup per row. All devices must choose the same experts, so
+// sums have a fixed order for every LOCAL, and functions come from lib/exact.glsl. An expert's place is the number of
+// experts with a larger key, or an equal key and a lower number: all places differ, even with NaN.
 #include "lib/types.glsl"
 #include "lib/exact.glsl"
 
@@ -37,7 +36,7 @@ shared uint chosen[MAX_USED];
 
 const uint NAN_KEY = 1u; // after every number; 0, the last, is for groups that are out
 
-// Bits in the unsigned order of the values: both zeros are equal, NaN comes last.
+// Both zeros are equal, NaN comes last.
 uint order_key(float x) {
     const uint bits = floatBitsToUint(x);
     const uint mag = bits & 0x7fffffffu;
@@ -52,7 +51,7 @@ float of_key(uint k) {
 
 bool is_nan(float x) { return order_key(x) == NAN_KEY; }
 
-// The sum of `lanes`; uniform control flow only.
+// Uniform control flow only.
 float join_lanes() {
     const uint thread = gl_LocalInvocationID.x;
     barrier();
@@ -68,7 +67,6 @@ float join_lanes() {
     return total;
 }
 
-// logit_scale / sqrt(mean(h^2) + eps)
 float norm_of(uint row) {
     for (uint v = gl_LocalInvocationID.x; v < LANES; v += LOCAL) {
         float sum = 0.0;
@@ -86,7 +84,6 @@ float exp_below(float x, float top) {
     return is_nan(below) ? below : exact_exp(below); // NaN stays NaN, as in exp
 }
 
-// value = its softmax; `top` is the largest.
 void softmax(float top) {
     for (uint v = gl_LocalInvocationID.x; v < LANES; v += LOCAL) {
         precise float sum = 0.0;
@@ -101,8 +98,8 @@ void softmax(float top) {
     for (uint e = gl_LocalInvocationID.x; e < n_experts; e += LOCAL) value[e] = exact_mul(value[e], factor);
 }
 
-// Experts are chosen by key, probability + selection bias. Of several groups the n_groups_used stay whose two best experts
-// have the largest sums.
+// By key, probability + selection bias. Of several groups the n_groups_used stay whose two best experts have the
+// largest sums.
 void select_by_probability() {
     const uint thread = gl_LocalInvocationID.x;
     barrier();
@@ -133,7 +130,7 @@ void select_by_probability() {
     barrier();
 }
 
-// The weight of the expert in place u: its `value`, normalised over the chosen experts according to the gating.
+// Of the expert in place u, normalised over the chosen experts according to the gating.
 float weight_of(uint u) {
     const float own = value[chosen[u]];
     if (GATING != SOFTMAX_WEIGHT && norm_w == 0) return own;

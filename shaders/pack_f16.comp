@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Rows of x as halves, laid out as in lib/half_rows.glsl, scaled so that none overflows: y[r] = x[r] / s. s is the power of
-// two with max |x[r]| / s in 1..2, or 1 if the row has inf or NaN or is all zeros. One workgroup per row.
+// Rows of x as halves (lib/half_rows.glsl), scaled so that none overflows: y[r] = x[r] / s, with the power of two s
+// that gives max |x[r]| / s in 1..2, or 1 if the row has inf or NaN or is all zeros. One workgroup per row.
 #include "lib/types.glsl"
 #include "lib/half.glsl"
 #include "lib/half_rows.glsl"
@@ -13,7 +13,7 @@ layout(push_constant) uniform Push {
 layout(set = 0, binding = 0) readonly buffer X { float x[]; };
 layout(set = 0, binding = 1) writeonly buffer Y { uint y[]; };
 
-shared uint top; // bits of the largest magnitude, which compare as magnitudes
+shared uint top; // bits of the largest magnitude
 
 float at(uint row, uint i) { return i < k ? x[x_off + row * k + i] : 0.0; }
 

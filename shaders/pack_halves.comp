@@ -1,8 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = x as 16-bit floats in blocks of 128 with an exponent each, two to a word, the first in the low half; zero fills an
-// odd end. y is the device's slot in host memory. With KEEPS the device keeps a copy, so that it need not read the slot
-// back over the bus. 16 threads share a block, four pairs each.
+// y = x as 16-bit floats in blocks of 128 with an exponent each (lib/f16_wire.glsl). y is the device's slot in host
+// memory; with KEEPS the device keeps a copy.
 #include "lib/types.glsl"
 #include "lib/f16_wire.glsl"
 
@@ -18,7 +17,6 @@ layout(set = 0, binding = 2) writeonly buffer Kept { uint kept[]; };
 
 shared uint tops[LOCAL];
 
-// The magnitude, if it is finite.
 uint size_of(uint bits) {
     const uint size = bits & 0x7fffffffu;
     return size < 0x7f800000u ? size : 0u;

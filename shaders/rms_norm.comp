@@ -4,8 +4,8 @@
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 
-layout(constant_id = 1) const uint HAS_W = 1; // 0: no weight, w is not read
-layout(constant_id = 2) const uint BATCH = 1; // elements that a thread reads before it uses one
+layout(constant_id = 1) const uint HAS_W = 1;
+layout(constant_id = 2) const uint BATCH = 1; // elements in flight per thread
 
 layout(push_constant) uniform Push {
     uint x_off, w_off, y_off;
@@ -14,7 +14,7 @@ layout(push_constant) uniform Push {
 };
 layout(set = 0, binding = 0) readonly buffer X { float x[]; };
 layout(set = 0, binding = 1) readonly buffer W { float w[]; };
-layout(set = 0, binding = 2) writeonly buffer Y { uint y[]; }; // floats, or with OUT_Q8 8-bit activations
+layout(set = 0, binding = 2) writeonly buffer Y { uint y[]; }; // floats, or 8 bits with OUT_Q8
 #include "lib/row_elements.glsl"
 
 void main() {

@@ -1,13 +1,13 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = silu(causal depthwise convolution of each run's rows + bias). The state holds the D_CONV - 1 columns before the
-// run; the last D_CONV - 1 columns become the new state. Workgroup (channels, tile of 16 rows). Only the run's first tile
-// touches the state, each invocation its channel, so the state may be changed in place.
+// y = silu(causal depthwise convolution of each run's rows + bias). The state holds the last D_CONV - 1 columns
+// before the run, then of it. Workgroup (channels, tile of 16 rows). Only a run's first tile touches the state, each
+// invocation its channel, so it may change in place.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint D_CONV = 4;
 layout(constant_id = 2) const uint SILU = 1; // 0: none
-layout(constant_id = 3) const uint HAS_B = 0; // 0: no bias, b is not read
+layout(constant_id = 3) const uint HAS_B = 0;
 
 layout(push_constant) uniform Push {
     uint x_off, w_off, b_off, state_off, y_off;

@@ -1,10 +1,10 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Mamba-2's scan (Dao and Gu 2024, arXiv:2405.21060), row by row: with t = softplus(dt + bias) and the state M [N, P],
+// Mamba-2's scan (Dao and Gu 2024, arXiv:2405.21060), row by row: with t = softplus(dt + bias), the state M [N, P],
 //   M = e^(t a) M + t B x^T;  y = M^T C + d x.
-// Workgroup (columns of M, head, run). A thread keeps a part of one column in registers for the whole run, so the state
-// is read and written once and may be changed in place. A scan in chunks of C rows would take 4 N P + 2 C P operations
-// per row and head, against 5 N P here. Shared memory: at most 14 KiB.
+// Workgroup (columns of M, head, run). A thread keeps a part of one column in registers for the whole run, so the
+// state may change in place. In chunks of C rows: 4 N P + 2 C P operations per row and head, against 5 N P here.
+// Shared memory: at most 14 KiB.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint P = 64; // head size
@@ -46,7 +46,7 @@ void main() {
     const uint column = thread % COLUMNS;
     const uint part = thread / COLUMNS;
     const uint j0 = gl_WorkGroupID.x * COLUMNS;
-    if (gl_WorkGroupID.z == 0) { // rows that belong to no run
+    if (gl_WorkGroupID.z == 0) {
         for (uint row = step_n_rows() + part; row < n_rows; row += PARTS) {
             y[y_off + (row * n_heads + h) * P + j0 + column] = 0.0;
         }
@@ -95,7 +95,7 @@ void main() {
             for (uint p = 0; p < PARTS; ++p) sum += sums[i / COLUMNS * LOCAL + p * COLUMNS + i % COLUMNS];
             y[y_off + ((row + i / COLUMNS) * n_heads + h) * P + j0 + i % COLUMNS] = sum;
         }
-        barrier(); // before the next tile
+        barrier();
     }
     [[unroll]] for (uint q = 0; q < QUADS; ++q) {
         [[unroll]] for (uint i = 0; i < 4; ++i) state[to + (4 * q + i) * P] = m[q][i];

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// A row of y is n_streams streams of n values: x, then the streams of a, scaled to the root mean square of x. Workgroup: a
-// stream of a row.
+// A row of y is n_streams streams of n values: x, then the streams of a, scaled to the root mean square of x. A
+// workgroup per stream.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 

@@ -1,16 +1,16 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// The K largest of each chunk of each row, largest first; ties: the lower place first; NaN before all. Workgroups (chunk,
-// -, row). Each thread finds its best element. Then K times: the best of all threads is written, and its thread finds its
-// next best. ids are places in the row, or with KIND 1 what `source` holds there. With KIND 2 `source` is a mask, one bit
-// per place from the lowest bit of a word; places with bit 0 are left out.
+// The K largest of each chunk of each row, largest first; ties: the lower place first; NaN before all. Workgroups
+// (chunk, -, row). K times: each thread has its best element; the best of all is written, and its thread finds its
+// next. ids are places in the row, or with KIND 1 what `source` holds there. With KIND 2 `source` is a mask, a bit
+// per place; places with bit 0 are left out.
 #include "lib/types.glsl"
 #include "lib/order.glsl"
 
 layout(constant_id = 1) const uint K = 64;
 layout(constant_id = 2) const uint KIND = 0; // 0: not read, 1: ids, 2: a mask in whole words per row
 
-const uint NONE = 0xffffffffu; // id of an empty place of a short chunk; its value is -inf
+const uint NONE = 0xffffffffu; // id of an empty place; its value is -inf
 
 layout(push_constant) uniform Push {
     uint x_off, source_off, ids_off, values_off;
@@ -32,7 +32,7 @@ void main() {
     const uint end = min(begin + chunk, n);
     const uint out_at = (row * n_chunks + gl_WorkGroupID.x) * K;
 
-    uint last_key = 0xffffffffu; // of the last element taken from this thread
+    uint last_key = 0xffffffffu;
     uint last_at = 0;
     bool fresh = true;
     bool search = true;

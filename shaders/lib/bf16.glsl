@@ -6,5 +6,5 @@ uint bf16_bits(uint bits) {
     return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
 }
 
-// Value i of packed pairs; `word` holds it, an even i in the low half.
+// Value i of packed pairs, in `word`.
 float bf16_value(uint word, uint i) { return uintBitsToFloat((i & 1u) == 0u ? word << 16 : word & 0xffff0000u); }

@@ -1,8 +1,8 @@
-// Four elements of a KV cache as floats (head sizes are multiples of 4, of 32 for quantized types). Included once per
-// cache, after lib/cache_types.glsl. CACHE(i) is word i of its buffer, CACHE_OFF its first word.
+// Four elements of a KV cache as floats. Included once per cache, after lib/cache_types.glsl. CACHE(i) is word i of
+// its buffer, CACHE_OFF its first word.
 
-// Elements 4 quad..4 quad + 3 of the quantized block h halves after word `word`. A block may begin in the middle of a word,
-// so four bytes of codes may span two words.
+// Elements 4 quad..4 quad + 3 of the quantized block h halves after word `word`. A block may begin in mid-word, so
+// four codes may span two words.
 vec4 CACHE_BLOCK_QUAD(uint word, uint h, uint quad) {
     const vec2 pair = unpackHalf2x16(CACHE(word + (h >> 1)));
     const uint code = h + 1 + 2 * (CACHE_TYPE == CACHE_Q8_0 ? quad : quad & 3u);
@@ -14,7 +14,6 @@ vec4 CACHE_BLOCK_QUAD(uint word, uint h, uint quad) {
     return d * (vec4((uvec4(codes) >> (uvec4(0, 8, 16, 24) + (quad & 4u))) & 15u) - 8.0);
 }
 
-// Elements 4 i..4 i + 3.
 vec4 CACHE_QUAD(uint i) {
     if (CACHE_TYPE == CACHE_F32) {
         const uint at = CACHE_OFF + 4 * i;

@@ -1,5 +1,5 @@
-// Cooperative matrices of halves with sums in floats, by the same names in both extensions. MATRIX_A [M, K], MATRIX_B [K,
-// N], MATRIX_SUM [M, N]. A and B load from QUADs of four halves. The including file declares M, N, K.
+// Cooperative matrices of halves with sums in floats, by the same names in both extensions: MATRIX_A [M, K], MATRIX_B
+// [K, N], MATRIX_SUM [M, N]. A and B load from QUADs of four halves. The including file declares M, N, K.
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require

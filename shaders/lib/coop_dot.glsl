@@ -1,5 +1,5 @@
-// A tile of an int8 product on matrix units: codes of w (lib/quants.glsl) by x in 8 bits (lib/q8.glsl), in slices through
-// shared memory. Products of a block of 32 elements are scaled by a float of w's row and one of x's. The including file
+// A tile of an int8 product on matrix units: codes of w (lib/quants.glsl) by x in 8 bits (lib/q8.glsl), in slices
+// through shared memory. A block of 32 elements is scaled by a float of w's row and one of x's. The including file
 // declares M, N, K, FM x FN matrices per subgroup, SM x SN subgroups, W4, X4, WIDE, and includes lib/dequant.glsl,
 // lib/q8.glsl.
 #extension GL_KHR_memory_scope_semantics : require
@@ -13,7 +13,7 @@
 #define CODES_B coopmat<int8_t, gl_ScopeSubgroup, K, N, gl_MatrixUseB>
 #define MATRIX_DOTS coopmat<int, gl_ScopeSubgroup, M, N, gl_MatrixUseAccumulator>
 #define MATRIX_SUM coopmat<float, gl_ScopeSubgroup, M, N, gl_MatrixUseAccumulator>
-// Codes of K elements of each row from `row` on, from element k of the slice on.
+// K codes of each row from `row` on, from element k of the slice on.
 #define LOAD_W_CODES(m, row, k) \
     coopMatLoad(m, w_codes, (row) * STRIDE + (k) / 8, STRIDE, gl_CooperativeMatrixLayoutRowMajor)
 #define LOAD_X_CODES(m, row, k) \
@@ -23,12 +23,12 @@
 #define LOAD_ROW(m, from, at) coopMatLoad(m, from, at, 0, gl_CooperativeMatrixLayoutRowMajor)
 
 const uint TM = M * FM * SM; // rows of w in a tile
-const uint TN = N * FN * SN; // rows of x
-// Elements of k in a slice. With subgroups of up to 16 lanes (Intel) 64 spilled 36 registers.
+const uint TN = N * FN * SN;
+// On subgroups of up to 16 lanes (Intel) 64 spilled 36 registers.
 const uint TK = LANES > 16 ? 64 : 32;
 const uint BLOCKS = TK / 32;
-const uint PIECES = TK / 16; // of 16 codes in a row, each read by a thread
-const uint STRIDE = TK / 8 + 2; // of a row, in words of 8 codes: eight rows of 80 bytes begin at different banks
+const uint PIECES = TK / 16; // of 16 codes
+const uint STRIDE = TK / 8 + 2; // in words of 8 codes: eight rows of 80 bytes begin at different banks
 const uint W_ROUNDS = (TM * PIECES + LOCAL - 1) / LOCAL;
 const uint X_ROUNDS = (TN * PIECES + LOCAL - 1) / LOCAL;
 
@@ -60,8 +60,8 @@ uvec4 signed_codes(uvec4 codes) {
     return codes;
 }
 
-// Puts the slice from element k of n into shared memory. w_at, x_at: where a thread's rows start. Beyond the last block the
-// scales of w are 0, and codes repeat the last block's.
+// w_at, x_at: where a thread's rows start. Beyond the last
+// block scales of w are 0.
 void hold_slice(uint w_at[W_ROUNDS], uint x_at[X_ROUNDS], uint k, uint n) {
     uvec4 codes[X_ROUNDS];
     uvec2 block[X_ROUNDS];

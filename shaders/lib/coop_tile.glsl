@@ -1,6 +1,6 @@
-// A tile of a product on matrix units and its slices in shared memory. The including file declares M, N, FM x FN matrices
-// per subgroup, SM x SN subgroups, X4, includes lib/coop.glsl and lib/dequant.glsl, and defines after this file row_at(i):
-// where row i of the tile starts in w. A thread reads its whole part of a slice before it unpacks any, so that its loads
+// A tile of a product on matrix units and its slices in shared memory. The including file declares M, N, FM x FN
+// matrices per subgroup, SM x SN subgroups, X4, includes lib/coop.glsl and lib/dequant.glsl, and defines row_at(i):
+// where row i of the tile starts in w. A thread reads its part of a slice before it unpacks any, so that loads
 // overlap.
 uint row_at(uint i);
 
@@ -8,22 +8,20 @@ uint row_at(uint i);
 #include "lib/quants.glsl"
 
 const uint TM = M * FM * SM; // rows of w in a tile
-const uint TN = N * FN * SN; // rows of x
-const uint TK = 32; // elements of k in a slice
-const uint STRIDE = TK / 4 + 2; // in QUADs: rows 80 bytes apart, eight of which begin at different banks
+const uint TN = N * FN * SN;
+const uint TK = 32;
+const uint STRIDE = TK / 4 + 2; // in QUADs: eight rows of 80 bytes begin at different banks
 
 shared QUAD w_tile[TM * STRIDE]; // [row of w][k]
 shared QUAD x_tile[TN * STRIDE]; // [row of x][k]
 shared float results[SM * SN * M * N]; // a matrix per subgroup: [row of x][row of w]
-
-// ---- a thread's pieces of a slice, one of w and of x per round ----
 
 #ifdef NO_CODES
 const uint PIECE = 8; // elements of w
 #else
 const uint PIECE = 16;
 #endif
-const uint W_PIECES = TK / PIECE; // of a row, each read by a thread
+const uint W_PIECES = TK / PIECE;
 const uint W_ROUNDS = (TM * W_PIECES + LOCAL - 1) / LOCAL;
 const uint X_PIECES = TK / 8; // 16 bytes
 const uint X_ROUNDS = (TN * X_PIECES + LOCAL - 1) / LOCAL;
@@ -34,7 +32,7 @@ uint w_row_of(uint round) { return piece(round) / W_PIECES; } // may be beyond t
 
 uint x_row_of(uint round) { return piece(round) / X_PIECES; }
 
-// Clamps to the range of halves, +-65,504. Formats with codes clamp scale and low instead.
+// To halves' +-65,504. Formats with codes clamp scale and low instead.
 vec4 cut(vec4 value) { return clamp(value, -65504.0, 65504.0); }
 
 #if defined(HAS_TAIL)
@@ -44,8 +42,7 @@ const uint RAW = PIECE * BLOCK_NBYTES / 16; // of 16 bytes in a piece
 #define WIDE_W false
 #endif
 
-// Of the thread's piece in a round: with WIDE_W the word where it begins in the first slice, else the byte where its row
-// begins.
+// With WIDE_W the word where the thread's piece begins in the first slice, else the byte where its row begins.
 uint w_place(uint round) {
     const uint start = row_at(w_row_of(round));
     return WIDE_W ? (start + piece(round) % W_PIECES * PIECE * BLOCK_NBYTES) / 4 : start;
@@ -62,7 +59,7 @@ QUAD quad_at(uvec4 raw[RAW], uint j) { // elements 4 j.. of a piece
 }
 
 void hold_w(uint w_at[W_ROUNDS], uint k, uint n) {
-    // Rare (rows that do not begin at words, the last slice), so the loop takes little code.
+    // Rare (unaligned rows, the last slice), so the loop takes little code.
     if (!WIDE_W && (n % 2 != 0 || k + TK > n)) {
         [[dont_unroll]] for (uint e = gl_LocalInvocationID.x; e < TM * TK / 4; e += LOCAL) {
             const uint of = e / (TK / 4), first = k + 4 * (e % (TK / 4));
@@ -108,7 +105,7 @@ void hold_w(uint w_at[W_ROUNDS], uint k, uint n) {
         const float low = 0.0;
 #endif
 #ifdef SIGNED_CODES
-        const uvec4 codes = q.codes ^ 0x80808080u; // unsigned
+        const uvec4 codes = q.codes ^ 0x80808080u;
         const float zero = low - float(CODE_END) * scale;
 #else
         const uvec4 codes = q.codes;
@@ -122,8 +119,8 @@ void hold_w(uint w_at[W_ROUNDS], uint k, uint n) {
 }
 #endif
 
-// Puts the slice from element k of rows of n elements into shared memory. w_at: w_place(round) per round; x_at: the index
-// in x4 of the thread's piece of the first slice.
+// Puts the slice from element k of rows of n elements into shared memory. w_at: w_place(round); x_at: the index in x4
+// of the thread's piece of the first slice.
 void hold_slice(uint w_at[W_ROUNDS], uint x_at[X_ROUNDS], uint k, uint n) {
     uvec4 halves[X_ROUNDS];
     [[unroll]] for (uint j = 0; j < X_ROUNDS; ++j) halves[j] = x4[x_at[j] + k / 8];

@@ -1,5 +1,5 @@
-// Weights of every format as floats. The including file declares `uint w[]`. A format is one block description and one
-// decode4, in the file of its family below; descriptions are macros, so that a TYPE without one is an #error.
+// Weights of every format as floats. The including file declares `uint w[]`. A format is one block description and
+// one decode4, in its family's file below; a TYPE without one is an #error.
 //
 //     uint row_start(uint row, uint n)      where a row of n elements starts
 //     ROW_UNIT                              rows are whole multiples of this many elements
@@ -7,8 +7,7 @@
 //     vec4 dequant4_tail(start, k, n)       the same, zeros from element n on
 //     mat2x4 dequant8(uint start, uint k)   elements k..k+7, k a multiple of 8; shared parts are unpacked once
 //
-// Addresses are bytes (an MXFP4 block has 17); a binding never spans 4 GiB. Only words with wanted bytes are read, so the
-// end of a view is safe.
+// Addresses are bytes (an MXFP4 block has 17); a binding never spans 4 GiB. Only words with wanted bytes are read.
 
 uint u32_at(uint at); // `at` is a multiple of 4 if blocks are whole words
 uint u16_at(uint at); // even addresses
@@ -16,8 +15,8 @@ uint u8_at(uint at);
 float f16_at(uint at); // even addresses
 uvec4 words4_at(uint i); // 16 bytes from word i on
 
-// The four bytes of a word, each shifted right and masked; `mask` must drop bits of the byte above. Compilers recognise
-// this form and use the GPU's conversion of a byte to a float.
+// The four bytes of a word, shifted right and masked; `mask` must drop bits of the byte above. Compilers turn this
+// form into the GPU's conversion of a byte to a float.
 uvec4 codes4(uint word, uint shift, uint mask) {
     const uint codes = (word >> shift) & (mask * 0x01010101u);
     return uvec4(codes, codes >> 8, codes >> 16, codes >> 24) & 0xFFu;
@@ -71,17 +70,15 @@ vec4 decode4(uint b, uint k, uint part) { return floats_of(uvec2(u32_at(b), u32_
 #error unknown TYPE has no block description and no decode4 in dequant.glsl or the file of its family
 #endif
 
-// ---- addresses and reads ----
-
-// The including file may know that row lengths are multiples of 4. Then four elements of 2 bytes are two whole words, and
-// no row ends among four elements.
+// WHOLE_FOURS: row lengths are multiples of 4, so four elements of 2 bytes are two whole words, and no row ends among
+// them.
 #ifndef WHOLE_FOURS
 #define WHOLE_FOURS false
 #endif
 
 #ifdef HOLD
-// HOLD: reads go to a copy of HELD elements in registers, with addresses from 0 on, constants in unrolled loops.
-// hold(address) fills it and reads every word once. The including file declares w as an address (lib/addresses.glsl).
+// HOLD: reads go to a copy of HELD elements in registers, at addresses from 0 on. hold(address) fills it and reads
+// every word once. The including file declares w as an address (lib/addresses.glsl).
 const uint w_off = 0;
 const uint HELD = ROW_UNIT == 1 ? 32 : ROW_UNIT;
 const uint HELD_NBYTES = HELD / ROW_UNIT * BLOCK_NBYTES;
@@ -115,8 +112,8 @@ float tail1(uint b) { // an element after the last whole HELD
 uint word_at(uint i) { return w[i]; }
 #endif
 
-// Compilers for NVIDIA split loads of 16 bytes unless they know the alignment. With WIDE_W w and its rows begin at
-// multiples of 16, and w4 is w.
+// Compilers for NVIDIA split loads of 16 bytes of unknown alignment. With WIDE_W w and its rows are aligned to 16,
+// and w4 is w.
 uvec4 words4_at(uint i) {
 #ifdef WIDE_W
     if (WIDE_W) return w4[i / 4];
@@ -124,8 +121,8 @@ uvec4 words4_at(uint i) {
     return uvec4(word_at(i), word_at(i + 1), word_at(i + 2), word_at(i + 3));
 }
 
-// 32 bits of two words from bit `shift` of the first on: one instruction in this form. With branches SwiftShader took 30 s
-// instead of 1 s for mat_dot.
+// 32 bits of two words from bit `shift` of the first on: one instruction. With branches SwiftShader took 30 s instead
+// of 1 s for mat_dot.
 uint joined(uint low, uint high, uint shift) {
     return mix((low >> shift) | (high << (32 - shift)), low, shift == 0);
 }

@@ -1,5 +1,5 @@
 // I-quants; part of dequant.glsl. IQ4: 4-bit codes of 16 unevenly spaced values. Others: 8 elements are one codebook
-// entry of 8 values or two of 4, and their signs (IQ1: the sign of a shift). Blocks of 256 = 8 groups of 32; IQ4_NL: 32.
+// entry of 8 or two of 4, and their signs (IQ1: the sign of a shift). Blocks of 256 = 8 groups of 32; IQ4_NL: 32.
 
 #if defined(TYPE_IQ4_NL) || defined(TYPE_IQ4_XS)
 // The values as bytes: -127 -104 -83 -65, -49 -35 -22 -10, 1 13 25 38, 53 69 89 113.
@@ -15,11 +15,11 @@ ivec4 values4(uvec4 q) {
     defined(TYPE_IQ2_S) || defined(TYPE_IQ3_XXS) || defined(TYPE_IQ3_S)
 #define ROW_UNIT 256u
 
-layout(set = 1, binding = 0) readonly buffer Codebook { uint codebook[]; }; // of codebooks.py, two entries in a word
+layout(set = 1, binding = 0) readonly buffer Codebook { uint codebook[]; }; // of codebooks.py, two entries per word
 
 uint grid_entry(uint i) { return (codebook[i >> 1] >> (16 * (i & 1u))) & 0xFFFFu; }
 
-// Four 2-bit codes of an entry of 8, from element `part` on.
+// Four 2-bit codes from element `part` on.
 uvec4 pairs4(uint entry, uint part) {
     const uint e = entry >> (2 * part);
     return uvec4(e, e >> 2, e >> 4, e >> 6) & 3u;
@@ -31,13 +31,12 @@ vec4 iq2_values(uint entry, uint part) {
     return vec4(8u + 17u * code + (code >> 1));
 }
 
-// value, negated where `signs` is set, from bit `part` on.
 vec4 signed4(vec4 value, uint signs, uint part) {
     const uvec4 bits = (uvec4(signs >> part) >> uvec4(0, 1, 2, 3)) & 1u;
     return mix(value, -value, notEqual(bits, uvec4(0)));
 }
 
-// Seven stored signs; the eighth makes their number even.
+// The eighth sign makes their number even.
 uint eight_signs(uint seven) { return seven | (uint(bitCount(seven)) & 1u) << 7; }
 #endif
 

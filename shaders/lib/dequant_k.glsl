@@ -1,5 +1,5 @@
-// K-quants; part of dequant.glsl. Blocks of 256 elements in groups of 16 or 32, whose scales are codes. Element k of a
-// block is 128 i + 32 j + l. scale_of: the factor of element k's code; scale_min: also what to subtract.
+// K-quants; part of dequant.glsl. Blocks of 256 elements in groups of 16 or 32, whose scales are codes. Element k of
+// a block is 128 i + 32 j + l.
 
 #if defined(TYPE_Q2_K)
 // u8 s[16], scale low and min high, of 16 elements each; u8 q[64], bits 2j of byte 32 i + l; half d, m

@@ -1,21 +1,21 @@
 // Tiles of mat_mul_dot and mat_mul_dot_id: 64 rows of w by 8 RN rows of x, 4 by RN values per thread of 16 x 8, from
-// slices of 64 k as packed codes in shared memory (at most 13.5 KiB). The including file declares `uint w[]`, `uint x[]`,
-// RN, FUSED, and includes lib/dequant.glsl, lib/q8.glsl and lib/quants.glsl. A thread reads its part of a slice before it
-// stores any, so that loads overlap: a whole block of w, whose halves share bytes, and pieces of 16 codes of x.
+// slices of 64 k as packed codes in shared memory (at most 13.5 KiB). The including file declares `uint w[]`, `uint
+// x[]`, RN, FUSED, and includes lib/dequant.glsl, lib/q8.glsl and lib/quants.glsl. A thread reads its part of a slice
+// before it stores any, so that loads overlap.
 
 const uint TM = 64; // rows of w in a tile
 const uint TK = 64; // two blocks of x
 const uint M_THREADS = 16;
 const uint N_THREADS = 8; // LOCAL is M_THREADS * N_THREADS
-const uint TN = N_THREADS * RN; // rows of x in a tile
-const uint PIECES = TK / 16; // of a row, 16 codes each
+const uint TN = N_THREADS * RN;
+const uint PIECES = TK / 16; // of 16 codes in a row
 const uint STRIDE = PIECES + 1; // eight rows of four words begin at different banks
 const uint GROUPS = TK / GROUP;
 const uint X_ROUNDS = (TN * PIECES + M_THREADS * N_THREADS - 1) / (M_THREADS * N_THREADS);
 
-// FUSED: a dot begins with the bits of the float 1.5 * 2^23, so the sum (of 32 products, |dot| <= 2^19) has the bits of
-// BIAS + dot. One fma makes scale * dot of them without a conversion: BIAS * scale is exact, as scales have at most 19
-// bits. Drivers of CPUs round a fma twice, which costs an NMSE of up to 1e-6.
+// FUSED: a dot begins with the bits of the float 1.5 * 2^23, so the sum (of 32 products, |dot| <= 2^19) has the bits
+// of BIAS + dot. One fma scales it without a conversion: BIAS * scale is exact, as scales have at most 19 bits.
+// Drivers of CPUs round a fma twice: an NMSE of up to 1e-6.
 const float BIAS = 12582912.0;
 
 shared uvec4 w_codes[TM * STRIDE]; // [row of w][piece]: code - CODE_OFFSET
@@ -33,7 +33,7 @@ uint w_block() { return gl_LocalInvocationID.x % (TK / 32); }
 
 uint x_row_of(uint round) { return min(piece(round) / PIECES, TN - 1); }
 
-// The slice from element k on of n. w_at: start of the thread's row of w; x_at: of its rows of x, of `width` elements.
+// w_at: start of the thread's row of w; x_at: of its rows of x, of `width` elements.
 void hold_slice(uint w_at, uint x_at[X_ROUNDS], uint width, uint k, uint n) {
     uvec4 codes[X_ROUNDS];
     uvec2 block[X_ROUNDS];
@@ -59,7 +59,7 @@ void hold_slice(uint w_at, uint x_at[X_ROUNDS], uint width, uint k, uint n) {
     }
 }
 
-// Adds products of 16 codes of four rows of w by a row of x.
+// 16 codes of four rows of w by a row of x.
 ivec4 add_dots(ivec4 dots, uvec4 wv[4], uvec4 xv) {
     [[unroll]] for (uint j = 0; j < 4; ++j) {
         const int v = int(xv[j]);
@@ -69,7 +69,7 @@ ivec4 add_dots(ivec4 dots, uvec4 wv[4], uvec4 xv) {
     return dots;
 }
 
-// Adds the dots of the group that ends with piece p to sum[c].
+// Adds the dots of the group that ends with piece p.
 void add_group(uint c, ivec4 dots, uint p, uint tm, uint tn) {
     const uint at = p * 16 / GROUP * TM + tm;
     const vec2 s[4] = vec2[](w_scale[at], w_scale[at + 16], w_scale[at + 32], w_scale[at + 48]);
@@ -86,8 +86,8 @@ void add_group(uint c, ivec4 dots, uint p, uint tm, uint tn) {
     sum[c] += uintBitsToFloat(block.x) * value;
 }
 
-// Adds the products of the slice. A dot of one piece is scaled at once, a dot of two after all rows of x: otherwise NVK
-// emits more moves (one piece), and ANV halves the subgroup (two).
+// A dot of one piece is scaled at once, a dot of two after all rows of x: otherwise NVK emits more moves (one piece),
+// and ANV halves the subgroup (two).
 void add_slice() {
     const uint tm = gl_LocalInvocationID.x % M_THREADS;
     const uint tn = gl_LocalInvocationID.x / M_THREADS;

@@ -1,5 +1,5 @@
-// Functions with the same bits on every driver, because choices depend on them: precise multiplies and adds, floor and
-// integers only. Drivers round exp, division and root differently. Results are a few ulp off.
+// The same bits on every driver, because choices depend on them: precise multiplies and adds, floor and integers
+// only. Drivers round exp, division and root differently. A few ulp off.
 
 // a * b + c, rounded twice.
 float exact_mad(float a, float b, float c) {
@@ -13,21 +13,21 @@ float exact_mul(float a, float b) {
     return product;
 }
 
-// 1 / x for 1e-37 < x < 1e37: four Newton steps from 12 % off.
+// For 1e-37 < x < 1e37: four Newton steps from 12 % off.
 float exact_reciprocal(float x) {
     float y = uintBitsToFloat(0x7ef311c3u - floatBitsToUint(x));
     for (uint i = 0; i < 4; ++i) y = exact_mul(y, exact_mad(-x, y, 2.0));
     return y;
 }
 
-// 1 / sqrt(x) for x >= 0, a large number for 0: four Newton steps from 3 % off.
+// For x >= 0, a large number for 0: four Newton steps from 3 % off.
 float exact_inverse_sqrt(float x) {
     float y = uintBitsToFloat(0x5f375a86u - (floatBitsToUint(x) >> 1));
     for (uint i = 0; i < 4; ++i) y = exact_mul(y, exact_mad(exact_mul(-0.5, exact_mul(x, y)), y, 1.5));
     return y;
 }
 
-// e^x, x clamped to -87..88: 2^n times the Taylor series of the rest, within +-0.35.
+// x clamped to -87..88: 2^n times the Taylor series of the rest, within +-0.35.
 float exact_exp(float x) {
     x = min(max(x, -87.0), 88.0);
     const float n = floor(exact_mad(x, 1.4426950408889634, 0.5));
@@ -43,5 +43,5 @@ float exact_exp(float x) {
     return exact_mul(sum, uintBitsToFloat(uint(int(n) + 127) << 23));
 }
 
-// 1 / (1 + e^-x), at least 2e-35.
+// At least 2e-35.
 float exact_sigmoid(float x) { return exact_reciprocal(exact_mad(1.0, exact_exp(min(-x, 80.0)), 1.0)); }

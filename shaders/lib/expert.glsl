@@ -1,10 +1,10 @@
-// The matrix of an expert in a stack. Expert e has starts[e + 1] - starts[e] columns of its FFN on this device. AXIS 0
-// (gate, up): each is a row of `side` elements; AXIS 1 (down): `side` rows have an element for each. The including file
-// declares AXIS and includes lib/dequant.glsl.
+// The matrix of an expert in a stack. Expert e has starts[e + 1] - starts[e] columns of its FFN on this device. AXIS
+// 0 (gate, up): each is a row of `side` elements; AXIS 1 (down): an element of each of `side` rows. The including
+// file declares AXIS and includes lib/dequant.glsl.
 
 struct Expert {
-    uint n, k; // rows and elements in a row
-    uint before; // columns of the experts before in this piece of the stack
+    uint n, k; // rows, elements per row
+    uint before; // columns of earlier experts in this piece of the stack
 };
 
 Expert expert_of(uint begin, uint end, uint piece_begin) {

@@ -1,12 +1,10 @@
-// 16-bit floats with a shared exponent per block of 128 (vkbackend/wire.py). `bias` is the block's word. Integers only:
-// drivers round floats to halves differently, and every device must get the same bits.
+// 16-bit floats with a shared exponent per block of 128 (vkbackend/wire.py); `bias` is the block's word. Integers
+// only: drivers round halves differently, and every device must get the same bits.
 
-// The word of a block: float exponents minus code exponents. `top`: bits of the largest finite magnitude, which gets
-// exponent 30 of 0..31.
+// Float exponents minus code exponents. `top`: bits of the largest finite magnitude, which gets exponent 30 of 0..31.
 uint f16_bias(uint top) { return max(top & 0x7f800000u, 0x00800000u) - (30u << 23); }
 
-// The code of a float's bits: ten bits of fraction, to nearest, ties to even. Floats below 2^-126, or with a code exponent
-// below 1, become zero.
+// Ten bits of fraction, to nearest, ties to even. Floats below 2^-126, or with a code exponent below 1, become zero.
 uint f16_bits(uint bits, uint bias) {
     const uint size = bits & 0x7fffffffu;
     uint code = 0;
@@ -15,8 +13,7 @@ uint f16_bits(uint bits, uint bias) {
     return ((bits >> 16) & 0x8000u) | code;
 }
 
-// The float of element i, from the word of its pair; exact. A largest value may have been rounded up to exponent 31; beyond
-// the range of floats it is inf.
+// Exact. A largest value may have been rounded up to exponent 31; beyond floats it is inf.
 float f16_value(uint pair, uint i, uint bias) {
     const uint code = (i & 1u) == 0u ? pair << 16 : pair;
     const uint size = code >> 3 & 0x0fffe000u;
@@ -26,6 +23,5 @@ float f16_value(uint pair, uint i, uint bias) {
     return uintBitsToFloat((code & 0x80000000u) | bits);
 }
 
-// Word offsets of element i in a share: its block's word, its pair.
 uint f16_bias_at(uint i) { return i / 128 * 65; }
 uint f16_pair_at(uint i) { return i / 2 + i / 128 + 1; }

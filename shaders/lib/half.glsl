@@ -1,11 +1,12 @@
-// Nearest half, ties to even, overflow to inf. packHalf2x16 may round either way, but caches must be equal on all devices.
+// Nearest half, ties to even, overflow to inf. packHalf2x16 may round either way; caches must be equal on all
+// devices.
 uint half_bits(float value) {
     const uint bits = floatBitsToUint(value);
     const uint sign = (bits >> 16) & 0x8000u;
     const uint mag = bits & 0x7fffffffu;
     if (mag > 0x7f800000u) return sign | 0x7e00u; // NaN
     if (mag >= 0x477ff000u) return sign | 0x7c00u; // 65,520 and above
-    if (mag >= 0x38800000u) { // normal: rebias the exponent by 127 - 15, drop 13 bits
+    if (mag >= 0x38800000u) { // normal: rebias by 127 - 15, drop 13 bits
         return sign | ((mag - 0x38000000u + 0xfffu + ((mag >> 13) & 1u)) >> 13);
     }
     if (mag < 0x33000000u) return sign; // below half of the smallest subnormal

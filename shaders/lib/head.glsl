@@ -2,7 +2,7 @@
 
 float inverse_rms = 1.0;
 
-// Sets inverse_rms, of the head of x at word `base`; the whole workgroup takes part.
+// inverse_rms of the head of x at word `base`, by the whole workgroup.
 void measure(uint base) {
     float sum = 0.0;
     for (uint i = gl_LocalInvocationID.x; i < head_dim; i += LOCAL) {
@@ -12,7 +12,6 @@ void measure(uint base) {
     inverse_rms = 1.0 / sqrt(reduce_sum(sum) / float(head_dim) + eps);
 }
 
-// Element i of the head at word `base`.
 float normed(uint base, uint i) {
     float value = x[base + i];
     if (NORM != 0) value *= inverse_rms;

@@ -1,5 +1,5 @@
-// k_quad, v_quad: four elements of a K or V cache of any type. k_block_quad, v_block_quad: of a quantized block, if the
-// caller knows where it begins in a pair. The including file declares `uint k[]`, `uint v[]`, K_TYPE and V_TYPE.
+// Four elements of a K or V cache of any type; *_block_quad: of a quantized block whose place in a pair is known. The
+// including file declares `uint k[]`, `uint v[]`, K_TYPE and V_TYPE.
 #include "lib/cache_types.glsl"
 
 #define CACHE(i) k[i]

@@ -1,12 +1,12 @@
-// Weights with codes in int8, 16 elements at a time, for dot products of integers. Included after dequant.glsl, which
-// describes the blocks, and q8.glsl.
+// Weights with codes in int8, 16 elements at a time, for dot products of integers. Included after dequant.glsl and
+// q8.glsl.
 //
 //     value = scale * (code - CODE_OFFSET) + low, low only with HAS_LOW
 //     Quants quants16(uint start, uint k, uint part)      elements k + part..k + part + 15 of a row
 //
-// k is a multiple of 32, part is 0 or 16; if it is a constant, the compiler unpacks shared bits once. GROUP
-// elements, 16 or 32, share scale and low. Codes are in 0..CODE_END - 1, with SIGNED_CODES in -CODE_END..CODE_END - 1.
-// CODES_ONLY: codes become floats, without dot products; formats whose codes do not fit in int8 define NO_CODES.
+// k is a multiple of 32, part is 0 or 16 (constant: shared bits are unpacked once). GROUP elements, 16 or 32, share
+// scale and low. Codes are in 0..CODE_END - 1, with SIGNED_CODES in -CODE_END..CODE_END - 1. CODES_ONLY: codes become
+// floats, without dot products; formats whose codes do not fit in int8 define NO_CODES.
 #ifndef CODES_ONLY
 #extension GL_EXT_spirv_intrinsics : require
 
@@ -25,7 +25,7 @@ struct Quants {
     float scale, low;
 };
 
-// 16 bytes from address `at`, a multiple of 16 if block sizes are.
+// `at` is a multiple of 16 if block sizes are.
 uvec4 u128_at(uint at) {
     const uint first = at >> 2;
     if (BLOCK_NBYTES % 16 == 0) return words4_at(first);
@@ -53,9 +53,8 @@ uvec4 transposed(uvec4 v) {
         pick(low, a.y >> 2, a.w));
 }
 
-// values4 of 32 codes at once, as logic. Word j of `q` has bit j of every code; `low` likewise bits 0..3 of the values
-// (two's complement), `high` bits 4..7. A search found the formulas; selecting from constants took three times the
-// instructions.
+// values4 of 32 codes at once, as logic. Word j of `q` has bit j of every code; `low` has bits 0..3 of the values
+// (two's complement), `high` bits 4..7. Selecting from constants took three times the instructions.
 void value_bits(uvec4 q, out uvec4 low, out uvec4 high) {
 #ifdef TYPE_MXFP4
     const uint both = q.x & q.z, negative = q.w & (q.x | q.y | q.z);
@@ -82,7 +81,7 @@ void value_bits(uvec4 q, out uvec4 low, out uvec4 high) {
 #endif
 }
 
-// The values of 16 codes, the nibbles at bit `shift` (0 or 4) of the bytes of `words`.
+// The nibbles at bit `shift` (0 or 4) of the bytes of `words`.
 uvec4 looked_up(uvec4 words, uint shift) {
     uvec4 low, high;
     value_bits(transposed(words), low, high);
@@ -234,7 +233,6 @@ uvec4 signed_codes(uvec4 codes) {
     return CODE_OFFSET == 0 ? codes : (codes + uint(128 - CODE_OFFSET) * 0x01010101u) ^ 0x80808080u;
 }
 
-// Elements k..k+GROUP-1 of a row, which share a scale.
 struct Group {
     uvec4 codes[GROUP / 16];
     float scale, low;
@@ -250,10 +248,10 @@ Group group_at(uint start, uint k) {
     return group;
 }
 
-// The sum of GROUP codes of x from element k on; x_sums: the two sums of its block.
+// x_sums: the two sums of its block.
 int group_sum(uint x_sums, uint k) { return GROUP == 32 ? q8_sum32(x_sums) : q8_sum16(x_sums, k); }
 
-// The sum of a group's products with the codes of x, whose sum is `x_sum`. The caller applies the scale of x.
+// x_sum: the sum of x_codes. The caller applies the scale of x.
 float product(Group group, uvec4 x_codes[GROUP / 16], int x_sum) {
     int dots = dot16(group.codes[0], x_codes[0]);
     if (GROUP == 32) dots += dot16(group.codes[GROUP / 16 - 1], x_codes[GROUP / 16 - 1]);

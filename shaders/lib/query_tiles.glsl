@@ -1,16 +1,16 @@
-// The rows of attn_prefill in tiles of TQ rows of one run. Included after lib/step.glsl; the including file declares TQ,
+// Tiles of TQ rows of one run, for attn_prefill. Included after lib/step.glsl; the including file declares TQ,
 // HEAD_V, `y` and the push constants of attn_prefill.
 
 struct QueryTile {
     uint slot;
     uint first_row;
     uint first_pos;
-    uint n; // rows; 0 after the last tile: rows from first_row on belong to no run
+    uint n; // 0 after the last tile: rows from first_row on belong to no run
 };
 
 QueryTile find_query_tile(uint number) {
     uint tile = number;
-    for (uint r = step_n_decode(); r < step_n_runs(); ++r) { // attn_decode has the runs before, of one row each
+    for (uint r = step_n_decode(); r < step_n_runs(); ++r) { // attn_decode has the runs before
         const uvec4 run = step_params.runs[r];
         const uint n_tiles = (run.z + TQ - 1) / TQ;
         if (tile < n_tiles) return QueryTile(run.x, run.y + tile * TQ, run.w + tile * TQ, min(run.z - tile * TQ, TQ));
@@ -19,7 +19,6 @@ QueryTile find_query_tile(uint number) {
     return QueryTile(0, step_n_rows() + tile * TQ, 0, 0);
 }
 
-// The first position that the row at `pos` sees.
 uint first_key_of(uint pos) {
     const uint first = window > 0 && pos + 1 > window ? pos + 1 - window : 0;
     return chunk > 0 ? max(first, pos / chunk * chunk) : first;

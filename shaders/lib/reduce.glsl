@@ -1,12 +1,11 @@
-// Sum over the workgroup in shared memory, in a fixed order.
+// Sums over the workgroup, in a fixed order.
 
-// Calls alternate between two trees: a thread may begin a call while others read the last result. Before a tree is used
-// again, all threads have passed the barriers of the call between.
+// Calls alternate between two trees: a thread may begin a call while others read the last result.
 shared float reduce_tree[2 * LOCAL];
 uint reduce_at = 0;
 
-// The sum of `value` over all invocations. Uniform control flow only. Workgroups of more than 32 add in two steps of many
-// reads each, instead of a barrier per level.
+// Uniform control flow only. Workgroups of more than 32 add in two steps of many reads each, instead of a barrier per
+// level.
 float reduce_sum(float value) {
     const uint thread = gl_LocalInvocationID.x;
     const uint root = reduce_at;

@@ -1,28 +1,26 @@
-// Online softmax attention of one row over one split of its keys, for up to HEADS q heads of one kv head: shared by
-// attn_decode and attn_chosen. Workgroup (tile of heads, split, row). It walks over blocks of 32 keys. Scores: LOCAL / 32
-// threads share a key, or with LOCAL < 32 a thread has 32 / LOCAL keys. Sum of p * v: each thread has quads of dimensions.
-// FINAL: there is one split, and the result is written. Otherwise part = (sum of p * v, max, sum of p). A row without keys
-// gives zeros. The including file declares the buffers and constants, and defines:
-uint n_keys_of(uint row); // how many keys the row sees
-uint first_key_of(uint n_keys); // the first of them
-void open_block(uint slot, uint block, uint n_keys); // cell_of(j) is the cell of key j of this block from now on
+// Online softmax attention of one row over one split of its keys, for up to HEADS q heads of one kv head. Workgroup
+// (tile of heads, split, row), in blocks of 32 keys. FINAL (one split) writes the result, else part = (sum of p * v,
+// max, sum of p). Without keys: zeros. The including file declares the buffers and constants, and defines:
+uint n_keys_of(uint row);
+uint first_key_of(uint n_keys);
+void open_block(uint slot, uint block, uint n_keys); // cell_of(j): the cell of key j of this block
 uint cell_of(uint j);
 float capped(float score);
-float inverse_sum(float m, float sum, uint head); // FINAL results are multiplied by it; sum is not 0
+float inverse_sum(float m, float sum, uint head); // FINAL results times this; sum is not 0
 #include "lib/v_quads.glsl"
 
 const uint LANES = LOCAL > CELL_BLOCK ? LOCAL / CELL_BLOCK : 1; // threads per key
 const uint KEYS = LOCAL < CELL_BLOCK ? CELL_BLOCK / LOCAL : 1; // keys per thread
 const uint K_QUADS = HEAD_K / 4;
 const uint V_GROUPS = LOCAL > V_QUADS ? LOCAL / V_QUADS : 1; // sets of threads that share out a block's keys
-// A thread reads K_BATCH quads of K, or V_BATCH keys of V, before it uses the first. K_BATCH is the smallest number with
-// which the loop has as few rounds (K_TURNS) as with BATCH. No branch may be between the reads and their use: RADV would
-// move each load down to where its value is used.
+// K_BATCH quads of K, or V_BATCH keys of V, are read before the first is used. K_BATCH is the smallest with which the
+// loop has as few rounds (K_TURNS) as with BATCH. No branch between reads and their use: RADV would move each load
+// down to it.
 const uint K_TURNS = (K_QUADS + BATCH * LANES - 1) / (BATCH * LANES);
 const uint K_BATCH = (K_QUADS + K_TURNS * LANES - 1) / (K_TURNS * LANES);
-const uint K_ROUND = K_BATCH * LANES; // quads of a key in a round
+const uint K_ROUND = K_BATCH * LANES; // quads of a key
 const bool K_EXACT = K_QUADS % K_ROUND == 0;
-// As V_WORDS, for K: every round begins at a pair of blocks.
+// As V_WORDS: every round begins at a pair of blocks.
 const bool K_QUANTIZED = K_TYPE >= CACHE_Q8_0;
 const bool K_WHOLE_PAIRS = K_QUADS % 16 == 0;
 const bool K_ROUND_OF_PAIRS = K_ROUND % 16 == 0;
@@ -31,12 +29,12 @@ const bool K_WORDS = K_QUANTIZED && K_EXACT && K_WHOLE_PAIRS && K_ROUND_OF_PAIRS
 const uint V_EACH = (CELL_BLOCK + V_GROUPS - 1) / V_GROUPS;
 const uint V_MOST = BATCH > V_ROUNDS ? BATCH / V_ROUNDS : 1;
 const uint V_BATCH = V_EACH < V_MOST ? V_EACH : V_MOST;
-const uint V_STEP = V_BATCH * V_GROUPS; // keys of V that the workgroup reads in a round
+const uint V_STEP = V_BATCH * V_GROUPS; // keys of V per round of the workgroup
 const bool V_EXACT = CELL_BLOCK % V_STEP == 0; // no thread reads beyond a block
 const uint SCORES = HEADS * CELL_BLOCK;
 
 shared vec4 q_tile[HEADS * K_QUADS];
-shared float dots[HEADS * LOCAL]; // per thread: its part of a score, or the maximum of its keys
+shared float dots[HEADS * LOCAL]; // a thread's part of a score, or the maximum of its keys
 shared float score[SCORES];
 shared float prob[SCORES];
 shared float head_max[2 * HEADS]; // before and after a block, in turn
@@ -44,33 +42,29 @@ shared float head_rescale[HEADS];
 shared vec4 group_acc[LOCAL];
 shared float group_l[LOCAL];
 
-// ---- this thread ----
-
 uint thread = gl_LocalInvocationID.x; // these are globals because drivers do not move them out of the loop over blocks
 uint lane = thread % LANES; // of its key
 uint first_own_key = thread / LANES;
 uint v_group = min(thread / V_QUADS, V_GROUPS - 1); // surplus threads' results are not read
-uint now = 0; // which half of head_max holds the maxima so far
+uint now = 0; // the half of head_max with the maxima so far
 float s[HEADS]; // of one key, or of the thread's part of it
-float l[HEADS]; // sum of p, over the keys this thread multiplies with V
-vec4 acc[HEADS * V_ROUNDS]; // sum of p * v
+float l[HEADS]; // sums of p
+vec4 acc[HEADS * V_ROUNDS]; // sums of p * v
 
 void clear_sums() {
     [[unroll]] for (uint a = 0; a < HEADS; ++a) l[a] = 0.0;
     [[unroll]] for (uint a = 0; a < HEADS * V_ROUNDS; ++a) acc[a] = vec4(0.0);
 }
 
-// ---- this workgroup ----
-
 uint row, split, kv_head;
 int first_head; // q head number a of the tile is first_head + a
-uint begin_head, end_head; // this device's part of the tile: it may begin and end in the middle of a group
+uint begin_head, end_head; // this device's part of the tile, which may begin and end in the middle of a group
 uint n_keys, first_key;
 
 bool is_here(uint a) { return a >= begin_head && a < end_head; }
 
 void find_heads() {
-    const uint tiles = (group + HEADS - 1) / HEADS; // of the q heads of a kv head
+    const uint tiles = (group + HEADS - 1) / HEADS;
     kv_head = gl_WorkGroupID.x / tiles;
     const uint first_in_group = gl_WorkGroupID.x % tiles * HEADS;
     first_head = int(kv_head * group + first_in_group) - int(q_first);
@@ -92,11 +86,9 @@ void read_queries() {
     barrier();
 }
 
-// ---- a block of keys ----
-
-// s = the thread's lane of q * k, of the key whose quads begin at `base`.
+// The thread's lane of q * k, of the key whose quads begin at `base`.
 void multiply_key(uint base) {
-    // The bounds are no constants, or drivers unroll all of it and take seconds to compile.
+    // Bounds that are not constants, or drivers unroll all of it and take seconds to compile.
     for (uint first = base; first < base + K_QUADS; first += K_ROUND) {
         vec4 value[K_BATCH];
         [[unroll]] for (uint i = 0; i < K_BATCH; ++i) {
@@ -118,14 +110,14 @@ void multiply_key(uint base) {
     }
 }
 
-// score = the capped scores, NEG_LARGE for keys that are not seen.
+// Keys that are not seen score NEG_LARGE.
 void score_block(uint first_valid, uint n_valid) {
     float top[HEADS]; // of the keys of this thread
     [[unroll]] for (uint a = 0; a < HEADS; ++a) top[a] = NEG_LARGE;
     for (uint key = first_own_key; key < CELL_BLOCK; key += LOCAL) {
         const bool valid = key >= first_valid && key < n_valid;
         [[unroll]] for (uint a = 0; a < HEADS; ++a) s[a] = 0.0;
-        // Cells of keys that are not valid can be read: a block is whole.
+        // Cells of invalid keys can be read: a block is whole.
         if (BATCH > 1 || valid) multiply_key((cell_of(key) * n_kv + kv_head) * K_QUADS);
         [[unroll]] for (uint a = 0; a < HEADS; ++a) {
             if (LANES > 1) {
@@ -151,7 +143,6 @@ void score_block(uint first_valid, uint n_valid) {
     barrier();
 }
 
-// prob = exp(score - the maximum so far).
 void soften_block(uint n_valid) {
     for (uint e = thread; e < SCORES; e += LOCAL) {
         const uint a = e / CELL_BLOCK;
@@ -174,7 +165,6 @@ void soften_block(uint n_valid) {
     barrier();
 }
 
-// l and acc, rescaled to the new maximum, plus p and p * v.
 void add_values(uint first_valid, uint n_valid) {
     [[unroll]] for (uint a = 0; a < HEADS; ++a) {
         const float rescale = head_rescale[a];
@@ -182,7 +172,7 @@ void add_values(uint first_valid, uint n_valid) {
         [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] *= rescale;
     }
     for (uint first = V_STEP > 1 ? 0 : first_valid; first < n_valid; first += V_STEP) {
-        vec4 value[V_BATCH * V_ROUNDS]; // for a key that is not seen, one that is seen is read
+        vec4 value[V_BATCH * V_ROUNDS]; // keys not seen: one that is
         [[unroll]] for (uint u = 0; u < V_BATCH; ++u) {
             const uint j = clamp(first + v_group + u * V_GROUPS, first_valid, n_valid - 1);
             const uint base = (cell_of(j) * n_kv + kv_head) * V_QUADS;
@@ -200,16 +190,14 @@ void add_values(uint first_valid, uint n_valid) {
     }
 }
 
-// ---- after the last block ----
-
-// Adds the sums of all V_GROUPS to the first group's l and acc, of head a of the tile. There is one round of V.
+// There is one round of V.
 void join_groups(uint a) {
     barrier();
     group_acc[thread] = acc[a];
     group_l[thread] = l[a];
     barrier();
     if (thread < V_QUADS) {
-        // The bounds depend on the thread, so that no compiler unrolls this once per head.
+        // Bounds by thread: else compilers unroll this once per head.
         for (uint at = V_QUADS + thread; at < V_GROUPS * V_QUADS; at += V_QUADS) {
             acc[a] += group_acc[at];
             l[a] += group_l[at];

@@ -6,7 +6,7 @@ struct Tile {
     uint n; // rows of the tile
 };
 
-// Tile number `tile` if every run is cut into tiles of `size` rows.
+// Every run is cut into tiles of `size` rows.
 Tile find_tile(uint tile, uint size) {
     for (uint r = 0; r < step_n_runs(); ++r) {
         const uvec4 run = step_params.runs[r];
@@ -17,7 +17,7 @@ Tile find_tile(uint tile, uint size) {
     return Tile(uvec4(0), 0, 0);
 }
 
-// The state cells that a run reads and writes; the first run of a sequence reads none.
+// The state cells that a run reads and writes; a sequence's first run reads none.
 uint cell_from(uvec4 run) { return step_params.rows[run.y].w & 0xFFFFu; }
 
 uint cell_to(uvec4 run) { return step_params.rows[run.y].w >> 16; }

@@ -1,7 +1,7 @@
-// Attention sinks: one more logit per head, which counts in the denominator alone. The including file declares
-// `sinks[]`, sinks_off and HAS_SINKS.
+// Attention sinks: one more logit per head, in the denominator alone. The including file declares `sinks[]`,
+// sinks_off and HAS_SINKS.
 
-// 1 / the softmax denominator of a row: m is the maximum of its scores, sum the sum of exp(score - m), not 0.
+// m: the maximum of the scores; sum: of exp(score - m), not 0.
 float inverse_sum(float m, float sum, uint head) {
     if (HAS_SINKS == 0) return 1.0 / sum;
     const float sink = sinks[sinks_off + head];

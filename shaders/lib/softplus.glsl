@@ -1,4 +1,4 @@
-// log(1 + e^x), as exact as rounding allows for every x.
+// Exact to rounding for every x.
 
 // log(1 + e), exact also if 1 + e loses most of e
 float log1p(float e) {

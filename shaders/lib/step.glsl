@@ -1,4 +1,4 @@
-// StepParams: what changes from token to token, in the layout of vkbackend/step.py; the op's last binding, STEP_BINDING.
+// StepParams: what changes from token to token (vkbackend/step.py); the op's last binding, STEP_BINDING.
 
 const uint CELL_BLOCK = 32; // positions per entry of the cell table
 
@@ -15,7 +15,7 @@ uint step_n_runs() { return step_params.header.y; }
 
 uint step_n_outputs() { return step_params.header.z; }
 
-// attn_decode takes the first rows, attn_prefill the others: runs of one row each come first.
+// Runs of one row come first: attn_decode takes them, attn_prefill the others.
 uint step_n_decode() { return step_params.header.w; }
 
 uint step_output(uint i) { return step_params.outputs[i >> 2][i & 3u]; }

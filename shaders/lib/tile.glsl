@@ -3,14 +3,14 @@
 
 const uint M_THREADS = 16;
 const uint N_THREADS = 8; // LOCAL is M_THREADS * N_THREADS
-const uint TM = M_THREADS * RM; // rows of w in a tile
-const uint TN = N_THREADS * RN; // rows of x
+const uint TM = M_THREADS * RM;
+const uint TN = N_THREADS * RN;
 const uint TK = 128 / RM; // at most 13.3 KiB of floats per slice
 const uint QM = RM / 4;
 const uint W_STRIDE = TM / 4 + 1; // in vec4, odd: the transposing writes spread over the banks
 const uint X_STRIDE = TN + 4; // a multiple of 4: a thread's values are one wide read
 
-// Elements kk..kk+3 of rows i..i+3 of w, a column for each element; zeros beyond k, the last row repeats.
+// Rows i..i+3 of w, a column per element; zeros beyond k, the last row repeats.
 mat4 w_quad(uint i, uint kk, uint n, uint k) {
     mat4 rows;
     for (uint j = 0; j < 4; ++j) rows[j] = dequant4_tail(row_start(min(i + j, n - 1), k), kk, k);

@@ -1,4 +1,4 @@
-// Workgroup size, indices, constants; included first. Loops over arrays of a thread are marked [[unroll]]: an array with an
+// Workgroup size, indices, constants; included first. Loops over arrays of a thread are [[unroll]]: an array with an
 // unknown index leaves the registers for memory.
 #extension GL_EXT_control_flow_attributes : require
 

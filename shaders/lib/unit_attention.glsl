@@ -1,11 +1,11 @@
-// Attention of a tile of rows on matrix units: q, k, v and probabilities are halves, sums floats. A tile has ROW_GROUPS
-// groups of M rows, a group V_PARTS subgroups, which divide the keys of a block for scores and the dimensions of V for p
-// * v. Scores meet in shared memory, where a row's invocations scale, mask and find the maximum. The output stays in
-// matrices; a matrix of the rows' factors rescales it. The including file declares constants and push constants, fills
-// q_tile, and k_tile and v_tile for each block, puts a barrier between steps, and defines put.
-void put(uint row, uint d, float value); // dimension d of a row of the tile
+// Attention of a tile of rows on matrix units: q, k, v and probabilities are halves, sums floats. A tile has
+// ROW_GROUPS groups of M rows, a group V_PARTS subgroups, which divide a block's keys for scores and the dimensions
+// of V for p * v. Scores are scaled and masked in shared memory. The output stays in matrices; a matrix of the rows'
+// factors rescales it. The including file declares constants and push constants, fills q_tile, and k_tile and v_tile
+// for each block, puts a barrier between steps, and defines put.
+void put(uint row, uint d, float value); // dimension d of a row
 
-const uint TQ = M * ROW_GROUPS; // rows of a tile
+const uint TQ = M * ROW_GROUPS;
 const uint K_QUADS = HEAD_K / 4;
 const uint V_QUADS = HEAD_V / 4;
 const uint PARTS = V_PARTS * (LANES / M); // invocations per row
@@ -15,7 +15,7 @@ const uint EACH = CELL_BLOCK / PARTS; // keys per invocation
 // Row strides in QUADs: an odd number of 16 bytes, so that eight rows begin at different banks.
 const uint Q_STRIDE = K_QUADS + 2;
 const uint K_STRIDE = K_QUADS + 2;
-const uint P_STRIDE = CELL_BLOCK / 4 + 2; // probabilities, and V
+const uint P_STRIDE = CELL_BLOCK / 4 + 2;
 const uint K_SIZE = CELL_BLOCK * K_STRIDE;
 const uint V_SIZE = HEAD_V * P_STRIDE;
 const uint S_STRIDE = CELL_BLOCK + 4; // floats
@@ -23,7 +23,7 @@ const uint S_STRIDE = CELL_BLOCK + 4; // floats
 shared QUAD q_tile[TQ * Q_STRIDE]; // [row][dimension]
 shared QUAD kv_tile[K_SIZE > V_SIZE ? K_SIZE : V_SIZE]; // K as [key][dimension], then V as [dimension][key]
 shared QUAD p_tile[TQ * P_STRIDE]; // [row][key]
-shared float s_tile[TQ * S_STRIDE]; // [row][key]; then factors, or results, [row][N] of each subgroup
+shared float s_tile[TQ * S_STRIDE]; // [row][key]; then factors, or results, [row][N] per subgroup
 shared float part_of[LOCAL];
 
 QUAD half_quad(vec4 value) { return quad_of(clamp(value, -65504.0, 65504.0)); }
@@ -38,40 +38,34 @@ QUAD v_halves(uint i) {
     return quad_of(uvec2(v[v_off + 2 * i], v[v_off + 2 * i + 1]));
 }
 
-// ---- the invocation's place in the tile ----
-
 uint v_part() { return gl_SubgroupID % V_PARTS; }
 
 uint own() { return gl_SubgroupID / V_PARTS * M; } // first row of its subgroup
 
 uint lane_part() { return gl_SubgroupInvocationID / M; }
 
-uint key_part() { return v_part() * (LANES / M) + lane_part(); } // of the PARTS of its row
+uint key_part() { return v_part() * (LANES / M) + lane_part(); }
 
 uint row_of_tile() { return own() + gl_SubgroupInvocationID % M; }
 
-// The subgroup's factors and results.
 uint staged() { return own() * S_STRIDE + v_part() * M * N; }
 
-// The first of the row's PARTS values in part_of, M apart.
+// The first of the row's PARTS values, M apart.
 uint parts() { return gl_SubgroupID / V_PARTS * PARTS * M + gl_SubgroupInvocationID % M; }
 
-// ---- a block of keys ----
-
 float m = NEG_LARGE; // the maximum so far
-float l = 0.0; // sum of p, of the keys of this invocation
+float l = 0.0; // sum of p, of the invocation's keys
 MATRIX_SUM sum[FV];
 
 void clear_sums() {
     [[unroll]] for (uint g = 0; g < FV; ++g) sum[g] = MATRIX_SUM(0.0);
 }
 
-// q_tile by K: raw scores.
 void score_keys() {
     MATRIX_SUM score[FK];
     [[unroll]] for (uint g = 0; g < FK; ++g) score[g] = MATRIX_SUM(0.0);
     const uint own_q = own() * Q_STRIDE;
-    // The bounds of this loop and of V's are not constants, or drivers unroll all of it and take minutes to compile.
+    // Bounds that are not constants, here and in V's loop, or drivers unroll all of it and take minutes to compile.
     for (uint first = own_q; first < own_q + K_QUADS; first += UNROLL * K / 4) {
         [[unroll]] for (uint u = 0; u < UNROLL; ++u) {
             const uint at = first + u * K / 4;
@@ -89,12 +83,12 @@ void score_keys() {
     }
 }
 
-// Probabilities of the keys from position `begin` to the row's own, `end`, of the block at block_pos. Contains one barrier.
+// Keys from position `begin` to the row's own, `end`. Contains one barrier.
 void weigh_keys(uint block_pos, uint begin, uint end) {
     float s[EACH];
     float top = NEG_LARGE;
     [[unroll]] for (uint i = 0; i < EACH; ++i) {
-        // While every key is masked, the maximum is NEG_LARGE and sums are finite; the first key that is not masked clears
+        // While every key is masked, the maximum is NEG_LARGE and sums are finite; the first key that is not clears
         // them: exp(NEG_LARGE - m) is 0.
         const uint key_pos = block_pos + key_part() * EACH + i;
         const bool masked = key_pos > end || key_pos < begin;
@@ -120,7 +114,6 @@ void weigh_keys(uint block_pos, uint begin, uint end) {
     [[unroll]] for (uint c = 0; c < N; c += LANES / M) s_tile[factors + c] = rescale;
 }
 
-// Adds p * v of the keys of p_tile from `at` on.
 void add_round(uint at) {
     [[unroll]] for (uint u = 0; u < UNROLL; ++u) {
         MATRIX_A rows;
@@ -134,7 +127,6 @@ void add_round(uint at) {
     }
 }
 
-// sum = sum * factors + p * v
 void add_values() {
     MATRIX_SUM factors;
     LOAD_ROWS(factors, s_tile, staged(), N);
@@ -147,9 +139,7 @@ void add_values() {
     }
 }
 
-// ---- after the last block ----
-
-// Makes l the sum over all keys of the row.
+// l becomes the sum over all keys of the row.
 void join_sums() {
     barrier();
     part_of[parts() + key_part() * M] = l;
@@ -158,7 +148,7 @@ void join_sums() {
     [[unroll]] for (uint i = 0; i < PARTS; ++i) l += part_of[parts() + i * M];
 }
 
-// Puts the results times `factor`, through shared memory: the driver decides which values an invocation holds.
+// Through shared memory: the driver decides which values an invocation holds.
 void put_results(float factor) {
     [[unroll]] for (uint g = 0; g < FV; ++g) {
         STORE_ROWS(sum[g], s_tile, staged(), N);

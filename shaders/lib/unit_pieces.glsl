@@ -1,8 +1,6 @@
-// Blocks of K and V on their way from the cache through registers to the tiles of lib/unit_attention.glsl. The including
-// file declares the caches also as `uint k1[]`, `uvec4 k4[]`, `uint v1[]`, `uvec4 v4[]`, not readonly (RADV may move
-// readonly loads down to their use), and KEEPS: whether places stay in registers.
-
-// ---- pieces of eight elements ----
+// Blocks of K and V on their way from the cache through registers to the tiles of lib/unit_attention.glsl. The
+// including file declares the caches also as `uint k1[]`, `uvec4 k4[]`, `uint v1[]`, `uvec4 v4[]`, not readonly, and
+// KEEPS: whether places stay in registers.
 
 const uint K_PIECES = HEAD_K / 8;
 const uint V_PIECES = HEAD_V / 8;
@@ -10,9 +8,8 @@ const uint K_ROUNDS = (CELL_BLOCK * K_PIECES + LOCAL - 1) / LOCAL; // per invoca
 const uint V_KEYS = CELL_BLOCK / 4; // fours of keys
 const uint V_ROUNDS = (V_KEYS * V_PIECES + LOCAL - 1) / LOCAL; // of four keys
 const bool K_EVEN = LOCAL % K_PIECES == 0; // an invocation's pieces are at the same place of their keys
-// Codes become halves when they are stored. Of two blocks of Q8_0, which are 17 words, the second has its codes at words.
-// With heads of whole pairs the place in a head tells which one it is. (Conditions have names: glslang makes a constant of
-// && between names only.)
+// Codes become halves when they are stored. Of two blocks of Q8_0, 17 words together, the second has its codes at
+// words. (Conditions have names: glslang makes a constant of && between names only.)
 const bool K_IS_Q8 = K_TYPE == CACHE_Q8_0;
 const bool V_IS_Q8 = V_TYPE == CACHE_Q8_0;
 const bool K_WHOLE_PAIRS = HEAD_K % 64 == 0;
@@ -30,7 +27,7 @@ uint v_column(uint j) { return (gl_LocalInvocationID.x + j * LOCAL) / V_KEYS; }
 
 bool is_second(uint piece) { return (piece / 4) % 2 == 1; } // in a pair of blocks
 
-// Where piece i of a cache is: the first of three words around its eight codes, or 16 bytes of halves.
+// The first of three words around its eight codes, or 16 bytes of halves.
 uint place(uint i, bool codes) { return codes ? i / 8 * Q8_0_HALVES + i / 4 % 2 * (Q8_0_HALVES / 2) + 2 * (i % 4) : i; }
 
 // Eight halves, or the three words and the word of the scale.
@@ -63,10 +60,8 @@ uvec4 halves_of_held(uvec4 held, bool second) {
     return uvec4(halves_of_codes(first4 ^ 0x80808080u, d), halves_of_codes(last4 ^ 0x80808080u, d));
 }
 
-// ---- blocks of keys ----
-
 uint k_stride, v_stride; // from key to key
-uint own_head; // of K and V
+uint own_head;
 uint k_own[K_ROUNDS], v_own[V_ROUNDS]; // first places
 uvec4 k_held[K_ROUNDS], v_held[4 * V_ROUNDS];
 
@@ -100,7 +95,7 @@ void store_k_round(uint j) {
     kv_tile[at + 1] = quad_of(halves.zw);
 }
 
-// The whole block is memory of the cache; scores of keys that are not seen are masked.
+// Scores of keys that are not seen are masked.
 void hold_k(uint cell) {
     [[unroll]] for (uint j = 0; j < K_ROUNDS; ++j) hold_k_round(cell, j);
 }
@@ -109,7 +104,6 @@ void store_k() {
     [[unroll]] for (uint j = 0; j < K_ROUNDS; ++j) store_k_round(j);
 }
 
-// An invocation has pieces of four keys.
 void hold_v(uint cell) {
     [[unroll]] for (uint j = 0; j < V_ROUNDS; ++j) {
         const uint own = KEEPS ? v_own[j] : v_place(j);
@@ -119,8 +113,8 @@ void hold_v(uint cell) {
     }
 }
 
-// Transposes V: the units read columns as rows. Keys that are not seen become zeros, since 0 times unwritten memory may
-// be NaN.
+// Transposes V: the units read columns as rows. Keys not seen become zeros, since 0 times unwritten memory may be
+// NaN.
 void store_v(uint first_valid, uint n_valid) {
     const uint keys = gl_LocalInvocationID.x % V_KEYS;
     if (first_valid > 0 || n_valid < CELL_BLOCK) {
