@@ -1,13 +1,14 @@
 """Measure a checkout's prose: `python -m vkbackend.tools.checkout.prose [FOLDER]`.
 
 Counts words of documents, docstrings and comments, and turns of phrase that readers have to decode. `--list
-TURN` prints every place.
+TURN` prints every place, `--sample N` draws sentences for a reader.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import random
 import re
 import subprocess
 import sys
@@ -151,6 +152,13 @@ def names_of(source: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, name  # type: ignore[attr-defined]
 
 
+def sentences(passage: Passage) -> list[str]:
+    """The sentences of a passage with at least five words, without rows of tables and headings."""
+    lines = [line.strip() for line in passage.text.splitlines() if not re.match(r"\s*[|#]", line)]
+    text = re.sub(r"^(?:[-*]|\d+\.) ", "", " ".join(lines))
+    return [part for part in re.split(r"(?<=[.!?:])\s+(?=[A-Z`\"*])", text) if words(part) >= 5]
+
+
 def words(text: str) -> int:
     """Words of prose; a name in code counts as one."""
     return len(re.findall(r"[A-Za-z][\w'.-]*", re.sub(r"`[^`]*`", " code ", text)))
@@ -172,7 +180,14 @@ def main() -> int:
         "--list", metavar="TURN", help="print the places of one turn (a part of its name), or of names"
     )
     parser.add_argument("--under", metavar="PATH", default="", help="only files whose path begins so")
+    parser.add_argument("--sample", type=int, metavar="N", help="print N sentences drawn with --seed")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
     args = parser.parse_args()
+    if args.sample:
+        drawn = [(p, text) for p in passages(args.folder, args.under) for text in sentences(p)]
+        for passage, text in random.Random(args.seed).sample(drawn, min(args.sample, len(drawn))):
+            print(f"{passage.path}:{passage.line}: {text}")
+        return 0
     counts: Counter[str] = Counter()
     seen: Counter[str] = Counter()
     for passage in passages(args.folder, args.under):
