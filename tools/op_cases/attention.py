@@ -32,12 +32,9 @@ from vkbackend.tools.op_cases.setup import (
 
 @dataclass(frozen=True)
 class KvStore(Case):
-    """Values range from below f16's subnormals to above its maximum; with several blocks, one is all zeros.
-    The cache must match bit by bit.
-
-    If the op also norms or rotates heads, values have one magnitude and are compared as numbers: an element
-    between two codes may round either way.
-    """
+    """Values from below f16's subnormals to above its maximum; of several blocks one is all zeros. Bytes must
+    match. With norm or RoPE, values have one magnitude and are compared as numbers: an element between two
+    codes may round either way."""
 
     type: str = "f16"
     width: int = 64
@@ -52,7 +49,7 @@ class KvStore(Case):
 
     @property
     def tolerance(self) -> float:  # type: ignore[override]
-        """The error if one element in 64 gets the neighbouring code; 0 (equal bits) without norm and RoPE."""
+        """NMSE if one element in 64 gets the neighbouring code; 0 without norm and RoPE."""
         codes = {"f32": 1e-10, "f16": 1e-8, "bf16": 1e-6}
         return codes[self.type] if self.head_dim else 0.0
 
@@ -94,8 +91,7 @@ class KvStore(Case):
 
 @dataclass(frozen=True)
 class AttnDecode(Case):
-    """Rows of the runs plus one, over scattered cells. `n_splits`: splits of the keys, None for the combined
-    result."""
+    """Rows of the runs plus one, over scattered cells. `n_splits`: None for the combined result."""
 
     tolerance: ClassVar[float] = 1e-9
     runs: tuple[RunSpec, ...] = ((0, 0, 1),)
@@ -150,9 +146,8 @@ class AttnDecodeCoop(AttnDecode):
 
 @dataclass(frozen=True)
 class AttnPrefill(Case):
-    """Like AttnDecode, plus `pad` rows that belong to no run. With `both`, attn_decode computes the leading
-    runs of one row; its dispatch also covers the later rows and must not write them. `n_parts` dispatches
-    share the heads."""
+    """AttnDecode, plus `pad` rows in no run. With `both`, attn_decode computes the leading runs of one row;
+    its dispatch also covers later rows and must not write them. `n_parts` dispatches share the heads."""
 
     tolerance: ClassVar[float] = 1e-9
     runs: tuple[RunSpec, ...] = ((0, 0, 5),)
@@ -200,8 +195,8 @@ class AttnPrefill(Case):
 
 @dataclass(frozen=True)
 class AttnPrefillCoop(AttnPrefill):
-    """q and k as halves (u = 2^-11) give scores of about +-10 an error of 10 u / sqrt(head), and
-    probabilities u: a squared error of 1e-7 of the result."""
+    """q and k as halves (u = 2^-11): scores of about +-10 err by 10 u / sqrt(head), probabilities by u;
+    squared, 1e-7 of the result."""
 
     tolerance: ClassVar[float] = 1e-6
 
@@ -234,8 +229,6 @@ def _attention_tensors(
 
 @dataclass(frozen=True)
 class AttnCombine(Case):
-    """Splits with very different maxima, the last one without keys; all splits of the last row without."""
-
     rows: int = 2
     n_heads: int = 3
     n_splits: int = 4
@@ -260,7 +253,7 @@ class AttnCombine(Case):
         )
 
 
-_RUNS = ((2, 30, 3), (0, 0, 1), (3, 95, 2))  # slots out of order, across and on block edges
+_RUNS = ((2, 30, 3), (0, 0, 1), (3, 95, 2))
 _HEADS = (40, 64, 80, 96, 128, 192, 256, 320, 512, 576)
 _KEYS, _GROUPS = (1, 31, 113, 512), (1, 4, 8, 12)
 
@@ -271,7 +264,7 @@ def quick() -> list[Case]:
         KvStore("f32", 24, 6, _RUNS),
         KvStore("f16", 2, 1, ((0, 31, 1),)),
         KvStore("bf16", 24, 6, _RUNS),
-        # Of 3 blocks, neighbours share words: single cells, pairs, and cells with a stored or unstored
+        # Of 3 blocks, neighbours share words: single cells and pairs, with and without a stored
         # neighbour.
         KvStore("q8_0", 96, 8, ((2, 29, 4), (0, 0, 1), (3, 95, 2))),
         KvStore("q4_0", 96, 6, _RUNS, broken=True),
@@ -342,8 +335,8 @@ def quick() -> list[Case]:
 
 
 def wide() -> list[Case]:
-    """Every head size with every number of keys and of q heads per KV head. Pairs of cache types, windows,
-    caps, sinks and splits take turns; every pair of types occurs at head size 32."""
+    """Every head size with every number of keys and of q heads per KV head; other options take turns. Every
+    pair of cache types at head size 32."""
     cases: list[Case] = []
     for i, head in enumerate(_HEADS):
         types = [t for t in ops.CACHE_TYPES if head % block_of(t)[0] == 0]
@@ -370,7 +363,7 @@ def wide() -> list[Case]:
 
 
 def bench() -> list[Case]:
-    """Attention of an 8B model's layer over 4,096 positions, and storing K or V of a few."""
+    """A layer of an 8B model at 4,096 positions."""
     cases: list[Case] = [
         KvStore(kind, 1024, n, ((0, 64, n),)) for kind in ("f16", "q8_0", "q4_0") for n in (1, 32)
     ]

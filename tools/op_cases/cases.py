@@ -1,4 +1,4 @@
-"""All cases, quick and wide. A case is data, its repr is its name; it has a tolerance against its twin."""
+"""All cases, quick and wide. A case's repr is its name."""
 
 from __future__ import annotations
 
@@ -38,8 +38,6 @@ from vkbackend.tools.op_cases.setup import (
 
 @dataclass
 class _Sweep:
-    """Cases of the quick suite, and the wide ones."""
-
     quick: list[Case] = field(default_factory=list)
     wide: list[Case] = field(default_factory=list)
 
@@ -142,7 +140,7 @@ def _cases() -> _Sweep:
 
 
 def _format_cases() -> _Sweep:
-    """Every weight type in every op that reads weights; rows of three blocks begin at every alignment."""
+    """Every weight type; rows of three blocks begin at every alignment."""
     s = _Sweep()
     for kind in shaderlib.weight_types():
         block = block_of(kind)[0]
@@ -172,7 +170,7 @@ _QUICK_FORMATS, _WIDE_FORMATS = _format_cases().quick, _format_cases().wide
 FORMAT_CASES: list[Case] = [*_QUICK_FORMATS, *_WIDE_FORMATS]
 CASES: list[Case] = [*_cases().quick, *_QUICK_FORMATS]
 BENCH_CASES: list[Case] = _bench_cases()
-_SWEPT = dict.fromkeys([*CASES, *_cases().wide, *_WIDE_FORMATS])  # two rules may give the same case
+_SWEPT = dict.fromkeys([*CASES, *_cases().wide, *_WIDE_FORMATS])
 WIDE_CASES: list[Case] = list(_SWEPT)[len(CASES) :]
 
 

@@ -22,15 +22,14 @@ from vkbackend.tools.op_cases.cases import FORMAT_CASES
 from vkbackend.tools.op_cases.setup import Case, Placed
 from vkbackend.twins.device import NumpyDevice
 
-# Three workgroups in x, so that small cases fold into y, which devices need above 65,535.
+# Small cases fold into y, as above 65,535 workgroups.
 FLOOR = replace(Limits.floor(), max_groups=(3, 65_535, 65_535))
 _ARRAYS = {"f32": np.float32, "f16": np.float16, "u32": np.uint32}
 
 
 def limits_for(case: Case, device: Device, *, once: bool) -> list[Limits]:
-    """The limits of a case: the device's own and, unless `once`, the floor's, with the device's features if
-    the case needs any. Empty if the device lacks a needed feature; limits that the op cannot run under are
-    left out."""
+    """The device's own limits and, unless `once`, the floor's with the case's features. Empty if the device
+    lacks a feature; omits limits that the op cannot run under."""
     have = device.limits
     if not have.features.issuperset(case.needs):
         return []
@@ -47,7 +46,7 @@ class Mismatch(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Dispatches of a case under some limits: op.variant names, specialization constants and grids."""
+    """A case's dispatches under some limits: op.variant names, constants, grids."""
 
     names: tuple[str, ...]
     how: tuple[object, ...]
@@ -94,15 +93,12 @@ def run_case(case: Case, device: Device, limits: Limits, seed: int) -> float:
 
 
 class Checked(NamedTuple):
-    """Result of a case under some limits: shaders, largest NMSE, failure or ""."""
-
     shaders: tuple[str, ...]
     error: float
     failure: str
 
 
 def check_case(case: Case, device: Device, seed: int) -> Iterator[Checked]:
-    """Run the case under the device's limits, and under the floor's if they change its dispatches."""
     done: list[object] = []
     for limits in limits_for(case, device, once=case in FORMAT_CASES):
         shape = shape_of(case, limits, seed)
@@ -118,12 +114,10 @@ def check_case(case: Case, device: Device, seed: int) -> Iterator[Checked]:
 
 
 def is_lost(device: Device) -> bool:
-    """Whether the device is unusable."""
     return device.abandoned or getattr(device, "lost", False)
 
 
 def _array_of(raw: np.ndarray, view: View) -> np.ndarray:
-    """A view's content; rows of bytes for types that numpy lacks."""
     if view.dtype in _ARRAYS:
         n = int(np.prod(view.shape))
         return raw.view(_ARRAYS[view.dtype])[:n].reshape(view.shape)
@@ -132,7 +126,6 @@ def _array_of(raw: np.ndarray, view: View) -> np.ndarray:
 
 
 def _check(case: Case, part: str, got: np.ndarray, want: np.ndarray) -> float:
-    """NaN and inf must be in the same places; then equal bits, or the normalised mean square error."""
     if case.tolerance == 0 or part in case.exact:
         different = np.flatnonzero(got.reshape(-1).view(np.uint8) != want.reshape(-1).view(np.uint8))
         if different.size:
@@ -155,13 +148,11 @@ def _check(case: Case, part: str, got: np.ndarray, want: np.ndarray) -> float:
 
 
 def _unbounded(recording: Recording, max_range: int) -> Recording:
-    """The recording with every binding extended to the end of its buffer, or to the binding limit.
-
-    Drivers may drop accesses beyond a binding (lavapipe does), which would hide them from the guard words.
-    """
+    """Every binding extended to its buffer's end or the binding limit: drivers may drop accesses beyond a
+    binding (lavapipe does), which would hide them from the guard words."""
 
     def widen(view: View) -> View:
-        # 256 below the limit, since a binding starts at an aligned offset before the view
+        # 256 less: a binding starts at an aligned offset before the view
         reach = min(view.buffer.nbytes - view.offset, max_range - 256)
         nbytes = max(view.nbytes, reach)
         return View(view.buffer, view.offset, (nbytes // 4,), "u32")

@@ -26,8 +26,6 @@ from vkbackend.tools.op_cases.setup import (
 
 @dataclass(frozen=True)
 class IndexScores(Case):
-    """Rows of the runs from `first_row` on, plus one. Values after a row's position must stay unchanged."""
-
     tolerance: ClassVar[float] = 1e-9
     runs: tuple[RunSpec, ...] = ((0, 0, 1),)
     n_heads: int = 4
@@ -55,8 +53,8 @@ class IndexScores(Case):
 
 @dataclass(frozen=True)
 class IndexTopK(Case):
-    """Scores with only `values` different values, so that there are ties and zeros of both signs; NaN and
-    infinities on request. The largest value is after the row's position."""
+    """`values` different scores: ties, zeros of both signs; NaN and infinities on request. The largest is
+    after the row's position."""
 
     tolerance: ClassVar[float] = 0.0
     runs: tuple[RunSpec, ...] = ((0, 0, 1),)
@@ -85,8 +83,7 @@ class IndexTopK(Case):
 
 @dataclass(frozen=True)
 class AttnChosen(Case):
-    """Like AttnDecode, with scattered positions. The unused end of a row's list has positions that do not
-    exist."""
+    """AttnDecode with scattered positions; a list's unused end has nonexistent ones."""
 
     tolerance: ClassVar[float] = 1e-9
     runs: tuple[RunSpec, ...] = ((0, 0, 1),)
@@ -130,7 +127,7 @@ class AttnChosen(Case):
         return split_parts(array, self.head_v) if self.n_splits else {name: array}
 
 
-_RUNS = ((2, 30, 3), (0, 0, 1), (3, 95, 2))  # slots out of order, across and on block edges
+_RUNS = ((2, 30, 3), (0, 0, 1), (3, 95, 2))
 _LONG = ((1, 300, 2), (0, 127, 2))
 
 

@@ -1,9 +1,6 @@
-"""Wide cases with shapes that other projects test: llama.cpp's test-backend-ops, as far as our ops accept
-them, and published models.
-
-Left out, without counterpart here: batched matrix products, permuted views, softmax and triangular solves
-alone, head sizes that are not multiples of 8, more than 32 experts per token, 5-bit K and V. Cases of
-gigabytes have fewer experts or rows.
+"""Wide cases with shapes of llama.cpp's test-backend-ops and of published models. Without counterpart:
+batched matrix products, permuted views, softmax and triangular solves alone, head sizes that are not
+multiples of 8, more than 32 experts per token, 5-bit K and V. Cases of gigabytes have fewer experts or rows.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from vkbackend.tools.op_cases.moe import AddId, MatLaneId, MatMulId, MatVecId, M
 from vkbackend.tools.op_cases.recurrent import DeltaNet, DeltaScan, SsmConv
 from vkbackend.tools.op_cases.setup import Case
 
-TOPK = (  # number of experts, experts used
+TOPK = (  # experts, experts used
     (8, 4), (31, 8), (32, 8), (40, 8), (71, 8), (128, 32), (129, 32), (160, 32), (256, 6), (288, 8)
 )  # fmt: skip
 
@@ -50,8 +47,6 @@ def matrices() -> list[Case]:
 
 
 def experts() -> list[Case]:
-    """llama.cpp's shapes (experts of 512 columns, rows of 256), tile edges, many experts, odd and real
-    shapes."""
     cases: list[Case] = []
     for n_expert, used, rows in product((4, 8), (1, 2, 4), (1, 4, 5, 17, 32, 129)):
         shape: Any = ("f16", ops.ROWS, 256, Equal((512,) * n_expert), rows, used)
@@ -63,7 +58,7 @@ def experts() -> list[Case]:
         ]
     for kind, rows in product(("q4_k", "iq2_xs", "f16"), (1, 15, 16, 17, 31, 32, 33, 47, 48, 49)):
         for case in (MatMulId, MatLaneId):
-            cases.append(case(kind, ops.ROWS, 256, Equal((256,) * 4), rows, 4))  # every row to all 4 experts
+            cases.append(case(kind, ops.ROWS, 256, Equal((256,) * 4), rows, 4))
     for rows in (1, 5, 64, 300):
         for kind, side, n, n_expert in (("iq3_s", 512, 128, 512), ("q4_0", 128, 256, 1024)):
             cases.append(MatMulId(kind, ops.ROWS, side, Equal((n,) * n_expert), rows, 10))
@@ -87,8 +82,6 @@ def experts() -> list[Case]:
 
 
 def attention() -> list[Case]:
-    """Head sizes of q/k and of v, q heads per KV head, three sequences, prompts of up to 75 rows, up to 1024
-    keys."""
     cases: list[Case] = [KvStore(kind, 96, 9, ((0, 0, 9),)) for kind in ops.CACHE_TYPES]
     for i, (head_k, head_v) in enumerate(
         ((72, 72), (192, 128), (320, 256), (576, 512), (128, 128), (64, 64))
@@ -105,7 +98,6 @@ def attention() -> list[Case]:
 
 
 def recurrent() -> list[Case]:
-    """Convolutions of one and four sequences; delta nets of one row and many, one sequence and two."""
     cases: list[Case] = []
     for width, d_conv, n_seqs in product((1024, 1536, 2048), (3, 4, 9), (1, 4)):
         for rows in (1, d_conv + 1, 64):

@@ -15,8 +15,8 @@ from vkbackend.tools.op_cases.setup import Case, Setup, Tensor
 
 @dataclass(frozen=True)
 class PackF16(Case):
-    """Rows of all magnitudes, without subnormal floats, which drivers may flush to 0. `special` adds rows of
-    zeros, with NaN, with inf, of the largest and smallest floats, and of ties."""
+    """All magnitudes except subnormal floats, which drivers may flush to 0; `special` adds zeros, NaN, inf,
+    extremes and ties."""
 
     tolerance: ClassVar[float] = 0.0
     k: int = 64
@@ -37,8 +37,6 @@ class PackF16(Case):
 
 @dataclass(frozen=True)
 class MatMulCoop(MatMul):
-    """Sums are floats; weights become halves."""
-
     op = ops.MATRIX_OPS["mat_mul_coop"]
     tolerance = 1e-6
 
@@ -62,7 +60,6 @@ def quick() -> list[Case]:
 
 
 def wide(kind: str) -> list[Case]:
-    """Tile edges and real models' sizes, for one weight type."""
     block = block_of(kind)[0]
     k = 288 if 288 % block == 0 else 3 * block
     return [
@@ -74,7 +71,6 @@ def wide(kind: str) -> list[Case]:
 
 
 def some_of_gpus(kind: str, k: int) -> list[Case]:
-    """One case of every op that only GPUs choose."""
     return [MatMulCoop(kind, 3, k)]
 
 

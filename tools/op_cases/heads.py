@@ -13,8 +13,6 @@ from vkbackend.tools.op_cases.setup import Case, Setup, Views, output, uniform, 
 
 @dataclass(frozen=True)
 class MatHeads(Case):
-    """n_heads matrices [n, k]."""
-
     tolerance: ClassVar[float] = 1e-9
     type: str = "f32"
     n_heads: int = 3
@@ -41,7 +39,7 @@ class Concat(Case):
     n_a: int = 32
     n_b: int = 8
     rows: int = 3
-    times: int = 1  # rows of a per row of b
+    times: int = 1
 
     def setup(self, rng: np.random.Generator) -> Setup:
         tensors = {

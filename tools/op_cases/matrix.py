@@ -14,14 +14,14 @@ from vkbackend.tools.op_cases.setup import Case, Setup, Views, operand, output, 
 
 
 def row_scales(rows: int) -> np.ndarray:
-    """[rows, 1]: powers of two that scale the rows of x, if the op has a scale per row."""
+    """[rows, 1]: powers of two, or ones if the op has no scale per row."""
     return np.exp2(np.arange(rows)[:, None] % 7 - 3).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class MatVec(Case):
-    """w [n, k] by x [rows, k] (+ a bias), x in the op's format; rows of y are `pad` elements apart. `act`:
-    two matrices, gate and up. `nan`: one NaN in the last row of x."""
+    """w [n, k] by x [rows, k] (+ a bias); rows of y are `pad` elements apart. `act`: gate and up. `nan`: one
+    NaN in x's last row."""
 
     op: ClassVar[ops.MatrixOp] = ops.MATRIX_OPS["mat_vec"]
     tolerance: ClassVar[float] = 1e-9
@@ -57,7 +57,7 @@ class MatVec(Case):
         if self.act:
             tensors["up"] = weights(rng, self.type, self.n, self.k, scale=self.scale)
         for name in {"w", "x", "up"} & tensors.keys():
-            # As in a model, or the minimum: for odd n, and for `up` in padded cases.
+            # as in a model, or the minimum: for odd n, and for `up` in padded cases
             least = self.n % 2 == 1 or (name == "up" and self.pad)
             tensors[name].align = 4 if least else 256
 
@@ -132,7 +132,6 @@ def quick() -> list[Case]:
 
 
 def wide(kind: str) -> list[Case]:
-    """Tile edges and real models' sizes, for one weight type."""
     block = block_of(kind)[0]
     k = 288 if 288 % block == 0 else 3 * block
     return [
@@ -154,12 +153,12 @@ def some_of(kind: str, k: int) -> list[Case]:
 
 
 def some_of_gpus(kind: str, k: int) -> list[Case]:
-    """The same for ops that only GPUs choose: a CPU compiles their pipelines slowly."""
+    """CPUs compile their pipelines slowly."""
     return [MatTile(kind, 3, k)]
 
 
 def bench(kind: str) -> list[Case]:
-    """Matrices of a layer of a 0.6B model (n_embd 1024), and of a layer that fits every cache."""
+    """A layer of a 0.6B model (n_embd 1024), and one that fits every cache."""
     return [
         *(MatVec(kind, 3072, 1024, rows) for rows in (1, 2, 4, 8)),
         MatVec(kind, 1024, 3072),

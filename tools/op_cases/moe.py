@@ -1,6 +1,4 @@
-"""Cases of the ops of a mixture of experts, listed in cases.py. Long because the shapes of all these ops are
-here.
-"""
+"""Cases of the ops of a mixture of experts, listed in cases.py."""
 
 from __future__ import annotations
 
@@ -21,8 +19,8 @@ SOFTMAX, UNSCALED = Gating(), Gating(norm_w=False)
 
 @dataclass(frozen=True)
 class MoeLogits(Case):
-    """Equal bits on every driver. Magnitudes differ widely, so that another order or a fused add shows; with
-    `near`, experts differ in the last bit of one weight."""
+    """Equal bits on every driver. Wide magnitudes show another order or a fused add; with `near`, experts
+    differ in the last bit of one weight."""
 
     tolerance: ClassVar[float] = 0.0
     n_embd: int = 64
@@ -53,8 +51,8 @@ class MoeLogits(Case):
 
 @dataclass(frozen=True)
 class MoeTopk(Case):
-    """`values` different logits (few give many ties), with zeros of both signs; with `nan`, half of the first
-    row's logits and all of the last row's are NaN. Equal bits on every driver."""
+    """`values` different logits, zeros of both signs; with `nan`, half of the first row and all of the last
+    are NaN. Equal bits on every driver."""
 
     exact: ClassVar[tuple[str, ...]] = ("ids", "weights")
     n_experts: int = 8
@@ -95,10 +93,8 @@ class MoeTopk(Case):
 
 @dataclass(frozen=True)
 class MatVecId(Case):
-    """Experts of `widths` columns, in `pieces` bindings; rows of the ragged side are `pad` farther apart.
-
-    x is NaN after an expert's columns, and y stays NaN after its rows.
-    """
+    """Experts of `widths` columns in `pieces` bindings; `pad` between ragged rows. x is NaN after an expert's
+    columns, and y stays NaN after its rows."""
 
     op: ClassVar[ops.ExpertsOp] = ops.EXPERTS_OPS["mat_vec_id"]
     tolerance: ClassVar[float] = 1e-9
@@ -112,7 +108,7 @@ class MatVecId(Case):
     pad: int = 0
     pieces: int = 1
     tile: int = 0  # pairs per tile if they are sorted by expert
-    span: float = 1.0  # of x
+    span: float = 1.0
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -155,7 +151,6 @@ class MatVecId(Case):
 
 
 def _grouped(ids: np.ndarray, n_experts: int, tile: int) -> dict[str, Tensor]:
-    """The arrays that moe_group derives from ids."""
     n_tiles = ops.tile_count(len(ids), n_experts, tile)
     order, tiles = np.zeros(len(ids), np.uint32), np.zeros((n_tiles, 3), np.uint32)
     twins.moe.moe_group(ids, order, tiles, n_pairs=len(ids), n_experts=n_experts, tile=tile, n_tiles=n_tiles)
@@ -187,8 +182,6 @@ class MatLaneId(MatVecId):
 
 @dataclass(frozen=True)
 class MoeGroup(Case):
-    """Random experts, one of them frequent."""
-
     tolerance: ClassVar[float] = 0.0
     n_experts: int = 4
     used: int = 2
@@ -214,8 +207,6 @@ class MoeGroup(Case):
 
 @dataclass(frozen=True)
 class AddId(Case):
-    """Experts of `widths` values; y is x, NaN after an expert's values."""
-
     widths: tuple[int, ...] = (32, 32)
     used: int = 2
     rows: int = 1
@@ -273,7 +264,6 @@ class MoeSum(Case):
 
 
 def some_of(kind: str) -> list[Case]:
-    """Small cases of a weight type; the wide sweep has its down projections."""
     block = block_of(kind)[0]
     side, widths = 3 * block if block > 1 else 31, (3, 0, 2)
     return [
@@ -284,7 +274,6 @@ def some_of(kind: str) -> list[Case]:
 
 
 def some_of_gpus(kind: str) -> list[Case]:
-    """The same for the op that only GPUs choose."""
     block = block_of(kind)[0]
     side, width = 3 * block if block > 1 else 31, max(block, 5)
     down: dict[str, Any] = {"axis": ops.COLUMNS, "x_per_used": True}
@@ -295,7 +284,6 @@ def some_of_gpus(kind: str) -> list[Case]:
 
 
 def bench(kind: str) -> list[Case]:
-    """Gate projections of 8 experts, for one row and many."""
     widths = (512,) * 8
     cases: list[Case] = [MatVecId(kind, side=1024, widths=widths, rows=rows) for rows in (1, 64)]
     cases += [MatMulId(kind, side=1024, widths=widths, rows=64)]

@@ -14,13 +14,13 @@ from vkbackend.tools.op_cases.matrix import MatVec
 from vkbackend.tools.op_cases.moe import MatVecId
 from vkbackend.tools.op_cases.setup import Case, Setup, Tensor
 
-TYPES = tuple(shaderlib.manifest()["mat_dot"])  # of weights
+TYPES = tuple(shaderlib.manifest()["mat_dot"])
 UNIT_TYPES = shaderlib.types_of("mat_mul_dot_coop")
 
 
 @dataclass(frozen=True)
 class QuantizeQ8(Case):
-    """Blocks of all magnitudes; `special` adds zeros, NaN, inf, the largest floats, and values too small."""
+    """Blocks of all magnitudes; `special` adds zeros, NaN, inf, extremes and values too small."""
 
     tolerance: ClassVar[float] = 0.0
     k: int = 64
@@ -102,12 +102,10 @@ def quick() -> list[Case]:
 
 
 def one_of(kind: str) -> list[Case]:
-    """A product, if the type has one; rows of three blocks begin at every alignment."""
     return [MatDot(kind, 5, 3 * block_of(kind)[0])] if kind in TYPES else []
 
 
 def one_tiled(kind: str) -> list[Case]:
-    """The same for ops whose variants differ only in the type. Wide sweep only."""
     if kind not in TYPES:
         return []
     k, widths = 3 * block_of(kind)[0], (3, 0, 2)

@@ -14,12 +14,12 @@ from vkbackend.tools.op_cases.setup import Case, Setup, Tensor, Views, output, u
 
 StateRun = tuple[int, int, int, int]  # first position, rows, state cell read, state cell written
 
-# In place, from one cell to another, and a new sequence, whose cell holds NaN.
+# in place; from one cell to another; a new sequence, whose cell holds NaN
 RUNS: tuple[StateRun, ...] = ((5, 3, 2, 2), (9, 1, 0, 3), (0, 2, 1, 1))
 
 
 def step_of(rng: np.random.Generator, runs: tuple[StateRun, ...]) -> StepParams:
-    """A step of the runs; its unused entries hold values that a shader must not use."""
+    """Unused entries hold values that a shader must not use."""
     step = StepParams(np.full(STEP_WORDS, 0x7FFFFFFF, np.uint32))
     table, row = [], 0
     for i, (first_pos, n_rows, read, written) in enumerate(runs):
@@ -30,7 +30,6 @@ def step_of(rng: np.random.Generator, runs: tuple[StateRun, ...]) -> StepParams:
 
 
 def states(rng: np.random.Generator, runs: tuple[StateRun, ...], *shape: int) -> Tensor:
-    """Cells [n_cells, *shape] with values where a run reads, NaN elsewhere."""
     n_cells = max(max(run[2:]) for run in runs) + 2
     values = np.full((n_cells, *shape), np.nan, np.float32)
     for first_pos, _, read, _ in runs:
@@ -73,7 +72,7 @@ class SsmConv(Case):
 
 @dataclass(frozen=True)
 class L2Norm(Case):
-    """Heads of n values, with `gap` values between the rows of x. The first head is zeros."""
+    """`gap` values between the rows of x; the first head is zeros."""
 
     n: int = 64
     n_heads: int = 2
@@ -95,7 +94,7 @@ class L2Norm(Case):
 
 @dataclass(frozen=True)
 class DeltaGates(Case):
-    """Arguments range from where softplus is e^x to where it is x."""
+    """From where softplus is e^x to where it is x."""
 
     n_heads: int = 3
     width: int = 1
@@ -120,15 +119,14 @@ class DeltaGates(Case):
 
     def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
         small = np.abs(array) < 1e-4  # separate: a careless logarithm errs only here
-        # exp may overflow above e^88, so a sigmoid below 1e-38 may be any small number. Adding 1e-30 hides
-        # that.
+        # exp may overflow above e^88, so a sigmoid below 1e-38 may be any small number: 1e-30 hides it.
         return {f"{name} small": np.where(small, array + 1e-30, 0), name: np.where(small, 0, array)}
 
 
 @dataclass(frozen=True)
 class DeltaNet(Case):
-    """n_k key heads with `repeat` value heads each; `gap` values between the rows of q, k and v. `least`: a
-    row multiplies the state by at least e^`least`."""
+    """n_k key heads with `repeat` value heads each; `gap` between rows of q, k, v. A row multiplies the state
+    by at least e^`least`."""
 
     tolerance: ClassVar[float] = 1e-9
     n_k: int = 2
@@ -195,8 +193,6 @@ class DeltaChunk(DeltaNet):
 
 @dataclass(frozen=True)
 class DeltaScan(DeltaNet):
-    """delta_chunk followed by delta_scan computes the same as DeltaNet."""
-
     tolerance: ClassVar[float] = 1e-8
 
     def _outputs(self, rng: np.random.Generator, rows: int, n_heads: int) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Cases of the all-reduce ops: packing a device's sum for the wire, and adding the devices' sums."""
+"""Cases of the all-reduce ops: packing for the wire, and adding."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from vkbackend.wire import F16_BLOCK, wire_words
 
 @dataclass(frozen=True)
 class PackBf16(Case):
-    """Random bits after fixed ones: ties to even and odd, the largest float, inf, NaN with the smallest
-    payload, subnormals, zeros of both signs."""
+    """Random bits after fixed ones: ties, the largest float, inf, NaN with the smallest payload, subnormals,
+    zeros of both signs."""
 
     tolerance: ClassVar[float] = 0.0
     n: int = 64
@@ -41,9 +41,8 @@ class PackBf16(Case):
 
 @dataclass(frozen=True)
 class PackHalves(Case):
-    """Blocks of numbers that span 45 powers of two, more than the wire keeps. The first block adds the
-    smallest and largest floats, inf and NaN; the second ties, a maximum that rounds up, and numbers around
-    the border to zero. The last is all zeros."""
+    """Blocks span 45 powers of two, more than the wire keeps. The first adds extremes, inf and NaN; the
+    second ties, a maximum that rounds up, numbers around the border to zero; the last is zeros."""
 
     tolerance: ClassVar[float] = 0.0
     n: int = 64
@@ -81,8 +80,7 @@ class PackHalves(Case):
 
 @dataclass(frozen=True)
 class AddPartials(Case):
-    """Slots outside `writers` and the device's own slot hold NaN: they must not be read, nor multiplied by
-    zero."""
+    """Slots outside `writers` and the device's own are NaN: never read."""
 
     exact: ClassVar[tuple[str, ...]] = ("h", "residual")
     n: int = 64
@@ -104,7 +102,7 @@ class AddPartials(Case):
         return Q8_FLIP if self.out == "q8" else 1e-10
 
     def packed(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """(slots, a share) in the f16 wire format: blocks of different sizes, two words between slots."""
+        """(slots, a share) in the f16 wire format, two words between slots."""
         n = self.rows * self.n
         n_words = wire_words("f16", n)
         sizes = np.exp2(rng.integers(-8, 1, -(-n // F16_BLOCK)).repeat(F16_BLOCK)[:n]).astype(np.float32)

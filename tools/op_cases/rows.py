@@ -27,8 +27,7 @@ from vkbackend.tools.op_cases.setup import (
 
 @dataclass(frozen=True)
 class Embed(Case):
-    """The step uses `used` of the recording's `rows` rows; one id is out of range; the table is in `pieces`
-    bindings."""
+    """`used` of `rows` rows; one id out of range; a table in `pieces` bindings."""
 
     tolerance: ClassVar[float] = 1e-12
     type: str = "f32"
@@ -44,7 +43,7 @@ class Embed(Case):
         outputs = tuple(rng.integers(0, self.n_vocab, self.used)) if by_output else ()
         step = step_of(rng, ((0, 5, MAX_ROWS if by_output else self.used),), self.n_vocab, outputs)
         if self.ids == ops.TOKENS:
-            step.rows[self.used - 1, 2] = self.n_vocab  # out of range
+            step.rows[self.used - 1, 2] = self.n_vocab
         bounds = np.linspace(0, self.n_vocab, self.pieces + 1).astype(int)
         table = {
             f"w{i}": weights(rng, self.type, int(bounds[i + 1] - bounds[i]), self.n_embd)
@@ -84,8 +83,6 @@ class RmsNorm(Case):
 
 @dataclass(frozen=True)
 class LayerNorm(Case):
-    """A mean far from 0 must cost no digits."""
-
     tolerance: ClassVar[float] = 1e-9
     n: int = 64
     rows: int = 1
@@ -148,7 +145,7 @@ class Glu(Case):
 
 @dataclass(frozen=True)
 class CopyWords(Case):
-    """Any bits; more words than one turn of all workgroups."""
+    """More words than one turn of all workgroups."""
 
     tolerance: ClassVar[float] = 0.0
     n: int = 64
@@ -172,8 +169,6 @@ class Scale(Case):
 
 @dataclass(frozen=True)
 class Softcap(Case):
-    """Magnitudes from where tanh(x) is x to where it is 1."""
-
     n: int = 64
     c: float = 30.0
 
@@ -189,8 +184,6 @@ class Softcap(Case):
 
 @dataclass(frozen=True)
 class Xielu(Softcap):
-    """From where e^x - 1 - x is x^2 / 2 to where it is -x; values between eps and 0."""
-
     def setup(self, rng: np.random.Generator) -> Setup:
         tensors = super().setup(rng).tensors
         how = {"alpha_p": 0.8, "alpha_n": 1.3, "beta": 0.5, "eps": -1e-4}
@@ -199,9 +192,8 @@ class Xielu(Softcap):
 
 @dataclass(frozen=True)
 class TopK(Case):
-    """`values` different numbers (few give many ties), zeros of both signs, infinities; `nan` puts a NaN into
-    the last row. `mapped`: ids come from a table. `allowed` < 1: a mask leaves that share of each row, and
-    nothing of the first."""
+    """`values` different numbers, zeros of both signs, infinities; `nan` in the last row; `mapped`: ids from
+    a table; `allowed`: the unmasked share of each row, none of the first."""
 
     tolerance: ClassVar[float] = 0.0
     n: int = 64
@@ -241,8 +233,7 @@ class TopK(Case):
 
 @dataclass(frozen=True)
 class LogSumExp(Case):
-    """Logits with a model's spread. A `spread` of hundreds overflows unless the maximum is subtracted. The
-    first chunk of the first row is all -inf."""
+    """A `spread` of hundreds overflows unless the maximum is subtracted. The first chunk of row 0 is -inf."""
 
     n: int = 64
     rows: int = 2

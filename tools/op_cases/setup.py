@@ -1,8 +1,5 @@
-"""The parts of an op case: arrays, random data, and their place in a device's memory.
-
-A `Setup` holds the tensors of a case and the function that records its ops. `Placed` puts them into one
-buffer, with guard words between them and NaN in every output.
-"""
+"""The parts of an op case. `Setup`: tensors and the recording of the ops. `Placed`: one buffer with guard
+words between them and NaN in every output."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from vkbackend.runtime import Device
 from vkbackend.step import STEP_WORDS, Mix, Run, StepParams
 
 Q8_FLIP = 1e-5  # NMSE if one code in 64 rounds the other way
-GUARD_WORDS = 37  # between views; odd, so that views start at every word alignment
+GUARD_WORDS = 37  # odd: views start at every word alignment
 CELL_BLOCK = ops.CELL_BLOCK
 
 Views = dict[str, View]
@@ -43,16 +40,12 @@ class Tensor:
 
 @dataclass
 class Setup:
-    """A case's tensors by name, its step, and the recording of its ops."""
-
     tensors: dict[str, Tensor]
     record: Callable[[ops.Recorder, Views], None]
     step: StepParams | None = None
 
 
 class Placed:
-    """A setup in a device's buffer. `image`: the buffer before the run."""
-
     def __init__(self, device: Device, setup: Setup) -> None:
         self.device, self.setup = device, setup
         at = 4 * GUARD_WORDS
@@ -92,19 +85,16 @@ class Placed:
 
 
 class Case:
-    """Base of the cases. `tolerance`: the largest NMSE against the twin, 0 for equal bits; outputs in `exact`
-    always need equal bits."""
+    """`tolerance`: the largest NMSE against the twin, 0 for equal bits. Outputs in `exact` need equal bits."""
 
     tolerance: ClassVar[float] = 1e-10
     exact: ClassVar[tuple[str, ...]] = ()
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Optional features that the op needs."""
         return ()
 
     def fits(self, limits: Limits) -> bool:
-        """Whether a device with these limits and the needed features can run it."""
         return True
 
     def setup(self, rng: np.random.Generator) -> Setup:
@@ -116,10 +106,8 @@ class Case:
 
 
 def nan_words(n: int) -> np.ndarray:
-    """uint32 [n], NaN as f32 and as both f16 halves: a read of unwritten memory shows in the result.
-
-    Neighbours differ: an overwrite shows even if arithmetic kept a NaN's payload.
-    """
+    """uint32 [n], NaN as f32 and both f16 halves, different from its neighbours: shows reads of unwritten
+    memory and overwrites."""
     return (0x7FC07C01 + np.arange(n) * 389 % 1022).astype(np.uint32)
 
 
@@ -128,12 +116,11 @@ def uniform(rng: np.random.Generator, *shape: int, span: float = 1.0) -> Tensor:
 
 
 def cos_sin_of(rng: np.random.Generator, n_rows: int, n_rot: int) -> Tensor:
-    """RoPE rows of that many positions."""
     rows = RopeTable(n_rot, 500_000.0).rows(rng.integers(0, 100_000, n_rows))
     return Tensor((n_rows, n_rot // 2, 2), "f32", rows)
 
 
-# The position of a block's scales (halves), and the largest |value / scale|; all other bytes are codes.
+# The halves of a block that are scales, and the largest |value / scale|; other bytes are codes.
 SCALES: dict[str, tuple[tuple[int, ...], float]] = {
     "q4_0": ((0,), 8), "q4_1": ((0, 2), 16), "q5_0": ((0,), 16), "q5_1": ((0, 2), 32), "q8_0": ((0,), 128),
     "q2_k": ((80, 82), 45), "q3_k": ((108,), 128), "q4_k": ((0, 2), 945), "q5_k": ((0, 2), 1953),
@@ -144,7 +131,7 @@ SCALES: dict[str, tuple[tuple[int, ...], float]] = {
 
 
 def weights(rng: np.random.Generator, dtype: str, *shape: int, scale: float = 1.0) -> Tensor:
-    """Values of about +-scale. Quantized blocks contain every code, even unused ones."""
+    """Values of about +-scale; quantized blocks contain every code."""
     if dtype in ("f32", "f16", "bf16"):
         values = rng.uniform(-scale, scale, shape).astype(np.float32)
         if dtype == "bf16":
@@ -170,7 +157,7 @@ def weights(rng: np.random.Generator, dtype: str, *shape: int, scale: float = 1.
 
 
 def operand(x: np.ndarray, dtype: str) -> Tensor:
-    """f32 rows as matrix ops read them: f32, or packed by the twins of quantize_q8 and pack_f16."""
+    """f32 rows as matrix ops read them, packed by the twins."""
     k = x.shape[-1]
     if dtype == "f32":
         return Tensor(x.shape, dtype, x)
@@ -191,7 +178,7 @@ def step_of(
     outputs: tuple[int, ...] = (),
     mix: Mix = Mix.DECODE,
 ) -> StepParams:
-    """A step of the runs; its unused entries hold values that a shader must not use."""
+    """Unused entries hold values that a shader must not use."""
     step = StepParams(np.full(STEP_WORDS, 0x7FFFFFFF, np.uint32))
     table, row = [], 0
     for slot, first_pos, n_rows in runs:
@@ -204,8 +191,7 @@ def step_of(
 def cell_table(
     rng: np.random.Generator, runs: tuple[RunSpec, ...], ring: int | None = None
 ) -> tuple[Tensor, int]:
-    """A table [n_slots, blocks_per_slot] of scattered blocks, and the number of cells. `ring`: blocks per
-    slot, instead of enough for all positions."""
+    """[n_slots, blocks_per_slot] of scattered blocks, and the number of cells. `ring`: blocks per slot."""
     n_slots = max(slot for slot, _, _ in runs) + 1
     blocks_per_slot = ring or max(-(-(first + n) // CELL_BLOCK) for _, first, n in runs) + 1
     n_blocks = n_slots * blocks_per_slot + 1
@@ -222,13 +208,13 @@ def cache(
     runs: tuple[RunSpec, ...],
     window: int = 0,
 ) -> Tensor:
-    """A cache with values in the positions that the runs see, NaN in all other cells."""
+    """Values where the runs see, NaN elsewhere."""
     assert cells.raw is not None
     table = cells.raw.reshape(cells.shape)
     plain = {"f16": np.float16, "f32": np.float32}.get(dtype)
     if plain:
         values = np.full((n_cells, width), np.nan, plain)
-    else:  # all bits set is NaN for halves, bf16 and blocks, too
+    else:
         values = np.full((n_cells, row_nbytes(dtype, width)), 0xFF, np.uint8)
     for slot, first_pos, n_rows in runs:
         at = np.arange(max(0, first_pos - window + 1) if window else 0, first_pos + n_rows)
@@ -244,7 +230,7 @@ def n_rows_of(runs: tuple[RunSpec, ...]) -> int:
 
 
 def split_parts(array: np.ndarray, head_v: int) -> dict[str, np.ndarray]:
-    """The parts of a split's result. The maximum of a split without keys may be anything."""
+    """The maximum of a split without keys may be anything."""
     has_keys = array[..., head_v + 1] > 0
     return {
         "acc": array[..., :head_v],
@@ -254,5 +240,4 @@ def split_parts(array: np.ndarray, head_v: int) -> dict[str, np.ndarray]:
 
 
 def as_numbers(array: np.ndarray, n: int) -> np.ndarray:
-    """Rows of n, dequantized if they are q8 bytes."""
     return dequantize(array.reshape(-1), "q8", (len(array), n)) if array.dtype == np.uint8 else array

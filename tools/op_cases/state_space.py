@@ -14,8 +14,8 @@ from vkbackend.tools.op_cases.setup import Case, Setup, Tensor, Views, output, u
 
 @dataclass(frozen=True)
 class SsmScan(Case):
-    """Heads of p over states of n values; `group` heads share B and C. The device's first head is the model's
-    head `first`. Steps range from where softplus is e^x to where it is x, decays down to e^-`span`."""
+    """Heads of p over states of n values; `group` heads share B and C. Steps range from where softplus is e^x
+    to where it is x, decays down to e^-`span`."""
 
     n_heads: int = 4
     p: int = 16
@@ -53,8 +53,6 @@ class SsmScan(Case):
 
 @dataclass(frozen=True)
 class GroupSquares(Case):
-    """Columns first..first + width of n_groups groups; the first `skip` groups are not counted."""
-
     width: int = 64
     group: int = 64
     n_groups: int = 1
@@ -122,7 +120,6 @@ def quick() -> list[Case]:
 
 
 def wide() -> list[Case]:
-    """Heads of Mamba-2, Granite 4, Falcon-H1 and Nemotron."""
     cases: list[Case] = []
     for p, n, group in ((64, 128, 8), (64, 64, 8), (80, 128, 4), (128, 256, 8), (32, 16, 8)):
         for rows in (1, 7, 8, 9, 64, 127):

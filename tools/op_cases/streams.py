@@ -1,4 +1,4 @@
-"""Cases of the ops of several residual streams and of rows by their moments, listed in cases.py."""
+"""Cases of the ops of several residual streams and row moments, listed in cases.py."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from vkbackend.tools.op_cases.setup import Case, Setup, Tensor, Views, output, u
 
 @dataclass(frozen=True)
 class StreamsOf(Case):
-    """Runs of different magnitudes, one of them zeros."""
-
     n: int = 64
     rows: int = 3
     m: int = 4
@@ -98,8 +96,6 @@ class Center(RowMoments):
 
 @dataclass(frozen=True)
 class GaussianTopk(Case):
-    """n of the `width` values of each row; in the last row all are equal."""
-
     n: int = 64
     width: int = 64
     rows: int = 3
@@ -132,7 +128,6 @@ def quick() -> list[Case]:
 
 
 def wide() -> list[Case]:
-    """Gemma 3n E4B's shapes."""
     cases: list[Case] = [StreamsOf(2048, rows) for rows in (1, 7)]
     cases += [kind(2048, rows, 4, 2.0**-11) for kind in (StreamsPredict, StreamsCorrect) for rows in (1, 7)]
     return [*cases, StreamsAdd(2048, 7), RowMoments(16384, 2), GaussianTopk(8192, 16384, 3, 1.6449)]

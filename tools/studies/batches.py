@@ -26,7 +26,6 @@ PROMPT = 64
 
 
 def decode(runner: Runner, n: int, depth: int) -> float:
-    """Seconds of a step of n sequences, each after `depth` positions."""
     runs = [Run(slot, slot, 1, depth) for slot in range(n)]
     return _timed(runner, [1 + i % 99 for i in range(n)], runs, list(range(n)))
 

@@ -18,7 +18,6 @@ from vkbackend.tools.flags.text import demo_model
 
 
 def reduce_us(llm: LLM, n_predict: int, repeats: int) -> float:
-    """Median over `repeats` generations of the mean microseconds of a reduce."""
     runs = (
         llm.generate([1], max_tokens=n_predict, temperature=0, ignore_eos=True).timings
         for _ in range(repeats)

@@ -33,7 +33,7 @@ WAYS = {"fused": "1", "one by one": "0"}
 
 
 def per_dispatch(device: Device, dependent: bool, repeats: int) -> float:
-    """Microseconds per dispatch of 32 elements, in a chain that depends on the last one or does not."""
+    """Microseconds per dispatch of 32 elements, dependent on the last or not."""
     buffer = device.buffer(512 * (LENGTHS[1] + 1), Home.SCRATCH, "chain")
     least = []
     for length in LENGTHS:
@@ -59,7 +59,6 @@ def counts(recording: Recording) -> tuple[int, int, int]:
 
 
 def layer(recording: Recording, il: int) -> Recording:
-    """A layer's commands, each with the barrier in front of it."""
     at = [i for i, c in enumerate(recording.commands) if getattr(c, "label", "").startswith(f"blk.{il}.")]
     return Recording(f"layer {il}", recording.commands[at[0] - 1 : at[-1] + 1])
 

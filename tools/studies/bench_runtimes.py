@@ -33,17 +33,16 @@ from vkbackend.tools.measure.case_times import Chain
 from vkbackend.tools.measure.turns import errors_told, least_and_median, table, variable
 from vkbackend.tools.op_cases.cases import CASES
 
-# Small shapes: a software driver's arithmetic must not hide the cost of a dispatch.
+# Small shapes keep a software driver's arithmetic below the cost of a dispatch.
 OP_CASES = r"^(MatVec\(type='(f32|q8_0)'|RmsNorm|Rope|Add\(|KvStore|AttnDecode)"
-CHAIN = 64  # dispatches per submission in every runtime, which spreads the cost of a submission
-ROUNDS = 4  # rounds of an op, in turn
+CHAIN = 64
+ROUNDS = 4
 N_CTX = 128
 # The runtimes, and the native one restricted to the shaders that kompute runs.
 WAYS = {"native": "native", "native, portable shaders": "native", "kompute": "kompute"}
 
 
 def portable(way: str) -> AbstractContextManager[None]:
-    """While devices are opened, hide the features that kompute lacks, if `way` asks for it."""
     needed = env.FEATURES & {feature for op in OPS.values() for feature in op.needs}
     return variable("VKBACKEND_DISABLE", ",".join(sorted(needed))) if "portable" in way else nullcontext()
 
@@ -59,7 +58,6 @@ def opened(spec: str, way: str) -> Iterator[Device]:
 
 
 def chain(device: Device, dependent: bool) -> Executable:
-    """Copies of a few words, each dependent on the one before or none."""
     a, b = (View(device.buffer(256 * CHAIN, Home.SCRATCH, name), 0, (CHAIN, 64), "u32") for name in "ab")
     recording = Recording("chain")
     for i in range(CHAIN):

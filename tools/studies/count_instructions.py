@@ -34,7 +34,7 @@ from vkbackend.twins.device import NumpyDevice
 if TYPE_CHECKING:
     from vkbackend.vulkan.pipeline_report import PipelineReport
 
-# Content of docs/measurements/kernels.csv: products in some formats, on GPUs of three vendors.
+# Content of docs/measurements/kernels.csv.
 _KINDS, _ROWS = r"\(type='(q4_0|q4_k|q6_k|q8_0|f16)',", "(1|8|128|512)"
 RECORDED = f"Mat(Dot|Wave|Tile|MulDot|MulCoop|MulDotCoop){_KINDS} n=3072, k=1024, rows={_ROWS},"
 RECORDED_GPUS = ("NAVI21", "NAVI31", "DG2", "BMG", "AMPERE")
@@ -51,7 +51,6 @@ def dispatches_of(case: Case, limits: Limits) -> list[Dispatch]:
 
 
 def kernels(limits: Limits, pattern: str) -> dict[str, Dispatch]:
-    """Pipeline name -> a dispatch of it, for everything that the device can run."""
     by_name = {}
     for case in cases_named(pattern, "all"):
         if limits.features.issuperset(case.needs) and case.fits(limits):
@@ -106,14 +105,12 @@ def write_texts(folder: Path, kernel: str, texts: dict[str, str]) -> None:
 
 
 def rows_of(gpu: str, arguments: Sequence[str]) -> list[KernelRow]:
-    """Rows of this command with these arguments, from an absent GPU's compiler."""
     target = compilers.gpu_of(gpu)
     asked = ["-dev", "0", "--label", target.name, "--json", *arguments]
     return [KernelRow(**row) for row in compilers.ask(target, MODULE, asked)]
 
 
 def record(path: Path) -> None:
-    """The counts of RECORDED, and Mesa's version."""
     with path.open("w", newline="") as file:
         names = ["mesa", *(field.name for field in fields(KernelRow))]
         writer = csv.DictWriter(file, names, lineterminator="\n")

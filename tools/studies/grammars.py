@@ -49,7 +49,6 @@ N_TOKENS = 100
 def walk(
     matcher: Matcher, n_vocab: int, rng: random.Random, take_us: list[float], find_us: list[float]
 ) -> bool:
-    """Advance by one token; returns whether the text goes on."""
     began = time.perf_counter()
     matcher.find()
     ready = time.perf_counter()
@@ -94,7 +93,6 @@ def main() -> None:
 
 
 def rows(compiler: Compiler, n: int) -> None:
-    """Time a greedy token from a whole row on the host, without and with a schema."""
     logits = np.random.default_rng(0).normal(0, 3, n).astype(np.float32)
     free, bound = Sampler(SamplingParams(0.0, seed=1)), Sampler(SamplingParams(0.0, seed=1), True)
     bound.matcher = compiler.start(compiler.compile(KINDS["a schema"]).result())

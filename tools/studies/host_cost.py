@@ -22,7 +22,6 @@ WAYS = {"greedy": {"temperature": 0.0}, "default": {}}
 
 
 def measure(path: str, n: int, sampling: dict[str, Any]) -> float:
-    """Microseconds per token of n sequences, with logits of 0."""
     import vkbackend.models.engine.messages as messages
     import vkbackend.models.engine.runner as runners
     from vkbackend.models.engine.channel import Channel, Letter
@@ -31,8 +30,6 @@ def measure(path: str, n: int, sampling: dict[str, Any]) -> float:
     from vkbackend.twins.device import HostQueue, NullDevice
 
     class Idle(HostQueue):
-        """Segments end at once: walking through their commands would dominate."""
-
         def _run(self) -> None:
             while self._pending and (not self._pending[0][0] or self._done < self._allowed):
                 self._pending.pop(0)
@@ -72,7 +69,6 @@ def measure(path: str, n: int, sampling: dict[str, Any]) -> float:
 
 
 def all_of(python: str, path: str) -> dict[str, float]:
-    """The measurements of one process."""
     done = subprocess.run(
         [python, __file__, "-m", path, "--once"], capture_output=True, text=True, timeout=300
     )

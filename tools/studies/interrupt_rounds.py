@@ -61,8 +61,6 @@ class Striker:
             self.pending = False
 
     def strike(self, call: Callable[[], object], waits: list[float], as_signal: bool) -> int:
-        """Interrupt `call`; returns how many interrupts raised (at most two, the second maybe after the
-        call)."""
         self.raised, self.pending, self.armed = 0, True, True
         with suppress(KeyboardInterrupt):  # a second interrupt may come while the first is handled
             try:
@@ -82,8 +80,7 @@ class Striker:
 
 
 class Rounds:
-    """Keeps a model open and asks it for known tokens after every round. Rounds that open or close a model
-    use another one."""
+    """Keeps a model open; rounds that open or close one use another."""
 
     def __init__(self, path: str, devices: list[str], process: bool, folder: str) -> None:
         self._path = path
@@ -171,7 +168,6 @@ def _refuses(llm: LLM) -> bool:
 
 
 def _n_open() -> int:
-    """Open devices plus engine threads."""
     gc.collect()
     devices = sum(isinstance(thing, Device) and bool(thing.counts) for thing in gc.get_objects())
     return devices + sum(thread.name == "vkbackend-engine" for thread in threading.enumerate())
@@ -185,7 +181,7 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def main(path: str, devices: str, process: str, folder: str, seed: str, first: str, count: str) -> None:
-    faulthandler.enable()  # SIGABRT ends a hang and prints where it was
+    faulthandler.enable()  # SIGABRT ends a hang
     rounds, striker = Rounds(path, devices.split(","), process == "True", folder), Striker()
     for n in range(int(first), int(first) + int(count)):
         rng = random.Random(f"{seed} {devices} {process} {n}")

@@ -30,8 +30,6 @@ FAULTS = ("wrong", "error", "left", "hang", "crash")
 
 
 class Batch:
-    """A process for rounds first..first+count on one device; its lines have a time limit."""
-
     def __init__(self, args: argparse.Namespace, devices: str, folder: str, first: int, count: int) -> None:
         words = args.model, devices, args.process, folder, args.seed, first, count
         self.process = subprocess.Popen([*ROUNDS, *map(str, words)], stdout=subprocess.PIPE, text=True)
@@ -58,7 +56,6 @@ class Batch:
 
 
 def study(args: argparse.Namespace, devices: str, folder: str) -> dict[str, Counter[str]]:
-    """By phase: rounds, interrupts that raised, faults."""
     counts = {phase: Counter[str]() for phase in PHASES}
     at = raised = 0
     while raised < args.count:
@@ -83,7 +80,7 @@ def study(args: argparse.Namespace, devices: str, folder: str) -> dict[str, Coun
             counts[phase][fault] += 1
             sys.stderr.write(f"{devices} {phase}, round {at - 1}: {fault}, the process ended with {code}\n")
             if not any(count["rounds"] for count in counts.values()):
-                break  # the process died before its first round
+                break
         bad = sum(count[name] for count in counts.values() for name in FAULTS)
         sys.stderr.write(f"{devices}: {raised} of {args.count} interrupts, {bad} faults\n")
     return counts

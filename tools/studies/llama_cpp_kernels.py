@@ -31,7 +31,6 @@ from vkbackend.tools.measure.llama_cpp_shaders import built
 from vkbackend.tools.measure.turns import errors_told, table
 from vkbackend.tools.studies.count_instructions import rows_of
 
-# Work -> our ops for it, the best first.
 OURS = {
     "decode 1": ("mat_dot", "mat_wave"),
     "decode 8": ("mat_dot", "mat_wave"),
@@ -42,7 +41,6 @@ OURS = {
 
 
 def cases(work: str, kind: str) -> list[str]:
-    """Patterns of the bench-ops cases for `work`."""
     if work == "attention 1":
         return [rf"AttnDecode(Coop)?\(.*4095.*n_heads=32,.*'{kind}', type_v='{kind}'"]
     if work == "attention 512":
@@ -78,8 +76,6 @@ COLUMNS = (
 
 
 def serves(work: str, kind: str) -> bool:
-    """Whether the work exists for this type: any weight type; for attention, cache types of both programs and
-    bench-ops."""
     return not work.startswith("attention") or kind in ("f16", "q8_0")
 
 
@@ -91,7 +87,6 @@ def chosen(gpu: str, work: str, kind: str) -> Theirs:
 
 
 def compare(gpu: str, kinds: Sequence[str], works: Sequence[str], modules: Path) -> list[tuple[str, ...]]:
-    """Rows of the table."""
     pairs = {(work, kind): chosen(gpu, work, kind) for kind in kinds for work in works if serves(work, kind)}
     arguments = [a for theirs in pairs.values() for a in ("--spirv", theirs.argument(modules))]
     rows = dict(zip(pairs, rows_of(gpu, arguments), strict=True))
@@ -108,7 +103,6 @@ def compare(gpu: str, kinds: Sequence[str], works: Sequence[str], modules: Path)
 
 
 def best(rows: Sequence[KernelRow], work: str, kind: str) -> KernelRow | None:
-    """Our row for that work: the first available op in OURS, with its largest tile."""
     of, _, n_rows = work.partition(" ")
     for op in OURS[work]:
         named = [row for row in rows if row.kernel.startswith((f"{op}.", f"{op}-"))]
@@ -116,7 +110,7 @@ def best(rows: Sequence[KernelRow], work: str, kind: str) -> KernelRow | None:
             named = [row for row in named if f" K_TYPE={CACHE_TYPES.index(kind)} " in row.kernel]
         else:
             named = [row for row in named if row.kernel.split()[0].split("-")[0] == f"{op}.{kind}"]
-        if op == "attn_decode_coop":  # ops choose it nowhere else
+        if op == "attn_decode_coop":
             named = [row for row in named if row.lanes >= MIN_UNIT_LANES]
         if of == "decode":
             named = [row for row in named if f" N={n_rows} " in row.kernel]

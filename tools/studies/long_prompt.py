@@ -21,11 +21,10 @@ from vkbackend.tools.measure.parallel import quantile
 from vkbackend.tools.measure.turns import errors_told, table
 
 N_DECODING = 4
-UNDISTURBED = 200  # of each, before the prompt arrives
+UNDISTURBED = 200
 
 
 async def measure(llm: LLM, n_prompt: int) -> tuple[list[float], list[float], list[float], float]:
-    """Milliseconds between tokens before, during and after the prompt, and seconds to its first token."""
     rng = random.Random(7)
     gaps: list[float] = []
     over = asyncio.Event()
@@ -41,7 +40,7 @@ async def measure(llm: LLM, n_prompt: int) -> tuple[list[float], list[float], li
                 return
 
     tasks = [asyncio.create_task(decoder(i)) for i in range(N_DECODING)]
-    while len(gaps) < 50 * N_DECODING:  # steps are recorded meanwhile
+    while len(gaps) < 50 * N_DECODING:
         await asyncio.sleep(0.01)
     gaps.clear()
     while len(gaps) < UNDISTURBED * N_DECODING:
@@ -69,7 +68,7 @@ def main() -> None:
         n = whole_number("-p", args.n_prompt, 1, 1 << 17)
         devices = device_list("devices", args.device)
         with LLM(args.model, devices=devices, n_slots=N_DECODING + 1, n_ctx=2 * n) as llm:
-            asyncio.run(measure(llm, min(n, 600)))  # so that all steps are recorded before the measurement
+            asyncio.run(measure(llm, min(n, 600)))
             before, during, after, took = asyncio.run(measure(llm, n))
     rows = []
     for name, q in (("median", 0.5), ("p99", 0.99), ("most", 1.0)):

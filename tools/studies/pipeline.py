@@ -61,7 +61,6 @@ class _Sleep(HostQueue):
 
 
 def rate(engine: Engine, n: int, turn: int) -> float:
-    """Tokens per second of n sequences, once all of them decode."""
     greedy = SamplingParams(temperature=0)
     for i in range(n):
         engine.submit(Generate(turn * n + i, (1 + i, 2, 3 + turn), N_WARM + N_TOKENS, greedy))
@@ -80,7 +79,6 @@ def rate(engine: Engine, n: int, turn: int) -> float:
 
 
 def compare(model: str, n: int, n_ubatch: int, rounds: int) -> tuple[float, float]:
-    """Median rates with one step in flight and with two, in turns."""
     options: dict[str, Any] = {
         "split_mode": "layer",
         "n_ctx": 64,
@@ -95,7 +93,7 @@ def compare(model: str, n: int, n_ubatch: int, rounds: int) -> tuple[float, floa
             for n_in_flight, rates in rates_of.items():
                 _most(runner, n_in_flight)
                 tokens_per_s = rate(engine, n, 2 * turn + n_in_flight + 2)
-                if turn >= 0:  # turns before 0 record the steps
+                if turn >= 0:
                     rates.append(tokens_per_s)
     return statistics.median(rates_of[1]), statistics.median(rates_of[2])
 

@@ -27,15 +27,13 @@ from vkbackend.tools.measure.kernel_row import row_of
 from vkbackend.tools.measure.turns import errors_told, table
 
 N = K = 4096
-ROWS = tuple(dict.fromkeys(bucket(n) for n in range(1, 513)))  # no other steps exist
+ROWS = tuple(dict.fromkeys(bucket(n) for n in range(1, 513)))
 TYPES = ("q4_0", "q4_k", "q6_k", "q8_0", "f16")
 MODULE = "vkbackend.tools.studies.row_choice"
 
 
 @dataclass(frozen=True)
 class Rates:
-    """A card's peaks by its vendor."""
-
     nbytes: float  # of memory, per second
     issues: float  # vector instructions of a subgroup per second, all cores
     matrix: float = 0.0  # half multiply-adds on matrix units per second
@@ -57,8 +55,6 @@ RATES = {
 
 @dataclass(frozen=True)
 class Cost:
-    """An op with that many rows; times in microseconds."""
-
     rows: int
     op: str
     chosen: bool
@@ -71,8 +67,6 @@ class Cost:
 
 
 def dispatch_of(op: MatrixOp, limits: Limits, kind: str, n_rows: int) -> Dispatch:
-    """The op with an N x K matrix in memory that does not exist."""
-
     def view(shape: tuple[int, ...], dtype: str) -> View:
         return View(Buffer(1 << 40, Home.SCRATCH, "nowhere"), 0, shape, dtype)
 
@@ -87,14 +81,12 @@ def dispatch_of(op: MatrixOp, limits: Limits, kind: str, n_rows: int) -> Dispatc
 
 
 def tile_rows(consts: dict[str, int]) -> int:
-    """Rows of x in a workgroup's tile."""
     if "FN" in consts:
         return consts["N"] * consts["FN"] * consts["SN"]
     return 8 * consts["RN"] if "RN" in consts else consts["N"]
 
 
 def costs(gpu: str, kind: str) -> Iterator[Cost]:
-    """Every op of this process's driver, for every number of rows."""
     from vkbackend.vulkan.device import open_for_report
     from vkbackend.vulkan.instance import devices, select
     from vkbackend.vulkan.pipeline_report import report_of

@@ -43,7 +43,6 @@ def best_s(work: Callable[[], Any], rounds: int) -> float:
 
 
 def of_rows(n: int, together: int, temperature: float) -> float:
-    """Microseconds per token of n rows."""
     rng = np.random.default_rng(0)
     logits = -np.sort(-rng.normal(0, 3, (n, 40)).astype(np.float32))
     ids = rng.integers(0, N_VOCAB, (n, 40))
@@ -56,7 +55,6 @@ def of_rows(n: int, together: int, temperature: float) -> float:
 
 
 def of_whole_rows(options: dict[str, Any]) -> float:
-    """Milliseconds per token."""
     rng = np.random.default_rng(0)
     logits, text = rng.normal(0, 3, N_VOCAB).astype(np.float32), rng.integers(0, 900, N_TEXT).tolist()
     sampler = Sampler(SamplingParams(**{"seed": 1, "dry_sequence_breakers": [], **options}))

@@ -49,31 +49,25 @@ CARDS = (
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Lines of both tables for a model on n cards."""
-
     host: tuple[object, ...]
     cards: tuple[object, ...]
 
 
 def columns_of(memory: Sequence[int]) -> tuple[str, ...]:
-    """Columns of the second table for cards of `memory` GiB."""
     return *CARDS, *(f"context in {gib} GiB" for gib in memory)
 
 
 def pipelines(step: Step) -> set[object]:
-    """The first device's pipelines."""
     commands = step.executables[0].recording.commands
     return {(c.op, c.variant, c.consts) for c in commands if isinstance(c, Dispatch)}
 
 
 def counts(step: Step) -> tuple[int, int]:
-    """Dispatches and their descriptors on the first device."""
     dispatches = [c for c in step.executables[0].recording.commands if isinstance(c, Dispatch)]
     return len(dispatches), sum(len(d.bound) + (d.step is not None) for d in dispatches)
 
 
 def submissions(step: Step, pace: Pace) -> int:
-    """Submissions of a step per device, cut to suit the pace."""
     recording = step.executables[0].recording
     whole = Recording(recording.name, [c for c in recording.commands if not isinstance(c, Cut)])
     cuts = sum(isinstance(c, Cut) for c in cut_long(whole, pace).commands)
@@ -88,7 +82,6 @@ def context_in(memory_gib: int, fixed: int, kv: int) -> str:
 
 
 def recorded(runner: Runner, n_rows: int, top_k: int) -> tuple[Step, float]:
-    """A step, and the CPU seconds to record it."""
     began = time.process_time()
     halves = n_rows > 1 and in_halves(runner.mesh.devices, runner.options)
     return runner.mesh.recorded_step(StepKind.of_run(n_rows, 1, top_k, halves)), time.process_time() - began
@@ -100,7 +93,6 @@ def measure(
     memory: Sequence[int] = MEMORY_GIB,
     overrides: Sequence[tuple[str, str]] = (),
 ) -> Found:
-    """One model on n cards; `overrides` is -ot."""
     devices = [SimulatedDevice(i, ROOM_NBYTES) for i in range(n)]
     names = [device.name for device in devices]
     options = Options.of(
@@ -135,7 +127,6 @@ def measure(
 
 
 def in_a_process(spec: str, n: int, memory: Sequence[int], overrides: Sequence[tuple[str, str]]) -> Found:
-    """Measure in a process of its own, for its host memory."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(measure, spec, n, memory, overrides).result()

@@ -39,7 +39,6 @@ def body(i: int, n_gen: int) -> dict[str, object]:
 
 @contextmanager
 def command(*arguments: str) -> Iterator[tuple[int, Endpoint]]:
-    """(process id, address) of a server once it is ready."""
     process = subprocess.Popen([sys.executable, "-m", *arguments], stderr=subprocess.PIPE, text=True)
     urls: list[str] = []
     assert process.stderr is not None
@@ -60,14 +59,13 @@ def command(*arguments: str) -> Iterator[tuple[int, Endpoint]]:
 
 async def _ready(endpoint: Endpoint) -> None:
     while True:
-        with suppress(VkbackendError):  # bound, not listening yet
+        with suppress(VkbackendError):
             if (await endpoint.ask("GET", "/health"))[0] == 200:
                 return
         await asyncio.sleep(0.1)
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds of a process's live threads."""
     nanoseconds = 0
     for path in Path(f"/proc/{pid}/task").iterdir():
         with suppress(OSError):
@@ -117,8 +115,6 @@ def bare(n_events: int, n_bytes: int, pause_us: int) -> None:
 
 
 async def drain(endpoint: Endpoint, n: int) -> None:
-    """Read `n` streams of the bare server."""
-
     async def one() -> None:
         _, _, lines = await endpoint.ask("POST", "/completions", body(0, 1))
         async for _ in lines:
@@ -166,7 +162,7 @@ def main() -> None:
         ),
     ):
         asyncio.run(model_of(endpoint))
-        for turn in range(-1, args.r):  # the first does not count
+        for turn in range(-1, args.r):
             seed = 1000 * (turn + 2)
             began = time.perf_counter()
             n_tokens = asyncio.run(direct(llm, n, n_gen, seed))

@@ -37,7 +37,6 @@ def over_http(endpoint: Endpoint, n: int, n_tokens: int, seed: int) -> float:
 
 @contextmanager
 def llama_server(python: str, model: str, n_tokens: int) -> Iterator[tuple[Rate, Endpoint]]:
-    """Its rate without HTTP, and its address."""
     process = subprocess.Popen(
         [python, str(llama_server_worker.__file__), model, str(SLOTS)],
         stdin=subprocess.PIPE,
@@ -67,7 +66,7 @@ def compare(name: str, rate: Rate, endpoint: Endpoint, n_tokens: int, rounds: in
     alone = 0.0
     for n in (1, SLOTS):
         pairs = []
-        for turn in range(-1, rounds):  # the first does not count
+        for turn in range(-1, rounds):
             pair = rate(n, 1000 * turn + 5000), over_http(endpoint, n, n_tokens, 1000 * turn + 9000)
             pairs += [pair] if turn >= 0 else []
         inside, http = (statistics.median(column) for column in zip(*pairs, strict=True))
