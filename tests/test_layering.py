@@ -97,8 +97,8 @@ def test_no_circles() -> None:
 
 
 def test_a_circle_is_named(tmp_path: Path) -> None:
-    """Two of three files import each other: they are named, wherever the import stands. An import for typing
-    does not count."""
+    """Two of three files import each other: one import is inside a function. An import for typing does not
+    count."""
     (tmp_path / "p").mkdir()
     (tmp_path / "pyproject.toml").write_text('[tool.setuptools.package-dir]\np = "p"\n')
     sources = {

@@ -155,7 +155,7 @@ def served(model: Any, config: Config | None = None, open_: Any = None) -> Itera
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """The deadline is for hangs."""
+    """Only a deadlock reaches the deadline."""
     done = threading.Event()
     for _ in range(int(HANG_S / 0.01)):
         if condition():

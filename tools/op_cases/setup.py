@@ -85,7 +85,7 @@ class Placed:
 
 
 class Case:
-    """`tolerance`: the largest NMSE against the twin, 0 for equal bits. Outputs in `exact` need equal bits."""
+    """`tolerance`: the largest NMSE against the twin, 0 for equal bits. `exact`: outputs with equal bits."""
 
     tolerance: ClassVar[float] = 1e-10
     exact: ClassVar[tuple[str, ...]] = ()
