@@ -13,15 +13,15 @@ ANYWHERE = ("",)
 SIGNALLED = ("CALL", "RESUME", "JUMP_BACKWARD")  # after these bytecodes CPython looks for signals
 
 
-def strike(n: int, call: Callable[[], object], where: Where, behind: tuple[str, ...] = ANYWHERE) -> bool:
+def strike(n: int, call: Callable[[], object], where: Where, after_ops: tuple[str, ...] = ANYWHERE) -> bool:
     """Run `call` and raise KeyboardInterrupt before bytecode `n` of the functions `where`, counting only
-    bytecodes after one of `behind`. False if there are fewer."""
+    bytecodes after one of `after_ops`. False if there are fewer."""
     left, last = n, dict[FrameType, str]()
 
     def count(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal left
         if event == "opcode":
-            left -= last.get(frame, "").startswith(behind)
+            left -= last.get(frame, "").startswith(after_ops)
             last[frame] = dis.opname[frame.f_code.co_code[frame.f_lasti]]
             if left == -1:
                 left -= 1
@@ -50,14 +50,14 @@ def everywhere(
     after: Callable[[], object],
     where: Where,
     *,
-    behind: tuple[str, ...] = ANYWHERE,
+    after_ops: tuple[str, ...] = ANYWHERE,
     stride: int = 1,
     least: int = 20,
 ) -> None:
     """Interrupt `call` at every stride-th of these bytecodes, at least `least` times, each followed by
     `after`."""
     n = 0
-    while strike(n * stride, call, where, behind):
+    while strike(n * stride, call, where, after_ops):
         after()
         n += 1
     assert n >= least, f"{call} was struck {n} times"

@@ -124,6 +124,6 @@ def test_interrupts_leave_a_template_free(monkeypatch: pytest.MonkeyPatch) -> No
         lambda: template.render(said("a")),
         from_another_thread,
         lambda code: code is ask,
-        behind=SIGNALLED,
+        after_ops=SIGNALLED,
         least=5,
     )
