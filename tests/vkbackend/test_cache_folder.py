@@ -231,7 +231,7 @@ def test_a_user_without_a_home(
 def test_a_disk_that_is_full(
     entry: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The old entry stays alone; one line is printed."""
+    """Only the old entry stays; one line is printed."""
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
