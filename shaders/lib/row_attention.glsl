@@ -190,32 +190,34 @@ void add_values(uint first_valid, uint n_valid) {
     }
 }
 
-// There is one round of V.
-void join_groups(uint a) {
+// The sum of p, and acc[a], over all groups. There is one round of V.
+float join_groups(uint a) {
+    float sum = l[a];
     barrier();
     group_acc[thread] = acc[a];
-    group_l[thread] = l[a];
+    group_l[thread] = sum;
     barrier();
     if (thread < V_QUADS) {
         // Bounds by thread: else compilers unroll this once per head.
         for (uint at = V_QUADS + thread; at < V_GROUPS * V_QUADS; at += V_QUADS) {
             acc[a] += group_acc[at];
-            l[a] += group_l[at];
+            sum += group_l[at];
         }
     }
+    return sum;
 }
 
-void put_result(uint a) {
+void put_result(uint a, float sum) {
     const uint head = uint(first_head + int(a));
     const float m = head_max[now * HEADS + a];
     uint base = part_off + ((row * n_heads + head) * n_splits + split) * (HEAD_V + 2);
     float factor = 1.0;
     if (FINAL != 0) {
         base = part_off + (row * n_heads + head) * HEAD_V;
-        factor = l[a] > 0.0 ? inverse_sum(m, l[a], head) : 0.0;
+        factor = sum > 0.0 ? inverse_sum(m, sum, head) : 0.0;
     } else if (thread == 0) {
         part[base + HEAD_V] = m;
-        part[base + HEAD_V + 1] = l[a];
+        part[base + HEAD_V + 1] = sum;
     }
     [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) {
         const uint quad = thread + i * LOCAL;
@@ -249,7 +251,8 @@ void main() {
         add_values(first_valid, n_valid);
     }
     [[unroll]] for (uint a = 0; a < HEADS; ++a) {
-        if (V_GROUPS > 1) join_groups(a);
-        if (is_here(a) && thread < V_QUADS) put_result(a);
+        float sum = l[a];
+        if (V_GROUPS > 1) sum = join_groups(a);
+        if (is_here(a) && thread < V_QUADS) put_result(a, sum);
     }
 }
