@@ -17,9 +17,9 @@ Shares = tuple[float, ...]  # one per device, in any unit; `ratios` gives sixtee
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Bytes that a split asks of each device. `held`: of its memory. Per token: `read` from its own memory,
+    """Bytes that a split asks of each device: `held` in memory; per token, `read` from its own memory and
     `host` from pinned host memory. `reduces`: all-reduces among all devices, in order; `inner`: within one
-    host. `stages`: the stage of each device, if a token passes stages of layers in turn."""
+    host. `stages`: each device's stage, if a token passes stages of layers in turn."""
 
     held: tuple[int, ...]
     read: tuple[int, ...]
@@ -30,7 +30,7 @@ class Cost:
 
 
 class Budget(Protocol):
-    """Bytes that a physical device may hold for its logical devices `members`."""
+    """Bytes of a physical device for its logical devices `members`."""
 
     @property
     def nbytes(self) -> int: ...
@@ -100,7 +100,7 @@ def ratios(speeds: Sequence[float], classes: Sequence[Hashable], resources: Sequ
 
 
 def overfull(held: Sequence[int], budgets: Sequence[Budget]) -> set[int]:
-    """The devices whose physical device has too little memory for `held`."""
+    """The devices on physical devices with too little memory for `held`."""
     return {
         d
         for budget in budgets
@@ -115,11 +115,8 @@ def fitted(
     budgets: Sequence[Budget],
     kinds: Sequence[Hashable],
 ) -> Shares:
-    """`shares`, lowered by sixteenths on overfull devices until everything fits.
-
-    Devices of a kind are lowered together, or else separately. If both fail, the result is `shares`, and the
-    check of memory reports what is missing.
-    """
+    """`shares`, lowered by sixteenths on overfull devices until all fits: devices of a kind together, or else
+    separately. Unchanged if both fail: the check of memory reports what is missing."""
     for alike in (list(kinds), list(range(len(shares)))):
         now = shares
         while full := overfull(held(now), budgets):
@@ -140,8 +137,8 @@ def times(
     reduce_s: Callable[[int], float],
     inner_s: Callable[[int], float] = lambda nbytes: 0.0,
 ) -> Times:
-    """Predicted time of a token. Devices of a stage read in parallel, or in turn if they share a resource.
-    Stages work in turn. `reduce_s`, `inner_s`: seconds of an all-reduce of that many bytes."""
+    """Predicted time of a token. Stages work in turn. Devices of a stage read in parallel, or in turn if they
+    share a resource. `reduce_s`, `inner_s`: seconds of an all-reduce of that many bytes."""
     stages = cost.stages or (0,) * len(speeds)
 
     def slowest(nbytes: Sequence[int], rates: Sequence[float]) -> float:
@@ -209,7 +206,7 @@ def auto_split(
 ) -> Prediction:
     """The split of a model over open devices, and its prediction.
 
-    `cost` gets a share per device, which may be 0. Devices are measured once, about a second each.
+    `cost` gets shares, which may be 0. Devices are measured once, about a second each.
     """
     speeds = [measure_speed(device) for device in devices]
     resources = [resource_of(device) for device in devices]

@@ -22,14 +22,14 @@ from vkbackend.runtime import Device
 
 MAX_WIDTH = 4096  # elements per row: the kernel sums rows as wide as an embedding
 LIMIT_S = 3.0  # no further repeat after this long
-PERIOD = 3  # residuals; not a multiple of the two parities, so that stale slots show
+PERIOD = 3  # residuals; not a multiple of the two parities, to show stale slots
 CHAIN_NBYTES = 64 << 20  # moved per step, but with 4 to 32 reduces
 
 
 @dataclass(frozen=True, slots=True)
 class ReduceTime:
-    """`seconds` per all-reduce in each repeated step; `exact`: every device here got the exact sums;
-    `network`: seconds of a reduce spent on other hosts."""
+    """`seconds` per all-reduce in each repeated step; `exact`: all devices here got the exact sums;
+    `network`: seconds per reduce spent on other hosts."""
 
     nbytes: int
     seconds: tuple[float, ...]
@@ -57,8 +57,8 @@ def time_reduce(
 ) -> ReduceTime:
     """Time an all-reduce of `nbytes` (f32) over `devices`, and close them. All `hosts` call it.
 
-    A step of `length` reduces warms up; then up to `repeats` steps are timed, fewer if they are slow on one
-    host. Raises errors of building and running a step.
+    After a step of `length` reduces, up to `repeats` are timed, fewer if they are slow on one host. Raises
+    errors of building and running a step.
     """
     mesh = Mesh(devices, options, hosts=hosts)
     try:
@@ -82,8 +82,7 @@ def time_reduce(
 class _Chain:
     """h[k + 1] = base[k % 3] + sum over devices of (h[k] + share[d]), with h rotating through three arrays.
 
-    All values are small whole numbers, so every order and wire format gives the same sums; each later sum
-    multiplies an error by the number of devices.
+    Small whole numbers: every order and wire format gives the same sums, and errors grow with each sum.
     """
 
     def __init__(self, devices: Sequence[Device], elements: int, length: int) -> None:

@@ -24,8 +24,8 @@ from vkbackend.runtime import Device
 
 class TopK(NamedTuple):
     """ids int64 and float32 logits [n_outputs, k]: best first, on ties the lower id, NaN before all. Missing
-    candidates have logits of -inf and meaningless ids. `log_sums`: float64 [n_outputs], log(sum(exp(logits)))
-    over the whole row, if requested."""
+    candidates have -inf and meaningless ids. `log_sums`: float64 [n_outputs], log(sum(exp(logits))) over the
+    row, if requested."""
 
     ids: np.ndarray
     logits: np.ndarray
@@ -33,9 +33,8 @@ class TopK(NamedTuple):
 
 
 def places(region: View, n_outputs: int, k: int, n_chunks: int) -> tuple[View, View, View]:
-    """Views of a device's best logits in its region: positions u32 [n_outputs, 1, k] within its vocabulary
-    rows, values f32 [n_outputs, 1, k], and f32 [n_outputs, n_chunks, 2] for `log_sum_exp` if the step is
-    `summed`."""
+    """A device's best logits in its region: positions u32 [n_outputs, 1, k] in its vocabulary rows, values
+    f32 [n_outputs, 1, k], and f32 [n_outputs, n_chunks, 2] for `log_sum_exp`."""
     ids = View(region.buffer, region.offset, (n_outputs, 1, k), "u32")
     values = View(region.buffer, ids.end, (n_outputs, 1, k))
     return ids, values, View(region.buffer, values.end, (n_outputs, n_chunks, 2))
@@ -48,7 +47,7 @@ def found_in(region: View, n_outputs: int, k: int, limits: Limits, n_vocab: int)
 
 class Outputs:
     """The devices' regions of output rows, of `nbytes` each. `n_places`: steps that may have rows in flight
-    from other hosts, each with its own memory."""
+    from other hosts."""
 
     def __init__(
         self,
@@ -71,8 +70,8 @@ class Outputs:
             self._places.append(regions)
 
     def write_masks(self, masks: np.ndarray) -> None:
-        """Give every device its part of the next step's masks: uint32 [n, ceil(n_vocab / 32)] for n output
-        rows, lowest bit first."""
+        """Give every device its part of the next step's masks: uint32 [n, ceil(n_vocab / 32)] for n rows,
+        lowest bit first."""
         bits = None
         for device, mask, (begin, end) in zip(self._devices, self._masks, self._vocab, strict=True):
             if mask is None or device.host:
@@ -95,7 +94,7 @@ class Outputs:
     # ---- between hosts ----
 
     def expect(self, n_outputs: int, wanted: Wanted, place: int = 0) -> None:
-        """On host 0 before a step: begin to receive its output rows at `place`, so that no sender waits."""
+        """On host 0 before a step: begin to receive its output rows, so that no sender waits."""
         if self._hosts and self._hosts.rank == 0:
             self._gather(n_outputs, wanted, place).start()
 
@@ -134,7 +133,6 @@ class Outputs:
                 out[:n_outputs, begin:end] = host.reshape(region.shape)[:n_outputs]
 
     def read_top_k(self, n_outputs: int, wanted: Wanted, place: int = 0) -> TopK:
-        """The devices' candidates, merged."""
         k, summed = wanted
         ids, logits, sums = [], [], []
         for device, region, (begin, end) in zip(self._devices, self._places[place], self._vocab, strict=True):

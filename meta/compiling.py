@@ -21,8 +21,8 @@ forks.forget(_threads.cache_clear)
 
 
 def compile_all(devices: Sequence[Device], recordings: Sequence[Recording]) -> None:
-    """Compile each recording's programs on its device, except for devices of other hosts. Raises an error
-    after all compilations have ended."""
+    """Compile each recording on its device, unless on another host. Raises errors after all compilations have
+    ended."""
     if len(devices) < 2:
         return
     pairs = zip(devices, recordings, strict=True)

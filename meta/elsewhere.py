@@ -1,7 +1,7 @@
 """A device of another host, as this host sees it: limits, slots and logits, but no other memory.
 
-Every host plans and records for all devices and runs its own. After loading, host 0 gives its stand-ins a
-`link` for reads, writes and copies outside of steps.
+Every host plans and records for all devices and runs its own. After loading, host 0 has a `link` to other
+hosts' memory, for use outside of steps.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ class HeapCard:
 
 @dataclass(frozen=True, slots=True)
 class PhysicalCard:
-    """The facts about a physical device that a plan needs."""
-
     name: str
     uuid: str
     vendor: str
@@ -42,8 +40,8 @@ class PhysicalCard:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A device as its host describes it to the others. `speed`: measured bytes per second from its own memory
-    and from the host's."""
+    """A device as its host describes it. `speed`: measured bytes per second from its own memory and from the
+    host's."""
 
     name: str
     limits: Limits
@@ -66,7 +64,7 @@ class Link(Protocol):
 
 
 class _Idle(Queue):
-    """Everything is complete once submitted: another host does the work."""
+    """All submitted work counts as complete: another host does it."""
 
     ahead = True
 

@@ -1,4 +1,4 @@
-"""Measures how long two hosts take to exchange bytes as in a reduce: both send and receive."""
+"""Measures the seconds of an exchange between two hosts, where both send and receive."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ExchangeTime:
 
 
 def times_of(transport: Transport, host: int, nbytes: int, n: int) -> list[float]:
-    """The seconds of each of `n` exchanges, after one to warm up. The other host must call this too."""
+    """Seconds of each of `n` exchanges, after one to warm up. The other host must call this too."""
     sent, received = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
     transfers = transport.transfers([(host, sent)], [(host, received)], "a measured exchange")
     seconds = []
@@ -38,8 +38,7 @@ def times_of(transport: Transport, host: int, nbytes: int, n: int) -> list[float
 
 
 def measure_exchanges(transport: Transport) -> dict[int, ExchangeTime]:
-    """The times between host 0 and each other host. All hosts call it at once, without other exchanges
-    meanwhile."""
+    """The times between host 0 and each other host. All hosts call it at once, without other exchanges."""
     times = {}
     for host in [0] if transport.rank else transport.others:
         small = float(np.median(times_of(transport, host, SMALL_NBYTES, N_SMALL)))

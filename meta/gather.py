@@ -1,7 +1,5 @@
-"""The inverse of slice-on-load: joins a tensor from the devices' slices, and writes rows into the slices.
-
-Nothing may run on the devices meanwhile.
-"""
+"""The inverse of slice-on-load: joins a tensor from slices, and writes rows into slices. Nothing may run
+meanwhile."""
 
 from __future__ import annotations
 
@@ -24,8 +22,8 @@ PIECE_NBYTES = 16 << 20  # bytes on the host at once: half of the buffer for upl
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A rectangle of a stored tensor as a matrix of bytes: `rows`, and `bytes` of each row. On the device,
-    rows are `pitch` bytes apart (0: contiguous), the first at byte `offset` of `view`."""
+    """A rectangle of a stored tensor as a matrix of bytes. On the device, rows are `pitch` bytes apart (0:
+    contiguous), the first at byte `offset` of `view`."""
 
     rows: tuple[int, int]
     columns: tuple[int, int]
@@ -40,7 +38,6 @@ def matrix_of(weight: Weight) -> tuple[int, int]:
 
 
 def extents(weight: Weight, device: int) -> list[Extent]:
-    """The parts of `weight` on `device`; those on several devices may overlap."""
     pieces = weight.pieces[device]
     load = Load(weight.name, weight.shape, weight.dtype, weight.state)
     elements, nbytes = block_of(weight.dtype)
@@ -66,8 +63,8 @@ def _rectangles(
     stored: Callable[[slice], tuple[int, int]],
     pieces: list[tuple[int, View]],
 ) -> list[Extent]:
-    """The extents of a matrix, held as `cuts`, in pieces that begin at these local rows. Cuts by rows follow
-    one another; cuts by columns are side by side."""
+    """The extents of a matrix held as `cuts`, in pieces from these local rows on. Cuts by rows follow one
+    another; cuts by columns are side by side."""
     held = []
     by_columns = len(cuts) > 1 and cuts[0][0] == cuts[1][0]
     pitch = sum(end - begin for begin, end in (stored(columns) for _, columns in cuts)) if by_columns else 0
@@ -89,8 +86,8 @@ def _rectangles(
 
 
 def gather_rows(devices: Sequence[Device], weight: Weight, begin: int, end: int) -> np.ndarray:
-    """Stored rows begin..end: uint8 [end - begin, row bytes]. A byte is read from the first device that holds
-    it. Raises PlanError if no device does."""
+    """Stored rows begin..end: uint8 [end - begin, row bytes], each byte from the first device that has it.
+    Raises PlanError if none has."""
     out = np.empty((end - begin, matrix_of(weight)[1]), np.uint8)
     missing = np.ones(out.shape, bool)
     for d, device in enumerate(devices):
@@ -107,7 +104,7 @@ def gather_rows(devices: Sequence[Device], weight: Weight, begin: int, end: int)
 
 
 def scatter_rows(devices: Sequence[Device], weight: Weight, begin: int, data: np.ndarray) -> None:
-    """Write stored rows from `begin` on, uint8 [n, row bytes], to every device that holds a part of them."""
+    """Write stored rows from `begin` on, uint8 [n, row bytes], to every device with a part of them."""
     end = begin + len(data)
     for d, device in enumerate(devices):
         for extent in extents(weight, d):

@@ -96,11 +96,10 @@ class Graph:
         return tensor
 
     def scratch(self, shape: tuple[int, ...], label: str) -> View:
-        """New scratch of one device that is not a tensor of the model."""
+        """New scratch of one device."""
         return View(Virtual(4 * math.prod(shape), self.label(label)), 0, shape)
 
     def begin(self) -> None:
-        """Copy the step's parameters from host memory to the devices."""
         for recording, inputs in zip(self.recordings, self.inputs, strict=True):
             used = {"step": (inputs.step, inputs.step.nbytes // 4)}
             for name, rope in inputs.rope.items():
@@ -117,8 +116,8 @@ class Graph:
         """Make a PARTIAL tensor whole on the readers; with `norm`, also its RMSNorm, in the same kernel.
         `wire` overrides the graph's.
 
-        There is no exchange if the only writer is the only reader. A reader without the mirrored addend gets
-        it through the first writer's slot.
+        A single writer that is the only reader needs no exchange. A reader without the mirrored addend gets
+        it in the first writer's slot.
         """
         if x.state.kind is not Kind.PARTIAL:
             raise PlanError(f"all_reduce of a tensor that is {x.state}")
@@ -166,7 +165,7 @@ class Graph:
         )
 
     def _fold_base(self, x: Tensor) -> Tensor:
-        """The same sum without the addend, which one of its holders adds to its share."""
+        """The sum without the addend, added to the share of one of its holders."""
         assert x.base is not None
         d = next(d for d in x.state.writers if x.base.views[d] is not None)
         folded = Tensor(self, x.rows, x.width, x.state, list(x.views))
@@ -177,8 +176,7 @@ class Graph:
     def _exchange(
         self, x: Tensor, readers: Sequence[int], wire: str
     ) -> tuple[dict[int, ReduceSlots], Sequence[View | None]]:
-        """Record the exchange. Returns the slots that each reader sums, and each device's share as it enters
-        the sum."""
+        """Record the exchange. Returns the slots that each reader sums, and each device's share as summed."""
         provider = self.provider
         assert provider is not None
         elements = x.rows * x.width

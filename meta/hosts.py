@@ -1,7 +1,7 @@
 """The hosts of a group, as a mesh sees them: which device is where, and what a step exchanges.
 
-An exchange sends the slots written here to the hosts that read them, and receives theirs into the same pages.
-Devices sum in slot order, so all hosts get the bits of a single host.
+An exchange sends slots to the hosts that read them, and receives theirs into the same pages. Devices sum in
+slot order, so all hosts get the bits of a single host.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Hosts:
         return self.of[device] == self.rank
 
     def gather(self, key: Hashable, views: Sequence[View | None]) -> Transfers:
-        """Transfers of every device's bytes at `views[d]` to host 0, into the stand-in's memory. A key must
-        always come with the same views. Host 0 may wait for them before other exchanges, so they have their
-        own lane."""
+        """Transfers of every device's bytes at `views[d]` to host 0, into the stand-in's memory. A key
+        always means the same views. Host 0 may wait for them before other exchanges: they have a lane
+        of their own."""
         transfers = self._gathers.get(key)
         if transfers is None:
             sent: list[Part] = []
@@ -142,8 +142,8 @@ class OverHosts(Provider):
     # ---- sums in parts of hosts, where the host sums ----
 
     def _parts(self, reduce: Reduce) -> dict[int, tuple[int, int]]:
-        """The elements of a large reduce that each reading host sums. Empty if whole slots are fewer bytes to
-        send: parts pay with three hosts, or with two devices on each."""
+        """The elements of a large reduce that each reading host sums; empty if whole slots are fewer bytes.
+        Parts pay with three hosts, or with two devices on each."""
         reading = sorted({self._hosts.of[d] for d in reduce.readers})
         if not isinstance(self._inner, HostSum) or 4 * reduce.elements < reduces.SCATTER_NBYTES:
             return {}
@@ -165,7 +165,7 @@ class OverHosts(Provider):
         return moves
 
     def _gather(self, local: Reduce, parts: Mapping[int, tuple[int, int]]) -> Transfers:
-        """Transfers of the sums of all parts to all hosts with a part."""
+        """Transfers of all parts' sums to all hosts with a part."""
         assert isinstance(self._inner, HostSum)
         here, total = self._hosts.rank, self._inner.total(local).view(np.uint8)
         part = total[4 * parts[here][0] : 4 * parts[here][1]]
@@ -181,8 +181,8 @@ class OverHosts(Provider):
     # ---- sums of whole slots, or in parts of devices ----
 
     def _moves(self, reduce: Reduce) -> list[tuple[int, int, int, int]]:
-        """(device, host, begin, end): bytes begin..end of the device's slot (in a gather: of its sums) go to
-        the host. The order is the same on all hosts."""
+        """(device, host, begin, end): bytes begin..end of the device's slot (in a gather: of its sums) for
+        the host, in the same order on all hosts."""
         of, n = self._hosts.of, len(self._hosts.of)
         reading = sorted({of[d] for d in reduce.readers})
         parts = parts_of(reduce, n) if self.scatters(reduce) else []

@@ -1,6 +1,6 @@
-"""Speeds measured before, from `speeds.json` of the cache folder (speed.py measures them).
+"""Measured speeds (speed.py) from `speeds.json` of the cache folder. Delete the file to measure again.
 
-Delete the file to measure again. Nothing here measures, so recording a step may use it.
+Nothing here measures, so recording a step may use it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from vkbackend.runtime import Device
 
 ENTRY, FORMAT = "speeds.json", 1  # another format: measure again
 DTYPE = "q8_0"  # of the weights that are read
-# Submissions are cut for this part of the measured speed, which is of large matrices alone. Attention, narrow
-# matrices, throttling or a desktop are slower. Even at a quarter of this part, a submission ends within a
-# watchdog's 2 s.
+# Submissions are cut for this part of the measured speed, which is of large matrices alone; attention, narrow
+# matrices, throttling or a desktop are slower. Even at a quarter of it, a submission ends within a watchdog's
+# 2 s.
 TRUSTED = 1 / 4
 
 
@@ -35,7 +35,7 @@ def known_speed(device: Device) -> Speed | None:
 
 
 def pace_of(device: Device) -> Pace:
-    """The pace by which submissions are cut: a part of the known speed, or a pace that every GPU keeps."""
+    """The pace by which submissions are cut: a part of the known speed, or what every GPU reaches."""
     known = known_speed(device)
     return Pace(TRUSTED * known.weights, TRUSTED * known.host) if known else SLOW
 

@@ -1,7 +1,7 @@
 """Slice on load: each device gets its slice of every weight from the memory-mapped file.
 
-There is no full host copy: a slice is a strided view, copied once, or joined first from a fused tensor's
-parts. A device on the host reads from the file itself if it can (mapped.py).
+There is no full host copy: a slice is a strided view, copied once, or joined from a fused tensor's parts. A
+device on the host reads the file itself if it can (mapped.py).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Source(Protocol):
 def load_weights(
     devices: Sequence[Device], loads: Sequence[Load], source: Source, progress: Progress | None = None
 ) -> tuple[dict[str, Weight], list[Pages]]:
-    """Allocate and fill every weight. Returns the weights, and the host pages that must outlive them."""
+    """Returns the weights, and the host pages that must outlive them."""
     weights = {
         load.name: Weight(load.name, load.shape, load.dtype, load.state, [[] for _ in devices])
         for load in loads
@@ -90,8 +90,8 @@ def load_weights(
 def _place(
     device: Device, d: int, loads: Sequence[Load], source: Source, weights: Mapping[str, Weight]
 ) -> list[FilePages]:
-    """Give `weights` their views on device `d`, except for shared tables. Returns the file's pages that the
-    device reads in place."""
+    """Give `weights` their views on device `d`, except for shared tables. Returns the file pages that it
+    reads in place."""
     in_file = [load for load in loads if load.in_file]
     pages = map_weights(device, d, in_file, source.file, weights) if in_file else []
     rest = [load for load in loads if not weights[load.name].pieces[d]]
@@ -193,8 +193,8 @@ def _words(parts: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
 
 
 def _load_shared(devices: Sequence[Device], load: Load, weight: Weight, raw: np.ndarray) -> list[HostPages]:
-    """Copy a table into pinned pages, once for all devices that do not read it from the file. A device that
-    cannot import them gets a host-visible copy."""
+    """Copy a table into pinned pages for all devices that do not read it from the file. A device that cannot
+    import them gets a host-visible copy."""
     align = max(device.limits.host_import_align for device in devices)
     pages, imported = HostPages(raw.nbytes, align), False
     raw = raw.reshape(-1)

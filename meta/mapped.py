@@ -1,7 +1,6 @@
-"""Weights that a device on the host reads from the model file's own pages.
+"""Weights that a device on the host reads from the model file's own pages (docs/measurements/lavapipe.md).
 
-Nothing is copied or allocated (docs/measurements/lavapipe.md). The system may drop pages and read them again,
-so the file must not change while the model is loaded.
+The system may drop pages and read them again, so the file must not change while the model is loaded.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def map_weights(
     weights: Mapping[str, Weight],
 ) -> list[FilePages]:
     """Give `weights` the pieces that the d-th device reads from the file. Returns the pages, which must
-    outlive the device; none if the device refuses them. `file_of`: as in load.Source."""
+    outlive the device; none if it refuses them. `file_of`: as in load.Source."""
     pieces: list[Piece] = []
     for load in loads:
         if places := mapped_pieces(load, d, device):

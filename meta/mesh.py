@@ -1,4 +1,4 @@
-"""The mesh: N devices that act as one. It has their stores, records steps, and replays them."""
+"""N devices that act as one: stores, recorded steps, replay."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class Mesh:
     def prepare(
         self, build: Build, shape: StepShape, sizes: StepSizes | None = None, n_places: int = 1
     ) -> None:
-        """Allocate memory for steps up to `shape`: of `sizes`, or as a trial build of the largest step shows.
-        `n_places`: how many steps may have output rows in flight from other hosts."""
+        """Allocate memory for steps up to `shape`: `sizes`, or as a trial build shows. `n_places`: steps that
+        may have output rows in flight from other hosts."""
         sizes = sizes or measure(self.devices, build, shape, self.options.reduce_type, self.reuse)
         arenas = []
         for d, device in enumerate(self.devices):

@@ -1,7 +1,6 @@
 """The transport over MPI: bytes, point to point, nothing pickled.
 
-It uses no collectives: the order of additions in `MPI_Allreduce` is up to MPI. Waits poll, so each has a
-deadline.
+The order of additions in `MPI_Allreduce` is up to MPI, so no collectives. Waits poll to keep deadlines.
 """
 
 from __future__ import annotations
@@ -102,8 +101,6 @@ class MPITransport(Transport):
 
 
 class _Persistent(Transfers):
-    """Persistent requests: MPI prepares each once."""
-
     def __init__(
         self,
         transport: MPITransport,

@@ -1,6 +1,6 @@
 """One plan per layer: the heads, FFN columns and vocabulary rows of each device, as data.
 
-All tensors of a layer are sliced by its plan, so they cannot disagree. Shares may be uneven or empty.
+A layer's tensors are all sliced by its plan, so they cannot disagree. Shares may be uneven or empty.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from vkbackend.meta.split import MIRRORED, Ranges, State, check_tiling, split, s
 @dataclass(frozen=True, slots=True)
 class Role:
     """How a weight is cut: `axis` (0 rows, 1 columns) by the plan's dimension `dim`; mirrored without `dim`.
-    `dim`: "heads", "kv_heads", "ffn", "vocab", or "experts" for the FFN columns of experts [n_expert, n_out,
-    n_in]. `segments`: relative sizes of consecutive parts of the axis, each cut alike (rows of q, k, v by key
-    heads)."""
+    `dim`: "heads", "kv_heads", "ffn", "vocab", or "experts" for the FFN columns of [n_expert, n_out, n_in].
+    `segments`: relative sizes of consecutive parts of the axis, each cut alike (q, k, v by key heads)."""
 
     dim: str = ""
     axis: int = 0
@@ -46,8 +45,8 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Ranges of units per device for each dimension. `experts`: the ranges of each expert's FFN columns;
-    "ffn" is then the FFN next to the experts."""
+    """Ranges of units per device and dimension. `experts`: of each expert's FFN columns; "ffn" is then the
+    FFN next to the experts."""
 
     ranges: Mapping[str, Ranges]
     experts: tuple[Ranges, ...] = ()
@@ -93,7 +92,7 @@ def share_out(dim: Dim, shares: Sequence[float], rotation: int = 0) -> Ranges:
     """Ranges that tile `dim` in device order, by largest remainder; on ties, cyclically from device
     `rotation` on.
 
-    Devices with a zero share get nothing. A last incomplete grain goes to the last device with a range.
+    A zero share gets nothing. A last incomplete grain goes to the last device with a range.
     """
     grains, n = dim.size // dim.grain, len(shares)
     if not grains:

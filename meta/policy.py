@@ -21,7 +21,7 @@ POLICIES = ("balanced", "llama.cpp")
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """`block`: elements of a quant block of attn_output, cut along its columns."""
+    """`block`: elements of a quant block of attn_output, cut by columns."""
 
     n_head: int
     n_head_kv: int
@@ -31,7 +31,6 @@ class Attention:
 
     @property
     def group(self) -> int:
-        """q heads per kv head."""
         return self.n_head // self.n_head_kv
 
     @property
@@ -41,7 +40,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
-    """A recurrent layer. A unit is a key head with its value heads and state.
+    """A unit is a key head with its value heads and state.
 
     `columns`: columns of the output projection per key head; `block`: elements of its quant block.
     """
@@ -52,7 +51,7 @@ class DeltaNet:
 
     @property
     def grain(self) -> int:
-        """Key heads that stay together: whole blocks of the output projection."""
+        """Key heads per whole block of the output projection."""
         return min(self.block // math.gcd(self.block, self.columns), self.n_k_heads)
 
     @property
@@ -62,11 +61,8 @@ class DeltaNet:
 
 @dataclass(frozen=True, slots=True)
 class StateSpace:
-    """A Mamba-2 layer, cut like q and kv heads: by groups, or by heads with copies of B and C if a device
-    would get no group.
-
-    `n_state`: values of B; `block`: elements of a quant block of the output projection.
-    """
+    """A Mamba-2 layer, cut like q and kv heads: by groups, or by heads with copies of B and C for devices
+    without a group. `n_state`: values of B; `block`: elements of a quant block of the output projection."""
 
     n_head: int
     n_group: int
@@ -88,8 +84,8 @@ Mixer = Attention | DeltaNet | StateSpace
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """FFN columns of a layer, or of each expert. `block`: of ffn_down, cut along its columns. `beside`:
-    columns of a shared expert, in blocks of `beside_block`."""
+    """FFN columns of a layer, or of each expert. `block`: of ffn_down. `beside`: columns of a shared expert,
+    in blocks of `beside_block`."""
 
     n_ff: int
     block: int = 1
@@ -100,7 +96,7 @@ class FeedForward:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Layers of one `kind` rotate together in llama.cpp's policy. `beside`: a mixer in parallel to
+    """`kind`: layers of a kind rotate together in llama.cpp's policy. `beside`: a mixer parallel to
     attention."""
 
     attention: Mixer | None
@@ -120,7 +116,7 @@ def plan_model(
     tensor_split: Sequence[float] | None = None,
     policy: str = "balanced",
 ) -> tuple[list[Plan], Plan]:
-    """(a plan per layer, the plan of the tensors outside layers). `tensor_split` None: even shares.
+    """(plans of layers, plan of other tensors). `tensor_split` None: even shares.
 
     Raises PlanError if a dimension is smaller than a unit, InvalidArgument for an unknown policy.
     """
@@ -181,8 +177,7 @@ def ffn_unit(n_ff: int, block: int) -> int:
 def attention_ranges(
     attention: Attention, shares: Sequence[float], held: list[float], kv_width: float = 1.0
 ) -> dict[str, Ranges]:
-    """Whole kv groups, or q heads with copies of their kv heads if a device would get no group: the cheaper
-    way."""
+    """Whole kv groups, or q heads with copies of kv heads if a device would get no group: the cheaper way."""
     a = attention
     group_unit = min(a.block // math.gcd(a.block, a.group * a.head_dim_v), a.n_head_kv)
     kv = _take(a.n_head_kv, group_unit, shares, list(held))
@@ -213,8 +208,8 @@ def _take(
 ) -> Ranges:
     """Ranges that tile `size` in units and minimize the largest count per share, by D'Hondt's rule.
 
-    Ties go to the device that holds least of the model per share (`held`, in elements; updated). `here`:
-    counts of the same work that the devices already have. An incomplete unit goes with the last one.
+    Ties go to the device with the least of the model per share (`held`, in elements; updated). `here`: the
+    devices' counts of the same work so far. An incomplete unit goes with the last one.
     """
     units, n = size // unit, len(shares)
     if not units:
@@ -250,7 +245,7 @@ def _take(
 def _llama_cpp(
     layers: Sequence[Layer], n_vocab: int, n: int, shares: Sequence[float] | None
 ) -> tuple[list[Plan], Plan]:
-    """Cumulative shares in float32, rounded down to a grain. The device that gets the remainder rotates by
+    """Cumulative shares in float32, rounded down to a grain; the remainder goes to a device that rotates by
     layer."""
     seen: dict[str, int] = {}
     plans = []

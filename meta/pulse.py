@@ -1,7 +1,5 @@
-"""Heartbeats between host 0 and every other host of a group.
-
-A thread sends them, so they continue while the host compiles or loads for minutes.
-"""
+"""Heartbeats between host 0 and every other host, from a thread: they continue while a host compiles or
+loads."""
 
 from __future__ import annotations
 

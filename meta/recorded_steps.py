@@ -1,4 +1,4 @@
-"""The recorded steps of a mesh: each kind is recorded on first use and kept while there is room."""
+"""The recorded steps of a mesh: recorded on first use, kept while there is room."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ from vkbackend.meta.step_kind import StepKind
 from vkbackend.recording import cut_long, derive_barriers
 from vkbackend.runtime import Executable
 
-# Steps are kept while they have at most MAX_COMMANDS commands in all; MIN_STEPS are always kept. A command
-# takes 1 KB here, up to 2 KB in a driver, and 1 ms to record again. A model of 24 layers on one device can
-# keep all its 200 steps.
+# Steps are kept up to MAX_COMMANDS commands in all, but always MIN_STEPS. A command takes 1 KB here, up to 2
+# KB in a driver, and 1 ms to record again. A model of 24 layers on one device can keep all its 200 steps.
 MAX_COMMANDS, MIN_STEPS = 1 << 17, 32
 
 
 @dataclass(slots=True)
 class Step:
-    """A step that is ready to replay: an executable per device."""
+    """A step ready to replay: an executable per device."""
 
     kind: StepKind
     executables: list[Executable]
@@ -43,7 +42,7 @@ class Step:
 
 class RecordedSteps:
     """`arenas`: the memory of a step's values, per device. `reuse`: values share memory. `beside`: the work
-    of other hosts while a step is recorded here."""
+    of other hosts during a recording."""
 
     def __init__(self, builder: StepBuilder, arenas: Sequence[Buffer], reuse: bool) -> None:
         self.builder, self.arenas, self._reuse = builder, list(arenas), reuse
@@ -67,8 +66,7 @@ class RecordedSteps:
         return step
 
     def _make_room(self, n_commands: int) -> None:
-        """Close the least recently used steps. None of them runs: a run ends before the next step is
-        requested."""
+        """Close the least recently used steps, none of which runs: a run ends before the next request."""
         n_commands += sum(step.n_commands for step in self.by_kind.values())
         for kind in sorted(self.by_kind, key=lambda kind: self.by_kind[kind].used):
             if n_commands <= MAX_COMMANDS or len(self.by_kind) < MIN_STEPS:

@@ -1,8 +1,8 @@
 """All-reduce providers, chosen by the devices' features. All sum in slot order, so the bits agree.
 
 `pages`: host pages that all devices import. `scatter`: also, each device first sums a part for all.
-`host-sum`: staging per device, the host adds. Slots alternate by parity: a fast device may write reduce k + 1
-while a slower one reads k.
+`host-sum`: the host adds. Slots alternate by parity: a fast device may write reduce k + 1 while a slow one
+reads k.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from vkbackend.twins.arrays import take_f16
 from vkbackend.wire import FORMATS, wire_block, wire_words
 
 WIRES = ("auto", *FORMATS)
-# Elements from which `auto` sends f16, by device count; llama.cpp's NCCL path sends bfloat16 from there. f16
-# has an eighth of bfloat16's error, for 65 words instead of 64 (vkbackend/wire.py).
+# Elements from which `auto` sends f16, by device count, as bfloat16 in llama.cpp's NCCL path. f16 has an
+# eighth of bfloat16's error, for 65 words instead of 64 (vkbackend/wire.py).
 _F16_FROM = {1: 32_768, 2: 32_768, 3: 131_072}
 _F16_FROM_MANY = 262_144
 # From here on, reading n - 1 whole slots costs more than a second exchange.
@@ -32,9 +32,8 @@ PART = 1024  # elements: the unit of large parts of a scattered reduce
 
 
 def wire_of(wanted: str, elements: int, n_devices: int, software: bool = False) -> str:
-    """The wire format for `elements`, one of FORMATS. `wanted`: one of WIRES. `software`: all devices run on
-    the processor. Packing only takes time there: f32 took 0.6 to 1.0 of bf16's time (lavapipe, bench-reduce
-    of 2 MB)."""
+    """The wire format, one of FORMATS. `wanted`: one of WIRES. `software`: all devices run on the processor,
+    where f32 took 0.6 to 1.0 of bf16's time (lavapipe, bench-reduce of 2 MB)."""
     if wanted != "auto":
         return wanted
     return "f16" if not software and elements >= _F16_FROM.get(n_devices, _F16_FROM_MANY) else "f32"
@@ -42,11 +41,8 @@ def wire_of(wanted: str, elements: int, n_devices: int, software: bool = False) 
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """One exchange of a step.
-
-    `gather`: the second half of a scattered reduce; the host does nothing. `lane`: the half of every slot it
-    uses. Each half of a step has a lane, so neither waits for the other.
-    """
+    """`gather`: the second half of a scattered reduce; the host does nothing. `lane`: the half of every slot
+    it uses. Each half of a step has a lane, so neither waits for the other."""
 
     parity: int
     elements: int
@@ -58,8 +54,7 @@ class Reduce:
 
 
 def parts_of(reduce: Reduce, n: int) -> list[tuple[int, int]]:
-    """The elements begin..end of a reduce that each of n devices or hosts sums, in whole blocks of the
-    wire."""
+    """The elements begin..end that each of n devices or hosts sums, in whole blocks of the wire."""
     unit = PART if reduce.elements >= PART * n else wire_block(reduce.wire)
     size = aligned(-(-reduce.elements // n), unit)
     return [(min(d * size, reduce.elements), min((d + 1) * size, reduce.elements)) for d in range(n)]
@@ -67,8 +62,8 @@ def parts_of(reduce: Reduce, n: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class ReduceSlots:
-    """The slots that a device sums, `stride` words apart. `own_index`: the slot of its own share; `writers`:
-    a bit per slot in use."""
+    """Slots to sum, `stride` words apart. `own_index`: of the device's own share; `writers`: a bit per slot
+    in use."""
 
     buffer: Buffer | Virtual
     offset: int  # bytes
@@ -80,7 +75,6 @@ class ReduceSlots:
 
     @classmethod
     def of_sum(cls, buffer: Buffer | Virtual, offset: int, elements: int) -> ReduceSlots:
-        """A single slot with a whole sum in f32."""
         return cls(buffer, offset, stride=elements, count=1, own_index=None, writers=1)
 
     def view(self, elements: int, first: int = 0) -> View:
@@ -91,23 +85,21 @@ class ReduceSlots:
 
 
 class Provider(ABC):
-    """Slots for partial sums of up to `slot_nbytes` bytes."""
-
     name: str
     pages_nbytes: int = 0  # of host memory that all devices share
     network_s: float = 0.0  # seconds of exchanges with other hosts so far
 
     @abstractmethod
     def slot(self, device: int, reduce: Reduce) -> View:
-        """The slot of `device`'s share: u32 words to the end of its slot."""
+        """`device`'s share: u32 words to the end of its slot."""
 
     @abstractmethod
     def readable(self, device: int, reduce: Reduce) -> ReduceSlots:
         """The slots that `device` sums after the exchange."""
 
     def scatters(self, reduce: Reduce) -> bool:
-        """Whether a reduce is summed in parts, one per device, and gathered by a second exchange: for large
-        reduces that all devices read."""
+        """Whether a reduce is large and read by all: each device sums a part, and a second exchange
+        gathers."""
         return False
 
     def gathered(self, device: int, reduce: Reduce) -> View:
@@ -128,7 +120,7 @@ class Provider(ABC):
 
 
 class ImportedPages(Provider):
-    """In host pages that every device imports: a slot per device and parity, and one for gathering."""
+    """In host pages that all devices import: a slot per device and parity, and one for gathering."""
 
     name = "pages"
 
@@ -192,8 +184,7 @@ class ImportedPages(Provider):
 
 
 class HostSum(Provider):
-    """Staging per device: for each parity a slot to write and a sum to read. The host adds in slot order, in
-    f32."""
+    """Staging per device and parity: a slot to write, a sum to read. The host adds in slot order, in f32."""
 
     name = "host-sum"
 
@@ -238,8 +229,7 @@ class HostSum(Provider):
         self.spread(reduce)
 
     def total(self, reduce: Reduce) -> np.ndarray:
-        """The sum, f32 [elements], in the memory of the first reader, or of device 0 if no device here reads
-        it."""
+        """The sum, f32 [elements], in the memory of the first reader here, or of device 0."""
         d = reduce.readers[0] if reduce.readers else 0
         return self._host(d, 2 + reduce.parity, np.float32, reduce.elements, reduce.lane)
 
@@ -274,7 +264,7 @@ PROVIDERS = ("pages", "scatter", "host-sum")
 
 
 def slots_nbytes(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> list[tuple[int, int]]:
-    """(bytes, bytes with padding) of staging per device. Shared pages count for the first device."""
+    """(bytes, padded bytes) of staging per device. Shared pages count for the first device."""
     n_devices = len(devices)
     if n_devices == 1 or not slot_nbytes:
         return [(0, 0)] * n_devices
@@ -288,7 +278,7 @@ def slots_nbytes(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> li
 
 
 def _scatter_from(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> int | None:
-    """Bytes from which a reduce through pages is summed in parts; None: never. Over hosts, three devices
+    """Bytes from which reduces through pages are summed in parts; None: never. Over hosts, three devices
     suffice: each then sends 4/3 of a slot instead of two."""
     if wanted == "scatter":
         return 0

@@ -1,7 +1,5 @@
-"""Replays a recorded step on all devices: one submit per device, then one wait and one signal per exchange.
-
-Nothing is allocated, compiled or recorded here.
-"""
+"""Replays a recorded step on all devices: one submit per device, then one wait and one signal per
+exchange."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ DRAIN_S = 5.0  # how long devices get to finish after a failure
 
 class Relay:
     """`submit_ahead`: as in ReduceOptions. `broken`: why the devices cannot be used again, or empty.
-    `reduce_s`: the host's seconds between the last writer's end and the release of the readers."""
+    `reduce_s`: the host's seconds between the last writer's end and the readers' release."""
 
     def __init__(self, devices: Sequence[Device], submit_ahead: int | None) -> None:
         self._devices, self._ahead = devices, submit_ahead
@@ -65,7 +63,7 @@ class Relay:
         self._join(n)
 
     def _join(self, s: int) -> None:
-        """Wait until every device has finished its s-th segment of this step."""
+        """Wait for every device's s-th segment of this step."""
         for d, device in enumerate(self._devices):
             queue, number = device.queue, self._bases[d] + s
             if queue.completed() >= number:

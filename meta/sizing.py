@@ -26,10 +26,8 @@ SUMS = ("add_partials",)  # ops whose push constants say which device this is
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The largest step: rows, output rows, vocabulary rows per device, floats per row of each RoPE table.
-
-    `active`: the devices at work in each outermost graph scope (default: all); they read its sums.
-    """
+    """The largest step. `rope_widths`: floats per row of each RoPE table. `active`: the devices at work in
+    each outermost graph scope (default: all); they read its sums."""
 
     n_rows: int
     n_outputs: int
@@ -60,7 +58,6 @@ class StepShape:
         return aligned(self.logits_nbytes(device)) + 4 * self.n_outputs * self.mask_words(device)
 
     def inputs(self, device: int, host: Buffer, local: Buffer, region: Buffer | None) -> Inputs:
-        """Views of a device's parameters, of the host's copy, and of the logits' region."""
         offsets, total = self.places()
         rope = {
             name: View(local, offsets[name], (self.n_rows, width // 2, 2))
@@ -78,15 +75,15 @@ class StepShape:
         )
 
     def unplaced(self, device: int) -> Inputs:
-        """As `inputs`, in a buffer without memory, for a graph that never runs."""
+        """As `inputs`, without memory, for a graph that never runs."""
         buffer = nowhere()
         return self.inputs(device, buffer, buffer, buffer if self.logits_nbytes(device) else None)
 
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """Bytes. Per device: `arenas` of a step's values, `logits` with masks. `params`: step parameters, on
-    device and host alike. `slot`: a device's share of the largest reduce (0: no reduce)."""
+    """Bytes. Per device: `arenas` of values, `logits` with masks. `params`: step parameters, on device and
+    host alike. `slot`: a device's share of the largest reduce (0: no reduce)."""
 
     arenas: tuple[int, ...]
     params: int
@@ -109,9 +106,9 @@ def measure(
     reuse: bool = True,
     short: Build | None = None,
 ) -> StepSizes:
-    """The largest sizes of all kinds of steps up to `shape`, from names and limits of devices alone. `reuse`:
-    values share memory. `short`: the model without repeated layers; it replaces `build` if both need as much
-    for the first kind."""
+    """The largest sizes of all kinds of steps up to `shape`, from names and limits of devices. `reuse`:
+    values share memory. `short`: the model without repeated layers; it replaces `build` if its first kind
+    needs as much."""
     n, params = len(devices), shape.places()[1]
     sizing, inputs = Sizing(n), [shape.unplaced(d) for d in range(n)]
 
@@ -154,8 +151,8 @@ def step_kinds(shape: StepShape) -> list[StepKind]:
 
 
 def form_of(recording: Recording) -> tuple[object, ...]:
-    """The commands with buffers numbered in order of appearance. Recordings of equal form are planned alike.
-    Omits push constants of sums: they only say which share is the device's own."""
+    """Commands with buffers numbered by appearance. Recordings of equal form are planned alike. Omits push
+    constants of sums: they only say which share is the device's own."""
     numbers: dict[object, int] = {}
 
     def where(view: View) -> tuple[object, ...]:

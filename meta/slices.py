@@ -17,7 +17,7 @@ from vkbackend.runtime import Device
 @dataclass(frozen=True, slots=True)
 class Load:
     """`home`: Home.WEIGHTS, or Home.HOST for pinned host memory, where all devices read one copy of a
-    mirrored tensor. `in_file`: devices can read its bytes in a mapped file, from a 32-bit word on."""
+    mirrored tensor. `in_file`: devices can read it in a mapped file, from a 32-bit word on."""
 
     name: str
     shape: tuple[int, ...]
@@ -40,7 +40,7 @@ def expert_slices(load: Load, device: int) -> tuple[tuple[slice, slice], ...]:
 
 
 def _nameless(load: Load) -> Load:
-    """The cache key: the same for most layers. Planning asks a dozen times per stack."""
+    """The cache key, the same for most layers."""
     return replace(load, name="", home=Home.WEIGHTS, in_file=False)
 
 
@@ -63,8 +63,8 @@ def slice_of(load: Load, device: int) -> tuple[slice, slice]:
 
 
 def slices_of(load: Load, device: int) -> list[tuple[slice, slice]]:
-    """(rows, columns) on `device` of each segment of the split axis. Stored rows of segments follow one
-    another; columns of segments do so within every row."""
+    """(rows, columns) on `device` of each segment of the split axis. Segments of rows are stored in sequence,
+    segments of columns within every row."""
     n_rows, n_columns = (1, *load.shape)[-2:]
     if load.state.kind is not Kind.SPLIT:
         return [(slice(0, n_rows), slice(0, n_columns))]
@@ -116,7 +116,7 @@ def own_pieces(loads: Iterable[Load], device: int, max_range: int) -> list[tuple
 
 def mapped_pieces(load: Load, d: int, device: Device) -> list[tuple[int, tuple[int, ...], int]]:
     """(first local row, shape, first byte within the tensor) of the pieces that device `d` reads from the
-    file. Empty unless the slice is contiguous and its pieces begin on words."""
+    file. Empty unless the slice is contiguous and pieces begin on words."""
     run = run_of(load, d) if load.in_file and device.maps_files else None
     if run is None:
         return []
@@ -158,9 +158,8 @@ def rows_in_pieces(load: Load, max_range: int) -> list[tuple[int, tuple[int, ...
 
 
 def expert_pieces(load: Load, device: int, max_range: int) -> list[tuple[int, int, tuple[int, ...]]]:
-    """(first expert, number of experts, shape) of the pieces of a stack. Cut by rows: [rows of all its
-    experts, n_in]. Cut by columns: [n_out, columns of all its experts], a matrix [n_out, columns] per expert.
-    """
+    """(first expert, number of experts, shape) of the pieces of a stack: [rows of all its experts, n_in]; cut
+    by columns, [n_out, columns of all its experts], a matrix per expert."""
     try:
         return list(_expert_pieces(_nameless(load), device, max_range))
     except PlanError:

@@ -1,6 +1,6 @@
 """Measures how fast devices read weights and reduce: once per device and driver (known_speed.py stores it).
 
-Measuring opens its own devices, so it does not disturb devices in use.
+It opens its own devices, so it does not disturb devices in use.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def measure_speed(device: Device) -> Speed:
 
 
 def measure_gpus(devices: Sequence[Device]) -> None:
-    """Measure GPUs of unknown speed before a model is loaded: otherwise their steps are cut for the slowest
-    GPU. Does nothing without a cache folder, as every start would measure again. A GPU that is full or does
-    not answer in time stays unknown."""
+    """Measure GPUs of unknown speed before loading: otherwise their steps are cut for the slowest GPU. Needs
+    a cache folder, or every start would measure again. A GPU that is full or does not answer in time stays
+    unknown."""
     gpus = [device for device in devices if device.physical and not device.physical.is_cpu]
     if gpus and cache_folder.writable():
         for device in gpus:
@@ -74,7 +74,7 @@ def measure_gpus(devices: Sequence[Device]) -> None:
 
 
 def measure_copy(device: Device) -> float:
-    """Bytes per second, read plus written, of copies within a device's memory; measured once."""
+    """Bytes per second, read plus written, of copies within a device; measured once."""
     key = f"copy {key_of(device)}"
     known = numbers(key)
     if len(known) != 1:

@@ -1,5 +1,4 @@
-"""Split states (MIRRORED, PARTIAL, SPLIT on an axis) and their rules: an op's result follows from its
-operands.
+"""Split states (MIRRORED, PARTIAL, SPLIT on an axis) and the rule of each op.
 
 A combination without a rule raises PlanError with the op and the states.
 """
@@ -89,7 +88,6 @@ def check_tiling(ranges: Ranges, size: int, name: str) -> None:
 
 
 def holders(ranges: Ranges) -> tuple[int, ...]:
-    """Devices with a nonempty share."""
     return tuple(d for d, (begin, end) in enumerate(ranges) if end > begin)
 
 
@@ -98,7 +96,7 @@ def scaled(ranges: Ranges, factor: int) -> Ranges:
 
 
 def kv_heads_of(heads: Ranges, group: int) -> Ranges:
-    """The kv heads that ranges of q heads use. A kv head is on both sides of a cut group."""
+    """The kv heads of ranges of q heads. Both sides of a cut group have its kv head."""
     at, ranges = 0, []
     for begin, end in heads:
         at = -(-end // group) if end > begin else at
@@ -115,7 +113,7 @@ def _no_rule(op: str, **states: State) -> PlanError:
 
 
 def linear(x: State, w: State) -> State:
-    """y = x w^T. Rows of w split: y's width is. x's width and w's columns split alike: y is PARTIAL."""
+    """y = x w^T. Split rows of w split y's width. Width of x and columns of w split alike: y is PARTIAL."""
     if x == MIRRORED and w == MIRRORED:
         return MIRRORED
     if x == MIRRORED and w.kind is Kind.SPLIT and w.axis == 0:
@@ -142,15 +140,14 @@ def elementwise(op: str, *states: State) -> State:
 
 
 def gate_rows(gate: State, x: State) -> State:
-    """A factor per row of x. The product is linear, so x may be split or PARTIAL."""
+    """A factor per row. The product is linear, so x may be split or PARTIAL."""
     if gate == MIRRORED:
         return x
     raise _no_rule("gate_rows", gate=gate, x=x)
 
 
 def add(a: State, b: State) -> State:
-    """PARTIAL + PARTIAL and MIRRORED + PARTIAL are PARTIAL; the mirrored part is added once, after the
-    reduce."""
+    """PARTIAL with any PARTIAL or MIRRORED addend; a mirrored one is added once, after the reduce."""
     if Kind.PARTIAL in (a.kind, b.kind) and Kind.SPLIT not in (a.kind, b.kind):
         return partial(sorted({*a.writers, *b.writers}))
     return elementwise("add", a, b)
@@ -177,8 +174,8 @@ def per_head(op: str, x: State, head_dim: int) -> State:
 
 
 def wide_norm(x: State, w: State) -> State:
-    """An RMS norm over the whole width of a tensor split between heads, like its weight. Devices exchange
-    sums of squares."""
+    """An RMS norm over the width of a tensor split between heads, like its weight. Devices exchange sums of
+    squares."""
     if x.kind is Kind.SPLIT and x.axis == 1 and not x.segments and w == replace(x, axis=0):
         return x
     raise _no_rule("wide_norm", x=x, w=w)
@@ -216,7 +213,7 @@ def per_head_weight(op: str, y: State, w: State, head_dim: int) -> None:
 
 
 def moe(x: State, router: State, gate: State, up: State, down: State, *biases: State) -> State:
-    """PARTIAL: the sum is linear in `down`. `biases` of gate and up are split like gate and up."""
+    """PARTIAL: linear in `down`. `biases` of gate and up are split like these."""
     if x == router == MIRRORED and all(s == gate for s in (up, *biases)) and (gate.axis, down.axis) == (1, 2):
         if gate.experts and gate.experts == down.experts:
             return partial(sorted({d for ranges in gate.experts for d in holders(ranges)}))
@@ -247,7 +244,7 @@ def mat_heads(x: State, w: State, k: int, n: int) -> State:
 
 
 def concat(a: State, b: State, n_a: int, n_b: int) -> State:
-    """A device has both parts of its heads; a second part that all heads share is on every device."""
+    """A device has both parts of its heads; a second part that all heads share is on all devices."""
     if b == MIRRORED:
         return split(1, heads_of("concat", a, n_a), [n_a + n_b])
     if a.axis == b.axis == 1 and (heads := heads_of("concat", a, n_a)) == heads_of("concat", b, n_b):
@@ -256,7 +253,6 @@ def concat(a: State, b: State, n_a: int, n_b: int) -> State:
 
 
 def ssm_conv(x: State, w: State, state: State, n_columns: int) -> State:
-    """Each channel with its taps and its last columns."""
     if x.kind is Kind.SPLIT and x.axis == 1 and w == replace(x, axis=0) and state == resized(x, n_columns):
         return x
     raise _no_rule("ssm_conv", x=x, w=w, state=state)
@@ -273,8 +269,8 @@ def delta_gates(a: State, dt: State, decay: State, b: State, width: int) -> Stat
 def delta_net(
     parts: Sequence[State], g: State, beta: State, state: State, head_dim: int, width: int
 ) -> State:
-    """q, k, v as tensors or as segments of one: a device has all value heads of its key heads, with their
-    gates (`width` each) and state. The result is split like v."""
+    """q, k, v as tensors or segments of one. A device has all value heads of its key heads, their gates
+    (`width` each) and state. The result is split like v."""
     v = parts[-1]
     if len(parts) == 1 and len(v.segments) > 2 and v.segments[0] == v.segments[1] == head_dim:
         v = split(1, v.ranges, v.segments[2:])
@@ -288,7 +284,7 @@ def delta_net(
 
 
 def _same_key_heads(q: State, k: State, v: State) -> bool:
-    """Whether every device has equally many values of v per unit of q and k."""
+    """Whether v has equally many values per unit of q and k on every device."""
     if q != k or any(s.kind is not Kind.SPLIT or s.segments for s in (q, v)):
         return False
     n_q, n_v = (max(end for _, end in s.ranges) for s in (q, v))
@@ -296,8 +292,8 @@ def _same_key_heads(q: State, k: State, v: State) -> bool:
 
 
 def ssm_scan(x: State, bc: State, heads: State, state: State, sizes: tuple[int, int, int]) -> State:
-    """A device has its heads of x, their values of `heads`, and B and C of their groups. `sizes`: (elements
-    of a head, elements of a group's B, heads of a group). The result is split like x."""
+    """A device has its heads of x, their values of `heads`, and B and C of their groups. `sizes`: elements of
+    a head, elements of a group's B, heads of a group. The result is split like x."""
     head_dim, n_state, group = sizes
     if per_head("ssm_scan", x, head_dim) == x and not x.segments and x.kind is Kind.SPLIT:
         wanted = resized(x, 1, head_dim)
@@ -308,8 +304,7 @@ def ssm_scan(x: State, bc: State, heads: State, state: State, sizes: tuple[int, 
 
 
 def group_norm(x: State, w: State, group: int) -> bool:
-    """Whether every device has whole groups of `group` columns. If not, devices exchange the groups' sums of
-    squares."""
+    """Whether groups of `group` columns are whole on devices. If not, devices exchange sums of squares."""
     if x.kind is Kind.SPLIT and x.axis == 1 and not x.segments and w == replace(x, axis=0):
         return all(at % group == 0 for cut in x.ranges for at in cut)
     raise _no_rule("group_norm", x=x, w=w)

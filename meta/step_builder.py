@@ -1,4 +1,4 @@
-"""Builds the recordings of a step from the model's graph: traced, fused, ordered by depth, halves in turn."""
+"""Builds a step's recordings from the model's graph: traced, fused, ordered by depth, halves in turn."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class StepBuilder:
 
     @collection_paused()
     def recorded(self, kind: StepKind) -> Built:
-        """In a step of two halves, one computes while the sums of the other are exchanged: their segments
-        take turns, and a segment waits for the exchange before the last one."""
+        """Of two halves, one computes while the other's sums are exchanged: segments take turns, and each
+        waits for the exchange before the last one."""
         graphs = self.graphs(kind)
         recordings = [ordered(graphs, d) for d in range(len(self.devices))]
         if not kind.halves:
@@ -79,7 +79,7 @@ def second_half(inputs: Inputs, n_rows: int) -> Inputs:
 
 
 def ordered(graphs: Sequence[Graph], d: int) -> Recording:
-    """The recording of the d-th device: fused, by depth, the halves in turn."""
+    """The d-th device's recording: fused, by depth, halves in turn."""
     limits = graphs[0].devices[d].limits
     fused = [fuse(graph.recordings[d], limits) if env.fusing() else graph.recordings[d] for graph in graphs]
     first, *rest = [by_depth(recording) for recording in fused]

@@ -9,9 +9,8 @@ from vkbackend.step import Mix
 
 
 def bucket(n: int) -> int:
-    """The rows of a step that runs n rows: a power of two, or from 12 on also one and a half times a
-    power of two. Fewer numbers need fewer recordings, but on software devices a padded row costs as
-    much as any row."""
+    """Rows to record for n rows: a power of two, or from 12 on also one and a half times a power of two, as a
+    padded row costs a full row on software devices."""
     power = 1 << max(0, n - 1).bit_length() if n else 0
     return power * 3 // 4 if power >= 16 and n <= power * 3 // 4 else power
 
@@ -25,8 +24,8 @@ def mix_of(n_rows: int, n_single: int = 0, n_runs: int = 1) -> Mix:
 
 
 class Wanted(NamedTuple):
-    """Results per output row: all logits (`top_k` is 0), or the `top_k` best tokens. `summed`: also
-    log(sum(exp(logits))) of the whole row, for the tokens' probabilities."""
+    """Results per output row: all logits (`top_k` 0), or the `top_k` best tokens. `summed`: also
+    log(sum(exp(logits))) of the row, for the tokens' probabilities."""
 
     top_k: int = 0
     summed: bool = False

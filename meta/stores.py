@@ -1,4 +1,4 @@
-"""The memory of a mesh's devices that outlives a step: weights, caches, constants."""
+"""Memory that outlives a step: weights, caches, constants."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Stores:
     ) -> Weight:
         """An empty cache [n_cells, width], split by columns as in `state`.
 
-        Raises PlanError if a device's share exceeds one binding: shaders read it as a whole.
+        Raises PlanError if a device's share exceeds one binding, as shaders read it whole.
         """
         weight = Weight(name, (n_cells, width), dtype, state, [])
         for d, device in enumerate(self._devices):

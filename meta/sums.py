@@ -1,5 +1,5 @@
-"""Sums over devices: `whole` makes a PARTIAL value whole by one all-reduce, `add` keeps a sum PARTIAL,
-`together` puts several sums into one exchange."""
+"""Sums over devices: `whole` makes a PARTIAL value whole, `add` keeps a sum PARTIAL, `together` puts several
+sums into one exchange."""
 
 from __future__ import annotations
 

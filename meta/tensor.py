@@ -17,9 +17,8 @@ from vkbackend.runtime import Device
 class Weight:
     """A matrix [n_out, n_in] or vector [n]: per device its slice, as (first local row, view) pieces.
 
-    A slice has several pieces if one binding cannot span it, and none if it is empty. Pieces of a stack of
-    experts count experts. `starts`: per device, the prefix sums of its FFN columns of each expert, u32
-    [n_expert + 1].
+    A slice has several pieces if one binding cannot span it, none if it is empty. Pieces of expert stacks
+    count experts. `starts`: per device, prefix sums of each expert's FFN columns, u32 [n_expert + 1].
     """
 
     name: str
@@ -39,8 +38,8 @@ class Weight:
 class Tensor:
     """An activation f32 [rows, width] of a step; `views[d]` is device d's slice.
 
-    `base`: a MIRRORED addend of a PARTIAL tensor, added once when the sum is made whole. `whole`: the tensor
-    that replaces this one after a reduce, or after it was given to more devices.
+    `base`: a MIRRORED addend of a PARTIAL tensor, added once after the sum. `whole`: the tensor that replaces
+    this one after a reduce, or on more devices.
     """
 
     graph: TensorGraph
@@ -63,7 +62,7 @@ class Tensor:
 
 @dataclass(slots=True)
 class Inputs:
-    """A step's inputs on one device: StepParams, RoPE rows by table name, the copies of both on host and
+    """A step's inputs on one device: StepParams, RoPE rows by table name, copies of both on host and
     device."""
 
     step: View

@@ -24,7 +24,7 @@ SLEEP_S = 1e-3
 
 
 class Lane(IntEnum):
-    """The purpose of a message. Only messages on one lane keep their order."""
+    """Messages of one purpose keep their order."""
 
     CALL = 1  # calls of host 0
     REPLY = 2
@@ -39,7 +39,7 @@ Part = tuple[int, np.ndarray]  # (host, bytes at an address that never changes)
 
 
 class Transfers(ABC):
-    """Bytes that are exchanged repeatedly, always between the same addresses."""
+    """Repeated transfers between the same addresses."""
 
     def run(self) -> None:
         """Raises DeviceLost, Timeout."""
@@ -56,11 +56,11 @@ class Transfers(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Free the resources; nothing may be in flight."""
+        """Nothing may be in flight."""
 
 
 class Transport(ABC):
-    """This host, `rank` of `size`; host 0 leads. `n_messages` and `n_bytes` count sent messages except
+    """This host, `rank` of `size`; host 0 leads. `n_messages` and `n_bytes` count sent messages without
     heartbeats."""
 
     rank: int
@@ -81,7 +81,7 @@ class Transport(ABC):
 
     @abstractmethod
     def beat(self, host: int) -> None:
-        """Send a heartbeat without waiting."""
+        """Does not wait."""
 
     @abstractmethod
     def poll(self, host: int, lane: Lane, most: int) -> bytes | None:
@@ -94,7 +94,7 @@ class Transport(ABC):
         """Parts that move together on a lane, in the same order on both sides."""
 
     def close(self) -> None:  # noqa: B027 - a twin has nothing to leave
-        """Leave the group; the others do the same."""
+        """All hosts leave the group."""
 
     def receive(
         self, host: int, lane: Lane, most: int, purpose: str, timeout_s: float | None = None
@@ -130,7 +130,6 @@ class Transport(ABC):
                 os.sched_yield()
 
     def meet(self, purpose: str, timeout_s: float) -> None:
-        """Wait until every host has called this."""
         if self.rank:
             self.send(0, Lane.MEET, b"")
             self.receive(0, Lane.MEET, 0, purpose, timeout_s)

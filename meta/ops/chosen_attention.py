@@ -1,7 +1,7 @@
 """Attention to chosen positions (DeepSeek-AI 2025, arXiv:2512.02556).
 
-Every device with the layer's kv head has the whole indexer and its keys, and makes the same choice, without
-an exchange. Devices of different kinds may disagree on nearly equal scores.
+Every device with the layer's kv head has the whole indexer and its keys, and makes the same choice. Devices
+of different kinds may disagree on nearly equal scores.
 """
 
 from __future__ import annotations
@@ -20,10 +20,7 @@ SCORES_NBYTES = 1 << 25
 
 def choose(q: Tensor, w: Tensor, keys: Weight, cells: Weight, *, heads: int, top_k: int) -> Tensor:
     """The top_k positions of each row, u32 [rows, top_k], ascending: the largest sums over the indexer's
-    heads of w * max(q . k, 0).
-
-    q [rows, heads * head], w [rows, heads], `keys` [n_cells, head].
-    """
+    heads of w * max(q . k, 0). q [rows, heads * head], w [rows, heads], `keys` [n_cells, head]."""
     graph, rows, head = q.graph, q.rows, keys.shape[1]
     split.index_scores(q.state, w.state, keys.state, heads, head)
     chosen = graph.new(rows, top_k, MIRRORED, "chosen", holders_of(q))

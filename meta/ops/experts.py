@@ -1,4 +1,4 @@
-"""The mixture of experts (Shazeer et al. 2017). Every device has columns of every expert, so an exchange has
+"""The mixture of experts (Shazeer et al. 2017). Every device has columns of every expert, so exchanges have
 n_embd values per row for any number of used experts."""
 
 from __future__ import annotations

@@ -87,7 +87,6 @@ def _rule(
     graph: TensorGraph, d: int, on: Recorder, q: View, k: View, v: View, g: View, beta: View, cells: View,
     out: View, *, n_k: int, tiled: bool, q_stride: int, v_stride: int,
 ) -> None:  # fmt: skip
-    """Row by row for short runs, in chunks for longer runs."""
     step, (rows, n_heads, size) = graph.inputs[d].step, out.shape
     if graph.kind.mix is Mix.DECODE:
         on.delta_net(
