@@ -40,8 +40,6 @@ class Budget(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Predicted milliseconds per token; the slowest device counts."""
-
     weights_ms: float
     host_ms: float
     reduce_ms: float
@@ -87,8 +85,8 @@ class Prediction:
 def ratios(speeds: Sequence[float], classes: Sequence[Hashable], resources: Sequence[Hashable]) -> Shares:
     """Sixteenths of the largest share, proportional to speed.
 
-    Logical devices on one resource share its speed. Devices of a class count as equally fast if their
-    resources have equally many logical devices.
+    Logical devices on a resource share its speed. Devices of a class are equally fast if their resources have
+    equally many logical devices.
     """
     n = len(speeds)
     alone = [speeds[d] / sum(r == resources[d] for r in resources) for d in range(n)]
@@ -100,7 +98,7 @@ def ratios(speeds: Sequence[float], classes: Sequence[Hashable], resources: Sequ
 
 
 def overfull(held: Sequence[int], budgets: Sequence[Budget]) -> set[int]:
-    """The devices on physical devices with too little memory for `held`."""
+    """Devices on physical devices with too little memory for `held`."""
     return {
         d
         for budget in budgets
@@ -158,7 +156,7 @@ def times(
 
 
 def subsets(shares: Shares, speeds: Sequence[Speed]) -> list[tuple[int, ...]]:
-    """For each smaller number of devices, the fastest ones, in device order."""
+    """For each smaller number of devices, the fastest, in device order."""
     order = sorted((d for d, s in enumerate(shares) if s), key=lambda d: (-speeds[d].weights, d))
     return [tuple(sorted(order[:n])) for n in range(1, len(order))]
 

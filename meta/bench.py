@@ -1,4 +1,4 @@
-"""Times all-reduces alone, in a step that is a chain of sums, checked bit by bit."""
+"""Times all-reduces alone, as a chain of sums, checked bit by bit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ReduceTime:
 
 
 def chain_length(nbytes: int) -> int:
-    """All-reduces per step: even, so that both parities are used equally often."""
+    """All-reduces per step: even, to use both parities equally often."""
     return min(32, max(4, CHAIN_NBYTES // nbytes // 2 * 2))
 
 

@@ -41,7 +41,6 @@ def places(region: View, n_outputs: int, k: int, n_chunks: int) -> tuple[View, V
 
 
 def found_in(region: View, n_outputs: int, k: int, limits: Limits, n_vocab: int) -> tuple[View, View, View]:
-    """As `places`, for a device with `n_vocab` logits."""
     return places(region, n_outputs, k, top_k_chunks(limits, n_vocab, k)[1])
 
 
@@ -125,7 +124,7 @@ class Outputs:
     # ---- on host 0 ----
 
     def read_logits(self, out: np.ndarray, n_outputs: int, place: int = 0) -> None:
-        """Join the devices' logits in `out`, float32 [>= n_outputs, n_vocab]."""
+        """Join the logits in `out`, float32 [>= n_outputs, n_vocab]."""
         for device, region, (begin, end) in zip(self._devices, self._places[place], self._vocab, strict=True):
             if region is not None:
                 device.invalidate(region.buffer)  # type: ignore[arg-type]

@@ -33,7 +33,6 @@ def compile_all(devices: Sequence[Device], recordings: Sequence[Recording]) -> N
 
 
 def begin_all(devices: Sequence[Device], recordings: Sequence[Recording]) -> None:
-    """As `compile_all`, in the background."""
     for device, recording in zip(devices, recordings, strict=True):
         if not device.host:
             device.compile_ahead(recording)

@@ -53,14 +53,14 @@ class Card:
 
 
 class Link(Protocol):
-    """The host of a device, which finds caches and tables by name."""
+    """A device's host, which finds caches and tables by name."""
 
     def write(self, device: int, name: str, offset: int, data: np.ndarray) -> None: ...
 
     def read(self, device: int, name: str, offset: int, nbytes: int) -> np.ndarray: ...
 
     def copy(self, device: int, copies: list[tuple[str, int, int, int]]) -> None:
-        """Copies within caches: (name, from byte, to byte, bytes)."""
+        """(name, from byte, to byte, bytes) of copies within caches."""
 
 
 class _Idle(Queue):
@@ -89,7 +89,7 @@ class Elsewhere(HostDevice):
         super().__init__(f"{host}/{card.name}", card.limits)
         self.index, self.host, self.card, self.exchange = index, host, card, exchange
         self.imports_pages, self.has_codebooks = card.imports_pages, card.has_codebooks
-        self.host_free: int | None = None  # free bytes of its host's memory
+        self.host_free: int | None = None  # bytes of its host's memory
         self.queue: Queue = _Idle()
         self.link: Link | None = None
 

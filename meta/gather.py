@@ -122,7 +122,6 @@ def scatter_rows(devices: Sequence[Device], weight: Weight, begin: int, data: np
 
 
 def stream(devices: Sequence[Device], weight: Weight) -> Iterator[np.ndarray]:
-    """The whole tensor in pieces of consecutive rows, as from `gather_rows`."""
     n_rows, row_bytes = matrix_of(weight)
     step = max(1, PIECE_NBYTES // row_bytes)
     for begin in range(0, n_rows, step):
@@ -130,13 +129,13 @@ def stream(devices: Sequence[Device], weight: Weight) -> Iterator[np.ndarray]:
 
 
 def gather(devices: Sequence[Device], weight: Weight) -> np.ndarray:
-    """The whole tensor as stored in a file: uint8 [bytes]."""
+    """As stored in a file: uint8 [bytes]."""
     return np.concatenate([piece.reshape(-1) for piece in stream(devices, weight)])
 
 
 @contextmanager
 def transfers(devices: Sequence[Device]) -> Iterator[Sequence[Device]]:
-    """The devices; their transfer buffers are freed at the end."""
+    """Frees the devices' transfer buffers at the end."""
     try:
         yield devices
     finally:

@@ -1,4 +1,4 @@
-"""The graph of a step: ops on tensors become one recording per device, cut at exchanges."""
+"""The graph of a step: a recording per device, cut at exchanges."""
 
 from __future__ import annotations
 
@@ -96,7 +96,6 @@ class Graph:
         return tensor
 
     def scratch(self, shape: tuple[int, ...], label: str) -> View:
-        """New scratch of one device."""
         return View(Virtual(4 * math.prod(shape), self.label(label)), 0, shape)
 
     def begin(self) -> None:
@@ -165,7 +164,7 @@ class Graph:
         )
 
     def _fold_base(self, x: Tensor) -> Tensor:
-        """The sum without the addend, added to the share of one of its holders."""
+        """The sum without the addend, which one of its holders adds to its share."""
         assert x.base is not None
         d = next(d for d in x.state.writers if x.base.views[d] is not None)
         folded = Tensor(self, x.rows, x.width, x.state, list(x.views))

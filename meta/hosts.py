@@ -165,7 +165,6 @@ class OverHosts(Provider):
         return moves
 
     def _gather(self, local: Reduce, parts: Mapping[int, tuple[int, int]]) -> Transfers:
-        """Transfers of all parts' sums to all hosts with a part."""
         assert isinstance(self._inner, HostSum)
         here, total = self._hosts.rank, self._inner.total(local).view(np.uint8)
         part = total[4 * parts[here][0] : 4 * parts[here][1]]

@@ -23,7 +23,7 @@ TRUSTED = 1 / 4
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Bytes per second at which a device alone reads weights: in its own memory, in pinned host memory."""
+    """Bytes per second of a device alone reading weights: from its own memory, from pinned host memory."""
 
     weights: float
     host: float

@@ -36,7 +36,7 @@ PIECE_NBYTES = 64 << 20  # bytes copied between two progress reports
 
 class Source(Protocol):
     def data(self, name: str) -> np.ndarray:
-        """uint8, not a copy: of any shape, rows in order."""
+        """uint8, not a copy: any shape, rows in order."""
 
     def file(self, name: str) -> tuple[np.ndarray, int]:
         """(the mapped file as uint8, first byte of the tensor), for loads `in_file` only."""
@@ -170,7 +170,7 @@ def _fill_experts(
 
 
 def _starts(device: Device, load: Load, d: int) -> View:
-    """Prefix sums of the experts' FFN columns on the device, u32 [n_expert + 1]."""
+    """Prefix sums of the experts' FFN columns, u32 [n_expert + 1]."""
     by_columns = load.state.axis == 2
     held = [cut[by_columns].stop - cut[by_columns].start for cut in expert_slices(load, d)]
     starts = np.concatenate([[0], np.cumsum(held)]).astype(np.uint32)

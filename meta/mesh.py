@@ -60,7 +60,7 @@ class Mesh:
 
     @property
     def pages_nbytes(self) -> tuple[int, int]:
-        """Bytes of pinned host pages: (tables that all devices read, slots of reduces)."""
+        """Bytes of pinned host pages: (shared tables, slots of reduces)."""
         return self.stores.pages_nbytes(), self.provider.pages_nbytes if self.provider else 0
 
     def prepare(
@@ -118,8 +118,7 @@ class Mesh:
         self._forked = True
 
     def run(self, step: Step) -> None:
-        """Replay a step on all devices and wait for its end. Raises DeviceLost or Timeout, and from then on
-        `check_usable` raises."""
+        """Raises DeviceLost or Timeout; from then on `check_usable` raises."""
         self.check_usable()
         self.relay.run(step, self.provider)
         if level := env.debug():
@@ -133,7 +132,7 @@ class Mesh:
             report_values(self.devices, step.values)
 
     def close(self) -> None:
-        """Release recordings, memory and devices, except for a device that does not answer."""
+        """Leaves a device that does not answer as it is."""
         for device in self.devices:  # its command buffers must not be in use
             device.abandoned |= not device.abandoned and not device.settle()
         abandoned = any(device.abandoned for device in self.devices)
@@ -152,5 +151,5 @@ class Mesh:
         self.provider, self._inputs, self._steps, self.outputs = None, [], None, Outputs()
 
 
-# Pages that an abandoned device may still write stay mapped until the process ends.
+# Pages that an abandoned device may write stay mapped until the process ends.
 _leaked: list[object] = []

@@ -36,7 +36,6 @@ class MPITransport(Transport):
         mpi4py.rc.initialize = mpi4py.rc.finalize = False
         from mpi4py import MPI
 
-        # A thread sends beats.
         if not MPI.Is_initialized() and MPI.Init_thread(MPI.THREAD_MULTIPLE) < MPI.THREAD_MULTIPLE:
             raise UnsupportedFeature(
                 "this MPI does not support calls from several threads; use the one of the extra hosts"
@@ -48,7 +47,7 @@ class MPITransport(Transport):
 
     @property
     def library(self) -> str:
-        """MPI's name and version, which must be the same on all hosts."""
+        """MPI's name and version, to be equal on all hosts."""
         return " ".join(str(self.mpi.Get_library_version()).split("\n")[0].split())
 
     def send(self, host: int, lane: Lane, data: bytes, purpose: str = "") -> None:

@@ -52,7 +52,7 @@ class Plan:
     experts: tuple[Ranges, ...] = ()
 
     def state(self, role: Role, shape: tuple[int, ...], name: str) -> State:
-        """The split state of a weight [n_out, n_in]. Raises PlanError if its size does not fit the plan."""
+        """Raises PlanError if the size of a weight [n_out, n_in] does not fit the plan."""
         if not role.dim:
             return MIRRORED
         if role.dim == "experts":
@@ -114,7 +114,7 @@ def share_out(dim: Dim, shares: Sequence[float], rotation: int = 0) -> Ranges:
 
 
 def table(plans: Sequence[Plan], names: Sequence[str], n_devices: int) -> str:
-    """The plans as text, a line per run of equal layers."""
+    """A line per run of equal layers."""
     lines, start = [], 0
     for i in range(1, len(plans) + 1):
         if i == len(plans) or plans[i] != plans[start]:

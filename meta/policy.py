@@ -1,7 +1,6 @@
 """Two policies that divide a model among devices: ours, and llama.cpp's arithmetic.
 
-Ours cuts in the smallest units that quant blocks allow and minimizes the load of the busiest device per
-layer.
+Ours cuts in the smallest units that quant blocks allow and minimizes the busiest device's load per layer.
 """
 
 from __future__ import annotations
@@ -140,7 +139,7 @@ def _balanced(layer: Layer, shares: Sequence[float], held: list[float]) -> Plan:
     if (ffn := layer.ffn) is None:
         return Plan(ranges)
     unit = ffn_unit(ffn.n_ff, ffn.block)
-    here = [0.0] * len(shares)  # over all experts of the layer, to even out rounding
+    here = [0.0] * len(shares)  # over the layer's experts, to even out rounding
     experts = []
     for _ in range(max(1, ffn.n_expert)):
         experts.append(_take(ffn.n_ff, unit, shares, held, here))
@@ -194,7 +193,7 @@ def attention_ranges(
 
 
 def attention_cost(ranges: Mapping[str, Ranges], shares: Sequence[float], kv_width: float) -> float:
-    """Weights that the busiest device reads per share, in q heads. A kv head counts as `kv_width`."""
+    """Weights of the busiest device per share, in q heads. A kv head counts as `kv_width`."""
     heads, kv = ranges["heads"], ranges["kv_heads"]
     return max(
         2 * ((heads[d][1] - heads[d][0]) + kv_width * (kv[d][1] - kv[d][0])) / share

@@ -26,11 +26,9 @@ MAX_COMMANDS, MIN_STEPS = 1 << 17, 32
 
 @dataclass(slots=True)
 class Step:
-    """A step ready to replay: an executable per device."""
-
     kind: StepKind
     executables: list[Executable]
-    reduces: list[Reduce | None]  # after each segment but the last; None: the devices only meet
+    reduces: list[Reduce | None]  # after each segment but the last; None: nothing to reduce
     values: dict[str, list[View | None]]  # intermediate tensors by label, if the mesh keeps them
     lag: int = 1  # a segment may begin when all devices have finished the one `lag` before it
     used: int = 0  # when, counted in steps
@@ -98,7 +96,7 @@ class RecordedSteps:
                 executables.append(device.build(placed))
                 undo.callback(executables[-1].close)
                 for views in values.values():
-                    if (view := views[d]) is not None:  # a value that no command touches has no address
+                    if (view := views[d]) is not None:  # no command uses the value
                         at = places.get(view.buffer)  # type: ignore[arg-type]
                         views[d] = at and replace(view, buffer=arena, offset=at.offset + view.offset)
             undo.pop_all()

@@ -78,7 +78,7 @@ class ReduceSlots:
         return cls(buffer, offset, stride=elements, count=1, own_index=None, writers=1)
 
     def view(self, elements: int, first: int = 0) -> View:
-        """The words of elements first..first+elements of every slot, flat. `first` begins a block."""
+        """The words of elements first..first+elements of every slot. `first` begins a block."""
         words = (self.count - 1) * self.stride + wire_words(self.wire, elements)
         dtype = "f32" if self.wire == "f32" else "u32"
         return View(self.buffer, self.offset + 4 * wire_words(self.wire, first), (words,), dtype)
@@ -112,11 +112,11 @@ class Provider(ABC):
 
     @abstractmethod
     def exchange(self, reduce: Reduce) -> None:
-        """The host's work after every device has written and before any reads."""
+        """The host's work between all writes and the first read."""
 
     @abstractmethod
     def close(self) -> None:
-        """Free the memory; nothing may be running."""
+        """Nothing may be running."""
 
 
 class ImportedPages(Provider):

@@ -12,9 +12,9 @@ from vkbackend.meta.recorded_steps import Step
 from vkbackend.meta.reduce import Provider
 from vkbackend.runtime import Device
 
-WAIT_SLICE_S = 0.05  # the longest single wait: a signal (Ctrl-C) is noticed this soon
+WAIT_SLICE_S = 0.05  # the longest wait: Ctrl-C is noticed this soon
 SPIN_S = 50e-6  # polling before waiting; a wake-up from a wait costs about as much
-DRAIN_S = 5.0  # how long devices get to finish after a failure
+DRAIN_S = 5.0  # for devices to finish after a failure
 
 
 class Relay:
@@ -63,7 +63,6 @@ class Relay:
         self._join(n)
 
     def _join(self, s: int) -> None:
-        """Wait for every device's s-th segment of this step."""
         for d, device in enumerate(self._devices):
             queue, number = device.queue, self._bases[d] + s
             if queue.completed() >= number:

@@ -35,7 +35,7 @@ class StepShape:
     rope_widths: Mapping[str, int] = field(default_factory=dict)
     active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     top_k: int = 0  # most candidates per output row; 0: steps give all logits
-    halves: int = 0  # steps of at least this many rows may be in halves; 0: no step
+    halves: int = 0  # from this many rows on, steps may be in halves; 0: never
 
     def places(self) -> tuple[dict[str, int], int]:
         """(byte offset of each RoPE table, total bytes) of the parameters: StepParams of both halves, then
@@ -82,8 +82,8 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """Bytes. Per device: `arenas` of values, `logits` with masks. `params`: step parameters, on device and
-    host alike. `slot`: a device's share of the largest reduce (0: no reduce)."""
+    """Bytes. Per device: `arenas` of values, `logits` with masks. `params`: parameters, on device and host
+    alike. `slot`: a device's share of the largest reduce (0: none)."""
 
     arenas: tuple[int, ...]
     params: int
@@ -171,8 +171,6 @@ def form_of(recording: Recording) -> tuple[object, ...]:
 
 
 class Sizing(Provider):
-    """The provider of a step that is only sized."""
-
     name = "sizing"
 
     def __init__(self, n: int) -> None:

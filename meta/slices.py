@@ -32,7 +32,7 @@ class Load:
 
 
 def expert_slices(load: Load, device: int) -> tuple[tuple[slice, slice], ...]:
-    """(rows, columns) of each expert of [n_expert, n_out, n_in] on `device`, in elements."""
+    """(rows, columns) of each expert of [n_expert, n_out, n_in], in elements."""
     try:
         return _expert_slices(_nameless(load), device)
     except PlanError:
@@ -57,7 +57,7 @@ def _expert_slices(load: Load, device: int) -> tuple[tuple[slice, slice], ...]:
 
 
 def slice_of(load: Load, device: int) -> tuple[slice, slice]:
-    """(rows, columns) on `device`, in elements; a vector is one row."""
+    """(rows, columns) in elements; a vector is one row."""
     [held] = slices_of(load, device)
     return held
 
@@ -88,7 +88,7 @@ def shape_of(load: Load, device: int) -> tuple[int, int]:
 
 
 def piece_shapes(load: Load, device: int, max_range: int) -> list[tuple[int, tuple[int, ...]]]:
-    """(first local row, shape) of the pieces of a slice, each of at most `max_range` bytes."""
+    """(first local row, shape) of a slice's pieces, each of at most `max_range` bytes."""
     if len(load.shape) == 3:
         return [(first, shape) for first, _, shape in expert_pieces(load, device, max_range)]
     n_rows, n_cols = shape_of(load, device)
@@ -148,7 +148,7 @@ def run_of(load: Load, device: int) -> tuple[int, int] | None:
 
 
 def rows_in_pieces(load: Load, max_range: int) -> list[tuple[int, tuple[int, ...]]]:
-    """(first row, shape) of the pieces of a whole table. All but the last have a multiple of 4 rows: whole
+    """(first row, shape) of a whole table's pieces: multiples of 4 rows but for the last, which are whole
     words in any format."""
     if len(load.shape) == 1:
         return [(0, load.shape)]

@@ -31,7 +31,7 @@ MIN_RUNS, MAX_RUNS = 2, 50
 
 
 def class_of(device: Device) -> Hashable:
-    """Devices of equal class (vendor, model, driver) count as equally fast."""
+    """Devices of equal class count as equally fast."""
     info = device.physical
     return (info.vendor, info.name, info.driver, info.driver_version) if info else type(device).__name__
 
@@ -46,7 +46,7 @@ def resource_of(device: Device) -> Hashable:
 
 
 def measure_speed(device: Device) -> Speed:
-    """The speed of a device; measured on the first call, in about a second."""
+    """Measured on the first call, in about a second."""
     if isinstance(device, Elsewhere):
         assert device.card.speed, f"the host of {device.name} sent no speed"
         return Speed(*device.card.speed)
@@ -123,7 +123,7 @@ def _twin(device: Device) -> Device:
 
 
 def _read_rate(device: Device, home: Home) -> float:
-    """Bytes per second of matrices times a row. The matrices together exceed every cache."""
+    """Bytes per second of matrices times a row, which together exceed every cache."""
     info = device.physical
     total, count = (
         (GPU_NBYTES, GPU_MATRICES) if info and not info.is_cpu else (SOFTWARE_NBYTES, SOFTWARE_MATRICES)

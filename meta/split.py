@@ -15,9 +15,9 @@ Ranges = tuple[tuple[int, int], ...]  # [begin, end) per device; empty where beg
 
 
 class Kind(Enum):
-    MIRRORED = "MIRRORED"  # every device holds the whole value
-    PARTIAL = "PARTIAL"  # the value is the sum over the devices
-    SPLIT = "SPLIT"  # device d holds ranges[d] of the axis
+    MIRRORED = "MIRRORED"  # the whole value on every device
+    PARTIAL = "PARTIAL"  # the value is the sum over devices
+    SPLIT = "SPLIT"  # ranges[d] of the axis on device d
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class State:
     kind: Kind
     axis: int = -1
     ranges: Ranges = ()
-    writers: tuple[int, ...] = ()  # PARTIAL: the devices that hold a share
+    writers: tuple[int, ...] = ()  # PARTIAL: the devices with a share
     experts: tuple[Ranges, ...] = ()  # of each expert of a stack; `ranges` are the first expert's
     segments: tuple[int, ...] = ()  # the axis is several parts in sequence, all split alike. `ranges`
     # then count units, and part i has segments[i] elements per unit
@@ -221,7 +221,7 @@ def moe(x: State, router: State, gate: State, up: State, down: State, *biases: S
 
 
 def resized(x: State, times: int, by: int = 1) -> State:
-    """The state of a tensor with `times / by` elements per element of x."""
+    """A state with `times / by` elements per element of x."""
     if x.segments:
         return replace(x, segments=tuple(n // by * times for n in x.segments))
     return replace(x, ranges=tuple((begin // by * times, end // by * times) for begin, end in x.ranges))
@@ -270,7 +270,7 @@ def delta_net(
     parts: Sequence[State], g: State, beta: State, state: State, head_dim: int, width: int
 ) -> State:
     """q, k, v as tensors or segments of one. A device has all value heads of its key heads, their gates
-    (`width` each) and state. The result is split like v."""
+    (`width` each) and state. Split like v."""
     v = parts[-1]
     if len(parts) == 1 and len(v.segments) > 2 and v.segments[0] == v.segments[1] == head_dim:
         v = split(1, v.ranges, v.segments[2:])
@@ -293,7 +293,7 @@ def _same_key_heads(q: State, k: State, v: State) -> bool:
 
 def ssm_scan(x: State, bc: State, heads: State, state: State, sizes: tuple[int, int, int]) -> State:
     """A device has its heads of x, their values of `heads`, and B and C of their groups. `sizes`: elements of
-    a head, elements of a group's B, heads of a group. The result is split like x."""
+    a head, elements of a group's B, heads of a group. Split like x."""
     head_dim, n_state, group = sizes
     if per_head("ssm_scan", x, head_dim) == x and not x.segments and x.kind is Kind.SPLIT:
         wanted = resized(x, 1, head_dim)

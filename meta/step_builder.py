@@ -79,7 +79,6 @@ def second_half(inputs: Inputs, n_rows: int) -> Inputs:
 
 
 def ordered(graphs: Sequence[Graph], d: int) -> Recording:
-    """The d-th device's recording: fused, by depth, halves in turn."""
     limits = graphs[0].devices[d].limits
     fused = [fuse(graph.recordings[d], limits) if env.fusing() else graph.recordings[d] for graph in graphs]
     first, *rest = [by_depth(recording) for recording in fused]

@@ -44,6 +44,5 @@ class StepKind(NamedTuple):
 
     @classmethod
     def of_run(cls, n_rows: int, n_outputs: int, top_k: int = 0, halves: bool = False) -> StepKind:
-        """A step whose rows are a single run."""
         mix = mix_of(n_rows // 2 if halves else n_rows)
         return cls(n_rows, n_outputs, mix, Wanted(top_k), halves=halves)

@@ -57,7 +57,7 @@ class Stores:
         return weight
 
     def constant(self, name: str, values: np.ndarray) -> Weight:
-        """A small u32 array that every device reads; `update` changes it between steps."""
+        """A small u32 array on every device; `update` changes it between steps."""
         weight = Weight(name, values.shape, "u32", MIRRORED, [])
         for device in self._devices:
             buffer = device.buffer(max(values.nbytes, ALIGN), Home.KV, name)
@@ -67,17 +67,15 @@ class Stores:
         return weight
 
     def update(self, weight: Weight, values: np.ndarray, row: int = 0, column: int = 0) -> None:
-        """Write consecutive values of a `constant`, from (row, column) on."""
+        """Write consecutive values from (row, column) on."""
         offset = 4 * (row * weight.shape[-1] + column)
         for d, device in enumerate(self._devices):
             whole = weight.whole(d)
             device.write(View(whole.buffer, whole.offset + offset, values.shape, whole.dtype), values)
 
     def mapped_nbytes(self, d: int) -> int:
-        """Bytes of weights that the d-th device reads from the model's file."""
         views = [view for weight in self.weights.values() for _, view in weight.pieces[d]]
         return sum(v.nbytes for v in views if isinstance(v.buffer, Buffer) and v.buffer.home is Home.MAPPED)
 
     def pages_nbytes(self) -> int:
-        """Bytes of pinned host memory: tables that all devices read."""
         return sum(pages.nbytes for pages in self.pages if pages.home is Home.PAGES)

@@ -86,7 +86,6 @@ def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 
 def together(*sums: Tensor) -> None:
-    """Make several PARTIAL sums whole in one exchange."""
     graph, width = sums[0].graph, sums[0].width
     parts = [x for x in map(latest, sums) if x.state.kind is Kind.PARTIAL]
     writers = tuple(sorted({d for x in parts for d in x.state.writers}))

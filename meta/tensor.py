@@ -1,4 +1,4 @@
-"""Tensors over N devices, with a split state and a view per device."""
+"""Tensors over N devices: a split state and a view per device."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ import numpy as np
 from vkbackend import env
 from vkbackend.errors import DeviceLost, Timeout
 
-SPIN_S = 0.02  # a wait polls this long, then sleeps: polling takes cores from software devices
+SPIN_S = 0.02  # then a wait sleeps: polling takes cores from software devices
 SLEEP_S = 1e-3
 
 
@@ -35,7 +35,7 @@ class Lane(IntEnum):
     FAILURE = 7
 
 
-Part = tuple[int, np.ndarray]  # (host, bytes at an address that never changes)
+Part = tuple[int, np.ndarray]  # (host, bytes at a fixed address)
 
 
 class Transfers(ABC):
@@ -111,7 +111,7 @@ class Transport(ABC):
         return messages[0]
 
     def wait(self, done: Callable[[], bool], purpose: str, timeout_s: float | None = None) -> None:
-        """Wait until `done()`. Raises DeviceLost if a host is lost, Timeout after the deadline."""
+        """Raises DeviceLost if a host is lost, Timeout after the deadline."""
         began, limit = 0.0, 0.0
         while not done():
             now = time.monotonic()

@@ -1,4 +1,4 @@
-"""RoPE, the caches of K and V, and attention to all positions that a row may see."""
+"""RoPE, caches of K and V, and attention to all positions that a row may see."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products with a matrix, and the formats in which matrices read their operand."""
+"""Products with a matrix, and operand formats."""
 
 from __future__ import annotations
 
@@ -49,7 +49,6 @@ def operand_of(x: Tensor, d: int, dtype: str) -> View:
 
 
 def convert(graph: TensorGraph, d: int, x: View, dtype: str) -> View:
-    """x as `dtype`: itself, or a copy in new scratch."""
     if dtype == x.dtype:
         return x
     on = graph.on(d, f"as_{dtype}")

@@ -15,7 +15,7 @@ def streams_of(x: Tensor, a: Tensor) -> Tensor:
 
 
 def add_to_others(x: Tensor, a: Tensor) -> Tensor:
-    """Add a to all streams of x but the first."""
+    """Add a to all streams but the first."""
     return _made("streams_add", whole(x), whole(a))
 
 
