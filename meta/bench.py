@@ -20,7 +20,7 @@ from vkbackend.meta.sums import add
 from vkbackend.meta.tensor import Tensor
 from vkbackend.runtime import Device
 
-MAX_WIDTH = 4096  # elements per row: the kernel sums rows as wide as an embedding
+MAX_WIDTH = 4096  # elements per row, as of an embedding
 LIMIT_S = 3.0  # no further repeat after this long
 PERIOD = 3  # residuals; not a multiple of the two parities, to show stale slots
 CHAIN_NBYTES = 64 << 20  # moved per step, but with 4 to 32 reduces

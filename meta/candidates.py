@@ -1,7 +1,4 @@
-"""The result of a step: logits, or the best tokens of each output row.
-
-Each device chooses within its share of the vocabulary, limited by a mask.
-"""
+"""A step's result: logits, or the best tokens of each output row, chosen per device within a mask."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Link(Protocol):
 
 
 class _Idle(Queue):
-    """All submitted work counts as complete: another host does it."""
+    """Another host does the work."""
 
     ahead = True
 

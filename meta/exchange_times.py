@@ -38,7 +38,7 @@ def times_of(transport: Transport, host: int, nbytes: int, n: int) -> list[float
 
 
 def measure_exchanges(transport: Transport) -> dict[int, ExchangeTime]:
-    """The times between host 0 and each other host. All hosts call it at once, without other exchanges."""
+    """Times between host 0 and each other host. All hosts call it at once, without other exchanges."""
     times = {}
     for host in [0] if transport.rank else transport.others:
         small = float(np.median(times_of(transport, host, SMALL_NBYTES, N_SMALL)))

@@ -35,7 +35,7 @@ def known_speed(device: Device) -> Speed | None:
 
 
 def pace_of(device: Device) -> Pace:
-    """The pace by which submissions are cut: a part of the known speed, or what every GPU reaches."""
+    """Submissions are cut by this: a part of the known speed, or what every GPU reaches."""
     known = known_speed(device)
     return Pace(TRUSTED * known.weights, TRUSTED * known.host) if known else SLOW
 
@@ -50,7 +50,7 @@ def key_of(device: Device) -> str:
 
 
 def _read() -> dict[str, Any]:
-    """Empty if the file is missing, damaged or of another format."""
+    """Empty if missing, damaged or of another format."""
     content = cache_folder.read_json(ENTRY)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         return {}

@@ -1,7 +1,8 @@
-"""Slice on load: each device gets its slice of every weight from the memory-mapped file.
+"""Slice on load: each device gets its slice of every weight from the memory-mapped file, without a full host
+copy.
 
-There is no full host copy: a slice is a strided view, copied once, or joined from a fused tensor's parts. A
-device on the host reads the file itself if it can (mapped.py).
+A slice is a strided view, copied once, or joined from a fused tensor's parts. A device on the host reads the
+file itself if it can (mapped.py).
 """
 
 from __future__ import annotations

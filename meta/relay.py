@@ -29,8 +29,8 @@ class Relay:
         self.broken = ""
 
     def run(self, step: Step, provider: Provider | None) -> None:
-        """Replay the step and wait for its end. An error (DeviceLost, Timeout) breaks the relay. So does an
-        interrupt (Ctrl-C): it may come between two calls that belong together."""
+        """Replay the step and wait for its end. DeviceLost, Timeout or Ctrl-C break the relay: an interrupt
+        may come between two calls that belong together."""
         self.broken = "a step was interrupted"  # until the step has ended
         try:
             self._relay(step, step.executables[0].n_segments, provider)

@@ -151,8 +151,8 @@ def step_kinds(shape: StepShape) -> list[StepKind]:
 
 
 def form_of(recording: Recording) -> tuple[object, ...]:
-    """Commands with buffers numbered by appearance. Recordings of equal form are planned alike. Omits push
-    constants of sums: they only say which share is the device's own."""
+    """Commands with buffers numbered by appearance, to compare recordings. Omits push constants of sums: they
+    only say which share is the device's own."""
     numbers: dict[object, int] = {}
 
     def where(view: View) -> tuple[object, ...]:

@@ -40,7 +40,7 @@ def expert_slices(load: Load, device: int) -> tuple[tuple[slice, slice], ...]:
 
 
 def _nameless(load: Load) -> Load:
-    """The cache key, the same for most layers."""
+    """The cache key of most layers."""
     return replace(load, name="", home=Home.WEIGHTS, in_file=False)
 
 
@@ -148,8 +148,8 @@ def run_of(load: Load, device: int) -> tuple[int, int] | None:
 
 
 def rows_in_pieces(load: Load, max_range: int) -> list[tuple[int, tuple[int, ...]]]:
-    """(first row, shape) of a whole table's pieces: multiples of 4 rows but for the last, which are whole
-    words in any format."""
+    """(first row, shape) of a whole table's pieces. All but the last have a multiple of 4 rows: whole words
+    in any format."""
     if len(load.shape) == 1:
         return [(0, load.shape)]
     n_rows, width = load.shape

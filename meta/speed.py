@@ -1,7 +1,5 @@
-"""Measures how fast devices read weights and reduce: once per device and driver (known_speed.py stores it).
-
-It opens its own devices, so it does not disturb devices in use.
-"""
+"""Measures how fast devices read weights and reduce, on devices of its own: once per device and driver
+(known_speed.py stores it)."""
 
 from __future__ import annotations
 

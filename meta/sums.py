@@ -29,7 +29,7 @@ def whole(x: Tensor) -> Tensor:
 
 
 def latest(x: Tensor) -> Tensor:
-    """The tensor that replaced x when it was made whole or given to more devices, else x."""
+    """The tensor that replaced x, or x."""
     while x.whole is not None:
         x = x.whole
     return x

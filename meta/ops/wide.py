@@ -58,8 +58,7 @@ def gaussian_topk(x: Tensor, c: float) -> Tensor:
 
 
 def _counted_before(x: Tensor, d: int) -> int:
-    """How many of the device's first columns an earlier device has counted: a kv head may be on two
-    devices."""
+    """The device's first columns that an earlier device has counted: a kv head may be on two devices."""
     assert x.state.kind is Kind.SPLIT
     begin, end = x.state.ranges[d]
     return min(max([begin, *(e for b, e in x.state.ranges[:d] if e > b)]), end) - begin

@@ -1,5 +1,5 @@
-"""At the limits of 32 bits: what a shader counts in (bytes of weights, words of all else) fits a binding of
-4 GiB, push constants never wrap, and contexts of 128k and prompts after them are recorded."""
+"""Limits of 32 bits: shaders' counts fit a binding of 4 GiB, push constants never wrap, and steps of 128k
+contexts can be recorded."""
 
 from __future__ import annotations
 
@@ -28,15 +28,14 @@ TYPES = st.sampled_from(shaderlib.weight_types())
 
 
 def reach(shape: tuple[int, ...], dtype: str) -> int:
-    """The largest address after a view's last byte, counted from the aligned offset where its binding
-    begins."""
+    """The largest end of a view, counted from the aligned offset where its binding begins."""
     return ALIGN - 4 + math.prod(shape[:-1]) * row_nbytes(dtype, shape[-1])
 
 
 @settings(max_examples=200, deadline=None)
 @given(TYPES, st.integers(1, 1 << 21), st.integers(1, 512))
 def test_pieces_of_a_matrix_are_within_32_bits(dtype: str, n: int, blocks: int) -> None:
-    """Up to 2 M rows of 131,072 elements: a terabyte."""
+    """Up to a terabyte."""
     k = blocks * block_of(dtype)[0]
     pieces = piece_shapes(Load("w", (n, k), dtype, MIRRORED), 0, piece_nbytes(DEVICE))
     assert sum(shape[0] for _, shape in pieces) == n
@@ -52,7 +51,7 @@ def test_pieces_of_a_matrix_are_within_32_bits(dtype: str, n: int, blocks: int) 
 def test_pieces_of_experts_are_within_32_bits(
     dtype: str, n_expert: int, n: int, blocks: int, axis: int
 ) -> None:
-    """Up to 512 experts of 16,384 by 16,384: stacks that are too large for one binding."""
+    """Up to 512 experts of 16,384 by 16,384: too large for one binding."""
     k = blocks * block_of(dtype)[0]
     shape = (n_expert, 256 * n, k)
     state = split_experts(axis, [((0, shape[axis]),)] * n_expert)
@@ -67,7 +66,7 @@ CARDS, DEPTH = (1, 4), 1 << 17
 @pytest.mark.parametrize("n", CARDS)
 @pytest.mark.parametrize("name", ["llama-70b", "qwen3-235b-a22b"])
 def test_long_contexts_are_recorded(name: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two layers of real width, four slots of 128k: every dispatch asserts its push constants and groups."""
+    """Two layers of real width, four slots of 128k. Every dispatch asserts its push constants and groups."""
     monkeypatch.setenv("VKBACKEND_CACHE", "off")
     devices = [SimulatedDevice(i, 1 << 40) for i in range(n)]
     options = Options.of(

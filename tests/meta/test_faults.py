@@ -1,7 +1,5 @@
-"""A device that stops answering or is lost ends in a typed error within its deadline, and a new model loads
-after. Work that a test does not expect to hang keeps the default deadline, which is as long as a test may
-take.
-"""
+"""A device that stops answering or is lost gives a typed error within its deadline, and a new model loads
+after. Work that should not hang keeps the default deadline."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ def load(models: Path, devices: list[str], **options: Any) -> Runner:
 
 @contextmanager
 def hurry() -> Iterator[None]:
-    """Short deadlines, only around calls that hang: others may take longer on a busy machine."""
+    """Short deadlines, only for calls that hang."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VKBACKEND_TIMEOUT", "2")
         patch.setattr(relay, "DRAIN_S", 2.0)
@@ -66,7 +64,7 @@ def test_device_that_stops_answering(
     runner = load(models, devices)
     step(runner)
     stuck = runner.mesh.devices[1]
-    # Submits everything but is never released: the device really waits for a value that does not come.
+    # Submits everything but is never released: the device waits for a value that does not come.
     monkeypatch.setattr(stuck.queue, "allow", lambda number: None)
     with hurry():
         with pytest.raises(Timeout, match=stuck.name):
@@ -76,7 +74,7 @@ def test_device_that_stops_answering(
         runner.close()
     assert stuck.abandoned and not runner.mesh.devices[0].counts
     works_again(models, devices)
-    # Let the abandoned device finish: its semaphore is still valid, and the process can end cleanly.
+    # Let the abandoned device finish, so that the process can end cleanly.
     monkeypatch.undo()
     stuck.queue.allow(stuck.queue.submitted)
     assert stuck.queue.wait(stuck.queue.submitted, 10)
@@ -106,8 +104,8 @@ def test_lost_device(models: Path, devices: list[str], monkeypatch: pytest.Monke
 def test_interrupt_in_the_middle_of_a_step(
     models: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An interrupt may come between two calls that belong together: then the runner can only be closed.
-    Callers of LLM are spared that: its engine has a thread of its own."""
+    """Between two calls that belong together: the runner can then only be closed. Callers of LLM are safe:
+    its engine has its own thread."""
     runner = load(models, devices)
     step(runner)
     queue, calls = runner.mesh.devices[1].queue, []
@@ -131,7 +129,7 @@ def test_interrupt_in_the_middle_of_a_step(
 
 @pytest.mark.native
 def test_a_replay_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A typed error within the deadline; a device that then lets go of its work is closed whole."""
+    """A typed error within the deadline; a device that later finishes is closed completely."""
     (device,) = open_devices(["0"])
     view = View(device.buffer(256, Home.STAGING, "words"), 0, (64,))
     recording = Recording("two segments")
@@ -182,7 +180,7 @@ CASES = [pytest.param(*row, id="-".join(map(str, row[:3])), marks=marks) for *ro
 def test_injected_fault(
     models: Path, call: str, nth: int, result: str, error: type[VkbackendError], devices: list[str]
 ) -> None:
-    """At plan, load, compile, submit or wait: the typed error, everything released, the process usable."""
+    """A typed error, everything released, the process usable."""
     name = "Vulkan1" if "1" in devices else "Vulkan0.1"
     runner = None
     with faults.inject(faults.Fault(name, call, nth, result)), pytest.raises(error, match=name):

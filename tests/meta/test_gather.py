@@ -1,4 +1,4 @@
-"""Tensors rejoined from the devices' slices, rows put back: every format, split and address."""
+"""Tensors rejoined from slices, rows written back: every format, split and address."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_split_then_join_is_the_identity(case: tuple[Load, int], max_range: int)
     devices = numpy_devices(n, max_storage_range=max_range)
     try:
         weights, _pages = load_weights(devices, [load], Bytes(raw))
-    except PlanError:  # a stack of which one expert exceeds a binding
+    except PlanError:  # a stack with an expert that exceeds a binding
         assert max_range == 4096
         return
     assert np.array_equal(gather(devices, weights["w"]), raw)
@@ -47,7 +47,7 @@ def test_split_then_join_is_the_identity(case: tuple[Load, int], max_range: int)
 @settings(max_examples=200, deadline=None)
 @given(loads(), st.data())
 def test_rows_there_and_back(case: tuple[Load, int], data: st.DataObject) -> None:
-    """Any range of rows is replaced on all devices that hold a part of it, and nothing beside it."""
+    """Rows are replaced on all devices that hold a part of them, and nothing else changes."""
     load, n = case
     row_bytes = row_nbytes(load.dtype, load.shape[-1])
     n_rows = int(np.prod(load.shape[:-1]))
@@ -63,7 +63,6 @@ def test_rows_there_and_back(case: tuple[Load, int], data: st.DataObject) -> Non
 
 
 def cache(devices: list[Any], ranges: Ranges, width: int = 24, n_cells: int = 8) -> Weight:
-    """An f16 cache split by columns, as the mesh makes it."""
     weight = Weight("cache", (n_cells, width), "f16", split(1, ranges), [])
     for device, (begin, end) in zip(devices, ranges, strict=True):
         buffer: Buffer = device.buffer(max(4, 2 * n_cells * (end - begin)), Home.KV, "cache")
@@ -82,7 +81,7 @@ def test_heads_that_several_devices_hold() -> None:
         [extent] = extents(weight, d)
         assert np.array_equal(devices[d].read(extent.view).reshape(8, -1), rows[:, columns])
     assert extents(weight, 2) == []
-    for d in (1, 3):  # change both: columns 16 to 32 are read from device 0 all the same
+    for d in (1, 3):  # change both: columns 16 to 32 are still read from device 0
         [extent] = extents(weight, d)
         devices[d].write(extent.view, 255 - devices[d].read(extent.view))
     got = gather_rows(devices, weight, 2, 5)
@@ -121,7 +120,7 @@ def test_a_large_tensor_comes_in_pieces() -> None:
 @pytest.mark.runtimes
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_on_drivers(device: Any, dtype: str) -> None:
-    """Rows at addresses that are no whole words, through a driver's copies."""
+    """Rows at addresses between words, through a driver's copies."""
     width = 3 * block_of(dtype)[0]
     load = Load("w", (11, width), dtype, split(0, ((0, 5), (5, 11))))
     raw = noise(11 * row_nbytes(dtype, width)).reshape(11, -1)

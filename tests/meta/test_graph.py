@@ -1,4 +1,4 @@
-"""A model traced and run on numpy devices: exchanges, hazards, any device count and shares."""
+"""A model on numpy devices: exchanges, hazards, any device count and shares."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TOKENS = [1, *np.random.default_rng(5).integers(3, 500, 19).tolist()]
 
 @contextmanager
 def opened(models: Path, n: int, name: str = "stories-narrow-F32", **options: Any) -> Iterator[Runner]:
-    """A model on n numpy devices, F32 caches unless told otherwise."""
+    """A model on n numpy devices, by default with F32 caches."""
     settings = {"n_ctx": 64, "type_k": "f32", "type_v": "f32"} | options
     runner = load_runner(models / f"{name}.gguf", devices=["numpy"] * n, **settings)
     try:
@@ -85,7 +85,7 @@ def test_two_exchanges_per_layer_and_none_on_one_device(models: Path, n: int, ro
 
 @pytest.mark.parametrize("n", [2, 5])
 def test_bytes_per_exchange(models: Path, n: int) -> None:
-    """Each writer sends rows * n_embd floats, and a device without a share of the layer sends nothing."""
+    """Each writer sends rows * n_embd floats; a device without a share of the layer sends nothing."""
     rows = 4
     with opened(models, n) as runner:
         step = runner.mesh.recorded_step(StepKind.of_run(rows, 1))
@@ -99,7 +99,7 @@ def test_bytes_per_exchange(models: Path, n: int) -> None:
             want = [4 * rows * runner.model.n_embd * (d in reduce.writers) for d in range(n)]
             assert sent[s].tolist() == want
         writers = {len(r.writers) for r in step.reduces}
-        # Four kv heads: of five devices one is idle in attention, and has FFN columns all the same.
+        # Four kv heads on five devices: one device has no attention, but FFN columns.
         assert writers == ({4, 5} if n == 5 else {2})
 
 
@@ -169,7 +169,7 @@ def test_depth_and_provider_change_no_bit(models: Path, provider: str, ahead: in
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_memory_that_was_never_written_stays_invisible(models: Path, n: int) -> None:
-    """All memory of a numpy device begins as NaN. Between steps scratch and unused cells become NaN again."""
+    """All memory of a numpy device begins as NaN; scratch and unused cells become NaN again between steps."""
     with opened(models, n, n_slots=2) as runner:
         want = prefill(runner)
         assert np.isfinite(want).all()
@@ -214,8 +214,8 @@ def test_prompts_attend_on_matrix_units(models: Path, monkeypatch: pytest.Monkey
 def test_groups_of_heads_decode_on_matrix_units(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int
 ) -> None:
-    """Eight heads to a head of K and V, over devices that begin and end within a group, and splits of the
-    keys: as without units."""
+    """Eight heads per kv head, over devices that begin and end within a group, and splits of the keys: as
+    without units."""
     monkeypatch.delenv("VKBACKEND_EXACT", raising=False)
     write_tiny(tmp_path / "tiny.gguf", Tiny("qwen3", n_head=16, head_dim=32, n_layer=1))
     features, ran = frozenset(OPS["attn_decode_coop"].needs), Counter[str]()
@@ -240,7 +240,7 @@ def test_groups_of_heads_decode_on_matrix_units(
 
 
 def test_devices_compile_side_by_side(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each waits until the other one compiles as well, so that one after another would never end."""
+    """Each waits for the other to compile: one after another would never end."""
     meeting, compiled = threading.Barrier(2), []
 
     def compile_(device: NumpyDevice, recording: Recording) -> None:

@@ -1,4 +1,4 @@
-"""Large micro-batches as two halves in turn: the same results as in one piece."""
+"""Large micro-batches as two halves in turn give the results of one piece."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def logits(models: Path, devices: list[str], name: str, interleave: bool, **options: Any) -> np.ndarray:
-    """The logits of the last rows of two prefills, one after the other, and of a step."""
+    """Logits of the last rows of two prefills in sequence, and of a step."""
     path = models / f"{name}.gguf"
     options = {"n_ctx": 96, "n_ubatch": 32, "n_slots": 2, "type_k": "f32", "type_v": "f32"} | options
     runner = load_runner(path, devices=devices, interleave=interleave, **options)

@@ -48,8 +48,8 @@ def test_the_pace_is_a_part_of_the_known_speed(cache: Path, monkeypatch: pytest.
 
 
 def stepped(models: Path, devices: list[str]) -> tuple[np.ndarray, list[int], bool]:
-    """(logits of a prompt, cuts on each device in all steps that were recorded, whether several dispatches
-    share out the heads of attention)."""
+    """(logits of a prompt, cuts per device in all recorded steps, whether several dispatches share attention
+    heads)."""
     runner = load_runner(models / "stories-narrow-F32.gguf", devices=devices, n_ctx=32, n_ubatch=16)
     try:
         return logits(runner), cuts(runner), bool(max(first_heads(runner)))

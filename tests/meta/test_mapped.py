@@ -1,4 +1,4 @@
-"""Weights read in the model's file: those that can be are, give the same logits, and leave nothing open."""
+"""Weights read from the model's file: where possible, with the same logits, and without open files after."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from vkbackend.twins.device import NumpyDevice
 
 
 class Mapping(NumpyDevice):
-    """Reads files where they lie, as software devices do."""
+    """Reads files in place, like software devices."""
 
     maps_files = True
 
@@ -63,8 +63,7 @@ def noise_in_file(load: Load) -> tuple[Load, np.ndarray]:
 @settings(max_examples=200, deadline=None)
 @given(loads())
 def test_slices_in_one_run_are_found(case: tuple[Load, int]) -> None:
-    """Checked against the bytes that a device with its own copy holds: random bytes occur once in the
-    file."""
+    """Checked against a device's own copy: random bytes occur once in the file."""
     (load, raw), n = noise_in_file(case[0]), case[1]
     devices = numpy_devices(n)
     weights, _ = load_weights(devices, [load], File(raw))
@@ -88,7 +87,7 @@ def test_what_is_mapped_is_the_tensor(case: tuple[Load, int], max_range: int, be
     devices = [(Mapping if d % 3 else NumpyDevice)(f"numpy.{d}", limits) for d in range(1, n + 1)]
     try:
         weights, _pages = load_weights(devices, [load], File(raw, begin))
-    except PlanError:  # a stack of which one expert exceeds a binding
+    except PlanError:  # a stack with an expert that exceeds a binding
         assert max_range == 4096
         return
     for d, device in enumerate(devices):
@@ -125,7 +124,7 @@ def test_a_device_that_refuses_gets_a_copy() -> None:
 
 
 def logits(path: Path, devices: list[str], **options: Any) -> tuple[np.ndarray, list[dict[str, Any]]]:
-    """The logits of a prompt, computed after the file was removed from its folder."""
+    """Logits of a prompt, computed after the file was removed from its folder."""
     runner = load_runner(path, devices=devices, n_ctx=64, n_ubatch=16, **options)
     try:
         path.unlink()

@@ -1,5 +1,4 @@
-"""The split policies: llama.cpp's equals the oracle of its arithmetic; ours is aligned and never
-worse."""
+"""Split policies: llama.cpp's equals the oracle of its arithmetic; ours is aligned and never worse."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ def widths(ranges: Ranges) -> list[int]:
 
 
 def planned(case: Case) -> list[list[int]]:
-    """What our policy "llama.cpp" gives each device of each of the `matrices`."""
+    """The slices of the `matrices` on each device under our policy "llama.cpp"."""
     _, layers, n_vocab, n, split = case
     a, rows = layers[0].attention, []
     plans, outside = plan_model(layers, n_vocab, n, split, "llama.cpp")
@@ -41,7 +40,7 @@ def planned(case: Case) -> list[list[int]]:
     return [*rows, widths(outside.ranges["vocab"])]
 
 
-# ---- the oracle's answers: kept (tests/data/make_splits.py), and asked where it is beside the checkout ----
+# ---- the oracle's answers: kept (tests/data/make_splits.py), and computed if it is next to the checkout ----
 
 KEPT = json.loads((DATA / "splits.json").read_text())
 
@@ -80,7 +79,7 @@ if ORACLE.is_file():
 
 
 def busiest(plan_ranges: list[Ranges], shares: tuple[float, ...]) -> float:
-    """Units of the device with the most per share, over ranges that are worked on side by side."""
+    """Units of the device with the most per share, over ranges that run in parallel."""
     held = [sum(widths(ranges)[d] for ranges in plan_ranges) for d in range(len(shares))]
     return max(
         (n / share if share else float("inf") if n else 0.0) for n, share in zip(held, shares, strict=True)

@@ -1,9 +1,8 @@
 """llama.cpp's propagation rules for split states, one by one, in our terms.
 
-Its axes are those of activations [width, rows] and of weights [in, out]. "A0" of an activation is our split
-of the width, "A0" of a weight our split of its columns, "A1" of a weight that of its rows, "A2" that of
-heads. Each rule gives the same state here, or the combination is refused with a PlanError, or no op of ours
-does such a thing, so it cannot arise.
+Its axes are [width, rows] for activations and [in, out] for weights. "A0" of an activation is our split of
+the width, "A0" of a weight our split of columns, "A1" of rows, "A2" of heads. Each rule gives the same state
+here or is refused with a PlanError, or none of our ops needs it.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ REFUSED: list[tuple[str, Callable[[], State]]] = [
     ("FLASH_ATTN sinks mirrored beside split heads", lambda: _sinks(HEADS[0], MIRRORED)),
 ]  # fmt: skip
 
-# What the reference has rules for and no model here needs: without an op no state can arise from it.
+# Rules of the reference that no model here needs: without an op the state cannot arise.
 ABSENT = """
 reshape cont permute transpose pad repeat dup sum cumsum mean argmax count_equal norm
 argsort soft_max clamp leaky_relu fill sub div out_prod set diag conv_2d pool_2d upscale arange tri solve_tri

@@ -37,7 +37,7 @@ ROWS, WIDTH = 4, 130
 
 
 class Sum:
-    """A mesh whose step sums partials in device memory, `length` times in a row; each sum can be read."""
+    """A mesh whose step sums partials in device memory, `length` times in sequence; each sum can be read."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Sum:
             device.write(self.inputs[i].whole(d), values[d].view(np.uint32))
 
     def run(self) -> list[list[np.ndarray]]:
-        """Per sum, what each device got."""
+        """Each sum as every device has it."""
         self.mesh.run(self.step)
         names = [name for name in self.step.values if name.endswith(".h")]
         return [
@@ -89,7 +89,7 @@ def expected(values: np.ndarray, writers: list[int]) -> np.ndarray:
     return total
 
 
-# How far the wire moves a number below 1: half a unit of the last of 8 bits (bf16), or of 11 (f16).
+# The error of a number below 1: half a unit of the last of 8 bits (bf16), or of 11 (f16).
 OFF = {"f32": 0.0, "bf16": 2**-9, "f16": 2**-12}
 
 
@@ -126,7 +126,7 @@ def test_sums_are_exact_in_slot_order(n: int, writers: list[int], provider: str,
 def test_bit_equal_over_many_runs_with_delays(
     provider: str, wire: str, n_runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Runs of 10 chained reduces, each device held back for a random moment before it may go on."""
+    """Runs of 10 chained reduces, with a random delay per device."""
     devices = open_devices(["0", "0", "0"])
     summed = Sum(devices, [0, 1, 2], 10, reduce_provider=provider, reduce_type=wire)
     rng, delay = np.random.default_rng(3), random.Random(4)
@@ -151,8 +151,8 @@ def test_bit_equal_over_many_runs_with_delays(
 
 
 def awkward(rng: np.random.Generator, n: int, elements: int) -> np.ndarray:
-    """Shares of any scale, some elements of which are zeros, subnormal, infinite or NaN. No others are below
-    2^-80: their sums are never subnormal, which drivers flush or do not."""
+    """Shares of any scale, with some zeros, subnormal, infinite or NaN elements. No other element is below
+    2^-80: drivers may flush subnormal sums."""
     sizes = np.exp2(rng.uniform(-80, 120, (n, -(-elements // 50))).repeat(50, axis=1)[:, :elements])
     values = (rng.standard_normal((n, elements)) * sizes).astype(np.float32)
     values[np.abs(values) < 2.0**-80] = 0
@@ -174,7 +174,7 @@ def travelled(share: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("names", [["numpy"] * 3, *(p for p in MULTI if p.id in ("0,0,0", "0,1"))])
 def test_every_device_gets_the_same_bits_over_the_f16_wire(names: list[str], provider: str) -> None:
-    """For any numbers and any length, although each device rounds its own share and unpacks the others'."""
+    """For any numbers and length, although each device rounds its own share and unpacks the others'."""
     rng = np.random.default_rng(len(names))
     for shape in ((1, 1), (1, 127), (3, 43), (2, 64), (5, 77), (1, 1000)):
         how = {"reduce_provider": provider, "reduce_type": "f16"}
@@ -185,15 +185,15 @@ def test_every_device_gets_the_same_bits_over_the_f16_wire(names: list[str], pro
             ((*results,),) = summed.run()
             want = expected(np.stack([travelled(share) for share in values]), list(range(len(names))))
         for got in results:
-            np.testing.assert_array_equal(got.reshape(-1), want)  # NaN where there is one
+            np.testing.assert_array_equal(got.reshape(-1), want)  # NaN in the same elements
 
 
 @pytest.mark.no_vulkan
 @given(st.integers(0, 2**32 - 1), st.integers(1, 700))
 def test_what_the_f16_wire_keeps(seed: int, n: int) -> None:
-    """It keeps 11 bits of every number that is not 2^29 times smaller than the largest of its block, and
-    keeps infinities and NaN. The mean squared error is that of evenly spread rounding: 1/12 of the square of
-    the last bit, the tenth after the leading one."""
+    """11 bits of every number down to 2^-29 of the largest of its block, infinities and NaN. The mean
+    squared error is of evenly spread rounding: 1/12 of the square of the last bit, the tenth after the
+    leading one."""
     rng = np.random.default_rng(seed)
     (share,) = awkward(rng, 1, n)
     with np.errstate(invalid="ignore"):
@@ -215,7 +215,7 @@ def test_what_the_f16_wire_keeps(seed: int, n: int) -> None:
 
 @pytest.mark.no_vulkan
 def test_slots_hold_the_scales_too() -> None:
-    """A slot has four bytes per element, because sums lie there, too. Only a message of one element takes
+    """A slot has four bytes per element, because it also holds sums. Only a message of one element needs
     more."""
     assert [wire_words("f16", n) for n in (0, 1, 2, 127, 128, 129, 256)] == [0, 2, 2, 65, 65, 67, 130]
     assert all(wire_words("f16", n) <= n for n in range(2, 1000))
@@ -250,7 +250,7 @@ def test_whole_model_bits_do_not_depend_on_how(
     want = logits(models, *devices)
     assert np.array_equal(logits(models, *devices, **how), want)
     if ahead is not None:
-        return  # wires are a provider's own
+        return  # each provider has its own wires
     # A rounding to 11 bits has 1/64 of the squared error of one to 8.
     assert nmse(logits(models, *devices, **how, reduce_type="bf16"), want) <= 1e-4
     assert nmse(logits(models, *devices, **how, reduce_type="f16"), want) <= 1e-4 / 64
@@ -258,7 +258,6 @@ def test_whole_model_bits_do_not_depend_on_how(
 
 @cache
 def logits(models: Path, *devices: str, **options: Any) -> np.ndarray:
-    """The logits of a prompt, computed by the devices."""
     tokens = np.random.default_rng(5).integers(3, 512, 12).tolist()
     path = models / "stories-narrow-F32.gguf"
     runner = load_runner(path, devices=devices, n_ctx=32, n_ubatch=16, **options)

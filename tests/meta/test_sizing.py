@@ -1,4 +1,4 @@
-"""Sizing plans one of several alike devices, and finds what planning each of them does."""
+"""Sizing plans one of several alike devices, with the sizes of planning each."""
 
 from __future__ import annotations
 
@@ -63,7 +63,6 @@ def test_layers_that_repeat_are_found() -> None:
 
 @pytest.fixture
 def deep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sixteen layers."""
     for name, (arch, n_vocab, tied, values) in SHAPES.items():
         monkeypatch.setitem(synthetic.SHAPES, name, (arch, n_vocab, tied, values | {"block_count": 16}))
 
@@ -88,7 +87,7 @@ def commands(graphs: list[Graph]) -> int:
 
 
 def test_layers_that_take_less_do_not_stand_for_all(deep: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planner here wants more for every command. Then all kinds of steps are planned in full."""
+    """This planner needs more for every command, so all kinds of steps are planned in full."""
     monkeypatch.setattr(sizing, "plan_scratch", lambda recording, reuse: ({}, 999 * len(recording.commands)))
     sizes = sizes_of("dense", (1,), halves=False)
     monkeypatch.setattr(traced_steps, "repeating", len)

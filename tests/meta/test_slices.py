@@ -1,4 +1,4 @@
-"""Slices of a weight rejoin to the whole, and pieces of them fit a binding."""
+"""Slices of a weight rejoin to the whole, and their pieces fit a binding."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ from vkbackend.twins.device import NumpyDevice, array_of
 
 
 class Bytes:
-    """A source of weights that holds them by name."""
-
     def __init__(self, **tensors: np.ndarray) -> None:
         self._tensors = tensors
 
@@ -76,7 +74,7 @@ def stored(load: Load, seed: int = 3) -> np.ndarray:
 
 
 def indices(load: Load, device: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(rows, columns) of every rectangle that a device holds."""
+    """(rows, columns) of every rectangle on a device."""
     return [(np.r_[rows], np.r_[columns]) for rows, columns in slices_of(load, device)]
 
 
@@ -105,7 +103,7 @@ def test_slices_rejoin_to_the_whole(case: tuple[Load, int, int]) -> None:
     else:  # every element on exactly one device
         assert np.array_equal((~np.isnan(got)).sum(0), np.ones(want.shape))
         assert np.array_equal(np.nansum(got, 0), want)
-    if progress:  # the views' word padding is no progress
+    if progress:  # the views' padding to words is not counted
         assert [done for done, _ in progress] == sorted(done for done, _ in progress)
         assert 0 <= progress[-1][1] - progress[-1][0] < 4 * sum(map(len, weights["w"].pieces))
 
@@ -121,7 +119,7 @@ def test_host_tables_are_whole_on_every_device(case: tuple[Load, int, int]) -> N
     weights, pages = load_weights(devices, [replace(load, state=MIRRORED, home=Home.HOST)], Bytes(w=raw))
     assert len(pages) == 1 and pages[0].bytes[: raw.size].tobytes() == raw.tobytes()
     for pieces in weights["w"].pieces:
-        # A binding begins at an aligned offset, so up to 252 bytes before the piece count as well.
+        # A binding begins at an aligned offset, so up to 252 bytes before the piece count too.
         assert all(view.nbytes + view.offset % ALIGN <= limits.max_storage_range for _, view in pieces)
         assert [first for first, _ in pieces] == list(np.cumsum([0, *(v.shape[0] for _, v in pieces)])[:-1])
         got = np.concatenate([array_of(view) for _, view in pieces])

@@ -1,4 +1,4 @@
-"""Sums over devices, exchanged only when an op needs the whole sum. On numpy devices."""
+"""Sums over numpy devices, exchanged only when an op needs the whole sum."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def graph_of(n: int, width: int = 8) -> tuple[Graph, list[NumpyDevice], Provider
 
 
 def leaf(graph: Graph, values: list[list[float] | None], state: State) -> Tensor:
-    """A tensor that holds the given row on each device (None: nothing)."""
+    """A tensor with the given row on each device (None: nothing)."""
     views: list[View | None] = []
     for device, row in zip(graph.devices, values, strict=True):
         if row is None:
@@ -51,7 +51,7 @@ def leaf(graph: Graph, values: list[list[float] | None], state: State) -> Tensor
 def replay(
     graph: Graph, devices: list[NumpyDevice], provider: Provider | None, y: Tensor
 ) -> list[list[float]]:
-    """Run the recordings in lock step; the row of y on each device."""
+    """Run the recordings in lock step; returns the row of y on each device."""
     arenas, executables = [], []
     for device, recording in zip(devices, graph.recordings, strict=True):
         offsets, total = plan_scratch(recording)
@@ -103,7 +103,7 @@ def test_the_mirrored_addend_is_added_once() -> None:
 
 
 def test_two_branches_on_a_base_share_one_reduce() -> None:
-    """As a parallel attention and FFN branch would: h + attention(h) + ffn(h)."""
+    """As in a parallel attention and FFN: h + attention(h) + ffn(h)."""
     graph, devices, provider = graph_of(2)
     h = leaf(graph, [BASE] * 2, MIRRORED)
     y = h + leaf(graph, [A, B], partial((0, 1))) + leaf(graph, [B, A], partial((0, 1)))
