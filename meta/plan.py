@@ -37,7 +37,7 @@ def columns(dim: str, segments: tuple[int, ...] = (1,)) -> Role:
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """A dimension of `size` units, handed out in multiples of `grain`."""
+    """`size` units, handed out in multiples of `grain`."""
 
     size: int
     grain: int = 1

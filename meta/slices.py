@@ -105,7 +105,7 @@ def piece_shapes(load: Load, device: int, max_range: int) -> list[tuple[int, tup
 
 
 def own_pieces(loads: Iterable[Load], device: int, max_range: int) -> list[tuple[Load, int, tuple[int, ...]]]:
-    """(load, first local row, shape) of all pieces that are not shared."""
+    """(load, first local row, shape) of all unshared pieces."""
     return [
         (load, first, shape)
         for load in loads

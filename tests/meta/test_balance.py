@@ -128,7 +128,7 @@ def test_times() -> None:
 
 
 def test_times_of_stages() -> None:
-    """Stages wait for each other, devices of a stage do not; inner reduces have their own time."""
+    """Stages wait for each other; inner reduces have their own time."""
     read = 3_000_000, 4_000_000, 1_000_000
     cost = Cost((0,) * 3, read, (0,) * 3, (4096,), (4096,) * 8, ("0", "1", "1"))
     predicted = times(cost, [Speed(1e9, 1e9)] * 3, "ABC", lambda nbytes: 1e-3, lambda nbytes: 1e-4)
@@ -153,7 +153,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch) -> list[NumpyDevice]:
-    """Three devices: fast, half as fast, and slow; a reduce takes 100 us per device."""
+    """Fast, half as fast, and slow; a reduce takes 100 us per device."""
     rates = {"fast": 4e9, "half": 2e9, "slow": 1e8}
     monkeypatch.setattr(balance, "measure_speed", lambda d: Speed(rates[d.name], rates[d.name] / 10))
     monkeypatch.setattr(balance, "class_of", lambda d: d.name)

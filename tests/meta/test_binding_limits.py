@@ -1,5 +1,4 @@
-"""Limits of 32 bits: shaders' counts fit a binding of 4 GiB, push constants never wrap, and steps of 128k
-contexts can be recorded."""
+"""Limits of 32 bits: a shader's counts, bindings, push constants, contexts of 128k."""
 
 from __future__ import annotations
 
@@ -66,7 +65,7 @@ CARDS, DEPTH = (1, 4), 1 << 17
 @pytest.mark.parametrize("n", CARDS)
 @pytest.mark.parametrize("name", ["llama-70b", "qwen3-235b-a22b"])
 def test_long_contexts_are_recorded(name: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two layers of real width, four slots of 128k. Every dispatch asserts its push constants and groups."""
+    """Four slots of 128k. Every dispatch asserts its push constants and groups."""
     monkeypatch.setenv("VKBACKEND_CACHE", "off")
     devices = [SimulatedDevice(i, 1 << 40) for i in range(n)]
     options = Options.of(

@@ -1,5 +1,5 @@
 """A device that stops answering or is lost gives a typed error within its deadline, and a new model loads
-after. Work that should not hang keeps the default deadline."""
+after."""
 
 from __future__ import annotations
 
@@ -180,7 +180,6 @@ CASES = [pytest.param(*row, id="-".join(map(str, row[:3])), marks=marks) for *ro
 def test_injected_fault(
     models: Path, call: str, nth: int, result: str, error: type[VkbackendError], devices: list[str]
 ) -> None:
-    """A typed error, everything released, the process usable."""
     name = "Vulkan1" if "1" in devices else "Vulkan0.1"
     runner = None
     with faults.inject(faults.Fault(name, call, nth, result)), pytest.raises(error, match=name):

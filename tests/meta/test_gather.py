@@ -47,7 +47,6 @@ def test_split_then_join_is_the_identity(case: tuple[Load, int], max_range: int)
 @settings(max_examples=200, deadline=None)
 @given(loads(), st.data())
 def test_rows_there_and_back(case: tuple[Load, int], data: st.DataObject) -> None:
-    """Rows are replaced on all devices that hold a part of them, and nothing else changes."""
     load, n = case
     row_bytes = row_nbytes(load.dtype, load.shape[-1])
     n_rows = int(np.prod(load.shape[:-1]))

@@ -43,7 +43,6 @@ TOKENS = [1, *np.random.default_rng(5).integers(3, 500, 19).tolist()]
 
 @contextmanager
 def opened(models: Path, n: int, name: str = "stories-narrow-F32", **options: Any) -> Iterator[Runner]:
-    """A model on n numpy devices, by default with F32 caches."""
     settings = {"n_ctx": 64, "type_k": "f32", "type_v": "f32"} | options
     runner = load_runner(models / f"{name}.gguf", devices=["numpy"] * n, **settings)
     try:
@@ -182,8 +181,7 @@ def test_memory_that_was_never_written_stays_invisible(models: Path, n: int) -> 
 
 
 def test_null_devices_replay_a_whole_model(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is computed, everything is counted: per layer and device two all-reduces that end with a
-    norm."""
+    """Per layer and device two all-reduces that end with a norm."""
     monkeypatch.setattr("vkbackend.models.engine.open_devices.NumpyDevice", NullDevice)
     with opened(models, 2) as runner:
         runner.step([1], [Run(0, 0, 1, 0)], [0])
@@ -214,8 +212,7 @@ def test_prompts_attend_on_matrix_units(models: Path, monkeypatch: pytest.Monkey
 def test_groups_of_heads_decode_on_matrix_units(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int
 ) -> None:
-    """Eight heads per kv head, over devices that begin and end within a group, and splits of the keys: as
-    without units."""
+    """Eight heads per kv head, cut within a group, with splits of the keys: as without units."""
     monkeypatch.delenv("VKBACKEND_EXACT", raising=False)
     write_tiny(tmp_path / "tiny.gguf", Tiny("qwen3", n_head=16, head_dim=32, n_layer=1))
     features, ran = frozenset(OPS["attn_decode_coop"].needs), Counter[str]()

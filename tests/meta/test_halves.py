@@ -30,7 +30,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def logits(models: Path, devices: list[str], name: str, interleave: bool, **options: Any) -> np.ndarray:
-    """Logits of the last rows of two prefills in sequence, and of a step."""
     path = models / f"{name}.gguf"
     options = {"n_ctx": 96, "n_ubatch": 32, "n_slots": 2, "type_k": "f32", "type_v": "f32"} | options
     runner = load_runner(path, devices=devices, interleave=interleave, **options)
@@ -101,7 +100,6 @@ def test_a_recurrent_sequence_across_both_halves(tmp_path: Path, name: str) -> N
 def test_a_segment_waits_for_the_exchange_before_the_last(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The recordings have all the barriers that they need."""
     placed = []
     derive = recorded_steps.derive_barriers
     monkeypatch.setattr(recorded_steps, "derive_barriers", lambda r: placed.append(derive(r)) or placed[-1])

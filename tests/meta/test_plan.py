@@ -81,7 +81,6 @@ def test_a_larger_share_never_gets_less(shares: list[float], size: int, rotation
 
 
 def test_ties_go_round_by_layer() -> None:
-    """Five heads over three devices: over three layers each device gets the same number."""
     sizes = [[e - b for b, e in share_out(Dim(5), normalise(None, 3), il)] for il in range(6)]
     assert sizes[:3] == [[2, 2, 1], [1, 2, 2], [2, 1, 2]] and sizes[3:] == sizes[:3]
     assert [sum(per_layer) for per_layer in zip(*sizes[:3], strict=True)] == [5, 5, 5]

@@ -27,7 +27,6 @@ def widths(ranges: Ranges) -> list[int]:
 
 
 def planned(case: Case) -> list[list[int]]:
-    """The slices of the `matrices` on each device under our policy "llama.cpp"."""
     _, layers, n_vocab, n, split = case
     a, rows = layers[0].attention, []
     plans, outside = plan_model(layers, n_vocab, n, split, "llama.cpp")
@@ -56,7 +55,6 @@ def test_llama_cpp_policy_equals_the_oracle() -> None:
 
 @pytest.mark.parametrize("model", KEPT["models"], ids=lambda model: model["name"])
 def test_llama_cpp_policy_equals_the_golden_splits(model: dict[str, Any]) -> None:
-    """Every range of the attention, FFN and experts of real models."""
     assert len(model["splits"]) >= 6
     for block, n, dim, width, il, want in model["splits"]:
         layers = [

@@ -1,8 +1,8 @@
-"""llama.cpp's propagation rules for split states, one by one, in our terms.
+"""llama.cpp's propagation rules for split states in our terms: the same state here, a PlanError, or no op of
+ours that needs the rule.
 
 Its axes are [width, rows] for activations and [in, out] for weights. "A0" of an activation is our split of
-the width, "A0" of a weight our split of columns, "A1" of rows, "A2" of heads. Each rule gives the same state
-here or is refused with a PlanError, or none of our ops needs it.
+the width, "A0" of a weight our split of columns, "A1" of rows, "A2" of heads.
 """
 
 from __future__ import annotations

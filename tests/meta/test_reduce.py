@@ -37,7 +37,7 @@ ROWS, WIDTH = 4, 130
 
 
 class Sum:
-    """A mesh whose step sums partials in device memory, `length` times in sequence; each sum can be read."""
+    """Sums partials in device memory, `length` times in sequence."""
 
     def __init__(
         self,
@@ -69,7 +69,6 @@ class Sum:
             device.write(self.inputs[i].whole(d), values[d].view(np.uint32))
 
     def run(self) -> list[list[np.ndarray]]:
-        """Each sum as every device has it."""
         self.mesh.run(self.step)
         names = [name for name in self.step.values if name.endswith(".h")]
         return [
@@ -174,7 +173,7 @@ def travelled(share: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("names", [["numpy"] * 3, *(p for p in MULTI if p.id in ("0,0,0", "0,1"))])
 def test_every_device_gets_the_same_bits_over_the_f16_wire(names: list[str], provider: str) -> None:
-    """For any numbers and length, although each device rounds its own share and unpacks the others'."""
+    """Each device rounds its own share and unpacks the others'."""
     rng = np.random.default_rng(len(names))
     for shape in ((1, 1), (1, 127), (3, 43), (2, 64), (5, 77), (1, 1000)):
         how = {"reduce_provider": provider, "reduce_type": "f16"}

@@ -74,7 +74,6 @@ def stored(load: Load, seed: int = 3) -> np.ndarray:
 
 
 def indices(load: Load, device: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(rows, columns) of every rectangle on a device."""
     return [(np.r_[rows], np.r_[columns]) for rows, columns in slices_of(load, device)]
 
 

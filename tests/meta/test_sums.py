@@ -36,7 +36,6 @@ def graph_of(n: int, width: int = 8) -> tuple[Graph, list[NumpyDevice], Provider
 
 
 def leaf(graph: Graph, values: list[list[float] | None], state: State) -> Tensor:
-    """A tensor with the given row on each device (None: nothing)."""
     views: list[View | None] = []
     for device, row in zip(graph.devices, values, strict=True):
         if row is None:
