@@ -43,7 +43,7 @@ class DecoderWeights:
             check_off(gguf, "expert_used_count")
         if not self.freq_factors:
             for name in set(ROPE_FACTORS) & set(gguf.tensors):
-                raise UnsupportedModel(f"{gguf.paths[0]}: {gguf.architecture} reads no {name}")
+                raise UnsupportedModel(f"{gguf.paths[0]}: {name} is not supported for {gguf.architecture}")
         self.config = c = self.read_config(gguf)
         if not self.windows:
             self._check_no_window(gguf)

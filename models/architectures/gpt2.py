@@ -23,8 +23,8 @@ class Model(starcoder2.Model):
     def ropes(self, n_ctx: int) -> dict[str, RopeTable]:
         if n_ctx > self.n_ctx_train:
             raise UnsupportedModel(
-                f"a context of {n_ctx} tokens, where this model has embeddings of {self.n_ctx_train} "
-                "positions; ask for no more (-c)"
+                f"a context of {n_ctx} tokens exceeds the model's {self.n_ctx_train} position embeddings; "
+                f"use at most {self.n_ctx_train} (-c)"
             )
         return {}
 

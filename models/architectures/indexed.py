@@ -38,20 +38,20 @@ class IndexedAttention(deepseek2.Model):
         config = super().read_config(gguf)
         if self.full or not self.rank_q:
             raise GGUFError(
-                f"{gguf.paths[0]}: an indexer needs a q from a latent (attention.q_lora_rank), and keys and "
-                "values of one latent head (attention.key_length_mla)"
+                f"{gguf.paths[0]}: an indexer needs a q from a latent (attention.q_lora_rank), and one "
+                "latent head for keys and values (attention.key_length_mla)"
             )
         self.n_index, self.index_dim, self.top_k = (
             read_count(gguf, f"attention.indexer.{key}") for key in ("head_count", "key_length", "top_k")
         )
         if self.index_dim % 8 or not self.shared <= self.index_dim <= MAX_INDEX_HEAD:
             raise UnsupportedModel(
-                f"index keys of {self.index_dim}: multiples of 8 from {self.shared}, which RoPE turns, to "
+                f"index keys of {self.index_dim}: multiples of 8 from {self.shared} (RoPE dimensions) to "
                 f"{MAX_INDEX_HEAD} are supported"
             )
         indexed = self.read_indexed(gguf, len(config.layers))
         if not indexed[0]:
-            raise GGUFError(f"{gguf.paths[0]}: layer 0 has no indexer, and no layer before it has one")
+            raise GGUFError(f"{gguf.paths[0]}: layer 0 has no indexer")
         # By layer: the layer whose choice it uses.
         self.choosers = [max(i for i in range(il + 1) if indexed[i]) for il in range(len(indexed))]
         return config

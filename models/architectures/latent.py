@@ -47,14 +47,16 @@ class LatentAttention(Decoder):
         self.nope = width - self.shared
         if self.full:
             if self.nope <= 0:
-                raise GGUFError(f"{gguf.paths[0]}: keys of {width}, of which heads share {self.shared}")
+                raise GGUFError(
+                    f"{gguf.paths[0]}: key size {width} is not above the {self.shared} shared dimensions"
+                )
             return replace(config, layers=tuple(replace(la, n_rot=self.shared) for la in config.layers))
         layers = []
         for layer in config.layers:
             if layer.n_head_kv and (layer.head_dim != self.latent + self.shared or self.nope <= 0):
                 raise GGUFError(
-                    f"{gguf.paths[0]}: keys of {layer.head_dim} are not a latent of {self.latent} and "
-                    f"{self.shared} that heads share"
+                    f"{gguf.paths[0]}: key size {layer.head_dim} is not latent size {self.latent} plus "
+                    f"{self.shared} shared dimensions"
                 )
             layers.append(
                 replace(layer, n_head_kv=1, head_dim_v=self.latent, scale=width**-0.5, n_rot=self.shared)

@@ -30,13 +30,13 @@ class Model(llama.Model):
             grown = 1 + 0.1 * log_multiplier * math.log(table.factor)
             if grown <= 0:
                 raise GGUFError(
-                    f"{gguf.paths[0]}: yarn_log_multiplier {log_multiplier} leaves nothing of q k^T"
+                    f"{gguf.paths[0]}: yarn_log_multiplier is {log_multiplier}, too low for a positive scale"
                 )
             table = replace(table, attn_factor=table.attn_factor / grown)
         hot = read_temperature(gguf, self.config.n_ctx_train)
         if hot["temperature"] and any(layer.n_rot < layer.head_dim for layer in self.config.layers):
             raise UnsupportedModel(
-                f"{gguf.paths[0]}: mistral3 turns whole heads, rope.dimension_count is less"
+                f"{gguf.paths[0]}: mistral3 with RoPE on a part of each head is not supported"
             )
         return {"rope": table, "rope_q": replace(table, **hot)}
 

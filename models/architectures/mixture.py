@@ -111,7 +111,9 @@ def read_mixtures(gguf: GGUF, n_layer: int, default: Mixture) -> list[Mixture | 
         return [None] * n_layer
     n_used = read_count(gguf, "expert_used_count")
     if n_used > n_expert:
-        raise GGUFError(f"{gguf.paths[0]}: {n_used} of {n_expert} experts are used")
+        raise GGUFError(
+            f"{gguf.paths[0]}: expert_used_count is {n_used}, expected at most {n_expert} (expert_count)"
+        )
     if n_expert > MAX_EXPERTS or n_used > MAX_USED:
         raise UnsupportedModel(
             f"{n_used} of {n_expert} experts per token: up to {MAX_USED} of {MAX_EXPERTS} are supported"
@@ -144,7 +146,8 @@ def _read_gating(gguf: GGUF, n_expert: int, n_used: int, default: Gating) -> Gat
         rest or size < 2 or n_group > MAX_GROUPS or not n_used / size <= n_group_used <= n_group
     ):
         raise GGUFError(
-            f"{gguf.paths[0]}: {n_used} of {n_expert} experts from {n_group_used} of {n_group} groups"
+            f"{gguf.paths[0]}: {n_used} of {n_expert} experts cannot come from {n_group_used} of "
+            f"{n_group} groups"
         )
     return replace(
         default,

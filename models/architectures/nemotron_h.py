@@ -37,7 +37,7 @@ class Model(StateSpaceDecoder):
     def one_of_three(self, layer: LayerConfig, n_ff: int) -> LayerConfig:
         if layer.n_head_kv and n_ff:
             raise UnsupportedModel(
-                f"a layer with {layer.n_head_kv} kv heads and {n_ff} FFN columns: one of both is"
+                f"a layer with both {layer.n_head_kv} kv heads and {n_ff} FFN columns is not supported"
             )
         return replace(layer, n_ff=n_ff, mixture=layer.mixture if n_ff else None)
 

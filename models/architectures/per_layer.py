@@ -24,7 +24,9 @@ class PerLayerInputs(gemma3.Model):
         arch = gguf.architecture
         n_shared = int(gguf.u32(f"{arch}.attention.shared_kv_layers", 0))
         if n_shared >= self.n_layer:
-            raise GGUFError(f"{gguf.paths[0]}: {n_shared} of {self.n_layer} layers share another one's cache")
+            raise GGUFError(
+                f"{gguf.paths[0]}: {n_shared} of {self.n_layer} layers share a cache, but none owns one"
+            )
         self.n_owners = self.n_layer - n_shared
         self.n_embd_layer = int(gguf.u32(f"{arch}.embedding_length_per_layer_input", 0))
         kinds = [layer.rope for layer in self.config.layers]

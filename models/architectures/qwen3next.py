@@ -55,7 +55,7 @@ class Model(Decoder):
         size, d_conv = (read_count(gguf, f"ssm.{key}") for key in ("state_size", "conv_kernel"))
         if n_v % n_k or n_v * size != read_count(gguf, "ssm.inner_size"):
             raise GGUFError(
-                f"{gguf.paths[0]}: {n_v} value heads of {size} for {n_k} key heads do not make the inner size"
+                f"{gguf.paths[0]}: {n_v} value heads of {size} for {n_k} key heads do not fit ssm.inner_size"
             )
         if size % 16 or size > MAX_DELTA_HEAD or not 2 <= d_conv <= 16:
             raise UnsupportedModel(

@@ -64,7 +64,9 @@ def read_n_layer(gguf: GGUF) -> int:
     n_layer = read_count(gguf, "block_count", limit=MAX_LAYERS)
     n_ahead = int(gguf.u32(f"{gguf.architecture}.nextn_predict_layers", 0))
     if n_ahead >= n_layer:
-        raise GGUFError(f"{gguf.paths[0]}: {n_ahead} of {n_layer} layers predict tokens further ahead")
+        raise GGUFError(
+            f"{gguf.paths[0]}: nextn_predict_layers is {n_ahead}, expected less than {n_layer} (block_count)"
+        )
     return n_layer - n_ahead
 
 

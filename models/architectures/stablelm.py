@@ -13,6 +13,6 @@ class Model(LayerNormed):
     def __init__(self, gguf: GGUF) -> None:
         if "blk.0.ffn_norm.weight" not in gguf.tensors and "blk.0.attn_q_norm.weight" in gguf.tensors:
             raise UnsupportedModel(
-                f"{gguf.paths[0]}: StableLM 2 12B, whose heads have layer norms, is not supported"
+                f"{gguf.paths[0]}: layer norms of heads (StableLM 2 12B) are not supported"
             )
         super().__init__(gguf)

@@ -41,8 +41,8 @@ class Scan:
         n_head, n_group, inner, n_state, d_conv = (read_count(gguf, f"ssm.{name}") for name in names)
         if inner % n_head or n_head % n_group:
             raise GGUFError(
-                f"{gguf.paths[0]}: {n_head} state space heads in {n_group} groups do not make the inner size "
-                f"{inner}"
+                f"{gguf.paths[0]}: ssm.inner_size {inner} does not fit {n_head} state space heads in "
+                f"{n_group} groups"
             )
         if n_state % 16 or n_state > MAX_SSM_STATE or (inner // n_head) % 8 or not 2 <= d_conv <= 16:
             raise UnsupportedModel(

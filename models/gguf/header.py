@@ -102,7 +102,7 @@ class _Cursor:
             self._read_to(self.pos + n_bytes)
             return
         if self.end < self.file_bytes:
-            raise self.error(f"the header goes on beyond {MAX_HEADER} bytes at {name}; the file is damaged")
+            raise self.error(f"the header exceeds {MAX_HEADER} bytes at {name}; the file is damaged")
         raise self.error(
             f"truncated or damaged: {name} needs {n_bytes} bytes, {left} are left; get the file again"
         )
@@ -113,7 +113,7 @@ class _Cursor:
         stop = min(self.end, max(stop, FIRST_READ, 2 * len(self.buf)))
         while (n_read := len(self.buf)) < stop:
             if not (piece := os.pread(self.fd, min(stop - n_read, MAX_READ), n_read)):
-                raise self.error(f"the file was cut short to {n_read} bytes while it was read; get it again")
+                raise self.error(f"the file was truncated to {n_read} bytes during reading; get it again")
             self.buf += piece
 
     def number(self, code: str, name: str) -> int:
@@ -147,7 +147,7 @@ class _Cursor:
             is_array, kind = True, self.number("I", f"the element type of {key!r}")
         if kind != STRING and kind not in SCALARS:
             nested = ": arrays of arrays are not accepted" if kind == ARRAY else ""
-            raise self.error(f"{name} has type {kind}, which is not known{nested}")
+            raise self.error(f"{name} has unknown type {kind}{nested}")
         width = 8 if kind == STRING else struct.calcsize(SCALARS[kind][1])
         if is_array:
             n = self.count("Q", f"the length of {key!r}", MAX_ARRAY, width)
@@ -190,9 +190,9 @@ def parse(path: Path, index: int) -> Part:
     except (OSError, ValueError) as e:  # ValueError: a NUL in the path
         raise GGUFError(f"{path}: cannot be read: {e}") from e
     if stat.S_ISDIR(mode):
-        raise GGUFError(f"{path}: is a directory; give the path of a .gguf file")
+        raise GGUFError(f"{path} is a directory; give the path of a .gguf file")
     if not stat.S_ISREG(mode):
-        raise GGUFError(f"{path}: is not a regular file; give the path of a .gguf file")
+        raise GGUFError(f"{path} is not a regular file; give the path of a .gguf file")
     try:
         with open(path, "rb", buffering=0) as file:
             return _parse_file(_Cursor(path, file.fileno()), index)
@@ -206,7 +206,7 @@ def _parse_file(cur: _Cursor, index: int) -> Part:
     try:
         mapped = mmap.mmap(cur.fd, cur.file_bytes, access=mmap.ACCESS_READ)
     except ValueError:  # the file is shorter
-        raise cur.error("the file was cut short while it was read; get it again") from None
+        raise cur.error("the file was truncated during reading; get it again") from None
     return Part(cur.path, cur.buf, mapped, values, tensors)
 
 
@@ -222,7 +222,7 @@ def _parse_header(cur: _Cursor, index: int) -> tuple[dict[str, Value], list[Tens
         raise GGUFError(f"{cur.path}: a big-endian GGUF file; convert it to little-endian")
     if version not in (2, 3):
         raise GGUFError(
-            f"{cur.path}: GGUF version {version}; versions 2 and 3 are read: convert the model again"
+            f"{cur.path}: GGUF version {version} is not supported, only 2 and 3; convert the model again"
         )
     # 32 bytes: empty name, one dim, type, offset; 13 bytes: empty key, type, one byte
     n_tensors = cur.count("Q", "the number of tensors", MAX_TENSORS, 0)
@@ -261,7 +261,7 @@ def _parse_tensor(cur: _Cursor, i: int, index: int) -> TensorInfo:
     kind = cur.number("I", f"the type of tensor {name!r}")
     offset = cur.number("Q", f"the offset of tensor {name!r}")
     if kind not in TENSOR_TYPES:
-        raise UnsupportedModel(f"{cur.path}: tensor {name!r} has type {kind}, which is not known")
+        raise UnsupportedModel(f"{cur.path}: tensor {name!r} has unknown type {kind}")
     type_name, block_elements, block_bytes = TENSOR_TYPES[kind]
     n_elements = 1
     for d in dims:
@@ -270,7 +270,7 @@ def _parse_tensor(cur: _Cursor, i: int, index: int) -> TensorInfo:
         raise cur.error(f"tensor {name!r} has an impossible shape {dims}")
     if dims[0] % block_elements:
         raise cur.error(
-            f"tensor {name!r}: rows of {dims[0]} are not a multiple of the {type_name} block of "
+            f"tensor {name!r}: row length {dims[0]} is not a multiple of the {type_name} block of "
             f"{block_elements}"
         )
     return TensorInfo(

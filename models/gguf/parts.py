@@ -42,7 +42,7 @@ def part_paths(prefix: str | os.PathLike[str], count: int) -> list[Path]:
     """PREFIX-00001-of-0000N.gguf and so on, as llama.cpp names and finds them."""
     if count > MAX_PARTS:
         raise InvalidArgument(
-            f"{count} parts were asked for, and a model has at most {MAX_PARTS}: make them larger"
+            f"{count} parts, but a split model has at most {MAX_PARTS}; make the parts larger"
         )
     name = os.fspath(prefix)
     return [Path(f"{name}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)]
@@ -88,7 +88,7 @@ def _write(
 ) -> None:
     for path, _, _ in files:
         if os.path.exists(path) and any(os.path.samefile(path, existing) for existing in source.paths):
-            raise InvalidArgument(f"{path}: is a file of the model that is read; give another name")
+            raise InvalidArgument(f"{path} is a file of the source model; give another name")
     stated = source.u32("general.alignment", DEFAULT_ALIGNMENT)
     total, done = sum(info.nbytes for info in source.tensors.values()), 0
     with ExitStack() as whole:  # all are renamed after the last is written

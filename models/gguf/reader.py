@@ -158,9 +158,9 @@ class GGUF:
     def data(self, name: str) -> npt.NDArray[np.uint8]:
         """The bytes of a tensor as stored: uint8 [nbytes], read only, a view of the mapping."""
         if (t := self.tensors.get(name)) is None:
-            raise GGUFError(f"{self.paths[0]}: there is no tensor {name!r}")
+            raise GGUFError(f"{self.paths[0]}: no tensor {name!r}")
         if not self._parts:
-            raise GGUFError(f"{self.paths[0]}: tensor {name!r} was asked for after close()")
+            raise GGUFError(f"{self.paths[0]}: tensor {name!r} was read after close()")
         return np.frombuffer(self._parts[t.file].buf, np.uint8, t.nbytes, t.offset)
 
     def file(self, index: int) -> npt.NDArray[np.uint8]:
@@ -183,7 +183,7 @@ class GGUF:
         """A finite f32, or an f64 in its range."""
         value = self._read(key, default, "a finite float", FLOATS, False)
         if key in self.metadata and not abs(value) <= MAX_F32:
-            raise GGUFError(f"{self.paths[0]}: {key!r} is {value}, expected a finite float of 32 bits")
+            raise GGUFError(f"{self.paths[0]}: {key!r} is {value}, expected a finite f32")
         return value
 
     def boolean(self, key: str, default: T | _Required = REQUIRED) -> bool | T:
@@ -219,7 +219,7 @@ class GGUF:
                 raise GGUFError(f"{self.paths[0]}: the metadata key {key!r} is missing, expected {expected}")
             return default
         if not self._parts:
-            raise GGUFError(f"{self.paths[0]}: {key!r} was asked for after close()")
+            raise GGUFError(f"{self.paths[0]}: {key!r} was read after close()")
         found_type, found_array = self.metadata.kind(key)
         if types is not None and (found_type not in types or found_array != is_array):
             raise GGUFError(f"{self.paths[0]}: {key!r} is {self.metadata.describe(key)}, expected {expected}")
@@ -235,13 +235,13 @@ def _part_paths(path: Path) -> list[Path]:
         return [path]
     count = int(m["count"])
     if not 1 <= int(m["no"]) <= count:
-        raise GGUFError(f"{path}: part {int(m['no'])} of {count} cannot exist; check the file name")
+        raise GGUFError(f"{path}: impossible part {int(m['no'])} of {count}; check the file name")
     paths = [path.with_name(f"{m['stem']}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)]
     if missing := [p for p in paths if not os.path.lexists(p)]:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         names = ", ".join(p.name for p in missing[:3])
         raise GGUFError(
-            f"{path}: {len(missing)} of {count} parts are missing: {names}{more}; put them beside it"
+            f"{path}: {len(missing)} of {count} parts are missing: {names}{more}; put them in the same folder"
         )
     return paths
 
@@ -255,7 +255,9 @@ def _check_split(parts: list[Part]) -> None:
         for key, actual in (("split.count", len(parts)), ("split.no", i), ("split.tensors.count", total)):
             if key not in meta:
                 if required:
-                    raise GGUFError(f"{part.path}: named as a part of a split model, but {key!r} is missing")
+                    raise GGUFError(
+                        f"{part.path}: the name is for a part of a split model, but {key!r} is missing"
+                    )
                 continue
             kind, is_array = meta.kind(key)
             if is_array or kind not in INTEGERS:
@@ -265,7 +267,7 @@ def _check_split(parts: list[Part]) -> None:
             lone = key == "split.count" and not required and stated == 0
             if stated != actual and not lone:
                 raise GGUFError(
-                    f"{part.path}: {key!r} is {stated}, but the files found make it {actual}; "
+                    f"{part.path}: {key!r} is {stated}, but by the files it is {actual}; "
                     "name the parts NAME-00001-of-0000N.gguf and take all of them from one conversion"
                 )
         for t in part.tensors:

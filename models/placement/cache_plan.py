@@ -80,8 +80,8 @@ def _arrays(il: int, spec: KVSpec, options: Options) -> tuple[tuple[str, int, st
     for name, width, dtype in arrays:
         if width % (block := block_of(dtype)[0]):
             raise InvalidArgument(
-                f"a {name} cache of type {dtype} needs head sizes that are multiples of {block}, and those "
-                f"of layer {il} are {width}; use f16, bf16 or f32"
+                f"a {name} cache of type {dtype} needs head sizes that are multiples of {block}, but "
+                f"layer {il} has {width}; use f16, bf16 or f32"
             )
     return tuple(arrays)
 
@@ -119,8 +119,8 @@ def blocks_of_owners(layers: Sequence[Layer], specs: Sequence[MemorySpec]) -> li
             if heads[0] != heads[1]:
                 kind = "cache" if spec.owner is not None else "choice"
                 raise UnsupportedModel(
-                    f"layer {il} reads the {kind} of layer {leader}, which has other heads: (q, kv, sizes "
-                    f"of k and v) are {heads[1]}, not {heads[0]}"
+                    f"layer {il} reads the {kind} of layer {leader}, but their heads differ: (q, kv, sizes "
+                    f"of k and v) are {heads[0]} and {heads[1]}"
                 )
             larger = max(reader.block, owned.block)  # blocks are powers of two
             units[leader] = replace(units[leader], attention=replace(owned, block=larger))

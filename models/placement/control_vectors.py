@@ -27,8 +27,8 @@ def read_control_vectors(
     first, last = layers or (1, n_layer - 1)
     if not 0 <= first <= last < n_layer:
         raise InvalidArgument(
-            f"control vectors for layers {first} to {last}: the model has layers 0..{n_layer - 1}, give the "
-            "first and the last one"
+            f"control vectors for layers {first} to {last}: expected the first and the last layer, in "
+            f"0..{n_layer - 1}"
         )
     sums: dict[int, np.ndarray] = {}
     for path, scale in files:
@@ -41,21 +41,21 @@ def read_control_vectors(
 def _directions(path: str, n_layer: int, n_embd: int) -> dict[int, np.ndarray]:
     with GGUF.open(path) as gguf:
         if gguf.architecture != ARCHITECTURE:
-            raise GGUFError(f"{path}: is a {gguf.architecture} model, expected a file of control vectors")
+            raise GGUFError(f"{path} is a {gguf.architecture} model, expected control vectors")
         directions = {}
         for name, info in gguf.tensors.items():
             match = _NAME.fullmatch(name)
             il = int(match[1]) if match else 0
             if not il or (info.type, info.shape) != ("f32", (n_embd,)):
                 raise GGUFError(
-                    f"{path}: {name} is {info.type} {info.shape}, expected direction.N, N from 1, f32 "
-                    f"({n_embd},) as the model's embeddings"
+                    f"{path}: {name} is {info.type} {info.shape}, expected direction.N (N from 1), f32 "
+                    f"({n_embd},)"
                 )
             if il >= n_layer:
-                raise GGUFError(f"{path}: {name}, and the model has layers 0..{n_layer - 1}")
+                raise GGUFError(f"{path}: {name}, but the model's layers are 0..{n_layer - 1}")
             directions[il] = gguf.data(name).view("<f4").astype(np.float64)
         if not directions:
-            raise GGUFError(f"{path}: has no tensor direction.N")
+            raise GGUFError(f"{path}: no tensor direction.N")
         return directions
 
 

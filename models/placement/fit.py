@@ -118,8 +118,8 @@ def check_fit(devices: Sequence[Device], options: Options, sizes_of: Sizes, n_la
             return
         budget, size = cache
         raise OutOfDeviceMemory(
-            f"{budget.name}: the KV cache of one layer would take {mib(size)}, and the device "
-            f"reads {mib(budget.max_binding)} at once; "
+            f"{budget.name}: the KV cache of one layer needs {mib(size)}, but the device reads at most "
+            f"{mib(budget.max_binding)} at once; "
             f"{advice(options, sizes_of, budgets, n_layer)}",
             requested=size,
             budget=budget.max_binding,
@@ -127,7 +127,7 @@ def check_fit(devices: Sequence[Device], options: Options, sizes_of: Sizes, n_la
     held = full.held(planned)
     parts = ", ".join(f"{mib(nbytes)} of {NAMES[home]}" for home, nbytes in held.items())
     raise OutOfDeviceMemory(
-        f"{full.name} would hold {parts}, and has {mib(full.nbytes)}; "
+        f"{full.name} would hold {parts}, but has {mib(full.nbytes)}; "
         f"{advice(options, sizes_of, budgets, n_layer)}",
         requested=sum(held.values()),
         budget=full.nbytes,

@@ -75,7 +75,7 @@ def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
             raise GGUFError(f"{gguf.paths[0]}: {info.name} has shape {info.shape}, expected {expected}")
         if info.type not in spec.types:
             raise UnsupportedModel(
-                f"{gguf.paths[0]}: {info.name} is {info.type}, supported are {', '.join(spec.types)}; "
+                f"{gguf.paths[0]}: {info.name} is {info.type}, expected {', '.join(spec.types)}; "
                 "convert the file to one of these types"
             )
         types[spec.name] = "f32" if spec.widened else info.type

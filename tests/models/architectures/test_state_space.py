@@ -72,7 +72,7 @@ def changed(key: str, value: Any) -> Fixture:
 @pytest.mark.parametrize(
     ("key", "value", "error", "message"),
     [
-        ("ssm.inner_size", 100, GGUFError, "8 state space heads in 1 groups .* inner size 100"),
+        ("ssm.inner_size", 100, GGUFError, "inner_size 100 does not fit 8 state space heads in 1 groups"),
         ("ssm.group_count", 3, GGUFError, "8 state space heads in 3 groups"),
         ("ssm.state_size", 40, UnsupportedModel, "states of 40"),
         ("ssm.state_size", 512, UnsupportedModel, "states of 512"),

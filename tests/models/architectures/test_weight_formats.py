@@ -181,5 +181,5 @@ def test_types_that_are_refused(tmp_path: Path, name: str, dtype: str, supported
     if dtype.upper() not in GGMLQuantizationType.__members__:
         pytest.skip(f"this version of gguf has no {dtype}")
     path = write_tiny(tmp_path / "odd.gguf", Tiny("qwen3moe", n_expert=8), types={name: dtype})
-    with pytest.raises(UnsupportedModel, match=f"{name} is {dtype}, supported are {supported}"):
+    with pytest.raises(UnsupportedModel, match=f"{name} is {dtype}, expected {supported}"):
         load_runner(path, devices=["numpy"])

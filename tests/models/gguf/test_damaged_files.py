@@ -167,7 +167,7 @@ def test_a_file_cut_short_while_it_is_read(tmp_path: Path, function: str, left: 
     command = [sys.executable, "-c", CUT_SHORT, str(path), function, str(left % len(raw))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
-    assert str(path) in done.stdout and "was cut short" in done.stdout
+    assert str(path) in done.stdout and "was truncated" in done.stdout
 
 
 @pytest.mark.own_process

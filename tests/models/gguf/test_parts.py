@@ -92,7 +92,7 @@ def test_nothing_is_left_where_a_part_cannot_be_written(tmp_path: Path) -> None:
 def test_the_source_is_not_overwritten(tmp_path: Path) -> None:
     whole = file_of(tmp_path / "whole.gguf")
     before = whole.read_bytes()
-    with GGUF.open(whole) as model, pytest.raises(InvalidArgument, match="model that is read"):
+    with GGUF.open(whole) as model, pytest.raises(InvalidArgument, match="file of the source model"):
         merge_gguf(model, whole)
     assert whole.read_bytes() == before
 

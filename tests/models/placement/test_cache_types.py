@@ -109,5 +109,5 @@ def test_states_keep_every_bit(path: Path, tmp_path: Path, types: tuple[str, str
 
 def test_heads_that_are_no_whole_blocks_are_refused(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "tiny.gguf", Tiny("llama", head_dim=16))
-    with pytest.raises(InvalidArgument, match=r"v cache of type q4_0 .* multiples of 32, .* layer 0 are 16"):
+    with pytest.raises(InvalidArgument, match=r"v cache of type q4_0 .* multiples of 32, .* layer 0 has 16"):
         load_runner(path, devices=["numpy"], type_v="q4_0")

@@ -188,7 +188,7 @@ def test_commands_that_take_them(
         *(["-f", text, "-c", "32"] if command == "perplexity" else []),
     ]
     assert main([*words, "--control-vector", path]) == 2
-    assert "expected a file of control vectors" in capsys.readouterr().err
+    assert "expected control vectors" in capsys.readouterr().err
     assert main([*words, "--control-vector-layer-range", "1", "2"]) == 2
     assert "without control vectors" in capsys.readouterr().err
 
@@ -199,9 +199,9 @@ def test_commands_that_take_them(
         ({1: np.ones(63, "f4")}, None, GGUFError, r"direction.1 is f32 \(63,\)"),
         ({1: np.ones(64, "f2")}, None, GGUFError, r"direction.1 is f16"),
         ({0: np.ones(64, "f4")}, None, GGUFError, r"direction.0 is .*, N from 1"),
-        ({4: np.ones(64, "f4")}, None, GGUFError, r"direction.4, and the model has layers 0..3"),
+        ({4: np.ones(64, "f4")}, None, GGUFError, r"direction.4, but the model's layers are 0..3"),
         ({"other": np.ones(64, "f4")}, None, GGUFError, "other is .* expected direction.N"),
-        ({}, None, GGUFError, "has no tensor direction.N"),
+        ({}, None, GGUFError, "no tensor direction.N"),
         ({1: np.ones(64, "f4")}, (2, 1), InvalidArgument, "layers 2 to 1: the model has layers 0..3"),
         ({1: np.ones(64, "f4")}, (1, 4), InvalidArgument, "layers 1 to 4"),
         ({1: np.ones(64, "f4")}, (1,), InvalidArgument, "the first and the last layer"),
@@ -219,7 +219,7 @@ def test_refusals(
 
 def test_what_is_no_control_vector_file(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "model.gguf", TINY[0])
-    with pytest.raises(GGUFError, match="is a llama model, expected a file of control vectors"):
+    with pytest.raises(GGUFError, match="is a llama model, expected control vectors"):
         LLM(path, devices=["numpy"], control_vectors=[path])
     with pytest.raises(InvalidArgument, match="without control vectors"):
         LLM(path, devices=["numpy"], control_vector_layer_range=(1, 2))

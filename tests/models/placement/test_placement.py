@@ -364,7 +364,7 @@ def test_a_cache_too_large_for_one_binding_is_refused_with_what_fits(
         fit, "budgets_of", lambda _: [fit.Budget("narrow", 1 << 40, (0,), max_binding=1 << 20)]
     )
     path = models / "stories-narrow-F32.gguf"
-    with pytest.raises(OutOfDeviceMemory, match=r"reads 1 MiB at once.*-c (\d+)") as caught:
+    with pytest.raises(OutOfDeviceMemory, match=r"reads at most 1 MiB at once.*-c (\d+)") as caught:
         load_runner(path, devices=["numpy"], n_ctx=1 << 16)
     fitting = int(str(caught.value).split("(-c ")[1].split(")")[0])
     load_runner(path, devices=["numpy"], n_ctx=fitting).close()

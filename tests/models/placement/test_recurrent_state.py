@@ -144,7 +144,7 @@ def test_two_sequences_share_steps(path: Path) -> None:
         ("qwen35", {"ssm.conv_kernel": 1}, UnsupportedModel, "convolutions of 1"),
         ("qwen35", {"rope.dimension_sections": [3, 1]}, GGUFError, "expected 3 or 4"),
         ("qwen35", {"attention.recurrent_layers": [1, 0]}, GGUFError, "has 2 values for 5 layers"),
-        ("kimi-linear", {"attention.kv_lora_rank": 48}, GGUFError, "not a latent of 48"),
+        ("kimi-linear", {"attention.kv_lora_rank": 48}, GGUFError, "not latent size 48"),
         ("kimi-linear", {"kda.head_dim": 256}, UnsupportedModel, "heads of 256"),
         ("qwen3", {"attention.head_count_kv": 0}, GGUFError, "head_count_kv is 0"),
     ],
