@@ -40,7 +40,6 @@ def layer_count(name: str, value: Any) -> int | Literal["auto"] | None:
 
 
 def device_list(name: str, value: Any) -> tuple[str, ...] | None:
-    """Devices by index, UUID or name, from a list or a comma-separated string."""
     if value is None:
         return None
     expected = "expected a list such as ['0', '1'], '0,1', or None for the best one"
@@ -88,7 +87,7 @@ def _pair(name: str, item: Any, expected: str) -> tuple[str, str]:
 
 
 def comma_separated(text: str) -> list[str]:
-    """A REGEX may contain commas, as in {1,2}."""
+    """a REGEX may contain commas, as in {1,2}"""
     words: list[str] = []
     for part in text.split(","):
         if words and "=" not in words[-1]:
@@ -122,7 +121,6 @@ def optional_path(kind: str) -> Callable[[str, Any], str | None]:
 
 
 def scaled_files(name: str, value: Any) -> tuple[tuple[str, float], ...]:
-    """(path, scale) pairs, from pairs or from paths (scale 1)."""
     pairs = []
     for item in items(name, value, "expected a list of files or (file, scale) pairs"):
         path, scale = item if isinstance(item, tuple | list) and len(item) == 2 else (item, 1.0)

@@ -46,7 +46,7 @@ def write_gguf(
     names = {spec.name for spec in specs}
     for spec in specs:
         name = spec.part.tensor if spec.part else spec.name
-        # A tied lm_head is skipped: the tensor that it copies has its own spec.
+        # A tied lm_head is skipped: its source has its own spec.
         if name not in source.tensors and spec.source not in names:
             name = spec.source
         if name in source.tensors:
@@ -71,7 +71,7 @@ def write_gguf(
 
 
 def _check(info: TensorInfo, specs: Sequence[WeightSpec], weights: Mapping[str, Weight], path: Path) -> None:
-    """GGUFError unless the devices hold the whole tensor: as one weight, or in parts that tile it."""
+    """GGUFError unless the devices hold the whole tensor, as one weight or in parts that tile it."""
     held = [weights[spec.name] for spec in specs if spec.name in weights]
     parts = sorted((spec.part for spec in specs if spec.part), key=lambda part: part.begin)
     if parts:
@@ -89,7 +89,7 @@ def _check(info: TensorInfo, specs: Sequence[WeightSpec], weights: Mapping[str, 
 
 
 def joined(devices: Sequence[Device], held: Sequence[tuple[Part | None, Weight]]) -> Iterator[np.ndarray]:
-    """A tensor's bytes, in pieces, from one weight or from its parts."""
+    """In pieces, from one weight or from its parts."""
     parts = sorted(((part, weight) for part, weight in held if part), key=lambda pair: pair[0].begin)
     repeat = parts[0][0].repeat if parts else 1
     if repeat == 1:
@@ -109,7 +109,6 @@ def joined(devices: Sequence[Device], held: Sequence[tuple[Part | None, Weight]]
 
 
 def _values(source: GGUF) -> dict[str, bytes]:
-    """Without the keys of a split model's parts."""
     joined = len(source.paths) > 1
     keys = (key for key in source.metadata if not (joined and key.startswith("split.")))
     return {key: source.metadata.stored(key) for key in keys}

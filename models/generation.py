@@ -30,9 +30,9 @@ class Generation:
     max_tokens: int | None
     options: GenerateOptions
     stop_ids: frozenset[int]
-    echo: str = ""  # the prompt's text, if the answer begins with it
+    echo: str = ""
     shown: frozenset[int] = frozenset()  # control tokens whose text counts
-    may_end: bool = False  # its reader may end it, so every token has the timings so far
+    may_end: bool = False
 
     @property
     def seed(self) -> int:
@@ -182,7 +182,7 @@ async def astream(
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Generations requested together: of one prompt or a list, `n` of each (None: one)."""
+    """Generations requested together: of one prompt or a list, `n` of each."""
 
     generations: list[Generation]
     is_list: bool
@@ -196,7 +196,6 @@ class Batch:
 
 
 def are_prompts(prompt: object) -> bool:
-    """Whether it is a list of prompts, not of token ids."""
     return (
         isinstance(prompt, list | tuple)
         and bool(prompt)
@@ -207,14 +206,14 @@ def are_prompts(prompt: object) -> bool:
 def run_all(
     mailbox: Mailbox, generations: Sequence[Generation], tokenizer: Tokenizer | None, ahead: int
 ) -> list[Completion]:
-    """The completions of all generations, in order. While one is read, up to `ahead` more run."""
+    """Completions in order. While one is read, up to `ahead` more run."""
     done: list[Completion] = []
     posted: deque[tuple[Generation, Answers]] = deque()
     left = iter(generations)
     try:
         while True:
             while len(posted) <= ahead and (generation := next(left, None)) is not None:
-                # Without stop strings every token is wanted: the engine need not wait.
+                # Without stop strings every token is wanted.
                 eager = not generation.options.stop or len(generations) > 1
                 posted.append((generation, mailbox.ask(generation.message, eager=eager)))
             if not posted:
@@ -238,7 +237,7 @@ def run_all(
 async def arun_all(
     mailbox: Mailbox, generations: Sequence[Generation], tokenizer: Tokenizer | None, ahead: int
 ) -> list[Completion]:
-    """As `run_all`. If a generation fails or the caller is cancelled, the others end."""
+    """If a generation fails or the caller is cancelled, the others end."""
     room = asyncio.Semaphore(1 + ahead)
 
     async def one(generation: Generation) -> Completion:

@@ -21,9 +21,9 @@ _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 
 
 def fetch(name: str, file: str | None = None) -> str:
-    """The path of the model `user/repo` or `user/repo:TAG`, or of `file` in that repository; of a split model
+    """The path of the model `user/repo` or `user/repo:TAG`, or of `file` in the repository; of a split model
     its first part. Raises InvalidArgument (no such name, repository or file), VkbackendError (no connection,
-    no room on the disk)."""
+    no disk room)."""
     match = _NAME.fullmatch(text_of("repository", name))
     if not match:
         raise InvalidArgument(f"{name!r} is not a repository; expected user/repo or user/repo:Q4_K_M")
@@ -67,7 +67,6 @@ def _online(repo: str) -> dict[str, int]:
 
 
 def _offline(repo: str) -> dict[str, int]:
-    """Size by path of the cached .gguf files."""
     from huggingface_hub import snapshot_download
 
     folder = Path(snapshot_download(repo, local_files_only=True))
@@ -75,7 +74,6 @@ def _offline(repo: str) -> dict[str, int]:
 
 
 def chosen(repo: str, sizes: Mapping[str, int], tag: str | None, file: str | None) -> list[str]:
-    """The files to download; the parts of a split model in order."""
     models = sorted(path for path in sizes if path.lower().endswith(".gguf") and "mmproj" not in path.lower())
     if not models:
         raise InvalidArgument(f"{repo} has no .gguf file; look for a repository that was converted to GGUF")

@@ -1,5 +1,5 @@
-"""Completes sampling options with the model's tokens: tokens that end a text, tokens never written, and the
-tokens of DRY's sequence breakers.
+"""Completes sampling options with the model's tokens: end tokens, tokens never written, and DRY's sequence
+breakers.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ Breaker = str | tuple[int, ...]
 
 
 def suppressed_ids(gguf: GGUF) -> frozenset[int]:
-    """Tokens that a model never writes (Gemma 4 Unified, MiniMax)."""
+    """Never written (Gemma 4 Unified, MiniMax)."""
     with suppress(GGUFError):
         return frozenset(int(token) for token in gguf.ints("tokenizer.ggml.suppress_tokens", ()))
     return frozenset()
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-    """The vocabulary for grammars: control tokens have no text."""
+    """Control tokens have no text."""
     pieces = tuple(tokenizer.piece(token) for token in range(tokenizer.n_vocab))
     special = (i for i, piece in enumerate(pieces) if not piece or tokenizer.is_special(i))
     return Vocabulary(pieces, tuple(special), tuple(sorted(tokenizer.stop_ids)))
 
 
 class ModelTokens:
-    """`stop_ids` end a text; `suppressed` are never written; `tokenizer`: None without one."""
+    """`stop_ids` end a text; `suppressed` are never written; `tokenizer`: or None."""
 
     def __init__(
         self, stop_ids: frozenset[int], suppressed: frozenset[int], tokenizer: Tokenizer | None
@@ -44,8 +44,8 @@ class ModelTokens:
         self._known: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
 
     def resolved(self, options: GenerateOptions, n_vocab: int) -> GenerateOptions:
-        """Options as plain tokens: `stop_token_ids` has all that end the text, `logit_bias` forbids
-        suppressed tokens, and with `ignore_eos` the end tokens."""
+        """`stop_token_ids` has all that end the text, `logit_bias` forbids suppressed tokens, and with
+        `ignore_eos` the end tokens."""
         named = [*options.stop_token_ids, *(token for token, _ in options.logit_bias)]
         if outside := [token for token in named if token >= n_vocab]:
             raise InvalidArgument(

@@ -209,13 +209,12 @@ class Options(RopeOptions):
 
     @property
     def auto_split(self) -> bool:
-        """Whether to measure the devices for their shares."""
         wanted = self.tensor_split is None and self.split_mode in ("tensor", "hosts") and unlike(self.devices)
         return self.tensor_split == "auto" or wanted
 
 
 def with_a_share(options: Options) -> Options:
-    """Without devices whose share is 0: these would only repeat work of the others."""
+    """Devices whose share is 0 would only repeat work."""
     devices = options.devices
     if not devices:
         return options

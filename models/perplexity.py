@@ -1,8 +1,7 @@
 """Perplexity of a text in windows, as in llama.cpp, and the divergence from another model's logits.
 
-The text is cut into windows of n_ctx tokens, with BOS in place of the first token if the model wants one. The
-second half of each window is scored. PPL = exp(mean negative log likelihood) (Jelinek et al. 1977); KL(base
-|| model): Kullback and Leibler 1951.
+Windows have n_ctx tokens, with BOS in place of the first if the model wants one; the second half is scored.
+PPL = exp(mean negative log likelihood) (Jelinek et al. 1977); KL(base || model): Kullback and Leibler 1951.
 """
 
 from __future__ import annotations
@@ -67,7 +66,6 @@ class Score:
         }
 
     def add(self, logp: LogProbs, tokens: Sequence[int], base: LogProbs | None = None) -> None:
-        """Score rows of log-probabilities [n, n_vocab] of the following tokens."""
         rows = np.arange(len(tokens))
         nll = -logp[rows, tokens]
         self.n += len(tokens)
@@ -106,7 +104,7 @@ def windows(tokens: Sequence[int], n_ctx: int, bos: int | None, limit: int | Non
 
 
 def scored(runner: Runner, window: Sequence[int]) -> Iterator[tuple[LogProbs, list[int]]]:
-    """(log-probabilities [rows, n_vocab] float64, the tokens that followed), a micro-batch at a time."""
+    """(log-probabilities [rows, n_vocab] float64, the next tokens), a micro-batch at a time."""
     first_scored, n = len(window) // 2, len(window)
     at = 0
     while at < n - 1:
@@ -163,11 +161,10 @@ Saver = Callable[[LogProbs, Sequence[int]], None]
 
 
 class Saving:
-    """A context manager that yields the `Saver` of `path`, a .npy file with one record per token, whole or
-    absent.
+    """Yields the `Saver` of `path`, a .npy file with one record per token, whole or absent.
 
-    A record: the token that followed, the row's least log-probability, and every log-probability as one of
-    65,536 levels between it and 0.
+    A record: the next token, the row's least log-probability, and every log-probability as one of 65,536
+    levels between it and 0.
     """
 
     def __init__(self, path: str | os.PathLike[str], n_rows: int, n_vocab: int) -> None:

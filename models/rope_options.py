@@ -44,7 +44,7 @@ _yarn = optional(finite(-1.0, MAX_STRETCH))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeOptions(ReduceOptions):
-    """How positions become angles, if not as in the file. `RopeKeywords` describes the fields."""
+    """`RopeKeywords` describes the fields."""
 
     rope_scaling: str | None = option(None, optional(choice(SCALINGS)))
     rope_scale: float | None = option(None, _stretch)

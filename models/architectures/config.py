@@ -35,7 +35,7 @@ class LayerConfig:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Hyper-parameters, named after the usual short forms of their GGUF keys."""
+    """Named after the usual short forms of their GGUF keys."""
 
     n_embd: int
     n_vocab: int

@@ -28,14 +28,14 @@ from vkbackend.rope import RopeTable
 class DecoderWeights:
     """Subclasses set the attributes below. Norms of q and k are applied if the weights include them."""
 
-    mixture: Mixture | None = None  # the defaults for experts; None: no experts
+    mixture: Mixture | None = None  # defaults; None: no experts
     freq_factors = False
     windows = False  # whether attention.sliding_window applies
     interleaved_sections = False  # the order of RoPE's sections, if the file has some
     half_split = True  # RoPE pairs element i of a head with i + n_rot / 2; False: pairs are adjacent
     pre_ffn_norm = "ffn_norm"
     pre_norms = True  # norms before attention and FFN
-    post_norms = False  # norms after attention and FFN, before the residual sum
+    post_norms = False  # before the residual sum
 
     def __init__(self, gguf: GGUF) -> None:
         if not self.mixture:
@@ -105,8 +105,7 @@ class DecoderWeights:
         return specs
 
     def _as_stored(self, specs: list[WeightSpec], prefix: str) -> list[WeightSpec]:
-        """The layer's specs, as parts of fused tensors if the file has them: attn_qkv, ffn_up,
-        ffn_gate_up_exps."""
+        """As parts of fused tensors if the file has them: attn_qkv, ffn_up, ffn_gate_up_exps."""
         by_name = {spec.name: spec for spec in specs}
         for names, tensor in (
             (("attn_q.weight", "attn_k.weight", "attn_v.weight"), "attn_qkv.weight"),

@@ -1,7 +1,7 @@
 """llama4 (Llama 4 Scout and Maverick, their text part): three of four layers see chunks of 8,192 positions,
 with RoPE and then (unless there are 128 experts) norms without weights of the heads of q and k; the fourth
-sees all positions, without RoPE, with a temperature of q. Every layer or every second one has experts: one,
-its input weighted by a sigmoid, and a shared one. Meta 2025, "The Llama 4 herd".
+sees all positions, without RoPE, with a temperature of q. Every layer or every second one has experts: one
+with its input weighted by a sigmoid, and a shared one. Meta 2025, "The Llama 4 herd".
 """
 
 from __future__ import annotations

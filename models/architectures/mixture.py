@@ -74,8 +74,7 @@ class Mixture:
         return FeedForward(self.n_ff, block_of(down)[0], self.n_expert, self.n_shared, block_of(shared)[0])
 
     def forward(self, x: Tensor, h: Tensor, norm: Weight, w: Weights, eps: float) -> Tensor:
-        """The sum of the chosen experts' results for x, plus the shared expert's. The router reads the norm
-        of h."""
+        """The chosen experts' sum for x, plus the shared expert's. The router reads the norm of h."""
         router = Router(
             norm,
             w("ffn_gate_inp"),
@@ -94,7 +93,7 @@ class Mixture:
         return y + self.shared(x, w) if self.n_shared else y
 
     def shared(self, x: Tensor, w: Weights) -> Tensor:
-        """The shared expert's result, times the sigmoid of one value per row if the file has a gate."""
+        """Times the sigmoid of one value per row if the file has a gate."""
         up = linear(x, w, "ffn_up_shexp")
         if self.act in ALONE:
             y = linear(ALONE[self.act](up), w, "ffn_down_shexp")

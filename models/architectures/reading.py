@@ -71,7 +71,7 @@ def read_n_layer(gguf: GGUF) -> int:
 
 
 def read_windowed(gguf: GGUF, n_layer: int, period: int) -> tuple[bool, ...]:
-    """Which layers see a window: the file's flags, or all but every `period`-th (or the file's period)."""
+    """By the file's flags, or all but every `period`-th (or the file's period)."""
     key = "attention.sliding_window_pattern"
     name = f"{gguf.architecture}.{key}"
     if name in gguf.metadata and gguf.metadata.kind(name)[1]:
@@ -94,9 +94,7 @@ def check_off(gguf: GGUF, key: str, off: float = 0) -> None:
         return
     value = gguf.metadata[name]
     allowed = np.array_equal(value, off)
-    if (
-        off is not True
-    ):  # a feature that is on by default must be switched off; any other may be 0, false or empty
+    if off is not True:  # features that are on by default must be off; others may be 0, false or empty
         allowed = allowed or is_off(value)
     if not allowed:
         raise UnsupportedModel(f"{name} = {value} is not supported; only {off} (off) is")
@@ -128,7 +126,7 @@ ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_s
 def read_rope(
     gguf: GGUF, n_rot: int, n_ctx_train: int, freq_factors: Any = None, interleaved: bool = False
 ) -> RopeTable:
-    """The RoPE table of the `rope.*` keys: plain, linear or YaRN scaling, or frequency factors (longrope)."""
+    """Plain, linear or YaRN scaling, or frequency factors (longrope)."""
     arch = gguf.architecture
     kind = gguf.string(f"{arch}.rope.scaling.type", "none") or "none"
     factor = read_float(gguf, "rope.scaling.factor", read_float(gguf, "rope.scale_linear", 0.0))

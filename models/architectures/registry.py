@@ -72,7 +72,7 @@ ARCHITECTURES = tuple(MODELS)
 
 
 def load_model(gguf: GGUF) -> Model:
-    """The model of the file's architecture. Raises UnsupportedModel with the list of architectures."""
+    """Raises UnsupportedModel with the list of architectures."""
     name = gguf.architecture
     if name not in ARCHITECTURES:
         near = get_close_matches(name, ARCHITECTURES, 1, 0.5)
@@ -83,7 +83,7 @@ def load_model(gguf: GGUF) -> Model:
         )
     try:
         model: Model = model_class(name)(gguf)
-    except InvalidArgument as error:  # from a RoPE table, for example; the values come from the file
+    except InvalidArgument as error:  # from a RoPE table; the values come from the file
         raise GGUFError(f"{gguf.paths[0]}: {error}") from None
     return model
 

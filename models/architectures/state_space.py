@@ -58,7 +58,7 @@ class Scan:
 
 
 class StateSpaceDecoder(Decoder):
-    """A decoder with Mamba-2 layers. Subclasses set `scan` and `recurrent` in `read_config`."""
+    """Subclasses set `scan` and `recurrent` in `read_config`."""
 
     scan: Scan
     recurrent: Sequence[bool]

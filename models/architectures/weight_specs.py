@@ -83,7 +83,7 @@ class WeightSpec:
 
     @property
     def widened(self) -> bool:
-        """Whether devices hold f32 whatever the file has: a small weight whose ops read only f32."""
+        """Whether devices hold f32 whatever the file has, as the ops read only f32."""
         return self.f32 or len(self.shape) == 1
 
     def shapes(self) -> list[tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""The thought, content and tool calls of an answer, whole or in pieces."""
+"""Thought, content and tool calls of an answer, whole or in pieces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vkbackend.models.tool_calls.source import AnswerPart, ToolDelta
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a function. `arguments` should be JSON text; only a grammar guarantees it."""
+    """`arguments` should be JSON text; only a grammar guarantees it."""
 
     id: str
     name: str
@@ -37,7 +37,7 @@ class ChatChunk:
 
 @dataclass(frozen=True, slots=True)
 class ChatCompletion:
-    """An answer. `completion`: its tokens, seed, timings, logprobs and raw text."""
+    """`completion`: its tokens, seed, timings, logprobs and raw text."""
 
     content: str
     reasoning: str
@@ -47,7 +47,6 @@ class ChatCompletion:
 
     @property
     def message(self) -> dict[str, Any]:
-        """The message to add to the conversation."""
         message: dict[str, Any] = {"role": "assistant", "content": self.content}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
@@ -61,8 +60,8 @@ class ChatCompletion:
 
 
 class AnswerReader:
-    """Separates the parts of an answer. `thinking`: it begins in a thought. `format_`: of tool calls, or
-    None. `single`: it ends with its first call (`is_over`). `channels`: it is in Harmony."""
+    """`thinking`: the answer begins in a thought. `format_`: of tool calls, or None. `single`: it ends with
+    its first call (`is_over`). `channels`: it is in Harmony."""
 
     def __init__(
         self,
@@ -95,7 +94,7 @@ class AnswerReader:
             else:
                 content += part
         if not self._begun and (self._thought or thought):
-            content = content.lstrip()  # white space between a thought and the answer
+            content = content.lstrip()
         self._thought |= bool(thought)
         self._begun |= bool(content)
         self.called |= bool(calls)
@@ -108,7 +107,7 @@ class AnswerReader:
         return ChatChunk(content, thought, tuple(calls), reason, chunk)
 
     def _parts(self, text: str, last: bool) -> Iterable[tuple[AnswerPart, bool]]:
-        """(part, whether it is a thought) of contents, thoughts and calls."""
+        """(part, whether it is a thought)"""
         if self._harmony:
             return list(self._of_channels(self._harmony, text, last))
         if self._calls is None:

@@ -152,7 +152,7 @@ class Chat:
             answer = "".join(chunk.text for chunk in chunks)
             tokenizer = self._prompts.tokenizer
             if new_ids and new_ids[-1] in tokenizer.stop_ids:
-                new_ids.pop()  # the template itself writes the token that ends a message
+                new_ids.pop()  # the template writes the token that ends a message
             self.messages = [*messages, answer_message(answer, self.thinks, self.channels)]
             # Parts of characters and stop strings are tokens, but not text.
             whole = tokenizer.decode(new_ids, at_start=False) == answer
@@ -161,8 +161,8 @@ class Chat:
     # ---- what the context holds ----
 
     def _shortened(self, messages: list[Message], n_made: int) -> tuple[int, Prompt, list[int]] | None:
-        """`_fitting` with more left out, for an answer that has `n_made` tokens so far. None if nothing older
-        can be left out."""
+        """`_fitting` with more left out, for an answer with `n_made` tokens so far. None if nothing older can
+        be left out."""
         older = self._older(messages, self.n_left_out)
         if older is None:
             return None
@@ -201,7 +201,7 @@ class Chat:
 
 
 def answer_message(answer: str, thinks: bool, channels: bool = False) -> Message:
-    """An answer as templates expect it; its thought under Qwen's and gpt-oss's names."""
+    """As templates expect it; the thought under Qwen's and gpt-oss's names."""
     thought, content = reasoning.split(answer, thinks, channels)
     if not thought:
         return {"role": "assistant", "content": answer}

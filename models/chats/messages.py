@@ -1,4 +1,4 @@
-"""Messages of a conversation: as callers write them, in OpenAI's shape, and as templates read them."""
+"""Messages of a conversation: as callers write them (OpenAI's shape), and as templates read them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ The functions:
 
 
 def checked_messages(name: str, value: Any) -> list[dict[str, Any]]:
-    """Dicts with a role, a content (a text, text parts, None) and any further keys. Raises
-    InvalidArgument."""
+    """Dicts with a role, a content (text, text parts, None) and any further keys. Raises InvalidArgument."""
     given = items(name, value, "expected a list of messages such as {'role': 'user', 'content': 'Hello'}")
     messages = [_message(f"{name}[{i}]", message) for i, message in enumerate(given)]
     if not 0 < len(messages) <= MAX_MESSAGES:

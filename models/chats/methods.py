@@ -31,7 +31,7 @@ class Chats(ABC):
 
     chat_templates: Mapping[str, str]
     n_slots: int
-    _apart: bool  # the engine has a process of its own
+    _apart: bool
     _makers: PromptMakers | None = None
 
     @property

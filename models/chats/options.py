@@ -19,7 +19,7 @@ WORDS = ("auto", "none", "required")
 
 
 class ChatKeywords(GenerateKeywords, total=False):
-    """The keywords of `LLM.chat`: the keywords of `LLM.generate`, and how messages become a prompt."""
+    """The keywords of `LLM.generate`, and how messages become a prompt."""
 
     tools: Sequence[Mapping[str, Any]] | None
     """Functions that the model may call: {"type": "function", "function": {"name", "description",
@@ -71,7 +71,6 @@ def tool_list(name: str, value: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def _check_shape(name: str, schema: Any) -> None:
-    """Raises InvalidArgument if a keyword of a JSON Schema has a value of the wrong type."""
     if not isinstance(schema, Mapping):
         if not isinstance(schema, bool):
             raise refused(name, schema, "expected a JSON Schema")
@@ -114,7 +113,7 @@ def variables(name: str, value: Any) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions(GenerateOptions):
-    """The checked options of a chat. Raises InvalidArgument."""
+    """Checked options of a chat. Raises InvalidArgument."""
 
     parse_special: bool = option(False, switch)
     tools: tuple[Mapping[str, Any], ...] = option((), tool_list)

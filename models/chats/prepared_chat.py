@@ -16,8 +16,6 @@ from vkbackend.models.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class PreparedChat:
-    """A checked chat request whose answers have not begun."""
-
     request: ChatRequest
     generations: list[Generation]
     mailbox: Mailbox

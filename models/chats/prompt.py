@@ -1,4 +1,4 @@
-"""From a conversation to the tokens of a prompt."""
+"""From a conversation to a prompt's tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vkbackend.models.text.reasoning import MARKS, has_channels
 from vkbackend.models.text.tokenizer import Tokenizer
 from vkbackend.models.tool_calls.formats import ToolFormat, format_of
 
-MAX_KEPT = 4  # each has a process for its template
+MAX_KEPT = 4  # each has a process
 
 
 class PromptMaker:
@@ -56,7 +56,6 @@ class PromptMaker:
 
     @cached_property
     def shown(self) -> frozenset[int]:
-        """Control tokens that separate the parts of an answer."""
         texts = {*MARKS, *self.tool_format.marks}
         return frozenset(i for text, i in self.tokenizer.markers(lambda _: False) if text in texts)
 
@@ -67,7 +66,7 @@ class PromptMaker:
         return self._protection.prompt(messages, variables)
 
     def ids(self, prompt: Prompt) -> list[int]:
-        """With a BOS if the model wants one and the template left it out."""
+        """With a BOS if the model wants one and the template has none."""
         tok = self.tokenizer
         ids = tok.encode(prompt.text, add_special=False, parse_special=True, plain=prompt.plain)
         if tok.add_bos and tok.bos_id is not None and ids[:1] != [tok.bos_id]:
@@ -89,8 +88,6 @@ class PromptMaker:
 
 
 class PromptMakers:
-    """The last MAX_KEPT prompt makers, by template."""
-
     def __init__(self, tokenizer: Tokenizer, templates: Mapping[str, str]) -> None:
         self._tokenizer, self._templates = tokenizer, templates
         self._kept: OrderedDict[tuple[str | None, bool, bool], PromptMaker] = OrderedDict()
@@ -99,7 +96,7 @@ class PromptMakers:
     def of(self, options: ChatOptions) -> PromptMaker:
         key = options.template, bool(options.tools), options.parse_special
         maker = self._kept.get(key)
-        if maker is None:  # outside the lock: starting its process takes time
+        if maker is None:  # outside the lock: starting a process takes time
             maker = PromptMaker(self._tokenizer, self._templates, key[0], tools=key[1], parse_special=key[2])
         with self._lock:
             maker = self._kept.setdefault(key, maker)

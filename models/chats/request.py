@@ -1,5 +1,4 @@
-"""A conversation to answer: its prompt, the grammar of its tools and its schema, and the reader of the
-answer."""
+"""A conversation to answer: prompt, grammar of tools and schema, and reader of the answer."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ SPACE = r"/[ \n]{0,4}/"  # between a thought and the text after it
 class ChatRequest:
     """`ids` and `text`: the prompt. `keywords`: for LLM.generate. `shown`: control tokens whose text the
     reader needs. `protected`: False if special tokens in messages could not be distinguished from real ones.
-    `single`: the answer ends with its first call."""
+    `single`: it ends with its first call."""
 
     ids: list[int]
     keywords: dict[str, Any]
@@ -91,7 +90,7 @@ def structured(
     maker: PromptMaker, structure: Structure, tools: Mapping[str, Any], thinking: bool, several: bool
 ) -> dict[str, Any]:
     """Keywords for an answer of this structure, after a thought if the model thinks, or for calls instead.
-    The caller's own grammars (Lark, GBNF) match the whole text: no keywords change."""
+    The caller's own grammars (Lark, GBNF) match the whole text: they stay."""
     thought = _thought(maker, thinking)
     if structure.kind not in ("json_schema", "regex") or not (thought or tools):
         return {}

@@ -12,8 +12,8 @@ SAMPLE_NBYTES = 256  # of each tensor
 
 
 def fingerprint(gguf: GGUF) -> str:
-    """SHA-256 over hyper-parameters, and name, type, shape and first bytes of every tensor. Equal for a file,
-    its copy and its parts; different for other weights of the same shapes."""
+    """SHA-256 over hyper-parameters, and name, type, shape and first bytes of every tensor: equal for a file,
+    its copy and its parts."""
     digest = hashlib.sha256(gguf.architecture.encode())
     for key in sorted(k for k in gguf.metadata if k.startswith(f"{gguf.architecture}.")):
         value = gguf.metadata[key]

@@ -29,7 +29,6 @@ MAX_ALIGNMENT = 1 << 20
 DEFAULT_ALIGNMENT = 32
 FIRST_READ, MAX_READ = 1 << 16, 1 << 20  # bytes
 
-# Value types of the format by id: name and struct character.
 SCALARS = {
     0: ("u8", "B"),
     1: ("i8", "b"),
@@ -60,7 +59,7 @@ class TensorInfo:
 
     name: str
     shape: tuple[int, ...]
-    type: str  # lower case ggml name: "f32", "q8_0", ...
+    type: str
     nbytes: int
     file: int  # index into GGUF.paths
     offset: int  # bytes from the start of that file
@@ -68,7 +67,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A metadata value that is not decoded yet: `start:stop` are its payload bytes."""
+    """Not decoded yet: `start:stop` are its payload bytes."""
 
     type: int
     count: int  # elements; 1 for scalars and strings
@@ -85,11 +84,11 @@ class Value:
 
 
 class _Cursor:
-    """A position in the header. Reads first check that the bytes are there."""
+    """Reads first check that the bytes are there."""
 
     def __init__(self, path: Path, fd: int) -> None:
         self.path, self.fd, self.pos = path, fd, 0
-        self.buf = bytearray()  # the file's beginning, as far as read
+        self.buf = bytearray()
         self.file_bytes = os.fstat(fd).st_size
         self.end = min(self.file_bytes, MAX_HEADER)
 
@@ -167,7 +166,7 @@ class _Cursor:
                 for i in range(i, n):  # noqa: B007, B020  (it goes on where it stopped)
                     pos += unpack(buf, pos)[0] + 8
                 break
-            except (struct.error, OverflowError):  # beyond the bytes read so far, or the end of the file
+            except (struct.error, OverflowError):
                 self.need(pos + 8 - self.pos, name)
         self.need(pos - self.pos, name)
         self.pos = pos
@@ -184,7 +183,7 @@ class Part:
 
 def parse(path: Path, index: int) -> Part:
     try:
-        mode = path.stat().st_mode  # checked first: opening a named pipe would wait for a writer
+        mode = path.stat().st_mode  # opening a named pipe would wait for a writer
     except FileNotFoundError:
         raise GGUFError(f"{path}: no such file; check the path") from None
     except (OSError, ValueError) as e:  # ValueError: a NUL in the path
@@ -252,7 +251,7 @@ def _parse_header(cur: _Cursor, index: int) -> tuple[dict[str, Value], list[Tens
 
 
 def _parse_tensor(cur: _Cursor, i: int, index: int) -> TensorInfo:
-    """The offset still counts from the start of the data."""
+    """The offset still counts from the data's start."""
     name = cur.string(f"the name of tensor {i}", MAX_NAME_BYTES)
     n_dims = cur.number("I", f"the dimension count of tensor {name!r}")
     if not 1 <= n_dims <= MAX_DIMS:
@@ -279,7 +278,7 @@ def _parse_tensor(cur: _Cursor, i: int, index: int) -> TensorInfo:
 
 
 def _place(cur: _Cursor, table: list[TensorInfo], data_start: int, alignment: int) -> list[TensorInfo]:
-    """Offsets in the file, after checking names, alignment, the file's end and overlaps."""
+    """After checking names, alignment, the file's end and overlaps."""
     tensors, names = [], set()
     for t in table:
         start = data_start + t.offset

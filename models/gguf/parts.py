@@ -1,4 +1,4 @@
-"""Splits a GGUF model into several files and joins them, as llama.cpp's gguf-split does."""
+"""Splits GGUF models into files and joins them, as llama.cpp's gguf-split does."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _write(
             raise InvalidArgument(f"{path} is a file of the source model; give another name")
     stated = source.u32("general.alignment", DEFAULT_ALIGNMENT)
     total, done = sum(info.nbytes for info in source.tensors.values()), 0
-    with ExitStack() as whole:  # all are renamed after the last is written
+    with ExitStack() as whole:
         for path, values, tensors in files:
             alignment = stated if "general.alignment" in values else DEFAULT_ALIGNMENT
             with open(whole.enter_context(replacing(path, GGUFError)), "wb") as file:

@@ -48,7 +48,7 @@ REQUIRED = _Required()
 
 
 class Metadata(Mapping[str, Any]):
-    """The metadata of a file; a value is decoded on access: int, float, bool, str, list[str], numpy array."""
+    """Values are decoded on access: int, float, bool, str, list[str], numpy array."""
 
     def __init__(self, part: Part) -> None:
         self._path, self._buf, self._values = part.path, part.header, part.values
@@ -81,7 +81,7 @@ class Metadata(Mapping[str, Any]):
         return self._values[key].type, self._values[key].is_array
 
     def stored(self, key: str) -> bytes:
-        """A value's bytes in the file: its type (and length, for an array), then its payload."""
+        """Its type (and length, for an array), then its payload."""
         v = self._values[key]
         head = struct.pack("<IIQ", ARRAY, v.type, v.count) if v.is_array else struct.pack("<I", v.type)
         return head + bytes(self._buf[v.start : v.stop])

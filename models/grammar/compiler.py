@@ -1,5 +1,5 @@
 """Compiles structures to matchers on a thread of its own, so that no step waits. The source's bytes, the
-compiler's and each mask's work, and the cache are bounded; exceeding a bound is an error of the request.
+compiler's and each mask's work, and the cache are bounded; exceeding a bound is the request's error.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from vkbackend.models.grammar.structure import Structure
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-MAX_KEPT, MAX_KEPT_NBYTES = 64, 1 << 22  # compiled grammars, and bytes of their sources
+MAX_KEPT, MAX_KEPT_NBYTES = 64, 1 << 22
 MAX_ERROR = 600  # characters of the library's message
-EXIT_S = 10.0  # twice a grammar's limit: the process is killed, but a library call goes on
+EXIT_S = 10.0  # twice a grammar's limit: the process is killed, a library call is not
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The bytes of every token; tokens without text; tokens that end a text."""
+    """The bytes of every token; tokens without text; end tokens."""
 
     pieces: tuple[bytes, ...]
     special_ids: tuple[int, ...]
@@ -40,7 +40,7 @@ class Vocabulary:
 
 
 class Matcher:
-    """The state of one answer in its grammar. `words`, set by `find`: a bit per token that may come next, the
+    """One answer's state in its grammar. `words`, set by `find`: a bit per token that may come next, the
     lowest bit of a word first."""
 
     def __init__(self, matcher: LLMatcher, n_vocab: int) -> None:
@@ -64,7 +64,6 @@ class Matcher:
         return ids
 
     def take(self, token: int) -> None:
-        """Go on with an allowed token. Raises VkbackendError."""
         if not self._matcher.consume_token(token):
             raise self.stuck()
 
@@ -139,7 +138,7 @@ class Compiler:
         return matcher
 
     def _of_vocabulary(self) -> LLTokenizer:
-        """The vocabulary as llguidance takes it: 1 s for 152k tokens, once."""
+        """1 s for 152k tokens, once."""
         if self._tokenizer is None:
             from llguidance import LLTokenizer
 
@@ -149,7 +148,7 @@ class Compiler:
         return self._tokenizer
 
     def close(self) -> None:
-        """Refuse pending jobs and end the thread after them, without waiting for it."""
+        """Refuse pending jobs and end the thread, without waiting for it."""
         self._jobs.put(None)
         self._probe.close()
 
@@ -162,7 +161,7 @@ _working: set[Compiler] = set()
 
 
 def _end_all() -> None:
-    """End all threads before the interpreter does: one inside the library would crash the program."""
+    """Before the interpreter ends: a thread inside the library would crash the program."""
     deadline = time.monotonic() + EXIT_S
     compilers = list(_working)
     for compiler in compilers:
@@ -177,7 +176,7 @@ forks.forget(_working.clear)
 
 @dataclass(frozen=True, slots=True)
 class _LibraryTokenizer:
-    """The tokenizer interface that llguidance needs. It never cuts text: see structure.PREAMBLE."""
+    """The interface that llguidance needs. It never cuts text: see structure.PREAMBLE."""
 
     tokens: tuple[bytes, ...]
     special_token_ids: tuple[int, ...]
@@ -190,7 +189,7 @@ class _LibraryTokenizer:
 
 
 def _error_line(message: str) -> str:
-    """In one line, without the source that it repeats."""
+    """Without the source that it repeats."""
     lines = (line.strip() for line in re.sub(r"^at \d+\(\d+\): ", "", message).splitlines())
     text = " ".join(line for line in lines if line and not _is_source(line))
     return text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]}..."

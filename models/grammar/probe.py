@@ -76,7 +76,7 @@ class Probe:
                 stderr=subprocess.DEVNULL,
                 text=True,
             )
-            self._check_open()  # `close` may have come before the process
+            self._check_open()
             if not _line_arrived(self._process.stdout, START_S):
                 self._end()
                 self._check_open()
@@ -95,7 +95,6 @@ class Probe:
             raise VkbackendError("no grammar is compiled any more: the model is being closed")
 
     def disown(self) -> None:
-        """In a forked child: the process is the parent's."""
         self._process, self._closed = None, True
 
     def _end(self) -> None:

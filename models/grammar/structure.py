@@ -33,7 +33,7 @@ class Structure:
     text: str
 
     def lark(self) -> str:
-        """The same in llguidance's Lark. Raises InvalidArgument for text that is not GBNF."""
+        """In llguidance's Lark. Raises InvalidArgument for text that is not GBNF."""
         if self.kind == "json_schema":
             return f"{PREAMBLE}start: {json_rule(self.text)}"
         if self.kind == "regex":

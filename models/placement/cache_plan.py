@@ -128,7 +128,7 @@ def blocks_of_owners(layers: Sequence[Layer], specs: Sequence[MemorySpec]) -> li
 
 
 def heads_of_owners(plans: Sequence[Plan], specs: Sequence[MemorySpec]) -> list[Plan]:
-    """A reader of another layer's cache or choice has its q heads on the devices with these kv heads."""
+    """A reader of another layer's cache or choice has its q heads where these kv heads are."""
     return [
         replace(plan, ranges={**plan.ranges, **_heads(plans[spec.leader])})
         if isinstance(spec, KVSpec) and spec.leader is not None

@@ -32,13 +32,13 @@ def cost_function(
 ) -> Callable[[Shares], Cost]:
     """Shares (one per device, in any unit) -> the cost of this split.
 
-    A device without a share is left out. The all-reduces of a token are traced once per set of devices with a
+    A device without a share is left out. A token's all-reduces are traced once per set of devices with a
     share. Scratch is traced once (seconds for a large model) for the device with the most; with fewer devices
     it grows in proportion.
     """
     traced: dict[tuple[bool, ...], list[Reduce]] = {}
     stages = stages_of(options, len(limits))
-    scratch = 0  # bytes of the device with the most, times the devices in use
+    scratch = 0
 
     def cost(shares: Shares) -> Cost:
         nonlocal scratch
@@ -75,7 +75,7 @@ def stages_of(options: Options, n: int) -> tuple[Hashable, ...]:
 
 
 def cost_of(model: Model, layout: Layout, reduces: tuple[int, ...]) -> Cost:
-    """The cost of a layout. A token reads only the experts that it uses."""
+    """A token reads only the experts that it uses."""
     n = layout.n_devices
     read = {Home.WEIGHTS: [0] * n, Home.HOST: [0] * n}
     for load in layout.loads:

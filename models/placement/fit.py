@@ -25,13 +25,13 @@ NAMES = {
     "shared": "tables that all devices read",
     "staging": "staging",
 }
-Sizes = Callable[[Options], list[Held]]  # bytes on each device under these options
+Sizes = Callable[[Options], list[Held]]
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Bytes that one physical device, or the host, can hold for us now. `members`: the logical devices that
-    share it; `homes`: the kinds of their memory in it."""
+    """Bytes that one physical device, or the host, can hold now. `members`: its logical devices; `homes`: the
+    kinds of their memory in it."""
 
     name: str
     nbytes: int
@@ -137,7 +137,7 @@ def check_fit(devices: Sequence[Device], options: Options, sizes_of: Sizes, n_la
 def with_fitting_layers(
     devices: Sequence[Device], options: Options, sizes_of: Sizes, n_layer: int
 ) -> Options:
-    """The options with the most layers that fit on the devices; the host is not checked."""
+    """As many layers as fit on the devices; the host is not checked."""
     most = n_layer + 1  # the output counts as one
     n = most_layers(most, options, sizes_of, budgets_of(devices))
     return replace(options, n_gpu_layers=None if n == most else n)

@@ -56,8 +56,8 @@ class CellTable:
 
 
 class KVCache:
-    """K and V caches. `own`: the caches of the layers that have their own. `layers`: each layer's cache: its
-    own, its owner's, or a recurrent state."""
+    """`own`: by layer with its own cache. `layers`: each layer's cache: its own, its owner's, or a recurrent
+    state."""
 
     def __init__(self, stores: Stores, layout: Layout, options: Options) -> None:
         self.plans = layout.caches

@@ -221,7 +221,7 @@ def _compile(text: str) -> re.Pattern[str]:
 
 
 def weight_nbytes(load: Load, device: int) -> int:
-    """Bytes of a weight's slice on `device` (0 for a shared host table)."""
+    """0 for a shared host table."""
     if load.shared:
         return 0
     cuts = expert_slices(load, device) if len(load.shape) == 3 else slices_of(load, device)
@@ -242,5 +242,5 @@ def sizes(layout: Layout) -> list[dict[str, int]]:
 
 
 def largest_cache(layout: Layout, device: int) -> int:
-    """Bytes of the largest cache or state of one layer on `device`; shaders bind it whole."""
+    """Of one layer on `device`; shaders bind it whole."""
     return max((max(cache.nbytes(device)) for cache in layout.memories()), default=0)

@@ -43,7 +43,7 @@ class Held:
 def allocations(
     layout: Layout, devices: Sequence[Device], steps: StepSizes, reduce_provider: str = "auto"
 ) -> list[Held]:
-    """The memory of each device with the layout loaded. Reads only properties of the devices.
+    """Reads only properties of the devices.
 
     `items` counts all copies of weights as `weights`; `itemised` separates them.
     """

@@ -41,8 +41,7 @@ class FileSource:
 
 
 def offset_in_file(gguf: GGUF, spec: WeightSpec) -> int | None:
-    """The offset, a multiple of 4, of a weight in the file; None if devices need another form of it, or the
-    offset is not a multiple of 4."""
+    """None if devices need another form of the weight, or the offset is not a multiple of 4."""
     info = spec.tensor(gguf)
     if info is None or not gguf.mapped or (spec.widened and info.type != "f32"):
         return None
@@ -59,7 +58,7 @@ def weights_in_file(gguf: GGUF, model: Model) -> frozenset[str]:
 
 
 def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
-    """Types on the devices by weight name. Raises GGUFError for a missing tensor or a wrong shape,
+    """Types on the devices by weight. Raises GGUFError for a missing tensor or a wrong shape,
     UnsupportedModel for an unsupported type or tensor."""
     types = {}
     used = {*ROPE_FACTORS, *ahead_tensors(gguf, model.n_layer), *model.unread()}

@@ -88,14 +88,14 @@ def token_recordings(
     return builder.recorded(kind).recordings
 
 
-# How often a pair of neighbouring layers is traced. By the third time, a layer reuses memory that an earlier
-# one freed, so further repeats need no more.
+# How often neighbouring layers are traced. By the third time, a layer reuses memory that an earlier one
+# freed.
 REPEATS = 3
 
 
 def repeating(layers: Sequence[object]) -> int:
-    """How many of the first layers stand for all. They contain every pair of neighbours in the model, up to
-    REPEATS times each, and end like the model."""
+    """How many of the first layers stand for all: with every pair of neighbours up to REPEATS times, and the
+    model's end."""
     pairs = list(pairwise(layers))
     missing = Counter({pair: min(count, REPEATS) for pair, count in Counter(pairs).items()})
     for n, pair in enumerate(pairs, 2):
@@ -149,7 +149,7 @@ def _traced(
 
 
 class _Places:
-    """The weights of a device without memory, in loading order, so products of neighbours can be fused."""
+    """A device's weights without memory, in loading order, so products of neighbours can be fused."""
 
     def __init__(self) -> None:
         self._buffer, self._end = nowhere(Home.WEIGHTS, "traced"), 0

@@ -15,18 +15,16 @@ MAX_BYTES = 40  # of a text; the rest is cut off
 def breaker_tokens(
     texts: Iterable[str], pieces: Sequence[bytes], encode: Callable[[str], list[int]]
 ) -> tuple[tuple[int, ...], ...]:
-    """Token ids of the breakers. `pieces`: the bytes of each token. `encode`: tokens of a text without
-    special tokens."""
+    """`pieces`: the bytes of each token. `encode`: tokens of a text without special tokens."""
     breakers: dict[tuple[int, ...], None] = {}
     for text in texts:
         raw = text.encode()[:MAX_BYTES]
-        tails: dict[int, tuple[int, ...]] = {}  # bytes that a token holds -> tokens of the rest
+        tails: dict[int, tuple[int, ...]] = {}
         for token, piece in enumerate(pieces):
             if raw in piece:
                 breakers[(token,)] = None
                 continue
             for held in range(1, min(len(raw), len(piece) + 1)):
-                # The piece ends with the text's first `held` bytes; others hold the rest.
                 if piece.endswith(raw[:held]):
                     if held not in tails:
                         rest = raw[held:].decode(errors="ignore")

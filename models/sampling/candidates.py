@@ -1,4 +1,4 @@
-"""The tokens that may still be chosen, with their scores."""
+"""Tokens that may still be chosen, with scores."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Candidates:
         self.ordered = False
 
     def find(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(places of the `tokens` that are candidates, their indices in `tokens`)."""
+        """(places of candidates among `tokens`, their indices in `tokens`)"""
         if self.whole:
             return tokens, np.arange(len(tokens))
         by_id = self.ids.argsort()

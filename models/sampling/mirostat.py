@@ -35,7 +35,7 @@ class Mirostat:
         self.mu -= self.eta * (-math.log2(probability) - self.tau)
 
     def _n_by_surprise(self, c: Candidates) -> int:
-        """Version 2: the tokens whose surprise is at most mu."""
+        """Version 2: surprise at most mu."""
         with np.errstate(divide="ignore"):
             return int(np.count_nonzero(-np.log2(c.probabilities()) <= self.mu))
 

@@ -236,8 +236,8 @@ class SamplingParams:
 
     @property
     def chain(self) -> tuple[str, ...]:
-        """The samplers that change anything, in order. Greedy: filters after the last penalty are dropped, as
-        they keep the best token."""
+        """The samplers that change anything, in order. Greedy: filters after the last penalty keep the best
+        token, so they are dropped."""
         if self.mirostat:
             return ("temperature",)
         works = {
@@ -254,7 +254,7 @@ class SamplingParams:
 
     @property
     def n_decisive(self) -> int:
-        """How many of the most likely tokens decide the choice, without lowered tokens; 0: any token may."""
+        """How many of the most likely tokens decide, without lowered tokens; 0: any token may."""
         if self.logits_processors or self.mirostat or any(bias > 0 for _, bias in self.logit_bias):
             return 0
         lowers = self.repeat_penalty >= 1 and self.presence_penalty >= 0 and self.frequency_penalty >= 0

@@ -10,10 +10,10 @@ import numpy as np
 
 from vkbackend.models.sampling.candidates import Candidates
 
-MAX_TAIL = 20  # tokens of a breaker after its first
+MAX_TAIL = 20
 _MAX_LOG = 88.7228391  # log of the largest float32: longer repetitions count no more
 
-Breakers = Mapping[int, Sequence[tuple[int, ...]]]  # first token of a breaker -> what may follow it
+Breakers = Mapping[int, Sequence[tuple[int, ...]]]
 
 
 def recent(history: Sequence[int], n: int) -> Sequence[int]:

@@ -1,5 +1,5 @@
-"""`Sampler.choose` for many sequences at once. Each row draws from its own generator, and every sum stays
-within a row and starts at the best candidate: choices are bit-identical whichever rows share the step.
+"""`Sampler.choose` for many sequences at once. Each row draws from its own generator, and sums stay within a
+row and start at the best candidate: choices are bit-identical whichever rows share the step.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _tried(choose: Callable[..., int], *row: Any) -> Choice:
 
 
 def _draw(samplers: Sequence[Sampler], ids: np.ndarray, logits: np.ndarray) -> list[int]:
-    """`Sampler.choose` of plain samplers that draw, for rows with a finite best logit."""
+    """For plain samplers that draw, and rows with a finite best logit."""
     n, k = ids.shape
     values = [(*sampler.values, sampler.random.random()) for sampler in samplers]
     temperature, top_p, least, top_k, random = np.array(values).T[:, :, None]

@@ -1,5 +1,5 @@
 """A request's chain of samplers and its state; order and meaning are llama.cpp's. float64 on the host, with
-random numbers of the request's own: neighbours in a batch cannot change its output.
+the request's own random numbers: neighbours in a batch cannot change its output.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class Sampler:
     def choose(
         self, ids: np.ndarray, logits: np.ndarray, history: History = (), log_sum: float = math.nan
     ) -> int:
-        """As `sample`, from at least the `n_candidates` best of the tokens that the matcher allows: ids [n]
-        and float32 logits [n], best first. log_sum: log(sum(exp(logits))) of all tokens, for logprobs."""
+        """As `sample`, from at least the `n_candidates` best allowed tokens: ids [n] and float32 logits [n],
+        best first. log_sum: log(sum(exp(logits))) of all tokens, for logprobs."""
         if self.matcher:  # fewer may be allowed: the others are -inf
             n = int(np.count_nonzero(logits != -np.inf))
             if not n:
@@ -143,7 +143,7 @@ class Sampler:
         return int(c.ids[min(place, len(c) - 1)])
 
     def _processed(self, logits: np.ndarray, history: History) -> np.ndarray:
-        """From the caller's functions, which get a copy."""
+        """By the caller's functions, which get a copy."""
         for number, process in enumerate(self.params.logits_processors):
             try:
                 result = np.asarray(process(list(history), logits.copy()), np.float32)
@@ -158,11 +158,10 @@ class Sampler:
         return logits
 
     def _forbidden(self) -> dict[int, float]:
-        """Stop tokens with an infinite penalty until `min_tokens` are chosen."""
         return self._early if self._n_chosen < self.params.min_tokens else {}
 
     def _dry(self, history: History) -> dict[int, float]:
-        """DRY's penalties, cached for `n_candidates` and the choice: 130 us for a text of 4,000 tokens."""
+        """Cached for `n_candidates` and the choice: 130 us for a text of 4,000 tokens."""
         if self._dried[0] != len(history):
             p = self.params
             window = recent(history, p.dry_penalty_last_n)

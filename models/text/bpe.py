@@ -32,7 +32,7 @@ _BYTE_OF = _byte_characters()
 
 
 def _spell_bytes(text: str) -> bytes:
-    # Some vocabularies add normal tokens outside the byte alphabet, which stay as they are.
+    # Some vocabularies add normal tokens outside the byte alphabet.
     return b"".join(bytes([_BYTE_OF[c]]) if c in _BYTE_OF else c.encode() for c in text)
 
 
@@ -128,7 +128,7 @@ def _backend(
     merges, ids = list(dict.fromkeys(gguf.strings("tokenizer.ggml.merges"))), vocabulary.ids
     pairs: list[Any] = [tuple(merge.split(" ", 1)) for merge in merges]
     try:
-        # The library raises an error if a half is not a token, but panics if the joined text is not one.
+        # The library raises an error if a half is not a token, but panics without the joined text.
         if not all(map(ids.__contains__, map("".join, pairs))):
             raise KeyError
         model = BPE(

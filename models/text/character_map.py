@@ -13,12 +13,12 @@ import numpy as np
 
 from vkbackend.errors import GGUFError
 
-# A node with a position in the texts has the highest bit set, so no byte equals its label.
+# Positions in the texts have the highest bit set, so no byte equals their label.
 _LABEL = 1 << 31 | 0xFF
 
 
 class CharacterMap:
-    """`raw`: `tokenizer.ggml.precompiled_charsmap`; empty: the map changes nothing."""
+    """`raw`: `tokenizer.ggml.precompiled_charsmap`, may be empty."""
 
     def __init__(self, raw: Any, path: Path) -> None:
         stored = np.asarray(raw if len(raw) else [], np.uint8).tobytes()

@@ -35,8 +35,8 @@ _in_use: WeakValueDictionary[tuple[str, str, str], TemplateProcess] = WeakValueD
 
 
 def choose(templates: Mapping[str, str], given: str | None, tools: bool) -> tuple[str, list[str]]:
-    """The template's source, and notes. `given`: a template's name, or a source. Default: the model's
-    template for tools if `tools`, then its default template, then ChatML."""
+    """The source, and notes. `given`: a template's name, or a source. Default: the model's template for tools
+    if `tools`, then its default template, then ChatML."""
     if given is not None:
         return templates.get(given, given), []
     for name in ("tool_use", "default") if tools else ("default",):
@@ -96,7 +96,6 @@ def with_thought(message: Message) -> Message:
 
 
 def tagged(message: Message) -> tuple[Message, str]:
-    """The message with TAG after its last text, and that text."""
     content = message.get("content")
     if isinstance(content, str):
         return {**message, "content": content + TAG}, content

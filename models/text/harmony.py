@@ -21,8 +21,7 @@ _HEADERS = ("<|", " to=", "to=", "assistant")  # beginnings of a header
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of a message's text. `recipient`: the function of a call. `begins`: the first piece, maybe
-    empty."""
+    """`recipient`: the function of a call. `begins`: the first piece, maybe empty."""
 
     text: str
     is_thought: bool
@@ -31,7 +30,7 @@ class Part:
 
 
 class HarmonyReader:
-    """Reads an answer that follows `<|start|>assistant`. Text without a header is the answer."""
+    """Reads what follows `<|start|>assistant`. Text without a header is the answer."""
 
     def __init__(self) -> None:
         self._held, self._in_header, self._plain = "", True, True

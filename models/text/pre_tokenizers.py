@@ -15,7 +15,7 @@ _LLAMA3 = _WORDS % r"\p{N}{1,3}"
 _QWEN2 = _WORDS % r"\p{N}"
 _QWEN35 = _SUFFIX + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|" + _SPACES
 _K2_HORIZON = _WORDS.replace(r"\p{L}+|", r"[\p{L}\p{M}\u200C\u200D]+|") % r"\p{N}{1,3}"
-_UFAKZEKA = _QWEN2.removeprefix(_SUFFIX + "|")  # suffixes of Turkish names follow an apostrophe
+_UFAKZEKA = _QWEN2.removeprefix(_SUFFIX + "|")
 _JAIS2 = (_WORDS % r"\p{N}{1,3}").removesuffix(r"\s+(?!\S)|\s+") + (
     "|".join(rf"\s{{{n}}}(?!\S)" for n in ("512", "256", "128", "64", "32", "16", "8", "4", "1,2")) + r"|\s"
 )
@@ -42,7 +42,7 @@ def _cased(suffix: str, digits: str, but: str = "") -> str:
 _CASED_END = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES
 _TEKKEN = _cased("", r"\p{N}") + _CASED_END
 _GPT4O = _cased(_SUFFIX + "?", r"\p{N}{1,3}") + _CASED_END
-# Han characters are cut from others. (?i:...) is right here: the model's own engine folds case.
+# Han characters are cut from others. (?i:...) is right: the model's own engine folds case.
 _KIMI = (
     r"\p{Han}+|"
     + _cased(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?", r"\p{N}{1,3}", r"&&[^\p{Han}]")

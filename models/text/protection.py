@@ -36,7 +36,7 @@ class Prompt:
     protected: bool = True
 
     def after(self, n: int) -> Prompt | None:
-        """The text after the first `n` characters; None if these end inside a plain span."""
+        """None if the first `n` characters end inside a plain span."""
         if any(begin < n < end for begin, end in self.plain):
             return None
         spans = tuple((begin - n, end - n) for begin, end in self.plain if begin >= n)
@@ -44,8 +44,7 @@ class Prompt:
 
 
 class Protection:
-    """Finds texts that look like special tokens. `source`: of the template; user-defined tokens in it count
-    as control tokens."""
+    """`source`: of the template; user-defined tokens in it count as control tokens."""
 
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, source: str) -> None:
         self._template = template
@@ -78,8 +77,7 @@ class Protection:
     def _by_sentinels(
         self, messages: Sequence[Message], variables: Mapping[str, Any], text: str, after: bool
     ) -> Spans:
-        """The spans, from sentinels after or before each text. Empty if the sentinels
-        changed the rendering or moved away from their texts."""
+        """Empty if the sentinels changed the rendering or moved away from their texts."""
         code, marks = token_hex(8), list[str]()
 
         def mark(text: str, by_model: bool) -> str:
@@ -112,7 +110,7 @@ class Protection:
 
 
 def _by_contents(contents: list[str], text: str) -> Spans:
-    """The spans of whole contents, if the text has each exactly as often as the messages; else none."""
+    """If the text has each whole content exactly as often as the messages; else none."""
     spans = set[tuple[int, int]]()
     for content in set(contents):
         whole = content if content in text else content.strip()

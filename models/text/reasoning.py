@@ -51,7 +51,7 @@ class ReasoningSplit:
             self._give(text[:at], out)
             text = text[at + len(marker) :]
             if marker in THOUGHTS and self._begun:
-                self._give(marker, out)  # part of the answer, which has begun
+                self._give(marker, out)
             else:
                 self._thinking = marker in THOUGHTS
                 self._closers = (THOUGHTS[marker],) if marker in THOUGHTS else ()

@@ -26,8 +26,8 @@ class SpecialTokens:
 
     def __init__(self, tokens: Iterable[tuple[str, int]]) -> None:
         ids = dict(tokens)
-        # A text begins with the last token that does not sort after it, or with prefixes of that token. Index
-        # 0: no token.
+        # A text begins with the last token that does not sort after it, or with its prefixes. Index 0: no
+        # token.
         texts = self._texts = ["", *sorted(ids)]
         self._ids = [-1, *(ids[text] for text in texts[1:])]
         self._by_rank = sorted(range(1, len(texts)), key=lambda i: (-len(texts[i].encode()), self._ids[i]))
@@ -37,7 +37,7 @@ class SpecialTokens:
             self._rank[i] = rank
             self._best.setdefault(texts[i][0], rank)
         self._longest = max(map(len, texts))
-        # A token begins only where a second character of some token follows. This excludes most places if
+        # A token begins only where a second character of some token follows: this excludes most places if
         # tokens begin with letters. `_ahead`: characters after the first that the pattern looks at.
         seconds = {text[1:2] for text in ids}
         self._ahead = 0 if "" in seconds else 1
@@ -84,7 +84,7 @@ class SpecialTokens:
                 at += len(self._texts[i])
 
     def _fitting(self, text: str, at: int, end: int) -> int:
-        """The longest token at `at` that ends by `end`; 0: none."""
+        """Among tokens that end by `end`; 0: none."""
         part = text[at : min(end, at + self._longest)]
         i = bisect_right(self._texts, part) - 1
         if part.startswith(self._texts[i]):
@@ -110,8 +110,7 @@ class SpecialTokens:
         """A stretch's tokens, and its end: the first position after `begin` that no token crosses.
 
         Each position offers its longest token, and the best offer is taken. A position whose token no longer
-        fits offers the longest that does: O(log length) offers, since each is longer than the next two
-        together.
+        fits offers the longest that does: O(log length) offers, each longer than the next two together.
         """
         assert self._begin
         n, end, offers = len(text), begin + 1, list[int]()

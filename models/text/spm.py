@@ -39,7 +39,7 @@ class SpmMerger:
     def _merge(self, word: str) -> list[int]:
         """O(n log n). Pairs outdated by a merge stay in the heap and are skipped."""
         ids, scores = self._ids, self._scores
-        symbols, n = list(word), len(word)  # a merged symbol is stored at its first character's index
+        symbols, n = list(word), len(word)
         after, before = list(range(1, n + 1)), list(range(-1, n - 1))
         heap: list[tuple[float, int, int, str]] = []
 

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 
 class StopText:
-    """Finds the first stop string; holds back text that may become one."""
-
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops, self._held, self.found = stops, "", False
 

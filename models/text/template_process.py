@@ -1,4 +1,4 @@
-"""A chat template in a process of its own (template_worker.py): 119 characters of a template can crash an
+"""A chat template in a process of its own (template_worker.py): 119 characters of one can crash an
 interpreter. The process is a fresh program, never a fork, and is replaced if it ends. Every wait has a
 deadline.
 """
@@ -72,7 +72,7 @@ class TemplateProcess:
         return self._ask([tuple(message.items()) for message in messages], dict(variables))
 
     def _ask(self, messages: list[Items] | None, variables: dict[str, Any] | None = None) -> str:
-        """`messages` None: start a worker if there is none; it compiles the template."""
+        """`messages` None: start a worker if needed; it compiles the template."""
         if self._pid != os.getpid():  # forked: the worker and the lock's holder are the parent's
             self._renew()
         lock = self._lock
@@ -139,15 +139,15 @@ class _Worker:
 
     def render(self, messages: list[Items], variables: dict[str, Any]) -> str:
         before, text = self._last
-        self._last = [], ""  # until it answers, neither side keeps anything
+        self._last = [], ""
         n = sum(1 for _ in takewhile(_same, zip(messages, before, strict=False)))
         kept, rest = self.ask({"messages": messages[n:], "variables": variables, "held": len(text)}, n)
         self._last = messages, text[:kept] + rest
         return self._last[1]
 
     def ask(self, request: dict[str, Any], kept: int) -> tuple[int, str]:
-        """Send a request whose messages follow the first `kept` of the last ones. Returns how much of the
-        last text stays, and the text after it."""
+        """The messages follow the first `kept` of the last ones. Returns how much of the last text stays, and
+        the text after it."""
         try:
             text = json.dumps(request | {"cpu_s": CPU_S}, ensure_ascii=False)
         except (TypeError, ValueError, RecursionError) as error:
@@ -172,8 +172,8 @@ class _Worker:
         return kept, text
 
     def _exchange(self, frame: bytes, limit_s: float, expected: int) -> tuple[int, int, str]:
-        """Send a frame; returns one of the `expected` kind, or a refusal. Any failure ends the process: a
-        late answer would be taken for the next request's."""
+        """Returns a frame of the `expected` kind, or a refusal. Any failure ends the process: a late answer
+        would be taken for the next request's."""
         deadline = time.monotonic() + limit_s
         try:
             self._socket.settimeout(limit_s)
@@ -216,7 +216,7 @@ def _same(pair: tuple[Items, Items]) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes], ours: socket.socket, pid: int) -> None:
-    """End the worker; in a forked child only let go of it."""
+    """A forked child only lets go of it."""
     ours.close()
     if pid != os.getpid():
         process.returncode = 0  # not ours to wait for

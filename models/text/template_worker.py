@@ -1,7 +1,7 @@
 """Compiles and renders a chat template under limits, for template_process.py.
 
 Its stdin is a socket; it ends when that is closed. The first request is a template, all others are
-conversations. With few imports besides jinja2, it starts fast and leaves its memory limit to the template.
+conversations. Few imports: it starts fast and leaves its memory limit to the template.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NOTHING = {"tools": None, "documents": None}
 
 
 class Refused(Exception):
-    """A reason for a missing text. `by_template`: the template refused."""
+    """`by_template`: the template refused."""
 
     def __init__(self, why: str, by_template: bool = False) -> None:
         super().__init__(why)
@@ -59,7 +59,7 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """With Hugging Face's arguments in their order, and without jinja2's escapes for HTML."""
+    """Hugging Face's arguments in their order, without jinja2's escapes for HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -84,7 +84,7 @@ def settle_roles(
 
 
 def stripping(name: str, ids: Mapping[str, int], types: list[int]) -> frozenset[int]:
-    """The tokens that drop the white space after them: only Phi-3 has any. `name`: of the model."""
+    """Only Phi-3 has any. `name`: of the model."""
     if not any(phi in name.lower() for phi in ("phi-3", "phi3")):
         return frozenset()
     return frozenset(i for text, i in ids.items() if types[i] in MARKERS and text not in _KEPT_BEHIND)

@@ -1,5 +1,5 @@
-"""Text to token ids and back, from the vocabulary of a GGUF file. Each kind has a module that cuts text into
-tokens; special tokens and incremental decoding are here.
+"""Text to token ids and back, from the vocabulary of a GGUF file. Each kind has a module; special tokens and
+incremental decoding are here.
 """
 
 import codecs
@@ -32,8 +32,7 @@ _KINDS = {  # tokenizer.ggml.model
 
 
 class Tokenizer:
-    """A vocabulary with its rules. `stop_ids` end a generation. `fim_ids`: tokens of fill-in-the-middle
-    prompts by short name (infill.py)."""
+    """`stop_ids` end a generation. `fim_ids`: fill-in-the-middle tokens by short name (infill.py)."""
 
     def __init__(self, gguf: GGUF) -> None:
         path, model = gguf.paths[0], gguf.string("tokenizer.ggml.model", None)
@@ -112,7 +111,7 @@ class Tokenizer:
         out: list[int] = []
         if add_special and self.add_bos and self.bos_id is not None:
             out.append(self.bos_id)
-        prefix = self.add_space_prefix  # a text that follows a special token begins with a space again
+        prefix = self.add_space_prefix
         strip = False
         for fragment in self._fragments(text, parse_special, plain):
             if isinstance(fragment, int):
@@ -139,7 +138,7 @@ class Tokenizer:
         return out
 
     def markers(self, wanted: Callable[[str], bool]) -> list[tuple[str, int]]:
-        """(text, id) of control and unknown tokens, and of user-defined tokens whose text is in `wanted`."""
+        """(text, id) of control and unknown tokens, and of user-defined ones whose text is in `wanted`."""
         markers = ((text, i) for text, i in self._ids.items() if self.is_marker(i))
         return [(text, i) for text, i in markers if self.is_special(i) or wanted(text)]
 

@@ -1,4 +1,4 @@
-"""The tokens of a GGUF file, checked: texts, ids, types, and the tokens that keys of the file name."""
+"""Tokens of a GGUF file, checked: texts, ids, types, and tokens named by keys."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Scheme:
 
 
 class Vocabulary:
-    """`ids`: by text, without tokens of empty text."""
+    """`ids`: by text, without empty texts."""
 
     def __init__(self, gguf: GGUF) -> None:
         self.path = gguf.paths[0]
@@ -78,7 +78,6 @@ class Vocabulary:
         return self._gguf.boolean(f"tokenizer.ggml.{name}", default)
 
     def byte_ids(self, unknown: int | None) -> list[int]:
-        """By byte value, the token for a byte of an unknown character."""
         byte_ids = [self.ids.get(f"<0x{b:02X}>", unknown) for b in range(256)]
         known = [i for i in byte_ids if i is not None]
         if len(known) < 256:

@@ -1,4 +1,4 @@
-"""Values of arguments written as plain text, by the tool's JSON Schema."""
+"""Values of arguments, from plain text by the tool's JSON Schema."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def value_of(text: str, schema: Any) -> Any:
-    """The text if the schema wants a string, else the text as JSON, else (invalid JSON) the text."""
+    """The text if the schema wants a string or it is invalid JSON, else its JSON value."""
     kinds, word = kinds_of(schema), text.strip()
     if "null" in kinds and word.lower() in ("null", "none"):
         return None
@@ -29,7 +29,7 @@ _KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", type(
 
 
 def kinds_of(schema: Any) -> set[str]:
-    """JSON types of a schema, its listed values and its alternatives; may be empty."""
+    """Of a schema, its listed values and its alternatives; may be empty."""
     if not isinstance(schema, dict):
         return set()
     named = schema.get("type", [])

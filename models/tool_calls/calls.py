@@ -1,4 +1,4 @@
-"""The parts of a tool call that several formats share, as generators over a `Source`."""
+"""Parts of tool calls that several formats share, as generators over a `Source`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CallReader:
         return ToolDelta(self.n_calls - 1, id_ or new_id(), name)
 
     def arguments(self) -> Reading:
-        """Stream the next JSON object as the arguments of the last call; {} if none comes."""
+        """Stream the next JSON object as the last call's arguments; {} if none comes."""
         yield from self.source.skip_space()
         if not self.source.text.startswith("{"):
             yield ToolDelta(self.n_calls - 1, arguments="{}")
@@ -61,7 +61,7 @@ class CallReader:
         of the `names` (None: any)."""
         source, end, seen = self.source, JsonEnd(), 0
         while True:
-            # After MAX_HEAD characters without a head, the name follows the arguments or is missing.
+            # After MAX_HEAD characters the name follows the arguments or is missing.
             head = _HEAD.match(source.text) if len(source.text) <= MAX_HEAD or not seen else None
             if head and (name := _decoded(head[1])) is not None:
                 if names is not None and name not in names:

@@ -57,7 +57,7 @@ def _json_answer(r: CallReader) -> Trying:
 
 
 def _lenient(r: CallReader) -> Trying:
-    """For a template that does not reveal how calls are written: JSON, maybe between markers."""
+    """For templates that do not reveal how calls are written."""
     if r.source.text.startswith("<tool_call>"):
         return (yield from _hermes(r))
     return (yield from _json_answer(r))
@@ -224,7 +224,7 @@ def _gemma(r: CallReader) -> Trying:
 
 
 def _of_gemma(text: str, quote: str) -> Any:
-    """A Gemma object, whose keys and strings may lack quotes; None if invalid."""
+    """Keys and strings may lack quotes; None if invalid."""
     parts = text.split(quote)
     if len(parts) % 2 == 0:
         return None
@@ -276,7 +276,7 @@ FUNCTION_GEMMA = ToolFormat(
 DEEPSEEK = ToolFormat("deepseek", (CALLS,), _deepseek, (CALLS_END, CALL, CALL_END, SEPARATOR))
 GENERIC = ToolFormat("generic", (), _json_answer, at_start=True, described=True)
 
-# A template has the first format with all signs in it.
+# The first format with all signs in the template.
 SIGNS: tuple[tuple[tuple[str, ...], ToolFormat], ...] = (
     (("<|channel|>", "functions."), GPT_OSS),
     (("<|tool_calls_section_begin|>",), KIMI),

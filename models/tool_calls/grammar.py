@@ -115,7 +115,7 @@ class CallGrammar:
         return rules.get(self._format, lambda: self._object(name))()
 
     def _properties(self, name: str) -> list[tuple[str, Any, bool]]:
-        """(argument, schema, whether it is required), in order."""
+        """(argument, schema, whether it is required)"""
         schema = self._schema(name)
         properties, required = schema.get("properties") or {}, schema.get("required") or ()
         return [(key, property_, key in required) for key, property_ in properties.items()]
@@ -131,7 +131,7 @@ class CallGrammar:
         return " ".join([*parts, literals(end, self._special)])
 
     def _value_by_key(self, name: str, schema: Any, closer: str) -> str:
-        """Any text up to the closing marker if the schema wants a string, else JSON."""
+        """Text up to the closing marker if the schema wants a string, else JSON."""
         schema = resolved(schema, self._schema(name))
         kinds, end = kinds_of(schema), self._mark(closer)
         values = _values(schema)
@@ -205,7 +205,7 @@ class CallGrammar:
 
 
 def _members(pairs: Sequence[tuple[str, bool]]) -> str:
-    """(pair, needed) in order, with commas between them; the others are optional."""
+    """(pair, needed) in order, with commas between; others are optional."""
     rest, any_needed = "", False
     for i in reversed(range(len(pairs))):
         pair, needed = pairs[i]
@@ -229,7 +229,6 @@ def _is_bounded(schema: Any) -> bool:
 
 
 def _text_of(schema: dict[str, Any]) -> str:
-    """Text without quotes that matches the schema's pattern or length."""
     if pattern := schema.get("pattern"):
         whole = ("" if pattern.startswith("^") else "(?s:.*)") + pattern.removeprefix("^").removesuffix("$")
         return "/" + regex_to_lark(whole + ("" if pattern.endswith("$") else "(?s:.*)")) + "/"
@@ -248,7 +247,7 @@ def literals(text: str, special: Special) -> str:
 
 
 def text_up_to(name: str, mark: str, special: Special) -> str:
-    """A rule `name`: any text and the marker that ends it."""
+    """Any text and the marker that ends it."""
     token = special(mark)
     if token is not None:
         # The text may not spell the marker: a reader could not tell it from the token.

@@ -1,4 +1,4 @@
-"""Separates tool calls from the text around them, in text that comes in pieces."""
+"""Separates tool calls from the text around them, piece by piece."""
 
 from __future__ import annotations
 

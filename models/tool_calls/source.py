@@ -1,4 +1,4 @@
-"""Text that comes in pieces, and generators that read it: they yield parts, or None for more text."""
+"""Text in pieces, and generators that read it: they yield parts, or None for more text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vkbackend.models.text.stop_text import overlap
 
 @dataclass(frozen=True, slots=True)
 class ToolDelta:
-    """A piece of call `index`: first id and name, then arguments, JSON text in pieces."""
+    """First id and name, then arguments, JSON text in pieces."""
 
     index: int
     id: str | None = None
@@ -43,7 +43,7 @@ class Source:
             yield None
 
     def begins(self, *marks: str) -> Generator[None, None, str | None]:
-        """Take the longest mark at the beginning; None if there is none."""
+        """The longest; None if there is none."""
         while True:
             for mark in sorted(marks, key=len, reverse=True):
                 if self.text.startswith(mark):
@@ -53,7 +53,7 @@ class Source:
             yield None
 
     def until(self, *marks: str) -> Generator[None, None, tuple[str, str]]:
-        """Take the text up to the first mark, and the mark; all text and "" if none comes."""
+        """The text up to the first mark, and the mark; all text and "" if none comes."""
         while True:
             if hits := [(at, -len(m), m) for m in marks if (at := self.text.find(m)) >= 0]:
                 at, _, mark = min(hits)
@@ -63,7 +63,6 @@ class Source:
             yield None
 
     def n_certain(self, marks: Sequence[str]) -> int:
-        """How many characters cannot belong to a mark."""
         return len(self.text) - (0 if self.ended else max((overlap(self.text, m) for m in marks), default=0))
 
 
@@ -76,7 +75,7 @@ class JsonEnd:
         self._depth, self._in_string, self._skip = depth, False, 0
 
     def push(self, text: str) -> int | None:
-        """How many characters of this piece precede the end; None if it does not end here."""
+        """How many characters precede the end; None if it is not here."""
         at = self._skip
         while True:
             match = (self._IN_STRING if self._in_string else self._NEXT).search(text, at)
