@@ -98,7 +98,9 @@ def read_layers(gguf: GGUF, mixture: Mixture | None = None, low: int = 1) -> tup
                 raise UnsupportedModel(f"head size {dim}: multiples of 8 up to {MAX_HEAD_DIM} are supported")
         n_rot = read_count(gguf, "rope.dimension_count", head_dim)
         if n_rot > head_dim or n_rot % 2:
-            raise GGUFError(f"{gguf.paths[0]}: RoPE dimensions {n_rot}, expected even, up to {head_dim}")
+            raise GGUFError(
+                f"{gguf.paths[0]}: rope.dimension_count is {n_rot}, expected even, up to {head_dim}"
+            )
         scale = read_float(gguf, "attention.scale", head_dim**-0.5)
         layers.append(
             LayerConfig(n_head, n_head_kv, head_dim, head_dim_v, width, scale, n_rot, mixture=experts)

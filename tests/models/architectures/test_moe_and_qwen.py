@@ -308,7 +308,7 @@ REFUSED: list[tuple[str, Tiny, Mapping[str, np.ndarray | None], type[VkbackendEr
         replace(QWEN3, keys={"rope.dimension_count": 24}),
         {},
         BAD,
-        "24 dimensions",
+        "dimension_count is 24",
     ),
     (
         "frequency factors",

@@ -198,11 +198,11 @@ def test_commands_that_take_them(
     [
         ({1: np.ones(63, "f4")}, None, GGUFError, r"direction.1 is f32 \(63,\)"),
         ({1: np.ones(64, "f2")}, None, GGUFError, r"direction.1 is f16"),
-        ({0: np.ones(64, "f4")}, None, GGUFError, r"direction.0 is .*, N from 1"),
+        ({0: np.ones(64, "f4")}, None, GGUFError, r"direction.0 is .* \(N from 1\)"),
         ({4: np.ones(64, "f4")}, None, GGUFError, r"direction.4, but the model's layers are 0..3"),
         ({"other": np.ones(64, "f4")}, None, GGUFError, "other is .* expected direction.N"),
         ({}, None, GGUFError, "no tensor direction.N"),
-        ({1: np.ones(64, "f4")}, (2, 1), InvalidArgument, "layers 2 to 1: the model has layers 0..3"),
+        ({1: np.ones(64, "f4")}, (2, 1), InvalidArgument, "layers 2 to 1: expected .* in 0..3"),
         ({1: np.ones(64, "f4")}, (1, 4), InvalidArgument, "layers 1 to 4"),
         ({1: np.ones(64, "f4")}, (1,), InvalidArgument, "the first and the last layer"),
         ({1: np.ones(64, "f4")}, "1 2", InvalidArgument, "the first and the last layer"),
