@@ -129,7 +129,7 @@ def test_typed_reads_name_key_found_and_expected(tmp_path: Path) -> None:
             (g.u32, "neg", "-1", "an integer"),
             (g.u32, "gone", "missing", "an integer"),
             (g.f32, "nan", "nan", "finite"),
-            (g.f32, "large", "1e+300", "32 bits"),
+            (g.f32, "large", "1e+300", "finite f32"),
             (g.string, "s", "an array of 1 string", "a string"),
             (g.ints, "s", "an array of 1 string", "an array of integers"),
             (g.strings, "f", "a f32", "an array of strings"),
