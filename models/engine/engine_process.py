@@ -104,7 +104,7 @@ class Child(Protocol):
 
 class RemoteEngine:
     """Computes whether a caller waits or not. Raises the errors of loading, DeviceLost if the process dies,
-    Timeout if it hangs."""
+    Timeout if it is silent."""
 
     def __init__(self, options: Options, channel: Channel, open_: Open = Engine.open) -> None:
         self._channel = channel

@@ -1,4 +1,4 @@
-"""Recurrent states that nodes of the prefix tree keep. A state stands for the whole prefix before it."""
+"""Recurrent states that nodes of the prefix tree keep. A state covers the whole prefix before it."""
 
 from __future__ import annotations
 

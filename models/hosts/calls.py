@@ -1,4 +1,4 @@
-"""Calls from node 0 to the other nodes of a group, and their replies (node_messages.py)."""
+"""Calls from node 0 to the others, and their replies (node_messages.py)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from vkbackend.errors import DeviceLost
 from vkbackend.meta.transport import Lane, Transport
 from vkbackend.models.hosts import node_messages
 
-JOIN_S = 120.0  # for a node to open its devices and to read the model's header
+JOIN_S = 120.0  # to open devices and read the model's header
 RECORD_S = 900.0  # to record and compile a step, while beats say that a node is alive
-MAX_REPLY_NBYTES = 1 << 20  # of a reply while nodes join
+MAX_REPLY_NBYTES = 1 << 20  # while nodes join
 
 
 class Calls:
@@ -33,7 +33,7 @@ class Calls:
     # ---- node 0 ----
 
     def tell(self, call: Any) -> None:
-        """Send a call to every other node. Raises DeviceLost if the group is broken."""
+        """To every other node. Raises DeviceLost if the group is broken."""
         if self.lost:
             raise DeviceLost(f"{self.lost}; open the model again")
         data = node_messages.encode(call)
@@ -48,13 +48,13 @@ class Calls:
         return self.transport.receive(node, Lane.REPLY, node_messages.MAX_REPLY_NBYTES, "an answer", None)
 
     def replies(self, type_: Any, name: str, timeout_s: float) -> Iterator[tuple[int, Any]]:
-        """Every other node and its reply, of that type. `name` is for errors."""
+        """By node, of that type. `name` is for errors."""
         for node in self.transport.others:
             data = self.transport.receive(node, Lane.REPLY, MAX_REPLY_NBYTES, name, timeout_s)
             yield node, node_messages.decode(data, type_, self.names[node])
 
     def answer_all(self, message: Any) -> None:
-        """Send the other nodes the answer to their replies."""
+        """Node 0's answer to all replies."""
         for node in self.transport.others:
             self.transport.send(node, Lane.REPLY, node_messages.encode(message))
 
@@ -64,7 +64,6 @@ class Calls:
         self.transport.send(0, Lane.REPLY, data)
 
     def answer(self, type_: Any, name: str, timeout_s: float) -> Any:
-        """Node 0's answer to a reply."""
         data = self.transport.receive(0, Lane.REPLY, MAX_REPLY_NBYTES, name, timeout_s)
         return node_messages.decode(data, type_, self.names[0])
 

@@ -1,7 +1,6 @@
-"""A node that follows: it loads the model that node 0 names and does what node 0's calls ask, until the end.
+"""A node that follows: it loads the model that node 0 names and obeys node 0's calls.
 
-Every call is checked against what is loaded before anything happens. If the node cannot go on, its last words
-say why, and the group ends.
+A call is first checked against what is loaded. A node that cannot go on says why, and the group ends.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ from vkbackend.models.options import Options
 from vkbackend.recording import Recording
 from vkbackend.step import Run
 
-IDLE_S = 1e9  # between two calls; beats say that node 0 is alive
+IDLE_S = 1e9  # between calls; beats say that node 0 is alive
 
 
 def follow(group: Group, model: str | None = None) -> None:
-    """Follow node 0 until its call End. `model`: path of the model on this node (default: as on node 0).
-    Raises the error that ended it, if any."""
+    """Until the call End. `model`: its path on this node (default: as on node 0). Raises the error that ended
+    it, if any."""
     try:
         call = group.expect(Open | Measure | Reduces | End, JOIN_S)
         while isinstance(call, Measure | Reduces):
@@ -73,7 +72,7 @@ def follow(group: Group, model: str | None = None) -> None:
 
 
 def obey(group: Group, runner: Runner, call: Any) -> None:
-    """Do what a call asks. Raises DeviceLost for a call that does not fit what is loaded."""
+    """Raises DeviceLost for a call that does not fit what is loaded."""
     mesh = runner.mesh
     match call:
         case Step():

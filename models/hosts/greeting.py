@@ -1,5 +1,4 @@
-"""Nodes of a group first prove that they know the secret, which is never sent. Nothing else that a node sends
-is decoded before."""
+"""Nodes first prove that they know the secret, which is never sent. Nothing else is decoded before."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ GREET_S = 60.0
 
 
 def greet(transport: Transport, secret: bytes) -> None:
-    """All nodes call it. Raises DeviceLost for a node without the secret, Timeout for a silent one."""
+    """Called on all nodes. Raises DeviceLost for a node without the secret, Timeout for a silent one."""
     if transport.rank:
         _answer(transport, secret)
         return
@@ -48,5 +47,5 @@ def _receive(transport: Transport, node: int, nbytes: int) -> bytes:
 
 
 def _mac(secret: bytes, role: bytes, node: int, first: bytes, second: bytes) -> bytes:
-    """`first` is node 0's nonce. Role and node are included, so a MAC fits no other role or node."""
+    """`first` is node 0's nonce. With role and node, a MAC fits no other."""
     return hmac.digest(secret, role + node.to_bytes(4, "big") + first + second, "sha256")

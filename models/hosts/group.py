@@ -1,7 +1,4 @@
-"""The group of nodes that run one model, as a runner on one of them sees it.
-
-Node 0 leads; the others load the same model and follow its calls (following.py).
-"""
+"""The nodes that run one model, as a runner sees them. Node 0 leads, the others follow (following.py)."""
 
 from __future__ import annotations
 
@@ -26,8 +23,8 @@ from vkbackend.models.hosts.joining import Joining
 
 
 class Group(Calls):
-    """`pulse`: send beats, and watch the others' beats. Nodes that are threads of one process need none.
-    `where`: interface and ports of this node, as text."""
+    """`pulse`: send beats and watch the others' beats, which threads of one process do not need. `where`:
+    interface and ports of this node, as text."""
 
     def __init__(self, transport: Transport, *, pulse: bool = True, where: str = "") -> None:
         super().__init__(transport)
@@ -43,7 +40,7 @@ class Group(Calls):
     # ---- steps ----
 
     def loaded(self, mesh: Mesh) -> None:
-        """Wait until every node has loaded its part. Node 0 then reaches the devices of the others."""
+        """Wait until every node has loaded its part. Node 0 then reaches the others' devices."""
         self.joining.compare_providers(mesh.provider.name if mesh.provider else "nothing")
         self.transport.meet("the others to load the model", RECORD_S)
         if self.leads:
@@ -54,7 +51,7 @@ class Group(Calls):
 
     @contextmanager
     def _recording(self, kind: StepKind) -> Iterator[None]:
-        """The other nodes record a step while this one does."""
+        """The other nodes record at the same time."""
         self.tell(node_messages.Record.of(kind))
         try:
             yield
@@ -64,11 +61,11 @@ class Group(Calls):
         self.recorded()
 
     def recorded(self) -> None:
-        """Wait until all nodes have recorded a step: each takes as long as its compilers do."""
+        """Wait for all nodes: each takes as long as its compilers do."""
         self.transport.meet("the others to record a step", RECORD_S)
 
     def step(self, batch: MicroBatch, wanted: Wanted, tables: Mapping[str, np.ndarray] | None = None) -> None:
-        """Let the others run a micro-batch. `tables`: rows of cos and sin by name, in place of theirs."""
+        """On the other nodes. `tables`: rows of cos and sin by name, in place of theirs."""
         self.tell(node_messages.Step.of(batch, wanted, tables))
 
     # ---- devices elsewhere ----
@@ -95,7 +92,7 @@ class Group(Calls):
             self.tell_one(self.hosts.of[device], node_messages.CopyRanges(device, part))
 
     def memory(self) -> dict[int, dict[str, Any]]:
-        """The memory reports of the other nodes, by device. Empty on a node that follows."""
+        """By device. Empty on a node that follows."""
         reports: dict[int, dict[str, Any]] = {}
         for node in self.transport.others if self.leads else ():
             data = self.ask(node, node_messages.AskMemory())
@@ -113,13 +110,12 @@ class Group(Calls):
             self.transport.send(node, Lane.FAILURE, words.encode()[:4000])
 
     def leave(self) -> None:
-        """Leave the group when the others do."""
         if self.pulse:
             self.pulse.close()
         self.transport.close()
 
     def close(self) -> None:
-        """Node 0 ends the group, once. If the group is broken, nothing is sent."""
+        """Node 0 ends the group, once. A broken group is sent nothing."""
         if self.leads and not self.lost and not self._ended:
             self._ended = True
             self.tell(node_messages.End())

@@ -1,5 +1,3 @@
-"""The engine of a group of nodes runs in the process of node 0."""
-
 from __future__ import annotations
 
 import os
@@ -16,7 +14,7 @@ from vkbackend.models.options import Options
 
 
 class GroupEngine(RemoteEngine):
-    """Starts the nodes of `options.hostfile`. Errors name the node."""
+    """The engine in the process of node 0. Starts the nodes of `options.hostfile`; errors name the node."""
 
     def __init__(self, options: Options, channel: Channel) -> None:
         assert options.hostfile is not None

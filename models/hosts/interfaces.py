@@ -1,4 +1,4 @@
-"""The network interfaces of this machine, and the ports that this process listens on (Linux)."""
+"""Network interfaces of this machine, and ports of this process (Linux)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def addresses_of(name: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Addres
 
 
 def listening_ports() -> list[str]:
-    """ADDRESS:PORT of the TCP sockets that this process listens on."""
+    """ADDRESS:PORT of this process's TCP sockets."""
     sockets = set()
     with suppress(OSError):
         for fd in Path("/proc/self/fd").iterdir():
@@ -54,7 +54,7 @@ def listening_ports() -> list[str]:
 
 
 def _address(text: str) -> str:
-    """An address as /proc/net writes it: words of the host's byte order."""
+    """In /proc/net, words have the processor's byte order."""
     words = [int(text[i : i + 8], 16) for i in range(0, len(text), 8)]
     raw = b"".join(struct.pack("=I", word) for word in words)
     return str(ipaddress.ip_address(raw))

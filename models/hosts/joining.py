@@ -1,7 +1,5 @@
-"""How the nodes of a group load one model: each opens its own devices, and gets stand-ins for the others'.
-
-Node 0 decides. Before anything is loaded, all nodes compare what must be equal.
-"""
+"""Nodes load one model together: each opens its own devices, and gets stand-ins for the others'. Node 0
+decides. All compare what must be equal before they load."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ from vkbackend.version import VERSION
 
 
 def place_of(word: str, n_nodes: int) -> tuple[int, str]:
-    """(node, device there) of a device of a group, which is written NODE/DEVICE."""
+    """(node, device there) of NODE/DEVICE."""
     node, slash, device = word.partition("/")
     if not (slash and device and node.isascii() and node.isdecimal() and int(node) < n_nodes):
         raise InvalidArgument(f"device {word!r}: in a group of {n_nodes} nodes write NODE/DEVICE, as in 0/0")
@@ -37,8 +35,8 @@ def place_of(word: str, n_nodes: int) -> tuple[int, str]:
 
 
 class Joining:
-    """`hosts`: the node of each device, once joined. `sends_tables`: other nodes round cos and sin
-    differently, so node 0 sends them its rows."""
+    """`hosts`: the node of each device. `sends_tables`: other nodes round cos and sin differently, so node 0
+    sends its rows."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls, self.hosts = calls, Hosts(calls.transport, ())
@@ -54,8 +52,7 @@ class Joining:
             self._calls.tell(node_messages.Open(json.dumps(given).encode(), interleave))
 
     def join(self, options: Options, open_devices: OpenDevices, *, speeds: bool) -> list[Device]:
-        """All devices of the group in order: opened here, stand-ins elsewhere. `speeds`: measure all devices
-        and the network."""
+        """All devices in order: opened here, stand-ins elsewhere. `speeds`: measure devices and network."""
         transport = self._calls.transport
         places = [place_of(word, transport.size) for word in options.devices or ()]
         here = [d for d, (node, _) in enumerate(places) if node == transport.rank]
@@ -86,7 +83,7 @@ class Joining:
     def _exchange_cards(
         self, mine: node_messages.Cards
     ) -> tuple[dict[int, node_messages.CardData], dict[int, int | None]]:
-        """The devices of all nodes, through node 0, which also learns the free host memory by node."""
+        """The devices of all nodes, through node 0, which also learns free host memory by node."""
         calls = self._calls
         if not self.leads:
             calls.reply(node_messages.encode(mine))
@@ -99,7 +96,7 @@ class Joining:
         return cards, free
 
     def settled(self, options: Options) -> Options:
-        """The options with the shares and layers that node 0 settled on; on node 0 they are still open."""
+        """With the shares and layers that node 0 settled on; on node 0 they are still open."""
         if self.leads:
             return options
         call = self._calls.expect(node_messages.Settle, RECORD_S)
@@ -121,10 +118,9 @@ class Joining:
         sizes: object,
         ropes: Mapping[str, RopeTable],
     ) -> None:
-        """Compare with node 0 what must be equal: version, settings, the model's fingerprint, options, the
-        plan, the devices' limits, sizes of steps. Raises PlanError, which names the node and the difference.
-        Only rows of cos and sin may differ, because processors round differently."""
-        local = ("path", "control_vectors")  # paths may differ between nodes
+        """Compare what must be equal with node 0. Raises PlanError, which names node and difference. Rows of
+        cos and sin may differ, because processors round differently."""
+        local = ("path", "control_vectors")  # paths on a node
         given = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in local}
         mine = node_messages.Likeness(
             VERSION,
@@ -157,8 +153,8 @@ class Joining:
         calls.tell(node_messages.Settle(None, None))  # go on
 
     def compare_providers(self, here: str) -> None:
-        """Raise PlanError unless all nodes reduce by the same provider: it decides how often nodes meet. A
-        node knows its provider only after it has tried it."""
+        """Raises PlanError unless all nodes reduce by the same provider: it decides how often nodes meet. A
+        node knows its provider only after it tried it."""
         calls = self._calls
         if not self.leads:
             calls.reply(node_messages.encode(here))

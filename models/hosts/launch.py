@@ -1,9 +1,8 @@
-"""A group of nodes as a child of this process. `mpiexec` starts a process on each node. The process of node 0
-has the engine, at the other end of a socket in a folder that only this user can enter.
+"""A group of nodes as a child of this process, with the methods of a `multiprocessing.Process`.
 
-It has the methods of a `multiprocessing.Process` that engine_process.py needs. When it ends, nothing of it
-remains on any node: MPI's process manager ends all processes with the first, and a follower that hears
-nothing ends itself.
+`mpiexec` starts a process per node. Node 0's has the engine, at the other end of a socket in a folder that
+only this user can enter. At the end nothing remains on any node: MPI's process manager ends all processes
+with the first, and a follower that hears nothing ends itself.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from vkbackend.meta.mpi import require_mpi
 from vkbackend.models.hosts.hostfile import HostFile, HostLine, secret_of
 from vkbackend.models.hosts.interfaces import interface_of
 
-START_S = 60.0  # for the launcher to start node 0's process
-KILL_S = 3.0  # for the process manager to end everything before it is killed
-# For all nodes to end after the first: longer than a follower waits after its last words (rank.END_S). The
-# process manager ends the others, except a process that is stopped (SIGSTOP).
+START_S = 60.0  # for node 0's process to start
+KILL_S = 3.0  # for the process manager to end everything
+# For all nodes to end after the first: longer than rank.END_S, which a follower waits after its last words.
+# The process manager ends the others, except a stopped one (SIGSTOP).
 END_S = 8.0
-ENDED = "this node leaves the group"  # printed by a process that ends without the call End
-SECRET = "VKBACKEND_GROUP_SECRET"  # the group's secret, if the nodes share no file
-# Variables that the other nodes get. Each node chooses its own drivers.
+ENDED = "this node leaves the group"
+SECRET = "VKBACKEND_GROUP_SECRET"  # if the nodes share no file
+# The other nodes get these. Each node chooses its own drivers.
 PASSED = ("VKBACKEND_", "DEBUG", "COLUMNS", "UCX_", "MPIR_", "FI_", "PYTHONFAULTHANDLER")
-# Begins of the lines that mpiexec prints about a process that ended.
+# How lines of mpiexec about a process that ended begin.
 _MANAGER = ("=", "[mpiexec@", "[proxy:", "YOUR APPLICATION", "This typically", "Please see the FAQ")
 _ENDED = re.compile(r"PID \d+ RUNNING AT (\S+)")
 
@@ -55,8 +54,7 @@ class GroupProcess:
         self._timer: threading.Timer | None = None
 
     def start(self) -> Connection:
-        """Start all processes; returns the pipe to the engine. Raises InvalidArgument, DeviceLost,
-        Timeout."""
+        """Returns the pipe to the engine. Raises InvalidArgument, DeviceLost, Timeout."""
         listener = socket.socket(socket.AF_UNIX)
         try:
             listener.bind(str(self._folder / "engine"))
@@ -103,12 +101,11 @@ class GroupProcess:
             environment[SECRET] = secrets.token_hex(32)
         else:
             secret_of(self._hosts.secret)
-        environment["VKBACKEND_LAST"] = ""  # mpiexec of MPICH 5.0.2 never passes the last variable on
+        environment["VKBACKEND_LAST"] = ""  # mpiexec of MPICH 5.0.2 drops the last variable
         return environment
 
     def command(self, environment: dict[str, str], leads: Sequence[str] = ()) -> list[str]:
-        """The command line of `mpiexec`. `leads`: module and arguments for node 0, in place of the engine's
-        process."""
+        """`leads`: module and arguments for node 0, in place of the engine's process."""
         hosts = self._hosts
         beside = Path(sys.executable).parent / "mpiexec"
         mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
@@ -146,7 +143,7 @@ class GroupProcess:
         return words + rest
 
     def _listen(self) -> None:
-        """Copy the output of the process manager and all nodes to stderr; keep the last lines for errors."""
+        """Copy all output to stderr; keep the last lines for errors."""
         assert self._process is not None and self._process.stdout is not None
         to_type = iter(self._hosts.hosts)
         for line in self._process.stdout:
@@ -201,7 +198,7 @@ class GroupProcess:
                 self._process.wait(timeout)
 
     def kill(self) -> None:
-        """Ask the process manager to end everything. If it does not, kill it; its helpers then end their
+        """Let the process manager end everything. If it does not, kill it; its helpers then end their
         processes."""
         if not self.is_alive():
             return

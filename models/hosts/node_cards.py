@@ -1,4 +1,4 @@
-"""Descriptions of devices (cards) that nodes exchange, and hashes of what must be equal."""
+"""Descriptions of devices (cards) that nodes exchange, and hashes to compare."""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ def limits_data(limits: Limits) -> node_messages.LimitsData:
 
 
 def card_of(node: str, data: node_messages.CardData) -> Card:
-    """The card for the plan. The node becomes part of the UUID, because devices of two nodes may have the
-    same UUID."""
+    """The UUID gets the node: devices of two nodes may have the same."""
     values = {f.name: getattr(data.limits, f.name) for f in fields(Limits)}
     values |= {
         "max_groups": tuple(data.limits.max_groups),
@@ -72,7 +71,7 @@ def card_of(node: str, data: node_messages.CardData) -> Card:
 
 
 def settings() -> str:
-    """The environment variables that change recorded steps."""
+    """Environment variables that change recorded steps."""
     words = {
         "fuse": env.fusing(),
         "exact": env.exact(),

@@ -1,7 +1,7 @@
-"""Calls from node 0 to the other nodes, and their replies, in msgpack: typed, bounded, nothing unpickled.
+"""Calls from node 0 and their replies, in msgpack: typed, bounded, nothing unpickled.
 
-Bytes that do not fit a type raise DeviceLost, which names the node. The code that acts on a call checks its
-values (devices, names, ranges).
+Bytes that do not fit a type raise DeviceLost. The code that acts on a call checks its values (devices, names,
+ranges).
 """
 
 from __future__ import annotations
@@ -40,23 +40,22 @@ class _Call(Struct, forbid_unknown_fields=True, tag=True):
 
 
 class Open(_Call):
-    """Load the model: the fields of `Options` as JSON; `interleave` as the runner's."""
+    """`options`: JSON of the fields of `Options`."""
 
     options: Annotated[bytes, Meta(max_length=MAX_OPTIONS_NBYTES)]
     interleave: bool | None
 
 
 class Measure(_Call):
-    """Before Open: open these devices, send their cards with speeds and a Place, then time exchanges of these
-    sizes, in bytes."""
+    """Before Open: open devices, send cards with speeds and a Place, then time exchanges of these sizes in
+    bytes."""
 
     devices: Annotated[list[Name], Meta(max_length=MAX_SLOTS)]
     sizes: Annotated[list[Annotated[int, Meta(ge=4, le=PIECE_NBYTES)]], Meta(max_length=16)]
 
 
 class Reduces(_Call):
-    """Before Open: time all-reduces over the devices, with `ReduceOptions` of these fields. Answered by
-    whether the sums were exact."""
+    """Before Open: time all-reduces with these `ReduceOptions`. Answered by whether sums were exact."""
 
     devices: Annotated[list[Name], Meta(max_length=MAX_SLOTS)]
     nbytes: Annotated[int, Meta(ge=4, le=1 << 28)]
@@ -67,14 +66,14 @@ class Reduces(_Call):
 
 
 class Settle(_Call):
-    """Shares and layers on the devices, as node 0 decided."""
+    """Shares and layers, as node 0 decided."""
 
     tensor_split: Annotated[list[Annotated[float, Meta(ge=0)]], Meta(max_length=MAX_SLOTS)] | None
     n_gpu_layers: U32 | None
 
 
 class Record(_Call):
-    """Record a step of this `StepKind`."""
+    """A `StepKind`."""
 
     n_rows: Annotated[int, Meta(ge=1, le=MAX_ROWS)]
     n_outputs: Annotated[int, Meta(ge=0, le=MAX_ROWS)]
@@ -98,7 +97,7 @@ class RunData(Struct, array_like=True, forbid_unknown_fields=True):
     first_row: Annotated[int, Meta(ge=0, lt=MAX_ROWS)]
     n_rows: Annotated[int, Meta(ge=1, le=MAX_ROWS)]
     first_pos: U32
-    read: Annotated[int, Meta(ge=-1, lt=1 << 16)] = -1  # recurrent states; -1: the slot's number
+    read: Annotated[int, Meta(ge=-1, lt=1 << 16)] = -1  # recurrent states; -1: by slot
     written: Annotated[int, Meta(ge=-1, lt=1 << 16)] = -1
 
 
@@ -206,20 +205,20 @@ class CardData(Struct, forbid_unknown_fields=True):
 
 
 class Cards(Struct, forbid_unknown_fields=True):
-    """The devices of a node by their number in the group, and its free host memory in bytes."""
+    """By number in the group; free host memory in bytes."""
 
     devices: Annotated[dict[Device, CardData], Meta(max_length=MAX_SLOTS)]
     host_free: U63 | None = None
 
 
 class Place(Struct, forbid_unknown_fields=True):
-    """Interface and ports of a node."""
+    """Interface and ports."""
 
     where: Text
 
 
 class Likeness(Struct, forbid_unknown_fields=True):
-    """What must be equal on all nodes."""
+    """Must be equal on all nodes."""
 
     version: Name
     settings: Text
@@ -228,14 +227,14 @@ class Likeness(Struct, forbid_unknown_fields=True):
     plan: Name
     limits: Name
     sizes: Name
-    tables: Name  # of cos and sin
+    tables: Name  # cos and sin
 
 
 MemoryRow = Annotated[dict[Name, U63 | Name | None], Meta(max_length=32)]
 
 
 class MemoryReport(Struct, forbid_unknown_fields=True):
-    """The rows of `Runner.memory`, by device."""
+    """Rows of `Runner.memory`, by device."""
 
     devices: Annotated[dict[Device, MemoryRow], Meta(max_length=MAX_SLOTS)]
 
@@ -249,7 +248,7 @@ def encode(message: object) -> bytes:
 
 
 def decode(data: bytes, type_: Any, sender: str) -> Any:
-    """Raises DeviceLost for bytes that are not a message of that type."""
+    """Raises DeviceLost for bytes of another type."""
     decoder = _decoders.get(type_)
     if decoder is None:
         decoder = _decoders[type_] = msgspec.msgpack.Decoder(type_)

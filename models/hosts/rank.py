@@ -1,7 +1,7 @@
-"""The process of one node, which an MPI launcher starts: `python -m vkbackend.models.hosts.rank`.
+"""The process of one node, started by MPI: `python -m vkbackend.models.hosts.rank`.
 
-Node 0's process has the engine. Its caller is at the other end of a socket, on the same machine and of the
-same user. The other processes follow node 0.
+Node 0's process has the engine; its caller is at the other end of a socket, on the same machine. The others
+follow node 0.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from vkbackend.models.hosts.interfaces import interface_of, listening_ports
 from vkbackend.models.hosts.launch import ENDED, SECRET
 from vkbackend.models.options import Options
 
-END_S = 5.0  # for a process of a lost group to end by itself
+END_S = 5.0  # until a process of a lost group ends itself
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def arrive(args: argparse.Namespace) -> Group:
-    """Set up MPI, and check that all nodes know the secret."""
+    """Set up MPI; all nodes must know the secret."""
     secret = secret_of(args.secret) if args.secret else bytes.fromhex(os.environ.pop(SECRET, ""))
     if len(secret) < 16:
         raise InvalidArgument("this process belongs to a group and got no secret; start the group again")
@@ -80,11 +80,12 @@ def main() -> int:
 
 
 def end_after_the_cause() -> None:
-    """Delay the end of this process by seconds if it crashes. MPICH 5.0.2 crashes when it sends to a process
-    that has ended, and the process manager names the first node that ended: that should be the cause.
+    """If this process crashes, delay its end. MPICH 5.0.2 crashes when it sends to a process that has ended,
+    and the process manager names the first node that ended: that should be the cause.
 
-    The handler is `sleep` of glibc, with the signal's number as seconds (SIGABRT 6, SIGBUS 7, SIGSEGV 11).
-    After the sleep the same fault ends the process. The manager needs milliseconds to end all others."""
+    The handler is glibc's `sleep`, with the signal's number as seconds (SIGABRT 6, SIGBUS 7, SIGSEGV 11).
+    Then the same fault ends the process. The manager needs milliseconds to end the others.
+    """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "sysv_signal"):
         return
@@ -94,11 +95,11 @@ def end_after_the_cause() -> None:
     for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT):
         libc.sysv_signal(number, ctypes.cast(libc.sleep, ctypes.c_void_p))
     if enabled:
-        faulthandler.enable()  # it calls the handler before it
+        faulthandler.enable()  # calls the previous handler
 
 
 def force_interface(interface: str | None, address: str) -> None:
-    """Let MPI use that interface only: it may choose Wi-Fi."""
+    """MPI may choose Wi-Fi otherwise."""
     if interface is None:
         raise InvalidArgument(
             f"this node has no address {address}; name it as the hostfile does, or its interface"
@@ -127,7 +128,7 @@ def _end_soon() -> None:
 
 
 def run(main: Callable[[], int] = main) -> None:
-    """Run `main`, then end at once: in a usual exit MPI waits for nodes that are gone."""
+    """End at once after `main`: a usual exit waits in MPI for nodes that are gone."""
     code = 1
     try:
         code = main()
