@@ -15,9 +15,9 @@ Write = Callable[[int, int, int, int], None]  # layer group, slot, index of the 
 
 @dataclass(slots=True)
 class Span:
-    """Blocks low..high of a slot. Its nodes have the leading ones, `own` has the others by index."""
+    """Blocks low..high of a slot. Its nodes have the leading ones, `blocks` has the others by index."""
 
-    own: dict[int, int] = field(default_factory=dict)
+    blocks: dict[int, int] = field(default_factory=dict)
     low: int = 0
     high: int = 0
 
@@ -62,7 +62,7 @@ class LayerBlocks:
 
     def put(self, slot: int, index: int, block: int) -> None:
         span = self.spans[slot]
-        span.own[index] = block
+        span.blocks[index] = block
         span.high = index + 1
         self._write(self.group, slot, index, block)
 
@@ -70,7 +70,7 @@ class LayerBlocks:
         """The slot uses the path's blocks after its nodes, in place of its own."""
         span, first, end = self.spans[slot], len(nodes), len(nodes) + len(path)
         for index in range(first, end):
-            if (block := span.own.pop(index, -1)) >= 0:
+            if (block := span.blocks.pop(index, -1)) >= 0:
                 self.free.append(block)
         self.move_window(slot, nodes, end * CELL_BLOCK)
         for index, node in enumerate(path, first):
@@ -82,7 +82,7 @@ class LayerBlocks:
     def share(self, slot: int, index: int, node: Node) -> None:
         """The slot's own block becomes the node's. If the node has one, the slot uses that one instead."""
         span = self.spans[slot]
-        block, known = span.own.pop(index, -1), self.block(node)
+        block, known = span.blocks.pop(index, -1), self.block(node)
         if block >= 0 and known >= 0:
             self.free.append(block)
             self._write(self.group, slot, index, known)
@@ -106,11 +106,11 @@ class LayerBlocks:
             if index < len(nodes):
                 if self.block(nodes[index]) >= 0:
                     self.unuse(nodes[index])
-            elif (block := span.own.pop(index, -1)) >= 0:
+            elif (block := span.blocks.pop(index, -1)) >= 0:
                 self.free.append(block)
         span.low, span.high = max(span.low, low), max(span.high, low)
 
     def free_own(self, slot: int, begin: int) -> None:
-        own = self.spans[slot].own
-        for index in [i for i in own if i >= begin]:
-            self.free.append(own.pop(index))
+        blocks = self.spans[slot].blocks
+        for index in [i for i in blocks if i >= begin]:
+            self.free.append(blocks.pop(index))

@@ -230,7 +230,7 @@ class PrefixCache:
         for group in self.groups:
             span = group.spans[source]
             group.skip(target, self.nodes[target], span.low)
-            for index, block in span.own.items():
+            for index, block in span.blocks.items():
                 fresh = self._block(group, target)
                 if fresh < 0:
                     self.drop(target)

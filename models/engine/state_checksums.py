@@ -30,16 +30,16 @@ def check(file: Any, path: Any) -> bool:
     """False: no checksums, because an earlier version wrote the file. Raises StateError for the first that is
     wrong or missing."""
     metadata = file.metadata() or {}
-    found = {key.removeprefix(_PREFIX): value for key, value in metadata.items() if key.startswith(_PREFIX)}
-    if not found:
+    expected = {key.removeprefix(_PREFIX): value for key, value in metadata.items() if key.startswith(_PREFIX)}
+    if not expected:
         return False
     names = set(file.keys())
-    for name in sorted(names | set(found)):
-        if name not in names & set(found):
+    for name in sorted(names | set(expected)):
+        if name not in names & set(expected):
             raise StateError(f"{path}: {name!r} and its checksum are not both there; the file is damaged")
         entry = file.get_slice(name)
         shape = entry.get_shape()
-        if found[name] != _digest(metadata, name, entry.get_dtype(), shape, _pieces(entry, shape)):
+        if expected[name] != _digest(metadata, name, entry.get_dtype(), shape, _pieces(entry, shape)):
             raise StateError(
                 f"{path}: {name} does not match its checksum; the file is damaged, save the state again"
             )

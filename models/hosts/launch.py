@@ -131,7 +131,7 @@ class GroupProcess:
     def _rank(self, number: int, host: HostLine, leads: Sequence[str]) -> list[str]:
         module, *rest = leads or ["vkbackend.models.hosts.rank"]
         words = [host.python or sys.executable, "-m", module]
-        words += ["--names", ",".join(one.address for one in self._hosts.hosts)]
+        words += ["--names", ",".join(line.address for line in self._hosts.hosts)]
         words += ["--address", self._hosts.addresses[number]]
         for flag, value in (
             ("--interface", host.interface),

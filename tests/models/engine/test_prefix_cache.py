@@ -51,7 +51,7 @@ def check_sound(engine: Engine) -> None:
     for g, group in enumerate(cache.groups):
         owners = list(group.free)
         owners += [node.blocks[g] for node in nodes if node.blocks[g] >= 0]
-        owners += [block for span in group.spans for block in span.own.values()]
+        owners += [block for span in group.spans for block in span.blocks.values()]
         assert sorted(owners) == list(range(group.pool.n_blocks)), (g, sorted(owners))
         users = {id(node): 0 for node in nodes}
         for span, path in zip(group.spans, cache.nodes, strict=True):
