@@ -30,7 +30,9 @@ def check(file: Any, path: Any) -> bool:
     """False: no checksums, because an earlier version wrote the file. Raises StateError for the first that is
     wrong or missing."""
     metadata = file.metadata() or {}
-    expected = {key.removeprefix(_PREFIX): value for key, value in metadata.items() if key.startswith(_PREFIX)}
+    expected = {
+        key.removeprefix(_PREFIX): value for key, value in metadata.items() if key.startswith(_PREFIX)
+    }
     if not expected:
         return False
     names = set(file.keys())
