@@ -1,4 +1,4 @@
-"""A busy thread beside an engine in a process of its own (tools/studies/bench_caller.py measures it)."""
+"""A busy thread next to an engine in its own process (tools/studies/bench_caller.py measures it)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from vkbackend.tools.studies.bench_caller import measure
 def test_a_busy_thread_shares_no_interpreter_with_the_relay(
     devices: list[str], process: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A busy thread slows an engine down by holding the interpreter's lock. So the steps that this
-    interpreter relays are counted; the tool prints the microseconds."""
+    """A busy thread slows an engine by holding the interpreter's lock, so count the steps that this
+    interpreter relays."""
     steps, run = [], Mesh.run
 
     def counted(mesh: Mesh, *args: Any) -> None:
@@ -28,4 +28,4 @@ def test_a_busy_thread_shares_no_interpreter_with_the_relay(
     monkeypatch.setattr(Mesh, "run", counted)
     quiet, busy = measure(demo_model(), tuple(devices), process, 4, 2)
     assert quiet > 0 < busy
-    assert len(steps) == (0 if process else 5 * 4)  # five generations: a warm-up, two quiet, two busy ones
+    assert len(steps) == (0 if process else 5 * 4)  # a warm-up, two quiet and two busy generations

@@ -1,4 +1,4 @@
-"""The engine's scheduling on a runner that checks what it is given; messages; a process of its own."""
+"""Scheduling on a runner that checks its input; messages; the engine's own process."""
 
 import os
 import pickle
@@ -56,8 +56,8 @@ def test_one_request(n_ubatch: int) -> None:
 @settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_a_crowd_gets_what_each_gets_alone(data: st.DataObject) -> None:
-    """Any mix of requests, slots, limits and steps on their way: nothing starves, and neighbours change no
-    token and no logit."""
+    """Any mix of requests, slots, limits and steps in flight: nothing starves, and neighbours change no token
+    and no logit."""
     n_ubatch = data.draw(st.integers(1, 12))
     options = {
         "n_slots": data.draw(st.integers(1, 6)), "n_ubatch": n_ubatch, "n_ctx": 24,
@@ -92,7 +92,7 @@ def test_decoding_goes_on_beside_a_long_prompt() -> None:
     engine.submit(Generate(0, (1, 2), 30, GREEDY))
     engine.step()
     engine.submit(Generate(1, tuple(range(30)), 5, GREEDY))
-    for _ in range(4):  # 7 rows of the prompt and 1 decoded row in each step
+    for _ in range(4):  # 7 rows of the prompt and 1 decoded row each
         assert [e.id for e in events_of(engine.step()) if e.id == 0] == [0]
         assert sorted(r.n_rows for r in runner.steps[-1]) == [1, 7]
     assert {e.id for e in events_of(engine.step())} == {0, 1}
@@ -208,13 +208,12 @@ def test_messages_are_picklable_and_errors_keep_their_type() -> None:
     assert isinstance(full, OutOfDeviceMemory) and (full.requested, full.budget, full.heap) == (9, 5, 1)
 
 
-# ---- a process of its own ----
+# ---- its own process ----
 
 
 @contextmanager
 def impatient() -> Iterator[None]:
-    """Short deadlines, only around calls that hang: others may take longer on a busy machine, and keep
-    deadlines as long as a test may take."""
+    """Short deadlines around calls that hang: other calls may take longer on a busy machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VKBACKEND_TIMEOUT", "1")
         patch.setattr(engine_process, "CLOSE_S", 2.0)
@@ -238,7 +237,7 @@ def test_remote_engine() -> None:
     try:
         assert (1, 2) in seen and seen[-1] == (2, 2) and mailbox.info.n_ctx == 4000
         generated = mailbox.ask(lambda id_: Generate(id_, (1, 2), 9, GREEDY))
-        # Both directions carry more than a pipe holds.
+        # Both directions exceed a pipe's buffer.
         logits = mailbox.ask(lambda id_: Logits(id_, tuple(range(40)) * 90))
         (memory,) = mailbox.ask(Memory)
         assert tokens_of(list(generated)) == continuation((1, 2), 9)
@@ -317,7 +316,7 @@ if __name__ == "__main__":
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see whether a process lives")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_no_orphan(tmp_path: Path, how: signal.Signals) -> None:
-    """Ctrl-C reaches parent and child alike, SIGKILL the parent alone; either way both end."""
+    """Ctrl-C reaches both processes, SIGKILL the parent alone; both end."""
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
     parent = subprocess.Popen(

@@ -1,5 +1,5 @@
-"""A process is forked after a model was made: the child refuses to use it, closing it there does nothing,
-and the parent goes on."""
+"""A process is forked after a model was made: the child refuses to use it, closing it there does nothing, and
+the parent goes on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
 ]
-CHILD_S = 30  # then the child has hung
+CHILD_S = 30  # then it is stuck
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 SETS = [["numpy", "numpy"], *([["0"]] if device_infos() else [])]
 
@@ -42,7 +42,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_child(check: Callable[[], object]) -> int:
-    """The exit code of a forked child that runs `check`: 0 where it passed; below 0 it is a signal."""
+    """The exit code of a forked child that runs `check`: 0 if it passed, negative for a signal."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -148,7 +148,7 @@ def test_runner_and_device(tiny: Path, devices: list[str]) -> None:
 
 
 def test_pages() -> None:
-    """The child sees zeros and may free the pages; those of the parent keep their content."""
+    """The child sees zeros and may free the pages; the parent's keep their content."""
     pages = HostPages(1 << 16)
     pages.bytes[:] = 7
 
@@ -163,8 +163,7 @@ def test_pages() -> None:
 
 
 def test_a_model_of_the_child(tiny: Path) -> None:
-    """It works with numpy, and with Vulkan if the parent had not used Vulkan (drivers do not survive a
-    fork)."""
+    """With numpy, and with Vulkan if the parent had not used it (drivers do not survive a fork)."""
     with LLM(tiny, devices=["numpy"], n_ctx=64) as llm:
         want = llm.generate([1, 2], 8, **GREEDY).tokens
 
@@ -201,7 +200,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(("name", "process"), [("numpy", True), ("0", False)])
 def test_programs_that_end(tiny: Path, tmp_path: Path, name: str, process: bool) -> None:
-    """The child's end takes nothing from the parent, and a parent that closed nothing ends, too."""
+    """The child's end takes nothing from the parent; a parent that closed nothing ends, too."""
     if name == "0" and not device_infos():
         pytest.skip("no Vulkan device is present")
     script = tmp_path / "exits.py"

@@ -1,4 +1,4 @@
-"""Ctrl-C in a call of LLM, before any of its bytecodes and at random moments: what comes after is right."""
+"""Ctrl-C in a call of LLM, before any of its bytecodes and at random moments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from vkbackend.tools.studies import interrupt_rounds, interrupts
 
 CALLERS = {module.__file__ for module in (llm_module, answers, channel)}
 PROMPT = [1, 8]
-RELEASED_S = 20.0  # how long what was interrupted may take to be released
+RELEASED_S = 20.0  # until an interrupted object is released
 
 
 class Runner(FakeRunner):
@@ -41,7 +41,7 @@ class Runner(FakeRunner):
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model for a runner that computes nothing; `Runner.made` are those that were opened."""
+    """For a runner that computes nothing. `Runner.opened` lists the runners."""
     monkeypatch.setitem(sys.modules, "vkbackend.models.engine.runner", SimpleNamespace(Runner=Runner))
     monkeypatch.setattr(Runner, "made", [])
     path = tmp_path / "none.gguf"
@@ -68,7 +68,7 @@ def all_released() -> bool:
 
 
 def test_generate_and_stream(model: Path) -> None:
-    """The next request gets its own tokens, and nothing of the interrupted one runs on."""
+    """The next request gets its own tokens, and the interrupted one stops."""
     with LLM(model, n_ctx=64) as llm:
         options = {"temperature": 0, "ignore_eos": True}
 
@@ -87,13 +87,13 @@ def test_generate_and_stream(model: Path) -> None:
 
 @pytest.fixture
 def silent_finalizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No hook for an interrupt in `__del__`: pytest's keeps the exception, and with it the model."""
+    """Without pytest's hook for interrupts in `__del__`, which keeps the exception and its model."""
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
 
 
 @pytest.mark.usefixtures("silent_finalizers")
 def test_load(model: Path) -> None:
-    """What was made so far is released, at once or soon."""
+    """Everything is released, at once or soon."""
     released = "something is left"
     everywhere(lambda: LLM(model).close(), lambda: wait_until(all_released, released), by_callers, stride=2)
     with LLM(model) as llm:
@@ -101,7 +101,7 @@ def test_load(model: Path) -> None:
 
 
 def test_close(model: Path) -> None:
-    """After an interrupt close may be called again, and does what is left to do."""
+    """It may be called again, and finishes."""
     opened: list[LLM] = []
 
     def close_again() -> None:
@@ -117,7 +117,7 @@ def test_close(model: Path) -> None:
 
 @pytest.mark.usefixtures("silent_finalizers")
 def test_drop(model: Path) -> None:
-    """A model that nobody holds any more is released, whatever strikes its finalizer."""
+    """The model is released, even if its finalizer is interrupted."""
     opened: list[LLM] = []
 
     def after() -> None:

@@ -1,4 +1,4 @@
-"""Rows that decode and rows of prompts in one step are what they are in steps of their own."""
+"""Decoding rows and rows of prompts have the same results in one step as in separate steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vkbackend.recording import Dispatch
 from vkbackend.step import Mix, Run
 
 N_CTX = 512  # enough blocks that a GPU splits the keys
-DEPTHS = 140, 33  # of the slots that decode
+DEPTHS = 140, 33  # of the decoding slots
 PROMPT = 21
 
 
@@ -23,7 +23,7 @@ def tokens_of(slot: int, n: int) -> list[int]:
 
 
 def stored(path: Path, devices: list[str]) -> Runner:
-    """A runner with two slots filled to their DEPTHS."""
+    """Two slots are filled to DEPTHS."""
     runner = load_runner(path, devices=devices, n_ctx=N_CTX, n_slots=3, n_ubatch=256, **F32)
     for slot, depth in enumerate(DEPTHS):
         runner.step(tokens_of(slot, depth), [Run(slot, 0, depth, 0)], [])

@@ -1,5 +1,4 @@
-"""Sequences share what they have in common: on a runner whose caches hold tokens, so that a wrong cell shows
-in the next logits."""
+"""Shared prefixes, on a runner whose caches hold tokens, so that a wrong cell shows in the next logits."""
 
 from __future__ import annotations
 
@@ -34,14 +33,13 @@ def prompt(n: int, seed: int = 0) -> tuple[int, ...]:
 
 
 def blocks_in_use(engine: Engine) -> list[tuple[int, int]]:
-    """For each group of layers: how many blocks no slot uses (free, or unused in the tree), and how many
-    there are."""
+    """By layer group: unused blocks (free, or in the tree), and all blocks."""
     cache = engine.cache
     return [(len(group.free) + len(group.unused), group.pool.n_blocks) for group in cache.groups]
 
 
 def check_sound(engine: Engine) -> None:
-    """Every block has one owner, and counts are those of the slots that use a node."""
+    """Every block has one owner, and a node counts the slots that use it."""
     cache = engine.cache
     nodes, stack = [], list(cache.tree.root.children.values())
     while stack:
@@ -111,7 +109,7 @@ def test_a_chat_of_a_recurrent_model_goes_on_where_it_was() -> None:
         assert answer == continuation(turn, 20)
         assert i == 0 or runner.n_rows - before <= 30 + 1 + 19
         turn = (*turn, *answer, *prompt(30, i))
-    # Another slot begins where the prompt's last full block ends, though the slot that made it is at work.
+    # Another slot begins after the prompt's last full block while the first is busy.
     engine.submit(Generate(9, (*turn, 1), 30, GREEDY))
     engine.step()
     before = runner.n_rows
@@ -149,7 +147,7 @@ def test_blocks_are_written_to_the_table_once() -> None:
     assert [entry[:3] for entry in written] == [(0, 0, 0), (0, 0, 1)]
 
 
-# ---- where blocks run out ----
+# ---- few blocks ----
 
 
 def test_the_youngest_gives_way_and_goes_on_later() -> None:
@@ -175,7 +173,7 @@ def test_the_least_recently_used_goes_first() -> None:
 
 @pytest.mark.parametrize("n_in_flight", [1, 2, 3])
 def test_tokens_of_steps_that_a_copy_lands_are_in_order(n_in_flight: int) -> None:
-    """A copy of a slot waits for all steps on their way, so one news may have several tokens of a request."""
+    """Copying waits for all steps in flight, so one news may have several tokens of a request."""
     asked = [prompt(n, n) for n in (75, 38, 60)]
     for n_steps in range(40):
         engine, _ = make(n_slots=4, n_ctx=96, n_ubatch=8, n_in_flight=n_in_flight)
@@ -195,8 +193,8 @@ def test_tokens_of_steps_that_a_copy_lands_are_in_order(n_in_flight: int) -> Non
 @given(st.data())
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_trees_of_prompts(kind: str, data: st.DataObject) -> None:
-    """Prompts that branch off each other, in few blocks, cancelled, in slots of their choice: the tokens are
-    those that each gets alone, and every block is accounted for."""
+    """With few blocks, cancelled, in chosen slots: every request gets the tokens it gets alone, and no block
+    is lost."""
     rng = random.Random(data.draw(st.integers(0, 1 << 30)))
     n_slots, n_ctx = rng.randint(1, 5), 192
     engine, _ = make(
@@ -242,14 +240,14 @@ def test_trees_of_prompts(kind: str, data: st.DataObject) -> None:
     assert len(engine.scheduler.free) == n_slots and not engine.scheduler.running
 
 
-# ---- many ----
+# ---- many requests ----
 
 
 @pytest.mark.parametrize("n", [600, pytest.param(10_000, marks=pytest.mark.wide)])
 @pytest.mark.parametrize(("kind", "n_in_flight"), [*((kind, 1) for kind in KINDS), ("both", 2)])
 def test_many_requests_leave_nothing(kind: str, n_in_flight: int, n: int) -> None:
-    """Random cancels, priorities and deadlines: no cell is lost, nothing is kept of who is gone, and no token
-    is wrong against what a request gets alone."""
+    """Random cancels, priorities and deadlines: no cell is lost, nothing of a finished request is kept, and
+    tokens are as alone."""
     rng = random.Random(n)
     engine, _ = make(n_slots=4, n_ctx=128, n_ubatch=48, blocks=10, n_in_flight=n_in_flight, **KINDS[kind])
     bases = [prompt(80, i) for i in range(5)]

@@ -1,4 +1,4 @@
-"""Recorded steps that were not used for long make place for others, and are recorded again when asked for."""
+"""Recorded steps that are long unused are replaced, and recorded again when needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vkbackend.meta import recorded_steps
 from vkbackend.models.engine.runner import Runner
 from vkbackend.step import Run
 
-SIZES = [1, 2, 5, 1, 9, 2, 1]  # four kinds of rows
+SIZES = [1, 2, 5, 1, 9, 2, 1]  # four kinds
 
 
 def logits(runner: Runner, n: int) -> np.ndarray:
@@ -26,7 +26,7 @@ def live(runner: Runner) -> list[Any]:
 
 
 def kept(runner: Runner) -> list[int]:
-    """Rows of the steps that are recorded, ascending."""
+    """Of the recorded steps, ascending."""
     return sorted(kind.n_rows for kind in runner.mesh.steps.by_kind if kind.n_outputs)
 
 

@@ -1,4 +1,4 @@
-"""A step that is recorded first takes longer; the times of a request leave that out."""
+"""Times of a request leave out recording."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECORDING_S, STEP_S = 2.0, 0.01
 
 
 class Clocked(FakeRunner):
-    """Steps take STEP_S of a clock of its own, the first one RECORDING_S more."""
+    """A step advances its clock by STEP_S, the first one by RECORDING_S more."""
 
     now = 0.0
 

@@ -1,4 +1,4 @@
-"""Files of a slot's content that do not fit, that lie or end too soon, and saves that fail."""
+"""Files that do not fit, are wrong or truncated, and saves that fail."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from vkbackend.models.gguf.reader import GGUF
 
 @pytest.fixture(scope="module")
 def saved(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A state of 24 positions."""
+    """24 positions."""
     path = tmp_path_factory.mktemp("saved") / "a.safetensors"
     with open_llm(models) as llm:
         llm.generate(TOKENS[:20], 5, temperature=0, slot=0)
@@ -40,7 +40,7 @@ def saved(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def held(models: Path) -> Iterator[tuple[Runner, SlotContent]]:
-    """A runner whose slot holds something already."""
+    """Its slot has content."""
     runner = open_runner(models, ["numpy"], n_ctx=32)
     prefill(runner, TOKENS[20:40])
     yield runner, SlotContent(TOKENS[20:40], 20)
@@ -48,7 +48,7 @@ def held(models: Path) -> Iterator[tuple[Runner, SlotContent]]:
 
 
 def refuses(held: tuple[Runner, SlotContent], path: Path, match: str | None = None) -> None:
-    """Loading raises StateError, and content and caches are as before."""
+    """StateError; content and caches are unchanged."""
     runner, content = held
     before = SlotContent(list(content.tokens), content.n_stored)
     caches = [gather_rows(runner.mesh.devices, layer.k, 0, 32) for layer in runner.kv.layers]
@@ -71,8 +71,7 @@ def test_another_model_cache_or_context(models: Path, saved: Path) -> None:
 
 
 def test_fingerprints(models: Path, tmp_path: Path) -> None:
-    """Equal for a copy under another name; different for other weights and hyper-parameters of equal
-    shapes."""
+    """A copy under another name is equal; other weights or hyper-parameters of equal shapes differ."""
     source, copy = model(models, "stories-narrow-F32"), tmp_path / "copy.gguf"
     raw = source.read_bytes()
 
@@ -85,12 +84,12 @@ def test_fingerprints(models: Path, tmp_path: Path) -> None:
         assert fingerprint(gguf) == mark(raw)
         places = [gguf.tensors[name].offset for name in ("token_embd.weight", "blk.3.ffn_up.weight")]
     key = b"llama.attention.layer_norm_rms_epsilon"
-    for at in (*places, raw.index(key) + len(key) + 4):  # after a key come 4 bytes of type
+    for at in (*places, raw.index(key) + len(key) + 4):  # 4 bytes of type follow a key
         assert mark(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]) != mark(raw)
 
 
 def rewritten(saved: Path, path: Path, metadata: dict[str, str] | None = None, **tensors: Any) -> Path:
-    """The saved file with some metadata and tensors changed; None removes one."""
+    """With some metadata and tensors changed; None removes one."""
     with safe_open(saved, "numpy") as file:
         meta = {k: v for k, v in (file.metadata() | (metadata or {})).items() if v is not None}
     entries = {k: v for k, v in (load_file(saved) | tensors).items() if v is not None}
@@ -134,7 +133,7 @@ def test_files_that_say_something_else(
 
 
 def test_tensors_that_changed_places(saved: Path, tmp_path: Path, held: Any) -> None:
-    """Every name, type, shape and byte is still in the file: only what stands where has changed."""
+    """Every name, type, shape and byte is still in the file, in another order."""
     stored, path = load_file(saved), tmp_path / "b"
     k0, v0, k1 = (stored[name] for name in ("cache_k_l0", "cache_v_l0", "cache_k_l1"))
     refuses(
@@ -162,7 +161,7 @@ def test_tensors_exchanged_with_their_checksums(saved: Path, tmp_path: Path, hel
 
 
 def test_a_tensor_of_another_state(models: Path, saved: Path, tmp_path: Path, held: Any) -> None:
-    """The tensor is of the same model and positions, and comes with its own checksum."""
+    """Of the same model and positions, with its own checksum."""
     with open_llm(models) as llm:
         llm.generate(TOKENS[:22], 4, temperature=0, slot=0)
         llm.save_state(tmp_path / "longer")
@@ -173,14 +172,14 @@ def test_a_tensor_of_another_state(models: Path, saved: Path, tmp_path: Path, he
 
 
 def test_metadata_that_another_state_has(saved: Path, tmp_path: Path, held: Any) -> None:
-    """Checksums also cover metadata that would fit the model and the slot."""
+    """They also cover metadata that would fit."""
     refuses(held, rewritten(saved, tmp_path / "b", {"resumable": "3"}), "does not match its checksum")
     refuses(held, rewritten(saved, tmp_path / "b", {"comment": "mine"}), "does not match its checksum")
 
 
 @pytest.mark.parametrize("kept", ["sha256_tokens", "sha256_nothing"])
 def test_checksums_that_are_missing(saved: Path, tmp_path: Path, held: Any, kept: str) -> None:
-    """All or none: with one of them gone, its tensor could be anything."""
+    """All or none: a tensor without one could be anything."""
     with safe_open(saved, "numpy") as file:
         sums = [key for key in file.metadata() if key.startswith("sha256_")]
     assert len(sums) == 11
@@ -200,7 +199,7 @@ def test_a_flipped_byte_of_the_tensors(saved: Path, held: Any) -> None:
 def test_files_of_before_there_were_checksums(
     models: Path, saved: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """They load, and a line on stderr names them."""
+    """They load; a line on stderr names them."""
     with safe_open(saved, "numpy") as file:
         old: Any = dict.fromkeys(key for key in file.metadata() if key.startswith("sha256_"))
     path = rewritten(saved, tmp_path / "old", old)
@@ -215,7 +214,7 @@ def test_files_of_before_there_were_checksums(
 def test_checksums_of_pieces(
     models: Path, saved: Path, tmp_path: Path, held: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They do not depend on how much of a tensor is read at once."""
+    """They do not depend on how much is read at once."""
     runner = open_runner(models, ["numpy"])
     for nbytes in (1, 256, 1000):
         monkeypatch.setattr(state_checksums, "PIECE_NBYTES", nbytes)
@@ -227,7 +226,7 @@ def test_checksums_of_pieces(
     runner.close()
 
 
-# ---- files that lie ----
+# ---- wrong files ----
 
 
 def test_truncated_anywhere(saved: Path, tmp_path: Path, held: Any) -> None:
@@ -249,7 +248,7 @@ def test_headers_made_to_hurt(saved: Path, tmp_path: Path, held: Any) -> None:
 
     for n in (0, 1, 1 << 20, (1 << 20) + 1, 1 << 40, (1 << 64) - 1):
         with_header(b"{}", n)
-    with_header(b"{}" + b" " * (1 << 21))  # a header beyond the limit
+    with_header(b"{}" + b" " * (1 << 21))  # beyond the limit
     with_header(b"[" * 200_000)
     with_header(b'{"__metadata__":{"format":"vkbackend.state","version":"1"}')
     for offsets in ([0, 1 << 62], [-1, 5], [100, 0], [0, 50]):
@@ -260,7 +259,7 @@ def test_headers_made_to_hurt(saved: Path, tmp_path: Path, held: Any) -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 1499), st.integers(1, 255))
 def test_a_flipped_byte_of_the_header(saved: Path, held: Any, at: int, flip: int) -> None:
-    """Either it is refused, or what it says still fits (a space, an order): never anything else."""
+    """It is refused, or still fits (a space, an order)."""
     raw = bytearray(saved.read_bytes())
     at %= 8 + struct.unpack("<Q", raw[:8])[0]
     raw[at] ^= flip
@@ -284,7 +283,7 @@ def test_what_is_no_file(tmp_path: Path, held: Any) -> None:
     refuses(held, Path("a\0b"), "cannot be read")
 
 
-# ---- a save is whole or does not happen ----
+# ---- a save is whole or not at all ----
 
 
 def test_a_failed_save_leaves_the_old_file(

@@ -1,4 +1,4 @@
-"""Who runs next, with how many rows, and who may not wait any longer."""
+"""Which request runs next, with how many rows, and which may not wait longer."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_deadline_ends_what_waits_and_what_runs() -> None:
 
 
 def test_a_step_does_not_look_at_who_waits() -> None:
-    """Work per step is the same with 10 and with 2,000 requests in the queue."""
+    """The same work with 10 and with 2,000 requests in the queue."""
 
     def calls(n: int) -> int:
         engine, _ = make(n_slots=1, n_ctx=128)

@@ -1,5 +1,5 @@
-"""Prompts that branch off each other, on models of every kind of memory: requests that share
-cells, give way and go on get the tokens that each gets alone."""
+"""Prompts with common prefixes, on models of every kind of memory: requests that share cells and are
+preempted get the tokens they get alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vkbackend.models.engine.messages import CopySlot, Generate, Request
 
 N_CTX = 160
 MODELS = "llama", "gemma3", "qwen3next", "kimi-linear"  # all positions, windows, recurrent layers
-N_VOCAB = 32  # of the ids that prompts are made of
+N_VOCAB = 32  # ids of the prompts
 SETS = [
     next(p for p in DEVICE_SETS if p.id == "0"),
     pytest.param(["numpy"] * 3, id="numpy,numpy,numpy"),
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def branches(seed: int, n: int) -> list[tuple[tuple[int, ...], int]]:
-    """Prompts that begin as one before them does, and how many tokens are wanted."""
+    """Prompts that branch off earlier ones, and how many tokens are wanted."""
     rng = random.Random(seed)
 
     def some(n: int) -> tuple[int, ...]:
@@ -60,7 +60,7 @@ def test_branches(folder: Path, name: str, devices: list[str]) -> None:
     alone = engine_of(path, devices, prefix_cache=False)
     want = [tokens_of(finish(alone, [Generate(0, tokens, n, GREEDY)])[0]) for tokens, n in asked]
     alone.close()
-    # Blocks for little more than one sequence: some give way, and what is shared is evicted.
+    # Blocks for little more than one sequence: some are preempted, and shared blocks evicted.
     engine = engine_of(path, devices, n_slots=3, kv_cells=N_CTX + 64)
     requests: list[Request] = [Generate(i, tokens, n, GREEDY) for i, (tokens, n) in enumerate(asked)]
     first = finish(engine, requests[:4])

@@ -1,5 +1,4 @@
-"""Nothing is made during decode, everything is gone after close, and opening again and again does not
-grow."""
+"""Decoding allocates nothing, closing releases everything, opening again does not grow."""
 
 from __future__ import annotations
 
@@ -20,11 +19,11 @@ from vkbackend.step import Run
 pytestmark = [pytest.mark.own_process, pytest.mark.timeout(600)]
 
 
-MODEL = DATA / "stories-narrow-F16.gguf"  # not from `models`: each process would derive its files anew
+MODEL = DATA / "stories-narrow-F16.gguf"  # not from `models`: each process would derive its files again
 
 
 def rss_bytes() -> int:
-    """Resident bytes, less what malloc keeps of what was freed: every thread has an arena of its own."""
+    """Resident bytes, without what malloc keeps: every thread has an arena."""
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # of glibc
         trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -36,7 +35,7 @@ def decode(runner: Runner, first: int, n: int) -> None:
         assert np.isfinite(logits).all()
 
 
-# Both drivers take part in "0,1"; the other sets are wide.
+# Both drivers take part in "0,1".
 SETS = [p if p.id in ("0", "0,1") else wide(p) for p in DEVICE_SETS]
 TWO = [p for p in SETS if p.id in ("0,0", "0,1")]
 
@@ -48,13 +47,13 @@ def test_decode_makes_nothing(devices: list[str]) -> None:
     decode(runner, 0, 8)
     steps = runner.mesh.steps
     before = [(d.created, dict(d.counts), dict(d.nbytes), len(steps.by_kind)) for d in meshed]
-    decode(runner, 8, 60)  # over the ends of two blocks of cells
+    decode(runner, 8, 60)  # over the ends of two blocks
     assert [(d.created, dict(d.counts), dict(d.nbytes), len(steps.by_kind)) for d in meshed] == before
     runner.close()
     assert all(not d.counts for d in meshed), [d.counts for d in meshed]
 
 
-# Two drivers: each opens 9 models here, of 0.6 s.
+# Each opens 9 models, of 0.6 s.
 @pytest.mark.parametrize("devices", [p if p.id == "0,1" else wide(p) for p in TWO])
 def test_open_and_close_does_not_grow(devices: list[str]) -> None:
     def round_trip() -> None:
@@ -79,7 +78,7 @@ def test_open_and_close_does_not_grow(devices: list[str]) -> None:
 def test_ten_thousand_steps_do_not_grow(devices: list[str]) -> None:
     runner = load_runner(MODEL, devices=devices, n_ctx=512)
     meshed = runner.mesh.devices
-    for _ in range(3):  # drivers fill pools of their own for a while
+    for _ in range(3):  # drivers first fill their pools
         decode(runner, 0, 500)
     gc.collect()
     before, made = rss_bytes(), [(d.created, dict(d.counts), dict(d.nbytes)) for d in meshed]

@@ -1,4 +1,4 @@
-"""Candidates that the devices choose: those of the logits, the same tokens as without, little read back."""
+"""Candidates that devices choose: equal to the logits' best, with equal tokens and little read back."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_candidates_are_those_of_the_logits(large: Synthetic, devices: list[str]
 
 @pytest.mark.parametrize("devices", [["numpy"] * 3, *DEVICE_SETS], ids=str)
 def test_candidates_that_a_mask_allows(large: Synthetic, devices: list[str]) -> None:
-    """A few tokens on every device, and all in the other row; then no mask."""
+    """A few tokens on every device; all in the other row; then no mask."""
     runner = load_runner(large, devices=devices, n_ctx=32, n_ubatch=4, n_slots=2)
     runs = [Run(0, 0, 2, 0), Run(1, 2, 2, 0)]
     logits = runner.step([5, 6, 7, 8], runs, [1, 3]).copy()
@@ -75,7 +75,7 @@ def test_sums_are_those_of_whole_rows(large: Synthetic, devices: list[str]) -> N
 def test_the_same_tokens_as_from_whole_rows(
     models: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str]
 ) -> None:
-    """Sampled and greedy requests side by side, and one that needs whole rows."""
+    """Sampled and greedy requests together, and one that needs whole rows."""
 
     def run(**options: Any) -> list[list[int]]:
         with LLM(path, devices=devices, n_ctx=64, n_slots=3) as llm:

@@ -1,5 +1,5 @@
-"""Hosts that are processes in network namespaces which the tests make: equal logits, states that go to one
-host, and every way to lose a host. Nothing leaves the namespaces."""
+"""Hosts as processes in network namespaces that the tests make: equal logits, states, and every way to lose a
+host."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ pytest.importorskip("mpi4py")
 pytestmark = pytest.mark.skipif(bool(namespaces.why_not()), reason=namespaces.why_not() or "-")
 
 SILENCE_S = 3
-LIMIT_S = 100.0  # only a hang takes as long; the start of a group may take 60
+LIMIT_S = 100.0  # the start of a group may take 60
 OPTIONS = {"n_ctx": 128, "n_slots": 2, "reduce_type": "f32", "type_k": "f32", "type_v": "f32"}
 PROMPT = [5, 17, 99, 3, 64, 21, 7, 80, 2, 45]
-LONG = 9 * PROMPT  # more than a block of cells; in one step it is computed in halves where devices differ
+LONG = 9 * PROMPT  # more than a block of cells; computed in halves where devices differ
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +40,8 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[namespaces.Net]:
 
 
 class Caller:
-    """tests/support/host_caller.py on node 0."""
-
     def __init__(self, net: namespaces.Net, folder: Path, **wanted: Any) -> None:
-        # Between processes of one machine MPI would use shared memory.
+        # Else MPI uses shared memory.
         more = {"UCX_TLS": "tcp,self", "MPIR_CVAR_NOLOCAL": "1", "VKBACKEND_SILENCE": str(SILENCE_S)}
         words = json.dumps({"options": OPTIONS, "prompt": PROMPT} | wanted)
         self.process = subprocess.Popen(
@@ -52,7 +50,7 @@ class Caller:
             stdout=subprocess.PIPE,
             env=os.environ | more | {"VKBACKEND_TIMEOUT": "20"},
             cwd=folder,
-            bufsize=0,  # else lines would wait where select does not see them
+            bufsize=0,  # else select misses lines
         )
 
     def heard(self) -> dict[str, Any]:
@@ -137,8 +135,8 @@ def test_more_logits_and_states(net: namespaces.Net, tmp_path: Path) -> None:
 
 
 def struck(net: namespaces.Net, tmp_path: Path, when: str, host: int, number: int, late: float = 0.0) -> None:
-    """Send a signal to a host's process: a typed error comes in time, no process is left, and a new group
-    gives the same tokens. `late`: seconds until the process manager hears of it."""
+    """A signal to a host's process gives a typed error in time, no process is left, and a new group gives the
+    same tokens. `late`: seconds until the process manager notices."""
     path = str(write(build("llama"), tmp_path / "model.gguf"))
     hostfile = str(net.hostfile(tmp_path / "hosts", ["numpy", "numpy", "numpy"]))
     caller = Caller(net, tmp_path, when=when, path=path, hostfile=hostfile, again=hostfile)
@@ -157,7 +155,7 @@ def struck(net: namespaces.Net, tmp_path: Path, when: str, host: int, number: in
         if late:
             time.sleep(late)
             os.kill(manager, signal.SIGCONT)
-        if when == "idle":  # nothing is asked, and still everything ends
+        if when == "idle":  # without a call
             wait_until(lambda: not net.ranks(), SILENCE_S + 20)
             caller.go_on()
         error = caller.heard()
@@ -177,7 +175,7 @@ def struck(net: namespaces.Net, tmp_path: Path, when: str, host: int, number: in
 
 @pytest.mark.wide
 def test_a_cut_link(net: namespaces.Net, tmp_path: Path) -> None:
-    """Both sides end by themselves, also the one that nobody can reach any more."""
+    """Both sides end by themselves, also the unreachable one."""
     path = str(write(build("llama"), tmp_path / "model.gguf"))
     hostfile = str(net.hostfile(tmp_path / "hosts", ["numpy", "numpy"]))
     caller = Caller(net, tmp_path, when="step", path=path, hostfile=hostfile, again=hostfile)
@@ -199,7 +197,7 @@ def test_a_cut_link(net: namespaces.Net, tmp_path: Path) -> None:
 STRUCK = [(when, host, number) for when in ("load", "step", "idle") for host in (0, 1, 2)
           for number in (signal.SIGKILL, signal.SIGSTOP)]  # fmt: skip
 SOME = [("step", 2, signal.SIGKILL), ("idle", 1, signal.SIGSTOP)]
-LATE_S = 3 * BEAT_S  # meanwhile others send to a process that is gone, in which MPICH crashes
+LATE_S = 3 * BEAT_S  # meanwhile others send to the dead process, in which MPICH crashes
 
 
 @pytest.mark.parametrize(("when", "host", "number"), SOME)

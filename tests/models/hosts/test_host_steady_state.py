@@ -1,4 +1,4 @@
-"""A step over hosts allocates nothing once steps of its kind have run: messages keep their addresses."""
+"""A step over hosts allocates nothing once steps of its kind have run."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ TINY = Tiny("llama", n_embd=512, n_head=8, n_head_kv=4, n_vocab=3000, n_layer=2)
 
 
 class Shared(_TwinTransfers):
-    """The receiver copies from the sender's memory, so that the twin transport allocates no more than a
-    network."""
+    """The receiver copies from the sender's memory, as a network does."""
 
     boxes: dict[Any, deque[Any]]
 
@@ -56,7 +55,7 @@ class Shared(_TwinTransfers):
 def test_a_step_over_hosts_allocates_nothing(
     tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both hosts in this process, on devices that compute nothing: what is left is theirs."""
+    """On devices that compute nothing: what is allocated is the hosts'."""
     zeros = lambda own, *_, **__: [Sleeping(word) for word in own]  # noqa: E731
     monkeypatch.setattr(runners, "open_devices", zeros)
     monkeypatch.setattr(Shared, "boxes", {}, raising=False)
@@ -89,7 +88,7 @@ def test_a_step_over_hosts_allocates_nothing(
         assert [device.created for device in runner.mesh.devices] == made
         moved = (sum(t.n_bytes for t in transports) - moved) // N_STEPS
         assert max(peaks) < MOST_NBYTES and moved > 20 * MOST_NBYTES, (max(peaks), moved)
-        assert grown < 200 * N_STEPS, grown  # what it measures itself is 40 bytes a step
+        assert grown < 200 * N_STEPS, grown  # the measurement takes 40 bytes a step
 
 
 ALONE = """
@@ -116,7 +115,7 @@ transfers.close()
 
 
 def test_messages_of_mpi_are_prepared_once() -> None:
-    """One process that sends to itself: 1 MiB each time, between the same addresses."""
+    """Sends 1 MiB to itself."""
     pytest.importorskip("mpi4py")
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr

@@ -1,5 +1,4 @@
-"""Several hosts as threads of one process: the logits, states and candidates of one host with all devices,
-what travels for them, and what is refused."""
+"""Several hosts as threads of one process against one host with all devices: results, traffic, refusals."""
 
 from __future__ import annotations
 
@@ -41,12 +40,11 @@ OPTIONS: dict[str, Any] = {"n_ctx": 192, "n_slots": 2, "n_ubatch": 128, "reduce_
 
 
 def here(places: list[str]) -> list[str]:
-    """The same devices on one host."""
     return [place.partition("/")[2] for place in places]
 
 
 def logits(runner: Runner) -> np.ndarray:
-    """The logits of two prompts in one step, of a token for each, and of a token for one alone."""
+    """Of two prompts in one step, of a token for each, and of a token for one alone."""
     out = [runner.step(TOKENS[:80], [Run(0, 0, 50, 0), Run(1, 50, 30, 0)], [49, 79]).copy()]
     for i in range(2):
         runs = [Run(0, 0, 1, 50 + i), Run(1, 1, 1, 30 + i)]
@@ -56,9 +54,9 @@ def logits(runner: Runner) -> np.ndarray:
 
 
 def check(path: Path, places: list[str], interleave: bool = False, **options: Any) -> None:
-    """`interleave`: in halves, on one host as over several."""
+    """`interleave`: in halves."""
     options = OPTIONS | options
-    with pytest.MonkeyPatch.context() as patch:  # where layers end with a host, one has to act as several
+    with pytest.MonkeyPatch.context() as patch:  # layers may end with a host: act as several
         patch.setattr(Options, "hosts", tuple(place[0] for place in places))
         one = load_runner(path, devices=here(places), interleave=interleave, **options)
     want = logits(one)
@@ -115,7 +113,7 @@ def test_large_sums_are_scattered_over_hosts(
 
 
 def test_rows_of_cos_and_sin_of_host_0_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hash of each host's tables is another here, so node 0 has to send the rows that it computed."""
+    """The tables' hashes differ, so node 0 sends its rows."""
     path = write(build("llama"), tmp_path / "model.gguf")
     with monkeypatch.context() as patch:
         from vkbackend.models.hosts import joining
@@ -130,7 +128,7 @@ def test_rows_of_cos_and_sin_of_host_0_are_used(tmp_path: Path, monkeypatch: pyt
 
 
 def travelled(runner: Runner, n_rows: int = 1) -> list[tuple[int, int]]:
-    """(messages, bytes) that each of two hosts sent in a step of a kind that was recorded before."""
+    """(messages, bytes) that each of two hosts sent in a step that was recorded before."""
 
     def step(at: int) -> None:
         runner.step(TOKENS[:n_rows], [Run(0, 0, n_rows, at)], [n_rows - 1])
@@ -147,7 +145,7 @@ def travelled(runner: Runner, n_rows: int = 1) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("places", [TWO, THREE])
 def test_what_travels_in_tensor_mode(tmp_path: Path, places: list[str]) -> None:
-    """Two sums per layer, each a slot of every device, a call and its logits; nothing else."""
+    """Two sums per layer, a call and its logits; nothing else."""
     tiny = Tiny("llama", n_head=6, n_head_kv=3, n_vocab=192)
     path = write_tiny(tmp_path / "model.gguf", tiny)
     with twin_runner(path, places, 2, **OPTIONS) as runner:
@@ -162,7 +160,7 @@ def test_what_travels_in_tensor_mode(tmp_path: Path, places: list[str]) -> None:
 @pytest.mark.parametrize(
     ("places", "provider", "slots"),
     [
-        (TWO, "host-sum", [1, 1]),  # in parts it would be as much, in two exchanges
+        (TWO, "host-sum", [1, 1]),  # parts would be as much, in two exchanges
         (HOSTS, "host-sum", [4 / 3] * 3),  # of two whole slots
         (HOSTS, "auto", [4 / 3] * 3),
         (["0/numpy", "0/numpy", "1/numpy"], "host-sum", [3 / 2, 1]),  # two halves of slots, half of the sum
@@ -172,7 +170,7 @@ def test_what_travels_in_tensor_mode(tmp_path: Path, places: list[str]) -> None:
 def test_what_travels_of_large_sums(
     tmp_path: Path, places: list[str], provider: str, slots: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bytes that each host sends, in slots: less than its slots to each other host, where that pays."""
+    """In slots. Fewer than one to each other host for each slot, if parts pay."""
     monkeypatch.setattr(reduces, "SCATTER_NBYTES", 1 << 12)
     tiny, n_rows = Tiny("llama", n_embd=96, n_head=6, n_head_kv=3, n_layer=1), 64
     path = write_tiny(tmp_path / "model.gguf", tiny)
@@ -187,7 +185,7 @@ def test_what_travels_of_large_sums(
 def test_what_travels_in_a_pipeline(
     tmp_path: Path, places: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the residual, once, to the host that goes on, also a large one; the logits come from the last."""
+    """The residual once, to the next host; the logits from the last."""
     monkeypatch.setattr(reduces, "SCATTER_NBYTES", 1 << 8)
     tiny = Tiny("llama", n_layer=3)
     path, n = write_tiny(tmp_path / "model.gguf", tiny), len(places)
@@ -199,7 +197,7 @@ def test_what_travels_in_a_pipeline(
 
 
 def test_what_travels_with_slices_within_hosts(tmp_path: Path) -> None:
-    """Sums within a host stay there; at the boundary a slot of each device goes on."""
+    """Sums stay within a host; at the boundary a slot of each device is sent."""
     tiny = Tiny("llama", n_head=6, n_head_kv=3, n_vocab=192, n_layer=3)
     path = write_tiny(tmp_path / "model.gguf", tiny)
     with twin_runner(path, FOUR, 2, split_mode="hosts", **OPTIONS) as runner:
@@ -210,7 +208,7 @@ def test_what_travels_with_slices_within_hosts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("split_mode", ["tensor", "layer"])
 def test_control_vectors(tmp_path: Path, split_mode: str) -> None:
-    """Host 1 has them beside its own copy of the model."""
+    """Host 1 has them next to its copy of the model."""
     tiny, rng = Tiny("llama", n_layer=3), np.random.default_rng(0)
     vectors = {il: rng.normal(size=tiny.n_embd).astype(np.float32) for il in (1, 2)}
     for folder in (tmp_path / "a", tmp_path / "b"):
@@ -270,11 +268,11 @@ def test_states_go_from_two_hosts_to_one_and_back(tmp_path: Path, name: str) -> 
     assert np.array_equal(after_loading(one), want)
     one.close()
     with safe_open(files[0], "numpy") as saved, safe_open(files[1], "numpy") as usual:
-        assert saved.metadata() == usual.metadata()  # with the checksums of all tensors
+        assert saved.metadata() == usual.metadata()  # with all checksums
 
 
 def tokens_of(runner: Runner) -> list[list[int]]:
-    """The tokens of requests that share a beginning, and of a slot that is copied."""
+    """Of requests with a common prefix, and of a copied slot."""
     engine = Engine(runner)
     out: dict[int, list[int]] = {}
 
@@ -333,7 +331,7 @@ def test_steady_state_makes_nothing(tmp_path: Path) -> None:
 def test_a_step_that_cannot_be_recorded_ends_the_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others have recorded it, so nothing may go on as if it had not been asked for."""
+    """The others have recorded it, so the group cannot go on."""
     path = write_tiny(tmp_path / "model.gguf", Tiny("llama", n_layer=1))
 
     def fail(kind: object) -> None:
@@ -351,7 +349,7 @@ def test_a_step_that_cannot_be_recorded_ends_the_group(
 
 
 def test_another_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its shapes are equal, so only the handshake can tell the models apart."""
+    """With equal shapes only the handshake can distinguish the models."""
     paths = [write_tiny(tmp_path / f"{seed}.gguf", Tiny("llama", seed=seed)) for seed in (0, 1)]
     with (
         pytest.raises(PlanError, match="node 1 differs in its model"),
@@ -393,5 +391,5 @@ def test_host_memory_is_that_of_each_host(monkeypatch: pytest.MonkeyPatch) -> No
     budgets = fit.host_budgets([NumpyDevice("numpy"), *there, NumpyDevice("numpy.1")])
     assert [(b.name, b.nbytes, b.members) for b in budgets] == [
         ("host memory", 980, (0, 3)),
-        ("memory of node 1", 490, (1,)),  # node 2 does not say
+        ("memory of node 1", 490, (1,)),  # node 2 does not report
     ]

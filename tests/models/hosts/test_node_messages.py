@@ -1,4 +1,4 @@
-"""What comes from a network or a file: greetings, messages, hostfiles. What is wrong is a typed error."""
+"""Greetings, messages and hostfiles: everything wrong is a typed error."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ def test_what_is_out_of_bounds(wrong: Any) -> None:
         node_messages.decode(node_messages.encode(wrong), node_messages.Call, "node 0")
 
 
-# ---- calls to a host that has a model ----
+# ---- calls ----
 
 
 class Follower:
-    """A runner on node 1 of two, whose node 0 is the test."""
+    """A runner on node 1; the test is node 0."""
 
     def __init__(self, path: Path) -> None:
         self.led, self.here = TwinTransport.group(2)
@@ -112,7 +112,7 @@ def follower(tmp_path_factory: pytest.TempPathFactory) -> Follower:
 
 RUN = node_messages.RunData(0, 0, 1, 0, 0, 0)
 UNFIT = [
-    node_messages.Step([128], [RUN], []),  # no such token
+    node_messages.Step([128], [RUN], []),
     node_messages.Step([1], [RUN], [1]),
     node_messages.Step([1, 2], [RUN], []),
     node_messages.Step([1], [node_messages.RunData(2, 0, 1, 0, 0, 0)], []),
@@ -128,7 +128,7 @@ UNFIT = [
     node_messages.Record(200, 0, 1, 0, False, False, False),
     node_messages.Record(1, 1, 1, 9, False, False, False),
     node_messages.Record(1, 1, 1, 0, False, True, False),
-    node_messages.Read(0, "cells.4", 0, 4),  # another host's
+    node_messages.Read(0, "cells.4", 0, 4),  # on another host
     node_messages.Read(1, "nothing", 0, 4),
     node_messages.Read(1, "cells.4", 2, 4),
     node_messages.Read(1, "cells.4", 0, 6),
@@ -154,8 +154,8 @@ small = st.integers(-2, 70) | st.sampled_from([0, 1, 4, 64, 1 << 31, (1 << 32) -
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_random_calls(follower: Follower, data: st.DataObject) -> None:
-    """Calls of the right types with random values are done or refused, and nothing else in the process
-    changes. Valid steps are left out: they would wait for the test's devices."""
+    """Done or refused, and nothing else in the process changes. Valid steps are left out: they would wait for
+    the test's devices."""
     name = data.draw(st.sampled_from(["cells.4", "cache_k_l3", "state_conv_l0", "x"]))
     draw = lambda: data.draw(small)  # noqa: E731
     wanted = data.draw(st.sampled_from(["Read", "Write", "CopyRanges", "Step"]))
@@ -192,7 +192,7 @@ def test_a_message_that_is_too_long_is_not_taken() -> None:
 
 
 def greet(first: bytes, second: bytes, tamper: Any = None) -> list[BaseException | None]:
-    """What each of two hosts gets from greeting the other."""
+    """The outcome on both hosts."""
     transports = TwinTransport.group(2)
     if tamper:
         tamper(transports)
@@ -223,7 +223,7 @@ def test_a_host_with_another_secret() -> None:
 
 
 def test_a_greeting_that_is_sent_back() -> None:
-    """A host without the secret sends back what it got, which proves nothing."""
+    """A host without the secret sends back the greeting."""
 
     def mirror(transports: list[TwinTransport]) -> None:
         send = transports[1].send

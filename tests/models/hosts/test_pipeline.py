@@ -1,5 +1,5 @@
-"""Several steps on their way over hosts that work one after another: what overlaps, that nobody waits in a
-circle, and the tokens of one host."""
+"""Several steps in flight over hosts that work in turn: they overlap, never wait in a circle, and give the
+tokens of one host."""
 
 from __future__ import annotations
 
@@ -51,7 +51,6 @@ def requests(n: int, n_tokens: int = 8) -> list[Any]:
 
 
 def alone(path: Path, wanted: list[Any], **options: Any) -> dict[int, list[int]]:
-    """The tokens that each request gets on one host."""
     runner = load_runner(path, devices=["numpy"], **OPTIONS | options)
     try:
         return {r.id: tokens_of(finish(engine_of(runner), [r])[r.id]) for r in wanted}
@@ -73,7 +72,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (TWO, 2, {}, 2),
         (THREE, 3, {}, 3),
         (["0/numpy", "0/numpy", "1/numpy"], 2, {}, 2),
-        (["1/numpy", "0/numpy"], 2, {}, 1),  # node 0 has the last layers, and computes them at once
+        (["1/numpy", "0/numpy"], 2, {}, 1),  # node 0 has the last layers
         (TWO, 2, {"split_mode": "tensor"}, 1),
         (THREE, 3, {"tensor_split": [1, 0, 1]}, 2),
         ([*TWO, "1/numpy"], 2, {"split_mode": "hosts"}, 2),
@@ -101,7 +100,7 @@ def test_each_has_its_share_of_the_sequences() -> None:
 
 
 def test_one_sequence_waits_for_nobody() -> None:
-    """It takes as many steps, and as many calls that return news, as with one step on its way."""
+    """As many steps and calls with news as with one step in flight."""
     calls = []
     for n_in_flight in (1, 2):
         engine, runner = make(n_in_flight=n_in_flight)
@@ -111,11 +110,11 @@ def test_one_sequence_waits_for_nobody() -> None:
     assert calls[0] == calls[1] == ([True] * 10, 10, False)
 
 
-# ---- that they overlap ----
+# ---- overlap ----
 
 
 def test_hosts_compute_different_steps_at_once(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Host 1 ends a step only when node 0 has computed its part of the next one, if there will be one."""
+    """Host 1 ends a step only when node 0 has computed its part of the next."""
     begun, ended, together = Counter[int](), Counter[int](), 0
     state = threading.Condition()
     real, leader = NumpyDevice.execute, threading.get_ident()
@@ -133,18 +132,18 @@ def test_hosts_compute_different_steps_at_once(llama: Path, monkeypatch: pytest.
 
     with twin_runner(llama, TWO, **OPTIONS | {"prefix_cache": False}) as runner:
         engine, wanted = engine_of(runner), requests(4)
-        finish(engine, wanted)  # which records the steps, for which hosts wait for each other
+        finish(engine, wanted)  # records the steps, for which hosts wait for each other
         monkeypatch.setattr(NumpyDevice, "execute", execute)
         finish(engine, wanted)
         monkeypatch.undo()
     assert (ended[1], together) == (16, 15)
 
 
-# ---- that nobody waits in a circle ----
+# ---- no circle ----
 
 
 class Rendezvous(_TwinTransfers):
-    """What is sent waits until the other side wants it, as MPI does with long messages."""
+    """As MPI with long messages: sending waits until the other side receives."""
 
     posted, sent = Counter[Any](), Counter[Any]()
 
@@ -164,7 +163,7 @@ class Rendezvous(_TwinTransfers):
 
 @pytest.mark.parametrize("places", [TWO, THREE], ids=str)
 def test_long_messages_block_nobody(llama: Path, places: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where steps are recorded, slots are copied and memory is asked for meanwhile."""
+    """Also while steps are recorded, slots copied and memory is asked for."""
     monkeypatch.setenv("VKBACKEND_TIMEOUT", "20")
     monkeypatch.setattr(Rendezvous, "posted", Counter())
     monkeypatch.setattr(Rendezvous, "sent", Counter())
@@ -184,11 +183,11 @@ def test_long_messages_block_nobody(llama: Path, places: list[str], monkeypatch:
     assert {i: tokens_of(events[i]) for i in want} == want
 
 
-# ---- what comes of them ----
+# ---- results ----
 
 
 def test_tokens_with_slices_within_hosts(llama: Path) -> None:
-    """Devices of a host meet in each layer while the other host computes another step."""
+    """A host's devices meet in each layer while the other host computes another step."""
     options, wanted = OPTIONS | {"split_mode": "hosts"}, requests(5, 12)
     with pytest.MonkeyPatch.context() as patch:  # one host that acts as two
         patch.setattr(Options, "hosts", ("0", "0", "1", "1"))
@@ -225,7 +224,7 @@ def test_candidates_masks_and_logits_of_steps_on_their_way(tmp_path: Path) -> No
             flights.append(runner.launch(*step))
             got.append(copied(runner.collect(flights.pop(0))))
         got.append(copied(runner.collect(flights.pop(0))))
-        flights.append(runner.launch(*steps[0]))  # and one that nobody takes
+        flights.append(runner.launch(*steps[0]))  # nobody collects it
     for ours, theirs in zip(got, want, strict=True):
         assert [a is None for a in ours] == [b is None for b in theirs]
         assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None)
@@ -261,7 +260,7 @@ def test_slots_are_read_and_copied_behind_what_is_on_its_way(tmp_path: Path, nam
 
 @pytest.fixture(scope="module")
 def pair(llama: Path) -> Iterator[tuple[Runner, Runner]]:
-    """The model over two hosts and on one."""
+    """Over two hosts, and on one."""
     one = load_runner(llama, devices=["numpy"], **OPTIONS | {"prefix_cache": False})
     with twin_runner(llama, TWO, **OPTIONS) as runner:
         yield runner, one
@@ -271,7 +270,7 @@ def pair(llama: Path) -> Iterator[tuple[Runner, Runner]]:
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 1 << 30))
 def test_a_crowd_gets_what_each_gets_alone(pair: tuple[Runner, Runner], seed: int) -> None:
-    """Requests that share beginnings and cells, come and are cancelled while steps are on their way."""
+    """With common prefixes and few cells, some cancelled while steps are in flight."""
     rng, (runner, one) = random.Random(seed), pair
     engine, wanted, got, gone = engine_of(runner), [], dict[int, list[Event]](), set[int]()
     for i in range(rng.randint(3, 9)):
@@ -291,7 +290,7 @@ def test_a_crowd_gets_what_each_gets_alone(pair: tuple[Runner, Runner], seed: in
         assert have == tokens_of(want) or (request.id in gone and have == tokens_of(want)[: len(have)])
 
 
-# ---- when a host is lost ----
+# ---- lost hosts ----
 
 
 def test_a_lost_host_ends_all_that_is_on_its_way(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
