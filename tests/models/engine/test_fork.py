@@ -96,8 +96,8 @@ def test_llm(tiny: Path, devices: list[str], process: bool) -> None:
 @pytest.mark.parametrize("devices", SETS, ids=",".join)
 def test_while_a_step_runs(tiny: Path, devices: list[str]) -> None:
     with LLM(tiny, devices=devices, n_ctx=64) as llm:
-        made: list[list[int]] = []
-        thread = threading.Thread(target=lambda: made.append(llm.generate([1, 2], 50, **GREEDY).tokens))
+        results: list[list[int]] = []
+        thread = threading.Thread(target=lambda: results.append(llm.generate([1, 2], 50, **GREEDY).tokens))
         thread.start()
 
         def refuses() -> None:
@@ -111,7 +111,7 @@ def test_while_a_step_runs(tiny: Path, devices: list[str]) -> None:
             time.sleep(0.01)
         thread.join(60)
         assert codes and not any(codes)
-        assert made == [llm.generate([1, 2], 50, **GREEDY).tokens]
+        assert results == [llm.generate([1, 2], 50, **GREEDY).tokens]
 
 
 @pytest.mark.parametrize("devices", SETS, ids=",".join)
@@ -168,8 +168,8 @@ def test_a_model_of_the_child(tiny: Path) -> None:
         want = llm.generate([1, 2], 8, **GREEDY).tokens
 
         def works() -> None:
-            with LLM(tiny, devices=["numpy"], n_ctx=64) as own:
-                assert own.generate([1, 2], 8, **GREEDY).tokens == want
+            with LLM(tiny, devices=["numpy"], n_ctx=64) as child:
+                assert child.generate([1, 2], 8, **GREEDY).tokens == want
 
         assert in_child(works) == 0
 

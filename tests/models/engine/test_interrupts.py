@@ -31,12 +31,12 @@ RELEASED_S = 20.0  # until an interrupted object is released
 
 
 class Runner(FakeRunner):
-    made: list[Runner] = []  # noqa: RUF012
+    opened: list[Runner] = []  # noqa: RUF012
 
     def __init__(self, options: Options, progress: Progress) -> None:
         progress(1, 2)
         super().__init__(n_ctx=options.n_ctx, n_slots=options.n_slots)
-        self.made.append(self)
+        self.opened.append(self)
 
 
 @pytest.fixture
@@ -55,16 +55,16 @@ def by_callers(code: CodeType) -> bool:
     return code.co_filename in CALLERS
 
 
-def wait_until(holds: Callable[[], bool], what: str) -> None:
+def wait_until(holds: Callable[[], bool], message: str) -> None:
     deadline = time.monotonic() + RELEASED_S
     while not holds():
-        assert time.monotonic() < deadline, what
+        assert time.monotonic() < deadline, message
         time.sleep(0.001)
 
 
 def all_released() -> bool:
     engines = [thread for thread in threading.enumerate() if thread.name == "vkbackend-engine"]
-    return not engines and all(runner.closed == 1 for runner in Runner.made)
+    return not engines and all(runner.closed == 1 for runner in Runner.opened)
 
 
 def test_generate_and_stream(model: Path) -> None:

@@ -32,11 +32,11 @@ class Clocked(FakeRunner):
 
 
 def test_timings_leave_out_what_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[float] = []
+    times: list[float] = []
 
     class Told(Everything):
         def took(self, n_decode: int, n_prompt: int, seconds: float) -> None:
-            told.append(seconds)
+            times.append(seconds)
 
     runner = Clocked(n_slots=1)
     monkeypatch.setattr(time, "perf_counter", lambda: runner.now)
@@ -44,5 +44,5 @@ def test_timings_leave_out_what_is_done_once(monkeypatch: pytest.MonkeyPatch) ->
     timings = finish(engine, [Generate(0, (1, 2, 3), 3, GREEDY)])[0][-1].timings
     assert timings is not None
     assert timings.prompt_s == pytest.approx(STEP_S) and timings.decode_s == pytest.approx(2 * STEP_S)
-    assert told == pytest.approx([STEP_S] * 2), "the first step is no measure for the budget"
+    assert times == pytest.approx([STEP_S] * 2), "the first step is no measure for the budget"
     assert engine.stats()["step_ms_p99"] == pytest.approx(1e3 * STEP_S)

@@ -103,18 +103,18 @@ def test_logits_after_moving_between_drivers(models: Path, tmp_path: Path, devic
 @pytest.mark.parametrize("types", [("f16", "f16"), ("f32", "f16")])
 def test_cache_types_are_kept_to_the_bit(models: Path, tmp_path: Path, types: tuple[str, str]) -> None:
     options = {"type_k": types[0], "type_v": types[1]}
-    one, two = open_runner(models, ["numpy"] * 2, **options), open_runner(models, ["numpy"], **options)
-    prefill(one, TOKENS)
-    saved_state.save(one, tmp_path / "a", 0, SlotContent(TOKENS, 50), 0, None)
-    move_cells(two)
-    saved_state.load(two, tmp_path / "a", 0, SlotContent())
+    first, second = open_runner(models, ["numpy"] * 2, **options), open_runner(models, ["numpy"], **options)
+    prefill(first, TOKENS)
+    saved_state.save(first, tmp_path / "a", 0, SlotContent(TOKENS, 50), 0, None)
+    move_cells(second)
+    saved_state.load(second, tmp_path / "a", 0, SlotContent())
     stored = load_file(tmp_path / "a")
-    for il, (a, b) in enumerate(zip(one.kv.layers, two.kv.layers, strict=True)):
+    for il, (a, b) in enumerate(zip(first.kv.layers, second.kv.layers, strict=True)):
         for ours, theirs, name in ((a.k, b.k, "k"), (a.v, b.v, "v")):
-            want = gather_rows(one.mesh.devices, ours, 0, 50)
-            [table] = two.kv.tables.values()
+            want = gather_rows(first.mesh.devices, ours, 0, 50)
+            [table] = second.kv.tables.values()
             cells = [int(table.table[0][p // 32]) * 32 + p % 32 for p in range(50)]
-            got = np.concatenate([gather_rows(two.mesh.devices, theirs, c, c + 1) for c in cells])
+            got = np.concatenate([gather_rows(second.mesh.devices, theirs, c, c + 1) for c in cells])
             assert np.array_equal(got, want)
             in_file = stored[f"cache_{name}_l{il}"]
             assert in_file.shape == (50, 4, 8) and in_file.tobytes() == want.tobytes()

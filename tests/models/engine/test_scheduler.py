@@ -126,22 +126,22 @@ def test_prompts_get_what_a_step_may_take_longer() -> None:
     budget.took(4, 0, 0.010)
 
     def steps(n_steps: int, row_s: float) -> list[int]:
-        found = []
+        rows = []
         for _ in range(n_steps):
             if n := budget.rows(4, 508):
-                found.append(n)
+                rows.append(n)
                 budget.took(4, n, 0.010 + n * row_s)
             else:
                 budget.took(4, 0, 0.010)
-        return found
+        return rows
 
     fast = steps(60, 0.0001)[-20:]
     assert 60 <= max(fast) <= 128, "100 rows take as long as the step without"
     assert min(steps(40, 0.004)[-20:]) >= 1 and max(steps(40, 0.004)) <= 3, "on a slower device 2.5 do"
     assert max(steps(40, 0.1)[-20:]) == 1, "one row is always there"
     assert max(steps(60, 0.0001)[-20:]) >= 60, "and it grows again"
-    found = [budget.rows(4, 508) for _ in range(2 * REFRESH)]
-    assert 0 in found, "the step without is measured again"
+    budgets = [budget.rows(4, 508) for _ in range(2 * REFRESH)]
+    assert 0 in budgets, "the step without is measured again"
 
 
 class Fixed(PrefillBudget):
@@ -187,14 +187,14 @@ def test_stats(options: dict[str, Any]) -> None:
 
 
 def test_a_row_of_a_prompt_is_no_row_that_decodes() -> None:
-    told: list[tuple[int, int]] = []
+    measured: list[tuple[int, int]] = []
 
     class One(PrefillBudget):
         def rows(self, n_decode: int, most: int) -> int:
             return min(most, 1) if n_decode else most
 
         def took(self, n_decode: int, n_prompt: int, seconds: float) -> None:
-            told.append((n_decode, n_prompt))
+            measured.append((n_decode, n_prompt))
 
     engine, _ = make(One(), n_slots=2, n_ctx=128)
     engine.submit(Generate(0, (1, 2), 50, GREEDY))
@@ -202,4 +202,4 @@ def test_a_row_of_a_prompt_is_no_row_that_decodes() -> None:
     engine.submit(Generate(1, tuple(range(9)), 5, GREEDY))
     for _ in range(8):
         engine.step()
-    assert told == [(0, 2), *[(1, 1)] * 8]
+    assert measured == [(0, 2), *[(1, 1)] * 8]

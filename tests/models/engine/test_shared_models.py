@@ -38,12 +38,12 @@ def branches(seed: int, n: int) -> list[tuple[tuple[int, ...], int]]:
     def some(n: int) -> tuple[int, ...]:
         return tuple(rng.randrange(N_VOCAB) for _ in range(n))
 
-    made = [(some(rng.randint(70, 100)), 4)]
-    while len(made) < n:
-        base = rng.choice(made)[0]
+    prompts = [(some(rng.randint(70, 100)), 4)]
+    while len(prompts) < n:
+        base = rng.choice(prompts)[0]
         tokens = base[: rng.randint(34, len(base))] + some(rng.randint(1, 50))
-        made.append((tokens[: N_CTX - 8], rng.randint(1, 6)))
-    return made
+        prompts.append((tokens[: N_CTX - 8], rng.randint(1, 6)))
+    return prompts
 
 
 def engine_of(path: Path, devices: list[str], **options: object) -> Engine:

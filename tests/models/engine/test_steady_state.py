@@ -81,10 +81,10 @@ def test_ten_thousand_steps_do_not_grow(devices: list[str]) -> None:
     for _ in range(3):  # drivers first fill their pools
         decode(runner, 0, 500)
     gc.collect()
-    before, made = rss_bytes(), [(d.created, dict(d.counts), dict(d.nbytes)) for d in meshed]
+    before, counts = rss_bytes(), [(d.created, dict(d.counts), dict(d.nbytes)) for d in meshed]
     for _ in range(20):
         decode(runner, 0, 500)
     gc.collect()
-    assert [(d.created, dict(d.counts), dict(d.nbytes)) for d in meshed] == made
+    assert [(d.created, dict(d.counts), dict(d.nbytes)) for d in meshed] == counts
     assert rss_bytes() <= 1.02 * before, f"{before} bytes resident at first, {rss_bytes()} in the end"
     runner.close()

@@ -33,9 +33,9 @@ def test_candidates_are_those_of_the_logits(large: Synthetic, devices: list[str]
     logits = runner.step([5, 6, 7, 8], runs, [1, 3]).copy()
     want = np.argsort(-logits, axis=1, kind="stable")
     for k in (1, 40, MAX_TOP_K):
-        found = runner.step_top_k([5, 6, 7, 8], runs, [1, 3], k)
-        assert found.ids.tolist() == want[:, :k].tolist() and found.log_sums is None
-        assert np.array_equal(found.logits, np.take_along_axis(logits, found.ids, 1))
+        best = runner.step_top_k([5, 6, 7, 8], runs, [1, 3], k)
+        assert best.ids.tolist() == want[:, :k].tolist() and best.log_sums is None
+        assert np.array_equal(best.logits, np.take_along_axis(logits, best.ids, 1))
     runner.close()
 
 
@@ -50,11 +50,11 @@ def test_candidates_that_a_mask_allows(large: Synthetic, devices: list[str]) -> 
     masks = np.packbits(allowed, axis=1, bitorder="little").view(np.uint32)
     want = np.argsort(np.where(allowed, -logits, np.inf), axis=1, kind="stable")
     for k in (1, 40):
-        found = runner.step_top_k([5, 6, 7, 8], runs, [1, 3], k, masks)
+        best = runner.step_top_k([5, 6, 7, 8], runs, [1, 3], k, masks)
         n = min(k, int(allowed[0].sum()))
-        assert found.ids[0, :n].tolist() == want[0, :n].tolist()
-        assert np.isneginf(found.logits[0, n:]).all() and np.isfinite(found.logits[0, :n]).all()
-        assert found.ids[1].tolist() == want[1, :k].tolist()
+        assert best.ids[0, :n].tolist() == want[0, :n].tolist()
+        assert np.isneginf(best.logits[0, n:]).all() and np.isfinite(best.logits[0, :n]).all()
+        assert best.ids[1].tolist() == want[1, :k].tolist()
     free = runner.step_top_k([5, 6, 7, 8], runs, [1, 3], 1)
     assert free.ids[:, 0].tolist() == logits.argmax(axis=1).tolist()
     runner.close()
@@ -66,8 +66,8 @@ def test_sums_are_those_of_whole_rows(large: Synthetic, devices: list[str]) -> N
     runs = [Run(0, 0, 2, 0), Run(1, 2, 2, 0)]
     logits = runner.step([5, 6, 7, 8], runs, [1, 3]).astype(np.float64)
     want = np.log(np.exp(logits - logits.max(axis=1)[:, None]).sum(axis=1)) + logits.max(axis=1)
-    found = runner.step_top_k([5, 6, 7, 8], runs, [1, 3], 40, summed=True)
-    assert found.log_sums is not None and np.abs(found.log_sums - want).max() < 1e-5
+    best = runner.step_top_k([5, 6, 7, 8], runs, [1, 3], 40, summed=True)
+    assert best.log_sums is not None and np.abs(best.log_sums - want).max() < 1e-5
     runner.close()
 
 

@@ -35,8 +35,8 @@ LONG = 9 * PROMPT  # more than a block of cells; computed in halves where device
 
 @pytest.fixture(scope="module")
 def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[namespaces.Net]:
-    with namespaces.hosts(3, tmp_path_factory.mktemp("net")) as found:
-        yield found
+    with namespaces.hosts(3, tmp_path_factory.mktemp("net")) as hosts:
+        yield hosts
 
 
 class Caller:
@@ -73,9 +73,9 @@ class Caller:
             pipe.close()
 
 
-def wait_until(what: Any, seconds: float = LIMIT_S) -> None:
+def wait_until(condition: Any, seconds: float = LIMIT_S) -> None:
     deadline = time.monotonic() + seconds
-    while not what():
+    while not condition():
         assert time.monotonic() < deadline, "it did not come to that"
         time.sleep(0.05)
 
@@ -106,7 +106,7 @@ def check_equal(net: namespaces.Net, tmp_path: Path, cases: list[Any]) -> None:
         path = str(write(build(name), tmp_path / f"{n}.gguf"))
         given = {"path": path, "hostfile": str(hostfile), "devices": every, "options": options}
         given["long"] = LONG if name == "llama" else None
-        given["places"] = [str(host) for host, own in enumerate(devices) for _ in own.split(",")]
+        given["places"] = [str(host) for host, names in enumerate(devices) for _ in names.split(",")]
         models.append(given | {"state": str(tmp_path / f"state{n}")})
     caller = Caller(net, tmp_path, when="equal", models=models)
     for name, _, options in cases:

@@ -56,7 +56,7 @@ def test_a_step_over_hosts_allocates_nothing(
     tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On devices that compute nothing: what is allocated is the hosts'."""
-    zeros = lambda own, *_, **__: [Sleeping(word) for word in own]  # noqa: E731
+    zeros = lambda names, *_, **__: [Sleeping(word) for word in names]  # noqa: E731
     monkeypatch.setattr(runners, "open_devices", zeros)
     monkeypatch.setattr(Shared, "boxes", {}, raising=False)
     monkeypatch.setattr(TwinTransport, "transfers", lambda self, *a: Shared(self, *a))
@@ -78,14 +78,14 @@ def test_a_step_over_hosts_allocates_nothing(
                 step()
             peaks.clear()
             moved = sum(t.n_bytes for t in transports)
-            made = [device.created for device in runner.mesh.devices]
+            created = [device.created for device in runner.mesh.devices]
             before = tracemalloc.get_traced_memory()[0]
             for _ in range(N_STEPS):
                 step()
             grown = tracemalloc.get_traced_memory()[0] - before
         finally:
             tracemalloc.stop()
-        assert [device.created for device in runner.mesh.devices] == made
+        assert [device.created for device in runner.mesh.devices] == created
         moved = (sum(t.n_bytes for t in transports) - moved) // N_STEPS
         assert max(peaks) < MOST_NBYTES and moved > 20 * MOST_NBYTES, (max(peaks), moved)
         assert grown < 200 * N_STEPS, grown  # the measurement takes 40 bytes a step

@@ -58,9 +58,9 @@ def check(path: Path, places: list[str], interleave: bool = False, **options: An
     options = OPTIONS | options
     with pytest.MonkeyPatch.context() as patch:  # layers may end with a host: act as several
         patch.setattr(Options, "hosts", tuple(place[0] for place in places))
-        one = load_runner(path, devices=here(places), interleave=interleave, **options)
-    want = logits(one)
-    one.close()
+        single = load_runner(path, devices=here(places), interleave=interleave, **options)
+    want = logits(single)
+    single.close()
     n_hosts = 1 + max(int(place[0]) for place in places)
     with twin_runner(path, places, n_hosts, interleave, **options) as runner:
         assert np.array_equal(logits(runner), want) and np.isfinite(want).all()
@@ -217,31 +217,31 @@ def test_control_vectors(tmp_path: Path, split_mode: str) -> None:
         write_vectors(folder / "vectors.gguf", vectors)
     path, there = tmp_path / "a" / "model.gguf", str(tmp_path / "b" / "model.gguf")
     steered = OPTIONS | {"control_vectors": [(path.with_name("vectors.gguf"), 2.0)], "split_mode": split_mode}
-    found = []
+    results = []
     for options in (OPTIONS, steered):
-        one = load_runner(path, devices=here(TWO), **options)
-        found.append(logits(one))
-        one.close()
+        single = load_runner(path, devices=here(TWO), **options)
+        results.append(logits(single))
+        single.close()
     with twin_runner(path, TWO, models=[None, there], **steered) as runner:
-        assert np.array_equal(logits(runner), found[1]) and not np.array_equal(*found)
+        assert np.array_equal(logits(runner), results[1]) and not np.array_equal(*results)
 
 
 def test_candidates_masks_and_sums(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "model.gguf", Tiny("llama", n_vocab=5000, n_layer=1))
     masks = np.random.default_rng(0).integers(0, 1 << 32, (2, -(-5000 // 32)), np.uint32)
 
-    def found(runner: Runner) -> list[np.ndarray]:
+    def outputs(runner: Runner) -> list[np.ndarray]:
         assert runner.max_top_k
         runs = [Run(0, 0, 3, 0), Run(1, 3, 1, 0)]
         out = [*runner.step_top_k([5, 6, 7, 8], runs, [2, 3], 40, masks, True)]
         out += runner.step_top_k([5, 6, 7, 8], runs, [2, 3], 1)[:2]
-        return [np.array(one) for one in out]
+        return [np.array(array) for array in out]
 
-    one = load_runner(path, devices=here(THREE), **OPTIONS)
-    want = found(one)
-    one.close()
+    single = load_runner(path, devices=here(THREE), **OPTIONS)
+    want = outputs(single)
+    single.close()
     with twin_runner(path, THREE, **OPTIONS) as runner:
-        assert all(np.array_equal(a, b) for a, b in zip(found(runner), want, strict=True))
+        assert all(np.array_equal(a, b) for a, b in zip(outputs(runner), want, strict=True))
 
 
 @pytest.mark.parametrize("name", [pytest.param("gemma3", marks=pytest.mark.wide), "qwen35"])
@@ -262,11 +262,11 @@ def test_states_go_from_two_hosts_to_one_and_back(tmp_path: Path, name: str) -> 
         want = runner.step([9], [Run(0, 0, 1, 50)], [0]).copy()
     with twin_runner(path, THREE, **OPTIONS) as runner:
         assert np.array_equal(after_loading(runner), want)
-    one = load_runner(path, devices=here(THREE), **OPTIONS)
-    one.step(TOKENS[:50], [Run(0, 0, 50, 0)], [49])
-    saved_state.save(one, files[1], 0, content, 0, None)
-    assert np.array_equal(after_loading(one), want)
-    one.close()
+    single = load_runner(path, devices=here(THREE), **OPTIONS)
+    single.step(TOKENS[:50], [Run(0, 0, 50, 0)], [49])
+    saved_state.save(single, files[1], 0, content, 0, None)
+    assert np.array_equal(after_loading(single), want)
+    single.close()
     with safe_open(files[0], "numpy") as saved, safe_open(files[1], "numpy") as usual:
         assert saved.metadata() == usual.metadata()  # with all checksums
 
@@ -297,17 +297,17 @@ def tokens_of(runner: Runner) -> list[list[int]]:
 @pytest.mark.parametrize("name", ["llama", "qwen35"])
 def test_shared_prefixes_and_copied_slots(tmp_path: Path, name: str) -> None:
     path = write(build(name), tmp_path / "model.gguf")
-    one = load_runner(path, devices=here(THREE), **OPTIONS)
-    want = tokens_of(one)
+    single = load_runner(path, devices=here(THREE), **OPTIONS)
+    want = tokens_of(single)
     with twin_runner(path, THREE, **OPTIONS) as runner:
         assert tokens_of(runner) == want
 
 
 def test_memory_of_all_devices(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "model.gguf", Tiny("llama"))
-    one = load_runner(path, devices=here(THREE), **OPTIONS)
-    want = one.memory()
-    one.close()
+    single = load_runner(path, devices=here(THREE), **OPTIONS)
+    want = single.memory()
+    single.close()
     with twin_runner(path, THREE, **OPTIONS) as runner:
         got = runner.memory()
     assert [row["device"] for row in got] == ["numpy", "node 1/numpy.0", "node 1/numpy.1"]
@@ -321,11 +321,11 @@ def test_steady_state_makes_nothing(tmp_path: Path) -> None:
         for at in range(2):
             runner.step([5], [Run(0, 0, 1, at)], [0])
         provider = runner.mesh.provider
-        made = len(provider._exchanges), runner.n_recorded, [d.created for d in runner.mesh.devices]  # type: ignore
+        before = len(provider._exchanges), runner.n_recorded, [d.created for d in runner.mesh.devices]  # type: ignore
         for at in range(2, 6):
             runner.step([5], [Run(0, 0, 1, at)], [0])
         now = len(provider._exchanges), runner.n_recorded, [d.created for d in runner.mesh.devices]  # type: ignore
-        assert now == made
+        assert now == before
 
 
 def test_a_step_that_cannot_be_recorded_ends_the_group(

@@ -90,8 +90,10 @@ class Follower:
         self.led, self.here = TwinTransport.group(2)
         groups = Group(self.led, pulse=False), Group(self.here, pulse=False)
         options = Options.of(path, devices=["0/numpy", "1/numpy"], tensor_split=[1, 1], n_ctx=64, n_slots=2)
-        made: list[Runner] = []
-        thread = threading.Thread(target=lambda: made.append(Runner(options, group=groups[0])), daemon=True)
+        runners: list[Runner] = []
+        thread = threading.Thread(
+            target=lambda: runners.append(Runner(options, group=groups[0])), daemon=True
+        )
         thread.start()
         groups[1].expect(node_messages.Open, 30)
         self.group, self.runner = groups[1], Runner(options, group=groups[1])
@@ -196,21 +198,21 @@ def greet(first: bytes, second: bytes, tamper: Any = None) -> list[BaseException
     transports = TwinTransport.group(2)
     if tamper:
         tamper(transports)
-    found: list[BaseException | None] = [None, None]
+    errors: list[BaseException | None] = [None, None]
 
-    def one(n: int, secret: bytes) -> None:
+    def greeter(n: int, secret: bytes) -> None:
         try:
             greeting.greet(transports[n], secret)
         except VkbackendError as error:
-            found[n] = error
+            errors[n] = error
             transports[1 - n].lost = str(error)
 
-    threads = [threading.Thread(target=one, args=pair) for pair in enumerate((first, second))]
+    threads = [threading.Thread(target=greeter, args=pair) for pair in enumerate((first, second))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(20)
-    return found
+    return errors
 
 
 def test_hosts_with_one_secret() -> None:
@@ -227,7 +229,7 @@ def test_a_greeting_that_is_sent_back() -> None:
 
     def mirror(transports: list[TwinTransport]) -> None:
         send = transports[1].send
-        transports[1].send = lambda host, lane, data, what="": send(host, lane, data[:32] + data[:32])  # type: ignore
+        transports[1].send = lambda host, lane, data, name="": send(host, lane, data[:32] + data[:32])  # type: ignore
 
     led, _ = greet(b"s" * 32, b"t" * 32, mirror)
     assert "does not know the group's secret" in str(led)
@@ -259,10 +261,10 @@ def test_a_hostfile() -> None:
     127.0.0.1 dev=0,1
     10.0.0.2 dev=numpy model="/data/a model.gguf" interface=eth1  # slower
     """
-    found = hostfile.parse_hosts(text, "hosts")
-    assert found.places == ("0/0", "0/1", "1/numpy") and found.addresses == ("127.0.0.1", "10.0.0.2")
-    assert (found.launcher, found.secret, found.passed) == ("manual", "/etc/secret", ("A", "B"))
-    assert found.hosts[1].model == "/data/a model.gguf" and found.hosts[1].interface == "eth1"
+    hosts = hostfile.parse_hosts(text, "hosts")
+    assert hosts.places == ("0/0", "0/1", "1/numpy") and hosts.addresses == ("127.0.0.1", "10.0.0.2")
+    assert (hosts.launcher, hosts.secret, hosts.passed) == ("manual", "/etc/secret", ("A", "B"))
+    assert hosts.hosts[1].model == "/data/a model.gguf" and hosts.hosts[1].interface == "eth1"
 
 
 @pytest.mark.parametrize(

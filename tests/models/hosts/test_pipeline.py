@@ -191,9 +191,9 @@ def test_tokens_with_slices_within_hosts(llama: Path) -> None:
     options, wanted = OPTIONS | {"split_mode": "hosts"}, requests(5, 12)
     with pytest.MonkeyPatch.context() as patch:  # one host that acts as two
         patch.setattr(Options, "hosts", ("0", "0", "1", "1"))
-        one = load_runner(llama, devices=["numpy"] * 4, **options)
-    want = {r.id: tokens_of(finish(engine_of(one), [r])[r.id]) for r in wanted}
-    one.close()
+        single = load_runner(llama, devices=["numpy"] * 4, **options)
+    want = {r.id: tokens_of(finish(engine_of(single), [r])[r.id]) for r in wanted}
+    single.close()
     with twin_runner(llama, ["0/numpy", "0/numpy", "1/numpy", "1/numpy"], **options) as runner:
         assert runner.n_in_flight == 2
         events = finish(engine_of(runner), wanted)
@@ -212,11 +212,11 @@ def test_candidates_masks_and_logits_of_steps_on_their_way(tmp_path: Path) -> No
     ]
 
     def copied(rows: Any) -> list[Any]:
-        return [None if one is None else one.copy() for one in rows]
+        return [None if array is None else array.copy() for array in rows]
 
-    one = load_runner(path, devices=["numpy"], **OPTIONS)
-    want = [copied(one.collect(one.launch(*step))) for step in steps]
-    one.close()
+    single = load_runner(path, devices=["numpy"], **OPTIONS)
+    want = [copied(single.collect(single.launch(*step))) for step in steps]
+    single.close()
     with twin_runner(path, TWO, **OPTIONS) as runner:
         got = []
         flights = [runner.launch(*steps[0])]
@@ -261,17 +261,17 @@ def test_slots_are_read_and_copied_behind_what_is_on_its_way(tmp_path: Path, nam
 @pytest.fixture(scope="module")
 def pair(llama: Path) -> Iterator[tuple[Runner, Runner]]:
     """Over two hosts, and on one."""
-    one = load_runner(llama, devices=["numpy"], **OPTIONS | {"prefix_cache": False})
+    single = load_runner(llama, devices=["numpy"], **OPTIONS | {"prefix_cache": False})
     with twin_runner(llama, TWO, **OPTIONS) as runner:
-        yield runner, one
-    one.close()
+        yield runner, single
+    single.close()
 
 
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 1 << 30))
 def test_a_crowd_gets_what_each_gets_alone(pair: tuple[Runner, Runner], seed: int) -> None:
     """With common prefixes and few cells, some cancelled while steps are in flight."""
-    rng, (runner, one) = random.Random(seed), pair
+    rng, (runner, single) = random.Random(seed), pair
     engine, wanted, got, gone = engine_of(runner), [], dict[int, list[Event]](), set[int]()
     for i in range(rng.randint(3, 9)):
         tokens = (*TOKENS[: rng.randint(0, 66)], *rng.choices(range(3, 120), k=rng.randint(1, 8)))
@@ -286,7 +286,7 @@ def test_a_crowd_gets_what_each_gets_alone(pair: tuple[Runner, Runner], seed: in
     for id_, more in finish(engine, []).items():
         got.setdefault(id_, []).extend(more)
     for request in wanted:
-        have, want = tokens_of(got.get(request.id, [])), finish(engine_of(one), [request])[request.id]
+        have, want = tokens_of(got.get(request.id, [])), finish(engine_of(single), [request])[request.id]
         assert have == tokens_of(want) or (request.id in gone and have == tokens_of(want)[: len(have)])
 
 
