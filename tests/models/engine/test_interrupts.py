@@ -43,7 +43,7 @@ class Runner(FakeRunner):
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """For a runner that computes nothing. `Runner.opened` lists the runners."""
     monkeypatch.setitem(sys.modules, "vkbackend.models.engine.runner", SimpleNamespace(Runner=Runner))
-    monkeypatch.setattr(Runner, "made", [])
+    monkeypatch.setattr(Runner, "opened", [])
     path = tmp_path / "none.gguf"
     path.write_bytes(
         gguf_bytes([key("general.architecture", 8, "llama"), key("tokenizer.ggml.eos_token_id", U32, 5)])
