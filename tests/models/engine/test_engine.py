@@ -56,8 +56,7 @@ def test_one_request(n_ubatch: int) -> None:
 @settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_a_crowd_gets_what_each_gets_alone(data: st.DataObject) -> None:
-    """Any mix of requests, slots, limits and steps in flight: nothing starves, and neighbours change no token
-    and no logit."""
+    """Any mix of requests, slots, limits and steps in flight: nothing starves, and neighbours change nothing."""
     n_ubatch = data.draw(st.integers(1, 12))
     options = {
         "n_slots": data.draw(st.integers(1, 6)), "n_ubatch": n_ubatch, "n_ctx": 24,
@@ -140,7 +139,7 @@ def test_cancel_frees_the_slot() -> None:
 
 
 def test_context_end() -> None:
-    """The last token needs no cell: in a context of 8, a prompt of 5 gives 4 tokens, one of 8 gives 1."""
+    """The last token needs no cell."""
     for n_prompt, n_out in ((5, 4), (8, 1)):
         prompt = tuple(range(n_prompt))
         events = finish(make(n_ctx=8)[0], [Generate(0, prompt, None, GREEDY)])[0]
@@ -213,7 +212,7 @@ def test_messages_are_picklable_and_errors_keep_their_type() -> None:
 
 @contextmanager
 def impatient() -> Iterator[None]:
-    """Short deadlines around calls that hang: other calls may take longer on a busy machine."""
+    """Only around calls that hang: a busy machine is slow."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VKBACKEND_TIMEOUT", "1")
         patch.setattr(engine_process, "CLOSE_S", 2.0)

@@ -1,5 +1,4 @@
-"""A process is forked after a model was made: the child refuses to use it, closing it there does nothing, and
-the parent goes on."""
+"""A process is forked after a model was made: the child refuses to use it, and the parent goes on."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_child(check: Callable[[], object]) -> int:
-    """The exit code of a forked child that runs `check`: 0 if it passed, negative for a signal."""
+    """Exit code of a forked child: 0 if `check` passed, negative for a signal."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -148,7 +147,7 @@ def test_runner_and_device(tiny: Path, devices: list[str]) -> None:
 
 
 def test_pages() -> None:
-    """The child sees zeros and may free the pages; the parent's keep their content."""
+    """The child sees zeros and may free the pages."""
     pages = HostPages(1 << 16)
     pages.bytes[:] = 7
 
@@ -163,7 +162,7 @@ def test_pages() -> None:
 
 
 def test_a_model_of_the_child(tiny: Path) -> None:
-    """With numpy, and with Vulkan if the parent had not used it (drivers do not survive a fork)."""
+    """Vulkan only if the parent had not used it: drivers do not survive a fork."""
     with LLM(tiny, devices=["numpy"], n_ctx=64) as llm:
         want = llm.generate([1, 2], 8, **GREEDY).tokens
 
@@ -200,7 +199,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(("name", "process"), [("numpy", True), ("0", False)])
 def test_programs_that_end(tiny: Path, tmp_path: Path, name: str, process: bool) -> None:
-    """The child's end takes nothing from the parent; a parent that closed nothing ends, too."""
+    """Neither end takes anything from the other."""
     if name == "0" and not device_infos():
         pytest.skip("no Vulkan device is present")
     script = tmp_path / "exits.py"

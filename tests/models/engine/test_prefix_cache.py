@@ -193,8 +193,7 @@ def test_tokens_of_steps_that_a_copy_lands_are_in_order(n_in_flight: int) -> Non
 @given(st.data())
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_trees_of_prompts(kind: str, data: st.DataObject) -> None:
-    """With few blocks, cancelled, in chosen slots: every request gets the tokens it gets alone, and no block
-    is lost."""
+    """In few blocks: every request gets the tokens it gets alone, and no block is lost."""
     rng = random.Random(data.draw(st.integers(0, 1 << 30)))
     n_slots, n_ctx = rng.randint(1, 5), 192
     engine, _ = make(

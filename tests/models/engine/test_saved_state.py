@@ -54,8 +54,7 @@ def move_cells(runner: Runner) -> None:
 def logits_after_moving(
     models: Path, path: Path, after: list[str], name: str = "stories-narrow-Q8_0", **options: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of the last 10 of 50 tokens: at once on two devices, and with the first 40 saved there and loaded on
-    others."""
+    """Of the last 10 of 50 tokens: at once, and with the first 40 saved and loaded on others."""
     runner = open_runner(models, ["numpy"] * 2, name)
     try:
         whole = prefill(runner, TOKENS)[40:]
@@ -237,7 +236,7 @@ def test_a_request_waits_for_its_slot() -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_reuse_changes_no_token(data: st.DataObject) -> None:
-    """With and without slots, cancelled at any time: each request gets what it gets alone."""
+    """Each request gets what it gets alone."""
     n_slots, n_ubatch = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 8))
     engine, _ = make(n_slots=n_slots, n_ubatch=n_ubatch, n_ctx=24)
     alphabet = st.integers(0, 1)  # to get common prefixes

@@ -1,5 +1,4 @@
-"""Prompts with common prefixes, on models of every kind of memory: requests that share cells and are
-preempted get the tokens they get alone."""
+"""Prompts with common prefixes, on models of every kind of memory: requests get the tokens they get alone."""
 
 from __future__ import annotations
 
