@@ -56,7 +56,7 @@ def test_one_request(n_ubatch: int) -> None:
 @settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_a_crowd_gets_what_each_gets_alone(data: st.DataObject) -> None:
-    """Any mix of requests, slots, limits and steps in flight: nothing starves, and neighbours change nothing."""
+    """Any mix of requests, slots and limits: nothing starves, and neighbours change nothing."""
     n_ubatch = data.draw(st.integers(1, 12))
     options = {
         "n_slots": data.draw(st.integers(1, 6)), "n_ubatch": n_ubatch, "n_ctx": 24,
