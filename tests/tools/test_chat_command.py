@@ -21,8 +21,7 @@ from places import ROOT
 
 from vkbackend import LLM
 from vkbackend.errors import InvalidArgument
-from vkbackend.models.chats.conversation import Chat
-from vkbackend.models.chats.conversation import said as as_message
+from vkbackend.models.chats.conversation import Chat, answer_message
 from vkbackend.models.engine.completion import total
 from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.tools.chat import FRESH, Conversation, interrupts, shown
@@ -137,8 +136,8 @@ def test_thoughts_are_dimmed_on_a_terminal_and_kept_apart(capsys: pytest.Capture
         else:
             assert said == text
     kept = {"role": "assistant", "content": "Yes", "reasoning_content": "Hm", "thinking": "Hm"}
-    assert as_message(text, False) == kept
-    assert as_message("Hm</think>Yes", True) == kept and as_message(" a", False)["content"] == " a"
+    assert answer_message(text, False) == kept
+    assert answer_message("Hm</think>Yes", True) == kept and answer_message(" a", False)["content"] == " a"
 
 
 def test_the_first_interrupt_ends_an_answer(
