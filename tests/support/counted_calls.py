@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -18,9 +19,12 @@ def counted_calls() -> Iterator[Counter[str]]:
         if event in ("call", "c_call"):
             counts[frame.f_code.co_name if event == "call" else function.__name__] += 1
 
-    before = sys.getprofile()
+    before, collects = sys.getprofile(), gc.isenabled()
+    gc.disable()  # a collection calls finalizers and hypothesis' callback
     sys.setprofile(on_event)
     try:
         yield counts
     finally:
         sys.setprofile(before)
+        if collects:
+            gc.enable()
