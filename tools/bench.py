@@ -27,6 +27,7 @@ from vkbackend.models.engine.runner import Runner
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.tools import bench_parallel
 from vkbackend.tools.console import console, printable, size, write_json, write_md
+from vkbackend.tools.flags.llama_cpp import add_common_arguments
 from vkbackend.tools.flags.runner import add_model_arguments, open_models, open_runner
 from vkbackend.tools.measure.compare import LlamaCpp, check_comparable
 from vkbackend.tools.measure.synthetic import Synthetic
@@ -41,6 +42,7 @@ from vkbackend.tools.measure.timing import (
 )
 
 MAX_TOKENS = 1 << 20
+MAX_DELAY_S = 3600
 BACKENDS = {"VulkanDevice": "Vulkan", "KomputeDevice": "Kompute", "NumpyDevice": "numpy"}
 COLUMNS = (
     "model", "size", "params", "backend", "devices", "ngl", "sm", "ts", "test", "t/s",
@@ -72,6 +74,7 @@ class Row:
     weight_rate: float | None
     copy_rate: float
     theirs: Timing | None = None
+    swept: dict[str, str] = field(default_factory=dict)  # values of the flags that were lists
     time: str = field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
 
     def cells(self) -> list[str]:
@@ -91,6 +94,7 @@ class Row:
             "-" if self.weight_rate is None else f"{100 * self.weight_rate / self.copy_rate:.1f}",
             "-" if t.reduce_us is None else f"{t.reduce_us:.0f}",
             *self.load.cells(),
+            *map(printable, self.swept.values()),
         ]
         if self.theirs:
             cells += [
@@ -162,6 +166,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--plot", metavar="FILE", help="draw --parallel into a .png, .svg or .pdf file")
     add("--compare", choices=("llama-cpp",),
         help="run llama-cpp-python on the same file and devices in turn, and print the ratio")  # fmt: skip
+    add("--delay", type=float, default=0.0, metavar="S", help="seconds between tests (default: 0)")
+    add_common_arguments(parser)
     add_model_arguments(parser)
 
 
@@ -210,9 +216,12 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
         check_comparable(args)
     whole_number("--repetitions", args.repetitions, 1, 1000)
     n_ctx = max(t.n_depth + t.n_tokens for t in tests)
-    with ExitStack() as stack:
-        for gguf in open_models(args, stack):
-            yield from _measure_model(gguf, args, tests, n_ctx)
+    if not 0 <= args.delay <= MAX_DELAY_S:
+        raise InvalidArgument(f"--delay={args.delay:g}: expected seconds, 0..{MAX_DELAY_S}")
+    for line in getattr(args, "sweep", [args]):
+        with ExitStack() as stack:
+            for gguf in open_models(line, stack):
+                yield from _measure_model(gguf, line, tests, n_ctx)
 
 
 def _measure_model(gguf: GGUF, args: argparse.Namespace, tests: Sequence[Test], n_ctx: int) -> Iterator[Row]:
@@ -231,6 +240,8 @@ def _measure_model(gguf: GGUF, args: argparse.Namespace, tests: Sequence[Test], 
             err.print(f"[{i + 1}/{len(tests)}] {model['model_type']} {test.name}", markup=False)
             if not args.no_warmup:
                 timer.warm_up(test)
+            if args.delay and i:
+                time.sleep(args.delay)
             theirs = None
             if other:
                 timing, theirs = other.beside(timer, test, args.repetitions)
@@ -239,7 +250,8 @@ def _measure_model(gguf: GGUF, args: argparse.Namespace, tests: Sequence[Test], 
             rate = None
             if not test.n_prompt:
                 rate = weight_nbytes_per_step(runner) * test.n_gen / min(timing.seconds)
-            yield Row(model, settings(runner), timing, loading, rate, copied, theirs)
+            swept = getattr(args, "swept", {})
+            yield Row(model, settings(runner), timing, loading, rate, copied, theirs, swept=swept)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -250,7 +262,7 @@ def run(args: argparse.Namespace) -> int:
     if args.plot:
         raise InvalidArgument("--plot needs --parallel; give that, or use vkbackend sweep")
     rows: list[Row] = []
-    columns = [*COLUMNS, *(["llama.cpp t/s", "ratio"] if args.compare else [])]
+    columns = [*COLUMNS, *getattr(args, "swept", {}), *(["llama.cpp t/s", "ratio"] if args.compare else [])]
     table = csv.writer(sys.stdout)
     for row in measure(args):
         if args.output == "md":

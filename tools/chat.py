@@ -33,7 +33,7 @@ from vkbackend.tools.console import console, tell_notes
 from vkbackend.tools.flags.llama_cpp import settle
 from vkbackend.tools.flags.sampling import sampling_of
 from vkbackend.tools.flags.structure import structure_given
-from vkbackend.tools.flags.templates import add_template_arguments, read_template
+from vkbackend.tools.flags.templates import add_template_arguments, template_of
 from vkbackend.tools.flags.text import (
     add_length_arguments,
     add_shared_arguments,
@@ -62,8 +62,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     path = "the model, a .gguf file (default: the embedded demo model)"
     add("-m", "--model", metavar="FILE", help=path)
-    add("-sys", "--system-prompt", metavar="TEXT", help="the system prompt (default: none)")
-    add("-p", "--prompt", metavar="TEXT", help="the first message (default: the first line that is read)")
+    system = parser.add_mutually_exclusive_group().add_argument
+    system("-sys", "--system-prompt", metavar="TEXT", help="the system prompt (default: none)")
+    system("-sysf", "--system-prompt-file", metavar="FILE", help="the same from a UTF-8 file")
+    first = parser.add_mutually_exclusive_group().add_argument
+    first("-p", "--prompt", metavar="TEXT", help="the first message (default: the first line that is read)")
+    first("-f", "--file", metavar="FILE", help="read the first message from a UTF-8 file")
     add("-st", "--single-turn", action="store_true", help="end after one answer")
     add_template_arguments(parser)
     add("--parse-special", action="store_true",
@@ -74,9 +78,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     err = console(stderr=True)
-    settle(args)
+    settle(args, demo_model())
     sampling, most = sampling_of(args), token_limit("max_tokens", args.max_tokens)
-    source = None if args.chat_template_file is None else read_template(args.chat_template_file)
+    source = template_of(args)
+    if args.system_prompt_file is not None:
+        args.system_prompt = read_message(args.system_prompt_file)
+    if args.file is not None:
+        args.prompt = read_message(args.file)
     if args.n_ctx is None:
         args.n_ctx = min(own_context(demo_model() if args.model is None else args.model), N_CTX)
     llm, infos = open_model(args, err)
@@ -97,6 +105,14 @@ def run(args: argparse.Namespace) -> None:
         finally:
             if conversation.timings:
                 show_timings(total(conversation.timings), sampling.seed, err)
+
+
+def read_message(path: str) -> str:
+    """The text without one final newline. Raises InvalidArgument."""
+    try:
+        return Path(path).read_text(encoding="utf-8").removesuffix("\n")
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"the file {path!r} cannot be read: {error}; give a UTF-8 text") from None
 
 
 class Conversation:

@@ -22,7 +22,7 @@ from vkbackend.tools.parser import (
     Parser,
     bind_values,
     conversation,
-    unknown_argument,
+    unknown_arguments,
     unknown_command,
 )
 
@@ -59,6 +59,13 @@ NO_DEVICE = {
     "merge",
     "completion",
 }  # they open no device
+LLAMA_CPP = {
+    "generate",
+    "chat",
+    "serve",
+    "bench",
+    "perplexity",
+}  # they take a flag of llama.cpp or say why not
 EPILOG = """\
 examples:
   vkbackend devices
@@ -87,8 +94,11 @@ docs/env_vars.md describes the environment variables. DEBUG=1 shows devices, pla
 """
 
 
-def build_parser(chosen: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """(the parser of all commands, the parser of `chosen`). Only `chosen` gets its arguments."""
+def build_parser(
+    chosen: str, words: Sequence[str] = ()
+) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """(the parser of all commands, the parser of `chosen`). Only `chosen` gets its arguments, and of the
+    flags of llama.cpp that do nothing or are refused those among `words`."""
     parser = Parser(
         prog="vkbackend",
         description="Runs GGUF language models on one or several Vulkan devices of any vendors at once.",
@@ -109,6 +119,10 @@ def build_parser(chosen: str) -> tuple[argparse.ArgumentParser, argparse.Argumen
             name, help=description, description=f"{description}. {details}", allow_abbrev=False
         )
         module.add_arguments(command)
+        if name in LLAMA_CPP:
+            from vkbackend.tools.flags.table_actions import add_table_arguments
+
+            add_table_arguments(command, name, words)
         if name not in NO_DEVICE:
             from vkbackend.open_device import RUNTIMES
 
@@ -124,7 +138,13 @@ def parse(words: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     """The arguments, and the flag of each argument by name. Exits on an unknown flag: argparse would read -t
     as -ts, -fa as -f a and -hf as -h, so flags must be written in full and values are words of their own."""
     chosen = words[0] if words else ""
-    parser, command = build_parser(chosen)
+    notes: list[str] = []
+    if chosen in LLAMA_CPP:
+        from vkbackend.tools.flags.environment import words_of_environment
+
+        given, notes = words_of_environment(chosen, words[1:])
+        words = [chosen, *given, *words[1:]]
+    parser, command = build_parser(chosen, words)
     if chosen and not chosen.startswith("-") and chosen not in COMMANDS:
         parser.error(unknown_command(chosen, COMMANDS))
     known = command._option_string_actions
@@ -132,15 +152,51 @@ def parse(words: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     if command.get_default("words") is not None and "--" in words:
         words, after_dashes = words[: words.index("--")], words[words.index("--") + 1 :]
     unknown = [word for word in words if re.fullmatch("-[A-Za-z][A-Za-z-]*", word) and word not in known]
-    if not unknown:
-        args, unknown = parser.parse_known_args(words)
-    if unknown:
-        others = [build_parser(name)[1] for name in TALKS if chosen in TALKS and name != chosen]
-        command.error(unknown_argument(unknown[0], command, others[0] if others else None))
+    args, others = parser.parse_known_args([word for word in words if word not in unknown])
+    _check_known(args, [*unknown, *others], chosen, command)
+    if getattr(args, "list_devices", False):
+        from vkbackend.tools.console import console
+        from vkbackend.tools.flags.present import present, show_devices
+
+        show_devices(present(), console())
+        sys.exit(0)
     if after_dashes:
         args.words = list(after_dashes)
+    if notes:
+        args.notes = [*notes, *getattr(args, "notes", ())]
     flags = {action.dest: flag for flag, action in reversed(known.items()) if flag.startswith("--")}
     return args, {"path": "--model"} | flags
+
+
+def parse_line(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
+    """`parse` after llama.cpp's spellings are resolved. For `bench`, `sweep` has the arguments of each line
+    that its lists stand for, and `swept` the values."""
+    if list(argv[:1]) != ["bench"]:
+        return parse(conversation(bind_values(argv)))
+    from vkbackend.tools.flags.sweeps import lines_of
+
+    parsed = [(parse(bind_values(line)), swept) for line, swept in lines_of(argv)]
+    for (args, _), swept in parsed:
+        args.swept = swept
+    (first, flags), _ = parsed[0]
+    first.sweep = [args for (args, _), _ in parsed]
+    return first, flags
+
+
+def _check_known(
+    args: argparse.Namespace, unknown: Sequence[str], chosen: str, command: argparse.ArgumentParser
+) -> None:
+    """Exit with one line about all unknown and all refused flags, if any."""
+    sentences: list[str] = []
+    if unknown:
+        others = [build_parser(name)[1] for name in TALKS if chosen in TALKS and name != chosen]
+        sentences = unknown_arguments(unknown, command, others[0] if others else None)
+    if hasattr(args, "refused"):
+        from vkbackend.tools.flags.table_actions import refusals
+
+        sentences += refusals(args)
+    if sentences:
+        command.error("; ".join(sentences))
 
 
 def shows_tracebacks() -> bool:
@@ -169,10 +225,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
         complete()
-    words = conversation(bind_values(sys.argv[1:] if argv is None else argv))
     flags: dict[str, str] = {}
     try:
-        args, flags = parse(words)
+        args, flags = parse_line(sys.argv[1:] if argv is None else argv)
         for variable in (env.debug, env.timeout_s, env.disabled, env.faults):
             variable()  # reject a bad value before any work
         if hasattr(args, "runtime"):

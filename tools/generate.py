@@ -25,6 +25,7 @@ from vkbackend.tools.flags.structure import structure_given
 from vkbackend.tools.flags.text import (
     add_length_arguments,
     add_shared_arguments,
+    demo_model,
     open_model,
     show_model,
     show_timings,
@@ -45,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prompt.add_argument("-f", "--file", metavar="FILE", help="read the prompt from a UTF-8 file, - for stdin")
     add("--no-parse-special", dest="parse_special", action="store_false",
         help="treat special tokens in the prompt, for example <|im_start|>, as plain text")  # fmt: skip
+    add("--display-prompt", action="store_true", help="write the prompt before the text")
     add("--prompt-cache", metavar="FILE",
         help="reuse FILE's state of the prompt, and save the prompt's state there")  # fmt: skip
     add("--prompt-cache-ro", action="store_true", help="do not write to the --prompt-cache file")
@@ -88,7 +90,7 @@ def describe(info: DeviceInfo | None) -> dict[str, Any]:
 
 def run(args: argparse.Namespace) -> None:
     err = console(stderr=True)
-    settle(args)
+    settle(args, demo_model())
     sampling, most = sampling_of(args), token_limit("max_tokens", args.max_tokens)
     prompt, cache = read_prompt(args), args.prompt_cache
     llm, infos = open_model(args, err)
@@ -100,6 +102,8 @@ def run(args: argparse.Namespace) -> None:
         options |= structure_given(args)
         stream = llm.stream(ids, most, slot=None if cache is None else 0, **options)
         show_model(llm, infos, args, err)
+        if args.display_prompt and not args.json:
+            write_text(prompt)
         chunks: list[Chunk] = []
         try:
             for chunk in stream:

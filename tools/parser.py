@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import NoReturn
@@ -17,12 +18,7 @@ CONVERSATION = {
 }
 FREE_TEXT = {"-p": "--prompt", "-sys": "--system-prompt", "-r": "--reverse-prompt"}
 
-# Flags of llama.cpp that do not exist here.
-MISSING = {
-    "--lora": "adapters are not supported yet; merge it into the model",
-    "-md": "draft models are not supported yet",
-    "--mmproj": "images and sound are not supported yet",
-}
+HINT = 0.75  # how alike a flag must be to be suggested, as difflib counts
 
 
 class Parser(argparse.ArgumentParser):
@@ -37,6 +33,11 @@ def bind_values(argv: Sequence[str]) -> list[str]:
     out: list[str] = []
     words = iter(argv)
     for word in words:
+        if word == "--":  # the words of another command
+            return [*out, word, *words]
+        if word.startswith("--"):  # llama.cpp takes --ctx_size for --ctx-size
+            name, equals, rest = word.partition("=")
+            word = name.replace("_", "-") + equals + rest
         value = next(words, None) if word in long_names else None
         out.append(word if value is None else f"{long_names[word]}={value}")
     return out
@@ -57,20 +58,34 @@ def unknown_command(word: str, commands: Iterable[str]) -> str:
     return f"unknown command {word!r}" + (f"; did you mean `vkbackend {near[0]}`?" if near else "")
 
 
-def unknown_argument(
-    word: str, command: argparse.ArgumentParser, other: argparse.ArgumentParser | None
-) -> str:
-    """The message for a word that `command` does not know; `other` may know it."""
+def unknown_arguments(
+    words: Sequence[str], command: argparse.ArgumentParser, other: argparse.ArgumentParser | None
+) -> list[str]:
+    """Sentences about all words that `command` does not know; `other` may know some."""
     known = command._option_string_actions
-    if not word.startswith("-"):
-        if "--model" in known:
-            return f"{word!r} is not a flag; pass a model with -m: `{command.prog} -m {word}`"
-        return f"unrecognized argument {word!r}"
-    flag = word.partition("=")[0]
-    if flag in MISSING:
-        return f"{flag}: {MISSING[flag]}"
-    if other is not None and flag in other._option_string_actions:
-        return f"{flag} is a flag of `{other.prog}`"
     shown = [name for name, action in known.items() if action.help != argparse.SUPPRESS]
-    near = get_close_matches(flag, shown, 1, 0.0)
-    return f"unknown flag {flag}" + (f"; the nearest one is {near[0]}" if near else "")
+    flags = list(dict.fromkeys(word.partition("=")[0] for word in words if is_flag(word)))
+    unknown, sentences = [], []
+    for flag in flags:
+        if other is not None and flag in other._option_string_actions:
+            sentences.append(f"{flag} is a flag of `{other.prog}`")
+            continue
+        near = [name for name in get_close_matches(flag, shown, 3, HINT) if _bare(name) != _bare(flag)]
+        unknown.append(flag + (f" (did you mean {near[0]}?)" if near else ""))
+    if unknown:
+        sentences.insert(0, f"unknown flag{'s' if len(unknown) > 1 else ''} {', '.join(unknown)}")
+    if not sentences:
+        word = words[0]
+        if "--model" in known:
+            return [f"{word!r} is not a flag; pass a model with -m: `{command.prog} -m {word}`"]
+        return [f"unrecognized argument {word!r}"]
+    return sentences
+
+
+def is_flag(word: str) -> bool:
+    return re.match("-{1,2}[A-Za-z]", word) is not None
+
+
+def _bare(flag: str) -> str:
+    """The flag without --no-: the opposite of a flag is no hint."""
+    return flag.removeprefix("--no-").lstrip("-")

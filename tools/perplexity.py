@@ -21,12 +21,14 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.models.perplexity import Base, Saving, Score, perplexity, windows
 from vkbackend.models.text.tokenizer import Tokenizer
 from vkbackend.tools.console import console, progress_bar, write_json
+from vkbackend.tools.flags.llama_cpp import add_common_arguments
+from vkbackend.tools.flags.notes import note
 from vkbackend.tools.flags.runner import add_model_arguments, open_models, open_runner
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("-f", "--file", metavar="FILE", required=True, help="the text, UTF-8")
+    add("-f", "--file", metavar="FILE", help="the text, UTF-8")
     add(
         "-c",
         "--ctx-size",
@@ -40,13 +42,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--save-all-logits", metavar="FILE",
         help="keep the log-probabilities of all scored tokens, 2 bytes each, as a base")  # fmt: skip
     add("--kl-divergence-base", metavar="FILE", help="compare with the log-probabilities kept in this file")
+    add("--kl-divergence", action="store_true",
+        help="compare, and do not save, with the file of --save-all-logits too")  # fmt: skip
     add("--json", action="store_true", help="print one JSON object instead of text")
+    add_common_arguments(parser)
     add_model_arguments(parser, synthetic=False)
 
 
 def run(args: argparse.Namespace) -> int:
     n_ctx = whole_number("n_ctx", args.n_ctx, 4, 1 << 24)
     limit = None if args.chunks == -1 else whole_number("--chunks", args.chunks, 1, 1 << 30, " or -1 for all")
+    if args.file is None:
+        raise InvalidArgument("no text was given; pass one with -f FILE")
+    if args.kl_divergence and args.kl_divergence_base is None:
+        if args.save_all_logits is None:
+            raise InvalidArgument(
+                "--kl-divergence compares with a file; name it with --kl-divergence-base FILE"
+            )
+        args.kl_divergence_base, args.save_all_logits = args.save_all_logits, None
+    elif args.kl_divergence_base and not args.kl_divergence:
+        note(args, "--kl-divergence-base compares; in llama.cpp it saves unless --kl-divergence is given")
     if args.save_all_logits:
         check_target(args.save_all_logits, InvalidArgument)
     if args.kl_divergence_base and not Path(args.kl_divergence_base).is_file():

@@ -27,7 +27,7 @@ from vkbackend.tools.flags.llama_cpp import settle
 from vkbackend.tools.flags.options import fields_given, options_of
 from vkbackend.tools.flags.sampling import sampling_of
 from vkbackend.tools.flags.structure import structure_given
-from vkbackend.tools.flags.templates import add_template_arguments, read_template
+from vkbackend.tools.flags.templates import add_template_arguments, template_of
 from vkbackend.tools.flags.text import NO_MODEL, add_shared_arguments, demo_model, own_context
 
 if TYPE_CHECKING:
@@ -41,7 +41,9 @@ NOT_DEFAULTS = ("seed", "logits_processors", "logprobs", "stop_token_ids")  # se
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-m", "--model", metavar="FILE", help="the model, a .gguf file (default: the embedded demo model)")
-    add("-a", "--alias", metavar="NAME", help="the model's name in the API (default: its file's)")
+    add("-a", "--alias", metavar="NAME,...", type=names_of, default=(),
+        help="the model's name in the API (default: its file's), and further names")  # fmt: skip
+    add("--tags", metavar="TAG,...", type=names_of, default=(), help="tags that /v1/models shows")
     add(
         "--host",
         default="127.0.0.1",
@@ -59,6 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-n", "--n-predict", "--predict", dest="max_tokens", type=int, default=-1, metavar="N",
         help="the limit of answers whose request has none, in tokens; -1: the end of the context "
         "(default: %(default)s)")  # fmt: skip
+    add("--reasoning-format", choices=("auto", "deepseek", "none"), default="auto",
+        help="where thoughts are in answers of requests that do not choose: auto, deepseek: in "
+        "reasoning_content; none: in the text (default: %(default)s)")  # fmt: skip
+    add("--ui", "--webui", action="store_true", default=True, help=argparse.SUPPRESS)
+    add("--no-ui", "--no-webui", dest="ui", action="store_false", help="do not serve the page")
     add("--ignore-eos", action="store_true", help="forbid the model's end-of-text tokens")
     add_template_arguments(parser, then="; a request's own values win")
     _add_security(parser)
@@ -83,6 +90,7 @@ def _add_security(parser: argparse.ArgumentParser) -> None:
     add("--ssl-key-file", metavar="FILE", help="the private key of TLS, PEM")
     add("--ssl-cert-file", metavar="FILE", help="the certificate of TLS, PEM")
     add("--slot-save-path", metavar="FOLDER", help="where /slots saves and restores (default: nowhere)")
+    add("--slots", action="store_true", default=True, help=argparse.SUPPRESS)
     add("--no-slots", dest="slots", action="store_false", help="do not show slots at /slots")
 
 
@@ -96,6 +104,8 @@ def _add_bounds(parser: argparse.ArgumentParser) -> None:
     add("--shutdown-timeout", type=float, default=30.0, metavar="S",
         help="how long running answers may go on after SIGTERM, in seconds (default: "
         "%(default)s)")  # fmt: skip
+    add("--sse-ping-interval", type=float, default=15.0, metavar="S",
+        help="seconds until a stream without an event gets a comment (default: %(default)s)")  # fmt: skip
     add("--log-disable", action="store_true", help="do not log requests")
 
 
@@ -107,7 +117,7 @@ def run(args: argparse.Namespace) -> None:
             f"the server needs packages that are not installed ({error.name}); install the extra: "
             "`pip install 'vkbackend[serve]'`, in a checkout `bash tools/setup.sh --serve`"
         ) from None
-    settle(args)
+    settle(args, demo_model())
     path = demo_model() if args.model is None else args.model
     share_context(args, path)
     options_of(args, path)  # reject wrong options before listening
@@ -159,14 +169,17 @@ def config_of(args: argparse.Namespace, path: str) -> Config:
         raise InvalidArgument(f"--slot-save-path {args.slot_save_path!r} is not a folder; make it first")
     if not 0 <= args.shutdown_timeout < math.inf:
         raise InvalidArgument(f"--shutdown-timeout={args.shutdown_timeout}: expected seconds, 0 or more")
+    if not 0 < args.sse_ping_interval < math.inf:
+        raise InvalidArgument(f"--sse-ping-interval={args.sse_ping_interval}: expected seconds above 0")
     limits = Limits(
         queue=whole_number("queue", args.queue, 0, 4096),
         streams=whole_number("max_streams", args.max_streams, 1, 4096),
         shutdown_s=args.shutdown_timeout,
+        ping_s=args.sse_ping_interval,
     )
     return Config(
         path,
-        args.alias or Path(path).stem,
+        args.alias[0] if args.alias else Path(path).stem,
         guard,
         limits,
         defaults_of(args),
@@ -174,9 +187,17 @@ def config_of(args: argparse.Namespace, path: str) -> Config:
         args.slot_save_path,
         args.slots,
         not args.log_disable,
-        None if args.chat_template_file is None else read_template(args.chat_template_file),
+        template_of(args),
         args.chat_template_kwargs,
+        args.alias[1:],
+        args.tags,
+        args.ui,
+        args.reasoning_format,
     )
+
+
+def names_of(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def defaults_of(args: argparse.Namespace) -> dict[str, Any]:

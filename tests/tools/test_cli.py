@@ -99,7 +99,7 @@ def test_version_and_wrong_usage() -> None:
                  ["generate", "-p", "a", "-f", "b"]):  # fmt: skip
         result = call(*args)
         assert result.returncode == 2 and "error: " in last_line(result) and not result.stdout
-    for args in (["info", "x.gguf", "-t", "8"], ["bench", "-fa"]):
+    for args in (["info", "x.gguf", "-t", "8"], ["bench", "-zz"]):
         result = call(*args)
         assert result.stderr.startswith(f"vkbackend {args[0]}: error: unknown flag -")
         assert result.stderr.count("\n") == 1
@@ -222,7 +222,6 @@ def check_error(result: subprocess.CompletedProcess[str], pattern: str) -> None:
         (["-m", "."], "directory"),
         (["-m", "README.md"], "GGUF"),
         (["-m", ""], "--model=''"),
-        (["--temp", "-1"], "--temp=-1"),
         (["--temp", "nan"], "--temp=nan"),
         (["--top-p", "1.5"], "--top-p=1.5"),
         (["--min-p", "-0.1"], "--min-p=-0.1"),
@@ -233,7 +232,6 @@ def check_error(result: subprocess.CompletedProcess[str], pattern: str) -> None:
         (["-n", "-2"], "n-predict=-2"),
         (["-c", "-1"], "--ctx-size=-1"),
         (["-ub", "0"], "--ubatch-size=0"),
-        (["-ub", "513"], "--ubatch-size=513"),
         (["-ctk", "q9"], "--cache-type-k='q9'"),
         (["--snapshots", "-1"], "--snapshots=-1"),
         (["-p", "Once upon a time " * 9, "-c", "8"], "the context holds 8"),
@@ -279,7 +277,7 @@ def test_no_device_and_no_loader(tmp_path: Path) -> None:
     (no_loader / "vulkan" / "__init__.py").write_text("raise OSError('Cannot find Vulkan SDK version.')")
     for command in (["devices"], ["devices", "--json"], ["generate", "-n", "1"]):
         env = {"VK_DRIVER_FILES": "/nowhere.json", "VK_ICD_FILENAMES": "/nowhere.json"}
-        check_error(run(*command, env=env), "no Vulkan device is present|Vulkan loader")
+        check_error(run(*command, env=env), "VK_DRIVER_FILES names '/nowhere.json', which|Vulkan loader")
         # `vulkan` raises this if dlopen finds no libvulkan.
         check_error(run(*command, env={"PYTHONPATH": str(no_loader)}), "no Vulkan loader.*apt-get install")
     numpy = generate("-n", "1", env={"PYTHONPATH": str(no_loader)})
@@ -287,7 +285,7 @@ def test_no_device_and_no_loader(tmp_path: Path) -> None:
 
 
 def test_debug_shows_the_traceback_before_the_last_line() -> None:
-    result = generate("--temp", "-1", env={"DEBUG": "1"})
+    result = generate("--top-p", "-1", env={"DEBUG": "1"})
     assert result.returncode == 2 and "Traceback" in result.stderr and last_line(result).startswith("error: ")
     for name in ("DEBUG", "VKBACKEND_TIMEOUT"):
         check_error(generate("-n", "1", env={name: "much"}), f"{name}='much'")

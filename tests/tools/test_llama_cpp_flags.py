@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
@@ -11,12 +12,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 from device_sets import device_infos
 
-from vkbackend.tools.cli import main
+from vkbackend.tools.cli import build_parser, main, parse_line
 from vkbackend.tools.console import _Console
-from vkbackend.tools.flags.llama_cpp import WITHOUT_EFFECT, unescaped
+from vkbackend.tools.flags.built_in_templates import TEMPLATES
+from vkbackend.tools.flags.environment import words_of_environment
+from vkbackend.tools.flags.llama_cpp import unescaped
+from vkbackend.tools.flags.sweeps import lines_of
+from vkbackend.tools.flags.table import CLASSES, Flag, flags_of, table
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -41,17 +47,51 @@ def answer(run: Run, *words: str) -> dict[str, Any]:
     return json.loads(out)
 
 
-def test_flags_without_effect_are_told_in_a_line_each(run: Run) -> None:
-    words: list[str] = []
-    for flags, value, _ in WITHOUT_EFFECT:
-        for flag in flags:
-            words += (flag,) if value is None else (flag, "on" if value[0] == "[" else "1")
-    words.append("-fa")
-    code, out, err = run("generate", "-p", "Once", "-n", "1", *words)
-    assert code == 0 and out, err
-    reported = re.findall(r"^(-\S+) has no effect: .{10,}$", err, re.MULTILINE)
-    assert reported == [word for word in words if word.startswith("-")]
-    assert {"-t", "-fa", "--mlock", "--jinja"} <= set(reported)
+COMMANDS = ("generate", "chat", "serve", "bench", "perplexity")
+
+
+def parse(*words: str) -> argparse.Namespace:
+    return parse_line(words)[0]
+
+
+def sample(flag: Flag) -> list[str]:
+    """A flag and a value that is not neutral."""
+    words = next((word for word in flag.choices if word not in flag.neutral), "7")
+    return [] if flag.switch else [words]
+
+
+def test_every_flag_of_llama_cpp_has_a_class() -> None:
+    assert {flag.kind for flag in table()} == set(CLASSES) and len(table()) > 400
+    pairs = [(name, command) for flag in table() for name in flag.names for command in flag.commands]
+    repeated = {pair for pair in pairs if pairs.count(pair) > 1}
+    assert {name for name, _ in repeated} <= {"-np", "--parallel", "--mmap", "-mmp"}, repeated
+    assert all(flag.text or flag.kind == "works" for flag in table())
+    assert len(set(pairs)) > 900
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_flag_does_as_the_table_says(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = {kind: [flag for flag in flags_of(command) if flag.kind == kind] for kind in CLASSES}
+    known = build_parser(command)[1]._option_string_actions
+    for flag in flags["works"] + flags["mapped"]:
+        assert set(flag.names) <= {*known, "-cnv", "-no-cnv", "--conversation", "--no-conversation"}, flag
+    words = [word for flag in flags["none"] for name in flag.names for word in (name, *sample(flag))]
+    notes = parse(command, *words).notes
+    assert len(notes) == len(flags["none"])  # once a flag
+    for flag in flags["none"]:
+        assert f"{flag.names[0]} has no effect: {flag.text}" in notes
+        if not flag.switch and flag.value[0] == "[":
+            assert parse(command, flag.names[0])
+    words = [word for flag in flags["refused"] for name in flag.names for word in (name, *sample(flag))]
+    with pytest.raises(SystemExit):
+        parse(command, *words)
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    for flag in flags["refused"]:
+        names = set(flag.names) - {"-sys"}  # joined to its text, under the long name
+        assert flag.text in line and all(re.search(rf"[ ,]{name}[,:]", line) for name in names), flag
+        for value in flag.neutral:
+            assert "it is so" in parse(command, flag.names[-1], value).notes[0]
 
 
 def test_batches_and_load_modes(run: Run) -> None:
@@ -166,11 +206,20 @@ def test_chat_template_kwargs(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["generate", "--tempp", "1"], "unknown flag --tempp; the nearest one is --temp;"),
-        (["generate", "-tem", "1"], "unknown flag -tem; the nearest one is -"),
-        (["generate", "-st"], "-st is a flag of `vkbackend chat`"),
+        (["generate", "--tempp", "1"], "unknown flag --tempp (did you mean --temp?);"),
+        (["chat", "--tempp", "1", "-qq", "--foo", "x"], "flags -qq, --tempp (did you mean --temp?), --foo;"),
+        (["generate", "--keeep", "1"], "unknown flag --keeep;"),
+        (["serve", "--lora", "x", "-md", "y", "-ngld", "9"], "-md, -ngld: draft models and"),
+        (["serve", "-ub", "2048", "--list-devices", "--foo"], "unknown flag --foo;"),
+        (["generate", "-st"], "-st: use `vkbackend chat`"),
+        (["generate", "-fa", "maybe"], "'maybe': expected one of on, off, auto"),
+        (["serve", "--numa", "some"], "'some': expected one of distribute, isolate, numactl"),
+        (["serve", "-t", "many"], "'many': expected a number"),
+        (["chat", "--chat-template", "odd"], "'odd' is not a built-in template; there are: chatml, gemma"),
+        (["serve", "--reasoning-budget", "9"], "9: thoughts have no bound yet; give 0 (none) or -1"),
+        (["generate", "-p", "a", "-f", "b"], "argument -f/--file: not allowed with argument -p/--prompt"),
         (["chat", "--json"], "--json is a flag of `vkbackend generate`"),
-        (["generate", "--lora", "x"], "--lora: adapters are not supported yet; merge it"),
+        (["generate", "--lora", "x"], "--lora: adapters are not supported yet; merge the"),
         (["generate", "--grammar", "x ::=", "-j", "{}"], "-j/--json-schema: not allowed with argument"),
         (["generate", "--grammar-file", "/nowhere"], "'/nowhere' cannot be read"),
         (["generate", "m.gguf"], "pass a model with -m: `vkbackend generate -m m.gguf`"),
@@ -178,7 +227,7 @@ def test_chat_template_kwargs(run: Run, tmp_path: Path) -> None:
         (["genrate"], "unknown command 'genrate'; did you mean `vkbackend generate`?"),
         (["qqqqqq"], "unknown command 'qqqqqq';"),
         (["models/demo/demo.gguf"], "type `vkbackend generate -m models/demo/demo.gguf` or"),
-        (["generate", "-n", "many"], "argument -n/--n-predict: invalid int value: 'many'"),
+        (["generate", "-n", "many"], "argument -n/--n-predict/--predict: invalid int value: 'many'"),
     ],
     ids=" ".join,
 )  # fmt: skip
@@ -188,7 +237,7 @@ def test_what_is_wrong_is_one_line_that_says_what_to_type(run: Run, words: list[
 
 
 def test_no_table_stands_in_front_of_an_argument_error(run: Run) -> None:
-    for words in (["-p", "a " * 50, "-c", "8"], ["-m", "/nowhere.gguf"], ["--temp", "-1"]):
+    for words in (["-p", "a " * 50, "-c", "8"], ["-m", "/nowhere.gguf"], ["--top-p", "-1"]):
         code, out, err = run("generate", *words)
         assert code == 2 and not out and "memory" not in err and "devices" not in err
 
@@ -211,3 +260,153 @@ def test_uuids_never_wrap(width: int) -> None:
     for info in infos:
         [line] = [line for line in lines if info.uuid in line]
         assert len(line.rstrip()) <= width
+
+
+# The command lines of a trial with llama.cpp's flags: (command, line, the error's sentence or "" if it runs).
+LINES = [
+    ("generate", "-ngl 99 -fa on -c 32768 --jinja", ""),
+    ("generate", "-no-cnv --no-warmup", ""),
+    ("generate", "-ctk q8_0 -ctv q8_0 -fa 1", ""),
+    ("chat", "-cnv --color -p Hello", ""),
+    ("chat", "-i --color -sys short --chat-template chatml", ""),
+    ("generate", "-t 8 -tb 8 -b 2048 -ub 2048", ""),
+    ("generate", "--n-cpu-moe 20", ""),
+    ("generate", "--cpu-moe", ""),
+    ("generate", "-ot .ffn_.*_exps.=CPU", ""),
+    ("generate", "-sm row -ts 24,12 -mg 0 -dev Vulkan0,Vulkan0", ""),
+    ("generate", "-sm layer -dev Vulkan0,Vulkan1", ""),
+    ("generate", "--rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 32768", ""),
+    ("generate", "--mlock --no-mmap --numa distribute", ""),
+    ("generate", "--keep 64 --context-shift", "give a larger -c"),
+    ("generate", "--mirostat 2 --mirostat-ent 5 --repeat-penalty 1.1 -s 42 --verbose-prompt", ""),
+    ("serve", "-ngl 99 -fa on -c 32768 --jinja --host 0.0.0.0", ""),
+    ("serve", "--host 0.0.0.0 --api-key sk-123 --alias qwen3", ""),
+    ("serve", "-c 16384 -np 4 -cb --slots --metrics --no-mmap -t 8", ""),
+    ("serve", "--temp 0.7 --top-p 0.8 --top-k 20 --min-p 0 --presence-penalty 1.5", ""),
+    ("serve", "--reasoning-format deepseek --reasoning-budget 0 --jinja", ""),
+    ("serve", '--jinja --chat-template-kwargs {"enable_thinking":false} -ub 2048 -b 2048', ""),
+    ("serve", "--mmproj mmproj.gguf", "leave the flag out for text alone"),
+    ("serve", "-md draft.gguf -ngld 99 --draft-max 16 --draft-min 1", "leave these flags out"),
+    ("serve", "--spec-type ngram-mod --spec-draft-n-max 32", "leave these flags out"),
+    ("serve", "-hf ggml-org/gpt-oss-20b-GGUF -c 0 -fa on --jinja", ""),
+    ("serve", "-hf unsloth/Qwen3-30B-A3B-GGUF:UD-Q4_K_XL --n-cpu-moe 20", ""),
+    ("serve", "--embedding --pooling mean -ub 8192", "use llama-server for them"),
+    ("serve", "--lora adapter.gguf", "merge the adapter into the model"),
+    ("serve", "--fit on --fit-ctx 4096 --swa-full --cache-ram 8192 --kv-unified", "use -ngl auto"),
+    ("serve", "-lv 4 --log-file x.log --no-webui --props --timeout 600 --threads-http 4", ""),
+    ("serve", "--cache-reuse 256 --prio 2 --poll 50 --defrag-thold 0.1 --no-warmup", ""),
+    ("serve", "--models-dir ./models --models-max 2", "start `vkbackend serve` once per model"),
+    ("serve", "-ctk q5_1 -ctv iq4_nl", ""),
+    ("serve", "--no-context-shift --sleep-idle-seconds 600 --ctx-checkpoints 8", ""),
+    ("serve", "--tools all --webui-mcp-proxy", "a client runs them"),
+    ("bench", "-ngl 99 -fa 1 -p 64 -n 8 -r 1", ""),
+    ("bench", "-fa 0,1 -ctk f16,q8_0 -ctv f16,q8_0 -d 0,64", ""),
+    ("bench", "-sm row,layer -ts 1/1", ""),
+    ("perplexity", "-c 128 --chunks 1 -b 2048", ""),
+    ("generate", "--list-devices", ""),
+]
+
+
+def test_pasted_lines_parse_or_say_what_to_use(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEBUG", "0")
+    assert len(LINES) == 40
+    for command, line, said in LINES[:-1]:
+        try:
+            parse(command, *line.split())
+            assert not said, line
+        except SystemExit:
+            error = capsys.readouterr().err
+            assert said and said in error and error.count("\n") == 1, (line, error)
+
+
+def test_pasted_lines_that_run(run: Run, models: Path, tmp_path: Path) -> None:
+    """The mappings that depend on the model; a note says what each became."""
+    words = ("-p", "Once upon a time", "-n", "4", "--temp", "0")
+    experts = ("-m", str(models / "stories-moe8x-Q4_0.gguf"))
+    plain = run("generate", *words, *experts)
+    for flags in (["-ncmoe", "1"], ["--cpu-moe"], ["-ncffn", "2", "-ub", "2048", "-b", "2048", "-t", "8"]):
+        code, out, err = run("generate", *words, *experts, *flags)
+        assert (code, out) == plain[:2], err
+    assert "-ncffn 2 has no effect: no tensor of the model has such a name" in err
+    assert "-ub 2048: prompts are computed 512 tokens at a time" in err
+    log = tmp_path / "x.log"
+    code, out, err = run(
+        "generate", *words, "-cmoe", "-sm", "row", "--log_file", str(log), "--display-prompt", "--temp", "-1"
+    )
+    assert code == 0 and out.startswith("Once upon a time")
+    assert "-cmoe has no effect" in err and "-sm row is -sm tensor" in err and "--temp -1 is 0" in err
+    assert "-sm row is -sm tensor" in log.read_text()
+    _, _, err = run("generate", *words, *experts, "-ncmoe", "2")
+    assert r"-ncmoe 2 is -ot 'blk\.(0|1)\.ffn_(up|down|gate|gate_up)_(ch|)exps=CPU'" in err
+
+
+def test_templates_and_thoughts(run: Run) -> None:
+    words = ("-st", "-n", "4", "--temp", "0", "-p", "Once upon a time")
+    plain = run("chat", *words, "--chat-template", "{{ messages[0].content }}")
+    assert plain[0] == 0
+    assert plain[1] == run("chat", *words, "--chat-template", "{{ messages[0]['content'] }}")[1]
+    args = parse(
+        "serve", "--reasoning", "off", "--chat-template-kwargs", '{"a": 1}', "--reasoning-effort", "low"
+    )
+    assert args.chat_template_kwargs == {"enable_thinking": False, "a": 1, "reasoning_effort": "low"}
+    assert args.notes[0] == "--reasoning off is --chat-template-kwargs '{\"enable_thinking\": false}'"
+    assert parse("serve", "--reasoning-budget", "0").chat_template_kwargs == {"enable_thinking": False}
+
+
+def test_built_in_templates() -> None:
+    talk = [{"role": "system", "content": "S "}, {"role": "user", "content": "U"}]
+    want = {
+        "gemma": "<start_of_turn>user\nS\n\nU<end_of_turn>\n<start_of_turn>model\n",
+        "phi3": "<|system|>\nS <|end|>\n<|user|>\nU<|end|>\n<|assistant|>\n",
+        "zephyr": "<|system|>\nS <|endoftext|>\n<|user|>\nU<|endoftext|>\n<|assistant|>\n",
+        "phi4": "<|im_start|>system<|im_sep|>S <|im_end|><|im_start|>user<|im_sep|>U<|im_end|>"
+        "<|im_start|>assistant<|im_sep|>",
+        "chatml": "<|im_start|>system\nS <|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n",
+        "llama3": "<|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|><|start_header_id|>user"
+        "<|end_header_id|>\n\nU<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+    }
+    assert set(want) == set(TEMPLATES)
+    for name, text in want.items():
+        template = jinja2.Environment(keep_trailing_newline=True, trim_blocks=True, lstrip_blocks=True)
+        rendered = template.from_string(TEMPLATES[name]).render(messages=talk, add_generation_prompt=True)
+        assert rendered == text, name
+
+
+def test_variables_of_llama_cpp() -> None:
+    """As in llama.cpp: a variable is a flag, the line wins, and a switch has two names."""
+    environ = {"LLAMA_ARG_CTX_SIZE": "64", "LLAMA_ARG_N_GPU_LAYERS": "9", "LLAMA_ARG_MODEL": "a.gguf",
+               "LLAMA_ARG_NO_MMAP": "0", "LLAMA_ARG_ENDPOINT_SLOTS": "0", "LLAMA_ARG_UI": "on",
+               "LLAMA_ARG_CPU_MOE": "false", "LLAMA_ARG_FLASH_ATTN": "on"}  # fmt: skip
+    words, notes = words_of_environment("serve", ["-ngl", "3", "-hf", "a/b"], environ)
+    assert sorted(words) == ["--ctx-size=64", "--flash-attn=on", "--no-slots", "--ui"]
+    assert "LLAMA_ARG_N_GPU_LAYERS is set, and -ngl of the command line wins" in notes
+    assert "LLAMA_ARG_MODEL is set, and -hf of the command line wins" in notes
+    assert "--ctx-size comes from LLAMA_ARG_CTX_SIZE" in notes
+    words, notes = words_of_environment("serve", [], {"LLAMA_API_KEY": "secret", "LLAMA_ARG_NO_UI": "0"})
+    assert sorted(words) == ["--api-key=secret", "--no-ui"] and "secret" not in "".join(notes)
+    assert words_of_environment("bench", [], environ) == ([], [])
+
+
+def test_variables_reach_the_command(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "8")
+    code, _, err = run("generate", "-p", "Once", "-n", "1")
+    assert code == 0 and "--ctx-size comes from LLAMA_ARG_CTX_SIZE\n" in err
+    monkeypatch.setenv("LLAMA_ARG_FIT", "on")
+    code, _, err = run("generate", "-p", "Once")
+    assert code == 2 and "--fit: fitting is not automatic yet; use -ngl auto" in err
+
+
+def test_lists_of_bench() -> None:
+    lines = lines_of(
+        "bench -ctk f16,q8_0 -nkvo 0,1 -dev a/b -ts 1/1,3/1 -fa 0,1 -p 4,8 -ot x=CPU;y=CPU".split()
+    )
+    assert len(lines) == 8
+    words, swept = lines[-1]
+    assert words == "bench -ctk q8_0 -nkvo -dev a,b -ts 3/1 -fa 0,1 -p 4,8 -ot x=CPU,y=CPU".split()
+    assert swept == {"-ctk": "q8_0", "-nkvo": "1", "-ts": "3/1"}
+    assert lines_of(["bench", "-nkvo", "-mmp", "0"]) == [(["bench", "-nkvo", "--no-mmap"], {})]
+    args = parse(*"bench -sm row,layer -ngl 1,2 -m x.gguf".split())
+    assert [(line.split_mode, line.n_gpu_layers) for line in args.sweep] == [
+        ("tensor", "1"), ("tensor", "2"), ("layer", "1"), ("layer", "2")]  # fmt: skip

@@ -5,11 +5,21 @@ from __future__ import annotations
 import argparse
 import re
 from contextlib import suppress
+from typing import Any
 
 from vkbackend.ops import CACHE_TYPES
+from vkbackend.step import MAX_ROWS
+from vkbackend.tools.flags.notes import note
 from vkbackend.tools.flags.options import adder
 
 AUTO_WHERE_UNLIKE = "auto where devices differ, else equal"  # the default of LLM
+
+
+class _Rows(argparse.Action):
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, flag: Any = None) -> None:
+        if values > MAX_ROWS:
+            note(namespace, f"{flag} {values}: prompts are computed {MAX_ROWS} tokens at a time", of=flag)
+        namespace.n_ubatch = min(values, MAX_ROWS)
 
 
 def add_device_arguments(
@@ -39,8 +49,9 @@ def add_device_arguments(
     )
     if not steps:
         return
-    add("n_ubatch", "-ub", "--ubatch-size", type=int, metavar="N",
-        help="tokens of a prompt computed at once, 1..512 (default: %(default)s)")  # fmt: skip
+    add("n_ubatch", "-ub", "--ubatch-size", action=_Rows, type=int, metavar="N",
+        help=f"tokens of a prompt computed at once; above {MAX_ROWS}: {MAX_ROWS} (default: "
+        "%(default)s)")  # fmt: skip
     for cache in ("K", "V"):
         add(
             f"type_{cache.lower()}",
@@ -52,10 +63,12 @@ def add_device_arguments(
     add("kv_cells", "--kv-cells", type=int, metavar="N",
         help="size of the KV cache that all slots share, in positions (default: -c for each "
         "slot)")  # fmt: skip
-    add("prefix_cache", "--no-prefix-cache", action="store_false",
+    add("prefix_cache", "--cache-prompt", action="store_true", help=argparse.SUPPRESS)
+    add("prefix_cache", "--no-prefix-cache", "--no-cache-prompt", action="store_false",
         help="compute every prompt completely, even if an earlier one has the same prefix")  # fmt: skip
-    add("n_snapshots", "--snapshots", "--ctx-checkpoints", type=int, metavar="N",
-        help="earlier states of recurrent layers that each slot keeps (default: %(default)s)")  # fmt: skip
+    add("n_snapshots", "--snapshots", "-ctxcp", "--ctx-checkpoints", "--swa-checkpoints", type=int,
+        metavar="N", help="earlier states of recurrent layers kept per slot (default: "
+        "%(default)s)")  # fmt: skip
 
 
 def parse_split(text: str) -> list[float | str] | str:

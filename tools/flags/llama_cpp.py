@@ -1,41 +1,22 @@
-"""llama.cpp's flags: aliases of ours, and flags without effect, which are accepted with a note."""
+"""llama.cpp's flags that several commands share: texts, batches, models of the Hub, the log."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from typing import Any
 
+import vkbackend
 from vkbackend.errors import InvalidArgument
+from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.hub import fetch
-from vkbackend.tools.console import console
+from vkbackend.tools.flags.log_file import log_to
+from vkbackend.tools.flags.notes import note
+from vkbackend.tools.flags.placement import host_patterns
 
-_HOST = "the devices compute, the host only hands them their work"
-# Flags, placeholder of the value (None: no value, "[X]": optional), why they do nothing.
-WITHOUT_EFFECT: tuple[tuple[tuple[str, ...], str | None, str], ...] = (
-    (("-t", "--threads"), "N", _HOST),
-    (("-tb", "--threads-batch"), "N", _HOST),
-    (("--prio",), "N", _HOST),
-    (("--poll",), "N", _HOST),
-    (("--numa",), "TYPE", _HOST),
-    (("-fa", "--flash-attn"), "[on|off|auto]", "attention is always computed in one pass"),
-    (("--mlock",), None, "weights are in device memory or pinned host memory"),
-    (("--jinja",), None, "chat templates are always rendered with jinja"),
-    (("--no-warmup",), None, "nothing is computed before the prompt"),
-    (("--no-display-prompt",), None, "the prompt is never shown"),
-    (("--simple-io",), None, "text is written as it comes"),
-    (("-co", "--color"), "[on|off|auto]", "text has no colours"),
-    (("-cb", "--cont-batching"), None, "requests are always computed together"),
-)
 LOAD_MODES = {"auto": True, "none": False, "mmap": True, "mlock": True, "mmap+mlock": True, "dio": False}
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
-
-
-class _WithoutEffect(argparse.Action):
-    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, flag: Any = None) -> None:
-        note(namespace, f"{flag} has no effect: {self.why}")
-
-    why = ""
 
 
 class _LoadMode(argparse.Action):
@@ -47,27 +28,39 @@ class _LoadMode(argparse.Action):
             note(namespace, f"{flag} {values}: weights are {'mapped' if namespace.use_mmap else 'copied'}")
 
 
-class _ListDevices(argparse.Action):
+class _Verbosity(argparse.Action):
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, flag: Any = None) -> None:
-        from vkbackend.tools.flags.present import present, show_devices
+        if not isinstance(values, int) or values >= 4:
+            os.environ.setdefault("DEBUG", "1")
+            note(namespace, f"{flag} is DEBUG=1: devices, plan and tracebacks are shown", of="verbosity")
+        else:
+            note(namespace, f"{flag} {values} has no effect: 4 and above are DEBUG=1", of="verbosity")
 
-        show_devices(present(), console())
-        parser.exit()
 
+class _Set(argparse.Action):
+    """Store the value in an environment variable that a library reads."""
 
-def note(namespace: argparse.Namespace, line: str) -> None:
-    """Queue a line for stderr, printed after the arguments are checked."""
-    namespace.notes = [*getattr(namespace, "notes", ()), line]
+    def __init__(self, *args: Any, variable: str, **how: Any) -> None:
+        super().__init__(*args, **how)
+        self._variable = variable
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, flag: Any = None) -> None:
+        os.environ[self._variable] = values or "1"
 
 
 def add_llama_cpp_arguments(parser: argparse.ArgumentParser) -> None:
-    """-b, -lm, -r, -e, -hf, --list-devices and the flags without effect."""
-    add = parser.add_argument_group("llama.cpp's flags").add_argument
+    """-r, -e and the flags that measuring commands take too."""
+    add = add_common_arguments(parser)
     add("-r", "--reverse-prompt", dest="stop", action="append", default=[], metavar="TEXT",
         help="stop before TEXT; may be given several times")  # fmt: skip
     add("-e", "--escape", action="store_true", default=True,
         help=r"read \n, \t, \r, \", \', \\ and \xHH in texts on the command line (the default)")  # fmt: skip
     add("--no-escape", dest="escape", action="store_false", help="take texts on the command line as they are")
+
+
+def add_common_arguments(parser: argparse.ArgumentParser) -> Any:
+    """-b, -lm, -hf, --list-devices, --log-file and others. Returns the group's `add_argument`."""
+    add = parser.add_argument_group("llama.cpp's flags (docs/llama-cpp.md lists all)").add_argument
     add("-b", "--batch-size", dest="n_batch", type=int, metavar="N",
         help="tokens of a prompt in one batch; a value below -ub lowers -ub (default: -ub)")  # fmt: skip
     modes = ", ".join(LOAD_MODES)
@@ -75,37 +68,54 @@ def add_llama_cpp_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"how weights are read: {modes}; none, dio: as --no-mmap (default: auto)")  # fmt: skip
     add("-hf", "-hfr", "--hf-repo", dest="hf_repo", metavar="USER/REPO[:TAG]",
         help="a model of the Hugging Face Hub, for example user/repo:Q4_K_M (default: -m)")  # fmt: skip
-    add(
-        "-hff",
-        "--hf-file",
-        dest="hf_file",
-        metavar="FILE",
-        help="the file of the -hf repository (default: the one of the tag)",
-    )
-    add("--list-devices", action=_ListDevices, nargs=0, help="show the devices and end")
-    for flags, value, why in WITHOUT_EFFECT:
-        count = {"nargs": 0} if value is None else {"nargs": "?"} if value[0] == "[" else {}
-        action = add(*flags, action=_WithoutEffect, metavar=value and value.strip("[]"),
-                     dest=argparse.SUPPRESS, help=argparse.SUPPRESS, **count)  # fmt: skip
-        assert isinstance(action, _WithoutEffect)
-        action.why = why
+    add("-hff", "--hf-file", dest="hf_file", metavar="FILE",
+        help="the file of the -hf repository (default: the one of the tag)")  # fmt: skip
+    add("-hft", "--hf-token", action=_Set, variable="HF_TOKEN", dest=argparse.SUPPRESS, metavar="TOKEN",
+        help="the token for -hf; other users of this machine can see it, so prefer HF_TOKEN")  # fmt: skip
+    add("--offline", action=_Set, variable="HF_HUB_OFFLINE", nargs=0, dest=argparse.SUPPRESS,
+        help="take -hf's model from the cache; ask no network")  # fmt: skip
+    add("--log-file", metavar="FILE", help="append what goes to stderr to this file too")
+    add("-v", "--verbose", "--log-verbose", action=_Verbosity, nargs=0, dest=argparse.SUPPRESS,
+        help="show devices, plan and tracebacks, as DEBUG=1")  # fmt: skip
+    add("-lv", "--verbosity", "--log-verbosity", action=_Verbosity, type=int, metavar="N",
+        dest=argparse.SUPPRESS, help="4 and above: as -v")  # fmt: skip
+    add("--list-devices", action="store_true", help="show the devices and end")
+    add("--usage", action="help", help=argparse.SUPPRESS)
+    add("--version", action="version", version=f"vkbackend {vkbackend.__version__}", help=argparse.SUPPRESS)
+    return add
 
 
-def settle(args: argparse.Namespace) -> None:
-    """Apply these flags to the options they stand for. Raises InvalidArgument."""
-    if args.n_batch is not None:
-        if args.n_batch < 1:
-            raise InvalidArgument(f"--batch-size={args.n_batch}: expected a whole number of 1 or more")
-        args.n_ubatch = min(args.n_ubatch, args.n_batch)
+def settle(args: argparse.Namespace, path: str = "") -> None:
+    """Apply these flags to the options they stand for. `path`: the model without -m. Raises
+    InvalidArgument."""
+    settle_common(args)
     if args.hf_repo is not None:
-        if args.model is not None:
-            raise InvalidArgument("-m and -hf name a model each; give one")
         args.model = fetch(args.hf_repo, args.hf_file)
+    if args.host_tensors:
+        with GGUF.open(args.model or path) as gguf:
+            args.override_tensor = host_patterns(args, gguf.tensors)
+    if args.temperature < 0:
+        note(args, f"--temp {args.temperature:g} is 0: the likeliest token")
+        args.temperature = 0.0
     if args.escape:
         args.stop = [unescaped(text) for text in args.stop]
         for name in ("prompt", "system_prompt"):
             if getattr(args, name, None) is not None:
                 setattr(args, name, unescaped(getattr(args, name)))
+
+
+def settle_common(args: argparse.Namespace) -> None:
+    """The part of `settle` for every command; of -hf only the check."""
+    if args.log_file is not None:
+        log_to(args.log_file)
+    if args.n_batch is not None:
+        if args.n_batch < 1:
+            raise InvalidArgument(f"--batch-size={args.n_batch}: expected a whole number of 1 or more")
+        args.n_ubatch = min(args.n_ubatch, args.n_batch)
+    if args.hf_repo is not None and args.model:
+        raise InvalidArgument("-m and -hf name a model each; give one")
+    if args.hf_file is not None and args.hf_repo is None:
+        raise InvalidArgument("--hf-file names a file of the repository of -hf; give -hf USER/REPO too")
 
 
 def unescaped(text: str) -> str:

@@ -19,7 +19,7 @@ def adder(parser: argparse.ArgumentParser, title: str, options: type = Options) 
     defaults = {field.name: field.default for field in fields(options)}
 
     def add(name: str, *flags: str, **how: Any) -> argparse.Action:
-        return group.add_argument(*flags, dest=name, **{"default": defaults[name], **how})
+        return group.add_argument(*flags, dest=name, **{"default": defaults.get(name), **how})
 
     return add
 

@@ -3,9 +3,43 @@
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Iterable
+from typing import Any
 
 from vkbackend.models.options import SPLIT_MODES
+from vkbackend.tools.flags.notes import note
 from vkbackend.tools.flags.options import adder
+
+# llama.cpp's patterns for -cmoe, -ncmoe and -ncffn.
+EXPERTS, DENSE = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps", r"\.ffn_(up|down|gate)\."
+
+
+class _SplitMode(argparse.Action):
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, flag: Any = None) -> None:
+        if values == "row":
+            note(namespace, f"{flag} row is {flag} tensor: each device holds rows of every matrix")
+        namespace.split_mode = "tensor" if values == "row" else values
+
+
+class _HostTensors(argparse.Action):
+    """Collect (flag, pattern) of tensors that stay on the host."""
+
+    def __init__(self, *args: Any, pattern: str, **how: Any) -> None:
+        super().__init__(*args, **how)
+        self._pattern = pattern
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, flag: Any = None) -> None:
+        if isinstance(values, int):
+            if values < 0:
+                raise argparse.ArgumentError(self, f"{values}: expected 0 layers or more")
+            if not values:
+                return
+            layers = "|".join(map(str, range(values)))
+            pattern, flag = rf"blk\.({layers}){self._pattern}", f"{flag} {values}"
+        else:
+            pattern = self._pattern
+        namespace.host_tensors = [*(namespace.host_tensors or ()), (flag, pattern)]
 
 
 def add_placement_arguments(parser: argparse.ArgumentParser, *, steps: bool = True) -> None:
@@ -31,6 +65,13 @@ def add_placement_arguments(parser: argparse.ArgumentParser, *, steps: bool = Tr
     )
     add(
         "use_mmap",
+        "--mmap",
+        "-mmp",
+        action="store_true",
+        help=argparse.SUPPRESS,
+    )
+    add(
+        "use_mmap",
         "--no-mmap",
         action="store_false",
         help="copy all weights into memory; by default software devices read them from the mapped file, "
@@ -40,6 +81,7 @@ def add_placement_arguments(parser: argparse.ArgumentParser, *, steps: bool = Tr
         "split_mode",
         "-sm",
         "--split-mode",
+        action=_SplitMode,
         metavar="MODE",
         help=f"how devices share the model: {', '.join(SPLIT_MODES)}; tensor: each holds a slice of every "
         "matrix, layer: whole layers one device after another, hosts: whole layers on each host, slices of "
@@ -48,8 +90,15 @@ def add_placement_arguments(parser: argparse.ArgumentParser, *, steps: bool = Tr
     add("main_gpu", "-mg", "--main-gpu", type=int, metavar="INDEX",
         help="the device of split mode none, as its place in --device, from 0 "
         "(default: %(default)s)")  # fmt: skip
+    add("host_tensors", "-cmoe", "--cpu-moe", action=_HostTensors, pattern=EXPERTS, nargs=0, default=None,
+        help="keep the weights of all experts in host memory, as -ot does")  # fmt: skip
+    add("host_tensors", "-ncmoe", "--n-cpu-moe", action=_HostTensors, pattern=EXPERTS, type=int, default=None,
+        metavar="N", help="keep the experts of the first N layers in host memory")  # fmt: skip
+    add("host_tensors", "-ncffn", "--n-cpu-ffn", action=_HostTensors, pattern=DENSE, type=int, default=None,
+        metavar="N", help="the same of the dense feed-forward weights of the first N layers")  # fmt: skip
     if not steps:
         return
+    add("kv_offload", "-kvo", "--kv-offload", action="store_true", help=argparse.SUPPRESS)
     add("kv_offload", "-nkvo", "--no-kv-offload", action="store_false",
         help="keep the KV cache in host memory")  # fmt: skip
     add(
@@ -61,3 +110,15 @@ def add_placement_arguments(parser: argparse.ArgumentParser, *, steps: bool = Tr
         "f16 (also "
         "VKBACKEND_EXACT=1)",
     )
+
+
+def host_patterns(args: argparse.Namespace, names: Iterable[str]) -> list[str]:
+    """-ot's patterns with those of -cmoe, -ncmoe and -ncffn after them. Notes say what these became."""
+    patterns = list(args.override_tensor)
+    for flag, pattern in args.host_tensors or ():
+        if any(re.search(pattern, name) for name in names):
+            patterns.append(f"{pattern}=CPU")
+            note(args, f"{flag} is -ot '{pattern}=CPU'")
+        else:
+            note(args, f"{flag} has no effect: no tensor of the model has such a name")
+    return patterns

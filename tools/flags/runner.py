@@ -11,13 +11,15 @@ from rich.console import Console
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.hub import fetch
 from vkbackend.models.options import Keywords, Options
 from vkbackend.tools.console import byte_progress, console, tell_notes
 from vkbackend.tools.flags.control_vectors import add_control_arguments
 from vkbackend.tools.flags.devices import add_device_arguments
 from vkbackend.tools.flags.experiments import add_experiment_arguments
+from vkbackend.tools.flags.llama_cpp import settle_common
 from vkbackend.tools.flags.options import options_of
-from vkbackend.tools.flags.placement import add_placement_arguments
+from vkbackend.tools.flags.placement import add_placement_arguments, host_patterns
 from vkbackend.tools.flags.rope import add_rope_arguments
 from vkbackend.tools.measure.synthetic import SHAPES, Synthetic
 
@@ -53,6 +55,10 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, synthetic: bool = Tr
 
 def open_models(args: argparse.Namespace, stack: ExitStack) -> list[GGUF]:
     """Open the named files and synthetic models until the stack unwinds. Raises InvalidArgument for none."""
+    if hasattr(args, "hf_repo"):
+        settle_common(args)
+        if args.hf_repo is not None:
+            args.model = [fetch(args.hf_repo, args.hf_file)]
     models: list[GGUF] = [stack.enter_context(GGUF.open(path)) for path in args.model]
     models += [Synthetic(spec) for spec in getattr(args, "synthetic", [])]
     if not models:
@@ -76,11 +82,14 @@ def open_runner(gguf: GGUF, args: argparse.Namespace, **changed: Unpack[Keywords
     err, path = console(stderr=True), gguf.paths[0]
     if group is not None:
         changed["devices"] = places
+    if args.host_tensors:
+        changed["override_tensor"] = host_patterns(args, gguf.tensors)
     options = options_of(args, path, **changed)
     refuse_hostfile(options)
     with byte_progress(err, f"loading {path.name}", then="compiling shaders") as progress:
         runner = Runner(options, gguf, progress=progress, group=group)
     tell_runner(runner, err)
+    tell_notes(getattr(args, "notes", ()), err)
     return runner
 
 

@@ -39,7 +39,7 @@ def add_length_arguments(
     """
     add = parser.add_argument
     most = f"tokens to generate at most; -1: until {ends} or the context is full (default: -1)"
-    add("-n", "--n-predict", dest="max_tokens", type=int, default=-1, metavar="N", help=most)
+    add("-n", "--n-predict", "--predict", dest="max_tokens", type=int, default=-1, metavar="N", help=most)
     default = f"the model's own, at most {n_ctx}" if capped else n_ctx
     add("-c", "--ctx-size", dest="n_ctx", type=int, default=None if capped else n_ctx, metavar="N",
         help=f"context size in tokens; 0: the model's own (default: {default})")  # fmt: skip

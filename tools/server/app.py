@@ -63,7 +63,9 @@ class App:
     def __init__(self, service: Service) -> None:
         self.service = service
         routes = [
-            Route(path, partial(endpoint, service), methods=[method]) for method, path, endpoint in ENDPOINTS
+            Route(path, partial(endpoint, service), methods=[method])
+            for method, path, endpoint in ENDPOINTS
+            if endpoint is not static.page or service.config.shows_page
         ]
         self._router = Router(routes, redirect_slashes=False)
 

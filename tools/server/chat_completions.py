@@ -119,7 +119,7 @@ class CheckedChat:
             raise refused("top_logprobs", fields.get("top_logprobs"), "requires `logprobs`: true")
         n = service.n_of(fields, "n", llm)
         most = service.max_tokens(fields, "max_completion_tokens", "max_tokens", "n_predict")
-        form = fields.word("reasoning_format", ("none", "auto", "deepseek"), "auto")
+        form = fields.word("reasoning_format", ("none", "auto", "deepseek"), service.config.reasoning_format)
         usage = fields.inner("stream_options")
         checked = cls(service, llm, await chat_jobs(llm, messages, most, n, options))
         checked.is_raw = form == "none" and not fields.get("tools")

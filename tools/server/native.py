@@ -41,14 +41,16 @@ async def models(service: Service, request: Request) -> Response:
 
 
 async def one_model(service: Service, request: Request) -> Response:
-    if request.path_params["name"] != service.config.alias:
+    if request.path_params["name"] not in (service.config.alias, *service.config.other_names):
         raise Refusal(404, "no such model; /v1/models lists the available one", code="model_not_found")
     return Json(_model_entry(service))
 
 
 def _model_entry(service: Service) -> dict[str, Any]:
+    config = service.config
     return {
-        "id": service.config.alias, "object": "model", "created": service.started, "owned_by": "vkbackend",
+        "id": config.alias, "object": "model", "created": service.started, "owned_by": "vkbackend",
+        "aliases": [config.alias, *config.other_names], "tags": list(config.tags),
     }  # fmt: skip
 
 

@@ -44,6 +44,10 @@ class Config:
     logs_requests: bool = True
     template: str | None = None  # replaces the model's
     template_fields: Mapping[str, Any] = field(default_factory=dict)
+    other_names: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    shows_page: bool = True
+    reasoning_format: str = "auto"  # of requests that name none
 
 
 class Json(Response):

@@ -3,6 +3,7 @@ messages go to `validation_messages`."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -131,6 +132,15 @@ class Instance:
 
 
 def no_device_message() -> str:
+    for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):  # the loader reads the first that is set
+        paths = [path for path in os.environ.get(name, "").split(os.pathsep) if path]
+        if missing := [path for path in paths if not os.path.exists(path)]:
+            return (
+                f"no Vulkan device is present: {name} names {missing[0]!r}, which does not exist; correct or "
+                "unset the variable"
+            )
+        if paths:
+            break
     return (
         "no Vulkan device is present: the loader found no usable driver; install one for the GPU "
         "(Debian/Ubuntu, also for running without a GPU: apt-get install mesa-vulkan-drivers), "

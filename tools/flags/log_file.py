@@ -1,0 +1,36 @@
+"""--log-file: stderr goes to a file too, without the codes for colours and for the cursor."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any, TextIO
+
+from vkbackend.errors import InvalidArgument
+
+_CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r(?!\n)")
+
+
+class _Tee:
+    def __init__(self, stream: TextIO, file: TextIO) -> None:
+        self._stream, self._file = stream, file
+
+    def write(self, text: str) -> int:
+        self._file.write(_CODES.sub("", text))
+        return self._stream.write(text)
+
+    def flush(self) -> None:
+        self._file.flush()
+        self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def log_to(path: str) -> None:
+    """Raises InvalidArgument."""
+    try:
+        file = open(path, "a", encoding="utf-8", errors="backslashreplace")  # until the process ends
+    except OSError as error:
+        raise InvalidArgument(f"--log-file {path!r} cannot be written: {error}") from None
+    sys.stderr = _Tee(sys.stderr, file)

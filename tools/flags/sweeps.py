@@ -1,0 +1,64 @@
+"""llama-bench's lists: a flag with several values is measured with each of them, in all combinations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+LISTS = {  # flag -> its short form, the name of a column
+    "--batch-size": "-b", "--ubatch-size": "-ub", "--cache-type-k": "-ctk", "--cache-type-v": "-ctv",
+    "--n-gpu-layers": "-ngl", "--gpu-layers": "-ngl", "--split-mode": "-sm", "--main-gpu": "-mg",
+    "--n-cpu-moe": "-ncmoe", "--load-mode": "-lm",
+}  # fmt: skip
+SWITCHES = {"-nkvo": ("", "-nkvo"), "--no-kv-offload": ("", "-nkvo"), "-mmp": ("--no-mmap", ""),
+            "--mmap": ("--no-mmap", "")}  # fmt: skip
+SHARES = ("-ts", "--tensor-split")
+DEVICES, OVERRIDES = ("-dev", "--device"), ("-ot", "--override-tensor")
+
+
+def lines_of(words: Sequence[str]) -> list[tuple[list[str], dict[str, str]]]:
+    """The command lines that a line of `bench` stands for, each with the values of its swept flags."""
+    parts: list[list[tuple[list[str], dict[str, str]]]] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        flag, _, joined = word.partition("=")
+        if not joined and (not rest or flag not in {*LISTS, *LISTS.values(), *SWITCHES, *SHARES, *DEVICES,
+                                                    *OVERRIDES}):  # fmt: skip
+            parts.append([([word], {})])
+            continue
+        if flag in SWITCHES:
+            values = rest[0].split(",") if not joined and rest else joined.split(",")
+            if not set(values) <= {"0", "1"}:
+                parts.append([([word], {})])  # without a value, as in the other commands
+                continue
+            if not joined:
+                rest.pop(0)
+            words_of = [[switch] if (switch := SWITCHES[flag][int(v)]) else [] for v in values]
+            parts.append(_choices(flag, values, words_of))
+        elif flag in LISTS or flag in LISTS.values():
+            values = (joined or rest.pop(0)).split(",")
+            parts.append(_choices(LISTS.get(flag, flag), values, [[flag, value] for value in values]))
+        elif flag in SHARES:
+            text = joined or rest.pop(0)
+            values = text.split(",") if "/" in text else [text]
+            parts.append(_choices("-ts", values, [[flag, value] for value in values]))
+        elif flag in DEVICES:
+            text = joined or rest.pop(0)
+            values = text.split(",") if "/" in text else [text]
+            parts.append(_choices("-dev", values, [[flag, value.replace("/", ",")] for value in values]))
+        elif flag in OVERRIDES:
+            parts.append([([flag, (joined or rest.pop(0)).replace(";", ",")], {})])
+        else:
+            parts.append([([word], {})])
+    return [
+        ([word for part, _ in line for word in part], {k: v for _, swept in line for k, v in swept.items()})
+        for line in product(*parts)
+    ]
+
+
+def _choices(
+    flag: str, values: Sequence[str], words: Sequence[list[str]]
+) -> list[tuple[list[str], dict[str, str]]]:
+    several = len(values) > 1
+    return [(line, {flag: value} if several else {}) for value, line in zip(values, words, strict=True)]
