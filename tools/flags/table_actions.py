@@ -25,7 +25,7 @@ class _OfTable(argparse.Action):
     def __init__(self, option_strings: Any, dest: str, flag: Flag, lists: bool) -> None:
         optional = flag.value.startswith("[") or flag.kind == "refused"
         count = {"nargs": 0} if flag.switch else {"nargs": "?"} if optional else {}
-        super().__init__(option_strings, argparse.SUPPRESS, help=argparse.SUPPRESS, **count)  # type: ignore[arg-type]
+        super().__init__(option_strings, argparse.SUPPRESS, help=argparse.SUPPRESS, **count)
         self.flag, self._lists = flag, lists
 
     def check(self, value: str) -> None:

@@ -1,0 +1,89 @@
+"""Write docs/llama-cpp.md from the table: `python -m vkbackend.tools.flags.page > docs/llama-cpp.md`."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+
+from vkbackend.tools.flags.table import CLASSES, COMMANDS, Flag, table
+
+HEAD = """\
+# llama.cpp's command lines
+
+A command line for llama.cpp runs here, or ends in a sentence that says what to use instead: every flag of
+`llama-cli`, `llama-completion`, `llama-server`, `llama-bench` and `llama-perplexity` is in one of four
+classes.
+
+| llama.cpp | here |
+|---|---|
+| `llama-cli` | `vkbackend chat` |
+| `llama-completion` | `vkbackend generate`; with `-cnv`, `vkbackend chat` |
+| `llama-server` | `vkbackend serve` |
+| `llama-bench` | `vkbackend bench` |
+| `llama-perplexity` | `vkbackend perplexity` |
+
+- **Works**: the flag does what it does in llama.cpp. **Works under another name**: a line on stderr says
+  which.
+- **Taken without effect**: the text is the same without it; a line says why, once a start.
+- **Refused**: the command ends, and its message says why and what to use. A value that asks for what
+  happens anyway (`--fit off`) is taken.
+
+All unknown and refused flags of a line are named at once. `--ctx_size` is `--ctx-size`, as in llama.cpp.
+
+Environment variables work as in llama.cpp: `LLAMA_ARG_CTX_SIZE=4096` is `--ctx-size 4096`, a switch is on
+for `1`, `true`, `on`, `enabled`, and a flag of the command line wins. A line names each variable in use.
+`bench` reads none. llama.cpp's `config.ini` is not read.
+
+Lists of `bench` are measured in all combinations, as in llama-bench: `-ctk f16,q8_0 -sm row,layer` is four
+tests. Two flags differ: `-dev 0,1` and `-ts 3,1` name the devices of one test and their shares; with `/`
+between devices (`-dev 0/1,0`, `-ts 1/1,3/1`), the comma separates tests.
+
+The list is of llama.cpp at commit 0c1e57098 (in llama-cpp-python 0.3.36). This page is written by `python
+-m vkbackend.tools.flags.page` from `tools/flags/llama_cpp.tsv`; `python -m
+vkbackend.tools.studies.llama_cpp_flags FOLDER` compares that list with a newer source.
+
+## Flags by class
+"""
+
+
+def counts() -> str:
+    """Flags per program; a flag with several names counts once, in the class of the first command."""
+    lines = ["| program | " + " | ".join(CLASSES.values()) + " | all |", "|---" * (len(CLASSES) + 2) + "|"]
+    for program, (command, *_) in COMMANDS.items():
+        count = Counter(
+            flag.kind
+            for flag in table()
+            if program in flag.programs and command in flag.commands and not flag.earlier
+        )
+        cells = [count[kind] for kind in CLASSES]
+        lines.append(f"| llama-{program} | " + " | ".join(map(str, [*cells, sum(cells)])) + " |")
+    return "\n".join(lines)
+
+
+def row(flag: Flag) -> str:
+    names = ", ".join(f"`{name}`" for name in flag.names)
+    value = f" `{flag.value}`" if flag.value else ""
+    variable = f"; `{flag.env}`" if flag.env else ""
+    neutral = f" (taken: {', '.join(flag.neutral)})" if flag.neutral else ""
+    text = flag.text.replace("<", "&lt;") + neutral
+    cells = f"{names}{value}{variable}", ", ".join(flag.commands), text
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def page() -> str:
+    parts = [HEAD, counts(), ""]
+    for kind, title in CLASSES.items():
+        flags = [flag for flag in table() if flag.kind == kind]
+        heading = {
+            "works": "",
+            "mapped": "what it is here",
+            "none": "why",
+            "refused": "why, and what to use",
+        }[kind]
+        parts += [f"## {title.capitalize()}", "", f"| flag | commands | {heading} |", "|---|---|---|"]
+        parts += [*map(row, flags), ""]
+    return "\n".join(parts).rstrip("\n") + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())
