@@ -15,12 +15,14 @@ from typing import Any
 import jinja2
 import pytest
 from device_sets import device_infos
+from places import ROOT
 
 from vkbackend.tools.cli import build_parser, main, parse_line
 from vkbackend.tools.console import _Console
 from vkbackend.tools.flags.built_in_templates import TEMPLATES
 from vkbackend.tools.flags.environment import words_of_environment
 from vkbackend.tools.flags.llama_cpp import unescaped
+from vkbackend.tools.flags.page import page
 from vkbackend.tools.flags.sweeps import lines_of
 from vkbackend.tools.flags.table import CLASSES, Flag, flags_of, table
 
@@ -410,3 +412,8 @@ def test_lists_of_bench() -> None:
     args = parse(*"bench -sm row,layer -ngl 1,2 -m x.gguf".split())
     assert [(line.split_mode, line.n_gpu_layers) for line in args.sweep] == [
         ("tensor", "1"), ("tensor", "2"), ("layer", "1"), ("layer", "2")]  # fmt: skip
+
+
+def test_the_page_lists_the_table() -> None:
+    """To renew it: python -m vkbackend.tools.flags.page > docs/llama-cpp.md"""
+    assert (ROOT / "docs" / "llama-cpp.md").read_text() == page()

@@ -42,7 +42,7 @@ def common_flags(source: str) -> Iterator[Fact]:
         second = re.match(r'"([A-Z]+)"\s*,', tail) if value else None
         value += f" {second[1]}" if second else ""
         wanted = re.search(r"\.set_examples\(\{?([^})]*)\}?\)", tail)
-        words: str = lists.get(wanted[1].strip(), wanted[1]) if wanted else "COMMON"
+        words = str(lists.get(wanted[1].strip(), wanted[1])) if wanted else "COMMON"
         programs = set(PROGRAMS) if "COMMON" in words else {p for p in PROGRAMS if f"_{p}" in words}
         if left_out := re.search(r"\.set_excludes\(\{([^}]*)\}\)", tail):
             programs -= {p for p in PROGRAMS if f"_{p}" in left_out[1]}
