@@ -40,7 +40,7 @@ def expert_slices(load: Load, device: int) -> tuple[tuple[slice, slice], ...]:
 
 
 def _nameless(load: Load) -> Load:
-    """The cache key of most layers."""
+    """A cache key that most layers share."""
     return replace(load, name="", home=Home.WEIGHTS, in_file=False)
 
 

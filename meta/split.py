@@ -147,7 +147,7 @@ def gate_rows(gate: State, x: State) -> State:
 
 
 def add(a: State, b: State) -> State:
-    """PARTIAL with any PARTIAL or MIRRORED addend; a mirrored one is added once, after the reduce."""
+    """PARTIAL if an operand is; a mirrored addend is added once, after the reduce."""
     if Kind.PARTIAL in (a.kind, b.kind) and Kind.SPLIT not in (a.kind, b.kind):
         return partial(sorted({*a.writers, *b.writers}))
     return elementwise("add", a, b)
