@@ -33,7 +33,7 @@ def commands() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[str, str]:
+def outputs() -> dict[str, str]:
     return {}
 
 
