@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ import numpy as np
 import pytest
 from device_sets import covering, nmse
 from places import ROOT
+from prefills import opened, prefill
 from recordings import without_each_barrier
-from runners import load_runner
 from tiny_models import Tiny, write_tiny
 
 from tests.support.placement import check_placement
@@ -41,18 +40,10 @@ pytestmark = pytest.mark.no_vulkan
 TOKENS = [1, *np.random.default_rng(5).integers(3, 500, 19).tolist()]
 
 
-@contextmanager
-def opened(models: Path, n: int, name: str = "stories-narrow-F32", **options: Any) -> Iterator[Runner]:
-    settings = {"n_ctx": 64, "type_k": "f32", "type_v": "f32"} | options
-    runner = load_runner(models / f"{name}.gguf", devices=["numpy"] * n, **settings)
-    try:
-        yield runner
-    finally:
-        runner.close()
-
-
-def prefill(runner: Runner, tokens: list[int] = TOKENS) -> np.ndarray:
-    return runner.step(tokens, [Run(0, 0, len(tokens), 0)], range(len(tokens))).copy()
+def on_numpy(
+    models: Path, n: int, name: str = "stories-narrow-F32", **options: Any
+) -> AbstractContextManager[Runner]:
+    return opened(models / f"{name}.gguf", ["numpy"] * n, **{"n_ubatch": 512} | options)
 
 
 _single: dict[str, np.ndarray] = {}
@@ -60,8 +51,8 @@ _single: dict[str, np.ndarray] = {}
 
 def on_one(models: Path, name: str = "stories-narrow-F32") -> np.ndarray:
     if name not in _single:
-        with opened(models, 1, name) as runner:
-            _single[name] = prefill(runner)
+        with on_numpy(models, 1, name) as runner:
+            _single[name] = prefill(runner, TOKENS)
     return _single[name]
 
 
@@ -71,7 +62,7 @@ def on_one(models: Path, name: str = "stories-narrow-F32") -> np.ndarray:
 @pytest.mark.parametrize("rows", [1, 4, 16])
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 def test_two_exchanges_per_layer_and_none_on_one_device(models: Path, n: int, rows: int) -> None:
-    with opened(models, n) as runner:
+    with on_numpy(models, n) as runner:
         step = runner.mesh.recorded_step(StepKind.of_run(rows, 1))
         want = 2 * runner.model.n_layer if n > 1 else 0
         assert len(step.reduces) == want
@@ -86,7 +77,7 @@ def test_two_exchanges_per_layer_and_none_on_one_device(models: Path, n: int, ro
 def test_bytes_per_exchange(models: Path, n: int) -> None:
     """Each writer sends rows * n_embd floats; a device without a share of the layer sends nothing."""
     rows = 4
-    with opened(models, n) as runner:
+    with on_numpy(models, n) as runner:
         step = runner.mesh.recorded_step(StepKind.of_run(rows, 1))
         sent = np.zeros((len(step.reduces), n), np.int64)
         for d, executable in enumerate(step.executables):
@@ -107,7 +98,7 @@ def test_bytes_per_exchange(models: Path, n: int) -> None:
 
 @pytest.mark.parametrize(("n", "rows"), covering([1, 2, 5], [1, 16]))
 def test_steps_have_no_hazards_and_every_barrier_is_missed(models: Path, n: int, rows: int) -> None:
-    with opened(models, n) as runner:
+    with on_numpy(models, n) as runner:
         for executable in runner.mesh.recorded_step(StepKind.of_run(rows, rows)).executables:
             assert not check(executable.recording)
             dropped = list(without_each_barrier(executable.recording))
@@ -118,7 +109,7 @@ def test_steps_have_no_hazards_and_every_barrier_is_missed(models: Path, n: int,
 
 @pytest.mark.parametrize("rows", [1, 16])
 def test_scratch_is_reused_without_a_clash(models: Path, rows: int) -> None:
-    with opened(models, 3) as runner:
+    with on_numpy(models, 3) as runner:
         mesh = runner.mesh
         builder = replace(mesh.steps.builder, reduce_type="f32")
         for recording in builder.recorded(StepKind.of_run(rows, 1)).recordings:
@@ -144,8 +135,8 @@ def test_scratch_is_reused_without_a_clash(models: Path, rows: int) -> None:
     ],
 )
 def test_any_devices_and_shares_equal_one(models: Path, n: int, ratio: list[float] | None) -> None:
-    with opened(models, n, tensor_split=ratio) as runner:
-        assert nmse(prefill(runner), on_one(models)) <= 1e-9
+    with on_numpy(models, n, tensor_split=ratio) as runner:
+        assert nmse(prefill(runner, TOKENS), on_one(models)) <= 1e-9
         again = runner.step(TOKENS[-1:], [Run(0, 0, 1, len(TOKENS) - 1)], [0])
         assert nmse(again, on_one(models)[-1:]) <= 1e-9
 
@@ -153,24 +144,24 @@ def test_any_devices_and_shares_equal_one(models: Path, n: int, ratio: list[floa
 @pytest.mark.parametrize("name", ["stories-narrow-F16", "stories-narrow-Q8_0", "stories-narrow-Q4_0"])
 @pytest.mark.parametrize("n", [2, 3])
 def test_formats_on_several_devices_equal_one(models: Path, name: str, n: int) -> None:
-    with opened(models, n, name) as runner:
-        assert nmse(prefill(runner), on_one(models, name)) <= 1e-9
+    with on_numpy(models, n, name) as runner:
+        assert nmse(prefill(runner, TOKENS), on_one(models, name)) <= 1e-9
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3, None])
 @pytest.mark.parametrize("provider", ["pages", "host-sum"])
 def test_depth_and_provider_change_no_bit(models: Path, provider: str, ahead: int | None) -> None:
-    with opened(models, 2) as runner:
-        want = prefill(runner)
-    with opened(models, 2, reduce_provider=provider, submit_ahead=ahead) as runner:
-        assert np.array_equal(prefill(runner), want)
+    with on_numpy(models, 2) as runner:
+        want = prefill(runner, TOKENS)
+    with on_numpy(models, 2, reduce_provider=provider, submit_ahead=ahead) as runner:
+        assert np.array_equal(prefill(runner, TOKENS), want)
 
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_memory_that_was_never_written_stays_invisible(models: Path, n: int) -> None:
     """All memory of a numpy device begins as NaN; scratch and unused cells become NaN again between steps."""
-    with opened(models, n, n_slots=2) as runner:
-        want = prefill(runner)
+    with on_numpy(models, n, n_slots=2) as runner:
+        want = prefill(runner, TOKENS)
         assert np.isfinite(want).all()
         for step in range(3):
             for arena in runner.mesh.steps.arenas:
@@ -183,7 +174,7 @@ def test_memory_that_was_never_written_stays_invisible(models: Path, n: int) -> 
 def test_null_devices_replay_a_whole_model(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Per layer and device two all-reduces that end with a norm."""
     monkeypatch.setattr("vkbackend.models.engine.open_devices.NumpyDevice", NullDevice)
-    with opened(models, 2) as runner:
+    with on_numpy(models, 2) as runner:
         runner.step([1], [Run(0, 0, 1, 0)], [0])
         layers = runner.model.n_layer
         for device in runner.mesh.devices:
@@ -200,7 +191,7 @@ def test_prompts_attend_on_matrix_units(models: Path, monkeypatch: pytest.Monkey
     limits = Limits(max_invocations=1024, max_shared_nbytes=1 << 15, features=features)
     device_class = "vkbackend.models.engine.open_devices.NumpyDevice"
     monkeypatch.setattr(device_class, lambda name: NullDevice(name, limits))
-    with opened(models, 1, "stories-w256-Q4_K") as runner:  # heads of 32
+    with on_numpy(models, 1, "stories-w256-Q4_K") as runner:  # heads of 32
         runner.step(TOKENS, [Run(1, 0, len(TOKENS), 0)], [4])
         (device,) = runner.mesh.devices
         assert isinstance(device, NullDevice)
@@ -227,8 +218,8 @@ def test_groups_of_heads_decode_on_matrix_units(
         ran.clear()
         device_class = "vkbackend.models.engine.open_devices.NumpyDevice"
         monkeypatch.setattr(device_class, lambda name, limits=limits: Counting(name, limits))
-        with opened(tmp_path, n, "tiny", n_ctx=256, type_k="f16", type_v="q8_0") as runner:
-            prefill(runner)
+        with on_numpy(tmp_path, n, "tiny", n_ctx=256, type_k="f16", type_v="q8_0") as runner:
+            prefill(runner, TOKENS)
             logits.append(runner.step([7], [Run(0, 0, 1, len(TOKENS))], [0]).copy())
             assert ran["attn_combine"] == n
             coop = n if limits.features else 0
@@ -245,7 +236,7 @@ def test_devices_compile_side_by_side(models: Path, monkeypatch: pytest.MonkeyPa
         compiled.append((device.name, recording.name))
 
     monkeypatch.setattr(NumpyDevice, "compile", compile_)
-    with opened(models, 2) as runner:
+    with on_numpy(models, 2) as runner:
         runner.mesh.recorded_step(StepKind.of_run(1, 1))
     assert sorted(name for name, _ in compiled) == ["numpy.0", "numpy.1"]
 
@@ -256,7 +247,7 @@ def test_what_one_device_cannot_compile_is_told(models: Path, monkeypatch: pytes
             raise UnsupportedFeature("numpy.1 has no compiler")
 
     monkeypatch.setattr(NumpyDevice, "compile", compile_)
-    with opened(models, 2) as runner, pytest.raises(UnsupportedFeature, match=r"numpy\.1 has no compiler"):
+    with on_numpy(models, 2) as runner, pytest.raises(UnsupportedFeature, match=r"numpy\.1 has no compiler"):
         runner.mesh.recorded_step(StepKind.of_run(1, 1))
 
 
@@ -271,7 +262,7 @@ def test_model_files_know_no_reduce_and_no_device_count() -> None:
 
 
 def test_weights_of_the_model_are_where_the_plan_says(models: Path) -> None:
-    with opened(models, 3) as runner:
+    with on_numpy(models, 3) as runner:
         for name, weight in runner.mesh.weights.items():
             assert isinstance(weight, Weight)
             held = sum(int(np.prod(v.shape)) for pieces in weight.pieces for _, v in pieces)

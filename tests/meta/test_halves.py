@@ -29,7 +29,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traced_steps, "HALVES_FROM", 32)
 
 
-def logits(models: Path, devices: list[str], name: str, interleave: bool, **options: Any) -> np.ndarray:
+def in_steps(models: Path, devices: list[str], name: str, interleave: bool, **options: Any) -> np.ndarray:
     path = models / f"{name}.gguf"
     options = {"n_ctx": 96, "n_ubatch": 32, "n_slots": 2, "type_k": "f32", "type_v": "f32"} | options
     runner = load_runner(path, devices=devices, interleave=interleave, **options)
@@ -59,7 +59,7 @@ def logits(models: Path, devices: list[str], name: str, interleave: bool, **opti
 def test_as_in_one_piece(models: Path, options: dict[str, Any]) -> None:
     name = "stories-narrow-Q8_0"
     whole, halves = (
-        logits(models, ["numpy"] * 3, name, interleave, **options) for interleave in (False, True)
+        in_steps(models, ["numpy"] * 3, name, interleave, **options) for interleave in (False, True)
     )
     assert nmse(halves, whole) <= 1e-12
 
@@ -67,14 +67,14 @@ def test_as_in_one_piece(models: Path, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("devices", [p if p.id in ("0,0,0", "0,1") else wide(p) for p in MULTI])
 def test_on_devices(models: Path, devices: list[str]) -> None:
     whole, halves = (
-        logits(models, devices, "stories-narrow-Q8_0", interleave) for interleave in (False, True)
+        in_steps(models, devices, "stories-narrow-Q8_0", interleave) for interleave in (False, True)
     )
     assert nmse(halves, whole) <= 1e-9
 
 
 def test_experts(models: Path) -> None:
     name = "stories-moe8x-Q4_0"
-    whole, halves = (logits(models, ["numpy"] * 2, name, interleave) for interleave in (False, True))
+    whole, halves = (in_steps(models, ["numpy"] * 2, name, interleave) for interleave in (False, True))
     assert nmse(halves, whole) <= 1e-12
 
 

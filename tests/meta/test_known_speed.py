@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from device_sets import MULTI, wide
+from prefills import prefill
 from runners import load_runner
 
 from vkbackend.errors import OutOfDeviceMemory
@@ -17,7 +18,6 @@ from vkbackend.models.engine.runner import Runner
 from vkbackend.models.options import Options
 from vkbackend.recording import FIRST_HEAD, SLOW, Cut, Dispatch, Pace
 from vkbackend.runtime import Device
-from vkbackend.step import Run
 from vkbackend.tools.measure.simulated import Hollow, SimulatedDevice
 from vkbackend.twins.device import NumpyDevice
 
@@ -52,13 +52,9 @@ def stepped(models: Path, devices: list[str]) -> tuple[np.ndarray, list[int], bo
     heads)."""
     runner = load_runner(models / "stories-narrow-F32.gguf", devices=devices, n_ctx=32, n_ubatch=16)
     try:
-        return logits(runner), cuts(runner), bool(max(first_heads(runner)))
+        return prefill(runner, TOKENS), cuts(runner), bool(max(first_heads(runner)))
     finally:
         runner.close()
-
-
-def logits(runner: Runner) -> np.ndarray:
-    return runner.step(TOKENS, [Run(0, 0, len(TOKENS), 0)], range(len(TOKENS))).copy()
 
 
 def cuts(runner: Runner) -> list[int]:

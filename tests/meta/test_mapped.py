@@ -123,7 +123,7 @@ def test_a_device_that_refuses_gets_a_copy() -> None:
     assert np.array_equal(gather([device], weights["w"]), raw)
 
 
-def logits(path: Path, devices: list[str], **options: Any) -> tuple[np.ndarray, list[dict[str, Any]]]:
+def from_removed(path: Path, devices: list[str], **options: Any) -> tuple[np.ndarray, list[dict[str, Any]]]:
     """Logits of a prompt, computed after the file was removed from its folder."""
     runner = load_runner(path, devices=devices, n_ctx=64, n_ubatch=16, **options)
     try:
@@ -142,7 +142,7 @@ def test_a_model_gives_the_same_from_its_file(
     results = []
     for use_mmap in (True, False):
         shutil.copy(models / f"stories-{name}.gguf", path)
-        results.append(logits(path, devices, use_mmap=use_mmap))
+        results.append(from_removed(path, devices, use_mmap=use_mmap))
     (mapped, memory), (copied, copied_memory) = results
     assert np.array_equal(mapped, copied)
     assert all(row["mapped"] for row in memory) and not any(row["mapped"] for row in copied_memory)

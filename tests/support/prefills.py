@@ -18,7 +18,7 @@ TOKENS = np.random.default_rng(5).integers(0, 128, 20).tolist()
 
 @contextmanager
 def opened(path: Path, devices: list[str], **options: Any) -> Iterator[Runner]:
-    options = {"n_ctx": 64, "n_ubatch": 32, "type_k": "f32", "type_v": "f32"} | options
+    options = {"n_ctx": 64, "n_ubatch": 64, "type_k": "f32", "type_v": "f32"} | options
     runner = load_runner(path, devices=devices, **options)
     try:
         yield runner
@@ -27,5 +27,12 @@ def opened(path: Path, devices: list[str], **options: Any) -> Iterator[Runner]:
         assert all(not d.counts for d in runner.mesh.devices), [d.counts for d in runner.mesh.devices]
 
 
-def prefill(runner: Runner, tokens: list[int] = TOKENS) -> np.ndarray:
-    return runner.step(tokens, [Run(0, 0, len(tokens), 0)], range(len(tokens))).copy()
+def prefill(runner: Runner, tokens: list[int] = TOKENS, slot: int = 0, first: int = 0) -> np.ndarray:
+    """Logits of all tokens, from position `first` of the slot."""
+    return runner.step(tokens, [Run(slot, 0, len(tokens), first)], range(len(tokens))).copy()
+
+
+def prefilled(path: Path, devices: list[str], tokens: list[int] = TOKENS, **options: Any) -> np.ndarray:
+    """Logits of all tokens of a prompt, of a model opened for it alone."""
+    with opened(path, devices, **options) as runner:
+        return prefill(runner, tokens)

@@ -10,7 +10,6 @@ from runners import load_runner
 
 from vkbackend import LLM
 from vkbackend.models.engine.runner import Runner
-from vkbackend.step import Run
 
 F32 = {"type_k": "f32", "type_v": "f32"}
 PROMPT = [1, 403, 407, 261, 378]
@@ -23,11 +22,6 @@ def model(models: Path, name: str = "stories-narrow-Q8_0") -> Path:
 
 def open_llm(models: Path, n: int = 1, name: str = "stories-narrow-Q8_0", **options: Any) -> LLM:
     return LLM(model(models, name), devices=["numpy"] * n, **{"n_ctx": 96, **F32, **options})
-
-
-def prefill(runner: Runner, tokens: list[int], slot: int = 0, first: int = 0) -> np.ndarray:
-    rows = [Run(slot, 0, len(tokens), first)]
-    return runner.step(tokens, rows, range(len(tokens))).copy()
 
 
 def open_runner(

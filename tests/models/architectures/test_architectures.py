@@ -7,8 +7,6 @@ programs again, if installed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,7 +29,7 @@ from oracles.fixture import (
 )
 from oracles.fixtures import FIXTURES, build
 from places import GOLDEN
-from runners import load_runner
+from prefills import opened, prefill
 
 from vkbackend.meta.step_kind import StepKind, bucket
 from vkbackend.models.architectures.registry import ARCHITECTURES
@@ -48,6 +46,7 @@ N = len(PROMPT)
 
 single, three = (next(p for p in DEVICE_SETS if p.id == devices) for devices in ("0", "0,0,0"))
 architectures = pytest.mark.parametrize("name", FIXTURES)
+OPTIONS: dict[str, Any] = {"n_ctx": N_CTX, "n_ubatch": N_CTX, "reduce_type": "f32"}
 WAYS = ("at once", "in steps")
 AT_ONCE = ("at once", pytest.param("in steps", marks=pytest.mark.wide))
 _made: dict[tuple[str, ...], Result] = {}
@@ -74,27 +73,6 @@ def golden(name: str) -> np.ndarray:
     return np.load(GOLDEN / f"{name}.npz")["logits"]
 
 
-@contextmanager
-def opened(path: Path, devices: list[str], **options: Any) -> Iterator[Runner]:
-    options = {
-        "n_ctx": N_CTX,
-        "n_ubatch": N_CTX,
-        "type_k": "f32",
-        "type_v": "f32",
-        "reduce_type": "f32",
-    } | options
-    runner = load_runner(path, devices=devices, **options)
-    try:
-        yield runner
-    finally:
-        runner.close()
-        assert all(not d.counts for d in runner.mesh.devices), [d.counts for d in runner.mesh.devices]
-
-
-def prefill(runner: Runner) -> np.ndarray:
-    return runner.step(PROMPT, [Run(0, 0, N, 0)], range(N)).copy()
-
-
 def stepped(runner: Runner) -> np.ndarray:
     ends = [*range(runner.n_ubatch, N_PREFILL, runner.n_ubatch), *range(N_PREFILL, N + 1)]
     rows = []
@@ -109,8 +87,8 @@ def run(folder: Path, name: str, devices: list[str], way: str, **options: Any) -
     key = (name, *devices, way, repr(options))
     if key not in _made:
         n_ubatch = N_CTX if way == "at once" else 16
-        with opened(model(folder, name), devices, n_ubatch=n_ubatch, **options) as runner:
-            logits = prefill(runner) if way == "at once" else stepped(runner)
+        with opened(model(folder, name), devices, **OPTIONS | dict(n_ubatch=n_ubatch, **options)) as runner:
+            logits = prefill(runner, PROMPT) if way == "at once" else stepped(runner)
             steps = {
                 rows: runner.mesh.recorded_step(StepKind.of_run(rows, rows)).reduces for rows in (1, n_ubatch)
             }
@@ -159,8 +137,10 @@ def test_oracles_on_numpy(folder: Path, name: str, way: str) -> None:
 @pytest.mark.parametrize("n", [1, pytest.param(3, marks=pytest.mark.wide)])
 def test_control_vectors(folder: Path, name: str, n: int) -> None:
     path = write_steering(build(name), folder / f"{name}-steering.gguf")
-    with opened(model(folder, name), ["numpy"] * n, control_vectors=[(str(path), 1.0)]) as runner:
-        assert nmse(prefill(runner)[-N_STEERED:], np.load(GOLDEN / f"{name}.npz")["steered"]) <= EXACT
+    with opened(
+        model(folder, name), ["numpy"] * n, **OPTIONS | dict(control_vectors=[(str(path), 1.0)])
+    ) as runner:
+        assert nmse(prefill(runner, PROMPT)[-N_STEERED:], np.load(GOLDEN / f"{name}.npz")["steered"]) <= EXACT
 
 
 # ---- several devices ----
@@ -192,8 +172,8 @@ def test_two_drivers_equal_one(folder: Path, name: str, devices: list[str], way:
 @architectures
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id == "0,1"])
 def test_two_drivers_choose_the_same_experts(folder: Path, name: str, devices: list[str]) -> None:
-    with opened(model(folder, name), devices, keep_values=True) as runner:
-        prefill(runner)
+    with opened(model(folder, name), devices, **OPTIONS | dict(keep_values=True)) as runner:
+        prefill(runner, PROMPT)
         rows = bucket(N)
         chosen = {
             k: v
@@ -218,8 +198,8 @@ def test_two_drivers_choose_the_same_experts(folder: Path, name: str, devices: l
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id == "0,1"])
 def test_two_drivers_choose_the_same_positions(folder: Path, name: str, devices: list[str]) -> None:
     top_k = build(name).keys["attention.indexer.top_k"]
-    with opened(model(folder, name), devices, keep_values=True) as runner:
-        prefill(runner)
+    with opened(model(folder, name), devices, **OPTIONS | dict(keep_values=True)) as runner:
+        prefill(runner, PROMPT)
         values = runner.mesh.recorded_step(StepKind.of_run(bucket(N), bucket(N))).values
         chosen = {k: v for k, v in values.items() if k.endswith("chosen")}
         assert len(chosen) == sum(len(plan.arrays) == 3 for plan in runner.layout.caches)
@@ -265,7 +245,7 @@ def test_q8_0_equals_its_values(folder: Path, name: str, devices: list[str], bou
 @pytest.mark.parametrize("name", [p if p in MEMORIES else wide(pytest.param(p, id=p)) for p in FIXTURES])
 def test_beside_another_sequence(folder: Path, name: str) -> None:
     other = PROMPT[::-1]
-    with opened(model(folder, name), ["numpy"], n_slots=2, n_ubatch=32) as runner:
+    with opened(model(folder, name), ["numpy"], **OPTIONS | dict(n_slots=2, n_ubatch=32)) as runner:
         rows = []
         for begin, end in [(0, 16), (16, 29), (29, 30)]:
             n = end - begin
@@ -282,13 +262,13 @@ def test_a_saved_slot_goes_on_elsewhere(
     folder: Path, tmp_path: Path, name: str, n_before: int, n_after: int
 ) -> None:
     """Saved after two and a half micro-batches, loaded on other devices in another slot."""
-    with opened(model(folder, name), ["numpy"] * n_before, n_ubatch=16) as runner:
+    with opened(model(folder, name), ["numpy"] * n_before, **OPTIONS | dict(n_ubatch=16)) as runner:
         for pos in range(0, N_PREFILL, 16):
             n = min(16, N_PREFILL - pos)
             runner.step(PROMPT[pos : pos + n], [Run(0, 0, n, pos)], [])
         held = SlotContent(PROMPT[:N_PREFILL], N_PREFILL, runner.resumable(N_PREFILL))
         saved_state.save(runner, tmp_path / "state", 0, held, 0, None)
-    with opened(model(folder, name), ["numpy"] * n_after, n_ubatch=16, n_slots=2) as runner:
+    with opened(model(folder, name), ["numpy"] * n_after, **OPTIONS | dict(n_ubatch=16, n_slots=2)) as runner:
         saved_state.load(runner, tmp_path / "state", 1, SlotContent())
         rest = PROMPT[N_PREFILL:]
         got = [runner.step(rest[:4], [Run(1, 0, 4, N_PREFILL)], range(4)).copy()]

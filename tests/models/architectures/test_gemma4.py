@@ -22,7 +22,7 @@ from vkbackend.step import Run
 TOKENS = PROMPT[:16]
 
 
-def opened(path: Path, n: int, **options: Any) -> Runner:
+def loaded(path: Path, n: int, **options: Any) -> Runner:
     how: dict[str, Any] = {
         "n_ctx": 32,
         "n_ubatch": 16,
@@ -33,9 +33,9 @@ def opened(path: Path, n: int, **options: Any) -> Runner:
     return load_runner(path, devices=["numpy"] * n, **how | options)
 
 
-def logits(path: Path, n: int, **options: Any) -> tuple[np.ndarray, list[tuple[int, ...]]]:
+def logits_and_writers(path: Path, n: int, **options: Any) -> tuple[np.ndarray, list[tuple[int, ...]]]:
     """The logits of two equal steps, with NaN in all scratch between, and each exchange's writers."""
-    runner = opened(path, n, **options)
+    runner = loaded(path, n, **options)
     try:
         both = []
         for _ in range(2):
@@ -52,11 +52,11 @@ def logits(path: Path, n: int, **options: Any) -> tuple[np.ndarray, list[tuple[i
 def test_sums_travel_together_whoever_holds_a_share_of_them(tmp_path: Path, shares: Any) -> None:
     """Three blocks of dense columns on four devices: one has only experts' columns."""
     path = write(build("gemma4+experts"), tmp_path / "model.gguf", quantize=True)
-    want, none = logits(path, 1)
-    got, writers = logits(path, 4, tensor_split=shares)
+    want, none = logits_and_writers(path, 1)
+    got, writers = logits_and_writers(path, 4, tensor_split=shares)
     assert none == [] and len(writers) == 2 * 4
     assert nmse(got, want) <= 1e-9
-    runner = opened(path, 4, tensor_split=shares)
+    runner = loaded(path, 4, tensor_split=shares)
     plans = runner.layout.plans
     runner.close()
     dense = [sum(end > begin for begin, end in plan.ranges["ffn"]) for plan in plans]
@@ -65,8 +65,8 @@ def test_sums_travel_together_whoever_holds_a_share_of_them(tmp_path: Path, shar
 
 def test_whole_layers_on_devices_need_no_sums(tmp_path: Path) -> None:
     path = write(build("gemma4+experts"), tmp_path / "model.gguf")
-    got, writers = logits(path, 2, split_mode="layer")
-    assert nmse(got, logits(path, 1)[0]) <= 1e-12
+    got, writers = logits_and_writers(path, 2, split_mode="layer")
+    assert nmse(got, logits_and_writers(path, 1)[0]) <= 1e-12
     assert len(writers) == 1, "the residual is handed on, once"
 
 
@@ -77,13 +77,13 @@ def test_k_and_v_that_nothing_reads_may_be_there_or_not(tmp_path: Path) -> None:
         for name in ("attn_k", "attn_v", "attn_k_norm"):
             del model.tensors[f"blk.{il}.{name}.weight"]
     bare = write(model, tmp_path / "bare.gguf")
-    assert np.array_equal(logits(full, 1)[0], logits(bare, 1)[0])
+    assert np.array_equal(logits_and_writers(full, 1)[0], logits_and_writers(bare, 1)[0])
 
 
 @pytest.mark.parametrize("name", ["gemma4+experts", "gemma4+shared"])
 def test_written_back(tmp_path: Path, name: str) -> None:
     path, out = write(build(name), tmp_path / "model.gguf"), tmp_path / "out.gguf"
-    runner = opened(path, 3)
+    runner = loaded(path, 3)
     try:
         with GGUF.open(path) as source:
             write_gguf(out, source, runner.mesh.devices, runner.mesh.weights, runner.model.weights())
@@ -113,4 +113,4 @@ def test_refusals(tmp_path: Path, fixture: str, change: dict[str, Any], message:
         else:
             model.tensors[name] = value.astype(np.float32)
     with pytest.raises(GGUFError, match=message):
-        opened(write(model, tmp_path / "model.gguf"), 1)
+        loaded(write(model, tmp_path / "model.gguf"), 1)

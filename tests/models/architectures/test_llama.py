@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,9 @@ import pytest
 from device_sets import DEVICE_SETS, MULTI, covering, nmse, product
 from llama_float64 import forward
 from material import shared_models
-from runners import load_runner
+from prefills import opened, prefill
 
 from vkbackend.meta.step_kind import StepKind, bucket
-from vkbackend.models.engine.runner import Runner
 from vkbackend.step import Run
 
 TYPES = ("F32", "F16", "Q8_0", "Q4_0")
@@ -25,23 +22,8 @@ N_TOKENS = 48
 CACHES = [pytest.param("f32", 1e-9, id="f32"), pytest.param("f16", 1e-6, id="f16")]
 
 
-@contextmanager
-def opened(models: Path, name: str, devices: list[str], **options: Any) -> Iterator[Runner]:
-    options = {"n_ctx": 64, "n_ubatch": 64, "type_k": "f32", "type_v": "f32"} | options
-    runner = load_runner(models / f"{name}.gguf", devices=devices, **options)
-    try:
-        yield runner
-    finally:
-        runner.close()
-        assert all(not d.counts for d in runner.mesh.devices), [d.counts for d in runner.mesh.devices]
-
-
 def tokens_of(seed: int, n: int = N_TOKENS, n_vocab: int = 512) -> list[int]:
     return np.random.default_rng(seed).integers(3, n_vocab, n).tolist()
-
-
-def prefill(runner: Runner, tokens: list[int], slot: int = 0) -> np.ndarray:
-    return runner.step(tokens, [Run(slot, 0, len(tokens), 0)], range(len(tokens))).copy()
 
 
 _single: dict[tuple[str, str], np.ndarray] = {}
@@ -49,7 +31,7 @@ _single: dict[tuple[str, str], np.ndarray] = {}
 
 def on_one_device(models: Path, name: str, cache: str) -> np.ndarray:
     if (name, cache) not in _single:
-        with opened(models, name, ["0"], type_k=cache, type_v=cache) as runner:
+        with opened(models / f"{name}.gguf", ["0"], type_k=cache, type_v=cache) as runner:
             _single[name, cache] = prefill(runner, tokens_of(1))
     return _single[name, cache]
 
@@ -61,9 +43,9 @@ def on_one_device(models: Path, name: str, cache: str) -> np.ndarray:
 def test_equals_float64_numpy(models: Path, name: str, devices: list[str]) -> None:
     tokens = tokens_of(1)
     path = models / f"{name}.gguf"
-    with opened(models, name, devices) as runner:
+    with opened(models / f"{name}.gguf", devices) as runner:
         assert nmse(prefill(runner, tokens), forward(path, tokens)) <= 1e-6
-    with opened(models, name, devices, type_k="f16", type_v="f16") as runner:
+    with opened(models / f"{name}.gguf", devices, type_k="f16", type_v="f16") as runner:
         assert nmse(prefill(runner, tokens), forward(path, tokens)) <= 1e-5
 
 
@@ -72,7 +54,7 @@ def test_equals_float64_numpy(models: Path, name: str, devices: list[str]) -> No
 def test_steps_equal_float64_numpy(models: Path, devices: list[str]) -> None:
     tokens = tokens_of(1, 16)
     want = forward(models / f"{MODELS[0]}.gguf", tokens)
-    with opened(models, MODELS[0], devices, n_ubatch=8) as runner:
+    with opened(models / f"{MODELS[0]}.gguf", devices, n_ubatch=8) as runner:
         assert nmse(prefill(runner, tokens[:8]), want[:8]) <= 1e-6
         for pos in range(8, 16):
             assert nmse(runner.step([tokens[pos]], [Run(0, 0, 1, pos)], [0])[0], want[pos]) <= 1e-6
@@ -82,13 +64,13 @@ def test_steps_equal_float64_numpy(models: Path, devices: list[str]) -> None:
     ("name", "devices", "cache", "bound"), covering(MODELS, product(MULTI, CACHES), each=2)
 )
 def test_n_devices_equal_one(models: Path, name: str, devices: list[str], cache: str, bound: float) -> None:
-    with opened(models, name, devices, type_k=cache, type_v=cache) as runner:
+    with opened(models / f"{name}.gguf", devices, type_k=cache, type_v=cache) as runner:
         assert nmse(prefill(runner, tokens_of(1)), on_one_device(models, name, cache)) <= bound
 
 
 @pytest.mark.parametrize("ratio", [[3, 1], [1, 0], [0, 1], [1, 7]])
 def test_uneven_and_empty_shares(models: Path, ratio: list[float]) -> None:
-    with opened(models, "stories-narrow-Q8_0", ["0", "0"], tensor_split=ratio) as runner:
+    with opened(models / "stories-narrow-Q8_0.gguf", ["0", "0"], tensor_split=ratio) as runner:
         assert (
             nmse(prefill(runner, tokens_of(1)), on_one_device(models, "stories-narrow-Q8_0", "f32")) <= 1e-9
         )
@@ -99,7 +81,7 @@ def test_prefill_then_steps_equals_one_prefill(
     models: Path, devices: list[str], cache: str, bound: float
 ) -> None:
     tokens = tokens_of(2)
-    with opened(models, "stories-narrow-Q8_0", devices, type_k=cache, type_v=cache) as runner:
+    with opened(models / "stories-narrow-Q8_0.gguf", devices, type_k=cache, type_v=cache) as runner:
         whole = prefill(runner, tokens)
         parts = [prefill(runner, tokens[:40])]
         for pos in range(40, N_TOKENS):
@@ -113,9 +95,9 @@ def test_sequences_in_one_step_equal_each_alone(
 ) -> None:
     a, b = tokens_of(3, 21), tokens_of(4, 13)
     options: dict[str, Any] = {"n_slots": 3, "type_k": cache, "type_v": cache}
-    with opened(models, "stories-narrow-F32", devices, **options) as runner:
+    with opened(models / "stories-narrow-F32.gguf", devices, **options) as runner:
         alone = prefill(runner, a, slot=0), prefill(runner, b, slot=1)
-    with opened(models, "stories-narrow-F32", devices, **options) as runner:
+    with opened(models / "stories-narrow-F32.gguf", devices, **options) as runner:
         first = runner.step(a[:20] + b[:5], [Run(2, 0, 20, 0), Run(1, 20, 5, 0)], range(25)).copy()
         second = runner.step(a[20:] + b[5:], [Run(2, 0, 1, 20), Run(1, 1, 8, 5)], range(9)).copy()
     assert nmse(np.concatenate([first[:20], second[:1]]), alone[0]) <= bound
@@ -124,7 +106,7 @@ def test_sequences_in_one_step_equal_each_alone(
 
 def test_cells_may_lie_anywhere(models: Path) -> None:
     tokens = tokens_of(5)
-    with opened(models, "stories-narrow-F32", ["0"], n_slots=2) as runner:
+    with opened(models / "stories-narrow-F32.gguf", ["0"], n_slots=2) as runner:
         straight = prefill(runner, tokens)
         [cells] = runner.kv.tables.values()
         cells.table[:] = [[3, 0], [1, 2]]
@@ -137,7 +119,7 @@ def test_cells_may_lie_anywhere(models: Path) -> None:
 def test_residual_is_bit_identical_on_devices_of_a_driver(
     models: Path, devices: list[str], rows: int
 ) -> None:
-    with opened(models, "stories-narrow-Q4_0", devices, keep_values=True) as runner:
+    with opened(models / "stories-narrow-Q4_0.gguf", devices, keep_values=True) as runner:
         tokens = tokens_of(6, rows)
         prefill(runner, tokens)
         step = runner.mesh.recorded_step(StepKind.of_run(bucket(rows), bucket(rows)))
@@ -156,10 +138,10 @@ def test_residual_is_bit_identical_on_devices_of_a_driver(
 @pytest.mark.parametrize("ahead", [0, 1, None])
 def test_every_provider_and_depth_gives_the_same_bits(models: Path, provider: str, ahead: int | None) -> None:
     tokens = tokens_of(7, 9)
-    with opened(models, "stories-narrow-F32", ["0", "0"]) as runner:
+    with opened(models / "stories-narrow-F32.gguf", ["0", "0"]) as runner:
         want = prefill(runner, tokens)
     how = {"reduce_provider": provider, "submit_ahead": ahead}
-    with opened(models, "stories-narrow-F32", ["0", "0"], **how) as runner:
+    with opened(models / "stories-narrow-F32.gguf", ["0", "0"], **how) as runner:
         assert np.array_equal(prefill(runner, tokens), want)
 
 
@@ -174,10 +156,10 @@ def test_without_optional_features(
     models: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str], disabled: str
 ) -> None:
     tokens = tokens_of(8, 9)
-    with opened(models, "stories-narrow-Q8_0", devices) as runner:
+    with opened(models / "stories-narrow-Q8_0.gguf", devices) as runner:
         want = prefill(runner, tokens)
     monkeypatch.setenv("VKBACKEND_DISABLE", disabled)
-    with opened(models, "stories-narrow-Q8_0", devices) as runner:
+    with opened(models / "stories-narrow-Q8_0.gguf", devices) as runner:
         assert np.array_equal(prefill(runner, tokens), want)
 
 
@@ -185,7 +167,7 @@ def test_without_optional_features(
 def test_portable_floor(models: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str]) -> None:
     monkeypatch.setenv("VKBACKEND_FLOOR", "1")
     tokens = tokens_of(9, 20)
-    with opened(models, "stories-narrow-F32", devices) as runner:
+    with opened(models / "stories-narrow-F32.gguf", devices) as runner:
         want = forward(models / "stories-narrow-F32.gguf", tokens)
         assert nmse(prefill(runner, tokens), want) <= 1e-6
 
@@ -194,7 +176,7 @@ def test_portable_floor(models: Path, monkeypatch: pytest.MonkeyPatch, devices: 
 def test_ops_that_gpus_choose(models: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str]) -> None:
     monkeypatch.setenv("VKBACKEND_AS_GPU", "1")
     tokens = tokens_of(9, 20)
-    with opened(models, "stories-narrow-Q8_0", devices) as runner:
+    with opened(models / "stories-narrow-Q8_0.gguf", devices) as runner:
         assert not runner.mesh.devices[0].limits.is_cpu
         want = forward(models / "stories-narrow-Q8_0.gguf", tokens)
         assert nmse(prefill(runner, tokens), want) <= 1e-6
@@ -205,7 +187,7 @@ def test_poisoned_memory_stays_invisible(
     models: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str]
 ) -> None:
     monkeypatch.setenv("VKBACKEND_POISON", "1")
-    with opened(models, "stories-narrow-Q8_0", devices) as runner:
+    with opened(models / "stories-narrow-Q8_0.gguf", devices) as runner:
         assert (
             nmse(prefill(runner, tokens_of(1)), on_one_device(models, "stories-narrow-Q8_0", "f32")) <= 1e-9
         )

@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 
-def logits(models: Path, name: str, devices: list[str], shares: list[float] | None) -> np.ndarray:
+def prefill_and_steps(models: Path, name: str, devices: list[str], shares: list[float] | None) -> np.ndarray:
     runner = load_runner(
         models / f"stories-{name}.gguf",
         devices=devices,
@@ -63,5 +63,5 @@ def logits(models: Path, name: str, devices: list[str], shares: list[float] | No
 @pytest.mark.parametrize("name", FILES)
 def test_as_on_one(models: Path, name: str, devices: str, shares: list[float] | None, bound: float) -> None:
     if name not in _one:
-        _one[name] = logits(models, name, ["0"], None)
-    assert nmse(logits(models, name, devices.split(","), shares), _one[name]) <= bound
+        _one[name] = prefill_and_steps(models, name, ["0"], None)
+    assert nmse(prefill_and_steps(models, name, devices.split(","), shares), _one[name]) <= bound

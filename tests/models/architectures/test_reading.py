@@ -15,6 +15,7 @@ import pytest
 from device_sets import nmse
 from oracles.fixture import PROMPT, Fixture, write
 from oracles.fixtures import FIXTURES, build
+from prefills import prefilled
 from runners import load_runner
 
 from vkbackend.errors import UnsupportedModel
@@ -22,7 +23,6 @@ from vkbackend.models.architectures.base import Model
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.placement.tensors import check_weights, notes
-from vkbackend.step import Run
 
 TOKENS = PROMPT[:14]
 architectures = pytest.mark.parametrize(
@@ -51,7 +51,7 @@ OFF: dict[str, Any] = {
 }
 
 
-def opened(fixture: Fixture, path: Path) -> tuple[Model, list[str]]:
+def read_model(fixture: Fixture, path: Path) -> tuple[Model, list[str]]:
     """The model of a file and its notes."""
     with GGUF.open(write(fixture, path)) as gguf:
         model = load_model(gguf)
@@ -62,22 +62,11 @@ def opened(fixture: Fixture, path: Path) -> tuple[Model, list[str]]:
 @cache
 def plain(name: str) -> Model:
     with TemporaryDirectory() as folder:
-        return opened(build(name), Path(folder) / "plain.gguf")[0]
+        return read_model(build(name), Path(folder) / "plain.gguf")[0]
 
 
 def logits(path: Path, n: int) -> np.ndarray:
-    how: dict[str, Any] = {
-        "n_ctx": 32,
-        "n_ubatch": 16,
-        "type_k": "f32",
-        "type_v": "f32",
-        "reduce_type": "f32",
-    }
-    runner = load_runner(path, devices=["numpy"] * n, **how)
-    try:
-        return runner.step(TOKENS, [Run(0, 0, len(TOKENS), 0)], range(len(TOKENS))).copy()
-    finally:
-        runner.close()
+    return prefilled(path, ["numpy"] * n, TOKENS, n_ctx=32, n_ubatch=16, reduce_type="f32")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +107,7 @@ def test_keys_at_their_off_value_mean_absent(tmp_path: Path, name: str) -> None:
     has_more = "nextn_predict_layers" in fixture.keys
     off_here = {k: v for k, v in OFF.items() if (fixture.arch, k) != ("llama4", "attention.sliding_window")}
     fixture.keys = {**off_here, **fixture.keys}
-    off, warnings = opened(fixture, tmp_path / "off.gguf")
+    off, warnings = read_model(fixture, tmp_path / "off.gguf")
     assert off.config == want.config and off.weights() == want.weights()  # type: ignore[attr-defined]
     assert repr(off.ropes(64)) == repr(want.ropes(64)) and len(warnings) == has_more
 
@@ -126,7 +115,7 @@ def test_keys_at_their_off_value_mean_absent(tmp_path: Path, name: str) -> None:
 def test_a_window_of_0_makes_every_layer_of_llama4_see_all(tmp_path: Path) -> None:
     fixture = build("llama4")
     fixture.keys["attention.sliding_window"] = 0
-    model, _ = opened(fixture, tmp_path / "model.gguf")
+    model, _ = read_model(fixture, tmp_path / "model.gguf")
     assert model.turned == (True,) * 5  # type: ignore[attr-defined]
     assert not any(layer.chunk for layer in model.config.layers)  # type: ignore[attr-defined]
     assert nmse(logits(tmp_path / "model.gguf", 2), logits(tmp_path / "model.gguf", 1)) <= 1e-9
@@ -138,7 +127,7 @@ def test_a_window_of_0_makes_every_layer_of_llama4_see_all(tmp_path: Path) -> No
 def test_a_soft_cap_counts_where_the_architecture_has_one(tmp_path: Path, name: str) -> None:
     fixture = build(name)
     fixture.keys |= {"final_logit_softcapping": 7.0, "attn_logit_softcapping": 5.0}
-    model, _ = opened(fixture, tmp_path / "model.gguf")
+    model, _ = read_model(fixture, tmp_path / "model.gguf")
     want = 7.0 if fixture.arch in ("gemma2", "gemma3", "gemma3n", "gemma4") else 0.0
     assert model.config.softcap == want  # type: ignore[attr-defined]
 
@@ -153,7 +142,7 @@ def test_layers_that_predict_further_ahead_are_left_out(tmp_path: Path, name: st
     more = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "attn_q", "attn_norm", "ffn_up")
     for tensor in more:
         fixture.put(f"blk.{il}.{tensor}.weight", np.ones((3, 5)))
-    model, warnings = opened(fixture, tmp_path / "model.gguf")
+    model, warnings = read_model(fixture, tmp_path / "model.gguf")
     assert model.n_layer == plain(name).n_layer and model.weights() == plain(name).weights()
     [line] = warnings
     assert "(nextn) are not used" in line and (f"{len(more)} tensors" in line or n_ahead)
@@ -165,7 +154,7 @@ def test_tensors_that_nothing_reads_are_named(tmp_path: Path, name: str) -> None
     fixture.put("blk.1.surprise.weight", np.ones(8))
     fixture.put("other.bias", np.ones(8))
     with pytest.raises(UnsupportedModel, match=r"2 tensors that .* does not use: blk.1.surprise.*other"):
-        opened(fixture, tmp_path / "model.gguf")
+        read_model(fixture, tmp_path / "model.gguf")
 
 
 def test_gpt2_has_so_many_positions_and_no_more(tmp_path: Path) -> None:

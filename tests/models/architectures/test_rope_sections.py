@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from device_sets import nmse
 from oracles.fixture import PROMPT, Fixture, write
 from oracles.fixtures import build
-from runners import load_runner
+from prefills import prefilled
 
-from vkbackend.step import Run
-
-
-def logits(path: Path, n_devices: int) -> np.ndarray:
-    runner = load_runner(
-        path, devices=["numpy"] * n_devices, n_ctx=64, type_k="f32", type_v="f32", reduce_type="f32"
-    )
-    try:
-        return runner.step(PROMPT, [Run(0, 0, len(PROMPT), 0)], range(len(PROMPT))).copy()
-    finally:
-        runner.close()
+EXACT: dict[str, Any] = {"n_ubatch": 512, "reduce_type": "f32"}
 
 
 def with_sections() -> Fixture:
@@ -36,7 +27,7 @@ def with_sections() -> Fixture:
 
 
 def test_glm4(tmp_path: Path) -> None:
-    want = logits(write(build("glm4"), tmp_path / "adjacent.gguf"), 1)
+    want = prefilled(write(build("glm4"), tmp_path / "adjacent.gguf"), ["numpy"], PROMPT, **EXACT)
     path = write(with_sections(), tmp_path / "halves.gguf")
     for n in (1, 3):
-        assert nmse(logits(path, n), want) <= 1e-10
+        assert nmse(prefilled(path, ["numpy"] * n, PROMPT, **EXACT), want) <= 1e-10

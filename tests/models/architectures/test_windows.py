@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from device_sets import DEVICE_SETS, nmse
 from llama_float64 import forward
-from runners import load_runner
+from prefills import opened
 from safetensors.numpy import load_file
 from scheduling import finish
 from tiny_models import Tiny, write_tiny
@@ -26,8 +25,7 @@ from vkbackend.models.architectures.base import Weights
 from vkbackend.models.architectures.decoder import linear
 from vkbackend.models.architectures.llama import Model as Llama
 from vkbackend.models.architectures.memory_specs import KVSpec, LayerCache
-from vkbackend.models.engine import runner as runner_module
-from vkbackend.models.engine import saved_state
+from vkbackend.models.engine import loading, saved_state
 from vkbackend.models.engine.blocks import SlotContent
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Generate
@@ -78,17 +76,11 @@ def want(path: Path) -> np.ndarray:
 
 @pytest.fixture(autouse=True)
 def windowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner_module, "load_model", Windowed)
+    monkeypatch.setattr(loading, "load_model", Windowed)
 
 
-@contextmanager
-def opened(path: Path, devices: list[str], **options: Any) -> Iterator[Runner]:
-    defaults = {"n_ctx": N, "n_ubatch": UBATCH, "n_slots": 2, "type_k": "f32", "type_v": "f32"}
-    runner = load_runner(path, devices=devices, **defaults | options)
-    try:
-        yield runner
-    finally:
-        runner.close()
+def windowed_runner(path: Path, devices: list[str], **options: Any) -> AbstractContextManager[Runner]:
+    return opened(path, devices, **{"n_ctx": N, "n_ubatch": UBATCH, "n_slots": 2} | options)
 
 
 def feed(runner: Runner, first: int, last: int, slot: int = 0, tokens: list[int] = TOKENS) -> np.ndarray:
@@ -110,7 +102,7 @@ SETS = [
 def test_rings_equal_a_full_mask(path: Path, want: np.ndarray, devices: list[str], bound: float) -> None:
     other = TOKENS[::-1]
     other_want = forward(path, other[:90], windows=WINDOWS, owners=OWNERS)
-    with opened(path, devices) as runner:
+    with windowed_runner(path, devices) as runner:
         assert {t.capacity for t in runner.kv.tables.values()} == {64, 160}
         parts, others = [feed(runner, 0, 83)], [feed(runner, 0, 70, slot=1, tokens=other)]
         for i in range(10):
@@ -128,14 +120,14 @@ def test_rings_equal_a_full_mask(path: Path, want: np.ndarray, devices: list[str
 
 @pytest.mark.parametrize("options", [{"split_mode": "layer"}, {"tensor_split": [1, 3]}, {"n_gpu_layers": 2}])
 def test_a_shared_cache_under_every_split(path: Path, want: np.ndarray, options: dict[str, Any]) -> None:
-    with opened(path, ["numpy"] * 2, **options) as runner:
+    with windowed_runner(path, ["numpy"] * 2, **options) as runner:
         plans = runner.layout.plans
         assert plans[3].ranges["heads"] == plans[0].ranges["heads"]
         assert nmse(feed(runner, 0, 60), want[:60]) <= 1e-9
 
 
 def test_what_rings_and_shared_caches_take(path: Path) -> None:
-    with opened(path, ["numpy"] * 2) as runner:
+    with windowed_runner(path, ["numpy"] * 2) as runner:
         cell = 2 * 2 * 16 * 4  # K and V of two heads of 16 floats
         cells = 2 * (96 + 160 + 96)  # slots; the windows and the full layer, nothing for the sharing one
         assert sum(s["kv"] for s in sizes(runner.layout)) == cell * cells
@@ -146,13 +138,13 @@ def test_what_rings_and_shared_caches_take(path: Path) -> None:
 
 
 def test_a_window_of_the_context_needs_no_ring(path: Path) -> None:
-    with opened(path, ["numpy"], n_ctx=30) as runner:
+    with windowed_runner(path, ["numpy"], n_ctx=30) as runner:
         assert [t.capacity for t in runner.kv.tables.values()] == [32]
         assert runner.resumable(30) == 0
 
 
 def test_splits_of_the_keys_are_joined_where_there_are_enough(path: Path, want: np.ndarray) -> None:
-    with opened(path, ["numpy"], n_ctx=256) as runner:
+    with windowed_runner(path, ["numpy"], n_ctx=256) as runner:
         feed(runner, 0, 144)
         got = np.concatenate([feed(runner, at, at + 1) for at in range(144, N)])
         commands = runner.mesh.recorded_step(StepKind.of_run(1, 1)).executables[0].recording.accesses()
@@ -172,11 +164,11 @@ def generate(engine: Engine, tokens: list[int], slot: int, n: int) -> tuple[list
 
 def test_a_prefix_is_reused_as_far_as_windows_are_held(path: Path) -> None:
     """After 108 positions a window of 20 holds the positions from 64 on: a request can continue from 83."""
-    with opened(path, ["numpy"], n_slots=1, prefix_cache=False) as runner:
+    with windowed_runner(path, ["numpy"], n_slots=1, prefix_cache=False) as runner:
         whole = Engine(runner)
         prompts = {common: [*TOKENS[:common], 5, 6, 7] for common in (62, 70, 90)}
         want = {common: generate(whole, prompt, 0, 12)[0] for common, prompt in prompts.items()}
-    with opened(path, ["numpy"]) as runner:
+    with windowed_runner(path, ["numpy"]) as runner:
         engine = Engine(runner)
         _, ran = generate(engine, TOKENS[:100], 0, 9)
         assert ran == 100 and engine.cache.resumable(0) == 83
@@ -191,7 +183,7 @@ def test_a_prefix_is_reused_as_far_as_windows_are_held(path: Path) -> None:
 
 
 def test_state_of_rings_goes_on_elsewhere(path: Path, want: np.ndarray, tmp_path: Path) -> None:
-    with opened(path, ["numpy"] * 2) as runner:
+    with windowed_runner(path, ["numpy"] * 2) as runner:
         feed(runner, 0, 100)
         content = SlotContent(TOKENS[:100], 100, runner.resumable(100))
         with pytest.raises(InvalidArgument, match=r"sliding window.*at least 55"):
@@ -201,7 +193,7 @@ def test_state_of_rings_goes_on_elsewhere(path: Path, want: np.ndarray, tmp_path
     assert "cache_k_l3" not in stored and stored["cache_k_l1"].shape == (100, 2, 16)
     assert stored["cache_k_l0"].shape == (64, 2, 16)
     for ubatch in (4, 64):
-        with opened(path, ["numpy"] * 3, n_ubatch=ubatch) as runner:
+        with windowed_runner(path, ["numpy"] * 3, n_ubatch=ubatch) as runner:
             loaded = SlotContent()
             saved_state.load(runner, tmp_path / "a", 1, loaded)
             assert loaded.resumable == {4: 100 - 32 + 19, 64: 55}[ubatch]
@@ -210,13 +202,13 @@ def test_state_of_rings_goes_on_elsewhere(path: Path, want: np.ndarray, tmp_path
 
 def test_state_in_parts(path: Path, want: np.ndarray, tmp_path: Path) -> None:
     first, second = tmp_path / "a", tmp_path / "b"
-    with opened(path, ["numpy"]) as runner:
+    with windowed_runner(path, ["numpy"]) as runner:
         feed(runner, 0, 110)
         saved_state.save(runner, first, 0, SlotContent(TOKENS[:80], 80, runner.resumable(80)), 0, None)
-    with opened(path, ["numpy"]) as runner:
+    with windowed_runner(path, ["numpy"]) as runner:
         feed(runner, 0, 110)
         saved_state.save(runner, second, 0, SlotContent(TOKENS[:110], 110, runner.resumable(110)), 80, 85)
-    with opened(path, ["numpy"]) as runner:
+    with windowed_runner(path, ["numpy"]) as runner:
         content = SlotContent()
         saved_state.load(runner, first, 0, content)
         saved_state.load(runner, second, 0, content)

@@ -17,7 +17,7 @@ from vkbackend.step import Run
 SIZES = [1, 2, 5, 1, 9, 2, 1]  # four kinds
 
 
-def logits(runner: Runner, n: int) -> np.ndarray:
+def last_logits(runner: Runner, n: int) -> np.ndarray:
     return runner.step(list(range(3, 3 + n)), [Run(0, 0, n, 0)], [n - 1]).copy()
 
 
@@ -33,7 +33,7 @@ def kept(runner: Runner) -> list[int]:
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id == "0,0"])
 def test_steps_make_place(models: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     runner = open_runner(models, devices)
-    want = {n: logits(runner, n) for n in sorted(set(SIZES))}
+    want = {n: last_logits(runner, n) for n in sorted(set(SIZES))}
     all_of_them = live(runner)
     runner.close()
     assert all(not device.counts for device in runner.mesh.devices)
@@ -42,12 +42,12 @@ def test_steps_make_place(models: Path, devices: list[str], monkeypatch: pytest.
     monkeypatch.setattr(recorded_steps, "MIN_STEPS", 2)
     runner = open_runner(models, devices)
     for n in SIZES:
-        assert np.array_equal(logits(runner, n), want[n])
+        assert np.array_equal(last_logits(runner, n), want[n])
         assert len(runner.mesh.steps.by_kind) <= 2
     assert kept(runner) == [1, 2], "those used last"
     few = live(runner)
     for n in SIZES:
-        logits(runner, n)
+        last_logits(runner, n)
     assert live(runner) == few
     assert all(
         a[0]["VkDescriptorPool"] < b[0]["VkDescriptorPool"] for a, b in zip(few, all_of_them, strict=True)
@@ -58,15 +58,15 @@ def test_steps_make_place(models: Path, devices: list[str], monkeypatch: pytest.
 
 def test_as_many_as_the_commands_allow(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = open_runner(models, ["numpy"] * 2)
-    logits(runner, 1)
+    last_logits(runner, 1)
     n_commands = next(iter(runner.mesh.steps.by_kind.values())).n_commands
     assert n_commands > 100
     monkeypatch.setattr(recorded_steps, "MIN_STEPS", 1)
     monkeypatch.setattr(recorded_steps, "MAX_COMMANDS", 3 * n_commands + 3 * n_commands // 4)
     for n in (2, 5, 9):
-        logits(runner, n)
+        last_logits(runner, n)
     assert kept(runner) == [2, 8, 12]
-    logits(runner, 2)
-    logits(runner, 1)
+    last_logits(runner, 2)
+    last_logits(runner, 1)
     assert kept(runner) == [1, 2, 12], "2 was used again, 8 was not"
     runner.close()

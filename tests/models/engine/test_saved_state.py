@@ -12,10 +12,11 @@ from device_sets import nmse
 from fake_runner import FakeRunner, continuation
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prefills import prefill
 from safetensors import safe_open
 from safetensors.numpy import load_file
 from scheduling import GREEDY, events_of, finish, make, tokens_of
-from state_models import PROMPT, TOKENS, open_llm, open_runner, prefill
+from state_models import PROMPT, TOKENS, open_llm, open_runner
 
 from vkbackend.errors import InvalidArgument, StateError
 from vkbackend.meta.gather import gather_rows

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prefills import prefill
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
-from state_models import PROMPT, TOKENS, model, open_llm, open_runner, prefill
+from state_models import PROMPT, TOKENS, model, open_llm, open_runner
 
 from vkbackend.errors import InvalidArgument, StateError, VkbackendError
 from vkbackend.meta.gather import gather_rows

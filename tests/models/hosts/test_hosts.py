@@ -43,7 +43,7 @@ def here(places: list[str]) -> list[str]:
     return [place.partition("/")[2] for place in places]
 
 
-def logits(runner: Runner) -> np.ndarray:
+def logits_of_two_slots(runner: Runner) -> np.ndarray:
     """Of two prompts in one step, of a token for each, and of a token for one alone."""
     out = [runner.step(TOKENS[:80], [Run(0, 0, 50, 0), Run(1, 50, 30, 0)], [49, 79]).copy()]
     for i in range(2):
@@ -59,11 +59,11 @@ def check(path: Path, places: list[str], interleave: bool = False, **options: An
     with pytest.MonkeyPatch.context() as patch:  # layers may end with a host: act as several
         patch.setattr(Options, "hosts", tuple(place[0] for place in places))
         single = load_runner(path, devices=here(places), interleave=interleave, **options)
-    want = logits(single)
+    want = logits_of_two_slots(single)
     single.close()
     n_hosts = 1 + max(int(place[0]) for place in places)
     with twin_runner(path, places, n_hosts, interleave, **options) as runner:
-        assert np.array_equal(logits(runner), want) and np.isfinite(want).all()
+        assert np.array_equal(logits_of_two_slots(runner), want) and np.isfinite(want).all()
 
 
 TWO, THREE = ["0/numpy", "1/numpy"], ["0/numpy", "1/numpy", "1/numpy"]
@@ -220,10 +220,10 @@ def test_control_vectors(tmp_path: Path, split_mode: str) -> None:
     results = []
     for options in (OPTIONS, steered):
         single = load_runner(path, devices=here(TWO), **options)
-        results.append(logits(single))
+        results.append(logits_of_two_slots(single))
         single.close()
     with twin_runner(path, TWO, models=[None, there], **steered) as runner:
-        assert np.array_equal(logits(runner), results[1]) and not np.array_equal(*results)
+        assert np.array_equal(logits_of_two_slots(runner), results[1]) and not np.array_equal(*results)
 
 
 def test_candidates_masks_and_sums(tmp_path: Path) -> None:

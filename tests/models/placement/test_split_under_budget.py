@@ -36,17 +36,17 @@ def budgets(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return room
 
 
-def opened(models: Path, **options: Any) -> Runner:
+def load_on_two(models: Path, **options: Any) -> Runner:
     path = models / "stories-narrow-F32.gguf"
     return load_runner(path, devices=["numpy"] * 2, n_ctx=1024, type_k="f32", type_v="f32", **options)
 
 
 def test_scratch_counts_in_the_automatic_split(models: Path, budgets: list[int]) -> None:
-    free = opened(models, tensor_split="auto")
+    free = load_on_two(models, tensor_split="auto")
     first, second = free.options.tensor_split or ()
     free.close()
     budgets[0] = BUDGET
-    tight = opened(models, tensor_split="auto")
+    tight = load_on_two(models, tensor_split="auto")
     fewer, others = tight.options.tensor_split or ()
     held = tight.memory()[0]
     tight.close()
@@ -57,16 +57,16 @@ def test_scratch_counts_in_the_automatic_split(models: Path, budgets: list[int])
 def test_the_refusal_names_other_shares(models: Path, budgets: list[int]) -> None:
     budgets[:] = BUDGET, BUDGET
     with pytest.raises(OutOfDeviceMemory, match=r"other shares \(-ts 1,1\)"):
-        opened(models, tensor_split=(15, 1))
-    opened(models, tensor_split=(1, 1)).close()
+        load_on_two(models, tensor_split=(15, 1))
+    load_on_two(models, tensor_split=(1, 1)).close()
 
 
 def test_other_shares_follow_the_room_of_the_devices_alone(models: Path, budgets: list[int]) -> None:
-    free = opened(models, tensor_split=(3, 1))
+    free = load_on_two(models, tensor_split=(3, 1))
     budgets[:] = (int(1.25 * sum(row[home] for home in fit.ON_DEVICE)) for row in free.memory())
     free.close()
     with pytest.raises(OutOfDeviceMemory, match=r"other shares \(-ts (\d+),(\d+)\)") as caught:
-        opened(models, tensor_split=(1, 1))
+        load_on_two(models, tensor_split=(1, 1))
     first, second = map(int, re.findall(r"-ts (\d+),(\d+)", str(caught.value))[0])
     assert first > second
-    opened(models, tensor_split=(first, second)).close()
+    load_on_two(models, tensor_split=(first, second)).close()

@@ -24,7 +24,7 @@ from vkbackend.tools.cli import main
 TOKENS = list(range(12))
 
 
-def logits(path: Path) -> np.ndarray:
+def llm_logits(path: Path) -> np.ndarray:
     with LLM(path, devices=["numpy"], n_ctx=32, n_ubatch=16) as llm:
         return llm.logits(TOKENS)
 
@@ -46,7 +46,7 @@ def test_layers_that_predict_further_ahead_are_left_out_with_one_note(tmp_path: 
         Tiny("llama", "Q8_0"),
         {name: values for name, values in same.items() if not name.startswith("blk.4.")},
     )
-    assert np.array_equal(logits(path), logits(four))
+    assert np.array_equal(llm_logits(path), llm_logits(four))
     with LLM(path, devices=["numpy"], n_ctx=32, n_ubatch=16) as llm:
         [note] = llm.notes
         assert "18 tensors" in note and "nextn" in note and "blk.4." in note
@@ -90,14 +90,14 @@ def test_they_are_written_back(tmp_path: Path) -> None:
 
 def test_without_the_key_they_are_tensors_that_nothing_reads(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"2 tensors that llama does not use: blk.4.nextn.eh_proj"):
-        logits(with_nextn(tmp_path, n_ahead=0))
+        llm_logits(with_nextn(tmp_path, n_ahead=0))
     with pytest.raises(GGUFError, match="nextn_predict_layers is 5"):
-        logits(with_nextn(tmp_path, n_ahead=5))
+        llm_logits(with_nextn(tmp_path, n_ahead=5))
 
 
 def test_an_unknown_architecture_is_named_with_what_is_supported(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"'gpt9' is not supported; supported are: llama, .*phi3"):
-        logits(write_tiny(tmp_path / "model.gguf", Tiny("gpt9")))
+        llm_logits(write_tiny(tmp_path / "model.gguf", Tiny("gpt9")))
 
 
 @pytest.mark.parametrize("value", [0, 0.0, False, -math.inf, [], [0, 0], [-math.inf], ""])
@@ -122,7 +122,9 @@ def test_values_that_are_on(value: Any) -> None:
 )
 def test_keys_at_their_off_value_mean_absent(tmp_path: Path, keys: dict[str, Any]) -> None:
     plain = write_tiny(tmp_path / "plain.gguf", Tiny("llama"))
-    assert np.array_equal(logits(write_tiny(tmp_path / "off.gguf", Tiny("llama", keys=keys))), logits(plain))
+    assert np.array_equal(
+        llm_logits(write_tiny(tmp_path / "off.gguf", Tiny("llama", keys=keys))), llm_logits(plain)
+    )
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def kept(name: str) -> dict[str, Any]:
     return json.loads((oracle.GOLDEN / f"kind-{name}.json").read_text())
 
 
-def opened(path: Path, vocabulary: dict[str, Any]) -> Tokenizer:
+def load_tokenizer(path: Path, vocabulary: dict[str, Any]) -> Tokenizer:
     with GGUF.open(oracle.write(path / "v.gguf", vocabulary)) as gguf:
         return Tokenizer.from_gguf(gguf)
 
@@ -40,7 +40,7 @@ def compared(name: str, text: str) -> bool:
 @pytest.mark.parametrize("name", oracle.MAKE)
 def test_ids(name: str, tmp_path: Path) -> None:
     vocabulary = kept(name)
-    tokenizer = opened(tmp_path, vocabulary)
+    tokenizer = load_tokenizer(tmp_path, vocabulary)
     rows = list(zip(vocabulary["texts"], vocabulary["ids"], vocabulary["parsed"], strict=True))
     rows = [row for row in rows if compared(name, row[0])]
     assert len(rows) > 80
@@ -52,11 +52,14 @@ def test_ids(name: str, tmp_path: Path) -> None:
 
 
 def test_round_trips(tmp_path: Path) -> None:
-    tokenizer = opened(tmp_path, kept("rwkv"))
+    tokenizer = load_tokenizer(tmp_path, kept("rwkv"))
     for text in ("", "a\\n\n\t", "日本 🦙 \u0301", "<s>"):
         assert tokenizer.decode(tokenizer.encode(text)) == text
     assert (
-        opened(tmp_path, kept("t5")).decode(opened(tmp_path, kept("t5")).encode(" the   day ")) == "the day"
+        load_tokenizer(tmp_path, kept("t5")).decode(
+            load_tokenizer(tmp_path, kept("t5")).encode(" the   day ")
+        )
+        == "the day"
     )
 
 
@@ -77,7 +80,7 @@ def test_the_longest_token_is_taken(raw: bytes, data: st.DataObject) -> None:
 
 
 def test_words_beyond_bert_are_unknown(tmp_path: Path) -> None:
-    tokenizer = opened(tmp_path, kept("bert"))
+    tokenizer = load_tokenizer(tmp_path, kept("bert"))
     assert (
         tokenizer.encode("a" * 101, add_special=False)
         == [1]
@@ -139,4 +142,4 @@ def test_damaged_maps() -> None:
 )
 def test_malformed(name: str, changed: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(GGUFError, match=words):
-        opened(tmp_path, {**kept(name), **changed})
+        load_tokenizer(tmp_path, {**kept(name), **changed})

@@ -81,7 +81,7 @@ def test_runs_and_overlaps_at_full_length() -> None:
 # ---- costs ----
 
 
-def opened(path: Path, special: list[str]) -> Tokenizer:
+def load_tokenizer(path: Path, special: list[str]) -> Tokenizer:
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *special]
     types = [2, 3, 3, *[BYTE] * 256, *[USER_DEFINED] * len(special)]
     scores = array("tokenizer.ggml.scores", F32, [0.0] * len(tokens))
@@ -118,7 +118,7 @@ TEXTS = {"no token": "once < upon <| a time " * 40, "tokens": HITS, "runs": "a" 
 def test_costs_do_not_grow_with_the_vocabulary(tmp_path: Path, name: str) -> None:
     """Counted, not timed."""
     few, many = (
-        opened(tmp_path / "v.gguf", ["aa", "aaaaa", "<|", *(f"<|x{i:04d}|>" for i in range(n))])
+        load_tokenizer(tmp_path / "v.gguf", ["aa", "aaaaa", "<|", *(f"<|x{i:04d}|>" for i in range(n))])
         for n in (500, 8000)
     )
     text = TEXTS[name]
@@ -157,7 +157,7 @@ def test_words_that_begin_as_tokens_do_are_passed_over(monkeypatch: pytest.Monke
 
 def test_a_special_token_has_a_longest_length(tmp_path: Path) -> None:
     longest = "x" * MAX_LENGTH
-    tokenizer = opened(tmp_path / "v.gguf", [longest])
+    tokenizer = load_tokenizer(tmp_path / "v.gguf", [longest])
     assert tokenizer.encode(longest + "<", add_special=False)[0] == 259
     with pytest.raises(GGUFError, match="special token 259 has 1025 characters, at most 1024"):
-        opened(tmp_path / "v.gguf", [longest + "x"])
+        load_tokenizer(tmp_path / "v.gguf", [longest + "x"])

@@ -33,7 +33,7 @@ N_LINES, N_LOADS = 5_000, 3
 T = TypeVar("T")
 
 
-def opened(path: Path) -> Tokenizer:
+def load_tokenizer(path: Path) -> Tokenizer:
     with GGUF.open(path) as gguf:
         return Tokenizer.from_gguf(gguf)
 
@@ -78,7 +78,7 @@ def speed(lines: list[str]) -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         for path in (*paths, reaching_over_a_space(paths[0], Path(folder))):
-            loads = [timed(lambda path=path: opened(path)) for _ in range(N_LOADS)]  # type: ignore[misc]
+            loads = [timed(lambda path=path: load_tokenizer(path)) for _ in range(N_LOADS)]  # type: ignore[misc]
             ours = loads[-1][1]
             their_loads = [timed(lambda path=path: llama_cpp.Vocabulary(path)) for _ in range(N_LOADS)]  # type: ignore[misc]
             theirs = their_loads[-1][1]
@@ -103,7 +103,7 @@ def cuts(lines: list[str]) -> None:
             path = make_pre_tokenizers.write(
                 Path(folder) / "v.gguf", name, *make_pre_tokenizers.pairs_of(lines)
             )
-            ours, theirs = opened(path), llama_cpp.Vocabulary(path)
+            ours, theirs = load_tokenizer(path), llama_cpp.Vocabulary(path)
             bad = differing(ours, theirs, lines)
             theirs.close()
         if name in make_pre_tokenizers.ORIGINALS:
@@ -124,7 +124,7 @@ def kinds(lines: list[str]) -> None:
     for name, make in make_kinds.MAKE.items():
         with tempfile.TemporaryDirectory() as folder:
             path = make_kinds.write(Path(folder) / "v.gguf", make())
-            ours, theirs = opened(path), llama_cpp.Vocabulary(path)
+            ours, theirs = load_tokenizer(path), llama_cpp.Vocabulary(path)
             bad = differing(ours, theirs, lines)
             theirs.close()
         marks = [line for line in bad if any(unicodedata.category(c) == "Mc" for c in line)]

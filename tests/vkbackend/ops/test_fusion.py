@@ -28,7 +28,7 @@ TOKENS = np.random.default_rng(3).integers(0, 128, 11).tolist()
 LIMITS = Limits()
 
 
-def logits(path: Path, n: int, **options: Any) -> tuple[np.ndarray, list[str]]:
+def logits_and_ops(path: Path, n: int, **options: Any) -> tuple[np.ndarray, list[str]]:
     settings = {"n_ctx": 32, "n_ubatch": 16, "reduce_type": "f32"} | options
     runner = load_runner(path, devices=["numpy"] * n, **settings)
     try:
@@ -51,9 +51,9 @@ def logits(path: Path, n: int, **options: Any) -> tuple[np.ndarray, list[str]]:
 )
 def test_fused_equals_one_by_one(name: str, n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(build(name), tmp_path / "model.gguf")
-    fused, few = logits(path, n, type_k="f32", type_v="f32")
+    fused, few = logits_and_ops(path, n, type_k="f32", type_v="f32")
     monkeypatch.setenv("VKBACKEND_FUSE", "0")
-    plain, many = logits(path, n, type_k="f32", type_v="f32")
+    plain, many = logits_and_ops(path, n, type_k="f32", type_v="f32")
     assert nmse(fused, plain) <= 1e-12
     assert few.count("rms_norm") + few.count("rope") < many.count("rms_norm") + many.count("rope")
     assert few.count("kv_store") == many.count("kv_store")
