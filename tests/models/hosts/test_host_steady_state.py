@@ -40,11 +40,11 @@ class Shared(_TwinTransfers):
         rank, wait = self._transport.rank, self._transport.wait
         for host, part in self._received:
             key = host, rank, self._lane
-            wait(lambda key=key: bool(self.boxes.get(key)), self._what)  # type: ignore[misc]
+            wait(lambda key=key: bool(self.boxes.get(key)), self._purpose)  # type: ignore[misc]
             part[:] = self.boxes[key][0]
             self.boxes[key].popleft()
         for host, _ in self._sent:
-            wait(lambda host=host: not self.boxes[rank, host, self._lane], self._what)  # type: ignore[misc]
+            wait(lambda host=host: not self.boxes[rank, host, self._lane], self._purpose)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
