@@ -15,6 +15,7 @@ from pathlib import Path
 from vkbackend.errors import InvalidArgument, VkbackendError
 from vkbackend.models.arguments import text_of
 
+CONNECT_S = 8.0
 PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0")  # without a tag: llama.cpp's order
 _NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+?)(?::(?P<tag>[\w.-]+))?")
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
@@ -60,8 +61,17 @@ def fetch(name: str, file: str | None = None) -> str:
 
 
 def _online(repo: str) -> dict[str, int]:
-    from huggingface_hub import HfApi
+    """Size by path of the repository's files on the Hub. Raises VkbackendError without a connection."""
+    from huggingface_hub import HfApi, constants, get_session
+    from huggingface_hub.errors import HTTPError
 
+    try:  # the library itself retries for half a minute
+        get_session().head(constants.ENDPOINT, timeout=CONNECT_S)
+    except (HTTPError, OSError) as error:
+        raise VkbackendError(
+            f"{repo} cannot be fetched from {constants.ENDPOINT}: {_first_line(error)}; connect this "
+            "machine, or name a file with -m; a model that was fetched before loads with --offline"
+        ) from None
     tree = HfApi().list_repo_tree(repo, recursive=True)
     return {entry.path: int(getattr(entry, "size", 0) or 0) for entry in tree}
 

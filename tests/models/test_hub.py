@@ -147,6 +147,13 @@ def test_no_connection_and_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(f"refused, said {SECRET}\nand more")
 
     monkeypatch.setenv("HF_TOKEN", SECRET)
+    with monkeypatch.context() as patch:  # a connection that fails is not tried again
+        patch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+        patch.setenv("NO_PROXY", "*")
+        with pytest.raises(
+            VkbackendError, match=r"me/x cannot be .*127\.0\.0\.1:9: .*; connect this machine"
+        ):
+            fetch("me/x")
     monkeypatch.setattr("vkbackend.models.hub._online", refused)
     with pytest.raises(VkbackendError, match=r"me/x cannot be .*: refused, said \*\*\*; .*try again"):
         fetch("me/x")
