@@ -1,10 +1,10 @@
-// bfloat16 as 16 bits: the upper half of a float.
+// A bfloat16 is the upper 16 bits of a float.
 
-// Nearest bfloat16, ties to even; overflow gives inf, NaN a quiet NaN.
+// Round to the nearest bfloat16, ties to even. Overflow gives inf, NaN gives a quiet NaN.
 uint bf16_bits(uint bits) {
     if ((bits & 0x7fffffffu) > 0x7f800000u) return (bits >> 16) | 0x40u;
     return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
 }
 
-// Value i of packed pairs, in `word`.
+// Return value i of an array of packed pairs; `word` is the pair with value i.
 float bf16_value(uint word, uint i) { return uintBitsToFloat((i & 1u) == 0u ? word << 16 : word & 0xffff0000u); }

@@ -1,13 +1,14 @@
-// Four elements of a KV cache as floats. Included once per cache, after lib/cache_types.glsl. CACHE(i) is word i of
-// its buffer, CACHE_OFF its first word.
+// Reads four elements of a KV cache as floats. Include once per cache, after lib/cache_types.glsl. CACHE(i)
+// is word i of the cache's buffer, CACHE_OFF the first word of the cache.
 
-// Elements 4 quad..4 quad + 3 of the quantized block h halves after word `word`. A block may begin in mid-word, so
-// four codes may span two words.
+// Return elements 4 quad..4 quad + 3 of the quantized block that begins `h` 16-bit units after word `word`. A
+// block may begin in the middle of a word, so four codes may span two words.
 vec4 CACHE_BLOCK_QUAD(uint word, uint h, uint quad) {
     const vec2 pair = unpackHalf2x16(CACHE(word + (h >> 1)));
     const uint code = h + 1 + 2 * (CACHE_TYPE == CACHE_Q8_0 ? quad : quad & 3u);
     const uint low = CACHE(word + (code >> 1));
-    const uint high = CACHE(word + (code >> 1) + (code & 1u)); // no branch: loads of many quads overlap
+    // without a branch, so that loads of many quads overlap
+    const uint high = CACHE(word + (code >> 1) + (code & 1u));
     const uint codes = (code & 1u) == 0u ? low : (low >> 16) | (high << 16);
     const float d = (h & 1u) == 0u ? pair.x : pair.y;
     if (CACHE_TYPE == CACHE_Q8_0) return d * vec4((ivec4(int(codes)) << ivec4(24, 16, 8, 0)) >> 24);

@@ -1,5 +1,6 @@
-// Cooperative matrices of halves with sums in floats, by the same names in both extensions: MATRIX_A [M, K], MATRIX_B
-// [K, N], MATRIX_SUM [M, N]. A and B load from QUADs of four halves. The including file declares M, N, K.
+// Cooperative matrices of F16 with sums in F32, under the same names for both extensions: MATRIX_A [M, K],
+// MATRIX_B [K, N], MATRIX_SUM [M, N]. MATRIX_A and MATRIX_B are loaded from QUADs of four F16 values. The
+// including file declares M, N, K.
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
@@ -21,7 +22,7 @@ QUAD quad_of(vec4 v) { return uvec2(packFloat2x16(f16vec2(v.xy)), packFloat2x16(
 
 uvec2 words_of(QUAD q) { return q; }
 
-// Element i of each of four QUADs.
+// Return element i of each of the four QUADs.
 QUAD quad_across(QUAD q[4], uint i) {
     const uvec4 halves = uvec4(q[0][i / 2], q[1][i / 2], q[2][i / 2], q[3][i / 2]) >> (16 * (i % 2)) & 0xFFFFu;
     return halves.xz | halves.yw << 16;
@@ -47,5 +48,6 @@ uvec2 words_of(QUAD q) { return uvec2(packFloat2x16(q.xy), packFloat2x16(q.zw));
 QUAD quad_across(QUAD q[4], uint i) { return f16vec4(q[0][i], q[1][i], q[2][i], q[3][i]); }
 #endif
 
-// Element-wise product. Only the driver knows which elements an invocation holds, but matrices of one kind agree.
+// Multiply element by element. Only the driver knows which elements of a matrix an invocation holds, but they
+// are the same for all matrices of one type.
 #define SCALE_BY(m, r) for (uint e_ = 0; e_ < m.length(); ++e_) m[e_] *= r[e_]

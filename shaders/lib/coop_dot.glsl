@@ -1,7 +1,7 @@
-// A tile of an int8 product on matrix units: codes of w (lib/quants.glsl) by x in 8 bits (lib/q8.glsl), in slices
-// through shared memory. A block of 32 elements is scaled by a float of w's row and one of x's. The including file
-// declares M, N, K, FM x FN matrices per subgroup, SM x SN subgroups, W4, X4, WIDE, and includes lib/dequant.glsl,
-// lib/q8.glsl.
+// A tile of an int8 product on matrix units: codes of w (lib/quants.glsl) times x in 8 bits (lib/q8.glsl),
+// slice by slice in shared memory. The product of a block of 32 elements is scaled by one float for the row
+// of w and one for the row of x. The including file declares M, N, K, FM x FN matrices per subgroup, SM x SN
+// subgroups, W4, X4, WIDE, and includes lib/dequant.glsl and lib/q8.glsl.
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_EXT_shader_explicit_arithmetic_types_int8 : require
@@ -13,22 +13,22 @@
 #define CODES_B coopmat<int8_t, gl_ScopeSubgroup, K, N, gl_MatrixUseB>
 #define MATRIX_DOTS coopmat<int, gl_ScopeSubgroup, M, N, gl_MatrixUseAccumulator>
 #define MATRIX_SUM coopmat<float, gl_ScopeSubgroup, M, N, gl_MatrixUseAccumulator>
-// K codes of each row from `row` on, from element k of the slice on.
+// Load K codes of each row from `row` on, starting with element k of the slice.
 #define LOAD_W_CODES(m, row, k) \
     coopMatLoad(m, w_codes, (row) * STRIDE + (k) / 8, STRIDE, gl_CooperativeMatrixLayoutRowMajor)
 #define LOAD_X_CODES(m, row, k) \
     coopMatLoad(m, x_codes, (row) * STRIDE + (k) / 8, STRIDE, gl_CooperativeMatrixLayoutColumnMajor)
-// Equal columns, or equal rows: a stride of 0.
+// A stride of 0 makes all columns (or all rows) equal.
 #define LOAD_COLUMN(m, from, at) coopMatLoad(m, from, at, 0, gl_CooperativeMatrixLayoutColumnMajor)
 #define LOAD_ROW(m, from, at) coopMatLoad(m, from, at, 0, gl_CooperativeMatrixLayoutRowMajor)
 
 const uint TM = M * FM * SM; // rows of w in a tile
 const uint TN = N * FN * SN;
-// On subgroups of up to 16 lanes (Intel) 64 spilled 36 registers.
+// With TK = 64, subgroups of up to 16 lanes (Intel) spilled 36 registers.
 const uint TK = LANES > 16 ? 64 : 32;
 const uint BLOCKS = TK / 32;
-const uint PIECES = TK / 16; // of 16 codes
-const uint STRIDE = TK / 8 + 2; // in words of 8 codes: eight rows of 80 bytes begin at different banks
+const uint PIECES = TK / 16; // pieces of 16 codes in a row
+const uint STRIDE = TK / 8 + 2; // in units of 8 codes; eight rows of 80 bytes begin at different banks
 const uint W_ROUNDS = (TM * PIECES + LOCAL - 1) / LOCAL;
 const uint X_ROUNDS = (TN * PIECES + LOCAL - 1) / LOCAL;
 
@@ -38,12 +38,12 @@ shared float w_scale[BLOCKS * TM]; // [block][row of w]
 shared float x_scale[BLOCKS * TN]; // [block][row of x]
 #ifdef HAS_LOW
 shared float w_low[BLOCKS * TM];
-shared float x_sum[BLOCKS * TN]; // of values, not of codes
+shared float x_sum[BLOCKS * TN]; // sums of the values, not of the codes
 #endif
 
 uint piece(uint round) { return gl_LocalInvocationID.x + round * LOCAL; }
 
-uint w_row_of(uint round) { return piece(round) / PIECES; } // may be beyond the tile
+uint w_row_of(uint round) { return piece(round) / PIECES; } // may return a row after the tile
 
 uint x_row_of(uint round) { return piece(round) / PIECES; }
 
@@ -52,7 +52,7 @@ uvec4 x_codes_at(uint at) {
     return uvec4(x[at], x[at + 1], x[at + 2], x[at + 3]);
 }
 
-// Four unsigned codes as int8, less CODE_OFFSET.
+// Return four unsigned codes minus CODE_OFFSET, as int8.
 uvec4 signed_codes(uvec4 codes) {
 #ifndef SIGNED_CODES
     if (CODE_OFFSET != 0) return (codes + (128 - CODE_OFFSET) * 0x01010101u) ^ 0x80808080u;
@@ -60,8 +60,8 @@ uvec4 signed_codes(uvec4 codes) {
     return codes;
 }
 
-// w_at, x_at: where a thread's rows start. Beyond the last
-// block scales of w are 0.
+// Copy the slice that begins at element k of rows of n elements to shared memory. `w_at`, `x_at`: where the
+// thread's rows start. Scales of w after the last block are 0.
 void hold_slice(uint w_at[W_ROUNDS], uint x_at[X_ROUNDS], uint k, uint n) {
     uvec4 codes[X_ROUNDS];
     uvec2 block[X_ROUNDS];

@@ -1,7 +1,7 @@
-// A tile of a product on matrix units and its slices in shared memory. The including file declares M, N, FM x FN
-// matrices per subgroup, SM x SN subgroups, X4, includes lib/coop.glsl and lib/dequant.glsl, and defines row_at(i):
-// where row i of the tile starts in w. A thread reads its part of a slice before it unpacks any, so that loads
-// overlap.
+// A tile of a product on matrix units, with its slices in shared memory. The including file declares M, N, FM
+// x FN matrices per subgroup, SM x SN subgroups, X4, includes lib/coop.glsl and lib/dequant.glsl, and defines
+// row_at(i), which returns where row i of the tile starts in w. A thread reads all its values of a slice
+// before it unpacks the first, so that its loads overlap.
 uint row_at(uint i);
 
 #define CODES_ONLY
@@ -10,11 +10,11 @@ uint row_at(uint i);
 const uint TM = M * FM * SM; // rows of w in a tile
 const uint TN = N * FN * SN;
 const uint TK = 32;
-const uint STRIDE = TK / 4 + 2; // in QUADs: eight rows of 80 bytes begin at different banks
+const uint STRIDE = TK / 4 + 2; // in QUADs; eight rows of 80 bytes begin at different banks
 
 shared QUAD w_tile[TM * STRIDE]; // [row of w][k]
 shared QUAD x_tile[TN * STRIDE]; // [row of x][k]
-shared float results[SM * SN * M * N]; // a matrix per subgroup: [row of x][row of w]
+shared float results[SM * SN * M * N]; // one matrix [row of x][row of w] per subgroup
 
 #ifdef NO_CODES
 const uint PIECE = 8; // elements of w
@@ -23,43 +23,44 @@ const uint PIECE = 16;
 #endif
 const uint W_PIECES = TK / PIECE;
 const uint W_ROUNDS = (TM * W_PIECES + LOCAL - 1) / LOCAL;
-const uint X_PIECES = TK / 8; // 16 bytes
+const uint X_PIECES = TK / 8; // pieces of 16 bytes
 const uint X_ROUNDS = (TN * X_PIECES + LOCAL - 1) / LOCAL;
 
 uint piece(uint round) { return gl_LocalInvocationID.x + round * LOCAL; }
 
-uint w_row_of(uint round) { return piece(round) / W_PIECES; } // may be beyond the tile
+uint w_row_of(uint round) { return piece(round) / W_PIECES; } // may return a row after the tile
 
 uint x_row_of(uint round) { return piece(round) / X_PIECES; }
 
-// To halves' +-65,504. Formats with codes clamp scale and low instead.
+// Clamp to the range of F16, +-65,504. For formats with codes, `scale` and `low` are clamped instead.
 vec4 cut(vec4 value) { return clamp(value, -65504.0, 65504.0); }
 
 #if defined(HAS_TAIL)
-const uint RAW = PIECE * BLOCK_NBYTES / 16; // of 16 bytes in a piece
+const uint RAW = PIECE * BLOCK_NBYTES / 16; // units of 16 bytes in a piece
 
 #ifndef WIDE_W
 #define WIDE_W false
 #endif
 
-// With WIDE_W the word where the thread's piece begins in the first slice, else the byte where its row begins.
+// Return the word where the thread's piece begins in the first slice (WIDE_W), else the byte where the row
+// begins.
 uint w_place(uint round) {
     const uint start = row_at(w_row_of(round));
     return WIDE_W ? (start + piece(round) % W_PIECES * PIECE * BLOCK_NBYTES) / 4 : start;
 }
 
-QUAD quad_at(uvec4 raw[RAW], uint j) { // elements 4 j.. of a piece
+QUAD quad_at(uvec4 raw[RAW], uint j) { // elements 4 j..4 j + 3 of a piece
 #if defined(TYPE_F32)
     return quad_of(cut(uintBitsToFloat(raw[j])));
 #elif defined(TYPE_F16)
-    return quad_of(j == 0 ? raw[0].xy : raw[0].zw); // halves already
+    return quad_of(j == 0 ? raw[0].xy : raw[0].zw); // already F16
 #else
     return quad_of(cut(floats_of(j == 0 ? raw[0].xy : raw[0].zw)));
 #endif
 }
 
 void hold_w(uint w_at[W_ROUNDS], uint k, uint n) {
-    // Rare (unaligned rows, the last slice), so the loop takes little code.
+    // This case is rare (unaligned rows, last slice), so the loop is not unrolled.
     if (!WIDE_W && (n % 2 != 0 || k + TK > n)) {
         [[dont_unroll]] for (uint e = gl_LocalInvocationID.x; e < TM * TK / 4; e += LOCAL) {
             const uint of = e / (TK / 4), first = k + 4 * (e % (TK / 4));
@@ -119,8 +120,8 @@ void hold_w(uint w_at[W_ROUNDS], uint k, uint n) {
 }
 #endif
 
-// Puts the slice from element k of rows of n elements into shared memory. w_at: w_place(round); x_at: the index in x4
-// of the thread's piece of the first slice.
+// Copy the slice that begins at element k of rows of n elements to shared memory. `w_at`: results of
+// w_place(round); `x_at`: indices in x4 of the thread's pieces of the first slice.
 void hold_slice(uint w_at[W_ROUNDS], uint x_at[X_ROUNDS], uint k, uint n) {
     uvec4 halves[X_ROUNDS];
     [[unroll]] for (uint j = 0; j < X_ROUNDS; ++j) halves[j] = x4[x_at[j] + k / 8];

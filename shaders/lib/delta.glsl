@@ -1,7 +1,8 @@
-// Heads of a gated delta net. Push constants: n_heads, n_k, tiled, q_stride, v_stride.
+// Heads of a gated delta net. Needs the push constants n_heads, n_k, tiled, g_off.
 
-// Neighbouring value heads share a key head, or with `tiled` every n_k-th.
+// Return the key head of value head h. Neighbouring value heads share a key head; with `tiled`, every n_k-th
+// does.
 uint key_head(uint h) { return tiled != 0 ? h % n_k : h / (n_heads / n_k); }
 
-// A row of g has a value per head, or per key channel (KDA).
+// A row of g has one value per head, or with KDA one per key channel.
 uint gate_at(uint row, uint h) { return g_off + (row * n_heads + h) * (KDA != 0 ? S : 1); }

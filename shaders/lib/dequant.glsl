@@ -1,34 +1,37 @@
-// Weights of every format as floats. The including file declares `uint w[]`. A format is one block description and
-// one decode4, in its family's file below; a TYPE without one is an #error.
+// Converts weights of every format to floats. The including file declares `uint w[]`. Each format has a block
+// description and a function decode4, in the file of its family (included below); a TYPE without them is an
+// #error.
 //
 //     uint row_start(uint row, uint n)      where a row of n elements starts
-//     ROW_UNIT                              rows are whole multiples of this many elements
-//     vec4 dequant4(uint start, uint k)     elements k..k+3 of a row, k a multiple of 4 (quantized formats: in a block)
-//     vec4 dequant4_tail(start, k, n)       the same, zeros from element n on
-//     mat2x4 dequant8(uint start, uint k)   elements k..k+7, k a multiple of 8; shared parts are unpacked once
+//     ROW_UNIT                              the length of a row is a multiple of this
+//     vec4 dequant4(uint start, uint k)     elements k..k+3 of a row; k is a multiple of 4
+//     vec4 dequant4_tail(start, k, n)       the same, with zeros from element n on
+//     mat2x4 dequant8(uint start, uint k)   elements k..k+7; k is a multiple of 8; shared bits are unpacked once
 //
-// Addresses are bytes (an MXFP4 block has 17); a binding never spans 4 GiB. Only words with wanted bytes are read.
+// Addresses are in bytes (an MXFP4 block has 17); no binding spans 4 GiB. Only words that contain requested
+// bytes are read.
 
-uint u32_at(uint at); // `at` is a multiple of 4 if blocks are whole words
-uint u16_at(uint at); // even addresses
+uint u32_at(uint at); // `at` is a multiple of 4 if BLOCK_NBYTES is
+uint u16_at(uint at); // `at` is even
 uint u8_at(uint at);
-float f16_at(uint at); // even addresses
+float f16_at(uint at); // `at` is even
 uvec4 words4_at(uint i); // 16 bytes from word i on
 
-// The four bytes of a word, shifted right and masked; `mask` must drop bits of the byte above. Compilers turn this
-// form into the GPU's conversion of a byte to a float.
+// Return the four bytes of a word, each shifted right and masked; `mask` must clear the bits that come from
+// the next byte. Compilers turn this form into the GPU's instruction that converts a byte to a float.
 uvec4 codes4(uint word, uint shift, uint mask) {
     const uint codes = (word >> shift) & (mask * 0x01010101u);
     return uvec4(codes, codes >> 8, codes >> 16, codes >> 24) & 0xFFu;
 }
 
-// vec4 decode4(uint b, uint k, uint part): elements k + part..k + part + 3 of the block at address b, k a multiple of 8,
-// part 0 or 4. Let little depend on `part`: the compiler computes the rest once for both parts.
+// vec4 decode4(uint b, uint k, uint part) returns elements k + part..k + part + 3 of the block at address b;
+// k is a multiple of 8, part is 0 or 4. Few expressions should depend on `part`, because the compiler
+// computes all others once for both parts.
 
 #if defined(TYPE_F32)
 #define ROW_UNIT 1u
 #define BLOCK_NBYTES 4u
-#define HAS_TAIL // rows need not be multiples of 4 long
+#define HAS_TAIL // row lengths need not be multiples of 4
 
 float decode1(uint b) { return uintBitsToFloat(u32_at(b)); }
 
@@ -70,15 +73,16 @@ vec4 decode4(uint b, uint k, uint part) { return floats_of(uvec2(u32_at(b), u32_
 #error unknown TYPE has no block description and no decode4 in dequant.glsl or the file of its family
 #endif
 
-// WHOLE_FOURS: row lengths are multiples of 4, so four elements of 2 bytes are two whole words, and no row ends among
-// them.
+// WHOLE_FOURS: row lengths are multiples of 4, so four elements of 2 bytes are two words, and no row ends
+// among them.
 #ifndef WHOLE_FOURS
 #define WHOLE_FOURS false
 #endif
 
 #ifdef HOLD
-// HOLD: reads go to a copy of HELD elements in registers, at addresses from 0 on. hold(address) fills it and reads
-// every word once. The including file declares w as an address (lib/addresses.glsl).
+// HOLD: hold(address) copies HELD elements to registers, reading each word once; all other functions then
+// read this copy, which begins at address 0. The including file declares w as an address
+// (lib/addresses.glsl).
 const uint w_off = 0;
 const uint HELD = ROW_UNIT == 1 ? 32 : ROW_UNIT;
 const uint HELD_NBYTES = HELD / ROW_UNIT * BLOCK_NBYTES;
@@ -103,7 +107,7 @@ void hold(uint b) {
 uint word_at(uint i) { return held[i]; }
 
 #ifdef HAS_TAIL
-float tail1(uint b) { // an element after the last whole HELD
+float tail1(uint b) { // an element after the last complete group of HELD
     held[0] = w.at[b >> 2] >> (8 * (b & 3u));
     return decode1(0);
 }
@@ -112,8 +116,8 @@ float tail1(uint b) { // an element after the last whole HELD
 uint word_at(uint i) { return w[i]; }
 #endif
 
-// Compilers for NVIDIA split loads of 16 bytes of unknown alignment. With WIDE_W w and its rows are aligned to 16,
-// and w4 is w.
+// Compilers for NVIDIA split loads of 16 bytes of unknown alignment. With WIDE_W, w and its rows are aligned
+// to 16 bytes, and w4 is the same buffer as w.
 uvec4 words4_at(uint i) {
 #ifdef WIDE_W
     if (WIDE_W) return w4[i / 4];
@@ -121,8 +125,8 @@ uvec4 words4_at(uint i) {
     return uvec4(word_at(i), word_at(i + 1), word_at(i + 2), word_at(i + 3));
 }
 
-// 32 bits of two words from bit `shift` of the first on: one instruction. With branches SwiftShader took 30 s instead
-// of 1 s for mat_dot.
+// Return the 32 bits of two words that begin at bit `shift` of the first word, in one instruction. With
+// branches SwiftShader took 30 s instead of 1 s for mat_dot.
 uint joined(uint low, uint high, uint shift) {
     return mix((low >> shift) | (high << (32 - shift)), low, shift == 0);
 }
@@ -130,7 +134,7 @@ uint joined(uint low, uint high, uint shift) {
 uint u32_at(uint at) {
     const uint low = word_at(at >> 2);
     if (BLOCK_NBYTES % 4 == 0) return low;
-#if defined(TYPE_F16) || defined(TYPE_BF16) // SwiftShader branches on constants of the pipeline
+#if defined(TYPE_F16) || defined(TYPE_BF16) // SwiftShader keeps branches on specialization constants
     if (WHOLE_FOURS) return low;
 #endif
     return joined(low, word_at((at + 3) >> 2), 8 * (at & 3u));
@@ -173,7 +177,7 @@ mat2x4 dequant8(uint start, uint k) {
 float dequant1(uint start, uint k) { return decode1(start + k * BLOCK_NBYTES); }
 
 vec4 dequant4_tail(uint start, uint k, uint n) {
-    if (WHOLE_FOURS) { // no branch: reads of several rows overlap
+    if (WHOLE_FOURS) { // without a branch, so that reads of several rows overlap
         const vec4 value = dequant4(start, min(k, n - 4));
         return k < n ? value : vec4(0.0);
     }

@@ -1,16 +1,17 @@
-// Blocks of 32 elements with one scale; part of dequant.glsl. `nibbles`: 16 bytes; byte j holds element j low, j + 16 high.
+// Blocks of 32 elements with one scale; part of dequant.glsl. `nibbles` are 16 bytes; byte j has element j in
+// the low nibble and element j + 16 in the high nibble.
 
 uvec4 nibbles4(uint at, uint k, uint part) { return codes4(u32_at(at + (k & 15u) + part), (k & 16u) >> 2, 15u); }
 
 #if defined(TYPE_Q4_0)
-// half d; nibbles q                                     d * (q - 8)
+// f16 d; nibbles q                                     d * (q - 8)
 #define ROW_UNIT 32u
 #define BLOCK_NBYTES 18u
 
 vec4 decode4(uint b, uint k, uint part) { return f16_at(b) * (vec4(nibbles4(b + 2, k, part)) - 8.0); }
 
 #elif defined(TYPE_Q4_1)
-// half d, m; nibbles q                                  d * q + m
+// f16 d, m; nibbles q                                  d * q + m
 #define ROW_UNIT 32u
 #define BLOCK_NBYTES 20u
 
@@ -20,8 +21,8 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_Q5_0) || defined(TYPE_Q5_1)
-// Q5_0: half d; u32 h; nibbles q                        d * (q + 16 * bit k of h - 16)
-// Q5_1: half d, m; u32 h; nibbles q                     d * (q + 16 * bit k of h) + m
+// Q5_0: f16 d; u32 h; nibbles q                        d * (q + 16 * bit k of h - 16)
+// Q5_1: f16 d, m; u32 h; nibbles q                     d * (q + 16 * bit k of h) + m
 #define ROW_UNIT 32u
 #ifdef TYPE_Q5_0
 #define BLOCK_NBYTES 22u
@@ -43,7 +44,7 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_Q8_0)
-// half d; int8 q[32]                                    d * q
+// f16 d; int8 q[32]                                    d * q
 #define ROW_UNIT 32u
 #define BLOCK_NBYTES 34u
 

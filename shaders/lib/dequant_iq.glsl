@@ -1,5 +1,6 @@
-// I-quants; part of dequant.glsl. IQ4: 4-bit codes of 16 unevenly spaced values. Others: 8 elements are one codebook
-// entry of 8 or two of 4, and their signs (IQ1: the sign of a shift). Blocks of 256 = 8 groups of 32; IQ4_NL: 32.
+// I-quants; part of dequant.glsl. IQ4: elements are 4-bit codes of 16 unevenly spaced values. Others: 8
+// elements are stored as one codebook entry of 8 values, or two of 4, and 8 signs (IQ1: only the sign of a
+// shift). Blocks have 256 elements in 8 groups of 32 (IQ4_NL: 32 elements).
 
 #if defined(TYPE_IQ4_NL) || defined(TYPE_IQ4_XS)
 // The values as bytes: -127 -104 -83 -65, -49 -35 -22 -10, 1 13 25 38, 53 69 89 113.
@@ -15,17 +16,18 @@ ivec4 values4(uvec4 q) {
     defined(TYPE_IQ2_S) || defined(TYPE_IQ3_XXS) || defined(TYPE_IQ3_S)
 #define ROW_UNIT 256u
 
-layout(set = 1, binding = 0) readonly buffer Codebook { uint codebook[]; }; // of codebooks.py, two entries per word
+// from codebooks.py, two entries per word
+layout(set = 1, binding = 0) readonly buffer Codebook { uint codebook[]; };
 
 uint grid_entry(uint i) { return (codebook[i >> 1] >> (16 * (i & 1u))) & 0xFFFFu; }
 
-// Four 2-bit codes from element `part` on.
+// Return the four 2-bit codes from element `part` on.
 uvec4 pairs4(uint entry, uint part) {
     const uint e = entry >> (2 * part);
     return uvec4(e, e >> 2, e >> 4, e >> 6) & 3u;
 }
 
-// IQ2: codes 0, 1, 2 are 8, 25, 43.
+// IQ2: codes 0, 1, 2 stand for 8, 25, 43.
 vec4 iq2_values(uint entry, uint part) {
     const uvec4 code = pairs4(entry, part);
     return vec4(8u + 17u * code + (code >> 1));
@@ -36,20 +38,20 @@ vec4 signed4(vec4 value, uint signs, uint part) {
     return mix(value, -value, notEqual(bits, uvec4(0)));
 }
 
-// The eighth sign makes their number even.
+// The eighth sign is a parity bit: it makes the number of minus signs even.
 uint eight_signs(uint seven) { return seven | (uint(bitCount(seven)) & 1u) << 7; }
 #endif
 
 #if defined(TYPE_IQ4_NL)
-// a block of 32: half d; nibbles q                      d * values[q]
+// a block of 32: f16 d; nibbles q                       d * values[q]
 #define ROW_UNIT 32u
 #define BLOCK_NBYTES 18u
 
 vec4 decode4(uint b, uint k, uint part) { return f16_at(b) * vec4(values4(nibbles4(b + 2, k, part))); }
 
 #elif defined(TYPE_IQ4_XS)
-// half d; u16 h, bits 2g are the high bits of group g's scale; u8 s[4], nibble g the low bits; nibbles q[8]
-//                                                       d * (scale - 32) * values[q]
+// f16 d; u16 h, bits 2g and 2g + 1 are the high bits of group g's scale; u8 s[4], nibble g is its low bits;
+// nibbles q[8]                                          d * (scale - 32) * values[q]
 #define ROW_UNIT 256u
 #define BLOCK_NBYTES 136u
 
@@ -65,7 +67,7 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_IQ2_XXS)
-// half d; per group u8 entry[4]; u32: four times 7 signs, then a scale of 4 bits   d / 4 * (scale + 1/2) * +-value
+// f16 d; per group u8 entry[4]; u32: four times 7 signs, then a scale of 4 bits   d / 4 * (scale + 1/2) * +-value
 #define BLOCK_NBYTES 66u
 
 vec4 decode4(uint b, uint k, uint part) {
@@ -77,8 +79,8 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_IQ2_XS)
-// half d; u16 q[32], an entry of 9 bits under 7 signs; u8 s[8], scales of 16 elements, the first in the low nibble
-//                                                       d / 4 * (scale + 1/2) * +-value
+// f16 d; u16 q[32], an entry in the low 9 bits, 7 signs above; u8 s[8], two scales each, of 16 elements, the first
+// in the low nibble                                     d / 4 * (scale + 1/2) * +-value
 #define BLOCK_NBYTES 74u
 
 vec4 decode4(uint b, uint k, uint part) {
@@ -89,8 +91,8 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_IQ2_S)
-// half d; u8 q[32], the low 8 bits of entries; u8 signs[32]; u8 h[8], two bits each on top of q; u8 s[8] as in IQ2_XS
-//                                                       d / 4 * (scale + 1/2) * +-value
+// f16 d; u8 q[32], the low 8 bits of entries; u8 signs[32]; u8 h[8], their high 2 bits, four entries per byte;
+// u8 s[8] as in IQ2_XS                                  d / 4 * (scale + 1/2) * +-value
 #define BLOCK_NBYTES 82u
 
 vec4 decode4(uint b, uint k, uint part) {
@@ -102,8 +104,8 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_IQ3_XXS)
-// half d; u8 entry[64]; per group u32: four times 7 signs, then a scale of 4 bits  d / 2 * (scale + 1/2) * +-value
-// codes 0..7 are 4, 12, 20, ... 52, 62
+// f16 d; u8 entry[64]; per group u32: four times 7 signs, then a scale of 4 bits  d / 2 * (scale + 1/2) * +-value
+// codes 0..7 stand for 4, 12, 20, ... 52, 62
 #define BLOCK_NBYTES 98u
 
 vec4 decode4(uint b, uint k, uint part) {
@@ -116,8 +118,8 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_IQ3_S)
-// half d; u8 q[64], the low 8 bits of entries; u8 h[8], a bit each on top of q; u8 signs[32]; u8 s[4], a nibble per group
-//                                                       d * (2 scale + 1) * +-(2 code + 1)
+// f16 d; u8 q[64], the low 8 bits of entries; u8 h[8], their high bit, eight entries per byte; u8 signs[32];
+// u8 s[4], a nibble per group                           d * (2 scale + 1) * +-(2 code + 1)
 #define BLOCK_NBYTES 110u
 
 vec4 decode4(uint b, uint k, uint part) {
@@ -129,8 +131,8 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_IQ1_S)
-// half d; u8 q[32], the low 8 bits of entries; per group u16 h: four times 3 bits on top of q, a scale of 3 bits and
-// the sign of a shift by 1/8                            d * (2 scale + 1) * (code - 1 +- 1/8)
+// f16 d; u8 q[32], the low 8 bits of entries; per group u16 h: the high 3 bits of four entries, a scale of 3 bits
+// and the sign of a shift by 1/8                        d * (2 scale + 1) * (code - 1 +- 1/8)
 #define BLOCK_NBYTES 50u
 
 vec4 decode4(uint b, uint k, uint part) {
@@ -142,14 +144,14 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_IQ1_M)
-// u8 q[32], the low 8 bits of entries; u8 h[16], a nibble for each: 3 bits on top of q and the sign of a shift by 1/8;
-// u16 s[4]: four times 3 bits, the scales of 16 elements, and the next four bits of half d
+// u8 q[32], the low 8 bits of entries; u8 h[16], a nibble per entry: its high 3 bits and the sign of a shift by 1/8;
+// u16 s[4]: four scales of 3 bits, of 16 elements each, then 4 bits of f16 d
 //                                                       d * (2 scale + 1) * (code - 1 +- 1/8)
 #define BLOCK_NBYTES 56u
 
 vec4 decode4(uint b, uint k, uint part) {
-    const uvec2 s = uvec2(u32_at(b + 48), u32_at(b + 52)); // the first of each pair of s low
-    const uvec2 two = ((s >> 12) & 15u) | ((s >> 24) & 0xF0u); // a byte of d each
+    const uvec2 s = uvec2(u32_at(b + 48), u32_at(b + 52)); // s[0] and s[2] are in the low 16 bits
+    const uvec2 two = ((s >> 12) & 15u) | ((s >> 24) & 0xF0u); // each has one byte of d
     const float d = unpackHalf2x16(two.x | (two.y << 8)).x;
     const uint scales = (k < 128 ? s.x : s.y) >> (k / 64 % 2 * 16);
     const uint scale = (scales >> (k / 16 % 4 * 3)) & 7u;

@@ -1,9 +1,9 @@
-// K-quants; part of dequant.glsl. Blocks of 256 elements in groups of 16 or 32, whose scales are codes. Element k of
-// a block is 128 i + 32 j + l.
+// K-quants; part of dequant.glsl. Blocks have 256 elements in groups of 16 or 32, whose scales are codes,
+// too. Below, i, j and l are defined by k = 128 i + 32 j + l for element k of a block.
 
 #if defined(TYPE_Q2_K)
-// u8 s[16], scale low and min high, of 16 elements each; u8 q[64], bits 2j of byte 32 i + l; half d, m
-//                                                       d * scale * q - m * min
+// u8 s[16], per 16 elements a scale (low nibble) and a min (high nibble); u8 q[64], bits 2j and 2j + 1 of byte
+// 32 i + l; f16 d, m                                    d * scale * q - m * min
 #define ROW_UNIT 256u
 #define BLOCK_NBYTES 84u
 
@@ -19,8 +19,8 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_Q3_K)
-// u8 h[32], bit k / 32 of byte l; u8 q[64] as in Q2_K; u8 s[12], 16 codes of 6 bits: the low 4 in the halves of bytes
-// 0..7, the high 2 in pairs of bits of bytes 8..11; half d                          d * (code - 32) * (q + 4 h - 4)
+// u8 h[32], bit k / 32 of byte l; u8 q[64] as in Q2_K; u8 s[12], 16 codes of 6 bits: the low 4 bits in the nibbles
+// of bytes 0..7, the high 2 bits in bytes 8..11; f16 d  d * (code - 32) * (q + 4 h - 4)
 #define ROW_UNIT 256u
 #define BLOCK_NBYTES 110u
 
@@ -38,8 +38,8 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_Q4_K) || defined(TYPE_Q5_K)
-// Q4_K: half d, m; u8 s[12]; u8 q[128], a nibble each: low of byte 32 (k / 64) + l for even k / 32, high for odd
-// Q5_K: half d, m; u8 s[12]; u8 h[32], bit k / 32 of byte l is the code's fifth; u8 q[128]
+// Q4_K: f16 d, m; u8 s[12]; u8 q[128], element k in byte 32 (k / 64) + l, in the low nibble if k / 32 is even
+// Q5_K: f16 d, m; u8 s[12]; u8 h[32], bit k / 32 of byte l is the code's fifth bit; u8 q[128]
 // s: scale and min, 6 bits each, of the eight groups k / 32. Groups 0..3: the low 6 bits of bytes 0..3 (scale) and 4..7
 // (min). Groups 4..7: the low 4 bits are the low (scale) and high (min) nibble of bytes 8..11, the high 2 bits are the
 // top bits of bytes 0..3 (scale) and 4..7 (min)         d * scale * q - m * min
@@ -72,8 +72,8 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_Q6_K)
-// u8 q[128], a nibble each of byte 64 i + k % 64: low if k % 128 < 64, else high; u8 h[64], bits 2j of byte 32 i + l;
-// int8 scale[16]; half d                                d * scale * (q + 16 h - 32)
+// u8 q[128], element k in byte 64 i + k % 64, in the low nibble if k % 128 < 64; u8 h[64], bits 2j and 2j + 1 of byte
+// 32 i + l; int8 scale[16]; f16 d                       d * scale * (q + 16 h - 32)
 #define ROW_UNIT 256u
 #define BLOCK_NBYTES 210u
 

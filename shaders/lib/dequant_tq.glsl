@@ -1,9 +1,10 @@
 // Ternary formats: blocks of 256 elements of -d, 0 or d; part of dequant.glsl.
 
 #if defined(TYPE_TQ1_0)
-// u8 q[52]: a byte holds five elements (each of the last four: four), the base-3 digits of q / 256. Digit n is the carry of
-// 3 * (3^n q mod 256). Element k < 160: digit k / 32 of byte k % 32; k < 240: digit (k - 160) / 16 of byte 32 + k % 16;
-// others: digit (k - 240) / 4 of byte 48 + k % 4; half d      d * (digit - 1)
+// u8 q[52]; f16 d                                       d * (digit - 1)
+// A byte holds five elements (each of the last four bytes: four) as the base-3 digits of q / 256. Digit n is
+// the carry of 3 * (3^n q mod 256). Element k is digit k / 32 of byte k % 32 for k < 160, digit (k - 160) /
+// 16 of byte 32 + k % 16 for k < 240, else digit (k - 240) / 4 of byte 48 + k % 4.
 #define ROW_UNIT 256u
 #define BLOCK_NBYTES 54u
 
@@ -17,7 +18,7 @@ vec4 decode4(uint b, uint k8, uint part) {
 }
 
 #elif defined(TYPE_TQ2_0)
-// u8 q[64], bits 2j of byte 32 i + l for element 128 i + 32 j + l; half d          d * (q - 1)
+// u8 q[64], bits 2j and 2j + 1 of byte 32 i + l for element 128 i + 32 j + l; f16 d      d * (q - 1)
 #define ROW_UNIT 256u
 #define BLOCK_NBYTES 66u
 

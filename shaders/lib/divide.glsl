@@ -1,5 +1,5 @@
-// a / b rounded to nearest, ties to even, for positive normal a, b and quotient. Drivers may be 2.5 ulp off, but stored
-// caches must be equal on all of them.
+// Return a / b rounded to nearest, ties to even, for positive normal a, b and quotient. The division of a
+// driver may be 2.5 ulp off, but stored caches must be equal on all devices.
 float divide(float a, float b) {
     const uint a_bits = floatBitsToUint(a);
     const uint b_bits = floatBitsToUint(b);
@@ -9,7 +9,7 @@ float divide(float a, float b) {
     const uint exponent = (a_bits >> 23) - (b_bits >> 23) + 127u - (below ? 1u : 0u);
     if (below) rest <<= 1;
     uint quotient = 0u;
-    for (uint i = 0; i < 25; ++i) { // 24 bits of the significand, one for rounding
+    for (uint i = 0; i < 25; ++i) { // 24 bits of the significand and one for rounding
         quotient <<= 1;
         if (rest >= divisor) {
             rest -= divisor;

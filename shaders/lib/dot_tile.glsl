@@ -1,21 +1,23 @@
-// Tiles of mat_mul_dot and mat_mul_dot_id: 64 rows of w by 8 RN rows of x, 4 by RN values per thread of 16 x 8, from
-// slices of 64 k as packed codes in shared memory (at most 13.5 KiB). The including file declares `uint w[]`, `uint
-// x[]`, RN, FUSED, and includes lib/dequant.glsl, lib/q8.glsl and lib/quants.glsl. A thread reads its part of a slice
-// before it stores any, so that loads overlap.
+// Tiles of mat_mul_dot and mat_mul_dot_id: 64 rows of w by 8 RN rows of x. Each of 16 x 8 threads computes 4
+// by RN values, from slices of 64 elements of k as packed codes in shared memory (at most 13.5 KiB). The
+// including file declares `uint w[]`, `uint x[]`, RN, FUSED, and includes lib/dequant.glsl, lib/q8.glsl and
+// lib/quants.glsl. A thread reads all its values of a slice before it stores the first, so that its loads
+// overlap.
 
 const uint TM = 64; // rows of w in a tile
 const uint TK = 64; // two blocks of x
 const uint M_THREADS = 16;
 const uint N_THREADS = 8; // LOCAL is M_THREADS * N_THREADS
 const uint TN = N_THREADS * RN;
-const uint PIECES = TK / 16; // of 16 codes in a row
+const uint PIECES = TK / 16; // pieces of 16 codes in a row
 const uint STRIDE = PIECES + 1; // eight rows of four words begin at different banks
 const uint GROUPS = TK / GROUP;
 const uint X_ROUNDS = (TN * PIECES + M_THREADS * N_THREADS - 1) / (M_THREADS * N_THREADS);
 
-// FUSED: a dot begins with the bits of the float 1.5 * 2^23, so the sum (of 32 products, |dot| <= 2^19) has the bits
-// of BIAS + dot. One fma scales it without a conversion: BIAS * scale is exact, as scales have at most 19 bits.
-// Drivers of CPUs round a fma twice: an NMSE of up to 1e-6.
+// FUSED: a dot begins with the bits of the float BIAS = 1.5 * 2^23, so the sum (of 32 products, |dot| <=
+// 2^19) has the bits of the float BIAS + dot. One fma then scales it without a conversion; BIAS * scale is
+// exact, because scales have at most 19 bits. Drivers for CPUs round an fma twice, which gives an NMSE of up
+// to 1e-6.
 const float BIAS = 12582912.0;
 
 shared uvec4 w_codes[TM * STRIDE]; // [row of w][piece]: code - CODE_OFFSET
@@ -27,24 +29,26 @@ vec4 sum[RN]; // rows tm, tm + 16, tm + 32, tm + 48 of the tile, where tm = thre
 
 uint piece(uint round) { return gl_LocalInvocationID.x + round * (M_THREADS * N_THREADS); }
 
-uint w_row() { return gl_LocalInvocationID.x / (TK / 32); } // in the tile
+uint w_row() { return gl_LocalInvocationID.x / (TK / 32); } // row in the tile
 
 uint w_block() { return gl_LocalInvocationID.x % (TK / 32); }
 
 uint x_row_of(uint round) { return min(piece(round) / PIECES, TN - 1); }
 
-// w_at: start of the thread's row of w; x_at: of its rows of x, of `width` elements.
+// Copy the slice that begins at element k of rows of n elements to shared memory. `w_at`, `x_at`: where the
+// thread's rows of w and x start; rows of x have `width` elements.
 void hold_slice(uint w_at, uint x_at[X_ROUNDS], uint width, uint k, uint n) {
     uvec4 codes[X_ROUNDS];
     uvec2 block[X_ROUNDS];
     [[unroll]] for (uint j = 0; j < X_ROUNDS; ++j) {
-        const uint i = min(k + piece(j) % PIECES * 16, n - 16); // elements beyond meet zeros of w
+        // elements after n are multiplied by zeros of w
+        const uint i = min(k + piece(j) % PIECES * 16, n - 16);
         const uint at = x_at[j] + i / 4;
         codes[j] = uvec4(x[at], x[at + 1], x[at + 2], x[at + 3]);
         const uint of = x_at[j] + q8_block(width, i);
         block[j] = uvec2(x[of], x[of + 1]);
     }
-    const uint first = k + w_block() * 32; // the last slice may be half
+    const uint first = k + w_block() * 32; // the last slice may have only one block
     [[unroll]] for (uint part = 0; part < 32; part += 16) {
         const Quants q = quants16(w_at, min(first, n - 32), part);
         w_codes[w_row() * STRIDE + w_block() * 2 + part / 16] = signed_codes(q.codes);
@@ -59,7 +63,7 @@ void hold_slice(uint w_at, uint x_at[X_ROUNDS], uint width, uint k, uint n) {
     }
 }
 
-// 16 codes of four rows of w by a row of x.
+// Add the products of 16 codes of four rows of w and of a row of x.
 ivec4 add_dots(ivec4 dots, uvec4 wv[4], uvec4 xv) {
     [[unroll]] for (uint j = 0; j < 4; ++j) {
         const int v = int(xv[j]);
@@ -69,14 +73,14 @@ ivec4 add_dots(ivec4 dots, uvec4 wv[4], uvec4 xv) {
     return dots;
 }
 
-// Adds the dots of the group that ends with piece p.
+// Add the dots of the group that ends with piece p to sum[c].
 void add_group(uint c, ivec4 dots, uint p, uint tm, uint tn) {
     const uint at = p * 16 / GROUP * TM + tm;
     const vec2 s[4] = vec2[](w_scale[at], w_scale[at + 16], w_scale[at + 32], w_scale[at + 48]);
     const uvec2 block = x_block[p / 2 * TN + tn + c * N_THREADS];
     const vec4 scale = vec4(s[0].x, s[1].x, s[2].x, s[3].x);
     precise vec4 product = scale * vec4(dots);
-    // precise: compilers would make (dots - BIAS) * scale of it
+    // precise, because compilers would turn this into (dots - BIAS) * scale
     if (FUSED != 0) product = fma(intBitsToFloat(dots), scale, -BIAS * scale);
 #ifdef HAS_LOW
     const vec4 value = product + vec4(s[0].y, s[1].y, s[2].y, s[3].y) * float(group_sum(block.y, p * 16 % 32));
@@ -86,8 +90,8 @@ void add_group(uint c, ivec4 dots, uint p, uint tm, uint tn) {
     sum[c] += uintBitsToFloat(block.x) * value;
 }
 
-// A dot of one piece is scaled at once, a dot of two after all rows of x: otherwise NVK emits more moves (one piece),
-// and ANV halves the subgroup (two).
+// Dots of one piece are scaled at once, dots of two pieces after all rows of x. In the other order NVK emits
+// more moves (one piece), and ANV halves the subgroup (two pieces).
 void add_slice() {
     const uint tm = gl_LocalInvocationID.x % M_THREADS;
     const uint tn = gl_LocalInvocationID.x / M_THREADS;

@@ -1,7 +1,8 @@
-// The same bits on every driver, because choices depend on them: precise multiplies and adds, floor and integers
-// only. Drivers round exp, division and root differently. A few ulp off.
+// Functions that give the same bits on every driver, for values that decide choices. They use only precise
+// multiplies and adds, floor and integers, because drivers round exp, division and roots differently. Results
+// are a few ulp off.
 
-// a * b + c, rounded twice.
+// Return a * b + c, rounded twice.
 float exact_mad(float a, float b, float c) {
     precise const float product = a * b;
     precise const float sum = product + c;
@@ -13,25 +14,25 @@ float exact_mul(float a, float b) {
     return product;
 }
 
-// For 1e-37 < x < 1e37: four Newton steps from 12 % off.
+// Return 1 / x for 1e-37 < x < 1e37, by four Newton steps from a value that is 12 % off.
 float exact_reciprocal(float x) {
     float y = uintBitsToFloat(0x7ef311c3u - floatBitsToUint(x));
     for (uint i = 0; i < 4; ++i) y = exact_mul(y, exact_mad(-x, y, 2.0));
     return y;
 }
 
-// For x >= 0, a large number for 0: four Newton steps from 3 % off.
+// Return 1 / sqrt(x) for x >= 0 (a large number for 0), by four Newton steps from a value that is 3 % off.
 float exact_inverse_sqrt(float x) {
     float y = uintBitsToFloat(0x5f375a86u - (floatBitsToUint(x) >> 1));
     for (uint i = 0; i < 4; ++i) y = exact_mul(y, exact_mad(exact_mul(-0.5, exact_mul(x, y)), y, 1.5));
     return y;
 }
 
-// x clamped to -87..88: 2^n times the Taylor series of the rest, within +-0.35.
+// Return e^x for x clamped to -87..88, as 2^n times the Taylor series of the rest, which is within +-0.35.
 float exact_exp(float x) {
     x = min(max(x, -87.0), 88.0);
     const float n = floor(exact_mad(x, 1.4426950408889634, 0.5));
-    // ln 2 in two parts; n times the first is exact
+    // ln 2 is subtracted in two parts; n times the first part is exact
     const float f = exact_mad(n, 2.12194440e-4, exact_mad(n, -0.693359375, x));
     float sum = exact_mad(1.0 / 5040.0, f, 1.0 / 720.0);
     sum = exact_mad(sum, f, 1.0 / 120.0);
@@ -43,5 +44,5 @@ float exact_exp(float x) {
     return exact_mul(sum, uintBitsToFloat(uint(int(n) + 127) << 23));
 }
 
-// At least 2e-35.
+// Return 1 / (1 + e^-x), at least 2e-35.
 float exact_sigmoid(float x) { return exact_reciprocal(exact_mad(1.0, exact_exp(min(-x, 80.0)), 1.0)); }

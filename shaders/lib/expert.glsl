@@ -1,6 +1,6 @@
-// The matrix of an expert in a stack. Expert e has starts[e + 1] - starts[e] columns of its FFN on this device. AXIS
-// 0 (gate, up): each is a row of `side` elements; AXIS 1 (down): an element of each of `side` rows. The including
-// file declares AXIS and includes lib/dequant.glsl.
+// Finds the matrix of an expert in a stack. This device has starts[e + 1] - starts[e] columns of expert e's
+// FFN. With AXIS 0 (gate, up) each column is a row of `side` elements, with AXIS 1 (down) one element of each
+// of `side` rows. The including file declares AXIS and includes lib/dequant.glsl.
 
 struct Expert {
     uint n, k; // rows, elements per row
@@ -15,6 +15,6 @@ Expert expert_of(uint begin, uint end, uint piece_begin) {
 uint expert_row(Expert e, uint row) {
     return AXIS == 0
         ? row_start(e.before + row, e.k)
-        // in blocks, each a row of ROW_UNIT elements
+        // counted in blocks, as if each block were a row of ROW_UNIT elements
         : row_start(side * (e.before / ROW_UNIT) + row * (e.k / ROW_UNIT), ROW_UNIT);
 }

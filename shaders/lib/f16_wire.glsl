@@ -1,10 +1,12 @@
-// 16-bit floats with a shared exponent per block of 128 (vkbackend/wire.py); `bias` is the block's word. Integers
-// only: drivers round halves differently, and every device must get the same bits.
+// 16-bit floats with one exponent per block of 128 (vkbackend/wire.py), stored in the block's word `bias`.
+// Uses integers only, because drivers round to F16 differently and every device must get the same bits.
 
-// Float exponents minus code exponents. `top`: bits of the largest finite magnitude, which gets exponent 30 of 0..31.
+// Return the exponent of floats minus the exponent of codes, at bit 23. `top`: bits of the largest finite
+// magnitude, whose code gets exponent 30 of 0..31.
 uint f16_bias(uint top) { return max(top & 0x7f800000u, 0x00800000u) - (30u << 23); }
 
-// Ten bits of fraction, to nearest, ties to even. Floats below 2^-126, or with a code exponent below 1, become zero.
+// Return a code with ten bits of fraction, rounded to nearest, ties to even. Floats below 2^-126, or with a
+// code exponent below 1, become zero.
 uint f16_bits(uint bits, uint bias) {
     const uint size = bits & 0x7fffffffu;
     uint code = 0;
@@ -13,12 +15,13 @@ uint f16_bits(uint bits, uint bias) {
     return ((bits >> 16) & 0x8000u) | code;
 }
 
-// Exact. A largest value may have been rounded up to exponent 31; beyond floats it is inf.
+// Return the exact value of a code. The largest value of a block may have been rounded up to exponent 31; if
+// that exceeds the range of float, it becomes inf.
 float f16_value(uint pair, uint i, uint bias) {
     const uint code = (i & 1u) == 0u ? pair << 16 : pair;
     const uint size = code >> 3 & 0x0fffe000u;
     uint bits = size == 0u ? 0u : size + bias;
-    // Above exponent 31, fraction 0 is inf, others NaN.
+    // With exponent 31 and a fraction other than 0, fraction 0x200 is inf, all others are NaN.
     if (size > 0x0f800000u) bits = size == 0x0fc00000u ? 0x7f800000u : 0x7fc00000u;
     return uintBitsToFloat((code & 0x80000000u) | bits);
 }

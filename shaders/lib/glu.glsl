@@ -1,10 +1,10 @@
-// act(gate) * up; acts are numbered as ACTS of vkbackend/ops/elementwise.py.
+// act(gate) * up; activations have the same numbers as in ACTS of vkbackend/ops/elementwise.py.
 
 const uint NONE = 0, SILU = 1, GELU = 2, SIGMOID = 3, SWIGLU_OAI = 4, GELU_ALONE = 5, RELU2_ALONE = 6;
 const float OAI_ALPHA = 1.702, OAI_LIMIT = 7.0;
 const float GELU_SCALE = 0.7978845608028654; // sqrt(2 / pi)
 
-// All but NONE and RELU2_ALONE multiply by a sigmoid. GELU: 0.5 * (1 + tanh(z)) is sigmoid(2 z), without
+// All but NONE and RELU2_ALONE multiply by a sigmoid. For GELU, sigmoid(2 z) is 0.5 * (1 + tanh(z)) without
 // cancellation.
 float glu_value(uint act, float g, float u) {
     if (act == NONE) return g * u;
@@ -17,5 +17,5 @@ float glu_value(uint act, float g, float u) {
     float z = g;
     if (act == GELU || act == GELU_ALONE) z = 2.0 * GELU_SCALE * g * (1.0 + 0.044715 * g * g);
     if (act == SWIGLU_OAI) z = OAI_ALPHA * g;
-    return (act == SIGMOID ? 1.0 : g) / (1.0 + exp(min(-z, 87.0))) * u; // exp(88.8) is beyond F32
+    return (act == SIGMOID ? 1.0 : g) / (1.0 + exp(min(-z, 87.0))) * u; // exp(88.8) overflows F32
 }

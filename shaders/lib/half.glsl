@@ -1,5 +1,5 @@
-// Nearest half, ties to even, overflow to inf. packHalf2x16 may round either way; caches must be equal on all
-// devices.
+// Round to the nearest F16, ties to even, overflow to inf. packHalf2x16 may round up or down, but caches must
+// be equal on all devices.
 uint half_bits(float value) {
     const uint bits = floatBitsToUint(value);
     const uint sign = (bits >> 16) & 0x8000u;

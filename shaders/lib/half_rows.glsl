@@ -1,5 +1,5 @@
-// A row of k halves of pack_f16: pairs in words, zeros up to a multiple of 32 elements, the scale's bits, three zero
-// words. Every slice of 32 elements begins at a multiple of 16 bytes.
+// The layout of a row that pack_f16 writes: k F16 values in pairs, zeros up to a multiple of 32 elements, the
+// scale as a float, three zero words. Every slice of 32 elements begins at a multiple of 16 bytes.
 
 uint half_words(uint k) { return (k + 31u) / 32u * 16u; }
 

@@ -1,8 +1,8 @@
-// A head's RMS norm and rotation. The including file declares x, w, w_off, head_dim, eps and NORM.
+// RMS norm of a head. The including file declares x, w, w_off, head_dim, eps and NORM.
 
 float inverse_rms = 1.0;
 
-// inverse_rms of the head of x at word `base`, by the whole workgroup.
+// Set `inverse_rms` for the head of x at word `base`; all threads of the workgroup must call this.
 void measure(uint base) {
     float sum = 0.0;
     for (uint i = gl_LocalInvocationID.x; i < head_dim; i += LOCAL) {

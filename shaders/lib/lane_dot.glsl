@@ -1,12 +1,13 @@
-// The loop of mat_lane and mat_lane_id: sum[r] = a thread's row of w times N rows of x, shared by all threads. The
-// including file declares w and x as addresses, N, SUBGROUP, and includes lib/dequant.glsl with HOLD.
+// The loop of mat_lane and mat_lane_id: sum[r] = a thread's row of w times N rows of x, which all threads
+// share. The including file declares w and x as addresses, N, SUBGROUP, and includes lib/dequant.glsl with
+// HOLD.
 
-const uint ROUND = 32; // elements of x passed round at a time
+const uint ROUND = 32; // elements of x that a subgroup reads and shuffles at a time
 
 float sum[N];
 uint x_row[N];
 
-// `start`: address of the row of w; k elements. Uniform control flow only.
+// `start`: address of the row of w; k: its length. Call in uniform control flow only.
 void lane_dot(uint start, uint k) {
     [[unroll]] for (uint r = 0; r < N; ++r) sum[r] = 0.0;
     const uint whole = k / HELD * HELD;

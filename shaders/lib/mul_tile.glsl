@@ -1,12 +1,12 @@
-// Tiles of mat_mul and mat_mul_id: 64 rows of w by 8 RN rows of x, 4 by RN values per thread of 16 x 8, from slices
-// of 32 k in shared memory (12.3 KiB). The including file declares RN.
+// Tiles of mat_mul and mat_mul_id: 64 rows of w by 8 RN rows of x. Each of 16 x 8 threads computes 4 by RN
+// values, from slices of 32 elements of k in shared memory (12.3 KiB). The including file declares RN.
 
 const uint TM = 64; // rows of w in a tile
 const uint TK = 32;
 const uint M_THREADS = 16;
 const uint N_THREADS = 8; // LOCAL is M_THREADS * N_THREADS
 const uint TN = N_THREADS * RN;
-const uint W_STRIDE = TM + 1; // odd: the transposing writes spread over the banks
+const uint W_STRIDE = TM + 1; // odd, so that the transposing writes use different banks
 const uint X_STRIDE = TN + 1;
 
 shared float w_tile[TK * W_STRIDE]; // [k][row of w]
@@ -18,7 +18,7 @@ void hold_w(uint i, uint k, vec4 value) {
 
 void hold_x(uint r, uint k, float value) { x_tile[k * X_STRIDE + r] = value; }
 
-// The thread's sums are of rows tm, tm + 16, tm + 32, tm + 48.
+// A thread sums rows tm, tm + 16, tm + 32, tm + 48 of w.
 void add_slice(inout vec4 sum[RN]) {
     const uint tm = gl_LocalInvocationID.x % M_THREADS;
     const uint tn = gl_LocalInvocationID.x / M_THREADS;

@@ -1,4 +1,5 @@
-// Bits in the unsigned order of the values: both zeros are equal, NaN comes first; 0 is below all.
+// Return an unsigned key that orders values. Both zeros have the same key, NaN has the largest; no value has
+// key 0.
 uint order_key(float value) {
     const uint bits = floatBitsToUint(value);
     const uint mag = bits & 0x7fffffffu;

@@ -1,14 +1,14 @@
-// 8-bit activations (lib/q8.glsl): code = round(x / d) in blocks of 32, d = max |x| / 127, the same bits on every
-// driver. Eight neighbouring threads share a block. The including file declares y as words, and Q8_QUADS, how many
-// fours a thread holds for one pair of barriers.
+// Quantizes activations to 8 bits (lib/q8.glsl): code = round(x / d) in blocks of 32, d = max |x| / 127, with
+// the same bits on every driver. Eight neighbouring threads share a block. The including file declares y as
+// words, and Q8_QUADS: how many groups of four elements a thread stores per call.
 #include "lib/exact.glsl"
 #include "lib/q8.glsl"
 
 shared uint q8_tops[Q8_QUADS * LOCAL];
 shared int q8_sums[Q8_QUADS * LOCAL];
 
-// Elements of a row of n at word `row` of y: value[q] has four from i + 4 * q * LOCAL on, none from `end` on. Uniform
-// control flow only.
+// Store elements of a row of n elements at word `row` of y. value[q] has the four elements from i + 4 * q *
+// LOCAL on; elements from `end` on are not stored. Call in uniform control flow only.
 void put_q8(vec4 value[Q8_QUADS], uint row, uint n, uint i, uint end) {
     const uint thread = gl_LocalInvocationID.x;
     const uint lane = thread % 8;

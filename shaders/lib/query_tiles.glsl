@@ -1,16 +1,16 @@
-// Tiles of TQ rows of one run, for attn_prefill. Included after lib/step.glsl; the including file declares TQ,
+// Tiles of TQ rows of one run, for attn_prefill. Include after lib/step.glsl. The including file declares TQ,
 // HEAD_V, `y` and the push constants of attn_prefill.
 
 struct QueryTile {
     uint slot;
     uint first_row;
     uint first_pos;
-    uint n; // 0 after the last tile: rows from first_row on belong to no run
+    uint n; // rows; 0 after the last tile, where rows from first_row on belong to no run
 };
 
 QueryTile find_query_tile(uint number) {
     uint tile = number;
-    for (uint r = step_n_decode(); r < step_n_runs(); ++r) { // attn_decode has the runs before
+    for (uint r = step_n_decode(); r < step_n_runs(); ++r) { // attn_decode handles the earlier runs
         const uvec4 run = step_params.runs[r];
         const uint n_tiles = (run.z + TQ - 1) / TQ;
         if (tile < n_tiles) return QueryTile(run.x, run.y + tile * TQ, run.w + tile * TQ, min(run.z - tile * TQ, TQ));

@@ -1,26 +1,28 @@
-// Online softmax attention of one row over one split of its keys, for up to HEADS q heads of one kv head. Workgroup
-// (tile of heads, split, row), in blocks of 32 keys. FINAL (one split) writes the result, else part = (sum of p * v,
-// max, sum of p). Without keys: zeros. The including file declares the buffers and constants, and defines:
+// Attention by online softmax of one row over one split of its keys, for up to HEADS q heads of one kv head.
+// Workgroup (tile of heads, split, row); keys are read in blocks of 32. With FINAL (one split) the result is
+// written, else part = (sum of p * v, max, sum of p). Without keys the result is zeros. The including file
+// declares the buffers and constants, and defines:
 uint n_keys_of(uint row);
 uint first_key_of(uint n_keys);
-void open_block(uint slot, uint block, uint n_keys); // cell_of(j): the cell of key j of this block
+void open_block(uint slot, uint block, uint n_keys); // then cell_of(j) is the cell of key j of this block
 uint cell_of(uint j);
 float capped(float score);
-float inverse_sum(float m, float sum, uint head); // FINAL results times this; sum is not 0
+float inverse_sum(float m, float sum, uint head); // the factor of FINAL results; `sum` is not 0
 #include "lib/v_quads.glsl"
 
 const uint LANES = LOCAL > CELL_BLOCK ? LOCAL / CELL_BLOCK : 1; // threads per key
 const uint KEYS = LOCAL < CELL_BLOCK ? CELL_BLOCK / LOCAL : 1; // keys per thread
 const uint K_QUADS = HEAD_K / 4;
-const uint V_GROUPS = LOCAL > V_QUADS ? LOCAL / V_QUADS : 1; // sets of threads that share out a block's keys
-// K_BATCH quads of K, or V_BATCH keys of V, are read before the first is used. K_BATCH is the smallest with which the
-// loop has as few rounds (K_TURNS) as with BATCH. No branch between reads and their use: RADV would move each load
-// down to it.
+// groups of threads that divide the keys of a block
+const uint V_GROUPS = LOCAL > V_QUADS ? LOCAL / V_QUADS : 1;
+// K_BATCH quads of K, or V_BATCH keys of V, are read before the first is used. K_BATCH is the smallest number
+// with which the loop has as few rounds (K_TURNS) as with BATCH. No branch separates reads from their use,
+// because RADV would move each load down to its use.
 const uint K_TURNS = (K_QUADS + BATCH * LANES - 1) / (BATCH * LANES);
 const uint K_BATCH = (K_QUADS + K_TURNS * LANES - 1) / (K_TURNS * LANES);
 const uint K_ROUND = K_BATCH * LANES; // quads of a key
 const bool K_EXACT = K_QUADS % K_ROUND == 0;
-// As V_WORDS: every round begins at a pair of blocks.
+// K_WORDS is the same for K as V_WORDS for V; every round begins at a pair of blocks.
 const bool K_QUANTIZED = K_TYPE >= CACHE_Q8_0;
 const bool K_WHOLE_PAIRS = K_QUADS % 16 == 0;
 const bool K_ROUND_OF_PAIRS = K_ROUND % 16 == 0;
@@ -34,20 +36,21 @@ const bool V_EXACT = CELL_BLOCK % V_STEP == 0; // no thread reads beyond a block
 const uint SCORES = HEADS * CELL_BLOCK;
 
 shared vec4 q_tile[HEADS * K_QUADS];
-shared float dots[HEADS * LOCAL]; // a thread's part of a score, or the maximum of its keys
+shared float dots[HEADS * LOCAL]; // a thread's part of a score, or the maximum score of its keys
 shared float score[SCORES];
 shared float prob[SCORES];
-shared float head_max[2 * HEADS]; // before and after a block, in turn
+shared float head_max[2 * HEADS]; // one half before, the other after a block
 shared float head_rescale[HEADS];
 shared vec4 group_acc[LOCAL];
 shared float group_l[LOCAL];
 
-uint thread = gl_LocalInvocationID.x; // these are globals because drivers do not move them out of the loop over blocks
-uint lane = thread % LANES; // of its key
+// these are globals because drivers do not move their computation out of the loop over blocks
+uint thread = gl_LocalInvocationID.x;
+uint lane = thread % LANES; // among the threads of its key
 uint first_own_key = thread / LANES;
-uint v_group = min(thread / V_QUADS, V_GROUPS - 1); // surplus threads' results are not read
-uint now = 0; // the half of head_max with the maxima so far
-float s[HEADS]; // of one key, or of the thread's part of it
+uint v_group = min(thread / V_QUADS, V_GROUPS - 1); // results of surplus threads are not read
+uint now = 0; // the half of head_max that has the maxima so far
+float s[HEADS]; // scores of one key, or the thread's part of them
 float l[HEADS]; // sums of p
 vec4 acc[HEADS * V_ROUNDS]; // sums of p * v
 
@@ -86,9 +89,10 @@ void read_queries() {
     barrier();
 }
 
-// The thread's lane of q * k, of the key whose quads begin at `base`.
+// Add the thread's part of q * k to s, for the key whose quads begin at `base`.
 void multiply_key(uint base) {
-    // Bounds that are not constants, or drivers unroll all of it and take seconds to compile.
+    // The bounds are not constants, because drivers would unroll the loop completely and take seconds to
+    // compile.
     for (uint first = base; first < base + K_QUADS; first += K_ROUND) {
         vec4 value[K_BATCH];
         [[unroll]] for (uint i = 0; i < K_BATCH; ++i) {
@@ -110,14 +114,14 @@ void multiply_key(uint base) {
     }
 }
 
-// Keys that are not seen score NEG_LARGE.
+// Keys that are not seen get the score NEG_LARGE.
 void score_block(uint first_valid, uint n_valid) {
-    float top[HEADS]; // of the keys of this thread
+    float top[HEADS]; // maximum of this thread's keys
     [[unroll]] for (uint a = 0; a < HEADS; ++a) top[a] = NEG_LARGE;
     for (uint key = first_own_key; key < CELL_BLOCK; key += LOCAL) {
         const bool valid = key >= first_valid && key < n_valid;
         [[unroll]] for (uint a = 0; a < HEADS; ++a) s[a] = 0.0;
-        // Cells of invalid keys can be read: a block is whole.
+        // Cells of invalid keys can be read, because all cells of a block exist.
         if (BATCH > 1 || valid) multiply_key((cell_of(key) * n_kv + kv_head) * K_QUADS);
         [[unroll]] for (uint a = 0; a < HEADS; ++a) {
             if (LANES > 1) {
@@ -172,7 +176,7 @@ void add_values(uint first_valid, uint n_valid) {
         [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] *= rescale;
     }
     for (uint first = V_STEP > 1 ? 0 : first_valid; first < n_valid; first += V_STEP) {
-        vec4 value[V_BATCH * V_ROUNDS]; // keys not seen: one that is
+        vec4 value[V_BATCH * V_ROUNDS]; // a key that is not seen is replaced by one that is
         [[unroll]] for (uint u = 0; u < V_BATCH; ++u) {
             const uint j = clamp(first + v_group + u * V_GROUPS, first_valid, n_valid - 1);
             const uint base = (cell_of(j) * n_kv + kv_head) * V_QUADS;
@@ -181,7 +185,8 @@ void add_values(uint first_valid, uint n_valid) {
         [[unroll]] for (uint u = 0; u < V_BATCH; ++u) {
             const uint j = first + v_group + u * V_GROUPS;
             [[unroll]] for (uint a = 0; a < HEADS; ++a) {
-                const float weight = prob[a * CELL_BLOCK + min(j, CELL_BLOCK - 1)]; // zero for keys not seen
+                // zero for keys that are not seen
+                const float weight = prob[a * CELL_BLOCK + min(j, CELL_BLOCK - 1)];
                 const float p = V_EXACT || j < CELL_BLOCK ? weight : 0.0;
                 l[a] += p;
                 [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] += p * value[u * V_ROUNDS + i];
@@ -190,7 +195,7 @@ void add_values(uint first_valid, uint n_valid) {
     }
 }
 
-// The sum of p, and acc[a], over all groups. There is one round of V.
+// Return the sum of p over all groups, and sum acc[a] over them. V_ROUNDS is 1 here.
 float join_groups(uint a) {
     float sum = l[a];
     barrier();
@@ -198,7 +203,7 @@ float join_groups(uint a) {
     group_l[thread] = sum;
     barrier();
     if (thread < V_QUADS) {
-        // Bounds by thread: else compilers unroll this once per head.
+        // The bounds depend on the thread; otherwise compilers unroll this loop once per head.
         for (uint at = V_QUADS + thread; at < V_GROUPS * V_QUADS; at += V_QUADS) {
             acc[a] += group_acc[at];
             sum += group_l[at];

@@ -1,6 +1,6 @@
-// The elements of a row that a thread takes: FIRST * lane + u * NEXT for u < EACH, then EACH * LOCAL further on.
-// Floats: neighbours take neighbours. OUT_Q8: four in a row (lib/quantize.glsl). The including file declares BATCH
-// and y.
+// A thread takes elements FIRST * lane + u * NEXT of a row for u < EACH, then continues EACH * LOCAL elements
+// later. For floats, neighbouring threads take neighbouring elements; with OUT_Q8 a thread takes four
+// consecutive elements (lib/quantize.glsl). The including file declares BATCH and y.
 #ifdef OUT_Q8
 #define Q8_QUADS 2
 #include "lib/quantize.glsl"

@@ -1,12 +1,12 @@
-// Runs (rows of one sequence) in tiles of rows, and their recurrent state. Included after lib/step.glsl.
+// Tiles of runs (rows of one sequence), and the recurrent state of a run. Include after lib/step.glsl.
 
 struct Tile {
     uvec4 run; // slot, first_row, n_rows, first_pos; n_rows 0: no such tile
-    uint first; // row in the run
-    uint n; // rows of the tile
+    uint first; // first row, counted in the run
+    uint n; // number of rows
 };
 
-// Every run is cut into tiles of `size` rows.
+// Return tile number `tile` if every run is cut into tiles of `size` rows.
 Tile find_tile(uint tile, uint size) {
     for (uint r = 0; r < step_n_runs(); ++r) {
         const uvec4 run = step_params.runs[r];
@@ -17,7 +17,7 @@ Tile find_tile(uint tile, uint size) {
     return Tile(uvec4(0), 0, 0);
 }
 
-// The state cells that a run reads and writes; a sequence's first run reads none.
+// The state cells that a run reads and writes; the first run of a sequence reads none.
 uint cell_from(uvec4 run) { return step_params.rows[run.y].w & 0xFFFFu; }
 
 uint cell_to(uvec4 run) { return step_params.rows[run.y].w >> 16; }

@@ -1,7 +1,8 @@
-// Attention sinks: one more logit per head, in the denominator alone. The including file declares `sinks[]`,
+// Attention sinks: one more logit per head, only in the denominator. The including file declares `sinks[]`,
 // sinks_off and HAS_SINKS.
 
-// m: the maximum of the scores; sum: of exp(score - m), not 0.
+// Return the factor that normalises a sum of exp(score - m) * v. `m`: the maximum score; `sum`: the sum of
+// exp(score - m), not 0.
 float inverse_sum(float m, float sum, uint head) {
     if (HAS_SINKS == 0) return 1.0 / sum;
     const float sink = sinks[sinks_off + head];

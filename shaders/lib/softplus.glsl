@@ -1,6 +1,6 @@
-// Exact to rounding for every x.
+// softplus(x) = log(1 + e^x), exact to rounding for every x.
 
-// log(1 + e), exact also if 1 + e loses most of e
+// Return log(1 + e), exact even if 1 + e loses most bits of e.
 float log1p(float e) {
     precise const float u = 1.0 + e;
     precise const float rest = u - 1.0;

@@ -1,4 +1,5 @@
-// StepParams: what changes from token to token (vkbackend/step.py); the op's last binding, STEP_BINDING.
+// StepParams: the values that change from step to step (vkbackend/step.py). They are the op's last binding,
+// STEP_BINDING.
 
 const uint CELL_BLOCK = 32; // positions per entry of the cell table
 
@@ -15,7 +16,7 @@ uint step_n_runs() { return step_params.header.y; }
 
 uint step_n_outputs() { return step_params.header.z; }
 
-// Runs of one row come first: attn_decode takes them, attn_prefill the others.
+// The number of runs of one row. These come first; attn_decode handles them, attn_prefill the others.
 uint step_n_decode() { return step_params.header.w; }
 
 uint step_output(uint i) { return step_params.outputs[i >> 2][i & 3u]; }

@@ -1,4 +1,4 @@
-// Drivers' tanh loses bits near 0 or gives inf beyond 88.
+// The tanh of some drivers loses bits near 0 or gives inf beyond 88.
 
 float tanh_safe(float x) {
     const float a = abs(x);
@@ -10,5 +10,5 @@ float tanh_safe(float x) {
     return sign(x) * (1.0 - e) / (1.0 + e);
 }
 
-// Within +-c; no cap for c = 0.
+// Cap x smoothly to +-c; c = 0 means no cap.
 float soft_cap(float x, float c) { return c > 0.0 ? c * tanh_safe(x / c) : x; }

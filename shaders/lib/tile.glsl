@@ -1,5 +1,5 @@
-// Tiles of a product staged in shared memory: 16 RM rows of w by 8 RN rows of x, slices of TK elements of k. The
-// including file declares RM and RN and includes lib/dequant.glsl.
+// Tiles of a product, with operands in shared memory: 16 RM rows of w by 8 RN rows of x, in slices of TK
+// elements of k. The including file declares RM and RN and includes lib/dequant.glsl.
 
 const uint M_THREADS = 16;
 const uint N_THREADS = 8; // LOCAL is M_THREADS * N_THREADS
@@ -7,10 +7,10 @@ const uint TM = M_THREADS * RM;
 const uint TN = N_THREADS * RN;
 const uint TK = 128 / RM; // at most 13.3 KiB of floats per slice
 const uint QM = RM / 4;
-const uint W_STRIDE = TM / 4 + 1; // in vec4, odd: the transposing writes spread over the banks
-const uint X_STRIDE = TN + 4; // a multiple of 4: a thread's values are one wide read
+const uint W_STRIDE = TM / 4 + 1; // in vec4; odd, so that the transposing writes use different banks
+const uint X_STRIDE = TN + 4; // a multiple of 4, so that one wide read gets a thread's values
 
-// Rows i..i+3 of w, a column per element; zeros beyond k, the last row repeats.
+// Return rows i..i+3 of w, one column per element. Elements after k are zeros; rows after the last repeat it.
 mat4 w_quad(uint i, uint kk, uint n, uint k) {
     mat4 rows;
     for (uint j = 0; j < 4; ++j) rows[j] = dequant4_tail(row_start(min(i + j, n - 1), k), kk, k);

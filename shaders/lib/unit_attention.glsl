@@ -1,18 +1,18 @@
-// Attention of a tile of rows on matrix units: q, k, v and probabilities are halves, sums floats. A tile has
-// ROW_GROUPS groups of M rows, a group V_PARTS subgroups, which divide a block's keys for scores and the dimensions
-// of V for p * v. Scores are scaled and masked in shared memory. The output stays in matrices; a matrix of the rows'
-// factors rescales it. The including file declares constants and push constants, fills q_tile, and k_tile and v_tile
-// for each block, puts a barrier between steps, and defines put.
-void put(uint row, uint d, float value); // dimension d of a row
+// Attention of a tile of rows on matrix units: q, k, v and probabilities are F16, sums are F32. A tile has
+// ROW_GROUPS groups of M rows. V_PARTS subgroups work on a group; they divide a block's keys for scores, and
+// the dimensions of V for p * v. Scores are scaled and masked in shared memory. The output stays in matrices
+// and is rescaled by a matrix of the rows' factors. The including file declares constants and push constants,
+// fills q_tile, and for each block kv_tile, puts a barrier between steps, and defines put.
+void put(uint row, uint d, float value); // stores dimension d of a row's output
 
 const uint TQ = M * ROW_GROUPS;
 const uint K_QUADS = HEAD_K / 4;
 const uint V_QUADS = HEAD_V / 4;
 const uint PARTS = V_PARTS * (LANES / M); // invocations per row
 const uint FK = CELL_BLOCK / N / V_PARTS; // matrices of scores per subgroup
-const uint FV = HEAD_V / N / V_PARTS; // of its output
+const uint FV = HEAD_V / N / V_PARTS; // matrices of output per subgroup
 const uint EACH = CELL_BLOCK / PARTS; // keys per invocation
-// Row strides in QUADs: an odd number of 16 bytes, so that eight rows begin at different banks.
+// The strides of rows, in QUADs, are odd multiples of 16 bytes, so that eight rows begin at different banks.
 const uint Q_STRIDE = K_QUADS + 2;
 const uint K_STRIDE = K_QUADS + 2;
 const uint P_STRIDE = CELL_BLOCK / 4 + 2;
@@ -23,7 +23,7 @@ const uint S_STRIDE = CELL_BLOCK + 4; // floats
 shared QUAD q_tile[TQ * Q_STRIDE]; // [row][dimension]
 shared QUAD kv_tile[K_SIZE > V_SIZE ? K_SIZE : V_SIZE]; // K as [key][dimension], then V as [dimension][key]
 shared QUAD p_tile[TQ * P_STRIDE]; // [row][key]
-shared float s_tile[TQ * S_STRIDE]; // [row][key]; then factors, or results, [row][N] per subgroup
+shared float s_tile[TQ * S_STRIDE]; // scores [row][key]; then per subgroup factors, or results, [row][N]
 shared float part_of[LOCAL];
 
 QUAD half_quad(vec4 value) { return quad_of(clamp(value, -65504.0, 65504.0)); }
@@ -40,7 +40,7 @@ QUAD v_halves(uint i) {
 
 uint v_part() { return gl_SubgroupID % V_PARTS; }
 
-uint own() { return gl_SubgroupID / V_PARTS * M; } // first row of its subgroup
+uint own() { return gl_SubgroupID / V_PARTS * M; } // first row of this subgroup
 
 uint lane_part() { return gl_SubgroupInvocationID / M; }
 
@@ -50,11 +50,11 @@ uint row_of_tile() { return own() + gl_SubgroupInvocationID % M; }
 
 uint staged() { return own() * S_STRIDE + v_part() * M * N; }
 
-// The first of the row's PARTS values, M apart.
+// Where the row's PARTS values begin; they are M apart.
 uint parts() { return gl_SubgroupID / V_PARTS * PARTS * M + gl_SubgroupInvocationID % M; }
 
-float m = NEG_LARGE; // the maximum so far
-float l = 0.0; // sum of p, of the invocation's keys
+float m = NEG_LARGE; // the maximum score so far
+float l = 0.0; // sum of p over the invocation's keys
 MATRIX_SUM sum[FV];
 
 void clear_sums() {
@@ -65,7 +65,8 @@ void score_keys() {
     MATRIX_SUM score[FK];
     [[unroll]] for (uint g = 0; g < FK; ++g) score[g] = MATRIX_SUM(0.0);
     const uint own_q = own() * Q_STRIDE;
-    // Bounds that are not constants, here and in V's loop, or drivers unroll all of it and take minutes to compile.
+    // The bounds are not constants, here and in the loop of V, because drivers would unroll the loop
+    // completely and take minutes to compile.
     for (uint first = own_q; first < own_q + K_QUADS; first += UNROLL * K / 4) {
         [[unroll]] for (uint u = 0; u < UNROLL; ++u) {
             const uint at = first + u * K / 4;
@@ -83,13 +84,14 @@ void score_keys() {
     }
 }
 
-// Keys from position `begin` to the row's own, `end`. Contains one barrier.
+// Turn scores into probabilities for the keys from position `begin` to the row's own position `end`. Contains
+// one barrier.
 void weigh_keys(uint block_pos, uint begin, uint end) {
     float s[EACH];
     float top = NEG_LARGE;
     [[unroll]] for (uint i = 0; i < EACH; ++i) {
-        // While every key is masked, the maximum is NEG_LARGE and sums are finite; the first key that is not clears
-        // them: exp(NEG_LARGE - m) is 0.
+        // While every key is masked, the maximum is NEG_LARGE and sums are finite. The first key that is not
+        // masked clears these sums, because exp(NEG_LARGE - m) is 0.
         const uint key_pos = block_pos + key_part() * EACH + i;
         const bool masked = key_pos > end || key_pos < begin;
         s[i] = s_tile[row_of_tile() * S_STRIDE + key_part() * EACH + i] * scale;
@@ -139,7 +141,7 @@ void add_values() {
     }
 }
 
-// l becomes the sum over all keys of the row.
+// Set l to the sum over all keys of the row.
 void join_sums() {
     barrier();
     part_of[parts() + key_part() * M] = l;
@@ -148,13 +150,14 @@ void join_sums() {
     [[unroll]] for (uint i = 0; i < PARTS; ++i) l += part_of[parts() + i * M];
 }
 
-// Through shared memory: the driver decides which values an invocation holds.
+// Goes through shared memory, because only the driver knows which values an invocation holds.
 void put_results(float factor) {
     [[unroll]] for (uint g = 0; g < FV; ++g) {
         STORE_ROWS(sum[g], s_tile, staged(), N);
         barrier();
         const uint from = staged() + gl_SubgroupInvocationID % M * N + lane_part();
-        [[unroll]] for (uint c = 0; c < N; c += LANES / M) { // a count that ANV knows, or it keeps all sums in memory
+        // ANV must know this loop's count; otherwise it keeps all sums in memory
+        [[unroll]] for (uint c = 0; c < N; c += LANES / M) {
             put(row_of_tile(), (v_part() * FV + g) * N + c + lane_part(), s_tile[from + c] * factor);
         }
         barrier();
