@@ -1,15 +1,15 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Tail of an all-reduce: h = residual + sum of the writers' partials in slot order, y = rms_norm(h) * w. One
-// workgroup per row. The fixed order gives h the same bits on all devices. The device's own partials are rounded like
-// the slots': to bfloat16 here, with WIRE 2 by pack_halves.
+// The end of an all-reduce: h = residual + sum of the writers' partials in slot order, y = rms_norm(h) * w.
+// One workgroup per row. The fixed order gives h the same bits on all devices. The device rounds its own
+// partials like the partials in slots: to bfloat16 here, with WIRE 2 in pack_halves.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 #include "lib/bf16.glsl"
 #include "lib/f16_wire.glsl"
 
 layout(constant_id = 1) const uint HAS_RESIDUAL = 1; // 0: h is the sum alone
-layout(constant_id = 2) const uint HAS_NORM = 1; // 0: w is not read, y not written
+layout(constant_id = 2) const uint HAS_NORM = 1; // 0: w is not read and y is not written
 layout(constant_id = 3) const uint WIRE = 0; // slots hold 0 floats, 1 pairs of bfloat16, 2 blocks of f16_wire.glsl
 layout(constant_id = 4) const uint BATCH = 1; // elements in flight per thread
 
@@ -19,11 +19,11 @@ layout(push_constant) uniform Push {
     float eps;
 };
 layout(set = 0, binding = 0) readonly buffer Residual { float residual[]; };
-layout(set = 0, binding = 1) readonly buffer Own { uint own[]; }; // floats, with WIRE 2 as a slot
+layout(set = 0, binding = 1) readonly buffer Own { uint own[]; }; // floats; with WIRE 2 blocks as in a slot
 layout(set = 0, binding = 2) readonly buffer Slots { uint slots[]; };
 layout(set = 0, binding = 3) readonly buffer W { float w[]; };
 layout(set = 0, binding = 4) buffer H { float h[]; }; // a thread reads only what it wrote
-layout(set = 0, binding = 5) writeonly buffer Y { uint y[]; }; // floats, or 8 bits with OUT_Q8
+layout(set = 0, binding = 5) writeonly buffer Y { uint y[]; }; // floats; with OUT_Q8 8 bits
 #include "lib/row_elements.glsl"
 
 float slot_value(uint s, uint i) {

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// attn_decode over the positions that index_top_k chose, for every row. The cells of 32 positions are looked up
-// together. Rows of no run give zeros.
+// attn_decode over the positions that index_top_k chose, for every row. The cells of 32 positions are looked
+// up together. Rows that belong to no run give zeros.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint HEAD_K = 64;
@@ -29,7 +29,7 @@ layout(set = 0, binding = 5) writeonly buffer Part { float part[]; };
 #include "lib/cells.glsl"
 #include "lib/kv_quads.glsl"
 
-shared uint key_cells[2 * CELL_BLOCK]; // of this block and the last, in turn: some threads may still read the last
+shared uint key_cells[2 * CELL_BLOCK]; // of this block and of the last, which some threads may still read
 uint half_of; // where this block's cells begin
 
 uint n_keys_of(uint row) { return row < step_n_rows() ? min(step_params.rows[row].x + 1, n_chosen) : 0; }

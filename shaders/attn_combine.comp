@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Joins the splits of attn_decode: y = sum of exp(m_s - m) * acc_s / sum of exp(m_s - m) * l_s; zeros without keys.
-// A sink is one more logit per head, in the denominator alone.
+// Joins the splits of attn_decode: y = sum of exp(m_s - m) * acc_s / sum of exp(m_s - m) * l_s; without keys
+// y is zeros. A sink is one more logit per head, only in the denominator.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint HEAD_V = 64;
@@ -24,7 +24,7 @@ shared float factors[MAX_SPLITS];
 void main() {
     const uint thread = gl_LocalInvocationID.x;
     const uint head = gl_WorkGroupID.x;
-    const uint index = gl_WorkGroupID.z * n_heads + head; // row, head
+    const uint index = gl_WorkGroupID.z * n_heads + head;
     const uint base = part_off + index * n_splits * (HEAD_V + 2);
     for (uint s = thread; s < MAX_SPLITS; s += LOCAL) {
         const uint at = base + min(s, n_splits - 1) * (HEAD_V + 2) + HEAD_V;
@@ -36,7 +36,7 @@ void main() {
 
     const float sink = HAS_SINKS != 0 ? sinks[sinks_off + head] : NEG_LARGE;
     float m = sink;
-    uint n_used = 0; // up to the last split with keys
+    uint n_used = 0; // number of splits up to the last one with keys
     for (uint first = 0; first < n_splits; first += BATCH) {
         [[unroll]] for (uint u = 0; u < BATCH; ++u) {
             m = max(m, maxima[first + u]);

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Attention of one row over one split of its keys (lib/row_attention.glsl). Rows of attn_prefill give zeros;
-// attn_prefill runs later and overwrites them.
+// Attention of one row over one split of its keys (lib/row_attention.glsl). Rows of attn_prefill give zeros,
+// which attn_prefill overwrites later.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint HEAD_K = 64;

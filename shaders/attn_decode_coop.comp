@@ -1,19 +1,19 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// attn_decode on matrix units (lib/unit_attention.glsl): the q heads of a kv head are the rows of a tile. Workgroup
-// (tile of heads, split, row). V of a block loads while its keys are scored, K of the next block until this one is
-// done. Heads of 128 and a group of 16 rows take 19 KiB of shared memory.
+// attn_decode on matrix units (lib/unit_attention.glsl): the q heads of a kv head are the rows of a tile.
+// Workgroup (tile of heads, split, row). V of a block loads while the block's keys are scored, K of the next
+// block loads until the block is done. Heads of 128 and a group of 16 rows take 19 KiB of shared memory.
 #include "lib/types.glsl"
 
-layout(constant_id = 1) const uint UNIT_M = 16; // device's matrices: [M, K] by [K, N]
+layout(constant_id = 1) const uint UNIT_M = 16; // matrices of the device: [M, K] by [K, N]
 layout(constant_id = 2) const uint UNIT_N = 16;
 layout(constant_id = 3) const uint UNIT_K = 16;
-layout(constant_id = 4) const uint LANES = 32; // of a subgroup
+layout(constant_id = 4) const uint LANES = 32;
 layout(constant_id = 5) const uint ROW_GROUPS = 1;
 layout(constant_id = 6) const uint V_PARTS = 2;
-layout(constant_id = 7) const uint UNROLL = 1; // matrices of q, or of p, per round
-layout(constant_id = 8) const uint HEAD_K = 64; // whole rounds
-layout(constant_id = 9) const uint HEAD_V = 64; // whole matrices for each of V_PARTS
+layout(constant_id = 7) const uint UNROLL = 1; // matrices of q or p per round
+layout(constant_id = 8) const uint HEAD_K = 64; // a multiple of UNROLL * UNIT_K
+layout(constant_id = 9) const uint HEAD_V = 64; // a multiple of V_PARTS * UNIT_N
 layout(constant_id = 10) const uint HAS_SINKS = 0; // used with FINAL
 layout(constant_id = 11) const uint K_TYPE = 1;
 layout(constant_id = 12) const uint V_TYPE = 1;
@@ -31,7 +31,7 @@ layout(push_constant) uniform Push {
 };
 layout(set = 0, binding = 0) readonly buffer Q { float q[]; };
 layout(set = 0, binding = 1) readonly buffer KCache { uint k[]; };
-// The same buffers; not readonly, because RADV may move readonly loads down to their use.
+// The same buffers, not readonly, because RADV may move readonly loads down to their use.
 layout(set = 0, binding = 1) buffer KCache1 { uint k1[]; };
 layout(set = 0, binding = 1) buffer KCache4 { uvec4 k4[]; };
 layout(set = 0, binding = 2) readonly buffer VCache { uint v[]; };
@@ -51,7 +51,7 @@ layout(set = 0, binding = 5) writeonly buffer Part { float part[]; };
 const bool KEEPS = true;
 #include "lib/unit_pieces.glsl"
 
-int first_head; // of the tile
+int first_head;
 uint begin_head, end_head; // the device's rows of the tile
 
 uint result_of(uint row) {
@@ -70,7 +70,7 @@ void main() {
     const uint first_in_group = gl_WorkGroupID.x % tiles * TQ;
     const uint step_row = gl_WorkGroupID.z;
     const uint slot = step_params.rows[step_row].y;
-    // As in row_attention.glsl: a device may begin and end in the middle of a group.
+    // As in row_attention.glsl, a device's heads may begin and end in the middle of a group.
     first_head = int(kv_head * group + first_in_group) - int(q_first);
     begin_head = uint(max(-first_head, 0));
     end_head = uint(clamp(int(n_heads) - first_head, 0, int(min(TQ, group - first_in_group))));
@@ -100,7 +100,7 @@ void main() {
 
     for (uint block = first_block; block < end_block; ++block) {
         const uint block_pos = block * CELL_BLOCK;
-        barrier(); // the last block's V was multiplied
+        barrier(); // until V of the last block has been multiplied
         store_k();
         barrier();
         hold_v(cell);

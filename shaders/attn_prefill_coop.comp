@@ -1,18 +1,19 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// attn_prefill on matrix units (lib/unit_attention.glsl). Heads of 128 and 4 groups of 16 rows take 43 KiB of shared
-// memory, and 64 products of matrices of 16 for 64 keys and 16 rows.
+// attn_prefill on matrix units (lib/unit_attention.glsl). Heads of 128 and 4 groups of 16 rows take 43 KiB of
+// shared memory. For 64 keys and 16 rows they take 64 products of 16 x 16 matrices.
 #include "lib/types.glsl"
 
-layout(constant_id = 1) const uint UNIT_M = 16; // device's matrices: [M, K] by [K, N]
+layout(constant_id = 1) const uint UNIT_M = 16; // matrices of the device: [M, K] by [K, N]
 layout(constant_id = 2) const uint UNIT_N = 16;
 layout(constant_id = 3) const uint UNIT_K = 16;
-layout(constant_id = 4) const uint LANES = 32; // of a subgroup
+layout(constant_id = 4) const uint LANES = 32;
 layout(constant_id = 5) const uint ROW_GROUPS = 4;
-layout(constant_id = 6) const uint V_PARTS = 1; // a subgroup's part of the output must fit in registers
-layout(constant_id = 7) const uint UNROLL = 1; // matrices of q, or of p, per round
-layout(constant_id = 8) const uint HEAD_K = 64; // whole rounds
-layout(constant_id = 9) const uint HEAD_V = 64; // whole matrices for each of V_PARTS
+// so many that a subgroup's part of the output fits in registers
+layout(constant_id = 6) const uint V_PARTS = 1;
+layout(constant_id = 7) const uint UNROLL = 1; // matrices of q or p per round
+layout(constant_id = 8) const uint HEAD_K = 64; // a multiple of UNROLL * UNIT_K
+layout(constant_id = 9) const uint HEAD_V = 64; // a multiple of V_PARTS * UNIT_N
 layout(constant_id = 10) const uint HAS_SINKS = 0;
 layout(constant_id = 11) const uint K_TYPE = 1;
 layout(constant_id = 12) const uint V_TYPE = 1;
@@ -45,7 +46,7 @@ layout(set = 0, binding = 5) writeonly buffer Y { float y[]; };
 #include "lib/sinks.glsl"
 #include "lib/tanh.glsl"
 #include "lib/unit_attention.glsl"
-const bool KEEPS = LANES > 16; // narrow subgroups (Intel) have no registers to spare for loads in flight
+const bool KEEPS = LANES > 16; // on subgroups of 16 lanes (Intel) loads in flight would spill
 #include "lib/unit_pieces.glsl"
 #include "lib/query_tiles.glsl"
 
@@ -68,7 +69,7 @@ void main() {
     const uint first_key = first_key_of(tile.first_pos);
 
     for (uint e = gl_LocalInvocationID.x; e < TQ * K_QUADS; e += LOCAL) {
-        const uint row = tile.first_row + min(e / K_QUADS, tile.n - 1); // surplus rows repeat the last
+        const uint row = tile.first_row + min(e / K_QUADS, tile.n - 1); // surplus rows repeat the last row
         const uint at = q_off + (row * n_heads + head()) * HEAD_K + 4 * (e % K_QUADS);
         const vec4 value = vec4(q[at], q[at + 1], q[at + 2], q[at + 3]);
         q_tile[e / K_QUADS * Q_STRIDE + e % K_QUADS] = half_quad(K_CODES ? value.xzyw : value);
@@ -84,7 +85,7 @@ void main() {
         const uint n_valid = min(n_keys - block_pos, CELL_BLOCK);
         const uint first_valid = max(first_key, block_pos) - block_pos;
 
-        barrier(); // the last block's V was multiplied
+        barrier(); // until V of the last block has been multiplied
         if (KEEPS) {
             hold_k(cell);
             store_k();

@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y[row] = a[row], then b[row / times]: a head in two parts, the second shared by `times` neighbouring heads
+// y[row] = a[row], then b[row / times]: a head has two parts, and `times` neighbouring heads share the second
 #include "lib/types.glsl"
 
 layout(push_constant) uniform Push {

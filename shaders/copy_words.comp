@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// dst = src, n words; workgroups take turns at them
+// dst = src, n words, distributed over the workgroups
 #include "lib/types.glsl"
 
 layout(push_constant) uniform Push {

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// The chunks of each run in order, with u, w, q', k', e^c_last and the products P of delta_chunk in `work`, and the
-// state M [key, value]:
+// Processes the chunks of each run in order, with u, w, q', k', e^c_last and the products P of delta_chunk in
+// `work`, and the state M [key, value]:
 //   x = u - w M;  o = q' M + P x;  M = e^c_last M + k'^T x.
 // Workgroup (16 columns of M, head, run). Shared memory: at most 12 KiB.
 #include "lib/types.glsl"
@@ -22,7 +22,7 @@ layout(set = 0, binding = 2) writeonly buffer Y { float y[]; };
 #include "lib/runs.glsl"
 
 const uint COLUMNS = 16;
-const uint GROUPS = LOCAL / COLUMNS; // of threads, by row
+const uint GROUPS = LOCAL / COLUMNS; // groups of threads; each takes some rows
 const uint ROWS = 4; // rows that share one read of M
 const uint STRIDE = 5 * S + C;
 

@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y[r] = w[id(r)]; zeros without such a row or id. ids = 0: the token of row r; 1: the row of output r (for the
-// lm_head); 2: the position of row r. w is the piece of the table that begins at row `first`. Pieces run in order;
-// only the first writes zeros.
+// y[r] = w[id(r)], or zeros if there is no such row or id. With ids = 0 the id is the token of row r, with 1
+// the row of output r (for the lm_head), with 2 the position of row r. w is the piece of the table that
+// begins at row `first`. Pieces run in order; only the first writes zeros.
 #include "lib/types.glsl"
 
 layout(push_constant) uniform Push {

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = x / sqrt(mean of the squares of its group + eps) * w; HAS_Z: silu(z) x replaces x. The sums come from
-// group_squares, added up over the devices that share the group.
+// y = x / sqrt(mean of the squares of the group + eps) * w; with HAS_Z silu(z) x replaces x. The sums of
+// squares come from group_squares, added over the devices that share the group.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint HAS_Z = 0;

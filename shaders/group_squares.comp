@@ -1,7 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Sums of squares per row and group of `group` columns, of x or with HAS_Z of silu(z) x. Workgroup: a group of a row.
-// x has columns first..first + width of all; another device counts the first `skip` of them.
+// Sums of squares per row and group of `group` columns, of x or (HAS_Z) of silu(z) x. One workgroup per group
+// of a row. x has columns first..first + width of all columns; another device counts the first `skip` columns
+// of x.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 

@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// The indexer's scores of positions 0..pos for each row (DeepSeek-AI 2025, arXiv:2512.02556): y = sum over its heads
-// of w * max(q . k, 0). Workgroup (block of LOCAL positions, -, row), a thread per position. HEADS heads share a read
-// of the key.
+// The indexer's scores of positions 0..pos for each row (DeepSeek-AI 2025, arXiv:2512.02556): y = sum over
+// the indexer's heads of w * max(q . k, 0). Workgroup (block of LOCAL positions, -, row), one thread per
+// position. HEADS heads share a read of the key.
 #include "lib/types.glsl"
 #include "lib/cache_types.glsl"
 
@@ -61,7 +61,7 @@ void main() {
         barrier();
         float s[HEADS];
         [[unroll]] for (uint a = 0; a < HEADS; ++a) s[a] = 0.0;
-        // Bounds that are not constants, or drivers unroll all of it.
+        // The bounds are not constants, because drivers would unroll the loop completely.
         for (uint turn = base; turn < base + QUADS; turn += BATCH) {
             vec4 value[BATCH];
             [[unroll]] for (uint i = 0; i < BATCH; ++i) value[i] = k_quad(turn + i);

@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// The positions of the n_chosen largest scores among 0..pos of each row, ascending; ties: the lower position first;
-// NaN before all. One workgroup per row finds the least chosen score byte by byte, from the highest: it counts the
-// values of a byte among the scores that agree in the bytes above.
+// The positions of the n_chosen largest scores among 0..pos of each row, ascending. On ties the lower
+// position wins; NaN counts as largest. One workgroup per row finds the least chosen score byte by byte, from
+// the highest byte on: it counts the values of a byte among the scores that agree in the bytes above.
 #include "lib/types.glsl"
 #include "lib/order.glsl"
 
@@ -18,7 +18,7 @@ layout(set = 0, binding = 1) writeonly buffer Ids { uint ids[]; };
 #define STEP_BINDING 2
 #include "lib/step.glsl"
 
-const uint N_GROUPS = 16; // sets of counters
+const uint N_GROUPS = 16; // groups of counters
 
 shared uint count[N_GROUPS * N_GROUPS];
 shared uint group_count[N_GROUPS];
@@ -41,7 +41,7 @@ void main() {
 
     uint least = 0; // known bytes of the least chosen score
     uint known = 0;
-    uint need = n_chosen; // scores to choose among equals in them
+    uint need = n_chosen; // scores to choose among the scores with these bytes
     for (uint shift = 32; shift > 0;) {
         shift -= 8;
         for (uint i = thread; i < N_GROUPS * N_GROUPS; i += LOCAL) count[i] = 0;
@@ -90,7 +90,7 @@ void main() {
     equal_of[thread] = equal;
     barrier();
     above = 0;
-    equal = 0; // in the threads before
+    equal = 0; // now counted over the earlier threads
     for (uint t = 0; t < thread; ++t) {
         above += above_of[t];
         equal += equal_of[t];

@@ -1,10 +1,11 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// cache[cell of the row's position] = x[row]. F32, F16, BF16: a thread stores a pair of elements (one word in f16),
-// normed with NORM (a workgroup per head), the first n_rot dimensions rotated. Q8_0, Q4_0: a thread quantizes blocks
-// of 32 as ggml's reference does: d = max|x| / 127 for Q8_0, the x of the largest magnitude / -8 for Q4_0, NaN where
-// an x is not finite. Blocks have an odd number of halves, so two share a word. One thread stores both, even across
-// rows: no atomics, which host memory may lack.
+// cache[cell of the row's position] = x[row]. For F32, F16, BF16 a thread stores a pair of elements (one word
+// in F16), with NORM normed (one workgroup per head), and the first n_rot dimensions rotated. For Q8_0 and
+// Q4_0 a thread quantizes blocks of 32 as ggml's reference does: d = max|x| / 127 for Q8_0, the x of the
+// largest magnitude / -8 for Q4_0, NaN if an x is not finite. Blocks have an odd number of 16-bit units, so
+// two blocks share a word. One thread stores both blocks, even across rows, because host memory may lack
+// atomics.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 #include "lib/half.glsl"
@@ -32,9 +33,10 @@ layout(set = 0, binding = 4) buffer Cache { uint cache[]; };
 #include "lib/head.glsl"
 
 const bool QUANTIZED = TYPE == CACHE_Q8_0 || TYPE == CACHE_Q4_0;
-const uint N_CODES = TYPE == CACHE_Q8_0 ? 8 : 4; // words of codes in a block
+const uint N_CODES = TYPE == CACHE_Q8_0 ? 8 : 4; // words of codes per block
 
-// Element e of the row, normed and rotated. Quantized caches take x as it is: they read each element twice.
+// Return element e of the row, normed and rotated. Quantized caches store x as it is, because they read each
+// element twice.
 float element(uint e) {
     const uint row = gl_WorkGroupID.z;
     const uint i = e % head_dim;
@@ -55,7 +57,7 @@ uint code8(float value, float inverse) {
     precise float scaled = value * inverse;
     precise float mag = abs(scaled);
     precise float whole = floor(mag);
-    precise float rounded = whole + floor(2.0 * (mag - whole)); // half away from zero
+    precise float rounded = whole + floor(2.0 * (mag - whole)); // ties away from zero
     return uint(int(scaled < 0.0 ? -rounded : rounded)) & 0xffu;
 }
 
@@ -65,7 +67,7 @@ uint code4(float value, float inverse) {
     return uint(min(int(shifted), 15));
 }
 
-// d as a half, and 1 / d. Without `used` an x is not finite, and all codes are zeros.
+// d as F16, and 1 / d. `used` is false if an x is not finite; then all codes are zeros.
 struct Scale {
     uint half_d;
     float inverse;
@@ -82,7 +84,7 @@ Scale scale_of(uint from) {
     }
     if (!is_finite) return Scale(0x7e00u, 0.0, false);
     float d = TYPE == CACHE_Q8_0 ? abs(top) : top * -0.125;
-    const bool is_zero = abs(d) < 1.0e-30; // far below the smallest half
+    const bool is_zero = abs(d) < 1.0e-30; // far below the smallest F16
     if (TYPE == CACHE_Q8_0 && !is_zero) d = divide(d, 127.0);
     const float inverse = is_zero ? 0.0 : divide(1.0, abs(d));
     return Scale(half_bits(d), d < 0.0 ? -inverse : inverse, true);
@@ -108,18 +110,18 @@ bool stores(uint row, uint pos, uint slot) {
     return row < step_n_rows() && step_params.rows[row].xy == uvec2(pos, slot);
 }
 
-// Stores pair `unit` of the pairs of blocks that contain a block of this cell. The first may begin with the last
-// block of the cell before, the last may end with the first block of the next.
+// Store pair number `unit` of the pairs of blocks that contain a block of this cell. The first pair may begin
+// with the last block of the previous cell, the last pair may end with the first block of the next cell.
 void put_blocks(uint cell, uint unit) {
     const uint row = gl_WorkGroupID.z;
     const uint pos = step_params.rows[row].x;
     const uint slot = step_params.rows[row].y;
     const uint n = width / BLOCK;
-    const uint before = cell & n & 1u; // blocks in the first pair
+    const uint before = cell & n & 1u; // blocks of the previous cell in the first pair
     bool has_first = unit >= before;
     bool has_second = 2 * unit - before + 1 < n;
     uint from = x_off + row * width + BLOCK * (2 * unit - before);
-    if (!has_first && stores(row - 1, pos - 1, slot)) return; // its thread stores both
+    if (!has_first && stores(row - 1, pos - 1, slot)) return; // the thread of that row stores both
     if (!has_second) has_second = stores(row + 1, pos + 1, slot);
 
     const uint word = cache_off + (cell * n / 2 + unit) * (2 * N_CODES + 1);

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = (x - mean(x)) / sqrt(var(x) + eps) * w + b, a workgroup per row. var comes from x - mean: a mean far from 0
-// costs no digits.
+// y = (x - mean(x)) / sqrt(var(x) + eps) * w + b, one workgroup per row. var is computed from x - mean, so
+// that a mean far from 0 costs no digits.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 

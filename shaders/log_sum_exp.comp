@@ -1,6 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = the largest element of each chunk of each row, and the sum of exp(x - largest). Workgroups (chunk, -, row).
+// y = the largest element of each chunk of each row, and the sum of exp(x - largest). Workgroup (chunk, -,
+// row).
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 
@@ -36,7 +37,7 @@ void main() {
     }
     peak = peaks[0];
 
-    // A chunk of -inf adds nothing; NaN and infinity become NaN in the sum.
+    // A chunk of -inf adds nothing; NaN and +inf make the sum NaN.
     const float shift = peak == uintBitsToFloat(0xff800000u) ? 0.0 : peak;
     float sum = 0.0;
     for (uint first = begin + thread; first < end; first += BATCH * LOCAL) {

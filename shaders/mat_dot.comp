@@ -2,8 +2,9 @@
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
-// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for the N rows of x in 8 bits. A subgroup has two rows of w at a time,
-// each thread a group of each (elements with one scale); sums meet in the subgroup.
+// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for the N rows of x in 8 bits. A subgroup multiplies two
+// rows of w at a time; each thread takes a group (elements with one scale) of both rows, and the subgroup
+// adds the sums.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint ROWS = 8; // of w per workgroup, even
@@ -26,8 +27,8 @@ layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
 #include "lib/q8.glsl"
 #include "lib/quants.glsl"
 
-// The codes of elements 16 i.. of a row at word `row`. Divided separately: i is then computed once for all rows of x,
-// row once per subgroup.
+// Return the codes of elements 16 i.. of the row at word `row`. `row / 4 + i`, unlike `(row + 4 * i) / 4`,
+// lets the compiler compute i once for all rows of x, and row / 4 once per subgroup.
 uvec4 codes_at(uint row, uint i) {
     if (WIDE != 0) return x4[row / 4 + i];
     const uint at = row + 4 * i;
@@ -37,14 +38,14 @@ uvec4 codes_at(uint row, uint i) {
 void main() {
     const uint lane = gl_SubgroupInvocationID;
     const uint first = group_index() * ROWS;
-    const uint end = min(first + ROWS, act == 0 ? n : 2 * n); // act: a row of gate, then one of up
+    const uint end = min(first + ROWS, act == 0 ? n : 2 * n); // act: rows of gate and up alternate
     for (uint row = first + 2 * gl_SubgroupID; row < end; row += 2 * gl_NumSubgroups) {
         const uint start0 = row_start(act == 0 ? row : row / 2, k);
         const uint start1 = act == 0 ? row_start(min(row + 1, n - 1), k) : start0 + 4 * up_at;
         vec2 sum[N];
         [[unroll]] for (uint r = 0; r < N; ++r) sum[r] = vec2(0.0);
         for (uint base = 0; base < k; base += GROUP * gl_SubgroupSize) {
-            // Uniform rounds for subgroupAdd; lanes past the end add zeros.
+            // All lanes take the same rounds, as subgroupAdd needs; lanes past the end add zeros.
             const bool inside = base + GROUP * lane < k;
             const uint i = inside ? base + GROUP * lane : 0;
             const Group g0 = group_at(start0, i);

@@ -2,12 +2,12 @@
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
-// mat_vec_id with x in 8 bits: y[r, u] = W_e x for the experts e = ids[r, u]. Workgroups (rows of W_e, -, (r, u)),
-// two rows per subgroup at a time.
+// mat_vec_id with x in 8 bits: y[r, u] = W_e x for the experts e = ids[r, u]. Workgroup (rows of W_e, -, (r,
+// u)); a subgroup multiplies two rows at a time.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint ROWS = 8; // of W_e per workgroup, even
-layout(constant_id = 2) const uint AXIS = 0; // side of W_e that varies: 0 rows, 1 columns
+layout(constant_id = 2) const uint AXIS = 0; // see lib/expert.glsl
 
 layout(push_constant) uniform Push {
     uint w_off, x_off, ids_off, starts_off, y_off;
@@ -39,7 +39,6 @@ void main() {
         const uint start1 = expert_row(e, min(row + 1, e.n - 1));
         vec2 sum = vec2(0.0);
         for (uint base = 0; base < e.k; base += GROUP * gl_SubgroupSize) {
-            // Uniform rounds for subgroupAdd; lanes past the end add zeros.
             const bool inside = base + GROUP * gl_SubgroupInvocationID < e.k;
             const uint i = inside ? base + GROUP * gl_SubgroupInvocationID : 0;
             uvec4 codes[GROUP / 16];

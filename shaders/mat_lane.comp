@@ -3,10 +3,11 @@
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
-// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]): a thread has a row of w and N rows of x. For software devices,
-// where an invocation is a SIMD lane and a read of a buffer costs dozens of sums: a block of w goes to registers
-// once; a subgroup reads SUBGROUP neighbours of x and passes them round. Arrays are addressed: bounds of a binding
-// are checked lane by lane.
+// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]), where a thread multiplies a row of w by N rows of x.
+// For software devices, where an invocation is a SIMD lane and a read of a buffer costs dozens of
+// multiply-adds. So a block of w is copied to registers once, and a subgroup reads SUBGROUP neighbouring
+// elements of x and shuffles them. Arrays are read by address, because the bounds of a binding are checked
+// lane by lane.
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 #include "lib/addresses.glsl"
@@ -29,7 +30,7 @@ layout(push_constant) uniform Push {
 
 void main() {
     const uint index = product_tile_of_w(n_rows, N) * LOCAL + gl_LocalInvocationID.x;
-    const uint row = act == 0 ? index : index / 2; // act: neighbours have a row of gate and of up
+    const uint row = act == 0 ? index : index / 2; // act: threads of gate and up alternate
     const bool is_up = act != 0 && index % 2 == 1;
     const uint first_r = product_tile_of_x(n_rows, N) * N;
     [[unroll]] for (uint r = 0; r < N; ++r) x_row[r] = min(first_r + r, n_rows - 1) * k;

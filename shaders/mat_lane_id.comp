@@ -3,14 +3,14 @@
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
-// mat_vec_id and mat_mul_id on software devices (see mat_lane): a thread has a row of W_e and N pairs of row and expert.
-// Without GROUPED a workgroup has one pair, and `tiles` is ids.
+// mat_vec_id and mat_mul_id on software devices (see mat_lane): a thread multiplies a row of W_e by N pairs
+// of row and expert. Without GROUPED a workgroup has one pair, and `tiles` contains ids.
 #include "lib/types.glsl"
 #include "lib/addresses.glsl"
 
 layout(constant_id = 1) const uint N = 1; // pairs per thread, 1..8
 layout(constant_id = 2) const uint SUBGROUP = 8; // threads, a power of two up to 32
-layout(constant_id = 3) const uint AXIS = 0; // side of W_e that varies: 0 rows, 1 columns
+layout(constant_id = 3) const uint AXIS = 0; // see lib/expert.glsl
 layout(constant_id = 4) const uint GROUPED = 0;
 
 layout(push_constant) uniform Push {

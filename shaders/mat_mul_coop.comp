@@ -1,18 +1,19 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// mat_mul on matrix units: x are halves of pack_f16, w becomes halves in shared memory (clamped to +-65,504), sums
-// are floats. SM x SN subgroups make a tile of M FM SM rows of w by N FN SN rows of x, each FM x FN matrices of it.
+// mat_mul on matrix units: x is F16 from pack_f16, w becomes F16 in shared memory (clamped to +-65,504), sums
+// are F32. SM x SN subgroups compute a tile of M FM SM rows of w by N FN SN rows of x, each subgroup FM x FN
+// matrices.
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 
-layout(constant_id = 1) const uint M = 16; // device's matrices: [M, K] by [K, N], K divides 32
+layout(constant_id = 1) const uint M = 16; // matrices of the device: [M, K] by [K, N], K divides 32
 layout(constant_id = 2) const uint N = 16;
 layout(constant_id = 3) const uint K = 16;
-layout(constant_id = 4) const uint FM = 2; // matrices of a subgroup along w, x
+layout(constant_id = 4) const uint FM = 2; // matrices of a subgroup along w and x
 layout(constant_id = 5) const uint FN = 2;
-layout(constant_id = 6) const uint SM = 2; // subgroups along w, x
-layout(constant_id = 7) const uint SN = 2; // LOCAL is SM SN subgroups
-layout(constant_id = 8) const uint LANES = 32; // of a subgroup
+layout(constant_id = 6) const uint SM = 2; // subgroups along w and x
+layout(constant_id = 7) const uint SN = 2; // LOCAL is SM * SN * LANES
+layout(constant_id = 8) const uint LANES = 32;
 layout(constant_id = 9) const uint WIDE = 0; // 1: k % 64 is 0; w and its rows are aligned to 16 bytes
 #define WIDE_W (WIDE != 0)
 #include "lib/coop.glsl"
@@ -31,7 +32,7 @@ layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
 #include "lib/dequant.glsl"
 #include "lib/coop_tile.glsl"
 
-uint first_i; // row of w
+uint first_i; // first row of w
 uint row_at(uint i) { return row_start(min(first_i + i, n - 1), k); } // the last row repeats
 
 void main() {
@@ -62,12 +63,12 @@ void main() {
         barrier();
     }
 
-    // Through shared memory: only the driver knows which values of a matrix a thread holds.
+    // Goes through shared memory, because only the driver knows which values of a matrix a thread holds.
     const uint begin = gl_SubgroupID * M * N;
     [[unroll]] for (uint m = 0; m < FM * FN; ++m) {
         STORE_COLUMNS(sum[m], results, begin, M);
         subgroupBarrier();
-        // Unrolled, else ANV keeps the outer loop, and the sums in memory.
+        // Unrolled; otherwise ANV does not unroll the outer loop and keeps the sums in memory.
         [[unroll]] for (uint first = 0; first < M * N; first += LANES) {
             const uint e = first + gl_SubgroupInvocationID;
             const uint i = first_i + own_i + m % FM * M + e % M;

@@ -1,12 +1,12 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for many rows of x in 8 bits, in tiles of 64 rows of w by 8 RN of x
-// (lib/dot_tile.glsl).
+// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for many rows of x in 8 bits, in tiles of 64 rows of w
+// by 8 RN rows of x (lib/dot_tile.glsl).
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 
 layout(constant_id = 1) const uint RN = 4; // rows of x per thread, 1..8
-layout(constant_id = 2) const uint FUSED = 0; // 1: fma rounds once
+layout(constant_id = 2) const uint FUSED = 0; // 1: scale dots by an fma that rounds once
 
 layout(push_constant) uniform Push {
     uint w_off, x_off, b_off, y_off;

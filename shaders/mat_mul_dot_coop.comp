@@ -1,18 +1,18 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// mat_mul_dot on matrix units for int8, where they outrun halves by more than the scales of each block cost (three
-// instructions per value of a tile). Tiles as in mat_mul_coop.
+// mat_mul_dot on matrix units, for devices where int8 is so much faster than F16 that it makes up for scaling
+// each block (three instructions per value of a tile). Tiles are as in mat_mul_coop.
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 
-layout(constant_id = 1) const uint M = 16; // device's matrices: [M, K] by [K, N], K divides 32
+layout(constant_id = 1) const uint M = 16; // matrices of the device: [M, K] by [K, N], K divides 32
 layout(constant_id = 2) const uint N = 16;
 layout(constant_id = 3) const uint K = 32;
-layout(constant_id = 4) const uint FM = 2; // matrices of a subgroup along w, x
+layout(constant_id = 4) const uint FM = 2; // matrices of a subgroup along w and x
 layout(constant_id = 5) const uint FN = 2;
-layout(constant_id = 6) const uint SM = 2; // subgroups along w, x
-layout(constant_id = 7) const uint SN = 2; // LOCAL is SM SN subgroups
-layout(constant_id = 8) const uint LANES = 32; // of a subgroup
+layout(constant_id = 6) const uint SM = 2; // subgroups along w and x
+layout(constant_id = 7) const uint SN = 2; // LOCAL is SM * SN * LANES
+layout(constant_id = 8) const uint LANES = 32;
 layout(constant_id = 9) const uint WIDE = 0; // 1: k % 64 is 0; w, x and their rows are aligned to 16 bytes
 #define WIDE_W (WIDE != 0)
 
@@ -30,7 +30,7 @@ layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
 #include "lib/q8.glsl"
 #include "lib/coop_dot.glsl"
 
-shared float results[SM * SN * M * N]; // a matrix per subgroup: [row of x][row of w]
+shared float results[SM * SN * M * N]; // one matrix [row of x][row of w] per subgroup
 
 void main() {
     const uint first_i = product_tile_of_w(n_rows, TN) * TM;
@@ -75,11 +75,11 @@ void main() {
                     [[unroll]] for (uint part = 0; part < 32 / K; ++part) {
                         dots = coopMatMulAdd(rows[f * 32 / K + part], columns[part], dots);
                     }
-                    // All matrices of one kind hold the same elements per invocation.
+                    // An invocation holds the same elements of all matrices of one type.
                     const MATRIX_SUM value = MATRIX_SUM(dots);
                     for (uint e = 0; e < value.length(); ++e) sum[g * FM + f][e] += value[e] * scale[f][e] * of_x[e];
 #ifdef HAS_LOW
-                    MATRIX_SUM low; // loaded here, or registers spill
+                    MATRIX_SUM low; // loaded here, because loading it earlier spills registers
                     LOAD_COLUMN(low, w_low, block * TM + own_i + f * M);
                     for (uint e = 0; e < low.length(); ++e) sum[g * FM + f][e] += low[e] * sum_x[e];
 #endif
@@ -89,7 +89,7 @@ void main() {
         barrier();
     }
 
-    // Through shared memory, as in mat_mul_coop.
+    // Goes through shared memory, as in mat_mul_coop.
     const uint begin = gl_SubgroupID * M * N;
     [[unroll]] for (uint m = 0; m < FM * FN; ++m) {
         coopMatStore(sum[m], results, begin, M, gl_CooperativeMatrixLayoutColumnMajor);

@@ -1,12 +1,12 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// mat_dot_id for many pairs (r, u): workgroup z has a tile of moe_group, pairs of one expert. Tiles as in
-// mat_mul_dot.
+// mat_dot_id for many pairs (r, u): workgroup z computes a tile of moe_group, which contains pairs of one
+// expert. Tiles are as in mat_mul_dot.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint RN = 2; // pairs per thread, 1..4
-layout(constant_id = 2) const uint FUSED = 0; // 1: fma rounds once
-layout(constant_id = 3) const uint AXIS = 0; // side of W_e that varies: 0 rows, 1 columns
+layout(constant_id = 2) const uint FUSED = 0; // 1: scale dots by an fma that rounds once
+layout(constant_id = 3) const uint AXIS = 0; // see lib/expert.glsl
 
 layout(push_constant) uniform Push {
     uint w_off, x_off, order_off, tiles_off, starts_off, y_off;

@@ -1,19 +1,19 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// mat_mul_id on matrix units: x are halves of pack_f16, tiles as in mat_mul_coop. With AXIS 1 every expert has
-// x_stride columns (the op asserts it): values of x beyond them would count in the row's scale, and NaN would stay
-// NaN.
+// mat_mul_id on matrix units; x is F16 from pack_f16, tiles are as in mat_mul_coop. With AXIS 1 every expert
+// has x_stride columns (the op asserts this), because values of x after an expert's columns would affect the
+// row's scale, and a NaN among them the result.
 #include "lib/types.glsl"
 
-layout(constant_id = 1) const uint M = 16; // device's matrices: [M, K] by [K, N], K divides 32
+layout(constant_id = 1) const uint M = 16; // matrices of the device: [M, K] by [K, N], K divides 32
 layout(constant_id = 2) const uint N = 16;
 layout(constant_id = 3) const uint K = 16;
-layout(constant_id = 4) const uint FM = 2; // matrices of a subgroup along w, x
+layout(constant_id = 4) const uint FM = 2; // matrices of a subgroup along w and x
 layout(constant_id = 5) const uint FN = 2;
-layout(constant_id = 6) const uint SM = 2; // subgroups along w, x
-layout(constant_id = 7) const uint SN = 2; // LOCAL is SM SN subgroups
-layout(constant_id = 8) const uint LANES = 32; // of a subgroup
-layout(constant_id = 9) const uint AXIS = 0; // side of W_e that varies: 0 rows, 1 columns
+layout(constant_id = 6) const uint SM = 2; // subgroups along w and x
+layout(constant_id = 7) const uint SN = 2; // LOCAL is SM * SN * LANES
+layout(constant_id = 8) const uint LANES = 32;
+layout(constant_id = 9) const uint AXIS = 0; // see lib/expert.glsl
 #include "lib/coop.glsl"
 #include "lib/half_rows.glsl"
 
@@ -81,7 +81,7 @@ void main() {
     [[unroll]] for (uint m = 0; m < FM * FN; ++m) {
         STORE_COLUMNS(sum[m], results, own, M);
         subgroupBarrier();
-        // Unrolled, else ANV keeps the outer loop, and the sums in memory.
+        // Unrolled; otherwise ANV does not unroll the outer loop and keeps the sums in memory.
         [[unroll]] for (uint first = 0; first < M * N; first += LANES) {
             const uint e = first + gl_SubgroupInvocationID;
             const uint i = first_i + own_i + m % FM * M + e % M;

@@ -1,7 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for the N rows of x. TPR threads share a row of w, 8 elements each
-// at a time, neighbours reading neighbouring words; a tree in shared memory joins their sums.
+// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for the N rows of x. TPR threads share a row of w, 8
+// elements each at a time; neighbouring threads read neighbouring words. A tree in shared memory adds their
+// sums.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint TPR = 32; // a power of two, at most LOCAL
@@ -26,7 +27,7 @@ void main() {
     const uint thread = gl_LocalInvocationID.x;
     const uint lane = thread % TPR;
     const uint slot = group_index() * (LOCAL / TPR) + thread / TPR;
-    const uint row = act == 0 ? slot : slot / 2; // act: neighbours have a row of gate and of up
+    const uint row = act == 0 ? slot : slot / 2; // act: rows of gate and up alternate
     uint start = row_start(min(row, n - 1), k); // surplus threads repeat the last row
     if (act != 0 && slot % 2 == 1) start += 4 * up_at;
 

@@ -1,11 +1,11 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y[r, u] = W_e x for the experts e = ids[r, u], which w holds in order; workgroups (rows of W_e, -, (r, u)). TPR threads
-// share a row.
+// y[r, u] = W_e x for the experts e = ids[r, u], which w contains in order. Workgroup (rows of W_e, -, (r,
+// u)). TPR threads share a row.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint TPR = 32; // a power of two, at most LOCAL
-layout(constant_id = 2) const uint AXIS = 0; // side of W_e that varies: 0 rows, 1 columns
+layout(constant_id = 2) const uint AXIS = 0; // see lib/expert.glsl
 
 layout(push_constant) uniform Push {
     uint w_off, x_off, ids_off, starts_off, y_off;

@@ -2,8 +2,8 @@
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
-// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for the N rows of x. A subgroup has two rows of w at a time,
-// each thread 8 elements; sums meet in the subgroup: no shared memory, no barrier.
+// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for the N rows of x. A subgroup multiplies two rows of w
+// at a time; each thread takes 8 elements, and the subgroup adds the sums without shared memory or a barrier.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint ROWS = 8; // of w per workgroup, even
@@ -25,7 +25,7 @@ layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
 #include "lib/dequant.glsl"
 #include "lib/glu.glsl"
 
-vec4 x_at(uint row, uint i) { // elements 4 i..
+vec4 x_at(uint row, uint i) { // elements 4 i..4 i + 3
     if (WIDE != 0) return x4[row / 4 + i];
     const uint at = row + 4 * i;
     return vec4(x[at], x[at + 1], x[at + 2], x[at + 3]);
@@ -34,7 +34,7 @@ vec4 x_at(uint row, uint i) { // elements 4 i..
 void main() {
     const uint lane = gl_SubgroupInvocationID;
     const uint first = group_index() * ROWS;
-    const uint end = min(first + ROWS, act == 0 ? n : 2 * n); // act: a row of gate, then one of up
+    const uint end = min(first + ROWS, act == 0 ? n : 2 * n); // act: rows of gate and up alternate
     const uint k8 = k & ~7u;
     for (uint row = first + 2 * gl_SubgroupID; row < end; row += 2 * gl_NumSubgroups) {
         const uint start0 = row_start(act == 0 ? row : row / 2, k);
@@ -42,7 +42,6 @@ void main() {
         vec2 sum[N];
         [[unroll]] for (uint r = 0; r < N; ++r) sum[r] = vec2(0.0);
         for (uint base = 0; base < k8; base += 8 * gl_SubgroupSize) {
-            // Uniform rounds for subgroupAdd; lanes past the end add zeros.
             const bool inside = base + 8 * lane < k8;
             const uint i = inside ? base + 8 * lane : 0;
             const mat2x4 w0 = dequant8(start0, i);

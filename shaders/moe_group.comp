@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Sorts the pairs (row, used expert) by expert, in one workgroup. order[] holds pair numbers, ascending within an
-// expert; tiles[] (expert, first place in order, number of pairs): at most `tile` pairs of one expert; zeros follow.
-// A pair with an id beyond the experts is in no tile.
+// Sorts the pairs (row, used expert) by expert, in one workgroup. order[] contains pair numbers, ascending
+// within an expert. Each tile in tiles[] (expert, first place in order, number of pairs) has at most `tile`
+// pairs of one expert; zeros follow the last tile. A pair whose id is beyond the experts is in no tile.
 #include "lib/types.glsl"
 
 const uint MAX_EXPERTS = 1024;
@@ -16,9 +16,9 @@ layout(set = 0, binding = 1) writeonly buffer Order { uint order[]; };
 layout(set = 0, binding = 2) writeonly buffer Tiles { uint tiles[]; };
 
 shared uint chunk[LOCAL];
-// Per expert: its number of pairs, then their first place in order, then the next free place.
+// Per expert: the number of pairs, later their first place in order[], at last the next free place.
 shared uint place[MAX_EXPERTS + 1];
-shared uint tile_of[MAX_EXPERTS + 1]; // its first tile
+shared uint tile_of[MAX_EXPERTS + 1]; // first tile of the expert
 
 uint load_chunk(uint base) {
     const uint i = base + gl_LocalInvocationID.x;

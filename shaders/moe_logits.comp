@@ -1,9 +1,10 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Router: logits[r, e] = sum over k of h[r, k] * (w_norm[k] * w[e, k]), a workgroup per expert and N rows. All
-// devices must choose the same experts, so they must get the same bits: 32 lanes sum in order, a tree joins them; no
-// multiply fuses with its add. h is not normalised: the factor changes no order, and drivers round it differently.
-// Some drivers flush subnormal products; any sum above 2^-100 loses them anyway.
+// Router: logits[r, e] = sum over k of h[r, k] * (w_norm[k] * w[e, k]), one workgroup per expert and N rows.
+// All devices must choose the same experts, so they must get the same bits. So 32 lanes sum in order, a tree
+// adds their sums, and no multiply is fused with an add. h is not normalised, because the factor would not
+// change the order and drivers round it differently. Some drivers flush subnormal products; a sum above
+// 2^-100 loses them anyway.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint N = 1; // rows that share a read of w, at most 32
@@ -30,7 +31,7 @@ void main() {
     for (uint k = lane; k < n_embd; k += LOCAL) {
         precise const float weight = w_norm[w_norm_off + k] * w[w_off + expert * n_embd + k];
         for (uint r = 0; r < N; ++r) {
-            const uint row = min(first_row + r, n_rows - 1); // surplus rows repeat the last
+            const uint row = min(first_row + r, n_rows - 1); // surplus rows repeat the last row
             precise const float product = h[h_off + row * n_embd + k] * weight;
             sum[r] = sum[r] + product;
         }

@@ -1,19 +1,20 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// The n_used experts of a row and their weights, a workgroup per row. All devices must choose the same experts, so
-// sums have a fixed order for every LOCAL, and functions come from lib/exact.glsl. An expert's place is the number of
-// experts with a larger key, or an equal key and a lower number: all places differ, even with NaN.
+// The n_used experts of a row and their weights, one workgroup per row. All devices must choose the same
+// experts, so sums have a fixed order for every LOCAL, and functions come from lib/exact.glsl. The place of
+// an expert is the number of experts with a larger key, or an equal key and a lower number. So all places
+// differ, even with NaN.
 #include "lib/types.glsl"
 #include "lib/exact.glsl"
 
 layout(constant_id = 1) const uint GATING = 0;
-layout(constant_id = 2) const uint HAS_BIAS = 0; // of the router, added to its logits
-layout(constant_id = 3) const uint HAS_SELECT = 0; // added to the probabilities for the choice alone
-layout(constant_id = 4) const uint HAS_GAIN = 0; // of each expert's output
+layout(constant_id = 2) const uint HAS_BIAS = 0; // bias of the router, added to the logits
+layout(constant_id = 3) const uint HAS_SELECT = 0; // bias added to the probabilities, only for the choice
+layout(constant_id = 4) const uint HAS_GAIN = 0; // factor of each expert's output
 const uint SOFTMAX = 0, SIGMOID = 1, SOFTMAX_WEIGHT = 2;
 const uint MAX_EXPERTS = 1024, MAX_USED = 32, MAX_GROUPS = 64;
-const uint LANES = 128; // of sums; fixed, because the order of summation depends on it
-const float MIN_SUM = 6.103515625e-5; // below it the chosen weights are not scaled up to 1
+const uint LANES = 128; // partial sums; fixed, because the order of summation depends on it
+const float MIN_SUM = 6.103515625e-5; // smaller sums of the chosen weights are not scaled up to 1
 
 layout(push_constant) uniform Push {
     uint logits_off, h_off, bias_off, select_off, gain_off, ids_off, weights_off;
@@ -29,14 +30,14 @@ layout(set = 0, binding = 5) writeonly buffer Ids { uint ids[]; };
 layout(set = 0, binding = 6) writeonly buffer Weights { float weights[]; };
 
 shared uint key[MAX_EXPERTS]; // decides the choice
-shared float value[MAX_EXPERTS]; // logits, then what the weights come from
+shared float value[MAX_EXPERTS]; // logits, later probabilities
 shared float lanes[LANES];
 shared uint group_key[MAX_GROUPS];
 shared uint chosen[MAX_USED];
 
-const uint NAN_KEY = 1u; // after every number; 0, the last, is for groups that are out
+const uint NAN_KEY = 1u; // below the key of every number; key 0 is for groups that are not chosen
 
-// Both zeros are equal, NaN comes last.
+// Both zeros have the same key, NaN has the smallest.
 uint order_key(float x) {
     const uint bits = floatBitsToUint(x);
     const uint mag = bits & 0x7fffffffu;
@@ -51,7 +52,7 @@ float of_key(uint k) {
 
 bool is_nan(float x) { return order_key(x) == NAN_KEY; }
 
-// Uniform control flow only.
+// Return the sum of `lanes`. Call in uniform control flow only.
 float join_lanes() {
     const uint thread = gl_LocalInvocationID.x;
     barrier();
@@ -98,8 +99,8 @@ void softmax(float top) {
     for (uint e = gl_LocalInvocationID.x; e < n_experts; e += LOCAL) value[e] = exact_mul(value[e], factor);
 }
 
-// By key, probability + selection bias. Of several groups the n_groups_used stay whose two best experts have the
-// largest sums.
+// Set the keys to probability + selection bias. Of several groups, only the n_groups_used remain whose two
+// best experts have the largest sums.
 void select_by_probability() {
     const uint thread = gl_LocalInvocationID.x;
     barrier();
@@ -130,7 +131,7 @@ void select_by_probability() {
     barrier();
 }
 
-// Of the expert in place u, normalised over the chosen experts according to the gating.
+// Return the weight of the expert in place u, normalised over the chosen experts according to GATING.
 float weight_of(uint u) {
     const float own = value[chosen[u]];
     if (GATING != SOFTMAX_WEIGHT && norm_w == 0) return own;
@@ -170,7 +171,8 @@ void main() {
     }
     if (HAS_SELECT != 0 || n_groups > 1) select_by_probability();
 
-    for (uint first = thread; first < n_experts; first += 4 * LOCAL) { // four at a time: a quarter of the reads
+    // four at a time, for a quarter of the reads
+    for (uint first = thread; first < n_experts; first += 4 * LOCAL) {
         const uvec4 at = first + LOCAL * uvec4(0, 1, 2, 3);
         const uvec4 safe = min(at, n_experts - 1);
         const uvec4 own = uvec4(key[safe.x], key[safe.y], key[safe.z], key[safe.w]);

@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = x as bfloat16, two to a word, the first in the low half; zero fills an odd end.
+// y = x as bfloat16, two per word, the first in the low 16 bits; an odd end is filled with zero.
 #include "lib/types.glsl"
 #include "lib/bf16.glsl"
 

@@ -1,7 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Rows of x as halves (lib/half_rows.glsl), scaled so that none overflows: y[r] = x[r] / s, with the power of two s
-// that gives max |x[r]| / s in 1..2, or 1 if the row has inf or NaN or is all zeros. One workgroup per row.
+// Rows of x as F16 (lib/half_rows.glsl), scaled so that nothing overflows: y[r] = x[r] / s, where s is the
+// power of two that gives max |x[r]| / s in 1..2, or 1 if the row has inf or NaN or is all zeros. One
+// workgroup per row.
 #include "lib/types.glsl"
 #include "lib/half.glsl"
 #include "lib/half_rows.glsl"
@@ -29,7 +30,8 @@ void main() {
     barrier();
 
     const bool scaled = top != 0 && top < 0x7F800000u;
-    const uint exponent = scaled ? clamp(top >> 23, 1u, 253u) : 127u; // its reciprocal is normal, too
+    // the reciprocal of the scale is normal, too
+    const uint exponent = scaled ? clamp(top >> 23, 1u, 253u) : 127u;
     const float scale = uintBitsToFloat((254u - exponent) << 23);
     const uint begin = y_off + row * half_row_words(k);
     for (uint word = thread; word < half_words(k); word += LOCAL) {

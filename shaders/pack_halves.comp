@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = x as 16-bit floats in blocks of 128 with an exponent each (lib/f16_wire.glsl). y is the device's slot in host
-// memory; with KEEPS the device keeps a copy.
+// y = x as 16-bit floats with one exponent per block of 128 (lib/f16_wire.glsl). y is the device's slot in
+// host memory; with KEEPS the device also stores a copy.
 #include "lib/types.glsl"
 #include "lib/f16_wire.glsl"
 

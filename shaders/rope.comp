@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Rotates pairs of the first n_rot dimensions of each head by angles whose cos and sin the host computed. A thread
-// per pair; with NORM a workgroup per head.
+// Rotates pairs of the first n_rot dimensions of each head by angles whose cos and sin the host computed. One
+// thread per pair; with NORM one workgroup per head.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 

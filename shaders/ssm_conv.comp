@@ -1,12 +1,12 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = silu(causal depthwise convolution of each run's rows + bias). The state holds the last D_CONV - 1 columns
-// before the run, then of it. Workgroup (channels, tile of 16 rows). Only a run's first tile touches the state, each
-// invocation its channel, so it may change in place.
+// y = silu(causal depthwise convolution of each run's rows + bias). The state has the last D_CONV - 1 columns
+// before the run, and after the op the last of the run. Workgroup (channels, tile of 16 rows). Only a run's
+// first tile reads and writes the state, each invocation one channel, so the state may change in place.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint D_CONV = 4;
-layout(constant_id = 2) const uint SILU = 1; // 0: none
+layout(constant_id = 2) const uint SILU = 1; // 0: no silu
 layout(constant_id = 3) const uint HAS_B = 0;
 
 layout(push_constant) uniform Push {
@@ -51,7 +51,7 @@ void main() {
             float value = 0.0;
             if (run.z + j >= N_STATE) {
                 value = x[x_off + at + (run.z + j - N_STATE) * width];
-            } else { // a short run keeps columns of the old state, or a fresh run's zeros
+            } else { // a short run keeps columns of the previous state, or zeros if it is fresh
                 [[unroll]] for (uint i = 1; i < D_CONV; ++i) value = i == run.z + j + 1 ? window[i] : value;
             }
             state[to + j] = value;

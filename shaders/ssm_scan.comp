@@ -1,16 +1,17 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Mamba-2's scan (Dao and Gu 2024, arXiv:2405.21060), row by row: with t = softplus(dt + bias), the state M [N, P],
+// The scan of Mamba-2 (Dao and Gu 2024, arXiv:2405.21060), row by row: with t = softplus(dt + bias), the
+// state M [N, P],
 //   M = e^(t a) M + t B x^T;  y = M^T C + d x.
-// Workgroup (columns of M, head, run). A thread keeps a part of one column in registers for the whole run, so the
-// state may change in place. In chunks of C rows: 4 N P + 2 C P operations per row and head, against 5 N P here.
-// Shared memory: at most 14 KiB.
+// Workgroup (columns of M, head, run). A thread keeps a part of one column in registers for the complete run,
+// so the state may change in place. Chunks of C rows would take 4 N P + 2 C P operations per row and head;
+// this takes 5 N P. Shared memory: at most 14 KiB.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint P = 64; // head size
-layout(constant_id = 2) const uint N = 128; // of B and C, a multiple of 4
-layout(constant_id = 3) const uint COLUMNS = 32; // of a workgroup; divides P
-layout(constant_id = 4) const uint ROWS = 8; // of a tile
+layout(constant_id = 2) const uint N = 128; // size of B and C, a multiple of 4
+layout(constant_id = 3) const uint COLUMNS = 32; // per workgroup; divides P
+layout(constant_id = 4) const uint ROWS = 8; // per tile
 
 layout(push_constant) uniform Push {
     uint x_off, bc_off, dt_off, bias_off, a_off, d_off, state_off, y_off;
@@ -30,7 +31,7 @@ layout(set = 0, binding = 7) writeonly buffer Y { float y[]; };
 #include "lib/runs.glsl"
 #include "lib/softplus.glsl"
 
-const uint PARTS = LOCAL / COLUMNS; // of a column, one per thread
+const uint PARTS = LOCAL / COLUMNS; // of a column, each of one thread
 const uint QUADS = N / 4 / PARTS; // per part
 
 shared vec4 b[ROWS * N / 4];

@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// A row of x is STREAMS streams x_i of n values; r is `routed`, of the row.
+// A row of x has STREAMS streams x_i of n values; r is the row of `routed`.
 // y_i = x_i + (1 + sum over k of w[i, k] tanh(scale r_k)) (a - x_0); z = y_0 g
 #include "lib/types.glsl"
 #include "lib/tanh.glsl"

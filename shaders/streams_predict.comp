@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// A row of x is STREAMS streams x_i of n values; r is `routed`, of the row.
+// A row of x has STREAMS streams x_i of n values; r is the row of `routed`.
 // y_i = x_i + sum over j of c_ij x_j, c_ij = sum over k of w[i, j, k] tanh(scale r_k)
 #include "lib/types.glsl"
 #include "lib/tanh.glsl"

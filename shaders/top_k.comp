@@ -1,14 +1,15 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// The K largest of each chunk of each row, largest first; ties: the lower place first; NaN before all. Workgroups
-// (chunk, -, row). K times: each thread has its best element; the best of all is written, and its thread finds its
-// next. ids are places in the row, or with KIND 1 what `source` holds there. With KIND 2 `source` is a mask, a bit
-// per place; places with bit 0 are left out.
+// The K largest elements of each chunk of each row, largest first. On ties the lower place wins; NaN counts
+// as largest. Workgroup (chunk, -, row). K times, the best of all threads' best elements is written, and the
+// thread that had it searches its next. ids are places in the row, or with KIND 1 the values of `source` at
+// these places. With KIND 2 `source` is a mask with one bit per place; places with bit 0 are left out.
 #include "lib/types.glsl"
 #include "lib/order.glsl"
 
 layout(constant_id = 1) const uint K = 64;
-layout(constant_id = 2) const uint KIND = 0; // 0: not read, 1: ids, 2: a mask in whole words per row
+// of `source`; 0: not read, 1: ids, 2: a mask, rows padded to words
+layout(constant_id = 2) const uint KIND = 0;
 
 const uint NONE = 0xffffffffu; // id of an empty place; its value is -inf
 
@@ -45,7 +46,7 @@ void main() {
                 if (KIND == 2 && (source[source_off + row * ((n + 31) / 32) + i / 32] >> (i % 32) & 1) == 0) continue;
                 const uint key = order_key(x[base + i]);
                 const bool after = fresh || key < last_key || (key == last_key && i > last_at);
-                if (after && key > own_key) { // the first of equals stays
+                if (after && key > own_key) { // on ties the first one wins
                     own_key = key;
                     own_at = i;
                 }
