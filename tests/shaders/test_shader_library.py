@@ -1,4 +1,4 @@
-"""Shaders as SPIR-V: compiled, valid, cached, in the wheel, refused if damaged."""
+"""Shaders are compiled to valid SPIR-V, cached and packed into the wheel; damaged modules are refused."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_compiles_and_validates(op: str, variant: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def compiled_before() -> list[Path]:
-    """The other tests' modules; request before `library`."""
+    """Modules that other tests have compiled; request this fixture before `library`."""
     return compiled()
 
 
@@ -58,7 +58,7 @@ def link_private_tools(project: Path) -> None:
 
 @pytest.fixture
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of the sources, an empty cache, nothing shipped."""
+    """Use a copy of the sources, an empty cache and no shipped modules."""
     folder = tmp_path / "shaders"
     shutil.copytree(shaderlib.shaders_dir(), folder, ignore=shutil.ignore_patterns("spv"))
     monkeypatch.setattr(shaderlib, "shaders_dir", lambda: folder)
@@ -149,7 +149,7 @@ def test_without_compiler(library: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_shipped_modules_need_no_compiler(
     compiled_before: list[Path], library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The whole manifest would take a minute to compile.
+    # Compiling all variants would take a minute.
     fill(library.parent / "cache", compiled_before)
     link_private_tools(library.parent)
     forget()
@@ -170,7 +170,7 @@ def test_shipped_modules_need_no_compiler(
 def test_a_damaged_package_is_told(
     library: Path, damage: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A damaged module is compiled again, or refused without a compiler."""
+    """A damaged module is compiled again; without a compiler it is refused."""
     monkeypatch.setattr(shaderlib, "variants", lambda: [("add", "f32")])
     assert shaderlib.build(library / "spv") == 1
     code, module = shaderlib.spirv("add", "f32"), library / "spv" / "add.f32.spv"
@@ -200,7 +200,7 @@ def test_what_is_a_whole_module(library: Path) -> None:
 
 @needs_compiler
 def test_a_compiler_whose_disk_is_full(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """glslang exits with 0 all the same."""
+    """glslang exits with 0 even if it could not write the module."""
     run = subprocess.run
 
     def half(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
