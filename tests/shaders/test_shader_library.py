@@ -86,7 +86,7 @@ def count_compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @needs_compiler
-def test_threads_that_want_the_same_compile_it_once(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_compile_a_variant_once(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = count_compilations(monkeypatch)
     with ThreadPoolExecutor(4) as pool:
         codes = list(pool.map(lambda _: shaderlib.spirv("add", "f32"), range(4)))
@@ -111,11 +111,17 @@ def test_cache_follows_sources_and_includes(library: Path, monkeypatch: pytest.M
 def test_damaged_cache_entry_is_compiled_again(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = shaderlib.spirv("add", "f32")
     (entry,) = compiled()
-    whole = entry.read_bytes()
-    for damaged in (b"\0" * 64, whole[:-4], whole[: len(whole) // 8 * 4], code, code[: len(code) // 8 * 4]):
+    complete = entry.read_bytes()
+    for damaged in (
+        b"\0" * 64,
+        complete[:-4],
+        complete[: len(complete) // 8 * 4],
+        code,
+        code[: len(code) // 8 * 4],
+    ):
         entry.write_bytes(damaged)
         forget()
-        assert shaderlib.spirv("add", "f32") == code and entry.read_bytes() == whole
+        assert shaderlib.spirv("add", "f32") == code and entry.read_bytes() == complete
 
 
 @needs_compiler
@@ -130,7 +136,7 @@ def test_compiler_errors_surface(library: Path) -> None:
     ("weights", "op", "lacks"),
     [("weights", "mat_vec", "no block description and no decode4"), ("dot_weights", "mat_dot", "no quants")],
 )
-def test_a_format_that_no_shader_knows_is_told(library: Path, weights: str, op: str, lacks: str) -> None:
+def test_unknown_format_is_reported(library: Path, weights: str, op: str, lacks: str) -> None:
     new = "q9_9" if weights == "weights" else "iq3_s"
     path = library / "variants.toml"
     path.write_text(path.read_text().replace(f"\n{weights} = [", f'\n{weights} = [ "{new}",'))
@@ -167,7 +173,7 @@ def test_shipped_modules_need_no_compiler(
 
 @needs_compiler
 @pytest.mark.parametrize("damage", ["module", "missing", "index"])
-def test_a_damaged_package_is_told(
+def test_damaged_package_is_reported(
     library: Path, damage: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A damaged module is compiled again; without a compiler it is refused."""
@@ -191,7 +197,7 @@ def test_a_damaged_package_is_told(
 
 
 @needs_compiler
-def test_what_is_a_whole_module(library: Path) -> None:
+def test_incomplete_modules_are_recognised(library: Path) -> None:
     code = shaderlib.spirv("add", "f32")
     assert shaderlib.is_whole(code)
     assert not any(shaderlib.is_whole(code[:n]) for n in range(len(code)))
@@ -199,18 +205,18 @@ def test_what_is_a_whole_module(library: Path) -> None:
 
 
 @needs_compiler
-def test_a_compiler_whose_disk_is_full(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiler_with_full_disk(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """glslang exits with 0 even if it could not write the module."""
     run = subprocess.run
 
-    def half(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+    def truncating_run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
         done = run(command, **options)  # type: ignore[call-overload]
         if "-o" in command:
             out = Path(command[command.index("-o") + 1])
             out.write_bytes(out.read_bytes()[:400])
         return done
 
-    monkeypatch.setattr(subprocess, "run", half)
+    monkeypatch.setattr(subprocess, "run", truncating_run)
     with pytest.raises(UnsupportedFeature, match=r"wrote 400 bytes of add\.f32, .*TMPDIR"):
         shaderlib.spirv("add", "f32")
     assert not compiled()
@@ -251,7 +257,7 @@ BUILD = {"vkbackend.shaderlib", "vkbackend.cache_folder", "vkbackend.env", "vkba
 
 
 @pytest.mark.parametrize("module", sorted(BUILD))
-def test_a_build_imports_only_what_is_there(module: str) -> None:
+def test_build_imports_only_the_standard_library(module: str) -> None:
     """setup.py imports shaderlib with only setuptools installed."""
     tree = ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text())
     imported = {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
