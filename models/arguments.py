@@ -1,4 +1,4 @@
-"""Checks of arguments of the public API and the command line: each returns a plain value, or raises
+"""Checks of arguments of the public API and the command line. Each check returns a plain value, or raises
 InvalidArgument naming the argument.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, Literal
 from vkbackend.checks import finite_number, items, number_of, plain, refused, shown, whole_number
 from vkbackend.errors import InvalidArgument
 
-HOST = "numpy"  # the host as a device
+HOST = "numpy"  # the host processor as a device
 MAX_LAYERS = 1 << 16
 MAX_CONTINUATIONS = 1024
 MAX_INDEX = (1 << 63) - 1  # far above any device or token
@@ -27,7 +27,7 @@ def text_of(name: str, value: Any) -> str:
 
 
 def layer_count(name: str, value: Any) -> int | Literal["auto"] | None:
-    """Layers on the devices: a number, None for "all", or "auto" (as many as fit; -1 in llama.cpp)."""
+    """Check a number of layers: a number, None for "all", or "auto" (as many as fit; -1 in llama.cpp)."""
     given = plain(value)
     if isinstance(given, str):
         if given == "auto":
@@ -63,7 +63,7 @@ def unlike(names: Sequence[str] | None) -> bool:
 
 
 def override_list(name: str, value: Any) -> tuple[tuple[str, str], ...]:
-    """(regex, target) pairs, from pairs or from REGEX=TARGET,REGEX=TARGET,..."""
+    """Read (regex, target) pairs, or the text REGEX=TARGET,REGEX=TARGET,..."""
     expected = "expected REGEX=CPU, REGEX=host or REGEX=INDEX"
     pairs: list[tuple[str, str]] = []
     for item in [value] if isinstance(value, str) else items(name, value, expected):
@@ -87,7 +87,7 @@ def _pair(name: str, item: Any, expected: str) -> tuple[str, str]:
 
 
 def comma_separated(text: str) -> list[str]:
-    """a REGEX may contain commas, as in {1,2}"""
+    """Split `text` at commas, except the commas inside a REGEX such as {1,2}."""
     words: list[str] = []
     for part in text.split(","):
         if words and "=" not in words[-1]:
@@ -141,7 +141,7 @@ def layer_range(name: str, value: Any) -> tuple[int, int] | None:
 
 
 def token_limit(name: str, value: Any) -> int | None:
-    """At most so many tokens; None or -1 for no limit."""
+    """Check a maximum number of tokens. None and -1 mean no limit."""
     if value is None:
         return None
     number = whole_number(name, value, -1, 1 << 62, ", or None or -1 for no limit")

@@ -1,4 +1,6 @@
-"""Writes a loaded model to GGUF: its file's metadata, byte for byte, and every tensor as on the devices."""
+"""Writes a loaded model to GGUF: the metadata of the source file, byte for byte, and every tensor as it is on
+the devices.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.gguf.writer import header, padded
 from vkbackend.runtime import Device
 
-Progress = Callable[[int, int], None]  # bytes written, bytes in all
-WIDENED = {("f32", name) for name in FLOAT_TYPES}  # (on the devices, in the file)
+Progress = Callable[[int, int], None]  # bytes written, total bytes
+WIDENED = {("f32", name) for name in FLOAT_TYPES}  # (type on the devices, type in the file)
 
 
 def write_gguf(
@@ -32,9 +34,9 @@ def write_gguf(
     specs: Sequence[WeightSpec],
     progress: Progress | None = None,
 ) -> int:
-    """Write the model of `source` to `path`, one file: `specs` name the `weights` on `devices`; tensors that
-    no device needs (RoPE factors) come from the source. Needs host memory for 16 MiB. Returns the bytes
-    written.
+    """Write the model of `source` to the file `path` and return the number of bytes. `specs` name the
+    `weights` on `devices`; tensors that no device needs (RoPE factors) are read from the source. Needs 16 MiB
+    of host memory.
 
     Raises InvalidArgument if `path` is the source; GGUFError if the devices hold a tensor in another form, or
     if the file cannot be written. After an error `path` is unchanged.
@@ -71,7 +73,7 @@ def write_gguf(
 
 
 def _check(info: TensorInfo, specs: Sequence[WeightSpec], weights: Mapping[str, Weight], path: Path) -> None:
-    """GGUFError unless the devices hold the whole tensor, as one weight or in parts that tile it."""
+    """Raise GGUFError unless the devices hold the complete tensor, as one weight or in parts that tile it."""
     held = [weights[spec.name] for spec in specs if spec.name in weights]
     parts = sorted((spec.part for spec in specs if spec.part), key=lambda part: part.begin)
     if parts:
@@ -89,14 +91,14 @@ def _check(info: TensorInfo, specs: Sequence[WeightSpec], weights: Mapping[str, 
 
 
 def joined(devices: Sequence[Device], held: Sequence[tuple[Part | None, Weight]]) -> Iterator[np.ndarray]:
-    """In pieces, from one weight or from its parts."""
+    """Yield the tensor's bytes in pieces, from one weight or joined from its parts."""
     parts = sorted(((part, weight) for part, weight in held if part), key=lambda pair: pair[0].begin)
     repeat = parts[0][0].repeat if parts else 1
     if repeat == 1:
         for _, weight in parts or held:
             yield from stream(devices, weight)
         return
-    nbytes = sum(math.prod(matrix_of(weight)) // repeat for _, weight in parts)  # of one run, all parts
+    nbytes = sum(math.prod(matrix_of(weight)) // repeat for _, weight in parts)  # of one repeat, all parts
     step = max(1, PIECE_NBYTES // nbytes)
     for begin in range(0, repeat, step):
         end = min(begin + step, repeat)

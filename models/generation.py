@@ -1,4 +1,4 @@
-"""From checked requests to the engine's messages, and from its answers to chunks of text."""
+"""Turns checked requests into messages for the engine, and the engine's answers into chunks of text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Generation:
     options: GenerateOptions
     stop_ids: frozenset[int]
     echo: str = ""
-    shown: frozenset[int] = frozenset()  # control tokens whose text counts
+    shown: frozenset[int] = frozenset()  # control tokens whose text is part of the answer
     may_end: bool = False
 
     @property
@@ -58,13 +58,13 @@ class Generation:
         return replace(self, shown=shown, may_end=may_end)
 
     def several(self, n: int) -> list[Generation]:
-        """`n` copies with consecutive seeds, modulo 2**64."""
+        """Return `n` copies with consecutive seeds, modulo 2**64."""
         seeds = [(self.seed + i) & MAX_SEED for i in range(n)]
         return [replace(self, options=replace(self.options, seed=seed)) for seed in seeds]
 
 
 class Chunks:
-    """Makes a Chunk of each answer. `found`: a stop string ended the text."""
+    """Makes a Chunk of each answer. `found` is True once a stop string has ended the text."""
 
     def __init__(self, generation: Generation, tokenizer: Tokenizer | None) -> None:
         self._tokenizer, self._text = tokenizer, StopText(generation.options.stop)
@@ -78,7 +78,7 @@ class Chunks:
 
     def push(self, answer: Answer) -> Chunk:
         if isinstance(answer, int):
-            # A shortcut for most tokens.
+            # Most tokens need only this shortcut.
             if self._is_plain and self._decoder and answer < self._tokenizer.n_vocab:  # type: ignore[union-attr]
                 return Chunk(self._decoder.push(answer), answer, None, None, self._slot)
             event, token = None, answer
@@ -86,7 +86,7 @@ class Chunks:
             event, token, self._slot = answer, answer.token, answer.slot or 0  # type: ignore[assignment]
         done = event is not None and event.done
         piece = ""
-        # An embedding table may have more rows than the vocabulary tokens: these have no text.
+        # An embedding table may have more rows than the vocabulary has tokens; the extra ids have no text.
         if self._decoder and token is not None and token < self._tokenizer.n_vocab:  # type: ignore[union-attr]
             piece = self._decoder.push(token)
             if token in self._shown:
@@ -145,7 +145,7 @@ def _prompt_chunks(generation: Generation, scores: PromptLogprobs | None) -> lis
     return [Chunk(generation.echo, None, prompt_logprobs=scores.logprobs if scores else None)]
 
 
-# ---- one ----
+# ---- one generation ----
 
 
 def stream(
@@ -177,12 +177,12 @@ async def astream(
         answers.close()
 
 
-# ---- many ----
+# ---- many generations ----
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Generations requested together: of one prompt or a list, `n` of each."""
+    """Generations requested together: `n` for each prompt of a list, or for a single prompt."""
 
     generations: list[Generation]
     is_list: bool
@@ -206,14 +206,14 @@ def are_prompts(prompt: object) -> bool:
 def run_all(
     mailbox: Mailbox, generations: Sequence[Generation], tokenizer: Tokenizer | None, ahead: int
 ) -> list[Completion]:
-    """Completions in order. While one is read, up to `ahead` more run."""
+    """Return completions in order. While one completion is read, up to `ahead` more run."""
     done: list[Completion] = []
     posted: deque[tuple[Generation, Answers]] = deque()
     left = iter(generations)
     try:
         while True:
             while len(posted) <= ahead and (generation := next(left, None)) is not None:
-                # Without stop strings every token is wanted.
+                # Without stop strings every token is needed.
                 eager = not generation.options.stop or len(generations) > 1
                 posted.append((generation, mailbox.ask(generation.message, eager=eager)))
             if not posted:
@@ -237,7 +237,7 @@ def run_all(
 async def arun_all(
     mailbox: Mailbox, generations: Sequence[Generation], tokenizer: Tokenizer | None, ahead: int
 ) -> list[Completion]:
-    """If a generation fails or the caller is cancelled, the others end."""
+    """If a generation fails or the caller is cancelled, the other generations are cancelled."""
     room = asyncio.Semaphore(1 + ahead)
 
     async def one(generation: Generation) -> Completion:

@@ -1,7 +1,7 @@
-"""Model files of the Hugging Face Hub: from `user/repo:Q4_K_M` to the path of a local file.
+"""Downloads model files from the Hugging Face Hub: `user/repo:Q4_K_M` becomes the path of a local file.
 
 `huggingface_hub` (imported on first use) downloads and stores files (HF_HOME, HF_ENDPOINT, HF_TOKEN,
-HF_HUB_OFFLINE). This module chooses the file, and checks the disk's room.
+HF_HUB_OFFLINE). This module chooses the file and checks the free disk space.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from vkbackend.errors import InvalidArgument, VkbackendError
 from vkbackend.models.arguments import text_of
 
 CONNECT_S = 8.0
-PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0")  # without a tag: llama.cpp's order
+PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0")  # the order for names without a tag, as in llama.cpp
 _NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+?)(?::(?P<tag>[\w.-]+))?")
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 
 
 def fetch(name: str, file: str | None = None) -> str:
-    """The path of the model `user/repo` or `user/repo:TAG`, or of `file` in the repository; of a split model
-    its first part. Raises InvalidArgument (no such name, repository or file), VkbackendError (no connection,
-    no disk room)."""
+    """Download the model `user/repo` or `user/repo:TAG`, or `file` of the repository, and return its path;
+    for a split model, the path of the first part. Raises InvalidArgument (the name, repository or file does
+    not exist), VkbackendError (no connection, not enough disk space)."""
     match = _NAME.fullmatch(text_of("repository", name))
     if not match:
         raise InvalidArgument(f"{name!r} is not a repository; expected user/repo or user/repo:Q4_K_M")
@@ -61,11 +61,12 @@ def fetch(name: str, file: str | None = None) -> str:
 
 
 def _online(repo: str) -> dict[str, int]:
-    """Size by path of the repository's files on the Hub. Raises VkbackendError without a connection."""
+    """Return the size of each file of the repository by its path on the Hub. Raises VkbackendError without a
+    connection."""
     from huggingface_hub import HfApi, constants, get_session
     from huggingface_hub.errors import HTTPError
 
-    try:  # the library itself retries for half a minute
+    try:  # the library retries for half a minute
         get_session().head(constants.ENDPOINT, timeout=CONNECT_S)
     except (HTTPError, OSError) as error:
         raise VkbackendError(

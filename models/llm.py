@@ -1,5 +1,6 @@
 """The public Python API: `LLM`, a thin client of the engine. It checks arguments, owns the tokenizer, and
-turns events into text. Threads may share one `LLM`."""
+turns events into text. Threads may share one `LLM`.
+"""
 
 from __future__ import annotations
 
@@ -49,12 +50,12 @@ Prompts = list[str] | list[list[int]]
 class LLM(Chats, Slots):
     """A GGUF model on one or several Vulkan devices.
 
-    path: a .gguf file; of a split model, any part. process: run the engine in a process of its own. progress:
-    a function that is called with (bytes loaded, bytes in all). `Keywords` in models/options.py describes all
+    path: a .gguf file; of a split model, any part. process: run the engine in a separate process. progress: a
+    function that is called with (bytes loaded, total bytes). `Keywords` in models/options.py describes all
     other keywords: `devices`, `tensor_split`, `n_ctx`, `n_slots` and more.
 
     Attributes of the opened model: path, n_ctx, n_slots, n_vocab, device_names, chat_template (None without
-    one), chat_templates (by name), prediction (of measured devices) and notes. Raises the errors of
+    one), chat_templates (by name), prediction (for measured devices) and notes. Raises the errors of
     `vkbackend.errors`: InvalidArgument, GGUFError, UnsupportedModel, UnsupportedFeature, OutOfDeviceMemory,
     PlanError, DeviceLost, Timeout, and ForkedProcess in a process that was forked after the model was opened.
     """
@@ -94,26 +95,26 @@ class LLM(Chats, Slots):
     def _engine(self, options: Options) -> Callable[[Options, Channel], Hosted]:
         if options.hostfile is None:
             return RemoteEngine if self._apart else LocalEngine
-        from vkbackend.models.hosts.group_engine import GroupEngine  # needs the extra hosts
+        from vkbackend.models.hosts.group_engine import GroupEngine  # needs the extra `hosts`
 
         self._apart = True
         return GroupEngine
 
     @classmethod
     def from_pretrained(cls, name: str, file: str | None = None, **options: Any) -> Self:
-        """A model of the Hugging Face Hub, downloaded on first use: "user/repo:Q4_K_M", "user/repo", or a
-        `file` of the repository. Other keywords as in `LLM(path, ...)`.
+        """Open a model of the Hugging Face Hub, downloaded on first use: "user/repo:Q4_K_M", "user/repo", or
+        a `file` of the repository. Other keywords as in `LLM(path, ...)`.
 
         Raises the errors of `LLM`; InvalidArgument for a name, repository or file that does not exist;
-        VkbackendError without a connection or room on the disk.
+        VkbackendError without a connection or enough disk space.
         """
         return cls(fetch(name, None if file is None else text_of("file", file)), **options)
 
     # ---- text ----
 
     def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Ids of a text. add_special: with BOS and EOS if the model wants them. parse_special: special tokens
-        in the text are parsed as such.
+        """Return the token ids of a text. add_special: add BOS and EOS if the model wants them.
+        parse_special: parse special tokens in the text as special tokens.
 
         Raises UnsupportedModel if the model has no usable tokenizer, and InvalidArgument.
         """
@@ -122,7 +123,8 @@ class LLM(Chats, Slots):
         return tokenizer.encode(text_of("text", text), *special)
 
     def detokenize(self, tokens: Iterable[int], skip_special: bool = True) -> str:
-        """Text of ids; bytes that are not UTF-8 become U+FFFD. Raises UnsupportedModel, InvalidArgument."""
+        """Return the text of token ids; bytes that are not UTF-8 become U+FFFD. Raises UnsupportedModel,
+        InvalidArgument."""
         tokenizer = self.tokenizer
         return tokenizer.decode(token_ids("tokens", tokens), switch("skip_special", skip_special))
 
@@ -137,9 +139,10 @@ class LLM(Chats, Slots):
     # ---- the model ----
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
-        """Logits after every token, float32 [n_tokens, n_vocab], from position 0 in a free slot.
+        """Return the logits after every token, float32 [n_tokens, n_vocab], computed from position 0 in a
+        free slot.
 
-        Waits for a slot. Raises InvalidArgument, and the errors of devices.
+        Waits for a slot. Raises InvalidArgument and device errors.
         """
         ids = self._prompt(tokens)
         result = np.empty((len(ids), self.n_vocab), np.float32)
@@ -186,7 +189,8 @@ class LLM(Chats, Slots):
 
         A list of prompts gives a list of answers in the same order; `n_slots` of them run together. With `n`,
         each prompt gives a list of n continuations, and the prompt is computed once. With a seed,
-        continuation i uses seed + i. If one fails, its error is raised and the others are cancelled.
+        continuation i uses seed + i. If a continuation fails, its error is raised and the others are
+        cancelled.
         """
         batch = self._batch(prompt, max_tokens, n, options)
         done = run_all(self._open_mailbox(), batch.generations, self._tokenizer, 4 * self.n_slots)
@@ -203,8 +207,8 @@ class LLM(Chats, Slots):
         suffix_first: bool = False,
         **options: Unpack[GenerateKeywords],
     ) -> Completion:
-        """Fill in the text between `prefix` and `suffix`, with a model that was trained for it; the prompt is
-        laid out as in llama-server's `/infill`.
+        """Fill in the text between `prefix` and `suffix`, with a model that was trained for it; the prompt
+        has the format of llama-server's `/infill`.
 
         files: other files of the project, text by name. suffix_first: put the suffix first, as some models
         expect. Raises UnsupportedModel if the vocabulary has no tokens for this, and the errors of
@@ -228,7 +232,8 @@ class LLM(Chats, Slots):
         n: int | None = None,
         **options: Unpack[GenerateKeywords],
     ) -> Completion | list[Completion] | list[list[Completion]]:
-        """`generate` for asyncio: other tasks run meanwhile. Cancelling the task ends its generations."""
+        """`generate` for asyncio: other tasks run while it waits. Cancelling the task cancels its
+        generations."""
         batch = await asyncio.to_thread(self._batch, prompt, max_tokens, n, options)
         done = await arun_all(self._open_mailbox(), batch.generations, self._tokenizer, 4 * self.n_slots)
         return batch.shaped(done)
@@ -237,12 +242,13 @@ class LLM(Chats, Slots):
     def stream(
         self, prompt: Prompt, max_tokens: int | None = None, **options: Unpack[GenerateKeywords]
     ) -> Generator[Chunk, None, None]:
-        """Yield a Chunk per token; their texts, joined, are `Completion.text`.
+        """Yield a Chunk per token; the joined texts of the chunks equal `Completion.text`.
 
-        max_tokens: None or -1 goes on until a stop token or the end of the context. `GenerateKeywords`
-        describes the other keywords (sampling, stop, ignore_eos, slot, priority, deadline_s). Streams that
-        are read in turn are computed together; closing one frees its slot. Arguments are checked at the call:
-        InvalidArgument, and UnsupportedModel for text without a tokenizer.
+        max_tokens: with None or -1 the text ends at a stop token or at the end of the context.
+        `GenerateKeywords` describes the other keywords (sampling, stop, ignore_eos, slot, priority,
+        deadline_s). Streams that are read alternately are computed together; closing a stream frees its slot.
+        Arguments are checked at the call, which raises InvalidArgument, and UnsupportedModel for text without
+        a tokenizer.
         """
         generation = self._generation(prompt, max_tokens, options)
         return stream(self._open_mailbox(), generation, self._tokenizer)
@@ -253,7 +259,7 @@ class LLM(Chats, Slots):
     ) -> AsyncGenerator[Chunk, None]:
         """`stream` for asyncio: `async for chunk in llm.astream(...)`."""
         generation = self._generation(prompt, max_tokens, options)
-        # An engine in another process computes ahead anyway; `eager` saves messages.
+        # An engine in another process computes ahead in any case; `eager` saves messages.
         return astream(self._open_mailbox(), generation, self._tokenizer, eager=self._apart)
 
     def _batch(
@@ -298,19 +304,20 @@ class LLM(Chats, Slots):
                 self._knows_vocabulary = True
 
     def memory(self) -> list[dict[str, Any]]:
-        """One dict per device, in order, with bytes by purpose: "device" (its name), "weights", "mapped"
-        (weights read in the file, pages that the system may drop), "kv", "scratch", "host" (slices and caches
-        in host memory), "shared" (tables that all devices read, counted for the first), "staging",
-        "free_before" (loading) and "free" (now); both are None if the driver does not report them."""
+        """Return one dict per device, in order, with bytes by purpose: "device" (its name), "weights",
+        "mapped" (weights that are read from the mapped file, in pages that the system may drop), "kv",
+        "scratch", "host" (slices and caches in host memory), "shared" (tables that all devices read, counted
+        for the first device), "staging", "free_before" (before loading) and "free" (now). Both free values
+        are None if the driver does not report them."""
         (event,) = self._ask(Memory).events()
         assert event.memory is not None
         return event.memory
 
     def stats(self) -> dict[str, Any]:
-        """Counters of the engine. Now: requests that wait, run and decode; slots; cells in all, used, cached
-        (for requests with the same prefix) and shared (used by several). Since the start: prompt tokens, how
-        many of them were cached, and their share; preemptions; steps; all-reduces. Of the last 256 steps:
-        milliseconds (median, 99th percentile), rows, and host microseconds of an all-reduce."""
+        """Return the engine's counters. Now: requests that wait, run and decode; slots; KV cells: total,
+        used, cached (for requests with the same prefix) and shared (used by several). Since the start: prompt
+        tokens, how many of them were cached, and this share; preemptions; steps; all-reduces. Of the last 256
+        steps: milliseconds (median, 99th percentile), rows, and host microseconds of an all-reduce."""
         (event,) = self._ask(Stats).events()
         assert event.stats is not None
         return event.stats

@@ -1,4 +1,4 @@
-"""Completes sampling options with the model's tokens: end tokens, tokens never written, and DRY's sequence
+"""Completes sampling options with the model's tokens: end tokens, suppressed tokens, and DRY's sequence
 breakers.
 """
 
@@ -21,21 +21,21 @@ Breaker = str | tuple[int, ...]
 
 
 def suppressed_ids(gguf: GGUF) -> frozenset[int]:
-    """Never written (Gemma 4 Unified, MiniMax)."""
+    """Return the tokens that the model must never write (Gemma 4 Unified, MiniMax)."""
     with suppress(GGUFError):
         return frozenset(int(token) for token in gguf.ints("tokenizer.ggml.suppress_tokens", ()))
     return frozenset()
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-    """Control tokens have no text."""
+    """Return the bytes of every token; control tokens have none."""
     pieces = tuple(tokenizer.piece(token) for token in range(tokenizer.n_vocab))
     special = (i for i, piece in enumerate(pieces) if not piece or tokenizer.is_special(i))
     return Vocabulary(pieces, tuple(special), tuple(sorted(tokenizer.stop_ids)))
 
 
 class ModelTokens:
-    """`stop_ids` end a text; `suppressed` are never written; `tokenizer`: or None."""
+    """`stop_ids` end a text; tokens in `suppressed` are never written; `tokenizer` may be None."""
 
     def __init__(
         self, stop_ids: frozenset[int], suppressed: frozenset[int], tokenizer: Tokenizer | None
@@ -44,8 +44,8 @@ class ModelTokens:
         self._known: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
 
     def resolved(self, options: GenerateOptions, n_vocab: int) -> GenerateOptions:
-        """`stop_token_ids` has all that end the text, `logit_bias` forbids suppressed tokens, and with
-        `ignore_eos` the end tokens."""
+        """Return `options` with all end tokens in `stop_token_ids`. `logit_bias` then forbids suppressed
+        tokens and, with `ignore_eos`, the end tokens."""
         named = [*options.stop_token_ids, *(token for token, _ in options.logit_bias)]
         if outside := [token for token in named if token >= n_vocab]:
             raise InvalidArgument(
@@ -66,7 +66,8 @@ class ModelTokens:
         )
 
     def _breakers(self, breakers: Sequence[Breaker]) -> tuple[tuple[int, ...], ...]:
-        """Without a tokenizer the default texts are dropped; other texts raise UnsupportedModel."""
+        """Return the breakers as tokens. Without a tokenizer the default texts are dropped; other texts raise
+        UnsupportedModel."""
         texts = tuple(breaker for breaker in breakers if isinstance(breaker, str))
         sequences = tuple(breaker for breaker in breakers if not isinstance(breaker, str))
         tokenizer = self._tokenizer
@@ -77,7 +78,7 @@ class ModelTokens:
                     "of token ids"
                 )
             return sequences
-        if texts not in self._known:  # 0.3 s for 152k tokens
+        if texts not in self._known:  # takes 0.3 s for 152k tokens
             pieces = [tokenizer.piece(token) for token in range(tokenizer.n_vocab)]
             self._known[texts] = breaker_tokens(
                 texts, pieces, lambda text: tokenizer.encode(text, add_special=False)

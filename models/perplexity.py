@@ -1,7 +1,8 @@
 """Perplexity of a text in windows, as in llama.cpp, and the divergence from another model's logits.
 
-Windows have n_ctx tokens, with BOS in place of the first if the model wants one; the second half is scored.
-PPL = exp(mean negative log likelihood) (Jelinek et al. 1977); KL(base || model): Kullback and Leibler 1951.
+Windows have n_ctx tokens, and BOS replaces the first token if the model wants it; the second half of a window
+is scored. PPL = exp(mean negative log likelihood) (Jelinek et al. 1977); KL(base || model): Kullback and
+Leibler 1951.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.models.engine.runner import Runner
 from vkbackend.step import Run
 
-LEVELS = 65_535  # steps of a saved log-probability between the row's least and 0
+LEVELS = 65_535  # steps of a saved log-probability, between the row's lowest value and 0
 LogProbs = npt.NDArray[np.float64]
 
 
 @dataclass(slots=True)
 class Score:
-    """Sums over the scored tokens. Differences from a base: `rise` of the negative log likelihood, `dp2` of
-    the token's probability, squared; `klds`: the divergence at every token. A trailing 2: squares."""
+    """Sums over the scored tokens. Differences from a base: `rise` sums the rise of the negative log
+    likelihood, `dp2` the squared difference of the token's probability; `klds` has the divergence at every
+    token. Names that end in 2 are sums of squares."""
 
     n: int = 0
     nll: float = 0.0
@@ -87,7 +89,7 @@ def _error(total: float, squares: float, n: int) -> float:
 
 
 def windows(tokens: Sequence[int], n_ctx: int, bos: int | None, limit: int | None = None) -> list[list[int]]:
-    """Windows of `n_ctx` tokens, at most `limit`. Raises InvalidArgument if there is none."""
+    """Return windows of `n_ctx` tokens, at most `limit`. Raises InvalidArgument if the text is too short."""
     if n_ctx < 4:
         raise InvalidArgument(f"a window of {n_ctx} tokens is too short to score; give 4 or more")
     n = len(tokens) // n_ctx
@@ -104,7 +106,7 @@ def windows(tokens: Sequence[int], n_ctx: int, bos: int | None, limit: int | Non
 
 
 def scored(runner: Runner, window: Sequence[int]) -> Iterator[tuple[LogProbs, list[int]]]:
-    """(log-probabilities [rows, n_vocab] float64, the next tokens), a micro-batch at a time."""
+    """Yield (log-probabilities [rows, n_vocab] float64, the next tokens) of one micro-batch at a time."""
     first_scored, n = len(window) // 2, len(window)
     at = 0
     while at < n - 1:
@@ -132,8 +134,8 @@ def perplexity(
     base: Base | None = None,
     save: Saver | None = None,
 ) -> Score:
-    """Score all windows. `base` adds the divergence from it; `save` stores the log-probabilities;
-    `progress(windows done, score so far)`.
+    """Score all windows. `base` adds the divergence from the base; `save` stores the log-probabilities;
+    `progress` is called with (windows done, score so far).
 
     Raises InvalidArgument if the base was saved for another text or vocabulary, and the errors of a step.
     """
@@ -161,10 +163,10 @@ Saver = Callable[[LogProbs, Sequence[int]], None]
 
 
 class Saving:
-    """Yields the `Saver` of `path`, a .npy file with one record per token, whole or absent.
+    """Yields the `Saver` of the .npy file `path`, with one record per token. After an error there is no file.
 
-    A record: the next token, the row's least log-probability, and every log-probability as one of 65,536
-    levels between it and 0.
+    A record has the next token, the row's lowest log-probability, and every log-probability as one of 65,536
+    levels between the lowest and 0.
     """
 
     def __init__(self, path: str | os.PathLike[str], n_rows: int, n_vocab: int) -> None:
@@ -173,7 +175,7 @@ class Saving:
     def __enter__(self) -> Saver:
         with ExitStack() as stack:
             part = stack.enter_context(replacing(self._path, InvalidArgument))
-            self._file = stack.enter_context(open(part, "wb"))  # not mapped: a full disk must be an error
+            self._file = stack.enter_context(open(part, "wb"))  # a full disk must be an error, so not mapped
             rows = {"descr": dtype_to_descr(self._type), "fortran_order": False, "shape": (self._n,)}
             write_array_header_1_0(self._file, rows)
             self._stack = stack.pop_all()
@@ -205,7 +207,8 @@ class Base:
         self.n_rows, self._path = len(self._rows), path
 
     def rows(self, first: int, following: Sequence[int]) -> LogProbs:
-        """The next tokens must be `following`."""
+        """Return the log-probabilities of rows from `first` on. Raises InvalidArgument unless the next tokens
+        are `following`."""
         rows = self._rows[first : first + len(following)]
         if rows["token"].tolist() != list(following):
             raise InvalidArgument(f"{self._path}: was saved for another text or context size")

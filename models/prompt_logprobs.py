@@ -1,4 +1,4 @@
-"""Log probabilities of a prompt's tokens, from rows of logits as they come."""
+"""Log probabilities of a prompt's tokens, computed as rows of logits arrive."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vkbackend.models.sampling.logprobs import Logprobs, logprobs_of
 
 
 class PromptLogprobs:
-    """`logprobs`: an entry per token so far with `n_top` alternatives; the first is None."""
+    """`logprobs` has an entry, with `n_top` alternatives, for each token so far; the first entry is None."""
 
     def __init__(self, tokens: Sequence[int], n_top: int) -> None:
         self._tokens, self._n_top = tokens, n_top
@@ -21,7 +21,7 @@ class PromptLogprobs:
         return None if n_top is None else cls(tokens, n_top)
 
     def push(self, logits: np.ndarray | None) -> None:
-        """Logits [n, n_vocab] of the next n positions: each row judges the next token."""
+        """Add the logits [n, n_vocab] of the next n positions; each row predicts the next token."""
         assert logits is not None
         for row in logits[: len(self._tokens) - len(self.logprobs)]:
             self.logprobs.append(logprobs_of(row, self._tokens[len(self.logprobs)], self._n_top))

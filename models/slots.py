@@ -27,10 +27,10 @@ class Slots(ABC):
         """Save the content of a slot to a file (docs/state_format.md): its tokens, and K and V of its
         positions. Returns the tokens of its sequence.
 
-        A slot keeps its last sequence, prompt and generated tokens, until another one runs there. It may be
-        saved while a stream runs in it. first, last: save only these positions, last excluded (None: all
-        positions, and the newest token, which has not run yet). The file is replaced whole or not at all.
-        Raises InvalidArgument for a slot or positions out of range, StateError.
+        A slot stores its last sequence, prompt and generated tokens, until another sequence runs there. It
+        may be saved while a stream runs in it. `first`, `last`: save only these positions, `last` excluded
+        (None: all positions, and the newest token, which has not run yet). After an error the file is
+        unchanged. Raises InvalidArgument for a slot or positions out of range, StateError.
         """
         slot, path = self._slot(slot), os.path.abspath(path_string("path", path, "a file to save to"))
         first = whole_number("first", first, 0, MAX_CONTEXT)
@@ -40,17 +40,17 @@ class Slots(ABC):
     def load_state(self, path: str | os.PathLike[str], slot: int = 0) -> list[int]:
         """Load a saved state into a slot; returns the tokens of the slot's sequence.
 
-        `generate(tokens + more, slot=slot)` then computes only what is new. The model and the cache types
-        must be the same as when it was saved; devices, split, slot and n_ctx may differ. A file that was
-        saved with `first` continues the slot's content, which must be the same as then. Random numbers are
-        not saved: a seeded run starts them again. Raises StateError, and the slot keeps its content. Raises
-        InvalidArgument while the slot is in use.
+        `generate(tokens + more, slot=slot)` then computes only the new tokens. The model and the cache types
+        must be the same as in the saved state; devices, split, slot and n_ctx may differ. A file that was
+        saved with `first` continues the slot's content, which must be the same as when it was saved. Random
+        numbers are not saved, so a seeded run draws them from the start. Raises StateError, and the slot is
+        unchanged. Raises InvalidArgument while the slot is in use.
         """
         slot, path = self._slot(slot), os.path.abspath(path_string("path", path, "a saved state"))
         return self._tokens(lambda id_: LoadState(id_, path, slot))
 
     def copy_slot(self, source: int, target: int) -> list[int]:
-        """Copy slot `source` to slot `target`, on the devices; returns the sequence's tokens.
+        """Copy slot `source` to slot `target` on the devices and return the tokens of the sequence.
 
         The slots are then independent: compute a long prompt once, and continue it in several ways. Raises
         InvalidArgument while the target is in use.
@@ -59,7 +59,7 @@ class Slots(ABC):
         return self._tokens(lambda id_: CopySlot(id_, source, target))
 
     def erase_slot(self, slot: int) -> list[int]:
-        """Forget a slot's content and return its tokens. Full blocks stay in the prefix cache for other
+        """Erase a slot's content and return its tokens. Full blocks are still in the prefix cache for other
         requests. Raises InvalidArgument while the slot is in use."""
         slot = self._slot(slot)
         return self._tokens(lambda id_: EraseSlot(id_, slot))

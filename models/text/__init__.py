@@ -1,1 +1,1 @@
-"""Tokenizers, chat templates, the strings that end a text."""
+"""Tokenizers, chat templates and stop strings."""

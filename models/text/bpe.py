@@ -1,5 +1,5 @@
-"""BPE with ranked merges, run by the `tokenizers` library: over the bytes of a pre-tokenizer's words, or over
-characters of whole lines (Gemma 4) or words (`tokenizer.ggml.model` "whitespace").
+"""BPE with ranked merges, run by the `tokenizers` library. It merges the bytes of a pre-tokenizer's words, or
+the characters of complete lines (Gemma 4) or words (`tokenizer.ggml.model` "whitespace").
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _WORDS = re.compile(f"{SPACE}?[^{SPACE}]+|{SPACE}")
 
 
 def _byte_characters() -> dict[str, int]:
-    """Byte-level BPE: printable Latin-1 is itself, other bytes follow from U+0100."""
+    """Return the character of each byte in byte-level BPE: printable Latin-1 is unchanged, other bytes are
+    numbered from U+0100."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [b for b in range(256) if b not in plain]
     return {chr(b): b for b in plain} | {chr(0x100 + i): b for i, b in enumerate(rest)}
@@ -94,7 +95,8 @@ def _line_bpe(gguf: GGUF, vocabulary: Vocabulary, lines: LineTokenizer) -> Schem
 
 
 def whitespace_bpe(gguf: GGUF, vocabulary: Vocabulary) -> Scheme:
-    # Unknown characters become an empty token, so nothing merges across them; then they are dropped.
+    # Unknown characters become an empty token, so that no merge crosses them; the empty tokens are then
+    # dropped.
     backend = _backend(gguf, vocabulary, unk_token="")
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     lower, n_vocab = vocabulary.flag("normalizer.lowercase", False), len(vocabulary)
@@ -124,11 +126,12 @@ def _backend(
     byte_fallback: bool = False,
     unk_token: str | None = None,
 ) -> Backend:
-    # The first rank of a repeated merge counts; the library would use the last.
+    # The first rank of a repeated merge counts; the library would use the last rank.
     merges, ids = list(dict.fromkeys(gguf.strings("tokenizer.ggml.merges"))), vocabulary.ids
     pairs: list[Any] = [tuple(merge.split(" ", 1)) for merge in merges]
     try:
-        # The library raises an error if a half is not a token, but panics without the joined text.
+        # If either side of a merge is not a token, the library raises an error; if the joined text is not a
+        # token, it panics.
         if not all(map(ids.__contains__, map("".join, pairs))):
             raise KeyError
         model = BPE(
@@ -138,7 +141,7 @@ def _backend(
             byte_fallback=byte_fallback,
             unk_token=unk_token,
         )
-    except Exception as e:  # a bare Exception of the library
+    except Exception as e:  # the library raises a bare Exception
         wrong = next(merge for merge in merges if not _joins(merge, ids))
         raise GGUFError(
             f"{vocabulary.path}: merge {wrong!r} does not join two tokens into a third one"

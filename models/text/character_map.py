@@ -1,7 +1,8 @@
-"""The character map of a SentencePiece vocabulary: replaces the longest known text at each position.
+"""The character map of a SentencePiece vocabulary: at each position, the longest text that the map contains
+is replaced.
 
-A double array over UTF-8 bytes (Kanda 2018, XOR instead of addition). A node's 32 bits: the byte that leads
-to it, whether a replaced text ends here, the children's position.
+A double array over UTF-8 bytes (Kanda 2018, XOR instead of addition). The 32 bits of a node have the byte
+that leads to it, whether a replaced text ends here, and the position of its children.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ import numpy as np
 
 from vkbackend.errors import GGUFError
 
-# Positions in the texts have the highest bit set, so no byte equals their label.
+# Positions in the texts have the highest bit set, so their label never equals a byte.
 _LABEL = 1 << 31 | 0xFF
 
 
 class CharacterMap:
-    """`raw`: `tokenizer.ggml.precompiled_charsmap`, may be empty."""
+    """`raw`: `tokenizer.ggml.precompiled_charsmap`, which may be empty."""
 
     def __init__(self, raw: Any, path: Path) -> None:
         stored = np.asarray(raw if len(raw) else [], np.uint8).tobytes()
@@ -47,7 +48,7 @@ class CharacterMap:
         return b"".join([*out, raw[copied:]]).decode(errors="replace")
 
     def _longest(self, raw: bytes, at: int) -> tuple[int, int]:
-        """(its length, 0 for none; offset of its replacement)"""
+        """Return (length of the longest match, 0 for none; offset of its replacement)."""
         nodes, n_nodes = self._nodes, len(self._nodes)
         length = where = 0
         node = _children(nodes[0])

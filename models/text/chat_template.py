@@ -1,6 +1,6 @@
-"""A model's chat template, from messages to a prompt.
+"""A model's chat template, which turns messages into a prompt.
 
-Templates come with model files, so they run in a separate process with limits of time and memory
+Templates are part of model files, so they run in a separate process with limits of time and memory
 (template_process.py), in jinja2's immutable sandbox, with the additions of Hugging Face's
 `apply_chat_template`: loop controls, `{% generation %}`, `tojson`, `raise_exception`, `strftime_now`, ...
 """
@@ -15,9 +15,9 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.models.text.template_process import TemplateProcess
 from vkbackend.models.text.tokenizer import MAX_TEXT
 
-MAX_SOURCE = 1 << 20  # characters; the longest known template has 20,000
+MAX_SOURCE = 1 << 20  # characters; the longest published template has 20,000
 
-Message = Mapping[str, Any]  # "role" ("system", "user", "assistant", "tool"), "content", further keys
+Message = Mapping[str, Any]  # keys: "role" ("system", "user", "assistant", "tool"), "content", and others
 
 CHATML = """\
 {%- for message in messages -%}
@@ -28,15 +28,15 @@ CHATML = """\
 <|im_start|>assistant
 {% endif -%}
 """
-REASONING = ("reasoning_content", "thinking", "reasoning")  # names of a message's thought
-TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # its space reveals whether a template trims
+REASONING = ("reasoning_content", "thinking", "reasoning")  # names that templates use for a message's thought
+TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # a template that trims contents removes the final space
 
 _in_use: WeakValueDictionary[tuple[str, str, str], TemplateProcess] = WeakValueDictionary()
 
 
 def choose(templates: Mapping[str, str], given: str | None, tools: bool) -> tuple[str, list[str]]:
-    """The source, and notes. `given`: a template's name, or a source. Default: the model's template for tools
-    if `tools`, then its default template, then ChatML."""
+    """Return the template's source, and notes. `given`: a template's name, or a source. Default: the model's
+    template for tools if `tools`, then its default template, then ChatML."""
     if given is not None:
         return templates.get(given, given), []
     for name in ("tool_use", "default") if tools else ("default",):
@@ -49,7 +49,7 @@ def choose(templates: Mapping[str, str], given: str | None, tools: bool) -> tupl
 
 
 class ChatTemplate:
-    """A compiled template; equal ones share a process. `bos` and `eos`: texts of these tokens.
+    """A compiled template; equal templates share a process. `bos` and `eos`: texts of these tokens.
 
     Raises InvalidArgument if the template is too long, invalid, or exceeds its limits; Timeout and
     VkbackendError if its process cannot be started.
@@ -71,7 +71,7 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
-        """The prompt for an answer to `messages`. `add_generation_prompt` False: only the messages.
+        """Return the prompt for an answer to `messages`. `add_generation_prompt` False: only the messages.
         `continue_final_message`: the text ends with the last message's content. `variables`: `tools`,
         `documents`, ...
 
@@ -90,7 +90,7 @@ class ChatTemplate:
 
 
 def with_thought(message: Message) -> Message:
-    """Its thought under all names that templates read, as Hugging Face does."""
+    """Return `message` with its thought under all names that templates read, as Hugging Face does."""
     thought = next((message[name] for name in REASONING if message.get(name) is not None), None)
     return message if thought is None else {"thinking": thought, **message, "reasoning_content": thought}
 

@@ -1,8 +1,8 @@
-"""Harmony, gpt-oss's format: messages with a header that names channel and recipient.
+"""Harmony, the format of gpt-oss. Each message has a header that names the channel and the recipient.
 https://github.com/openai/harmony
 
-    <|channel|>analysis<|message|>...<|end|><|start|>assistant to=functions.f<|channel|>commentary
-    json<|message|>...
+<|channel|>analysis<|message|>...<|end|><|start|>assistant to=functions.f<|channel|>commentary
+json<|message|>...
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
 MARKS = (*ENDS, "<|message|>", "<|constrain|>")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
-_HEADERS = ("<|", " to=", "to=", "assistant")  # beginnings of a header
+_HEADERS = ("<|", " to=", "to=", "assistant")  # possible beginnings of a header
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`recipient`: the function of a call. `begins`: the first piece, maybe empty."""
+    """`recipient`: the function of a call. `begins`: this is the first piece, which may be empty."""
 
     text: str
     is_thought: bool
@@ -30,7 +30,7 @@ class Part:
 
 
 class HarmonyReader:
-    """Reads what follows `<|start|>assistant`. Text without a header is the answer."""
+    """Reads the text that follows `<|start|>assistant`. Text without a header is the answer."""
 
     def __init__(self) -> None:
         self._held, self._in_header, self._plain = "", True, True
@@ -45,8 +45,8 @@ class HarmonyReader:
         return out
 
     def _header(self, out: list[Part], last: bool) -> bool:
-        """False: more text is needed."""
-        if self._plain:  # the first message: a model may write no header
+        """Read a header. Return False if more text is needed."""
+        if self._plain:  # the first message may have no header
             begun = any(self._held.startswith(mark) for mark in _HEADERS)
             may = any(mark.startswith(self._held) for mark in _HEADERS)
             if not begun and not (may and not last):
@@ -80,7 +80,7 @@ class HarmonyReader:
         if not hits:
             return False
         mark = min(hits)[1]
-        if mark != "<|channel|>":  # part of the next header
+        if mark != "<|channel|>":  # the mark is part of the next header
             self._held = self._held[len(mark) :]
         self._in_header = True
         return True

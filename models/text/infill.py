@@ -10,7 +10,7 @@ from vkbackend.errors import UnsupportedModel
 from vkbackend.models.text.tokenizer import Tokenizer
 
 PROJECT, FILE_NAME = "myproject", "filename"  # llama.cpp's defaults
-_SNIPPET = "\n\n--- snippet ---\n\n"  # between files, without a token for that
+_SNIPPET = "\n\n--- snippet ---\n\n"  # separates files if the vocabulary has no token for it
 _NEEDED = ("pre", "suf", "mid")
 
 
@@ -22,7 +22,7 @@ def infill_prompt(
     files: Mapping[str, str] | None = None,
     suffix_first: bool = False,
 ) -> list[int]:
-    """Ids of the prompt; special tokens in the texts count as text.
+    """Return the ids of the prompt; special tokens in the texts count as plain text.
 
     files: text by name. suffix_first: the suffix precedes the prefix (llama.cpp's `--spm-infill`). Raises
     UnsupportedModel if the vocabulary lacks a token for it.

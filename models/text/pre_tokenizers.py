@@ -1,6 +1,6 @@
-"""Pre-tokenizers by their names in `tokenizer.ggml.pre`: how a BPE vocabulary cuts text into words before
-merging. Regular expressions in Oniguruma's syntax, applied in order: each cuts pieces into its matches and
-the text between them.
+"""Pre-tokenizers by their names in `tokenizer.ggml.pre`. A pre-tokenizer cuts text into words before a BPE
+vocabulary merges them. Its regular expressions, in Oniguruma's syntax, are applied in order; each cuts every
+piece into matches and the text between matches.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ _BAILING = (
 
 
 def _cased(suffix: str, digits: str, but: str = "") -> str:
-    """Words of capitals, then small letters; either part may be missing."""
+    """Return an expression for words of capitals followed by small letters; either part may be missing."""
     upper = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]"
     lower = rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]"
     before = r"[^\r\n\p{L}\p{N}]?"
@@ -42,7 +42,8 @@ def _cased(suffix: str, digits: str, but: str = "") -> str:
 _CASED_END = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES
 _TEKKEN = _cased("", r"\p{N}") + _CASED_END
 _GPT4O = _cased(_SUFFIX + "?", r"\p{N}{1,3}") + _CASED_END
-# Han characters are cut from others. (?i:...) is right: the model's own engine folds case.
+# Han characters are separated from other characters. Here (?i:...) is right, because the original tokenizer
+# folds case.
 _KIMI = (
     r"\p{Han}+|"
     + _cased(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?", r"\p{N}{1,3}", r"&&[^\p{Han}]")
@@ -82,16 +83,16 @@ _YOUTU = (
     "\ufe30-\ufe4f]+|[\u3105-\u312f]+|" + _HAN_KANA
 )
 
-# Digits in groups of three from the right. The models' expressions look ahead at each group; these cut alike
-# in linear time.
+# Digits in groups of three from the right. The models' expressions look ahead at each group; these
+# expressions make the same cuts in linear time.
 _AFMOE_DIGITS = (r"\p{N}+", r"\A\p{N}{1,2}(?=(?:\p{N}{3})++\z)", r"\p{N}{3}")
-# Cuts as \d{1,3}(?=(?:\d{3})*\b), which makes none if a letter follows the digits.
+# Makes the same cuts as \d{1,3}(?=(?:\d{3})*\b): no cut if a letter follows the digits.
 _AYA_DIGITS = (
     r"(?<!\d)\d++\b",
     r"\A\d{1,2}(?=(?:\d{3})++\z)",
     r"(?:\A(?=\d++\z)|(?<=\d)\G)\d{3}",
 )
-# Cuts as (?=(\d{3})+(?!\d)): before groups, not after the last group.
+# Makes the same cuts as (?=(\d{3})+(?!\d)): before groups, not after the last group.
 _SUPERBPE_DIGITS = (
     r"\p{N}+",
     r"(?<=\A|\D|\A\d|\D\d|\A\d\d|\D\d\d)(?=(?:\d{3})++(?!\d))",
@@ -101,8 +102,7 @@ _SUPERBPE_DIGITS = (
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """`ignore_merges`: a whole word that is a token is not merged. `add_bos`: the default of the file's
-    flag."""
+    """`ignore_merges`: a word that is a token is not merged. `add_bos`: the default of the file's flag."""
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
@@ -111,8 +111,8 @@ class PreTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class LineTokenizer:
-    """Merges characters of whole lines. `whole_runs`: line feeds that are one token stay whole. `words`:
-    lines begin with a space and are cut before each space."""
+    """Merges characters of complete lines. `whole_runs`: runs of line feeds that are one token are not cut.
+    `words`: lines begin with a space and are cut before each space."""
 
     always_bos: bool = True
     whole_runs: bool = True
@@ -164,7 +164,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
             r"[\r\n]",
             rf"\s?[{_CASED_SCRIPTS}]+",
             "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
-            r"(?<!\s)\s++$",  # as \s+$, which takes quadratic time on spaces before a digit
+            r"(?<!\s)\s++$",  # the same as \s+$, which takes quadratic time on spaces before a digit
             _CJK,
             r"\p{N}",
         )

@@ -1,9 +1,9 @@
-"""Keeps special tokens in the texts of users and tools plain text: `<|im_end|>` would end a message, and its
-author could write in another role.
+"""Treats special tokens in the texts of users and tools as plain text: `<|im_end|>` would end a message, and
+its author could write in another role.
 
-The template also renders these texts with random sentinels next to them, which reveals their positions. They
-count only if the rendering without the sentinels is the plain rendering, byte for byte: a template may look
-at how contents begin and end.
+The template also renders these texts with random sentinels next to them, which reveal the positions of the
+texts. The positions are used only if the rendering without the sentinels is the plain rendering, byte for
+byte, because a template may test how contents begin and end.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from vkbackend.models.text.special_tokens import SpecialTokens
 from vkbackend.models.text.tokenizer import Tokenizer, whole_characters
 
 Spans = tuple[tuple[int, int], ...]
-Change = Callable[[str, bool], str]  # a text, and whether the model itself wrote it
+Change = Callable[[str, bool], str]  # arguments: a text, and whether the model itself wrote it
 TRUSTED = ("system", "developer")
-# Key of a trusted role's message that holds other authors' texts (descriptions of tools).
+# In a message of a trusted role, this key has texts of other authors (descriptions of tools).
 UNTRUSTED = "_untrusted"
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """A rendered conversation. `plain`: spans that look like special tokens but are text. `protected`: False
-    if they could not be distinguished from special tokens."""
+    if these spans could not be distinguished from special tokens."""
 
     text: str
     plain: Spans = ()
     protected: bool = True
 
     def after(self, n: int) -> Prompt | None:
-        """None if the first `n` characters end inside a plain span."""
+        """Return the prompt without its first `n` characters, or None if a plain span contains the cut."""
         if any(begin < n < end for begin, end in self.plain):
             return None
         spans = tuple((begin - n, end - n) for begin, end in self.plain if begin >= n)
@@ -44,7 +44,7 @@ class Prompt:
 
 
 class Protection:
-    """`source`: of the template; user-defined tokens in it count as control tokens."""
+    """`source` is the template's text; user-defined tokens in `source` count as control tokens."""
 
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, source: str) -> None:
         self._template = template
@@ -52,7 +52,7 @@ class Protection:
         self._special = SpecialTokens(tokenizer.markers(lambda text: text in source))
 
     def prompt(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> Prompt:
-        """Raises what ChatTemplate.render raises."""
+        """Render a prompt. Raises the errors of ChatTemplate.render."""
         texts: list[str] = []
 
         def collect(text: str, by_model: bool) -> str:
@@ -64,7 +64,7 @@ class Protection:
         text = self._template.render(conversation, **given)
         if not texts:
             return Prompt(text)
-        # Sentinels after the texts first: most templates look at how a content begins.
+        # Try sentinels after the texts first, because most templates test how a content begins.
         for after in (True, False):
             if spans := self._by_sentinels(conversation, given, text, after):
                 return Prompt(text, spans)
@@ -77,7 +77,8 @@ class Protection:
     def _by_sentinels(
         self, messages: Sequence[Message], variables: Mapping[str, Any], text: str, after: bool
     ) -> Spans:
-        """Empty if the sentinels changed the rendering or moved away from their texts."""
+        """Return the spans between sentinels; none if the sentinels changed the rendering or moved away from
+        their texts."""
         code, marks = token_hex(8), list[str]()
 
         def mark(text: str, by_model: bool) -> str:
@@ -110,7 +111,8 @@ class Protection:
 
 
 def _by_contents(contents: list[str], text: str) -> Spans:
-    """If the text has each whole content exactly as often as the messages; else none."""
+    """Return the spans of all contents if each occurs in `text` exactly as often as in the messages; else
+    none."""
     spans = set[tuple[int, int]]()
     for content in set(contents):
         whole = content if content in text else content.strip()
@@ -132,7 +134,7 @@ def disjoint(spans: set[tuple[int, int]]) -> Spans:
 def changed(
     messages: Sequence[Message], variables: Mapping[str, Any], change: Change
 ) -> tuple[list[Message], dict[str, Any]]:
-    """`change` applies to all texts that are not trusted."""
+    """Apply `change` to all texts that are not trusted."""
 
     def all_of(value: Any, by_model: bool) -> Any:
         if isinstance(value, str):

@@ -1,5 +1,6 @@
-"""RWKV's tokenizer (`tokenizer.ggml.model` "rwkv"): the longest token of bytes at each position, without
-merges. Tokens are escaped (`\\n`, `\\x80`): they may hold parts of characters."""
+"""RWKV's tokenizer (`tokenizer.ggml.model` "rwkv"): takes the longest token, in bytes, at each position,
+without merges. Files escape tokens (`\\n`, `\\x80`), because a token may hold a part of a character.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def _unescaped(match: re.Match[bytes]) -> bytes:
 
 
 class _Longest:
-    """The first two bytes select the lengths of tokens to try, the longest first."""
+    """The first two bytes select the lengths of tokens to try; the longest length is tried first."""
 
     def __init__(self, ids: dict[bytes, int]) -> None:
         self._ids = ids

@@ -1,8 +1,8 @@
-"""Special tokens are cut out of a text before anything is merged.
+"""Cuts special tokens out of a text before the rest is merged.
 
-As in llama.cpp, the longest token (in bytes; on a tie the lower id) is cut out of the whole text first, then
-the next one: tokens x characters. Here the text is read once, in O(log tokens) per position; where a token of
-better rank overlaps, `_settle` takes a stretch's tokens by rank.
+As in llama.cpp, the longest token (in bytes; on a tie the lower id) is cut out of the complete text first,
+then the next longest, which takes tokens x characters steps. Here the text is read once, in O(log tokens) per
+position; where tokens overlap, `_settle` selects them by rank.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class SpecialTokens:
 
     def __init__(self, tokens: Iterable[tuple[str, int]]) -> None:
         ids = dict(tokens)
-        # A text begins with the last token that does not sort after it, or with its prefixes. Index 0: no
-        # token.
+        # The token at the beginning of a text is the last token that does not sort after the text, or a
+        # prefix of this token. Index 0 means no token.
         texts = self._texts = ["", *sorted(ids)]
         self._ids = [-1, *(ids[text] for text in texts[1:])]
         self._by_rank = sorted(range(1, len(texts)), key=lambda i: (-len(texts[i].encode()), self._ids[i]))
@@ -37,8 +37,8 @@ class SpecialTokens:
             self._rank[i] = rank
             self._best.setdefault(texts[i][0], rank)
         self._longest = max(map(len, texts))
-        # A token begins only where a second character of some token follows: this excludes most places if
-        # tokens begin with letters. `_ahead`: characters after the first that the pattern looks at.
+        # A token begins only where the second character of some token follows. This excludes most positions
+        # if tokens begin with letters. `_ahead`: how many characters after the first the pattern reads.
         seconds = {text[1:2] for text in ids}
         self._ahead = 0 if "" in seconds else 1
         lookahead = f"(?=[{_escaped(seconds)}])" if self._ahead else ""
@@ -46,8 +46,8 @@ class SpecialTokens:
         self._link()
 
     def _link(self) -> None:
-        """For every token: the longest other token that it begins with (`_prefix`), and one further up that
-        chain (`_jump`), so a search takes O(log length) steps (Myers 1983)."""
+        """For every token, store the longest other token that it begins with (`_prefix`), and a token further
+        up that chain (`_jump`), so that a search takes O(log length) steps (Myers 1983)."""
         self._prefix, self._jump, depth = [0], [0], [0]
         for text in self._texts[1:]:
             i = len(self._prefix) - 1
@@ -67,7 +67,7 @@ class SpecialTokens:
         return [*out, text[done:]] if done < len(text) else out
 
     def places(self, text: str) -> list[tuple[int, int]]:
-        """(begin, end) of each special token."""
+        """Return (begin, end) of each special token."""
         return [(at, at + len(self._texts[i])) for at, i in self._find(text)]
 
     def _find(self, text: str) -> Iterator[tuple[int, int]]:
@@ -84,7 +84,7 @@ class SpecialTokens:
                 at += len(self._texts[i])
 
     def _fitting(self, text: str, at: int, end: int) -> int:
-        """Among tokens that end by `end`; 0: none."""
+        """Return the longest token at `at` that ends by `end`; 0 for none."""
         part = text[at : min(end, at + self._longest)]
         i = bisect_right(self._texts, part) - 1
         if part.startswith(self._texts[i]):
@@ -97,7 +97,7 @@ class SpecialTokens:
         return i
 
     def _yields(self, text: str, at: int, i: int) -> bool:
-        """Whether a better-ranked token begins inside token `i` at `at`."""
+        """Whether a token of better rank begins inside token `i` at position `at`."""
         assert self._begin
         rank = self._rank[i]
         for match in self._begin.finditer(text, at + 1, at + len(self._texts[i]) + self._ahead):
@@ -107,10 +107,12 @@ class SpecialTokens:
         return False
 
     def _settle(self, text: str, begin: int) -> tuple[list[tuple[int, int]], int]:
-        """A stretch's tokens, and its end: the first position after `begin` that no token crosses.
+        """Return the tokens of a stretch of overlapping tokens, and its end: the first position after `begin`
+        that no token crosses.
 
         Each position offers its longest token, and the best offer is taken. A position whose token no longer
-        fits offers the longest that does: O(log length) offers, each longer than the next two together.
+        fits offers the longest token that fits. These are O(log length) offers, each longer than the next two
+        together.
         """
         assert self._begin
         n, end, offers = len(text), begin + 1, list[int]()

@@ -1,7 +1,7 @@
 """SentencePiece-style merging by token scores, with byte tokens for unknown characters.
 
 The pair with the highest score is merged first, the leftmost on a tie. Ranked merges (BPE in the tokenizers
-library) cannot express the tie, and listing them costs 0.2 s for 32,000 tokens.
+library) cannot express the tie, and listing the merges takes 0.2 s for 32,000 tokens.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.text.vocabulary import SPACE, Scheme, Vocabulary, spell_spaced
 
 _INNER_SPACES = re.compile(f"([^{SPACE}]){SPACE}+(?=(.?))", re.DOTALL)
-_MAX_PAIRS = 64  # characters before spaces, looked for one by one, at 30 ns a word each
-# 16,384 words take 4 MB. 65,536 were no faster on 2 MB of English, and 8,192 were a tenth slower.
+_MAX_PAIRS = 64  # characters before spaces that are searched one by one, at 30 ns a word each
+# 16,384 words take 4 MB. On 2 MB of English, 65,536 words were no faster, and 8,192 were a tenth slower.
 _CACHED_WORDS, _CACHED_CHARS = 1 << 14, 64
 
 
@@ -37,7 +37,8 @@ class SpmMerger:
         return out
 
     def _merge(self, word: str) -> list[int]:
-        """O(n log n). Pairs outdated by a merge stay in the heap and are skipped."""
+        """Merge a word in O(n log n). Pairs that a merge made invalid are still in the heap and are
+        skipped."""
         ids, scores = self._ids, self._scores
         symbols, n = list(word), len(word)
         after, before = list(range(1, n + 1)), list(range(-1, n - 1))
@@ -70,9 +71,9 @@ class SpmMerger:
 
 
 def _word_pattern(texts: Iterable[str]) -> str:
-    """Words are merged one by one: text is cut before a run of spaces, unless a token contains these spaces
-    after the same character (and before the same character, if the token goes on). Gemma has a few such
-    tokens."""
+    """Return a pattern of words that can be merged separately. Text is cut before a run of spaces, unless a
+    token contains these spaces after the same character (and before the same character, if the token
+    continues). Gemma has a few such tokens."""
     around: dict[str, set[str]] = {}
     for text in texts:
         if SPACE in text[1:]:

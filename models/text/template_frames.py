@@ -1,12 +1,13 @@
-"""The frames between template_process.py and template_worker.py: a head, then bytes. Both sides keep the last
-conversation, and a frame has only the difference: a megabyte through JSON and a socket takes 20 ms, its
-comparison 0.2 ms.
+"""The frames between template_process.py and template_worker.py: a head, then bytes. Both sides store the
+last conversation, and a frame has only the difference, because a megabyte takes 20 ms through JSON and a
+socket and 0.2 ms to compare.
 """
 
 import struct
 
-# Number of bytes; messages or characters kept of the last ones; kind.
+# Fields: number of bytes; number of messages or characters that are the same as last time; kind of the frame.
 HEAD = struct.Struct("<IIB")
-# Bytes: a JSON request; none; a text; a reason for no text; the same, and the process ends.
+# The bytes that follow, by kind: a JSON request; none; a text; an error message; an error message after which
+# the process ends.
 ASKED, READY, TEXT, REFUSED, ENDED = range(5)
-MAX_ERROR = 1000  # characters of a reason
+MAX_ERROR = 1000  # characters of an error message

@@ -1,5 +1,5 @@
-"""A chat template in a process of its own (template_worker.py): 119 characters of one can crash an
-interpreter. The process is a fresh program, never a fork, and is replaced if it ends. Every wait has a
+"""Runs a chat template in a separate process (template_worker.py), because a template of 119 characters can
+crash an interpreter. The process is a new program, never a fork, and is replaced if it ends. Every wait has a
 deadline.
 """
 
@@ -24,20 +24,20 @@ from vkbackend.errors import InvalidArgument, Timeout, VkbackendError
 from vkbackend.models.text.template_frames import ASKED, ENDED, HEAD, MAX_ERROR, READY, REFUSED, TEXT
 
 WORKER = "vkbackend.models.text.template_worker"
-# As `python -m`, with our sys.path appended: a module next to the program may have the name of a module that
-# the worker needs.
+# Like `python -m`, but with our sys.path appended, because a module next to the program may have the same
+# name as a module that the worker needs.
 START = f"import sys; sys.path += sys.argv[1:]; from {WORKER} import main; main()"
-MAX_REQUEST = 1 << 25  # bytes; twice the longest text that a tokenizer takes
-CPU_S, WALL_S = 5, 30.0  # per request; the longest known templates compile in 0.1 s
-START_S = 60.0  # 0.2 s on two cores
-END_S = 5.0  # for a killed process
+MAX_REQUEST = 1 << 25  # bytes; twice the longest text that a tokenizer accepts
+CPU_S, WALL_S = 5, 30.0  # per request; the longest published templates compile in 0.1 s
+START_S = 60.0  # it takes 0.2 s on two cores
+END_S = 5.0  # to wait for a killed process
 ANOTHER = "give another one with --chat-template-file (in Python `template`)"
 
-Items = tuple[tuple[str, Any], ...]  # of a message
+Items = tuple[tuple[str, Any], ...]  # of one message
 
 
 class Ended(Exception):
-    """`code`: as in Popen."""
+    """`code`: the exit code, as in Popen."""
 
     def __init__(self, code: int | None) -> None:
         self.code = code
@@ -51,7 +51,7 @@ class Ended(Exception):
 
 
 class TemplateProcess:
-    """A compiled template. Several threads may render; they take turns.
+    """A compiled template. Threads may share it; one renders at a time.
 
     Raises InvalidArgument if the template is invalid, refuses a conversation, or exceeds a limit; Timeout and
     VkbackendError if no process can be started.
@@ -72,14 +72,14 @@ class TemplateProcess:
         return self._ask([tuple(message.items()) for message in messages], dict(variables))
 
     def _ask(self, messages: list[Items] | None, variables: dict[str, Any] | None = None) -> str:
-        """`messages` None: start a worker if needed; it compiles the template."""
-        if self._pid != os.getpid():  # forked: the worker and the lock's holder are the parent's
+        """Render `messages`. None: only start a worker, if needed, which compiles the template."""
+        if self._pid != os.getpid():  # after a fork the worker and the lock's holder belong to the parent
             self._renew()
         lock = self._lock
         try:
             if not lock.acquire(timeout=WALL_S):
                 raise Timeout(f"the chat template was busy with other requests for {WALL_S:.0f} s; try again")
-            # Removed: an interrupt then drops the worker, with any pending answer.
+            # The attribute is cleared first, so that an interrupt drops the worker with any pending answer.
             worker, self._worker = self._worker, None
             if worker is None or not worker.idle():
                 worker = _Worker()
@@ -94,8 +94,8 @@ class TemplateProcess:
         finally:
             try:
                 lock.release()
-            except RuntimeError:  # not taken. A flag could be wrong: an interrupt may come before it is set
-                pass
+            except RuntimeError:
+                pass  # the lock is not held. A flag could be wrong: an interrupt may come before it is set
 
 
 class _Worker:
@@ -109,7 +109,7 @@ class _Worker:
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    start_new_session=True,  # Ctrl-C is for the caller
+                    start_new_session=True,  # only the caller handles Ctrl-C
                 )
         except OSError as error:
             self._socket.close()
@@ -126,7 +126,7 @@ class _Worker:
             ) from None
 
     def idle(self) -> bool:
-        """Alive, nothing sent. Otherwise it is killed."""
+        """Whether the worker is alive and has sent nothing. Otherwise it is killed."""
         try:
             self._socket.setblocking(False)
             self._socket.recv(1)
@@ -146,8 +146,8 @@ class _Worker:
         return self._last[1]
 
     def ask(self, request: dict[str, Any], kept: int) -> tuple[int, str]:
-        """The messages follow the first `kept` of the last ones. Returns how much of the last text stays, and
-        the text after it."""
+        """Send a request whose messages follow the first `kept` messages of the last request. Return how many
+        characters of the last text are the same, and the text after them."""
         try:
             text = json.dumps(request | {"cpu_s": CPU_S}, ensure_ascii=False)
         except (TypeError, ValueError, RecursionError) as error:
@@ -172,8 +172,8 @@ class _Worker:
         return kept, text
 
     def _exchange(self, frame: bytes, limit_s: float, expected: int) -> tuple[int, int, str]:
-        """Returns a frame of the `expected` kind, or a refusal. Any failure ends the process: a late answer
-        would be taken for the next request's."""
+        """Send a frame and return the answer, a frame of the `expected` kind or a refusal. Any failure ends
+        the process, because a late answer would be taken for the answer to the next request."""
         deadline = time.monotonic() + limit_s
         try:
             self._socket.settimeout(limit_s)
@@ -188,7 +188,7 @@ class _Worker:
             raise
         except (OSError, EOFError, UnicodeDecodeError):
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(END_S)  # its own exit code says more than our kill's
+                self._process.wait(END_S)  # the exit code of the process says more than the code of our kill
             code = self._process.returncode
             self.kill()
             raise Ended(code) from None
@@ -211,15 +211,16 @@ class _Worker:
 
 
 def _same(pair: tuple[Items, Items]) -> bool:
-    """Only messages of texts count: other values may have changed."""
+    """Whether two messages are equal. Only messages of texts count, because other values may have been
+    changed in place."""
     return pair[0] == pair[1] and all(isinstance(value, str) for _, value in pair[0])
 
 
 def _end(process: subprocess.Popen[bytes], ours: socket.socket, pid: int) -> None:
-    """A forked child only lets go of it."""
+    """Kill the process; a forked child only closes the socket."""
     ours.close()
     if pid != os.getpid():
-        process.returncode = 0  # not ours to wait for
+        process.returncode = 0  # only the parent may wait for it
         return
     process.kill()
     with suppress(subprocess.TimeoutExpired):

@@ -1,7 +1,7 @@
 """Compiles and renders a chat template under limits, for template_process.py.
 
-Its stdin is a socket; it ends when that is closed. The first request is a template, all others are
-conversations. Few imports: it starts fast and leaves its memory limit to the template.
+Its stdin is a socket; the process ends when the socket is closed. The first request is a template, all others
+are conversations. It imports little, to start fast and to leave the memory limit to the template.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from vkbackend.models.text.prefix import n_common
 from vkbackend.models.text.template_frames import ASKED, ENDED, HEAD, MAX_ERROR, READY, REFUSED, TEXT
 
-READ_S = 60  # CPU time to answer and to read the next request
-MAX_MEMORY = 512 << 20  # bytes of address space; 25 MB of it are the interpreter and jinja2
+READ_S = 60  # seconds of CPU time to answer and to read the next request
+MAX_MEMORY = 512 << 20  # bytes of address space; the interpreter and jinja2 take 25 MB of it
 SOCKET = 0
 
 
@@ -32,7 +32,7 @@ NOTHING = {"tools": None, "documents": None}
 
 
 class Refused(Exception):
-    """`by_template`: the template refused."""
+    """`by_template`: the template itself raised the error."""
 
     def __init__(self, why: str, by_template: bool = False) -> None:
         super().__init__(why)
@@ -43,7 +43,7 @@ class Refused(Exception):
 
 
 class Generation(Extension):
-    """`{% generation %}` marks the model's words for training. Here only its body is rendered."""
+    """`{% generation %}` marks the model's words for training. Here its body is rendered unchanged."""
 
     tags = {"generation"}  # noqa: RUF012  (as jinja2 declares it)
 
@@ -59,7 +59,7 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Hugging Face's arguments in their order, without jinja2's escapes for HTML."""
+    """Like Hugging Face's `tojson`: arguments in the same order, no escapes for HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -84,13 +84,13 @@ def compiled(source: str, bos: str, eos: str) -> Template:
         return env.from_string(source)
     except MemoryError:
         raise
-    except Exception as error:  # Python's own compiler has limits that jinja2 does not know
+    except Exception as error:  # Python's compiler has limits that jinja2 does not check
         raise Refused(f"the chat template is not valid: {first_line(error)}") from None
 
 
 def rendered(template: Template, messages: list[Any], variables: dict[str, Any], most: int) -> str:
-    """Missing tools or documents are None, as with Hugging Face. If the template then fails because it loops
-    over them (Hermes 2 and 3, Command R+), they are undefined, as in llama.cpp."""
+    """Render with None for missing tools or documents, as Hugging Face does. If the template fails because it
+    loops over them (Hermes 2 and 3, Command R+), render again with them undefined, as llama.cpp does."""
     try:
         return joined(template, {"messages": messages, **NOTHING, **variables}, most)
     except Refused as refusal:
@@ -113,7 +113,7 @@ def joined(template: Template, variables: dict[str, Any], most: int) -> str:
                 break
     except MemoryError:
         raise
-    except Exception as error:  # a template can raise anything: any operator on any value
+    except Exception as error:  # a template can raise any error, because it applies any operator to any value
         by_template = type(error) is TemplateError
         raise Refused(
             f"the chat template does not take this conversation: {first_line(error)}", by_template
@@ -131,19 +131,19 @@ def first_line(error: BaseException) -> str:
 
 
 def limit(resource_id: int, most: int) -> None:
-    """A lower limit of the system stays."""
+    """Set a limit, unless the system's limit is lower."""
     hard = resource.getrlimit(resource_id)[1]
     resource.setrlimit(resource_id, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def limit_cpu(seconds: float) -> None:
-    """From now on: then SIGXCPU ends the process, even inside a long call."""
+    """Limit the CPU time from now on. At the limit SIGXCPU ends the process, even inside a long call."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime + seconds))
 
 
 def receive(n_bytes: int) -> bytearray:
-    """Ends the process if the other side closed the socket."""
+    """Read `n_bytes`. Ends the process if the other side closed the socket."""
     data = bytearray()
     while len(data) < n_bytes:
         piece = os.read(SOCKET, n_bytes - len(data))
@@ -162,14 +162,14 @@ def send(kind: int, text: str, kept: int = 0) -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the caller decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the caller
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a program inherits its parent's blocked signals
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a program inherits blocked signals from its parent
     limit(resource.RLIMIT_CORE, 0)
     limit(resource.RLIMIT_AS, MAX_MEMORY)
     try:
         serve()
-    except OSError:  # nobody reads an answer
+    except OSError:  # the other side has closed the socket
         os._exit(0)
 
 
@@ -197,7 +197,7 @@ def serve() -> None:
             send(REFUSED, str(error)[:MAX_ERROR])
         except MemoryError:
             send(ENDED, f"the chat template takes more than {MAX_MEMORY >> 20} MB of memory")
-            os._exit(1)  # its state is unknown
+            os._exit(1)  # the state of the process is unknown
 
 
 if __name__ == "__main__":

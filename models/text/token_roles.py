@@ -1,5 +1,5 @@
-"""The roles of tokens by their texts: end of a generation, control, dropping the white space after them.
-Converters often forget to mark them. The rules are llama.cpp's.
+"""Finds the roles of tokens by their texts (end of a generation, control, dropping the white space that
+follows), because converters often forget to mark them. The rules are llama.cpp's.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-MARKERS = (TokenType.USER_DEFINED, TokenType.CONTROL, TokenType.UNKNOWN)  # cut out before anything is merged
+# Tokens of these types are cut out of a text before merging.
+MARKERS = (TokenType.USER_DEFINED, TokenType.CONTROL, TokenType.UNKNOWN)
 
 _ENDS = frozenset(
     "<|eot_id|> <|eom_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <|endoftext|> "
     "<|end_of_text|> <end_of_turn> <end_of_utterance> <EOT> _<EOT> [EOT] [EOS] [e~[ <turn|> "
     "<|tool_response> <eos> </s>".split()
 ) | {"<\uff5cend\u2581of\u2581sentence\uff5c>"}
-# Named by a key of the file, else the first of these texts that is a token. Models write them at the end of a
-# file.
+# A key of the file names the token; otherwise it is the first of these texts that is a token. Models write it
+# at the end of a file.
 _FILE_ENDS = {
     "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
@@ -43,7 +44,7 @@ _FILE_PARTS = {
                 "\u2581<MID>", "<|code_middle|>", "<|middle|>"),
 }  # fmt: skip
 _FORMER_KEYS = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}
-# gpt-oss marks thoughts and answers with these: they count as text.
+# gpt-oss marks thoughts and answers with these tokens, so they count as text.
 _CHANNELS = frozenset(("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"))
 _END_OF_MESSAGE = ({"<|return|>", "<|call|>"}, {"<|return|>", "<|calls|>"},
                    {"<|flush|>", "<|call|>"}, {"<|flush|>", "<|calls|>"})  # fmt: skip
@@ -56,7 +57,7 @@ def settle_roles(
     ids: Mapping[str, int], types: list[int], named: Callable[[str], int | None]
 ) -> tuple[frozenset[int], dict[str, int]]:
     """Correct `types`. Returns the tokens that end a generation, and the fill-in-the-middle tokens by short
-    name. `named`: the token that the file names by a key."""
+    name. `named(key)` returns the token that the file names by this key."""
     ends = {ids[text] for text in _ENDS & ids.keys()}
     for i in ends:
         types[i] = TokenType.CONTROL
@@ -75,16 +76,17 @@ def settle_roles(
         types[ids[text]] = TokenType.USER_DEFINED
     ends.update(token for token in map(named, ("eos", "eot", "eom")) if token is not None)
     if "<|end|>" in ids and any(both <= ids.keys() for both in _END_OF_MESSAGE):
-        ends.discard(ids["<|end|>"])  # it ends a message, and the turn may go on
+        ends.discard(ids["<|end|>"])  # it ends a message, and the turn may continue
         types[ids["<|end|>"]] = TokenType.USER_DEFINED
     if {"<|tool_response>", "</s>"} <= ids.keys():
-        ends.discard(ids["</s>"])  # in Gemma 4 an HTML tag
+        ends.discard(ids["</s>"])  # an HTML tag in Gemma 4
         types[ids["</s>"]] = TokenType.NORMAL
     return frozenset(ends), fim
 
 
 def stripping(name: str, ids: Mapping[str, int], types: list[int]) -> frozenset[int]:
-    """Only Phi-3 has any. `name`: of the model."""
+    """Return the tokens that drop the white space after them. Only Phi-3 has such tokens. `name` is the
+    model's name."""
     if not any(phi in name.lower() for phi in ("phi-3", "phi3")):
         return frozenset()
     return frozenset(i for text, i in ids.items() if types[i] in MARKERS and text not in _KEPT_BEHIND)

@@ -1,5 +1,5 @@
-"""Text to token ids and back, from the vocabulary of a GGUF file. Each kind has a module; special tokens and
-incremental decoding are here.
+"""Converts text to token ids and back, with the vocabulary of a GGUF file. Each kind of tokenizer has a
+module; special tokens and incremental decoding are here.
 """
 
 import codecs
@@ -20,7 +20,7 @@ from vkbackend.models.text.vocabulary import Vocabulary
 from vkbackend.models.text.wordpiece import wordpiece
 
 MAX_TEXT = 1 << 22  # characters; the regular expression engine fails after 10,000,000 steps of backtracking
-_KINDS = {  # tokenizer.ggml.model
+_KINDS = {  # by `tokenizer.ggml.model`
     "llama": ("SPM", spm),
     "gpt2": ("BPE", bpe),
     "gemma4": ("BPE of Gemma 4", gemma4),
@@ -72,8 +72,8 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, gguf: GGUF) -> "Tokenizer":
-        """The tokenizer of a file. Raises UnsupportedModel (none, or an unknown kind), GGUFError (malformed
-        vocabulary)."""
+        """Return the tokenizer of a file. Raises UnsupportedModel (no tokenizer, or an unknown kind),
+        GGUFError (malformed vocabulary)."""
         return cls(gguf)
 
     def _cutters(self, path: Path) -> tuple[SpecialTokens, SpecialTokens]:
@@ -95,9 +95,9 @@ class Tokenizer:
         parse_special: bool = False,
         plain: Sequence[tuple[int, int]] = (),
     ) -> list[int]:
-        """Ids of a text. `add_special`: with BOS and EOS if the model wants them.
+        """Return the ids of a text. `add_special`: add BOS and EOS if the model wants them.
 
-        User-defined tokens in the text always become tokens, control tokens only with `parse_special`,
+        User-defined tokens in the text always become tokens, control tokens only with `parse_special`, but
         neither in the spans `plain` ((begin, end), in order). Lone surrogates become U+FFFD. Raises
         InvalidArgument (not a str, longer than MAX_TEXT).
         """
@@ -131,24 +131,26 @@ class Tokenizer:
         for begin, end in (*plain, (len(text), len(text))):
             for fragment in (*special.cut(text[done:begin]), text[begin:end]):
                 if isinstance(fragment, str) and out and isinstance(before := out[-1], str):
-                    out[-1] = before + fragment  # merged as one text
+                    out[-1] = before + fragment  # adjacent text is merged together
                 elif fragment != "":
                     out.append(fragment)
             done = end
         return out
 
     def markers(self, wanted: Callable[[str], bool]) -> list[tuple[str, int]]:
-        """(text, id) of control and unknown tokens, and of user-defined ones whose text is in `wanted`."""
+        """Return (text, id) of control and unknown tokens, and of user-defined tokens for which
+        `wanted(text)` is true."""
         markers = ((text, i) for text, i in self._ids.items() if self.is_marker(i))
         return [(text, i) for text, i in markers if self.is_special(i) or wanted(text)]
 
     # ---- ids to text ----
 
     def decode(self, ids: Iterable[int], skip_special: bool = True, *, at_start: bool = True) -> str:
-        """Text of ids; bytes that are not UTF-8 become U+FFFD. Raises InvalidArgument for an id out of range.
+        """Return the text of ids; bytes that are not UTF-8 become U+FFFD. Raises InvalidArgument for an id
+        out of range.
 
         `at_start`: the ids begin a text, so the space that `encode` added is removed; False for ids that
-        continue a text (generated ones).
+        continue a text (generated ids).
         """
         stream = self.stream(skip_special, at_start=at_start)
         return "".join([stream.push(i) for i in ids]) + stream.flush()
@@ -161,11 +163,11 @@ class Tokenizer:
         return self._types[token_id] in (TokenType.CONTROL, TokenType.UNKNOWN)
 
     def is_marker(self, token_id: int) -> bool:
-        """Whether a token is cut out of a text before merging, whatever surrounds it."""
+        """Whether the token is cut out of a text before merging, whatever text surrounds it."""
         return self._types[token_id] in MARKERS
 
     def piece(self, token_id: int) -> bytes:
-        """The bytes of a token; they may be parts of characters."""
+        """Return the bytes of a token, which may be a part of a character."""
         try:
             index = operator.index(token_id)
         except TypeError:
@@ -184,19 +186,19 @@ class Tokenizer:
         if kind in (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED):
             return text.encode()
         if kind == TokenType.BYTE:
-            return bytes([int(text[3:5], 16)])  # <0x41>
+            return bytes([int(text[3:5], 16)])  # text is <0x41>
         if kind != TokenType.NORMAL:
             return b""
         return self._spell(text)
 
 
 def whole_characters(text: str) -> str:
-    """Surrogate pairs are joined; lone halves become U+FFFD."""
+    """Join surrogate pairs and replace lone surrogates by U+FFFD."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 class TextStream:
-    """Incremental `decode`: holds back bytes until they make a whole character."""
+    """Incremental `decode` that holds back bytes until they form a complete character."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool, at_start: bool) -> None:
         self._tokenizer, self._skip_special = tokenizer, skip_special
@@ -204,7 +206,8 @@ class TextStream:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
-        """The text that this id completes, maybe empty. InvalidArgument for an id out of range."""
+        """Return the text that this id completes, which may be empty. Raises InvalidArgument for an id out of
+        range."""
         piece = self._tokenizer.piece(token_id)
         if self._skip_special and self._tokenizer.is_special(token_id):
             return ""
@@ -214,14 +217,14 @@ class TextStream:
         return self._utf8.decode(piece)
 
     def flush(self) -> str:
-        """The bytes held back, as U+FFFD; the stream may go on after it."""
+        """Return the bytes held back, as U+FFFD. The stream may continue."""
         rest = self._utf8.decode(b"", final=True)
         self._utf8.reset()
         return rest
 
 
 def chat_templates(gguf: GGUF) -> dict[str, str]:
-    """The file's chat templates by name; the unnamed one is "default"."""
+    """Return the file's chat templates by name; the unnamed template is called "default"."""
     templates = {}
     for key in gguf.metadata:
         name = key.removeprefix("tokenizer.chat_template")
@@ -232,7 +235,7 @@ def chat_templates(gguf: GGUF) -> dict[str, str]:
 
 
 def end_ids(gguf: GGUF) -> frozenset[int]:
-    """The end-of-sequence token of a file without a usable tokenizer."""
+    """Return the end-of-sequence token of a file without a usable tokenizer."""
     with suppress(GGUFError):
         eos = gguf.u32("tokenizer.ggml.eos_token_id", None)
         return frozenset() if eos is None else frozenset([eos])

@@ -1,4 +1,4 @@
-"""Tokens of a GGUF file, checked: texts, ids, types, and tokens named by keys."""
+"""Checked tokens of a GGUF file: texts, ids, types, and tokens named by keys."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from vkbackend.errors import GGUFError
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.text.token_roles import TokenType
 
-SPACE = "\u2581"  # a space inside tokens
+SPACE = "\u2581"  # stands for a space inside tokens
 _BYTE_TEXT = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How text becomes ids. `spell`: the bytes of a normal token's text. Flags and tokens are the file's, or
-    the kind's defaults. `close`: the token that `add_eos` appends, if not `eos`."""
+    """How text becomes ids. `spell` returns the bytes of a normal token's text. Flags and tokens are from the
+    file, or defaults of the tokenizer's kind. `close`: the token that `add_eos` appends, if it is not
+    `eos`."""
 
     encode: Callable[[str], list[int]]
     spell: Callable[[str], bytes]
@@ -30,7 +31,7 @@ class Scheme:
 
 
 class Vocabulary:
-    """`ids`: by text, without empty texts."""
+    """`ids`: the id of each text that is not empty."""
 
     def __init__(self, gguf: GGUF) -> None:
         self.path = gguf.paths[0]
@@ -65,7 +66,8 @@ class Vocabulary:
             )
 
     def named(self, name: str, default: int | None = None) -> int | None:
-        """The token of `tokenizer.ggml.NAME_token_id`; else `default`, if the vocabulary has that id."""
+        """Return the token of `tokenizer.ggml.NAME_token_id`; otherwise `default`, if the vocabulary has that
+        id."""
         key = f"tokenizer.ggml.{name}_token_id"
         value = self._gguf.u32(key, None)
         if value is None:

@@ -1,6 +1,6 @@
 """WordPiece (`tokenizer.ggml.model` "bert"), in the `tokenizers` library with BERT's normalizer: a word is
-cut into the longest tokens. GGUF files mark a token that begins a word with U+2581; BERT's vocabulary marks
-one that continues a word with ##.
+cut into the longest tokens. GGUF files mark a token that begins a word with U+2581; BERT's vocabulary marks a
+token that continues a word with ##.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from vkbackend.models.text.token_roles import TokenType
 from vkbackend.models.text.vocabulary import SPACE, Scheme, Vocabulary, spell_spaced
 
 _ON = "##"
-_LONGEST_WORD = 100  # characters, as in BERT: the search takes quadratic time
+_LONGEST_WORD = 100  # characters, as in BERT, because the search takes quadratic time
 
 
 def wordpiece(gguf: GGUF, vocabulary: Vocabulary) -> Scheme:
     bos, unknown, separator = (
         vocabulary.named(name, default)
-        for name, default in (("bos", 101), ("unknown", 100), ("seperator", 102))  # spelt so in files
+        for name, default in (("bos", 101), ("unknown", 100), ("seperator", 102))  # the files' spelling
     )
     if unknown is None:
         raise GGUFError(f"{vocabulary.path}: the vocabulary has no unknown token")
