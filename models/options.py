@@ -1,6 +1,6 @@
 """The options of a model and of a generation.
 
-A new option is an entry in `Keywords`, a field in `Options` (default and check), and a flag with the same
+A new option needs an entry in `Keywords`, a field in `Options` (default and check), and a flag with the same
 destination in tools/flags.
 """
 
@@ -52,60 +52,60 @@ class _ModelKeywords(TypedDict, total=False):
     its UUID or any unique part of its name; `vkbackend devices` lists them. A device that is named twice is
     opened twice. "numpy" is the processor, without Vulkan. None (default): the best device."""
     hostfile: File | None
-    """A file of hosts that run the model together, each with devices of its own (docs/hosts.md), in place of
+    """A file of hosts that run the model together, each with its own devices (docs/hosts.md); replaces
     `devices`. None (default): this host alone."""
     tensor_split: Iterable[float] | Literal["auto"] | None
-    """The share of each device, in any unit: [3, 1] gives the first one three quarters. "auto" measures the
-    devices and balances their time. None (default): "auto" if the devices differ, else equal shares."""
+    """The share of each device, in any unit: [3, 1] gives the first device three quarters. "auto" measures
+    the devices and balances their time. None (default): "auto" if the devices differ, else equal shares."""
     split_mode: str
-    """How devices share the model: "tensor" (default; a slice of every matrix each), "layer" (whole layers,
-    one device after another), "hosts" (whole layers on each host, in slices on its devices)
-    or "none" (`main_gpu` alone)."""
+    """How devices share the model: "tensor" (default; each device has a slice of every matrix), "layer" (each
+    device has complete layers), "hosts" (each host has complete layers, in slices on its devices) or "none"
+    (only `main_gpu` runs)."""
     main_gpu: int
-    """The device of split mode "none", as its place in `devices`, from 0 (default)."""
+    """The device of split mode "none", as an index into `devices` (default: 0)."""
     split_policy: str
-    """How shares become slices: "balanced" (default), or "llama.cpp" for its arithmetic."""
+    """How shares are rounded to slices: "balanced" (default), or "llama.cpp" for its arithmetic."""
     n_ctx: int
-    """Tokens per slot (default: 512); 0 for the model's own."""
+    """Tokens per slot (default: 512); 0 for the context that the model was trained with."""
     n_slots: int
     """How many sequences are computed together (default: 1). Further requests wait."""
     n_ubatch: int
     """How many tokens of a prompt are computed at once, 1 to 512 (default: 512)."""
     n_snapshots: int
-    """How many earlier states of recurrent layers each slot keeps (default: 2). A request that shares only
-    the beginning of a slot's text continues from one of them."""
+    """How many earlier states of recurrent layers each slot stores (default: 2). A request that shares only
+    the beginning of a slot's text continues from one of these states."""
     kv_cells: int | None
     """The size of the KV cache that all slots share, in positions: at least n_ctx. None (default): n_ctx for
-    each slot. When the cache is full, the youngest request waits and is computed again."""
+    each slot. When the cache is full, the youngest request waits and is then computed again."""
     prefix_cache: bool
-    """True (default): requests with a common prefix compute it once."""
+    """True (default): compute the common prefix of requests only once."""
     n_queue: int
     """How many requests may wait for a slot (default: 4096). The next one raises QueueFull."""
     type_k: str
     """Type of the K cache: "f16" (default), "f32", "bf16", "q8_0" or "q4_0"."""
     type_v: str
-    """Type of the V cache, likewise."""
+    """Type of the V cache; the same values and default."""
     n_gpu_layers: int | Literal["all", "auto"] | None
-    """How many layers are on the devices, counted from the output, which counts as one. None (default) or
-    "all": all of them. "auto" or -1: as many as fit. The other layers stay in host memory, and every device
-    reads its slices there."""
+    """How many layers are on the devices, counted from the output, which counts as one layer. None (default)
+    or "all": all layers. "auto" or -1: as many as fit. The other layers are in host memory, and every device
+    reads its slices from there."""
     override_tensor: str | Sequence[str | tuple[str, str | int]]
     """Where tensors are placed, by name: "REGEX=CPU" or "REGEX=host" for host memory, "REGEX=INDEX" for one
-    device, or (regex, target) pairs. The first that matches wins."""
+    device, or (regex, target) pairs. The first match wins."""
     kv_offload: bool
-    """False keeps the caches in host memory."""
+    """False puts the caches in host memory (default: True)."""
     use_mmap: bool
-    """True (default): software devices read weights from the mapped file, which must not change meanwhile.
-    False: they read a copy."""
+    """True (default): software devices read weights from the mapped file, which must not change while the
+    model is open. False: they read a copy."""
     exact: bool
-    """True: compute with F32 activations and exchange partial sums as F32. False (default): to be faster, a
-    device may round activations to 8 or 16 bits, and large sums are rounded to 16."""
+    """True: compute with F32 activations and exchange partial sums as F32. False (default): devices may round
+    activations to 8 or 16 bits for speed, and large sums are rounded to 16 bits."""
     runtime: str | None
     """The runtime of the devices: "native" or "kompute". None (default): VKBACKEND_RUNTIME, else native."""
     control_vectors: Sequence[File | tuple[File, float]]
-    """Files of control vectors, or (file, scale) pairs. Several vectors add up."""
+    """Files of control vectors, or (file, scale) pairs. Several vectors are added."""
     control_vector_layer_range: tuple[int, int] | None
-    """The first and the last layer that control vectors steer. None (default): all that the files have."""
+    """The first and the last layer that control vectors steer. None (default): all layers in the files."""
 
 
 class Keywords(_ModelKeywords, RopeKeywords, ReduceKeywords, total=False):
@@ -198,12 +198,12 @@ class Options(RopeOptions):
 
     @property
     def shares(self) -> tuple[float, ...] | None:
-        """given or measured; None: equal shares"""
+        """The given or measured shares. None means equal shares."""
         return None if self.tensor_split == "auto" else self.tensor_split
 
     @property
     def hosts(self) -> tuple[str, ...] | None:
-        """The host of each device, written HOST/DEVICE in a group. None: no devices are named."""
+        """The host of each device, written HOST/DEVICE in a group. None if no devices are named."""
         heads = [word.partition("/")[0::2] for word in self.devices or ()]
         return tuple(host if device and host.isdecimal() else "" for host, device in heads) or None
 
@@ -214,7 +214,7 @@ class Options(RopeOptions):
 
 
 def with_a_share(options: Options) -> Options:
-    """Devices whose share is 0 would only repeat work."""
+    """Drop devices whose share is 0, because they would only repeat work."""
     devices = options.devices
     if not devices:
         return options
@@ -230,26 +230,26 @@ def with_a_share(options: Options) -> Options:
     return replace(options, devices=tuple(devices[d] for d in kept), tensor_split=split)
 
 
-# ---- what to generate ----
+# ---- generation ----
 
 
 class AnswerKeywords(SamplingKeywords, total=False):
     """The keywords of `Chat.send`."""
 
     stop: str | Sequence[str] | None
-    """Strings that end the text. They are not part of it. None (default): none."""
+    """Strings that end the text and are not part of it. None (default): none."""
     ignore_eos: bool
-    """True: the model's end-of-text tokens are forbidden, so the text goes on."""
+    """True: forbid the model's end-of-text tokens, so that the text continues."""
     json_schema: str | bool | Mapping[str, Any] | type | None
-    """The answer is JSON of this JSON Schema: its text, a dict, or a class of pydantic. This and the next
-    four need the extra `grammar` (llguidance); what it does not support is an error. None (default): no
-    schema."""
+    """The answer is JSON of this JSON Schema: its text, a dict, or a pydantic class. This keyword and the
+    next four need the extra `grammar` (llguidance); a schema that llguidance does not support is an error.
+    None (default): no schema."""
     json_object: bool
-    """True: the answer is some JSON object."""
+    """True: the answer is a JSON object."""
     regex: str | None
-    """The whole answer matches this regular expression, in Rust's syntax. None (default): none."""
+    """The complete answer matches this regular expression, in Rust's syntax. None (default): none."""
     lark: str | None
-    """The answer follows this grammar, in Lark's syntax as llguidance takes it. None (default): none."""
+    """The answer follows this grammar, in llguidance's Lark syntax. None (default): none."""
     grammar: str | None
     """The answer follows this grammar in GBNF, llama.cpp's syntax. None (default): none."""
 
@@ -260,20 +260,20 @@ class GenerateKeywords(AnswerKeywords, total=False):
     echo: bool
     """True: the text begins with the prompt."""
     prompt_logprobs: int | None
-    """The same as `logprobs` for the tokens of the prompt, which is then computed whole. None (default): no
+    """Like `logprobs`, for the tokens of the prompt, which is then computed completely. None (default): no
     log probabilities."""
     parse_special: bool
     """True (default): special tokens in a text, such as <|im_start|>, are parsed as special tokens."""
     slot: int | None
-    """The slot to run in; the request waits until it is free. Its content stays until another sequence needs
-    the slot or its cells. None (default): the free slot that holds most of the prompt. See `prefix_cache` for
-    what is not computed again."""
+    """The slot to run in; the request waits until the slot is free. The slot's content is stored until
+    another sequence needs the slot or its cells. None (default): the free slot that holds most of the prompt.
+    `prefix_cache` describes what is not computed again."""
     priority: int
-    """Which waiting request goes first: the lowest number (default: 0). Each unit counts as ten seconds of
+    """Which waiting request runs first: the lowest number (default: 0). Each unit counts as ten seconds of
     waiting, so no request waits for ever."""
     deadline_s: float | None
-    """How many seconds the request may take, waiting included. Then it ends with DeadlineExceeded. None
-    (default): no limit."""
+    """How many seconds the request may take, including waiting. After that it ends with DeadlineExceeded.
+    None (default): no limit."""
 
 
 @dataclass(frozen=True, slots=True)

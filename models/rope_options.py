@@ -1,4 +1,4 @@
-"""Options that replace the file's RoPE to stretch the context. Names: llama.cpp's."""
+"""Options that replace the RoPE values of the file to extend the context. Names are llama.cpp's."""
 
 from __future__ import annotations
 
@@ -19,23 +19,27 @@ class RopeKeywords(TypedDict, total=False):
     """Values for the fields of `RopeOptions`."""
 
     rope_scaling: str | None
-    """How RoPE is stretched: "none", "linear" or "yarn". None (default): as in the file, else linear."""
+    """How RoPE is scaled: "none", "linear" or "yarn". None (default): as in the file, else linear."""
     rope_scale: float | None
-    """The factor by which the context grows. None (default): the file's."""
+    """The factor by which the context grows. None (default): the value of the file."""
     rope_freq_scale: float | None
-    """The factor of positions: 1 / rope_scale. Give one of the two. None (default): the file's."""
+    """The factor of positions: 1 / rope_scale. Give only one of the two. None (default): the value of the
+    file."""
     rope_freq_base: float | None
-    """The base of RoPE's frequencies. None (default) or 0: the file's."""
+    """The base of RoPE's frequencies. None (default) or 0: the value of the file."""
     yarn_orig_ctx: int
-    """YaRN: the context that the model was trained with; 0 (default): the file's."""
+    """YaRN: the context length that the model was trained with. 0 (default): the value of the file."""
     yarn_ext_factor: float | None
-    """YaRN: how much of the fast pairs' own angle is kept, 0 for linear scaling. None (default) or -1: 1."""
+    """YaRN: how much of their unscaled angle the fast pairs keep; 0 is linear scaling. None (default) or -1:
+    1."""
     yarn_attn_factor: float | None
-    """The factor of cos and sin. None (default) or -1: the file's."""
+    """The factor of cos and sin. None (default) or -1: the value of the file."""
     yarn_beta_fast: float | None
-    """YaRN: pairs that turn more often keep their angle. None (default) or -1: the file's, or 32."""
+    """YaRN: pairs that rotate more often than this keep their angle. None (default) or -1: the value of the
+    file, or 32."""
     yarn_beta_slow: float | None
-    """YaRN: pairs that turn less often are scaled. None (default) or -1: the file's, or 1."""
+    """YaRN: pairs that rotate less often than this are scaled. None (default) or -1: the value of the file,
+    or 1."""
 
 
 _stretch = optional(finite(0.0, MAX_STRETCH))
@@ -58,14 +62,15 @@ class RopeOptions(ReduceOptions):
 
     @property
     def rope_factor(self) -> float | None:
-        """By which the context grows, if given. Raises InvalidArgument if it is given twice."""
+        """Return the factor by which the context grows, if given. Raises InvalidArgument if it is given
+        twice."""
         if self.rope_scale and self.rope_freq_scale:
             raise refused("rope_scale", self.rope_scale, "rope_freq_scale is its reciprocal; leave one out")
         return 1.0 / self.rope_freq_scale if self.rope_freq_scale else self.rope_scale or None
 
 
 def state_rope(gguf: GGUF, options: RopeOptions) -> None:
-    """`gguf.stated` overrides the file's values."""
+    """Write the options to `gguf.stated`, which overrides the values of the file."""
     gguf.stated = {}
     rope = f"{gguf.architecture}.rope."
     factor, kind = options.rope_factor, options.rope_scaling
