@@ -1,1 +1,1 @@
-"""Conversations: from messages to a prompt, and from the model's text to a message."""
+"""Conversations: messages become a prompt, and the model's text becomes a message."""

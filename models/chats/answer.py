@@ -1,4 +1,4 @@
-"""Thought, content and tool calls of an answer, whole or in pieces."""
+"""Thought, content and tool calls of an answer, complete or in pieces."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ToolCall:
     arguments: str
 
 
-@dataclass(slots=True)  # not frozen, as Chunk
+@dataclass(slots=True)  # not frozen, as in Chunk
 class ChatChunk:
     """The parts of one token's text. The last chunk has `finish_reason`: "stop", "length" or "tool_calls"."""
 
@@ -37,7 +37,7 @@ class ChatChunk:
 
 @dataclass(frozen=True, slots=True)
 class ChatCompletion:
-    """`completion`: its tokens, seed, timings, logprobs and raw text."""
+    """`completion` has the answer's tokens, seed, timings, logprobs and raw text."""
 
     content: str
     reasoning: str
@@ -60,8 +60,8 @@ class ChatCompletion:
 
 
 class AnswerReader:
-    """`thinking`: the answer begins in a thought. `format_`: of tool calls, or None. `single`: it ends with
-    its first call (`is_over`). `channels`: it is in Harmony."""
+    """`thinking`: the answer begins in a thought. `format_`: the format of tool calls, or None. `single`: the
+    answer ends with its first call (`is_over`). `channels`: the answer is in Harmony."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class AnswerReader:
         return ChatChunk(content, thought, tuple(calls), reason, chunk)
 
     def _parts(self, text: str, last: bool) -> Iterable[tuple[AnswerPart, bool]]:
-        """(part, whether it is a thought)"""
+        """Yield (part, whether the part is a thought)."""
         if self._harmony:
             return list(self._of_channels(self._harmony, text, last))
         if self._calls is None:

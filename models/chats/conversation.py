@@ -1,7 +1,8 @@
-"""`Chat`: a conversation in one slot, so a turn computes only new text.
+"""`Chat`: a conversation in one slot, so that a turn computes only new text.
 
-Every turn renders the whole conversation, as templates may look back. If the new text continues the slot's
-text, the model's own tokens stay: tokenized again, it could be cut differently.
+Every turn renders the complete conversation, because a template may change earlier text. If the new text
+continues the slot's text, the model's own tokens are used again, because a tokenizer could cut that text
+differently.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from vkbackend.options_class import takes
 
 class Chat:
     """One conversation in `slot` of an LLM. `system`: the system prompt. `template`: a jinja source or the
-    name of one of the model's templates (None: the model's default; ChatML if it has none, and `notes` say
-    so). `variables`: for the template, such as `tools` and `enable_thinking`.
+    name of one of the model's templates (None: the model's default; ChatML if it has none, which `notes`
+    reports). `variables`: for the template, such as `tools` and `enable_thinking`.
 
     Special tokens in messages and documents count as plain text, unless `parse_special`. `protected` is False
-    if the template's own tokens could not be distinguished from them.
+    if these could not be distinguished from the template's own tokens.
 
     `messages`: the conversation. The first `n_left_out` messages after the system prompt are no longer in the
-    context. `thinks`: the current answer begins in a thought that the template opened. `channels`: it is in
-    gpt-oss's channels.
+    context. `thinks`: the current answer begins in a thought that the template opened. `channels`: the answer
+    is in gpt-oss's channels.
 
     Raises UnsupportedModel without a tokenizer, InvalidArgument for an invalid template.
     """
@@ -69,7 +70,7 @@ class Chat:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything except the system prompt."""
+        """Forget all messages except the system prompt."""
         self.messages = list(self._first)
         self.n_left_out = 0
         self._text, self._ids = "", list[int]()  # a prefix of the slot's content
@@ -78,10 +79,11 @@ class Chat:
     def send(
         self, text: str, max_tokens: int | None = None, **options: Unpack[AnswerKeywords]
     ) -> Generator[Chunk, None, None]:
-        """Send a message and stream the answer; the keywords are `LLM.stream`'s, without the slot.
+        """Send a message and stream the answer; the keywords are the same as for `LLM.stream`, without
+        `slot`.
 
-        Closing the stream ends the answer; the text so far stays. A message that is longer than the context,
-        or that the template refuses, raises InvalidArgument and is forgotten.
+        Closing the stream ends the answer, and the text so far is part of the conversation. A message that is
+        longer than the context, or that the template refuses, raises InvalidArgument and is forgotten.
         """
         return self._ask(
             [*self.messages, {"role": "user", "content": text_of("text", text)}], max_tokens, options
@@ -91,7 +93,8 @@ class Chat:
     def regenerate(
         self, max_tokens: int | None = None, **options: Unpack[AnswerKeywords]
     ) -> Generator[Chunk, None, None]:
-        """Replace the last answer by a new one. Raises InvalidArgument without a message to answer."""
+        """Replace the last answer by a new answer. Raises InvalidArgument if there is no message to
+        answer."""
         asked = [i for i, message in enumerate(self.messages) if message["role"] == "user"]
         if not asked:
             raise InvalidArgument("there is no message to answer again; send one first")
@@ -122,7 +125,8 @@ class Chat:
         options: AnswerKeywords,
     ) -> Generator[Chunk, None, None]:
         chunks, before = list[Chunk](), list[dict[str, float]]()
-        # A grammar forbids sliding: the new request would match it from its start.
+        # With a grammar the context cannot slide, because the new request would match the grammar from its
+        # start.
         slides = not any(options.get(name) for name in KEYWORDS)
         new_ids: list[int] = []
         try:
@@ -154,15 +158,15 @@ class Chat:
             if new_ids and new_ids[-1] in tokenizer.stop_ids:
                 new_ids.pop()  # the template writes the token that ends a message
             self.messages = [*messages, answer_message(answer, self.thinks, self.channels)]
-            # Parts of characters and stop strings are tokens, but not text.
+            # Parts of characters and stop strings have tokens, but are not in the answer's text.
             whole = tokenizer.decode(new_ids, at_start=False) == answer
             self._text, self._ids = (prompt.text + answer, ids + new_ids) if whole else ("", [])
 
-    # ---- what the context holds ----
+    # ---- messages in the context ----
 
     def _shortened(self, messages: list[Message], n_made: int) -> tuple[int, Prompt, list[int]] | None:
-        """`_fitting` with more left out, for an answer with `n_made` tokens so far. None if nothing older can
-        be left out."""
+        """Leave out more messages than now, for an answer with `n_made` tokens so far. Returns the same as
+        `_fitting`, or None if no older message can be left out."""
         older = self._older(messages, self.n_left_out)
         if older is None:
             return None
@@ -170,10 +174,11 @@ class Chat:
         return fitting if len(fitting[2]) + n_made < self._llm.n_ctx else None
 
     def _fitting(self, messages: list[Message], left_out: int, most: int) -> tuple[int, Prompt, list[int]]:
-        """How many messages to leave out so that the others have at most `most` tokens; the prompt; its ids.
+        """Return how many messages to leave out so that the others have at most `most` tokens, the prompt,
+        and its ids.
 
-        Once some must go, half of the context is freed, so not every turn computes the whole conversation
-        again.
+        If messages must be left out, half of the context is freed, so that not every turn computes the
+        complete conversation again.
         """
         n_first = len(self._first)
         while True:
@@ -186,7 +191,8 @@ class Chat:
             left_out, most = older, min(most, self._llm.n_ctx // 2)
 
     def _older(self, messages: list[Message], left_out: int) -> int | None:
-        """How many messages to leave out with one more exchange; None: only the last is left."""
+        """Return how many messages to leave out to drop one more exchange; None if only the last exchange is
+        left."""
         n_first = len(self._first)
         later = range(n_first + left_out + 1, len(messages))
         return next((i - n_first for i in later if messages[i]["role"] == "user"), None)
@@ -201,7 +207,7 @@ class Chat:
 
 
 def answer_message(answer: str, thinks: bool, channels: bool = False) -> Message:
-    """As templates expect it; the thought under Qwen's and gpt-oss's names."""
+    """Return the message as templates expect it: the thought has Qwen's and gpt-oss's names."""
     thought, content = reasoning.split(answer, thinks, channels)
     if not thought:
         return {"role": "assistant", "content": answer}

@@ -1,4 +1,4 @@
-"""Messages of a conversation: as callers write them (OpenAI's shape), and as templates read them."""
+"""Messages of a conversation: in OpenAI's format from callers, and in the format that templates read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ The functions:
 
 
 def checked_messages(name: str, value: Any) -> list[dict[str, Any]]:
-    """Dicts with a role, a content (text, text parts, None) and any further keys. Raises InvalidArgument."""
+    """Return dicts with a role, a content (text, text parts, None) and any further keys. Raises
+    InvalidArgument."""
     given = items(name, value, "expected a list of messages such as {'role': 'user', 'content': 'Hello'}")
     messages = [_message(f"{name}[{i}]", message) for i, message in enumerate(given)]
     if not 0 < len(messages) <= MAX_MESSAGES:
@@ -74,8 +75,8 @@ def _call(name: str, value: Any) -> dict[str, Any]:
 def for_template(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], maker: PromptMaker
 ) -> list[Message]:
-    """Messages as the template reads them: tool results with their function's name, arguments in the expected
-    form, and tools described in words if the template does not know them."""
+    """Return messages as the template reads them. Tool results get the name of their function, arguments get
+    the expected form, and tools are described in words if the template does not support them."""
     rendered, names = list[Message](), dict[str, str]()
     for message in messages:
         copy = dict(message)

@@ -1,5 +1,6 @@
-"""The methods of `LLM` that answer conversations. The caller keeps the messages; the engine reuses their
-cached prefix."""
+"""The methods of `LLM` that answer conversations. The caller stores the messages; the engine reuses their
+cached prefix.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ class Chats(ABC):
         n: int | None = None,
         **options: Unpack[ChatKeywords],
     ) -> ChatCompletion | list[ChatCompletion]:
-        """Answer a conversation: messages in OpenAI's shape, and `tools` that the model may call. The answer
+        """Answer a conversation: messages in OpenAI's format, and `tools` that the model may call. The answer
         has separate fields for thought, content and calls; append `answer.message` to the messages.
 
         With `n` it returns a list of n answers; answer i uses seed + i. Special tokens in a message are plain
@@ -87,7 +88,7 @@ class Chats(ABC):
         n: int | None = None,
         **options: Unpack[ChatKeywords],
     ) -> ChatCompletion | list[ChatCompletion]:
-        """`chat` for asyncio. Cancelling the task ends its answers."""
+        """`chat` for asyncio. Cancelling the task cancels its answers."""
         chat = await asyncio.to_thread(partial(self.prepare_chat, messages, max_tokens, n=n, **options))
         if n is None:
             return chat.whole([chunk async for chunk in chat.astream()])
@@ -104,7 +105,7 @@ class Chats(ABC):
     async def achat_stream(
         self, messages: Messages, max_tokens: int | None = None, **options: Unpack[ChatKeywords]
     ) -> AsyncGenerator[ChatChunk, None]:
-        """`chat_stream` for asyncio; arguments are checked with the first chunk."""
+        """`chat_stream` for asyncio; arguments are checked before the first chunk."""
         chat = await asyncio.to_thread(partial(self.prepare_chat, messages, max_tokens, **options))
         async with aclosing(chat.astream()) as chunks:
             async for chunk in chunks:
@@ -112,7 +113,7 @@ class Chats(ABC):
 
     @takes(ChatKeywords, ChatOptions)
     def chat_prompt(self, messages: Messages, **options: Unpack[ChatKeywords]) -> ChatRequest:
-        """The prompt that `chat` would send: `text` and `ids`."""
+        """Return the prompt that `chat` would send: `text` and `ids`."""
         return self._request(messages, ChatOptions.of(**options))
 
     def _request(self, messages: Messages, options: ChatOptions) -> ChatRequest:
@@ -125,7 +126,7 @@ class Chats(ABC):
         self, messages: Messages, max_tokens: int | None = None, *, n: int | None = None,
         **options: Unpack[ChatKeywords],
     ) -> PreparedChat:  # fmt: skip
-        """The request that `chat` would send, to be streamed later. May run in any thread."""
+        """Return the request that `chat` would send, to be streamed later. May run in any thread."""
         several = continuation_count("n", n) or 1
         most = token_limit("max_tokens", max_tokens)
         request = self._request(messages, ChatOptions.of(**options))

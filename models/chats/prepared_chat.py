@@ -20,7 +20,7 @@ class PreparedChat:
     generations: list[Generation]
     mailbox: Mailbox
     tokenizer: Tokenizer
-    eager: bool = False  # the engine computes ahead anyway
+    eager: bool = False  # the engine computes ahead in any case
 
     def stream(self) -> Generator[ChatChunk, None, None]:
         reader = self.request.reader()

@@ -1,4 +1,4 @@
-"""From a conversation to a prompt's tokens."""
+"""Turns a conversation into the tokens of a prompt."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from vkbackend.models.text.reasoning import MARKS, has_channels
 from vkbackend.models.text.tokenizer import Tokenizer
 from vkbackend.models.tool_calls.formats import ToolFormat, format_of
 
-MAX_KEPT = 4  # each has a process
+MAX_KEPT = 4  # each template has a process
 
 
 class PromptMaker:
     """Makes prompts with one template: a jinja source, or the name of one of the model's `templates`. None:
-    the model's template for tools if `tools`, else its default; ChatML if it has none, and `notes` say so.
+    the model's template for tools if `tools`, else its default; ChatML if it has none, which `notes` reports.
     Raises InvalidArgument for an invalid template.
 
     Special tokens in messages are plain text, unless `parse_special`.
@@ -60,13 +60,13 @@ class PromptMaker:
         return frozenset(i for text, i in self.tokenizer.markers(lambda _: False) if text in texts)
 
     def render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> Prompt:
-        """Raises what ChatTemplate.render raises."""
+        """Render a prompt. Raises the errors of ChatTemplate.render."""
         if self._parse_special:
             return Prompt(self._template.render(messages, **variables))
         return self._protection.prompt(messages, variables)
 
     def ids(self, prompt: Prompt) -> list[int]:
-        """With a BOS if the model wants one and the template has none."""
+        """Return the prompt's ids, with BOS if the model wants it and the template does not write it."""
         tok = self.tokenizer
         ids = tok.encode(prompt.text, add_special=False, parse_special=True, plain=prompt.plain)
         if tok.add_bos and tok.bos_id is not None and ids[:1] != [tok.bos_id]:
@@ -75,7 +75,8 @@ class PromptMaker:
 
     @cached_property
     def text_arguments(self) -> bool:
-        """Whether a call's arguments must be JSON text: the template does not write a dict as JSON."""
+        """Whether a call's arguments must be JSON text, because the template does not write a dict as
+        JSON."""
         call = {"name": "f", "arguments": {"probed": [1]}}
         asked = {"role": "user", "content": "x"}
         messages: list[Message] = [asked, {"role": "assistant", "content": "", "tool_calls": [
@@ -96,7 +97,7 @@ class PromptMakers:
     def of(self, options: ChatOptions) -> PromptMaker:
         key = options.template, bool(options.tools), options.parse_special
         maker = self._kept.get(key)
-        if maker is None:  # outside the lock: starting a process takes time
+        if maker is None:  # outside the lock, because starting a process takes time
             maker = PromptMaker(self._tokenizer, self._templates, key[0], tools=key[1], parse_special=key[2])
         with self._lock:
             maker = self._kept.setdefault(key, maker)

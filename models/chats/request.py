@@ -1,4 +1,4 @@
-"""A conversation to answer: prompt, grammar of tools and schema, and reader of the answer."""
+"""A conversation to answer: the prompt, the grammar for tools and schema, and the reader of the answer."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ SPACE = r"/[ \n]{0,4}/"  # between a thought and the text after it
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     """`ids` and `text`: the prompt. `keywords`: for LLM.generate. `shown`: control tokens whose text the
-    reader needs. `protected`: False if special tokens in messages could not be distinguished from real ones.
-    `single`: it ends with its first call."""
+    reader needs. `protected`: False if special tokens in messages could not be distinguished from the
+    template's. `single`: the answer ends with its first call."""
 
     ids: list[int]
     keywords: dict[str, Any]
@@ -89,8 +89,9 @@ def _forced(
 def structured(
     maker: PromptMaker, structure: Structure, tools: Mapping[str, Any], thinking: bool, several: bool
 ) -> dict[str, Any]:
-    """Keywords for an answer of this structure, after a thought if the model thinks, or for calls instead.
-    The caller's own grammars (Lark, GBNF) match the whole text: they stay."""
+    """Return the keywords for an answer that has this structure, or that consists of calls; a thought may
+    come first if the model thinks. Grammars of the caller (Lark, GBNF) are unchanged, because they match the
+    complete text."""
     thought = _thought(maker, thinking)
     if structure.kind not in ("json_schema", "regex") or not (thought or tools):
         return {}
@@ -119,7 +120,7 @@ def _special(maker: PromptMaker) -> dict[str, int]:
 
 
 def _opener(maker: PromptMaker) -> str | None:
-    """The marker that opens a thought; None: unknown."""
+    """Return the marker that opens a thought; None if it is unknown."""
     if maker.tool_format is GPT_OSS:
         return "<|channel|>analysis<|message|>"
     return next((mark for mark in THOUGHTS if mark in maker.source), None)
@@ -130,7 +131,8 @@ def _thought(maker: PromptMaker, thinking: bool) -> str:
 
 
 def _rules(maker: PromptMaker, thinking: bool) -> list[str]:
-    """Any text up to a thought's end marker, after the opening marker unless the prompt has it."""
+    """Return rules for any text up to the end marker of a thought, after the opening marker unless the prompt
+    has it."""
     opener, special = _opener(maker), _special(maker)
     if not thinking and opener is None:
         return []

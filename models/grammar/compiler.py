@@ -1,5 +1,6 @@
-"""Compiles structures to matchers on a thread of its own, so that no step waits. The source's bytes, the
-compiler's and each mask's work, and the cache are bounded; exceeding a bound is the request's error.
+"""Compiles structures to matchers on a separate thread, so that no step waits. The size of the source, the
+work of the compiler and of each mask, and the cache are limited; exceeding a limit is an error of the
+request.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
 
 MAX_KEPT, MAX_KEPT_NBYTES = 64, 1 << 22
 MAX_ERROR = 600  # characters of the library's message
-EXIT_S = 10.0  # twice a grammar's limit: the process is killed, a library call is not
+EXIT_S = 10.0  # twice a grammar's limit. The process is killed; a library call cannot be
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The bytes of every token; tokens without text; end tokens."""
+    """The bytes of every token, which tokens have no text, and the end tokens."""
 
     pieces: tuple[bytes, ...]
     special_ids: tuple[int, ...]
@@ -40,8 +41,8 @@ class Vocabulary:
 
 
 class Matcher:
-    """One answer's state in its grammar. `words`, set by `find`: a bit per token that may come next, the
-    lowest bit of a word first."""
+    """The state of an answer in its grammar. `find` sets `words`: a bit for each token that may come next,
+    the lowest bit of a word first."""
 
     def __init__(self, matcher: LLMatcher, n_vocab: int) -> None:
         self._matcher, self.words = matcher, np.zeros(mask_words(n_vocab), np.uint32)
@@ -51,13 +52,13 @@ class Matcher:
         return bool(self._matcher.is_stopped())
 
     def find(self) -> None:
-        """Beyond the limits no bit is set, and `stuck` says why."""
+        """Compute `words`. Beyond the limits no bit is set, and `stuck` gives the reason."""
         self._matcher.unsafe_compute_mask_ptr(self.words.ctypes.data, self.words.nbytes)
         if self._matcher.is_error():
             self.words[:] = 0
 
     def allowed(self, n_vocab: int) -> np.ndarray:
-        """Ids of tokens that may come next, ascending. Raises VkbackendError if there are none."""
+        """Return the ids of tokens that may come next, ascending. Raises VkbackendError if there are none."""
         ids = np.flatnonzero(np.unpackbits(self.words.view(np.uint8), bitorder="little")[:n_vocab])
         if not len(ids):
             raise self.stuck()
@@ -77,7 +78,7 @@ class Compiler:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         ends = vocabulary.stop_ids
-        # llguidance needs an end token: without one, a new id after the vocabulary.
+        # llguidance needs an end token. If the model has none, it is a new id after the vocabulary.
         self._stop_ids = ends or (len(vocabulary.pieces),)
         self._pieces = vocabulary.pieces if ends else (*vocabulary.pieces, b"<end>")
         self._special_ids = vocabulary.special_ids if ends else (*vocabulary.special_ids, *self._stop_ids)
@@ -85,20 +86,20 @@ class Compiler:
         self._probe = Probe()
         self._jobs: SimpleQueue[tuple[Structure, Future[LLMatcher]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._tokenizer: LLTokenizer | None = None  # made and used by the thread
+        self._tokenizer: LLTokenizer | None = None  # created and used by the thread
         self._kept: OrderedDict[Structure, Future[LLMatcher]] = OrderedDict()
 
     def start(self, compiled: LLMatcher) -> Matcher:
-        """A new matcher, for one request."""
+        """Return a new matcher for one request."""
         return Matcher(compiled.deep_copy(), self._n_tokens)
 
     def compile(self, structure: Structure) -> Future[LLMatcher]:
-        """A future of the compiled grammar, or of InvalidArgument."""
+        """Return a future of the compiled grammar, which may raise InvalidArgument."""
         future = self._kept.get(structure)
         if future is None:
             future = self._kept[structure] = Future()
             self._jobs.put((structure, future))
-            if self._thread is None:  # a daemon: programs end without waiting for its jobs
+            if self._thread is None:  # a daemon thread, so that programs end without waiting for its jobs
                 self._thread = threading.Thread(target=self._work, name="vkbackend-grammar", daemon=True)
                 self._thread.start()
                 _working.add(self)
@@ -131,14 +132,14 @@ class Compiler:
         grammar = LLMatcher.grammar_from_lark(lark)
         matcher = LLMatcher(self._of_vocabulary(), grammar, log_level=0, limits=limits)
         if not matcher.is_error():
-            # The first mask is the slowest: if it fails, the grammar is refused here.
+            # The first mask is the slowest. If it exceeds the limits, the grammar is refused here.
             matcher.compute_bitmask()
         if matcher.is_error():
             raise refused(structure.kind, structure.text, _error_line(matcher.get_error()))
         return matcher
 
     def _of_vocabulary(self) -> LLTokenizer:
-        """1 s for 152k tokens, once."""
+        """Takes 1 s for 152k tokens, once."""
         if self._tokenizer is None:
             from llguidance import LLTokenizer
 
@@ -161,7 +162,8 @@ _working: set[Compiler] = set()
 
 
 def _end_all() -> None:
-    """Before the interpreter ends: a thread inside the library would crash the program."""
+    """Close all compilers before the interpreter ends, because a thread inside the library would crash the
+    program."""
     deadline = time.monotonic() + EXIT_S
     compilers = list(_working)
     for compiler in compilers:
@@ -176,7 +178,7 @@ forks.forget(_working.clear)
 
 @dataclass(frozen=True, slots=True)
 class _LibraryTokenizer:
-    """The interface that llguidance needs. It never cuts text: see structure.PREAMBLE."""
+    """The tokenizer interface that llguidance needs. It never tokenizes text: see structure.PREAMBLE."""
 
     tokens: tuple[bytes, ...]
     special_token_ids: tuple[int, ...]
@@ -189,7 +191,7 @@ class _LibraryTokenizer:
 
 
 def _error_line(message: str) -> str:
-    """Without the source that it repeats."""
+    """Return the library's message without the source text that it repeats."""
     lines = (line.strip() for line in re.sub(r"^at \d+\(\d+\): ", "", message).splitlines())
     text = " ".join(line for line in lines if line and not _is_source(line))
     return text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]}..."

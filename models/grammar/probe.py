@@ -1,5 +1,5 @@
-"""Compiles a grammar first in a process with limits of time and memory, over a vocabulary of bytes: grammars
-come from anywhere, and some take minutes and gigabytes.
+"""Compiles a grammar first in a process with limits of time and memory, over a vocabulary of bytes, because
+anybody may send a grammar, and some grammars take minutes and gigabytes.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import IO, Any
 from vkbackend import forks
 from vkbackend.errors import VkbackendError
 
-COMPILE_S = 5.0  # per grammar; schemas of tools take milliseconds
+COMPILE_S = 5.0  # seconds per grammar; schemas of tools take milliseconds
 MEMORY = 1 << 30  # bytes; an idle process takes 30 MB
 START_S = 30.0
-# Items of the parser and fuel of the lexer for one mask. Grammars made to be slow failed after 0.4 s per
-# mask, with the library's 50,000 items after 3 s.
+# Limits for one mask: items of the parser and fuel of the lexer. Grammars that are slow on purpose fail after
+# 0.4 s per mask; with the library's limit of 50,000 items they fail after 3 s.
 LIMITS: dict[str, Any] = {"step_max_items": 20_000, "step_lexer_fuel": 200_000, "verbose_errors": False}
 
-# Lines of hex in, "ok" out, also for an invalid grammar, which the compiler reports.
+# Reads lines of hex and writes "ok", also for an invalid grammar, because the compiler reports that error.
 PROGRAM = f"""
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))
@@ -42,7 +42,7 @@ for line in sys.stdin:
 
 
 class Probe:
-    """Callers take turns. A process that ended is restarted."""
+    """Runs the process, for one caller at a time. A process that ended is restarted."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -51,8 +51,8 @@ class Probe:
         forks.own(self)
 
     def passes(self, lark: str) -> bool:
-        """Whether a grammar stays within the limits. Raises VkbackendError without a process or after
-        `close`."""
+        """Whether a grammar is within the limits. Raises VkbackendError if no process can be started, or
+        after `close`."""
         with self._lock:
             process = self._started()
             assert process.stdin is not None
@@ -62,7 +62,7 @@ class Probe:
                 if _line_arrived(process.stdout, COMPILE_S):
                     return True
             except OSError:
-                pass  # it ended meanwhile
+                pass  # the process has already ended
             self._end()
             self._check_open()
             return False
@@ -84,7 +84,7 @@ class Probe:
         return self._process
 
     def close(self) -> None:
-        """Even while it compiles: a waiting call of `passes` raises."""
+        """End the process, even while it compiles: a waiting call of `passes` then raises."""
         self._closed = True
         if (process := self._process) is not None:
             process.kill()

@@ -1,5 +1,5 @@
-"""The structure of an answer: a JSON Schema, any JSON object, a regular expression or a grammar, checked and
-translated to llguidance's Lark (https://github.com/guidance-ai/llguidance, docs/syntax.md).
+"""The structure of an answer: a JSON Schema, any JSON object, a regular expression or a grammar. It is
+checked and translated to llguidance's Lark (https://github.com/guidance-ai/llguidance, docs/syntax.md).
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Any, Literal
 from vkbackend.checks import refused
 from vkbackend.errors import InvalidArgument, UnsupportedFeature
 
-MAX_NBYTES = 1 << 17  # of a schema or grammar: 3,000 properties, which compile in 3 s
+MAX_NBYTES = 1 << 17  # of a schema or grammar. That is 3,000 properties, which compile in 3 s
 MAX_DEPTH = 64
-# JSON's white space: one space, or a line break and an indent. More would let a model write it for ever.
+# White space in JSON: one space, or a line break and an indent. Without this limit a model could write white
+# space for ever.
 WHITE_SPACE = r"( |\n[ \t]{0,20})?"
-# Allows every cut of a valid text into tokens, so the model can write the cut it was trained on.
+# Allows every tokenization of a valid text, so the model can write the tokens that it was trained on.
 PREAMBLE = '%llguidance {"no_forcing": true}\n'
 
 KEYWORDS = ("json_schema", "json_object", "regex", "lark", "grammar")
@@ -26,14 +27,14 @@ Kind = Literal["json_schema", "regex", "lark", "grammar"]
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """`text` in the language `kind`: JSON Schema, regular expression (Rust's syntax, of the whole answer),
-    Lark, or llama.cpp's GBNF ("grammar")."""
+    """`text` in the language `kind`: JSON Schema, regular expression (Rust's syntax, for the complete
+    answer), Lark, or llama.cpp's GBNF ("grammar")."""
 
     kind: Kind
     text: str
 
     def lark(self) -> str:
-        """In llguidance's Lark. Raises InvalidArgument for text that is not GBNF."""
+        """Return the structure in llguidance's Lark. Raises InvalidArgument for text that is not GBNF."""
         if self.kind == "json_schema":
             return f"{PREAMBLE}start: {json_rule(self.text)}"
         if self.kind == "regex":
@@ -86,7 +87,7 @@ def grammar_text(name: str, value: Any) -> str | None:
 
 
 def schema_text(name: str, value: Any) -> str | None:
-    """A JSON Schema as compact JSON text, from its text, a dict, a bool, or a class with
+    """Return a JSON Schema as compact JSON text, given its text, a dict, a bool, or a class with
     `model_json_schema()` (pydantic)."""
     expected = "expected a JSON Schema: a dict, or its text"
     if value is None or value == "":
@@ -127,7 +128,8 @@ def _is_deep(value: Any) -> bool:
 def structure_of(
     json_schema: str | None, json_object: bool, regex: str | None, lark: str | None, grammar: str | None
 ) -> Structure | None:
-    """Raises InvalidArgument for several, UnsupportedFeature without llguidance."""
+    """Return the given structure, or None. Raises InvalidArgument for several, UnsupportedFeature without
+    llguidance."""
     any_object = '{"type":"object"}' if json_object else None
     given: list[tuple[str, Kind, str | None]] = [
         ("json_schema", "json_schema", json_schema), ("json_object", "json_schema", any_object),

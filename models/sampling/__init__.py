@@ -1,1 +1,1 @@
-"""From logits to the next token."""
+"""Chooses the next token from logits."""

@@ -1,6 +1,6 @@
 """DRY's sequence breakers, texts at which a repetition ends, as sequences of tokens. As in llama.cpp
-(src/llama-sampler.cpp) a text may be inside one token, or begin at a token's end and continue in the next
-ones.
+(src/llama-sampler.cpp), a text may be inside one token, or begin at the end of a token and continue in the
+next tokens.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable, Sequence
 
 from vkbackend.models.sampling.penalties import MAX_TAIL
 
-MAX_BYTES = 40  # of a text; the rest is cut off
+MAX_BYTES = 40  # of a text; longer texts are cut off
 
 
 def breaker_tokens(
     texts: Iterable[str], pieces: Sequence[bytes], encode: Callable[[str], list[int]]
 ) -> tuple[tuple[int, ...], ...]:
-    """`pieces`: the bytes of each token. `encode`: tokens of a text without special tokens."""
+    """Return the tokens of breakers. `pieces`: the bytes of each token. `encode`: tokenizes a text without
+    special tokens."""
     breakers: dict[tuple[int, ...], None] = {}
     for text in texts:
         raw = text.encode()[:MAX_BYTES]

@@ -1,4 +1,4 @@
-"""Tokens that may still be chosen, with scores."""
+"""The tokens that may still be chosen, with scores."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 
 
 class Candidates:
-    """ids int64 [n], scores float64 [n]. `ordered`: best first, the lower id first on ties. `whole`: ids are
-    0..n-1. A score of -inf is never drawn."""
+    """ids int64 [n], scores float64 [n]. `ordered`: the best candidate is first, on ties the lower id.
+    `whole`: the ids are 0..n-1. A score of -inf is never drawn."""
 
     __slots__ = ("ids", "ordered", "scores", "whole")
 
@@ -16,7 +16,7 @@ class Candidates:
 
     @classmethod
     def of_row(cls, scores: np.ndarray) -> Candidates:
-        """All tokens of a row of logits, which may be overwritten."""
+        """Return all tokens of a row of logits, which may be overwritten."""
         return cls(np.arange(len(scores)), scores, ordered=False, whole=True)
 
     def __len__(self) -> int:
@@ -24,11 +24,11 @@ class Candidates:
 
     @property
     def peak(self) -> float:
-        """The best score; NaN if one of a whole row is NaN."""
+        """The best score; NaN if a score of a complete row is NaN."""
         return float(self.scores[0] if self.ordered else self.scores.max())
 
     def weights(self) -> np.ndarray:
-        """Probabilities up to a factor: exp(score - best score)."""
+        """Return probabilities up to a factor: exp(score - best score)."""
         return np.exp(self.scores - self.peak)
 
     def probabilities(self) -> np.ndarray:
@@ -49,7 +49,7 @@ class Candidates:
         self.ordered = False
 
     def find(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(places of candidates among `tokens`, their indices in `tokens`)"""
+        """Return (places of candidates among `tokens`, their indices in `tokens`)."""
         if self.whole:
             return tokens, np.arange(len(tokens))
         by_id = self.ids.argsort()
@@ -59,7 +59,7 @@ class Candidates:
 
 
 def best(scores: np.ndarray, n: int) -> np.ndarray:
-    """Ids of the n (1..n_vocab) highest scores [n_vocab], best first, the lower id first on ties."""
+    """Return ids of the n (1..n_vocab) highest scores [n_vocab], best first, the lower id first on ties."""
     threshold = np.partition(scores, len(scores) - n)[len(scores) - n]
     ids = np.flatnonzero(scores >= threshold)
     return ids[np.argsort(-scores[ids], kind="stable")[:n]]

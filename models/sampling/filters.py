@@ -1,5 +1,6 @@
-"""Samplers that remove candidates, and temperature; at least one candidate stays. Definitions: llama.cpp's
-(src/llama-sampler.cpp). Probabilities are relative to the candidates left by the samplers before."""
+"""Samplers that remove candidates, and temperature; at least one candidate is left. Definitions: llama.cpp's
+(src/llama-sampler.cpp). Probabilities are relative to the candidates that earlier samplers have left.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from vkbackend.models.sampling.candidates import Candidates, best
 
 
 def top_k(c: Candidates, k: int) -> None:
-    """The k most likely tokens, the lower id first on ties (Fan et al. 2018, arXiv:1805.04833)."""
+    """Keep the k most likely tokens, the lower id first on ties (Fan et al. 2018, arXiv:1805.04833)."""
     if c.whole and not c.ordered and k < len(c):
         c.keep(best(c.scores, k))
         c.ordered = True
@@ -20,13 +21,13 @@ def top_k(c: Candidates, k: int) -> None:
 
 
 def top_p(c: Candidates, p: float) -> None:
-    """The fewest most likely tokens whose probabilities sum to p or more (nucleus sampling, Holtzman et al.
-    2019, arXiv:1904.09751)."""
+    """Keep the smallest number of most likely tokens whose probabilities sum to p or more (nucleus sampling,
+    Holtzman et al. 2019, arXiv:1904.09751)."""
     weights = c.weights()
     total = weights.cumsum()
     reach = p * total[-1]
     if not c.ordered:
-        # Remove a tail of at most 1 - p in sum first: sorting all of 152k scores would take 15 ms.
+        # First remove a tail whose sum is at most 1 - p, because sorting all of 152k scores would take 15 ms.
         c.keep(weights >= (total[-1] - reach) / len(c))
         c.order()
         total = c.weights().cumsum()
@@ -34,14 +35,14 @@ def top_p(c: Candidates, p: float) -> None:
 
 
 def min_p(c: Candidates, p: float) -> None:
-    """Tokens at least p times as likely as the best one (Nguyen et al. 2024, arXiv:2407.01082)."""
+    """Keep tokens at least p times as likely as the best token (Nguyen et al. 2024, arXiv:2407.01082)."""
     kept = c.scores - c.peak >= math.log(p)
     c.keep(slice(np.count_nonzero(kept)) if c.ordered else kept)
 
 
 def typical(c: Candidates, p: float) -> None:
-    """Tokens whose surprise -log(q) is nearest to the entropy, until their probabilities sum to more than p
-    (locally typical sampling, Meister et al. 2022, arXiv:2202.00666)."""
+    """Keep tokens whose surprise -log(q) is nearest to the entropy, until their probabilities sum to more
+    than p (locally typical sampling, Meister et al. 2022, arXiv:2202.00666)."""
     q = c.probabilities()
     with np.errstate(divide="ignore"):
         surprise = -np.log(q)
@@ -52,8 +53,8 @@ def typical(c: Candidates, p: float) -> None:
 
 
 def top_n_sigma(c: Candidates, n: float) -> None:
-    """Tokens at most n standard deviations of all scores below the best (Tang et al. 2024, arXiv:2411.07641).
-    As in llama.cpp the others stay, with a score of -inf."""
+    """Keep tokens at most n standard deviations of all scores below the best (Tang et al. 2024,
+    arXiv:2411.07641). As in llama.cpp the other tokens get a score of -inf."""
     if len(c) > 1:
         sigma = c.scores[c.scores > -np.inf].std()
         c.scores[c.scores < c.peak - n * sigma] = -np.inf
@@ -61,7 +62,7 @@ def top_n_sigma(c: Candidates, n: float) -> None:
 
 def xtc(c: Candidates, probability: float, threshold: float, random: np.random.Generator) -> None:
     """With a chance of `probability`, remove all tokens at least as probable as `threshold`, except the least
-    likely one ("exclude top choices", p-e-w, github.com/oobabooga/text-generation-webui/pull/6335)."""
+    likely of them ("exclude top choices", p-e-w, github.com/oobabooga/text-generation-webui/pull/6335)."""
     if len(c) < 2 or random.random() > probability:
         return
     c.order()
@@ -71,7 +72,7 @@ def xtc(c: Candidates, probability: float, threshold: float, random: np.random.G
 
 
 def temperature(c: Candidates, t: float) -> None:
-    """Scores / t; 0 keeps the best token, the lower id on ties."""
+    """Divide scores by t; 0 keeps only the best token, on ties the lowest id."""
     if t <= 0 and c.whole:
         place = int(c.scores.argmax())
         c.keep(slice(place, place + 1))
@@ -79,13 +80,14 @@ def temperature(c: Candidates, t: float) -> None:
         c.order()
         c.keep(slice(1))
     else:
-        # Subtract first: a tiny temperature would overflow. The best candidate is exp(0).
+        # Subtract the best score first. It becomes 0, so a tiny temperature cannot overflow.
         c.scores = (c.scores - c.peak) / t
 
 
 def dynamic_temperature(c: Candidates, t: float, spread: float, exponent: float) -> None:
-    """t - spread if one token is certain, t + spread if all are equally likely; between them it follows
-    (entropy / largest possible entropy) ** exponent (kalomaze, llama.cpp pull request 4972)."""
+    """Set the temperature to t - spread if one token is certain, to t + spread if all are equally likely;
+    between them it depends on (entropy / largest possible entropy) ** exponent (kalomaze, llama.cpp pull
+    request 4972)."""
     if len(c) > 1:
         low, high = max(0.0, t - spread), t + spread
         share = _entropy(c.probabilities()) / math.log(len(c))

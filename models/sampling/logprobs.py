@@ -18,7 +18,7 @@ class Logprobs:
 
 
 def logprobs_of(logits: np.ndarray, token: int, n_top: int) -> Logprobs:
-    """Of one row of logits [n_vocab]: log softmax = logit - log sum exp."""
+    """Return the log probabilities for one row of logits [n_vocab]: log softmax = logit - log sum exp."""
     scores = logits.astype(np.float64)
     ids = best(scores, min(n_top, len(scores))) if n_top else np.empty(0, np.int64)
     peak = scores.max()
@@ -28,7 +28,8 @@ def logprobs_of(logits: np.ndarray, token: int, n_top: int) -> Logprobs:
 
 
 def logprobs_of_best(ids: np.ndarray, logits: np.ndarray, log_sum: float, token: int, n_top: int) -> Logprobs:
-    """From a row's best tokens, best first, including `token`. log_sum: log sum exp of the whole row."""
+    """Like `logprobs_of`, from a row's best tokens, best first, including `token`. `log_sum`: log sum exp of
+    the complete row."""
     scores = logits.astype(np.float64) - log_sum
     top = tuple(zip(ids[:n_top].tolist(), scores[:n_top].tolist(), strict=True))
     return Logprobs(float(scores[ids == token][0]), top)

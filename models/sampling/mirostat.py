@@ -1,5 +1,6 @@
-"""Mirostat: keeps the surprise of the text, -log2 of each token's probability, near a target (Basu et al.
-2020, arXiv:2007.14966). It draws the token itself. Formulas and constants: llama.cpp's."""
+"""Mirostat: controls the surprise of the text, -log2 of each token's probability, to be near a target (Basu
+et al. 2020, arXiv:2007.14966). It draws the token itself. Formulas and constants: llama.cpp's.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ import numpy as np
 from vkbackend.models.sampling.candidates import Candidates, best
 from vkbackend.models.sampling.filters import top_k
 
-N_ESTIMATED = 100  # most likely tokens that version 1 fits
+N_ESTIMATED = 100  # how many of the most likely tokens version 1 uses for its fit
 
 
 class Mirostat:
-    """Takes tokens up to a surprise of `mu`. Each token moves `mu` by `eta` times the difference between the
-    target `tau` and its surprise."""
+    """Keeps tokens up to a surprise of `mu`. Each token changes `mu` by `eta` times the difference between
+    the target `tau` and the token's surprise."""
 
     def __init__(self, version: int, tau: float, eta: float) -> None:
         self.version, self.tau, self.eta, self.mu = version, tau, eta, 2 * tau
@@ -28,20 +29,20 @@ class Mirostat:
         return int(c.ids[place])
 
     def cut(self, c: Candidates) -> None:
-        """At least one stays."""
+        """Remove tokens; at least one is left."""
         top_k(c, max(1, self._n_by_exponent(c) if self.version == 1 else self._n_by_surprise(c)))
 
     def learn(self, probability: float) -> None:
         self.mu -= self.eta * (-math.log2(probability) - self.tau)
 
     def _n_by_surprise(self, c: Candidates) -> int:
-        """Version 2: surprise at most mu."""
+        """Version 2: count the tokens whose surprise is at most mu."""
         with np.errstate(divide="ignore"):
             return int(np.count_nonzero(-np.log2(c.probabilities()) <= self.mu))
 
     def _n_by_exponent(self, c: Candidates) -> int:
-        """Version 1: the k with surprise mu if probabilities fall as rank ** -s; s is fitted to the most
-        likely tokens."""
+        """Version 1: the rank k whose surprise is mu if probabilities fall as rank ** -s; s is fitted to the
+        most likely tokens."""
         q = c.probabilities()
         q = q[best(q, min(N_ESTIMATED, len(q)))]
         q = q[q > 0]
@@ -53,5 +54,5 @@ class Mirostat:
         epsilon = s - 1
         try:
             return int(((epsilon * 2**self.mu) / (1 - len(c) ** -epsilon)) ** (1 / s))
-        except (ZeroDivisionError, OverflowError):  # equal probabilities, or s = 1
+        except (ZeroDivisionError, OverflowError):  # probabilities are equal, or s = 1
             return len(c)

@@ -11,7 +11,7 @@ import numpy as np
 from vkbackend.models.sampling.candidates import Candidates
 
 MAX_TAIL = 20
-_MAX_LOG = 88.7228391  # log of the largest float32: longer repetitions count no more
+_MAX_LOG = 88.7228391  # log of the largest float32, which limits the effect of a repetition's length
 
 Breakers = Mapping[int, Sequence[tuple[int, ...]]]
 
@@ -21,8 +21,9 @@ def recent(history: Sequence[int], n: int) -> Sequence[int]:
 
 
 def penalize(c: Candidates, window: Sequence[int], repeat: float, frequency: float, presence: float) -> None:
-    """For a token that occurs n times in the window: divide its logit by `repeat` if positive, else multiply
-    (Keskar et al. 2019, arXiv:1909.05858); then subtract n * frequency + presence (OpenAI's API reference).
+    """For a token that occurs n times in the window, divide its logit by `repeat` if it is positive, else
+    multiply (Keskar et al. 2019, arXiv:1909.05858); then subtract n * frequency + presence (OpenAI's API
+    reference).
     """
     if not window:
         return
@@ -36,8 +37,8 @@ def penalize(c: Candidates, window: Sequence[int], repeat: float, frequency: flo
 def dry_penalties(
     window: Sequence[int], multiplier: float, base: float, allowed: int, breakers: Breakers
 ) -> dict[int, float]:
-    """Token -> penalty: multiplier * base ** (n - allowed) if the token would extend a repetition of the last
-    n >= allowed tokens ("don't repeat yourself", p-e-w,
+    """Return the penalty of each token: multiplier * base ** (n - allowed) if the token would extend a
+    repetition of the last n >= allowed tokens ("don't repeat yourself", p-e-w,
     github.com/oobabooga/text-generation-webui/pull/5677). Repetitions end at breakers."""
     n_window = len(window)
     if n_window <= allowed:
@@ -60,7 +61,7 @@ def dry_penalties(
 
 
 def _since_breaker(window: Sequence[int], breakers: Breakers, enough: int) -> int:
-    """The search stops at `enough`."""
+    """Return the number of tokens after the last breaker. The search ends at `enough`."""
     n = len(window)
     for i in range(min(n, enough + MAX_TAIL + 1) if breakers else 0):
         matching = [
@@ -74,7 +75,8 @@ def _since_breaker(window: Sequence[int], breakers: Breakers, enough: int) -> in
 
 
 def _repeats(tokens: np.ndarray, longest: int) -> np.ndarray:
-    """For each position except the last: how many tokens up to it equal the last ones, at most `longest`."""
+    """Return for each position except the last how many tokens up to it equal the last tokens, at most
+    `longest`."""
     n = len(tokens)
     lengths = np.zeros(n - 1, np.int64)
     ends = np.flatnonzero(tokens[:-1] == tokens[-1])

@@ -1,5 +1,5 @@
-"""`Sampler.choose` for many sequences at once. Each row draws from its own generator, and sums stay within a
-row and start at the best candidate: choices are bit-identical whichever rows share the step.
+"""`Sampler.choose` for many sequences at once. Each row has its own random generator, and sums do not cross
+rows and start at the best candidate. Choices are therefore bit-identical whichever rows share the step.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from vkbackend.errors import VkbackendError
 from vkbackend.models.sampling.sampler import Sampler
 
-# Rows from which one array is faster: 45 us plus 2.3 us a row, against 12 us a row one by one
+# From this number of rows on, one array is faster: it takes 45 us plus 2.3 us a row, separate rows 12 us each
 # (tools/studies/sampling.py).
 TOGETHER = 5
 
@@ -27,11 +27,11 @@ def choose_rows(
     logits: np.ndarray,
     log_sums: np.ndarray | None = None,
 ) -> list[Choice]:
-    """The next token of each row, or that row's error.
+    """Return the next token of each row, or the error of the row.
 
-    ids [n, k] and float32 logits [n, k]: candidates, best first, at least each sampler's `n_candidates`.
-    Without ids the logits are whole rows [n, n_vocab]. log_sums float64 [n]: log sum exp of the whole rows,
-    needed for logprobs of candidates.
+    ids [n, k] and float32 logits [n, k]: candidates, best first, at least `n_candidates` of each sampler.
+    Without ids the logits are complete rows [n, n_vocab]. log_sums float64 [n]: log sum exp of the complete
+    rows, needed for logprobs of candidates.
     """
     sums = [math.nan] * len(samplers) if log_sums is None else log_sums.tolist()
     if ids is None:
@@ -40,7 +40,7 @@ def choose_rows(
             whole = zip(samplers, logits, histories, strict=True)
             return [_tried(sampler.sample, *row) for sampler, *row in whole]
         if all([sampler.greedy for sampler in samplers]):
-            best: list[Choice] = logits.argmax(axis=1).tolist()  # the first of equal ones
+            best: list[Choice] = logits.argmax(axis=1).tolist()  # on ties the first id
             return best
         ids, logits = best_of_rows(logits, max(sampler.n_candidates(()) for sampler in samplers))
     if not all(map(math.isfinite, logits[:, 0].tolist())):
@@ -67,11 +67,11 @@ def choose_rows(
 
 
 def best_of_rows(logits: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and logits, both [n, k], of the best k of each row of float32 [n, n_vocab] without NaN; best first,
-    the lower id first on ties."""
+    """Return ids and logits, both [n, k], of the best k of each row of float32 [n, n_vocab] without NaN; best
+    first, the lower id first on ties."""
     k = min(k, logits.shape[1])
-    # One integer per token orders by logit, then by id. High half: the logit's bits, which order as integers
-    # once negative logits are inverted. Low half: n_vocab - 1 - id.
+    # One integer per token sorts by logit, then by id. The high 32 bits are the bits of the logit, which sort
+    # as integers once negative logits are inverted. The low 32 bits are n_vocab - 1 - id.
     bits = (logits + np.float32(0)).view(np.int32)  # 0 for -0
     rank = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).astype(np.int64) << 32
     rank |= np.arange(logits.shape[1] - 1, -1, -1)
@@ -89,7 +89,7 @@ def _tried(choose: Callable[..., int], *row: Any) -> Choice:
 
 
 def _draw(samplers: Sequence[Sampler], ids: np.ndarray, logits: np.ndarray) -> list[int]:
-    """For plain samplers that draw, and rows with a finite best logit."""
+    """Draw tokens for plain samplers that are not greedy; the best logit of each row must be finite."""
     n, k = ids.shape
     values = [(*sampler.values, sampler.random.random()) for sampler in samplers]
     temperature, top_p, least, top_k, random = np.array(values).T[:, :, None]

@@ -1,5 +1,5 @@
-"""A request's chain of samplers and its state; order and meaning are llama.cpp's. float64 on the host, with
-the request's own random numbers: neighbours in a batch cannot change its output.
+"""A request's chain of samplers and its state; order and meaning are llama.cpp's. It computes in float64 on
+the host with the request's own random numbers, so that other requests of a batch cannot change its output.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Sampler:
         self.random = np.random.Generator(np.random.PCG64(params.seed))
         self.logprobs: Logprobs | None = None
         self._n_chosen = 0
-        self._dried: tuple[int, dict[int, float]] = -1, {}  # tokens so far -> DRY's penalties
+        self._dried: tuple[int, dict[int, float]] = -1, {}  # (number of tokens so far, DRY's penalties)
         self._mirostat = Mirostat(params.mirostat, params.mirostat_tau, params.mirostat_eta)
         self._bias = {token: -bias for token, bias in params.logit_bias}
         self._early = {token: math.inf for token in params.stop_token_ids} if params.min_tokens else {}
@@ -57,30 +57,31 @@ class Sampler:
         self._n_decisive, self._n_candidates = params.n_decisive, params.n_candidates
         self._n_shown = params.logprobs or 0
         if constrained and params.logprobs is not None:
-            # Logprobs list the best of all tokens, candidates are the grammar's: whole rows are needed.
+            # Complete rows are needed: logprobs list the best of all tokens, but candidates are only those
+            # that the grammar allows.
             self._n_decisive = self._n_candidates = 0
         self.ranked = self.plain and not self.forbidden and self._n_candidates > 0
         self._varies = self._n_decisive > 0 and bool({"penalties", "dry"} & set(self._names))
 
     def n_candidates(self, history: History) -> int:
-        """Lowered tokens count. 0: the whole row."""
+        """Return how many candidates are needed, lowered tokens included. 0: the complete row."""
         n = self._n_decisive + len(self._lowered(history)) if self._varies else self._n_candidates
         return n and max(n, self._n_shown)
 
     def sample(self, logits: np.ndarray, history: History) -> int:
-        """The next token for float32 `logits` [n_vocab]; `history`: the tokens so far, oldest first.
+        """Return the next token for float32 `logits` [n_vocab]; `history`: the tokens so far, oldest first.
 
         Raises VkbackendError if the logits hold NaN or +inf, or only -inf.
         """
         if self.ranked:
-            peak = int(logits.argmax())  # NaN if there is one anywhere
+            peak = int(logits.argmax())  # the index of a NaN if there is one
             check_finite(float(logits[peak]))
             if self.greedy:
                 return peak
             ids = best(logits, min(self._n_candidates, len(logits)))
             return self._choose_plain(ids, logits[ids])
         scores = self._processed(logits, history).astype(np.float64)
-        check_finite(float(scores.max()))  # NaN if there is one anywhere
+        check_finite(float(scores.max()))  # NaN if any score is NaN
         candidates = Candidates.of_row(scores)
         if self.matcher:
             candidates.keep(self.matcher.allowed(len(scores)))
@@ -92,9 +93,9 @@ class Sampler:
     def choose(
         self, ids: np.ndarray, logits: np.ndarray, history: History = (), log_sum: float = math.nan
     ) -> int:
-        """As `sample`, from at least the `n_candidates` best allowed tokens: ids [n] and float32 logits [n],
-        best first. log_sum: log(sum(exp(logits))) of all tokens, for logprobs."""
-        if self.matcher:  # fewer may be allowed: the others are -inf
+        """Like `sample`, from at least the `n_candidates` best allowed tokens: ids [n] and float32 logits
+        [n], best first. `log_sum`: log(sum(exp(logits))) of all tokens, for logprobs."""
+        if self.matcher:  # if fewer tokens are allowed, the others are -inf
             n = int(np.count_nonzero(logits != -np.inf))
             if not n:
                 raise self.matcher.stuck()
@@ -108,7 +109,7 @@ class Sampler:
         return token
 
     def _choose_plain(self, ids: np.ndarray, logits: np.ndarray) -> int:
-        """In two thirds of the time: each filter keeps the first few."""
+        """Do the same as `_choose` in two thirds of the time: each filter keeps the first few candidates."""
         t, top_p, least, top_k = self.values
         below = logits[:top_k].astype(np.float64)
         below -= float(below[0])
@@ -143,7 +144,7 @@ class Sampler:
         return int(c.ids[min(place, len(c) - 1)])
 
     def _processed(self, logits: np.ndarray, history: History) -> np.ndarray:
-        """By the caller's functions, which get a copy."""
+        """Return the logits from the caller's functions, which get a copy."""
         for number, process in enumerate(self.params.logits_processors):
             try:
                 result = np.asarray(process(list(history), logits.copy()), np.float32)
@@ -161,7 +162,8 @@ class Sampler:
         return self._early if self._n_chosen < self.params.min_tokens else {}
 
     def _dry(self, history: History) -> dict[int, float]:
-        """Cached for `n_candidates` and the choice: 130 us for a text of 4,000 tokens."""
+        """Return DRY's penalties, cached because `n_candidates` and the choice need them: 130 us for a text
+        of 4,000 tokens."""
         if self._dried[0] != len(history):
             p = self.params
             window = recent(history, p.dry_penalty_last_n)

@@ -1,4 +1,4 @@
-"""Values of arguments, from plain text by the tool's JSON Schema."""
+"""Values of arguments: plain text is parsed by the tool's JSON Schema."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 
 def value_of(text: str, schema: Any) -> Any:
-    """The text if the schema wants a string or it is invalid JSON, else its JSON value."""
+    """Return the text if the schema wants a string or the text is invalid JSON, else its JSON value."""
     kinds, word = kinds_of(schema), text.strip()
     if "null" in kinds and word.lower() in ("null", "none"):
         return None
     if "string" in kinds:
         return text
-    if word in ("True", "False"):  # as Python writes them
+    if word in ("True", "False"):  # Python's spelling
         return word == "True"
     try:
         return json.loads(word, parse_constant=_refuse)
@@ -29,7 +29,7 @@ _KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", type(
 
 
 def kinds_of(schema: Any) -> set[str]:
-    """Of a schema, its listed values and its alternatives; may be empty."""
+    """Return the types of a schema, its listed values and its alternatives; may be empty."""
     if not isinstance(schema, dict):
         return set()
     named = schema.get("type", [])
@@ -42,7 +42,7 @@ def kinds_of(schema: Any) -> set[str]:
 
 
 def resolved(schema: Any, whole: Any) -> Any:
-    """The schema that $ref names; others unchanged."""
+    """Return the schema that $ref names; other schemas are returned unchanged."""
     for _ in range(8):
         where = schema.get("$ref") if isinstance(schema, dict) else None
         if not isinstance(where, str) or not where.startswith("#/"):

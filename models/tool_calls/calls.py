@@ -1,4 +1,4 @@
-"""Parts of tool calls that several formats share, as generators over a `Source`."""
+"""Reads the parts of tool calls that several formats share, with generators over a `Source`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vkbackend.models.tool_calls.source import JsonEnd, Reading, Source, ToolDel
 _HEAD = re.compile(
     r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)', re.DOTALL
 )
-MAX_HEAD = 512  # characters of a call up to its arguments
+MAX_HEAD = 512  # characters of a call before its arguments
 ID_CHARACTERS, ID_LENGTH = string.ascii_letters + string.digits, 9  # accepted by Mistral's templates
 
 
@@ -23,7 +23,7 @@ def new_id() -> str:
 
 
 class CallReader:
-    """`tools`: schemas of the arguments, by function."""
+    """`tools`: the schema of the arguments by function."""
 
     def __init__(self, tools: Mapping[str, Any]) -> None:
         self.source, self.tools, self.n_calls, self.n_done = Source(), tools, 0, 0
@@ -33,7 +33,7 @@ class CallReader:
         return ToolDelta(self.n_calls - 1, id_ or new_id(), name)
 
     def arguments(self) -> Reading:
-        """Stream the next JSON object as the last call's arguments; {} if none comes."""
+        """Stream the next JSON object as the last call's arguments; {} if no object follows."""
         yield from self.source.skip_space()
         if not self.source.text.startswith("{"):
             yield ToolDelta(self.n_calls - 1, arguments="{}")
@@ -58,10 +58,10 @@ class CallReader:
 
     def call_object(self, names: Collection[str] | None = None) -> Trying:
         """Read {"name": ..., "arguments" or "parameters": {...}}, in any order. Returns whether it calls one
-        of the `names` (None: any)."""
+        of the `names` (None: any name)."""
         source, end, seen = self.source, JsonEnd(), 0
         while True:
-            # After MAX_HEAD characters the name follows the arguments or is missing.
+            # If the name is not in the first MAX_HEAD characters, it follows the arguments or is missing.
             head = _HEAD.match(source.text) if len(source.text) <= MAX_HEAD or not seen else None
             if head and (name := _decoded(head[1])) is not None:
                 if names is not None and name not in names:

@@ -15,9 +15,9 @@ from vkbackend.models.tool_calls.source import AnswerPart, Trying
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """`openers`: beginnings of calls. `read` continues there and returns whether it was a call. `inner`:
-    further markers that may be control tokens. `at_start`: an answer that begins with "{" may be a call.
-    `described`: the prompt describes the tools, because the template does not."""
+    """`openers`: beginnings of calls. `read` reads the text after an opener and returns whether it was a
+    call. `inner`: further markers that may be control tokens. `at_start`: an answer that begins with "{" may
+    be a call. `described`: the prompt describes the tools, because the template does not."""
 
     name: str
     openers: tuple[str, ...]
@@ -44,7 +44,7 @@ def _hermes(r: CallReader) -> Trying:
 
 
 def _json_answer(r: CallReader) -> Trying:
-    """One or more calls of known tools."""
+    """Read one or more calls of known tools."""
     yield from r.source.begins("<|python_tag|>")
     n = r.n_calls
     while (yield from r.call_object(r.tools)):
@@ -57,14 +57,15 @@ def _json_answer(r: CallReader) -> Trying:
 
 
 def _lenient(r: CallReader) -> Trying:
-    """For templates that do not reveal how calls are written."""
+    """Read calls for templates that do not reveal how calls are written."""
     if r.source.text.startswith("<tool_call>"):
         return (yield from _hermes(r))
     return (yield from _json_answer(r))
 
 
 def _mistral(r: CallReader) -> Trying:
-    """[TOOL_CALLS][{...}, {...}], or since 2025 [TOOL_CALLS]name[ARGS]{...}, each with its marker."""
+    """Read [TOOL_CALLS][{...}, {...}], or the format since 2025: [TOOL_CALLS]name[ARGS]{...} for each
+    call."""
     yield from r.source.begins("[TOOL_CALLS]")
     yield from r.source.skip_space()
     if r.source.text[:1] in ("[", "{"):
@@ -83,7 +84,7 @@ def _mistral(r: CallReader) -> Trying:
 
 
 def _row(r: CallReader, closer: str) -> Trying:
-    """[{...}, {...}] and the marker after it."""
+    """Read [{...}, {...}] and the marker after it."""
     n = r.n_calls
     is_row = (yield from r.source.begins("[")) is not None
     while True:
@@ -105,7 +106,7 @@ def _phi4(r: CallReader) -> Trying:
 
 
 def _kimi(r: CallReader) -> Trying:
-    """The id names the function: functions.NAME:INDEX."""
+    """Read calls whose id names the function: functions.NAME:INDEX."""
     yield from r.source.begins("<|tool_calls_section_begin|>")
     n = r.n_calls
     while True:
@@ -128,7 +129,8 @@ SEPARATOR = "<\uff5ctool\u2581sep\uff5c>"
 
 
 def _deepseek(r: CallReader) -> Trying:
-    """V3.1: NAME, separator, JSON; before: "function", separator, NAME and JSON in a fence."""
+    """Read calls of V3.1 (NAME, separator, JSON) or earlier ("function", separator, NAME, and JSON in a
+    fence)."""
     yield from r.source.begins(CALLS)
     n = r.n_calls
     while True:
@@ -148,7 +150,7 @@ def _deepseek(r: CallReader) -> Trying:
         yield from r.source.until(CALL_END)
 
 
-# ---- arguments one by one ----
+# ---- arguments with separate keys ----
 
 
 def _schema(r: CallReader, name: str, argument: str) -> Any:
@@ -159,7 +161,7 @@ def _schema(r: CallReader, name: str, argument: str) -> Any:
 
 
 def _coder(opener: str, closer: str) -> Callable[[CallReader], Trying]:
-    """Each parameter on lines of its own, between optional markers."""
+    """Return a reader for parameters on separate lines, with optional markers around a call."""
 
     def read(r: CallReader) -> Trying:
         yield from r.source.begins(opener)
@@ -211,7 +213,7 @@ def _glm(r: CallReader) -> Trying:
 
 
 def _gemma(r: CallReader) -> Trying:
-    """call:NAME{key:value,...}, with quotes of its own around strings."""
+    """Read call:NAME{key:value,...}, with Gemma's quotes around strings."""
     opener = yield from r.source.begins("<|tool_call>", "<start_function_call>")
     text, _ = yield from r.source.until("<tool_call|>", "<end_function_call>")
     call = re.fullmatch(r"\s*call:([^{\s]+)\s*(\{.*\})\s*", text, re.DOTALL)
@@ -224,7 +226,7 @@ def _gemma(r: CallReader) -> Trying:
 
 
 def _of_gemma(text: str, quote: str) -> Any:
-    """Keys and strings may lack quotes; None if invalid."""
+    """Return the value of `text`, in which keys and strings may lack quotes; None if it is invalid."""
     parts = text.split(quote)
     if len(parts) % 2 == 0:
         return None
@@ -245,7 +247,7 @@ def _quoted(match: re.Match[str]) -> str:
     return match[0] if keeps else f"{match[1]}{json.dumps(word)}{match[3]}"
 
 
-# ---- which ----
+# ---- choice of the format ----
 
 HERMES = ToolFormat("hermes", ("<tool_call>",), _hermes, ("</tool_call>",))
 QWEN_CODER = ToolFormat(
@@ -268,7 +270,7 @@ KIMI = ToolFormat(
     ("<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",
      "<|tool_call_end|>"),
 )  # fmt: skip
-GPT_OSS = ToolFormat("gpt-oss", (), None)  # calls are messages, read by models/text/harmony.py
+GPT_OSS = ToolFormat("gpt-oss", (), None)  # a call is a message, read by models/text/harmony.py
 GEMMA = ToolFormat("gemma 4", ("<|tool_call>",), _gemma, ("<tool_call|>", '<|"|>'))
 FUNCTION_GEMMA = ToolFormat(
     "functiongemma", ("<start_function_call>",), _gemma, ("<end_function_call>", "<escape>")
@@ -276,7 +278,7 @@ FUNCTION_GEMMA = ToolFormat(
 DEEPSEEK = ToolFormat("deepseek", (CALLS,), _deepseek, (CALLS_END, CALL, CALL_END, SEPARATOR))
 GENERIC = ToolFormat("generic", (), _json_answer, at_start=True, described=True)
 
-# The first format with all signs in the template.
+# A template has the first format whose signs are all in the template.
 SIGNS: tuple[tuple[tuple[str, ...], ToolFormat], ...] = (
     (("<|channel|>", "functions."), GPT_OSS),
     (("<|tool_calls_section_begin|>",), KIMI),
@@ -299,5 +301,5 @@ FORMATS = (*dict.fromkeys(format_ for _, format_ in SIGNS), GENERIC)
 
 
 def format_of(template: str) -> ToolFormat:
-    """Plain JSON if the template has nothing about tools."""
+    """Return the format of a template; plain JSON if the template does not mention tools."""
     return next((format_ for signs, format_ in SIGNS if all(sign in template for sign in signs)), GENERIC)

@@ -1,4 +1,4 @@
-"""The grammar that forces an answer to call tools, in the model's format: llguidance's Lark."""
+"""The grammar, in llguidance's Lark, that makes an answer call tools in the model's own format."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from vkbackend.models.tool_calls import formats
 from vkbackend.models.tool_calls.argument_values import kinds_of, resolved
 from vkbackend.models.tool_calls.formats import ToolFormat
 
-Special = Callable[[str], int | None]  # the control token of a text
+Special = Callable[[str], int | None]  # returns the control token of a text
 
 
 class CallGrammar:
-    """Rules for calls of `tools`: schemas of the arguments, by function. `special`: a marker's control token,
-    which a grammar must name by id because it has no text."""
+    """Rules for calls of `tools`, the schema of the arguments by function. `special` returns the control
+    token of a marker, which a grammar must name by id because the token has no text."""
 
     def __init__(self, format_: ToolFormat, tools: Mapping[str, Any], special: Special) -> None:
         self._format, self._tools, self._special = format_, tools, special
         self._rules: list[str] = []
 
     def lark(self, *, several: bool) -> str:
-        """The first rule, `calls`, is one call, or with `several` one or more."""
+        """Return the rules. The first rule, `calls`, is one call, or one or more calls if `several`."""
         call = self._rule(" | ".join([self._rule(self._call(name)) for name in self._tools]))
         return "\n".join([f"calls: {self._row(call, several)}", *self._rules])
 
@@ -68,7 +68,7 @@ class CallGrammar:
         }
         begin, between, end = around.get(self._format, row)
         if self._format in (formats.LLAMA3, formats.GENERIC, formats.GPT_OSS):
-            several = False  # their templates have one call at a time
+            several = False  # these templates have one call at a time
         more = f" ({between} {call})*" if several else ""
         return f"{begin} {call}{more} {end}"
 
@@ -115,13 +115,13 @@ class CallGrammar:
         return rules.get(self._format, lambda: self._object(name))()
 
     def _properties(self, name: str) -> list[tuple[str, Any, bool]]:
-        """(argument, schema, whether it is required)"""
+        """Return (argument, schema, whether the argument is required)."""
         schema = self._schema(name)
         properties, required = schema.get("properties") or {}, schema.get("required") or ()
         return [(key, property_, key in required) for key, property_ in properties.items()]
 
     def _by_key(self, name: str, head: str, opener: str, closer: str, end: str) -> str:
-        """Strings without quotes or escapes."""
+        """Return the arguments of a call, with a marker before and after each value."""
         before, after = opener.split("{}")
         parts = [literals(head, self._special)]
         for key, schema, must in self._properties(name):
@@ -131,7 +131,7 @@ class CallGrammar:
         return " ".join([*parts, literals(end, self._special)])
 
     def _value_by_key(self, name: str, schema: Any, closer: str) -> str:
-        """Text up to the closing marker if the schema wants a string, else JSON."""
+        """Return text up to the closing marker if the schema wants a string, else JSON."""
         schema = resolved(schema, self._schema(name))
         kinds, end = kinds_of(schema), self._mark(closer)
         values = _values(schema)
@@ -146,7 +146,7 @@ class CallGrammar:
         return f'({text} | "null" {end})' if "null" in kinds else text
 
     def _json(self, name: str, schema: Any) -> str:
-        """With the definitions for its $refs."""
+        """Return the rule for JSON of `schema`, with the definitions for its $refs."""
         whole = self._schema(name)
         shared = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
         return json_rule(json.dumps({**shared, **schema} if isinstance(schema, dict) else schema))
@@ -162,8 +162,8 @@ class CallGrammar:
         return f"{json.dumps(key + ':')} {self._gemma_value(name, schema, quote, depth)}"
 
     def _gemma_value(self, name: str, schema: Any, quote: str, depth: int) -> str:
-        """Strings between the marker `quote`; at most `depth` levels of arrays, objects and alternatives.
-        Raises InvalidArgument for deeper ones."""
+        """Return the rule for a value: strings between the marker `quote`, and at most `depth` levels of
+        arrays, objects and alternatives. Raises InvalidArgument for deeper schemas."""
         schema = resolved(schema, self._schema(name))
         mark, inner = self._mark(quote), depth - 1
         if not isinstance(schema, dict) or depth < 0:
@@ -205,11 +205,11 @@ class CallGrammar:
 
 
 def _members(pairs: Sequence[tuple[str, bool]]) -> str:
-    """(pair, needed) in order, with commas between; others are optional."""
+    """Return a rule for `pairs`, (pair, whether it is required), in this order with commas between them."""
     rest, any_needed = "", False
     for i in reversed(range(len(pairs))):
         pair, needed = pairs[i]
-        # `this`: this pair comes first. `rest`: a later pair does.
+        # `this`: begins with this pair. `rest`: begins with this pair or a later pair.
         after = "".join(f' ("," {later})' + ("" if must else "?") for later, must in pairs[i + 1 :])
         this = f"{pair}{after}"
         rest = this if needed else f"({this}" + (f" | {rest})" if rest else ")" + ("" if any_needed else "?"))
@@ -218,7 +218,7 @@ def _members(pairs: Sequence[tuple[str, bool]]) -> str:
 
 
 def _values(schema: Any) -> list[Any] | None:
-    """By const or enum; None if it has neither."""
+    """Return the values that const or enum lists; None if the schema has neither."""
     if not isinstance(schema, dict):
         return None
     return [schema["const"]] if "const" in schema else schema.get("enum") or None
@@ -247,10 +247,10 @@ def literals(text: str, special: Special) -> str:
 
 
 def text_up_to(name: str, mark: str, special: Special) -> str:
-    """Any text and the marker that ends it."""
+    """Return a rule for any text and the marker that ends it."""
     token = special(mark)
     if token is not None:
-        # The text may not spell the marker: a reader could not tell it from the token.
+        # The text may not contain the marker, because a reader could not distinguish it from the token.
         spelled = re.escape(mark).replace("/", r"\/")
         return f"{name}: {name.upper()} <[{token}]>\n{name.upper()}: /(?s:.*)/ & ~/(?s:.*{spelled}.*)/"
     return f"{name}[suffix={json.dumps(mark, ensure_ascii=False)}]: /(?s:.*)/"

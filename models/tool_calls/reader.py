@@ -11,7 +11,7 @@ from vkbackend.models.tool_calls.source import AnswerPart, Reading
 
 
 class ToolReader(CallReader):
-    """White space around calls is dropped. Text that only begins like a call is content."""
+    """Drops white space around calls. Text that only begins like a call is content."""
 
     def __init__(self, format_: ToolFormat, tools: Mapping[str, Any]) -> None:
         super().__init__(tools)
@@ -20,7 +20,7 @@ class ToolReader(CallReader):
         self._is_over = False
 
     def push(self, piece: str, *, last: bool = False) -> list[AnswerPart]:
-        """Returns the parts that are certain now."""
+        """Return the parts that are certain so far."""
         self.source.text += piece
         self.source.ended |= last
         parts: list[AnswerPart] = []
@@ -39,7 +39,7 @@ class ToolReader(CallReader):
 
     def _read(self) -> Reading:
         source, openers = self.source, self._format.openers
-        space = ""  # white space after the content, given out if more content follows
+        space = ""  # white space after the content, returned if more content follows
         while source.text or not source.ended:
             hits = [(at, -len(mark)) for mark in openers if (at := source.text.find(mark)) >= 0]
             if not self._begun and self._format.at_start and source.text.lstrip()[:1] == "{":
@@ -55,7 +55,7 @@ class ToolReader(CallReader):
                 assert self._format.read is not None, "it has openers"
                 if (yield from self._format.read(self)):
                     space = ""
-                else:  # not a call: at least the opener is content
+                else:  # if it is not a call, at least the opener is content
                     yield space + (source.taken or source.cut(1))
                     space = ""
             elif source.ended:

@@ -1,4 +1,5 @@
-"""Text in pieces, and generators that read it: they yield parts, or None for more text."""
+"""Text that arrives in pieces, and generators that read it. They yield parts, or None if they need more
+text."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from vkbackend.models.text.stop_text import overlap
 
 @dataclass(frozen=True, slots=True)
 class ToolDelta:
-    """First id and name, then arguments, JSON text in pieces."""
+    """First the id and name of a call, then the JSON text of its arguments in pieces."""
 
     index: int
     id: str | None = None
@@ -25,7 +26,8 @@ Trying = Generator[AnswerPart | None, None, bool]
 
 
 class Source:
-    """`text`: not read yet. `ended`: no more comes. `taken`: read since it was last cleared."""
+    """`text`: not read yet. `ended`: no more text will come. `taken`: the text read since `taken` was last
+    cleared."""
 
     def __init__(self) -> None:
         self.text, self.taken, self.ended = "", "", False
@@ -43,7 +45,7 @@ class Source:
             yield None
 
     def begins(self, *marks: str) -> Generator[None, None, str | None]:
-        """The longest; None if there is none."""
+        """Read the longest mark that the text begins with, and return it; None if there is none."""
         while True:
             for mark in sorted(marks, key=len, reverse=True):
                 if self.text.startswith(mark):
@@ -53,7 +55,7 @@ class Source:
             yield None
 
     def until(self, *marks: str) -> Generator[None, None, tuple[str, str]]:
-        """The text up to the first mark, and the mark; all text and "" if none comes."""
+        """Return the text up to the first mark, and the mark; if no mark follows, all text and ""."""
         while True:
             if hits := [(at, -len(m), m) for m in marks if (at := self.text.find(m)) >= 0]:
                 at, _, mark = min(hits)
@@ -67,7 +69,7 @@ class Source:
 
 
 class JsonEnd:
-    """Finds the end of a JSON object or array. `depth`: levels already open."""
+    """Finds the end of a JSON object or array. `depth`: number of open levels."""
 
     _NEXT, _IN_STRING = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
 
@@ -75,7 +77,7 @@ class JsonEnd:
         self._depth, self._in_string, self._skip = depth, False, 0
 
     def push(self, text: str) -> int | None:
-        """How many characters precede the end; None if it is not here."""
+        """Return how many characters of `text` precede the end; None if the end is not in `text`."""
         at = self._skip
         while True:
             match = (self._IN_STRING if self._in_string else self._NEXT).search(text, at)
