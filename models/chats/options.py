@@ -19,27 +19,27 @@ WORDS = ("auto", "none", "required")
 
 
 class ChatKeywords(GenerateKeywords, total=False):
-    """The keywords of `LLM.generate`, and how messages become a prompt."""
+    """The keywords of `LLM.generate`, and keywords for the prompt of a conversation."""
 
     tools: Sequence[Mapping[str, Any]] | None
     """Functions that the model may call: {"type": "function", "function": {"name", "description",
-    "parameters"}}, the parameters a JSON Schema. None (default): none."""
+    "parameters"}}, where the parameters are a JSON Schema. None (default): none."""
     tool_choice: Literal["auto", "none", "required"] | str | Mapping[str, Any]
-    """Whether it calls them: as it likes ("auto", default), never, at least one, or the one of a name,
-    {"type": "function", "function": {"name": ...}}. A call that is required is forced by a grammar."""
+    """Which functions the model calls: "auto" (default; it decides), "none", "required" (at least one), or
+    the function {"type": "function", "function": {"name": ...}}. A grammar forces a required call."""
     parallel_tool_calls: bool
     """False: at most one call in an answer (default: True)."""
     template: str | None
-    """A chat template, or the name of one of the model's (default: the model's own)."""
+    """A chat template, or the name of a template of the model (default: the model's default template)."""
     template_variables: Mapping[str, Any] | None
     """Further variables of the template, such as enable_thinking, reasoning_effort, documents (default:
     none)."""
     continue_final_message: bool
-    """True: go on with the last message in place of answering it."""
+    """True: continue the last message instead of answering it."""
 
 
 def tool_list(name: str, value: Any) -> tuple[Mapping[str, Any], ...]:
-    """Checked tools with distinct names."""
+    """Return checked tools with distinct names."""
     if value is None:
         return ()
     expected = "expected a list of {'type': 'function', 'function': {'name': ..., 'parameters': ...}}"

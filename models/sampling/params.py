@@ -1,5 +1,6 @@
-"""Sampling parameters of a request: keywords, checks, defaults. Names, order, meaning and defaults are
-llama.cpp's; `min_tokens` and `stop_token_ids` are vLLM's."""
+"""Sampling parameters of a request: keywords, checks, defaults. Names, order, meaning and defaults are from
+llama.cpp; `min_tokens` and `stop_token_ids` are from vLLM.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ MAX_TOKEN = (1 << 31) - 1
 MAX_TOKENS = 1 << 31
 MAX_LOGPROBS = 1024
 ORDER = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
-LETTERS = dict(zip("edskypmxt", ORDER, strict=True))  # of llama.cpp's --sampler-seq
+LETTERS = dict(zip("edskypmxt", ORDER, strict=True))  # letters of llama.cpp's --sampler-seq
 BREAKERS = ("\n", ":", '"', "*")
 _OTHER_NAMES = {
     "nucleus": "top_p", "temp": "temperature", "typ": "typ_p", "typical": "typ_p", "typical_p": "typ_p"
@@ -35,25 +36,26 @@ class SamplingKeywords(TypedDict, total=False):
     temperature: float
     """How random the choice is (default: 0.8). 0 takes the most likely token, on ties the lowest id."""
     dynatemp_range: float
-    """The temperature depends on how sure the model is: it is between temperature - dynatemp_range and
-    temperature + dynatemp_range (default: 0.0, off)."""
+    """Changes the temperature by how sure the model is, between temperature - dynatemp_range and temperature
+    + dynatemp_range (default: 0.0, off)."""
     dynatemp_exponent: float
     """The exponent of the normalized entropy in dynamic temperature (default: 1.0)."""
     top_k: int
-    """Candidates that are kept, the most likely ones (default: 40); 0 keeps all."""
+    """Keep that many of the most likely tokens (default: 40); 0 keeps all."""
     top_p: float
     """Keep the smallest set of tokens whose probabilities reach this sum (default: 0.95); 1 keeps all."""
     min_p: float
-    """Keep tokens from this fraction of the best probability upwards (default: 0.05); 0 keeps all."""
+    """Keep tokens whose probability is at least this fraction of the best probability (default: 0.05); 0
+    keeps all."""
     typical_p: float
     """Keep the tokens whose surprise is nearest to the expected one, up to this sum of probabilities
     (default: 1.0, which keeps all)."""
     top_n_sigma: float
-    """Keep tokens whose logits are at most that many standard deviations below the best (default: -1.0,
-    which keeps all, as 0 does)."""
+    """Keep tokens whose logits are at most that many standard deviations below the best (default: -1.0, which
+    keeps all; so does 0)."""
     xtc_probability: float
-    """The chance that the most likely candidates are removed (default: 0.0): all that reach `xtc_threshold`,
-    except the least likely one."""
+    """The chance that the most likely candidates are removed (default: 0.0): all whose probability is at
+    least `xtc_threshold`, except the least likely of them."""
     xtc_threshold: float
     """See `xtc_probability` (default: 0.1); above 0.5 it is off."""
     repeat_penalty: float
@@ -66,40 +68,42 @@ class SamplingKeywords(TypedDict, total=False):
     repeat_last_n: int
     """How many recent tokens are penalized, the prompt included (default: 64); 0: none, -1: all."""
     dry_multiplier: float
-    """DRY lowers tokens that would extend a repetition of n tokens by multiplier * base ** (n - allowed
-    length) (default: 0.0, which is off)."""
+    """DRY lowers the logits of tokens that would extend a repetition of n tokens, by multiplier * base ** (n
+    - allowed length) (default: 0.0, off)."""
     dry_base: float
     """See `dry_multiplier` (default: 1.75); below 1 it is off."""
     dry_allowed_length: int
     """Repetitions of fewer tokens are not penalized (default: 2)."""
     dry_penalty_last_n: int
-    """How many recent tokens DRY looks at, the prompt included (default: -1, all); 0: none."""
+    """How many recent tokens DRY searches, including the prompt (default: -1, all); 0: none."""
     dry_sequence_breakers: Iterable[str | Sequence[int]]
-    """Texts, or sequences of token ids, that repetitions do not reach across (default: newline, colon, double
-    quote, asterisk)."""
+    """Texts, or sequences of token ids, at which repetitions end (default: newline, colon, double quote,
+    asterisk)."""
     mirostat: int
-    """1 or 2: that version of Mirostat chooses among all tokens, after logit_bias and temperature, in place
-    of all other samplers (default: 0, none)."""
+    """1 or 2: that version of Mirostat chooses among all tokens, after logit_bias and temperature, and
+    replaces all other samplers (default: 0, none)."""
     mirostat_tau: float
-    """The surprise that Mirostat aims at, in bits (default: 5.0)."""
+    """The target of Mirostat's surprise, in bits (default: 5.0)."""
     mirostat_eta: float
-    """How fast Mirostat follows (default: 0.1)."""
+    """How fast Mirostat adapts (default: 0.1)."""
     logit_bias: Mapping[int, float] | Iterable[tuple[int, float]]
-    """Token id -> a number that is added to its logit, -inf to forbid it (default: none)."""
+    """A mapping from a token id to a number that is added to the token's logit, -inf to forbid the token
+    (default: none)."""
     samplers: str | Iterable[str]
-    """The samplers in their order, "a;b" or a list; samplers that are not named are skipped (default:
+    """The samplers in order, as "a;b" or a list; samplers that are not named are skipped (default:
     "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature")."""
     min_tokens: int
-    """Tokens that end a text are forbidden until that many are generated (default: 0)."""
+    """Forbid tokens that end the text until that many tokens are generated (default: 0)."""
     stop_token_ids: Iterable[int]
     """Tokens that end the text, in addition to the model's (default: none)."""
     logprobs: int | None
-    """Return the log probability of each generated token, and of this many most likely tokens in its place:
-    0 to 1024. They are the model's own, before any sampler. None (default): no log probabilities."""
+    """Return the log probability of each generated token, and of this many most likely tokens at its
+    position: 0 to 1024. The log probabilities are from the model's logits before any sampler. None (default):
+    no log probabilities."""
     logits_processors: Iterable[Processor]
     """Functions that take (tokens so far, float32 logits [n_vocab]) and return logits. They run in this
-    order, before all samplers (default: none). They are slow: each token copies a whole row to the host, and
-    all sequences wait for Python."""
+    order, before all samplers (default: none). They are slow, because each token copies a row of logits to
+    the host, and all sequences wait for Python."""
     seed: int | None
     """Seed of the random numbers. None (default) or -1 draws a seed, which is then in `Completion.seed`."""
 
@@ -142,7 +146,7 @@ def _samplers(name: str, value: Any) -> tuple[str, ...]:
     given = value.split(";") if isinstance(value, str) else items(name, value, "expected names of samplers")
     names = []
     for sampler in given:
-        word = str(sampler).strip().lower().replace("-", "_")  # other types: unknown names
+        word = str(sampler).strip().lower().replace("-", "_")  # other types become unknown names
         word = _OTHER_NAMES.get(word, word)
         if word == "":
             continue
@@ -217,7 +221,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         check_fields(self)
 
-    # ---- what these values mean together ----
+    # ---- combined meaning of the values ----
 
     @property
     def greedy(self) -> bool:
@@ -236,8 +240,8 @@ class SamplingParams:
 
     @property
     def chain(self) -> tuple[str, ...]:
-        """The samplers that change anything, in order. Greedy: filters after the last penalty keep the best
-        token, so they are dropped."""
+        """The samplers that have an effect, in order. With greedy sampling the filters after the last penalty
+        would keep the best token, so they are dropped."""
         if self.mirostat:
             return ("temperature",)
         works = {
@@ -254,7 +258,7 @@ class SamplingParams:
 
     @property
     def n_decisive(self) -> int:
-        """How many of the most likely tokens decide, without lowered tokens; 0: any token may."""
+        """How many of the most likely tokens can be chosen, not counting lowered tokens; 0: any token."""
         if self.logits_processors or self.mirostat or any(bias > 0 for _, bias in self.logit_bias):
             return 0
         lowers = self.repeat_penalty >= 1 and self.presence_penalty >= 0 and self.frequency_penalty >= 0
@@ -270,10 +274,10 @@ class SamplingParams:
 
     @property
     def n_candidates(self) -> int:
-        """How many of the most likely tokens suffice for any history: one more for each token that
-        `logit_bias` or `min_tokens` lowers. 0: whole rows."""
+        """How many of the most likely tokens suffice for any history: one more than `n_decisive` for each
+        token that `logit_bias` or `min_tokens` lowers. 0: complete rows are needed."""
         if {"penalties", "dry"} & set(self.chain):
-            return 0  # `Sampler.n_candidates` knows the tokens
+            return 0  # `Sampler.n_candidates` knows the lowered tokens
         lowered = {token for token, _ in self.logit_bias}
         if self.min_tokens:
             lowered.update(self.stop_token_ids)
