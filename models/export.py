@@ -91,7 +91,6 @@ def _check(info: TensorInfo, specs: Sequence[WeightSpec], weights: Mapping[str, 
 
 
 def joined(devices: Sequence[Device], held: Sequence[tuple[Part | None, Weight]]) -> Iterator[np.ndarray]:
-    """Yield the tensor's bytes in pieces, from one weight or joined from its parts."""
     parts = sorted(((part, weight) for part, weight in held if part), key=lambda pair: pair[0].begin)
     repeat = parts[0][0].repeat if parts else 1
     if repeat == 1:

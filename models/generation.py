@@ -78,7 +78,6 @@ class Chunks:
 
     def push(self, answer: Answer) -> Chunk:
         if isinstance(answer, int):
-            # Most tokens need only this shortcut.
             if self._is_plain and self._decoder and answer < self._tokenizer.n_vocab:  # type: ignore[union-attr]
                 return Chunk(self._decoder.push(answer), answer, None, None, self._slot)
             event, token = None, answer

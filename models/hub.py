@@ -22,9 +22,9 @@ _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 
 
 def fetch(name: str, file: str | None = None) -> str:
-    """Download the model `user/repo` or `user/repo:TAG`, or `file` of the repository, and return its path;
-    for a split model, the path of the first part. Raises InvalidArgument (the name, repository or file does
-    not exist), VkbackendError (no connection, not enough disk space)."""
+    """Download `user/repo`, `user/repo:TAG` or `file` of the repository, and return its path (of a split
+    model, the path of the first part). Raises InvalidArgument (no such name, repository or file),
+    VkbackendError (no connection, not enough disk space)."""
     match = _NAME.fullmatch(text_of("repository", name))
     if not match:
         raise InvalidArgument(f"{name!r} is not a repository; expected user/repo or user/repo:Q4_K_M")

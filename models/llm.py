@@ -242,13 +242,12 @@ class LLM(Chats, Slots):
     def stream(
         self, prompt: Prompt, max_tokens: int | None = None, **options: Unpack[GenerateKeywords]
     ) -> Generator[Chunk, None, None]:
-        """Yield a Chunk per token; the joined texts of the chunks equal `Completion.text`.
+        """Yield a Chunk per token; the joined texts equal `Completion.text`.
 
-        max_tokens: with None or -1 the text ends at a stop token or at the end of the context.
-        `GenerateKeywords` describes the other keywords (sampling, stop, ignore_eos, slot, priority,
-        deadline_s). Streams that are read alternately are computed together; closing a stream frees its slot.
-        Arguments are checked at the call, which raises InvalidArgument, and UnsupportedModel for text without
-        a tokenizer.
+        max_tokens: None or -1 continues to a stop token or the end of the context. `GenerateKeywords`
+        describes the other keywords (sampling, stop, ignore_eos, slot, priority, deadline_s). Streams that
+        are read alternately are computed together; closing a stream frees its slot. Arguments are checked at
+        the call: InvalidArgument, and UnsupportedModel for text without a tokenizer.
         """
         generation = self._generation(prompt, max_tokens, options)
         return stream(self._open_mailbox(), generation, self._tokenizer)
@@ -305,10 +304,10 @@ class LLM(Chats, Slots):
 
     def memory(self) -> list[dict[str, Any]]:
         """Return one dict per device, in order, with bytes by purpose: "device" (its name), "weights",
-        "mapped" (weights that are read from the mapped file, in pages that the system may drop), "kv",
-        "scratch", "host" (slices and caches in host memory), "shared" (tables that all devices read, counted
-        for the first device), "staging", "free_before" (before loading) and "free" (now). Both free values
-        are None if the driver does not report them."""
+        "mapped" (weights in the mapped file, whose pages the system may drop), "kv", "scratch", "host"
+        (slices and caches in host memory), "shared" (tables that all devices read, counted for the first
+        device), "staging", "free_before" (before loading) and "free" (now). Both free values are None if the
+        driver does not report them."""
         (event,) = self._ask(Memory).events()
         assert event.memory is not None
         return event.memory

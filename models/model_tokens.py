@@ -21,14 +21,14 @@ Breaker = str | tuple[int, ...]
 
 
 def suppressed_ids(gguf: GGUF) -> frozenset[int]:
-    """Return the tokens that the model must never write (Gemma 4 Unified, MiniMax)."""
+    """The tokens that the model must never write (Gemma 4 Unified, MiniMax)."""
     with suppress(GGUFError):
         return frozenset(int(token) for token in gguf.ints("tokenizer.ggml.suppress_tokens", ()))
     return frozenset()
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-    """Return the bytes of every token; control tokens have none."""
+    """Control tokens have no text."""
     pieces = tuple(tokenizer.piece(token) for token in range(tokenizer.n_vocab))
     special = (i for i, piece in enumerate(pieces) if not piece or tokenizer.is_special(i))
     return Vocabulary(pieces, tuple(special), tuple(sorted(tokenizer.stop_ids)))
@@ -66,8 +66,7 @@ class ModelTokens:
         )
 
     def _breakers(self, breakers: Sequence[Breaker]) -> tuple[tuple[int, ...], ...]:
-        """Return the breakers as tokens. Without a tokenizer the default texts are dropped; other texts raise
-        UnsupportedModel."""
+        """Without a tokenizer the default texts are dropped, and other texts raise UnsupportedModel."""
         texts = tuple(breaker for breaker in breakers if isinstance(breaker, str))
         sequences = tuple(breaker for breaker in breakers if not isinstance(breaker, str))
         tokenizer = self._tokenizer

@@ -29,9 +29,9 @@ LogProbs = npt.NDArray[np.float64]
 
 @dataclass(slots=True)
 class Score:
-    """Sums over the scored tokens. Differences from a base: `rise` sums the rise of the negative log
-    likelihood, `dp2` the squared difference of the token's probability; `klds` has the divergence at every
-    token. Names that end in 2 are sums of squares."""
+    """Sums over the scored tokens. Compared with a base, `rise` is the rise of the negative log likelihood,
+    `dp2` the squared difference of the token's probability; `klds` has the divergence at every token. Names
+    that end in 2 are sums of squares."""
 
     n: int = 0
     nll: float = 0.0
@@ -207,8 +207,7 @@ class Base:
         self.n_rows, self._path = len(self._rows), path
 
     def rows(self, first: int, following: Sequence[int]) -> LogProbs:
-        """Return the log-probabilities of rows from `first` on. Raises InvalidArgument unless the next tokens
-        are `following`."""
+        """Raises InvalidArgument unless the next tokens are `following`."""
         rows = self._rows[first : first + len(following)]
         if rows["token"].tolist() != list(following):
             raise InvalidArgument(f"{self._path}: was saved for another text or context size")

@@ -48,8 +48,6 @@ _yarn = optional(finite(-1.0, MAX_STRETCH))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeOptions(ReduceOptions):
-    """`RopeKeywords` describes the fields."""
-
     rope_scaling: str | None = option(None, optional(choice(SCALINGS)))
     rope_scale: float | None = option(None, _stretch)
     rope_freq_scale: float | None = option(None, _stretch)
@@ -70,7 +68,7 @@ class RopeOptions(ReduceOptions):
 
 
 def state_rope(gguf: GGUF, options: RopeOptions) -> None:
-    """Write the options to `gguf.stated`, which overrides the values of the file."""
+    """Override the file's values with `gguf.stated`."""
     gguf.stated = {}
     rope = f"{gguf.architecture}.rope."
     factor, kind = options.rope_factor, options.rope_scaling

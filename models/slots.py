@@ -14,8 +14,6 @@ from vkbackend.models.options import MAX_CONTEXT
 
 
 class Slots(ABC):
-    """Base class of `LLM` with these methods."""
-
     n_slots: int
 
     @abstractmethod

@@ -1,7 +1,7 @@
 """`Chat`: a conversation in one slot, so that a turn computes only new text.
 
 Every turn renders the complete conversation, because a template may change earlier text. If the new text
-continues the slot's text, the model's own tokens are used again, because a tokenizer could cut that text
+continues the slot's text, the model's own tokens are reused, because the tokenizer could cut that text
 differently.
 """
 
@@ -79,11 +79,10 @@ class Chat:
     def send(
         self, text: str, max_tokens: int | None = None, **options: Unpack[AnswerKeywords]
     ) -> Generator[Chunk, None, None]:
-        """Send a message and stream the answer; the keywords are the same as for `LLM.stream`, without
-        `slot`.
+        """Send a message and stream the answer; the keywords are `LLM.stream`'s, without `slot`.
 
-        Closing the stream ends the answer, and the text so far is part of the conversation. A message that is
-        longer than the context, or that the template refuses, raises InvalidArgument and is forgotten.
+        Closing the stream ends the answer; the text so far is stored. A message that is longer than the
+        context, or that the template refuses, raises InvalidArgument and is forgotten.
         """
         return self._ask(
             [*self.messages, {"role": "user", "content": text_of("text", text)}], max_tokens, options
@@ -125,8 +124,7 @@ class Chat:
         options: AnswerKeywords,
     ) -> Generator[Chunk, None, None]:
         chunks, before = list[Chunk](), list[dict[str, float]]()
-        # With a grammar the context cannot slide, because the new request would match the grammar from its
-        # start.
+        # With a grammar the context cannot slide, because the new request would restart the grammar.
         slides = not any(options.get(name) for name in KEYWORDS)
         new_ids: list[int] = []
         try:
@@ -165,8 +163,8 @@ class Chat:
     # ---- messages in the context ----
 
     def _shortened(self, messages: list[Message], n_made: int) -> tuple[int, Prompt, list[int]] | None:
-        """Leave out more messages than now, for an answer with `n_made` tokens so far. Returns the same as
-        `_fitting`, or None if no older message can be left out."""
+        """`_fitting` with more messages left out, for an answer with `n_made` tokens so far. None if no older
+        message can be left out."""
         older = self._older(messages, self.n_left_out)
         if older is None:
             return None
@@ -177,8 +175,8 @@ class Chat:
         """Return how many messages to leave out so that the others have at most `most` tokens, the prompt,
         and its ids.
 
-        If messages must be left out, half of the context is freed, so that not every turn computes the
-        complete conversation again.
+        If messages must be left out, half of the context is freed, so not every turn computes the complete
+        conversation again.
         """
         n_first = len(self._first)
         while True:

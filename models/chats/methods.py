@@ -28,8 +28,6 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class Chats(ABC):
-    """Base class of `LLM` with these methods."""
-
     chat_templates: Mapping[str, str]
     n_slots: int
     _apart: bool

@@ -66,7 +66,7 @@ class PromptMaker:
         return self._protection.prompt(messages, variables)
 
     def ids(self, prompt: Prompt) -> list[int]:
-        """Return the prompt's ids, with BOS if the model wants it and the template does not write it."""
+        """Add BOS if the model wants it and the template does not write it."""
         tok = self.tokenizer
         ids = tok.encode(prompt.text, add_special=False, parse_special=True, plain=prompt.plain)
         if tok.add_bos and tok.bos_id is not None and ids[:1] != [tok.bos_id]:

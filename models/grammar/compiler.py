@@ -90,11 +90,10 @@ class Compiler:
         self._kept: OrderedDict[Structure, Future[LLMatcher]] = OrderedDict()
 
     def start(self, compiled: LLMatcher) -> Matcher:
-        """Return a new matcher for one request."""
         return Matcher(compiled.deep_copy(), self._n_tokens)
 
     def compile(self, structure: Structure) -> Future[LLMatcher]:
-        """Return a future of the compiled grammar, which may raise InvalidArgument."""
+        """The future may raise InvalidArgument."""
         future = self._kept.get(structure)
         if future is None:
             future = self._kept[structure] = Future()
@@ -178,7 +177,7 @@ forks.forget(_working.clear)
 
 @dataclass(frozen=True, slots=True)
 class _LibraryTokenizer:
-    """The tokenizer interface that llguidance needs. It never tokenizes text: see structure.PREAMBLE."""
+    """The tokenizer interface that llguidance needs. It never cuts text: see structure.PREAMBLE."""
 
     tokens: tuple[bytes, ...]
     special_token_ids: tuple[int, ...]
@@ -191,7 +190,6 @@ class _LibraryTokenizer:
 
 
 def _error_line(message: str) -> str:
-    """Return the library's message without the source text that it repeats."""
     lines = (line.strip() for line in re.sub(r"^at \d+\(\d+\): ", "", message).splitlines())
     text = " ".join(line for line in lines if line and not _is_source(line))
     return text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]}..."

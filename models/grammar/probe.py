@@ -18,8 +18,8 @@ from vkbackend.errors import VkbackendError
 COMPILE_S = 5.0  # seconds per grammar; schemas of tools take milliseconds
 MEMORY = 1 << 30  # bytes; an idle process takes 30 MB
 START_S = 30.0
-# Limits for one mask: items of the parser and fuel of the lexer. Grammars that are slow on purpose fail after
-# 0.4 s per mask; with the library's limit of 50,000 items they fail after 3 s.
+# Limits for one mask: items of the parser and fuel of the lexer. Deliberately slow grammars fail after 0.4 s
+# per mask, with the library's 50,000 items after 3 s.
 LIMITS: dict[str, Any] = {"step_max_items": 20_000, "step_lexer_fuel": 200_000, "verbose_errors": False}
 
 # Reads lines of hex and writes "ok", also for an invalid grammar, because the compiler reports that error.
@@ -42,7 +42,7 @@ for line in sys.stdin:
 
 
 class Probe:
-    """Runs the process, for one caller at a time. A process that ended is restarted."""
+    """Serves one caller at a time. A process that ended is restarted."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -62,7 +62,7 @@ class Probe:
                 if _line_arrived(process.stdout, COMPILE_S):
                     return True
             except OSError:
-                pass  # the process has already ended
+                pass  # it has already ended
             self._end()
             self._check_open()
             return False

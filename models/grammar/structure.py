@@ -128,8 +128,7 @@ def _is_deep(value: Any) -> bool:
 def structure_of(
     json_schema: str | None, json_object: bool, regex: str | None, lark: str | None, grammar: str | None
 ) -> Structure | None:
-    """Return the given structure, or None. Raises InvalidArgument for several, UnsupportedFeature without
-    llguidance."""
+    """Raises InvalidArgument for several structures, UnsupportedFeature without llguidance."""
     any_object = '{"type":"object"}' if json_object else None
     given: list[tuple[str, Kind, str | None]] = [
         ("json_schema", "json_schema", json_schema), ("json_object", "json_schema", any_object),

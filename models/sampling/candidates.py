@@ -16,7 +16,7 @@ class Candidates:
 
     @classmethod
     def of_row(cls, scores: np.ndarray) -> Candidates:
-        """Return all tokens of a row of logits, which may be overwritten."""
+        """`scores` may be overwritten."""
         return cls(np.arange(len(scores)), scores, ordered=False, whole=True)
 
     def __len__(self) -> int:
@@ -28,7 +28,7 @@ class Candidates:
         return float(self.scores[0] if self.ordered else self.scores.max())
 
     def weights(self) -> np.ndarray:
-        """Return probabilities up to a factor: exp(score - best score)."""
+        """Probabilities up to a factor: exp(score - best score)."""
         return np.exp(self.scores - self.peak)
 
     def probabilities(self) -> np.ndarray:
@@ -59,7 +59,7 @@ class Candidates:
 
 
 def best(scores: np.ndarray, n: int) -> np.ndarray:
-    """Return ids of the n (1..n_vocab) highest scores [n_vocab], best first, the lower id first on ties."""
+    """Ids of the n (1..n_vocab) highest scores [n_vocab], best first, the lower id first on ties."""
     threshold = np.partition(scores, len(scores) - n)[len(scores) - n]
     ids = np.flatnonzero(scores >= threshold)
     return ids[np.argsort(-scores[ids], kind="stable")[:n]]

@@ -18,7 +18,7 @@ class Logprobs:
 
 
 def logprobs_of(logits: np.ndarray, token: int, n_top: int) -> Logprobs:
-    """Return the log probabilities for one row of logits [n_vocab]: log softmax = logit - log sum exp."""
+    """Log probabilities for one row of logits [n_vocab]: log softmax = logit - log sum exp."""
     scores = logits.astype(np.float64)
     ids = best(scores, min(n_top, len(scores))) if n_top else np.empty(0, np.int64)
     peak = scores.max()

@@ -11,7 +11,7 @@ import numpy as np
 from vkbackend.models.sampling.candidates import Candidates, best
 from vkbackend.models.sampling.filters import top_k
 
-N_ESTIMATED = 100  # how many of the most likely tokens version 1 uses for its fit
+N_ESTIMATED = 100  # number of tokens in the fit of version 1
 
 
 class Mirostat:
@@ -29,14 +29,13 @@ class Mirostat:
         return int(c.ids[place])
 
     def cut(self, c: Candidates) -> None:
-        """Remove tokens; at least one is left."""
         top_k(c, max(1, self._n_by_exponent(c) if self.version == 1 else self._n_by_surprise(c)))
 
     def learn(self, probability: float) -> None:
         self.mu -= self.eta * (-math.log2(probability) - self.tau)
 
     def _n_by_surprise(self, c: Candidates) -> int:
-        """Version 2: count the tokens whose surprise is at most mu."""
+        """Version 2: surprise is at most mu."""
         with np.errstate(divide="ignore"):
             return int(np.count_nonzero(-np.log2(c.probabilities()) <= self.mu))
 

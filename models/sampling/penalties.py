@@ -61,7 +61,7 @@ def dry_penalties(
 
 
 def _since_breaker(window: Sequence[int], breakers: Breakers, enough: int) -> int:
-    """Return the number of tokens after the last breaker. The search ends at `enough`."""
+    """The search ends at `enough`."""
     n = len(window)
     for i in range(min(n, enough + MAX_TAIL + 1) if breakers else 0):
         matching = [

@@ -70,8 +70,8 @@ def best_of_rows(logits: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Return ids and logits, both [n, k], of the best k of each row of float32 [n, n_vocab] without NaN; best
     first, the lower id first on ties."""
     k = min(k, logits.shape[1])
-    # One integer per token sorts by logit, then by id. The high 32 bits are the bits of the logit, which sort
-    # as integers once negative logits are inverted. The low 32 bits are n_vocab - 1 - id.
+    # One integer per token sorts by logit, then by id. High 32 bits: the logit's bits, which sort as integers
+    # once negative logits are inverted. Low 32 bits: n_vocab - 1 - id.
     bits = (logits + np.float32(0)).view(np.int32)  # 0 for -0
     rank = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).astype(np.int64) << 32
     rank |= np.arange(logits.shape[1] - 1, -1, -1)
@@ -89,7 +89,7 @@ def _tried(choose: Callable[..., int], *row: Any) -> Choice:
 
 
 def _draw(samplers: Sequence[Sampler], ids: np.ndarray, logits: np.ndarray) -> list[int]:
-    """Draw tokens for plain samplers that are not greedy; the best logit of each row must be finite."""
+    """For plain samplers that draw; the best logit of each row is finite."""
     n, k = ids.shape
     values = [(*sampler.values, sampler.random.random()) for sampler in samplers]
     temperature, top_p, least, top_k, random = np.array(values).T[:, :, None]

@@ -1,5 +1,5 @@
 """A request's chain of samplers and its state; order and meaning are llama.cpp's. It computes in float64 on
-the host with the request's own random numbers, so that other requests of a batch cannot change its output.
+the host with the request's own random numbers, so other requests of a batch cannot change its output.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Sampler:
         self._varies = self._n_decisive > 0 and bool({"penalties", "dry"} & set(self._names))
 
     def n_candidates(self, history: History) -> int:
-        """Return how many candidates are needed, lowered tokens included. 0: the complete row."""
+        """Includes lowered tokens. 0: the complete row."""
         n = self._n_decisive + len(self._lowered(history)) if self._varies else self._n_candidates
         return n and max(n, self._n_shown)
 
@@ -109,7 +109,7 @@ class Sampler:
         return token
 
     def _choose_plain(self, ids: np.ndarray, logits: np.ndarray) -> int:
-        """Do the same as `_choose` in two thirds of the time: each filter keeps the first few candidates."""
+        """Takes two thirds of the time, because each filter keeps the first few candidates."""
         t, top_p, least, top_k = self.values
         below = logits[:top_k].astype(np.float64)
         below -= float(below[0])
@@ -144,7 +144,7 @@ class Sampler:
         return int(c.ids[min(place, len(c) - 1)])
 
     def _processed(self, logits: np.ndarray, history: History) -> np.ndarray:
-        """Return the logits from the caller's functions, which get a copy."""
+        """The caller's functions get a copy."""
         for number, process in enumerate(self.params.logits_processors):
             try:
                 result = np.asarray(process(list(history), logits.copy()), np.float32)
@@ -162,8 +162,7 @@ class Sampler:
         return self._early if self._n_chosen < self.params.min_tokens else {}
 
     def _dry(self, history: History) -> dict[int, float]:
-        """Return DRY's penalties, cached because `n_candidates` and the choice need them: 130 us for a text
-        of 4,000 tokens."""
+        """Cached because it takes 130 us for a text of 4,000 tokens."""
         if self._dried[0] != len(history):
             p = self.params
             window = recent(history, p.dry_penalty_last_n)

@@ -22,8 +22,7 @@ _WORDS = re.compile(f"{SPACE}?[^{SPACE}]+|{SPACE}")
 
 
 def _byte_characters() -> dict[str, int]:
-    """Return the character of each byte in byte-level BPE: printable Latin-1 is unchanged, other bytes are
-    numbered from U+0100."""
+    """Byte-level BPE: printable Latin-1 is unchanged, other bytes are numbered from U+0100."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [b for b in range(256) if b not in plain]
     return {chr(b): b for b in plain} | {chr(0x100 + i): b for i, b in enumerate(rest)}
@@ -130,8 +129,8 @@ def _backend(
     merges, ids = list(dict.fromkeys(gguf.strings("tokenizer.ggml.merges"))), vocabulary.ids
     pairs: list[Any] = [tuple(merge.split(" ", 1)) for merge in merges]
     try:
-        # If either side of a merge is not a token, the library raises an error; if the joined text is not a
-        # token, it panics.
+        # The library raises an error if a side of a merge is not a token, but panics if the joined text is
+        # not.
         if not all(map(ids.__contains__, map("".join, pairs))):
             raise KeyError
         model = BPE(

@@ -1,8 +1,7 @@
-"""The character map of a SentencePiece vocabulary: at each position, the longest text that the map contains
-is replaced.
+"""The character map of a SentencePiece vocabulary: replaces the longest known text at each position.
 
-A double array over UTF-8 bytes (Kanda 2018, XOR instead of addition). The 32 bits of a node have the byte
-that leads to it, whether a replaced text ends here, and the position of its children.
+A double array over UTF-8 bytes (Kanda 2018, XOR instead of addition). The 32 bits of a node are the byte that
+leads to it, whether a replaced text ends here, and the position of its children.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class HarmonyReader:
         return out
 
     def _header(self, out: list[Part], last: bool) -> bool:
-        """Read a header. Return False if more text is needed."""
+        """Return False if more text is needed."""
         if self._plain:  # the first message may have no header
             begun = any(self._held.startswith(mark) for mark in _HEADERS)
             may = any(mark.startswith(self._held) for mark in _HEADERS)

@@ -1,6 +1,6 @@
-"""Pre-tokenizers by their names in `tokenizer.ggml.pre`. A pre-tokenizer cuts text into words before a BPE
-vocabulary merges them. Its regular expressions, in Oniguruma's syntax, are applied in order; each cuts every
-piece into matches and the text between matches.
+"""Pre-tokenizers by their names in `tokenizer.ggml.pre` cut text into words before a BPE vocabulary merges
+them. Regular expressions in Oniguruma's syntax are applied in order; each cuts every piece into matches and
+the text between them.
 """
 
 from dataclasses import dataclass

@@ -36,7 +36,7 @@ class Prompt:
     protected: bool = True
 
     def after(self, n: int) -> Prompt | None:
-        """Return the prompt without its first `n` characters, or None if a plain span contains the cut."""
+        """Return None if the first `n` characters end inside a plain span."""
         if any(begin < n < end for begin, end in self.plain):
             return None
         spans = tuple((begin - n, end - n) for begin, end in self.plain if begin >= n)
@@ -77,8 +77,7 @@ class Protection:
     def _by_sentinels(
         self, messages: Sequence[Message], variables: Mapping[str, Any], text: str, after: bool
     ) -> Spans:
-        """Return the spans between sentinels; none if the sentinels changed the rendering or moved away from
-        their texts."""
+        """Return no spans if the sentinels changed the rendering or moved away from their texts."""
         code, marks = token_hex(8), list[str]()
 
         def mark(text: str, by_model: bool) -> str:
@@ -111,8 +110,7 @@ class Protection:
 
 
 def _by_contents(contents: list[str], text: str) -> Spans:
-    """Return the spans of all contents if each occurs in `text` exactly as often as in the messages; else
-    none."""
+    """Return spans only if each content occurs in `text` exactly as often as in the messages."""
     spans = set[tuple[int, int]]()
     for content in set(contents):
         whole = content if content in text else content.strip()

@@ -41,7 +41,7 @@ class ReasoningSplit:
         self._closers = tuple(THOUGHTS.values()) if thinking else ()
 
     def push(self, piece: str, *, last: bool = False) -> list[Piece]:
-        """Return the parts of `piece`; possible markers are held back until the `last` piece."""
+        """Possible markers are held back until the `last` piece."""
         if self._harmony:
             parts = self._harmony.push(piece, last=last)
             return [Piece(part.text, part.is_thought) for part in parts if part.text]

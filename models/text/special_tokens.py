@@ -26,8 +26,8 @@ class SpecialTokens:
 
     def __init__(self, tokens: Iterable[tuple[str, int]]) -> None:
         ids = dict(tokens)
-        # The token at the beginning of a text is the last token that does not sort after the text, or a
-        # prefix of this token. Index 0 means no token.
+        # A text begins with the last token that does not sort after the text, or with a prefix of this token.
+        # Index 0 means no token.
         texts = self._texts = ["", *sorted(ids)]
         self._ids = [-1, *(ids[text] for text in texts[1:])]
         self._by_rank = sorted(range(1, len(texts)), key=lambda i: (-len(texts[i].encode()), self._ids[i]))
@@ -84,7 +84,7 @@ class SpecialTokens:
                 at += len(self._texts[i])
 
     def _fitting(self, text: str, at: int, end: int) -> int:
-        """Return the longest token at `at` that ends by `end`; 0 for none."""
+        """Return the longest token that ends by `end`; 0 for none."""
         part = text[at : min(end, at + self._longest)]
         i = bisect_right(self._texts, part) - 1
         if part.startswith(self._texts[i]):
@@ -107,12 +107,11 @@ class SpecialTokens:
         return False
 
     def _settle(self, text: str, begin: int) -> tuple[list[tuple[int, int]], int]:
-        """Return the tokens of a stretch of overlapping tokens, and its end: the first position after `begin`
-        that no token crosses.
+        """Return the tokens of a stretch, and its end: the first position after `begin` that no token
+        crosses.
 
         Each position offers its longest token, and the best offer is taken. A position whose token no longer
-        fits offers the longest token that fits. These are O(log length) offers, each longer than the next two
-        together.
+        fits offers the longest token that fits: O(log length) offers, each longer than the next two together.
         """
         assert self._begin
         n, end, offers = len(text), begin + 1, list[int]()

@@ -37,8 +37,7 @@ class SpmMerger:
         return out
 
     def _merge(self, word: str) -> list[int]:
-        """Merge a word in O(n log n). Pairs that a merge made invalid are still in the heap and are
-        skipped."""
+        """Takes O(n log n). Invalid pairs remain in the heap and are skipped."""
         ids, scores = self._ids, self._scores
         symbols, n = list(word), len(word)
         after, before = list(range(1, n + 1)), list(range(-1, n - 1))

@@ -21,5 +21,5 @@ class StopText:
 
 
 def overlap(text: str, stop: str) -> int:
-    """Return the length of the longest proper prefix of `stop` that `text` ends with."""
+    """Length of the longest proper prefix of `stop` that `text` ends with."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

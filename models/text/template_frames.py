@@ -5,9 +5,8 @@ socket and 0.2 ms to compare.
 
 import struct
 
-# Fields: number of bytes; number of messages or characters that are the same as last time; kind of the frame.
+# Number of bytes; number of messages or characters that equal the last ones; kind.
 HEAD = struct.Struct("<IIB")
-# The bytes that follow, by kind: a JSON request; none; a text; an error message; an error message after which
-# the process ends.
+# The bytes, by kind: a JSON request; none; a text; an error message; an error message of a process that ends.
 ASKED, READY, TEXT, REFUSED, ENDED = range(5)
 MAX_ERROR = 1000  # characters of an error message

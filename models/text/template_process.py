@@ -126,7 +126,7 @@ class _Worker:
             ) from None
 
     def idle(self) -> bool:
-        """Whether the worker is alive and has sent nothing. Otherwise it is killed."""
+        """Whether the worker is alive and silent. Otherwise it is killed."""
         try:
             self._socket.setblocking(False)
             self._socket.recv(1)
@@ -172,8 +172,8 @@ class _Worker:
         return kept, text
 
     def _exchange(self, frame: bytes, limit_s: float, expected: int) -> tuple[int, int, str]:
-        """Send a frame and return the answer, a frame of the `expected` kind or a refusal. Any failure ends
-        the process, because a late answer would be taken for the answer to the next request."""
+        """Return a frame of the `expected` kind or a refusal. Any failure ends the process, because a late
+        answer would be taken for the next request's."""
         deadline = time.monotonic() + limit_s
         try:
             self._socket.settimeout(limit_s)
@@ -211,8 +211,7 @@ class _Worker:
 
 
 def _same(pair: tuple[Items, Items]) -> bool:
-    """Whether two messages are equal. Only messages of texts count, because other values may have been
-    changed in place."""
+    """Only messages of texts count, because other values may have been changed in place."""
     return pair[0] == pair[1] and all(isinstance(value, str) for _, value in pair[0])
 
 

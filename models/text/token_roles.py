@@ -85,8 +85,7 @@ def settle_roles(
 
 
 def stripping(name: str, ids: Mapping[str, int], types: list[int]) -> frozenset[int]:
-    """Return the tokens that drop the white space after them. Only Phi-3 has such tokens. `name` is the
-    model's name."""
+    """Only Phi-3 has tokens that drop the white space after them. `name`: the model."""
     if not any(phi in name.lower() for phi in ("phi-3", "phi3")):
         return frozenset()
     return frozenset(i for text, i in ids.items() if types[i] in MARKERS and text not in _KEPT_BEHIND)

@@ -72,8 +72,8 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, gguf: GGUF) -> "Tokenizer":
-        """Return the tokenizer of a file. Raises UnsupportedModel (no tokenizer, or an unknown kind),
-        GGUFError (malformed vocabulary)."""
+        """The tokenizer of a file. Raises UnsupportedModel (no tokenizer, or an unknown kind), GGUFError
+        (malformed vocabulary)."""
         return cls(gguf)
 
     def _cutters(self, path: Path) -> tuple[SpecialTokens, SpecialTokens]:
@@ -217,14 +217,14 @@ class TextStream:
         return self._utf8.decode(piece)
 
     def flush(self) -> str:
-        """Return the bytes held back, as U+FFFD. The stream may continue."""
+        """The bytes held back, as U+FFFD. The stream may continue."""
         rest = self._utf8.decode(b"", final=True)
         self._utf8.reset()
         return rest
 
 
 def chat_templates(gguf: GGUF) -> dict[str, str]:
-    """Return the file's chat templates by name; the unnamed template is called "default"."""
+    """The file's chat templates by name; the unnamed template is "default"."""
     templates = {}
     for key in gguf.metadata:
         name = key.removeprefix("tokenizer.chat_template")
@@ -235,7 +235,7 @@ def chat_templates(gguf: GGUF) -> dict[str, str]:
 
 
 def end_ids(gguf: GGUF) -> frozenset[int]:
-    """Return the end-of-sequence token of a file without a usable tokenizer."""
+    """The end-of-sequence token of a file without a usable tokenizer."""
     with suppress(GGUFError):
         eos = gguf.u32("tokenizer.ggml.eos_token_id", None)
         return frozenset() if eos is None else frozenset([eos])

@@ -44,7 +44,6 @@ def _hermes(r: CallReader) -> Trying:
 
 
 def _json_answer(r: CallReader) -> Trying:
-    """Read one or more calls of known tools."""
     yield from r.source.begins("<|python_tag|>")
     n = r.n_calls
     while (yield from r.call_object(r.tools)):
@@ -129,7 +128,7 @@ SEPARATOR = "<\uff5ctool\u2581sep\uff5c>"
 
 
 def _deepseek(r: CallReader) -> Trying:
-    """Read calls of V3.1 (NAME, separator, JSON) or earlier ("function", separator, NAME, and JSON in a
+    """Read calls of V3.1 (NAME, separator, JSON) or earlier ("function", separator, NAME, JSON in a
     fence)."""
     yield from r.source.begins(CALLS)
     n = r.n_calls
@@ -226,7 +225,7 @@ def _gemma(r: CallReader) -> Trying:
 
 
 def _of_gemma(text: str, quote: str) -> Any:
-    """Return the value of `text`, in which keys and strings may lack quotes; None if it is invalid."""
+    """Keys and strings may lack quotes. Return None for invalid text."""
     parts = text.split(quote)
     if len(parts) % 2 == 0:
         return None
@@ -301,5 +300,5 @@ FORMATS = (*dict.fromkeys(format_ for _, format_ in SIGNS), GENERIC)
 
 
 def format_of(template: str) -> ToolFormat:
-    """Return the format of a template; plain JSON if the template does not mention tools."""
+    """Plain JSON if the template does not mention tools."""
     return next((format_ for signs, format_ in SIGNS if all(sign in template for sign in signs)), GENERIC)

@@ -121,7 +121,7 @@ class CallGrammar:
         return [(key, property_, key in required) for key, property_ in properties.items()]
 
     def _by_key(self, name: str, head: str, opener: str, closer: str, end: str) -> str:
-        """Return the arguments of a call, with a marker before and after each value."""
+        """Each value is between markers that name its key."""
         before, after = opener.split("{}")
         parts = [literals(head, self._special)]
         for key, schema, must in self._properties(name):
@@ -146,7 +146,6 @@ class CallGrammar:
         return f'({text} | "null" {end})' if "null" in kinds else text
 
     def _json(self, name: str, schema: Any) -> str:
-        """Return the rule for JSON of `schema`, with the definitions for its $refs."""
         whole = self._schema(name)
         shared = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
         return json_rule(json.dumps({**shared, **schema} if isinstance(schema, dict) else schema))
@@ -162,8 +161,8 @@ class CallGrammar:
         return f"{json.dumps(key + ':')} {self._gemma_value(name, schema, quote, depth)}"
 
     def _gemma_value(self, name: str, schema: Any, quote: str, depth: int) -> str:
-        """Return the rule for a value: strings between the marker `quote`, and at most `depth` levels of
-        arrays, objects and alternatives. Raises InvalidArgument for deeper schemas."""
+        """Strings are between the marker `quote`. Raises InvalidArgument for more than `depth` levels of
+        arrays, objects and alternatives."""
         schema = resolved(schema, self._schema(name))
         mark, inner = self._mark(quote), depth - 1
         if not isinstance(schema, dict) or depth < 0:
@@ -205,7 +204,7 @@ class CallGrammar:
 
 
 def _members(pairs: Sequence[tuple[str, bool]]) -> str:
-    """Return a rule for `pairs`, (pair, whether it is required), in this order with commas between them."""
+    """Return a rule for (pair, required) in order, with commas between them."""
     rest, any_needed = "", False
     for i in reversed(range(len(pairs))):
         pair, needed = pairs[i]
@@ -218,7 +217,7 @@ def _members(pairs: Sequence[tuple[str, bool]]) -> str:
 
 
 def _values(schema: Any) -> list[Any] | None:
-    """Return the values that const or enum lists; None if the schema has neither."""
+    """The values of const or enum; None if the schema has neither."""
     if not isinstance(schema, dict):
         return None
     return [schema["const"]] if "const" in schema else schema.get("enum") or None
@@ -247,7 +246,6 @@ def literals(text: str, special: Special) -> str:
 
 
 def text_up_to(name: str, mark: str, special: Special) -> str:
-    """Return a rule for any text and the marker that ends it."""
     token = special(mark)
     if token is not None:
         # The text may not contain the marker, because a reader could not distinguish it from the token.

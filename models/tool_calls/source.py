@@ -12,7 +12,7 @@ from vkbackend.models.text.stop_text import overlap
 
 @dataclass(frozen=True, slots=True)
 class ToolDelta:
-    """First the id and name of a call, then the JSON text of its arguments in pieces."""
+    """First the id and name, then the arguments as pieces of JSON text."""
 
     index: int
     id: str | None = None
@@ -45,7 +45,7 @@ class Source:
             yield None
 
     def begins(self, *marks: str) -> Generator[None, None, str | None]:
-        """Read the longest mark that the text begins with, and return it; None if there is none."""
+        """Return the longest mark that begins the text, or None."""
         while True:
             for mark in sorted(marks, key=len, reverse=True):
                 if self.text.startswith(mark):
@@ -77,7 +77,7 @@ class JsonEnd:
         self._depth, self._in_string, self._skip = depth, False, 0
 
     def push(self, text: str) -> int | None:
-        """Return how many characters of `text` precede the end; None if the end is not in `text`."""
+        """Return how many characters precede the end; None without an end."""
         at = self._skip
         while True:
             match = (self._IN_STRING if self._in_string else self._NEXT).search(text, at)
