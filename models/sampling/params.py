@@ -87,8 +87,7 @@ class SamplingKeywords(TypedDict, total=False):
     mirostat_eta: float
     """How fast Mirostat adapts (default: 0.1)."""
     logit_bias: Mapping[int, float] | Iterable[tuple[int, float]]
-    """A mapping from a token id to a number that is added to the token's logit, -inf to forbid the token
-    (default: none)."""
+    """Numbers that are added to logits, by token id; -inf forbids the token (default: none)."""
     samplers: str | Iterable[str]
     """The samplers in order, as "a;b" or a list; samplers that are not named are skipped (default:
     "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature")."""
@@ -240,8 +239,8 @@ class SamplingParams:
 
     @property
     def chain(self) -> tuple[str, ...]:
-        """The samplers that have an effect, in order. With greedy sampling the filters after the last penalty
-        would keep the best token, so they are dropped."""
+        """The samplers that have an effect, in order. If greedy, filters after the last penalty are dropped,
+        because they keep the best token."""
         if self.mirostat:
             return ("temperature",)
         works = {
