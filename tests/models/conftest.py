@@ -1,5 +1,3 @@
-"""An LLM on a runner without a model."""
-
 from __future__ import annotations
 
 import sys

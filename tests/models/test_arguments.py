@@ -1,5 +1,6 @@
-"""Arguments of any type and value: numpy's scalars and arrays are numbers and lists, -1 means what it means
-in llama.cpp, and nonsense is InvalidArgument naming the argument in one line."""
+"""Arguments of any type and value: numpy's scalars and arrays are numbers and lists, -1 has llama.cpp's
+meaning, and other values raise InvalidArgument, whose single line names the argument.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def id_of(value: Any) -> str:
     return shown(value)[:30]
 
 
-# ---- what makes no sense ----
+# ---- refused arguments ----
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ def test_lists_of_5000_digits(capsys: pytest.CaptureFixture[str], command: list[
     assert "error: " in capsys.readouterr().err
 
 
-# ---- what makes sense ----
+# ---- accepted arguments ----
 
 
 @pytest.mark.parametrize(

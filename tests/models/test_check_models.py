@@ -35,7 +35,7 @@ def test_files(models: Path, name: str, devices: list[str]) -> None:
 
 
 if CHECK.is_file():
-    # 16 files, opened in every case: other sets of devices are wide.
+    # Every case opens 16 files, so the other sets of devices are marked wide.
     @pytest.mark.parametrize("devices", [p if p.id == "0,1" else wide(p) for p in DEVICE_SETS])
     @pytest.mark.parametrize(
         ("folder", "only", "n"),

@@ -1,4 +1,6 @@
-"""The committed demo model, read with gguf-py and run in float64 numpy: no Vulkan, no reader of ours."""
+"""The committed demo model, read with gguf-py and run in float64 numpy, without Vulkan and without our
+reader.
+"""
 
 import random
 from importlib.resources import files
@@ -16,7 +18,7 @@ PATH = Path(str(files("vkbackend.models"))) / "demo" / "demo.gguf"
 HELD_OUT_SEED = 99_991
 N_STORIES = 24
 MAX_LOSS = 0.25
-MIN_MARGIN = 0.02  # logits; the closest choice of the story is 0.032 apart
+MIN_MARGIN = 0.02  # logits; the two best tokens of the story differ by at least 0.032
 GREEDY_STORY = (
     "Once upon a time, there was a kind little girl named Mia. She lived in a white house by the sea. "
     "One sunny morning, Mia found a small brass lantern under a bush. Then she went through the singing "
@@ -131,7 +133,7 @@ def test_weights_tell_the_stories(
     weights: dict[str, np.ndarray], meta: dict[str, Any], vocabulary: Vocabulary
 ) -> None:
     """Rotating halves instead of adjacent pairs gives 3.8 nats, reversed KV heads in one layer 0.27. Recall:
-    every token of the word is the best where the grammar allows nothing else."""
+    every token of the word is the best where the grammar allows no other."""
     rng = random.Random(HELD_OUT_SEED)
     losses: list[float] = []
     recalled: list[bool] = []

@@ -1,4 +1,4 @@
-"""GGUF -> devices -> GGUF: the copy has the bytes of the original, whatever the split."""
+"""GGUF -> devices -> GGUF: the copy has the bytes of the original for every split."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_untied(models: Path, tmp_path: Path, name: str, n: int, split: list[int
     ("n", "options"),
     [
         (3, {}),
-        (8, {}),  # kv heads on several devices
+        (8, {}),  # KV heads on several devices
         (2, {"n_gpu_layers": 2}),
         (3, {"split_mode": "layer"}),
         (3, {"override_tensor": (("ffn", "CPU"),)}),
@@ -218,7 +218,7 @@ def test_command(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_the_header_is_what_the_format_says(tmp_path: Path) -> None:
-    """Counts; a version 2 file becomes version 3, with the same layout."""
+    """Checks the counts; a version 2 file becomes version 3, with the same layout."""
     path = tmp_path / "in.gguf"
     shapes = tensors_of(range(1))
     raw = bytearray(file_of(shapes, keys=hyper_parameters(1)))

@@ -1,4 +1,4 @@
-"""Models by name from a stand-in hub."""
+"""Models by name, from a fake Hub."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SECRET = "hf_secretsecretsecret"
 
 class Hub(BaseHTTPRequestHandler):
     asked: list[str] = []  # noqa: RUF012
-    cut = 0  # bytes after which the next download breaks off
+    cut = 0  # number of bytes after which the next download is interrupted
 
     def do_HEAD(self) -> None:
         self.do_GET(body=False)
@@ -95,7 +95,8 @@ for words in json.loads(sys.argv[1]):
 
 
 def generate(env: dict[str, str], *commands: list[str]) -> list[tuple[int, str, str]]:
-    """Code, stdout and stderr of each in one new process: the library reads its environment on import."""
+    """Return code, stdout and stderr of each command, all run in one new process, because the library reads
+    its environment on import."""
     done = subprocess.run(
         [sys.executable, "-c", COMMANDS, json.dumps(commands)],
         env=env, capture_output=True, text=True, timeout=100, cwd=ROOT,
@@ -117,7 +118,7 @@ def test_a_model_is_fetched_once_and_found_offline(hub: dict[str, str]) -> None:
 
 
 def test_what_came_before_a_break_is_kept(hub: dict[str, str]) -> None:
-    """The file exceeds the library's write size of 10 MB."""
+    """The file is larger than the library's write size of 10 MB."""
     FILES["big.gguf"] = bytes(range(256)) * (21 << 12)
     Hub.cut = 15 << 20
     code = "from vkbackend.models.hub import fetch; print(fetch('me/demo', 'big.gguf'))"
@@ -147,7 +148,7 @@ def test_no_connection_and_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(f"refused, said {SECRET}\nand more")
 
     monkeypatch.setenv("HF_TOKEN", SECRET)
-    with monkeypatch.context() as patch:  # a connection that fails is not tried again
+    with monkeypatch.context() as patch:  # a failed connection is not tried again
         patch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
         patch.setenv("NO_PROXY", "*")
         with pytest.raises(

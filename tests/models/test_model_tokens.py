@@ -58,7 +58,7 @@ def test_ends(llm: LLM) -> None:
     third = without.index(without[2])
     named = llm.generate(prompt, 9, ignore_eos=True, stop_token_ids=[without[2]], **GREEDY)
     assert named.tokens == without[: third + 1] and named.finish_reason == "stop"
-    # stop_token_ids restores an end, whatever ignore_eos says
+    # stop_token_ids restores an end token that ignore_eos forbids
     assert llm.generate(prompt, 9, ignore_eos=True, stop_token_ids=[2], **GREEDY).tokens == [2]
 
 

@@ -1,4 +1,4 @@
-"""Keywords, fields and flags of the options agree, values are plain, errors suggest near names."""
+"""Keywords, fields and flags of the options agree, values are plain, errors suggest similar names."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PAIRS = [(Keywords, Options), (ReduceKeywords, ReduceOptions),
 
 
 def test_defaults_are_checked_once_and_drawn_each_time() -> None:
-    """The defaults of all other fields are checked once, at the first request."""
+    """Only the first request checks the defaults of all other fields."""
     checked = []
 
     def plain(name: str, value: Any) -> int:
@@ -71,7 +71,7 @@ def test_keywords_are_the_fields(keywords: type, options: type) -> None:
 @pytest.mark.parametrize("keywords", [_ModelKeywords, ReduceKeywords, RopeKeywords, SamplingKeywords,
                                       AnswerKeywords, GenerateKeywords])  # fmt: skip
 def test_every_keyword_is_described_with_its_default(keywords: type) -> None:
-    """Editors show this text; switches and stop strings need no default."""
+    """Editors show this text. Switches and stop strings need no default."""
     (tree,) = ast.parse(inspect.getsource(keywords)).body
     assert isinstance(tree, ast.ClassDef)
     entries = [i for i, node in enumerate(tree.body) if isinstance(node, ast.AnnAssign)]
@@ -145,7 +145,7 @@ def test_devices_without_a_share_are_left_out() -> None:
 # ---- flags ----
 
 LOADING = ("generate", "chat", "plan", "bench", "sweep", "perplexity", "export")
-# `chat` takes the context of the model's file, and `plan` balances.
+# Here `chat` is given `n_ctx`, `sweep` has a longer default, and `plan` balances by default.
 OWN = {"chat": {"n_ctx": 64}, "sweep": {"n_ctx": 4096}, "plan": {"tensor_split": "auto"}}
 NEEDED = {
     "chat": ["-c", "64"],
@@ -160,7 +160,7 @@ def test_without_flags_options_are_the_defaults(command: str) -> None:
 
 
 def test_every_option_has_a_flag() -> None:
-    """Except slots, which a single text does not need, and functions."""
+    """Slots, which a single text does not need, and functions have no flag."""
     args, flags = cli.parse(["generate"])
     assert set(get_type_hints(Keywords)) - set(fields_given(args, Options)) == {"n_slots", "n_queue"}
     sampling = set(fields_given(args, SamplingParams))

@@ -51,7 +51,7 @@ def test_equals_a_numpy_forward(models: Path, capsys: Any) -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.timeout(900)  # 264 windows three times, 0.2 to 0.5 s each
+@pytest.mark.timeout(900)  # 264 windows three times, at 0.2 to 0.5 s each
 def test_the_whole_text(models: Path, capsys: Any) -> None:
     text = (models / "stories.txt").read_text()
     want = numpy_ppl(models / "stories-narrow-F32.gguf", text, 512, 1 << 30)
@@ -100,7 +100,7 @@ def test_differences_from_a_base_are_those_of_the_definitions() -> None:
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
-    """A typed error: no half file, no signal."""
+    """A full disk raises our error, sends no signal and leaves no incomplete file."""
     logp = log_softmax(np.zeros((5, 3000), np.float32))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))

@@ -1,4 +1,4 @@
-"""Answers that follow a schema or grammar, on every device and together with free requests."""
+"""Answers that follow a schema or grammar, on every device and together with unconstrained requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ POINT = {
 
 
 def random_schema(rng: random.Random, depth: int = 3) -> dict[str, Any]:
-    """Bounded values: a random model makes texts as long as it may."""
+    """Values are bounded, because a random model makes the longest text that is allowed."""
     kinds = ["string", "integer", "number", "boolean", "null", "enum", "pattern"]
     if depth:
         kinds += ["object", "array", "anyOf", "ref", "object"]
@@ -108,7 +108,8 @@ def test_many_random_schemas(models: Path, name: str, seed: int) -> None:
 def test_masks_on_the_devices_give_what_whole_rows_give(
     models: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str]
 ) -> None:
-    """The mask applies before top-k; no device has a multiple of 32 tokens; a free request runs too."""
+    """The mask is applied before top-k; no device has a multiple of 32 tokens; an unconstrained request runs
+    too."""
 
     def run() -> list[str]:
         with LLM(path, devices=devices, n_ctx=128, n_slots=3, tensor_split=shares) as llm:
@@ -186,7 +187,7 @@ def test_an_end_that_the_text_allows_is_the_models_own(models: Path) -> None:
 
 
 def test_a_grammar_that_fails_is_the_error_of_its_request_alone(models: Path) -> None:
-    """The request's bias forbids all that its grammar allows."""
+    """The request's bias forbids all tokens that its grammar allows."""
     with LLM(models / "stories-narrow-Q8_0.gguf", devices=["numpy"], n_ctx=128, n_slots=2) as llm:
         beside = llm.stream("Once", 30, temperature=0)
         first = next(beside).text
@@ -198,7 +199,8 @@ def test_a_grammar_that_fails_is_the_error_of_its_request_alone(models: Path) ->
 
 
 def test_others_go_on_while_a_grammar_is_compiled(models: Path) -> None:
-    """A schema of a second, its cancelled twin and one past its deadline run next to a stream."""
+    """A schema that compiles for a second, a cancelled request and a request past its deadline run next to a
+    stream."""
     slow = {"type": "integer", "multipleOf": 9973, "minimum": 0, "maximum": 99_999}
     many = {"properties": {f"p{i}": {"type": "string"} for i in range(1200)}, "required": ["p1"]}
     with LLM(models / "stories-narrow-Q8_0.gguf", devices=["numpy"], n_ctx=400, n_slots=2) as llm:

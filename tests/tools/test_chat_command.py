@@ -75,7 +75,7 @@ def test_a_full_context_is_told_in_one_line(model: Path, capsys: pytest.CaptureF
 
 
 def test_the_oldest_messages_leave_a_full_context(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The system prompt stays; also on a pipe and during an answer."""
+    """The system prompt is never left out, also on a pipe and during an answer."""
     with LLM(model, n_ctx=60) as llm:
         chat, asked = Chat(llm, "w9."), list[list[int]]()
         stream = llm.stream
@@ -235,7 +235,7 @@ def test_ctrl_c_on_a_terminal_ends_the_answer_and_then_the_program(template: str
         read_until("a time\r\n.{20}")
         process.send_signal(signal.SIGINT)
         read_until("\n> ")
-        time.sleep(0.3)  # readline handles signals only during its wait
+        time.sleep(0.3)  # readline handles signals only while it waits
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
     finally:

@@ -37,7 +37,7 @@ def run(*args: str, env: dict[str, str] | None = None, **options: Any) -> subpro
 
 
 def call(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Like `run`, in this process."""
+    """Like `run`, but in this process."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err), open(os.devnull) as nothing:
         with mock.patch.dict(os.environ, env or {}), mock.patch.object(sys, "stdin", nothing):
@@ -292,7 +292,7 @@ def test_debug_shows_the_traceback_before_the_last_line() -> None:
 
 
 def heed_interrupts() -> None:
-    """A shell's background job and its children ignore SIGINT."""
+    """Handle SIGINT, which a shell's background job and its children ignore."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -14,7 +14,7 @@ from vkbackend.tools.cli import COMMANDS, main
 
 pytestmark = pytest.mark.no_vulkan
 
-# Bash's arguments: words before the cursor, the word at it
+# Bash passes the words before the cursor and the word at the cursor.
 TAB = """
 eval "$(vkbackend completion bash)"
 COMP_LINE="$1" COMP_POINT=${#1} COMP_TYPE=9

@@ -1,4 +1,4 @@
-"""Output on terminals of any width, and failed progress."""
+"""Output on terminals of any width, and failed progress displays."""
 
 from __future__ import annotations
 
@@ -96,5 +96,5 @@ def test_a_bar_stays_where_all_went_well(keep: bool) -> None:
 
 
 def shown(file: io.StringIO) -> str:
-    """The text after the last erased line."""
+    """Return the text after the last erased line, without white space."""
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\s", "", file.getvalue().rpartition("\x1b[2K")[2])

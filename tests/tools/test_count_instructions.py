@@ -1,4 +1,6 @@
-"""count_instructions: a recorded text, reporting drivers, and compilers of absent GPUs."""
+"""count_instructions, with a recorded text, with drivers that report counts, and with compilers of absent
+GPUs.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ def test_how_a_compiler_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 @pytest.mark.parametrize("gpu", ["NAVI31", pytest.param("BMG", marks=pytest.mark.wide),
                                  pytest.param("AMPERE", marks=pytest.mark.wide)])  # fmt: skip
 def test_a_compiler_tells(gpu: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same kernel, ours and as a foreign module."""
+    """Compiles the same kernel from our sources and as a foreign module."""
     if why := compilers.missing(compilers.GPUS[gpu]):
         pytest.skip(why)
     case = r"^MatDot\(type='q4_0', n=3072, k=1024, rows=1,"

@@ -1,4 +1,4 @@
-"""Every command of the guides prints the text shown."""
+"""Every command of the guides prints the text that the guide shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`vkbackend hosts`: errors, advice by docs/hosts.md's model, and both commands over network namespaces."""
+"""`vkbackend hosts`: errors, advice by the model of docs/hosts.md, and both commands over network
+namespaces."""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ def test_placements_that_are_possible() -> None:
     every = placements(nbytes, layers, ONE_500, 60e-6, 60e-6)
     assert [placement.name for placement in every] == ["replicas", "tensor", "hosts"]
     assert [placement.n_exchanges for placement in every] == [0, 160, 1]
-    assert 1 / every[1].seconds == pytest.approx(14, rel=0.1)  # tokens/s: 25 GbE in the table
+    assert 1 / every[1].seconds == pytest.approx(14, rel=0.1)  # tokens/s, as in the table for 25 GbE
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +108,7 @@ DEVICES = ["numpy", "numpy"]
 
 
 def exchange_us(text: str) -> float:
-    """Microseconds of a 16 KiB exchange in the table."""
+    """Microseconds of a 16 KiB exchange in the printed table."""
     return float(next(line for line in text.splitlines() if "16.0 KiB" in line).split("KiB")[1].split()[0])
 
 
@@ -118,7 +119,8 @@ def test_check(net: namespaces.Net, tmp_path: Path) -> None:
 
 @pytest.mark.wide
 def test_check_sees_a_slow_network(net: namespaces.Net, tmp_path: Path) -> None:
-    """Over a link with 25 ms of delay, and without. numpy breaks even between these with a layer of 2 MB."""
+    """One link has 25 ms of delay, the other none. With a layer of 2 MB, numpy breaks even at a delay between
+    the two."""
     path = str(write_tiny(tmp_path / "model.gguf", Tiny("llama", n_layer=1, n_embd=256, n_vocab=1024)))
     quick = called(net, "check", "--hostfile", str(net.hostfile(tmp_path / "a", DEVICES)), "-m", path)
     if not slow_link.can_slow():

@@ -1,4 +1,4 @@
-"""llama.cpp's flags: each one runs, and errors are one line."""
+"""llama.cpp's flags: each flag runs, and each error is one line."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def parse(*words: str) -> argparse.Namespace:
 
 
 def sample(flag: Flag) -> list[str]:
-    """A flag and a value that is not neutral."""
+    """Return a value for the flag that is not neutral."""
     words = next((word for word in flag.choices if word not in flag.neutral), "7")
     return [] if flag.switch else [words]
 
@@ -79,7 +79,7 @@ def test_each_flag_does_as_the_table_says(command: str, capsys: pytest.CaptureFi
         assert set(flag.names) <= {*known, "-cnv", "-no-cnv", "--conversation", "--no-conversation"}, flag
     words = [word for flag in flags["none"] for name in flag.names for word in (name, *sample(flag))]
     notes = parse(command, *words).notes
-    assert len(notes) == len(flags["none"])  # once a flag
+    assert len(notes) == len(flags["none"])  # one note per flag
     for flag in flags["none"]:
         assert f"{flag.names[0]} has no effect: {flag.text}" in notes
         if not flag.switch and flag.value[0] == "[":
@@ -264,7 +264,7 @@ def test_uuids_never_wrap(width: int) -> None:
         assert len(line.rstrip()) <= width
 
 
-# The command lines of a trial with llama.cpp's flags: (command, line, the error's sentence or "" if it runs).
+# Command lines tried with llama.cpp's flags: (command, line, the error's sentence or "" if it runs).
 LINES = [
     ("generate", "-ngl 99 -fa on -c 32768 --jinja", ""),
     ("generate", "-no-cnv --no-warmup", ""),
@@ -324,7 +324,7 @@ def test_pasted_lines_parse_or_say_what_to_use(
 
 
 def test_pasted_lines_that_run(run: Run, models: Path, tmp_path: Path) -> None:
-    """The mappings that depend on the model; a note says what each became."""
+    """These mappings depend on the model. A note says how each flag was mapped."""
     words = ("-p", "Once upon a time", "-n", "4", "--temp", "0")
     experts = ("-m", str(models / "stories-moe8x-Q4_0.gguf"))
     plain = run("generate", *words, *experts)
@@ -377,7 +377,7 @@ def test_built_in_templates() -> None:
 
 
 def test_variables_of_llama_cpp() -> None:
-    """As in llama.cpp: a variable is a flag, the line wins, and a switch has two names."""
+    """As in llama.cpp: a variable acts as a flag, the command line wins, and a switch has two names."""
     environ = {"LLAMA_ARG_CTX_SIZE": "64", "LLAMA_ARG_N_GPU_LAYERS": "9", "LLAMA_ARG_MODEL": "a.gguf",
                "LLAMA_ARG_NO_MMAP": "0", "LLAMA_ARG_ENDPOINT_SLOTS": "0", "LLAMA_ARG_UI": "on",
                "LLAMA_ARG_CPU_MOE": "false", "LLAMA_ARG_FLASH_ATTN": "on"}  # fmt: skip
@@ -415,5 +415,5 @@ def test_lists_of_bench() -> None:
 
 
 def test_the_page_lists_the_table() -> None:
-    """To renew it: python -m vkbackend.tools.flags.page > docs/llama-cpp.md"""
+    """To update the page: python -m vkbackend.tools.flags.page > docs/llama-cpp.md"""
     assert (ROOT / "docs" / "llama-cpp.md").read_text() == page()

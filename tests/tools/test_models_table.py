@@ -84,7 +84,7 @@ def loaded(path: Path) -> ModuleType:
 
 
 def test_the_tests_it_names_exist() -> None:
-    """test_architectures.py's tests take every architecture."""
+    """The tests in test_architectures.py cover every architecture."""
     columns = set(ROWS["llama"].cells()) - {"architecture", "models"}
     assert set(proofs()) == columns
     for tests in proofs().values():
@@ -116,7 +116,7 @@ def test_docs_have_the_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_readme_names_their_families() -> None:
-    """The first name of each: Qwen of Qwen3-30B-A3B."""
+    """Looks for the first name of each model: Qwen of Qwen3-30B-A3B."""
     [row] = [
         line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| architectures |")
     ]

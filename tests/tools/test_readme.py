@@ -1,4 +1,4 @@
-"""Every command of the README prints the text shown; the docs' Python examples run."""
+"""Every command of the README prints the text that the README shows; the Python examples of the docs run."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ needs_device = pytest.mark.skipif(not device_infos(), reason="no Vulkan device i
 
 
 def run(command: str) -> subprocess.CompletedProcess[str]:
-    """Without .venv."""
+    """Run a command with this environment in place of .venv."""
     bin_dir = Path(sys.executable).parent
     return subprocess.run(
         ["bash", "-c", command.replace(".venv/bin/", f"{bin_dir}/")],

@@ -1,4 +1,4 @@
-"""Ops by number of rows, by counted work."""
+"""Ops by number of rows, chosen by counted instructions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from vkbackend.tools.studies.row_choice import COLUMNS, ROWS, Cost, table_row
 
 
 def test_a_row_of_the_table() -> None:
-    """Memory limits one op up to 8 rows, issue beyond; from 12 to 16 rows another is twice as fast."""
+    """One op is limited by memory up to 8 rows and by instruction issue above; with 12 and 16 rows the other
+    op is twice as fast."""
     costs = [Cost(n, "mat_dot", True, 10.0, 1.25 * n) for n in ROWS]
     other = [Cost(n, "mat_wave", False, 10.0, 7.5 if n in (12, 16) else 5.0 * n) for n in ROWS]
     row = dict(zip(COLUMNS, table_row("A", "q4_0", [*costs, *other]), strict=True))
@@ -28,6 +29,6 @@ def test_no_cliff_and_no_op_that_is_much_slower(gpu: str, kind: str) -> None:
     asked = compilers.ask(compilers.gpu_of(gpu), row_choice.MODULE, ["--alone", "-g", gpu, "-t", kind])
     row = dict(zip(COLUMNS, table_row(gpu, kind, [Cost(**cost) for cost in asked]), strict=True))
     assert float(row["largest growth for a row"].split()[0]) < 1.4
-    # BMG: integers on matrix units are 1.27 times as fast by this count, and slower if halves
-    # hide vector instructions: docs/measurements/kernels.md.
+    # BMG: by this count int8 on matrix units is 1.27 times as fast. It is slower if F16 hides vector
+    # instructions: docs/measurements/kernels.md.
     assert row["slowest choice"] == "-" or float(row["slowest choice"].split()[0]) < 1.3

@@ -1,4 +1,4 @@
-"""Simulated cards refuse what real ones refuse, and the study counts what they recorded."""
+"""Simulated cards refuse the same models as real cards, and the study counts their recordings."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_tables(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ("n", "gib", "overrides"), [(8, 80, ()), (4, 24, (("_exps", "CPU"),))], ids=["8 x 80 GiB", "4 x 24 GiB"]
 )
 def test_a_model_of_671b_fits(n: int, gib: int, overrides: tuple[tuple[str, str], ...]) -> None:
-    """As Q4_K; with few cards the experts stay in host memory."""
+    """The model is in Q4_K; with few cards the experts are in host memory."""
     gguf = synthetic.Synthetic("deepseek-671b-a37b:Q4_K")
     n_values = sum(math.prod(info.shape) for info in gguf.tensors.values())
     assert 670e9 < n_values < 673e9
@@ -80,8 +80,7 @@ def test_a_model_of_671b_fits(n: int, gib: int, overrides: tuple[tuple[str, str]
     types = {spec.name: tensor.type for spec in model.weights() if (tensor := spec.tensor(gguf))}
     options = Options("a shape", n_ctx=32_768, devices=["numpy"] * n, override_tensor=overrides)
     layout = lay_out(model, types, n, options)
-    # Every card has the latent's one head: 576 values of two bytes, and the value's 512
-    # too.
+    # Every card has the single head of the latent, 576 values of two bytes, and 512 values of V.
     latent = 61 * 32_768 * 2 * (576 + 512)
     for size in sizes(layout):
         assert size["kv"] == latent

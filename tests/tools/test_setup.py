@@ -1,6 +1,6 @@
-"""The set-up scripts: syntax, options, errors, and no change by a second run.
+"""The set-up scripts: syntax, options, errors, and a second run that changes nothing.
 
-Nothing is installed: a PATH of stand-in tools replaces everything that needs root or the network.
+Nothing is installed: fake tools on PATH replace everything that needs root or the network.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def test_second_run_changes_nothing() -> None:
 
 
 def test_a_folder_of_the_same_name_does_not_hide_the_package(tmp_path: Path) -> None:
-    """Python may start next to a checkout named vkbackend."""
+    """Python may start in a folder that contains a checkout named vkbackend."""
     if not STAMP.exists():
         pytest.skip("this environment was not made by tools/setup.sh (no .venv/.setup-stamp)")
     assert run("bash", "tools/setup.sh").returncode == 0
@@ -122,8 +122,8 @@ def test_a_folder_of_the_same_name_does_not_hide_the_package(tmp_path: Path) -> 
 
 @pytest.fixture
 def bare_checkout(tmp_path: Path) -> tuple[Path, dict[str, str], Path]:
-    """The checkout, the environment, and the folder on PATH for stand-ins such as apt-get; dpkg knows no
-    package."""
+    """Return the checkout, the environment, and the folder on PATH for fake tools such as apt-get. The fake
+    dpkg reports no package."""
     checkout, bin_dir = tmp_path / "checkout with space", tmp_path / "bin"
     bin_dir.mkdir()
     (checkout / "tools").mkdir(parents=True)
@@ -251,7 +251,7 @@ def test_no_mirror_is_not_remembered(bare_checkout: tuple[Path, dict[str, str], 
 
 @pytest.fixture(scope="module")
 def drivers() -> dict[str, Path]:
-    """NAME -> manifest, with everything unpacked."""
+    """Unpack all drivers and return NAME -> manifest."""
     if not (ROOT / ".drivers").exists():
         pytest.skip("no .drivers/ here: run `bash tools/setup.sh --drivers`")
     done = run("bash", "tools/setup.sh", "--drivers")

@@ -1,5 +1,5 @@
-"""No kernel spills registers, by the compilers of absent GPUs: a sample for AMD by default, with --all every
-kernel of bench-ops for every GPU. Counts are compared with docs/measurements/kernels.csv.
+"""No kernel spills registers, according to the compilers of absent GPUs: a sample for AMD by default, every
+kernel of bench-ops for every GPU with --all. Counts are compared with docs/measurements/kernels.csv.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from vkbackend.tools.measure import compilers
 from vkbackend.tools.measure.kernel_row import KernelRow
 from vkbackend.tools.studies.count_instructions import RECORDED, RECORDED_GPUS, rows_of
 
-# On all GPUs: one of every product, a format per family, attention, norms.
+# On all GPUs: one kernel of every product, one format per family, attention, norms.
 SAMPLE = (
     r"'(f16|q4_0|q6_k)', n=3072, k=1024, rows=(1|16|512),|Id\((type=)?'(f16|q4_0|q6_k)'"
     "|^Attn|^Index|^RmsNorm|^Rope|^KvStore|^MoeTopk|^SsmScan"
 )
-# Known spills, (driver, kernel): arrays with an index unknown to the compiler, and an
-# unchosen kernel.
+# Known spills, (driver, kernel): arrays whose index the compiler does not know, and a kernel that is never
+# chosen.
 ARRAYS = (
     ("anv", "delta_chunk."),
     ("anv", "attn_decode_coop."),
@@ -77,7 +77,8 @@ def wide_but(usual: str) -> list[Any]:
 
 @pytest.mark.parametrize("gpu", wide_but("NAVI31"))
 def test_counts_are_those_recorded(gpu: str) -> None:
-    """For the recorded Mesa version. After a change of a kernel record it again and explain the change."""
+    """Applies to the recorded Mesa version. After a change of a kernel, record the counts again and explain
+    the change."""
     with (ROOT / "docs" / "measurements" / "kernels.csv").open() as file:
         recorded = [row for row in csv.DictReader(file) if row["gpu"] == gpu]
     assert recorded

@@ -1,4 +1,4 @@
-"""The demo model's grammar and vocabulary: stories are consistent, pieces join to the text.
+"""The demo model's grammar and vocabulary: stories are consistent, joined pieces equal the text.
 
 Runs without PyTorch and Vulkan.
 """
@@ -94,7 +94,7 @@ def test_vocabulary_layout(vocabulary: Vocabulary) -> None:
 
 
 def test_pieces_stay_inside_chunks(vocabulary: Vocabulary) -> None:
-    """Encoding by chunks equals encoding the whole text."""
+    """Encoding by chunks therefore equals encoding the complete text."""
     for piece in vocabulary.pieces[N_SPECIAL:]:
         assert CHUNK.findall(piece) == [piece]
 
@@ -108,7 +108,7 @@ def test_vocabulary_is_used(vocabulary: Vocabulary, stories: list[Story]) -> Non
 
 
 def spm_whole_text(vocabulary: Vocabulary, text: str) -> list[str]:
-    """SentencePiece's rule: merge the best scored adjacent pair, leftmost first."""
+    """SentencePiece's rule: merge the adjacent pair with the best score, leftmost first."""
     scores = dict(zip(vocabulary.pieces, vocabulary.scores, strict=True))
     symbols = list(SPACE + text.replace(" ", SPACE))
     while True:

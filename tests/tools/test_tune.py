@@ -1,4 +1,4 @@
-"""Off switches and measured choices reach the limits of devices."""
+"""VKBACKEND_DISABLE and the choices measured by `tune` appear in `Device.limits`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The study of wires: two devices against one."""
+"""The study of wire formats: two devices against one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def test_each_wire_is_as_far_off_as_its_bits_say(
     cells = re.findall(r"\| (\w+) \| ([-.e0-9]+) \|", capsys.readouterr().out)
     assert [wire for wire, _ in cells] == ["f32", "bf16", "f16"]
     f32, bf16, f16 = (float(nmse) for _, nmse in cells)
-    # Three more bits give 1/64 of the squared error; a factor of 4 is left to chance. F32 has 13 bits more.
+    # Three more bits give 1/64 of the squared error; the bounds allow a factor of 4 for chance. F32 has 13
+    # bits more.
     assert 16 <= bf16 / f16 <= 256 and f32 < f16 / 1e4
 
 

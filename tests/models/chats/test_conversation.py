@@ -50,7 +50,8 @@ def test_json_takes_the_arguments_of_hugging_face() -> None:
 
 
 def test_templates_that_loop_over_tools_without_asking() -> None:
-    """Hugging Face gives None for no tools; the templates of Hermes 2 and 3 and Command R+ fail on it."""
+    """Hugging Face gives None for no tools, which the templates of Hermes 2 and 3 and Command R+ cannot loop
+    over."""
     looped = ChatTemplate("{% for t in tools %}{{ t.name }},{% endfor %}{{ tools | default('none') }}")
     assert looped.render([]) == "none" and looped.render([], tools=[{"name": "f"}])[:2] == "f,"
     assert ChatTemplate("{{ documents is none }}").render([]) == "True"
@@ -106,7 +107,7 @@ def test_a_turn_computes_only_what_is_new(model: Path) -> None:
 
 
 def test_a_beginning_token_need_not_be_text(model: Path) -> None:
-    """A template may write special tokens by their texts; a byte may be one."""
+    """A template may write special tokens as text; here BOS is a byte token."""
     raw = model.read_bytes().replace(b"<0x41>", b"<0xFF>")
     extra = key("tokenizer.ggml.bos_token_id", U32, TOKENS.index("<0x41>"))
     n_keys = struct.unpack_from("<Q", raw, 16)[0] + 1
@@ -159,7 +160,7 @@ def test_texts_of_special_tokens_in_messages_are_plain(model: Path) -> None:
 
 
 def test_a_model_without_a_template(model: Path) -> None:
-    """It takes a template's text or its name in the file; else ChatML."""
+    """`template` is a source or a name in the file; the default is ChatML."""
     model.write_bytes(model.read_bytes().replace(b"tokenizer.chat_template", b"tokenizer.chat_templote"))
     with LLM(model, n_ctx=300) as llm:
         assert llm.chat_template is None

@@ -1,4 +1,4 @@
-"""Structures: accepted values, refused values, bounds."""
+"""Structures: accepted values, refused values, limits."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_library_is_imported_when_it_is_used() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-# ---- what the compiler says ----
+# ---- the compiler's errors ----
 
 
 COMPILER = Compiler(VOCABULARY)

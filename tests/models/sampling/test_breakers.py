@@ -31,7 +31,7 @@ def test_every_sequence_writes_a_breaker(name: str) -> None:
     tokenizer = tokenizer_of(name)
     sequences = sequences_of(tokenizer)
     assert any(len(sequence) > 1 for sequence in sequences)
-    texts = [text.replace(" ", "") for text in TEXTS]  # SPM writes a space before what it tokenizes
+    texts = [text.replace(" ", "") for text in TEXTS]  # SPM adds a space before the text
     for sequence in sequences:
         raw = b"".join(tokenizer.piece(token) for token in sequence).replace(b" ", b"")
         assert any(text.encode() in raw for text in texts)
@@ -43,7 +43,7 @@ def test_every_sequence_writes_a_breaker(name: str) -> None:
 @pytest.mark.oracle
 @pytest.mark.parametrize("name", ["llama-spm", "qwen2"])
 def test_llama_cpp_finds_the_same(name: str) -> None:
-    """The reach of a repetition shows which of its tokens are breakers."""
+    """The length of a repetition shows which of its tokens are breakers."""
     if find_spec("xllamacpp") is None:
         pytest.skip("needs xllamacpp")
     from oracles import llama_cpp, llama_samplers

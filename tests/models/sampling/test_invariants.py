@@ -47,8 +47,8 @@ FILTERS: dict[str, Any] = {
 @settings(max_examples=60, deadline=None)
 @given(logits=LOGITS, x=SHARE, shift=st.integers(-3, 3))
 def test_filters(name: str, logits: list[float], x: float, shift: int) -> None:
-    """Each kept token occurs once with its own score; all but XTC and typical keep the best one. Order and
-    shift of the logits make no difference."""
+    """Each remaining token occurs once with its own score, and all filters but XTC and typical keep the best
+    token. Order and shift of the logits make no difference."""
     left = []
     for c in (whole(logits), sorted_(logits), whole([v + shift for v in logits])):
         FILTERS[name](c, x)
@@ -114,7 +114,7 @@ def test_dry_is_its_definition(window: list[int], allowed: int, breakers: Breake
 
 
 def test_dry_of_long_repetitions_is_bounded() -> None:
-    """The exponent stops at float32's largest: 158 for 1.75."""
+    """The power stops growing at the largest float32, with an exponent of 158 for 1.75."""
     assert dry_penalties([7] * 20_000, 1.0, 1.75, 2, {}) == {7: 1.75**158}
     assert dry_penalties([7] * 20_000, 2.0, 1.0, 2, {}) == {7: 2.0}
 

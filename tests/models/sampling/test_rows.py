@@ -1,4 +1,4 @@
-"""Choices over many rows against `Sampler` row by row, with equal random numbers."""
+"""Choices over many rows against `Sampler` for each row, with equal random numbers."""
 
 import math
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Sampling against a plain restatement of the chain (full sorts), its limits, bad values."""
+"""Sampling against a plain version of the chain (full sorts), its limits, invalid values."""
 
 import math
 from collections import Counter
@@ -167,7 +167,7 @@ def test_numpy_numbers_are_numbers() -> None:
     "params", [{}, {"top_k": 0}, {"top_k": 0, "min_p": 0.0}, {"temperature": 0}], ids=repr
 )
 def test_large_vocabularies_take_few_steps(params: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most a third of 152k tokens is sorted, with as many Python calls as for 1,000."""
+    """At most a third of 152k tokens is sorted, with as many Python calls as for 1,000 tokens."""
     n_sorted, sort = [0], np.argsort
 
     def argsort(values: np.ndarray, **how: Any) -> np.ndarray:
@@ -206,7 +206,8 @@ def test_candidates_choose_what_all_logits_choose(params: SamplingParams) -> Non
 
 
 def test_a_penalty_wants_more_candidates() -> None:
-    """One more for each token it lowers. Samplers that raise tokens or sum over all need whole rows."""
+    """One more candidate for each token that the penalty lowers. Samplers that raise tokens or add up all
+    tokens need complete rows."""
 
     def wanted(history: list[int], *args: Any, **params: Any) -> int:
         return Sampler(SamplingParams(*args, **params)).n_candidates(history)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.no_vulkan
 
 
 def test_conversations_of_every_kind_come_back_whole() -> None:
-    """Only the difference from the last conversation travels."""
+    """Only the difference from the last conversation is sent to the process."""
     template = ChatTemplate(ECHO)
     talks: list[list[str]] = [
         [],
@@ -35,7 +35,7 @@ def test_conversations_of_every_kind_come_back_whole() -> None:
 
 
 def test_an_answer_that_nobody_took_is_not_built_upon() -> None:
-    """A signal may arrive between the answer and its record."""
+    """A signal may arrive between receiving an answer and storing it."""
     template = ChatTemplate(ECHO)
     assert template.render(said("a", "b")) == "[a][b]"
     worker = template._process._worker
@@ -96,7 +96,7 @@ def test_a_busy_template_is_waited_for_with_a_deadline(monkeypatch: pytest.Monke
 
 
 def test_interrupts_leave_a_template_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At any bytecode. The next text is right, and soon."""
+    """An interrupt may come at any bytecode. The next text is correct and takes no longer."""
 
     class Worker:
         def idle(self) -> bool:

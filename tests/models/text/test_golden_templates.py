@@ -19,7 +19,7 @@ KEPT = json.loads((GOLDEN / "templates.json").read_text(encoding="utf-8"))
 
 @pytest.mark.parametrize("name", NAMES)
 def test_texts_are_those_of_transformers(name: str) -> None:
-    """Both refuse the same templates, except loops over documents or tools that are None: here these run zero
+    """Both refuse the same templates, except loops over documents or tools that are None, which here run zero
     times."""
     source = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
     template = ChatTemplate(source, TOKENS["bos_token"], TOKENS["eos_token"])

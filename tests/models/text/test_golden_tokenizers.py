@@ -1,6 +1,7 @@
-"""The tokenizers of Gemma 4 and Kimi K2: vocabularies and ids kept in `golden/`, made by other programs.
+"""The tokenizers of Gemma 4 and Kimi K2, against vocabularies and ids that other programs made.
 
-`oracles/make_tokenizers.py` made them; `-m oracle` asks the programs again, where they are installed.
+`oracles/make_tokenizers.py` stored them in `golden/`; `-m oracle` compares them with the installed programs
+again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from vkbackend.errors import GGUFError
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.text.tokenizer import Tokenizer, TokenType
 
-KINDS = {"gemma4": "gemma4", "kimi-k2": "gpt2"}  # by pre-tokenizer: tokenizer.ggml.model
+KINDS = {"gemma4": "gemma4", "kimi-k2": "gpt2"}  # pre-tokenizer -> tokenizer.ggml.model
 
 
 @pytest.fixture(params=KINDS)

@@ -1,4 +1,4 @@
-"""Prompts for the middle of a text: llama-server's layout and each vocabulary's tokens."""
+"""Prompts for fill in the middle: llama-server's format and each vocabulary's tokens."""
 
 from __future__ import annotations
 

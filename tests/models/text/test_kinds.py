@@ -47,7 +47,7 @@ def test_ids(name: str, tmp_path: Path) -> None:
     for text, ids, parsed in rows:
         assert tokenizer.encode(text, add_special=False) == ids, repr(text)
         assert tokenizer.encode(text, parse_special=True) == parsed, repr(text)
-    if name != "words":  # llama.cpp takes their characters for bytes
+    if name != "words":  # llama.cpp reads their characters as bytes
         assert [tokenizer.piece(i).hex() for i in range(tokenizer.n_vocab)] == vocabulary["pieces"]
 
 
@@ -96,7 +96,7 @@ def test_llama_cpp_still_says_so(name: str) -> None:
     assert {**vocabulary, **oracle.asked(vocabulary, vocabulary["texts"])} == vocabulary
 
 
-# ---- the map of characters ----
+# ---- the character map ----
 
 
 @settings(max_examples=200)

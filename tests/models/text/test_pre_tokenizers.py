@@ -1,4 +1,4 @@
-"""Cuts of pre-tokenizers: ids by llama.cpp or the models' own expressions, in `golden/`."""
+"""Cuts of pre-tokenizers, compared with ids by llama.cpp or by the models' own expressions, in `golden/`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LLAMA_CPP = """
 
 
 def test_names() -> None:
-    """Of xllamacpp 2026.10; "whitespace" is a kind of its own."""
+    """The names of xllamacpp 2026.10; "whitespace" is a separate kind."""
     assert sorted({*PRE_TOKENIZERS, *LINE_TOKENIZERS, *LLAMA_CPP}) == LLAMA_CPP
     assert sorted(KEPT["found"]) == sorted(oracle.names())
 

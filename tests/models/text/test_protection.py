@@ -1,4 +1,4 @@
-"""Special tokens' texts in messages never become special tokens, in any family's template."""
+"""The text of a special token in a message never becomes a special token, in any family's template."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def special_ids(tok: Tokenizer, ids: list[int]) -> Counter[int]:
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_special_token_of_a_family(folder: Path, name: str, model: str) -> None:
-    """As many special tokens as with harmless messages, and the template's text."""
+    """There are as many special tokens as with harmless messages, and the template's text is the same."""
     tok, template = tokenizer(folder, name, model), ChatTemplate(source(name), *TOKENS.values())
     protection = Protection(template, tok, source(name))
     written = [text for text, _ in tok.markers(lambda text: text in source(name))]
@@ -96,7 +96,7 @@ def test_every_special_token_of_a_family(folder: Path, name: str, model: str) ->
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(["qwen3", "llama3", "glm4", "deepseek"]), st.integers(0, 1 << 32))
 def test_any_mixture(tmp_path_factory: pytest.TempPathFactory, name: str, seed: int) -> None:
-    """Pieces of special tokens, trimmed and split texts, tools that answer."""
+    """Mixes pieces of special tokens, trimmed and split texts, and answers of tools."""
     rng = random.Random(seed)
     tok = tokenizer(tmp_path_factory.getbasetemp(), name)
     special = special_of(name)
@@ -121,8 +121,8 @@ def test_any_mixture(tmp_path_factory: pytest.TempPathFactory, name: str, seed: 
 
 
 def test_templates_that_alter_messages(folder: Path) -> None:
-    """Sentinels go after a content, else before it; else the content must be unique, or the prompt is
-    unprotected."""
+    """Sentinels are placed after a content, else before it. Otherwise the content must be unique; if not, the
+    prompt is unprotected."""
     tok = tokenizer(folder, "qwen3")
     end = "<|im_end|>"
 

@@ -1,4 +1,4 @@
-"""Thoughts and answers are separated in pieces of any size."""
+"""Separates thoughts and answers in pieces of any size."""
 
 from __future__ import annotations
 

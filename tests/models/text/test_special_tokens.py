@@ -24,7 +24,8 @@ USER_DEFINED, BYTE = 4, 6
 
 
 def defined(text: str, tokens: list[str]) -> list[str | int]:
-    """All of the longest token (in bytes), then all of the next one in what is left."""
+    """Cut out all occurrences of the longest token (in bytes), then of the next token in the remaining
+    text."""
     parts: list[str | int] = [text] if text else []
     for token in sorted(tokens, key=lambda token: (-len(token.encode()), tokens.index(token))):
         cut: list[str | int] = []
@@ -66,7 +67,7 @@ def test_common_beginning(a: str, b: str) -> None:
 
 
 def test_runs_and_overlaps_at_full_length() -> None:
-    """One match decides whether others fit."""
+    """Whether one token is taken decides whether others fit."""
     n = 300
     runs = ["a" * k for k in range(1, n)]
     for tokens, text in (
@@ -91,7 +92,7 @@ def load_tokenizer(path: Path, special: list[str]) -> Tokenizer:
 
 
 def n_lines(tokenizer: Tokenizer, text: str) -> int:
-    """Lines run to find the special tokens; merging is excluded."""
+    """Number of lines that run to find the special tokens, without merging."""
     n = 0
 
     def count(frame: FrameType, event: str, _: Any) -> Any:
@@ -116,7 +117,7 @@ TEXTS = {"no token": "once < upon <| a time " * 40, "tokens": HITS, "runs": "a" 
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_costs_do_not_grow_with_the_vocabulary(tmp_path: Path, name: str) -> None:
-    """Counted, not timed."""
+    """Counts lines instead of seconds."""
     few, many = (
         load_tokenizer(tmp_path / "v.gguf", ["aa", "aaaaa", "<|", *(f"<|x{i:04d}|>" for i in range(n))])
         for n in (500, 8000)
@@ -128,7 +129,7 @@ def test_costs_do_not_grow_with_the_vocabulary(tmp_path: Path, name: str) -> Non
 
 
 def test_places_that_hold_each_other_up_cost_no_more() -> None:
-    """Most do not fit: the longest ones reach over their ends."""
+    """Most offers do not fit, because the longest tokens overlap the ends of others."""
     costs = []
     for n in (32, 128, 512):
         runs = ["c" * n + "a" * (n // 2), *("a" * k for k in range(2, n))]

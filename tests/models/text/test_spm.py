@@ -1,4 +1,4 @@
-"""SentencePiece merges by score as defined, in few steps and little memory."""
+"""SentencePiece merges by score follow the definition, in few steps and little memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from vkbackend.models.text.vocabulary import SPACE
 
 
 def plain_merge(text: str, ids: dict[str, int], scores: Sequence[float]) -> list[str]:
-    """The definition, in quadratic time: the best pair, leftmost among equals."""
+    """The definition, in quadratic time: merge the best pair, the leftmost on a tie."""
     symbols = list(text)
     while True:
         pairs = [(ids.get(a + b), i) for i, (a, b) in enumerate(itertools.pairwise(symbols))]
@@ -50,7 +50,8 @@ def plain_merge(text: str, ids: dict[str, int], scores: Sequence[float]) -> list
 def test_merges_follow_the_definition(
     tokens: set[str], text: str, rng: random.Random, max_pairs: int
 ) -> None:
-    """Scores tie, some characters are not tokens, and tokens reach over spaces (written "_" above)."""
+    """Scores tie, some characters are not tokens, and tokens contain spaces between words (written "_"
+    above)."""
     tokens, text = {token.replace("_", SPACE) for token in tokens}, text.replace("_", SPACE)
     ids = {t: i for i, t in enumerate(sorted(tokens))}
     scores = [float(rng.randint(0, 3)) for _ in ids]
@@ -64,7 +65,7 @@ def test_merges_follow_the_definition(
 
 
 def test_words_are_remembered_beside_tokens_that_reach_over_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in Gemma 3; without remembered words it took three times the time."""
+    """As in Gemma 3, which took three times as long without cached words."""
     merged = list[str]()
     monkeypatch.setattr(SpmMerger, "_merge", lambda self, word: merged.append(word) or [0])
     ids = {text: i for i, text in enumerate(("a", f"a{SPACE}b", f";{SPACE}", f"{SPACE}a"))}
@@ -87,7 +88,7 @@ def test_merging_takes_n_log_n_steps(letter: str) -> None:
 
 
 def test_leftmost_of_equal_scores_is_beyond_ranked_merges() -> None:
-    """The tokenizers library cannot run SPM: either ranking gets one text wrong."""
+    """The tokenizers library cannot run SPM, because either ranking is wrong for one of the texts."""
     ids, scores = {"a": 0, "b": 1, "ab": 2, "ba": 3}, [0.0] * 4
     merger = SpmMerger(ids, scores, [0] * 256)
     assert (merger.encode("aba"), merger.encode("bab")) == ([2, 0], [3, 1])

@@ -1,4 +1,4 @@
-"""Attacks by chat templates, and the process they ran in."""
+"""Attacks by chat templates, and the process that runs them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.no_vulkan
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One second instead of five."""
+    """Limit the CPU time to one second instead of five."""
     monkeypatch.setattr(template_process, "CPU_S", 0.4)
 
 
@@ -32,7 +32,7 @@ SEGV = (
 )
 ATTACKS = {
     "crash": (SEGV, "ended the process that ran it|computed for"),
-    # Python's own compiler refuses these.
+    # Python's own compiler refuses these templates.
     "break": ("{% break %}", "not valid: 'break' outside loop"),
     "argument twice": ("{{ dict(a=1,a=2) }}", "not valid: keyword argument repeated"),
     "loops in loops": (
@@ -100,7 +100,7 @@ def cpu_limit_s(pid: int) -> int:
 
 
 def test_time_is_counted_anew_for_each_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading a conversation counts, too."""
+    """The time to read a conversation counts too."""
     monkeypatch.setattr(template_process, "CPU_S", 0.9)
     template = ChatTemplate("{% for a in range(20000) %}{{ loop.index }}{% endfor %}" + ECHO)
     pid = pid_of(template)

@@ -107,7 +107,7 @@ def test_no_process_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def answers(frame: bytes) -> Callable[..., Any]:
-    """A socketpair with an answer ready and a mute other side."""
+    """A socketpair with `frame` ready as an answer, and no further answers."""
 
     def made() -> tuple[socket.socket, socket.socket]:
         ours, theirs = real()
@@ -119,7 +119,7 @@ def answers(frame: bytes) -> Callable[..., Any]:
 
 
 def test_an_answer_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A template may have taken over the process."""
+    """A template may control the process."""
     head = template_process.HEAD.pack
     ready, text = head(0, 0, template_process.READY), template_process.TEXT
     for frame in (head(0, 0, 77), head(1 << 31, 0, text), head(2, 0, text) + b"\xff\xff"):
@@ -134,7 +134,7 @@ def test_an_answer_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
-    """Without a guard around its main part."""
+    """Runs a program without `if __name__ == "__main__"`."""
 
     def run_(source: str, *flags: str) -> subprocess.CompletedProcess[str]:
         path = tmp_path / "program.py"

@@ -1,4 +1,4 @@
-"""Roles of tokens by their texts: ends, gpt-oss's channels, white space after Phi-3's markers."""
+"""Roles of tokens by their texts: end tokens, gpt-oss's channels, white space after Phi-3's markers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenizers: vectors of vocabularies, streaming, hostile texts."""
+"""Tokenizers: test vectors of vocabularies, streaming, hostile texts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from vkbackend.models.text.tokenizer import MAX_TEXT, Tokenizer
 
 @pytest.mark.parametrize("path", OWN, ids=lambda path: path.stem)
 def test_vectors(path: Path) -> None:
-    """llama.cpp's ids, by `tests/data/make_vocabularies.py`."""
+    """The ids are llama.cpp's, from `tests/data/make_vocabularies.py`."""
     kept, tokenizer = json.loads(path.with_suffix(".json").read_text()), load(path)
     assert len(kept["texts"]) == len(kept["ids"]) == len(kept["parsed"]) > 250
     for text, ids, parsed in zip(kept["texts"], kept["ids"], kept["parsed"], strict=True):
@@ -69,7 +69,7 @@ def test_prompts_of_the_models(models: Path) -> None:
         tokenizer = load(models / f"{name}.gguf")
         assert tokenizer.encode(case["prompt"]) == case["prompt_tokens"]
         assert tokenizer.decode(case["prompt_tokens"]) == case["prompt"]
-        # Generated ids continue a text: llama.cpp's own detokenizer gave these.
+        # Generated ids continue a text. llama.cpp's own detokenizer gave these texts.
         assert tokenizer.decode(case["greedy_tokens"], at_start=False) == case["greedy_text"]
 
 
@@ -107,7 +107,7 @@ def test_round_trip_of_prose(real: Tokenizer, models: Path) -> None:
 def test_round_trip_of_any_text(text: str) -> None:
     for path in VOCABULARIES:
         tokenizer = load(path)
-        # SPM writes spaces as U+2581: one character to it
+        # SPM writes a space as U+2581, so it cannot distinguish them
         want = text.replace("\u2581", " ") if "spm" in path.stem else text
         assert tokenizer.decode(tokenizer.encode(text)) == want
 
@@ -118,7 +118,7 @@ def test_round_trip_of_any_text(text: str) -> None:
 @settings(max_examples=40, deadline=None)
 @given(text=st.text(max_size=80), seed=st.integers(0, 1 << 32), skip=st.booleans(), at_start=st.booleans())
 def test_stream_equals_decode(text: str, seed: int, skip: bool, at_start: bool) -> None:
-    """Bytes of random ids are rarely UTF-8."""
+    """Random ids are rarely valid UTF-8."""
     rng = random.Random(seed)
     for path in VOCABULARIES:
         tokenizer = load(path)
@@ -188,7 +188,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_text(real: Tokenizer, name: str) -> None:
-    """0.6 s at most on two cores; quadratic time would take minutes."""
+    """Takes at most 0.6 s on two cores; quadratic time would take minutes."""
     ids = real.encode(HOSTILE[name], parse_special=True)
     shown = [i for i in ids if i != real.bos_id or not real.add_bos]
     assert real.decode(shown, skip_special=False) == HOSTILE[name]
@@ -199,7 +199,7 @@ def test_lone_surrogates(real: Tokenizer) -> None:
     assert real.decode(real.encode("\ud83e\udd99")) == "🦙"
 
 
-# ---- the library underneath ----
+# ---- errors of the library ----
 
 
 def test_silent_after_a_fork() -> None:

@@ -1,4 +1,4 @@
-"""Tool calls in every format: whole, in pieces, next to text, damaged."""
+"""Tool calls in every format: complete, in pieces, next to text, damaged."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ CASES: list[tuple[ToolFormat, str, Calls]] = [
 
 
 def read(format_: ToolFormat, pieces: list[str]) -> tuple[str, Calls]:
-    """A call begins once, before its arguments."""
+    """The name comes first and once, then the arguments."""
     reader, content, calls = ToolReader(format_, TOOLS), "", dict[int, list[Any]]()
     deltas = [delta for piece in pieces for delta in reader.push(piece)] + reader.push("", last=True)
     for delta in deltas:
@@ -195,7 +195,7 @@ def test_gemma_writes_keys_and_words_without_quotes(body: str, arguments: Any) -
 
 
 def test_a_call_that_never_ends_costs_no_more_per_token() -> None:
-    """Counted, not timed."""
+    """Counts calls instead of seconds."""
     reader = ToolReader(HERMES, TOOLS)
     for _ in range(4000):
         assert not [delta for delta in reader.push("abcd") if isinstance(delta, ToolDelta)]

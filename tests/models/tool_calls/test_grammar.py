@@ -1,4 +1,4 @@
-"""Every format reads back all calls that its grammar allows."""
+"""Every format parses all calls that its grammar allows."""
 
 from __future__ import annotations
 
