@@ -1,4 +1,4 @@
-"""Automatic split: shares that balance the devices' times to read their weights, and the predicted speed."""
+"""Automatic split: shares with which devices read their weights in equal time, and the predicted speed."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from vkbackend.runtime import Device
 
 SIXTEENTHS = 16
 
-Shares = tuple[float, ...]  # one per device, in any unit; `ratios` gives sixteenths
+Shares = tuple[float, ...]  # a number per device, in any unit; `ratios` returns sixteenths
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Bytes that a split asks of each device: `held` in memory; per token, `read` from its own memory and
-    `host` from pinned host memory. `reduces`: all-reduces among all devices, in order; `inner`: within one
-    host. `stages`: each device's stage, if a token passes stages of layers in turn."""
+    """Bytes that a split needs on each device: `held` in memory; per token, `read` from the device's own
+    memory and `host` from pinned host memory. `reduces`: bytes of each all-reduce among all devices, in
+    order; `inner`: of each within one host. `stages`: each device's stage, if a token passes through stages
+    of layers in sequence."""
 
     held: tuple[int, ...]
     read: tuple[int, ...]
     host: tuple[int, ...]
-    reduces: tuple[int, ...] = ()  # bytes of each
+    reduces: tuple[int, ...] = ()  # bytes of each reduce
     inner: tuple[int, ...] = ()
     stages: tuple[Hashable, ...] = ()
 
 
 class Budget(Protocol):
-    """Bytes of a physical device for its logical devices `members`."""
+    """Bytes of memory on a physical device for its logical devices `members`."""
 
     @property
     def nbytes(self) -> int: ...
@@ -51,7 +52,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """`fewer`: indices of fewer devices that would be faster, with their times."""
+    """`fewer`: subsets of the devices that would be faster, as indices, with their times."""
 
     tensor_split: Shares
     speeds: tuple[Speed, ...]
@@ -83,10 +84,10 @@ class Prediction:
 
 
 def ratios(speeds: Sequence[float], classes: Sequence[Hashable], resources: Sequence[Hashable]) -> Shares:
-    """Sixteenths of the largest share, proportional to speed.
+    """Return shares in sixteenths of the largest share, proportional to speed.
 
-    Logical devices on a resource share its speed. Devices of a class are equally fast if their resources have
-    equally many logical devices.
+    Logical devices on one resource share its speed. Devices of one class count as equally fast if their
+    resources have the same number of logical devices.
     """
     n = len(speeds)
     alone = [speeds[d] / sum(r == resources[d] for r in resources) for d in range(n)]
@@ -98,7 +99,7 @@ def ratios(speeds: Sequence[float], classes: Sequence[Hashable], resources: Sequ
 
 
 def overfull(held: Sequence[int], budgets: Sequence[Budget]) -> set[int]:
-    """Devices on physical devices with too little memory for `held`."""
+    """Return the devices on physical devices that have too little memory for `held`."""
     return {
         d
         for budget in budgets
@@ -113,8 +114,9 @@ def fitted(
     budgets: Sequence[Budget],
     kinds: Sequence[Hashable],
 ) -> Shares:
-    """`shares`, lowered by sixteenths on overfull devices until all fits: devices of a kind together, or else
-    separately. Unchanged if both fail: the check of memory reports what is missing."""
+    """Lower `shares` by sixteenths on overfull devices until everything fits: on all devices of a kind alike,
+    or if that fails on each separately. If both fail, return `shares` unchanged; the later check reports what
+    is missing."""
     for alike in (list(kinds), list(range(len(shares)))):
         now = shares
         while full := overfull(held(now), budgets):
@@ -135,8 +137,9 @@ def times(
     reduce_s: Callable[[int], float],
     inner_s: Callable[[int], float] = lambda nbytes: 0.0,
 ) -> Times:
-    """Predicted time of a token. Stages work in turn. Devices of a stage read in parallel, or in turn if they
-    share a resource. `reduce_s`, `inner_s`: seconds of an all-reduce of that many bytes."""
+    """Predict the time of a token. Stages run one after another. Devices of a stage read in parallel, except
+    that devices on one resource read one after another. `reduce_s`, `inner_s` map bytes to the seconds of an
+    all-reduce."""
     stages = cost.stages or (0,) * len(speeds)
 
     def slowest(nbytes: Sequence[int], rates: Sequence[float]) -> float:
@@ -156,7 +159,7 @@ def times(
 
 
 def subsets(shares: Shares, speeds: Sequence[Speed]) -> list[tuple[int, ...]]:
-    """For each smaller number of devices, the fastest, in device order."""
+    """For every smaller number n, return the n fastest devices, in device order."""
     order = sorted((d for d, s in enumerate(shares) if s), key=lambda d: (-speeds[d].weights, d))
     return [tuple(sorted(order[:n])) for n in range(1, len(order))]
 
@@ -170,7 +173,7 @@ def predict(
     cost: Callable[[Shares], Cost],
     budgets: Sequence[Budget] = (),
 ) -> Prediction:
-    """The prediction for `shares`, and for fewer of the devices if that is faster and fits."""
+    """Predict the time for `shares`, and for fewer devices if they are faster and the model fits."""
     speeds = tuple(measure_speed(device) for device in devices)
     resources = [resource_of(device) for device in devices]
 
@@ -202,9 +205,9 @@ def predict(
 def auto_split(
     devices: Sequence[Device], cost: Callable[[Shares], Cost], budgets: Sequence[Budget] = ()
 ) -> Prediction:
-    """The split of a model over open devices, and its prediction.
+    """Choose the split of a model over open devices, and predict its time.
 
-    `cost` gets shares, which may be 0. Devices are measured once, about a second each.
+    `cost` is called with shares, some of which may be 0. Each device is measured once, in about a second.
     """
     speeds = [measure_speed(device) for device in devices]
     resources = [resource_of(device) for device in devices]

@@ -1,4 +1,4 @@
-"""Times all-reduces alone, as a chain of sums, checked bit by bit."""
+"""Times all-reduces without a model, as a chain of sums whose bits are checked."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from vkbackend.meta.sums import add
 from vkbackend.meta.tensor import Tensor
 from vkbackend.runtime import Device
 
-MAX_WIDTH = 4096  # elements per row, as of an embedding
-LIMIT_S = 3.0  # no further repeat after this long
-PERIOD = 3  # residuals; not a multiple of the two parities, to show stale slots
-CHAIN_NBYTES = 64 << 20  # moved per step, but with 4 to 32 reduces
+MAX_WIDTH = 4096  # elements per row, as in an embedding
+LIMIT_S = 3.0  # start no repeat after this time
+PERIOD = 3  # number of residuals; not a multiple of the two parities, so that stale slots are noticed
+CHAIN_NBYTES = 64 << 20  # bytes moved per step, which has 4 to 32 reduces
 
 
 @dataclass(frozen=True, slots=True)
 class ReduceTime:
-    """`seconds` per all-reduce in each repeated step; `exact`: all devices here got the exact sums;
-    `network`: seconds per reduce spent on other hosts."""
+    """`seconds` per all-reduce in each repeated step; `exact`: whether all devices of this host got the exact
+    sums; `network`: seconds per reduce spent on exchanges with other hosts."""
 
     nbytes: int
     seconds: tuple[float, ...]
@@ -42,7 +42,7 @@ class ReduceTime:
 
 
 def chain_length(nbytes: int) -> int:
-    """All-reduces per step: even, to use both parities equally often."""
+    """All-reduces per step; even, so that both parities are used equally often."""
     return min(32, max(4, CHAIN_NBYTES // nbytes // 2 * 2))
 
 
@@ -55,10 +55,10 @@ def time_reduce(
     length: int = 0,
     hosts: Hosts | None = None,
 ) -> ReduceTime:
-    """Time an all-reduce of `nbytes` (f32) over `devices`, and close them. All `hosts` call it.
+    """Time an all-reduce of `nbytes` (f32) over `devices`, and close the devices. All `hosts` must call it.
 
-    After a step of `length` reduces, up to `repeats` are timed, fewer if they are slow on one host. Raises
-    errors of building and running a step.
+    After an untimed step of `length` reduces, up to `repeats` steps are timed, fewer if they are slow on a
+    single host. Errors of building or running a step are raised.
     """
     mesh = Mesh(devices, options, hosts=hosts)
     try:
@@ -80,9 +80,11 @@ def time_reduce(
 
 
 class _Chain:
-    """h[k + 1] = base[k % 3] + sum over devices of (h[k] + share[d]), with h rotating through three arrays.
+    """h[k + 1] = base[k % 3] + sum over devices of (h[k] + share[d]), where h alternates between three
+    arrays.
 
-    Small whole numbers: every order and wire format gives the same sums, and errors grow with each sum.
+    All values are small integers, so every order and wire format gives the same sums, and an error grows with
+    each sum.
     """
 
     def __init__(self, devices: Sequence[Device], elements: int, length: int) -> None:
@@ -116,7 +118,7 @@ class _Chain:
         share = tensor(everybody, self.share)
         bases = [tensor(MIRRORED, views) for views in self.base]
         for k in range(self.length):
-            copies = tensor(everybody, h.views)  # n copies of the residual: their sum is n times it
+            copies = tensor(everybody, h.views)  # n copies of the residual, whose sum is n times the residual
             h, _ = graph.all_reduce(add(copies, share) + bases[k % PERIOD])
         for d, recording in enumerate(graph.recordings):
             recording.copy(h.on(d), self.result[d], "result")

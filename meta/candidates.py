@@ -1,4 +1,4 @@
-"""A step's result: logits, or the best tokens of each output row, chosen per device within a mask."""
+"""The result of a step: logits, or the best tokens of each output row within a mask."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from vkbackend.runtime import Device
 
 
 class TopK(NamedTuple):
-    """ids int64 and float32 logits [n_outputs, k]: best first, on ties the lower id, NaN before all. Missing
-    candidates have -inf and meaningless ids. `log_sums`: float64 [n_outputs], log(sum(exp(logits))) over the
-    row, if requested."""
+    """ids int64 and float32 logits [n_outputs, k], best first; on ties the lower id is first, and NaN
+    precedes all numbers. Missing candidates have -inf and meaningless ids. `log_sums`: float64 [n_outputs],
+    log(sum(exp(logits))) over the row, if requested."""
 
     ids: np.ndarray
     logits: np.ndarray
@@ -30,8 +30,8 @@ class TopK(NamedTuple):
 
 
 def places(region: View, n_outputs: int, k: int, n_chunks: int) -> tuple[View, View, View]:
-    """A device's best logits in its region: positions u32 [n_outputs, 1, k] in its vocabulary rows, values
-    f32 [n_outputs, 1, k], and f32 [n_outputs, n_chunks, 2] for `log_sum_exp`."""
+    """Where a device's region holds its best logits: positions u32 [n_outputs, 1, k] among the device's
+    vocabulary rows, values f32 [n_outputs, 1, k], and f32 [n_outputs, n_chunks, 2] for `log_sum_exp`."""
     ids = View(region.buffer, region.offset, (n_outputs, 1, k), "u32")
     values = View(region.buffer, ids.end, (n_outputs, 1, k))
     return ids, values, View(region.buffer, values.end, (n_outputs, n_chunks, 2))
@@ -42,8 +42,8 @@ def found_in(region: View, n_outputs: int, k: int, limits: Limits, n_vocab: int)
 
 
 class Outputs:
-    """The devices' regions of output rows, of `nbytes` each. `n_places`: steps that may have rows in flight
-    from other hosts."""
+    """The devices' regions for output rows, of `nbytes` each. `n_places`: how many steps may have output rows
+    in transfer from other hosts at once."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Outputs:
             self._places.append(regions)
 
     def write_masks(self, masks: np.ndarray) -> None:
-        """Give every device its part of the next step's masks: uint32 [n, ceil(n_vocab / 32)] for n rows,
+        """Write each device's part of the next step's masks: uint32 [n, ceil(n_vocab / 32)] for n rows,
         lowest bit first."""
         bits = None
         for device, mask, (begin, end) in zip(self._devices, self._masks, self._vocab, strict=True):
@@ -90,12 +90,12 @@ class Outputs:
     # ---- between hosts ----
 
     def expect(self, n_outputs: int, wanted: Wanted, place: int = 0) -> None:
-        """On host 0 before a step: begin to receive its output rows, so that no sender waits."""
+        """On host 0 before a step: begin to receive the step's output rows, so that no sender waits."""
         if self._hosts and self._hosts.rank == 0:
             self._gather(n_outputs, wanted, place).start()
 
     def collect(self, n_outputs: int, wanted: Wanted, place: int = 0) -> None:
-        """On all hosts after the step: bring its output rows to host 0."""
+        """On all hosts after the step: bring the step's output rows to host 0."""
         if self._hosts:
             gather = self._gather(n_outputs, wanted, place)
             if self._hosts.rank:
@@ -121,7 +121,7 @@ class Outputs:
     # ---- on host 0 ----
 
     def read_logits(self, out: np.ndarray, n_outputs: int, place: int = 0) -> None:
-        """Join the logits in `out`, float32 [>= n_outputs, n_vocab]."""
+        """Join the logits of all devices in `out`, float32 [>= n_outputs, n_vocab]."""
         for device, region, (begin, end) in zip(self._devices, self._places[place], self._vocab, strict=True):
             if region is not None:
                 device.invalidate(region.buffer)  # type: ignore[arg-type]
@@ -149,8 +149,8 @@ class Outputs:
 
 
 def log_of_sums(sums: np.ndarray) -> np.ndarray:
-    """log(sum(exp(x))) of rows, float64 [n]. `sums` [n, n_chunks, 2]: the largest element of each chunk, and
-    the sum of exp(x - largest)."""
+    """log(sum(exp(x))) of each row, float64 [n]. `sums` [n, n_chunks, 2]: the largest element of each chunk,
+    and the chunk's sum of exp(x - largest)."""
     peaks, sums = sums[..., 0].astype(np.float64), sums[..., 1].astype(np.float64)
     peak = peaks.max(axis=1)
     with np.errstate(all="ignore"):

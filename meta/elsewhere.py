@@ -1,7 +1,7 @@
-"""A device of another host, as this host sees it: limits, slots and logits, but no other memory.
+"""A stand-in for a device of another host: it has limits, slots and logits, but no other memory.
 
-Every host plans and records for all devices and runs its own. After loading, host 0 has a `link` to other
-hosts' memory, for use outside of steps.
+Every host plans and records for all devices, and runs its own devices. After loading, host 0 has a `link` to
+the memory of other hosts, for use outside of steps.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class PhysicalCard:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A device as its host describes it. `speed`: measured bytes per second from its own memory and from the
-    host's."""
+    """A device as its host describes it. `speed`: measured bytes per second from the device's memory and from
+    host memory."""
 
     name: str
     limits: Limits
@@ -53,19 +53,17 @@ class Card:
 
 
 class Link(Protocol):
-    """A device's host, which finds caches and tables by name."""
+    """The connection to the host of a device; caches and tables are addressed by name."""
 
     def write(self, device: int, name: str, offset: int, data: np.ndarray) -> None: ...
 
     def read(self, device: int, name: str, offset: int, nbytes: int) -> np.ndarray: ...
 
     def copy(self, device: int, copies: list[tuple[str, int, int, int]]) -> None:
-        """(name, from byte, to byte, bytes) of copies within caches."""
+        """Copy within caches; `copies` lists (name, from byte, to byte, bytes)."""
 
 
 class _Idle(Queue):
-    """Another host does the work."""
-
     ahead = True
 
     def submit(self, executable: Any, first: int, count: int) -> None:
@@ -82,14 +80,14 @@ class _Idle(Queue):
 
 
 class Elsewhere(HostDevice):
-    """The stand-in of the group's `index`-th device. `exchange`: measured time of an exchange with its
-    host."""
+    """The stand-in for the group's `index`-th device. `exchange`: measured time of an exchange with the
+    device's host."""
 
     def __init__(self, index: int, host: str, card: Card, exchange: ExchangeTime | None = None) -> None:
         super().__init__(f"{host}/{card.name}", card.limits)
         self.index, self.host, self.card, self.exchange = index, host, card, exchange
         self.imports_pages, self.has_codebooks = card.imports_pages, card.has_codebooks
-        self.host_free: int | None = None  # bytes of its host's memory
+        self.host_free: int | None = None  # bytes of memory of the device's host
         self.queue: Queue = _Idle()
         self.link: Link | None = None
 
@@ -101,7 +99,7 @@ class Elsewhere(HostDevice):
         return self.card.free
 
     def buffer(self, nbytes: int, home: Home, label: str) -> Buffer:
-        if home is Home.STAGING:  # slots and logits arrive there
+        if home is Home.STAGING:  # the only memory: transfers write slots and logits here
             return super().buffer(nbytes, home, label)
         self.counts["buffer"] += 1
         self.nbytes[home] += aligned(nbytes)

@@ -1,5 +1,6 @@
-"""The inverse of slice-on-load: joins a tensor from slices, and writes rows into slices. Nothing may run
-meanwhile."""
+"""The inverse of slice-on-load: joins a tensor from its slices, and writes rows into slices. Meanwhile no
+step may run.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +18,13 @@ from vkbackend.meta.slices import Load, expert_slices, slices_of
 from vkbackend.meta.tensor import Weight
 from vkbackend.runtime import Device
 
-PIECE_NBYTES = 16 << 20  # bytes on the host at once: half of the buffer for uploads
+PIECE_NBYTES = 16 << 20  # bytes on the host at once: half of the upload buffer
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A rectangle of a stored tensor as a matrix of bytes. On the device, rows are `pitch` bytes apart (0:
-    contiguous), the first at byte `offset` of `view`."""
+    """A rectangle of a stored tensor, which is seen as a matrix of bytes. On the device, the rows are `pitch`
+    bytes apart (0: contiguous), and the first row is at byte `offset` of `view`."""
 
     rows: tuple[int, int]
     columns: tuple[int, int]
@@ -33,7 +34,8 @@ class Extent:
 
 
 def matrix_of(weight: Weight) -> tuple[int, int]:
-    """(rows, bytes per row) of a stored tensor; a vector is one row, experts follow one another."""
+    """(rows, bytes per row) of a stored tensor; a vector is one row, and the rows of all experts are
+    counted."""
     return math.prod(weight.shape[:-1]), row_nbytes(weight.dtype, weight.shape[-1])
 
 
@@ -63,12 +65,12 @@ def _rectangles(
     stored: Callable[[slice], tuple[int, int]],
     pieces: list[tuple[int, View]],
 ) -> list[Extent]:
-    """The extents of a matrix held as `cuts`, in pieces from these local rows on. Cuts by rows follow one
-    another; cuts by columns are side by side."""
+    """The extents of a matrix held as `cuts`. `pieces`: (first local row, view). Cuts by rows are stored in
+    sequence, cuts by columns next to each other in every row."""
     held = []
     by_columns = len(cuts) > 1 and cuts[0][0] == cuts[1][0]
     pitch = sum(end - begin for begin, end in (stored(columns) for _, columns in cuts)) if by_columns else 0
-    row = lead = 0  # local
+    row = lead = 0  # local positions
     for rows, columns in cuts:
         begin, end = stored(columns)
         for first, view in pieces:
@@ -86,8 +88,8 @@ def _rectangles(
 
 
 def gather_rows(devices: Sequence[Device], weight: Weight, begin: int, end: int) -> np.ndarray:
-    """Stored rows begin..end: uint8 [end - begin, row bytes], each byte from the first device that has it.
-    Raises PlanError if none has."""
+    """Stored rows begin..end, uint8 [end - begin, row bytes]; each byte comes from the first device that has
+    it. Raises PlanError if no device has a byte."""
     out = np.empty((end - begin, matrix_of(weight)[1]), np.uint8)
     missing = np.ones(out.shape, bool)
     for d, device in enumerate(devices):
@@ -104,7 +106,8 @@ def gather_rows(devices: Sequence[Device], weight: Weight, begin: int, end: int)
 
 
 def scatter_rows(devices: Sequence[Device], weight: Weight, begin: int, data: np.ndarray) -> None:
-    """Write stored rows from `begin` on, uint8 [n, row bytes], to every device with a part of them."""
+    """Write stored rows from `begin` on, uint8 [n, row bytes], to every device that has a part of these
+    rows."""
     end = begin + len(data)
     for d, device in enumerate(devices):
         for extent in extents(weight, d):
@@ -129,13 +132,13 @@ def stream(devices: Sequence[Device], weight: Weight) -> Iterator[np.ndarray]:
 
 
 def gather(devices: Sequence[Device], weight: Weight) -> np.ndarray:
-    """As stored in a file: uint8 [bytes]."""
+    """The bytes of the tensor as a file stores them, uint8 [bytes]."""
     return np.concatenate([piece.reshape(-1) for piece in stream(devices, weight)])
 
 
 @contextmanager
 def transfers(devices: Sequence[Device]) -> Iterator[Sequence[Device]]:
-    """Frees the devices' transfer buffers at the end."""
+    """Free the devices' transfer buffers at the end."""
     try:
         yield devices
     finally:
@@ -143,7 +146,7 @@ def transfers(devices: Sequence[Device]) -> Iterator[Sequence[Device]]:
             device.drop_upload()
 
 
-# ---- bytes at any address: views begin on whole words ----
+# ---- bytes at any address; views begin at word boundaries ----
 
 
 def _read_rows(device: Device, extent: Extent, low: int, high: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The graph of a step: a recording per device, cut at exchanges."""
+"""The graph of a step: a recording per device, cut where devices exchange sums."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from vkbackend.wire import wire_words
 
 @dataclass(slots=True)
 class Graph:
-    """The graph of a step, or of one half; `kind` then counts that half's rows and output rows."""
+    """The graph of a step, or of one half of its rows; `kind` then counts the rows and output rows of that
+    half."""
 
     devices: Sequence[Device]
     inputs: Sequence[Inputs]
@@ -30,11 +31,11 @@ class Graph:
     kind: StepKind
     active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # as in StepShape
     wire: str = "f32"
-    lane: int = 0  # which half of the slots its reduces use
+    lane: int = 0  # which half of the slots the graph's reduces use
     recordings: list[Recording] = field(init=False)
     reduces: list[Reduce] = field(default_factory=list)
-    kept: dict[str, Tensor] = field(default_factory=dict)  # tensors for later layers, by name
-    values: dict[str, list[View | None]] = field(default_factory=dict)  # by label, for dumps and tests
+    kept: dict[str, Tensor] = field(default_factory=dict)  # tensors by name, for use in later layers
+    values: dict[str, list[View | None]] = field(default_factory=dict)  # views by label, for dumps and tests
     _scope: str = ""
     _section: str = ""  # the outermost scope
 
@@ -66,7 +67,7 @@ class Graph:
         return self._scope + name
 
     def on(self, d: int, name: str | Weight) -> Recorder:
-        """A recorder on device d, with a label in this scope or the weight's name."""
+        """The recorder of device d, with a label in this scope or the weight's name."""
         label = name.name if isinstance(name, Weight) else self.label(name)
         return Recorder(self.recordings[d], self.devices[d].limits, label)
 
@@ -75,13 +76,14 @@ class Graph:
         return len(self.devices)
 
     def readers(self) -> tuple[int, ...]:
-        """The devices that need whole values in this scope."""
+        """The devices that need complete values in this scope."""
         return self.active.get(self._section, tuple(range(self.n)))
 
     def new(
         self, rows: int, width: int, state: State, label: str, holders: Sequence[int] | None = None
     ) -> Tensor:
-        """A tensor in new scratch: whole on the `holders` (default: all), or split by columns."""
+        """Allocate a tensor in scratch: complete on each of `holders` (default: all devices), or split by
+        columns."""
         label = self.label(label)
         tensor = Tensor(self, rows, width, state, [])
         widths = [state.count(d) if state.kind is Kind.SPLIT else width for d in range(self.n)]
@@ -112,11 +114,11 @@ class Graph:
     def all_reduce(
         self, x: Tensor, norm: Weight | None = None, eps: float = 0.0, wire: str = ""
     ) -> tuple[Tensor, Tensor | None]:
-        """Make a PARTIAL tensor whole on the readers; with `norm`, also its RMSNorm, in the same kernel.
-        `wire` overrides the graph's.
+        """Sum a PARTIAL tensor on all readers; with `norm`, compute its RMSNorm too, in the same kernel.
+        `wire` overrides the graph's wire format.
 
-        A single writer that is the only reader needs no exchange. A reader without the mirrored addend gets
-        it in the first writer's slot.
+        A single writer that is also the only reader needs no exchange. A reader that lacks the mirrored
+        addend receives the addend in the slot of the first writer.
         """
         if x.state.kind is not Kind.PARTIAL:
             raise PlanError(f"all_reduce of a tensor that is {x.state}")
@@ -164,7 +166,7 @@ class Graph:
         )
 
     def _fold_base(self, x: Tensor) -> Tensor:
-        """The sum without the addend, which one of its holders adds to its share."""
+        """The sum without the addend; one of its holders adds the addend to its own share."""
         assert x.base is not None
         d = next(d for d in x.state.writers if x.base.views[d] is not None)
         folded = Tensor(self, x.rows, x.width, x.state, list(x.views))
@@ -175,7 +177,8 @@ class Graph:
     def _exchange(
         self, x: Tensor, readers: Sequence[int], wire: str
     ) -> tuple[dict[int, ReduceSlots], Sequence[View | None]]:
-        """Record the exchange. Returns the slots that each reader sums, and each device's share as summed."""
+        """Record the exchange. Returns the slots that each reader sums, and each device's own share as
+        summed."""
         provider = self.provider
         assert provider is not None
         elements = x.rows * x.width
@@ -211,12 +214,11 @@ class Graph:
             recording.exchange(self.label("all_reduce"))
 
     def _sum_parts(self, shares: Sequence[View | None], reduce: Reduce, provider: Provider) -> None:
-        """Each device sums its part of the elements for all readers."""
+        """Record that each device sums its part of the elements for all readers."""
         for d, (begin, end) in enumerate(parts_of(reduce, self.n)):
             if begin == end:
                 continue
             slots, gathered = provider.readable(d, reduce), provider.gathered(d, reduce)
-            # A workgroup sums a row.
             line = math.gcd(end - begin, PART)
             shape = ((end - begin) // line, line) if line >= 32 else (1, end - begin)
             h = View(gathered.buffer, gathered.offset + 4 * begin, shape)

@@ -1,7 +1,7 @@
-"""The hosts of a group, as a mesh sees them: which device is where, and what a step exchanges.
+"""The hosts of a group, for a mesh: which host has which device, and which bytes each exchange transfers.
 
-An exchange sends slots to the hosts that read them, and receives theirs into the same pages. Devices sum in
-slot order, so all hosts get the bits of a single host.
+In an exchange each host sends slots to the hosts that read them, and receives the slots of other hosts into
+the same pages. Devices sum in slot order, so all hosts get the same bits as a single host would.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Hosts:
         return self.of[device] == self.rank
 
     def gather(self, key: Hashable, views: Sequence[View | None]) -> Transfers:
-        """Transfers of every device's bytes at `views[d]` to host 0, into the stand-in's memory. A key
-        always means the same views. Host 0 may wait for them before other exchanges: they have a lane
-        of their own."""
+        """Return transfers that bring every device's bytes at `views[d]` to host 0, into the stand-in's
+        memory. A `key` always means the same views. The transfers have a lane of their own, because host 0
+        may wait for them before other exchanges."""
         transfers = self._gathers.get(key)
         if transfers is None:
             sent: list[Part] = []
@@ -65,16 +65,16 @@ class _Exchange:
     transfers: Transfers
     to_send: list[tuple[Device, Buffer]]
     to_fill: list[tuple[Device, Buffer]]
-    local: Reduce | None  # for this host's provider, after the transfers; None: no device here reads
-    part: tuple[int, int] = (0, 0)  # the elements that this host sums, if hosts sum parts
-    sums: Transfers | None = None  # moves the sums of all parts, if hosts sum parts
+    local: Reduce | None  # for this host's provider after the transfers; None if no device here reads
+    part: tuple[int, int] = (0, 0)  # the elements that this host sums, if each host sums a part
+    sums: Transfers | None = None  # transfers the sums of all parts, if each host sums a part
 
 
 class OverHosts(Provider):
     def __init__(self, inner: Provider, devices: Sequence[Device], hosts: Hosts) -> None:
         self.name, self.pages_nbytes = inner.name, inner.pages_nbytes
         self._inner, self._devices, self._hosts = inner, devices, hosts
-        self._exchanges: dict[Reduce, _Exchange] = {}  # addresses never change
+        self._exchanges: dict[Reduce, _Exchange] = {}
 
     def slot(self, device: int, reduce: Reduce) -> View:
         return self._inner.slot(device, reduce)
@@ -139,11 +139,11 @@ class OverHosts(Provider):
             exchange.part, exchange.sums = parts[here], self._gather(local, parts)
         return exchange
 
-    # ---- sums in parts of hosts, where the host sums ----
+    # ---- when hosts sum: each host may sum a part of the elements ----
 
     def _parts(self, reduce: Reduce) -> dict[int, tuple[int, int]]:
-        """The elements of a large reduce that each reading host sums; empty if whole slots are fewer bytes.
-        Parts pay with three hosts, or with two devices on each."""
+        """Return which elements of a large reduce each reading host sums; empty if sending complete slots
+        takes fewer bytes. Parts take fewer bytes with three hosts, or with two devices on each host."""
         reading = sorted({self._hosts.of[d] for d in reduce.readers})
         if not isinstance(self._inner, HostSum) or 4 * reduce.elements < reduces.SCATTER_NBYTES:
             return {}
@@ -155,7 +155,7 @@ class OverHosts(Provider):
     def _moves_to(
         self, reduce: Reduce, parts: Mapping[int, tuple[int, int]]
     ) -> list[tuple[int, int, int, int]]:
-        """As `_moves`, but each part of a slot goes to the host that sums it."""
+        """Like `_moves`, but each part of a slot is sent to the host that sums the part."""
         moves = []
         for writer in reduce.writers:
             for host, part in parts.items():
@@ -177,11 +177,11 @@ class OverHosts(Provider):
         purpose = f"their sums of parts of {local.elements} elements"
         return self._hosts.transport.transfers(sent, received, purpose)
 
-    # ---- sums of whole slots, or in parts of devices ----
+    # ---- when devices sum: complete slots, or the part that each device sums ----
 
     def _moves(self, reduce: Reduce) -> list[tuple[int, int, int, int]]:
-        """(device, host, begin, end): bytes begin..end of the device's slot (in a gather: of its sums) for
-        the host, in the same order on all hosts."""
+        """(device, host, begin, end) in the same order on all hosts: bytes begin..end of the device's slot
+        (in a gather: of its sums) are sent to the host."""
         of, n = self._hosts.of, len(self._hosts.of)
         reading = sorted({of[d] for d in reduce.readers})
         parts = parts_of(reduce, n) if self.scatters(reduce) else []

@@ -1,6 +1,6 @@
-"""Measured speeds (speed.py) from `speeds.json` of the cache folder. Delete the file to measure again.
+"""Measured speeds (speed.py), read from `speeds.json` in the cache folder. Delete the file to measure again.
 
-Nothing here measures, so recording a step may use it.
+This module never measures, so recording a step may use it.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from vkbackend import cache_folder, env, ops
 from vkbackend.recording import SLOW, Pace
 from vkbackend.runtime import Device
 
-ENTRY, FORMAT = "speeds.json", 1  # another format: measure again
-DTYPE = "q8_0"  # of the weights that are read
-# Submissions are cut for this part of the measured speed, which is of large matrices alone; attention, narrow
-# matrices, throttling or a desktop are slower. Even at a quarter of it, a submission ends within a watchdog's
-# 2 s.
+ENTRY, FORMAT = "speeds.json", 1  # a file of another format is ignored, so speeds are measured again
+DTYPE = "q8_0"
+# Submissions are cut according to this fraction of the measured speed. The measurement reads only large
+# matrices; attention, narrow matrices, throttling or a desktop make steps slower. Even at a quarter of the
+# speed, a submission ends within the 2 s of a watchdog.
 TRUSTED = 1 / 4
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Bytes per second of a device alone reading weights: from its own memory, from pinned host memory."""
+    """Bytes per second of a device reading weights while no other device reads: from its own memory, and from
+    pinned host memory."""
 
     weights: float
     host: float
@@ -35,7 +36,8 @@ def known_speed(device: Device) -> Speed | None:
 
 
 def pace_of(device: Device) -> Pace:
-    """Submissions are cut by this: a part of the known speed, or what every GPU reaches."""
+    """The pace by which submissions are cut: a fraction of the known speed, otherwise what every GPU
+    reaches."""
     known = known_speed(device)
     return Pace(TRUSTED * known.weights, TRUSTED * known.host) if known else SLOW
 
@@ -45,12 +47,12 @@ def key_of(device: Device) -> str:
     identity = f"{info.uuid} {info.driver} {info.driver_version} " if info else ""
     identity += type(device).__name__
     limited = env.disabled() | ({"floor"} if env.floor() else set()) | ({"as-gpu"} if env.as_gpu() else set())
-    reads = {ops.operand_type(device.limits, 1, DTYPE)} - {"f32"}  # other ops under --exact
+    reads = {ops.operand_type(device.limits, 1, DTYPE)} - {"f32"}  # --exact uses other ops
     return " ".join((identity, *sorted(limited | reads)))
 
 
 def _read() -> dict[str, Any]:
-    """Empty if missing, damaged or of another format."""
+    """The content of the file; empty if it is missing, damaged or of another format."""
     content = cache_folder.read_json(ENTRY)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         return {}
@@ -59,7 +61,7 @@ def _read() -> dict[str, Any]:
 
 
 def numbers(key: str) -> list[float]:
-    """Only positive numbers; an empty list otherwise."""
+    """The numbers stored for `key`; empty unless all are positive numbers."""
     value = _read().get(key)
     known = value if isinstance(value, list) else []
     return known if all(isinstance(x, float) and 0 < x < math.inf for x in known) else []

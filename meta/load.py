@@ -1,8 +1,8 @@
-"""Slice on load: each device gets its slice of every weight from the memory-mapped file, without a full host
-copy.
+"""Slice on load: copies to each device its slice of every weight from the memory-mapped file, without a full
+host copy.
 
-A slice is a strided view, copied once, or joined from a fused tensor's parts. A device on the host reads the
-file itself if it can (mapped.py).
+A slice is a strided view that is copied once, or it is joined from parts of a fused tensor. A device that
+runs on the host can often read the file's pages instead (mapped.py).
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from vkbackend.meta.tensor import Weight
 from vkbackend.pages import FilePages, HostPages, Pages
 from vkbackend.runtime import Device
 
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
-PIECE_NBYTES = 64 << 20  # bytes copied between two progress reports
+Progress = Callable[[int, int], None]  # arguments: bytes done, bytes in total
+PIECE_NBYTES = 64 << 20  # bytes copied between two calls of `progress`
 
 
 class Source(Protocol):
     def data(self, name: str) -> np.ndarray:
-        """uint8, not a copy: any shape, rows in order."""
+        """The tensor as uint8, without a copy, in any shape with rows in order."""
 
     def file(self, name: str) -> tuple[np.ndarray, int]:
-        """(the mapped file as uint8, first byte of the tensor), for loads `in_file` only."""
+        """(the mapped file as uint8, first byte of the tensor); called only for loads with `in_file`."""
 
 
 def load_weights(
     devices: Sequence[Device], loads: Sequence[Load], source: Source, progress: Progress | None = None
 ) -> tuple[dict[str, Weight], list[Pages]]:
-    """Returns the weights, and the host pages that must outlive them."""
+    """Returns the weights, and host pages that must outlive the weights."""
     weights = {
         load.name: Weight(load.name, load.shape, load.dtype, load.state, [[] for _ in devices])
         for load in loads
@@ -91,8 +91,8 @@ def load_weights(
 def _place(
     device: Device, d: int, loads: Sequence[Load], source: Source, weights: Mapping[str, Weight]
 ) -> list[FilePages]:
-    """Give `weights` their views on device `d`, except for shared tables. Returns the file pages that it
-    reads in place."""
+    """Add the views of device `d` to `weights`, except for shared tables. Returns the file pages that the
+    device reads in place."""
     in_file = [load for load in loads if load.in_file]
     pages = map_weights(device, d, in_file, source.file, weights) if in_file else []
     rest = [load for load in loads if not weights[load.name].pieces[d]]
@@ -127,7 +127,7 @@ def _fill(
     for first, view in pieces:
         n_rows = view.shape[0] if len(view.shape) > 1 else 1
         row_bytes = joined.shape[1]
-        # A multiple of 4 rows: every write begins on a word.
+        # A multiple of 4 rows, so every write begins at a word boundary.
         step = max(4, PIECE_NBYTES // max(1, row_bytes) // 4 * 4)
         for at in range(0, n_rows, step):
             part = joined[first + at : first + min(at + step, n_rows)]
@@ -137,7 +137,7 @@ def _fill(
 
 
 def _touch(pieces: Sequence[tuple[int, View]], advance: Callable[[int], None]) -> None:
-    """Read the file's pages now, not in the first step."""
+    """Read the file's pages now, so that the first step need not."""
     for _, view in pieces:
         held = view.buffer.host[view.offset : view.end]  # type: ignore[union-attr]
         for at in range(0, held.size, PIECE_NBYTES):
@@ -181,7 +181,8 @@ def _starts(device: Device, load: Load, d: int) -> View:
 
 
 def _words(parts: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-    """The same bytes in runs of whole words, except for the last."""
+    """Regroup the bytes into runs of complete 32-bit words; only the last run may end with an incomplete
+    word."""
     rest = np.empty(0, np.uint8)
     for part in parts:
         joined = np.concatenate([rest, part]) if rest.size else part
@@ -195,7 +196,7 @@ def _words(parts: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
 
 def _load_shared(devices: Sequence[Device], load: Load, weight: Weight, raw: np.ndarray) -> list[HostPages]:
     """Copy a table into pinned pages for all devices that do not read it from the file. A device that cannot
-    import them gets a host-visible copy."""
+    import the pages gets a host-visible copy."""
     align = max(device.limits.host_import_align for device in devices)
     pages, imported = HostPages(raw.nbytes, align), False
     raw = raw.reshape(-1)
@@ -218,7 +219,6 @@ def _load_shared(devices: Sequence[Device], load: Load, weight: Weight, raw: np.
 
 
 def _copies(device: Device, load: Load) -> list[tuple[int, View]]:
-    """Unfilled pieces for a whole table in the device's own memory."""
     firsts, shapes = zip(*rows_in_pieces(load, piece_nbytes(device)), strict=True)
     views = allocate(device, [(shape, load.dtype) for shape in shapes], Home.HOST, load.name)
     return list(zip(firsts, views, strict=True))

@@ -24,7 +24,7 @@ from vkbackend.runtime import Device
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of a weight at byte `begin` of `file`, uint8 [bytes]."""
+    """A piece of a weight, at byte `begin` of `file`, uint8 [bytes]."""
 
     load: Load
     first: int
@@ -45,8 +45,8 @@ def map_weights(
     file_of: Callable[[str], tuple[np.ndarray, int]],
     weights: Mapping[str, Weight],
 ) -> list[FilePages]:
-    """Give `weights` the pieces that the d-th device reads from the file. Returns the pages, which must
-    outlive the device; none if it refuses them. `file_of`: as in load.Source."""
+    """Add to `weights` the pieces that the d-th device reads from the file. Returns the pages, which must
+    outlive the device; empty if the device refuses them. `file_of`: like `load.Source.file`."""
     pieces: list[Piece] = []
     for load in loads:
         if places := mapped_pieces(load, d, device):
@@ -74,7 +74,8 @@ def map_weights(
 
 
 def windows(pieces: Iterable[Piece], limit: int) -> Iterator[list[Piece]]:
-    """Runs of pieces in address order, each within one file; its pages take at most `limit` bytes."""
+    """Group pieces in address order; each group is within one file, and its pages take at most `limit`
+    bytes."""
     window: list[Piece] = []
     for piece in sorted(pieces, key=lambda p: (p.file.ctypes.data, p.begin)):
         same = window and window[0].file.ctypes.data == piece.file.ctypes.data

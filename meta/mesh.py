@@ -1,4 +1,4 @@
-"""N devices that act as one: stores, recorded steps, replay."""
+"""N devices that act as one: memory, recorded steps and their replay."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from vkbackend.step import STEP_NBYTES, StepParams
 
 
 class Mesh:
-    """`devices` include stand-ins for the devices of other hosts. `keep_values`: after a step, its
-    intermediate tensors can be read."""
+    """`devices` include stand-ins for the devices of other hosts. `keep_values`: the intermediate tensors of
+    a step can be read after the step."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Mesh:
         self.weights = self.stores.weights
         self.relay = Relay(self.devices, self.options.submit_ahead)
         self.outputs = Outputs()
-        self.provider: Provider | None = None  # None: there are no partial sums
+        self.provider: Provider | None = None  # None if there are no partial sums
         self._keep_values = keep_values or env.debug() >= 5
         self._inputs: list[Inputs] = []
         self._steps: RecordedSteps | None = None
@@ -66,8 +66,8 @@ class Mesh:
     def prepare(
         self, build: Build, shape: StepShape, sizes: StepSizes | None = None, n_places: int = 1
     ) -> None:
-        """Allocate memory for steps up to `shape`: `sizes`, or as a trial build shows. `n_places`: steps that
-        may have output rows in flight from other hosts."""
+        """Allocate memory for steps up to `shape`. `sizes`: bytes needed; by default a trial build finds
+        them. `n_places`: how many steps may have output rows in transfer from other hosts at once."""
         sizes = sizes or measure(self.devices, build, shape, self.options.reduce_type, self.reuse)
         arenas = []
         for d, device in enumerate(self.devices):
@@ -90,8 +90,8 @@ class Mesh:
     def write_step(
         self, params: StepParams, rope: Mapping[str, np.ndarray], second: StepParams | None = None
     ) -> None:
-        """Give every device the next step's parameters (of both halves). rope: float32 [rows, width / 2, 2]
-        by table name."""
+        """Write the next step's parameters (for two halves, also `second`) to every device. rope: float32
+        [rows, width / 2, 2] by table name."""
         for device, inputs in zip(self.devices, self._inputs, strict=True):
             if device.host:
                 continue
@@ -118,7 +118,7 @@ class Mesh:
         self._forked = True
 
     def run(self, step: Step) -> None:
-        """Raises DeviceLost or Timeout; from then on `check_usable` raises."""
+        """Run a step. Raises DeviceLost or Timeout; after either, `check_usable` raises."""
         self.check_usable()
         self.relay.run(step, self.provider)
         if level := env.debug():
@@ -132,7 +132,7 @@ class Mesh:
             report_values(self.devices, step.values)
 
     def close(self) -> None:
-        """Leaves a device that does not answer as it is."""
+        """Free everything, except on a device that does not answer."""
         for device in self.devices:  # its command buffers must not be in use
             device.abandoned |= not device.abandoned and not device.settle()
         abandoned = any(device.abandoned for device in self.devices)
@@ -151,5 +151,5 @@ class Mesh:
         self.provider, self._inputs, self._steps, self.outputs = None, [], None, Outputs()
 
 
-# Pages that an abandoned device may write stay mapped until the process ends.
+# Pages that an abandoned device may still write must remain mapped until the process ends.
 _leaked: list[object] = []

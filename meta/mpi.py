@@ -1,6 +1,7 @@
-"""The transport over MPI: bytes, point to point, nothing pickled.
+"""The transport over MPI: sends bytes from host to host, without pickling.
 
-The order of additions in `MPI_Allreduce` is up to MPI, so no collectives. Waits poll to keep deadlines.
+Collectives such as `MPI_Allreduce` are not used, because MPI chooses their order of additions. Waits poll, so
+that deadlines hold.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class MPITransport(Transport):
 
     @property
     def library(self) -> str:
-        """MPI's name and version, to be equal on all hosts."""
+        """MPI's name and version, which must be equal on all hosts."""
         return " ".join(str(self.mpi.Get_library_version()).split("\n")[0].split())
 
     def send(self, host: int, lane: Lane, data: bytes, purpose: str = "") -> None:
@@ -88,11 +89,11 @@ class MPITransport(Transport):
         return DeviceLost(f"the group lost a host: {self.lost or error}; start the group again")
 
     def close(self) -> None:
-        """Meet the other hosts, then leave MPI. Raises DeviceLost, Timeout."""
+        """Wait for the other hosts, then leave MPI. Raises DeviceLost, Timeout."""
         if self.mpi.Is_finalized():
             return
         self.meet("the end of the group", LEAVE_S)
-        for host in self.others:  # MPI warns of messages that nobody received
+        for host in self.others:  # because MPI warns about messages that were never received
             while self.poll(host, Lane.BEAT, 0) is not None:
                 pass
         with suppress(self.mpi.Exception):
@@ -142,7 +143,7 @@ class _Persistent(Transfers):
 
     def close(self) -> None:
         if self._transport.lost:
-            return  # a request in flight cannot be freed
+            return  # because a request in progress cannot be freed
         for request in self._requests:
             request.Free()
         self._requests = []

@@ -9,11 +9,11 @@ from vkbackend.checks import choice, number_of, whole_number
 from vkbackend.meta.reduce import PROVIDERS, WIRES
 from vkbackend.options_class import check_fields, option
 
-MAX_AHEAD = 1 << 16  # segments; more than any step has
+MAX_AHEAD = 1 << 16  # segments; no step has as many
 
 
 def ahead_depth(name: str, value: Any) -> int | None:
-    """Segments submitted ahead: a number (also as text), or None or "all" for the whole step."""
+    """How many segments to submit ahead: a number (or its text); None or "all" means the complete step."""
     if value is None or (isinstance(value, str) and value == "all"):
         return None
     number = number_of(value) if isinstance(value, str) else value
@@ -21,8 +21,6 @@ def ahead_depth(name: str, value: Any) -> int | None:
 
 
 class ReduceKeywords(TypedDict, total=False):
-    """The keywords that set `ReduceOptions`."""
-
     reduce_type: str
     """What partial sums travel as: "f32", "bf16" (8 bits of significand), "f16" (11 bits, in blocks of 128
     with an exponent of their own), or "auto" (default): f16 for large ones, but f32 between devices that all

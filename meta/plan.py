@@ -1,6 +1,6 @@
-"""One plan per layer: the heads, FFN columns and vocabulary rows of each device, as data.
+"""A plan per layer, as data: which heads, FFN columns and vocabulary rows each device has.
 
-A layer's tensors are all sliced by its plan, so they cannot disagree. Shares may be uneven or empty.
+All tensors of a layer are sliced by its plan, so their slices always match. Shares may be uneven or empty.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from vkbackend.meta.split import MIRRORED, Ranges, State, check_tiling, split, s
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """How a weight is cut: `axis` (0 rows, 1 columns) by the plan's dimension `dim`; mirrored without `dim`.
-    `dim`: "heads", "kv_heads", "ffn", "vocab", or "experts" for the FFN columns of [n_expert, n_out, n_in].
-    `segments`: relative sizes of consecutive parts of the axis, each cut alike (q, k, v by key heads)."""
+    """How a weight is cut: along `axis` (0 rows, 1 columns) by the plan's dimension `dim`; mirrored without
+    `dim`. `dim`: "heads", "kv_heads", "ffn", "vocab", or "experts" for the FFN columns of [n_expert, n_out,
+    n_in]. `segments`: relative sizes of consecutive parts of the axis; each part is cut in the same
+    proportions (for example q, k and v, cut by key heads)."""
 
     dim: str = ""
     axis: int = 0
@@ -37,7 +38,7 @@ def columns(dim: str, segments: tuple[int, ...] = (1,)) -> Role:
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """`size` units, handed out in multiples of `grain`."""
+    """A dimension of `size` units, which devices get in multiples of `grain`."""
 
     size: int
     grain: int = 1
@@ -45,14 +46,15 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Ranges of units per device and dimension. `experts`: of each expert's FFN columns; "ffn" is then the
-    FFN next to the experts."""
+    """Ranges of units per device and dimension. `experts`: ranges of the FFN columns of each expert; "ffn"
+    then means the FFN that runs in addition to the experts."""
 
     ranges: Mapping[str, Ranges]
     experts: tuple[Ranges, ...] = ()
 
     def state(self, role: Role, shape: tuple[int, ...], name: str) -> State:
-        """Raises PlanError if the size of a weight [n_out, n_in] does not fit the plan."""
+        """Return how `role` splits a weight [n_out, n_in]. Raises PlanError if its size does not fit the
+        plan."""
         if not role.dim:
             return MIRRORED
         if role.dim == "experts":
@@ -66,7 +68,7 @@ class Plan:
 
 
 def normalise(tensor_split: Sequence[float] | None, n_devices: int) -> tuple[float, ...]:
-    """Shares that sum to 1, even by default. Raises InvalidArgument."""
+    """Shares that sum to 1, equal by default. Raises InvalidArgument."""
     if tensor_split is None:
         return (1 / n_devices,) * n_devices
     try:
@@ -84,15 +86,15 @@ def normalise(tensor_split: Sequence[float] | None, n_devices: int) -> tuple[flo
     largest = max(shares)
     if not largest:
         raise InvalidArgument(f"tensor split {shares}: at least one share must be above zero")
-    shares = [s / largest for s in shares]  # very large shares would have an infinite sum
+    shares = [s / largest for s in shares]  # because the sum of very large shares would be infinite
     return tuple(s / sum(shares) for s in shares)
 
 
 def share_out(dim: Dim, shares: Sequence[float], rotation: int = 0) -> Ranges:
-    """Ranges that tile `dim` in device order, by largest remainder; on ties, cyclically from device
-    `rotation` on.
+    """Split `dim` into one range per device, in device order, by the largest-remainder method. Ties are
+    resolved in cyclic order, starting at device `rotation`.
 
-    A zero share gets nothing. A last incomplete grain goes to the last device with a range.
+    A zero share gets nothing. The last device with a range also gets an incomplete last grain.
     """
     grains, n = dim.size // dim.grain, len(shares)
     if not grains:
@@ -114,7 +116,7 @@ def share_out(dim: Dim, shares: Sequence[float], rotation: int = 0) -> Ranges:
 
 
 def table(plans: Sequence[Plan], names: Sequence[str], n_devices: int) -> str:
-    """A line per run of equal layers."""
+    """One line per run of equal layers."""
     lines, start = [], 0
     for i in range(1, len(plans) + 1):
         if i == len(plans) or plans[i] != plans[start]:

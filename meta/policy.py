@@ -1,6 +1,6 @@
-"""Two policies that divide a model among devices: ours, and llama.cpp's arithmetic.
+"""Two policies that divide a model among devices: ours, and the arithmetic of llama.cpp.
 
-Ours cuts in the smallest units that quant blocks allow and minimizes the busiest device's load per layer.
+Ours cuts in the smallest units that quant blocks allow, and minimizes the largest load of a device per layer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ POLICIES = ("balanced", "llama.cpp")
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """`block`: elements of a quant block of attn_output, cut by columns."""
+    """`block`: elements per quant block of attn_output, which is cut by columns."""
 
     n_head: int
     n_head_kv: int
@@ -39,9 +39,10 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
-    """A unit is a key head with its value heads and state.
+    """A unit is a key head with its value heads and their state.
 
-    `columns`: columns of the output projection per key head; `block`: elements of its quant block.
+    `columns`: columns of the output projection per key head; `block`: elements per quant block of that
+    projection.
     """
 
     n_k_heads: int
@@ -50,7 +51,7 @@ class DeltaNet:
 
     @property
     def grain(self) -> int:
-        """Key heads per whole block of the output projection."""
+        """The fewest key heads whose columns of the output projection are a multiple of `block`."""
         return min(self.block // math.gcd(self.block, self.columns), self.n_k_heads)
 
     @property
@@ -60,8 +61,9 @@ class DeltaNet:
 
 @dataclass(frozen=True, slots=True)
 class StateSpace:
-    """A Mamba-2 layer, cut like q and kv heads: by groups, or by heads with copies of B and C for devices
-    without a group. `n_state`: values of B; `block`: elements of a quant block of the output projection."""
+    """A Mamba-2 layer, cut like q and kv heads: by groups; or by heads, if a device would get no group, and
+    then B and C are copied. `n_state`: values of B; `block`: elements per quant block of the output
+    projection."""
 
     n_head: int
     n_group: int
@@ -83,8 +85,8 @@ Mixer = Attention | DeltaNet | StateSpace
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """FFN columns of a layer, or of each expert. `block`: of ffn_down. `beside`: columns of a shared expert,
-    in blocks of `beside_block`."""
+    """FFN columns of a layer, or of each expert. `block`: elements per quant block of ffn_down. `beside`:
+    columns of a shared expert, in blocks of `beside_block`."""
 
     n_ff: int
     block: int = 1
@@ -95,7 +97,7 @@ class FeedForward:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """`kind`: layers of a kind rotate together in llama.cpp's policy. `beside`: a mixer parallel to
+    """`kind`: in llama.cpp's policy, layers of one kind rotate together. `beside`: a mixer parallel to
     attention."""
 
     attention: Mixer | None
@@ -115,7 +117,7 @@ def plan_model(
     tensor_split: Sequence[float] | None = None,
     policy: str = "balanced",
 ) -> tuple[list[Plan], Plan]:
-    """(plans of layers, plan of other tensors). `tensor_split` None: even shares.
+    """(plans of the layers, plan of all other tensors). `tensor_split` None: equal shares.
 
     Raises PlanError if a dimension is smaller than a unit, InvalidArgument for an unknown policy.
     """
@@ -139,7 +141,7 @@ def _balanced(layer: Layer, shares: Sequence[float], held: list[float]) -> Plan:
     if (ffn := layer.ffn) is None:
         return Plan(ranges)
     unit = ffn_unit(ffn.n_ff, ffn.block)
-    here = [0.0] * len(shares)  # over the layer's experts, to even out rounding
+    here = [0.0] * len(shares)  # summed over the layer's experts, so that rounding evens out
     experts = []
     for _ in range(max(1, ffn.n_expert)):
         experts.append(_take(ffn.n_ff, unit, shares, held, here))
@@ -158,7 +160,7 @@ def _mixer_ranges(mixer: Mixer, shares: Sequence[float], held: list[float]) -> d
     if isinstance(mixer, StateSpace):
         width = (
             2 * mixer.n_state / (3 * mixer.head_dim)
-        )  # rows of B and C, relative to z, x and the output columns
+        )  # rows of B and C, relative to the rows of z and x and the columns of the output projection
         return _of_state_space(attention_ranges(mixer.as_attention, shares, held, width))
     return attention_ranges(mixer, shares, held)
 
@@ -168,7 +170,7 @@ def _of_state_space(ranges: Mapping[str, Ranges]) -> dict[str, Ranges]:
 
 
 def ffn_unit(n_ff: int, block: int) -> int:
-    """Columns in whole blocks of ffn_down, and in fours if that divides (vector loads)."""
+    """Columns in a unit: complete blocks of ffn_down, and a multiple of 4 if possible (vector loads)."""
     wide = math.lcm(block, 4)
     return wide if n_ff % wide == 0 else block
 
@@ -176,7 +178,8 @@ def ffn_unit(n_ff: int, block: int) -> int:
 def attention_ranges(
     attention: Attention, shares: Sequence[float], held: list[float], kv_width: float = 1.0
 ) -> dict[str, Ranges]:
-    """Whole kv groups, or q heads with copies of kv heads if a device would get no group: the cheaper way."""
+    """Cut between kv groups. If a device would get no group, cut between q heads with copies of kv heads
+    instead, provided that it is cheaper."""
     a = attention
     group_unit = min(a.block // math.gcd(a.block, a.group * a.head_dim_v), a.n_head_kv)
     kv = _take(a.n_head_kv, group_unit, shares, list(held))
@@ -193,7 +196,7 @@ def attention_ranges(
 
 
 def attention_cost(ranges: Mapping[str, Ranges], shares: Sequence[float], kv_width: float) -> float:
-    """Weights of the busiest device per share, in q heads. A kv head counts as `kv_width`."""
+    """The largest weight per share of any device, in q heads. A kv head counts as `kv_width` q heads."""
     heads, kv = ranges["heads"], ranges["kv_heads"]
     return max(
         2 * ((heads[d][1] - heads[d][0]) + kv_width * (kv[d][1] - kv[d][0])) / share
@@ -205,24 +208,24 @@ def attention_cost(ranges: Mapping[str, Ranges], shares: Sequence[float], kv_wid
 def _take(
     size: int, unit: int, shares: Sequence[float], held: list[float], here: Sequence[float] | None = None
 ) -> Ranges:
-    """Ranges that tile `size` in units and minimize the largest count per share, by D'Hondt's rule.
+    """Divide `size` units of `unit` so that the largest count per share is minimal, by D'Hondt's rule.
 
-    Ties go to the device with the least of the model per share (`held`, in elements; updated). `here`: the
-    devices' counts of the same work so far. An incomplete unit goes with the last one.
+    On ties the device with the smallest part of the model per share gets the unit (`held`, in elements, is
+    updated). `here`: counts of the same work that the devices already have. The last unit may be incomplete.
     """
     units, n = size // unit, len(shares)
     if not units:
         raise PlanError(f"a dimension of {size} is smaller than a unit of {unit}")
     before = [0.0] * n if here is None else [h / unit for h in here]
     total = units + sum(before)
-    # D'Hondt never gives less than the exact share, rounded down.
+    # D'Hondt's rule never gives a device less than its exact share, rounded down.
     counts = [max(0, math.floor(shares[d] * total - before[d] + 1e-9)) for d in range(n)]
     candidates = [d for d in range(n) if shares[d] > 0]
 
     def load(d: int, more: int) -> float:
         return round((before[d] + counts[d] + more) / shares[d], 6)
 
-    while sum(counts) > units:  # devices that have more than their share
+    while sum(counts) > units:  # in case devices already have more than their share
         taking = [d for d in candidates if counts[d]]
         counts[max(taking, key=lambda d: load(d, 0))] -= 1
     for _ in range(units - sum(counts)):
@@ -244,7 +247,7 @@ def _take(
 def _llama_cpp(
     layers: Sequence[Layer], n_vocab: int, n: int, shares: Sequence[float] | None
 ) -> tuple[list[Plan], Plan]:
-    """Cumulative shares in float32, rounded down to a grain; the remainder goes to a device that rotates by
+    """Round cumulative float32 shares down to a grain; the remainder goes to a different device in each
     layer."""
     seen: dict[str, int] = {}
     plans = []
@@ -270,14 +273,15 @@ def _llama_cpp(
 def _llama_cpp_heads(a: Mixer, n: int, shares: Sequence[float] | None, rotation: int) -> dict[str, Ranges]:
     if isinstance(a, StateSpace):
         return _of_state_space(_llama_cpp_heads(a.as_attention, n, shares, rotation))
-    if isinstance(a, DeltaNet):  # by key heads; llama.cpp cuts q, k and v separately, so 3 devices may differ
+    # by key heads; llama.cpp cuts q, k and v separately, so its splits over 3 devices may differ
+    if isinstance(a, DeltaNet):
         grain = math.lcm(a.block, 128) // math.gcd(math.lcm(a.block, 128), a.columns)
         return {"k_heads": _cumulative(a.n_k_heads, grain, n, shares, rotation)}
     columns = a.group * a.head_dim_k
     padded = a.block
     while padded < 128 and padded * n < columns:
         padded *= 2
-    grain = math.lcm(columns, padded) // columns  # kv heads
+    grain = math.lcm(columns, padded) // columns
     kv = _cumulative(a.n_head_kv * a.head_dim_k, grain * a.head_dim_k, n, shares, rotation)
     kv_heads = tuple((b // a.head_dim_k, e // a.head_dim_k) for b, e in kv)
     return {"kv_heads": kv_heads, "heads": scaled(kv_heads, a.group)}

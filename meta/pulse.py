@@ -1,5 +1,6 @@
-"""Heartbeats between host 0 and every other host, from a thread: they continue while a host compiles or
-loads."""
+"""Heartbeats between host 0 and every other host, sent by a thread, so that they continue while a host
+compiles or loads.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +13,12 @@ from vkbackend.errors import VkbackendError
 from vkbackend.meta.transport import Lane, Transport
 
 BEAT_S = 0.5
-MAX_FAILURE_NBYTES = 4096  # of a failure report
+MAX_FAILURE_NBYTES = 4096
 
 
 class Pulse:
-    """Sets `transport.lost` when a host is silent for `silence_s` or reports a failure, and calls `on_lost`
-    once, in the thread."""
+    """Sets `transport.lost` when a host sends nothing for `silence_s` or reports a failure; then its thread
+    calls `on_lost` once."""
 
     def __init__(self, transport: Transport, silence_s: float | None = None) -> None:
         self._transport = transport

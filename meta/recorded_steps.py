@@ -1,4 +1,4 @@
-"""The recorded steps of a mesh: recorded on first use, kept while there is room."""
+"""The recorded steps of a mesh: each is recorded on first use, and stored until its room is needed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from vkbackend.meta.step_kind import StepKind
 from vkbackend.recording import cut_long, derive_barriers
 from vkbackend.runtime import Executable
 
-# Steps are kept up to MAX_COMMANDS commands in all, but always MIN_STEPS. A command takes 1 KB here, up to 2
-# KB in a driver, and 1 ms to record again. A model of 24 layers on one device can keep all its 200 steps.
+# At least MIN_STEPS are stored, and more up to MAX_COMMANDS commands in total. A command takes 1 KB here, up
+# to 2 KB in a driver, and 1 ms to record again. All 200 steps of a model of 24 layers on one device fit.
 MAX_COMMANDS, MIN_STEPS = 1 << 17, 32
 
 
@@ -29,9 +29,9 @@ class Step:
     kind: StepKind
     executables: list[Executable]
     reduces: list[Reduce | None]  # after each segment but the last; None: nothing to reduce
-    values: dict[str, list[View | None]]  # intermediate tensors by label, if the mesh keeps them
-    lag: int = 1  # a segment may begin when all devices have finished the one `lag` before it
-    used: int = 0  # when, counted in steps
+    values: dict[str, list[View | None]]  # by label, if the mesh keeps intermediate tensors
+    lag: int = 1  # segment k may begin when all devices have finished segment k - `lag`
+    used: int = 0  # the last step that used this recording
 
     @property
     def n_commands(self) -> int:
@@ -39,8 +39,8 @@ class Step:
 
 
 class RecordedSteps:
-    """`arenas`: the memory of a step's values, per device. `reuse`: values share memory. `beside`: the work
-    of other hosts during a recording."""
+    """`arenas`: the memory for values of a step, per device. `reuse`: values share memory. `beside`: called
+    during a recording, to do the work of other hosts."""
 
     def __init__(self, builder: StepBuilder, arenas: Sequence[Buffer], reuse: bool) -> None:
         self.builder, self.arenas, self._reuse = builder, list(arenas), reuse
@@ -64,7 +64,8 @@ class RecordedSteps:
         return step
 
     def _make_room(self, n_commands: int) -> None:
-        """Close the least recently used steps, none of which runs: a run ends before the next request."""
+        """Close the least recently used steps. None of them runs, because a run ends before the next
+        request."""
         n_commands += sum(step.n_commands for step in self.by_kind.values())
         for kind in sorted(self.by_kind, key=lambda kind: self.by_kind[kind].used):
             if n_commands <= MAX_COMMANDS or len(self.by_kind) < MIN_STEPS:
@@ -86,7 +87,8 @@ class RecordedSteps:
         with collection_paused(), ExitStack() as undo:
             for d, (device, recording) in enumerate(zip(devices, built.recordings, strict=True)):
                 offsets, nbytes = plan_scratch(recording, reuse=self._reuse)
-                if nbytes > self.arenas[d].nbytes:  # packing is not monotone: fewer rows may need a bit more
+                # packing is not monotone, so fewer rows may need slightly more
+                if nbytes > self.arenas[d].nbytes:
                     self.arenas[d] = device.buffer(nbytes, Home.SCRATCH, "scratch")
                 arena = self.arenas[d]
                 places = {value: View(arena, at, (value.nbytes // 4,)) for value, at in offsets.items()}
@@ -96,7 +98,7 @@ class RecordedSteps:
                 executables.append(device.build(placed))
                 undo.callback(executables[-1].close)
                 for views in values.values():
-                    if (view := views[d]) is not None:  # no command uses the value
+                    if (view := views[d]) is not None:  # None if no command uses the value
                         at = places.get(view.buffer)  # type: ignore[arg-type]
                         views[d] = at and replace(view, buffer=arena, offset=at.offset + view.offset)
             undo.pop_all()

@@ -1,8 +1,8 @@
-"""All-reduce providers, chosen by the devices' features. All sum in slot order, so the bits agree.
+"""All-reduce providers, chosen by the devices' features. All sum in slot order, so they give the same bits.
 
-`pages`: host pages that all devices import. `scatter`: also, each device first sums a part for all.
-`host-sum`: the host adds. Slots alternate by parity: a fast device may write reduce k + 1 while a slow one
-reads k.
+`pages`: slots are in host pages that all devices import. `scatter`: like `pages`, but each device first sums
+a part for all. `host-sum`: the host adds. Reduces alternate between two sets of slots (parities), so that a
+fast device can write reduce k + 1 while a slow device reads reduce k.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from vkbackend.twins.arrays import take_f16
 from vkbackend.wire import FORMATS, wire_block, wire_words
 
 WIRES = ("auto", *FORMATS)
-# Elements from which `auto` sends f16, by device count, as bfloat16 in llama.cpp's NCCL path. f16 has an
-# eighth of bfloat16's error, for 65 words instead of 64 (vkbackend/wire.py).
+# From how many elements on `auto` sends f16, by device count. llama.cpp's NCCL path sends bfloat16 there. f16
+# has an eighth of bfloat16's error, and needs 65 words instead of 64 (vkbackend/wire.py).
 _F16_FROM = {1: 32_768, 2: 32_768, 3: 131_072}
 _F16_FROM_MANY = 262_144
-# From here on, reading n - 1 whole slots costs more than a second exchange.
+# From these sizes on, reading n - 1 complete slots costs more than a second exchange.
 SCATTER_DEVICES, SCATTER_NBYTES = 4, 1 << 20
-PART = 1024  # elements: the unit of large parts of a scattered reduce
+PART = 1024  # elements; parts of a scattered large reduce are multiples of it
 
 
 def wire_of(wanted: str, elements: int, n_devices: int, software: bool = False) -> str:
-    """The wire format, one of FORMATS. `wanted`: one of WIRES. `software`: all devices run on the processor,
-    where f32 took 0.6 to 1.0 of bf16's time (lavapipe, bench-reduce of 2 MB)."""
+    """Return the wire format, one of FORMATS. `wanted`: one of WIRES. `software`: all devices run on the
+    processor; `auto` then never converts, because f32 took 0.6 to 1.0 of bf16's time (lavapipe, bench-reduce
+    of 2 MB)."""
     if wanted != "auto":
         return wanted
     return "f16" if not software and elements >= _F16_FROM.get(n_devices, _F16_FROM_MANY) else "f32"
@@ -41,8 +42,9 @@ def wire_of(wanted: str, elements: int, n_devices: int, software: bool = False) 
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """`gather`: the second half of a scattered reduce; the host does nothing. `lane`: the half of every slot
-    it uses. Each half of a step has a lane, so neither waits for the other."""
+    """`gather`: this is the second exchange of a scattered reduce, in which the host computes nothing.
+    `lane`: which half of every slot the reduce uses. Each half of a step has its own lane, so that neither
+    waits for the other."""
 
     parity: int
     elements: int
@@ -54,7 +56,7 @@ class Reduce:
 
 
 def parts_of(reduce: Reduce, n: int) -> list[tuple[int, int]]:
-    """The elements begin..end that each of n devices or hosts sums, in whole blocks of the wire."""
+    """Which elements begin..end each of n devices or hosts sums, cut between blocks of the wire."""
     unit = PART if reduce.elements >= PART * n else wire_block(reduce.wire)
     size = aligned(-(-reduce.elements // n), unit)
     return [(min(d * size, reduce.elements), min((d + 1) * size, reduce.elements)) for d in range(n)]
@@ -62,11 +64,11 @@ def parts_of(reduce: Reduce, n: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class ReduceSlots:
-    """Slots to sum, `stride` words apart. `own_index`: of the device's own share; `writers`: a bit per slot
-    in use."""
+    """Slots to sum, `stride` words apart. `own_index`: the slot of the device's own share; `writers`: a bit
+    per slot in use."""
 
     buffer: Buffer | Virtual
-    offset: int  # bytes
+    offset: int  # in bytes
     stride: int
     count: int
     own_index: int | None
@@ -78,7 +80,7 @@ class ReduceSlots:
         return cls(buffer, offset, stride=elements, count=1, own_index=None, writers=1)
 
     def view(self, elements: int, first: int = 0) -> View:
-        """The words of elements first..first+elements of every slot. `first` begins a block."""
+        """Elements first..first+elements in every slot. A block must begin at `first`."""
         words = (self.count - 1) * self.stride + wire_words(self.wire, elements)
         dtype = "f32" if self.wire == "f32" else "u32"
         return View(self.buffer, self.offset + 4 * wire_words(self.wire, first), (words,), dtype)
@@ -87,47 +89,47 @@ class ReduceSlots:
 class Provider(ABC):
     name: str
     pages_nbytes: int = 0  # of host memory that all devices share
-    network_s: float = 0.0  # seconds of exchanges with other hosts so far
+    network_s: float = 0.0  # seconds spent so far on exchanges with other hosts
 
     @abstractmethod
     def slot(self, device: int, reduce: Reduce) -> View:
-        """`device`'s share: u32 words to the end of its slot."""
+        """The memory for `device`'s share, up to the end of its slot, in u32 words."""
 
     @abstractmethod
     def readable(self, device: int, reduce: Reduce) -> ReduceSlots:
         """The slots that `device` sums after the exchange."""
 
     def scatters(self, reduce: Reduce) -> bool:
-        """Whether a reduce is large and read by all: each device sums a part, and a second exchange
-        gathers."""
+        """Whether a reduce is large and read by all, so that each device sums a part and a second exchange
+        gathers the parts."""
         return False
 
     def gathered(self, device: int, reduce: Reduce) -> View:
-        """The gathered parts of a scattered reduce, f32."""
+        """The memory into which a scattered reduce gathers its parts, f32."""
         raise NotImplementedError(f"{self.name} does not scatter")
 
     @abstractmethod
     def host_bytes(self, device: int, reduce: Reduce) -> np.ndarray:
-        """The bytes of `slot` (of `gathered` for a gather) on the host: uint8."""
+        """The bytes of `slot` (of `gathered` if `reduce` is a gather) on the host, uint8."""
 
     @abstractmethod
     def exchange(self, reduce: Reduce) -> None:
-        """The host's work between all writes and the first read."""
+        """Do the host's work between the last write and the first read."""
 
     @abstractmethod
     def close(self) -> None:
-        """Nothing may be running."""
+        """Free everything; nothing may be running."""
 
 
 class ImportedPages(Provider):
-    """In host pages that all devices import: a slot per device and parity, and one for gathering."""
+    """Slots in host pages that all devices import: one per device and parity, and one for gathering."""
 
     name = "pages"
 
     def __init__(self, devices: Sequence[Device], slot_nbytes: int, scatter_from: int | None = None) -> None:
         self._devices, self._slot, self._scatter_from = devices, _slot_size(slot_nbytes), scatter_from
         limit = min(device.limits.max_storage_range for device in devices)
-        if len(devices) * self._slot > limit:  # the kernel that sums binds all slots of a parity
+        if len(devices) * self._slot > limit:  # because the kernel that sums binds all slots of a parity
             raise UnsupportedFeature(
                 f"{len(devices)} slots of {self._slot} bytes exceed one binding of {limit}; "
                 f"use the provider {HostSum.name} or a smaller micro-batch"
@@ -175,7 +177,7 @@ class ImportedPages(Provider):
         return self.pages.bytes[view.offset : view.end]
 
     def exchange(self, reduce: Reduce) -> None:
-        pass  # the devices read each other's slots
+        pass
 
     def close(self) -> None:
         for device, buffer in zip(self._devices, self._buffers, strict=False):
@@ -184,7 +186,8 @@ class ImportedPages(Provider):
 
 
 class HostSum(Provider):
-    """Staging per device and parity: a slot to write, a sum to read. The host adds in slot order, in f32."""
+    """Staging memory per device and parity: a slot to write, and a sum to read. The host adds in slot order,
+    in f32."""
 
     name = "host-sum"
 
@@ -207,12 +210,12 @@ class HostSum(Provider):
         return np.asarray(self._buffers[device].host)[view.offset : view.end]
 
     def _host(self, device: int, at: int, dtype: type, n: int, lane: int) -> np.ndarray:
-        """n values of a lane in region `at` of a device: regions 0 and 1 are shares, 2 and 3 sums."""
+        """n values of a lane in region `at` of a device: regions 0 and 1 hold shares, 2 and 3 sums."""
         host, lane = np.asarray(self._buffers[device].host), lane * self._slot // 2
         return host[at * self._slot + lane : (at + 1) * self._slot].view(dtype)[:n]
 
     def _share(self, device: int, reduce: Reduce, begin: int, end: int) -> np.ndarray:
-        """A writer's share as f32 [end - begin]; `begin` begins a block of the wire."""
+        """Elements begin..end of a writer's share as f32. A block of the wire must begin at `begin`."""
         if reduce.wire == "f32":
             return self._host(device, reduce.parity, np.float32, end, reduce.lane)[begin:]
         wide = self._wide[: end - begin]
@@ -229,12 +232,12 @@ class HostSum(Provider):
         self.spread(reduce)
 
     def total(self, reduce: Reduce) -> np.ndarray:
-        """The sum, f32 [elements], in the memory of the first reader here, or of device 0."""
+        """The sum, f32 [elements], in the memory of the first reader on this host, otherwise of device 0."""
         d = reduce.readers[0] if reduce.readers else 0
         return self._host(d, 2 + reduce.parity, np.float32, reduce.elements, reduce.lane)
 
     def add(self, reduce: Reduce, begin: int, end: int) -> None:
-        """Sum elements begin..end; `begin` begins a block of the wire."""
+        """Sum elements begin..end. A block of the wire must begin at `begin`."""
         for d in reduce.writers:
             self._devices[d].invalidate(self._buffers[d])
         first, *others = reduce.writers
@@ -278,8 +281,8 @@ def slots_nbytes(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> li
 
 
 def _scatter_from(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> int | None:
-    """Bytes from which reduces through pages are summed in parts; None: never. Over hosts, three devices
-    suffice: each then sends 4/3 of a slot instead of two."""
+    """From how many bytes on reduces through pages are summed in parts; None: never. Over hosts, parts pay
+    from three devices on, because each device then sends 4/3 of a slot instead of two slots."""
     if wanted == "scatter":
         return 0
     least = SCATTER_DEVICES - any(device.host for device in devices)
@@ -292,8 +295,8 @@ def _page(devices: Sequence[Device]) -> int:
 
 
 def make_provider(devices: Sequence[Device], slot_nbytes: int, wanted: str = "auto") -> Provider:
-    """`wanted`, one of PROVIDERS. `auto`: imported pages if every device supports them (scattering large
-    reduces over many devices), else the host sum. Raises UnsupportedFeature."""
+    """Create the provider `wanted`, one of PROVIDERS. `auto`: imported pages if every device supports them
+    (scattering large reduces over many devices), otherwise the host sum. Raises UnsupportedFeature."""
     if wanted == "host-sum":
         return HostSum(devices, slot_nbytes)
     try:

@@ -1,5 +1,6 @@
-"""Replays a recorded step on all devices: one submit per device, then one wait and one signal per
-exchange."""
+"""Replays a recorded step on all devices: with one submit per device, then one wait and one signal per
+exchange.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +13,26 @@ from vkbackend.meta.recorded_steps import Step
 from vkbackend.meta.reduce import Provider
 from vkbackend.runtime import Device
 
-WAIT_SLICE_S = 0.05  # the longest wait: Ctrl-C is noticed this soon
-SPIN_S = 50e-6  # polling before waiting; a wake-up from a wait costs about as much
+WAIT_SLICE_S = 0.05  # the longest single wait, so Ctrl-C takes effect within this time
+SPIN_S = 50e-6  # time to poll before waiting; waking up from a wait takes about as long
 DRAIN_S = 5.0  # for devices to finish after a failure
 
 
 class Relay:
-    """`submit_ahead`: as in ReduceOptions. `broken`: why the devices cannot be used again, or empty.
-    `reduce_s`: the host's seconds between the last writer's end and the readers' release."""
+    """`submit_ahead`: see ReduceOptions. `broken`: why the devices cannot be used again, or empty.
+    `reduce_s`: seconds that the host spent between the end of the last writer and the release of the
+    readers."""
 
     def __init__(self, devices: Sequence[Device], submit_ahead: int | None) -> None:
         self._devices, self._ahead = devices, submit_ahead
         self._spin = SPIN_S if not any(d.limits.is_cpu for d in devices) else 0.0
-        self._bases = [0] * len(devices)  # of each queue: segments submitted before the step
+        self._bases = [0] * len(devices)  # per queue: segments submitted before the step
         self.n_reduces, self.reduce_s = 0, 0.0
         self.broken = ""
 
     def run(self, step: Step, provider: Provider | None) -> None:
-        """Replay the step and wait for its end. DeviceLost, Timeout or Ctrl-C break the relay: an interrupt
-        may come between two calls that belong together."""
+        """Replay the step and wait for its end. DeviceLost, Timeout or Ctrl-C set `broken`, because an
+        interrupt may separate two calls that belong together."""
         self.broken = "a step was interrupted"  # until the step has ended
         try:
             self._relay(step, step.executables[0].n_segments, provider)
@@ -80,7 +82,7 @@ class Relay:
                     )
 
     def _drain(self, error: VkbackendError) -> None:
-        """After a failure, wait for each device, or abandon it."""
+        """After a failure, wait until each device has finished, or abandon the device."""
         self.broken = str(error) or type(error).__name__
         deadline = time.monotonic() + DRAIN_S
         for device in self._devices:
@@ -89,7 +91,7 @@ class Relay:
                 queue.allow(queue.submitted)
                 done = queue.wait(queue.submitted, max(0.0, deadline - time.monotonic()))
             except VkbackendError:
-                done = True  # lost: nothing is pending on it
+                done = True  # a lost device has no pending work
             if not done:
                 device.abandoned = True
                 env.log(1, f"{device.name} does not answer and is abandoned")

@@ -1,4 +1,6 @@
-"""The memory of steps besides weights and caches, from building the largest steps without addresses."""
+"""The memory that steps need in addition to weights and caches, computed by building the largest steps
+without addresses.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +23,21 @@ from vkbackend.runtime import Device
 from vkbackend.step import STEP_NBYTES, Mix
 from vkbackend.wire import wire_words
 
-SUMS = ("add_partials",)  # ops whose push constants say which device this is
+SUMS = ("add_partials",)  # ops whose push constants contain the index of the device's own share
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The largest step. `rope_widths`: floats per row of each RoPE table. `active`: the devices at work in
-    each outermost graph scope (default: all); they read its sums."""
+    """The largest step. `rope_widths`: floats per row of each RoPE table. `active`: the devices that compute
+    in each outermost graph scope (default: all), and so read its sums."""
 
     n_rows: int
     n_outputs: int
     vocab: Ranges
     rope_widths: Mapping[str, int] = field(default_factory=dict)
     active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    top_k: int = 0  # most candidates per output row; 0: steps give all logits
-    halves: int = 0  # from this many rows on, steps may be in halves; 0: never
+    top_k: int = 0  # the largest number of candidates per output row; 0: steps return all logits
+    halves: int = 0  # steps with at least this many rows may be computed in halves; 0: never
 
     def places(self) -> tuple[dict[str, int], int]:
         """(byte offset of each RoPE table, total bytes) of the parameters: StepParams of both halves, then
@@ -50,7 +52,7 @@ class StepShape:
         return 4 * self.n_outputs * (end - begin)
 
     def mask_words(self, device: int) -> int:
-        """Words of an output row's mask, a bit per vocabulary row; 0 without candidates."""
+        """Words of an output row's mask, with a bit per vocabulary row; 0 without candidates."""
         begin, end = self.vocab[device]
         return -(-(end - begin) // 32) if self.top_k else 0
 
@@ -75,15 +77,16 @@ class StepShape:
         )
 
     def unplaced(self, device: int) -> Inputs:
-        """As `inputs`, without memory, for a graph that never runs."""
+        """Like `inputs`, but without memory, for a graph that never runs."""
         buffer = nowhere()
         return self.inputs(device, buffer, buffer, buffer if self.logits_nbytes(device) else None)
 
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """Bytes. Per device: `arenas` of values, `logits` with masks. `params`: parameters, on device and host
-    alike. `slot`: a device's share of the largest reduce (0: none)."""
+    """Sizes in bytes. Per device: `arenas` for values, `logits` with masks. `params`: parameters; the
+    device's and the host's copy have this size each. `slot`: a device's share of the largest reduce (0: no
+    reduces)."""
 
     arenas: tuple[int, ...]
     params: int
@@ -106,22 +109,22 @@ def measure(
     reuse: bool = True,
     short: Build | None = None,
 ) -> StepSizes:
-    """The largest sizes of all kinds of steps up to `shape`, from names and limits of devices. `reuse`:
-    values share memory. `short`: the model without repeated layers; it replaces `build` if its first kind
-    needs as much."""
+    """The largest sizes over all kinds of steps up to `shape`, computed from names and limits of devices.
+    `reuse`: values share memory. `short`: builds the model without repeated layers; it replaces `build` if
+    the first kind of step needs as much with it."""
     n, params = len(devices), shape.places()[1]
     sizing, inputs = Sizing(n), [shape.unplaced(d) for d in range(n)]
 
     def sizes(kind: StepKind, build: Build) -> tuple[list[int], int]:
         """(bytes of each arena, words of the largest slot)."""
         graphs = StepBuilder(devices, inputs, sizing, build, shape.active, reduce_type).graphs(kind)
-        arenas, alike = [], dict[object, int]()  # plan once for devices that do the same
+        arenas, alike = [], dict[object, int]()  # devices with equal recordings are planned once
         for d, device in enumerate(devices):
             key = (device.limits, *(form_of(graph.recordings[d]) for graph in graphs)) if n > 1 else None
             if key not in alike:
                 alike[key] = plan_scratch(ordered(graphs, d), reuse)[1]
             arenas.append(max(ALIGN, alike[key]))
-        # A slot holds packed shares, and sums in f32.
+        # A slot must have room for the packed shares and for the f32 sums, whichever is larger.
         reduces = [reduce for graph in graphs for reduce in graph.reduces if reduce]
         return arenas, max((max(r.elements, wire_words(r.wire, r.elements)) for r in reduces), default=0)
 
@@ -136,8 +139,8 @@ def measure(
 
 
 def step_kinds(shape: StepShape) -> list[StepKind]:
-    """The kinds of steps that may need the most memory, the largest first. Fewer output rows, or logits
-    instead of candidates, need less."""
+    """The kinds of steps that may need the most memory, the largest first. Steps with fewer output rows, or
+    with logits instead of candidates, need less."""
     kinds: list[StepKind] = []
     for rows in (shape.n_rows, min(shape.n_rows, MAX_VEC_ROWS)):
         most = min(rows, shape.n_outputs)
@@ -151,8 +154,8 @@ def step_kinds(shape: StepShape) -> list[StepKind]:
 
 
 def form_of(recording: Recording) -> tuple[object, ...]:
-    """Commands with buffers numbered by appearance, to compare recordings. Omits push constants of sums: they
-    only say which share is the device's own."""
+    """The commands with buffers numbered by first use, so that recordings can be compared. Push constants of
+    SUMS are left out, because they only tell the device's own share apart."""
     numbers: dict[object, int] = {}
 
     def where(view: View) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""The part of a weight on each device, and its pieces. Sizes only: nothing is allocated or copied."""
+"""Computes which part of a weight each device has, and its pieces. Nothing is allocated or copied."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from vkbackend.runtime import Device
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`home`: Home.WEIGHTS, or Home.HOST for pinned host memory, where all devices read one copy of a
-    mirrored tensor. `in_file`: devices can read it in a mapped file, from a 32-bit word on."""
+    """`home`: Home.WEIGHTS; or Home.HOST for pinned host memory, where all devices read one copy of a
+    mirrored tensor. `in_file`: devices can read the tensor in a mapped file, because it begins at a word
+    boundary."""
 
     name: str
     shape: tuple[int, ...]
@@ -36,11 +37,11 @@ def expert_slices(load: Load, device: int) -> tuple[tuple[slice, slice], ...]:
     try:
         return _expert_slices(_nameless(load), device)
     except PlanError:
-        return _expert_slices(load, device)  # its message has the name
+        return _expert_slices(load, device)  # here for the tensor's name in the message
 
 
 def _nameless(load: Load) -> Load:
-    """A cache key that most layers share."""
+    """`load` without its name, as a cache key that most layers share."""
     return replace(load, name="", home=Home.WEIGHTS, in_file=False)
 
 
@@ -57,7 +58,7 @@ def _expert_slices(load: Load, device: int) -> tuple[tuple[slice, slice], ...]:
 
 
 def slice_of(load: Load, device: int) -> tuple[slice, slice]:
-    """(rows, columns) in elements; a vector is one row."""
+    """(rows, columns) of the slice in elements; a vector is one row."""
     [held] = slices_of(load, device)
     return held
 
@@ -88,7 +89,7 @@ def shape_of(load: Load, device: int) -> tuple[int, int]:
 
 
 def piece_shapes(load: Load, device: int, max_range: int) -> list[tuple[int, tuple[int, ...]]]:
-    """(first local row, shape) of a slice's pieces, each of at most `max_range` bytes."""
+    """(first local row, shape) of each piece of a slice; a piece has at most `max_range` bytes."""
     if len(load.shape) == 3:
         return [(first, shape) for first, _, shape in expert_pieces(load, device, max_range)]
     n_rows, n_cols = shape_of(load, device)
@@ -105,7 +106,7 @@ def piece_shapes(load: Load, device: int, max_range: int) -> list[tuple[int, tup
 
 
 def own_pieces(loads: Iterable[Load], device: int, max_range: int) -> list[tuple[Load, int, tuple[int, ...]]]:
-    """(load, first local row, shape) of all unshared pieces."""
+    """(load, first local row, shape) of all pieces that devices do not share."""
     return [
         (load, first, shape)
         for load in loads
@@ -116,7 +117,7 @@ def own_pieces(loads: Iterable[Load], device: int, max_range: int) -> list[tuple
 
 def mapped_pieces(load: Load, d: int, device: Device) -> list[tuple[int, tuple[int, ...], int]]:
     """(first local row, shape, first byte within the tensor) of the pieces that device `d` reads from the
-    file. Empty unless the slice is contiguous and pieces begin on words."""
+    file. Empty unless the slice is contiguous and all pieces begin at word boundaries."""
     run = run_of(load, d) if load.in_file and device.maps_files else None
     if run is None:
         return []
@@ -128,7 +129,7 @@ def mapped_pieces(load: Load, d: int, device: Device) -> list[tuple[int, tuple[i
 
 
 def run_of(load: Load, device: int) -> tuple[int, int] | None:
-    """(begin, end) in the tensor's bytes if the slice is contiguous, else None."""
+    """(begin, end) in the tensor's bytes if the slice is contiguous, otherwise None."""
     n_out, n_in = (1, *load.shape)[-2:]
     row_bytes, (elements, nbytes) = row_nbytes(load.dtype, n_in), block_of(load.dtype)
     cuts = expert_slices(load, device) if len(load.shape) == 3 else slices_of(load, device)
@@ -148,8 +149,8 @@ def run_of(load: Load, device: int) -> tuple[int, int] | None:
 
 
 def rows_in_pieces(load: Load, max_range: int) -> list[tuple[int, tuple[int, ...]]]:
-    """(first row, shape) of a whole table's pieces. All but the last have a multiple of 4 rows: whole words
-    in any format."""
+    """(first row, shape) of each piece of a complete table. All pieces but the last have a multiple of four
+    rows, so that they end at word boundaries in any format."""
     if len(load.shape) == 1:
         return [(0, load.shape)]
     n_rows, width = load.shape
@@ -158,12 +159,12 @@ def rows_in_pieces(load: Load, max_range: int) -> list[tuple[int, tuple[int, ...
 
 
 def expert_pieces(load: Load, device: int, max_range: int) -> list[tuple[int, int, tuple[int, ...]]]:
-    """(first expert, number of experts, shape) of the pieces of a stack: [rows of all its experts, n_in]; cut
-    by columns, [n_out, columns of all its experts], a matrix per expert."""
+    """(first expert, number of experts, shape) of each piece of a stack. Shape: [rows of the piece's experts,
+    n_in]; if cut by columns, [n_out, columns of the piece's experts], with a matrix per expert."""
     try:
         return list(_expert_pieces(_nameless(load), device, max_range))
     except PlanError:
-        return list(_expert_pieces(load, device, max_range))  # its message has the name
+        return list(_expert_pieces(load, device, max_range))  # here for the tensor's name in the message
 
 
 @lru_cache(512)
@@ -191,6 +192,6 @@ def _expert_pieces(load: Load, device: int, max_range: int) -> tuple[tuple[int, 
 
 
 def piece_nbytes(device: Device) -> int:
-    """The largest piece that fits a binding and an allocation. A binding begins at an aligned offset, up to
-    ALIGN bytes before the piece."""
+    """Bytes of the largest piece that fits a binding and an allocation. A binding begins at an aligned
+    offset, up to ALIGN bytes before the piece."""
     return min(device.limits.max_storage_range, device.limits.max_allocation_nbytes) - ALIGN

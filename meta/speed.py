@@ -1,5 +1,6 @@
-"""Measures how fast devices read weights and reduce, on devices of its own: once per device and driver
-(known_speed.py stores it)."""
+"""Measures how fast devices read weights and reduce, on logical devices of its own, once per device and
+driver (known_speed.py stores the speeds).
+"""
 
 from __future__ import annotations
 
@@ -21,10 +22,11 @@ from vkbackend.runtime import Device
 from vkbackend.twins.device import NumpyDevice
 
 WIDTH = 4096  # a common row length of models
-GPU_NBYTES, GPU_MATRICES = 256 << 20, 8  # several times any cache
-SOFTWARE_NBYTES, SOFTWARE_MATRICES = 8 << 20, 4  # bound by arithmetic, not by memory
-HEAP_SHARE = 8  # at most 1 / HEAP_SHARE of a device's memory
-MEASURE_S = 0.3  # per kind of memory, after a warm-up
+GPU_NBYTES, GPU_MATRICES = 256 << 20, 8  # several times the size of any cache
+# smaller, because arithmetic limits software devices, not memory
+SOFTWARE_NBYTES, SOFTWARE_MATRICES = 8 << 20, 4
+HEAP_SHARE = 8  # matrices take at most 1 / HEAP_SHARE of a device's memory
+MEASURE_S = 0.3  # seconds per kind of memory, after a warm-up
 MIN_RUNS, MAX_RUNS = 2, 50
 
 
@@ -44,7 +46,7 @@ def resource_of(device: Device) -> Hashable:
 
 
 def measure_speed(device: Device) -> Speed:
-    """Measured on the first call, in about a second."""
+    """The device's speed, measured on the first call in about a second."""
     if isinstance(device, Elsewhere):
         assert device.card.speed, f"the host of {device.name} sent no speed"
         return Speed(*device.card.speed)
@@ -61,9 +63,9 @@ def measure_speed(device: Device) -> Speed:
 
 
 def measure_gpus(devices: Sequence[Device]) -> None:
-    """Measure GPUs of unknown speed before loading: otherwise their steps are cut for the slowest GPU. Needs
-    a cache folder, or every start would measure again. A GPU that is full or does not answer in time stays
-    unknown."""
+    """Measure GPUs of unknown speed before loading; otherwise their steps would be cut for the slowest GPU.
+    Needs a cache folder, because otherwise every start would measure again. The speed of a GPU that is full
+    or does not answer in time is not stored."""
     gpus = [device for device in devices if device.physical and not device.physical.is_cpu]
     if gpus and cache_folder.writable():
         for device in gpus:
@@ -87,8 +89,8 @@ def measure_copy(device: Device) -> float:
 
 
 def measure_reduce(devices: Sequence[Device], nbytes: int) -> float:
-    """Seconds of an all-reduce of `nbytes` (rounded to a power of two), measured once; 0 for one device.
-    Other hosts add the slowest exchange."""
+    """Seconds of an all-reduce of `nbytes` (rounded to a power of two), measured once; 0 for one device. The
+    time of the slowest exchange with other hosts is added."""
     if len(devices) < 2:
         return 0.0
     far = [d.exchange.seconds(nbytes) for d in devices if isinstance(d, Elsewhere) and d.exchange]
@@ -111,7 +113,7 @@ def measure_reduce(devices: Sequence[Device], nbytes: int) -> float:
 
 
 def _twin(device: Device) -> Device:
-    """Another logical device on the same physical device, with the same ops."""
+    """Open another logical device on the same physical device, with the same ops."""
     name = f"{device.name} (measured)"
     if not device.physical:
         return NumpyDevice(name)
@@ -121,7 +123,7 @@ def _twin(device: Device) -> Device:
 
 
 def _read_rate(device: Device, home: Home) -> float:
-    """Bytes per second of matrices times a row, which together exceed every cache."""
+    """Bytes per second of products of matrices with a row; the matrices together exceed every cache."""
     info = device.physical
     total, count = (
         (GPU_NBYTES, GPU_MATRICES) if info and not info.is_cpu else (SOFTWARE_NBYTES, SOFTWARE_MATRICES)
@@ -130,7 +132,7 @@ def _read_rate(device: Device, home: Home) -> float:
         total = min(total, max(heap.nbytes for heap in info.heaps) // HEAP_SHARE)
     row = row_nbytes(DTYPE, WIDTH)
     shape = max(1, total // count // row), WIDTH
-    # These bytes make finite scales and no denormal numbers.
+    # Bytes in this range give finite scales and no denormal numbers.
     stored = np.random.default_rng(0).integers(0x20, 0x30, shape[0] * row, np.uint8)
     x = View(device.buffer(4 * WIDTH, Home.SCRATCH, "x"), 0, (1, WIDTH))
     device.write(x, np.ones(WIDTH, np.float32))

@@ -1,4 +1,5 @@
-"""Split states (MIRRORED, PARTIAL, SPLIT on an axis) and the rule of each op.
+"""Split states (MIRRORED, PARTIAL, SPLIT on an axis) and the rule by which each op derives its result's
+state.
 
 A combination without a rule raises PlanError with the op and the states.
 """
@@ -15,7 +16,7 @@ Ranges = tuple[tuple[int, int], ...]  # [begin, end) per device; empty where beg
 
 
 class Kind(Enum):
-    MIRRORED = "MIRRORED"  # the whole value on every device
+    MIRRORED = "MIRRORED"  # the complete value is on every device
     PARTIAL = "PARTIAL"  # the value is the sum over devices
     SPLIT = "SPLIT"  # ranges[d] of the axis on device d
 
@@ -27,10 +28,12 @@ class State:
     kind: Kind
     axis: int = -1
     ranges: Ranges = ()
-    writers: tuple[int, ...] = ()  # PARTIAL: the devices with a share
-    experts: tuple[Ranges, ...] = ()  # of each expert of a stack; `ranges` are the first expert's
-    segments: tuple[int, ...] = ()  # the axis is several parts in sequence, all split alike. `ranges`
-    # then count units, and part i has segments[i] elements per unit
+    writers: tuple[int, ...] = ()  # if PARTIAL: the devices with a share
+    # the ranges of each expert of a stack; `ranges` are those of the first expert
+    experts: tuple[Ranges, ...] = ()
+    # If not empty, the axis consists of several parts in sequence, which are all split alike. `ranges`
+    segments: tuple[int, ...] = ()
+    # then count units, and part i has segments[i] elements per unit.
 
     def __str__(self) -> str:
         if self.kind is Kind.SPLIT:
@@ -43,7 +46,7 @@ class State:
         return (end - begin) * (sum(self.segments) or 1)
 
     def slices(self, device: int) -> list[slice]:
-        """The device's elements on the axis, in order; adjacent parts are one slice."""
+        """The device's elements on the axis, in order; adjacent parts form one slice."""
         begin, end = self.ranges[device]
         n_units = max(end for _, end in self.ranges)
         held: list[slice] = []
@@ -65,19 +68,19 @@ def partial(writers: Sequence[int]) -> State:
 
 
 def split_experts(axis: int, experts: Sequence[Ranges]) -> State:
-    """A stack [n_expert, n_out, n_in] split on axis 1 or 2 by each expert's ranges."""
+    """A stack [n_expert, n_out, n_in] split on axis 1 or 2 by the ranges of each expert."""
     return State(Kind.SPLIT, axis, experts[0], experts=tuple(experts))
 
 
 def split(axis: int, ranges: Ranges, segments: Sequence[int] = ()) -> State:
-    """`ranges` tile `axis` in device order. `segments`: see State; a single one is a plain split."""
+    """`ranges` tile `axis` in device order. `segments`: see State; a single segment gives a plain split."""
     if len(segments) == 1:
         ranges, segments = scaled(ranges, segments[0]), ()
     return State(Kind.SPLIT, axis, ranges, segments=tuple(segments))
 
 
 def check_tiling(ranges: Ranges, size: int, name: str) -> None:
-    """Raises PlanError unless the ranges tile 0..size in order."""
+    """Raise PlanError unless the ranges tile 0..size in order."""
     at = 0
     for begin, end in ranges:
         if begin != at or end < begin:
@@ -96,7 +99,7 @@ def scaled(ranges: Ranges, factor: int) -> Ranges:
 
 
 def kv_heads_of(heads: Ranges, group: int) -> Ranges:
-    """The kv heads of ranges of q heads. Both sides of a cut group have its kv head."""
+    """The kv heads of ranges of q heads. If a group is cut, both devices have its kv head."""
     at, ranges = 0, []
     for begin, end in heads:
         at = -(-end // group) if end > begin else at
@@ -113,7 +116,8 @@ def _no_rule(op: str, **states: State) -> PlanError:
 
 
 def linear(x: State, w: State) -> State:
-    """y = x w^T. Split rows of w split y's width. Width of x and columns of w split alike: y is PARTIAL."""
+    """y = x w^T. If the rows of w are split, the width of y is. If the width of x and the columns of w are
+    split alike, y is PARTIAL."""
     if x == MIRRORED and w == MIRRORED:
         return MIRRORED
     if x == MIRRORED and w.kind is Kind.SPLIT and w.axis == 0:
@@ -133,7 +137,7 @@ def add_bias(y: State, bias: State) -> State:
 
 
 def elementwise(op: str, *states: State) -> State:
-    """All MIRRORED, or all split alike."""
+    """All operands are MIRRORED, or all are split alike."""
     if all(s == states[0] for s in states) and states[0].kind is not Kind.PARTIAL:
         return states[0]
     raise _no_rule(op, **{f"x{i}": s for i, s in enumerate(states)})
@@ -147,21 +151,21 @@ def gate_rows(gate: State, x: State) -> State:
 
 
 def add(a: State, b: State) -> State:
-    """PARTIAL if an operand is; a mirrored addend is added once, after the reduce."""
+    """PARTIAL if an operand is PARTIAL; a mirrored addend is added once, after the reduce."""
     if Kind.PARTIAL in (a.kind, b.kind) and Kind.SPLIT not in (a.kind, b.kind):
         return partial(sorted({*a.writers, *b.writers}))
     return elementwise("add", a, b)
 
 
 def rows_op(op: str, x: State) -> State:
-    """An op that needs whole rows."""
+    """An op that needs complete rows."""
     if x == MIRRORED:
         return x
     raise _no_rule(op, x=x)
 
 
 def per_head(op: str, x: State, head_dim: int) -> State:
-    """An op on each head: a split must be between heads."""
+    """An op on each head; x may only be split between heads."""
     if x == MIRRORED:
         return x
     if (
@@ -174,8 +178,8 @@ def per_head(op: str, x: State, head_dim: int) -> State:
 
 
 def wide_norm(x: State, w: State) -> State:
-    """An RMS norm over the width of a tensor split between heads, like its weight. Devices exchange sums of
-    squares."""
+    """An RMS norm over the full width of a tensor that is split between heads, like its weight. Devices
+    exchange sums of squares."""
     if x.kind is Kind.SPLIT and x.axis == 1 and not x.segments and w == replace(x, axis=0):
         return x
     raise _no_rule("wide_norm", x=x, w=w)
@@ -197,7 +201,7 @@ def attention(
 
 
 def index_scores(q: State, w: State, keys: State, heads: int, head_dim: int) -> None:
-    """A device has a whole indexer, like its layer's single kv head, or nothing."""
+    """A device has a complete indexer, like its layer's single kv head, or nothing."""
     if q == w == keys == MIRRORED:
         return
     sizes = (q, heads * head_dim), (w, heads), (keys, head_dim)
@@ -213,7 +217,7 @@ def per_head_weight(op: str, y: State, w: State, head_dim: int) -> None:
 
 
 def moe(x: State, router: State, gate: State, up: State, down: State, *biases: State) -> State:
-    """PARTIAL: linear in `down`. `biases` of gate and up are split like these."""
+    """PARTIAL, because the result is linear in `down`. `biases` of gate and up are split like gate and up."""
     if x == router == MIRRORED and all(s == gate for s in (up, *biases)) and (gate.axis, down.axis) == (1, 2):
         if gate.experts and gate.experts == down.experts:
             return partial(sorted({d for ranges in gate.experts for d in holders(ranges)}))
@@ -221,21 +225,21 @@ def moe(x: State, router: State, gate: State, up: State, down: State, *biases: S
 
 
 def resized(x: State, times: int, by: int = 1) -> State:
-    """A state with `times / by` elements per element of x."""
+    """The state of a tensor with `times / by` elements per element of x."""
     if x.segments:
         return replace(x, segments=tuple(n // by * times for n in x.segments))
     return replace(x, ranges=tuple((begin // by * times, end // by * times) for begin, end in x.ranges))
 
 
 def heads_of(op: str, x: State, size: int) -> Ranges:
-    """The heads of each device, if the tensor is split between heads in one run."""
+    """The heads of each device; the tensor must be split between heads, without segments."""
     if x.kind is Kind.SPLIT and not x.segments and all(at % size == 0 for cut in x.ranges for at in cut):
         return resized(x, 1, size).ranges
     raise _no_rule(f"{op} with heads of {size}", x=x)
 
 
 def mat_heads(x: State, w: State, k: int, n: int) -> State:
-    """A matrix [n, k] per head, on the device of the head."""
+    """A matrix [n, k] per head, which is on the same device as the head."""
     if x == w == MIRRORED:
         return MIRRORED
     if w.axis == 0 and heads_of("mat_heads", x, k) == heads_of("mat_heads", w, n):
@@ -244,7 +248,7 @@ def mat_heads(x: State, w: State, k: int, n: int) -> State:
 
 
 def concat(a: State, b: State, n_a: int, n_b: int) -> State:
-    """A device has both parts of its heads; a second part that all heads share is on all devices."""
+    """A device has both parts of its heads; if all heads share the second part, it is on all devices."""
     if b == MIRRORED:
         return split(1, heads_of("concat", a, n_a), [n_a + n_b])
     if a.axis == b.axis == 1 and (heads := heads_of("concat", a, n_a)) == heads_of("concat", b, n_b):
@@ -259,7 +263,7 @@ def ssm_conv(x: State, w: State, state: State, n_columns: int) -> State:
 
 
 def delta_gates(a: State, dt: State, decay: State, b: State, width: int) -> State:
-    """`width` gates per head of b, with the weights of a gate on its device."""
+    """`width` gates per head of b; the weights of each gate are on the gate's device."""
     if b.kind is Kind.SPLIT and b.axis == 1 and a == resized(b, width):
         if (dt, decay) == (replace(a, axis=0), replace(b, axis=0)):
             return a
@@ -269,8 +273,8 @@ def delta_gates(a: State, dt: State, decay: State, b: State, width: int) -> Stat
 def delta_net(
     parts: Sequence[State], g: State, beta: State, state: State, head_dim: int, width: int
 ) -> State:
-    """q, k, v as tensors or segments of one. A device has all value heads of its key heads, their gates
-    (`width` each) and state. Split like v."""
+    """q, k and v are three tensors, or segments of one tensor. A device has all value heads of its key heads,
+    with their gates (`width` per head) and state. The result is split like v."""
     v = parts[-1]
     if len(parts) == 1 and len(v.segments) > 2 and v.segments[0] == v.segments[1] == head_dim:
         v = split(1, v.ranges, v.segments[2:])
@@ -284,7 +288,7 @@ def delta_net(
 
 
 def _same_key_heads(q: State, k: State, v: State) -> bool:
-    """Whether v has equally many values per unit of q and k on every device."""
+    """Whether v has the same number of values per unit of q and k on every device."""
     if q != k or any(s.kind is not Kind.SPLIT or s.segments for s in (q, v)):
         return False
     n_q, n_v = (max(end for _, end in s.ranges) for s in (q, v))
@@ -292,8 +296,8 @@ def _same_key_heads(q: State, k: State, v: State) -> bool:
 
 
 def ssm_scan(x: State, bc: State, heads: State, state: State, sizes: tuple[int, int, int]) -> State:
-    """A device has its heads of x, their values of `heads`, and B and C of their groups. `sizes`: elements of
-    a head, elements of a group's B, heads of a group. Split like x."""
+    """A device has heads of x with their values in `heads`, and B and C of the groups of these heads.
+    `sizes`: elements of a head, elements of a group's B, heads of a group. The result is split like x."""
     head_dim, n_state, group = sizes
     if per_head("ssm_scan", x, head_dim) == x and not x.segments and x.kind is Kind.SPLIT:
         wanted = resized(x, 1, head_dim)
@@ -304,7 +308,7 @@ def ssm_scan(x: State, bc: State, heads: State, state: State, sizes: tuple[int, 
 
 
 def group_norm(x: State, w: State, group: int) -> bool:
-    """Whether groups of `group` columns are whole on devices. If not, devices exchange sums of squares."""
+    """Whether the split is between groups of `group` columns. If not, devices exchange sums of squares."""
     if x.kind is Kind.SPLIT and x.axis == 1 and not x.segments and w == replace(x, axis=0):
         return all(at % group == 0 for cut in x.ranges for at in cut)
     raise _no_rule("group_norm", x=x, w=w)

@@ -1,4 +1,6 @@
-"""Builds a step's recordings from the model's graph: traced, fused, ordered by depth, halves in turn."""
+"""Builds a step's recordings from the model's graph: traces the graph, fuses ops, orders them by depth and
+interleaves the two halves of the rows.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ Build = Callable[[Graph], None]
 
 
 class Built(NamedTuple):
-    """A recording per device, what each exchange reduces, values by label."""
+    """A recording per device, what each exchange reduces, and values by label."""
 
     recordings: list[Recording]
     reduces: list[Reduce | None]
@@ -33,7 +35,7 @@ class Built(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepBuilder:
-    """`build` is the model's forward. `active`: as in StepShape."""
+    """Records steps. `build` is the model's forward function; `active`: see StepShape."""
 
     devices: Sequence[Device]
     inputs: Sequence[Inputs]
@@ -44,8 +46,9 @@ class StepBuilder:
 
     @collection_paused()
     def recorded(self, kind: StepKind) -> Built:
-        """Of two halves, one computes while the other's sums are exchanged: segments take turns, and each
-        waits for the exchange before the last one."""
+        """Record a step. If it has two halves, one half computes while the sums of the other half are
+        exchanged: segments of the halves alternate, and a segment waits for the exchange before the last
+        one."""
         graphs = self.graphs(kind)
         recordings = [ordered(graphs, d) for d in range(len(self.devices))]
         if not kind.halves:
@@ -57,7 +60,7 @@ class StepBuilder:
         return Built(recordings, reduces, values)
 
     def graphs(self, kind: StepKind) -> list[Graph]:
-        """The step as the model writes it: one graph, or one per half."""
+        """The step's graphs as the model writes them: one graph, or one per half."""
         if not kind.halves:
             return [self._graph(self.inputs, kind)]
         half = kind._replace(n_rows=kind.n_rows // 2, halves=False)
@@ -72,7 +75,7 @@ class StepBuilder:
 
 
 def second_half(inputs: Inputs, n_rows: int) -> Inputs:
-    """The second half's inputs: its own StepParams, the later RoPE rows."""
+    """The second half's inputs: its own StepParams, and the RoPE rows from row `n_rows` on."""
     step = replace(inputs.step, offset=inputs.step.offset + aligned(STEP_NBYTES))
     rope = {name: table.rows(n_rows // 2, table.shape[0]) for name, table in inputs.rope.items()}
     return replace(inputs, step=step, rope=rope)

@@ -18,7 +18,7 @@ from vkbackend.runtime import Device
 
 
 class Stores:
-    """`changing`: caches and constants by name. `load_s`: seconds of loading weights."""
+    """`changing`: caches and constants by name. `load_s`: seconds that loading weights took."""
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self._devices = devices
@@ -37,9 +37,9 @@ class Stores:
     def cache(
         self, name: str, n_cells: int, width: int, dtype: str, state: State, home: Home = Home.KV
     ) -> Weight:
-        """An empty cache [n_cells, width], split by columns as in `state`.
+        """Allocate a cache [n_cells, width], split by columns as in `state`.
 
-        Raises PlanError if a device's share exceeds one binding, as shaders read it whole.
+        Raises PlanError if a device's share exceeds one binding, because shaders read it in one binding.
         """
         weight = Weight(name, (n_cells, width), dtype, state, [])
         for d, device in enumerate(self._devices):
@@ -57,7 +57,7 @@ class Stores:
         return weight
 
     def constant(self, name: str, values: np.ndarray) -> Weight:
-        """A small u32 array on every device; `update` changes it between steps."""
+        """Store a small u32 array on every device; `update` changes it between steps."""
         weight = Weight(name, values.shape, "u32", MIRRORED, [])
         for device in self._devices:
             buffer = device.buffer(max(values.nbytes, ALIGN), Home.KV, name)
@@ -67,7 +67,7 @@ class Stores:
         return weight
 
     def update(self, weight: Weight, values: np.ndarray, row: int = 0, column: int = 0) -> None:
-        """Write consecutive values from (row, column) on."""
+        """Write consecutive values, starting at (row, column)."""
         offset = 4 * (row * weight.shape[-1] + column)
         for d, device in enumerate(self._devices):
             whole = weight.whole(d)

@@ -15,10 +15,11 @@ from vkbackend.runtime import Device
 
 @dataclass(slots=True)
 class Weight:
-    """A matrix [n_out, n_in] or vector [n]: per device its slice, as (first local row, view) pieces.
+    """A matrix [n_out, n_in] or vector [n]. Each device's slice is a list of pieces (first local row, view).
 
-    A slice has several pieces if one binding cannot span it, none if it is empty. Pieces of expert stacks
-    count experts. `starts`: per device, prefix sums of each expert's FFN columns, u32 [n_expert + 1].
+    A slice has several pieces if it exceeds one binding, and no piece if it is empty. For stacks, the first
+    number of a piece counts experts. `starts`: per device, prefix sums of each expert's FFN columns, u32
+    [n_expert + 1].
     """
 
     name: str
@@ -38,8 +39,8 @@ class Weight:
 class Tensor:
     """An activation f32 [rows, width] of a step; `views[d]` is device d's slice.
 
-    `base`: a MIRRORED addend of a PARTIAL tensor, added once after the sum. `whole`: the tensor that replaces
-    this one after a reduce, or on more devices.
+    `base`: a MIRRORED addend of a PARTIAL tensor, added once after the sum. `whole`: the tensor that replaced
+    this one when it was reduced or sent to more devices.
     """
 
     graph: TensorGraph
@@ -49,7 +50,8 @@ class Tensor:
     views: list[View | None]
     base: Tensor | None = None
     whole: Tensor | None = None
-    converted: dict[tuple[int, str], View] = field(default_factory=dict)  # for matrices
+    # copies in a matrix's operand format, by device and format
+    converted: dict[tuple[int, str], View] = field(default_factory=dict)
 
     def __add__(self, other: Tensor) -> Tensor:
         return self.graph.add(self, other)
@@ -62,20 +64,18 @@ class Tensor:
 
 @dataclass(slots=True)
 class Inputs:
-    """A step's inputs on one device: StepParams, RoPE rows by table name, copies of both on host and
+    """A step's inputs on one device: StepParams and RoPE rows by table name, each on the host and on the
     device."""
 
     step: View
     rope: dict[str, View]
     host: View
     device: View
-    logits: View | None  # f32 [max_outputs, own vocabulary rows], host visible
+    logits: View | None  # f32 [max_outputs, the device's vocabulary rows], host visible
     mask: View | None = None  # u32 [max_outputs, words]: a bit per token that may be chosen
 
 
 class TensorGraph(Protocol):
-    """The graph (graph.py) as ops use it."""
-
     @property
     def devices(self) -> Sequence[Device]: ...
     @property

@@ -1,7 +1,7 @@
 """Moves bytes between the hosts of a group, with a deadline for every wait; and a twin within one process.
 
-Messages between two hosts on one lane stay in order. A lost host ends every wait with a DeviceLost that names
-it.
+Messages between two hosts on one lane arrive in order. When a host is lost, every wait ends with a DeviceLost
+that names the host.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import numpy as np
 from vkbackend import env
 from vkbackend.errors import DeviceLost, Timeout
 
-SPIN_S = 0.02  # then a wait sleeps: polling takes cores from software devices
+SPIN_S = 0.02  # afterwards waits sleep, because polling takes processor cores from software devices
 SLEEP_S = 1e-3
 
 
 class Lane(IntEnum):
-    """Messages of one purpose keep their order."""
+    """Lanes separate messages by purpose; messages on one lane stay in order."""
 
-    CALL = 1  # calls of host 0
+    CALL = 1  # calls by host 0
     REPLY = 2
     SLOT = 3  # shares of a reduce
     OUTPUT = 4  # logits and candidates
@@ -39,7 +39,7 @@ Part = tuple[int, np.ndarray]  # (host, bytes at a fixed address)
 
 
 class Transfers(ABC):
-    """Repeated transfers between the same addresses."""
+    """Transfers that are repeated between the same addresses."""
 
     def run(self) -> None:
         """Raises DeviceLost, Timeout."""
@@ -48,7 +48,7 @@ class Transfers(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Begin to send and to receive; the memory to receive into must be free. Raises DeviceLost."""
+        """Begin to send and to receive; the memory for received bytes must be free. Raises DeviceLost."""
 
     @abstractmethod
     def finish(self) -> None:
@@ -56,19 +56,19 @@ class Transfers(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Nothing may be in flight."""
+        """Nothing may be in progress."""
 
 
 class Transport(ABC):
-    """This host, `rank` of `size`; host 0 leads. `n_messages` and `n_bytes` count sent messages without
-    heartbeats."""
+    """The connections of this host, which has number `rank` of `size` hosts; host 0 leads. `n_messages` and
+    `n_bytes` count what was sent, without heartbeats."""
 
     rank: int
     size: int
 
     def __init__(self) -> None:
         self.names = [f"node {rank}" for rank in range(self.size)]
-        self.lost = ""  # what ended the group
+        self.lost = ""  # why the group ended, or empty
         self.n_messages = self.n_bytes = 0
 
     @property
@@ -81,25 +81,27 @@ class Transport(ABC):
 
     @abstractmethod
     def beat(self, host: int) -> None:
-        """Does not wait."""
+        """Send a heartbeat without waiting."""
 
     @abstractmethod
     def poll(self, host: int, lane: Lane, most: int) -> bytes | None:
-        """A waiting message of at most `most` bytes, or None. Raises DeviceLost if it is longer."""
+        """Return the next message if it has arrived, otherwise None. Raises DeviceLost if it exceeds `most`
+        bytes."""
 
     @abstractmethod
     def transfers(
         self, sent: Sequence[Part], received: Sequence[Part], purpose: str, lane: Lane = Lane.SLOT
     ) -> Transfers:
-        """Parts that move together on a lane, in the same order on both sides."""
+        """Transfers of parts on a lane; both sides list the parts in the same order."""
 
     def close(self) -> None:  # noqa: B027 - a twin has nothing to leave
-        """All hosts leave the group."""
+        """Leave the group; all hosts must call this."""
 
     def receive(
         self, host: int, lane: Lane, most: int, purpose: str, timeout_s: float | None = None
     ) -> bytes:
-        """The next message. `timeout_s`: by default VKBACKEND_TIMEOUT. Raises DeviceLost, Timeout."""
+        """Wait for the next message. `timeout_s`: by default VKBACKEND_TIMEOUT. Raises DeviceLost,
+        Timeout."""
         messages: list[bytes] = []
 
         def came() -> bool:
@@ -111,7 +113,7 @@ class Transport(ABC):
         return messages[0]
 
     def wait(self, done: Callable[[], bool], purpose: str, timeout_s: float | None = None) -> None:
-        """Raises DeviceLost if a host is lost, Timeout after the deadline."""
+        """Wait until `done()`. Raises DeviceLost if a host is lost, Timeout after the deadline."""
         began, limit = 0.0, 0.0
         while not done():
             now = time.monotonic()

@@ -1,6 +1,8 @@
-"""Ops on tensors over N devices: each derives its result's split state and records itself per device.
+"""Ops on tensors over N devices. Each op derives the split state of its result, and records itself per
+device.
 
-The first op that needs a PARTIAL operand whole reduces it, so models are written for one device.
+The first op that needs the full sum of a PARTIAL operand reduces it, so a model is written as if for one
+device.
 """
 
 from vkbackend.meta.ops.dense_attention import attention, kv_store, rope

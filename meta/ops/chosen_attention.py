@@ -1,7 +1,7 @@
 """Attention to chosen positions (DeepSeek-AI 2025, arXiv:2512.02556).
 
-Every device with the layer's kv head has the whole indexer and its keys, and makes the same choice. Devices
-of different kinds may disagree on nearly equal scores.
+Every device with the layer's kv head has the complete indexer and its keys, so all make the same choice. Only
+devices of different kinds may differ, where scores are nearly equal.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from vkbackend.meta.split import MIRRORED
 from vkbackend.meta.sums import holders_of
 from vkbackend.meta.tensor import Tensor, Weight
 
-# Scores are computed in pieces: 64 rows in a context of 128k. All 512 rows would exceed a binding.
+# Scores are computed in pieces of rows (64 rows in a context of 128k), because 512 rows would exceed a
+# binding.
 SCORES_NBYTES = 1 << 25
 
 
 def choose(q: Tensor, w: Tensor, keys: Weight, cells: Weight, *, heads: int, top_k: int) -> Tensor:
-    """The top_k positions of each row, u32 [rows, top_k], ascending: the largest sums over the indexer's
-    heads of w * max(q . k, 0). q [rows, heads * head], w [rows, heads], `keys` [n_cells, head]."""
+    """The top_k positions of each row, u32 [rows, top_k], ascending. A position's score is the sum over the
+    indexer's heads of w * max(q . k, 0). q [rows, heads * head], w [rows, heads], `keys` [n_cells, head]."""
     graph, rows, head = q.graph, q.rows, keys.shape[1]
     split.index_scores(q.state, w.state, keys.state, heads, head)
     chosen = graph.new(rows, top_k, MIRRORED, "chosen", holders_of(q))
@@ -51,7 +52,7 @@ def attend_chosen(
     head_dim_v: int,
     scale: float,
 ) -> Tensor:
-    """As ops.attention with one kv head, over the chosen positions of each row."""
+    """Like `attention` with one kv head, but only over the chosen positions of each row."""
     graph, rows, top_k = q.graph, q.rows, chosen.width
     state = split.attention(q.state, k.state, v.state, heads, 1, head_dim_k, head_dim_v)
     y = graph.new(rows, heads * head_dim_v, state, "attention")

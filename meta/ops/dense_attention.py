@@ -13,8 +13,8 @@ from vkbackend.step import Mix
 
 
 def rope(x: Tensor, head_dim: int, table: str = "rope", half_split: bool = False) -> Tensor:
-    """Rotate each head by the step's cos/sin rows (Su et al. 2021). Pairs are adjacent, or half a head
-    apart."""
+    """Rotate each head by the step's cos/sin rows (Su et al. 2021). The two elements of a pair are adjacent,
+    or half a head apart."""
     graph = x.graph
     y = graph.new(x.rows, x.width, split.per_head("rope", x.state, head_dim), "rope", holders_of(x))
     for d, out in enumerate(y.views):
@@ -56,9 +56,9 @@ def attention(
     """Causal grouped-query attention (Ainslie et al. 2023): softmax(scale q k^T) v, [rows, heads *
     head_dim_v].
 
-    `window`: a row sees this many positions, its own included. `chunk`: it sees positions from the last
-    multiple of `chunk`. `softcap` c: c * tanh(s / c) of a score. `sinks` [heads], split like the heads: a
-    logit per head in the softmax's denominator (Xiao et al. 2024).
+    `window`: a row attends to this many positions, including its own. `chunk`: it attends to positions from
+    the last multiple of `chunk` on. `softcap` c: replace a score s by c * tanh(s / c). `sinks` [heads], split
+    like the heads: a logit per head in the denominator of the softmax (Xiao et al. 2024).
     """
     graph, rows, group = q.graph, q.rows, heads // kv_heads
     state = split.attention(q.state, k.state, v.state, heads, kv_heads, head_dim_k, head_dim_v)
@@ -72,13 +72,13 @@ def attention(
         on, step = graph.on(d, "attention"), graph.inputs[d].step
         q_view, out = q.on(d).reshape(rows, local, head_dim_k), out.reshape(rows, local, head_dim_v)
         caches = k.whole(d), v.whole(d), cells.whole(d)
-        # A device's first q head may be inside a kv head's group.
+        # The first q head of a device may be in the middle of a kv head's group.
         first_head = state.ranges[d][0] // head_dim_v if state.ranges else 0
         how: dict[str, Any] = {"scale": scale, "group": group, "q_first": first_head % group}
         how |= {"window": window, "chunk": chunk, "softcap": softcap}
         own_sinks = sinks.whole(d) if sinks else None
         if graph.kind.mix is not Mix.PREFILL:
-            # In a mixed step only the first rows decode, at most one per slot.
+            # In a mixed step only the first rows decode, at most one row per slot.
             n = rows if graph.kind.mix is Mix.DECODE else min(rows, caches[2].shape[0])
             n_kv = caches[0].shape[1] // head_dim_k
             tile_heads = device_ops.heads_by_units(on.limits, min(group, local), head_dim_k, head_dim_v)

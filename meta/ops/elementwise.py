@@ -1,4 +1,4 @@
-"""Ops on each value by itself: activations, gates, factors, added vectors."""
+"""Ops on each value separately: activations, gates, factors, added vectors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
 
 
 def swiglu_oai(gate: Tensor, up: Tensor) -> Tensor:
-    """g * sigmoid(1.702 g) * (u + 1), g = min(gate, 7) and u = up kept within +-7 (gpt-oss)."""
+    """g * sigmoid(1.702 g) * (u + 1), where g = min(gate, 7) and u is up clamped to [-7, 7] (gpt-oss)."""
     return _glu("swiglu_oai", gate, up, "swiglu_oai")
 
 
@@ -71,7 +71,8 @@ def softcap(x: Tensor, c: float) -> Tensor:
 
 
 def xielu(x: Tensor, alpha_p: float, alpha_n: float, beta: float, eps: float) -> Tensor:
-    """A parabola above 0, an exponential plus a line below it (Huang and Schlag 2024, arXiv:2411.13010)."""
+    """A parabola above 0, and an exponential plus a line below 0 (Huang and Schlag 2024,
+    arXiv:2411.13010)."""
     x = whole(x)
     y = x.graph.new(x.rows, x.width, split.elementwise("xielu", x.state), "xielu", holders_of(x))
     for on, source, out in each(y, "xielu", x):
@@ -80,7 +81,7 @@ def xielu(x: Tensor, alpha_p: float, alpha_n: float, beta: float, eps: float) ->
 
 
 def gate_rows(gate: Tensor, x: Tensor) -> Tensor:
-    """sigmoid(gate) * x, one gate [rows, 1] per row of x. A PARTIAL sum stays PARTIAL."""
+    """sigmoid(gate) * x, with one gate [rows, 1] per row of x. A PARTIAL sum stays PARTIAL."""
     gate, x = whole(gate), latest(x)
     y = x.graph.new(x.rows, x.width, split.gate_rows(gate.state, x.state), "gate_rows", holders_of(x))
     for on, factor, source, out in each(y, "gate_rows", gate, x):
@@ -90,8 +91,8 @@ def gate_rows(gate: Tensor, x: Tensor) -> Tensor:
 
 
 def add_vector(x: Tensor, v: Weight) -> Tensor:
-    """x + v in every row, v [width] on every device. A PARTIAL sum gets it once: in `base` if it has one,
-    else in one writer's share."""
+    """Add v [width], which is on every device, to each row of x. For a PARTIAL x it is added once: to `base`
+    if x has a base, otherwise to the share of one writer."""
     x, graph = latest(x), x.graph
     state = split.add_bias(x.state, v.state)
     if state.kind is Kind.PARTIAL and x.base:

@@ -1,5 +1,6 @@
-"""The mixture of experts (Shazeer et al. 2017). Every device has columns of every expert, so exchanges have
-n_embd values per row for any number of used experts."""
+"""The mixture of experts (Shazeer et al. 2017). Every device has columns of every expert, so an exchange has
+n_embd values per row, however many experts a row uses.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ from vkbackend.ops.moe import Gating
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """`w` [n_expert, n_embd] maps norm(h) to logits, with `w_norm` as the norm's weight. [n_expert] each:
-    `bias` of the logits; `select`, added for the choice alone; `gain` of an expert's weight."""
+    """`w` [n_expert, n_embd] maps norm(h) to logits; `w_norm` is the weight of the norm. The others are
+    [n_expert]: `bias` is added to the logits, `select` only for the choice, and `gain` multiplies an expert's
+    weight."""
 
     w_norm: Weight
     w: Weight
@@ -33,7 +35,7 @@ class Router:
 @dataclass(frozen=True, slots=True)
 class Experts:
     """gate, up [n_expert, n_ff, n_embd], down [n_expert, n_embd, n_ff]; gate_bias, up_bias [n_expert, n_ff,
-    1], down_bias [n_expert, n_embd]. Without a gate, `act` must read `up` alone."""
+    1], down_bias [n_expert, n_embd]. Without a gate, `act` must be a function of `up` alone."""
 
     gate: Weight | None
     up: Weight
@@ -42,13 +44,13 @@ class Experts:
     up_bias: Weight | None = None
     down_bias: Weight | None = None
     act: str = "silu"
-    weighs_input: bool = False  # the expert's weight multiplies x, not the result
+    weighs_input: bool = False  # the expert's weight multiplies x instead of the result
 
 
 def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
-    """The weighted sum of the chosen experts' down(act(gate x) * up x): PARTIAL.
+    """The sum of the chosen experts' down(act(gate x) * up x), times their weights; it is PARTIAL.
 
-    The residual h is bit-identical on all devices, so all choose the same experts.
+    The residual h is bit-identical on all devices, so all devices choose the same experts.
     """
     x, h, graph, e = whole(x), whole(h), x.graph, experts
     biases = [bias.state for bias in (e.gate_bias, e.up_bias) if bias]
@@ -67,14 +69,13 @@ def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
             assert router.n_used == 1, "x has one weight per row"
             each = y.on(d).reshape(*each.shape)
         groups = _groups(graph, d, ids, e.up.starts[d])
-        # An expert with fewer columns leaves the end of its rows unwritten; only glu reads them.
+        # If an expert has fewer columns, the ends of its rows are not written; only glu reads them.
         weighed = _weighed(graph, d, x, weights) if e.weighs_input else None
         for w, bias, out in (*matrices, (e.up, e.up_bias, b)):
             kind = _operand_type(graph, d, w, groups)
             operand = convert(graph, d, weighed, kind) if weighed else operand_of(x, d, kind)
             _experts(graph, d, w, bias, operand, ids, groups, out)
         on.glu(a if e.gate else b, b, a, act=e.act)
-        # Only one device adds the bias of down.
         operand = convert(graph, d, a, _operand_type(graph, d, e.down, groups, whole_rows=equal))
         bias = e.down_bias if d == state.writers[0] else None
         _experts(graph, d, e.down, bias, operand, ids, groups, each)
@@ -90,7 +91,7 @@ def _weighed(graph: TensorGraph, d: int, x: Tensor, weights: View) -> View:
 
 
 def _route(h: Tensor, router: Router, devices: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Weights and ids (u32) of each row's experts, per device."""
+    """The weights and the ids (u32) of each row's experts, per device."""
     graph, n_expert = h.graph, router.w.shape[0]
     logits, weights, chosen = (
         graph.new(h.rows, width, MIRRORED, f"moe_{name}", devices)
@@ -120,7 +121,7 @@ def _operand_type(
 
 
 def _groups(graph: TensorGraph, d: int, ids: View, starts: View) -> device_ops.Groups | None:
-    """The pairs of row and expert sorted by expert, if there are enough."""
+    """The pairs of row and expert, sorted by expert; None if there are too few pairs."""
     on = graph.on(d, "moe")
     n_pairs, n_experts = ids.shape[0] * ids.shape[1], starts.shape[0] - 1
     if not (tile := device_ops.tile_size(on.limits, n_pairs, n_experts)):

@@ -1,4 +1,6 @@
-"""Ops on the heads of latent attention, without exchanges: each device has the operands of its heads."""
+"""Ops on the heads of latent attention. They need no exchange, because each device has all operands of its
+heads.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from vkbackend.meta.tensor import Tensor, Weight
 
 
 def mat_heads(x: Tensor, w: Weight, n_heads: int) -> Tensor:
-    """y[h] = W_h x[h] for each head of x [rows, n_heads * k]; w [n_heads * n, k] is the W_h in order."""
+    """y[h] = W_h x[h] for each head of x [rows, n_heads * k]; w [n_heads * n, k] has all W_h in order."""
     x, graph, k = whole(x), x.graph, w.shape[1]
     n = w.shape[0] // n_heads
     state = split.mat_heads(x.state, w.state, k, n)
@@ -21,7 +23,8 @@ def mat_heads(x: Tensor, w: Weight, n_heads: int) -> Tensor:
 
 
 def concat(a: Tensor, b: Tensor, n_a: int, n_b: int) -> Tensor:
-    """Each head of a, then the head of b (or b's single head): heads of n_a + n_b values."""
+    """Append to each head of a the same head of b, or b's single head; the heads of the result have n_a + n_b
+    values."""
     graph = a.graph
     width = a.width // n_a * (n_a + n_b)
     y = graph.new(a.rows, width, split.concat(a.state, b.state, n_a, n_b), "concat")

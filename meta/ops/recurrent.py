@@ -1,4 +1,6 @@
-"""Ops of recurrent layers, without exchanges: each device has its own key heads and their value heads."""
+"""Ops of recurrent layers. They need no exchange, because each device has key heads with all their value
+heads.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ from vkbackend.step import Mix
 
 
 def ssm_conv(x: Tensor, w: Weight, state: Weight, b: Weight | None = None, *, silu: bool = True) -> Tensor:
-    """silu of the causal depthwise convolution of x [rows, width] by w [width, d_conv], plus b [width];
-    without `silu`, the sum itself. `state` [n_cells, width * (d_conv - 1)] has the columns before x and is
-    updated."""
+    """silu of the causal depthwise convolution of x [rows, width] with w [width, d_conv], plus b [width];
+    without `silu`, the convolution itself. `state` [n_cells, width * (d_conv - 1)] holds the columns before
+    x, and is updated."""
     graph, d_conv = x.graph, w.shape[1]
     how = split.ssm_conv(x.state, w.state, state.state, d_conv - 1)
     y = graph.new(x.rows, x.width, split.add_bias(how, b.state) if b else how, "ssm_conv")
@@ -28,7 +30,7 @@ def ssm_conv(x: Tensor, w: Weight, state: Weight, b: Weight | None = None, *, si
 
 
 def delta_gates(a: Tensor, dt: Weight, decay: Weight, b: Tensor) -> tuple[Tensor, Tensor]:
-    """(softplus(a + dt) * decay, sigmoid(b)): per head, or per key channel if a is wider than b."""
+    """(softplus(a + dt) * decay, sigmoid(b)) per head; the first is per key channel if a is wider than b."""
     graph = a.graph
     state = split.delta_gates(a.state, dt.state, decay.state, b.state, a.width // b.width)
     g = graph.new(a.rows, a.width, state, "delta_g")
@@ -43,12 +45,12 @@ def delta_gates(a: Tensor, dt: Weight, decay: Weight, b: Tensor) -> tuple[Tensor
 def delta_net(
     parts: Sequence[Tensor], g: Tensor, beta: Tensor, state: Weight, *, head_dim: int, tiled: bool, eps: float
 ) -> Tensor:
-    """The gated delta rule on q, k, v (three tensors, or segments of one): [rows, heads * head_dim], split
-    like v.
+    """The gated delta rule on q, k, v (three tensors, or segments of one tensor). Returns [rows, heads *
+    head_dim], split like v.
 
-    q and k are normalized to length 1. `tiled`: value head h reads key head h % n_k; else consecutive value
-    heads share a key head. `state` [n_cells, heads * head_dim * head_dim] is updated to the last row of a
-    run.
+    q and k are normalized to length 1. `tiled`: value head h uses key head h % n_k; otherwise consecutive
+    value heads share a key head. `state` [n_cells, heads * head_dim * head_dim] is updated to the last row of
+    each run.
     """
     graph, rows = beta.graph, beta.rows
     whole = len(parts) == 1

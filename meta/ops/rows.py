@@ -9,7 +9,8 @@ from vkbackend.meta.tensor import Tensor, Weight
 
 
 def rms_norm(x: Tensor, w: Weight, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * w (Zhang and Sennrich 2019). The same kernel reduces a PARTIAL x."""
+    """x / sqrt(mean(x^2) + eps) * w (Zhang and Sennrich 2019). For a PARTIAL x, the same kernel also
+    reduces."""
     graph = x.graph
     if x.state.kind is Kind.PARTIAL and x.whole is None:
         x.whole, y = graph.all_reduce(x, w, eps)

@@ -1,6 +1,6 @@
-"""Ops of state space layers. Every device scans its heads, with B and C of their groups.
+"""Ops of state space layers. Every device scans its own heads, with B and C of their groups.
 
-Only the norm of a group on several devices needs an exchange: one sum of squares per row.
+Only the norm of a group that is on several devices needs an exchange, of one sum of squares per row.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def ssm_scan(
     """Mamba-2's scan of x [rows, heads * head_dim] (vkbackend/ops/state_space.py), split like x.
 
     bc: B of all groups, then C, as segments; dt [rows, heads]; bias, a, d [heads]; `state` [n_cells, heads *
-    n * head_dim] is updated to the last row of a run.
+    n * head_dim] is updated to the last row of each run.
     """
     graph, rows, n_head = x.graph, x.rows, dt.width
     n, group = bc.width // (2 * n_group), n_head // n_group
@@ -56,7 +56,7 @@ def ssm_scan(
 
 
 def gated_norm(gate: Tensor, x: Tensor, w: Weight, n_group: int, eps: float) -> Tensor:
-    """RMS norms of n_group equal groups of columns of silu(gate) * x, times w [width]."""
+    """The RMS norm of each of n_group equal groups of columns of silu(gate) * x, times w [width]."""
     graph, size = x.graph, x.width // n_group
     how = split.elementwise("gated_norm", gate.state, x.state)
     apart = split.group_norm(x.state, w.state, size)
@@ -81,6 +81,7 @@ def gated_norm(gate: Tensor, x: Tensor, w: Weight, n_group: int, eps: float) -> 
 def _summed(graph: TensorGraph, shares: dict[int, View], n: int) -> dict[int, View]:
     views = [shares[d].reshape(n, 1) if d in shares else None for d in range(graph.n)]
     sums = Tensor(graph, n, 1, split.partial(sorted(shares)), views)
-    # In f32: rounding a sum would move all columns that it scales the same way.
+    # Sums are sent in f32, because a rounding error would change all columns scaled by the sum in the same
+    # direction.
     total = graph.all_reduce(sums, wire="f32")[0]
     return {d: total.on(d) for d in shares}

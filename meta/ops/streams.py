@@ -1,4 +1,4 @@
-"""Ops on a residual of several streams (vkbackend/ops/streams.py), whole on every device."""
+"""Ops on a residual of several streams (vkbackend/ops/streams.py), which are complete on every device."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from vkbackend.meta.tensor import Tensor, Weight
 
 
 def streams_of(x: Tensor, a: Tensor) -> Tensor:
-    """[rows, n + width of a]: x [rows, n], then runs of n values of a, each scaled to x's root mean
-    square."""
+    """[rows, n + width of a]: x [rows, n] followed by runs of n values of a, each scaled to the root mean
+    square of x."""
     return _made("streams_of", whole(x), whole(a))
 
 
@@ -28,7 +28,7 @@ def _made(name: str, x: Tensor, a: Tensor) -> Tensor:
 
 
 def predict(x: Tensor, routed: Tensor, w: Weight, scale: float) -> Tensor:
-    """Each stream of x plus a weighted sum of all streams, with weights w times tanh(scale * routed)."""
+    """Add to each stream of x a weighted sum of all streams, with weights w times tanh(scale * routed)."""
     x, routed = whole(x), whole(routed)
     state, holders = _everywhere("predict", x, routed), _holders(x, routed)
     y = x.graph.new(x.rows, x.width, state, "streams_predict", holders)
@@ -40,8 +40,8 @@ def predict(x: Tensor, routed: Tensor, w: Weight, scale: float) -> Tensor:
 def correct(
     x: Tensor, a: Tensor, routed: Tensor, w: Weight, g: Weight, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """(each stream x_i plus (1 + c_i) * (a - x_0), the first new stream times g), with c = w times tanh(scale
-    * routed)."""
+    """Two tensors: each stream x_i plus (1 + c_i) * (a - x_0); and the first of these streams times g. Here c
+    = w times tanh(scale * routed)."""
     x, a, routed, graph = whole(x), whole(a), whole(routed), x.graph
     state, holders = _everywhere("correct", x, a, routed), _holders(x, a, routed)
     y = graph.new(x.rows, x.width, state, "streams_correct", holders)

@@ -35,8 +35,8 @@ def outputs(x: Tensor) -> Tensor:
 
 
 def logits(x: Tensor, w: Weight, softcap: float = 0.0) -> None:
-    """Write x w^T into the host-visible region, each device for its vocabulary rows; with `top_k`, only the
-    best candidates of each row."""
+    """Write x w^T into the host-visible region; each device writes the logits of its vocabulary rows. With
+    `top_k`, write only the best candidates of each row."""
     x, graph = whole(x), x.graph
     split.linear(x.state, w.state)
     n_outputs, top_k = graph.kind.n_outputs, graph.kind.wanted.top_k
@@ -66,7 +66,7 @@ def logits(x: Tensor, w: Weight, softcap: float = 0.0) -> None:
 
 
 def _top_k(graph: TensorGraph, d: int, x: View, ids: View, values: View, mask: View | None) -> None:
-    """The best candidates of each chunk of a row, then the best of these."""
+    """Find the best candidates in each chunk of a row, then the best among these."""
     on, (n_rows, n), k = graph.on(d, "top_k"), x.shape, graph.kind.wanted.top_k
     chunk, n_chunks = device_ops.top_k_chunks(on.limits, n, k)
     if n_chunks == 1:
