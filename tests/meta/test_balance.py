@@ -1,4 +1,4 @@
-"""Automatic split: the arithmetic on made-up speeds."""
+"""Automatic split: the arithmetic, with invented speeds."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_ratios_are_bounded_and_scale_free(speeds: list[float], factor: float) -
     shares = ratios(speeds, kinds, kinds)
     assert max(shares) == 16 and min(shares) >= 0
     assert all(abs(r - 16 * s / max(speeds)) <= 0.5 + 1e-9 for r, s in zip(shares, speeds, strict=True))
-    # Powers of two scale without rounding: the result must not change.
+    # Multiplying by a power of two does not round, so the result must not change.
     assert ratios([2.0 * s for s in speeds], kinds, kinds) == shares
 
 
@@ -128,7 +128,7 @@ def test_times() -> None:
 
 
 def test_times_of_stages() -> None:
-    """Stages wait for each other; inner reduces have their own time."""
+    """Stages run one after another; inner reduces have their own time."""
     read = 3_000_000, 4_000_000, 1_000_000
     cost = Cost((0,) * 3, read, (0,) * 3, (4096,), (4096,) * 8, ("0", "1", "1"))
     predicted = times(cost, [Speed(1e9, 1e9)] * 3, "ABC", lambda nbytes: 1e-3, lambda nbytes: 1e-4)
@@ -153,7 +153,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch) -> list[NumpyDevice]:
-    """Fast, half as fast, and slow; a reduce takes 100 us per device."""
+    """One device is fast, one half as fast, one slow; a reduce takes 100 us per device."""
     rates = {"fast": 4e9, "half": 2e9, "slow": 1e8}
     monkeypatch.setattr(balance, "measure_speed", lambda d: Speed(rates[d.name], rates[d.name] / 10))
     monkeypatch.setattr(balance, "class_of", lambda d: d.name)

@@ -1,4 +1,4 @@
-"""Limits of 32 bits: a shader's counts, bindings, push constants, contexts of 128k."""
+"""Counts in shaders, bindings and push constants remain within 32 bits, also in contexts of 128k."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ TYPES = st.sampled_from(shaderlib.weight_types())
 
 
 def reach(shape: tuple[int, ...], dtype: str) -> int:
-    """The largest end of a view, counted from the aligned offset where its binding begins."""
+    """Return the largest end of a view, counted from the aligned offset where its binding begins."""
     return ALIGN - 4 + math.prod(shape[:-1]) * row_nbytes(dtype, shape[-1])
 
 
 @settings(max_examples=200, deadline=None)
 @given(TYPES, st.integers(1, 1 << 21), st.integers(1, 512))
 def test_pieces_of_a_matrix_are_within_32_bits(dtype: str, n: int, blocks: int) -> None:
-    """Up to a terabyte."""
+    """Matrices of up to a terabyte."""
     k = blocks * block_of(dtype)[0]
     pieces = piece_shapes(Load("w", (n, k), dtype, MIRRORED), 0, piece_nbytes(DEVICE))
     assert sum(shape[0] for _, shape in pieces) == n
@@ -50,7 +50,7 @@ def test_pieces_of_a_matrix_are_within_32_bits(dtype: str, n: int, blocks: int) 
 def test_pieces_of_experts_are_within_32_bits(
     dtype: str, n_expert: int, n: int, blocks: int, axis: int
 ) -> None:
-    """Up to 512 experts of 16,384 by 16,384: too large for one binding."""
+    """Up to 512 experts of 16,384 by 16,384, which exceed one binding."""
     k = blocks * block_of(dtype)[0]
     shape = (n_expert, 256 * n, k)
     state = split_experts(axis, [((0, shape[axis]),)] * n_expert)
@@ -65,7 +65,7 @@ CARDS, DEPTH = (1, 4), 1 << 17
 @pytest.mark.parametrize("n", CARDS)
 @pytest.mark.parametrize("name", ["llama-70b", "qwen3-235b-a22b"])
 def test_long_contexts_are_recorded(name: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four slots of 128k. Every dispatch asserts its push constants and groups."""
+    """Four slots of 128k. Every dispatch asserts that its push constants and groups are within the limits."""
     monkeypatch.setenv("VKBACKEND_CACHE", "off")
     devices = [SimulatedDevice(i, 1 << 40) for i in range(n)]
     options = Options.of(

@@ -1,5 +1,6 @@
-"""A device that stops answering or is lost gives a typed error within its deadline, and a new model loads
-after."""
+"""A device that hangs or is lost causes a typed error within its deadline, and a new model can be loaded
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def load(models: Path, devices: list[str], **options: Any) -> Runner:
 
 @contextmanager
 def hurry() -> Iterator[None]:
-    """Short deadlines, only for calls that hang."""
+    """Set short deadlines; use this only for calls that hang."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VKBACKEND_TIMEOUT", "2")
         patch.setattr(relay, "DRAIN_S", 2.0)
@@ -56,7 +57,7 @@ def works_again(models: Path, devices: list[str]) -> None:
     runner.close()
 
 
-@pytest.mark.native  # the kompute runtime has its own: its devices wait for nothing
+@pytest.mark.native  # the kompute runtime has its own test, because its devices wait for nothing
 @pytest.mark.parametrize("devices", some(SETS, 2))
 def test_device_that_stops_answering(
     models: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch
@@ -64,7 +65,7 @@ def test_device_that_stops_answering(
     runner = load(models, devices)
     step(runner)
     stuck = runner.mesh.devices[1]
-    # Submits everything but is never released: the device waits for a value that does not come.
+    # The step is submitted but never released, because the device waits for a value that is never signalled.
     monkeypatch.setattr(stuck.queue, "allow", lambda number: None)
     with hurry():
         with pytest.raises(Timeout, match=stuck.name):
@@ -74,7 +75,7 @@ def test_device_that_stops_answering(
         runner.close()
     assert stuck.abandoned and not runner.mesh.devices[0].counts
     works_again(models, devices)
-    # Let the abandoned device finish, so that the process can end cleanly.
+    # Let the abandoned device finish, so that the process can end normally.
     monkeypatch.undo()
     stuck.queue.allow(stuck.queue.submitted)
     assert stuck.queue.wait(stuck.queue.submitted, 10)
@@ -104,8 +105,8 @@ def test_lost_device(models: Path, devices: list[str], monkeypatch: pytest.Monke
 def test_interrupt_in_the_middle_of_a_step(
     models: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between two calls that belong together: the runner can then only be closed. Callers of LLM are safe:
-    its engine has its own thread."""
+    """Interrupt between two calls that belong together; then the runner can only be closed. Callers of LLM
+    are not affected, because its engine runs in its own thread."""
     runner = load(models, devices)
     step(runner)
     queue, calls = runner.mesh.devices[1].queue, []
@@ -129,7 +130,7 @@ def test_interrupt_in_the_middle_of_a_step(
 
 @pytest.mark.native
 def test_a_replay_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A typed error within the deadline; a device that later finishes is closed completely."""
+    """The error is raised within the deadline; a device that finishes later is closed completely."""
     (device,) = open_devices(["0"])
     view = View(device.buffer(256, Home.STAGING, "words"), 0, (64,))
     recording = Recording("two segments")
@@ -159,7 +160,7 @@ def test_a_step_that_cannot_be_recorded_leaves_nothing(models: Path, devices: li
     runner.close()
 
 
-FAULTS = [  # at submit, wait, load, compile, open
+FAULTS = [  # during submit, wait, load, compile and open
     ("vkQueueSubmit", 3, "VK_ERROR_DEVICE_LOST", DeviceLost, []),
     ("vkQueueSubmit", 3, "VK_ERROR_OUT_OF_DEVICE_MEMORY", OutOfDeviceMemory, []),
     ("vkGetSemaphoreCounterValue", 12, "VK_ERROR_DEVICE_LOST", DeviceLost, [pytest.mark.native]),

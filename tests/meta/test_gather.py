@@ -1,4 +1,4 @@
-"""Tensors rejoined from slices, rows written back: every format, split and address."""
+"""Tensors are rejoined from slices and rows written back, in every format, split and alignment."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_split_then_join_is_the_identity(case: tuple[Load, int], max_range: int)
     devices = numpy_devices(n, max_storage_range=max_range)
     try:
         weights, _pages = load_weights(devices, [load], Bytes(raw))
-    except PlanError:  # a stack with an expert that exceeds a binding
+    except PlanError:  # an expert of a stack exceeds a binding
         assert max_range == 4096
         return
     assert np.array_equal(gather(devices, weights["w"]), raw)
@@ -71,7 +71,7 @@ def cache(devices: list[Any], ranges: Ranges, width: int = 24, n_cells: int = 8)
 
 
 def test_heads_that_several_devices_hold() -> None:
-    """Replicated kv heads: written to every holder, read from the first."""
+    """Replicated kv heads are written to every holder and read from the first holder."""
     devices = numpy_devices(4)
     weight = cache(devices, ((0, 16), (8, 16), (16, 16), (8, 24)))
     rows = noise(8 * 48).reshape(8, 48)
@@ -80,7 +80,7 @@ def test_heads_that_several_devices_hold() -> None:
         [extent] = extents(weight, d)
         assert np.array_equal(devices[d].read(extent.view).reshape(8, -1), rows[:, columns])
     assert extents(weight, 2) == []
-    for d in (1, 3):  # change both: columns 16 to 32 are still read from device 0
+    for d in (1, 3):  # change devices 1 and 3; columns 16 to 32 are still read from device 0
         [extent] = extents(weight, d)
         devices[d].write(extent.view, 255 - devices[d].read(extent.view))
     got = gather_rows(devices, weight, 2, 5)
@@ -106,7 +106,7 @@ def test_a_mirrored_tensor_that_some_devices_lack() -> None:
 
 
 def test_a_large_tensor_comes_in_pieces() -> None:
-    width, n_rows = 1 << 18, 40  # 1 MiB per row
+    width, n_rows = 1 << 18, 40  # a row has 1 MiB
     raw = noise(4 * width * n_rows)
     devices = numpy_devices(2)
     load = Load("w", (n_rows, width), "f32", split(1, ((0, 1 << 17), (1 << 17, width))))
@@ -119,7 +119,7 @@ def test_a_large_tensor_comes_in_pieces() -> None:
 @pytest.mark.runtimes
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_on_drivers(device: Any, dtype: str) -> None:
-    """Rows at addresses between words, through a driver's copies."""
+    """Rows begin at addresses between words; a driver copies them."""
     width = 3 * block_of(dtype)[0]
     load = Load("w", (11, width), dtype, split(0, ((0, 5), (5, 11))))
     raw = noise(11 * row_nbytes(dtype, width)).reshape(11, -1)

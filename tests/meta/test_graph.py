@@ -1,4 +1,4 @@
-"""A model on numpy devices: exchanges, hazards, any device count and shares."""
+"""A model on numpy devices: exchanges, hazards, and any number of devices and shares."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_bytes_per_exchange(models: Path, n: int) -> None:
             want = [4 * rows * runner.model.n_embd * (d in reduce.writers) for d in range(n)]
             assert sent[s].tolist() == want
         writers = {len(r.writers) for r in step.reduces}
-        # Four kv heads on five devices: one device has no attention, but FFN columns.
+        # With four kv heads on five devices, one device has FFN columns but no attention.
         assert writers == ({4, 5} if n == 5 else {2})
 
 
@@ -159,7 +159,8 @@ def test_depth_and_provider_change_no_bit(models: Path, provider: str, ahead: in
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_memory_that_was_never_written_stays_invisible(models: Path, n: int) -> None:
-    """All memory of a numpy device begins as NaN; scratch and unused cells become NaN again between steps."""
+    """All memory of a numpy device is initially NaN; scratch and unused cells are reset to NaN between
+    steps."""
     with on_numpy(models, n, n_slots=2) as runner:
         want = prefill(runner, TOKENS)
         assert np.isfinite(want).all()
@@ -172,7 +173,7 @@ def test_memory_that_was_never_written_stays_invisible(models: Path, n: int) -> 
 
 
 def test_null_devices_replay_a_whole_model(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Per layer and device two all-reduces that end with a norm."""
+    """Each device runs two all-reduces per layer, and each all-reduce ends with a norm."""
     monkeypatch.setattr("vkbackend.models.engine.open_devices.NumpyDevice", NullDevice)
     with on_numpy(models, 2) as runner:
         runner.step([1], [Run(0, 0, 1, 0)], [0])
@@ -191,7 +192,7 @@ def test_prompts_attend_on_matrix_units(models: Path, monkeypatch: pytest.Monkey
     limits = Limits(max_invocations=1024, max_shared_nbytes=1 << 15, features=features)
     device_class = "vkbackend.models.engine.open_devices.NumpyDevice"
     monkeypatch.setattr(device_class, lambda name: NullDevice(name, limits))
-    with on_numpy(models, 1, "stories-w256-Q4_K") as runner:  # heads of 32
+    with on_numpy(models, 1, "stories-w256-Q4_K") as runner:  # heads of 32 elements
         runner.step(TOKENS, [Run(1, 0, len(TOKENS), 0)], [4])
         (device,) = runner.mesh.devices
         assert isinstance(device, NullDevice)
@@ -203,7 +204,7 @@ def test_prompts_attend_on_matrix_units(models: Path, monkeypatch: pytest.Monkey
 def test_groups_of_heads_decode_on_matrix_units(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int
 ) -> None:
-    """Eight heads per kv head, cut within a group, with splits of the keys: as without units."""
+    """Eight heads per kv head, cut within a group, with the keys in splits, give the result of other ops."""
     monkeypatch.delenv("VKBACKEND_EXACT", raising=False)
     write_tiny(tmp_path / "tiny.gguf", Tiny("qwen3", n_head=16, head_dim=32, n_layer=1))
     features, ran = frozenset(OPS["attn_decode_coop"].needs), Counter[str]()
@@ -228,7 +229,8 @@ def test_groups_of_heads_decode_on_matrix_units(
 
 
 def test_devices_compile_side_by_side(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each waits for the other to compile: one after another would never end."""
+    """Each compilation waits for the other to start, so compiling one device after another would never
+    end."""
     meeting, compiled = threading.Barrier(2), []
 
     def compile_(device: NumpyDevice, recording: Recording) -> None:

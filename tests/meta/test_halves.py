@@ -1,4 +1,4 @@
-"""Large micro-batches as two halves in turn give the results of one piece."""
+"""Large micro-batches, computed as two interleaved halves, give the same results as in one piece."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vkbackend.models.placement import traced_steps
 from vkbackend.step import Run, cut_runs
 
 TOKENS = np.random.default_rng(5).integers(3, 512, 64).tolist()
-RUNS = [Run(1, 0, 5, 0), Run(0, 5, 27, 0)]  # the second crosses the middle
+RUNS = [Run(1, 0, 5, 0), Run(0, 5, 27, 0)]  # the second run crosses the middle
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,8 @@ def in_steps(models: Path, devices: list[str], name: str, interleave: bool, **op
         assert any(kind.halves for kind in runner.mesh.steps.by_kind) is interleave
         rows.append(runner.step(TOKENS[32:], [Run(0, 0, 32, 27)], [31]).copy())
         rows.append(runner.step(TOKENS[:1], [Run(0, 0, 1, 59)], [0]).copy())
-        rows.append(runner.step(TOKENS[:32], RUNS, [3, 31]).copy())  # an early output: in one piece
+        # an output in the first half forces one piece
+        rows.append(runner.step(TOKENS[:32], RUNS, [3, 31]).copy())
         return np.concatenate(rows)
     finally:
         runner.close()
@@ -94,7 +95,7 @@ def test_a_recurrent_sequence_across_both_halves(tmp_path: Path, name: str) -> N
             results.append(np.concatenate(rows))
         finally:
             runner.close()
-    assert nmse(results[1], results[0]) <= 1e-9  # chunks begin elsewhere
+    assert nmse(results[1], results[0]) <= 1e-9  # because the chunks begin elsewhere
 
 
 def test_a_segment_waits_for_the_exchange_before_the_last(
@@ -111,7 +112,7 @@ def test_a_segment_waits_for_the_exchange_before_the_last(
     lanes = [r.lane for r in step.reduces if r]
     assert (
         lanes[:-1] == [0, 1] * (2 * n_layer - 1) and lanes[-1] == 1
-    )  # nobody asks for the first half's logits
+    )  # no logits are requested for the first half
     assert len(step.reduces) == step.executables[0].n_segments - 1
     assert not [hazard for recording in placed for hazard in hazards.check(recording)]
     runner.close()

@@ -1,4 +1,4 @@
-"""Weights read from the model's file: where possible, with the same logits, and without open files after."""
+"""Devices read weights from the model's file where they can, give the same logits, and leave no file open."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from vkbackend.twins.device import NumpyDevice
 
 
 class Mapping(NumpyDevice):
-    """Reads files in place, like software devices."""
+    """A numpy device that reads files in place, like software devices."""
 
     maps_files = True
 
 
 class File:
-    """A mapped file of one tensor, `begin` bytes into it."""
+    """A mapped file of one tensor, which begins at byte `begin`."""
 
     def __init__(self, raw: np.ndarray, begin: int = 0) -> None:
         with tempfile.TemporaryFile() as file:
@@ -63,7 +63,7 @@ def noise_in_file(load: Load) -> tuple[Load, np.ndarray]:
 @settings(max_examples=200, deadline=None)
 @given(loads())
 def test_slices_in_one_run_are_found(case: tuple[Load, int]) -> None:
-    """Checked against a device's own copy: random bytes occur once in the file."""
+    """Compares with the device's own copy, because random bytes occur only once in the file."""
     (load, raw), n = noise_in_file(case[0]), case[1]
     devices = numpy_devices(n)
     weights, _ = load_weights(devices, [load], File(raw))
@@ -75,7 +75,7 @@ def test_slices_in_one_run_are_found(case: tuple[Load, int]) -> None:
         held = b"".join(device.read(view).tobytes() for _, view in weights["w"].pieces[d])
         if run:
             assert held[: run[1] - run[0]] == raw[slice(*run)].tobytes() and len(held) < run[1] - run[0] + 4
-        elif row_nbytes(load.dtype, block_of(load.dtype)[0]) >= 4:  # a smaller block hides in the padding
+        elif row_nbytes(load.dtype, block_of(load.dtype)[0]) >= 4:  # smaller blocks may equal the padding
             assert not held or held[: len(held) - 3] not in raw.tobytes()
 
 
@@ -87,7 +87,7 @@ def test_what_is_mapped_is_the_tensor(case: tuple[Load, int], max_range: int, be
     devices = [(Mapping if d % 3 else NumpyDevice)(f"numpy.{d}", limits) for d in range(1, n + 1)]
     try:
         weights, _pages = load_weights(devices, [load], File(raw, begin))
-    except PlanError:  # a stack with an expert that exceeds a binding
+    except PlanError:  # an expert of a stack exceeds a binding
         assert max_range == 4096
         return
     for d, device in enumerate(devices):
@@ -124,7 +124,7 @@ def test_a_device_that_refuses_gets_a_copy() -> None:
 
 
 def from_removed(path: Path, devices: list[str], **options: Any) -> tuple[np.ndarray, list[dict[str, Any]]]:
-    """Logits of a prompt, computed after the file was removed from its folder."""
+    """Return the logits of a prompt, computed after the model's file was removed from its folder."""
     runner = load_runner(path, devices=devices, n_ctx=64, n_ubatch=16, **options)
     try:
         path.unlink()

@@ -1,4 +1,4 @@
-"""Shares become ranges that tile every dimension exactly; the plan gives each weight its slices."""
+"""Shares become ranges that tile every dimension exactly; the plan determines the slices of each weight."""
 
 from __future__ import annotations
 

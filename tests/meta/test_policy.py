@@ -1,4 +1,4 @@
-"""Split policies: llama.cpp's equals the oracle of its arithmetic; ours is aligned and never worse."""
+"""Split policies: llama.cpp's policy equals the oracle of its arithmetic; ours is aligned and never worse."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def planned(case: Case) -> list[list[int]]:
     return [*rows, widths(outside.ranges["vocab"])]
 
 
-# ---- the oracle's answers: kept (tests/data/make_splits.py), and computed if it is next to the checkout ----
+# ---- the oracle's answers, stored by tests/data/make_splits.py; computed again if the oracle is next to the
+# checkout ----
 
 KEPT = json.loads((DATA / "splits.json").read_text())
 
@@ -77,7 +78,7 @@ if ORACLE.is_file():
 
 
 def busiest(plan_ranges: list[Ranges], shares: tuple[float, ...]) -> float:
-    """Units of the device with the most per share, over ranges that run in parallel."""
+    """Return the units of the device with the most units per share, over ranges that run in parallel."""
     held = [sum(widths(ranges)[d] for ranges in plan_ranges) for d in range(len(shares))]
     return max(
         (n / share if share else float("inf") if n else 0.0) for n, share in zip(held, shares, strict=True)
@@ -105,7 +106,8 @@ def test_ours_is_aligned_tiles_and_is_never_less_balanced() -> None:
                 sums[which] += attention + 3 * busiest(experts, shares)
         sums[0] += busiest([ours_outside.ranges["vocab"]], shares)
         sums[1] += busiest([theirs_outside.ranges["vocab"]], shares)
-        # llama.cpp's grain follows head_k: with another head_v it may cut blocks, and that split cannot run.
+        # llama.cpp's grain follows head_k; with a different head_v it may cut within blocks, which cannot
+        # run.
         cuts = {begin * a.head_dim_v % a.block for plan in theirs for begin, _ in plan.ranges["heads"]}
         compared += cuts == {0}
         assert cuts != {0} or sums[0] <= sums[1] * (1 + 1e-9), case

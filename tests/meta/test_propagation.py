@@ -1,8 +1,8 @@
-"""llama.cpp's propagation rules for split states in our terms: the same state here, a PlanError, or no op of
-ours that needs the rule.
+"""llama.cpp's propagation rules for split states in our terms: each rule gives the same state here, or a
+PlanError, or we have no op that needs it.
 
-Its axes are [width, rows] for activations and [in, out] for weights. "A0" of an activation is our split of
-the width, "A0" of a weight our split of columns, "A1" of rows, "A2" of heads.
+llama.cpp's axes are [width, rows] for activations and [in, out] for weights. "A0" of an activation is our
+split of the width, "A0" of a weight our split of columns, "A1" a split of rows, "A2" of heads.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ pytestmark = pytest.mark.no_vulkan
 
 
 A, B = ((0, 8), (8, 32)), ((0, 16), (16, 32))  # two ways to cut 32
-WIDTH, OTHER = split(1, A), split(1, B)  # of an activation
-ROWS, COLUMNS = split(0, A), split(1, A)  # of a weight
+WIDTH, OTHER = split(1, A), split(1, B)  # states of an activation
+ROWS, COLUMNS = split(0, A), split(1, A)  # states of a weight
 SUM = partial((0, 1))
 EXPERTS = split_experts(1, [A, A]), split_experts(2, [A, A])
-HEADS = split(1, ((0, 16), (16, 32))), split(1, ((0, 8), (8, 16)))  # four q heads over two kv heads of 8
+# four q heads, and two kv heads of 8 elements
+HEADS = split(1, ((0, 16), (16, 32))), split(1, ((0, 8), (8, 16)))
 
 
 def attention(q: State, k: State, v: State) -> State:
@@ -101,7 +102,7 @@ REFUSED: list[tuple[str, Callable[[], State]]] = [
     ("FLASH_ATTN sinks mirrored beside split heads", lambda: _sinks(HEADS[0], MIRRORED)),
 ]  # fmt: skip
 
-# Rules of the reference that no model here needs: without an op the state cannot arise.
+# Rules of the reference that no model here needs; without an op, the state cannot occur.
 ABSENT = """
 reshape cont permute transpose pad repeat dup sum cumsum mean argmax count_equal norm
 argsort soft_max clamp leaky_relu fill sub div out_prod set diag conv_2d pool_2d upscale arange tri solve_tri

@@ -1,5 +1,6 @@
-"""All-reduce: every provider and depth gives the same bits, bfloat16 keeps its bound, delays change
-nothing."""
+"""All-reduce: every provider and depth gives the same bits, bfloat16 errors are bounded, delays change
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ class Sum:
         self.step = self.mesh.recorded_step(StepKind.of_run(shape[0], 0))
 
     def put(self, i: int, values: np.ndarray) -> None:
-        """values float32 [n_devices, *shape]"""
+        """values: float32 [n_devices, *shape]"""
         for d, device in enumerate(self.mesh.devices):
             device.write(self.inputs[i].whole(d), values[d].view(np.uint32))
 
@@ -88,7 +89,7 @@ def expected(values: np.ndarray, writers: list[int]) -> np.ndarray:
     return total
 
 
-# The error of a number below 1: half a unit of the last of 8 bits (bf16), or of 11 (f16).
+# The error of a number below 1 is half a unit of the last of 8 bits (bf16), or of 11 bits (f16).
 OFF = {"f32": 0.0, "bf16": 2**-9, "f16": 2**-12}
 
 
@@ -125,7 +126,7 @@ def test_sums_are_exact_in_slot_order(n: int, writers: list[int], provider: str,
 def test_bit_equal_over_many_runs_with_delays(
     provider: str, wire: str, n_runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Runs of 10 chained reduces, with a random delay per device."""
+    """Chains of 10 reduces, with a random delay per device."""
     devices = open_devices(["0", "0", "0"])
     summed = Sum(devices, [0, 1, 2], 10, reduce_provider=provider, reduce_type=wire)
     rng, delay = np.random.default_rng(3), random.Random(4)
@@ -150,8 +151,8 @@ def test_bit_equal_over_many_runs_with_delays(
 
 
 def awkward(rng: np.random.Generator, n: int, elements: int) -> np.ndarray:
-    """Shares of any scale, with some zeros, subnormal, infinite or NaN elements. No other element is below
-    2^-80: drivers may flush subnormal sums."""
+    """Return shares of any scale; some elements are zero, subnormal, infinite or NaN. All other elements are
+    at least 2^-80, because drivers may flush subnormal sums."""
     sizes = np.exp2(rng.uniform(-80, 120, (n, -(-elements // 50))).repeat(50, axis=1)[:, :elements])
     values = (rng.standard_normal((n, elements)) * sizes).astype(np.float32)
     values[np.abs(values) < 2.0**-80] = 0
@@ -173,7 +174,7 @@ def travelled(share: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("names", [["numpy"] * 3, *(p for p in MULTI if p.id in ("0,0,0", "0,1"))])
 def test_every_device_gets_the_same_bits_over_the_f16_wire(names: list[str], provider: str) -> None:
-    """Each device rounds its own share and unpacks the others'."""
+    """Each device rounds its own share and unpacks the shares of the others."""
     rng = np.random.default_rng(len(names))
     for shape in ((1, 1), (1, 127), (3, 43), (2, 64), (5, 77), (1, 1000)):
         how = {"reduce_provider": provider, "reduce_type": "f16"}
@@ -184,15 +185,15 @@ def test_every_device_gets_the_same_bits_over_the_f16_wire(names: list[str], pro
             ((*results,),) = summed.run()
             want = expected(np.stack([travelled(share) for share in values]), list(range(len(names))))
         for got in results:
-            np.testing.assert_array_equal(got.reshape(-1), want)  # NaN in the same elements
+            np.testing.assert_array_equal(got.reshape(-1), want)  # NaN must be at the same elements
 
 
 @pytest.mark.no_vulkan
 @given(st.integers(0, 2**32 - 1), st.integers(1, 700))
 def test_what_the_f16_wire_keeps(seed: int, n: int) -> None:
-    """11 bits of every number down to 2^-29 of the largest of its block, infinities and NaN. The mean
-    squared error is of evenly spread rounding: 1/12 of the square of the last bit, the tenth after the
-    leading one."""
+    """11 bits of every number down to 2^-29 of the largest in its block, infinities and NaN are preserved.
+    The mean squared error is that of uniform rounding: 1/12 of the square of the last bit, the tenth after
+    the leading bit."""
     rng = np.random.default_rng(seed)
     (share,) = awkward(rng, 1, n)
     with np.errstate(invalid="ignore"):
@@ -202,7 +203,7 @@ def test_what_the_f16_wire_keeps(seed: int, n: int) -> None:
         for at in range(0, n, 128):
             block = slice(at, at + 128)
             x, y = share[block][finite[block]].astype(np.float64), got[block][finite[block]]
-            doubled = np.abs(x) >= 2.0**128 * (1 - 2.0**-12)  # rounds to the power above
+            doubled = np.abs(x) >= 2.0**128 * (1 - 2.0**-12)  # rounded to the next power of two
             assert np.isinf(y[doubled]).all()
             x, y = x[~doubled], y[~doubled]
             top = np.abs(share[block][finite[block]]).max(initial=0)
@@ -250,7 +251,7 @@ def test_whole_model_bits_do_not_depend_on_how(
     assert np.array_equal(logits(models, *devices, **how), want)
     if ahead is not None:
         return  # each provider has its own wires
-    # A rounding to 11 bits has 1/64 of the squared error of one to 8.
+    # Rounding to 11 bits has 1/64 of the squared error of rounding to 8 bits.
     assert nmse(logits(models, *devices, **how, reduce_type="bf16"), want) <= 1e-4
     assert nmse(logits(models, *devices, **how, reduce_type="f16"), want) <= 1e-4 / 64
 

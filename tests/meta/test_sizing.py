@@ -1,4 +1,4 @@
-"""Sizing plans one of several alike devices, with the sizes of planning each."""
+"""Sizing plans only one of several equal devices, with the same result as planning each."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_layers_that_repeat_stand_for_all(
     built.clear()
     monkeypatch.setattr(traced_steps, "repeating", len)
     assert sizes_of(name, shares, halves=False) == sizes
-    assert commands(built) > 1.25 * n_short  # layers of uneven shares repeat by threes
+    assert commands(built) > 1.25 * n_short  # layers with uneven shares repeat after three
 
 
 def commands(graphs: list[Graph]) -> int:
@@ -87,7 +87,7 @@ def commands(graphs: list[Graph]) -> int:
 
 
 def test_layers_that_take_less_do_not_stand_for_all(deep: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This planner needs more for every command, so all kinds of steps are planned in full."""
+    """This planner needs more memory for every command, so all kinds of steps are planned in full."""
     monkeypatch.setattr(sizing, "plan_scratch", lambda recording, reuse: ({}, 999 * len(recording.commands)))
     sizes = sizes_of("dense", (1,), halves=False)
     monkeypatch.setattr(traced_steps, "repeating", len)

@@ -1,4 +1,4 @@
-"""Slices of a weight rejoin to the whole, and their pieces fit a binding."""
+"""Slices of a weight rejoin to the full weight, and their pieces fit a binding."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class Bytes:
 
 @st.composite
 def loads(draw: st.DrawFn) -> tuple[Load, int, int]:
-    """(load, devices, largest binding in bytes): any format, axis, shares and alignment of the cut."""
+    """Draw (load, devices, largest binding in bytes) with any format, axis, shares and alignment of the
+    cut."""
     dtype = draw(st.sampled_from(shaderlib.weight_types()))
     block = block_of(dtype)[0]
     n_devices = draw(st.integers(1, 5))
@@ -58,7 +59,7 @@ def loads(draw: st.DrawFn) -> tuple[Load, int, int]:
         else:
             ranges = share_out(Dim(shape[axis], grain), normalise(shares, n_devices), draw(st.integers(0, 4)))
             state = split(axis, ranges)
-    # From one row per piece to one piece for everything.
+    # From one row per piece up to one piece for everything.
     row = shape[-1] // block * block_of(dtype)[1]
     return (
         Load("w", shape, dtype, state),
@@ -99,10 +100,10 @@ def test_slices_rejoin_to_the_whole(case: tuple[Load, int, int]) -> None:
             got[d, rows[first : first + len(local), None], columns] = local
     if load.state == MIRRORED:
         assert all(np.array_equal(copy, want) for copy in got)
-    else:  # every element on exactly one device
+    else:  # every element is on exactly one device
         assert np.array_equal((~np.isnan(got)).sum(0), np.ones(want.shape))
         assert np.array_equal(np.nansum(got, 0), want)
-    if progress:  # the views' padding to words is not counted
+    if progress:  # without the padding of the views to words
         assert [done for done, _ in progress] == sorted(done for done, _ in progress)
         assert 0 <= progress[-1][1] - progress[-1][0] < 4 * sum(map(len, weights["w"].pieces))
 
@@ -118,7 +119,7 @@ def test_host_tables_are_whole_on_every_device(case: tuple[Load, int, int]) -> N
     weights, pages = load_weights(devices, [replace(load, state=MIRRORED, home=Home.HOST)], Bytes(w=raw))
     assert len(pages) == 1 and pages[0].bytes[: raw.size].tobytes() == raw.tobytes()
     for pieces in weights["w"].pieces:
-        # A binding begins at an aligned offset, so up to 252 bytes before the piece count too.
+        # A binding begins at an aligned offset, so it also contains up to 252 bytes before the piece.
         assert all(view.nbytes + view.offset % ALIGN <= limits.max_storage_range for _, view in pieces)
         assert [first for first, _ in pieces] == list(np.cumsum([0, *(v.shape[0] for _, v in pieces)])[:-1])
         got = np.concatenate([array_of(view) for _, view in pieces])

@@ -1,4 +1,4 @@
-"""Speeds are measured once and kept in a file, which may be damaged or not writable."""
+"""Speeds are measured once and stored in a file, which may be damaged or not writable."""
 
 from __future__ import annotations
 

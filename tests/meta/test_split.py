@@ -1,4 +1,4 @@
-"""The split-state algebra: each rule and each refused combination."""
+"""The split-state algebra: each rule, and each combination that is refused."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ SUM = partial((0, 1))
 
 
 def attend(q: State, k: State, v: State) -> State:
-    """Four heads over two kv heads, keys of 8 and values of 16."""
+    """Four q heads over two kv heads; keys have 8 elements and values 16."""
     return rules.attention(q, k, v, heads=4, kv_heads=2, head_dim_k=8, head_dim_v=16)
 
 
 Q, K, V = split(1, ((0, 16), (16, 32))), split(1, ((0, 8), (8, 16))), split(1, ((0, 16), (16, 32)))
 
-# Two experts with different cuts, one of them not on device 0.
+# Two experts with different cuts; one expert is not on device 0.
 BY_ROWS, BY_COLUMNS = (split_experts(axis, [HALVES, ((0, 0), (0, 16))]) for axis in (1, 2))
 
 
@@ -47,13 +47,13 @@ def mix(
 
 
 def sinks(y: State, w: State) -> State:
-    """One value per head of 8; the rule gives no state."""
+    """One value per head of 8. The rule returns no state, so y is returned."""
     rules.per_head_weight("sinks", y, w, 8)
     return y
 
 
-# Heads of 8: a key head per device, each read by two value heads, adjacent or a key head apart. The tensor
-# with q, k and v as segments is cut by key heads.
+# Heads have 8 elements. Two value heads read each key head; they are adjacent, or (TILED) a key head apart.
+# The tensor with q, k and v as segments is cut by key heads.
 KEYS, VALUES, TILED = (split(1, ((0, 1), (1, 2)), n) for n in ([8], [16], [8, 8]))
 QKV, TILED_QKV = (split(1, ((0, 1), (1, 2)), n) for n in ([8, 8, 16], [8, 8, 8, 8]))
 BETA, TILED_BETA = rules.resized(VALUES, 1, 8), rules.resized(TILED, 1, 8)
@@ -80,8 +80,8 @@ def delta(
     return rules.delta_net(parts, g, beta, state, 8, width)
 
 
-# Six heads of 8 in groups of two. B and C of a group (4 values each) are on the devices that need them: the
-# second group's on both.
+# Six heads of 8 in groups of two. B and C of a group (4 values each) are on all devices that need them, so
+# the second group is on both.
 HEADS, GROUPS = split(1, ((0, 3), (3, 6)), [1]), split(1, ((0, 2), (1, 3)), [4, 4])
 INNER, SCANNED = rules.resized(HEADS, 8), rules.resized(HEADS, 32)
 
@@ -91,7 +91,6 @@ def scan(x: State = INNER, bc: State = GROUPS, dt: State = HEADS, state: State =
 
 
 def normed(x: State) -> State:
-    """The rule gives no state."""
     rules.group_norm(x, MIRRORED, 8)
     return x
 

@@ -50,7 +50,7 @@ def leaf(graph: Graph, values: list[list[float] | None], state: State) -> Tensor
 def replay(
     graph: Graph, devices: list[NumpyDevice], provider: Provider | None, y: Tensor
 ) -> list[list[float]]:
-    """Run the recordings in lock step; returns the row of y on each device."""
+    """Run the recordings in lock step. Returns the row of y on each device."""
     arenas, executables = [], []
     for device, recording in zip(devices, graph.recordings, strict=True):
         offsets, total = plan_scratch(recording)
