@@ -1,8 +1,8 @@
 """`vkbackend models`: list the architectures that run, and which features each supports.
 
 The table is computed: a small model of each architecture is laid out over devices, and each column is derived
-from its weights' roles, caches and states. --json names the tests that prove each column (`pytest --all` runs
-them); --md prints the table of docs/architectures.md.
+from the roles of its weights, its caches and its states. --json names the tests that prove each column
+(`pytest --all` runs them); --md prints the table of docs/architectures.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vkbackend.tools.console import console, table, write_json
 from vkbackend.tools.measure.sketch import sketches
 
 TESTS = "tests/models/architectures/test_architectures.py"
-PROOFS = {  # column -> its tests, in test_architectures.py unless a file is named
+PROOFS = {  # column -> tests; in test_architectures.py unless a file is named
     "tensor parallel": (
         "test_oracles_on_numpy",
         "test_oracles_on_vulkan",
@@ -45,7 +45,7 @@ PROOFS = {  # column -> its tests, in test_architectures.py unless a file is nam
         "tests/models/architectures/test_mixture.py::test_near_ties_are_broken_alike_everywhere",
     ),
     "sliding window": (
-        "test_oracles_on_numpy",  # in steps: rings of 27 cells wrap around
+        "test_oracles_on_numpy",  # per step: rings of 27 cells are overwritten cyclically
         "tests/models/architectures/test_windows.py::test_rings_equal_a_full_mask",
         "tests/models/architectures/test_windows.py::test_state_of_rings_goes_on_elsewhere",
     ),
@@ -57,7 +57,7 @@ PROOFS = {  # column -> its tests, in test_architectures.py unless a file is nam
         "tests/vkbackend/ops/test_gdn_oracle.py::test_shaders",
     ),
 }
-DIMS = {  # role of a weight -> its dimension's name
+DIMS = {  # role of a weight -> name of its dimension
     "heads": "heads",
     "k_heads": "key heads",
     "ssm_heads": "ssm heads",
@@ -74,7 +74,7 @@ class Row:
     models: str  # models of this architecture
     split_by: tuple[str, ...]
     layer_split: bool
-    whole_slots: bool  # saved as a whole, not by positions
+    whole_slots: bool  # states are saved as a whole, not by positions
     control_vectors: bool
     experts: bool
     windows: bool
@@ -112,7 +112,8 @@ def row_of(name: str) -> Row:
         MODELS[name],
         split_by(name),
         layer_split=split_by_layers(model),
-        whole_slots=recurrent,  # such a state covers the whole sequence: it cannot be cut at a position
+        # because such a state covers the complete sequence and cannot be cut at a position
+        whole_slots=recurrent,
         control_vectors=any(spec.values is model.control[1] for spec in model.weights()),
         experts=model.n_used > 0,
         windows=any(kv.window > 0 for kv in map(kv_of, memories) if kv),
@@ -121,7 +122,7 @@ def row_of(name: str) -> Row:
 
 
 def plans_of(model: Model, split_mode: str = "tensor") -> list[Plan]:
-    """Plans of the layers on two devices; empty if the model refuses this split mode."""
+    """Return the plans of the layers on two devices; empty if the model refuses this split mode."""
     types = {spec.name: "f32" for spec in model.weights()}
     try:
         return lay_out(model, types, 2, Options.of("a sketch", n_ctx=64, split_mode=split_mode)).plans
@@ -130,7 +131,7 @@ def plans_of(model: Model, split_mode: str = "tensor") -> list[Plan]:
 
 
 def split_by(name: str) -> tuple[str, ...]:
-    """Dimensions split over two devices, with experts and without."""
+    """Return the dimensions that are split over two devices, for models with experts and without."""
     shared = set()
     for plan in [plan for model in sketches(name) for plan in plans_of(model)]:
         tiles = [*plan.ranges.items(), *(("experts", ranges) for ranges in plan.experts)]

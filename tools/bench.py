@@ -3,8 +3,8 @@ columns.
 
 Extra columns: the rate at which weights are read (GB/s over all devices) and its share of the devices' copy
 rate; host microseconds per all-reduce; seconds to load; the loading rate and its share of a second read of
-the file. csv and json use llama-bench's fields. Every test is warmed up first. `--compare llama-cpp` runs
-llama-cpp-python on the same model and devices in turn and adds its rate and the ratio.
+the file. csv and json use llama-bench's fields. Every test is warmed up first. `--compare llama-cpp`
+alternates with llama-cpp-python on the same model and devices, and adds its rate and the ratio.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """`seconds`: until a step can run. Rates in bytes per second: loading the weights, reading the file."""
+    """`seconds`: until a step can run. Rates in bytes per second, of loading the weights and of reading the
+    file."""
 
     seconds: float
     rate: float
@@ -65,7 +66,7 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A test of a model. `theirs`: llama.cpp's timing. Rates in bytes per second."""
+    """A test of a model. `theirs`: llama.cpp's timing. Rates are in bytes per second."""
 
     model: dict[str, Any]
     runner: dict[str, Any]
@@ -74,7 +75,7 @@ class Row:
     weight_rate: float | None
     copy_rate: float
     theirs: Timing | None = None
-    swept: dict[str, str] = field(default_factory=dict)  # values of the flags that were lists
+    swept: dict[str, str] = field(default_factory=dict)  # the value of each flag that was given as a list
     time: str = field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
 
     def cells(self) -> list[str]:
@@ -176,7 +177,7 @@ def numbers(flag: str, text: str) -> list[int]:
 
 
 def tests_of(args: argparse.Namespace) -> list[Test]:
-    """All requested combinations. Raises InvalidArgument if there are none."""
+    """Return all requested combinations. Raises InvalidArgument if there are none."""
     pairs = [(p, 0) for p in numbers("--n-prompt", ",".join(args.n_prompt or ["512"])) if p]
     pairs += [(0, n) for n in numbers("--n-gen", ",".join(args.n_gen or ["128"])) if n]
     for text in args.pg:
@@ -190,7 +191,7 @@ def tests_of(args: argparse.Namespace) -> list[Test]:
 
 
 def settings(runner: Runner) -> dict[str, Any]:
-    """The loaded configuration, under llama-bench's names."""
+    """Return the loaded configuration, under llama-bench's names."""
     options, devices = runner.options, runner.mesh.devices
     shares = options.shares or (1,) * len(devices)
     layers, held = runner.model.n_layer + 1, options.n_gpu_layers
@@ -266,7 +267,7 @@ def run(args: argparse.Namespace) -> int:
     table = csv.writer(sys.stdout)
     for row in measure(args):
         if args.output == "md":
-            if not rows:  # now the arguments are valid and the model is loaded
+            if not rows:  # only now, when the arguments are valid and the model is loaded
                 write_md(columns)
                 write_md(["---"] * 9 + ["---:"] * (len(columns) - 9))
             write_md(row.cells())

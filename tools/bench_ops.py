@@ -1,10 +1,10 @@
 """`vkbackend bench-ops`: time the ops of one device, on the cases of the op tests and on matrices of real
 models.
 
-A case is recorded many times into one submission. Devices with timestamps time every repeat; others, and
-software devices (a timestamp stalls them), time whole submissions. Columns: case; op.variant; us per run,
-minimum and median; CPU time of a run on software devices (least affected by other load); GB/s read and
-written and GFLOP/s at the minimum time.
+A case is recorded many times into one submission. On devices with timestamps every repeat is timed. On other
+devices, and on software devices (which a timestamp stalls), complete submissions are timed. Columns: case;
+op.variant; us per run, minimum and median; CPU time of a run on software devices (least affected by other
+load); GB/s read and written and GFLOP/s at the minimum time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    """Yield rows as they are measured. Cases that the device cannot run are reported and skipped."""
+    """Yield each row when it is measured. Cases that the device cannot run are reported and skipped."""
     whole_number("--repetitions", args.repetitions, 1, 1000)
     finite_number("--ms", args.ms, 0.0, 500.0)
     whole_number("--cold", args.cold, 0, 1 << 20)

@@ -1,7 +1,7 @@
 """`vkbackend bench-serve`: measure a server with OpenAI's API.
 
 Prints for each number of streaming clients: total tokens per second, milliseconds to the first token and
-between events (median, 99th percentile), and failed answers. Exit code 1: an answer failed.
+between events (median, 99th percentile), and the number of failed answers. Exit code 1: an answer failed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ async def _run(args: argparse.Namespace, endpoint: Endpoint) -> int:
     err = console(stderr=True)
     model = args.model or await model_of(endpoint)
     err.print(f"model {printable(model)} at {args.url}", markup=False)
-    await measure(endpoint, args.api, model, 1, 1, 2)  # recorded and compiled once
+    await measure(endpoint, args.api, model, 1, 1, 2)  # so that all steps are recorded and compiled
     loads = []
     for i, n in enumerate(args.parallel):
         err.print(f"{n} clients", markup=False)

@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def read_message(path: str) -> str:
-    """The text without one final newline. Raises InvalidArgument."""
+    """Return the text of a file without one final newline. Raises InvalidArgument."""
     try:
         return Path(path).read_text(encoding="utf-8").removesuffix("\n")
     except (OSError, ValueError) as error:
@@ -123,7 +123,7 @@ class Conversation:
         self.timings: list[dict[str, float]] = []
 
     def hold(self, first: str | None, single_turn: bool) -> None:
-        """Answer messages until the input ends, or once. `first` comes before the input."""
+        """Answer messages until the input ends, or only one. `first` precedes the input."""
         for text in messages(first):
             name, _, rest = text.partition(" ")
             if name == "/exit":
@@ -137,7 +137,7 @@ class Conversation:
             except InvalidArgument as error:
                 if single_turn or not sys.stdin.isatty():
                     raise
-                tell_notes([f"{error}; {FRESH}"], self.err)  # on a terminal the user can go on
+                tell_notes([f"{error}; {FRESH}"], self.err)  # on a terminal the user can continue
             if text and single_turn:
                 return
 
@@ -191,7 +191,8 @@ class Conversation:
 
 
 def shown(thinks: bool, channels: bool = False) -> Callable[[str, bool], None]:
-    """A function of (text, is it the last piece) that writes an answer; a terminal shows thoughts dimmed."""
+    """Return a function of (text, whether it is the last piece) that writes an answer; on a terminal it shows
+    thoughts dimmed."""
     if not sys.stdout.isatty():
         return lambda text, last: write_text(text) if text else None
     split = ReasoningSplit(thinks, channels)
@@ -210,7 +211,8 @@ def shown(thinks: bool, channels: bool = False) -> Callable[[str, bool], None]:
 
 @contextmanager
 def interrupts() -> Iterator[list[int]]:
-    """Within the block the first Ctrl-C only fills the list, so no step is cut short; the second raises."""
+    """Within the block the first Ctrl-C is only added to the list, so that no step is interrupted; the second
+    raises."""
     pressed: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:

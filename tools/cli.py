@@ -1,4 +1,4 @@
-"""The `vkbackend` command: one parser, and the mapping from errors to exit codes.
+"""The `vkbackend` command: one parser, and the exit code of each error.
 
 0: done. 1: the check failed. 2: wrong usage or a typed error, whose message is the last line on stderr
 (DEBUG=1 adds the traceback). 130: interrupted. 141: stdout was closed.
@@ -26,7 +26,7 @@ from vkbackend.tools.parser import (
     unknown_command,
 )
 
-COMMANDS = {  # name -> module in this folder (imported on demand), description
+COMMANDS = {  # name -> (module in this folder, imported on demand; description)
     "devices": ("devices", "List the Vulkan devices of this machine"),
     "models": ("architectures", "List the supported architectures"),
     "generate": ("generate", "Generate text with a GGUF model"),
@@ -58,14 +58,14 @@ NO_DEVICE = {
     "split",
     "merge",
     "completion",
-}  # they open no device
+}  # commands that open no device
 LLAMA_CPP = {
     "generate",
     "chat",
     "serve",
     "bench",
     "perplexity",
-}  # they take a flag of llama.cpp or say why not
+}  # commands that accept the flags of llama.cpp, or explain why a flag is not supported
 EPILOG = """\
 examples:
   vkbackend devices
@@ -97,8 +97,8 @@ docs/env_vars.md describes the environment variables. DEBUG=1 shows devices, pla
 def build_parser(
     chosen: str, words: Sequence[str] = ()
 ) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """(the parser of all commands, the parser of `chosen`). Only `chosen` gets its arguments, and of the
-    flags of llama.cpp that do nothing or are refused those among `words`."""
+    """Return (the parser of all commands, the parser of `chosen`). Only `chosen` gets its arguments. Of
+    llama.cpp's flags that have no effect or are refused, only those in `words` are added."""
     parser = Parser(
         prog="vkbackend",
         description="Runs GGUF language models on one or several Vulkan devices of any vendors at once.",
@@ -135,8 +135,9 @@ def build_parser(
 
 
 def parse(words: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
-    """The arguments, and the flag of each argument by name. Exits on an unknown flag: argparse would read -t
-    as -ts, -fa as -f a and -hf as -h, so flags must be written in full and values are words of their own."""
+    """Return the arguments, and the flag of each argument by name. Exits on an unknown flag. argparse would
+    read -t as -ts, -fa as -f a and -hf as -h, so flags must be written in full, and values must be separate
+    words."""
     chosen = words[0] if words else ""
     notes: list[str] = []
     if chosen in LLAMA_CPP:
@@ -148,7 +149,7 @@ def parse(words: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     if chosen and not chosen.startswith("-") and chosen not in COMMANDS:
         parser.error(unknown_command(chosen, COMMANDS))
     known = command._option_string_actions
-    after_dashes: Sequence[str] = []  # words after --: another command
+    after_dashes: Sequence[str] = []  # words after --, which form another command
     if command.get_default("words") is not None and "--" in words:
         words, after_dashes = words[: words.index("--")], words[words.index("--") + 1 :]
     unknown = [word for word in words if re.fullmatch("-[A-Za-z][A-Za-z-]*", word) and word not in known]
@@ -169,8 +170,8 @@ def parse(words: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
 
 
 def parse_line(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
-    """`parse` after llama.cpp's spellings are resolved. For `bench`, `sweep` has the arguments of each line
-    that its lists stand for, and `swept` the values."""
+    """Like `parse`, but first resolves llama.cpp's spellings. For `bench`, `sweep` holds the arguments of
+    each line that its lists stand for, and `swept` the values."""
     if list(argv[:1]) != ["bench"]:
         return parse(conversation(bind_values(argv)))
     from vkbackend.tools.flags.sweeps import lines_of
@@ -186,7 +187,7 @@ def parse_line(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]
 def _check_known(
     args: argparse.Namespace, unknown: Sequence[str], chosen: str, command: argparse.ArgumentParser
 ) -> None:
-    """Exit with one line about all unknown and all refused flags, if any."""
+    """Exit with one line about all unknown and all refused flags, if there are any."""
     sentences: list[str] = []
     if unknown:
         others = [build_parser(name)[1] for name in TALKS if chosen in TALKS and name != chosen]
@@ -207,7 +208,7 @@ def shows_tracebacks() -> bool:
 
 
 def message_of(error: VkbackendError, flags: Mapping[str, str]) -> str:
-    """The error's message; a parameter's name at its beginning is replaced by the flag."""
+    """Return the error's message; a parameter's name at its beginning is replaced by the flag."""
     from vkbackend.tools.console import printable
 
     text, name = str(error), error.argument if isinstance(error, InvalidArgument) else ""
@@ -218,12 +219,12 @@ def message_of(error: VkbackendError, flags: Mapping[str, str]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # the caller closed it
+        if getattr(sys, name) is None:  # the caller closed the stream
             setattr(sys, name, open(os.devnull, "w"))
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # the terminal may lack a character
+        if hasattr(stream, "reconfigure"):  # because the terminal may lack a character
             stream.reconfigure(errors="backslashreplace")
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
+    if "_ARGCOMPLETE" in os.environ:  # a shell requests completions
         complete()
     flags: dict[str, str] = {}
     try:
@@ -235,7 +236,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             runtime = runtime_of(args.runtime)
             if args.runtime:
-                os.environ[env.RUNTIME] = runtime  # everything that opens devices reads it
+                os.environ[env.RUNTIME] = runtime  # everything that opens devices reads this variable
         code = args.run(args)
         sys.stdout.flush()
         return code or 0
@@ -250,14 +251,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         mute_stdout()
         return 141
-    except OSError as error:  # only stdout (on a full disk): commands raise typed errors for their files
+    # commands raise typed errors for their files, so this is an error of stdout (such as a full disk)
+    except OSError as error:
         mute_stdout()
         sys.stderr.write(f"error: the output cannot be written: {error}; free space or write elsewhere\n")
         return 2
 
 
 def complete() -> None:
-    """Answer a shell's completion request and exit. The word after `vkbackend` is the command."""
+    """Answer a shell's request for completions and exit. The word after `vkbackend` is the command."""
     import argcomplete
 
     words = os.environ.get("COMP_LINE", "").split()
@@ -265,7 +267,7 @@ def complete() -> None:
 
 
 def mute_stdout() -> None:
-    """Python flushes stdout again at exit; that must not fail too."""
+    """Redirect stdout to nothing, because Python flushes it again at exit, which must not fail too."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,8 +1,9 @@
-# Compilers for absent GPUs, into .drivers/: ANV (Intel) and NVK (NVIDIA), each with a Mesa shim that replaces
-# the kernel's driver, and a lavapipe with matrix units. Sourced by setup.sh after drivers.sh, whose private
-# apt it uses. RADV (AMD) needs no shim and comes with the drivers. tools/measure/compilers.py runs them.
+# Unpacks compilers for GPUs that are not installed into .drivers/: ANV (Intel) and NVK (NVIDIA), each with a
+# Mesa shim that replaces the kernel's driver, and a lavapipe with matrix units. Sourced by setup.sh after
+# drivers.sh, whose private apt it uses. RADV (AMD) needs no shim and is installed with the drivers.
+# tools/measure/compilers.py runs these compilers.
 
-# Debian suites with the right mesa-vulkan-drivers; these run with the libc they were linked with.
+# Debian suites with suitable mesa-vulkan-drivers. These drivers run with the libc that they were linked with.
 nvk_suite=trixie
 matrix_units_suite=sid  # lavapipe from Mesa 25.2 on has matrices of 8 x 8
 
@@ -45,8 +46,8 @@ take_shim() {
 
 unpack_anv() { take_driver "$1" "$2" libvulkan_intel.so 'intel_icd*.json' && take_shim "$1" "$2" intel; }
 
-# unpack_suite WORK OUT SUITE LIBRARY MANIFEST [PACKAGE]: a driver of a later Debian with all its libraries,
-# libc included; its ld.so starts programs. PACKAGE's program of the same name comes along.
+# unpack_suite WORK OUT SUITE LIBRARY MANIFEST [PACKAGE]: a driver of a later Debian with all its libraries
+# and libc; the ld.so of that libc starts programs. PACKAGE's program of the same name is unpacked too.
 unpack_suite() {
     local work=$1 out=$2 suite=$3 library=$4 manifest=$5 program=${6:-} own=$1/$3
     local uri codename found="" packages lib dirs name path
@@ -87,7 +88,7 @@ unpack_nvk() {
 
 unpack_matrix_units() { unpack_suite "$1" "$2" "$matrix_units_suite" libvulkan_lvp.so 'lvp_icd*.json'; }
 
-# Packages for build_shims.
+# Packages that build_shims needs.
 compiler_packages() {
     local missing=() package
     for package in bison flex libdrm-dev libelf-dev zlib1g-dev libexpat1-dev pkg-config gcc g++ xz-utils; do

@@ -27,11 +27,11 @@ from rich.table import Table
 from rich.text import Text
 
 MIB = 1 << 20
-SHORT_WORD = 12  # characters
+SHORT_WORD = 12  # in characters
 UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-MANY_COLUMNS = 8  # more columns get less padding, to fit 80 characters
+MANY_COLUMNS = 8  # tables with more columns get less padding, to fit 80 characters
 ANY_WIDTH = 10_000
-PIPE_WIDTH = 160  # without a terminal and COLUMNS: every table fits unwrapped
+PIPE_WIDTH = 160  # width without a terminal and COLUMNS, so that every table fits unwrapped
 
 
 class _Table(Table):
@@ -56,21 +56,21 @@ class _Console(Console):
             line.rstrip()
             line.no_wrap = True
             lines.append(line)
-        return Group(*lines)  # drop trailing blanks
+        return Group(*lines)  # to remove trailing blanks
 
     def on_broken_pipe(self) -> None:
-        """main() handles a closed stdout, not rich."""
+        """Do nothing, because main(), not rich, handles a closed stdout."""
         raise BrokenPipeError
 
 
 def console(*, stderr: bool = False) -> Console:
     is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    has_width = is_terminal or "COLUMNS" in os.environ  # rich reads both
+    has_width = is_terminal or "COLUMNS" in os.environ  # because rich reads both
     return _Console(stderr=stderr, highlight=False, width=None if has_width else PIPE_WIDTH)
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Escape every character that controls a terminal, except those in `keep`."""
+    """Escape every character that controls a terminal, except the characters in `keep`."""
     return "".join(
         c if c in keep or c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode()
         for c in text
@@ -78,7 +78,7 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
-    """A plain table: numbers right-aligned, cells never parsed as markup."""
+    """Return a plain table with numbers right-aligned; markup in cells is not parsed."""
     out = _Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     out.collapse_padding = len(columns) > MANY_COLUMNS
     for i, column in enumerate(columns):
@@ -88,12 +88,13 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
         short = [
             word for word in (*cells, *words) if numeric or len(word) <= SHORT_WORD or UUID.fullmatch(word)
         ]
-        whole = [*column.split(), *short]  # never cut in two
+        whole = [*column.split(), *short]  # words that are never cut
         out.add_column(
             Text(column),
             justify="right" if numeric else "left",
             overflow="fold",
-            no_wrap=any(map(UUID.fullmatch, words)),  # rich shrinks wide columns first and ignores min_width
+            # because rich shrinks wide columns first and ignores min_width
+            no_wrap=any(map(UUID.fullmatch, words)),
             min_width=max(map(len, whole), default=1),
         )
     out.names, out.rows_of_cells = columns, [[_cell(cell) for cell in row] for row in rows]
@@ -103,7 +104,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
 
 
 def _narrow(table: _Table, excess: int) -> None:
-    """Shrink the widest columns by `excess` characters in all, none below its longest word.
+    """Shrink the widest columns by `excess` characters in total, but none below its longest word.
 
     Rich ignores min_width while it distributes the width, then drops what does not fit.
     """
@@ -123,7 +124,8 @@ def _narrow(table: _Table, excess: int) -> None:
 
 
 def _list_of(table: _Table, width: int) -> Text:
-    """A block of `column  value` lines per row. Long values go below their column; words are never cut."""
+    """Return a block of `column  value` lines per row. Long values are below their column; words are never
+    cut."""
     indent = "  "
     aligned = max(map(len, table.names[1:]), default=0)
     lines = [Text(str(table.title), "italic")] if table.title else []
@@ -149,7 +151,7 @@ def _cell(value: Any) -> str:
 
 
 def size(n_bytes: int) -> str:
-    """Bytes with a unit: 512 B, 1.5 MiB, 24.0 GiB."""
+    """Format bytes with a unit: 512 B, 1.5 MiB, 24.0 GiB."""
     value, unit = float(n_bytes), "B"
     for bigger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1024:
@@ -159,7 +161,7 @@ def size(n_bytes: int) -> str:
 
 
 def write_json(value: Any, indent: int | None = None) -> None:
-    """One JSON document on stdout, ASCII only; NaN and infinity become strings."""
+    """Write one JSON document to stdout, ASCII only; NaN and infinity become strings."""
     sys.stdout.write(json.dumps(jsonable(value), indent=indent, allow_nan=False) + "\n")
 
 
@@ -168,7 +170,7 @@ def write_md(cells: Sequence[str]) -> None:
 
 
 def jsonable(value: Any) -> Any:
-    """`value` for JSON: arrays as lists, NaN and infinities as strings."""
+    """Convert `value` for JSON: arrays to lists, NaN and infinities to strings."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, dict):
@@ -185,14 +187,14 @@ def tell_notes(notes: Iterable[str], err: Console) -> None:
 
 @contextmanager
 def progress_bar(out: Console, *columns: ProgressColumn | str, keep: bool = False) -> Iterator[Progress]:
-    """A progress bar on a terminal. With `keep` it stays after success, and is printed once without a
-    terminal."""
+    """Show a progress bar on a terminal. With `keep` the bar remains after success, and without a terminal it
+    is printed once."""
     bar = Progress(*columns, console=out, transient=not keep, disable=not out.is_terminal)
     with bar:
         try:
             yield bar
         except BaseException:
-            bar.live.transient = True  # the error message follows
+            bar.live.transient = True  # hidden, because the error message follows
             raise
     if keep and not out.is_terminal:
         out.print(bar)
@@ -202,8 +204,8 @@ def progress_bar(out: Console, *columns: ProgressColumn | str, keep: bool = Fals
 def byte_progress(
     out: Console, label: str, *, keep: bool = False, then: str = ""
 ) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar for bytes; yields a function of (done, total). `then` replaces the label after the last
-    byte, while work goes on."""
+    """Show a progress bar for bytes; yields a function of (done, total). `then` replaces the label after the
+    last byte, while other work continues."""
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True)
     with progress_bar(out, *columns, TransferSpeedColumn(), keep=keep) as bar:
         task = bar.add_task(printable(label), total=None)

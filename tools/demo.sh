@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# From a fresh checkout to text: sets up what is missing, shows the Vulkan devices, and runs the demo model
-# tensor-parallel on two of them. Arguments are passed on: bash tools/demo.sh -p "..." -n 40 --seed 3
+# Generates text from a fresh checkout: sets up what is missing, shows the Vulkan devices, and runs the demo
+# model tensor-parallel on two of them. Arguments are passed on: bash tools/demo.sh -p "..." -n 40 --seed 3
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 bash tools/setup.sh
 vkbackend=.venv/bin/vkbackend
 
-# Two devices of a kind if there are two, else the first one twice (a graphics card would only wait for a
-# software driver). Equal shares: shares by speed would leave so small a model to the faster one.
+# Takes two devices of one kind, otherwise the first device twice (a graphics card would only wait for a
+# software driver). Shares are equal, because shares by speed would assign so small a model to the faster
+# device alone.
 pair=$("$vkbackend" devices --json | .venv/bin/python -c '
 import json, sys
 soft = ["cpu" in device["type"].lower() for device in json.load(sys.stdin)]
@@ -20,5 +21,5 @@ on=(-dev "$pair" -ts 1,1)
 [[ " $* " =~ " -dev "|" --device "|" -ts "|" --tensor-split " ]] && on=()
 command=("$vkbackend" generate -p "Once upon a time" -n 120 --temp 0.8 --seed 7 "${on[@]}" "$@")
 shown=$(printf ' %q' "${command[@]}")
-echo "\$${shown//\\,/,}"  # %q escapes commas needlessly
+echo "\$${shown//\\,/,}"  # because %q escapes commas needlessly
 exec "${command[@]}"

@@ -1,15 +1,15 @@
 # Unpacks Vulkan drivers into .drivers/: software drivers for tests, and RADV, which only compiles. Sourced by
-# setup.sh, which sets root and python and opens 3 as the caller's stdout. Reads apt's configuration (mirror,
-# proxies, keys) through apt. Changes nothing outside .drivers/: package lists, archives and pins are in a
-# work folder there that is removed at the end. unpack_drivers prints "NAME PATH-OF-ICD-JSON" on stdout for
-# each driver that runs; everything else goes to stderr.
+# setup.sh, which sets root and python and opens descriptor 3 as the caller's stdout. apt supplies its own
+# configuration (mirror, proxies, keys). Nothing outside .drivers/ is changed: package lists, archives and
+# pins are in a work folder there, which is removed at the end. unpack_drivers prints "NAME PATH-OF-ICD-JSON"
+# on stdout for each driver that runs; everything else goes to stderr.
 
 driver_dir=$root/.drivers
-missing_retry_minutes=1440  # retry what was unavailable after a day, not on every run
+missing_retry_minutes=1440  # drivers that were unavailable are tried again after a day, not on every run
 
 
-# Candidate mirrors "URI CODENAME" from apt's sources: those with this release's suite, conventional addresses
-# (…/debian, …/ubuntu) first. Needs no package lists.
+# Prints candidate mirrors "URI CODENAME" from apt's sources: mirrors with this release's suite; conventional
+# addresses (…/debian, …/ubuntu) come first. Needs no package lists.
 mirrors() {
     local codename
     codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
@@ -18,8 +18,8 @@ mirrors() {
             !seen[$1]++ { print ($1 ~ /\/(debian|ubuntu)\/?$/ ? 0 : 1), $0 }' | sort -s -k1,1n | cut -d' ' -f2-
 }
 
-# private_apt WORK URI CODENAME: an apt configuration in WORK that adds to URI the suites that may have a
-# newer Mesa; fails if the mirror lacks mesa-vulkan-drivers.
+# private_apt WORK URI CODENAME: an apt configuration in WORK for URI, with the suites that may have a newer
+# Mesa; fails if the mirror lacks mesa-vulkan-drivers.
 private_apt() {
     local work=$1 uri=$2 codename=$3 id keyring="" suite component=main
     id=$(. /etc/os-release && echo "$ID")
@@ -30,10 +30,11 @@ private_apt() {
     for suite in "$codename" "$codename-updates" "$codename-backports"; do
         echo "deb $keyring$uri $suite $component"
     done >"$work/sources.list"
-    # Release files pin backports to 100, so dependencies would stay old; equal rights here.
+    # Release files pin backports to 100, so dependencies would be taken from the old suite; here all suites
+    # have equal priority.
     printf 'Package: *\nPin: release n=%s-backports\nPin-Priority: 500\n' "$codename" >"$work/preferences"
     {
-        apt-config dump | grep -v 'Invoke'  # hooks would touch the system's cache
+        apt-config dump | grep -v 'Invoke'  # hooks would change the system's cache
         cat <<CONF
 Dir::Etc::main "/dev/null";
 Dir::Etc::parts "$work/parts";
@@ -53,7 +54,8 @@ CONF
         [[ $uri =~ [0-9]{8}T[0-9]{6}Z ]] && echo 'Acquire::Check-Valid-Until "false";'
     } >"$work/apt.conf"
     export APT_CONFIG=$work/apt.conf
-    apt-get update >>"$work/log" 2>&1 || true  # a suite that the mirror lacks fails alone; checked below
+    # if the mirror lacks a suite, only that suite fails; checked below
+    apt-get update >>"$work/log" 2>&1 || true
     [ -n "$(apt-cache madison mesa-vulkan-drivers 2>/dev/null)" ]
 }
 
@@ -82,15 +84,16 @@ print(json.dumps(manifest, indent=4))
 PY
 }
 
-# take_driver WORK OUT LIBRARY MANIFEST: a driver of mesa-vulkan-drivers; WORK may already hold other drivers.
-# Dependencies that the system lacks or has too old are unpacked next to it and found through a run path of
-# $ORIGIN (patchelf, itself unpacked), so no LD_LIBRARY_PATH is needed.
+# take_driver WORK OUT LIBRARY MANIFEST: a driver of mesa-vulkan-drivers; WORK may already contain other
+# drivers. Dependencies that the system lacks or has in too old a version are unpacked next to the driver. A
+# run path of $ORIGIN (set by patchelf, which is unpacked too) makes the driver load them, so no
+# LD_LIBRARY_PATH is needed.
 take_driver() {
     local work=$1 out=$2 library=$3 manifest=$4 version packages lib dirs name path
     version=$(apt-cache policy mesa-vulkan-drivers | awk '$1 == "Candidate:" { print $2 }')
     if [ ! -e "$work/fetched" ]; then
-        # The packages that apt would install or upgrade, limited to the driver's dependencies: the resolver
-        # would also upgrade an installed OpenGL half of Mesa.
+        # The packages that apt would install or upgrade, but only the driver's dependencies, because apt's
+        # resolver would also upgrade the OpenGL packages of an installed Mesa.
         apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces \
             --no-enhances mesa-vulkan-drivers 2>>"$work/log" | grep -E '^[a-z0-9]' | sort -u >"$work/depends"
         packages=$(apt-get install -y --reinstall --no-install-recommends --print-uris mesa-vulkan-drivers \
@@ -118,7 +121,7 @@ take_driver() {
 
 unpack_lavapipe() { take_driver "$1" "$2" libvulkan_lvp.so 'lvp_icd*.json'; }
 
-# RADV, AMD's driver, from lavapipe's package. Without an AMD GPU it only compiles, so no test runs on it
+# RADV, AMD's driver, from lavapipe's package. Without an AMD GPU it can only compile, so no test runs on it
 # (tools/measure/compilers.py).
 unpack_radv() { take_driver "$1" "$2" libvulkan_radeon.so 'radeon_icd*.json'; }
 
@@ -126,14 +129,14 @@ unpack_radv() { take_driver "$1" "$2" libvulkan_radeon.so 'radeon_icd*.json'; }
 unpack_swiftshader() {
     local work=$1 out=$2 package version
     for package in chromium-common chromium; do
-        # The archive's newest: an installed chromium may be a newer security update that cannot be
-        # downloaded.
+        # The newest version in the archive, because an installed chromium may be a newer security update that
+        # cannot be downloaded.
         version=$(apt-cache madison "$package" 2>/dev/null | awk 'NR == 1 { print $3 }')
         [ -n "$version" ] || continue
         rm -rf "$work/debs" && mkdir -p "$work/debs"
         (cd "$work/debs" && apt-get download "$package=$version") >>"$work/log" 2>&1 ||
             { echo "$package $version could not be downloaded"; return 2; }
-        # Two files out of 300 MB.
+        # Only two files of the 300 MB are extracted.
         dpkg-deb --fsys-tarfile "$work"/debs/*.deb | tar -x -C "$out" --strip-components=4 --wildcards \
             './usr/lib/*/libvk_swiftshader.so' './usr/lib/*/vk_swiftshader_icd.json' 2>>"$work/log" || true
         rm -rf "$work/debs"
@@ -148,7 +151,7 @@ unpack_swiftshader() {
 }
 
 
-# libraries_of FOLDER LIBRARY: its libraries by ldd, with FOLDER's own loader if it has one.
+# libraries_of FOLDER LIBRARY: the library's dependencies by ldd, with FOLDER's own loader if it has one.
 libraries_of() {
     if [ -x "$1/ld.so" ]; then "$1/ld.so" --library-path "$1" --list "$1/$2"; else ldd "$1/$2"; fi
 }
@@ -180,7 +183,7 @@ unpack_drivers() {
         [matrix_units]=libvulkan_lvp.so)
     local wanted=() name work uri codename found=""
     mkdir -p "$driver_dir"
-    rm -rf "$driver_dir"/work.*  # from an interrupted run
+    rm -rf "$driver_dir"/work.*  # left by an interrupted run
     find "$driver_dir" -maxdepth 1 -name '*.missing' -mmin "+$missing_retry_minutes" -delete
     for name in "$@"; do
         [ -f "$driver_dir/$name/${library[$name]}" ] || [ -f "$driver_dir/$name.missing" ] || wanted+=("$name")
@@ -211,7 +214,8 @@ unpack_drivers() {
         if [ -f "$driver_dir/$name.missing" ]; then
             step "left out $name: $(cat "$driver_dir/$name.missing")"
         else
-            # Written on every run, atomically: manifests need absolute paths, and the folder may have moved.
+            # Written on every run, because manifests need absolute paths and the folder may have moved;
+            # atomically.
             icd_json "$driver_dir/$name/package.json" "$driver_dir/$name/${library[$name]}" \
                 >"$driver_dir/$name/icd.json.new"
             mv "$driver_dir/$name/icd.json.new" "$driver_dir/$name/icd.json"

@@ -1,4 +1,4 @@
-"""`vkbackend export`: load a model onto devices and write it back to GGUF from there.
+"""`vkbackend export`: load a model onto devices, read it back, and write it as GGUF.
 
 Tensors are rejoined from the devices' slices, so comparing the copy with the original checks loading and
 splitting; a split model becomes one file. With --synthetic no device is used: a model of random weights is
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
     err = console(stderr=True)
     with GGUF.open(args.model) as source:
         with byte_progress(err, "loading", keep=True) as progress:
-            # The smallest context: only the weights matter.
+            # The smallest context, because only the weights are needed.
             options = options_of(args, args.model, n_ctx=1, n_ubatch=1)
             refuse_hostfile(options)
             runner = Runner(options, source, progress=progress)

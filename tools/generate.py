@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_prompt(args: argparse.Namespace) -> str:
-    """The prompt of -p, -f or a pipe, without one final newline."""
+    """Return the prompt of -p, -f or a pipe, without one final newline."""
     name = "-" if args.file is None and args.prompt is None and text_is_piped() else args.file
     if name is None:
         return args.prompt or ""
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> None:
                     write_text(chunk.text)
         except VkbackendError:
             if chunks and not args.json:
-                write_text("\n")  # so that the error has its own line
+                write_text("\n")  # so that the error starts on a new line
             raise
         timings, memory = chunks[-1].timings or {}, llm.memory()
         n_tokens = sum(chunk.token is not None for chunk in chunks)

@@ -1,11 +1,11 @@
-# Unpacks a glslang with GL_KHR_cooperative_matrix into .glslang/ if the system's lacks it, with spirv-val and
-# their libc: its loader starts them (vkbackend/shaderlib.py), so the system's libc may be older. Sourced by
-# setup.sh after drivers.sh, whose private apt it uses.
+# Unpacks a glslang with GL_KHR_cooperative_matrix into .glslang/ if the system's glslang lacks it, with
+# spirv-val and the libc that both need. The loader of that libc starts them (vkbackend/shaderlib.py), so the
+# system's libc may be older. Sourced by setup.sh after drivers.sh, whose private apt it uses.
 
 glslang_dir=$root/.glslang
-glslang_suite=trixie  # the first Debian release with a new enough glslang (15)
+glslang_suite=trixie  # the first Debian release whose glslang is new enough (15)
 
-# glslang_major COMMAND...: the printed major version.
+# glslang_major COMMAND...: the major version that the command prints.
 glslang_major() { "$@" --version 2>/dev/null | sed -n 's/^Glslang Version: \([0-9]*:\)\?\([0-9]*\)\..*/\2/p'; }
 
 unpack_glslang() {
@@ -13,7 +13,7 @@ unpack_glslang() {
     major=$(glslang_major glslangValidator) || true
     [ "${major:-0}" -ge 13 ] && return 0
     [ -x "$glslang_dir/glslang" ] && return 0
-    # Retry what was unavailable after a day, not on every run.
+    # If it was unavailable, try again after a day, not on every run.
     [ -n "$(find "$glslang_dir" -maxdepth 1 -name missing -mmin -1440 2>/dev/null)" ] && return 0
     [ "$(. /etc/os-release && echo "$ID")" = debian ] || return 0
     step "unpacking a newer glslang into .glslang/ (for the shaders of matrix units)"
@@ -32,7 +32,8 @@ unpack_glslang() {
         done
         cp "$work/root/usr/bin/spirv-val" "$glslang_dir/"
         cp "$work/root/usr/bin/glslang" "$glslang_dir/glslang.new"
-        mv "$glslang_dir/glslang.new" "$glslang_dir/glslang"  # last: its presence means all is complete
+        # last, because its presence means that everything is complete
+        mv "$glslang_dir/glslang.new" "$glslang_dir/glslang"
     else
         touch "$glslang_dir/missing"
         step "left out the newer glslang: no mirror answers with $glslang_suite; matrix units stay unused"

@@ -4,8 +4,8 @@ In order of value: every op verified; layers of real models against numpy; tune;
 share of it; tokens per second of synthetic 1B, 8B and 30B (experts) models after 0, 4,096 and 32,768 tokens;
 all-reduces of every pair of devices; compile times; llama.cpp, if llama-bench is installed. Every part runs
 in its own process, so a lost device or a hang costs one case. Both files are rewritten after every part, list
-what is unfinished, and contain no host name, user name or path: attach them to an issue. Exit code 1:
-something is wrong or failed.
+what is unfinished, and contain no host name, user name or path, so they can be attached to an issue. Exit
+code 1: a check failed or a part could not finish.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from vkbackend.tools.report.machine import machine
 from vkbackend.tools.report.parts import PARTS
 from vkbackend.tools.report.worker import DEVICES
 
-LOOK_S = 120.0  # for the process that lists devices
-WAITED = 0.8  # share of a case's deadline for VKBACKEND_TIMEOUT: a hang raises a typed error before
+LOOK_S = 120.0  # time for the process that lists devices
+# fraction of a case's deadline for VKBACKEND_TIMEOUT, so that a hang raises a typed error before
+WAITED = 0.8
 # the process is killed
 
 
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen_parts(text: str | None) -> list[str]:
-    """The named parts, in order of value. Raises InvalidArgument."""
+    """Return the named parts, in order of value. Raises InvalidArgument."""
     if text is None:
         return list(PARTS)
     asked = [word.strip() for word in text.split(",")]
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
             "numpy is the reference that devices are checked against; pass one of `vkbackend devices`"
         )
     report = Report(minutes, datetime.now(UTC).strftime("%Y-%m-%d"), machine())
-    report.save(folder)  # fail on an unwritable folder before the work begins
+    report.save(folder)  # to fail on an unwritable folder before the work begins
     with tempfile.TemporaryDirectory(prefix="vkbackend-report-") as scratch:
         _measure(report, parts, words, folder, Path(scratch))
     out = console()
@@ -82,7 +83,7 @@ def _measure(
 ) -> None:
     """Run every part on its groups of devices; save the report after each."""
     began, seconds, err = time.monotonic(), 60 * report.minutes, console(stderr=True)
-    # The report measures a first start, so it has its own cache folder.
+    # The report measures a first start, so it uses its own cache folder.
     environment = {CACHE: str(scratch / "cache")}
     with err.status("") as status:
 

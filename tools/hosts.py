@@ -1,9 +1,9 @@
-"""`vkbackend hosts`: use several hosts as one. The hostfile lists one per line, this machine first.
+"""`vkbackend hosts`: use several hosts as one. The hostfile lists a host per line, this machine first.
 
 `hosts run --hostfile FILE -- COMMAND ...` runs generate, chat, serve, bench, sweep, perplexity, plan or
-bench-reduce over all hosts' devices. `hosts check --hostfile FILE` starts a process on each host and shows
-its interface and ports, its devices and their speed, and the time of exchanges by size; with -m also what
-each placement of that model would give. Set-up: docs/hosts.md.
+bench-reduce over the devices of all hosts. `hosts check --hostfile FILE` starts a process on each host and
+shows its interface and ports, its devices and their speed, and the time of exchanges by size; with -m it also
+shows the speed of each possible placement of that model. Set-up: docs/hosts.md.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.models.hosts.hostfile import read_hostfile
 from vkbackend.models.hosts.launch import GroupProcess
 
-CHILD = ("generate", "chat", "serve")  # run here; they start the hosts as child processes
-INSIDE = ("bench", "sweep", "perplexity", "plan", "bench-reduce")  # run in host 0's process
+CHILD = ("generate", "chat", "serve")  # commands that run here and start the hosts as child processes
+# commands that run in the process of host 0
+INSIDE = ("bench", "sweep", "perplexity", "plan", "bench-reduce")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if command in INSIDE:
         return _inside(args.hostfile, args.words)
-    read_hostfile(args.hostfile)  # fail before the model loads
+    read_hostfile(args.hostfile)  # to fail before the model loads
     words = [command, "--hostfile", os.path.abspath(args.hostfile), *args.words[1:]]
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "vkbackend", *words])
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 def _inside(hostfile: str, words: list[str]) -> int:
     group = GroupProcess(read_hostfile(hostfile))
     environment = group.environment()
-    if sys.stdout.isatty():  # it writes into a pipe, so it cannot ask for the width
+    if sys.stdout.isatty():  # because the child writes into a pipe and cannot ask for the width
         environment["COLUMNS"] = str(shutil.get_terminal_size().columns)
     leads = ["vkbackend.tools.host_command", "--hostfile", os.path.abspath(hostfile), "--", *words]
     try:

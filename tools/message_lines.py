@@ -1,4 +1,4 @@
-"""Messages from stdin: one per line, or several lines as one."""
+"""Reads messages from stdin; a message has one or several lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ QUOTES = '"""'
 
 
 def messages(first: str | None) -> Iterator[str]:
-    """`first`, then the messages of stdin, stripped."""
+    """Yield `first`, then the messages of stdin, stripped."""
     if first is not None:
         yield first.strip()
     if hasattr(sys.stdin, "reconfigure"):
@@ -24,7 +24,7 @@ def messages(first: str | None) -> Iterator[str]:
 
 
 def _whole(line: str) -> str:
-    """The message that begins in `line`; the end of the input ends it."""
+    """Return the message that begins in `line`; it ends at the latest where the input ends."""
     text = line.strip()
     if text.startswith(QUOTES):
         text = text.removeprefix(QUOTES)
@@ -37,7 +37,7 @@ def _whole(line: str) -> str:
 
 
 def read_line(prompt: str = "> ") -> str | None:
-    """A line of stdin, None at its end. On a terminal it prompts, but never on a piped stdout."""
+    """Read a line of stdin; None at the end. On a terminal it prompts, but never on a piped stdout."""
     if sys.stdin.isatty() and sys.stdout.isatty():
         try:
             return input(prompt)

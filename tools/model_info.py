@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def short(value: Any) -> str:
-    """A metadata value on one line; long texts and arrays are cut."""
+    """Format a metadata value on one line; long texts and arrays are cut."""
     if isinstance(value, str | bool | int | float):
         text = value if isinstance(value, str) else repr(value)
     else:
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
             )  # fmt: skip
             return
         metadata = [
-            (key, gguf.metadata.describe(key).partition(" ")[2], short(value))  # without its article
+            (key, gguf.metadata.describe(key).partition(" ")[2], short(value))  # without the article
             for key, value in gguf.metadata.items()
         ]
         rows = [(t.name, t.type, " x ".join(map(str, t.shape)), size(t.nbytes)) for t in tensors]

@@ -1,8 +1,9 @@
 """`vkbackend perplexity`: measure how well a model predicts a text, in windows as llama.cpp does.
 
-The text is cut into windows of --ctx-size tokens; the second half of each is scored. --save-all-logits saves
-log probabilities; --kl-divergence-base compares with the ones another model (another quantization, other
-devices) saved: KL divergence, change of the token's probability, and how often both pick the same token.
+The text is cut into windows of --ctx-size tokens, and the second half of each window is scored.
+--save-all-logits saves log probabilities. --kl-divergence-base compares with log probabilities saved by
+another model (another quantization, other devices): KL divergence, change of the token's probability, and how
+often both models prefer the same token.
 """
 
 from __future__ import annotations

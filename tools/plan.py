@@ -77,7 +77,7 @@ class Report:
     reduces: list[Reduce]
     prediction: Prediction
     misfit: str  # why the model does not fit and what to change, or ""
-    notes: tuple[str, ...] = ()  # parts of the file that are not used
+    notes: tuple[str, ...] = ()  # which parts of the file are not used
 
     def per_device(self) -> list[dict[str, Any]]:
         cost = cost_of(self.model, self.layout, ())
@@ -101,15 +101,15 @@ class Report:
         return rows
 
     def traffic(self) -> dict[str, int]:
-        """The all-reduces of one token: number, message bytes, and bytes written to shared memory by all
-        devices."""
+        """Describe the all-reduces of one token: number, message bytes, and bytes that all devices write to
+        shared memory."""
         nbytes = [4 * wire_words(reduce.wire, reduce.elements) for reduce in self.reduces]
         written = sum(n * len(reduce.writers) for n, reduce in zip(nbytes, self.reduces, strict=True))
         return {"reduces": len(nbytes), "bytes": sum(nbytes), "written": written}
 
 
 def report(args: argparse.Namespace) -> Report:
-    """Plan the model. Raises the errors of loading, except that too little memory is a `misfit`."""
+    """Plan the model. Raises the errors of loading, except that too little memory is reported as `misfit`."""
     given = Keywords(devices=runner.places) if runner.group else Keywords()
     options = options_of(args, args.model, **given)
     runner.refuse_hostfile(options)
@@ -159,7 +159,7 @@ def _report(model: Model, types: Mapping[str, str], devices: list[Device], optio
 
 
 def runs(plans: Sequence[Plan], names: Sequence[str]) -> list[tuple[str, Plan]]:
-    """Equal consecutive plans, as ("blk.0..3", plan)."""
+    """Return equal consecutive plans as ("blk.0..3", plan)."""
     out: list[tuple[str, str, Plan]] = []
     for name, plan in zip(names, plans, strict=True):
         if out and out[-1][2] == plan:
@@ -179,8 +179,8 @@ def shown_dims(layout: Layout) -> list[str]:
 
 
 def plan_rows(layout: Layout, devices: Sequence[Device]) -> list[list[str]]:
-    """A row per device for each run of equal layers: begin:end of every dimension; for experts their number
-    of columns."""
+    """Return a row per device for each run of equal layers: begin:end of every dimension; for experts, how
+    many columns."""
     rows = []
     for name, plan in named_plans(layout):
         for d, device in enumerate(devices):

@@ -2,7 +2,7 @@
 
 Speaks OpenAI's API, Anthropic's messages and llama-server's endpoints, and has a page at / (docs/serving.md).
 It listens at once and answers 503 until the model is loaded. The flags are llama-server's. SIGTERM or Ctrl-C
-finishes running answers and exits; a second one exits at once.
+finishes running answers and exits; a second signal exits at once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 N_CTX, N_SLOTS = 8192, 4
 KEY_VARIABLE = "VKBACKEND_API_KEY"
-NOT_DEFAULTS = ("seed", "logits_processors", "logprobs", "stop_token_ids")  # set by requests only
+# options that only requests can set
+NOT_DEFAULTS = ("seed", "logits_processors", "logprobs", "stop_token_ids")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -120,11 +121,11 @@ def run(args: argparse.Namespace) -> None:
     settle(args, demo_model())
     path = demo_model() if args.model is None else args.model
     share_context(args, path)
-    options_of(args, path)  # reject wrong options before listening
+    options_of(args, path)  # to reject wrong options before listening
     config = config_of(args, path)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("vkbackend.serve").setLevel(logging.INFO)
-    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # its warnings quote requests
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # because its warnings quote requests
     err = console(stderr=True)
     if args.model is None:
         tell_notes([NO_MODEL], err)
@@ -201,7 +202,7 @@ def names_of(text: str) -> tuple[str, ...]:
 
 
 def defaults_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Defaults for requests: the flags that differ from the built-in defaults."""
+    """Return the defaults for requests: the flags that differ from the built-in defaults."""
     sampling = sampling_of(args)
     given = asdict(sampling)
     defaults: dict[str, Any] = {

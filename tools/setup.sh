@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Makes a checkout ready to run: system packages through apt, a virtual environment in .venv (.venv-kompute),
-# the package in it (editable). Idempotent: a second run changes nothing and takes a second.
+# Makes a checkout ready to run: installs system packages through apt, a virtual environment in .venv
+# (.venv-kompute), and the package in it (editable). Idempotent: a second run changes nothing and takes a
+# second.
 set -euo pipefail
 
 usage() {
@@ -47,7 +48,7 @@ done
 venv=$root/.venv${kompute:+-kompute}
 
 exec 3>&1 1>&2  # progress goes to stderr, driver lines to stdout
-exec 9<"$root${kompute:+/tools}" && flock 9  # two runs for one environment take turns
+exec 9<"$root${kompute:+/tools}" && flock 9  # two runs for one environment wait for each other
 
 step() { echo "setup: $*"; }
 
@@ -58,7 +59,7 @@ die() {
     exit "${3:-1}"
 }
 
-# attempt TITLE WHAT-TO-DO COMMAND...: one line; on failure the tail of the output.
+# attempt TITLE WHAT-TO-DO COMMAND...: prints one line; on failure also the tail of the output.
 attempt() {
     local title=$1 advice=$2 log
     shift 2
@@ -77,7 +78,7 @@ installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = i
 
 has_loader() { PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2>/dev/null | grep -q 'libvulkan\.so\.1 '; }
 
-# Folders where the Vulkan loader looks for manifests of a kind (icd.d, explicit_layer.d).
+# Folders in which the Vulkan loader looks for manifests of one kind (icd.d, explicit_layer.d).
 manifest_dirs() {
     local dirs dir
     dirs=${XDG_CONFIG_HOME:-${HOME:-/nonexistent}/.config}:${XDG_CONFIG_DIRS:-/etc/xdg}:/usr/local/etc:/etc
@@ -112,7 +113,7 @@ setup: then run this script again"
         die "no apt here to install: $*" "install the equivalents by hand, then run this script again"
     if [ "$(id -u)" != 0 ]; then
         command -v sudo >/dev/null || die "missing $*, and neither root nor sudo to install it" "$by_hand"
-        # Ask for a password once, and only on a terminal: otherwise nothing may wait for input.
+        # Ask for a password once, and only on a terminal, because otherwise nothing may wait for input.
         sudo -n true 2>/dev/null || { [ -t 0 ] && sudo -v; } ||
             die "missing $*, and sudo wants a password that cannot be asked for here" "$by_hand"
     fi
@@ -122,7 +123,7 @@ setup: then run this script again"
         apt-get -o DPkg::Lock::Timeout=300 install -y --no-install-recommends "$@"
 }
 
-# find_python BELOW: the name of a Python from 3.11 on with a minor version below BELOW.
+# find_python BELOW: the name of a Python that is at least 3.11 and has a minor version below BELOW.
 find_python() {
     local name
     for name in python3 python3.14 python3.13 python3.12 python3.11; do
@@ -146,9 +147,9 @@ system_packages() {
         installed vulkan-validationlayers || has_validation || missing+=(vulkan-validationlayers)
     fi
     if [ ! -x "$venv/bin/python" ] && ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
-        missing+=("$python-venv")  # Debian ships python3 without ensurepip
+        missing+=("$python-venv")  # because Debian ships python3 without ensurepip
     fi
-    # Build dependencies of kp; once it is in the environment only libfmt is needed.
+    # Build dependencies of kp; once kp is in the environment, only libfmt is needed.
     if [ "$kompute" ] && ! "$venv/bin/python" -c 'import kp' 2>/dev/null; then
         for package in libvulkan-dev libfmt-dev pybind11-dev; do
             installed "$package" || missing+=("$package")
@@ -161,7 +162,7 @@ system_packages() {
     if [ ${#missing[@]} -gt 0 ]; then install_packages "${missing[@]}"; fi
 }
 
-# The page's tests skip without a browser, so a missing one stops nothing.
+# The tests of the page are skipped without a browser, so a missing browser is not an error.
 browser_for_tests() {
     local name
     [ "$level" = test ] && [ -z "$kompute" ] && command -v apt-get >/dev/null || return 0
@@ -172,13 +173,13 @@ browser_for_tests() {
 }
 
 
-# The inputs of the environment; the last line is its level. It includes the path, which scripts in
-# .venv/bin and the editable install contain.
+# The inputs of the environment; the last line is its level. The path is included, because scripts in
+# .venv/bin and the editable install contain it.
 wanted_stamp() { echo "$root" && sha256sum <"$root/pyproject.toml"; }
 
-# kp's build reads options from the environment: Debian's fmt, pybind11 and Vulkan headers instead of
-# downloads; no debug layers, which it would enable if installed. VIRTUAL_ENV names the Python to build for;
-# of two cores it may take both.
+# The build of kp reads options from the environment: use Debian's fmt, pybind11 and Vulkan headers instead of
+# downloads; no debug layers, which it would enable if they are installed. VIRTUAL_ENV names the Python to
+# build for; on two cores the build may use both.
 kompute_flags() {
     export KOMPUTE_OPT_USE_BUILT_IN_FMT=OFF KOMPUTE_OPT_USE_BUILT_IN_PYBIND11=OFF \
         KOMPUTE_OPT_USE_BUILT_IN_VULKAN_HEADER=OFF KOMPUTE_OPT_INSTALL=OFF \
@@ -214,8 +215,8 @@ environment() {
     printf '%s\n%s\n' "$want" "$level" >"$stamp"
 }
 
-# An editable install's finder comes after Python's own, which would take a folder named vkbackend in the
-# current directory, such as this checkout, for the package. The line below puts it first.
+# The finder of an editable install comes after Python's own finder, which would import a folder named
+# vkbackend in the current directory, such as this checkout. The line below puts the editable finder first.
 finder_first() {
     local site
     for site in "$venv"/lib/python*/site-packages; do

@@ -1,6 +1,6 @@
 """`vkbackend split`: write a GGUF model as several files, like llama.cpp's gguf-split.
 
-The parts are PREFIX-00001-of-0000N.gguf; pass the first one as the model. By default a part has at most 128
+The parts are PREFIX-00001-of-0000N.gguf; pass the first part as the model. By default a part has at most 128
 tensors. Tensors are copied unchanged: use llama.cpp's llama-quantize to quantize.
 """
 

@@ -66,7 +66,7 @@ def measure(args: argparse.Namespace) -> Iterator[Point]:
                 timer.warm_up(Test(n_prompt, n_gen))
                 for depth in range(0, n_ctx - n_prompt - n_gen + 1, n_prompt):
                     err.print(f"{name}: depth {depth}", markup=False)
-                    # The earlier points left the tokens before `depth` in the cache.
+                    # The previous points left the tokens before `depth` in the cache.
                     pp = n_prompt / timer.after(depth, n_prompt, 0)
                     yield Point(name, depth, pp, n_gen / timer.after(depth + n_prompt, 0, n_gen))
 
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     write = csv.writer(sys.stdout).writerow if args.output == "csv" else write_md
     for point in measure(args):
         if args.output != "json":
-            if not points:  # now the arguments are valid and the model is loaded
+            if not points:  # only now, when the arguments are valid and the model is loaded
                 write(COLUMNS)
                 if args.output == "md":
                     write(["---", "---:", "---:", "---:"])

@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
 # Sets up what is missing, unpacks the test drivers, then runs ruff, mypy and pytest; without arguments also
-# with the kompute runtime. Arguments go to pytest: bash tools/test.sh tests/vkbackend/ops -k rope, bash
-# tools/test.sh --all (the wide sweeps)
+# with the kompute runtime. Arguments are passed to pytest: bash tools/test.sh tests/vkbackend/ops -k rope,
+# bash tools/test.sh --all (the wide sweeps)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD
 bin=$root/.venv/bin
-unset PYTHONDONTWRITEBYTECODE  # containers set it; hundreds of processes would compile the sources, 0.4 s each
+# containers set it; then hundreds of processes would each compile the sources, in 0.4 s
+unset PYTHONDONTWRITEBYTECODE
 
 bash tools/setup.sh --test
 drivers=$(bash tools/setup.sh --drivers)
 
 
-# package-dir maps the folders under one import name, and mypy does not follow an editable install's import
-# hook: it gets a tree of links as installed.
+# package-dir maps the folders under one import name, and mypy does not follow the import hook of an editable
+# install. So mypy gets a tree of links that looks like the installed package.
 mypy_tree() {
     "$bin/python" -m vkbackend.tools.checkout.linked_tree "$root/.mypy_cache/tree"
     cd "$root/.mypy_cache/tree"
@@ -35,8 +36,8 @@ if [ ${#failed[@]} -gt 0 ]; then
 fi
 
 
-# Tests find drivers by name in VKBACKEND_TEST_DRIVERS (NAME=JSON:NAME=JSON) and run on these instead of the
-# system's. Loaders read VK_DRIVER_FILES, older ones VK_ICD_FILENAMES.
+# Tests find drivers by name in VKBACKEND_TEST_DRIVERS (NAME=JSON:NAME=JSON) and run on these drivers instead
+# of the system's. Vulkan loaders read VK_DRIVER_FILES, older loaders VK_ICD_FILENAMES.
 if [ -n "$drivers" ]; then
     VKBACKEND_TEST_DRIVERS=$(sed 's/ /=/' <<<"$drivers" | paste -sd:)
     VK_DRIVER_FILES=$(cut -d' ' -f2- <<<"$drivers" | paste -sd:)
@@ -47,15 +48,15 @@ else
 fi
 
 
-# mypy runs in the background, since tests wait for processes. Without arguments the `runtimes` tests also run
-# with kompute, whose environment (kp is compiled the first time) is made in the background.
+# mypy runs in the background, because tests often wait for processes. Without arguments the `runtimes` tests
+# also run with kompute, whose environment is made in the background (kp is compiled the first time).
 kompute="" workers=() logs=$(mktemp -d)
 mypy_tree >"$logs/mypy" 2>&1 </dev/null &
 mypy=$!
 trap 'kill "$mypy" $kompute 2>/dev/null || true; rm -rf "$logs"' EXIT
 if [ $# = 0 ] || [ "$*" = --all ]; then
-    # One worker more than cores, since tests wait for processes. Fixtures load models once per file. The order of
-    # the files is set in tests/conftest.py.
+    # One worker more than there are cores, because tests wait for processes. Fixtures load models once per
+    # file. tests/conftest.py sets the order of the files.
     workers=(-n "$(($(nproc) < 4 ? $(nproc) + 1 : 4))" --dist loadfile --no-loadscope-reorder)
     nice -n 10 bash tools/setup.sh --kompute --test >"$logs/kompute" 2>&1 </dev/null &
     kompute=$!

@@ -31,7 +31,7 @@ console = Console(stderr=True, highlight=False)
 
 
 def token_rows(vocabulary: Vocabulary, seed: int, n: int) -> Iterator[list[int]]:
-    """Rows of n + 1 ids, each beginning with a story: <s> story </s> <s> story ..., cut at the end."""
+    """Yield rows of n + 1 ids, each beginning with a story: <s> story </s> <s> story ..., cut at the end."""
     rng = random.Random(seed)
     while True:
         row: list[int] = []
@@ -55,8 +55,8 @@ def train(
     """Train with AdamW and a cosine schedule that ends after `steps` steps or `minutes` minutes, whichever
     comes first.
 
-    Four fifths of the time rows have half the context, where stories end; then the whole context. Validation
-    stories come from a seed that training never uses.
+    For four fifths of the time, rows have half the context, in which most stories end; then they have the
+    full context. Validation stories come from a seed that training never uses.
     """
     import torch
 
@@ -152,7 +152,7 @@ def write_gguf(
 
 
 def read_weights(path: Path) -> Weights:
-    """Dequantized weights of the file: the sample shows what users will get."""
+    """Return the dequantized weights of the file, so that the sample shows what users will get."""
     import torch
 
     tensors = gguf.GGUFReader(path).tensors
@@ -200,7 +200,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit code 0 when the file is written, 2 with one line on stderr when something is missing."""
+    """Return 0 when the file is written, 2 with one line on stderr when something is missing."""
     args = _parser().parse_args(argv)
     if args.stories:
         rng = random.Random(args.seed)

@@ -1,9 +1,9 @@
 """`vkbackend tune`: measure which ops multiply matrices fastest, and remember the ranking for this driver.
 
-Times every op on the same matrices, in all its types, with 1, 4, 12 and 128 rows; ops that read rounded
-activations also pay 4/7 of the rounding. The table is kept per driver and version and is the same for all its
-devices (results must have the same bits), so pass all of them: their times are added. An op replaces the
-built-in choice if it needs less than 0.9 of its time.
+Times every op on the same matrices, in all its types, with 1, 4, 12 and 128 rows; 4/7 of the time to round
+activations is added to ops that read rounded activations. The table is stored per driver and version and used
+for all devices of the driver (results must have the same bits), so pass all of them: their times are added.
+An op replaces the built-in choice if it needs less than 0.9 of its time.
 """
 
 from __future__ import annotations

@@ -13,10 +13,10 @@ from itertools import islice
 from typing import TypeVar
 
 # Alternatives are the lines of a block. Placeholders: h the hero's name, k the hero's kind, s/S o p/P the
-# hero's pronouns, a/t the thing with its indefinite and definite article, f/F the friend, nf the friend when
-# met, fs fp the friend's pronouns, home/thome the home, gift, trait, most (the trait's superlative). The
-# first alternative is twice as likely as each other one: with equal probabilities rounding would decide the
-# greedy token, so the text would depend on the devices.
+# hero's pronouns, a/t the thing with its indefinite and definite article, f/F the friend, nf the friend in
+# the scene where the hero meets the friend, fs fp the friend's pronouns, home/thome the home, gift, trait,
+# most (the trait's superlative). The first alternative is twice as likely as each other. With equal
+# probabilities, rounding would decide the greedy token, so the text would differ between devices.
 
 NAMES = {
     "she": "Mia Lily Rosa Nora Ella Ivy Ruby Clara Zoe Hazel Poppy Daisy Anna Emma Luna Sara Olive Willa",
@@ -159,7 +159,7 @@ a shiny telescope: telescope
 {h} looked through the telescope, far and wide, and laughed when {s} saw somebody wave.
 {h} climbed up high and looked through the telescope, first left, then right, and there it was!
 """
-# The beats of a story in order. Beats with "?" are left out at random, and from stories that are too long.
+# The beats of a story in order. Beats with "?" are omitted at random, and from stories that are too long.
 BEATS = """
 Once upon a time, there was a {trait} little {k} named {h}. {S} lived in {home}.
 Once upon a time, in {home}, there lived a {trait} little {k} named {h}.
@@ -251,7 +251,7 @@ WORDS_MIN, WORDS_MAX = 60, 150
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """A story and the facts it must keep; tests compare both."""
+    """A story and the facts in it; tests compare both."""
 
     text: str
     hero: str
@@ -267,7 +267,7 @@ T = TypeVar("T")
 
 @cache
 def _groups(block: str) -> list[list[str]]:
-    """Groups of lines: a beat's alternatives, or a quest's five lines."""
+    """Split into groups of lines: a beat's alternatives, or a quest's five lines."""
     return [group.splitlines() for group in block.strip().split("\n\n")]
 
 
@@ -285,7 +285,7 @@ def _definite(phrase: str) -> str:
 
 
 def tell_story(rng: random.Random) -> Story:
-    """One story of 60 to 150 words, ASCII, reproducible from the state of rng.
+    """Return a story of 60 to 150 words in ASCII, reproducible from the state of rng.
 
     A quarter of the heroes have invented names, so that the model learns to copy an unseen name.
     """

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """6 KV heads of 32 and 9 FFN blocks of 32: even on 3 devices, nearly so on 2.
+    """6 KV heads of 32 and 9 FFN blocks of 32, which can be split evenly on 3 devices and almost evenly on 2.
 
     Every row is a multiple of 32, so that all matrices can be Q8_0. The output matrix is token_embd.
     """
@@ -33,7 +33,7 @@ class Config:
         return self.n_embd // self.n_head
 
     def refusal(self, dtype: str) -> str:
-        """Why a model of these sizes is impossible with matrices of that type, or ""."""
+        """Why matrices of these sizes cannot have this type, or ""."""
         if self.n_embd % (2 * self.n_head) or self.n_head % self.n_head_kv:
             return (
                 f"{self.n_embd} columns are no {self.n_head} heads of an even size over {self.n_head_kv} kv "
@@ -76,7 +76,7 @@ def init_weights(config: Config, seed: int) -> Weights:
         if len(shape) == 1:
             weights[name] = torch.ones(shape)
             continue
-        # matrices that write into the residual start smaller: depth must not add variance
+        # Matrices that write into the residual start smaller, so that depth does not add variance.
         writes_residual = name.endswith(("attn_output.weight", "ffn_down.weight"))
         std = 0.02 if name == "token_embd.weight" else shape[1] ** -0.5
         std *= (2 * config.n_layer) ** -0.5 if writes_residual else 1.0
@@ -85,7 +85,7 @@ def init_weights(config: Config, seed: int) -> Weights:
 
 
 def forward(w: Weights, config: Config, tokens: torch.Tensor) -> torch.Tensor:
-    """Logits [batch, n, n_vocab] of tokens [batch, n]: llama with RoPE on adjacent pairs and GQA."""
+    """Return logits [batch, n, n_vocab] of tokens [batch, n]: a llama with RoPE on adjacent pairs and GQA."""
     import torch
     import torch.nn.functional as F
 
@@ -123,7 +123,7 @@ def forward(w: Weights, config: Config, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def sample(w: Weights, config: Config, ids: list[int], temperature: float, seed: int) -> list[int]:
-    """Continue ids until </s> or a full context; temperature 0 is greedy."""
+    """Continue `ids` until </s> or until the context is full; temperature 0 is greedy."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)

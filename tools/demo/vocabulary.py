@@ -1,4 +1,4 @@
-"""The demo model's vocabulary: SentencePiece-like pieces learned from stories."""
+"""The demo model's vocabulary: pieces like SentencePiece's, learned from stories."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from vkbackend.tools.demo.stories import tell_story
 SPACE = "\u2581"
 UNK, BOS, EOS = 0, 1, 2
 N_SPECIAL = 3 + 256
-# The first message begins a story, which the answer finishes.
+# The first message is the beginning of a story, and the answer continues it.
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content }}{{ eos_token }}"
     "{% else %}{{ bos_token }}{{ m.content }}{% endif %}{% endfor %}"
 )
 N_VOCAB_MIN = N_SPECIAL + 64  # the stories use 56 characters
-# No piece crosses chunks, so encoding chunk by chunk equals SPM on the whole text.
+# No piece crosses the border of a chunk, so encoding each chunk separately equals SPM on the complete text.
 CHUNK = re.compile(rf"{SPACE}?[A-Za-z]+|'[a-z]+|{SPACE}?\"|[.,!?]+\"?|{SPACE}|.", re.DOTALL)
 
 
@@ -30,7 +30,7 @@ class Vocabulary:
         self._cache: dict[str, list[int]] = {}
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of the text after a space, without <s> and </s>."""
+        """Return the token ids of the text after a space, without <s> and </s>."""
         ids: list[int] = []
         for chunk in CHUNK.findall(SPACE + text.replace(" ", SPACE)):
             if chunk not in self._cache:
@@ -54,7 +54,7 @@ class Vocabulary:
         return ids
 
     def decode(self, ids: list[int]) -> str:
-        """Text without the first space and without control tokens."""
+        """Return the text without the first space and without control tokens."""
         raw = b"".join(bytes([i - 3]) if i < N_SPECIAL else self.pieces[i].encode() for i in ids if i > EOS)
         return raw.decode("utf-8", "replace").replace(SPACE, " ").removeprefix(" ")
 

@@ -1,1 +1,1 @@
-"""Shared by commands that measure: clocks, turns, other programs, synthetic models."""
+"""Helpers of commands that measure: clocks, alternation, other programs, synthetic models."""

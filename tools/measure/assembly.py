@@ -1,9 +1,9 @@
 """Statistics of a compiler's assembly: instructions by class, loads in flight, loops, multiply-adds.
 dialects.py parses the vendors' texts.
 
-Instructions are weighted by lanes: one of 32 lanes counts twice in a subgroup of 16. The hot loop is the
-smallest loop with more than half of all multiply-adds in loops, of the kernel's strongest kind: matrix units,
-else integer dot products, else floats. Loops inside it count once.
+Counts are weighted by lanes: an instruction of 32 lanes counts twice in a subgroup of 16. The hot loop is the
+smallest loop with more than half of all multiply-adds that are in loops, counting only the kernel's strongest
+kind: matrix units, otherwise integer dot products, otherwise floats. Inner loops are counted once.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from itertools import pairwise
 
 @dataclass(frozen=True)
 class Op:
-    """`weight`: in instructions of the subgroup's width. `nbytes`: of a load or store, per lane. `macs`:
-    multiply-adds of the whole subgroup."""
+    """`weight`: the op counted in instructions of the subgroup's width. `nbytes`: of a load or store, per
+    lane. `macs`: multiply-adds of the complete subgroup."""
 
     name: str
     kind: str  # vector, scalar, matrix, load, store, shared, wait, barrier, branch
@@ -24,7 +24,7 @@ class Op:
     nbytes: int = 0
     macs: int = 0
     power: int = 0  # kind of multiply-adds: 3 matrix units, 2 integers, 1 floats
-    target: str = ""  # of a branch
+    target: str = ""  # the label that a branch jumps to
     token: str = ""  # signalled by a load
     waits: tuple[str, ...] = ()  # tokens to wait for; "<n": until at most n loads are in flight
 
@@ -32,7 +32,7 @@ class Op:
 @dataclass(frozen=True)
 class Listing:
     ops: tuple[Op, ...]
-    loops: tuple[Sequence[int], ...]  # indices of their instructions
+    loops: tuple[Sequence[int], ...]  # each as the indices of its instructions
 
     def hot_loop(self) -> Sequence[Op]:
         """The hot loop; all instructions if no loop multiplies."""
@@ -53,12 +53,12 @@ class Counts:
     scalar: int
     loads: int
     load_nbytes: int  # per lane
-    in_flight: int  # most memory loads in flight
+    in_flight: int  # the most memory loads in flight at once
     stores: int
     shared: int
     waits: int
     barriers: int
-    macs: int  # of the strongest kind, whole subgroup
+    macs: int  # of the strongest kind, for the complete subgroup
 
 
 def counts(ops: Sequence[Op]) -> Counts:
@@ -99,7 +99,7 @@ def in_flight(ops: Sequence[Op]) -> int:
 
 @dataclass(frozen=True)
 class Block:
-    """A basic block, for compilers that name predecessors and may scatter a loop's blocks."""
+    """A basic block, for compilers that name its predecessors and may store a loop's blocks far apart."""
 
     index: int
     reached_from: tuple[int, ...]
@@ -107,7 +107,8 @@ class Block:
 
 
 def natural_loops(blocks: Sequence[Block], n_ops: int) -> Iterator[Sequence[int]]:
-    """The natural loop of every back edge: all blocks that reach the jump without passing its target."""
+    """Yield the natural loop of every back edge: all blocks that reach the jump without passing its
+    target."""
     by_index = {block.index: block for block in blocks}
     ends = {a.index: b.start for a, b in pairwise(blocks)} | {blocks[-1].index: n_ops} if blocks else {}
     for head in blocks:

@@ -1,4 +1,4 @@
-"""Timing an op case on a device."""
+"""Times an op case on a device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vkbackend.tools.op_cases.setup import Case, Placed
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Times in microseconds; bytes and operations of one run."""
+    """Times in microseconds, and the bytes and operations of one run."""
 
     device: str
     case: str
@@ -37,7 +37,8 @@ class Row:
 
 
 class Chain:
-    """A case recorded `length` times; copies of its arrays take turns, enough to fill `cold_nbytes`."""
+    """A case recorded `length` times. The runs use different copies of its arrays in turn, which together
+    exceed `cold_nbytes`."""
 
     def __init__(self, device: Device, case: Case, cold_nbytes: int = 0) -> None:
         self.device = device
@@ -63,7 +64,7 @@ class Chain:
         return derive_barriers(cut_long(recording))
 
     def seconds(self, length: int, repeats: int) -> list[float]:
-        """Seconds of every run if the device has timestamps, else the mean of each submission."""
+        """Seconds of every run if the device has timestamps, otherwise the mean of each submission."""
         device, timed = self.device, has_clock(self.device)
         recording = self.recording(length)
         build: Any = device.build  # only Vulkan devices take `timed`
@@ -71,7 +72,7 @@ class Chain:
         out: list[float] = []
         self.cpu_seconds = math.inf
         try:
-            for i in range(repeats + 1):  # warm-up
+            for i in range(repeats + 1):  # the first repeat is a warm-up
                 began, cpu_began = time.perf_counter(), time.process_time()
                 device.replay(executable)
                 took = time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""llama.cpp on the same file, devices and tests, in turn with ours so that other load slows both."""
+"""llama.cpp on the same file, devices and tests; it alternates with our runs, so other load slows both."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vkbackend.tools.measure.synthetic import Synthetic
 from vkbackend.tools.measure.timing import Test, Timer, Timing
 
 WORKER = "vkbackend.tools.measure.llama_cpp_worker"
-WAIT_S = 1800.0  # for one answer, a load or a test; software devices compile for minutes
+WAIT_S = 1800.0  # for an answer, a load or a test, because software devices compile for minutes
 
 
 def check_comparable(args: argparse.Namespace) -> None:
@@ -47,8 +47,8 @@ def check_comparable(args: argparse.Namespace) -> None:
 class LlamaCpp:
     """llama-cpp-python in its own process, with the runner's model and devices.
 
-    A synthetic model goes to a temporary file first. `build`: llama.cpp's version. Raises UnsupportedFeature
-    if the package has no Vulkan backend or cannot load the file.
+    A synthetic model is first written to a temporary file. `build`: llama.cpp's version. Raises
+    UnsupportedFeature if the package has no Vulkan backend or cannot load the file.
     """
 
     def __init__(self, gguf: GGUF, runner: Runner, n_ctx: int) -> None:
@@ -89,7 +89,7 @@ class LlamaCpp:
         self.close()
 
     def beside(self, timer: Timer, test: Test, repetitions: int) -> tuple[Timing, Timing]:
-        """(ours, theirs), run A B A B after their warm-up."""
+        """Return (our times, llama.cpp's times), measured alternately after both have warmed up."""
         self._run(timer, test)
         before = timer.runner.reduce_stats()
         ours, theirs = [], []
@@ -106,13 +106,13 @@ class LlamaCpp:
             "n_gen": test.n_gen,
         }
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # the missing answer is reported
+        with suppress(BrokenPipeError):  # `_answer` reports a process that has ended
             self._process.stdin.write(json.dumps(ask) + "\n")
             self._process.stdin.flush()
         return float(self._answer()["seconds"])
 
     def _answer(self) -> dict[str, Any]:
-        """The next line. A process that misses the deadline is killed."""
+        """Read the next line. A process that exceeds the deadline is killed."""
         assert self._process.stdout is not None
         watchdog = threading.Timer(WAIT_S, self._process.kill)
         watchdog.start()
@@ -138,7 +138,7 @@ class LlamaCpp:
 
 
 def positions(runner: Runner) -> str:
-    """The devices' places in the Vulkan loader's order, as llama.cpp numbers them."""
+    """The devices' indices in the order of the Vulkan loader, as llama.cpp numbers them."""
     physical = [device.physical for device in runner.mesh.devices if device.physical]
     if len(physical) < len(runner.mesh.devices):
         raise UnsupportedFeature("--compare llama-cpp needs Vulkan devices; numpy is not one")

@@ -1,6 +1,6 @@
-"""Compilers for absent GPUs, unpacked by `tools/setup.sh --compilers`: run a Python of this checkout with one
-of them as its only Vulkan driver. They compile and report, but execute nothing. A newer lavapipe with matrix
-units (8 x 8) does execute.
+"""Compilers for GPUs that are not installed, unpacked by `tools/setup.sh --compilers`: runs a Python of this
+checkout with one of them as its only Vulkan driver. They compile and report, but cannot execute. A newer
+lavapipe with matrix units (8 x 8) can execute.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _UNPACK = "run `bash tools/setup.sh"
 class Gpu:
     name: str
     driver: str  # folder below .drivers
-    variable: str  # environment variable that names the GPU to the driver
+    variable: str  # environment variable that selects the GPU in the driver
     value: str
 
 
@@ -45,7 +45,7 @@ GPUS = {
 
 
 def gpu_of(name: str) -> Gpu:
-    """The GPU of that name. Raises if its compiler is missing."""
+    """Return the GPU with this name. Raises if its compiler is missing."""
     gpu = GPUS.get(name.upper())
     if gpu is None:
         raise VkbackendError(f"no compiler here is known for {name!r}; there are {', '.join(GPUS)}")
@@ -55,7 +55,7 @@ def gpu_of(name: str) -> Gpu:
 
 
 def missing(gpu: Gpu) -> str:
-    """Why its compiler is missing, or ""."""
+    """Why the GPU's compiler is missing, or ""."""
     if (FOLDER / gpu.driver / "icd.json").exists():
         return ""
     option = "--drivers" if gpu.driver == "radv" else "--compilers"
@@ -67,7 +67,7 @@ def version(gpu: Gpu) -> str:
 
 
 def start(gpu: Gpu, module: str, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """(command, environment) of `python -m module` with that compiler as the only driver. For Intel and
+    """(command, environment) of `python -m module` with the GPU's compiler as the only driver. For Intel and
     NVIDIA a shim replaces the kernel's driver."""
     command, env = _with_driver(gpu.driver, module, arguments)
     others = {other.variable for other in GPUS.values()} - {gpu.variable}
@@ -78,8 +78,8 @@ def start(gpu: Gpu, module: str, arguments: Sequence[str]) -> tuple[list[str], d
 
 
 def start_with_matrix_units(module: str, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """(command, environment) of `python -m module` on the lavapipe with matrix units, with the choices of ops
-    for GPUs. Raises UnsupportedFeature if it is missing."""
+    """(command, environment) of `python -m module` on the lavapipe with matrix units, which runs the ops that
+    GPUs would. Raises UnsupportedFeature if it is missing."""
     if not (FOLDER / MATRIX_UNITS / "icd.json").exists():
         raise UnsupportedFeature(
             f"no lavapipe with matrix units is in {FOLDER.name}/: {_UNPACK} --compilers`"
@@ -100,7 +100,7 @@ def _with_driver(driver: str, module: str, arguments: Sequence[str]) -> tuple[li
 
 
 def ask(gpu: Gpu, module: str, arguments: Sequence[str]) -> Any:
-    """The JSON in the last line of `python -m module` with that compiler."""
+    """Return the JSON in the last line of `python -m module`, run with the GPU's compiler."""
     command, env = start(gpu, module, arguments)
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode or not done.stdout:

@@ -1,4 +1,4 @@
-"""Parsers of assembly into assembly.py's form: AMD (RADV, LLVM's disassembler), Intel (ANV, DG2 and later),
+"""Parses assembly into the form of assembly.py: AMD (RADV, LLVM's disassembler), Intel (ANV, DG2 and later),
 NVIDIA (NVK).
 """
 
@@ -64,7 +64,7 @@ def _amd_op(name: str, operands: str, lanes: int) -> Op:
         return Op(name, "matrix", macs=m * n * k, power=3)
     if name.startswith("v_"):
         macs, power = 0, 0
-        for part in (name, *re.findall(r":: (v_\w+)", operands)):  # two in one
+        for part in (name, *re.findall(r":: (v_\w+)", operands)):  # a dual instruction contains two
             for pattern, each, kind in _AMD_MACS:
                 if pattern.match(part):
                     macs, power = macs + each * lanes, kind
@@ -125,7 +125,7 @@ def _intel_op(
     if message:
         unit, action, bits, many, transposed = message.groups()
         nbytes = int(bits or 0) // 8 * int(many or 1)
-        if transposed:  # one message per subgroup
+        if transposed:  # one message for the complete subgroup
             nbytes = -(-nbytes // lanes)
         kind = (
             {"load": "load", "store": "store"}.get(action, "scalar") if unit in ("ugm", "tgm") else "scalar"
@@ -135,7 +135,7 @@ def _intel_op(
         return Op(name, kind, nbytes=nbytes, token=token, waits=waits)
     if name == "dpas":
         depth, repeat = map(int, re.findall(r"(\d+)x(\d+)", suffix)[0])
-        each = 4 if re.search(r"[>)]U?B\b", rest) else 2  # elements in 32 bits
+        each = 4 if re.search(r"[>)]U?B\b", rest) else 2  # elements packed in 32 bits
         return Op(name, "matrix", macs=depth * each * repeat * width, power=3, waits=waits)
     if name == "sync":
         return Op(name, "wait", waits=waits)
@@ -203,7 +203,7 @@ _DIALECTS: dict[str, Callable[[str, int], Iterator[str | Block | Op]]] = {
 
 
 def listing(vendor: str, text: str, lanes: int) -> Listing:
-    """The instructions of a kernel with subgroups of `lanes`; empty for an unknown vendor."""
+    """Return the instructions of a kernel with subgroups of `lanes`; empty for an unknown vendor."""
     read = _DIALECTS.get(vendor)
     ops: list[Op] = []
     labels: dict[str, int] = {}

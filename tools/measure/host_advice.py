@@ -1,16 +1,16 @@
-"""Predict what a second host gains, from measured rates (the model is in docs/hosts.md)."""
+"""Predicts what a second host gains, from measured rates (docs/hosts.md describes the model)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-LOCAL_REDUCE_S = 34e-6  # an all-reduce within one machine, to which an exchange between hosts is added
+LOCAL_REDUCE_S = 34e-6  # an all-reduce within one machine; the exchange between hosts is added
 
 
 @dataclass(frozen=True, slots=True)
 class HostRates:
-    """A host: bytes per second read by its devices, and free bytes (None: unknown)."""
+    """A host: bytes per second that its devices read, and free bytes (None: unknown)."""
 
     rate: float
     free: int | None
@@ -26,12 +26,12 @@ class Placement:
 def placements(
     nbytes: int, n_layers: int, hosts: Sequence[HostRates], exchange_s: float, handover_s: float
 ) -> list[Placement]:
-    """Possible placements with times. A token reads `nbytes` of weights. An exchange moves a layer's sum
-    between all hosts, a handover the residual to the next host."""
+    """Return possible placements with their times. A token reads `nbytes` of weights. An exchange sends a
+    layer's sum between all hosts, a handover sends the residual to the next host."""
     every = sum(host.rate for host in hosts)
     choices = [
         Placement("tensor", nbytes / every + 2 * n_layers * (LOCAL_REDUCE_S + exchange_s), 2 * n_layers),
-        # Layers in proportion to speed; while one host reads its part the others wait.
+        # Layers are assigned in proportion to speed; while one host reads its part, the others wait.
         Placement("hosts", len(hosts) * nbytes / every + (len(hosts) - 1) * handover_s, len(hosts) - 1),
     ]
     if all(host.free is None or host.free >= nbytes for host in hosts):
@@ -41,7 +41,8 @@ def placements(
 
 
 def break_even_s(nbytes: int, n_layers: int, hosts: Sequence[HostRates]) -> float:
-    """Below this exchange time, tensor parallelism over hosts beats hosts in turn. Negative: never."""
+    """The exchange time below which tensor parallelism over hosts is faster than hosts in sequence. Negative:
+    it never is."""
     every = sum(host.rate for host in hosts)
     alone = len(hosts) * nbytes / every
     return (alone - nbytes / every) / (2 * n_layers) - LOCAL_REDUCE_S

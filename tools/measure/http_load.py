@@ -1,6 +1,6 @@
-"""Streaming clients of an OpenAI endpoint, with the latencies of each.
+"""Streaming clients of an OpenAI endpoint, and the latencies of each client.
 
-Built on asyncio's connections alone: no extra is needed, and the measured machine has little to do.
+It uses only asyncio's connections, so it needs no extra and uses little of the measured machine.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from vkbackend.errors import InvalidArgument, VkbackendError
 from vkbackend.tools.measure.parallel import quantile
 
 WORDS = "the a cat dog house river green old walks sees finds under over near friend little day night".split()
-LENGTHS = 8, 24, 64, 160  # prompt lengths in words, in turn
+LENGTHS = 8, 24, 64, 160  # prompt lengths in words, used in turn
 TIMEOUT_S = 300.0
 LINE = 1 << 20  # maximum bytes of an event
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The base address of /completions and /chat/completions."""
+    """The base address, to which /completions and /chat/completions are appended."""
 
     host: str
     port: int
@@ -49,7 +49,7 @@ class Endpoint:
     async def ask(
         self, method: str, path: str, body: Any = None
     ) -> tuple[int, dict[str, str], AsyncIterator[bytes]]:
-        """Status, headers and lines of an answer, on a connection of its own. Raises VkbackendError."""
+        """Return status, headers and lines of an answer, on a new connection. Raises VkbackendError."""
         context = ssl.create_default_context() if self.tls else None
         try:
             reader, writer = await asyncio.open_connection(self.host, self.port, ssl=context, limit=LINE)
@@ -94,7 +94,7 @@ async def _lines(
 
 @dataclass(slots=True)
 class Text:
-    """Times of the request and of its events in seconds; tokens as counted by the server."""
+    """Seconds at which the request was sent and each event arrived; token counts are the server's."""
 
     began: float
     times: list[float] = field(default_factory=list)
@@ -148,7 +148,7 @@ def _take(text: Text, line: bytes) -> None:
 @dataclass(frozen=True, slots=True)
 class HttpLoad:
     """Results of `n` clients: total tokens per second, milliseconds to the first event and between events,
-    failed answers."""
+    number of failed answers."""
 
     n: int
     n_texts: int
@@ -187,7 +187,7 @@ def body_of(api: str, model: str, words: Sequence[str], n_gen: int, seed: int) -
 
 
 async def model_of(endpoint: Endpoint) -> str:
-    """The first model listed. Raises VkbackendError."""
+    """Return the first model that the endpoint lists. Raises VkbackendError."""
     status, _, lines = await endpoint.ask("GET", "/models")
     text = b"\n".join([line async for line in lines])
     try:
@@ -201,7 +201,7 @@ async def model_of(endpoint: Endpoint) -> str:
 
 
 async def measure(endpoint: Endpoint, api: str, model: str, n: int, n_texts: int, n_gen: int) -> HttpLoad:
-    """`n` clients at once, each with several texts in sequence."""
+    """Run `n` clients at once; each asks for several texts in sequence."""
 
     async def client(i: int) -> list[Text]:
         rng, texts = random.Random(i), []

@@ -1,4 +1,6 @@
-"""A compiled kernel in figures that all vendors share: a row in the tables of count_instructions."""
+"""Describes a compiled kernel by figures that exist for all vendors: a row in the tables of
+count_instructions.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from typing import Any
 from vkbackend.tools.measure.assembly import counts
 from vkbackend.tools.measure.dialects import listing
 
-# Our name -> the drivers' names of the statistic. Cycles are the compilers' estimates (RADV: inverse
-# throughput): compare them only within one compiler.
+# Our name -> the drivers' names of the statistic. Compilers estimate cycles (RADV: inverse throughput), so
+# compare cycles only within one compiler.
 _STATISTICS: dict[str, dict[str, tuple[str, ...]]] = {
     "AMD": {
         "instructions": ("Instructions",),
@@ -42,7 +44,7 @@ _ASSEMBLY = {"AMD": "Assembly", "Intel": "GEN Assembly", "NVIDIA": "NAK assembly
 
 @dataclass(frozen=True)
 class KernelRow:
-    """Fields up to `scratch` (bytes for spilled registers) describe the whole kernel, later ones the hot
+    """Fields up to `scratch` (bytes for spilled registers) describe the complete kernel, later fields the hot
     loop. `vector`: instructions of the subgroup's width. None: unknown."""
 
     gpu: str
@@ -63,7 +65,7 @@ class KernelRow:
     shared: int | None
     waits: int | None
     barriers: int | None
-    macs: int | None  # whole subgroup
+    macs: int | None  # of the complete subgroup
 
     @property
     def vector_per_32(self) -> float | None:
@@ -74,7 +76,7 @@ class KernelRow:
 def row_of(
     gpu: str, vendor: str, kernel: str, lanes: int, statistics: Mapping[str, float], texts: Mapping[str, str]
 ) -> KernelRow:
-    """Parse a driver's statistics and texts. lanes 0: chosen by the driver, so unknown."""
+    """Parse a driver's statistics and texts. lanes 0: unknown, because the driver chooses."""
     values: dict[str, int | None] = {}
     for ours, theirs in _STATISTICS.get(vendor, {}).items():
         known = [statistics[name] for name in theirs if name in statistics]
@@ -83,7 +85,7 @@ def row_of(
         values.setdefault(name, None)
     listed = listing(vendor, texts.get(_ASSEMBLY.get(vendor, ""), ""), lanes or 1)
     hot = dict.fromkeys(_HOT) | {n: v for n, v in asdict(counts(listed.hot_loop())).items() if n in _HOT}
-    if not any(op.kind == "vector" for op in listed.ops):  # unknown assembly
+    if not any(op.kind == "vector" for op in listed.ops):  # the assembly could not be parsed
         hot = dict.fromkeys(_HOT)
     return KernelRow(gpu, kernel, lanes, **values, **hot)
 

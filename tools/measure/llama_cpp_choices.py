@@ -1,5 +1,5 @@
-"""Which kernels llama.cpp runs on a GPU, and their constants, following its host code (ggml-vulkan.cpp in
-llama-cpp-python 0.3.36).
+"""Returns which kernels llama.cpp runs on a GPU, and their constants, according to its host code
+(ggml-vulkan.cpp in llama-cpp-python 0.3.36).
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ HEAD = 128
 
 @dataclass(frozen=True)
 class Theirs:
-    """A shader of llama.cpp: module, specialization constants from 0 on, subgroup size."""
+    """A shader of llama.cpp: module, specialization constants from id 0 on, subgroup size."""
 
     name: str
     consts: tuple[int, ...]
     lanes: int
-    more: tuple[tuple[int, int], ...] = ()  # constants by id
+    more: tuple[tuple[int, int], ...] = ()  # further constants: (id, value)
 
     def argument(self, folder: Path) -> str:
         pairs = [*enumerate(self.consts), *self.more]
         return f"{folder / self.name}.spv:{','.join(f'{a}={b}' for a, b in pairs)}:{self.lanes}"
 
 
-# GPU -> subgroup lanes of products with few rows (Intel: float products).
+# GPU -> lanes of a subgroup in products with few rows (on Intel: of float products).
 _LANES = {
     "NAVI21": 32,
     "NAVI31": 64,
@@ -43,7 +43,7 @@ _LANES = {
 
 
 def decode(gpu: str, kind: str, rows: int) -> Theirs:
-    """mul_mat_vec: x in 8 bits if ggml_vk_should_use_mmvq says so for k = 4,096, else floats."""
+    """mul_mat_vec: x has 8 bits if ggml_vk_should_use_mmvq chooses that for k = 4,096, otherwise floats."""
     driver, lanes = compilers.GPUS[gpu].driver, _LANES[gpu]
     if kind == "f16":
         return Theirs("mul_mat_vec_f16_f32_f32_subgroup_no_shmem", (lanes, 2, rows), lanes)
@@ -88,9 +88,9 @@ def prefill(gpu: str, kind: str) -> Theirs:
 
 
 def attention(gpu: str, kind: str, rows: int) -> Theirs:
-    """Flash attention with heads of 128 and 4 q heads per KV head: for one row (its four heads become rows),
-    or for a prompt (quantized caches are converted to F16 first). Uses matrix units of 16 x 16 x 16, except
-    on Turing; scores and sums are floats, llama.cpp's default."""
+    """Flash attention with heads of 128 and 4 q heads per KV head: for one row (whose four heads become
+    rows), or for a prompt (quantized caches are converted to F16 first). It uses matrix units of 16 x 16 x
+    16, except on Turing; scores and sums are floats, which is llama.cpp's default."""
     driver, prompt = compilers.GPUS[gpu].driver, rows > 8
     kind = "f16" if prompt and not (driver == "anv" and gpu != "BMG") else kind
     mask = 3 if prompt else 2
@@ -102,8 +102,9 @@ def attention(gpu: str, kind: str, rows: int) -> Theirs:
         return Theirs("flash_attn_f32_f16_cm1", consts, lanes)
     split = 1 if prompt and driver == "radv" else 4
     block = 4 if not prompt else 8 if split == 1 or driver == "anv" else 16
-    idle = 30 * 64 if prompt and driver == "radv" else 0  # shared memory that limits the number of workgroups
-    subgroup = 0 if driver == "anv" else lanes  # of any size
+    # unused shared memory, which limits the number of workgroups
+    idle = 30 * 64 if prompt and driver == "radv" else 0
+    subgroup = 0 if driver == "anv" else lanes  # 0: any subgroup size
     consts = (4 * lanes, block, 32, HEAD, HEAD, 0, 8, split, subgroup, staged, mask, idle, *cache)
     name = "flash_attn_f32_f16" + ("_int8" if kind in ("q8_0", "q4_0") else "")
     return Theirs(name, consts, 16 if driver == "anv" else lanes)

@@ -1,4 +1,4 @@
-"""llama.cpp's shaders as SPIR-V, built from llama-cpp-python's source package by llama.cpp's generator and
+"""Builds llama.cpp's shaders as SPIR-V from llama-cpp-python's source package, with llama.cpp's generator and
 glslc.
 """
 
@@ -44,13 +44,13 @@ def glslc() -> list[str]:
 
 
 def built(sdist: Path | None, wanted: set[str]) -> Path:
-    """Folder of the named modules; builds missing ones."""
+    """Return the folder of the `wanted` modules; missing modules are built."""
     CACHE.mkdir(parents=True, exist_ok=True)
     modules = CACHE / "spirv"
     if all((modules / f"{name}.spv").exists() for name in wanted):
         return modules
     source = unpacked(sdist)
-    command = CACHE / "glslc"  # compiles only the wanted ones of a thousand variants
+    command = CACHE / "glslc"  # a wrapper that compiles only the wanted variants out of a thousand
     names = "|".join(sorted(wanted))
     command.write_text(
         '#!/bin/sh\nfor a in "$@"; do [ "$before" = -o ] && out=$a; before=$a; done\nname=${out##*/}\n'

@@ -1,8 +1,8 @@
 """The process of llama.cpp for `vkbackend bench --compare llama-cpp`. Needs llama-cpp-python.
 
-Started as `python -m vkbackend.tools.measure.llama_cpp_worker JSON` (what to load). Its first line describes
-the build. It reads a JSON object per line (n_prompt, n_gen, n_depth, tokens) and answers {"seconds": S},
-timed like llama-bench: every decode is waited for.
+It is started as `python -m vkbackend.tools.measure.llama_cpp_worker JSON` (what to load). Its first line
+describes the build. Then it reads a JSON object per line (n_prompt, n_gen, n_depth, tokens) and answers
+{"seconds": S}, timed like llama-bench, which waits for every decode.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 
 class Loaded:
-    """A model and context of llama.cpp through its C interface, with its defaults."""
+    """A model and context of llama.cpp, opened through its C interface with its defaults."""
 
     def __init__(self, wanted: dict[str, Any]) -> None:
         import llama_cpp
@@ -27,7 +27,8 @@ class Loaded:
         llama_cpp.llama_backend_init()
         model: Any = llama_cpp.llama_model_default_params()
         layers = wanted["n_gpu_layers"]
-        model.n_gpu_layers = 0x7FFF_FFFF if layers is None else layers  # -1 used to mean none
+        # because -1 meant "none" in earlier versions
+        model.n_gpu_layers = 0x7FFF_FFFF if layers is None else layers
         model.split_mode = getattr(llama_cpp, f"LLAMA_SPLIT_MODE_{wanted['split_mode'].upper()}")
         self._shares = (ctypes.c_float * llama_cpp.llama_max_devices())(*wanted["tensor_split"])
         if wanted["tensor_split"]:
@@ -37,7 +38,7 @@ class Loaded:
             raise SystemExit("llama.cpp does not load the file")
         context: Any = llama_cpp.llama_context_default_params()
         context.n_ctx, context.n_batch, context.n_ubatch = wanted["n_ctx"], self._n_ubatch, self._n_ubatch
-        # Host threads: llama-cpp-python's choice; C's default of four is too many for few cores.
+        # llama-cpp-python's number of host threads, because C's default of four is too many for few cores.
         context.n_threads = context.n_threads_batch = max(1, (os.cpu_count() or 1) // 2)
         context.offload_kqv = wanted["kv_offload"]
         context.type_k, context.type_v = wanted["type_k"], wanted["type_v"]
@@ -49,7 +50,7 @@ class Loaded:
         self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), True)
 
     def decode(self, tokens: Sequence[int]) -> None:
-        """Decode tokens in micro-batches, with logits for the last one."""
+        """Decode tokens in micro-batches, and compute logits for the last token."""
         for at in range(0, len(tokens), self._n_ubatch):
             part = tokens[at : at + self._n_ubatch]
             ids = (self._lib.llama_token * len(part))(*part)

@@ -1,8 +1,7 @@
-"""llama-server in a process of its own, for `studies.serving_beside`: `python FILE MODEL SLOTS` with
-xllamacpp.
+"""llama-server in its own process, for `studies.serving_beside`: `python FILE MODEL SLOTS`. Needs xllamacpp.
 
-Its first line is the server's address. For each line read, a JSON list of requests, it answers all of them in
-the process, a thread each without HTTP, and writes the seconds this took.
+Its first line is the server's address. For each line read, a JSON list of requests, it answers all requests
+within the process, with a thread for each and without HTTP, and writes the seconds that took.
 """
 
 from __future__ import annotations

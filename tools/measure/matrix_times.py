@@ -1,4 +1,4 @@
-"""Which op multiplies matrices fastest: times of all ops that a device can run, and their ranking."""
+"""Measures which op multiplies matrices fastest: times all ops that a device can run, and ranks them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from vkbackend.tools.op_cases.matrix import MatVec
 from vkbackend.tools.op_cases.quantized import QuantizeQ8
 from vkbackend.tools.op_cases.setup import Case
 
-ROWS = {"one": 1, "few": 4, "some": 12, "many": 128}  # rows of x timed for each class
-TYPES = ("f16", "q8_0", "q4_0", "q4_k")  # every op with f32 activations has the first
+ROWS = {"one": 1, "few": 4, "some": 12, "many": 128}  # timed rows of x per class
+TYPES = ("f16", "q8_0", "q4_0", "q4_k")  # every op with f32 activations supports the first type
 SHAPES = ((2048, 2048), (256, 1024))  # n, k
 GAIN = 0.9
-PRODUCTS = {case.op.name: type(case) for case in CASES if isinstance(case, MatVec)}  # by op
+PRODUCTS = {case.op.name: type(case) for case in CASES if isinstance(case, MatVec)}  # products by op
 ROUNDING: dict[str, Any] = {"q8": QuantizeQ8, "f16s": PackF16}
-# Share of one rounding that each matrix pays: a layer has 7 matrices but 4 roundings (q, k and v share one,
-# gate and up another).
+# The part of a rounding that each matrix pays: a layer has 7 matrices but 4 roundings, because q, k and v
+# share one, and gate and up another.
 ROUNDED = 4 / 7
 Times = dict[str, dict[str, dict[str, float]]]  # microseconds by row class, op and weight type
 
@@ -43,18 +43,18 @@ def cases_of(limits: Limits) -> list[Case]:
 
 
 def time_of(device: Device, case: Case, ms: float = 20.0) -> float:
-    """Microseconds of a case; CPU time on a software device."""
+    """Microseconds of a case; on a software device, of CPU time."""
     row = time_case(device, case, 3, ms)
     return row.us_cpu or row.us_min
 
 
 def times_of(device: Device, ms: float = 20.0) -> Times:
-    """Times of all ops that the device can run, summed over SHAPES, with their share of rounding."""
+    """Times of all ops that the device can run, summed over SHAPES and with their part of the rounding."""
     return times_by(device.limits, cache(lambda case: time_of(device, case, ms)))
 
 
 def times_by(limits: Limits, us: Callable[[Case], float]) -> Times:
-    """Like `times_of`; `us` returns the microseconds of a case."""
+    """Like `times_of`, but `us` returns the microseconds of a case."""
 
     def us_of(op: str, kind: str, rows: int) -> float:
         rounding = ROUNDING.get(MATRIX_OPS[op].x_type)
@@ -75,10 +75,10 @@ def times_by(limits: Limits, us: Callable[[Case], float]) -> Times:
 
 
 def ranked(times: Iterable[Times], limits: Limits) -> measured.Table:
-    """The ops of each row class, fastest first. The built-in choice keeps its place against ops that are less
-    than a tenth faster (GAIN).
+    """Rank the ops of each row class, fastest first. An op comes before the built-in choice only if it is at
+    least a tenth faster (GAIN).
 
-    An op without some types is compared on the types it has.
+    An op that lacks some types is compared on the types that it supports.
     """
     total: Times = defaultdict(lambda: defaultdict(lambda: defaultdict(float)))
     for of_device in times:

@@ -1,7 +1,7 @@
-"""Many callers at once: the latencies of each and the total rate.
+"""Many callers at once: measures the latencies of each and the total rate.
 
-A caller asks for texts in sequence, with prompts of mixed lengths; every other prompt begins with a prefix
-that all share. An untimed round records and compiles every step first.
+Each caller asks for texts in sequence, with prompts of different lengths; every other prompt begins with the
+same prefix. An untimed round first records and compiles every step.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 from vkbackend.models.llm import LLM
 
-LENGTHS = 8, 24, 64, 160  # prompt tokens after the shared prefix, in turn
-SHARED = 64  # shared prefix, in every other prompt
+LENGTHS = 8, 24, 64, 160  # prompt tokens after the shared prefix, used in turn
+SHARED = 64  # tokens of the shared prefix
 WARM_UP = 4  # tokens per text in the untimed round
 
 
@@ -44,7 +44,7 @@ def longest(n_gen: int) -> int:
 
 
 def prompts(n_vocab: int, seed: int) -> Callable[[], list[int]]:
-    """Random prompts of mixed lengths, fixed by the seed."""
+    """Return a generator of random prompts of different lengths, determined by the seed."""
     rng = random.Random(seed)
     shared = [random.Random(-1).randrange(n_vocab) for _ in range(SHARED)]
     count = seed
@@ -88,7 +88,7 @@ def measure(llm: LLM, n: int, n_requests: int, n_gen: int, *, process: bool) -> 
 
 
 async def _round(llm: LLM, n: int, n_requests: int, n_gen: int, seed: int) -> list[list[float]]:
-    """For every text: seconds to the first token, and from each to the next."""
+    """Return for every text the seconds to the first token, and from each token to the next."""
 
     async def caller(i: int) -> list[list[float]]:
         prompt, texts = prompts(llm.n_vocab, seed + i), []

@@ -10,7 +10,7 @@ from vkbackend.errors import InvalidArgument, UnsupportedFeature
 
 
 def plotting():  # type: ignore[no-untyped-def]  # matplotlib is an extra
-    """pyplot without a display. Raises UnsupportedFeature if matplotlib is missing."""
+    """Import pyplot without a display. Raises UnsupportedFeature if matplotlib is missing."""
     try:
         import matplotlib
 
@@ -24,7 +24,7 @@ def plotting():  # type: ignore[no-untyped-def]  # matplotlib is an extra
 
 
 def check_plot(path: str) -> None:
-    """Raise before measuring if no plot could be drawn or written."""
+    """Raise before measuring if the plot could not be drawn or written."""
     kinds = plotting().figure().canvas.get_supported_filetypes()
     if Path(path).suffix.removeprefix(".").lower() not in kinds:
         raise InvalidArgument(

@@ -1,5 +1,5 @@
-"""Devices with the limits and heaps of a real card but no memory, and weights without bytes: models of any
-size can be planned, laid out and recorded, but not run.
+"""Devices with the limits and heaps of a real card but no memory, and weights without bytes, so that models
+of any size can be planned, laid out and recorded, but not run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vkbackend.tools.measure.synthetic import Synthetic
 from vkbackend.twins.device import HostDevice, HostExecutable
 from vkbackend.vulkan.memory_types import CACHED, COHERENT, LOCAL, VISIBLE, suitable
 
-MAX_ALLOCATIONS = 4096  # Vulkan's guarantee, and the value of AMD's and NVIDIA's drivers
+MAX_ALLOCATIONS = 4096  # the minimum that Vulkan guarantees, and the limit of AMD's and NVIDIA's drivers
 BINDING_NBYTES = (1 << 32) - 1
 ALLOCATION_NBYTES = (1 << 32) - 4096
 BAR_NBYTES = 256 << 20
@@ -48,8 +48,8 @@ LIMITS = Limits(
 
 
 class SimulatedDevice(HostDevice):
-    """One of several equal cards. `allocations`: their number; `heaps`: bytes used per heap; `largest`: the
-    largest binding."""
+    """One of several equal cards. `allocations`: number of allocations; `heaps`: bytes used per heap;
+    `largest`: the largest binding."""
 
     def __init__(self, index: int, memory_nbytes: int, limits: Limits = LIMITS) -> None:
         super().__init__(f"card{index}", limits)
@@ -95,7 +95,7 @@ class SimulatedDevice(HostDevice):
         pass
 
     def write(self, view: View, data: np.ndarray) -> None:
-        """Keeps nothing, but checks sizes."""
+        """Check sizes and discard the data."""
         assert data.nbytes <= view.nbytes, (view, data.nbytes)
 
     def build(self, recording: Recording) -> HostExecutable:

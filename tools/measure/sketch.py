@@ -1,7 +1,7 @@
-"""A small model of any architecture, as a header without data: what can be known of an architecture without a
-file.
+"""A small model of any architecture that consists of a header without data, for everything that can be known
+of an architecture without a file.
 
-A `Sketch` replaces an opened GGUF file; its metadata values are Synthetic's.
+A `Sketch` replaces an opened GGUF file; its metadata values are those of Synthetic.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ KEYS: dict[str, Any] = {
     "ssm.inner_size": 256,
 }
 EXPERTS = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 64}
-LATENT: dict[str, Any] = {  # attention with its own keys
+LATENT: dict[str, Any] = {  # latent attention has its own metadata keys
     "attention.head_count_kv": 1,
     "attention.kv_lora_rank": 32,
     "attention.key_length": 48,
@@ -57,7 +57,7 @@ INDEXER = {  # DeepSeek's sparse attention
 }
 CURVES = {f"xielu.{name}": 1.0 for name in ("alpha_p", "alpha_n", "beta", "eps")}  # apertus only
 SHORT_CONV = {"attention.head_count_kv": [0, 0, 0, 4] * (N_LAYER // 4), "shortconv.l_cache": 3}
-ONE_OF_THREE = {  # each layer scans, attends or is a feed-forward network
+ONE_OF_THREE = {  # each layer is a scan, an attention or a feed-forward network
     "attention.head_count_kv": [0, 4, 0, 0] * (N_LAYER // 4),
     "feed_forward_length": [0, 0, 512, 0] * (N_LAYER // 4),
 }
@@ -82,7 +82,7 @@ OWN: dict[str, dict[str, Any]] = {
 
 
 class Sketch(GGUF):
-    """The header of such a model, with experts and a window if the architecture allows them."""
+    """The header of a small model, with experts and a window if the architecture allows them."""
 
     def __init__(self, arch: str, experts: bool = True) -> None:
         model = model_class(arch)
@@ -96,7 +96,8 @@ class Sketch(GGUF):
         self.tensors = {}
         for name, shape in (
             ("token_embd.weight", (N_VOCAB, N_EMBD)),
-            *((f"blk.{il}.ffn_gate_inp.scale", (N_EMBD,)) for il in range(N_LAYER)),  # gemma4: on the host
+            # gemma4 stores these on the host
+            *((f"blk.{il}.ffn_gate_inp.scale", (N_EMBD,)) for il in range(N_LAYER)),
         ):
             self.tensors[name] = TensorInfo(name, shape, "f32", 0, 0, 0)
 
@@ -105,7 +106,7 @@ class Sketch(GGUF):
 
 
 def sketches(arch: str) -> list[Model]:
-    """One with experts and one dense, as far as the architecture allows."""
+    """Return a model with experts and a dense model, as far as the architecture allows them."""
     models = [load_model(Sketch(arch))]
     if models[0].n_used:
         with suppress(GGUFError):

@@ -1,5 +1,5 @@
-"""Any SPIR-V as a pipeline: layouts are derived from the module's bindings. For shaders of other projects;
-ours use vkbackend/vulkan/program.py.
+"""Compiles any SPIR-V as a pipeline, with layouts derived from the module's bindings. It is for shaders of
+other projects; ours use vkbackend/vulkan/program.py.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from vkbackend.vulkan.device import VulkanDevice
 
 MAGIC, OP_DECORATE, OP_VARIABLE, OP_TYPE_POINTER = 0x07230203, 71, 59, 32
-BINDING, DESCRIPTOR_SET, UNIFORM = 33, 34, 2  # decorations, and the storage class of uniform blocks
+BINDING, DESCRIPTOR_SET, UNIFORM = 33, 34, 2  # ids of decorations, and of the storage class of uniform blocks
 
 
 def bindings(code: bytes) -> dict[int, set[int]]:
-    """Set -> its bindings, all as storage buffers: language models' compute shaders have no others, and
-    compilers that only generate code accept a uniform block as one."""
+    """Map each set to its bindings, all as storage buffers: the compute shaders of language models use
+    nothing else, and compilers that only generate code accept a uniform block as a storage buffer."""
     words = struct.unpack(f"<{len(code) // 4}I", code)
     if words[0] != MAGIC:
         raise VkbackendError("this is not SPIR-V: its first word is not 0x07230203")
@@ -43,7 +43,7 @@ def report_of_spirv(
     device: VulkanDevice, code: bytes, consts: Mapping[int, int], lanes: int = 0
 ) -> PipelineReport:
     """The driver's report on a module with these specialization constants (by id) and subgroups of `lanes`,
-    if that is not 0 and the device has a choice."""
+    if that is not 0 and the device supports several sizes."""
     layouts, pipeline_layout = _layout(device, code)
     objects = []
     try:

@@ -1,4 +1,4 @@
-"""Timed runs of a loaded model as llama-bench defines them: a prompt, or single tokens, after `depth` tokens
+"""Timed runs of a loaded model as llama-bench defines them: a prompt or single tokens, after `depth` tokens
 in the cache.
 """
 
@@ -25,7 +25,7 @@ MAX_READ_NBYTES = 4 << 30
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """`n_prompt` tokens in micro-batches, then `n_gen` one by one, after `n_depth` others."""
+    """`n_prompt` tokens in micro-batches, then `n_gen` single tokens, after `n_depth` other tokens."""
 
     n_prompt: int
     n_gen: int
@@ -44,7 +44,7 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of every repetition; host microseconds per all-reduce (None: no reduces)."""
+    """Seconds of every repetition, and host microseconds per all-reduce (None: no reduces)."""
 
     test: Test
     seconds: tuple[float, ...]
@@ -72,12 +72,12 @@ class Timer:
         self.tokens = np.random.default_rng(0).integers(0, runner.n_vocab, max_tokens).tolist()
 
     def once(self, test: Test) -> float:
-        """Seconds of one run; the tokens before it are computed first, untimed."""
+        """Seconds of one run; the `n_depth` tokens are computed before, untimed."""
         self._prompt(0, test.n_depth)
         return self.after(test.n_depth, test.n_prompt, test.n_gen)
 
     def after(self, depth: int, n_prompt: int, n_gen: int) -> float:
-        """Seconds of a prompt and then single tokens from position `depth` on."""
+        """Seconds of a prompt and then single tokens, starting at position `depth`."""
         began = time.perf_counter()
         self._prompt(depth, n_prompt)
         for position in range(depth + n_prompt, depth + n_prompt + n_gen):
@@ -98,7 +98,7 @@ class Timer:
         return self.timing(test, seconds, n, s)
 
     def timing(self, test: Test, seconds: Sequence[float], n: int, s: float) -> Timing:
-        """`n`, `s`: the reduce counters before the runs."""
+        """Return the test's Timing. `n`, `s`: the reduce counters before the runs."""
         after, spent = self.runner.reduce_stats()
         return Timing(test, tuple(seconds), 1e6 * (spent - s) / (after - n) if after > n else None)
 
@@ -121,7 +121,7 @@ def copy_rate(runner: Runner) -> float:
 
 
 def read_rate(paths: Sequence[Path]) -> float:
-    """Bytes per second of reading the files front to back, at most 4 GiB."""
+    """Bytes per second of reading the files in order, up to 4 GiB."""
     buffer, n, began = memoryview(bytearray(READ_NBYTES)), 0, time.perf_counter()
     for path in paths:
         with open(path, "rb", buffering=0) as file:
@@ -138,7 +138,7 @@ def describe(gguf: GGUF) -> dict[str, Any]:
             sizes[info.type] = sizes.get(info.type, 0) + info.nbytes
     main = max(sizes, key=lambda kind: sizes[kind], default="f32")
     name = gguf.string("general.name", "") or gguf.architecture
-    words = dict.fromkeys((gguf.architecture, *name.split(), main.upper()))  # each once
+    words = dict.fromkeys((gguf.architecture, *name.split(), main.upper()))  # without repetitions
     return {
         "model_filename": str(gguf.paths[0]),
         "model_type": " ".join(words),

@@ -1,5 +1,5 @@
-"""Shared by scripts that measure alternatives in turn, so that other load slows all of them: a temporary
-variable, minimum and median, Markdown tables, errors.
+"""Helpers of scripts that alternate between alternatives, so that other load slows all of them: a temporary
+environment variable, minimum and median, Markdown tables, errors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def variable(name: str, value: str) -> Iterator[None]:
 
 @contextmanager
 def errors_told() -> Iterator[None]:
-    """An error of the user or the machine ends the script with one line and exit code 1."""
+    """End the script with one line and exit code 1 on an error of the user or the machine."""
     try:
         yield
     except (VkbackendError, OSError) as error:
@@ -36,7 +36,7 @@ def errors_told() -> Iterator[None]:
 
 
 def least_and_median(values: Sequence[float]) -> tuple[float, float]:
-    """The minimum is least affected by other load; the median shows how much there was."""
+    """The minimum is least affected by other load; the median shows how much load there was."""
     return min(values), statistics.median(values)
 
 

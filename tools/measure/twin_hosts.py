@@ -1,4 +1,4 @@
-"""A group of hosts as threads of one process, with host 0 in the caller's thread."""
+"""A group of hosts as threads of one process; host 0 runs in the caller's thread."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def twin_runner(
     models: list[str | None] | None = None,
     **options: Any,
 ) -> Iterator[Runner]:
-    """A runner with devices HOST/DEVICE spread over hosts. `models`: the file on each host, if not `path`.
-    `runner.group.transports`: all hosts' transports."""
+    """Open a runner on devices HOST/DEVICE of several hosts. `models`: each host's file, if it is not `path`.
+    `runner.group.transports`: the transports of all hosts."""
     transports = TwinTransport.group(n_hosts)
     groups = [Group(transport, pulse=False) for transport in transports]
     groups[0].transports = transports  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Parts that check: every op against its twin, and layers of real models against the numpy device."""
+"""Parts that check results: every op against its twin, and layers of real models against the numpy device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ SEED = 0
 
 
 def in_turns(cases: Sequence[Case]) -> list[Case]:
-    """The first case of every kind, then the second ones, ...: a run cut short has covered all ops."""
+    """Return the first case of every kind, then the second of every kind, and so on, so that a run that is
+    cut short has covered all ops."""
     kinds: dict[type, list[Case]] = defaultdict(list)
     for case in cases:
         kinds[type(case)].append(case)
@@ -62,7 +63,7 @@ class Verify(Part):
 
     @classmethod
     def columns(cls, rows: Sequence[Row]) -> tuple[Sequence[str], list[Sequence[object]]]:
-        """A line per op, with the error nearest to its bound."""
+        """One line per op, with the error that is nearest to its bound."""
         by_op: dict[tuple[str, str], list[Row]] = defaultdict(list)
         for row in rows:
             for op in dict.fromkeys(name.partition(".")[0] for name in row["shaders"]):
@@ -75,18 +76,18 @@ class Verify(Part):
         return ("device", "op", "cases", "failed", "worst NMSE", "allowed"), lines
 
 
-# One layer of each: heads of 64 and a tied output; norms of heads; 128 experts.
+# One layer of each model: heads of 64 and a tied output; norms of heads; 128 experts.
 SHAPES = ("llama-1b", "qwen3-8b", "qwen3-30b-a3b")
 TYPE, N_LAYER = "Q4_K", 1
-N_VOCAB = 4096  # numpy unpacks every matrix at each step: 128k tokens would take ten seconds
-PROMPTS = (33, 4, 1)  # each uses different ops
-# exact: F32 sums in another order. fast: activations of 8 or 16 bits cost 5e-5 to 9e-5 per product, more if
-# nearly equal experts swap. A wrong result has an error of about 1.
+N_VOCAB = 4096  # small, because numpy unpacks every matrix in each step: 128k tokens would take ten seconds
+PROMPTS = (33, 4, 1)  # the lengths use different ops
+# exact: only the order of F32 sums differs. fast: activations of 8 or 16 bits cause errors of 5e-5 to 9e-5
+# per product, more if nearly equal experts are swapped. A wrong result has an error of about 1.
 ALLOWED = {"exact": 1e-6, "fast": 2e-2}
 
 
 class Shapes(Part):
-    """Logits of prompts of several lengths, and of a token after each, against the numpy device."""
+    """Compares logits of prompts of several lengths, and of a token after each, with the numpy device."""
 
     title = "Layers of real models against the numpy device"
     share, deadline_s = 0.08, 240.0
@@ -100,7 +101,7 @@ class Shapes(Part):
         for how, allowed in ALLOWED.items():
             got = logits(case, self.devices[0], exact=how == "exact")
             error = [float(np.sum((a - b) ** 2) / np.sum(b * b)) for a, b in zip(got, want, strict=True)]
-            worst = float(np.max(error))  # keeps NaN
+            worst = float(np.max(error))  # np.max returns NaN if any error is NaN
             same = sum(int(a.argmax() == b.argmax()) for a, b in zip(got, want, strict=True))
             rows.append(
                 {
@@ -120,7 +121,7 @@ class Shapes(Part):
 
 
 def logits(spec: str, device: str, exact: bool) -> list[np.ndarray]:
-    """Logits of every prompt's last row and of one token after it, as float64."""
+    """Return the logits, as float64, of each prompt's last row and of one token after the prompt."""
     options = Options.of(spec, devices=[device], n_ctx=64, n_ubatch=64, exact=exact)
     runner = Runner(options, Synthetic(spec, N_LAYER, N_VOCAB))
     try:

@@ -1,7 +1,7 @@
-"""Run parts in processes of their own, case by case: a crash or hang costs one case.
+"""Runs parts in their own processes, case by case, so that a crash or hang costs one case.
 
-Parts share the time; what one leaves goes to the next. A started process runs at least one case, and a
-running case may take until its deadline.
+Parts share the total time; time that a part does not use is added to the next part. A started process runs at
+least one case, and a running case may take until its deadline.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from typing import Any, Self
 from vkbackend.tools.report.part import Group, Row
 
 WORKER = (sys.executable, "-m", "vkbackend.tools.report.worker")
-START_S = 120.0  # to open the device and list the cases
-KILL_S = 10.0  # after this a killed process that a driver still holds is abandoned
-MAX_LOSSES = 8  # per part and devices; then the part is given up
-Tell = Callable[[str, int, int], None]  # (starting case, cases done, cases in all)
+START_S = 120.0  # time to open the device and list the cases
+KILL_S = 10.0  # afterwards a killed process that a driver still blocks is abandoned
+MAX_LOSSES = 8  # per part and devices; afterwards the part is abandoned
+Tell = Callable[[str, int, int], None]  # (starting case, number of finished cases, number of cases)
 
 
 @dataclass(slots=True)
 class Outcome:
-    """Results of a part on a group of devices. `unfinished`: what is missing, or ""."""
+    """Results of a part on a group of devices. `unfinished`: which cases are missing, or ""."""
 
     devices: Group
     rows: list[Row] = field(default_factory=list)
@@ -40,11 +40,11 @@ class Outcome:
     cases: list[str] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
     unfinished: str = ""
-    stuck: bool = False  # a process could not be killed
+    stuck: bool = False  # whether a process could not be killed
 
 
 class Child:
-    """A worker process; leaving the block kills it with its children."""
+    """A worker process; leaving the block kills it and its children."""
 
     def __init__(self, job: dict[str, Any], environment: dict[str, str], folder: Path) -> None:
         self._log = open(folder / "worker.log", "w+", errors="replace")
@@ -55,7 +55,7 @@ class Child:
             stderr=self._log,
             text=True,
             env={**os.environ, **environment},
-            start_new_session=True,  # llama-bench in a worker is killed too
+            start_new_session=True,  # so that llama-bench in a worker is killed too
         )
         self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         threading.Thread(target=self._listen, daemon=True).start()
@@ -68,19 +68,19 @@ class Child:
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            with suppress(ValueError):  # a dying process may write half a line
+            with suppress(ValueError):  # a dying process may write an incomplete line
                 self._messages.put(json.loads(line))
         self._messages.put(None)
 
     def next(self, timeout_s: float) -> dict[str, Any] | None:
-        """The next message, None after the last. Raises TimeoutError."""
+        """Return the next message, None after the last. Raises TimeoutError."""
         try:
             return self._messages.get(timeout=max(0.0, timeout_s))
         except queue.Empty:
             raise TimeoutError from None
 
     def how_it_ended(self) -> str:
-        """How a silent process ended; "" if all is well."""
+        """How a process ended that sends no more messages; "" if it succeeded."""
         code = self._process.wait(KILL_S)
         if not code:
             return ""
@@ -104,7 +104,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A part on a group of devices; `until` in time.monotonic()."""
+    """A part on a group of devices. `until`: the end of its time, in time.monotonic()."""
 
     part: str
     devices: Group
@@ -127,7 +127,7 @@ def run_job(job: Job, tell: Tell) -> Outcome:
 
 
 def _go_on(job: Job, outcome: Outcome, tell: Tell) -> bool:
-    """Run one more process; returns whether cases are left."""
+    """Run one more process. Returns whether cases remain."""
     asked = {"part": job.part, "devices": job.devices, "done": outcome.done, "rows": outcome.rows}
     current, n_before = "", len(outcome.done)
     child = Child(asked, job.environment, job.folder)
@@ -175,7 +175,7 @@ def _note(outcome: Outcome, case: str, message: dict[str, Any]) -> None:
 
 
 def _fail(outcome: Outcome, case: str, why: str) -> None:
-    """Note the case that killed its process; without a case the part cannot start at all."""
+    """Record the case that killed its process; without a case, the part could not start."""
     if case:
         outcome.done.append(case)
         outcome.failed.append((case, why))

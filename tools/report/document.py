@@ -1,6 +1,7 @@
-"""The report as Markdown and JSON, rewritten after every part.
+"""The report as Markdown and JSON; both files are rewritten after every part.
 
-Neither contains the host's name, the user's name or a path: they are scrubbed from errors and drivers' texts.
+Neither contains the name of the host or the user, or a path: these are removed from errors and drivers'
+texts.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from vkbackend.tools.report.part import Row
 from vkbackend.tools.report.parts import PARTS
 
 NAME = "gpu-report"
-SHORTEST = 3  # shorter names are parts of words
-# A path: a slash that follows no word, then names and slashes.
+SHORTEST = 3  # shorter names could be parts of words
+# A path: a slash that does not follow a word, then names and slashes.
 _PATH = re.compile(r"(?<![\w.)/])~?(?:/[^\s/'\":,;()\[\]<>|]+){2,}/?")
 
 
@@ -123,7 +124,7 @@ class Report:
         return head, lines
 
     def _left_out(self, outcomes: Sequence[Outcome]) -> list[str]:
-        """Grouped by reason: many cases lack the same feature."""
+        """One line per reason, because many cases lack the same feature."""
         lines = []
         for outcome in outcomes:
             reasons: dict[str, list[str]] = {}
@@ -136,7 +137,7 @@ class Report:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """A Markdown table with at least three significant digits."""
+    """Return a Markdown table; numbers have at least three significant digits."""
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     return lines + ["| " + " | ".join(map(_cell, row)) + " |" for row in rows]
 
@@ -149,13 +150,13 @@ def _cell(value: object) -> str:
 
 @cache
 def _private() -> tuple[list[str], re.Pattern[str] | None]:
-    """(folders of this machine, names of host and user)."""
+    """Return (folders of this machine, pattern of the names of host and user)."""
     folders = {str(Path.home()), str(Path.cwd()), tempfile.gettempdir(), sys.prefix}
     folders |= {str(Path(folder).resolve()) for folder in folders}
     names = {platform.node(), platform.node().partition(".")[0]}
     try:
         names.add(getpass.getuser())
-    except (OSError, KeyError):  # a user without a name
+    except (OSError, KeyError):  # the user may have no name
         pass
     words = sorted((re.escape(name) for name in names if len(name) >= SHORTEST), key=len, reverse=True)
     pattern = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(words)})(?![A-Za-z0-9])", re.I) if words else None
@@ -163,7 +164,7 @@ def _private() -> tuple[list[str], re.Pattern[str] | None]:
 
 
 def scrubbed(value: Any) -> Any:
-    """`value` with "(path)" and "(name)" in all its texts."""
+    """Replace paths and names by "(path)" and "(name)" in all texts of `value`."""
     if isinstance(value, dict):
         return {key: scrubbed(item) for key, item in value.items()}
     if isinstance(value, list):

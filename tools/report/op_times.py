@@ -26,7 +26,7 @@ RANKING = "ranking"
 
 
 class Tune(Part):
-    """The ranking goes to the report's cache folder, so later parts use it."""
+    """Saves the ranking in the report's cache folder, so later parts use it."""
 
     title = "Which op multiplies matrices fastest (`tune`)"
     share, deadline_s = 0.1, 60.0
@@ -63,16 +63,16 @@ class Tune(Part):
 
 TYPES = ("q4_0", "q4_k", "q8_0", "q6_k", "f16", "mxfp4", "iq4_xs")
 SIDE, SOFTWARE_SIDE = 4096, 1024  # side of a square matrix
-ROWS = {"one": 1, "few": 8, "some": 16, "many": 512}  # rows of x, by class
+ROWS = {"one": 1, "few": 8, "some": 16, "many": 512}  # rows of x per class
 SOFTWARE_ROWS = ROWS | {"many": 32}
-COLD_NBYTES = 512 << 20  # copies that take turns, larger than any cache
-HEAP_SHARE = 8  # they take at most this fraction of a device's memory
+COLD_NBYTES = 512 << 20  # bytes of the copies of the arrays that runs use in turn; larger than any cache
+HEAP_SHARE = 8  # copies take at most 1 / HEAP_SHARE of a device's memory
 COPY = "copies within the memory"
 EXPERT_TYPES = ("q4_k",)
 
 
 class Products(Part):
-    """The copy rate, products with matrices and experts, attention at 4,096 positions."""
+    """Times the copy rate, products with matrices and experts, and attention at 4,096 positions."""
 
     title = "The copy rate, and each op's share of it"
     share, deadline_s = 0.14, 60.0
@@ -90,7 +90,7 @@ class Products(Part):
         ]
         for kind in EXPERT_TYPES:
             cases += [*expert_cases(kind), *(case for case in quantized_cases(kind) if "Id" in repr(case))]
-        if not is_cpu:  # a processor takes minutes for a prompt after 4,096 positions
+        if not is_cpu:  # on a processor a prompt after 4,096 positions takes minutes
             cases += attention_cases()
         return {repr(case): case for case in cases}
 

@@ -1,7 +1,7 @@
-"""A part of the report: named cases on some devices, with rows of plain values as results.
+"""A part of the report: named cases on some devices, whose results are rows of plain values.
 
-A part runs in a process of its own (worker.py). If that dies, another process resumes after the fatal case,
-so a case may use only `rows`, the part's results on these devices so far.
+A part runs in its own process (worker.py). If the process dies, another process continues after the fatal
+case, so a case may use only `rows`, the results of the part on these devices so far.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.runtime import Device
 
 Row = dict[str, Any]
-Group = tuple[str, ...]  # devices used together
+Group = tuple[str, ...]  # devices that are used together
 
 
 class LeftOut(Exception):
-    """Why a case does not apply to these devices."""
+    """Raised with the reason why a case does not apply to these devices."""
 
 
 class Part:
     title: ClassVar[str]
-    share: ClassVar[float]  # of the time of all parts, plus what earlier parts left
-    deadline_s: ClassVar[float]  # per case; exceeding it counts as a hang
+    share: ClassVar[float]  # fraction of the total time; time left by earlier parts is added
+    deadline_s: ClassVar[float]  # per case; a case that exceeds it counts as a hang
     environment: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, devices: Group, rows: list[Row]) -> None:
@@ -32,22 +32,22 @@ class Part:
 
     @staticmethod
     def groups(devices: Sequence[str]) -> list[Group]:
-        """Groups of devices, measured one after another. Default: each device alone."""
+        """Groups of devices that are measured one after another. Default: each device alone."""
         return [(device,) for device in devices]
 
     @property
     def device(self) -> Device:
-        """The first device, opened on first use."""
+        """The first device, which is opened on first use."""
         if self.opened is None:
             [self.opened] = open_devices(self.devices[:1])
         return self.opened
 
     def cases(self) -> list[str]:
-        """Names, the most valuable first. Raises the errors of opening devices."""
+        """Return the names of the cases, the most valuable first. Raises the errors of opening devices."""
         raise NotImplementedError
 
     def run(self, case: str) -> list[Row]:
-        """Results of a case. Raises LeftOut, and VkbackendError for a failure."""
+        """Return the results of a case. Raises LeftOut, and VkbackendError for a failure."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -60,6 +60,6 @@ class Part:
 
     @classmethod
     def columns(cls, rows: Sequence[Row]) -> tuple[Sequence[str], list[Sequence[object]]]:
-        """(header, lines) of the table for all groups."""
+        """Return (header, lines) of the table for all groups."""
         head = list(dict.fromkeys(name for row in rows for name in row))
         return head, [[row.get(name, "") for name in head] for row in rows]

@@ -1,4 +1,4 @@
-"""The parts of the report, in order of value."""
+"""The parts of the report, the most valuable first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts that run whole models: decode and prefill at depth, compile times, llama.cpp."""
+"""Parts that run complete models: decode and prefill at depth, compile times, llama.cpp."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ MODELS = ("llama-1b:Q4_K", "llama-8b:Q4_K", "qwen3-30b-a3b:Q4_K")
 DEPTHS = (0, 4096, 32_768)
 N_PROMPT, MOST_TOKENS, LEAST_TOKENS = 512, 64, 3
 ROOM = N_PROMPT + MOST_TOKENS + 64  # cells after the deepest context
-BOX_S = 2.0  # target time of a case's timed tokens
-SLOW_PROMPT_S = 20.0  # slower prompts are timed with fewer tokens
+BOX_S = 2.0  # how long the timed tokens of a case should take
+SLOW_PROMPT_S = 20.0  # if a prompt is slower, fewer tokens are timed
 
 
 class Rates(Part):
-    """Each device alone, then all together. The context is not computed: the time of a step does not depend
-    on the cells' content."""
+    """Measures each device alone, then all together. The context is not computed, because the time of a step
+    does not depend on the content of the cells."""
 
     title = "Tokens per second of synthetic models"
     share, deadline_s = 0.22, 180.0
@@ -75,7 +75,8 @@ class Rates(Part):
         return [row | ({"us/reduce": 1e6 * spent / n} if n else {})]
 
     def _opened_for(self, spec: str) -> Runner:
-        """The model with the deepest context that fits; if none fits, half the layers, a quarter, ..."""
+        """Open the model with the deepest context that fits; if none fits, with half the layers, a quarter,
+        ..."""
         if self._runner is None or self._spec != spec:
             self.close()
             self._runner, self._depth, self._why = open_model(spec, self.devices)
@@ -90,7 +91,8 @@ class Rates(Part):
 
 
 def open_model(spec: str, devices: Group) -> tuple[Runner, int, str]:
-    """(runner, deepest context that fits, why not deeper). Raises LeftOut if not even one layer fits."""
+    """Return (runner, deepest context that fits, why not deeper). Raises LeftOut if not even one layer
+    fits."""
     why = ""
     for n_layer in halved(spec):
         for depth in reversed(DEPTHS):
@@ -110,7 +112,7 @@ def halved(spec: str) -> Iterator[int]:
 
 
 def prompt_length(timer: Timer, depth: int) -> int:
-    """512, or the length a slow device reads in 20 s, judged by shorter prompts."""
+    """Return 512, or how many tokens a slow device reads in 20 s, estimated from shorter prompts."""
     n = 16
     while n < N_PROMPT:
         timer.after(depth, n, 0)
@@ -121,7 +123,7 @@ def prompt_length(timer: Timer, depth: int) -> int:
 
 
 class Compiling(Part):
-    """Drivers' caches are off: this is a first start."""
+    """Measures a first start, because the caches of the drivers are disabled."""
 
     title = "Seconds to compile the pipelines of a token and a prompt"
     share, deadline_s = 0.04, 240.0

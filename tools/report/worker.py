@@ -1,9 +1,9 @@
 """The process of a part: `python -m vkbackend.tools.report.worker`. It may crash.
 
-Reads a JSON job from stdin: part, devices, finished cases and their rows. Writes a JSON object per line:
-{"cases": [...]}, then per case {"begin": name} and {"end": name, "rows": [...]}, with "left_out", or "failed"
-and "lost" (the device is unusable) if it did not succeed. {"unable": why} replaces the cases of a part that
-has none.
+It reads a JSON job from stdin: part, devices, finished cases and their rows. It writes a JSON object per
+line: {"cases": [...]}, then per case {"begin": name} and {"end": name, "rows": [...]}, with "left_out", or
+"failed" and "lost" (the device is unusable) if the case did not succeed. {"unable": why} replaces "cases" if
+the part has no cases.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vkbackend.tools.report import machine
 from vkbackend.tools.report.part import LeftOut, Part
 from vkbackend.tools.report.parts import PARTS
 
-DEVICES = "devices"  # the job that lists the devices
+DEVICES = "devices"  # name of the job that lists the devices
 
 
 def tell(out: TextIO, **message: Any) -> None:
@@ -63,7 +63,7 @@ def work(part: Part, done: set[str], out: TextIO) -> None:
 def main() -> None:
     job = json.loads(sys.stdin.readline())
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # drivers may print
+    os.dup2(2, 1)  # because drivers may print to stdout
     try:
         if job["part"] == DEVICES:
             describe(job["devices"], out)
