@@ -1,1 +1,1 @@
-"""Requests in, events out: the engine, its runner, and saved states."""
+"""The engine takes requests and returns events; with its runner and saved states."""

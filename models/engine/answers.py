@@ -1,5 +1,5 @@
-"""One engine, many callers. The engine has its own thread, which Ctrl-C cannot interrupt; callers wait in
-slices of time."""
+"""Many callers share one engine. The engine has its own thread, which Ctrl-C cannot interrupt; callers wait
+in slices of time."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ EngineMaker = Callable[[Channel], Hosted]  # runs in the engine's thread
 
 
 class Mailbox:
-    """The callers' end of an engine, which is released when the mailbox is collected. Raises the errors of
-    loading; `progress` runs in the caller's thread."""
+    """The callers' end of an engine. The engine is released when the mailbox is collected. Raises the errors
+    of loading; `progress` runs in the caller's thread."""
 
     def __init__(self, open_: EngineMaker, progress: Progress | None = None) -> None:
         self.channel = channel = Channel()
@@ -42,7 +42,7 @@ class Mailbox:
         self._ids = count()
         forks.own(self)
         try:
-            # One call of C code: with Thread.start an interrupt could leave a thread half started.
+            # This is one call of C code. With Thread.start an interrupt could leave a thread half started.
             _thread.start_new_thread(_start, (open_, channel, ref(self, channel.inbox.put)))
             self.info = self._loaded(progress)
         except BaseException:
@@ -65,8 +65,8 @@ class Mailbox:
                 progress(*news)
 
     def ask(self, make: Callable[[int], Request], *, eager: bool = False) -> Answers:
-        """Post the request that `make` builds from its id. `eager`: compute answers before they are asked
-        for."""
+        """Post the request that `make` builds from an id. `eager`: compute answers before the caller asks
+        for them."""
         return Answers(self, *self.make(make), eager)
 
     def make(self, make: Callable[[int], Request]) -> tuple[int, Request]:
@@ -75,7 +75,6 @@ class Mailbox:
         return id_, make(id_)
 
     def check_open(self) -> None:
-        """Raises the engine's error, or VkbackendError if it is closed."""
         if self._forked:
             raise forks.refusal("this LLM")
         if self.channel.failed and not self._closed:
@@ -86,12 +85,12 @@ class Mailbox:
     def close(self) -> None:
         """Release the engine; may be called again. Raises Timeout if a step does not end in time; the engine
         is then released after that step."""
-        # Long enough for a step to end, or for the engine's process to be killed.
+        # Enough time for a step to end, or for the engine's process to be killed.
         if not self._end(env.timeout_s() + engine_process.ANSWER_MARGIN_S + engine_process.CLOSE_S):
             raise Timeout("the engine is still in a step; close the LLM again when that has ended")
 
     def end(self) -> None:
-        """As `close`, without errors: for finalizers."""
+        """As `close`, but raises no errors; for finalizers."""
         self._end(engine_process.CLOSE_S)
 
     def _end(self, timeout_s: float) -> bool:
@@ -109,7 +108,7 @@ class Mailbox:
 
 
 class Answers:
-    """The answers to one request. Closed or collected before the last one, they cancel it."""
+    """The answers to one request. If closed or collected before the last answer, they cancel the request."""
 
     def __init__(self, mailbox: Mailbox, id_: int, request: Request, eager: bool) -> None:
         self._mailbox, self._id, self._eager = mailbox, id_, eager
@@ -128,7 +127,7 @@ class Answers:
             self.close()
 
     def events(self) -> Iterator[Event]:
-        """For requests without lone tokens."""
+        """For requests whose answers are never plain tokens."""
         for answer in self:
             assert isinstance(answer, Event), answer
             yield answer
@@ -161,15 +160,15 @@ def _start(open_: EngineMaker, channel: Channel, owner: ref[Mailbox]) -> None:
     try:
         arguments = open_, channel, owner
         threading.Thread(target=_live, args=arguments, name="vkbackend-engine", daemon=True).start()
-    except BaseException as error:  # no more threads
+    except BaseException as error:  # there are no more threads
         channel.news.put(error)
         channel.end()
 
 
 def _live(open_: EngineMaker, channel: Channel, owner: ref[Mailbox]) -> None:
-    """`owner` puts itself into the inbox when the mailbox is collected."""
+    """Run the engine. `owner` puts itself into the inbox when the mailbox is collected."""
     if hasattr(signal, "pthread_sigmask"):
-        # A process that this thread starts inherits the mask.
+        # A process that this thread starts inherits the signal mask.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     channel.thread = threading.get_ident()
     _working.add(channel)

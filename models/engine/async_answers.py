@@ -1,4 +1,4 @@
-"""As answers.py, for asyncio: a coroutine waits instead of a thread."""
+"""The asyncio version of answers.py, in which a coroutine waits instead of a thread."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from vkbackend.models.engine.messages import Answer, Request, is_last
 
 
 class LoopWaker:
-    """Wakes all coroutines of a loop that got answers in a step with one system call: after each, the loop's
-    thread competes with the engine's for the interpreter."""
+    """Wakes all coroutines of a loop that got answers in a step, with one system call, because each call
+    makes the loop's thread compete with the engine's thread for the interpreter."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = ref(loop)
@@ -68,7 +68,7 @@ class AsyncMail:
 
 
 class AsyncAnswers(AsyncIterator[Answer]):
-    """As `Answers`, in the running loop. The request is cancelled when its mail is collected."""
+    """As `Answers`, for the running loop. The request is cancelled when the mail is collected."""
 
     def __init__(self, mailbox: Mailbox, make: Callable[[int], Request], *, eager: bool) -> None:
         self._mailbox, self._eager, self._ended = mailbox, eager, False
@@ -81,7 +81,7 @@ class AsyncAnswers(AsyncIterator[Answer]):
         return self
 
     async def __anext__(self) -> Answer:
-        """A single coroutine: it runs for every token."""
+        """A single coroutine, because it runs for every token."""
         if self._ended:
             self.close()
             raise StopAsyncIteration

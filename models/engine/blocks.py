@@ -1,5 +1,3 @@
-"""Pools of blocks, the content of a slot, copies, usage."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -16,16 +14,16 @@ class Pool:
 
     @property
     def seen(self) -> int:
-        """How many blocks before its own the first row of a block may see; 0: all."""
+        """How many blocks before a block its first row may see; 0: all."""
         return -(-(self.window - 1) // CELL_BLOCK) if self.window else 0
 
 
 @dataclass(slots=True)
 class SlotContent:
-    """A slot has K and V of `tokens[:n_stored]`. One more token may be known that has not run.
+    """A slot holds K and V of `tokens[:n_stored]`. `tokens` may have one more token, which has not run.
 
-    The sequence can go on from `resumable` or later: layers with a window w have K and V from resumable - w +
-    1 on, or from 0 if `resumable` is 0.
+    The sequence can go on from `resumable` or later: layers with a window w have K and V from position
+    `resumable` - w + 1 on, or from 0 if `resumable` is 0.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -35,17 +33,17 @@ class SlotContent:
 
 @dataclass(slots=True)
 class Usage:
-    """Blocks of the first layer group, and tokens of prompts."""
+    """Counts blocks of the first layer group, and prompt tokens."""
 
     n_blocks: int
     free: int
-    cached: int  # in the tree, unused
+    cached: int  # unused, but in the tree
     shared: int = 0  # used by several slots
     prompt_tokens: int = 0
-    shared_tokens: int = 0  # from the cache
+    shared_tokens: int = 0  # prompt tokens taken from the cache
 
     def stats(self) -> dict[str, float]:
-        """As in `LLM.stats`: cells in place of blocks."""
+        """As in `LLM.stats`: in cells instead of blocks."""
         return {
             "cells": self.n_blocks * CELL_BLOCK,
             "cells_used": (self.n_blocks - self.free - self.cached) * CELL_BLOCK,
@@ -59,7 +57,7 @@ class Usage:
 
 @dataclass(slots=True)
 class Copy:
-    """A block to copy before it is written."""
+    """A block that must be copied before a slot writes to it."""
 
     group: int
     source: int

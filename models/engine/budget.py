@@ -1,31 +1,31 @@
-"""How many rows of prompts a step computes while other sequences decode: enough to double its time.
+"""Decides how many prompt rows a step computes while other sequences decode: enough to double its time.
 
-The cost of a row depends on device, model, depth and padding, so the number grows while steps are fast
-enough, and shrinks after a slow one.
+The time per row depends on device, model, depth and padding. So the number of rows grows while steps are fast
+enough, and shrinks after a slow step.
 """
 
 from __future__ import annotations
 
 from vkbackend.meta.step_kind import bucket
 
-SLOWER = 2.0  # a step with prompts may take this many times as long as one without
-GROWTH = 1.15  # of the number of rows after a fast step
+SLOWER = 2.0  # a step with prompt rows may take this many times as long as one without
+GROWTH = 1.15  # factor of the number of rows after a fast step
 WEIGHT = 0.25
 REFRESH = 64  # steps until a step without prompts is measured again
-EVERY = 8  # steps that only decode per measurement
+EVERY = 8  # one in so many decode-only steps is measured
 FIRST_ROWS = 8
-PADDED = 16  # from this many rows on, padding costs too much: fill a bucket exactly
+PADDED = 16  # with more rows than this, padding costs too much, so fill a bucket exactly
 
 
 class PrefillBudget:
     def __init__(self) -> None:
-        self._alone: dict[int, float] = {}  # seconds of a step, by its padded decoding rows
+        self._alone: dict[int, float] = {}  # seconds of a step, by its padded number of decoding rows
         self._age: dict[int, int] = {}
         self._rows = float(FIRST_ROWS)
         self._n_steps = 0
 
     def rows(self, n_decode: int, most: int) -> int:
-        """For a step with that many decoding rows."""
+        """For a step with `n_decode` decoding rows."""
         if not n_decode:
             return most
         kind = bucket(n_decode)
@@ -39,7 +39,7 @@ class PrefillBudget:
         return min(most, n)
 
     def took(self, n_decode: int, n_prompt: int, seconds: float) -> None:
-        """Learn the time of a step that was not recorded first."""
+        """Learn from the time of a step that did not have to be recorded first."""
         self._n_steps += 1
         if not n_decode or not (
             n_prompt or self._n_steps % EVERY == 0 or bucket(n_decode) not in self._alone
@@ -53,7 +53,7 @@ class PrefillBudget:
         elif known is not None and seconds > SLOWER * known:
             # The 0.5 limits the effect of a step that waited for something else.
             self._rows = max(1.0, self._rows * max(0.5, SLOWER * known / seconds))
-        elif known is not None and n_prompt >= int(self._rows) // 2:  # else prompts had no more rows
+        elif known is not None and n_prompt >= int(self._rows) // 2:  # otherwise prompts had no more rows
             self._rows = min(self._rows * GROWTH, 1e4)
 
 

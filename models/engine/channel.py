@@ -1,6 +1,7 @@
-"""Connects the callers of an engine with its threads: requests go in, each event goes to its caller.
+"""Connects the callers of an engine with the engine's threads: it passes requests in, and each event to its
+caller.
 
-A signal (Ctrl-C) raises in the main thread between any two bytecodes. So a caller makes each change in one
+A signal (Ctrl-C) may raise in the main thread between any two bytecodes. So a caller makes each change in one
 call of C code: it puts a letter into the inbox, or drops its queue.
 """
 
@@ -25,7 +26,7 @@ from vkbackend.models.engine.messages import (
     Resume,
 )
 
-END_SLICE_S = 0.05  # how late the engine's end is seen if an interrupt loses the news
+END_SLICE_S = 0.05  # how late a caller sees the engine's end if an interrupt loses the message
 
 
 class Waker(Protocol):
@@ -33,7 +34,7 @@ class Waker(Protocol):
 
 
 class Mail(Protocol):
-    """Answers to a request; None if the engine has ended."""
+    """Receives the answers to a request, then None when the engine has ended."""
 
     def put(self, answer: Answer | None, /) -> Waker | None:
         """Returns a waker to call after all answers of a step."""
@@ -41,13 +42,13 @@ class Mail(Protocol):
     def qsize(self) -> int: ...
 
 
-# More unread answers pause a request until its caller asks again.
+# More unread answers than this pause a request until its caller asks again.
 MOST_UNREAD = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """Unless it is `eager`, the caller sends `Next` for each event."""
+    """Unless the letter is `eager`, the caller sends `Next` for each event."""
 
     id: int
     request: Request
@@ -61,48 +62,49 @@ class Next:
 
 
 class Reader(ref[Mail]):
-    """A weak reference to the mail of request `id`, which comes into the inbox when the mail is collected."""
+    """A weak reference to the mail of request `id`; when the mail is collected, the reference is put into
+    the inbox."""
 
     __slots__ = ("id",)
     id: int
 
 
-# Any other dead reference in the inbox was to the engine's owner.
+# Any other dead reference in the inbox points to the engine's owner.
 Word: TypeAlias = Letter | Next | Pause | Close | ref[Any]
 
 
 class Abandoned(BaseException):
-    """The caller gave up while the model loads."""
+    """Raised when the caller gives up while the model loads."""
 
 
 class Channel:
-    """Callers change only `inbox` and their mail."""
+    """Callers change only `inbox` and their own mail."""
 
     def __init__(self) -> None:
         self.inbox: SimpleQueue[Word] = SimpleQueue()
-        # While loading: bytes (done, in all), then the info or the error.
+        # While loading, it gets (bytes done, bytes in all), then the info or the error.
         self.news: SimpleQueue[tuple[int, int] | EngineInfo | BaseException | None] = SimpleQueue()
         self.readers: dict[int, Reader] = {}
         self.engine: object = None
         self.thread: int | None = None
-        self.closing = False  # the engine's threads have read Close
+        self.closing = False  # whether the engine's threads have read Close
         self.failed: ErrorData | None = None
         self.ended = False
         self.paused: set[int] = set()
-        self._awaited: set[int] = set()  # requests
+        self._awaited: set[int] = set()  # ids of requests
         self._eager: set[int] = set()
         self._ends: SimpleQueue[None] = SimpleQueue()
 
     # ---- the engine's threads ----
 
     def tell(self, done: int, total: int) -> None:
-        """Report the bytes loaded. Raises Abandoned."""
-        if not self.inbox.empty():  # only Close can be there yet
+        """Report the bytes loaded. Raises Abandoned if the caller has closed the channel."""
+        if not self.inbox.empty():  # while loading, only Close can have arrived
             raise Abandoned
         self.news.put((done, total))
 
     def sort(self, word: Word) -> Request | None:
-        """The request for the engine, if any; keeps note of callers that wait."""
+        """Return the request for the engine, if `word` has one."""
         if isinstance(word, Letter):
             reader = Reader(word.mail, self.inbox.put)
             reader.id = word.id
@@ -128,7 +130,8 @@ class Channel:
         return bool(self._awaited or self._eager)
 
     def deliver(self, news: News) -> None:
-        """Callers that wait come last: on waking, they then find the answers to their other requests, too."""
+        """Deliver answers. Callers that wait come last, so that on waking they have the answers to all their
+        requests."""
         awaited: list[tuple[int, Answer]] = []
         wakers: set[Waker] = set()
         for id_, answer in zip(news.ids, news.answers, strict=True):
@@ -176,7 +179,7 @@ class Channel:
     # ---- callers ----
 
     def wait_for_end(self, timeout_s: float) -> bool:
-        """False on timeout."""
+        """Return False on timeout."""
         deadline = time.monotonic() + timeout_s
         while not self.ended and (left := deadline - time.monotonic()) > 0:
             with suppress(Empty):

@@ -1,5 +1,3 @@
-"""Chunks of a stream, the completion, timings."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -11,8 +9,9 @@ from vkbackend.models.sampling.logprobs import Logprobs
 
 @dataclass(slots=True)  # frozen would cost 2 us per token
 class Chunk:
-    """A piece of a stream: the text that `token` completed, perhaps none. The last chunk has finish_reason
-    and timings. With `echo` or `prompt_logprobs` the first chunk is the prompt. `logprobs`: if requested."""
+    """A piece of a stream: the text that `token` completed, which may be empty. The last chunk has
+    `finish_reason` and `timings`. With `echo` or `prompt_logprobs` the first chunk is the prompt. `logprobs`
+    is set if requested."""
 
     text: str
     token: int | None  # None in the prompt's chunk, and if max_tokens is 0
@@ -26,10 +25,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """`tokens`: generated ids, with the stop token. `slot` holds the sequence until another runs there.
-    `logprobs`: by token; `prompt_logprobs`: by token of the prompt, None for the first.
+    """`tokens`: generated ids, including the stop token. `slot` holds the sequence until another sequence
+    runs there. `logprobs`: per token; `prompt_logprobs`: per token of the prompt, None for the first.
 
-    timings, without recording and compiling: prompt_n (computed tokens of the prompt), prompt_ms,
+    `timings` exclude recording and compiling: prompt_n (computed tokens of the prompt), prompt_ms,
     prompt_tokens_per_second, decode_n, decode_ms, decode_tokens_per_second, n_reduces, reduce_us (mean host
     time of an all-reduce).
     """
@@ -46,7 +45,7 @@ class Completion:
 
 
 def report(timings: Timings | None) -> dict[str, float]:
-    """In the units of the public API; a rate over no time is 0."""
+    """Use the units of the public API; a rate over zero seconds is 0."""
     t = timings or Timings()
     raw = asdict(t)
     rates = {

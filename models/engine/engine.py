@@ -1,7 +1,7 @@
-"""Requests in, news out: continuous batching of many sequences over the slots of one runner.
+"""Continuous batching of many sequences over the slots of one runner.
 
-The engine shares no object with its caller, only messages (messages.py), so it may have its own process
-(engine_process.py). It knows tokens, slots and sampling, but no text and no device.
+The engine shares no object with its caller, only messages (messages.py), so it can run in its own process
+(engine_process.py). It knows tokens, slots and sampling, but neither text nor devices.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """`submit` returns at once, unless the request reads or writes a slot: then it waits for the steps in
+    """`submit` returns at once, unless the request reads or writes a slot; then it waits for the steps in
     flight. `step` starts as many micro-batches as the runner takes and waits for the first."""
 
     def __init__(self, runner: Runner, budget: PrefillBudget | None = None) -> None:
@@ -82,7 +82,7 @@ class Engine:
         self._news = News()
         self._n_submitted = 0
         self._in_flight: deque[StepInFlight] = deque()
-        self.is_stuck = False  # the last step had no rows
+        self.is_stuck = False  # whether the last step had no rows
         self._broken: ErrorData | None = None
 
     @classmethod
@@ -184,7 +184,7 @@ class Engine:
 
     def _run_on_slot(self, request: SaveState | LoadState | CopySlot | EraseSlot) -> None:
         try:
-            while self._in_flight:  # they still write into slots
+            while self._in_flight:  # these steps still write into slots
                 self._land()
             if self._broken:
                 raise self._broken.exception()
@@ -193,14 +193,14 @@ class Engine:
             if isinstance(error, DeviceLost | Timeout):
                 self._broken = ErrorData.of(error)
             self._news.add(Event(request.id, error=ErrorData.of(error)))
-        except MemoryError as error:  # of numpy, for a copy of the state
+        except MemoryError as error:  # numpy has no memory for a copy of the state
             message = f"slot {request.slot}: the host has too little memory for its state ({error})"
             self._news.add(Event(request.id, error=ErrorData("StateError", message)))
 
     # ---- steps ----
 
     def step(self) -> News:
-        """End late requests, admit waiting ones, wait for one micro-batch."""
+        """End requests past their deadline, admit waiting requests, and wait for one micro-batch."""
         if self._deadlines:
             for sequence in self._deadlines.passed(time.monotonic()):
                 self._fail_one(sequence, late(sequence))
@@ -264,7 +264,7 @@ class Engine:
             self.scheduler.waiting.forget()
 
     def _fail(self, batch: Batch, error: VkbackendError) -> None:
-        """Its requests end. After a lost device or a timeout the engine ends, too."""
+        """End the batch's requests. After a lost device or a timeout the engine ends, too."""
         failed = [sequence for sequence, *_ in batch if not sequence.is_over]
         if isinstance(error, DeviceLost | Timeout):
             self._broken = ErrorData.of(error)
@@ -272,7 +272,7 @@ class Engine:
             failed = list(self._by_id.values())
         for sequence in failed:
             if sequence.slot >= 0:
-                # The step may have left a recurrent state half written.
+                # The step may have left a recurrent state partly written.
                 sequence.n_stored = self.runner.resume_at(sequence.slot, sequence.n_stored)
             self._fail_one(sequence, error)
 

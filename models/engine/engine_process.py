@@ -1,6 +1,6 @@
-"""The engine in this process, or in its own process, where other Python threads do not slow the relay between
-segments. That process is spawned, never forked. It ends with its pipe, and every wait for it has a deadline.
-"""
+"""The engine in this process or in a process of its own. In its own process, other Python threads do not
+slow the relay between segments. That process is spawned, never forked. It ends when its pipe closes, and
+every wait for it has a deadline."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from vkbackend.models.engine.messages import (
 )
 from vkbackend.models.options import Options
 
-ANSWER_MARGIN_S = 15.0  # after env.timeout_s() the engine drains and reports
-CLOSE_S = 10.0  # to release everything before the process is killed
+ANSWER_MARGIN_S = 15.0  # time for the engine to drain and report after env.timeout_s()
+CLOSE_S = 10.0  # time to release everything before the process is killed
 WAIT_SLICE_S = 0.5
-STUCK_S = 0.02  # an engine without rows looks again this soon
+STUCK_S = 0.02  # an engine without rows looks for work again after this time
 
 Open = Callable[[Options, Progress | None], Engine]
 
@@ -44,13 +44,13 @@ class Hosted(Protocol):
     info: EngineInfo
 
     def serve(self, channel: Channel) -> None:
-        """Until Close. Raises what breaks the engine."""
+        """Runs until Close. Raises errors that end the engine."""
 
     def close(self) -> None: ...
 
 
 class LocalEngine:
-    """Computes only while a caller waits, so equal calls in equal order make equal steps."""
+    """Computes only while a caller waits, so the same sequence of calls makes the same steps."""
 
     def __init__(self, options: Options, channel: Channel, open_: Open = Engine.open) -> None:
         self._engine = open_(options, channel.tell)
@@ -85,7 +85,7 @@ class _Loading:
 
 
 class Child(Protocol):
-    """The used methods of a multiprocessing.Process."""
+    """The methods that are used here."""
 
     @property
     def pid(self) -> int | None: ...
@@ -108,10 +108,10 @@ class RemoteEngine:
 
     def __init__(self, options: Options, channel: Channel, open_: Open = Engine.open) -> None:
         self._channel = channel
-        self._selector = selectors.DefaultSelector()  # `wait` would create one per step
+        self._selector = selectors.DefaultSelector()  # `wait` would create a selector per step
         self._process, self._conn = self._start(options, open_)
         self._selector.register(self._conn, selectors.EVENT_READ)
-        # Writing to a process that does not read blocks without a deadline, so a thread does it.
+        # Writing to a process that does not read blocks without a deadline, so a thread writes.
         self._writer = threading.Thread(target=self._write, name="vkbackend-writer", daemon=True)
         self._loaded, self._heard = False, time.monotonic()
         try:
@@ -160,7 +160,7 @@ class RemoteEngine:
                     return
 
     def _receive(self, purpose: str) -> Any:
-        """None after a time slice or a requested exit."""
+        """Returns None after a time slice or a requested exit."""
         if self._selector.select(WAIT_SLICE_S):
             self._heard = time.monotonic()
             try:
@@ -190,7 +190,7 @@ class RemoteEngine:
 
     def close(self) -> None:
         self._channel.inbox.put(Close())
-        # A process that is still loading does not read it.
+        # A process that is still loading does not read Close.
         deadline = time.monotonic() + (CLOSE_S if self._loaded else 0)
         try:
             while self._process.is_alive() and time.monotonic() < deadline:
@@ -213,7 +213,7 @@ class RemoteEngine:
             self._conn.close()
 
     def disown(self) -> None:
-        # Else multiprocessing would end the parent's engine when a forked child exits.
+        # Otherwise multiprocessing would end the parent's engine when a forked child exits.
         getattr(multiprocessing.process, "_children", set()).discard(self._process)
 
 
@@ -223,16 +223,16 @@ Watch = Callable[[Callable[[VkbackendError], None]], None]
 def serve(
     conn: Connection, options: Options, open_: Open = Engine.open, watch: Watch = lambda tell: None
 ) -> None:
-    """Load, then answer requests until Close or the end of the pipe. `watch(tell)` makes a lost engine call
+    """Answer requests until Close or the end of the pipe. `watch(tell)` arranges that a lost engine calls
     `tell`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the parent
     inbox: SimpleQueue[Request | VkbackendError] = SimpleQueue()
     engine: Engine | None = None
     watch(inbox.put)
-    lock = threading.Lock()  # devices compile in parallel
+    lock = threading.Lock()  # because devices compile in parallel
 
     def compiled() -> None:
-        """Send an empty message: a parent that waits for a step learns that the engine is alive."""
+        """Send an empty message, so that a parent that waits for a step knows that the engine is alive."""
         with lock:
             conn.send(None)
 
@@ -255,7 +255,7 @@ def serve(
                 raise request
             engine.submit(request)
     except OSError:
-        pass  # the parent is gone
+        pass  # the parent has exited
     except Exception as error:
         _report(conn, ErrorData.of(error))
     finally:
@@ -270,14 +270,14 @@ def _report(conn: Connection, error: ErrorData) -> None:
 
 
 def _read(conn: Connection, inbox: SimpleQueue[Request | VkbackendError]) -> None:
-    """Receive in a thread: a long request then cannot block a parent to which the engine writes."""
+    """Receive in a thread, because a long request must not block a parent to which the engine is writing."""
     try:
         while not isinstance(request := conn.recv(), Close):
             inbox.put(request)
     except (EOFError, OSError):
         request = Close()
     inbox.put(request)
-    # A process that outlived its parent would hold the devices.
+    # A process that outlived its parent would keep the devices.
     timer = threading.Timer(CLOSE_S, os._exit, (1,))
     timer.daemon = True
     timer.start()

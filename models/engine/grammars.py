@@ -1,5 +1,5 @@
-"""Requests with a grammar wait while it is compiled, in parallel to steps. Then every step asks which tokens
-may come next."""
+"""Requests with a grammar wait while it is compiled in parallel to steps. After that, every step asks the
+grammar which tokens may come next."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class Grammars:
         self._masks = np.empty(self._shape, np.uint32)
 
     def compile(self, sequence: Sequence) -> bool:
-        """True if the request must wait for its grammar. Raises a known error of the grammar."""
+        """Return True if the request must wait for its grammar. Raises the grammar's error if already
+        known."""
         request = sequence.request
         if not isinstance(request, Generate) or request.structure is None:
             return False
@@ -55,11 +56,11 @@ class Grammars:
         sequence.sampler.matcher = self._compiler.start(compiled.result())
 
     def forget(self, sequence: Sequence) -> bool:
-        """Drop a request that is over; True if it was waiting."""
+        """Drop a finished request; return True if it was waiting."""
         return self._compiling.pop(sequence.request.id, None) is not None
 
     def compiled(self) -> Iterator[tuple[Sequence, VkbackendError | None]]:
-        """Requests that wait no longer, with the errors of their grammars."""
+        """Yield requests that no longer wait, with the errors of their grammars."""
         for sequence, compiled in list(self._compiling.values()):
             if compiled.done():
                 del self._compiling[sequence.request.id]
@@ -69,7 +70,8 @@ class Grammars:
                 yield sequence, wrong
 
     def masks(self, batch: Batch) -> np.ndarray | None:
-        """The allowed tokens of each output row, uint32 [n_outputs, words]. None without grammars."""
+        """Return the allowed tokens of each output row, uint32 [n_outputs, words], or None without
+        grammars."""
         if self._masks is None or not any(s.sampler.matcher for s, *_ in batch if s.sampler):
             return None
         row = 0
@@ -91,6 +93,7 @@ class Grammars:
 
 
 def _wrong(compiled: Future[LLMatcher]) -> VkbackendError | None:
-    """A new instance per request: an exception raised repeatedly keeps the frames of all who caught it."""
+    """A new exception per request, because an exception that is raised repeatedly keeps the frames of all
+    callers that caught it."""
     error = compiled.exception()
     return None if error is None else ErrorData.of(error).exception()

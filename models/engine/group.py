@@ -16,12 +16,12 @@ from vkbackend.models.options import Options
 from vkbackend.rope import RopeTable
 from vkbackend.runtime import Device
 
-OpenDevices = Callable[[Sequence[str] | None], list[Device]]  # by name; None: the best one
+OpenDevices = Callable[[Sequence[str] | None], list[Device]]  # names (None: the best device) -> devices
 
 
 class Joining(Protocol):
     """How nodes load together. `leads`: this node has the engine and decides. `sends_tables`: other nodes
-    round cos and sin differently, so each step brings rows of this node."""
+    round cos and sin differently, so each step sends this node's rows to them."""
 
     hosts: Hosts
     sends_tables: bool

@@ -1,5 +1,5 @@
-"""Steps in flight: begun, but their output rows are not read yet. A pipeline over nodes has a step per node,
-each with other sequences, so that all nodes compute; otherwise there is one."""
+"""Steps in flight: begun, but their output rows are not read yet. In a pipeline over nodes there is one per
+node, each with different sequences, so that all nodes compute; otherwise there is one in all."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StepInFlight:
 
 
 def rows_of(batch: Batch) -> tuple[list[int], list[Run], list[int], int]:
-    """Also how many of the rows decode."""
+    """Return also how many rows decode."""
     tokens: list[int] = []
     runs: list[Run] = []
     outputs: list[int] = []
@@ -31,7 +31,7 @@ def rows_of(batch: Batch) -> tuple[list[int], list[Run], list[int], int]:
         first, start = len(tokens), sequence.n_stored
         runs.append(Run(sequence.slot, first, n, start))
         if n == 1:
-            n_decode += sequence.n_wanted == 1  # else one row of a prompt
+            n_decode += sequence.n_wanted == 1  # otherwise it is one row of a prompt
             tokens.append(sequence.tokens[start])
         else:
             tokens += sequence.tokens[start : start + n]
@@ -41,7 +41,7 @@ def rows_of(batch: Batch) -> tuple[list[int], list[Run], list[int], int]:
 
 
 def wanted_of(batch: Batch, most: int) -> Wanted:
-    """The candidates that every sequence of a step needs; whole rows if they exceed `most`."""
+    """Candidates that every sequence of a step needs; complete rows if they exceed `most`."""
     k, summed = 0, False
     for sequence, _, n_outputs in batch:
         sampler = sequence.sampler

@@ -1,4 +1,4 @@
-"""The blocks of one layer group: free, in the prefix tree, or in slots."""
+"""The blocks of one layer group. Each is free, in the prefix tree, or in slots."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from vkbackend.models.engine.blocks import Pool
 from vkbackend.models.engine.prefix_tree import Node
 from vkbackend.ops import CELL_BLOCK
 
-Write = Callable[[int, int, int, int], None]  # layer group, slot, index of the block in the slot, block
+# arguments: layer group, slot, index of the block in the slot, block
+Write = Callable[[int, int, int, int], None]
 
 
 @dataclass(slots=True)
 class Span:
-    """Blocks low..high of a slot. Its nodes have the leading ones, `blocks` has the others by index."""
+    """A slot has blocks `low`..`high`. The first of these belong to nodes; `blocks` has the others by
+    index."""
 
     blocks: dict[int, int] = field(default_factory=dict)
     low: int = 0
@@ -23,8 +25,8 @@ class Span:
 
 
 class LayerBlocks:
-    """`unused`: nodes whose block here no slot uses, least recently used first. `write` brings an entry of
-    the cell table to the devices."""
+    """`unused`: nodes whose block in this group no slot uses, least recently used first. `write` sends an
+    entry of the cell table to the devices."""
 
     def __init__(self, group: int, pool: Pool, n_slots: int, write: Write) -> None:
         self.group, self.pool, self._write = group, pool, write
@@ -36,7 +38,7 @@ class LayerBlocks:
         return node.blocks[self.group]
 
     def sees(self, path: Sequence[Node]) -> bool:
-        """Whether the tree has all blocks that a row after the path sees."""
+        """Whether the tree has all blocks that a row after `path` sees."""
         seen = self.pool.seen
         return not seen or all(self.block(node) >= 0 for node in path[-seen:])
 
@@ -67,7 +69,7 @@ class LayerBlocks:
         self._write(self.group, slot, index, block)
 
     def enter(self, slot: int, nodes: Sequence[Node], path: Sequence[Node]) -> None:
-        """The slot uses the path's blocks after its nodes, in place of its own."""
+        """Make the slot use the blocks of `path` after its nodes, in place of its own blocks."""
         span, first, end = self.spans[slot], len(nodes), len(nodes) + len(path)
         for index in range(first, end):
             if (block := span.blocks.pop(index, -1)) >= 0:
@@ -80,7 +82,8 @@ class LayerBlocks:
         span.high = max(span.high, end)
 
     def share(self, slot: int, index: int, node: Node) -> None:
-        """The slot's own block becomes the node's. If the node has one, the slot uses that one instead."""
+        """Turn the slot's own block into the node's block; if the node has a block, the slot uses it
+        instead."""
         span = self.spans[slot]
         block, known = span.blocks.pop(index, -1), self.block(node)
         if block >= 0 and known >= 0:

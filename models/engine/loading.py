@@ -1,4 +1,4 @@
-"""From a model file to a mesh that can run steps."""
+"""Loads a model file into a mesh that can run steps."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from vkbackend.step import MAX_ROWS
 
 
 class Loading:
-    """`options` has what was found so far. `joining`: nodes load together; None: this process loads alone, on
-    `devices` if they are open."""
+    """`options` holds the settings found so far. `joining`: nodes load together. If None, this process loads
+    alone, on `devices` if they are given."""
 
     def __init__(
         self,
@@ -73,8 +73,8 @@ class Loading:
         return Mesh(devices, options, keep_values=keep_values, hosts=joining.hosts)
 
     def plan(self, mesh: Mesh) -> None:
-        """Decide what each device holds, and the sizes of steps; nodes compare their plans. Raises the errors
-        of a model that does not fit."""
+        """Decide what each device holds, and the sizes of steps; nodes compare their plans. Raises errors of
+        a model that does not fit."""
         if self._joining is None:
             measure_gpus(mesh.devices)
         if self._leads and self.options.auto_split and len(mesh.devices) > 1:
@@ -125,7 +125,7 @@ class Loading:
         """`n_places`: how many steps may be in flight."""
         model, layout, options = self.model, self.layout, self.options
         limits = [device.limits for device in mesh.devices]
-        # The pipelines of a token compile while weights are read.
+        # The pipelines of a token's step compile while weights are read.
         begin_all(mesh.devices, token_recordings(model, layout, options, limits, self.shape))
         source = FileSource(self._gguf, model.weights())
         mesh.stores.load(layout.loads, source, progress or (lambda done, total: None))
@@ -139,8 +139,9 @@ class Loading:
 
 
 def n_stages(of: Sequence[int], split_mode: str, layout: Layout) -> int:
-    """How many steps may be in flight: one per node if nodes work in turn. 1 if the output is on node 0,
-    because `launch` would then last until the step's end. `of`: the node of each device."""
+    """How many steps may be in flight: one per node if nodes compute one after the other. It is 1 if the
+    output is on node 0, because `launch` would then last until the step's end. `of`: the node of each
+    device."""
     if split_mode not in ("layer", "hosts"):
         return 1
     vocab = layout.output_plan.ranges["vocab"]

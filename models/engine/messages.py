@@ -1,4 +1,4 @@
-"""Requests to the engine and its answers: picklable data, with the checks of requests."""
+"""Requests to the engine and its answers: picklable, with the checks of requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vkbackend.models.grammar.structure import Structure
 from vkbackend.models.sampling.logprobs import Logprobs
 from vkbackend.models.sampling.params import SamplingParams
 
-Progress = Callable[[int, int], None]  # bytes loaded, in all
+Progress = Callable[[int, int], None]  # called with bytes loaded, bytes in all
 
 
 # ---- what is loaded ----
@@ -29,8 +29,8 @@ class EngineInfo:
     n_slots: int
     n_ubatch: int
     devices: tuple[str, ...]
-    prediction: tuple[str, ...] = ()  # of an automatic split
-    notes: tuple[str, ...] = ()  # for the user
+    prediction: tuple[str, ...] = ()  # expected times of an automatic split
+    notes: tuple[str, ...] = ()
 
 
 # ---- requests ----
@@ -39,7 +39,7 @@ class EngineInfo:
 @dataclass(frozen=True, slots=True)
 class Generate:
     """Continue `tokens` by at most `max_tokens` (None: until the context is full) or up to a token of
-    `stop_ids`. With `slot`, wait for that slot and compute only tokens that it does not hold."""
+    `stop_ids`. With `slot`, wait for that slot and compute only tokens that the slot does not hold."""
 
     id: int
     tokens: tuple[int, ...]
@@ -47,10 +47,10 @@ class Generate:
     sampling: SamplingParams
     stop_ids: frozenset[int] = frozenset()
     slot: int | None = None
-    priority: int = 0  # lower runs earlier
-    deadline_s: float | None = None  # then it ends with DeadlineExceeded
-    timed: bool = False  # timings with every token: the caller may stop at it
-    structure: Structure | None = None  # needs a vocabulary
+    priority: int = 0  # a lower number runs earlier
+    deadline_s: float | None = None  # after this time the request ends with DeadlineExceeded
+    timed: bool = False  # send timings with every token, because the caller may stop after any
+    structure: Structure | None = None  # needs SetVocabulary first
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class SetVocabulary:
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """The logits of every position, in parts."""
+    """Compute the logits of every position; several events return them."""
 
     id: int
     tokens: tuple[int, ...]
@@ -83,7 +83,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class SaveState:
-    """Positions first..last (None: all) of `slot`."""
+    """Save positions `first`..`last` (None: all) of `slot`."""
 
     id: int
     path: str
@@ -94,7 +94,7 @@ class SaveState:
 
 @dataclass(frozen=True, slots=True)
 class LoadState:
-    """`slot` must be free. The answer has its new tokens."""
+    """`slot` must be free. The answer has the loaded tokens."""
 
     id: int
     path: str
@@ -112,7 +112,7 @@ class CopySlot:
 
 @dataclass(frozen=True, slots=True)
 class EraseSlot:
-    """`slot` must be free. The answer has its old tokens."""
+    """`slot` must be free. The answer has the erased tokens."""
 
     id: int
     slot: int
@@ -151,7 +151,8 @@ Request = (
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Of the steps with rows of a sequence: `prompt` steps read its prompt, `decode` steps one token."""
+    """Totals of the steps that computed rows of a sequence: `prompt` steps computed rows of its prompt,
+    `decode` steps one token."""
 
     prompt_n: int = 0
     prompt_s: float = 0.0
@@ -169,14 +170,14 @@ class ErrorData:
 
     @classmethod
     def of(cls, error: BaseException) -> ErrorData:
-        """An error that is not a VkbackendError is a bug; its message has the traceback."""
+        """An error that is not a VkbackendError is a bug, so the message has its traceback."""
         if isinstance(error, VkbackendError):
             return cls(type(error).__name__, str(error), dict(vars(error)))
         trace = "".join(traceback.format_exception(error))
         return cls("VkbackendError", f"the engine failed: {trace}")
 
     def exception(self) -> VkbackendError:
-        """A new exception: one raised in two threads would mix up their tracebacks."""
+        """A new exception, because an exception raised in two threads would mix up their tracebacks."""
         kind = getattr(errors, self.kind, VkbackendError)
         error: VkbackendError = kind(self.message, **self.fields)
         return error
@@ -184,7 +185,7 @@ class ErrorData:
 
 @dataclass(slots=True)
 class Event:
-    """`done`: the last answer to the request. `finish_reason`: "stop" or "length"."""
+    """`done`: this is the last answer to the request. `finish_reason`: "stop" or "length"."""
 
     id: int
     done: bool = True
@@ -193,19 +194,19 @@ class Event:
     slot: int | None = None
     tokens: tuple[int, ...] | None = None  # of a loaded state
     timings: Timings | None = None
-    logits: np.ndarray | None = None  # float32 [rows of this part, n_vocab], a copy
+    logits: np.ndarray | None = None  # float32 [rows of this event, n_vocab], a copy
     memory: list[dict[str, Any]] | None = None
     stats: dict[str, Any] | None = None
     logprobs: Logprobs | None = None
     error: ErrorData | None = None
 
 
-Answer = Event | int  # an int: the next token
+Answer = Event | int  # an int is the next token
 
 
 @dataclass(slots=True)
 class News:
-    """In order: request `ids[i]` gets `answers[i]`."""
+    """Answers in order: request `ids[i]` gets `answers[i]`."""
 
     ids: list[int] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
@@ -227,7 +228,7 @@ def is_last(answer: Answer) -> bool:
     return answer.done
 
 
-# ---- checks, which callers make too ----
+# ---- checks, which callers also call ----
 
 
 def check_tokens(tokens: Sequence[int], n_vocab: int, n_ctx: int) -> None:

@@ -14,7 +14,7 @@ from vkbackend.step import Run
 class MicroBatch(NamedTuple):
     """`runs` tile the rows in order. `outputs`: the rows whose logits are wanted. `masks`: the tokens that
     may be candidates of each output row, uint32 [n_outputs, ceil(n_vocab / 32)], the lowest bit of a word
-    first. None: all."""
+    first; None: all tokens."""
 
     tokens: Sequence[int]
     runs: Sequence[Run]
@@ -22,14 +22,14 @@ class MicroBatch(NamedTuple):
     masks: np.ndarray | None = None
 
 
-# Of a step's output rows: ids of candidates (None: the logits are whole rows), logits, and log(sum(e^logit))
-# of each whole row (None unless log probabilities of candidates are wanted).
+# For the output rows of a step: ids of candidates (None: all logits of a row are given), logits, and
+# log(sum(e^logit)) of each row (None unless log probabilities of candidates are wanted).
 Rows = tuple[np.ndarray | None, np.ndarray, np.ndarray | None]
 
 
 class StepHandle(NamedTuple):
-    """`k`: how many candidates of each output row the caller takes (0: whole rows). `computed`: what the step
-    gives, perhaps more. `place`: where its results arrive."""
+    """`k`: how many candidates of each output row the caller takes (0: all logits). `computed`: what the
+    step computes, which may be more. `place`: where the results are written."""
 
     n_outputs: int
     k: int

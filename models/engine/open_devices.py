@@ -13,12 +13,12 @@ from vkbackend.twins.device import NumpyDevice
 def open_devices(
     specs: Sequence[str | int] | None, runtime: str | None = None, *, exact: bool = False
 ) -> list[Device]:
-    """Open devices by index, name or UUID, repeats allowed; None: the best one.
+    """Open devices by index, name or UUID; a device may be repeated. None: the best device.
 
-    `runtime`: None is VKBACKEND_RUNTIME, else native. "numpy" is the ops' numpy twins on the host. `exact`:
-    only ops with F32 activations. Raises InvalidArgument, UnsupportedFeature.
+    `runtime`: None means VKBACKEND_RUNTIME, or native if unset. "numpy" runs the ops' numpy twins on the
+    host. `exact`: use only ops with F32 activations. Raises InvalidArgument, UnsupportedFeature.
     """
-    env.disabled()  # refuses unknown names
+    env.disabled()  # raises on unknown names
     if specs is not None and not len(specs):
         raise InvalidArgument(
             "the device list is empty; give at least one device, or none at all for the best one"
@@ -43,7 +43,7 @@ def open_devices(
 
 
 def _open_vulkan(spec: str | int, copy: int | None, runtime: str | None) -> Device:
-    # A machine without a Vulkan loader can still run on numpy.
+    # Import here, because a machine without a Vulkan loader can still run on numpy.
     from vkbackend.vulkan.instance import devices, no_device_message, select
 
     present = devices()

@@ -1,7 +1,7 @@
-"""Which slot has which blocks of cells: sequences share the full blocks of a common prefix.
+"""Records which slot has which blocks of cells; sequences share the full blocks of a common prefix.
 
-Full blocks are nodes of a radix tree. An unused node stays until its block is needed; the least recently used
-goes first. Cells after a slot's last full block belong to that slot alone.
+Full blocks are nodes of a radix tree. An unused node remains until its block is needed; the least recently
+used node is evicted first. Cells after a slot's last full block belong to that slot alone.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from vkbackend.ops import CELL_BLOCK
 
 
 class PrefixCache:
-    """`pools`: one for each layer group, first the group that sees all positions, which may be empty. Without
-    `share`, slots share no blocks."""
+    """`pools`: one for each layer group. The first group sees all positions; its pool may be empty. If
+    `share` is false, slots share no blocks."""
 
     def __init__(
         self,
@@ -31,14 +31,15 @@ class PrefixCache:
     ) -> None:
         self.groups = [LayerBlocks(group, pool, n_slots, write) for group, pool in enumerate(pools)]
         self.tree, self.snapshots, self._share = PrefixTree(len(pools)), Snapshots(states), share
-        self.nodes: list[list[Node]] = [[] for _ in range(n_slots)]  # leading full blocks by slot
+        # for each slot, the nodes of its first full blocks
+        self.nodes: list[list[Node]] = [[] for _ in range(n_slots)]
         self._idle: OrderedDict[int, None] = OrderedDict((slot, None) for slot in range(n_slots))
         self.prompt_tokens = self.shared_tokens = 0
 
     # ---- look up ----
 
     def match(self, tokens: Sequence[int]) -> list[Node]:
-        """The longest prefix of `tokens`, without the last one, from which a sequence can go on."""
+        """Return the longest prefix of `tokens`, without the last token, from which a sequence can go on."""
         path = list(self.tree.follow(self.tree.root, tokens, 0))
         while path and not (
             self.snapshots.resumes(path[-1]) and all([group.sees(path) for group in self.groups])
@@ -47,7 +48,7 @@ class PrefixCache:
         return path
 
     def holds(self, slot: int) -> bool:
-        """Idle slots can be evicted."""
+        """Whether the slot has blocks. They can be evicted while the slot is idle."""
         return self.groups[0].spans[slot].high > 0
 
     def begins_with(self, slot: int, path: list[Node]) -> bool:
@@ -55,7 +56,7 @@ class PrefixCache:
         return not n or (len(nodes) >= n and nodes[n - 1] is path[-1])
 
     def idle(self) -> list[int]:
-        """Slots without a sequence: first empty ones, then in order of release."""
+        """Return the slots without a sequence: first empty slots, then others in order of release."""
         return sorted(self._idle, key=lambda slot: (self.holds(slot), 0 if self.holds(slot) else slot))
 
     def resumable(self, slot: int) -> int:
@@ -63,8 +64,8 @@ class PrefixCache:
         return max([low * CELL_BLOCK + window - 1 for low, window in lows if low], default=0)
 
     def next_key(self, slot: int, tokens: Sequence[int], n_stored: int) -> tuple[int, tuple[int, ...]] | None:
-        """Parent node and tokens of the block that the slot computes next: slots with equal keys would
-        compute the same block. None within a block, at the end of the tokens, or without sharing."""
+        """Return the parent node and tokens of the block that the slot computes next; slots with equal keys
+        would compute the same block. None within a block, at the end of the tokens, or without sharing."""
         end = n_stored + CELL_BLOCK
         if not self._share or n_stored != CELL_BLOCK * len(self.nodes[slot]) or end >= len(tokens):
             return None
@@ -82,7 +83,7 @@ class PrefixCache:
     # ---- a sequence begins ----
 
     def begin(self, slot: int, path: list[Node]) -> None:
-        """The slot then holds the path's blocks and nothing else."""
+        """Make the slot hold the blocks of `path` and nothing else."""
         self.drop(slot)
         self._idle.pop(slot, None)
         self._enter(slot, path)
@@ -90,11 +91,10 @@ class PrefixCache:
             self.snapshots.lend(slot, CELL_BLOCK * len(path), path[-1])
 
     def claim(self, slot: int) -> None:
-        """A sequence goes on with what the slot holds."""
         self._idle.pop(slot, None)
 
     def extend(self, slot: int, tokens: Sequence[int], n_stored: int) -> int:
-        """Take next blocks that others have computed; returns the new `n_stored`."""
+        """Take the next blocks that other slots have computed; return the new `n_stored`."""
         nodes = self.nodes[slot]
         if not self._share or n_stored != CELL_BLOCK * len(nodes):
             return n_stored
@@ -119,8 +119,8 @@ class PrefixCache:
     # ---- blocks ----
 
     def reserve(self, slot: int, end: int, group: int | None = None) -> bool:
-        """Blocks for positions up to `end`, in all layer groups or in one. False if none are left; the slot
-        keeps the blocks it got."""
+        """Reserve blocks for positions up to `end`, in all layer groups or in one. Returns False if no
+        blocks are left; the slot keeps the blocks that it got."""
         want = -(-end // CELL_BLOCK)
         for blocks in self.groups if group is None else (self.groups[group],):
             while (index := blocks.spans[slot].high) < want:
@@ -130,7 +130,7 @@ class PrefixCache:
         return True
 
     def _block(self, group: LayerBlocks, slot: int) -> int:
-        """A free block, or the least recently used. -1 if none is left."""
+        """Return a free block, else the least recently used block, else -1."""
         while not group.free:
             if group.unused:
                 self._evict(group)
@@ -145,7 +145,7 @@ class PrefixCache:
         if group.group:
             group.evict(node)
             return
-        # Children were used no later than their parent, so this node has none.
+        # Children were used no later than their parent, so this node has no children.
         self.tree.remove(node)
         for blocks in self.groups:
             blocks.evict(node)
@@ -154,7 +154,7 @@ class PrefixCache:
     # ---- a step has run ----
 
     def stored(self, slot: int, tokens: Sequence[int], n_stored: int) -> None:
-        """Full blocks become nodes, and windows move on."""
+        """Turn full blocks into nodes, and move windows on."""
         nodes = self.nodes[slot]
         self.snapshots.lent.pop(slot, None)
         while self._share and (end := (len(nodes) + 1) * CELL_BLOCK) <= n_stored:
@@ -166,7 +166,7 @@ class PrefixCache:
             group.move_window(slot, nodes, n_stored)
 
     def snapshot(self, slot: int, position: int) -> None:
-        """Keep the state after `position` positions for later requests with this prefix."""
+        """Keep the recurrent state after `position` positions for later requests with this prefix."""
         index = position // CELL_BLOCK - 1
         if position % CELL_BLOCK == 0 and 0 <= index < len(self.nodes[slot]):
             self.snapshots.keep(slot, position, self.nodes[slot][index])
@@ -174,8 +174,8 @@ class PrefixCache:
     # ---- a slot changes from outside ----
 
     def cut(self, slot: int, n: int) -> list[Copy] | None:
-        """Keep the first `n` positions. A node's block that the slot will write to gets a copy. None if no
-        block is left for it; the slot is then empty."""
+        """Keep the first `n` positions. If the slot will write to a node's block, that block must be copied.
+        Returns None if no block is left for the copy; the slot is then empty."""
         if n == 0:
             self.drop(slot)
             return []
@@ -202,9 +202,9 @@ class PrefixCache:
         return copies
 
     def place(self, slot: int, last: int) -> dict[int, int] | None:
-        """Blocks for positions up to `last` that come from outside. A layer group with a window gets only
-        blocks that a sequence at `last` still sees. Returns the first held position by window, None if no
-        blocks are left."""
+        """Take blocks for positions up to `last`, which will be loaded. A layer group with a window gets
+        only blocks that a sequence at `last` still sees. Returns the first position with a block per window,
+        None if no blocks are left."""
         for group in self.groups:
             group.move_window(slot, self.nodes[slot], last)
         if not self.reserve(slot, last):
@@ -213,10 +213,10 @@ class PrefixCache:
         return {group.pool.window: group.spans[slot].low * CELL_BLOCK for group in self.groups}
 
     def copy(self, source: int, target: int) -> list[Copy] | None:
-        """The target gets the same nodes, and copies of the source's own blocks. None if no blocks are left
-        for them."""
+        """Give the target the same nodes, and copies of the source's own blocks. Returns None if no blocks
+        are left for the copies."""
         was_idle = source in self._idle
-        self._idle.pop(source, None)  # else its own blocks might be taken for the copies
+        self._idle.pop(source, None)  # otherwise the source's blocks might be taken for the copies
         try:
             return self._copy(source, target)
         finally:
@@ -258,7 +258,8 @@ class PrefixCache:
         self.snapshots.drop(slot)
 
     def _shorten(self, slot: int, n_nodes: int) -> None:
-        """Give back the nodes from `n_nodes` on. The deepest goes first, to be evicted before its parent."""
+        """Give back the nodes from index `n_nodes` on. The deepest node goes first, so that it is evicted
+        before its parent."""
         nodes = self.nodes[slot]
         for index in range(len(nodes) - 1, n_nodes - 1, -1):
             node = nodes.pop()

@@ -1,4 +1,4 @@
-"""The radix tree of the prefix cache: a node per full block of tokens."""
+"""The radix tree of the prefix cache, with a node per full block of tokens."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from vkbackend.ops import CELL_BLOCK
 
-Key = tuple[int, ...]  # of CELL_BLOCK tokens
+Key = tuple[int, ...]  # CELL_BLOCK tokens
 
 
 class Node:
-    """By layer group: the block with K and V (-1: evicted), and how many slots use it. `state`: the cell of
-    the recurrent state after the node."""
+    """A node holds, per layer group, the block with K and V (-1: evicted), and how many slots use the block.
+    `state`: the cell of the recurrent state after the node."""
 
     __slots__ = ("blocks", "children", "key", "parent", "state", "users")
 
@@ -28,7 +28,7 @@ class PrefixTree:
         self.root = Node(None, (), n_groups)
 
     def follow(self, node: Node, tokens: Sequence[int], begin: int) -> Iterator[Node]:
-        """The nodes after `node` with the full blocks of tokens[begin:], without the last token."""
+        """Yield the nodes after `node` for the full blocks of `tokens[begin:]` without the last token."""
         for start in range(begin, len(tokens) - CELL_BLOCK, CELL_BLOCK):
             child = node.children.get(tuple(tokens[start : start + CELL_BLOCK]))
             if child is None:
@@ -37,7 +37,7 @@ class PrefixTree:
             yield node
 
     def child(self, parent: Node, key: Key) -> Node:
-        """Added if the tree lacks it."""
+        """Return the child, which is added if the tree lacks it."""
         node = parent.children.get(key)
         if node is None:
             node = parent.children[key] = Node(parent, key, self._n_groups)

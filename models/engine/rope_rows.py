@@ -1,5 +1,3 @@
-"""Rows of cos and sin for the positions of a step."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -8,7 +6,7 @@ import numpy as np
 
 from vkbackend.rope import RopeTable
 
-CACHE_NBYTES = 64 << 20  # of all positions of a table, which are kept up to this size
+CACHE_NBYTES = 64 << 20  # tables of all positions are kept up to this size
 
 
 class RopeRows:
@@ -21,7 +19,7 @@ class RopeRows:
         }
 
     def at(self, positions: np.ndarray) -> dict[str, np.ndarray]:
-        """By table, float32 [n_positions, n_rot / 2, 2], which the next call overwrites."""
+        """Return rows by table, float32 [n_positions, n_rot / 2, 2], which the next call overwrites."""
         rope: dict[str, np.ndarray] = {}
         for name, table in self._rows.items():
             every, rope[name] = self._all[name], table[: len(positions)]

@@ -1,4 +1,4 @@
-"""A loaded model on its devices: tokens, positions and slots in, logits out."""
+"""A loaded model on its devices: it takes tokens, positions and slots, and returns logits."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from vkbackend.step import MAX_RUNS, Run, StepParams, cut_runs, n_single
 
 class Runner:
     """`keep_values`: every intermediate tensor can be read after a step. `interleave`: compute large
-    micro-batches in two halves, one while the sums of the other are exchanged (None: with several physical
-    devices). `group`: nodes that run the model together; devices are then written NODE/DEVICE. `devices`:
-    open ones. `options` has what loading found: context length, shares, layers on devices. `prediction`:
-    expected times."""
+    micro-batches in two halves, one half while the sums of the other are exchanged (None: if there are
+    several physical devices). `group`: nodes that run the model together; devices are then written
+    NODE/DEVICE. `devices`: devices that are already open. `options` has what loading determined: context
+    length, shares, layers on devices. `prediction`: expected times."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Runner:
         group: Group | None = None,
         devices: Sequence[Device] | None = None,
     ) -> None:
-        runtime = runtime_of(options.runtime)  # refuses an unknown name first
+        runtime = runtime_of(options.runtime)  # first raises on an unknown name
         exact = options.exact or env.exact()
         self.group, self._joining = group, group.joining if group else None
         with GGUF.open(options.path) if gguf is None else nullcontext(gguf) as gguf:
@@ -72,7 +72,6 @@ class Runner:
                 raise
 
     def _stages(self, loading: Loading) -> int:
-        """Only the node that leads counts them."""
         if self._joining is None or not self._joining.leads:
             return 1
         return n_stages(self._joining.hosts.of, loading.options.split_mode, loading.layout)
@@ -94,8 +93,8 @@ class Runner:
     # ---- steps ----
 
     def step(self, tokens: Sequence[int], runs: Sequence[Run], outputs: Sequence[int]) -> np.ndarray:
-        """Run one micro-batch; returns the logits of the output rows, float32 [len(outputs), n_vocab], a view
-        that the next step overwrites. Rows of a run are consecutive positions of one slot."""
+        """Run one micro-batch and return the logits of the output rows, float32 [len(outputs), n_vocab], a
+        view that the next step overwrites. Rows of a run are consecutive positions of one slot."""
         return self.collect(self.launch(MicroBatch(tokens, runs, outputs), Wanted()))[1]
 
     def step_top_k(
@@ -107,8 +106,8 @@ class Runner:
         masks: np.ndarray | None = None,
         summed: bool = False,
     ) -> TopK:
-        """As `step`; the best `k` (up to `max_top_k`) tokens of each output row. `masks`: tokens that may be
-        chosen, uint32 [len(outputs), ceil(n_vocab / 32)], the lowest bit of a word first."""
+        """Run a step and return the best `k` (up to `max_top_k`) tokens of each output row. `masks`: tokens
+        that may be chosen, uint32 [len(outputs), ceil(n_vocab / 32)], the lowest bit of a word first."""
         assert 0 < k and outputs
         handle = self.launch(MicroBatch(tokens, runs, outputs, masks), Wanted(k, summed))
         ids, logits, log_sums = self.collect(handle)
@@ -143,8 +142,8 @@ class Runner:
         return handle
 
     def collect(self, handle: StepHandle) -> Rows:
-        """Of the step launched first, a view that the next call overwrites. Raises the errors of devices and
-        nodes."""
+        """Return the output rows of the step launched first, a view that the next call overwrites. Raises
+        the errors of devices and nodes."""
         first = self._in_flight.popleft()
         assert first is handle
         n, k, computed, place = handle
@@ -168,8 +167,8 @@ class Runner:
         return self.mesh.recorded_step(kind)
 
     def compute(self, batch: MicroBatch, step: Step, tables: Mapping[str, np.ndarray] | None = None) -> None:
-        """This node's part of a micro-batch, whose runs name the recurrent states they read and write.
-        `tables`: rows of cos and sin by name, in place of this node's."""
+        """Compute this node's part of a micro-batch; the runs name the recurrent states that they read and
+        write. `tables`: rows of cos and sin by name, used instead of this node's rows."""
         tokens, runs, outputs, masks = batch
         n_rows, mix = len(tokens), step.kind.mix
         half = step.kind.n_rows // 2 if step.kind.halves else 0
@@ -190,13 +189,13 @@ class Runner:
 
     @property
     def pools(self) -> list[Pool]:
-        """By layer group; the first has no window."""
+        """A pool per layer group; the first has no window."""
         width = -(-self.n_ctx // CELL_BLOCK)
         tables = self.kv.groups
         return [Pool(t.n_blocks, t.window) if t else Pool(width * self.n_slots) for t in tables]
 
     def set_block(self, group: int, slot: int, index: int, block: int) -> None:
-        """From the next step on."""
+        """Takes effect from the next step on."""
         if (table := self._tables[group]) is not None:
             table.set(slot, index, block)
 
@@ -204,7 +203,7 @@ class Runner:
         copy_blocks(self.mesh.devices, self.kv, copies)
 
     def copy_state(self, source: int, target: int, n_stored: int) -> None:
-        """After the first `n_stored` positions of the source."""
+        """Copy the recurrent state after the first `n_stored` positions of the source."""
         copy_state(self.mesh.devices, self.kv, source, target, n_stored)
 
     def tell_of_compiling(self, tell: Callable[[], None]) -> None:
@@ -218,21 +217,21 @@ class Runner:
 
     @property
     def record_s(self) -> float:
-        """Recording and compiling, so far."""
+        """Seconds spent on recording and compiling so far."""
         return self.mesh.steps.record_s
 
     @property
     def states(self) -> SlotStates | None:
-        """Cells with recurrent states; None without recurrent layers."""
+        """The cells with recurrent states; None without recurrent layers."""
         return self.kv.states.slots if self.kv.states else None
 
     def resumable(self, n_stored: int) -> int:
-        """The first position at which a sequence with `n_stored` positions can go on."""
+        """Return the first position at which a sequence with `n_stored` positions can go on."""
         return self.kv.resumable(n_stored)
 
     def resume_at(self, slot: int, position: int) -> int:
-        """The last position, at most `position`, from which the slot can go on: with recurrent layers, one
-        whose state was kept."""
+        """Return the last position, at most `position`, from which the slot can go on; with recurrent
+        layers, a position whose state was stored."""
         return self.kv.states.slots.resume_at(slot, position) if self.kv.states else position
 
     # ---- reports ----
@@ -244,13 +243,14 @@ class Runner:
         return memory_report(self.mesh, self._free_before, self.group)
 
     def reduce_stats(self) -> tuple[int, float]:
-        """(all-reduces so far, seconds from the last writer's end to the release of the readers)."""
+        """The number of all-reduces so far, and seconds from the last writer's end to the release of the
+        readers."""
         return self.mesh.relay.n_reduces, self.mesh.relay.reduce_s
 
     def close(self) -> None:
         """May be called twice."""
         if self.group:
-            with suppress(VkbackendError):  # transfers into memory that is freed next
+            with suppress(VkbackendError):  # errors of transfers into memory that is freed next
                 while self._in_flight and not self.group.lost:
                     self.mesh.check_usable()
                     self.collect(self._in_flight[0])

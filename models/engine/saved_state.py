@@ -1,7 +1,7 @@
-"""Save and load K and V of a slot's positions, and their tokens, in a safetensors file.
+"""Saves and loads the K and V of a slot's positions, and their tokens, in a safetensors file.
 
-Its heads are in the model's order (docs/state_format.md), so it loads on any devices. The whole file is
-checked, with checksums, before the first byte reaches a device.
+The file has the heads in the model's order (docs/state_format.md), so it loads on any devices. The complete
+file is checked, with checksums, before the first byte reaches a device.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "vkbackend.state", "1"
 MAX_HEADER_NBYTES = 1 << 20  # 2,048 caches of 1,024 layers take 0.4 MiB
-_DTYPES = {  # in the header, in numpy; quantized blocks are bytes
+_DTYPES = {  # names in the header, and in numpy; quantized blocks are bytes
     "f32": ("F32", "<f4"),
     "f16": ("F16", "<f2"),
     "bf16": ("U16", "<u2"),
@@ -53,9 +53,9 @@ def save(
     first: int,
     last: int | None,
 ) -> None:
-    """Write positions first..last (None: all) to `path`, which is replaced whole or not at all. Needs host
-    memory as large as the file. Raises InvalidArgument for a range that the slot does not hold, StateError if
-    the file cannot be written."""
+    """Write positions `first`..`last` (None: all) to `path`, which is replaced completely or not at all.
+    Needs host memory as large as the file. Raises InvalidArgument for a range that the slot does not hold,
+    StateError if the file cannot be written."""
     stop = content.n_stored if last is None else last
     if not 0 <= first < stop <= content.n_stored:
         raise InvalidArgument(
@@ -111,12 +111,12 @@ def load(
     content: SlotContent,
     place: Callable[[int, int], dict[int, int]] | None = None,
 ) -> None:
-    """Put a saved range into a slot and update its `content`. `place(first, last)` makes room after the
-    checks, and returns the first position with room by window.
+    """Load a saved range into a slot and update `content`. `place(first, last)` makes room after the checks,
+    and returns the first position with room per window.
 
-    A range from 0 replaces the content, any other must continue it. Raises StateError for a file that is
-    damaged or does not fit; the slot then keeps its content. If a device fails, it keeps the positions before
-    the range.
+    A range from 0 replaces the content; any other range must continue it. Raises StateError for a file that
+    is damaged or does not fit; the slot then keeps its content. If a device fails, the slot keeps the
+    positions before the range.
     """
     _check_file(Path(path))
     try:
@@ -138,7 +138,7 @@ def load(
             for name, cache, _, table, window in _caches(runner):
                 rows = file.get_slice(name)
                 begin = _begin(window, saved, first, last)
-                # A window may have less room than where it was saved.
+                # A window may have less room here than in the slot that was saved.
                 kept = max(begin, last - table.capacity, room.get(table.window, 0))
                 for at, cell, n in _runs(table, slot, kept, last, cache):
                     at += kept - begin
@@ -151,14 +151,13 @@ def load(
 
 
 def _check_file(path: Path) -> None:
-    """Before a parser reads it."""
     try:
         status = path.stat()  # opening a named pipe would wait for a writer
         if not stat.S_ISREG(status.st_mode):
             raise StateError(f"{path}: is not a regular file; give the name of a saved state")
         with open(path, "rb") as file:
             header = int.from_bytes(file.read(8), "little")
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+    except (OSError, ValueError) as error:  # ValueError: the path has a NUL
         raise StateError(f"{path}: cannot be read: {error}; give the name of a saved state") from None
     if not 2 <= header <= min(MAX_HEADER_NBYTES, status.st_size - 8):
         raise StateError(
@@ -170,7 +169,7 @@ def _check_file(path: Path) -> None:
 def _check(
     runner: Runner, file: Any, path: str | os.PathLike[str], content: SlotContent
 ) -> tuple[int, int, list[int], int]:
-    """(first, last, tokens, resumable). Raises StateError unless the file is complete and fits."""
+    """Return (first, last, tokens, resumable). Raises StateError unless the file is complete and fits."""
     meta = file.metadata() or {}
     if (kind := (meta.get("format"), meta.get("version"))) != (FORMAT, VERSION):
         raise StateError(
@@ -183,7 +182,7 @@ def _check(
                 f"{path}: saved with {key} {meta.get(key)!r}, here it is {here!r}; open {wanted}"
             )
     first, last = _position(meta, "first", path), _position(meta, "last", path)
-    saved = _position({"resumable": "0"} | meta, "resumable", path)  # older files lack it
+    saved = _position({"resumable": "0"} | meta, "resumable", path)  # files of earlier versions lack it
     if first >= last:
         raise StateError(f"{path}: positions {first}..{last} are not a range; the file is damaged")
     if saved > last:
@@ -241,7 +240,8 @@ def _identity(runner: Runner) -> dict[str, str]:
 
 
 def _caches(runner: Runner) -> Iterator[tuple[str, Weight, tuple[int, int], CellTable, int]]:
-    """By layer: (name in the file, cache, (kv heads, head size in stored elements), cell table, window)."""
+    """Yield per layer: (name in the file, cache, (kv heads, head size in stored elements), cell table,
+    window)."""
     for plan in runner.kv.plans:
         layer, table = runner.kv.own[plan.layer], runner.kv.tables[plan.ring]
         for (name, width, dtype), cache in zip(plan.arrays, layer.arrays, strict=True):
@@ -255,19 +255,20 @@ def _states(runner: Runner) -> Iterator[tuple[str, Weight]]:
 
 
 def _begin(window: int, resumable: int, first: int, last: int) -> int:
-    """The first of first..last that a layer of that window still holds."""
+    """Return the first of positions `first`..`last` that a layer with that window still holds."""
     return min(max(first, resumable - window + 1), last - 1) if window and resumable else first
 
 
 def _resumable(runner: Runner, content: SlotContent, first: int, last: int, saved: int) -> int:
-    """`content.resumable` after positions first..last are loaded. `saved`: its value in the file."""
+    """Return `content.resumable` after positions `first`..`last` are loaded. `saved`: the file's
+    `resumable`."""
     return max(content.resumable if first else 0, saved, runner.resumable(last))
 
 
 def _runs(
     table: CellTable, slot: int, first: int, last: int, cache: Weight
 ) -> Iterator[tuple[int, int, int]]:
-    """Runs of neighbouring cells: (offset from first, first cell, cells)."""
+    """Yield runs of neighbouring cells: (offset from `first`, first cell, number of cells)."""
     cells = table.at(slot, np.arange(first, last))
     longest = max(1, PIECE_NBYTES // matrix_of(cache)[1])
     cuts = [0, *(np.flatnonzero(np.diff(cells) != 1) + 1).tolist(), len(cells)]

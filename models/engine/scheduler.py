@@ -1,7 +1,7 @@
-"""Which request runs in which slot, and which rows the next step has.
+"""Decides which request runs in which slot, and which rows the next step has.
 
-Sequences that decode come first, one row each; prompts share the rest. A request skips the prefix that is
-cached. If the cache has no block left, the youngest request is preempted and runs again later.
+Sequences that decode come first, with one row each; prompts share the remaining rows. A request skips the
+prefix that is cached. If the cache has no block left, the youngest request is preempted and runs again later.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vkbackend.models.engine.sequence import Batch, Sequence
 from vkbackend.models.engine.waiting import Waiting
 from vkbackend.ops import CELL_BLOCK
 
-COMPARED = 256  # tokens at once
+COMPARED = 256  # tokens compared at once
 
 
 def _turn(sequence: Sequence) -> tuple[int, int]:
@@ -36,11 +36,11 @@ def n_common(a: list[int], b: list[int], most: int) -> int:
 
 @dataclass(slots=True)
 class RowsLeft:
-    """Rows of a step that are not given away. Each of `n_decode` sequences to come that decode has a row and
-    an output kept."""
+    """Rows of a step that are still free. For each of the `n_decode` decoding sequences that follow, one row
+    and one output are reserved."""
 
     n: int
-    n_prompt: int  # that prompts may have
+    n_prompt: int  # rows that prompts may have
     n_outputs: int
     n_decode: int
 
@@ -48,7 +48,8 @@ class RowsLeft:
         n = min(sequence.n_wanted, self.n, max(1, self.n - self.n_decode))
         if not decodes:
             n = min(n, self.n_prompt)
-            # Recurrent layers resume only where a state was kept: a prompt pauses after its last full block.
+            # Recurrent layers resume only where a state was stored, so a prompt pauses after its last full
+            # block.
             start, last = sequence.n_stored, (len(sequence.tokens) - 1) // CELL_BLOCK * CELL_BLOCK
             if is_recurrent and start < last < start + n:
                 n = last - start
@@ -67,7 +68,7 @@ class RowsLeft:
 
 class Scheduler:
     """A step has at most `n_ubatch` rows and `max_outputs` rows with logits. `resume_at` and `copy_blocks`
-    are the runner's."""
+    are methods of the runner."""
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class Scheduler:
         self._n_ubatch, self._max_outputs = n_ubatch, max_outputs
         self._resume_at, self._copy_blocks = resume_at, copy_blocks
         self._is_recurrent, self._share = is_recurrent, share
-        self._is_blocked = False  # the next request needs blocks, and none were freed since
+        self._is_blocked = False  # the next request needs blocks, and no block was freed since the last try
 
     # ---- slots ----
 
@@ -104,8 +105,8 @@ class Scheduler:
         return self.contents[slot]
 
     def admit(self) -> None:
-        """Start waiting requests while slots and blocks are free. If a device fails, the request stays in the
-        queue."""
+        """Start waiting requests while slots and blocks are free. If a device fails, the request remains in
+        the queue."""
         while self.free and not self._is_blocked and (first := self.waiting.pop(self.free)) is not None:
             is_in = False
             try:
@@ -116,7 +117,7 @@ class Scheduler:
             self._is_blocked = not is_in
 
     def _start(self, sequence: Sequence) -> bool:
-        """False if no blocks are left for its tokens."""
+        """Returns False if no blocks are left for its tokens."""
         tokens, wanted = sequence.tokens, sequence.wanted_slot
         path = self.cache.match(tokens[: sequence.sharable + 1]) if self._share else []
         idle = self.cache.idle() if wanted is None else [wanted]
@@ -146,8 +147,8 @@ class Scheduler:
         return True
 
     def _longest(self, idle: list[int], tokens: list[int], most: int, path: list[Node]) -> tuple[int, int]:
-        """The idle slot with the longest prefix of the tokens, and its length, which may end within a block.
-        (-1, 0) if none."""
+        """Return the idle slot with the longest prefix of the tokens, and the prefix's length, which may end
+        within a block. (-1, 0) if there is no such slot."""
         best = -1, 0
         for slot in idle:
             if not self.cache.holds(slot) or not self.cache.begins_with(slot, path):
@@ -196,14 +197,15 @@ class Scheduler:
     # ---- rows ----
 
     def compose(self, n_steps: int = 1) -> Batch:
-        """The rows of the next step, sequences with one row first. Up to `n_steps` are in flight, with
-        different sequences.
+        """Return the rows of the next step, first the sequences with one row. Up to `n_steps` are in flight,
+        with different sequences.
 
-        Sequences are served in order of waiting. A row is kept for each that decodes; prompts share the rest
-        within the budget. The first in line gets a row, unless it is a prompt and the budget has none.
+        The sequence that has waited longest is served first. One row is reserved for each sequence that
+        decodes; prompts share the other rows within the budget. The first sequence gets a row, unless it is a
+        prompt and the budget has no row.
         """
         line = sorted([s for s in self.running if not (s.is_paused or s.in_flight)], key=_turn)
-        computed: set[object] = set()  # keys of the prompts' blocks that steps in flight compute
+        computed: set[object] = set()  # keys of the prompt blocks that steps in flight compute
         if n_steps > 1:
             in_flight = [s for s in self.running if s.in_flight]
             computed.update(self._next_key(s) for s in in_flight if s.n_wanted > 1)
@@ -217,13 +219,13 @@ class Scheduler:
         return [entry for entry in batch if entry[0].slot >= 0]
 
     def _mixed(self, line: list[Sequence], n_decode: int, computed: set[object]) -> Batch:
-        """With prompts, or with more sequences than rows."""
+        """For steps with prompts, or with more sequences than rows."""
         n_prompt = self.budget.rows(n_decode, self._n_ubatch) if n_decode < len(line) else self._n_ubatch
         left = RowsLeft(self._n_ubatch, n_prompt, self._max_outputs, n_decode)
         batch: Batch = []
         for sequence in line:
             if sequence.slot < 0:
-                continue  # preempted by an earlier sequence
+                continue  # an earlier sequence preempted it
             decodes = sequence.n_wanted == 1
             left.n_decode -= decodes
             if not decodes and not self._moves_on(sequence, computed):
@@ -236,8 +238,8 @@ class Scheduler:
         return batch
 
     def _moves_on(self, sequence: Sequence, computed: set[object]) -> bool:
-        """Whether a prompt computes its next block now: not if another sequence does. First take blocks that
-        others have computed meanwhile."""
+        """Whether a prompt computes its next block now; it does not if another sequence computes the same
+        block. First takes blocks that other sequences have computed."""
         if isinstance(sequence.request, Logits):
             return True
         sequence.n_stored = self.cache.extend(sequence.slot, sequence.tokens, sequence.n_stored)
@@ -251,7 +253,7 @@ class Scheduler:
         return self.cache.next_key(sequence.slot, sequence.tokens, sequence.n_stored)
 
     def _has_room(self, sequence: Sequence, n: int) -> bool:
-        """Reserve blocks for the next `n` positions. Preempts the youngest first."""
+        """Reserve blocks for the next `n` positions; if necessary, preempt sequences, the youngest first."""
         end = sequence.n_stored + n
         if end <= sequence.room:
             return True

@@ -1,5 +1,3 @@
-"""A request that is being computed."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -13,12 +11,12 @@ from vkbackend.models.sampling.logprobs import Logprobs
 from vkbackend.models.sampling.rows import Choice
 from vkbackend.models.sampling.sampler import Sampler
 
-PRIORITY_S = 10.0  # a priority lower by one counts as this much earlier
+PRIORITY_S = 10.0  # one less in priority counts as waiting this much longer
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`tokens[:n_stored]` are in its slot's cache, which has room for `room` positions."""
+    """`tokens[:n_stored]` are in the cache of the sequence's slot, which has room for `room` positions."""
 
     request: Generate | Logits
     number: int
@@ -28,9 +26,9 @@ class Sequence:
     slot: int = -1
     n_stored: int = 0
     room: int = 0
-    served: int = -1  # the last step it had rows in
-    known_slot: int = -1  # in the last event to its caller
-    n_given: int = 0  # rows of logits
+    served: int = -1  # the last step in which it had rows
+    known_slot: int = -1  # the slot in the last event to the caller
+    n_given: int = 0  # rows of logits that the caller has
     is_over: bool = False
     is_paused: bool = False  # its caller does not read
     in_flight: bool = False
@@ -40,14 +38,14 @@ class Sequence:
     decode_s: float = 0.0
     n_reduces: int = 0
     reduce_s: float = 0.0
-    order: tuple[float, int] = field(init=False)  # lower runs earlier
+    order: tuple[float, int] = field(init=False)  # a lower value runs earlier
 
     def __post_init__(self) -> None:
         self.order = self.born + PRIORITY_S * self.request.priority, self.number
 
     @property
     def n_wanted(self) -> int:
-        """Not computed yet: 1 while decoding."""
+        """How many tokens are not computed yet; 1 while decoding."""
         return len(self.tokens) - self.n_stored
 
     @property
@@ -60,12 +58,13 @@ class Sequence:
 
     @property
     def sharable(self) -> int:
-        """How many leading positions may come from the cache. The last one must run; for `Logits`, every
-        position whose logits the caller lacks."""
+        """How many leading positions may come from the cache. The last position must be computed; for
+        `Logits`, so must every position whose logits the caller lacks."""
         return len(self.tokens) - 1 if isinstance(self.request, Generate) else self.n_given
 
     def n_outputs(self, n: int) -> int:
-        """Among the next `n` rows. `Logits`: rows that the caller lacks. `Generate`: 1 with the last row."""
+        """How many of the next `n` rows need logits. `Logits`: rows that the caller lacks. `Generate`: 1 if
+        the last row is among them."""
         if isinstance(self.request, Logits):
             return max(0, self.n_stored + n - max(self.n_stored, self.n_given))
         return int(n == self.n_wanted)
@@ -85,8 +84,8 @@ class Sequence:
         self.reduce_s += cost.reduce_s
 
     def answer(self, choice: Choice, n_ctx: int) -> Answer:
-        """Take the drawn token. The answer is an int if the caller knows the slot and wants nothing else. An
-        event that is done ends the sequence."""
+        """Append the drawn token. The answer is an int if the caller knows the slot and wants nothing else.
+        An event with `done` set ends the sequence."""
         request = self.request
         assert isinstance(request, Generate)
         if isinstance(choice, VkbackendError):
@@ -115,7 +114,7 @@ class Sequence:
         )
 
     def give(self, logits: np.ndarray) -> Event:
-        """Logits of the last rows; done with the last row of the tokens."""
+        """Return the logits of the last rows; `done` is set after the last token's row."""
         self.n_given += len(logits)
         return Event(self.request.id, logits=logits.copy(), done=self.n_wanted == 0, slot=self.slot)
 
@@ -128,4 +127,4 @@ class Sequence:
         )
 
 
-Batch = list[tuple[Sequence, int, int]]  # sequences, their rows, their rows with logits
+Batch = list[tuple[Sequence, int, int]]  # (sequence, number of rows, number of rows with logits)

@@ -1,4 +1,4 @@
-"""Copy blocks of K, V and index keys, and recurrent states, without the host."""
+"""Copies blocks of K, V and index keys, and recurrent states, without going through the host."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def copy_blocks(devices: Sequence[Device], kv: KVCache, copies: Sequence[Copy]) 
 
 
 def copy_state(devices: Sequence[Device], kv: KVCache, source: int, target: int, n_stored: int) -> None:
-    """The state after `n_stored` positions, but no snapshots."""
+    """Copy the state after `n_stored` positions, but no snapshots."""
     states = kv.states
     if not states or not n_stored:
         return
@@ -47,8 +47,8 @@ def _run(devices: Sequence[Device], recordings: Sequence[Recording]) -> None:
 
 
 def _runs(blocks: np.ndarray) -> list[tuple[int, int, int]]:
-    """(first block of the source, of the target, count) of blocks [2, n] that follow each other in both. With
-    a copy per block of a long context, barriers take minutes to derive."""
+    """Return (first source block, first target block, count) for `blocks` [2, n] that are consecutive in
+    both. With one copy per block of a long context, deriving barriers takes minutes."""
     breaks = np.flatnonzero((np.diff(blocks) != 1).any(axis=0)) + 1
     return [(int(run[0, 0]), int(run[1, 0]), run.shape[1]) for run in np.split(blocks, breaks, axis=1)]
 

@@ -1,4 +1,4 @@
-"""Save, load, copy or erase what a slot holds, between two steps."""
+"""Saves, loads, copies or erases the content of a slot between two steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SlotRequests:
         self._runner, self._cache, self._scheduler = runner, cache, scheduler
 
     def run(self, request: SaveState | LoadState | CopySlot | EraseSlot) -> tuple[int, ...]:
-        """The tokens of the slot. Raises InvalidArgument, StateError and the errors of devices."""
+        """Return the tokens of the slot. Raises InvalidArgument, StateError and the errors of devices."""
         check_slot(request.slot, self._runner.n_slots)
         content = self._scheduler.content(request.slot)
         if isinstance(request, SaveState):
@@ -40,7 +40,7 @@ class SlotRequests:
         return tuple(content.tokens)
 
     def _copy(self, source: int, content: SlotContent, target: int) -> None:
-        # Even if a device fails, the target is lost.
+        # The target's content is lost even if a device fails.
         self._scheduler.put(target, SlotContent())
         copies = self._cache.copy(source, target)
         if copies is None:

@@ -1,4 +1,5 @@
-"""Recurrent states that nodes of the prefix tree keep. A state covers the whole prefix before it."""
+"""Recurrent states that nodes of the prefix tree keep. A state covers the complete prefix up to the node's
+end."""
 
 from __future__ import annotations
 
@@ -12,20 +13,21 @@ class States(Protocol):
     """Implemented by placement/recurrent_state.py."""
 
     def take(self, slot: int, position: int) -> int | None:
-        """The cell with the slot's snapshot of that position, which the caller then owns."""
+        """Return the cell with the slot's snapshot at `position`; the caller then owns the cell."""
 
     def lend(self, slot: int, position: int, cell: int) -> None:
-        """The slot's next run begins at `position` and reads that cell."""
+        """Make the slot's next run begin at `position` and read that cell."""
 
     def give_back(self, cell: int) -> None:
-        """The cell is free."""
+        """Free the cell."""
 
     def drop(self, slot: int) -> None:
-        """Forget what the slot holds."""
+        """Forget the slot's states."""
 
 
 class Snapshots:
-    """`states`: None without recurrent layers. `lent`: by slot, the node whose state its next run reads."""
+    """`states`: None without recurrent layers. `lent`: for each slot, the node whose state the slot's next
+    run reads."""
 
     def __init__(self, states: States | None) -> None:
         self._states = states
@@ -36,7 +38,7 @@ class Snapshots:
         return self._states is None or node.state is not None
 
     def keep(self, slot: int, position: int, node: Node) -> None:
-        """Move the slot's snapshot of `position`, the node's end, to the node."""
+        """Move the slot's snapshot at `position` (the node's end) to the node."""
         if self._states and node.state is None and (cell := self._states.take(slot, position)) is not None:
             node.state = cell
             self._nodes[node] = None
@@ -54,7 +56,7 @@ class Snapshots:
             self._states.drop(slot)
 
     def spare(self) -> int | None:
-        """The least recently used cell, taken from its node."""
+        """Take the least recently used cell from its node; None if every cell is lent."""
         lent = set(self.lent.values())
         node = next((node for node in self._nodes if node not in lent), None)
         if node is None:

@@ -1,7 +1,7 @@
-"""A checksum per tensor of a saved state, in the file's metadata (docs/state_format.md).
+"""Stores a checksum per tensor of a saved state in the file's metadata (docs/state_format.md).
 
-It covers the other metadata, the tensor's name, type, shape and bytes, so exchanged tensors fail, too. Bytes
-are read in pieces: no state is in memory twice.
+A checksum covers the other metadata and the tensor's name, type, shape and bytes, so exchanged tensors fail,
+too. Bytes are read in pieces, so that no state is in memory twice.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 from vkbackend.errors import StateError
 from vkbackend.meta.gather import PIECE_NBYTES
 
-_PREFIX = "sha256_"  # then the tensor's name
+_PREFIX = "sha256_"  # followed by the tensor's name
 
 
 def checksums(metadata: Mapping[str, str], tensors: Mapping[str, tuple[str, np.ndarray]]) -> dict[str, str]:
-    """Entries for the metadata. `tensors`: type in the file, and array."""
+    """Return entries for the metadata. `tensors`: type in the file, and array."""
     return {
         _PREFIX + name: _digest(metadata, name, dtype, array.shape, [array])
         for name, (dtype, array) in tensors.items()
@@ -27,8 +27,8 @@ def checksums(metadata: Mapping[str, str], tensors: Mapping[str, tuple[str, np.n
 
 
 def check(file: Any, path: Any) -> bool:
-    """False: no checksums, because an earlier version wrote the file. Raises StateError for the first that is
-    wrong or missing."""
+    """Check all tensors. Returns False if there are no checksums because an earlier version wrote the file.
+    Raises StateError for the first checksum that is wrong or missing."""
     metadata = file.metadata() or {}
     expected = {
         key.removeprefix(_PREFIX): value for key, value in metadata.items() if key.startswith(_PREFIX)
@@ -62,7 +62,7 @@ def _digest(
 
 
 def _pieces(entry: Any, shape: Sequence[int]) -> Iterator[np.ndarray]:
-    """A few MiB at a time."""
+    """Yield a few MiB at a time."""
     step = max(1, PIECE_NBYTES // (8 * max(1, int(np.prod(shape[1:])))))
     for begin in range(0, shape[0], step):
         yield entry[begin : min(begin + step, shape[0])]

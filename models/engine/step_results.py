@@ -1,4 +1,4 @@
-"""After a step: positions are stored, tokens drawn, requests answered."""
+"""After a step, stores positions, draws tokens and answers requests."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 class StepResults:
     def __init__(self, runner: Runner, cache: PrefixCache) -> None:
         self._cache, self._n_ctx = cache, runner.n_ctx
-        # Without windows and recurrent states, the cache changes only where a block becomes full.
+        # Without windows and recurrent states, the cache changes only when a block becomes full.
         self._stores_always = any(pool.window for pool in runner.pools) or runner.states is not None
 
     def take(self, batch: Batch, rows: Rows, cost: StepCost, news: News) -> list[Sequence]:
-        """Store and answer; `rows` are the step's output rows. Returns the sequences that are over."""
+        """`rows` are the step's output rows. Returns the sequences that are over."""
         over: list[Sequence] = []
         drawing: list[Sequence] = []
         draw_rows: list[int] = []
         end = 0
         for sequence, n, n_outputs in batch:
             row, end = end, end + n_outputs
-            if sequence.is_over:  # cancelled while the step was in flight
+            if sequence.is_over:  # it was cancelled while the step was in flight
                 continue
             sequence.advance(n, cost)
             request, stored = sequence.request, sequence.n_stored

@@ -1,5 +1,3 @@
-"""Times of the last steps, and their all-reduces."""
-
 from __future__ import annotations
 
 import time
@@ -21,20 +19,20 @@ class Counters(Protocol):
 
 
 class Mark(NamedTuple):
-    """time.perf_counter(), steps recorded so far, seconds of recording."""
+    """time.perf_counter(), number of steps recorded so far, seconds spent on recording."""
 
     at: float
     n_recorded: int
     record_s: float
 
     def until(self, later: Mark) -> float:
-        """Seconds, without recording and compiling, which happen once per kind of step."""
+        """Seconds between two marks without recording and compiling, which happen once per kind of step."""
         return later.at - self.at - (later.record_s - self.record_s)
 
 
 class StepCost(NamedTuple):
-    """`latency_s`: since the step began. `step_s`: since then or since the previous step's end, whichever is
-    later: with several steps in flight, what a step costs."""
+    """`latency_s`: time since the step began. `step_s`: time since the step began or the previous step
+    ended, whichever is later; with several steps in flight this is the cost of a step."""
 
     number: int
     step_s: float
@@ -67,7 +65,7 @@ class StepTimes:
         return StepCost(self.n_steps, step_s, began.until(now), n_reduces, reduce_s, recorded)
 
     def report(self) -> dict[str, float]:
-        """Totals; milliseconds and rows of the last steps, host microseconds per all-reduce."""
+        """Return totals; milliseconds and rows of the last steps; host microseconds per all-reduce."""
         counts = {"n_steps": self.n_steps, "n_reduces": self._reduced[0]}
         times = sorted(seconds for seconds, *_ in self._last)
         if not times:

@@ -1,5 +1,5 @@
-"""Requests that wait for a slot, by age and priority, and deadlines. Taking one costs the logarithm of their
-number."""
+"""Requests that wait for a slot, by age and priority, and deadlines. Taking a request costs the logarithm of
+the number of requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Heap = list[tuple[tuple[float, int], Sequence]]
 
 
 class Waiting:
-    """One queue for any slot, and one for each slot that is asked for."""
+    """One queue for requests that accept any slot, and one queue per requested slot."""
 
     def __init__(self) -> None:
         self._any: Heap = []
@@ -34,7 +34,7 @@ class Waiting:
         self._n += 1
 
     def forget(self) -> None:
-        """A waiting request is over (`is_over`); it is dropped in its turn."""
+        """Count a waiting request as over (`is_over`); it is dropped when it comes first in the queue."""
         self._n, self._n_dead = self._n - 1, self._n_dead + 1
         if self._n_dead > 64 + self._n:
             for heap in (self._any, *self._by_slot.values()):
@@ -64,7 +64,7 @@ class Waiting:
 class Deadlines:
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Sequence]] = []
-        self._most = 64  # length at which finished ones are dropped
+        self._most = 64  # at this length finished sequences are dropped
 
     def add(self, sequence: Sequence, at: float) -> None:
         if len(self._heap) >= self._most:
