@@ -1,4 +1,4 @@
-"""Many callers share one engine. The engine has its own thread, which Ctrl-C cannot interrupt; callers wait
+"""Many callers share one engine, which has its own thread. Ctrl-C cannot interrupt that thread; callers wait
 in slices of time."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The asyncio version of answers.py, in which a coroutine waits instead of a thread."""
+"""As answers.py for asyncio: a coroutine waits instead of a thread."""
 
 from __future__ import annotations
 

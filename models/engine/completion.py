@@ -9,9 +9,8 @@ from vkbackend.models.sampling.logprobs import Logprobs
 
 @dataclass(slots=True)  # frozen would cost 2 us per token
 class Chunk:
-    """A piece of a stream: the text that `token` completed, which may be empty. The last chunk has
-    `finish_reason` and `timings`. With `echo` or `prompt_logprobs` the first chunk is the prompt. `logprobs`
-    is set if requested."""
+    """`text`: the text that `token` completed, which may be empty. The last chunk has `finish_reason` and
+    `timings`. With `echo` or `prompt_logprobs` the first chunk is the prompt."""
 
     text: str
     token: int | None  # None in the prompt's chunk, and if max_tokens is 0

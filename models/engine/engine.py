@@ -1,6 +1,6 @@
 """Continuous batching of many sequences over the slots of one runner.
 
-The engine shares no object with its caller, only messages (messages.py), so it can run in its own process
+Engine and caller exchange only messages (messages.py), so the engine can run in its own process
 (engine_process.py). It knows tokens, slots and sampling, but neither text nor devices.
 """
 
@@ -200,7 +200,6 @@ class Engine:
     # ---- steps ----
 
     def step(self) -> News:
-        """End requests past their deadline, admit waiting requests, and wait for one micro-batch."""
         if self._deadlines:
             for sequence in self._deadlines.passed(time.monotonic()):
                 self._fail_one(sequence, late(sequence))

@@ -1,6 +1,6 @@
-"""The engine in this process or in a process of its own. In its own process, other Python threads do not
-slow the relay between segments. That process is spawned, never forked. It ends when its pipe closes, and
-every wait for it has a deadline."""
+"""The engine in this process or in its own process, where other Python threads do not slow the relay between
+segments. That process is spawned, never forked. It ends when its pipe closes, and every wait for it has a
+deadline."""
 
 from __future__ import annotations
 

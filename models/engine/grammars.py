@@ -1,5 +1,5 @@
-"""Requests with a grammar wait while it is compiled in parallel to steps. After that, every step asks the
-grammar which tokens may come next."""
+"""Requests with a grammar wait while it is compiled in parallel to steps. Then every step asks which tokens
+may come next."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Grammars:
         sequence.sampler.matcher = self._compiler.start(compiled.result())
 
     def forget(self, sequence: Sequence) -> bool:
-        """Drop a finished request; return True if it was waiting."""
+        """Drop a finished request. True if it was waiting."""
         return self._compiling.pop(sequence.request.id, None) is not None
 
     def compiled(self) -> Iterator[tuple[Sequence, VkbackendError | None]]:

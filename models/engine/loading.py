@@ -1,5 +1,3 @@
-"""Loads a model file into a mesh that can run steps."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -125,8 +125,6 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Compute nothing for the request until Resume."""
-
     id: int
 
 

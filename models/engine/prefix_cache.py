@@ -1,4 +1,4 @@
-"""Records which slot has which blocks of cells; sequences share the full blocks of a common prefix.
+"""Which slot has which blocks of cells; sequences share the full blocks of a common prefix.
 
 Full blocks are nodes of a radix tree. An unused node remains until its block is needed; the least recently
 used node is evicted first. Cells after a slot's last full block belong to that slot alone.
@@ -56,7 +56,7 @@ class PrefixCache:
         return not n or (len(nodes) >= n and nodes[n - 1] is path[-1])
 
     def idle(self) -> list[int]:
-        """Return the slots without a sequence: first empty slots, then others in order of release."""
+        """Slots without a sequence: first empty slots, then others in order of release."""
         return sorted(self._idle, key=lambda slot: (self.holds(slot), 0 if self.holds(slot) else slot))
 
     def resumable(self, slot: int) -> int:

@@ -1,5 +1,3 @@
-"""A loaded model on its devices: it takes tokens, positions and slots, and returns logits."""
-
 from __future__ import annotations
 
 from collections import deque
@@ -217,7 +215,7 @@ class Runner:
 
     @property
     def record_s(self) -> float:
-        """Seconds spent on recording and compiling so far."""
+        """Seconds of recording and compiling so far."""
         return self.mesh.steps.record_s
 
     @property

@@ -1,5 +1,3 @@
-"""Saves, loads, copies or erases the content of a slot between two steps."""
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

@@ -1,5 +1,3 @@
-"""After a step, stores positions, draws tokens and answers requests."""
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

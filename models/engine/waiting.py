@@ -1,5 +1,4 @@
-"""Requests that wait for a slot, by age and priority, and deadlines. Taking a request costs the logarithm of
-the number of requests."""
+"""Requests that wait for a slot, by age and priority, and deadlines. Taking one request of n costs log n."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ Heap = list[tuple[tuple[float, int], Sequence]]
 
 
 class Waiting:
-    """One queue for requests that accept any slot, and one queue per requested slot."""
+    """One queue for any slot, and one queue per requested slot."""
 
     def __init__(self) -> None:
         self._any: Heap = []

@@ -1,1 +1,1 @@
-"""Several machines run one model: how they are named, started, checked, led and followed."""
+"""Several machines run one model."""

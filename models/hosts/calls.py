@@ -1,4 +1,4 @@
-"""Calls from node 0 to the others, and their replies (node_messages.py)."""
+"""Calls from node 0 to the other nodes, and their replies (node_messages.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vkbackend.meta.transport import Lane, Transport
 from vkbackend.models.hosts import node_messages
 
 JOIN_S = 120.0  # to open devices and read the model's header
-RECORD_S = 900.0  # to record and compile a step, while beats say that a node is alive
+RECORD_S = 900.0  # to record and compile a step, while beats show that a node is alive
 MAX_REPLY_NBYTES = 1 << 20  # while nodes join
 
 
@@ -33,7 +33,7 @@ class Calls:
     # ---- node 0 ----
 
     def tell(self, call: Any) -> None:
-        """To every other node. Raises DeviceLost if the group is broken."""
+        """Raises DeviceLost if the group is broken."""
         if self.lost:
             raise DeviceLost(f"{self.lost}; open the model again")
         data = node_messages.encode(call)
@@ -48,13 +48,13 @@ class Calls:
         return self.transport.receive(node, Lane.REPLY, node_messages.MAX_REPLY_NBYTES, "an answer", None)
 
     def replies(self, type_: Any, name: str, timeout_s: float) -> Iterator[tuple[int, Any]]:
-        """By node, of that type. `name` is for errors."""
+        """By node, replies of `type_`. `name` is for errors."""
         for node in self.transport.others:
             data = self.transport.receive(node, Lane.REPLY, MAX_REPLY_NBYTES, name, timeout_s)
             yield node, node_messages.decode(data, type_, self.names[node])
 
     def answer_all(self, message: Any) -> None:
-        """Node 0's answer to all replies."""
+        """Send node 0's answer to all other nodes."""
         for node in self.transport.others:
             self.transport.send(node, Lane.REPLY, node_messages.encode(message))
 

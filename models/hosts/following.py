@@ -1,6 +1,7 @@
-"""A node that follows: it loads the model that node 0 names and obeys node 0's calls.
+"""A node that follows loads the model that node 0 names and obeys node 0's calls.
 
-A call is first checked against what is loaded. A node that cannot go on says why, and the group ends.
+A call is first checked against the loaded model. A node that cannot go on sends the reason, and the group
+ends.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ from vkbackend.models.options import Options
 from vkbackend.recording import Recording
 from vkbackend.step import Run
 
-IDLE_S = 1e9  # between calls; beats say that node 0 is alive
+IDLE_S = 1e9  # between calls; beats show that node 0 is alive
 
 
 def follow(group: Group, model: str | None = None) -> None:
-    """Until the call End. `model`: its path on this node (default: as on node 0). Raises the error that ended
-    it, if any."""
+    """Obey node 0 until the call End. `model`: path on this node (default: as on node 0). Raises the error
+    that ended the group, if any."""
     try:
         call = group.expect(Open | Measure | Reduces | End, JOIN_S)
         while isinstance(call, Measure | Reduces):
@@ -72,7 +73,7 @@ def follow(group: Group, model: str | None = None) -> None:
 
 
 def obey(group: Group, runner: Runner, call: Any) -> None:
-    """Raises DeviceLost for a call that does not fit what is loaded."""
+    """Raises DeviceLost for a call that does not fit the loaded model."""
     mesh = runner.mesh
     match call:
         case Step():

@@ -1,4 +1,5 @@
-"""Nodes first prove that they know the secret, which is never sent. Nothing else is decoded before."""
+"""Nodes first prove that they know the secret, which is never sent. No other message is decoded before
+that."""
 
 from __future__ import annotations
 
@@ -47,5 +48,5 @@ def _receive(transport: Transport, node: int, nbytes: int) -> bytes:
 
 
 def _mac(secret: bytes, role: bytes, node: int, first: bytes, second: bytes) -> bytes:
-    """`first` is node 0's nonce. With role and node, a MAC fits no other."""
+    """`first` is node 0's nonce. Role and node are included so that a MAC is valid for one purpose only."""
     return hmac.digest(secret, role + node.to_bytes(4, "big") + first + second, "sha256")

@@ -23,8 +23,8 @@ from vkbackend.models.hosts.joining import Joining
 
 
 class Group(Calls):
-    """`pulse`: send beats and watch the others' beats, which threads of one process do not need. `where`:
-    interface and ports of this node, as text."""
+    """`pulse`: send beats and watch the beats of other nodes; not needed if nodes are threads of one
+    process. `where`: interface and ports of this node, as text."""
 
     def __init__(self, transport: Transport, *, pulse: bool = True, where: str = "") -> None:
         super().__init__(transport)
@@ -40,7 +40,7 @@ class Group(Calls):
     # ---- steps ----
 
     def loaded(self, mesh: Mesh) -> None:
-        """Wait until every node has loaded its part. Node 0 then reaches the others' devices."""
+        """Wait until every node has loaded its part. Node 0 can then access all devices."""
         self.joining.compare_providers(mesh.provider.name if mesh.provider else "nothing")
         self.transport.meet("the others to load the model", RECORD_S)
         if self.leads:
@@ -51,24 +51,24 @@ class Group(Calls):
 
     @contextmanager
     def _recording(self, kind: StepKind) -> Iterator[None]:
-        """The other nodes record at the same time."""
+        """Make the other nodes record the same step at the same time."""
         self.tell(node_messages.Record.of(kind))
         try:
             yield
-        except BaseException as error:  # the others recorded it, or wait for us: the nodes no longer agree
+        except BaseException as error:  # the other nodes have recorded the step, so the nodes no longer agree
             self.transport.lost = f"{self.names[0]} could not record a step: {error}"
             raise
         self.recorded()
 
     def recorded(self) -> None:
-        """Wait for all nodes: each takes as long as its compilers do."""
+        """Wait for all nodes, because compilers take different times."""
         self.transport.meet("the others to record a step", RECORD_S)
 
     def step(self, batch: MicroBatch, wanted: Wanted, tables: Mapping[str, np.ndarray] | None = None) -> None:
-        """On the other nodes. `tables`: rows of cos and sin by name, in place of theirs."""
+        """Run a step on the other nodes. `tables`: rows of cos and sin by name, used instead of theirs."""
         self.tell(node_messages.Step.of(batch, wanted, tables))
 
-    # ---- devices elsewhere ----
+    # ---- devices of other nodes ----
 
     def write(self, device: int, name: str, offset: int, data: np.ndarray) -> None:
         raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
@@ -92,7 +92,7 @@ class Group(Calls):
             self.tell_one(self.hosts.of[device], node_messages.CopyRanges(device, part))
 
     def memory(self) -> dict[int, dict[str, Any]]:
-        """By device. Empty on a node that follows."""
+        """Return memory by device; empty on a node that follows."""
         reports: dict[int, dict[str, Any]] = {}
         for node in self.transport.others if self.leads else ():
             data = self.ask(node, node_messages.AskMemory())
@@ -115,7 +115,7 @@ class Group(Calls):
         self.transport.close()
 
     def close(self) -> None:
-        """Node 0 ends the group, once. A broken group is sent nothing."""
+        """On node 0, end the group, once. Nothing is sent to a broken group."""
         if self.leads and not self.lost and not self._ended:
             self._ended = True
             self.tell(node_messages.End())

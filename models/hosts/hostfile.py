@@ -1,12 +1,12 @@
-"""The hostfile: a line for each node of a group, node 0 (this machine) first.
+"""The hostfile has a line for each node of a group; the first line is node 0 (this machine).
 
-    # address    devices   other settings
-    10.0.0.1     dev=0,1
-    10.0.0.2     dev=0     model=/data/model.gguf  interface=eth1
+# address    devices   other settings
+10.0.0.1     dev=0,1
+10.0.0.2     dev=0     model=/data/model.gguf  interface=eth1
 
 Lines without an address apply to the group: `launcher=` ssh (default), manual (print a command for each node)
-or a program with ssh's arguments; `secret=` a file that all nodes have (default: a new secret); `pass=` more
-environment variables for the other nodes; `public=yes` allows public addresses.
+or a program that takes ssh's arguments; `secret=` a file that all nodes have (default: a new secret); `pass=`
+more environment variables for the other nodes; `public=yes` allows public addresses.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vkbackend.ops import MAX_SLOTS
 
 MAX_NBYTES = 1 << 16
 OWN, COMMON = ("dev", "model", "interface", "python"), ("launcher", "secret", "pass", "public")
-SHARED = ipaddress.ip_network("100.64.0.0/10")  # of carriers and VPNs
+SHARED = ipaddress.ip_network("100.64.0.0/10")  # used by carriers and VPNs
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class HostFile:
     hosts: tuple[HostLine, ...]
     launcher: str = "ssh"
     secret: str | None = None
-    passed: tuple[str, ...] = ()  # environment variables
+    passed: tuple[str, ...] = ()  # names of environment variables
     addresses: tuple[str, ...] = field(default=())  # numeric
 
     @property
@@ -109,7 +109,7 @@ def is_private(address: str) -> bool:
 
 
 def secret_of(path: str) -> bytes:
-    """Only its owner may read the file. Raises InvalidArgument."""
+    """Raises InvalidArgument if others than the owner may read the file."""
     try:
         file = Path(path)
         if (mode := file.stat().st_mode & 0o077) or not 16 <= file.stat().st_size <= 4096:

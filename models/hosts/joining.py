@@ -1,5 +1,5 @@
-"""Nodes load one model together: each opens its own devices, and gets stand-ins for the others'. Node 0
-decides. All compare what must be equal before they load."""
+"""Nodes load one model together. Each node opens its own devices, and makes stand-ins for the other devices.
+Node 0 decides. Before loading, nodes compare what must be equal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from vkbackend.version import VERSION
 
 
 def place_of(word: str, n_nodes: int) -> tuple[int, str]:
-    """(node, device there) of NODE/DEVICE."""
+    """Return (node, device on the node) of NODE/DEVICE."""
     node, slash, device = word.partition("/")
     if not (slash and device and node.isascii() and node.isdecimal() and int(node) < n_nodes):
         raise InvalidArgument(f"device {word!r}: in a group of {n_nodes} nodes write NODE/DEVICE, as in 0/0")
@@ -52,7 +52,8 @@ class Joining:
             self._calls.tell(node_messages.Open(json.dumps(given).encode(), interleave))
 
     def join(self, options: Options, open_devices: OpenDevices, *, speeds: bool) -> list[Device]:
-        """All devices in order: opened here, stand-ins elsewhere. `speeds`: measure devices and network."""
+        """Return all devices in order, with stand-ins for devices of other nodes. `speeds`: measure devices
+        and network."""
         transport = self._calls.transport
         places = [place_of(word, transport.size) for word in options.devices or ()]
         here = [d for d, (node, _) in enumerate(places) if node == transport.rank]
@@ -83,7 +84,7 @@ class Joining:
     def _exchange_cards(
         self, mine: node_messages.Cards
     ) -> tuple[dict[int, node_messages.CardData], dict[int, int | None]]:
-        """The devices of all nodes, through node 0, which also learns free host memory by node."""
+        """Return the cards of all nodes, through node 0, which also gets free host memory by node."""
         calls = self._calls
         if not self.leads:
             calls.reply(node_messages.encode(mine))
@@ -96,7 +97,7 @@ class Joining:
         return cards, free
 
     def settled(self, options: Options) -> Options:
-        """With the shares and layers that node 0 settled on; on node 0 they are still open."""
+        """Return options with the shares and layers that node 0 decided; on node 0 they are still open."""
         if self.leads:
             return options
         call = self._calls.expect(node_messages.Settle, RECORD_S)
@@ -118,9 +119,9 @@ class Joining:
         sizes: object,
         ropes: Mapping[str, RopeTable],
     ) -> None:
-        """Compare what must be equal with node 0. Raises PlanError, which names node and difference. Rows of
-        cos and sin may differ, because processors round differently."""
-        local = ("path", "control_vectors")  # paths on a node
+        """Compare with node 0 what must be equal. Raises PlanError, which names the node and the difference.
+        Rows of cos and sin may differ, because processors round differently."""
+        local = ("path", "control_vectors")  # these paths are different on each node
         given = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in local}
         mine = node_messages.Likeness(
             VERSION,
@@ -150,11 +151,11 @@ class Joining:
                     f"{calls.names[node]} differs in its {name}: {there}, and {calls.names[0]} has {here}; "
                     "use the same version, settings and model on all nodes"
                 )
-        calls.tell(node_messages.Settle(None, None))  # go on
+        calls.tell(node_messages.Settle(None, None))  # nodes may go on
 
     def compare_providers(self, here: str) -> None:
-        """Raises PlanError unless all nodes reduce by the same provider: it decides how often nodes meet. A
-        node knows its provider only after it tried it."""
+        """Raise PlanError unless all nodes reduce by the same provider, which decides how often nodes
+        exchange data. A node knows its provider only after trying it."""
         calls = self._calls
         if not self.leads:
             calls.reply(node_messages.encode(here))

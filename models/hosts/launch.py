@@ -1,8 +1,8 @@
 """A group of nodes as a child of this process, with the methods of a `multiprocessing.Process`.
 
-`mpiexec` starts a process per node. Node 0's has the engine, at the other end of a socket in a folder that
-only this user can enter. At the end nothing remains on any node: MPI's process manager ends all processes
-with the first, and a follower that hears nothing ends itself.
+`mpiexec` starts a process per node. Node 0's process has the engine, and connects to a socket in a folder
+that only this user can enter. In the end no process remains: when the first process ends, MPI's process
+manager ends all others, and a follower that receives nothing ends itself.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from vkbackend.models.hosts.hostfile import HostFile, HostLine, secret_of
 from vkbackend.models.hosts.interfaces import interface_of
 
 START_S = 60.0  # for node 0's process to start
-KILL_S = 3.0  # for the process manager to end everything
-# For all nodes to end after the first: longer than rank.END_S, which a follower waits after its last words.
-# The process manager ends the others, except a stopped one (SIGSTOP).
+KILL_S = 3.0  # for the process manager to end all
+# For all nodes to end after the first; longer than rank.END_S, which a follower waits after its last message.
+# The process manager ends the other nodes, except a stopped one (SIGSTOP).
 END_S = 8.0
 ENDED = "this node leaves the group"
-SECRET = "VKBACKEND_GROUP_SECRET"  # if the nodes share no file
-# The other nodes get these. Each node chooses its own drivers.
+SECRET = "VKBACKEND_GROUP_SECRET"  # used if the nodes share no file
+# Passed to the other nodes. Each node chooses its own drivers.
 PASSED = ("VKBACKEND_", "DEBUG", "COLUMNS", "UCX_", "MPIR_", "FI_", "PYTHONFAULTHANDLER")
-# How lines of mpiexec about a process that ended begin.
+# Lines of mpiexec about a process that ended begin with these words.
 _MANAGER = ("=", "[mpiexec@", "[proxy:", "YOUR APPLICATION", "This typically", "Please see the FAQ")
 _ENDED = re.compile(r"PID \d+ RUNNING AT (\S+)")
 
@@ -54,7 +54,7 @@ class GroupProcess:
         self._timer: threading.Timer | None = None
 
     def start(self) -> Connection:
-        """Returns the pipe to the engine. Raises InvalidArgument, DeviceLost, Timeout."""
+        """Return the pipe to the engine. Raises InvalidArgument, DeviceLost, Timeout."""
         listener = socket.socket(socket.AF_UNIX)
         try:
             listener.bind(str(self._folder / "engine"))
@@ -68,7 +68,7 @@ class GroupProcess:
                 env=environment,
                 text=True,
                 errors="replace",
-                start_new_session=True,  # Ctrl-C is the caller's
+                start_new_session=True,  # Ctrl-C is meant for the caller
             )
             self._reader = threading.Thread(target=self._listen, name="vkbackend-mpiexec", daemon=True)
             self._reader.start()
@@ -166,7 +166,7 @@ class GroupProcess:
             self._timer.start()
 
     def last_words(self) -> str:
-        """Which node ended first, or the last line of output."""
+        """Return which node ended first, or the last line of output."""
         if self._reader is not None:
             self._reader.join(1.0)
         for line in self._said:
@@ -198,7 +198,7 @@ class GroupProcess:
                 self._process.wait(timeout)
 
     def kill(self) -> None:
-        """Let the process manager end everything. If it does not, kill it; its helpers then end their
+        """Let the process manager end all processes. If it does not, kill it; its helpers then end their
         processes."""
         if not self.is_alive():
             return

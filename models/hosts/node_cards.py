@@ -48,7 +48,7 @@ def limits_data(limits: Limits) -> node_messages.LimitsData:
 
 
 def card_of(node: str, data: node_messages.CardData) -> Card:
-    """The UUID gets the node: devices of two nodes may have the same."""
+    """The node is added to the UUID, because devices of two nodes may have the same UUID."""
     values = {f.name: getattr(data.limits, f.name) for f in fields(Limits)}
     values |= {
         "max_groups": tuple(data.limits.max_groups),

@@ -1,7 +1,7 @@
-"""Calls from node 0 and their replies, in msgpack: typed, bounded, nothing unpickled.
+"""Calls from node 0 and their replies, in msgpack: they are typed and bounded, and nothing is unpickled.
 
-Bytes that do not fit a type raise DeviceLost. The code that acts on a call checks its values (devices, names,
-ranges).
+Bytes that do not fit a type raise DeviceLost. The code that carries out a call checks the call's values
+(devices, names, ranges).
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ class Open(_Call):
 
 
 class Measure(_Call):
-    """Before Open: open devices, send cards with speeds and a Place, then time exchanges of these sizes in
-    bytes."""
+    """Sent before Open: open devices, send their cards with speeds and a Place, then time exchanges of these
+    sizes in bytes."""
 
     devices: Annotated[list[Name], Meta(max_length=MAX_SLOTS)]
     sizes: Annotated[list[Annotated[int, Meta(ge=4, le=PIECE_NBYTES)]], Meta(max_length=16)]
 
 
 class Reduces(_Call):
-    """Before Open: time all-reduces with these `ReduceOptions`. Answered by whether sums were exact."""
+    """Sent before Open: time all-reduces with these `ReduceOptions`. The reply is whether sums were exact."""
 
     devices: Annotated[list[Name], Meta(max_length=MAX_SLOTS)]
     nbytes: Annotated[int, Meta(ge=4, le=1 << 28)]
@@ -66,7 +66,7 @@ class Reduces(_Call):
 
 
 class Settle(_Call):
-    """Shares and layers, as node 0 decided."""
+    """The shares and layers that node 0 decided."""
 
     tensor_split: Annotated[list[Annotated[float, Meta(ge=0)]], Meta(max_length=MAX_SLOTS)] | None
     n_gpu_layers: U32 | None
@@ -97,7 +97,7 @@ class RunData(Struct, array_like=True, forbid_unknown_fields=True):
     first_row: Annotated[int, Meta(ge=0, lt=MAX_ROWS)]
     n_rows: Annotated[int, Meta(ge=1, le=MAX_ROWS)]
     first_pos: U32
-    read: Annotated[int, Meta(ge=-1, lt=1 << 16)] = -1  # recurrent states; -1: by slot
+    read: Annotated[int, Meta(ge=-1, lt=1 << 16)] = -1  # cell of a recurrent state; -1: the slot's own
     written: Annotated[int, Meta(ge=-1, lt=1 << 16)] = -1
 
 
@@ -128,7 +128,7 @@ class Write(_Call):
 
 
 class Read(_Call):
-    """Answered by the bytes."""
+    """The reply is the bytes."""
 
     device: Device
     name: Name
@@ -149,11 +149,11 @@ class CopyRanges(_Call):
 
 
 class AskMemory(_Call):
-    """Answered by MemoryReport."""
+    """The reply is a MemoryReport."""
 
 
 class End(_Call):
-    """Release everything and leave."""
+    """Release everything and end."""
 
 
 Call = Open | Measure | Reduces | Settle | Record | Step | Write | Read | CopyRanges | AskMemory | End
@@ -205,7 +205,7 @@ class CardData(Struct, forbid_unknown_fields=True):
 
 
 class Cards(Struct, forbid_unknown_fields=True):
-    """By number in the group; free host memory in bytes."""
+    """Cards by device number in the group; free host memory in bytes."""
 
     devices: Annotated[dict[Device, CardData], Meta(max_length=MAX_SLOTS)]
     host_free: U63 | None = None
@@ -218,7 +218,7 @@ class Place(Struct, forbid_unknown_fields=True):
 
 
 class Likeness(Struct, forbid_unknown_fields=True):
-    """Must be equal on all nodes."""
+    """What must be equal on all nodes."""
 
     version: Name
     settings: Text
@@ -227,7 +227,7 @@ class Likeness(Struct, forbid_unknown_fields=True):
     plan: Name
     limits: Name
     sizes: Name
-    tables: Name  # cos and sin
+    tables: Name  # hash of the rows of cos and sin
 
 
 MemoryRow = Annotated[dict[Name, U63 | Name | None], Meta(max_length=32)]

@@ -1,6 +1,6 @@
 """The process of one node, started by MPI: `python -m vkbackend.models.hosts.rank`.
 
-Node 0's process has the engine; its caller is at the other end of a socket, on the same machine. The others
+Node 0's process has the engine; its caller is connected by a socket on the same machine. The other nodes
 follow node 0.
 """
 
@@ -63,7 +63,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="One node of a group; started by `vkbackend hosts run`.")
     add_arguments(parser)
     args = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides when to end
     group = arrive(args)
     if group.leads:
         _lead(group, args.engine)
@@ -72,7 +72,7 @@ def main() -> int:
         try:
             follow(group, args.model)
         except Exception:
-            # When a process ends, the manager ends all. Node 0 must receive the reason first.
+            # When a process ends, the manager ends all processes. Node 0 must receive the reason before that.
             time.sleep(END_S)
             raise
     group.leave()
@@ -81,10 +81,10 @@ def main() -> int:
 
 def end_after_the_cause() -> None:
     """If this process crashes, delay its end. MPICH 5.0.2 crashes when it sends to a process that has ended,
-    and the process manager names the first node that ended: that should be the cause.
+    and the process manager names the first node that ended, which should be the cause.
 
-    The handler is glibc's `sleep`, with the signal's number as seconds (SIGABRT 6, SIGBUS 7, SIGSEGV 11).
-    Then the same fault ends the process. The manager needs milliseconds to end the others.
+    The handler is glibc's `sleep`, which takes the signal's number as seconds (SIGABRT 6, SIGBUS 7, SIGSEGV
+    11). Then the same fault ends the process. The manager ends the other nodes within milliseconds.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "sysv_signal"):
@@ -95,11 +95,11 @@ def end_after_the_cause() -> None:
     for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT):
         libc.sysv_signal(number, ctypes.cast(libc.sleep, ctypes.c_void_p))
     if enabled:
-        faulthandler.enable()  # calls the previous handler
+        faulthandler.enable()  # it calls the previous handler
 
 
 def force_interface(interface: str | None, address: str) -> None:
-    """MPI may choose Wi-Fi otherwise."""
+    """Otherwise MPI may choose Wi-Fi."""
     if interface is None:
         raise InvalidArgument(
             f"this node has no address {address}; name it as the hostfile does, or its interface"
@@ -128,7 +128,7 @@ def _end_soon() -> None:
 
 
 def run(main: Callable[[], int] = main) -> None:
-    """End at once after `main`: a usual exit waits in MPI for nodes that are gone."""
+    """End at once after `main`, because a usual exit waits in MPI for nodes that have ended."""
     code = 1
     try:
         code = main()

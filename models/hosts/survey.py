@@ -1,4 +1,4 @@
-"""Measure the nodes of a group before a model is loaded, for `hosts check` and `bench-reduce`."""
+"""Measures the nodes of a group before a model is loaded, for `hosts check` and `bench-reduce`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ N_MEASURED = 30  # exchanges of each size
 
 
 class Survey(NamedTuple):
-    """`devices` of all nodes, which the caller closes. `where`: interface and ports by node. `times`: by
-    node, median seconds of an exchange of each size with node 0."""
+    """The caller closes `devices`. `where`: interface and ports by node. `times`: by node, median seconds of
+    an exchange of each size with node 0."""
 
     devices: list[Device]
     where: list[str]
@@ -31,7 +31,7 @@ class Survey(NamedTuple):
 
 
 def survey(group: Group, places: Sequence[str], sizes: Sequence[int]) -> Survey:
-    """On node 0: measure the devices at `places`, and time exchanges of these sizes."""
+    """On node 0, measure the devices at `places`, and time exchanges of these sizes."""
     group.tell(node_messages.Measure(list(places), list(sizes)))
     devices = _join(group, places, speeds=True)
     replies = group.replies(node_messages.Place, "the interface", JOIN_S)
@@ -49,7 +49,7 @@ def answer_survey(group: Group, call: node_messages.Measure) -> None:
 def time_reduces(
     group: Group, places: Sequence[str], nbytes: int, how: ReduceOptions, repeats: int
 ) -> ReduceTime:
-    """As `meta.bench.time_reduce`, on node 0."""
+    """As `meta.bench.time_reduce`, called on node 0."""
     ways = how.reduce_type, how.reduce_provider, how.submit_ahead
     call = node_messages.Reduces(list(places), nbytes, repeats, *ways)
     group.tell(call)
@@ -78,7 +78,7 @@ def _join(group: Group, places: Sequence[str], *, speeds: bool) -> list[Device]:
 
 
 def _exchanges(group: Group, sizes: Sequence[int]) -> dict[int, list[float]]:
-    """As `Survey.times`. Every node calls this."""
+    """Return `Survey.times`. Every node calls this."""
     transport = group.transport
     return {
         node: [float(np.median(times_of(transport, node, nbytes, N_MEASURED))) for nbytes in sizes]

@@ -1,5 +1,3 @@
-"""A busy thread next to an engine in its own process (tools/studies/bench_caller.py measures it)."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -18,7 +16,7 @@ def test_a_busy_thread_shares_no_interpreter_with_the_relay(
     devices: list[str], process: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A busy thread slows an engine by holding the interpreter's lock, so count the steps that this
-    interpreter relays."""
+    interpreter relays (tools/studies/bench_caller.py measures the effect)."""
     steps, run = [], Mesh.run
 
     def counted(mesh: Mesh, *args: Any) -> None:

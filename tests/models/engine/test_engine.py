@@ -1,5 +1,3 @@
-"""Scheduling on a runner that checks its input; messages; the engine's own process."""
-
 import os
 import pickle
 import signal
@@ -56,7 +54,7 @@ def test_one_request(n_ubatch: int) -> None:
 @settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_a_crowd_gets_what_each_gets_alone(data: st.DataObject) -> None:
-    """Any mix of requests, slots and limits: nothing starves, and neighbours change nothing."""
+    """For any mix of requests, slots and limits, no request starves or gets other tokens."""
     n_ubatch = data.draw(st.integers(1, 12))
     options = {
         "n_slots": data.draw(st.integers(1, 6)), "n_ubatch": n_ubatch, "n_ctx": 24,
@@ -207,12 +205,12 @@ def test_messages_are_picklable_and_errors_keep_their_type() -> None:
     assert isinstance(full, OutOfDeviceMemory) and (full.requested, full.budget, full.heap) == (9, 5, 1)
 
 
-# ---- its own process ----
+# ---- an engine process ----
 
 
 @contextmanager
 def impatient() -> Iterator[None]:
-    """Only around calls that hang: a busy machine is slow."""
+    """Shorten time limits only around calls that hang, because a busy machine is slow."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VKBACKEND_TIMEOUT", "1")
         patch.setattr(engine_process, "CLOSE_S", 2.0)
@@ -236,7 +234,7 @@ def test_remote_engine() -> None:
     try:
         assert (1, 2) in seen and seen[-1] == (2, 2) and mailbox.info.n_ctx == 4000
         generated = mailbox.ask(lambda id_: Generate(id_, (1, 2), 9, GREEDY))
-        # Both directions exceed a pipe's buffer.
+        # Request and answer are both larger than a pipe's buffer.
         logits = mailbox.ask(lambda id_: Logits(id_, tuple(range(40)) * 90))
         (memory,) = mailbox.ask(Memory)
         assert tokens_of(list(generated)) == continuation((1, 2), 9)
@@ -315,13 +313,13 @@ if __name__ == "__main__":
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see whether a process lives")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_no_orphan(tmp_path: Path, how: signal.Signals) -> None:
-    """Ctrl-C reaches both processes, SIGKILL the parent alone; both end."""
+    """Both processes end after Ctrl-C, and if SIGKILL ends only the parent."""
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
     parent = subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job ignores it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job ignores SIGINT
     )  # fmt: skip
     assert parent.stdout is not None
     child = int(parent.stdout.readline())

@@ -1,4 +1,4 @@
-"""A process is forked after a model was made: the child refuses to use it, and the parent goes on."""
+"""The child of a fork refuses to use its parent's model, and the parent can go on."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
 ]
-CHILD_S = 30  # then it is stuck
+CHILD_S = 30  # after this time the child is stuck
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 SETS = [["numpy", "numpy"], *([["0"]] if device_infos() else [])]
 
@@ -41,7 +41,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_child(check: Callable[[], object]) -> int:
-    """Exit code of a forked child: 0 if `check` passed, negative for a signal."""
+    """Fork and return the child's exit code: 0 if `check` passed, negative for a signal."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -162,7 +162,7 @@ def test_pages() -> None:
 
 
 def test_a_model_of_the_child(tiny: Path) -> None:
-    """Vulkan only if the parent had not used it: drivers do not survive a fork."""
+    """A child can use Vulkan only if its parent has not, because drivers do not survive a fork."""
     with LLM(tiny, devices=["numpy"], n_ctx=64) as llm:
         want = llm.generate([1, 2], 8, **GREEDY).tokens
 
@@ -176,7 +176,7 @@ def test_a_model_of_the_child(tiny: Path) -> None:
         with pytest.raises(ForkedProcess, match="Vulkan was in use"):
             LLM(tiny, devices=["0"], n_ctx=64)
 
-    if device_infos():  # makes the instance
+    if device_infos():  # this creates the Vulkan instance
         assert in_child(refuses) == 0
 
 
@@ -199,7 +199,6 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(("name", "process"), [("numpy", True), ("0", False)])
 def test_programs_that_end(tiny: Path, tmp_path: Path, name: str, process: bool) -> None:
-    """Neither end takes anything from the other."""
     if name == "0" and not device_infos():
         pytest.skip("no Vulkan device is present")
     script = tmp_path / "exits.py"

@@ -1,4 +1,4 @@
-"""Ctrl-C in a call of LLM, before any of its bytecodes and at random moments."""
+"""Ctrl-C in a call of LLM, before every bytecode and at random moments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from vkbackend.tools.studies import interrupt_rounds, interrupts
 
 CALLERS = {module.__file__ for module in (llm_module, answers, channel)}
 PROMPT = [1, 8]
-RELEASED_S = 20.0  # until an interrupted object is released
+RELEASED_S = 20.0
 
 
 class Runner(FakeRunner):
@@ -41,7 +41,7 @@ class Runner(FakeRunner):
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """For a runner that computes nothing. `Runner.opened` lists the runners."""
+    """A model whose runner computes nothing. `Runner.opened` lists the runners."""
     monkeypatch.setitem(sys.modules, "vkbackend.models.engine.runner", SimpleNamespace(Runner=Runner))
     monkeypatch.setattr(Runner, "opened", [])
     path = tmp_path / "none.gguf"
@@ -68,7 +68,7 @@ def all_released() -> bool:
 
 
 def test_generate_and_stream(model: Path) -> None:
-    """The next request gets its own tokens, and the interrupted one stops."""
+    """The next request gets its own tokens, and the interrupted request stops."""
     with LLM(model, n_ctx=64) as llm:
         options = {"temperature": 0, "ignore_eos": True}
 
@@ -87,13 +87,12 @@ def test_generate_and_stream(model: Path) -> None:
 
 @pytest.fixture
 def silent_finalizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without pytest's hook for interrupts in `__del__`, which keeps the exception and its model."""
+    """Remove pytest's hook for interrupts in `__del__`, which keeps the exception and so the model."""
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
 
 
 @pytest.mark.usefixtures("silent_finalizers")
 def test_load(model: Path) -> None:
-    """Everything is released, at once or soon."""
     released = "something is left"
     everywhere(lambda: LLM(model).close(), lambda: wait_until(all_released, released), by_callers, stride=2)
     with LLM(model) as llm:
@@ -101,7 +100,7 @@ def test_load(model: Path) -> None:
 
 
 def test_close(model: Path) -> None:
-    """It may be called again, and finishes."""
+    """It can be called again, and then finishes."""
     opened: list[LLM] = []
 
     def close_again() -> None:

@@ -1,5 +1,3 @@
-"""Decoding rows and rows of prompts have the same results in one step as in separate steps."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -14,7 +12,7 @@ from vkbackend.recording import Dispatch
 from vkbackend.step import Mix, Run
 
 N_CTX = 512  # enough blocks that a GPU splits the keys
-DEPTHS = 140, 33  # of the decoding slots
+DEPTHS = 140, 33  # positions in the decoding slots
 PROMPT = 21
 
 
@@ -23,7 +21,7 @@ def tokens_of(slot: int, n: int) -> list[int]:
 
 
 def stored(path: Path, devices: list[str]) -> Runner:
-    """Two slots are filled to DEPTHS."""
+    """A runner with two slots, filled to DEPTHS."""
     runner = load_runner(path, devices=devices, n_ctx=N_CTX, n_slots=3, n_ubatch=256, **F32)
     for slot, depth in enumerate(DEPTHS):
         runner.step(tokens_of(slot, depth), [Run(slot, 0, depth, 0)], [])

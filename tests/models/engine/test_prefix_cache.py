@@ -1,4 +1,4 @@
-"""Shared prefixes, on a runner whose caches hold tokens, so that a wrong cell shows in the next logits."""
+"""The runner's caches hold tokens, so that a wrong cell changes the next logits."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def prompt(n: int, seed: int = 0) -> tuple[int, ...]:
 
 
 def blocks_in_use(engine: Engine) -> list[tuple[int, int]]:
-    """By layer group: unused blocks (free, or in the tree), and all blocks."""
+    """Numbers of unused blocks (free or in the tree) and of all blocks, by layer group."""
     cache = engine.cache
     return [(len(group.free) + len(group.unused), group.pool.n_blocks) for group in cache.groups]
 
 
 def check_sound(engine: Engine) -> None:
-    """Every block has one owner, and a node counts the slots that use it."""
+    """Check that every block has one owner, and that a node counts the slots that use it."""
     cache = engine.cache
     nodes, stack = [], list(cache.tree.root.children.values())
     while stack:
@@ -109,7 +109,7 @@ def test_a_chat_of_a_recurrent_model_goes_on_where_it_was() -> None:
         assert answer == continuation(turn, 20)
         assert i == 0 or runner.n_rows - before <= 30 + 1 + 19
         turn = (*turn, *answer, *prompt(30, i))
-    # Another slot begins after the prompt's last full block while the first is busy.
+    # Another slot begins after the prompt's last full block while the first slot is busy.
     engine.submit(Generate(9, (*turn, 1), 30, GREEDY))
     engine.step()
     before = runner.n_rows
@@ -163,7 +163,7 @@ def test_the_youngest_gives_way_and_goes_on_later() -> None:
 def test_the_least_recently_used_goes_first() -> None:
     engine, runner = make(n_slots=1, n_ctx=128, n_ubatch=64, blocks=8)
     a, b, c = (prompt(100, i) for i in range(3))
-    for i, tokens in enumerate((a, b, a, c)):  # 3 full blocks each, 4 while it runs
+    for i, tokens in enumerate((a, b, a, c)):  # each has 3 full blocks, and 4 while it runs
         finish(engine, [Generate(i, tokens, 1, GREEDY)])
     before = runner.n_rows
     finish(engine, [Generate(4, a, 1, GREEDY)])
@@ -173,7 +173,7 @@ def test_the_least_recently_used_goes_first() -> None:
 
 @pytest.mark.parametrize("n_in_flight", [1, 2, 3])
 def test_tokens_of_steps_that_a_copy_lands_are_in_order(n_in_flight: int) -> None:
-    """Copying waits for all steps in flight, so one news may have several tokens of a request."""
+    """Copying waits for all steps in flight, so one News may have several tokens of a request."""
     asked = [prompt(n, n) for n in (75, 38, 60)]
     for n_steps in range(40):
         engine, _ = make(n_slots=4, n_ctx=96, n_ubatch=8, n_in_flight=n_in_flight)
@@ -193,7 +193,7 @@ def test_tokens_of_steps_that_a_copy_lands_are_in_order(n_in_flight: int) -> Non
 @given(st.data())
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_trees_of_prompts(kind: str, data: st.DataObject) -> None:
-    """In few blocks: every request gets the tokens it gets alone, and no block is lost."""
+    """Every request gets the same tokens as when it runs alone, and no block is lost."""
     rng = random.Random(data.draw(st.integers(0, 1 << 30)))
     n_slots, n_ctx = rng.randint(1, 5), 192
     engine, _ = make(
@@ -245,8 +245,8 @@ def test_trees_of_prompts(kind: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("n", [600, pytest.param(10_000, marks=pytest.mark.wide)])
 @pytest.mark.parametrize(("kind", "n_in_flight"), [*((kind, 1) for kind in KINDS), ("both", 2)])
 def test_many_requests_leave_nothing(kind: str, n_in_flight: int, n: int) -> None:
-    """Random cancels, priorities and deadlines: no cell is lost, nothing of a finished request is kept, and
-    tokens are as alone."""
+    """After random cancels, priorities and deadlines no cell is lost, and nothing of finished requests
+    remains; tokens are the same as alone."""
     rng = random.Random(n)
     engine, _ = make(n_slots=4, n_ctx=128, n_ubatch=48, blocks=10, n_in_flight=n_in_flight, **KINDS[kind])
     bases = [prompt(80, i) for i in range(5)]

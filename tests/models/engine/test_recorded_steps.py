@@ -1,5 +1,3 @@
-"""Recorded steps that are long unused are replaced, and recorded again when needed."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -14,7 +12,7 @@ from vkbackend.meta import recorded_steps
 from vkbackend.models.engine.runner import Runner
 from vkbackend.step import Run
 
-SIZES = [1, 2, 5, 1, 9, 2, 1]  # four kinds
+SIZES = [1, 2, 5, 1, 9, 2, 1]  # four kinds of steps
 
 
 def last_logits(runner: Runner, n: int) -> np.ndarray:
@@ -26,7 +24,7 @@ def live(runner: Runner) -> list[Any]:
 
 
 def kept(runner: Runner) -> list[int]:
-    """Of the recorded steps, ascending."""
+    """Sizes of the recorded steps, ascending."""
     return sorted(kind.n_rows for kind in runner.mesh.steps.by_kind if kind.n_outputs)
 
 

@@ -1,5 +1,3 @@
-"""Times of a request leave out recording."""
-
 from __future__ import annotations
 
 import time
@@ -19,7 +17,7 @@ RECORDING_S, STEP_S = 2.0, 0.01
 
 
 class Clocked(FakeRunner):
-    """A step advances its clock by STEP_S, the first one by RECORDING_S more."""
+    """A step advances the clock by STEP_S, the first step by RECORDING_S more."""
 
     now = 0.0
 

@@ -1,5 +1,3 @@
-"""A slot's content: kept, reused, saved, loaded on other devices into other cells."""
-
 from __future__ import annotations
 
 import os
@@ -36,7 +34,7 @@ def test_saved_on_two_devices_goes_on_on_three(models: Path, tmp_path: Path) -> 
         llm.save_state(path)
         went_on = llm.generate(PROMPT + begun.tokens, 20, temperature=0, slot=0)
     assert begun.tokens + went_on.tokens == whole.tokens
-    assert went_on.timings["prompt_n"] == 1  # the newest, which had not run
+    assert went_on.timings["prompt_n"] == 1  # the newest token, which had not run
     with open_llm(models, 3, tensor_split=[1, 2, 1], n_slots=3, n_ctx=64) as llm:
         tokens = llm.load_state(path, slot=2)
         assert tokens == PROMPT + begun.tokens
@@ -46,7 +44,7 @@ def test_saved_on_two_devices_goes_on_on_three(models: Path, tmp_path: Path) -> 
 
 
 def move_cells(runner: Runner) -> None:
-    """Into a random order."""
+    """Put the cells into a random order."""
     for cells in runner.kv.tables.values():
         cells.table[:] = np.random.default_rng(3).permutation(cells.table.size).reshape(cells.table.shape)
         cells.update()
@@ -55,7 +53,8 @@ def move_cells(runner: Runner) -> None:
 def logits_after_moving(
     models: Path, path: Path, after: list[str], name: str = "stories-narrow-Q8_0", **options: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of the last 10 of 50 tokens: at once, and with the first 40 saved and loaded on others."""
+    """Logits of the last 10 of 50 tokens: after the first 40 were saved and loaded on the devices `after`,
+    and without a break."""
     runner = open_runner(models, ["numpy"] * 2, name)
     try:
         whole = prefill(runner, TOKENS)[40:]
@@ -81,7 +80,7 @@ def logits_after_moving(
         ("narrow-F32", 1, {}),
         ("narrow-F32", 3, {"tensor_split": [2, 1, 1]}),
         ("narrow-Q4_0", 3, {"tensor_split": [1, 0, 3]}),
-        ("narrow-Q8_0", 8, {}),  # 8 heads, 4 kv heads: each kv head on two devices
+        ("narrow-Q8_0", 8, {}),  # 8 heads, 4 kv heads, so each kv head is on two devices
         ("narrow-Q8_0", 2, {"n_gpu_layers": 3, "kv_offload": False}),
         ("narrow-Q8_0", 3, {"split_mode": "layer"}),
         ("moe8x-Q4_0", 3, {}),
@@ -94,7 +93,7 @@ def test_logits_after_moving(models: Path, tmp_path: Path, name: str, n: int, op
 
 
 def test_logits_after_moving_between_drivers(models: Path, tmp_path: Path, device: Any) -> None:
-    """From numpy devices to one driver opened three times."""
+    """Move from numpy devices to one driver opened three times."""
     index = str(device.info.index)
     got, want = logits_after_moving(models, tmp_path / "a", [index] * 3, tensor_split=[2, 1, 1])
     assert nmse(got, want) <= 1e-9
@@ -157,7 +156,7 @@ def test_a_range_continues_what_the_slot_holds(models: Path, tmp_path: Path) -> 
         again = llm.generate(tokens, 8, temperature=0, slot=1)
         assert again.timings["prompt_n"] == 1
         assert again.tokens == llm.generate(tokens, 8, temperature=0).tokens
-        assert llm.load_state(begin, slot=1) == tokens[:12]  # a shorter one replaces it
+        assert llm.load_state(begin, slot=1) == tokens[:12]  # a shorter state replaces the longer one
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 0), (3, 3), (5, 3), (0, 11), (10, None)])
@@ -187,7 +186,7 @@ def test_an_empty_slot_and_slots_that_are_not_there(models: Path, tmp_path: Path
 
 
 def test_while_a_stream_is_at_work(models: Path, tmp_path: Path) -> None:
-    """The state of that moment is saved; loading is refused."""
+    """Saving works; loading is refused."""
     with open_llm(models, n_slots=2) as llm:
         stream = llm.stream(PROMPT, 30, temperature=0, slot=0)
         seen = [next(stream).token for _ in range(10)]
@@ -237,10 +236,10 @@ def test_a_request_waits_for_its_slot() -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_reuse_changes_no_token(data: st.DataObject) -> None:
-    """Each request gets what it gets alone."""
+    """Each request gets the same tokens as when it runs alone."""
     n_slots, n_ubatch = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 8))
     engine, _ = make(n_slots=n_slots, n_ubatch=n_ubatch, n_ctx=24)
-    alphabet = st.integers(0, 1)  # to get common prefixes
+    alphabet = st.integers(0, 1)  # few different tokens, to get common prefixes
     expected: dict[int, list[int]] = {}
     got: dict[int, list[int]] = {}
     for i in range(data.draw(st.integers(1, 12))):

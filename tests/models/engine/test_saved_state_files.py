@@ -1,5 +1,3 @@
-"""Files that do not fit, are wrong or truncated, and saves that fail."""
-
 from __future__ import annotations
 
 import json
@@ -31,7 +29,7 @@ from vkbackend.models.gguf.reader import GGUF
 
 @pytest.fixture(scope="module")
 def saved(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """24 positions."""
+    """A saved state of 24 positions."""
     path = tmp_path_factory.mktemp("saved") / "a.safetensors"
     with open_llm(models) as llm:
         llm.generate(TOKENS[:20], 5, temperature=0, slot=0)
@@ -41,7 +39,7 @@ def saved(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def held(models: Path) -> Iterator[tuple[Runner, SlotContent]]:
-    """Its slot has content."""
+    """A runner with a slot that has content."""
     runner = open_runner(models, ["numpy"], n_ctx=32)
     prefill(runner, TOKENS[20:40])
     yield runner, SlotContent(TOKENS[20:40], 20)
@@ -49,7 +47,7 @@ def held(models: Path) -> Iterator[tuple[Runner, SlotContent]]:
 
 
 def refuses(held: tuple[Runner, SlotContent], path: Path, match: str | None = None) -> None:
-    """StateError; content and caches are unchanged."""
+    """Loading raises StateError, and leaves content and caches unchanged."""
     runner, content = held
     before = SlotContent(list(content.tokens), content.n_stored)
     caches = [gather_rows(runner.mesh.devices, layer.k, 0, 32) for layer in runner.kv.layers]
@@ -72,7 +70,7 @@ def test_another_model_cache_or_context(models: Path, saved: Path) -> None:
 
 
 def test_fingerprints(models: Path, tmp_path: Path) -> None:
-    """A copy under another name is equal; other weights or hyper-parameters of equal shapes differ."""
+    """A copy under another name has the same fingerprint; other weights or hyper-parameters change it."""
     source, copy = model(models, "stories-narrow-F32"), tmp_path / "copy.gguf"
     raw = source.read_bytes()
 
@@ -90,7 +88,7 @@ def test_fingerprints(models: Path, tmp_path: Path) -> None:
 
 
 def rewritten(saved: Path, path: Path, metadata: dict[str, str] | None = None, **tensors: Any) -> Path:
-    """With some metadata and tensors changed; None removes one."""
+    """With some metadata and tensors changed; None removes an entry."""
     with safe_open(saved, "numpy") as file:
         meta = {k: v for k, v in (file.metadata() | (metadata or {})).items() if v is not None}
     entries = {k: v for k, v in (load_file(saved) | tensors).items() if v is not None}
@@ -162,7 +160,7 @@ def test_tensors_exchanged_with_their_checksums(saved: Path, tmp_path: Path, hel
 
 
 def test_a_tensor_of_another_state(models: Path, saved: Path, tmp_path: Path, held: Any) -> None:
-    """Of the same model and positions, with its own checksum."""
+    """The tensor is from the same model and positions, with its own checksum."""
     with open_llm(models) as llm:
         llm.generate(TOKENS[:22], 4, temperature=0, slot=0)
         llm.save_state(tmp_path / "longer")
@@ -173,14 +171,14 @@ def test_a_tensor_of_another_state(models: Path, saved: Path, tmp_path: Path, he
 
 
 def test_metadata_that_another_state_has(saved: Path, tmp_path: Path, held: Any) -> None:
-    """They also cover metadata that would fit."""
+    """Checksums also cover metadata that would fit."""
     refuses(held, rewritten(saved, tmp_path / "b", {"resumable": "3"}), "does not match its checksum")
     refuses(held, rewritten(saved, tmp_path / "b", {"comment": "mine"}), "does not match its checksum")
 
 
 @pytest.mark.parametrize("kept", ["sha256_tokens", "sha256_nothing"])
 def test_checksums_that_are_missing(saved: Path, tmp_path: Path, held: Any, kept: str) -> None:
-    """All or none: a tensor without one could be anything."""
+    """All or none, because a tensor without a checksum could have any content."""
     with safe_open(saved, "numpy") as file:
         sums = [key for key in file.metadata() if key.startswith("sha256_")]
     assert len(sums) == 11
@@ -200,7 +198,7 @@ def test_a_flipped_byte_of_the_tensors(saved: Path, held: Any) -> None:
 def test_files_of_before_there_were_checksums(
     models: Path, saved: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """They load; a line on stderr names them."""
+    """They load, and a line on stderr names them."""
     with safe_open(saved, "numpy") as file:
         old: Any = dict.fromkeys(key for key in file.metadata() if key.startswith("sha256_"))
     path = rewritten(saved, tmp_path / "old", old)
@@ -215,7 +213,7 @@ def test_files_of_before_there_were_checksums(
 def test_checksums_of_pieces(
     models: Path, saved: Path, tmp_path: Path, held: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They do not depend on how much is read at once."""
+    """Checksums do not depend on how many bytes are read at once."""
     runner = open_runner(models, ["numpy"])
     for nbytes in (1, 256, 1000):
         monkeypatch.setattr(state_checksums, "PIECE_NBYTES", nbytes)
@@ -249,7 +247,7 @@ def test_headers_made_to_hurt(saved: Path, tmp_path: Path, held: Any) -> None:
 
     for n in (0, 1, 1 << 20, (1 << 20) + 1, 1 << 40, (1 << 64) - 1):
         with_header(b"{}", n)
-    with_header(b"{}" + b" " * (1 << 21))  # beyond the limit
+    with_header(b"{}" + b" " * (1 << 21))  # longer than the limit
     with_header(b"[" * 200_000)
     with_header(b'{"__metadata__":{"format":"vkbackend.state","version":"1"}')
     for offsets in ([0, 1 << 62], [-1, 5], [100, 0], [0, 50]):
@@ -260,7 +258,7 @@ def test_headers_made_to_hurt(saved: Path, tmp_path: Path, held: Any) -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 1499), st.integers(1, 255))
 def test_a_flipped_byte_of_the_header(saved: Path, held: Any, at: int, flip: int) -> None:
-    """It is refused, or still fits (a space, an order)."""
+    """The file is refused unless it still fits (a space, or the order of entries, changed)."""
     raw = bytearray(saved.read_bytes())
     at %= 8 + struct.unpack("<Q", raw[:8])[0]
     raw[at] ^= flip
@@ -284,7 +282,7 @@ def test_what_is_no_file(tmp_path: Path, held: Any) -> None:
     refuses(held, Path("a\0b"), "cannot be read")
 
 
-# ---- a save is whole or not at all ----
+# ---- a save is complete or writes nothing ----
 
 
 def test_a_failed_save_leaves_the_old_file(
@@ -320,7 +318,7 @@ def test_a_failed_save_leaves_the_old_file(
 def test_a_device_that_fails_in_the_middle(
     models: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The slot then holds what came before the range, never half of it."""
+    """The slot then holds the positions before the range."""
     runner = open_runner(models, ["numpy"])
     calls = 0
 

@@ -1,5 +1,3 @@
-"""Which request runs next, with how many rows, and which may not wait longer."""
-
 from __future__ import annotations
 
 import time
@@ -61,7 +59,7 @@ def test_a_deadline_ends_what_waits_and_what_runs() -> None:
 
 
 def test_a_step_does_not_look_at_who_waits() -> None:
-    """The same work with 10 and with 2,000 requests in the queue."""
+    """A step does the same work with 10 and with 2,000 requests in the queue."""
 
     def calls(n: int) -> int:
         engine, _ = make(n_slots=1, n_ctx=128)

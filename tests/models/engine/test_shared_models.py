@@ -1,5 +1,3 @@
-"""Prompts with common prefixes, on models of every kind of memory: requests get the tokens they get alone."""
-
 from __future__ import annotations
 
 import random
@@ -31,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def branches(seed: int, n: int) -> list[tuple[tuple[int, ...], int]]:
-    """Prompts that branch off earlier ones, and how many tokens are wanted."""
+    """Return prompts that branch off earlier prompts, and how many tokens are wanted."""
     rng = random.Random(seed)
 
     def some(n: int) -> tuple[int, ...]:
@@ -59,7 +57,7 @@ def test_branches(folder: Path, name: str, devices: list[str]) -> None:
     alone = engine_of(path, devices, prefix_cache=False)
     want = [tokens_of(finish(alone, [Generate(0, tokens, n, GREEDY)])[0]) for tokens, n in asked]
     alone.close()
-    # Blocks for little more than one sequence: some are preempted, and shared blocks evicted.
+    # Blocks for little more than one sequence: sequences are preempted, and shared blocks evicted.
     engine = engine_of(path, devices, n_slots=3, kv_cells=N_CTX + 64)
     requests: list[Request] = [Generate(i, tokens, n, GREEDY) for i, (tokens, n) in enumerate(asked)]
     first = finish(engine, requests[:4])

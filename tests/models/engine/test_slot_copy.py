@@ -1,5 +1,3 @@
-"""A copied slot: both go on as if each had computed everything; an erased one."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -22,7 +20,7 @@ GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 def check(path: Path, devices: list[str], **options: Any) -> None:
     with LLM(path, devices=devices, n_ctx=96, n_slots=3, n_ubatch=32, **options) as llm:
         want = llm.generate(PROMPT, max_tokens=12, slot=0, **GREEDY).tokens
-        llm.generate(PROMPT[::-1], max_tokens=3, slot=2, **GREEDY)  # replaced by the copy
+        llm.generate(PROMPT[::-1], max_tokens=3, slot=2, **GREEDY)  # the copy replaces this
         held = llm.generate(PROMPT, max_tokens=4, slot=0, **GREEDY).tokens
         copied = llm.copy_slot(0, 2)
         assert copied == PROMPT + held and held == want[:4]

@@ -1,5 +1,3 @@
-"""Decoding allocates nothing, closing releases everything, opening again does not grow."""
-
 from __future__ import annotations
 
 import ctypes
@@ -19,12 +17,13 @@ from vkbackend.step import Run
 pytestmark = [pytest.mark.own_process, pytest.mark.timeout(600)]
 
 
-MODEL = DATA / "stories-narrow-F16.gguf"  # not from `models`: each process would derive its files again
+# not the fixture `models`: each process would derive its files again
+MODEL = DATA / "stories-narrow-F16.gguf"
 
 
 def rss_bytes() -> int:
-    """Resident bytes, without what malloc keeps: every thread has an arena."""
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # of glibc
+    """Resident bytes after malloc has returned unused memory: every thread has an arena."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # a function of glibc
         trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -35,7 +34,7 @@ def decode(runner: Runner, first: int, n: int) -> None:
         assert np.isfinite(logits).all()
 
 
-# Both drivers take part in "0,1".
+# In "0,1" both drivers are used.
 SETS = [p if p.id in ("0", "0,1") else wide(p) for p in DEVICE_SETS]
 TWO = [p for p in SETS if p.id in ("0,0", "0,1")]
 
@@ -47,13 +46,13 @@ def test_decode_makes_nothing(devices: list[str]) -> None:
     decode(runner, 0, 8)
     steps = runner.mesh.steps
     before = [(d.created, dict(d.counts), dict(d.nbytes), len(steps.by_kind)) for d in meshed]
-    decode(runner, 8, 60)  # over the ends of two blocks
+    decode(runner, 8, 60)  # crosses the ends of two blocks
     assert [(d.created, dict(d.counts), dict(d.nbytes), len(steps.by_kind)) for d in meshed] == before
     runner.close()
     assert all(not d.counts for d in meshed), [d.counts for d in meshed]
 
 
-# Each opens 9 models, of 0.6 s.
+# Each opens 9 models, which takes 0.6 s per model.
 @pytest.mark.parametrize("devices", [p if p.id == "0,1" else wide(p) for p in TWO])
 def test_open_and_close_does_not_grow(devices: list[str]) -> None:
     def round_trip() -> None:
@@ -69,7 +68,7 @@ def test_open_and_close_does_not_grow(devices: list[str]) -> None:
         sizes.append(rss_bytes())
         objects.append(len(gc.get_objects()))
     assert objects[-1] <= objects[2] + 50
-    # SwiftShader, which compiles in threads, is at times 10 MB larger for a round.
+    # SwiftShader compiles in threads, so it is sometimes 10 MB larger for a round.
     assert min(sizes[-3:]) <= 1.03 * max(sizes[:3]), sizes
 
 

@@ -1,5 +1,3 @@
-"""Candidates that devices choose: equal to the logits' best, with equal tokens and little read back."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -17,7 +15,8 @@ from vkbackend.step import Run
 from vkbackend.tools.measure import synthetic
 from vkbackend.tools.measure.synthetic import Synthetic
 
-LARGE = ("llama", 40_000, True, synthetic._dense(1, 64, 4, 2, 16, 96))  # several chunks on every device
+# several chunks of the vocabulary on every device
+LARGE = ("llama", 40_000, True, synthetic._dense(1, 64, 4, 2, 16, 96))
 
 
 @pytest.fixture
@@ -41,7 +40,8 @@ def test_candidates_are_those_of_the_logits(large: Synthetic, devices: list[str]
 
 @pytest.mark.parametrize("devices", [["numpy"] * 3, *DEVICE_SETS], ids=str)
 def test_candidates_that_a_mask_allows(large: Synthetic, devices: list[str]) -> None:
-    """A few tokens on every device; all in the other row; then no mask."""
+    """The mask allows few tokens on every device in one row, all tokens in the other; then there is no
+    mask."""
     runner = load_runner(large, devices=devices, n_ctx=32, n_ubatch=4, n_slots=2)
     runs = [Run(0, 0, 2, 0), Run(1, 2, 2, 0)]
     logits = runner.step([5, 6, 7, 8], runs, [1, 3]).copy()
@@ -75,7 +75,7 @@ def test_sums_are_those_of_whole_rows(large: Synthetic, devices: list[str]) -> N
 def test_the_same_tokens_as_from_whole_rows(
     models: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str]
 ) -> None:
-    """Sampled and greedy requests together, and one that needs whole rows."""
+    """Sampled and greedy requests run together with one that needs complete rows."""
 
     def run(**options: Any) -> list[list[int]]:
         with LLM(path, devices=devices, n_ctx=64, n_slots=3) as llm:
