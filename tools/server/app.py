@@ -91,11 +91,11 @@ class App:
 
     def _check(self, answer: Answer, scope: Scope) -> None:
         """Raises Refusal."""
-        scope["app"], scope["path"] = self, answer.path  # without the app Starlette answers errors itself
+        scope["app"], scope["path"] = self, answer.path  # without "app", Starlette would answer errors itself
         scope["state"] = {}
         headers = dict(scope["headers"])
         answer.cors = self.service.config.guard.cors(headers, scope["method"])
-        answer.is_page = answer.path in static.FILES  # the page asks for the key itself
+        answer.is_page = answer.path in static.FILES  # a page asks for the key itself
         self.service.config.guard.check(answer.path, scope["method"], headers, answer.is_page)
         if self.service.is_draining and scope["method"] == "POST":
             raise Refusal(503, "the server is shutting down", retry_s=5)
@@ -123,7 +123,7 @@ class Answer:
         await self._send(message)
 
     async def fail(self, error: Exception) -> None:
-        """Send an error, unless the answer has begun."""
+        """Send an error response, unless the answer has begun."""
         refusal = self.service.refusal(error)
         self.service.note(error)
         if not isinstance(refusal, Refusal) or as_refusal(error).status == 500:
@@ -141,7 +141,7 @@ class Answer:
         await reply(self.send, refusal.status, encode(self.api.body(refusal)), headers)
 
     def log(self, scope: Scope) -> None:
-        """Log no contents, keys, queries or unknown paths."""
+        """Log a request, without contents, keys, queries and unknown paths."""
         route = scope.get("route")
         path = (
             getattr(route, "path", "page" if self.status < 400 else "unknown")
@@ -160,7 +160,7 @@ class Answer:
 
 
 def log_bug(error: BaseException) -> None:
-    """Log the traceback; the message may contain a client's text."""
+    """Log the traceback but not the message, which may contain a client's text."""
     places = "".join(traceback.format_tb(error.__traceback__))
     log.error("%s, a bug in this server:\n%s", type(error).__name__, places)
 

@@ -1,4 +1,4 @@
-"""A request's body, read within limits, and its fields, checked on access.
+"""Reads a request's body within limits; its fields are checked on access.
 
 A null field counts as missing. Unknown fields are ignored, because clients of newer APIs send them.
 """
@@ -22,7 +22,8 @@ Receive = Callable[[], Awaitable[Any]]
 T = TypeVar("T")
 U = TypeVar("U")
 
-LARGE_NBYTES = 256 << 10  # decoded in a thread, one at a time: 8 MiB may become 200 MiB
+# larger bodies are decoded in a thread, one at a time, because 8 MiB may become 200 MiB
+LARGE_NBYTES = 256 << 10
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _NO_BRACKET = bytes(c for c in range(256) if c not in b"[]{}")
 
@@ -79,7 +80,7 @@ def decode(body: bytes, limits: Limits) -> Fields:
 
 
 def depth_of(body: bytes) -> int:
-    """Nesting depth of valid JSON, counted before a recursive parser sees it."""
+    """Return the nesting depth of valid JSON, counted before a recursive parser reads it."""
     if body.count(b"[") + body.count(b"{") <= 1:
         return 1
     brackets = _STRING.sub(b"", body).translate(None, _NO_BRACKET)
@@ -103,8 +104,8 @@ def _json_type(value: object) -> str:
 
 
 class Fields:
-    """The fields of an object. `where` prefixes their names in messages, as "tools[0].". All methods raise
-    InvalidArgument with the field's name."""
+    """The fields of an object. `where` is put before their names in messages, e.g. "tools[0].". All methods
+    raise InvalidArgument with the field's name."""
 
     def __init__(self, values: dict[str, Any], where: str = "") -> None:
         self.values, self._where = values, where
@@ -169,7 +170,7 @@ class Fields:
             raise InvalidArgument(f"{self.name(name)} is missing", argument=self.name(name))
 
     def refuse(self, name: str, *harmless: Any, why: str) -> None:
-        """Refuse an unsupported field unless its value is `harmless`."""
+        """Refuse an unsupported field unless its value is in `harmless`."""
         value = self.values.get(name)
         if value is not None and not any(value == same and type(value) is type(same) for same in harmless):
             raise InvalidArgument(f"{self.name(name)}={shown(value)}: {why}", argument=self.name(name))

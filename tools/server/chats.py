@@ -1,4 +1,4 @@
-"""Shared by the three chat APIs: conversations in OpenAI's format become jobs, answers become blocks."""
+"""Used by the three chat APIs: makes jobs from conversations in OpenAI's format, and blocks from answers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from vkbackend.tools.server.body import Fields
 from vkbackend.tools.server.generations import Job
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-# The only fields of a message that templates receive.
+# Templates receive only these fields of a message.
 MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning")
-# Template variables that a request may set.
+# A request may set these template variables.
 TEMPLATE_FIELDS = (
     "enable_thinking", "thinking", "thinking_budget", "reasoning_effort", "preserve_thinking",
     "clear_thinking",
@@ -41,7 +41,7 @@ class ChatJob(Job):
 async def chat_jobs(
     llm: LLM, messages: Sequence[Mapping[str, Any]], most: int | None, n: int, options: dict[str, Any]
 ) -> list[ChatJob]:
-    """A thread waits for the template's process. Raises InvalidArgument."""
+    """Make the jobs of a conversation; a thread waits for the template's process. Raises InvalidArgument."""
 
     def prepare() -> PreparedChat:
         return llm.prepare_chat(messages, most, n=n, **options)
@@ -58,7 +58,7 @@ async def chat_jobs(
 
 
 def messages_of(fields: Fields, llm: LLM) -> list[dict[str, Any]]:
-    """OpenAI's messages, reduced to MESSAGE_FIELDS."""
+    """Return OpenAI's messages, reduced to MESSAGE_FIELDS."""
     fields.required("messages")
     messages = []
     for message in fields.objects("messages", MAX_MESSAGES):
@@ -72,7 +72,7 @@ def messages_of(fields: Fields, llm: LLM) -> list[dict[str, Any]]:
 
 
 def template_fields(given: Fields | None, effort: str | None) -> dict[str, Any]:
-    """Template variables; `effort` "none" turns thinking off."""
+    """Return template variables; `effort` "none" turns thinking off."""
     variables: dict[str, Any] = {}
     if effort == "none":
         variables["enable_thinking"] = False
@@ -118,7 +118,8 @@ class Block:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Without a grammar they may not be a JSON object; then {"arguments": text}."""
+        """Return the call's arguments. Without a grammar the text may not be a JSON object; then
+        {"arguments": text}."""
         try:
             arguments = json.loads(self.text or "{}")
         except (ValueError, RecursionError):
@@ -134,7 +135,7 @@ class Blocks:
         self._open: Block | None = None
 
     def push(self, chunk: ChatChunk) -> Iterator[tuple[str, Block, str]]:
-        """Yields ("begin", block, ""), ("piece", block, text) and ("end", block, "")."""
+        """Yield ("begin", block, ""), ("piece", block, text) and ("end", block, "")."""
         if chunk.reasoning:
             yield from self._go_on("thought", chunk.reasoning)
         if chunk.content:

@@ -40,7 +40,7 @@ async def completions(service: Service, request: Request) -> Response:
 
 
 class LogprobTable:
-    """OpenAI's `logprobs` of a completion, with each token's offset in the text."""
+    """OpenAI's `logprobs` of a completion, including each token's offset in the text."""
 
     def __init__(self, llm: LLM) -> None:
         self._llm, self._offset = llm, 0
@@ -108,7 +108,7 @@ class CheckedCompletion:
         return None
 
     def _text(self, job: Job, chunk: Chunk) -> str:
-        """The prompt's text is returned as sent, without special tokens."""
+        """Return the chunk's text; for the prompt, the text as sent, without special tokens."""
         is_prompt = self.echo and chunk.token is None and chunk.finish_reason is None
         return job.text if is_prompt and job.text is not None else chunk.text
 
@@ -130,7 +130,8 @@ class CheckedCompletion:
                 timings = {"timings": timings_of(tally)} if reason else {}
                 data = streams.event(self.head | {"choices": [choice]} | timings)
             if chunk.token is None and reason is None:
-                held += data  # the prompt: until the first token, an error can be a status
+                # hold back the prompt, because until the first token an error can still set the status
+                held += data
                 continue
             yield held + data
             held = b""
@@ -140,7 +141,7 @@ class CheckedCompletion:
         yield streams.DONE
 
     def _event_head(self, index: int) -> bytes:
-        """An event's bytes before its text, which most events share."""
+        """Return an event's bytes before its text, which are the same in most events."""
         choice = {"index": index, "logprobs": None, "finish_reason": None, "text": ""}
         return streams.event(self.head | {"choices": [choice]}).removesuffix(b'""}]}\n\n')
 

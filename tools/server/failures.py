@@ -1,6 +1,6 @@
-"""Errors as HTTP: a status, and a body in the format of the called API.
+"""Turns errors into HTTP responses: a status, and a body in the format of the called API.
 
-The SDKs of OpenAI and Anthropic retry after 408, 409, 429 and 5xx only.
+The SDKs of OpenAI and Anthropic retry only after 408, 409, 429 and 5xx.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ TYPES = {  # error types of OpenAI and Anthropic by status
     504: ("timeout_error", "api_error"),
 }
 
-# Clients detect an overlong conversation by the message, not only by this code: LiteLLM by llama-server's
+# Clients recognize an overlong conversation by the message, not only by this code: LiteLLM by llama-server's
 # "exceeds the available context size", Claude Code by Anthropic's "prompt is too long".
 TOO_LONG = "context_length_exceeded"
 
 
 class Refusal(VkbackendError):
-    """`param`: the wrong field; `code`: OpenAI's; `retry_s`: Retry-After; `extra`: more fields."""
+    """`param`: the wrong field; `code`: OpenAI's error code; `retry_s`: Retry-After; `extra`: more fields."""
 
     def __init__(
         self,
@@ -82,7 +82,8 @@ OPENAI, ANTHROPIC = Api(), Api(anthropic=True)
 
 
 def as_refusal(error: BaseException) -> Refusal:
-    """A typed error as HTTP. Other errors are bugs; their text may contain a client's, so it is withheld."""
+    """Return the Refusal for a typed error. Other errors are bugs; their text may contain a client's text,
+    so it is withheld."""
     if isinstance(error, Refusal):
         return error
     text = str(error)

@@ -1,4 +1,4 @@
-"""Shared by all APIs that generate text: prompts, concurrent sequences, usage and timings."""
+"""Used by all APIs that generate text: prompts, concurrent sequences, usage and timings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vkbackend.models.engine.messages import check_tokens
 from vkbackend.models.llm import LLM
 from vkbackend.models.sampling.params import MAX_SEED
 
-SHORT_TEXT = 4096  # characters: about 1 ms; longer texts are tokenized in a thread
+SHORT_TEXT = 4096  # characters, which take about 1 ms; longer texts are tokenized in a thread
 PROMPT = "expected a string, a list of token ids, or a list of such prompts"
 Piece = Chunk | ChatChunk
 EAGER_CHUNKS = 64  # chunks that may wait in the queue of a request
@@ -49,7 +49,7 @@ class Tally:
     finish_reason: str | None = None
     timings: dict[str, float] = field(default_factory=dict)
     slot: int = 0
-    is_known: bool = False  # is in the service's `running`
+    is_known: bool = False  # whether `running` of the service has it
 
     def add(self, piece: Piece) -> None:
         chunk = piece if isinstance(piece, Chunk) else piece.chunk
@@ -62,7 +62,8 @@ class Tally:
 
     @property
     def cached_n(self) -> int:
-        """Prompt tokens from the cache. A preempted sequence may compute more tokens than its prompt has."""
+        """Return how many prompt tokens came from the cache. A preempted sequence may compute more tokens
+        than its prompt has."""
         computed = int(self.timings.get("prompt_n", self.prompt_n))
         return max(0, self.prompt_n - computed)
 
@@ -80,7 +81,8 @@ async def tokenize(llm: LLM, text: str, *, add_special: bool = True, parse_speci
 
 
 async def prompt_of(llm: LLM, name: str, value: Any) -> tuple[list[int], str | None]:
-    """The ids of a prompt: a string (also returned), token ids, or a list of both."""
+    """Return the ids of a prompt, and its text if it is a string. It may also be token ids, or a list of
+    both."""
     if isinstance(value, str):
         return await tokenize(llm, value), value
     if isinstance(value, dict):
@@ -89,7 +91,7 @@ async def prompt_of(llm: LLM, name: str, value: Any) -> tuple[list[int], str | N
         return await prompt_of(llm, name, value.get("prompt_string"))
     if not isinstance(value, list):
         raise refused(name, value, PROMPT)
-    if len(value) > llm.n_ctx:  # fail early: 8 MiB may contain four million
+    if len(value) > llm.n_ctx:  # fail early, because 8 MiB may contain four million tokens
         check_tokens([0] * len(value), llm.n_vocab, llm.n_ctx)
     if not any(isinstance(part, str) for part in value):
         return list(token_ids(name, value, PROMPT)), None
@@ -105,7 +107,7 @@ async def prompt_of(llm: LLM, name: str, value: Any) -> tuple[list[int], str | N
 async def prompts_of(
     llm: LLM, name: str, value: Any, most: int
 ) -> tuple[list[tuple[list[int], str | None]], bool]:
-    """A field's prompts, and whether it is a list of prompts."""
+    """Return a field's prompts, and whether the field is a list of prompts."""
     is_list = isinstance(value, list) and bool(value) and _are_prompts(value)
     parts = value if is_list else [value]
     if len(parts) > most:
@@ -124,7 +126,7 @@ def _are_prompts(value: Sequence[Any]) -> bool:
 
 
 def several(job: Job, n: int) -> list[Job]:
-    """`n` copies; a given seed increases by one per copy."""
+    """Return `n` copies; a given seed increases by one per copy."""
     seed = job.options.get("seed")
     jobs = []
     for i in range(n):
@@ -139,7 +141,7 @@ def several(job: Job, n: int) -> list[Job]:
 
 
 async def merged(llm: LLM, jobs: Sequence[J]) -> AsyncGenerator[tuple[J, Piece], None]:
-    """Chunks of all jobs as they arrive; if one fails, all end."""
+    """Yield chunks of all jobs as they arrive; if one job fails, all end."""
     queue: asyncio.Queue[tuple[J, Piece | BaseException | None]] = asyncio.Queue(EAGER_CHUNKS)
 
     async def read(job: J) -> None:
@@ -176,7 +178,7 @@ def token_text(llm: LLM, token: int) -> str:
 
 
 def stop_met(llm: LLM, tally: Tally, text: str, stops: Sequence[str]) -> str:
-    """The stop string that was met, or ""."""
+    """Return the stop string that ended the text, or ""."""
     if not stops:
         return ""
     rest = llm.tokenizer.decode(tally.tokens, at_start=False)[len(text) :]
@@ -184,7 +186,7 @@ def stop_met(llm: LLM, tally: Tally, text: str, stops: Sequence[str]) -> str:
 
 
 def usage_of(tallies: Sequence[Tally], n_prompt: int) -> dict[str, Any]:
-    """OpenAI's `usage`; `n_prompt` counts each prompt once, whatever `n` is."""
+    """Return OpenAI's `usage`; `n_prompt` counts each prompt once, whatever `n` is."""
     n_generated = sum(tally.n_tokens for tally in tallies)
     cached = min(n_prompt, sum(tally.cached_n for tally in tallies))
     return {

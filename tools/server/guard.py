@@ -1,4 +1,5 @@
-"""Access control before the body is read: host names (DNS rebinding), origins, API keys."""
+"""Access control before the body is read: it checks host names (against DNS rebinding), origins and API
+keys."""
 
 from __future__ import annotations
 
@@ -15,14 +16,14 @@ from urllib.parse import urlsplit
 from vkbackend.errors import InvalidArgument
 from vkbackend.tools.server.failures import Refusal
 
-PUBLIC = ("/health",)  # for monitoring; reveals nothing about requests
+PUBLIC = ("/health",)  # for monitoring; it reveals nothing about requests
 MAX_KEYS, MAX_KEY_LENGTH = 1024, 4096
 CORS_HEADERS = b"authorization, content-type, x-api-key, anthropic-version, anthropic-beta"
 CORS_AGE_S = b"600"
 
 
 def normal_path(path: str) -> str:
-    """The path without /v1 and doubled slashes, which some clients send."""
+    """Return the path without /v1 and doubled slashes, which some clients send."""
     path = re.sub("/{2,}", "/", path)
     if path == "/v1" or path.startswith("/v1/"):
         path = path[3:]
@@ -39,7 +40,7 @@ def is_loopback(host: str) -> bool:
 
 
 def read_keys(keys: Iterable[str], path: str | None) -> tuple[str, ...]:
-    """The file has one key per line. Raises InvalidArgument."""
+    """Return the API keys; the file has one key per line. Raises InvalidArgument."""
     all_keys = [key for text in keys for key in text.split(",")]
     if path is not None:
         try:
@@ -63,8 +64,8 @@ def read_keys(keys: Iterable[str], path: str | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """`hosts`: allowed names besides addresses, localhost and the machine's name. `origins`: allowed sites of
-    pages, "*" for all."""
+    """`hosts`: allowed names besides addresses, localhost and the machine's name. `origins`: allowed origins
+    of pages; "*" allows all."""
 
     keys: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
@@ -80,10 +81,10 @@ class Guard:
     # ---- Host and Origin ----
 
     def _check_host(self, headers: Mapping[bytes, bytes]) -> None:
-        """Another site can point its own name at this address (DNS rebinding)."""
+        """Check the name because another site can point its own name at this address (DNS rebinding)."""
         given = headers.get(b"host")
         if given is None:
-            return  # HTTP/1.0; browsers always send it
+            return  # an HTTP/1.0 client; browsers always send Host
         name = host_of(given)
         if name is None or not (_is_address(name) or name in self._names()):
             raise Refusal(
@@ -108,7 +109,7 @@ class Guard:
         return "*" in self.origins or origin.decode("latin-1") in self.origins
 
     def cors(self, headers: Mapping[bytes, bytes], method: str) -> list[tuple[bytes, bytes]]:
-        """Headers for pages of an allowed origin."""
+        """Return the headers for pages of an allowed origin."""
         origin = headers.get(b"origin")
         if origin is None or not self.allows(origin):
             return []
@@ -141,7 +142,7 @@ class Guard:
 
 
 def host_of(header: bytes) -> str | None:
-    """The host without port; None if invalid."""
+    """Return the host without port; None if invalid."""
     match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?", header.decode("latin-1"))
     return match[1].strip("[]").lower().rstrip(".") if match else None
 
@@ -154,7 +155,7 @@ def _is_address(name: str) -> bool:
 
 
 def _is_same(origin: bytes, host: bytes | None) -> bool:
-    """Same origin; a proxy may have changed the scheme."""
+    """Whether a page has the server's own origin; a proxy may have changed the scheme."""
     with suppress(ValueError):
         parts = urlsplit(origin.decode("latin-1"))
         if host is not None and parts.scheme in ("http", "https"):

@@ -1,4 +1,4 @@
-"""Limits on clients: sizes, counts, times; and admission of requests."""
+"""Limits on what clients send, how many there are and how long they take; admission of requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_RETRY_S = 60
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """uvicorn also buffers 64 KiB per client, then waits (`drain_s`)."""
+    """In addition, uvicorn buffers 64 KiB per client, then waits (`drain_s`)."""
 
     body_nbytes: int = 8 << 20
     json_depth: int = 64  # levels of lists and objects
@@ -27,10 +27,10 @@ class Limits:
     biases: int = 1024  # entries of logit_bias
     header_s: float = 10.0  # to receive the headers
     body_s: float = 10.0  # to receive the body
-    drain_s: float = 10.0  # until a client reads its buffered data
-    idle_s: float = 65.0  # a connection without a request; longer than the 60 s of proxies
-    ping_s: float = 15.0  # an idle stream gets a comment, so that proxies keep it
-    shutdown_s: float = 30.0  # for running requests after SIGTERM
+    drain_s: float = 10.0  # time for a client to read its buffered data
+    idle_s: float = 65.0  # for a connection without a request; longer than the 60 s of proxies
+    ping_s: float = 15.0  # an idle stream gets a comment this often, so that proxies keep it open
+    shutdown_s: float = 30.0  # time for running requests after SIGTERM
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class Admission:
     n_sequences: int = 0
     n_streams: int = 0
     n_refused: int = 0
-    _took_s: float = field(default=1.0)  # moving average of requests
+    _took_s: float = field(default=1.0)  # moving average of request durations
 
     @property
     def n_waiting(self) -> int:
@@ -50,7 +50,7 @@ class Admission:
 
     @contextmanager
     def enter(self, n: int, *, streams: bool) -> Iterator[None]:
-        """Admit `n` sequences for the block. Raises Refusal (429)."""
+        """Admit `n` sequences while the block runs. Raises Refusal (429)."""
         most = self.n_slots + self.limits.queue
         if self.n_sequences + n > most:
             reason = (

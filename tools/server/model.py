@@ -1,5 +1,5 @@
-"""A server's model: opened in a thread while the server already answers, reopened after its process or a
-device is lost."""
+"""The model of a server. It is opened in a thread while the server already answers, and reopened after its
+process or a device is lost."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from vkbackend.models.llm import LLM
 from vkbackend.tools.server.failures import Refusal
 
 T = TypeVar("T")
-WATCH_S = 1.0  # polling interval, after which the death of an idle engine is noticed
-# The wait before reopening; it doubles each time the model is lost early.
+WATCH_S = 1.0  # polling interval; the loss of an idle engine is noticed after at most this time
+# The wait before reopening doubles each time the model is lost early.
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 60.0
-# After a model worked this long, the wait restarts at FIRST_WAIT_S. Otherwise a server whose engine is killed
-# each minute would soon wait a minute each time.
+# After a model worked for this long, the wait restarts at FIRST_WAIT_S. Otherwise a server whose engine is
+# killed each minute would soon wait a minute each time.
 LASTED_S = 10.0
 CLOSE_S = 15.0
 LOADING_RETRY_S = 2
@@ -39,11 +39,11 @@ class State(Enum):
 
 
 class Abandoned(Exception):
-    """Shutdown during loading."""
+    """The server shuts down while the model loads."""
 
 
 class Model:
-    """`llm` while ready, which `run` maintains; `stats`: the engine's latest."""
+    """`llm` is set by `run` while the model is ready; `stats` holds the engine's latest statistics."""
 
     def __init__(self, open_: Open) -> None:
         self._open = open_
@@ -57,7 +57,7 @@ class Model:
 
     @property
     def llm(self) -> LLM:
-        """Raises Refusal (503) unless ready."""
+        """Return the model. Raises Refusal (503) unless it is ready."""
         if self._llm is None or self.state is not State.READY:
             raise self.not_ready()
         return self._llm
@@ -130,13 +130,13 @@ class Model:
             self._lost.set()
 
     def close(self) -> None:
-        """Make `run` release the model; running requests end."""
+        """Make `run` release the model, which ends running requests."""
         self._ending, self.state = True, State.ENDED
         self._lost.set()
 
 
 async def in_thread(function: Callable[[], T]) -> T:
-    """In a daemon thread a hang in a driver does not block the process's exit."""
+    """Run a function in a daemon thread, so that a hang in a driver does not block the process's exit."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 

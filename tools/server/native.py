@@ -1,4 +1,4 @@
-"""Endpoints without generation, of llama-server and OpenAI."""
+"""Endpoints of llama-server and OpenAI that generate no text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NOT_OPTIONS = ("seed", "logits_processors", "stop_token_ids", "logprobs")
 
 
 async def health(service: Service, request: Request) -> Response:
-    """Reveals nothing about requests, so it needs no key."""
+    """This needs no key, because it reveals nothing about requests."""
     model = service.model
     if model.state is not State.READY or service.is_draining:
         raise model.not_ready()
@@ -55,7 +55,7 @@ def _model_entry(service: Service) -> dict[str, Any]:
 
 
 def settings(service: Service) -> dict[str, Any]:
-    """Default sampling options."""
+    """Return the default sampling options."""
     given = {name: value for name, value in service.config.defaults.items() if name != "seed"}
     params = asdict(SamplingParams(**{name: v for name, v in given.items() if name in _PARAMS}))
     sampling = {name: value for name, value in params.items() if name not in _NOT_OPTIONS}
@@ -69,7 +69,7 @@ _PARAMS = set(SamplingParams.__dataclass_fields__)
 
 
 async def props(service: Service, request: Request) -> Response:
-    """Never waits for the engine: the page requests it first."""
+    """This never waits for the engine, because the page requests it first."""
     llm = service.ready()
     try:
         ends = llm.tokenizer.bos_id, llm.tokenizer.eos_id
@@ -114,7 +114,7 @@ async def metrics(service: Service, request: Request) -> Response:
 
 
 async def stats(service: Service, request: Request) -> Response:
-    """For the page."""
+    """Used by the page."""
     llm = service.ready()
     memory = await asyncio.to_thread(llm.memory)
     named = [usage | {"name": name} for usage, name in zip(memory, llm.device_names, strict=True)]
@@ -125,7 +125,7 @@ async def stats(service: Service, request: Request) -> Response:
 
 
 async def slots(service: Service, request: Request) -> Response:
-    """Counts per slot, without texts."""
+    """Return counts per slot, without texts."""
     _check_slots_shown(service)
     llm = service.ready()
     if "fail_on_no_slot" in request.query_params and len(service.running) >= llm.n_slots:
@@ -178,7 +178,8 @@ async def slot_action(service: Service, request: Request) -> Response:
 
 
 def slot_file(folder: str, name: str) -> str:
-    """No paths, and no links, which could leave the folder. Raises InvalidArgument."""
+    """Return the file's path. Refuses names with folders and links, which could leave the folder. Raises
+    InvalidArgument."""
     if not FILE_NAME.fullmatch(name):
         raise InvalidArgument(
             "filename: expected 1..200 letters, digits and . _ - (none of . - first), without a folder",
@@ -212,7 +213,7 @@ async def tokens_of(service: Service, request: Request) -> Response:
 
 
 def _piece(piece: bytes) -> str | list[int]:
-    """The text, or its bytes if it ends inside a character."""
+    """Return the text, or its bytes if it ends inside a character."""
     try:
         return piece.decode()
     except UnicodeDecodeError:
@@ -224,6 +225,6 @@ async def text_of(service: Service, request: Request) -> Response:
     llm = service.ready()
     fields.required("tokens")
     given = fields.items("tokens", service.config.limits.body_nbytes)
-    # In a thread: up to four million tokens.
+    # A thread is used because there may be four million tokens.
     text = await asyncio.to_thread(lambda: llm.detokenize(token_ids("tokens", given), skip_special=False))
     return Json({"content": text})

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP connection with additional limits: size and time of headers, unread data, connections."""
+"""Adds limits to uvicorn's HTTP connection: size and time of headers, unread data, number of connections."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from vkbackend.tools.server.limits import Limits
 
-MAX_BODIES = 4  # the connection ends after this many times the body's limit
+MAX_BODIES = 4  # the connection ends after this many times the maximum size of a body
 ANSWERS = {
     408: b"HTTP/1.1 408 Request Timeout\r\n",
     431: b"HTTP/1.1 431 Request Header Fields Too Large\r\n",
@@ -55,7 +55,7 @@ class BoundedConnection(HttpToolsProtocol):
             self._set_timer(self.bounds.header_s, partial(self._end, 408))
 
     def _set_timer(self, after_s: float | None, call: Callable[[], object] | None) -> None:
-        """Replace the timer; None: no timer."""
+        """Replace the timer; None removes it."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if after_s is None or call is None else self.loop.call_later(after_s, call)
@@ -65,7 +65,7 @@ class BoundedConnection(HttpToolsProtocol):
             return
         if self._in_headers:
             self._await_headers()
-            # asyncio's 256 KiB are parsed before the limit is checked.
+            # Count here, because asyncio parses up to 256 KiB before uvicorn checks its limit.
             self._n_header_bytes += len(data)
         super().data_received(data)
         if self._in_headers and self._n_header_bytes > self.bounds.header_nbytes:
@@ -86,7 +86,8 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Discard a refused body: clients read the answer after sending."""
+        """Discard the body of a refused request, because clients read the answer only after sending
+        everything."""
         self._n_body_bytes += len(body)
         if self._n_body_bytes > MAX_BODIES * self.bounds.body_nbytes:
             self.transport.abort()
@@ -95,12 +96,12 @@ class BoundedConnection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._set_timer(None, None)
         super().on_message_complete()
-        self._in_headers = True  # the next request's time begins with its first byte
+        self._in_headers = True  # the time limit of the next request starts at its first byte
 
     # ---- writing ----
 
     def pause_writing(self) -> None:
-        """64 KiB are buffered for the client."""
+        """Called when 64 KiB are buffered for the client."""
         super().pause_writing()
         if self._drain is None:
             self._drain = self.loop.call_later(self.bounds.drain_s, self.transport.abort)

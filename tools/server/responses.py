@@ -1,4 +1,4 @@
-"""OpenAI's /v1/responses. Nothing is stored: each request contains the whole conversation."""
+"""OpenAI's /v1/responses. The server stores nothing, so each request contains the whole conversation."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def count_response_tokens(service: Service, request: Request) -> Response:
 
 
 def as_chat(fields: Fields) -> Fields:
-    """Raises InvalidArgument."""
+    """Convert a request to the fields of a chat completion. Raises InvalidArgument."""
     for name, harmless, why in REFUSED:
         fields.refuse(name, *harmless, why=why)
     kept = {name: value for name, value in fields.values.items() if name not in ("input", "tools", "text")}
@@ -83,7 +83,7 @@ def _tool(tool: Fields) -> dict[str, Any]:
 
 
 def _add_items(fields: Fields, messages: list[dict[str, Any]]) -> None:
-    """Append the items of `input`; thoughts and calls join the assistant's message."""
+    """Append the items of `input`; thoughts and calls become part of the assistant's message."""
 
     def assistant() -> dict[str, Any]:
         if not messages or messages[-1]["role"] != "assistant":

@@ -1,4 +1,4 @@
-"""Runs the application in uvicorn: sockets, TLS, signals, model."""
+"""Runs the application in uvicorn, with sockets, TLS, signals and the model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vkbackend.tools.server.model import Model, Open
 from vkbackend.tools.server.protocol import protocol
 from vkbackend.tools.server.service import Config, Service
 
-LAST_EVENT_S = 5.0  # after `shutdown_s`, to deliver the error events
+LAST_EVENT_S = 5.0  # time after `shutdown_s` to deliver the error events
 BACKLOG = 256
 
 log = logging.getLogger("vkbackend.serve")
@@ -43,7 +43,7 @@ def address_of(sock: socket.socket, *, tls: bool) -> str:
 
 
 class Server(uvicorn.Server):
-    """Serves until a signal; `failed`: why the model could not be opened."""
+    """Serves until a signal. `failed`: the error of opening the model."""
 
     def __init__(self, config: Config, open_: Open, *, key_file: str | None, cert_file: str | None) -> None:
         self.service = Service(config, Model(open_))
@@ -57,7 +57,7 @@ class Server(uvicorn.Server):
             log_config=None,
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # clients could forge their address
+            proxy_headers=False,  # clients could forge their addresses
             timeout_keep_alive=int(limits.idle_s),
             timeout_graceful_shutdown=int(limits.shutdown_s + LAST_EVENT_S + 1),
             ssl_keyfile=key_file,
@@ -99,12 +99,12 @@ class Server(uvicorn.Server):
         timer.cancel()
         service.model.close()
         if self._life is not None:
-            with suppress(Exception):  # see `failed`
+            with suppress(Exception):  # `failed` has the error
                 await asyncio.wait_for(asyncio.shield(self._life), LAST_EVENT_S + 15)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As uvicorn's, but exits with 0 after a signal."""
+        """As in uvicorn, but the process exits with 0 after a signal."""
         if threading.current_thread() is not threading.main_thread():
             yield  # signal handlers run in the main thread only
             return

@@ -1,4 +1,4 @@
-"""Shared by the endpoints: the model, admission, counters, and generation."""
+"""What the endpoints share: the model, admission, counters, and generation."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from vkbackend.tools.server.metrics import Metrics
 from vkbackend.tools.server.model import Model, State
 from vkbackend.tools.server.sampling import sampling_of
 
-BODY_SEND = "vkbackend.body_send"  # in a scope: uvicorn's own `send`
+BODY_SEND = "vkbackend.body_send"  # key in a scope for uvicorn's own `send`
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The command line's settings; `defaults`: sampling options."""
+    """Settings of the command line; `defaults`: sampling options."""
 
     model_path: str
     alias: str
@@ -42,12 +42,12 @@ class Config:
     slot_folder: str | None = None
     shows_slots: bool = True
     logs_requests: bool = True
-    template: str | None = None  # replaces the model's
+    template: str | None = None  # replaces the model's template
     template_fields: Mapping[str, Any] = field(default_factory=dict)
     other_names: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     shows_page: bool = True
-    reasoning_format: str = "auto"  # of requests that name none
+    reasoning_format: str = "auto"  # for requests that do not name a format
 
 
 class Json(Response):
@@ -71,7 +71,7 @@ class Events(Response):
         def fail(error: BaseException) -> bytes:
             return self._fail(self._service.refusal(error))
 
-        # uvicorn's `send`: events bypass the wrapper that adds headers.
+        # `body_send` is uvicorn's own `send`, so events bypass the wrapper that adds headers.
         body_send = scope.get(BODY_SEND, send)
         stream = streams.EventStream(send, body_send, self._service.config.limits.ping_s, fail)
         failed = await stream.run(self._events, receive)
@@ -92,7 +92,7 @@ class Service:
         self.running: dict[int, Tally] = {}  # by slot, for /slots
         self.is_draining = False
         self.started = int(time.time())
-        self.notes: list[BaseException] = []  # bugs, for the log
+        self.notes: list[BaseException] = []  # bugs to log
         self._large = asyncio.Lock()
 
     # ---- a request ----
@@ -102,7 +102,7 @@ class Service:
         return await read_fields(request.receive, headers, self.config.limits, self._large)
 
     def ready(self) -> LLM:
-        """The model, for a new request. Raises Refusal (503)."""
+        """Return the model for a new request. Raises Refusal (503)."""
         llm = self.model.llm
         self.admission.n_slots = llm.n_slots
         return llm
@@ -114,7 +114,7 @@ class Service:
         return sampling_of(fields, self.config.defaults, self.config.limits, tokenize)
 
     def max_tokens(self, fields: Fields, *names: str) -> int | None:
-        """The first given field; None or -1: up to the end of the context."""
+        """Return the first field that is given; None or -1: up to the end of the context."""
         for name in names:
             if fields.has(name):
                 most = fields.whole(name, -1, (1 << 31) - 1, None)
@@ -132,7 +132,7 @@ class Service:
     async def generate(
         self, request: Request, llm: LLM, jobs: Sequence[J], *, streamed: bool
     ) -> AsyncGenerator[tuple[J, Any, Tally], None]:
-        """Chunks of all jobs as they arrive. Raises Refusal (429) and the engine's errors."""
+        """Yield chunks of all jobs as they arrive. Raises Refusal (429) and the engine's errors."""
         tallies = {id(job): Tally(len(job.ids)) for job in jobs}
         began = time.monotonic()
         with self.admission.enter(len(jobs), streams=streamed):
@@ -153,7 +153,7 @@ class Service:
                 if type(error) is VkbackendError and llm.is_open:
                     raise Refusal(
                         400, str(error)
-                    ) from None  # biases forbid every token, or a grammar is stuck
+                    ) from None  # biases forbid every token, or the grammar allows none
                 raise
             finally:
                 self._count(tallies.values(), time.monotonic() - began)
@@ -195,13 +195,13 @@ class Service:
     # ---- errors ----
 
     def refusal(self, error: BaseException) -> BaseException:
-        """The response for an error; 503 while shutting down."""
+        """Return the response for an error; 503 while shutting down."""
         refusal = as_refusal(error)
         return (
             self.model.not_ready() if refusal.status == 503 and self.model.state is State.ENDED else refusal
         )
 
     def note(self, error: BaseException) -> None:
-        """Keep untyped errors, which are bugs."""
+        """Keep an untyped error, which is a bug, for the log."""
         if not isinstance(error, VkbackendError):
             self.notes = [*self.notes[-9:], error]

@@ -1,4 +1,4 @@
-"""The page's files, read once. Requests name a key of FILES, never a path."""
+"""The files of the page, read once. Requests name a key of FILES, never a path."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.responses import Response
 from vkbackend.tools.server.service import Service
 
 FOLDER = Path(__file__).parent / "page"
-# Python's guess depends on the system; browsers do not run JavaScript as text/plain.
+# Python's guess depends on the system, and browsers do not run JavaScript that is sent as text/plain.
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -34,7 +34,7 @@ TAGS = {path: f'"{hashlib.sha256(content).hexdigest()[:32]}"' for path, content 
 
 
 async def page(service: Service, request: Request) -> Response:
-    """Browsers revalidate each time, so versions never mix."""
+    """Browsers revalidate each time, so files of different versions are never mixed."""
     path = request.scope["path"]
     headers = {"cache-control": "no-cache", "etag": TAGS[path]}
     if request.headers.get("if-none-match") == TAGS[path]:

@@ -1,7 +1,7 @@
 """Sends answers: JSON at once, or server-sent events as they arrive.
 
-A disconnect cancels the generation. Errors before the first event set the status, later ones are an event.
-Comments during a long wait keep proxies connected.
+A disconnect cancels the generation. An error before the first event sets the status, a later error is sent as
+an event. Comments during a long wait keep proxies connected.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ encode = msgspec.json.Encoder().encode
 
 
 def event(value: Any, name: str | None = None) -> bytes:
-    """A server-sent event; encoded JSON contains no line feeds."""
+    """Return a server-sent event. This is valid because encoded JSON contains no line feeds."""
     head = f"event: {name}\n".encode() if name else b""
     return b"%sdata: %s\n\n" % (head, encode(value))
 
@@ -45,7 +45,7 @@ async def reply(
 
 @asynccontextmanager
 async def while_connected(receive: Receive) -> AsyncIterator[None]:
-    """Raise ClientGone in the block on a disconnect. The body must have been read."""
+    """Raise ClientGone in the block when the client disconnects. The body must have been read."""
     task, gone, left = asyncio.current_task(), asyncio.ensure_future(receive()), False
     assert task is not None
 
@@ -67,7 +67,7 @@ async def while_connected(receive: Receive) -> AsyncIterator[None]:
 
 
 class EventStream:
-    """Sends encoded events; `fail` encodes an error as the last one."""
+    """Sends encoded events. `fail` encodes an error as the last event."""
 
     def __init__(
         self, begin: Send, send: Send, ping_s: float, fail: Callable[[BaseException], bytes]
@@ -80,11 +80,13 @@ class EventStream:
         self._ping: asyncio.Task[None] | None = None
 
     async def run(self, events: AsyncGenerator[bytes, None], receive: Receive) -> BaseException | None:
-        """Send all events. Raises an error before the first event; sends and returns a later one."""
+        """Send all events. Raises an error that occurs before the first event; sends and returns a later
+        error."""
         self._timer = self._loop.call_later(self._ping_s, self._look)
         try:
             async with while_connected(receive):
-                # In a separate task: each event would otherwise resume every await of the routing.
+                # A separate task is used because otherwise each event would resume every await of the
+                # routing.
                 failed = await asyncio.create_task(self._send_all(events))
         finally:
             self._timer.cancel()

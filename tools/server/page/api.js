@@ -1,8 +1,8 @@
 // Client of the server's API. Addresses are relative to the page.
 
-const KEY = "vkbackend.key"; // in sessionStorage: lost with the tab
+const KEY = "vkbackend.key"; // in sessionStorage, so it is lost with the tab
 
-/** An error from the server; status 0: not reached. */
+/** An error from the server; status 0: the server was not reached. */
 export class ApiError extends Error {
   constructor(status, { message, code, progress } = {}) {
     super(message || `The server answered ${status}.`);
@@ -47,7 +47,7 @@ export class Api {
     throw new ApiError(response.status, (await response.json().catch(() => null))?.error);
   }
 
-  /** Whether the key differs from the one sent; concurrent requests ask once. */
+  /** Whether a new key was entered; concurrent requests ask only once. */
   async newKey(sent) {
     if (sessionStorage.getItem(KEY) !== sent) return true;
     this.asking ??= this.askKey(sent !== null).finally(() => (this.asking = null));

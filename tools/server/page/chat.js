@@ -4,11 +4,11 @@ import { ApiError } from "./api.js";
 import { announce } from "./dom.js";
 import { ROOT, add, openCalls, path, pathTo, place, remove, turn } from "./tree.js";
 
-const SAVE_MS = 2000; // during an answer
+const SAVE_MS = 2000; // interval of saving during an answer
 const SHOW_MS = 50;
 
 export class Chat {
-  /** `show()` redraws, `tell(text)` shows an error, `settings()` returns request fields. */
+  /** `show()` redraws the page, `tell(text)` shows an error, `settings()` returns request fields. */
   constructor({ api, store, messages, settings, show, tell }) {
     Object.assign(this, { api, store, messages, settings, show, tell });
     this.runs = new Map(); // conversation id -> {node, controller}
@@ -31,12 +31,12 @@ export class Chat {
     }
   }
 
-  /** Save unless deleted. */
+  /** Save the conversation unless it was deleted. */
   keep(chat) {
     if (this.store.get(chat.id)) this.save(chat);
   }
 
-  /** Send a question, or the result of the first open call. */
+  /** Send a question, or the result of the first call without a result. */
   send(text) {
     const chat = this.current;
     if (this.isRunning() || !text.trim()) return false;
@@ -86,7 +86,7 @@ export class Chat {
     this.show();
   }
 
-  /** Generate below `above`; continues while another conversation is open. */
+  /** Generate an answer below `above`; this continues while another conversation is open. */
   async answer(chat, above) {
     const node = add(chat, above, "assistant", "");
     const run = { node, controller: new AbortController(), began: 0, n: 0 };
@@ -158,7 +158,7 @@ function reason(error) {
   return error.message;
 }
 
-/** Request fields from the messages down to one. */
+/** Return request fields with the messages from the first to the one given. */
 export function requestOf(chat, last) {
   const messages = pathTo(chat, last).map((node) => {
     const { role, content } = node;
@@ -174,7 +174,7 @@ export function requestOf(chat, last) {
     const before = said.at(-1);
     if (one.role === "assistant" && !one.content && !one.tool_calls) continue; // stopped before the first token
     if (one.role === "user" && before?.role === "user") before.content += `\n\n${one.content}`;
-    else said.push(one); // many templates refuse consecutive questions
+    else said.push(one); // join questions, because many templates refuse consecutive questions
   }
   const system = chat.system.trim() ? [{ role: "system", content: chat.system }] : [];
   return { messages: [...system, ...said], stream: true, stream_options: { include_usage: true } };

@@ -1,8 +1,8 @@
-// Live view of devices: memory by purpose, share of the weights, cost of a reduce.
+// A live view of devices: memory by purpose, share of the weights, cost of a reduce.
 
 import { bytes, element, find, number } from "./dom.js";
 
-const POLL_MS = 2000; // only while visible
+const POLL_MS = 2000; // interval while the view is visible
 const PURPOSES = ["weights", "mapped", "kv", "scratch", "host", "shared", "staging"];
 const NAMES = { mapped: "mapped file", kv: "KV cache", host: "in host memory" };
 

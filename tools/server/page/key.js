@@ -1,4 +1,4 @@
-// The API key's dialog.
+// The dialog that asks for the API key.
 
 import { find } from "./dom.js";
 

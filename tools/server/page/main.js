@@ -13,12 +13,12 @@ import { Store } from "./store.js";
 import { nextTheme, showTheme } from "./theme.js";
 import { newConversation, openCalls, path } from "./tree.js";
 
-const RETRY_MS = 1000; // while the model is loading
+const RETRY_MS = 1000; // interval while the model is loading
 
 const store = new Store(localStorage);
 const api = new Api(async (isWrong) => {
   const key = await askKey(isWrong);
-  if (key && !contextSize) setTimeout(askServer); // unknown until now
+  if (key && !contextSize) setTimeout(askServer); // it could not be read without a key
   return key;
 });
 const input = find("input");
@@ -189,7 +189,7 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-// Changes by another tab.
+// Another tab has changed the store.
 window.addEventListener("storage", (event) => {
   if (chat.runs.has(chat.current.id)) return;
   const id = store.refresh(event.key);

@@ -1,4 +1,4 @@
-// Markdown to blocks for render.js. HTML stays text, images become links.
+// Parses Markdown into blocks for render.js. HTML remains text, images become links.
 // A block is {type, ...}: heading, paragraph, code, quote, list, table, rule.
 
 import { parseInline } from "./inline.js";
@@ -16,13 +16,13 @@ export function parse(text) {
   return parseLines(linesOf(text), 0).map((found) => found.block);
 }
 
-/** Parses a growing text. Only the last block is parsed again. */
+/** Parses a growing text; only the last block is parsed again. */
 export class BlockStream {
   constructor() {
     this.offset = 0; // end of the settled blocks
   }
 
-  /** Takes the whole text so far; returns newly settled blocks and those that may change. */
+  /** Take the complete text so far; return blocks that are newly settled and blocks that may still change. */
   push(text, isWhole = false) {
     const lines = text.slice(this.offset).split("\n");
     const found = parseLines(lines.map(cleaned), 0);
@@ -41,7 +41,7 @@ const cleaned = (line) => (line.endsWith("\r") ? line.slice(0, -1) : line);
 const linesOf = (text) => text.split("\n").map(cleaned);
 const isBlank = (line) => line.trim() === "";
 
-/** Columns of indentation; tab stops are multiples of four. */
+/** Count columns of indentation; tab stops are multiples of four. */
 function indentOf(line) {
   let columns = 0;
   for (const char of line) {
@@ -64,7 +64,7 @@ function dedent(line, n) {
   return " ".repeat(Math.max(0, columns - n)) + line.slice(i);
 }
 
-/** Blocks with their first lines. */
+/** Kinds of blocks, by their first lines. */
 function parseLines(lines, depth) {
   const found = [];
   let at = 0;
@@ -103,7 +103,7 @@ function codeAt(lines, at, [, mark, language]) {
     if (end.test(lines[next])) return [{ type: "code", language, text: text.join("\n") }, next + 1];
     text.push(indent ? dedent(lines[next], indent) : lines[next]);
   }
-  if (text.at(-1) === "") text.pop(); // incomplete
+  if (text.at(-1) === "") text.pop(); // the last line is incomplete
   return [{ type: "code", language, text: text.join("\n") }, next];
 }
 
@@ -118,7 +118,7 @@ function quoteAt(lines, at, depth) {
   return [{ type: "quote", blocks: parseLines(inner, depth + 1).map((one) => one.block) }, next];
 }
 
-/** An item's mark and the column of its text. */
+/** Return an item's mark and the column of its text. */
 function itemOf(line) {
   const found = ITEM.exec(line.replace(/^[ \t]+/, (space) => " ".repeat(indentOf(space))));
   if (!found || RULE.test(line)) return null;
@@ -134,7 +134,7 @@ function listAt(lines, at, depth) {
   let isLoose = false;
   while (next < lines.length) {
     const item = itemOf(lines[next]);
-    // Models indent below "1." by two columns as often as by three.
+    // Models indent items below "1." by two columns as often as by three.
     if (!item || item.kind !== first.kind || item.indent > first.indent + 1) break;
     const text = lines[next].trimStart().slice(item.mark.length);
     const inner = [text.replace(/^ {1,4}(?! )|^ /, "")];
@@ -165,7 +165,7 @@ function itemBlock(lines, depth) {
   return { task: task ? task[1] !== " " : null, blocks };
 }
 
-/** Whether a line ends the paragraph above; numbers other than 1 may be years. */
+/** Whether a line ends the paragraph above. A number other than 1 does not, because it may be a year. */
 function startsBlock(lines, at, depth) {
   const line = lines[at];
   if (FENCE.test(line) || HEADING.test(line) || RULE.test(line)) return true;

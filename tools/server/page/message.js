@@ -88,14 +88,14 @@ export class MessageView {
 
   showPlace([index, n]) {
     const text = `${index + 1}/${n}`;
-    if (text === this.counter.textContent) return; // the usual case, for up to 500 messages
+    if (text === this.counter.textContent) return; // the usual case, with up to 500 messages
     this.counter.textContent = text;
     this.turns.hidden = n < 2;
     this.turns.children[0].disabled = index === 0;
     this.turns.children[2].disabled = index === n - 1;
   }
 
-  /** Edit a question; the original stays as another branch. */
+  /** Edit a question; the original remains as another branch. */
   edit() {
     if (this.element.querySelector("form")) return;
     const area = element("textarea", { value: this.node.content, rows: 3, "aria-label": "Edit the message" });
@@ -124,7 +124,7 @@ export class MessageView {
   }
 }
 
-/** Enter, except to end the composition of a Chinese or Japanese word. */
+/** Whether Enter was pressed, except to end the composition of a Chinese or Japanese word. */
 export const isSend = (event) =>
   event.key === "Enter" && !event.shiftKey && !event.isComposing && event.keyCode !== 229;
 
@@ -135,7 +135,7 @@ function pretty(json) {
   try {
     return JSON.stringify(JSON.parse(json), null, 2);
   } catch {
-    return json; // incomplete
+    return json; // the JSON is incomplete
   }
 }
 

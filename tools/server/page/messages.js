@@ -1,10 +1,10 @@
-// The messages of a conversation. Each keeps its element when others change.
+// Shows the messages of a conversation. Each message keeps its element when other messages change.
 
 import { find } from "./dom.js";
 import { MessageView } from "./message.js";
 import { path, place } from "./tree.js";
 
-const NEAR_PX = 80; // closer to the end the view follows
+const NEAR_PX = 80; // the view follows the answer if it is closer to the end than this
 
 export class Messages {
   /** `actions`: edit(node, text), again(node), turn(node, step), remove(node). */
@@ -19,7 +19,7 @@ export class Messages {
     new ResizeObserver(() => this.follows && this.toEnd()).observe(this.log);
   }
 
-  /** `running`: ids of unfinished answers. */
+  /** `running`: ids of answers that are not complete. */
   show(conversation, running) {
     if (conversation !== this.conversation) {
       this.views.clear();

@@ -56,7 +56,7 @@ function table({ align, head, rows }) {
 
 export function rendered(block) {
   switch (block.type) {
-    case "heading": // the page has h1 and h2
+    case "heading": // start at h3, because the page has h1 and h2
       return element(`h${Math.min(6, block.level + 2)}`, {}, ...inlines(block.nodes));
     case "paragraph":
       return element("p", {}, ...inlines(block.nodes));
@@ -75,7 +75,7 @@ export function rendered(block) {
 
 export const markdown = (text) => parse(text).map(rendered);
 
-/** Renders a growing text. Settled blocks stay untouched and are read out once. */
+/** Renders a growing text. Settled blocks are not changed, so a screen reader reads them once. */
 export class LiveText {
   constructor(container) {
     this.container = container;

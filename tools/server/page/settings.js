@@ -1,4 +1,4 @@
-// Request settings under the API's names. Empty fields are not sent.
+// Request settings under the names of the API. Empty fields are not sent.
 
 import { element, find } from "./dom.js";
 
@@ -28,9 +28,9 @@ const NUMBERS = [
   ["max_tokens", 1, 1000000, 1, "maximum length of an answer"],
 ];
 const EFFORTS = ["", "none", "minimal", "low", "medium", "high"];
-const COMMON = 4; // always visible
+const COMMON = 4; // this many settings are always visible
 
-/** Request fields from the form's values. Throws an Error if tools are not a list. */
+/** Return request fields from the form's values. Throws an Error if tools are not a list. */
 export function fieldsOf(values) {
   const fields = {};
   for (const [name] of NUMBERS) {
@@ -56,7 +56,7 @@ export function toolsOf(text) {
 }
 
 export class Settings {
-  /** `chat()`: the open conversation; `changed()` is called when the dialog closes. */
+  /** `chat()` returns the open conversation; `changed()` is called when the dialog closes. */
   constructor(store, chat, changed) {
     this.values = store.settings();
     this.dialog = find("settings");

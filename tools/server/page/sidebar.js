@@ -1,4 +1,4 @@
-// The list of conversations: search, rename, delete, export, import.
+// The list of conversations, with search, rename, delete, export and import.
 
 import { button, download, element, find } from "./dom.js";
 

@@ -1,15 +1,15 @@
-// Stores conversations, one entry each, and settings in this browser. The server receives only the messages of
-// requests.
+// Stores settings and conversations, with one entry per conversation, in this browser. The server receives
+// only the messages of requests.
 
 import { checked, newId } from "./tree.js";
 
 const CHAT = "vkbackend.chat.";
 const SETTINGS = "vkbackend.settings";
-const ID = /^[0-9a-f]{24}$/; // part of the address
+const ID = /^[0-9a-f]{24}$/; // an id is part of the address
 const KIND = "vkbackend-conversations";
 
 export class Store {
-  /** `storage`: localStorage or the same methods. */
+  /** `storage`: localStorage or an object with the same methods. */
   constructor(storage) {
     this.storage = storage;
     this.chats = new Map();
@@ -23,7 +23,7 @@ export class Store {
     try {
       this.chats.set(id, checked(JSON.parse(this.storage.getItem(key) ?? "null")));
     } catch {
-      this.chats.delete(id); // removed or foreign
+      this.chats.delete(id); // it was removed, or is not a conversation
     }
     return id;
   }
@@ -32,7 +32,7 @@ export class Store {
     return this.chats.get(id);
   }
 
-  /** Newest first; `words` must all occur in the title or a message. */
+  /** Return conversations, newest first; all `words` must occur in the title or in a message. */
   list(words = "") {
     const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
     const has = (chat) => {
@@ -59,13 +59,13 @@ export class Store {
     this.storage.removeItem(CHAT + id);
   }
 
-  /** All or some conversations as JSON. */
+  /** Return all or some conversations as JSON. */
   export(ids = [...this.chats.keys()]) {
     const conversations = ids.map((id) => this.chats.get(id));
     return JSON.stringify({ kind: KIND, version: 1, conversations }, null, 1);
   }
 
-  /** Add and return a file's conversations; taken ids are replaced. Throws an Error. */
+  /** Add and return the conversations of a file; ids that exist already are replaced. Throws an Error. */
   import(text) {
     let file;
     try {
@@ -76,7 +76,7 @@ export class Store {
     if (file?.kind !== KIND || !Array.isArray(file.conversations)) {
       throw new Error("The file is not an export of this page.");
     }
-    const found = file.conversations.map(checked); // check all before storing any
+    const found = file.conversations.map(checked); // check all conversations before storing any
     for (const chat of found) {
       if (this.chats.has(chat.id) || !ID.test(chat.id)) chat.id = newId();
       this.save(chat);

@@ -1,4 +1,4 @@
-// Light, dark, or the system's theme.
+// Switches between the light, the dark and the system's theme.
 
 import { announce, find } from "./dom.js";
 

@@ -1,11 +1,12 @@
-// A conversation as a tree of messages: edited questions and further answers are siblings. `nodes` maps an id to
-// {id, parent, children, chosen, role, content, ...}; the root "" is empty, `chosen` is the visible child's index.
+// A conversation is a tree of messages: edited questions and further answers are siblings. `nodes` maps an id
+// to {id, parent, children, chosen, role, content, ...}; the root "" has no message, `chosen` is the index of
+// the visible child.
 
 const ROLES = new Set(["user", "assistant", "tool"]);
 const TITLE_LENGTH = 60;
 export const ROOT = "";
 
-// crypto.randomUUID requires https
+// used because crypto.randomUUID requires https
 export const newId = () =>
   Array.from(crypto.getRandomValues(new Uint8Array(12)), (n) => n.toString(16).padStart(2, "0")).join("");
 
@@ -15,7 +16,7 @@ export function newConversation(system = "") {
   return { id: newId(), title: "", system, created: now, updated: now, nodes: { [ROOT]: root } };
 }
 
-/** The visible messages. */
+/** Return the visible messages. */
 export function path(conversation) {
   const shown = [];
   let node = conversation.nodes[ROOT];
@@ -23,7 +24,7 @@ export function path(conversation) {
   return shown;
 }
 
-/** The messages from the first to one. */
+/** Return the messages from the first to the one with `id`. */
 export function pathTo(conversation, id) {
   const found = [];
   for (let node = conversation.nodes[id]; node && node.id !== ROOT; node = conversation.nodes[node.parent]) {
@@ -48,13 +49,13 @@ export function titleOf(text) {
   return line.length > TITLE_LENGTH ? `${line.slice(0, TITLE_LENGTH - 1)}…` : line;
 }
 
-/** Index among siblings and their number. */
+/** Return the index among the siblings, and how many siblings there are. */
 export function place(conversation, node) {
   const all = conversation.nodes[node.parent].children;
   return [all.indexOf(node.id), all.length];
 }
 
-/** Show the sibling `step` positions away, with its branch. */
+/** Show the sibling that is `step` positions away, with its branch. */
 export function turn(conversation, node, step) {
   const above = conversation.nodes[node.parent];
   above.chosen = Math.max(0, Math.min(above.children.length - 1, above.children.indexOf(node.id) + step));
@@ -74,7 +75,7 @@ export function remove(conversation, node) {
   }
 }
 
-/** The last answer's calls without a result. */
+/** Return the calls of the last answer that have no result. */
 export function openCalls(shown) {
   const done = new Set();
   for (const node of [...shown].reverse()) {
@@ -84,7 +85,7 @@ export function openCalls(shown) {
   return [];
 }
 
-/** A file's conversation with only known, checked fields. Throws an Error. */
+/** Return a file's conversation with only known, checked fields. Throws an Error. */
 export function checked(value) {
   const wrong = (what) => {
     throw new Error(`not a conversation of this page: ${what}`);
