@@ -36,7 +36,7 @@ REFUSED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
 
 
 def chat_options(service: Service, fields: Fields, llm: LLM) -> dict[str, Any]:
-    """Return the keyword arguments of `LLM.chat`. Raises InvalidArgument."""
+    """Keyword arguments of `LLM.chat`. Raises InvalidArgument."""
     for name, harmless, why in REFUSED:
         fields.refuse(name, *harmless, why=why)
     options = service.sampling(fields, llm)
@@ -52,14 +52,12 @@ def chat_options(service: Service, fields: Fields, llm: LLM) -> dict[str, Any]:
 
 
 def template_options(service: Service, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return template variables: a request's `variables` override those of the command line."""
+    """A request's `variables` override those of the command line."""
     options: dict[str, Any] = {"template_variables": dict(service.config.template_fields) | dict(variables)}
     return options if service.config.template is None else options | {"template": service.config.template}
 
 
 class CheckedRequest(Protocol):
-    """A checked request of a chat API."""
-
     def events(self, request: Request) -> AsyncGenerator[bytes, None]: ...
 
     async def whole(self, request: Request) -> dict[str, Any]: ...
@@ -82,7 +80,7 @@ async def respond(
 async def rendered_prompt(
     service: Service, request: Request, as_chat: Callable[[Fields], Fields] = lambda fields: fields
 ) -> ChatRequest:
-    """Render the prompt in a thread, which waits for the template's process."""
+    """A thread waits for the template's process."""
     chat, llm = as_chat(await service.fields(request)), service.ready()
     messages, options = messages_of(chat, llm), chat_options(service, chat, llm)
     return await asyncio.to_thread(lambda: llm.chat_prompt(messages, **options))
@@ -179,7 +177,7 @@ class CheckedChat:
         yield streams.DONE
 
     def _plain_head(self, head: dict[str, Any], index: int) -> bytes:
-        """Return an event's bytes before its text, which are the same in most events."""
+        """An event's bytes before its text, which most events share."""
         choice = {"index": index, "finish_reason": None, "logprobs": None, "delta": {"content": ""}}
         return streams.event(head | {"choices": [choice]}).removesuffix(b'""}}]}\n\n')
 

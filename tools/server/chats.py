@@ -1,4 +1,4 @@
-"""Used by the three chat APIs: makes jobs from conversations in OpenAI's format, and blocks from answers."""
+"""Makes jobs from conversations in OpenAI's format, and blocks from answers, for the three chat APIs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ChatJob(Job):
 async def chat_jobs(
     llm: LLM, messages: Sequence[Mapping[str, Any]], most: int | None, n: int, options: dict[str, Any]
 ) -> list[ChatJob]:
-    """Make the jobs of a conversation; a thread waits for the template's process. Raises InvalidArgument."""
+    """A thread waits for the template's process. Raises InvalidArgument."""
 
     def prepare() -> PreparedChat:
         return llm.prepare_chat(messages, most, n=n, **options)
@@ -118,8 +118,8 @@ class Block:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Return the call's arguments. Without a grammar the text may not be a JSON object; then
-        {"arguments": text}."""
+        """The call's arguments. Without a grammar the text may not be a JSON object; then {"arguments":
+        text}."""
         try:
             arguments = json.loads(self.text or "{}")
         except (ValueError, RecursionError):

@@ -108,7 +108,7 @@ class CheckedCompletion:
         return None
 
     def _text(self, job: Job, chunk: Chunk) -> str:
-        """Return the chunk's text; for the prompt, the text as sent, without special tokens."""
+        """The prompt's text is returned as sent, without special tokens."""
         is_prompt = self.echo and chunk.token is None and chunk.finish_reason is None
         return job.text if is_prompt and job.text is not None else chunk.text
 
@@ -130,7 +130,7 @@ class CheckedCompletion:
                 timings = {"timings": timings_of(tally)} if reason else {}
                 data = streams.event(self.head | {"choices": [choice]} | timings)
             if chunk.token is None and reason is None:
-                # hold back the prompt, because until the first token an error can still set the status
+                # hold back the prompt: until the first token, an error can set the status
                 held += data
                 continue
             yield held + data
@@ -141,7 +141,7 @@ class CheckedCompletion:
         yield streams.DONE
 
     def _event_head(self, index: int) -> bytes:
-        """Return an event's bytes before its text, which are the same in most events."""
+        """An event's bytes before its text, which most events share."""
         choice = {"index": index, "logprobs": None, "finish_reason": None, "text": ""}
         return streams.event(self.head | {"choices": [choice]}).removesuffix(b'""}]}\n\n')
 

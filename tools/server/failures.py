@@ -82,8 +82,8 @@ OPENAI, ANTHROPIC = Api(), Api(anthropic=True)
 
 
 def as_refusal(error: BaseException) -> Refusal:
-    """Return the Refusal for a typed error. Other errors are bugs; their text may contain a client's text,
-    so it is withheld."""
+    """Return a typed error as a Refusal. Other errors are bugs; their text is withheld, because it may
+    contain a client's text."""
     if isinstance(error, Refusal):
         return error
     text = str(error)

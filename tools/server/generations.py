@@ -1,4 +1,4 @@
-"""Used by all APIs that generate text: prompts, concurrent sequences, usage and timings."""
+"""Prompts, concurrent sequences, usage and timings of all APIs that generate text."""
 
 from __future__ import annotations
 
@@ -40,8 +40,6 @@ class Job:
 
 @dataclass(slots=True)
 class Tally:
-    """Progress of a sequence."""
-
     prompt_n: int
     n_tokens: int = 0
     tokens: list[int] = field(default_factory=list)
@@ -62,8 +60,7 @@ class Tally:
 
     @property
     def cached_n(self) -> int:
-        """Return how many prompt tokens came from the cache. A preempted sequence may compute more tokens
-        than its prompt has."""
+        """Prompt tokens from the cache. A preempted sequence may compute more tokens than its prompt has."""
         computed = int(self.timings.get("prompt_n", self.prompt_n))
         return max(0, self.prompt_n - computed)
 
@@ -81,8 +78,7 @@ async def tokenize(llm: LLM, text: str, *, add_special: bool = True, parse_speci
 
 
 async def prompt_of(llm: LLM, name: str, value: Any) -> tuple[list[int], str | None]:
-    """Return the ids of a prompt, and its text if it is a string. It may also be token ids, or a list of
-    both."""
+    """Return the ids of a prompt, which is a string (also returned), token ids, or a list of both."""
     if isinstance(value, str):
         return await tokenize(llm, value), value
     if isinstance(value, dict):

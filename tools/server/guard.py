@@ -1,5 +1,4 @@
-"""Access control before the body is read: it checks host names (against DNS rebinding), origins and API
-keys."""
+"""Access control before the body is read, by host names (DNS rebinding), origins and API keys."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ def is_loopback(host: str) -> bool:
 
 
 def read_keys(keys: Iterable[str], path: str | None) -> tuple[str, ...]:
-    """Return the API keys; the file has one key per line. Raises InvalidArgument."""
+    """The file has one key per line. Raises InvalidArgument."""
     all_keys = [key for text in keys for key in text.split(",")]
     if path is not None:
         try:
@@ -81,7 +80,7 @@ class Guard:
     # ---- Host and Origin ----
 
     def _check_host(self, headers: Mapping[bytes, bytes]) -> None:
-        """Check the name because another site can point its own name at this address (DNS rebinding)."""
+        """Another site can point its own name at this address (DNS rebinding)."""
         given = headers.get(b"host")
         if given is None:
             return  # an HTTP/1.0 client; browsers always send Host
@@ -109,7 +108,7 @@ class Guard:
         return "*" in self.origins or origin.decode("latin-1") in self.origins
 
     def cors(self, headers: Mapping[bytes, bytes], method: str) -> list[tuple[bytes, bytes]]:
-        """Return the headers for pages of an allowed origin."""
+        """Headers for pages of an allowed origin."""
         origin = headers.get(b"origin")
         if origin is None or not self.allows(origin):
             return []
@@ -142,7 +141,7 @@ class Guard:
 
 
 def host_of(header: bytes) -> str | None:
-    """Return the host without port; None if invalid."""
+    """The host without port; None if invalid."""
     match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?", header.decode("latin-1"))
     return match[1].strip("[]").lower().rstrip(".") if match else None
 

@@ -1,4 +1,4 @@
-"""Limits on what clients send, how many there are and how long they take; admission of requests."""
+"""Limits on sizes, counts and times of clients; admission of requests."""
 
 from __future__ import annotations
 
@@ -27,16 +27,14 @@ class Limits:
     biases: int = 1024  # entries of logit_bias
     header_s: float = 10.0  # to receive the headers
     body_s: float = 10.0  # to receive the body
-    drain_s: float = 10.0  # time for a client to read its buffered data
+    drain_s: float = 10.0  # for a client to read its buffered data
     idle_s: float = 65.0  # for a connection without a request; longer than the 60 s of proxies
     ping_s: float = 15.0  # an idle stream gets a comment this often, so that proxies keep it open
-    shutdown_s: float = 30.0  # time for running requests after SIGTERM
+    shutdown_s: float = 30.0  # for running requests after SIGTERM
 
 
 @dataclass(slots=True)
 class Admission:
-    """Counts sequences and streams."""
-
     limits: Limits
     n_slots: int
     n_sequences: int = 0
@@ -68,7 +66,6 @@ class Admission:
             self.n_streams -= streams
 
     def took(self, seconds: float) -> None:
-        """Record a request's duration, for Retry-After."""
         self._took_s += 0.1 * (seconds - self._took_s)
 
     def _refusal(self, reason: str) -> Refusal:

@@ -22,8 +22,7 @@ from vkbackend.tools.server.generations import Tally, stop_met
 from vkbackend.tools.server.service import Json, Service
 
 MAX_BLOCKS = 10_000
-# Claude Code begins its system prompt with this block. The block changes, which would defeat the prefix
-# cache.
+# Claude Code begins its system prompt with this block, whose changes would defeat the prefix cache.
 BILLING = "x-anthropic-billing-header:"
 CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": "tool"}
 
@@ -41,7 +40,7 @@ async def count_tokens(service: Service, request: Request) -> Response:
 
 
 def as_chat(fields: Fields) -> Fields:
-    """Convert a request to the fields of a chat completion. Raises InvalidArgument."""
+    """Raises InvalidArgument."""
     kept: dict[str, Any] = {
         name: fields.get(name) for name in ("temperature", "top_p", "top_k", "seed", "chat_template_kwargs")
     }
@@ -165,14 +164,14 @@ class CheckedMessage:
         }  # fmt: skip
 
     def _usage(self, tally: Tally) -> dict[str, int]:
-        """Return the usage; Anthropic's API counts cached tokens separately from computed tokens."""
+        """Anthropic's API counts cached tokens separately from computed tokens."""
         return {
             "input_tokens": tally.prompt_n - tally.cached_n, "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": tally.cached_n, "output_tokens": tally.n_tokens,
         }  # fmt: skip
 
     def _end(self, tally: Tally, reason: str) -> dict[str, Any]:
-        """Return `stop_reason` and the matched stop sequence."""
+        """`stop_reason` and the matched stop sequence."""
         if reason == "tool_calls":
             return {"stop_reason": "tool_use", "stop_sequence": None}
         if reason == "length":

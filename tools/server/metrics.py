@@ -1,4 +1,4 @@
-"""Counters in Prometheus' text format. A counter that llama-server also has gets llama-server's name."""
+"""Counters in Prometheus' text format, under llama-server's names if it has the same counter."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class Metrics:
-    """`requests` counts by route and status. Both come from short lists, so there are few labels."""
+    """`requests` counts by route and status, which both come from short lists."""
 
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)
     prompt_tokens: int = 0
@@ -47,8 +47,7 @@ class Metrics:
     whole_request: Histogram = field(default_factory=Histogram)
 
     def text(self, now: Mapping[str, Any], stats: Mapping[str, Any]) -> str:
-        """Return the counters as text. `now`: values and help texts by name; `stats`: statistics of the
-        engine."""
+        """`now`: values and help texts by name; `stats`: statistics of the engine."""
         lines: list[str] = []
 
         def add(name: str, kind: str, help_text: str, *values: str) -> None:

@@ -1,4 +1,4 @@
-"""The model of a server. It is opened in a thread while the server already answers, and reopened after its
+"""A server's model. It is opened in a thread while the server already answers, and reopened after its
 process or a device is lost."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vkbackend.models.llm import LLM
 from vkbackend.tools.server.failures import Refusal
 
 T = TypeVar("T")
-WATCH_S = 1.0  # polling interval; the loss of an idle engine is noticed after at most this time
+WATCH_S = 1.0  # the loss of an idle engine is noticed after at most this time
 # The wait before reopening doubles each time the model is lost early.
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 60.0
 # After a model worked for this long, the wait restarts at FIRST_WAIT_S. Otherwise a server whose engine is
@@ -43,7 +43,7 @@ class Abandoned(Exception):
 
 
 class Model:
-    """`llm` is set by `run` while the model is ready; `stats` holds the engine's latest statistics."""
+    """`run` sets `llm` while the model is ready; `stats`: the engine's latest statistics."""
 
     def __init__(self, open_: Open) -> None:
         self._open = open_
@@ -57,7 +57,7 @@ class Model:
 
     @property
     def llm(self) -> LLM:
-        """Return the model. Raises Refusal (503) unless it is ready."""
+        """Raises Refusal (503) unless the model is ready."""
         if self._llm is None or self.state is not State.READY:
             raise self.not_ready()
         return self._llm

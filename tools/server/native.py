@@ -55,7 +55,6 @@ def _model_entry(service: Service) -> dict[str, Any]:
 
 
 def settings(service: Service) -> dict[str, Any]:
-    """Return the default sampling options."""
     given = {name: value for name, value in service.config.defaults.items() if name != "seed"}
     params = asdict(SamplingParams(**{name: v for name, v in given.items() if name in _PARAMS}))
     sampling = {name: value for name, value in params.items() if name not in _NOT_OPTIONS}
@@ -114,7 +113,6 @@ async def metrics(service: Service, request: Request) -> Response:
 
 
 async def stats(service: Service, request: Request) -> Response:
-    """Used by the page."""
     llm = service.ready()
     memory = await asyncio.to_thread(llm.memory)
     named = [usage | {"name": name} for usage, name in zip(memory, llm.device_names, strict=True)]
@@ -125,7 +123,7 @@ async def stats(service: Service, request: Request) -> Response:
 
 
 async def slots(service: Service, request: Request) -> Response:
-    """Return counts per slot, without texts."""
+    """Counts per slot, without texts."""
     _check_slots_shown(service)
     llm = service.ready()
     if "fail_on_no_slot" in request.query_params and len(service.running) >= llm.n_slots:
@@ -178,8 +176,7 @@ async def slot_action(service: Service, request: Request) -> Response:
 
 
 def slot_file(folder: str, name: str) -> str:
-    """Return the file's path. Refuses names with folders and links, which could leave the folder. Raises
-    InvalidArgument."""
+    """Refuse names with folders, and links, which could leave the folder. Raises InvalidArgument."""
     if not FILE_NAME.fullmatch(name):
         raise InvalidArgument(
             "filename: expected 1..200 letters, digits and . _ - (none of . - first), without a folder",
@@ -213,7 +210,7 @@ async def tokens_of(service: Service, request: Request) -> Response:
 
 
 def _piece(piece: bytes) -> str | list[int]:
-    """Return the text, or its bytes if it ends inside a character."""
+    """The text, or its bytes if it ends inside a character."""
     try:
         return piece.decode()
     except UnicodeDecodeError:

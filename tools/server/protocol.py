@@ -55,7 +55,7 @@ class BoundedConnection(HttpToolsProtocol):
             self._set_timer(self.bounds.header_s, partial(self._end, 408))
 
     def _set_timer(self, after_s: float | None, call: Callable[[], object] | None) -> None:
-        """Replace the timer; None removes it."""
+        """None removes the timer."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if after_s is None or call is None else self.loop.call_later(after_s, call)

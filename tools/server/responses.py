@@ -43,7 +43,7 @@ async def count_response_tokens(service: Service, request: Request) -> Response:
 
 
 def as_chat(fields: Fields) -> Fields:
-    """Convert a request to the fields of a chat completion. Raises InvalidArgument."""
+    """Raises InvalidArgument."""
     for name, harmless, why in REFUSED:
         fields.refuse(name, *harmless, why=why)
     kept = {name: value for name, value in fields.values.items() if name not in ("input", "tools", "text")}

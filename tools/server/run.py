@@ -43,7 +43,7 @@ def address_of(sock: socket.socket, *, tls: bool) -> str:
 
 
 class Server(uvicorn.Server):
-    """Serves until a signal. `failed`: the error of opening the model."""
+    """`failed`: the error of opening the model."""
 
     def __init__(self, config: Config, open_: Open, *, key_file: str | None, cert_file: str | None) -> None:
         self.service = Service(config, Model(open_))

@@ -28,8 +28,7 @@ Tokenize = Callable[[str], list[int]]
 def sampling_of(
     fields: Fields, defaults: Mapping[str, Any], limits: Limits, tokenize: Tokenize
 ) -> dict[str, Any]:
-    """Return keyword arguments of `LLM.astream`; `defaults` come from the command line. Raises
-    InvalidArgument."""
+    """Keyword arguments of `LLM.astream`; `defaults` come from the command line. Raises InvalidArgument."""
     options = dict(defaults)
     for name in SAME:
         if (value := fields.get(name)) is not None:

@@ -1,4 +1,4 @@
-"""What the endpoints share: the model, admission, counters, and generation."""
+"""The parts that endpoints share: model, admission, counters, generation."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Service:
         return await read_fields(request.receive, headers, self.config.limits, self._large)
 
     def ready(self) -> LLM:
-        """Return the model for a new request. Raises Refusal (503)."""
+        """Raises Refusal (503) if the model is not ready."""
         llm = self.model.llm
         self.admission.n_slots = llm.n_slots
         return llm

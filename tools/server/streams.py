@@ -30,7 +30,7 @@ encode = msgspec.json.Encoder().encode
 
 
 def event(value: Any, name: str | None = None) -> bytes:
-    """Return a server-sent event. This is valid because encoded JSON contains no line feeds."""
+    """Encoded JSON contains no line feeds, so one data line is enough."""
     head = f"event: {name}\n".encode() if name else b""
     return b"%sdata: %s\n\n" % (head, encode(value))
 
@@ -80,8 +80,7 @@ class EventStream:
         self._ping: asyncio.Task[None] | None = None
 
     async def run(self, events: AsyncGenerator[bytes, None], receive: Receive) -> BaseException | None:
-        """Send all events. Raises an error that occurs before the first event; sends and returns a later
-        error."""
+        """Raises an error that occurs before the first event; sends and returns a later error."""
         self._timer = self._loop.call_later(self._ping_s, self._look)
         try:
             async with while_connected(receive):

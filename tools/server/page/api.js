@@ -47,7 +47,7 @@ export class Api {
     throw new ApiError(response.status, (await response.json().catch(() => null))?.error);
   }
 
-  /** Whether a new key was entered; concurrent requests ask only once. */
+  /** Whether to retry with a key other than `sent`; concurrent requests ask only once. */
   async newKey(sent) {
     if (sessionStorage.getItem(KEY) !== sent) return true;
     this.asking ??= this.askKey(sent !== null).finally(() => (this.asking = null));

@@ -4,7 +4,7 @@ import { ApiError } from "./api.js";
 import { announce } from "./dom.js";
 import { ROOT, add, openCalls, path, pathTo, place, remove, turn } from "./tree.js";
 
-const SAVE_MS = 2000; // interval of saving during an answer
+const SAVE_MS = 2000; // while an answer is generated
 const SHOW_MS = 50;
 
 export class Chat {
@@ -31,7 +31,7 @@ export class Chat {
     }
   }
 
-  /** Save the conversation unless it was deleted. */
+  /** Save unless deleted. */
   keep(chat) {
     if (this.store.get(chat.id)) this.save(chat);
   }
@@ -86,7 +86,7 @@ export class Chat {
     this.show();
   }
 
-  /** Generate an answer below `above`; this continues while another conversation is open. */
+  /** Generate an answer below `above`, even while another conversation is open. */
   async answer(chat, above) {
     const node = add(chat, above, "assistant", "");
     const run = { node, controller: new AbortController(), began: 0, n: 0 };

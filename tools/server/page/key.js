@@ -1,5 +1,3 @@
-// The dialog that asks for the API key.
-
 import { find } from "./dom.js";
 
 /** Resolves to a key, or null if cancelled. */

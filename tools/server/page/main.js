@@ -13,12 +13,12 @@ import { Store } from "./store.js";
 import { nextTheme, showTheme } from "./theme.js";
 import { newConversation, openCalls, path } from "./tree.js";
 
-const RETRY_MS = 1000; // interval while the model is loading
+const RETRY_MS = 1000; // while the model is loading
 
 const store = new Store(localStorage);
 const api = new Api(async (isWrong) => {
   const key = await askKey(isWrong);
-  if (key && !contextSize) setTimeout(askServer); // it could not be read without a key
+  if (key && !contextSize) setTimeout(askServer); // unknown until now
   return key;
 });
 const input = find("input");

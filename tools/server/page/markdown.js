@@ -41,7 +41,7 @@ const cleaned = (line) => (line.endsWith("\r") ? line.slice(0, -1) : line);
 const linesOf = (text) => text.split("\n").map(cleaned);
 const isBlank = (line) => line.trim() === "";
 
-/** Count columns of indentation; tab stops are multiples of four. */
+/** Columns of indentation; tab stops are multiples of four. */
 function indentOf(line) {
   let columns = 0;
   for (const char of line) {
@@ -103,7 +103,7 @@ function codeAt(lines, at, [, mark, language]) {
     if (end.test(lines[next])) return [{ type: "code", language, text: text.join("\n") }, next + 1];
     text.push(indent ? dedent(lines[next], indent) : lines[next]);
   }
-  if (text.at(-1) === "") text.pop(); // the last line is incomplete
+  if (text.at(-1) === "") text.pop(); // incomplete
   return [{ type: "code", language, text: text.join("\n") }, next];
 }
 

@@ -88,7 +88,7 @@ export class MessageView {
 
   showPlace([index, n]) {
     const text = `${index + 1}/${n}`;
-    if (text === this.counter.textContent) return; // the usual case, with up to 500 messages
+    if (text === this.counter.textContent) return; // the usual case
     this.counter.textContent = text;
     this.turns.hidden = n < 2;
     this.turns.children[0].disabled = index === 0;
@@ -135,7 +135,7 @@ function pretty(json) {
   try {
     return JSON.stringify(JSON.parse(json), null, 2);
   } catch {
-    return json; // the JSON is incomplete
+    return json; // incomplete
   }
 }
 

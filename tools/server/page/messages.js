@@ -1,4 +1,4 @@
-// Shows the messages of a conversation. Each message keeps its element when other messages change.
+// Shows a conversation's messages. Each message keeps its element when others change.
 
 import { find } from "./dom.js";
 import { MessageView } from "./message.js";

@@ -1,5 +1,3 @@
-// The list of conversations, with search, rename, delete, export and import.
-
 import { button, download, element, find } from "./dom.js";
 
 export class Sidebar {

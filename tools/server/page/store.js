@@ -1,5 +1,5 @@
-// Stores settings and conversations, with one entry per conversation, in this browser. The server receives
-// only the messages of requests.
+// Stores settings and conversations (one entry each) in this browser. The server receives only the messages
+// of requests.
 
 import { checked, newId } from "./tree.js";
 
@@ -59,7 +59,7 @@ export class Store {
     this.storage.removeItem(CHAT + id);
   }
 
-  /** Return all or some conversations as JSON. */
+  /** All or some conversations as JSON. */
   export(ids = [...this.chats.keys()]) {
     const conversations = ids.map((id) => this.chats.get(id));
     return JSON.stringify({ kind: KIND, version: 1, conversations }, null, 1);

@@ -1,5 +1,3 @@
-// Switches between the light, the dark and the system's theme.
-
 import { announce, find } from "./dom.js";
 
 const KEY = "vkbackend.theme";

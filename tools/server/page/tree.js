@@ -16,7 +16,7 @@ export function newConversation(system = "") {
   return { id: newId(), title: "", system, created: now, updated: now, nodes: { [ROOT]: root } };
 }
 
-/** Return the visible messages. */
+/** The visible messages. */
 export function path(conversation) {
   const shown = [];
   let node = conversation.nodes[ROOT];
@@ -49,13 +49,13 @@ export function titleOf(text) {
   return line.length > TITLE_LENGTH ? `${line.slice(0, TITLE_LENGTH - 1)}…` : line;
 }
 
-/** Return the index among the siblings, and how many siblings there are. */
+/** Index among the siblings, and the number of siblings. */
 export function place(conversation, node) {
   const all = conversation.nodes[node.parent].children;
   return [all.indexOf(node.id), all.length];
 }
 
-/** Show the sibling that is `step` positions away, with its branch. */
+/** Show the sibling `step` positions away, with its branch. */
 export function turn(conversation, node, step) {
   const above = conversation.nodes[node.parent];
   above.chosen = Math.max(0, Math.min(above.children.length - 1, above.children.indexOf(node.id) + step));
