@@ -1,5 +1,5 @@
-"""Hosts as processes in network namespaces that the tests make: equal logits, states, and every way to lose a
-host."""
+"""Hosts are processes in network namespaces: logits and states are equal, and every way to lose a host gives
+an error."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ pytest.importorskip("mpi4py")
 pytestmark = pytest.mark.skipif(bool(namespaces.why_not()), reason=namespaces.why_not() or "-")
 
 SILENCE_S = 3
-LIMIT_S = 100.0  # the start of a group may take 60
+LIMIT_S = 100.0  # the start of a group may take 60 s
 OPTIONS = {"n_ctx": 128, "n_slots": 2, "reduce_type": "f32", "type_k": "f32", "type_v": "f32"}
 PROMPT = [5, 17, 99, 3, 64, 21, 7, 80, 2, 45]
-LONG = 9 * PROMPT  # more than a block of cells; computed in halves where devices differ
+LONG = 9 * PROMPT  # more than a block of cells; if devices differ, it is computed in two halves
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[namespaces.Net]:
 
 class Caller:
     def __init__(self, net: namespaces.Net, folder: Path, **wanted: Any) -> None:
-        # Else MPI uses shared memory.
+        # Otherwise MPI uses shared memory.
         more = {"UCX_TLS": "tcp,self", "MPIR_CVAR_NOLOCAL": "1", "VKBACKEND_SILENCE": str(SILENCE_S)}
         words = json.dumps({"options": OPTIONS, "prompt": PROMPT} | wanted)
         self.process = subprocess.Popen(
@@ -50,7 +50,7 @@ class Caller:
             stdout=subprocess.PIPE,
             env=os.environ | more | {"VKBACKEND_TIMEOUT": "20"},
             cwd=folder,
-            bufsize=0,  # else select misses lines
+            bufsize=0,  # otherwise select misses lines
         )
 
     def heard(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def wait_until(condition: Any, seconds: float = LIMIT_S) -> None:
         time.sleep(0.05)
 
 
-CASES = [  # architecture, devices of each host, options
+CASES = [  # (architecture, devices of each host, options)
     ("llama", ["0", "0"], {"n_ubatch": 32}),
     ("qwen3moe", ["0,0", "0"], {"tensor_split": [3, 1, 2]}),
     ("qwen35", ["numpy", "numpy"], {}),
@@ -135,8 +135,8 @@ def test_more_logits_and_states(net: namespaces.Net, tmp_path: Path) -> None:
 
 
 def struck(net: namespaces.Net, tmp_path: Path, when: str, host: int, number: int, late: float = 0.0) -> None:
-    """A signal to a host's process gives a typed error in time, no process is left, and a new group gives the
-    same tokens. `late`: seconds until the process manager notices."""
+    """Send a signal to a host's process: it gives a typed error in time, no process remains, and a new group
+    gives the same tokens. `late`: seconds until the process manager notices."""
     path = str(write(build("llama"), tmp_path / "model.gguf"))
     hostfile = str(net.hostfile(tmp_path / "hosts", ["numpy", "numpy", "numpy"]))
     caller = Caller(net, tmp_path, when=when, path=path, hostfile=hostfile, again=hostfile)
@@ -155,12 +155,12 @@ def struck(net: namespaces.Net, tmp_path: Path, when: str, host: int, number: in
         if late:
             time.sleep(late)
             os.kill(manager, signal.SIGCONT)
-        if when == "idle":  # without a call
+        if when == "idle":  # no call is running
             wait_until(lambda: not net.ranks(), SILENCE_S + 20)
             caller.go_on()
         error = caller.heard()
         assert error["error"] in ("DeviceLost", "Timeout"), error
-        limit = 70 if when == "load" else SILENCE_S + 25  # a host that never came up is waited for longer
+        limit = 70 if when == "load" else SILENCE_S + 25  # the wait is longer for a host that never started
         assert time.monotonic() - struck_at < limit
         if host and number == signal.SIGKILL:
             assert f"node {host} ({net.address(host)})" in error["words"], error
@@ -175,7 +175,7 @@ def struck(net: namespaces.Net, tmp_path: Path, when: str, host: int, number: in
 
 @pytest.mark.wide
 def test_a_cut_link(net: namespaces.Net, tmp_path: Path) -> None:
-    """Both sides end by themselves, also the unreachable one."""
+    """Both sides end without help, also the side that cannot be reached."""
     path = str(write(build("llama"), tmp_path / "model.gguf"))
     hostfile = str(net.hostfile(tmp_path / "hosts", ["numpy", "numpy"]))
     caller = Caller(net, tmp_path, when="step", path=path, hostfile=hostfile, again=hostfile)
@@ -197,7 +197,7 @@ def test_a_cut_link(net: namespaces.Net, tmp_path: Path) -> None:
 STRUCK = [(when, host, number) for when in ("load", "step", "idle") for host in (0, 1, 2)
           for number in (signal.SIGKILL, signal.SIGSTOP)]  # fmt: skip
 SOME = [("step", 2, signal.SIGKILL), ("idle", 1, signal.SIGSTOP)]
-LATE_S = 3 * BEAT_S  # meanwhile others send to the dead process, in which MPICH crashes
+LATE_S = 3 * BEAT_S  # until then, others send to the dead process, which crashes MPICH
 
 
 @pytest.mark.parametrize(("when", "host", "number"), SOME)

@@ -1,4 +1,5 @@
-"""Several hosts as threads of one process against one host with all devices: results, traffic, refusals."""
+"""Several hosts, as threads of one process, are compared with one host that has all devices: results,
+transfers, refusals."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def here(places: list[str]) -> list[str]:
 
 
 def logits_of_two_slots(runner: Runner) -> np.ndarray:
-    """Of two prompts in one step, of a token for each, and of a token for one alone."""
+    """Logits of two prompts in one step, of two more tokens for each, and of a third token for one of
+    them."""
     out = [runner.step(TOKENS[:80], [Run(0, 0, 50, 0), Run(1, 50, 30, 0)], [49, 79]).copy()]
     for i in range(2):
         runs = [Run(0, 0, 1, 50 + i), Run(1, 1, 1, 30 + i)]
@@ -54,9 +56,9 @@ def logits_of_two_slots(runner: Runner) -> np.ndarray:
 
 
 def check(path: Path, places: list[str], interleave: bool = False, **options: Any) -> None:
-    """`interleave`: in halves."""
+    """`interleave`: compute in two halves."""
     options = OPTIONS | options
-    with pytest.MonkeyPatch.context() as patch:  # layers may end with a host: act as several
+    with pytest.MonkeyPatch.context() as patch:  # layers may end with a host, so let one host act as several
         patch.setattr(Options, "hosts", tuple(place[0] for place in places))
         single = load_runner(path, devices=here(places), interleave=interleave, **options)
     want = logits_of_two_slots(single)
@@ -128,7 +130,7 @@ def test_rows_of_cos_and_sin_of_host_0_are_used(tmp_path: Path, monkeypatch: pyt
 
 
 def travelled(runner: Runner, n_rows: int = 1) -> list[tuple[int, int]]:
-    """(messages, bytes) that each of two hosts sent in a step that was recorded before."""
+    """Return (messages, bytes) that each of two hosts sent in a step that was recorded before."""
 
     def step(at: int) -> None:
         runner.step(TOKENS[:n_rows], [Run(0, 0, n_rows, at)], [n_rows - 1])
@@ -145,7 +147,7 @@ def travelled(runner: Runner, n_rows: int = 1) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("places", [TWO, THREE])
 def test_what_travels_in_tensor_mode(tmp_path: Path, places: list[str]) -> None:
-    """Two sums per layer, a call and its logits; nothing else."""
+    """Hosts send two sums per layer, a call and its logits, and nothing else."""
     tiny = Tiny("llama", n_head=6, n_head_kv=3, n_vocab=192)
     path = write_tiny(tmp_path / "model.gguf", tiny)
     with twin_runner(path, places, 2, **OPTIONS) as runner:
@@ -160,17 +162,19 @@ def test_what_travels_in_tensor_mode(tmp_path: Path, places: list[str]) -> None:
 @pytest.mark.parametrize(
     ("places", "provider", "slots"),
     [
-        (TWO, "host-sum", [1, 1]),  # parts would be as much, in two exchanges
-        (HOSTS, "host-sum", [4 / 3] * 3),  # of two whole slots
+        (TWO, "host-sum", [1, 1]),  # sending parts would be as much, in two exchanges
+        (HOSTS, "host-sum", [4 / 3] * 3),  # instead of two complete slots
         (HOSTS, "auto", [4 / 3] * 3),
-        (["0/numpy", "0/numpy", "1/numpy"], "host-sum", [3 / 2, 1]),  # two halves of slots, half of the sum
+        # node 0 sends two halves of slots, and half of the sum
+        (["0/numpy", "0/numpy", "1/numpy"], "host-sum", [3 / 2, 1]),
     ],
     ids=str,
 )
 def test_what_travels_of_large_sums(
     tmp_path: Path, places: list[str], provider: str, slots: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In slots. Fewer than one to each other host for each slot, if parts pay."""
+    """Counted in slots. If sending parts is cheaper, a host sends less than every slot to every other
+    host."""
     monkeypatch.setattr(reduces, "SCATTER_NBYTES", 1 << 12)
     tiny, n_rows = Tiny("llama", n_embd=96, n_head=6, n_head_kv=3, n_layer=1), 64
     path = write_tiny(tmp_path / "model.gguf", tiny)
@@ -185,7 +189,7 @@ def test_what_travels_of_large_sums(
 def test_what_travels_in_a_pipeline(
     tmp_path: Path, places: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The residual once, to the next host; the logits from the last."""
+    """The residual is sent once, to the next host; the last host sends the logits."""
     monkeypatch.setattr(reduces, "SCATTER_NBYTES", 1 << 8)
     tiny = Tiny("llama", n_layer=3)
     path, n = write_tiny(tmp_path / "model.gguf", tiny), len(places)
@@ -197,7 +201,7 @@ def test_what_travels_in_a_pipeline(
 
 
 def test_what_travels_with_slices_within_hosts(tmp_path: Path) -> None:
-    """Sums stay within a host; at the boundary a slot of each device is sent."""
+    """Sums are exchanged within a host; at the boundary each device sends one slot."""
     tiny = Tiny("llama", n_head=6, n_head_kv=3, n_vocab=192, n_layer=3)
     path = write_tiny(tmp_path / "model.gguf", tiny)
     with twin_runner(path, FOUR, 2, split_mode="hosts", **OPTIONS) as runner:
@@ -208,7 +212,7 @@ def test_what_travels_with_slices_within_hosts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("split_mode", ["tensor", "layer"])
 def test_control_vectors(tmp_path: Path, split_mode: str) -> None:
-    """Host 1 has them next to its copy of the model."""
+    """Host 1 has the control vectors next to its copy of the model."""
     tiny, rng = Tiny("llama", n_layer=3), np.random.default_rng(0)
     vectors = {il: rng.normal(size=tiny.n_embd).astype(np.float32) for il in (1, 2)}
     for folder in (tmp_path / "a", tmp_path / "b"):
@@ -268,11 +272,11 @@ def test_states_go_from_two_hosts_to_one_and_back(tmp_path: Path, name: str) -> 
     assert np.array_equal(after_loading(single), want)
     single.close()
     with safe_open(files[0], "numpy") as saved, safe_open(files[1], "numpy") as usual:
-        assert saved.metadata() == usual.metadata()  # with all checksums
+        assert saved.metadata() == usual.metadata()  # including all checksums
 
 
 def tokens_of(runner: Runner) -> list[list[int]]:
-    """Of requests with a common prefix, and of a copied slot."""
+    """Tokens of requests with a common prefix, and of a copied slot."""
     engine = Engine(runner)
     out: dict[int, list[int]] = {}
 
@@ -331,7 +335,7 @@ def test_steady_state_makes_nothing(tmp_path: Path) -> None:
 def test_a_step_that_cannot_be_recorded_ends_the_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others have recorded it, so the group cannot go on."""
+    """The other hosts have recorded it, so the group cannot go on."""
     path = write_tiny(tmp_path / "model.gguf", Tiny("llama", n_layer=1))
 
     def fail(kind: object) -> None:
@@ -349,7 +353,7 @@ def test_a_step_that_cannot_be_recorded_ends_the_group(
 
 
 def test_another_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With equal shapes only the handshake can distinguish the models."""
+    """Shapes are equal, so only the handshake can distinguish the models."""
     paths = [write_tiny(tmp_path / f"{seed}.gguf", Tiny("llama", seed=seed)) for seed in (0, 1)]
     with (
         pytest.raises(PlanError, match="node 1 differs in its model"),
@@ -391,5 +395,5 @@ def test_host_memory_is_that_of_each_host(monkeypatch: pytest.MonkeyPatch) -> No
     budgets = fit.host_budgets([NumpyDevice("numpy"), *there, NumpyDevice("numpy.1")])
     assert [(b.name, b.nbytes, b.members) for b in budgets] == [
         ("host memory", 980, (0, 3)),
-        ("memory of node 1", 490, (1,)),  # node 2 does not report
+        ("memory of node 1", 490, (1,)),  # node 2 does not report its memory
     ]

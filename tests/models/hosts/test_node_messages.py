@@ -1,4 +1,4 @@
-"""Greetings, messages and hostfiles: everything wrong is a typed error."""
+"""Greetings, messages and hostfiles: anything wrong gives a typed error."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_what_is_out_of_bounds(wrong: Any) -> None:
 
 
 class Follower:
-    """A runner on node 1; the test is node 0."""
+    """A runner on node 1; the test acts as node 0."""
 
     def __init__(self, path: Path) -> None:
         self.led, self.here = TwinTransport.group(2)
@@ -130,7 +130,7 @@ UNFIT = [
     node_messages.Record(200, 0, 1, 0, False, False, False),
     node_messages.Record(1, 1, 1, 9, False, False, False),
     node_messages.Record(1, 1, 1, 0, False, True, False),
-    node_messages.Read(0, "cells.4", 0, 4),  # on another host
+    node_messages.Read(0, "cells.4", 0, 4),  # this cache is on another host
     node_messages.Read(1, "nothing", 0, 4),
     node_messages.Read(1, "cells.4", 2, 4),
     node_messages.Read(1, "cells.4", 0, 6),
@@ -156,8 +156,8 @@ small = st.integers(-2, 70) | st.sampled_from([0, 1, 4, 64, 1 << 31, (1 << 32) -
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_random_calls(follower: Follower, data: st.DataObject) -> None:
-    """Done or refused, and nothing else in the process changes. Valid steps are left out: they would wait for
-    the test's devices."""
+    """A random call is carried out or refused, and nothing else in the process changes. Valid steps are left
+    out, because they would wait for devices of the test."""
     name = data.draw(st.sampled_from(["cells.4", "cache_k_l3", "state_conv_l0", "x"]))
     draw = lambda: data.draw(small)  # noqa: E731
     wanted = data.draw(st.sampled_from(["Read", "Write", "CopyRanges", "Step"]))
@@ -194,7 +194,7 @@ def test_a_message_that_is_too_long_is_not_taken() -> None:
 
 
 def greet(first: bytes, second: bytes, tamper: Any = None) -> list[BaseException | None]:
-    """The outcome on both hosts."""
+    """Return the outcome on both hosts."""
     transports = TwinTransport.group(2)
     if tamper:
         tamper(transports)
@@ -312,7 +312,7 @@ def test_a_hostfile_stands_for_the_devices() -> None:
 
 
 def test_no_limit_of_a_message_is_below_what_is_sent() -> None:
-    """Masks of all rows of a vocabulary of 262,144 fit a call."""
+    """Masks of all rows of a vocabulary of 262,144 fit in a call."""
     masks = np.zeros((512, 262_144 // 32), np.uint32).tobytes()
     call = node_messages.Step([1], [RUN], [0], 1, masks)
     data = node_messages.encode(call)

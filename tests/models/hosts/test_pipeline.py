@@ -1,5 +1,5 @@
-"""Several steps in flight over hosts that work in turn: they overlap, never wait in a circle, and give the
-tokens of one host."""
+"""In a pipeline over hosts several steps are in flight. They overlap, never deadlock, and give the same
+tokens as on one host."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_each_has_its_share_of_the_sequences() -> None:
 
 
 def test_one_sequence_waits_for_nobody() -> None:
-    """As many steps and calls with news as with one step in flight."""
+    """There are as many steps and calls with news as with one step in flight."""
     calls = []
     for n_in_flight in (1, 2):
         engine, runner = make(n_in_flight=n_in_flight)
@@ -114,7 +114,7 @@ def test_one_sequence_waits_for_nobody() -> None:
 
 
 def test_hosts_compute_different_steps_at_once(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Host 1 ends a step only when node 0 has computed its part of the next."""
+    """Host 1 ends a step only after node 0 has computed its part of the next step."""
     begun, ended, together = Counter[int](), Counter[int](), 0
     state = threading.Condition()
     real, leader = NumpyDevice.execute, threading.get_ident()
@@ -132,18 +132,18 @@ def test_hosts_compute_different_steps_at_once(llama: Path, monkeypatch: pytest.
 
     with twin_runner(llama, TWO, **OPTIONS | {"prefix_cache": False}) as runner:
         engine, wanted = engine_of(runner), requests(4)
-        finish(engine, wanted)  # records the steps, for which hosts wait for each other
+        finish(engine, wanted)  # this records the steps; recording makes hosts wait for each other
         monkeypatch.setattr(NumpyDevice, "execute", execute)
         finish(engine, wanted)
         monkeypatch.undo()
     assert (ended[1], together) == (16, 15)
 
 
-# ---- no circle ----
+# ---- no deadlock ----
 
 
 class Rendezvous(_TwinTransfers):
-    """As MPI with long messages: sending waits until the other side receives."""
+    """As MPI does with long messages, sending waits until the other side receives."""
 
     posted, sent = Counter[Any](), Counter[Any]()
 
@@ -163,7 +163,7 @@ class Rendezvous(_TwinTransfers):
 
 @pytest.mark.parametrize("places", [TWO, THREE], ids=str)
 def test_long_messages_block_nobody(llama: Path, places: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also while steps are recorded, slots copied and memory is asked for."""
+    """This includes recording steps, copying slots and asking for memory."""
     monkeypatch.setenv("VKBACKEND_TIMEOUT", "20")
     monkeypatch.setattr(Rendezvous, "posted", Counter())
     monkeypatch.setattr(Rendezvous, "sent", Counter())
@@ -187,9 +187,9 @@ def test_long_messages_block_nobody(llama: Path, places: list[str], monkeypatch:
 
 
 def test_tokens_with_slices_within_hosts(llama: Path) -> None:
-    """A host's devices meet in each layer while the other host computes another step."""
+    """The devices of a host exchange sums in each layer while the other host computes another step."""
     options, wanted = OPTIONS | {"split_mode": "hosts"}, requests(5, 12)
-    with pytest.MonkeyPatch.context() as patch:  # one host that acts as two
+    with pytest.MonkeyPatch.context() as patch:  # one host acts as two
         patch.setattr(Options, "hosts", ("0", "0", "1", "1"))
         single = load_runner(llama, devices=["numpy"] * 4, **options)
     want = {r.id: tokens_of(finish(engine_of(single), [r])[r.id]) for r in wanted}
@@ -224,7 +224,7 @@ def test_candidates_masks_and_logits_of_steps_on_their_way(tmp_path: Path) -> No
             flights.append(runner.launch(*step))
             got.append(copied(runner.collect(flights.pop(0))))
         got.append(copied(runner.collect(flights.pop(0))))
-        flights.append(runner.launch(*steps[0]))  # nobody collects it
+        flights.append(runner.launch(*steps[0]))  # its results are never collected
     for ours, theirs in zip(got, want, strict=True):
         assert [a is None for a in ours] == [b is None for b in theirs]
         assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None)
@@ -260,7 +260,7 @@ def test_slots_are_read_and_copied_behind_what_is_on_its_way(tmp_path: Path, nam
 
 @pytest.fixture(scope="module")
 def pair(llama: Path) -> Iterator[tuple[Runner, Runner]]:
-    """Over two hosts, and on one."""
+    """A runner over two hosts, and a runner on one host."""
     single = load_runner(llama, devices=["numpy"], **OPTIONS | {"prefix_cache": False})
     with twin_runner(llama, TWO, **OPTIONS) as runner:
         yield runner, single
@@ -270,7 +270,7 @@ def pair(llama: Path) -> Iterator[tuple[Runner, Runner]]:
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 1 << 30))
 def test_a_crowd_gets_what_each_gets_alone(pair: tuple[Runner, Runner], seed: int) -> None:
-    """With common prefixes and few cells, some cancelled while steps are in flight."""
+    """Requests have common prefixes and few cells; some are cancelled while steps are in flight."""
     rng, (runner, single) = random.Random(seed), pair
     engine, wanted, got, gone = engine_of(runner), [], dict[int, list[Event]](), set[int]()
     for i in range(rng.randint(3, 9)):

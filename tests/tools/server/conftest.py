@@ -56,7 +56,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 @pytest.fixture(scope="module")
 def opened() -> Iterator[Any]:
-    """Per module: while playwright runs, a test cannot run its own event loop."""
+    """Open one per module, because a test cannot run its own event loop while playwright runs."""
     with browser() as chromium:
         yield chromium
 
@@ -75,7 +75,7 @@ def address(model: ScriptedModel) -> Iterator[Address]:
 @pytest.fixture(scope="module")
 def shared_page(opened: Any, address: Address) -> Iterator[Any]:
     with page_of(opened, address.port) as page:
-        page.goto("/page/icon.svg")  # a file of this origin, without the page's modules
+        page.goto("/page/icon.svg")  # a file of this origin that loads none of the page's modules
         yield page
 
 

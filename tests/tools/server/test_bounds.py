@@ -1,5 +1,3 @@
-"""Every limit of a server: sizes, depths, times, counts; and cleanup after a disconnect."""
-
 from __future__ import annotations
 
 import http.client
@@ -24,7 +22,7 @@ def config(**limits: float) -> Config:
 
 
 def answer_of(sock: socket.socket) -> bytes:
-    """Everything until the server closes."""
+    """Return all bytes until the server closes."""
     pieces = []
     while piece := sock.recv(65536):
         pieces.append(piece)
@@ -45,7 +43,7 @@ def test_body_of_too_many_bytes(plain: Address) -> None:
     status, answer, _ = plain.post("/tokenize", body)
     assert status == 413 and "8 MiB" in answer["error"]["message"]
     head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
-    with plain.connect() as sock:  # without Content-Length the bytes are counted
+    with plain.connect() as sock:  # without Content-Length, the server counts the bytes
         sock.sendall(head)
         chunk = b"%x\r\n%s\r\n" % (1 << 20, b" " * (1 << 20))
         with pytest.raises(OSError, match=r"reset|Broken pipe"):
@@ -80,7 +78,7 @@ def test_what_is_no_object(plain: Address, body: bytes) -> None:
 
 @pytest.mark.parametrize("n", [1, 100])
 def test_headers_of_too_many_bytes(plain: Address, n: int) -> None:
-    """In one header or many."""
+    """In one header or in many headers."""
     line = b"X-Long: " + b"y" * (40_000 // n) + b"\r\n"
     with plain.connect() as sock:
         sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + n * line + b"\r\n")
@@ -103,7 +101,7 @@ def test_slow_headers_and_bodies() -> None:
             sock.sendall(b"GET /health HTTP/1.1\r\nHost: loc")
             assert answer_of(sock).startswith(b"HTTP/1.1 408 ")
         with address.connect() as sock:
-            assert answer_of(sock).startswith(b"HTTP/1.1 408 ")  # not a byte
+            assert answer_of(sock).startswith(b"HTTP/1.1 408 ")  # after no byte at all
         with address.connect() as sock:
             sock.sendall(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
             assert answer_of(sock).startswith(b"HTTP/1.1 408 ")
@@ -122,7 +120,7 @@ def test_a_connection_of_many_requests_has_no_limit_of_time() -> None:
 
 
 def test_silence_is_filled_with_comments() -> None:
-    """Even before the first event."""
+    """Comments are sent even before the first event."""
     with served(FakeModel(pause_s=0.5), config(ping_s=0.1)) as address:
         status, text, _ = address.post("/completions", {"prompt": "a", "max_tokens": 2, "stream": True})
         assert status == 200 and text.startswith(": ping\n\n") and text.count(": ping\n\n") >= 4
@@ -201,7 +199,7 @@ def test_a_client_that_leaves_gives_its_slot_back(streamed: bool, resets: bool) 
 
 
 def test_a_batch_ends_as_one() -> None:
-    """If one of several sequences fails, the others end."""
+    """If one of several sequences fails, the others end, too."""
     model = FakeModel(pause_s=0.01, n_ctx=1 << 20, n_slots=3)
     model.fails = lambda n: ValueError("a secret text") if n == 3 and model.begun == 3 else None
     with served(model) as address:

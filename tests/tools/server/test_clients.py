@@ -1,5 +1,3 @@
-"""OpenAI's and Anthropic's packages and curl against the command with a real model."""
-
 from __future__ import annotations
 
 import json
@@ -108,7 +106,7 @@ def test_logprobs_and_several(client: openai.OpenAI) -> None:
 
 
 def test_tools(client: openai.OpenAI) -> None:
-    """Forced: the model would not call a tool by itself."""
+    """The call is forced, because the model would not call a tool by itself."""
     done = client.chat.completions.create(
         model="demo", messages=ASKED, tools=TOOLS, tool_choice="required", parallel_tool_calls=False
     )
@@ -286,7 +284,8 @@ def curl(server: Command, *words: str) -> str:
 def test_curl(server: Command, expected: str) -> None:
     url = f"http://127.0.0.1:{server.address.port}/v1"
     body = json.dumps({"messages": ASKED, "max_tokens": 12})
-    answer = json.loads(curl(server, f"{url}/chat/completions", "-d", body))  # without JSON's Content-Type
+    # curl sends no JSON Content-Type
+    answer = json.loads(curl(server, f"{url}/chat/completions", "-d", body))
     assert answer["choices"][0]["message"]["content"] == expected
     streamed = curl(server, f"{url}//chat/completions", "-d", body[:-1] + ', "stream": true}')
     assert streamed.endswith("data: [DONE]\n\n")

@@ -1,5 +1,3 @@
-"""Loading, losing and reopening a model; a server's shutdown."""
-
 from __future__ import annotations
 
 import json
@@ -55,7 +53,7 @@ def test_a_model_that_cannot_be_opened_ends_the_server() -> None:
 
 
 def test_a_lost_model_is_opened_again() -> None:
-    """Streams end with an error event, other requests get 503, the server stays up."""
+    """Streams end with an error event, other requests get 503, and the server keeps running."""
     go = threading.Event()
     models = [FakeModel(pause_s=0.01, n_ctx=1 << 20), FakeModel()]
     first, opened = models[0], []
@@ -87,7 +85,7 @@ def test_a_lost_model_is_opened_again() -> None:
 
 
 def test_a_model_lost_while_idle_is_opened_again() -> None:
-    """503 says that the model comes back, even while the lost one is still closing."""
+    """A 503 means that the model will be reopened, even while the lost model is still closing."""
     go = threading.Event()
 
     class Closing(FakeModel):

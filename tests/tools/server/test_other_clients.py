@@ -1,4 +1,4 @@
-"""LiteLLM and LangChain's ChatOpenAI against the command with a real model.
+"""LiteLLM and LangChain's ChatOpenAI use the command with a real model.
 
 They need 100 packages (400 MB): `pip install -e .[clients]`.
 """
@@ -48,9 +48,9 @@ def expected() -> str:
 
 @pytest.fixture(autouse=True)
 def only_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither package may call other servers, for prices or telemetry."""
+    """Neither package may call other servers, for example for prices or telemetry."""
     for name in ("LITELLM_LOCAL_MODEL_COST_MAP", "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS"):
-        monkeypatch.setenv(name, "True")  # read at import
+        monkeypatch.setenv(name, "True")  # the package reads this when it is imported
     monkeypatch.setenv("LANGSMITH_TRACING", "false")
     look_up = socket.getaddrinfo
 
@@ -179,7 +179,7 @@ def test_langchain_structure(chat: Any, method: str) -> None:
 
 
 def test_langchain_responses(chat: Any, expected: str) -> None:
-    """The responses API."""
+    """Uses the responses API."""
     model = chat(max_tokens=12, use_responses_api=True)
     assert model.invoke(SAID).text == expected
     assert "".join(chunk.text for chunk in model.stream(SAID)) == expected

@@ -1,4 +1,4 @@
-"""The page in a browser: all actions on a conversation. No request goes to other servers."""
+"""No request of the page goes to other servers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_send_stream_and_what_it_cost(page: Any, model: ScriptedModel) -> None:
     assert texts(page) == ["hello", "You said hello."]
     assert page.inner_text(".assistant > .body strong") == "hello"
     assert "123 tokens/s" in page.inner_text(".assistant .stats")
-    assert page.inner_text("#context span") == "7 / 512"  # 5 prompt tokens, 2 generated
+    assert page.inner_text("#context span") == "7 / 512"  # 5 prompt tokens and 2 generated tokens
     ask(page, "more")
     assert [message["content"] for message in model.asked[-1]] == ["hello", "You said **hello**.", "more"]
     assert page.inner_text("#chats .chat") == "hello" == page.inner_text("#title")
@@ -39,7 +39,8 @@ def test_old_blocks_stay_while_the_last_one_grows(page: Any) -> None:
     assert page.inner_text(".assistant pre") == "print(1)"
     assert page.locator(".assistant > .body > *").count() == 4
     said = page.text_content("#announcements")
-    assert said.count("One fine day.") == 1 and said.count("End.") == 1  # read out once
+    # a screen reader reads each text once
+    assert said.count("One fine day.") == 1 and said.count("End.") == 1
 
 
 def test_stop_keeps_what_came(page: Any, model: ScriptedModel) -> None:

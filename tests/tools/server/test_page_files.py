@@ -1,5 +1,3 @@
-"""The page's files as the server sends them, and their forbidden content."""
-
 from __future__ import annotations
 
 import re
@@ -29,7 +27,8 @@ def test_files_are_sent_with_their_policy_and_without_a_key() -> None:
             assert headers["content-security-policy"] == CSP.decode()
             assert address.request("GET", path, headers={"if-none-match": headers["etag"]})[0] == 304
         assert address.get("/?q=hello")[0] == 200
-        assert address.get("/page/none.js")[0] == 401  # nothing is revealed without a key
+        # without a key, the server does not reveal which files exist
+        assert address.get("/page/none.js")[0] == 401
         assert address.get("/page/none.js", authorization="Bearer secret")[0] == 404
         for path in ("/page/../static.py", "/page/%2e%2e/static.py", "/page/..%2fstatic.py", "/page"):
             assert address.get(path, authorization="Bearer secret")[0] == 404, path
@@ -49,6 +48,6 @@ def test_no_file_makes_html_of_texts_or_names_another_site(file: object) -> None
     assert not re.search(
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text
     )
-    assert not re.search(r"<[^>]*\s(style|on\w+)=", text)  # forbidden by the policy
-    sites = set(re.findall(r"https?://[\w.]+", text)) - {"http://www.w3.org"}  # SVG's namespace
+    assert not re.search(r"<[^>]*\s(style|on\w+)=", text)  # the content security policy forbids this
+    sites = set(re.findall(r"https?://[\w.]+", text)) - {"http://www.w3.org"}  # the namespace of SVG
     assert not sites

@@ -1,5 +1,3 @@
-"""The page's accessibility: dark, phone width, long conversations, screen readers, keyboard."""
-
 from __future__ import annotations
 
 import importlib.resources
@@ -18,14 +16,14 @@ OVERFLOW = "document.scrollingElement.scrollWidth - document.documentElement.cli
 
 
 def brightness(page: Any, selector: str) -> int:
-    """The background's mean of red, green and blue, 0..255."""
+    """Return the mean of red, green and blue of the background, 0..255."""
     color = page.evaluate(f"getComputedStyle(document.querySelector('{selector}')).backgroundColor")
     parts = [int(part) for part in color.split("(")[1].rstrip(")").split(",")[:3]]
     return sum(parts) // 3
 
 
 def long_chat(n: int) -> dict[str, Any]:
-    """A stored conversation of `n` messages."""
+    """Return a stored conversation of `n` messages."""
     nodes: dict[str, Any] = {"": {"children": ["m0"], "chosen": 0, "content": ""}}
     for i in range(n):
         nodes[f"m{i}"] = {
@@ -51,7 +49,7 @@ def long_page(page: Any) -> Any:
 
 
 def test_500_messages_stay_as_they_are_while_one_is_added(long_page: Any) -> None:
-    """Old messages are neither changed nor created again, which would slow long conversations."""
+    """Earlier messages are neither changed nor created again, which would slow long conversations."""
     page = long_page
     page.evaluate("""() => {
         window.touched = 0;
@@ -74,7 +72,7 @@ def test_500_messages_stay_as_they_are_while_one_is_added(long_page: Any) -> Non
         const { scrollHeight, scrollTop, clientHeight } = document.querySelector("#scroller");
         return scrollHeight - scrollTop - clientHeight < 90;
     })()""",
-    )  # the answer is at the end
+    )  # the view shows the end of the answer
 
 
 def test_a_reader_who_scrolls_up_is_left_there(long_page: Any) -> None:
@@ -98,7 +96,7 @@ def test_dark_by_the_system_and_by_the_switch(page: Any) -> None:
     page.click("#theme")
     assert brightness(page, "body") > 200
     page.reload()
-    assert brightness(page, "body") > 200  # the choice is kept
+    assert brightness(page, "body") > 200  # the chosen theme is stored
     page.click("#theme")
     page.emulate_media(color_scheme="light")
     assert brightness(page, "body") < 60
@@ -169,7 +167,7 @@ def test_keyboard(page: Any) -> None:
     assert page.input_value("#input") == "one\ntwo"
     page.evaluate("""document.querySelector("#input").dispatchEvent(
         new KeyboardEvent("keydown", { key: "Enter", isComposing: true, bubbles: true }))""")
-    assert not texts(page)  # this Enter ended an input method's composition
+    assert not texts(page)  # this Enter ended the composition of an input method
 
 
 AXE = """async () => {

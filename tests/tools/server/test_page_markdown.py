@@ -1,5 +1,3 @@
-"""The page's Markdown: complete and growing texts, and linear time."""
-
 from __future__ import annotations
 
 import random
@@ -101,7 +99,7 @@ FRAGMENTS = (
 
 
 def test_a_text_that_grows_becomes_what_it_is_at_once(run: Run) -> None:
-    """Blocks are settled only once they cannot change, however the text is cut."""
+    """Blocks are settled only when they cannot change, no matter how the text is cut."""
     chance = random.Random(1)
     cases = []
     for _ in range(1500):
@@ -132,6 +130,7 @@ PIECES = (
 
 
 def test_long_texts_end(run: Run) -> None:
-    """100,000 characters that make careless parsers quadratic; a hang reaches the time limit."""
+    """The texts have 100,000 characters that take careless parsers quadratic time; a hang exceeds the time
+    limit."""
     function = "(m, pieces) => pieces.map((one) => m.parse(one.repeat(100000 / one.length)).length)"
     assert all(n >= 1 for n in run("markdown.js", function, PIECES))

@@ -110,7 +110,7 @@ BAD_CHATS: list[Any] = [
 
 
 def test_a_wrong_conversation_is_refused(run: Run) -> None:
-    """Including loops and ids such as "constructor"."""
+    """Loops and ids like "constructor" are refused, too."""
     function = """(m, chats) => chats.map((chat) => {
         try { m.checked(chat); return "taken"; } catch (error) { return error.message; }
     })"""
@@ -133,7 +133,7 @@ def test_fields_of_settings(run: Run) -> None:
 
 
 def test_messages_of_a_request(run: Run) -> None:
-    """An empty stopped answer is left out; its question joins the next."""
+    """A stopped answer without text is left out; its question is joined with the next question."""
     texts = [("user", "a"), ("assistant", ""), ("user", "b"), ("assistant", "c"), ("user", "d")]
     nodes = {
         str(i): {"id": str(i), "parent": str(i - 1) if i else "", "role": role, "content": content}

@@ -1,5 +1,3 @@
-"""The command with a real model and its engine's process."""
-
 from __future__ import annotations
 
 import http.client
@@ -89,7 +87,7 @@ def test_echo_and_logprobs(server: Command, direct: LLM) -> None:
 
 
 def test_what_is_wrong_behind_the_prompt_has_a_status(server: Command) -> None:
-    """The prompt's echo does not begin the stream, so a later error still sets the status."""
+    """The echoed prompt does not begin the stream, so a later error can still set the status."""
     body = {"prompt": TEXT, "max_tokens": 2, "echo": True, "stream": True, "json_schema": {"type": "no such"}}
     status, answer, _ = server.address.post("/completions", body)
     assert status == 400 and "json_schema" in answer["error"]["message"]
@@ -224,7 +222,7 @@ def test_wrong_words(words: list[str], said: str, capsys: pytest.CaptureFixture[
 
 
 def test_structured_answers(server: Command) -> None:
-    """In a format that the model would not write by itself."""
+    """The model would not write this format by itself."""
     schema = {
         "type": "object",
         "properties": {"a": {"enum": [7]}},

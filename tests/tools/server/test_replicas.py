@@ -1,4 +1,4 @@
-"""Servers with HAProxy in front, configured as documented."""
+"""Several servers run with HAProxy in front, configured as documented."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def ask(address: Address, conversation: int, turn: int) -> int:
 
 
 def test_conversations_stay_and_outlive_a_replica(tmp_path: Path) -> None:
-    """Each conversation stays on its replica until the replica is gone."""
+    """Requests of a conversation go to the same replica until that replica ends."""
     asked: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
 
     def model(replica: int) -> ScriptedModel:
