@@ -1,1 +1,1 @@
-"""The engine takes requests and returns events; with its runner and saved states."""
+"""The engine, which turns requests into events; its runner; saved states."""

@@ -1,4 +1,4 @@
-"""As answers.py for asyncio: a coroutine waits instead of a thread."""
+"""As answers.py, but for asyncio, where a coroutine waits instead of a thread."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ class Pool:
 
     @property
     def seen(self) -> int:
-        """How many blocks before a block its first row may see; 0: all."""
+        """How many earlier blocks the first row of a block may see; 0: all."""
         return -(-(self.window - 1) // CELL_BLOCK) if self.window else 0
 
 

@@ -14,7 +14,7 @@ WEIGHT = 0.25
 REFRESH = 64  # steps until a step without prompts is measured again
 EVERY = 8  # one in so many decode-only steps is measured
 FIRST_ROWS = 8
-PADDED = 16  # with more rows than this, padding costs too much, so fill a bucket exactly
+PADDED = 16  # from this many rows on, padding costs too much, so fill a bucket exactly
 
 
 class PrefillBudget:
@@ -25,7 +25,6 @@ class PrefillBudget:
         self._n_steps = 0
 
     def rows(self, n_decode: int, most: int) -> int:
-        """For a step with `n_decode` decoding rows."""
         if not n_decode:
             return most
         kind = bucket(n_decode)

@@ -104,7 +104,7 @@ class Channel:
         self.news.put((done, total))
 
     def sort(self, word: Word) -> Request | None:
-        """Return the request for the engine, if `word` has one."""
+        """Return the request in `word`, if any."""
         if isinstance(word, Letter):
             reader = Reader(word.mail, self.inbox.put)
             reader.id = word.id

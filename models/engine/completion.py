@@ -44,7 +44,7 @@ class Completion:
 
 
 def report(timings: Timings | None) -> dict[str, float]:
-    """Use the units of the public API; a rate over zero seconds is 0."""
+    """Return timings in the units of the public API; a rate over zero seconds is 0."""
     t = timings or Timings()
     raw = asdict(t)
     rates = {

@@ -32,8 +32,8 @@ from vkbackend.models.engine.messages import (
 )
 from vkbackend.models.options import Options
 
-ANSWER_MARGIN_S = 15.0  # time for the engine to drain and report after env.timeout_s()
-CLOSE_S = 10.0  # time to release everything before the process is killed
+ANSWER_MARGIN_S = 15.0  # for the engine to drain and report after env.timeout_s()
+CLOSE_S = 10.0  # to release everything before the process is killed
 WAIT_SLICE_S = 0.5
 STUCK_S = 0.02  # an engine without rows looks for work again after this time
 
@@ -85,7 +85,7 @@ class _Loading:
 
 
 class Child(Protocol):
-    """The methods that are used here."""
+    """The methods of multiprocessing.Process that are used here."""
 
     @property
     def pid(self) -> int | None: ...
@@ -223,7 +223,7 @@ Watch = Callable[[Callable[[VkbackendError], None]], None]
 def serve(
     conn: Connection, options: Options, open_: Open = Engine.open, watch: Watch = lambda tell: None
 ) -> None:
-    """Answer requests until Close or the end of the pipe. `watch(tell)` arranges that a lost engine calls
+    """Load, then answer requests until Close or the end of the pipe. `watch(tell)` makes a lost engine call
     `tell`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the parent
     inbox: SimpleQueue[Request | VkbackendError] = SimpleQueue()

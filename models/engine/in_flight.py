@@ -22,7 +22,7 @@ class StepInFlight:
 
 
 def rows_of(batch: Batch) -> tuple[list[int], list[Run], list[int], int]:
-    """Return also how many rows decode."""
+    """Return tokens, runs, outputs, and how many rows decode."""
     tokens: list[int] = []
     runs: list[Run] = []
     outputs: list[int] = []
@@ -41,7 +41,8 @@ def rows_of(batch: Batch) -> tuple[list[int], list[Run], list[int], int]:
 
 
 def wanted_of(batch: Batch, most: int) -> Wanted:
-    """Candidates that every sequence of a step needs; complete rows if they exceed `most`."""
+    """Ask for enough candidates for every sequence of a step, or for complete rows if more than `most` are
+    needed."""
     k, summed = 0, False
     for sequence, _, n_outputs in batch:
         sampler = sequence.sampler

@@ -82,8 +82,8 @@ class LayerBlocks:
         span.high = max(span.high, end)
 
     def share(self, slot: int, index: int, node: Node) -> None:
-        """Turn the slot's own block into the node's block; if the node has a block, the slot uses it
-        instead."""
+        """Turn the slot's own block into the node's block. If the node has a block already, the slot uses
+        the node's block."""
         span = self.spans[slot]
         block, known = span.blocks.pop(index, -1), self.block(node)
         if block >= 0 and known >= 0:

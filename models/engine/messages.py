@@ -150,7 +150,7 @@ Request = (
 @dataclass(frozen=True, slots=True)
 class Timings:
     """Totals of the steps that computed rows of a sequence: `prompt` steps computed rows of its prompt,
-    `decode` steps one token."""
+    `decode` steps computed one token."""
 
     prompt_n: int = 0
     prompt_s: float = 0.0
@@ -226,7 +226,7 @@ def is_last(answer: Answer) -> bool:
     return answer.done
 
 
-# ---- checks, which callers also call ----
+# ---- checks, which callers also use ----
 
 
 def check_tokens(tokens: Sequence[int], n_vocab: int, n_ctx: int) -> None:

@@ -31,7 +31,7 @@ class PrefixCache:
     ) -> None:
         self.groups = [LayerBlocks(group, pool, n_slots, write) for group, pool in enumerate(pools)]
         self.tree, self.snapshots, self._share = PrefixTree(len(pools)), Snapshots(states), share
-        # for each slot, the nodes of its first full blocks
+        # nodes of each slot's leading full blocks
         self.nodes: list[list[Node]] = [[] for _ in range(n_slots)]
         self._idle: OrderedDict[int, None] = OrderedDict((slot, None) for slot in range(n_slots))
         self.prompt_tokens = self.shared_tokens = 0
@@ -83,7 +83,6 @@ class PrefixCache:
     # ---- a sequence begins ----
 
     def begin(self, slot: int, path: list[Node]) -> None:
-        """Make the slot hold the blocks of `path` and nothing else."""
         self.drop(slot)
         self._idle.pop(slot, None)
         self._enter(slot, path)

@@ -49,7 +49,7 @@ class Runner:
         group: Group | None = None,
         devices: Sequence[Device] | None = None,
     ) -> None:
-        runtime = runtime_of(options.runtime)  # first raises on an unknown name
+        runtime = runtime_of(options.runtime)  # raises on an unknown name, so it comes first
         exact = options.exact or env.exact()
         self.group, self._joining = group, group.joining if group else None
         with GGUF.open(options.path) if gguf is None else nullcontext(gguf) as gguf:
@@ -104,8 +104,8 @@ class Runner:
         masks: np.ndarray | None = None,
         summed: bool = False,
     ) -> TopK:
-        """Run a step and return the best `k` (up to `max_top_k`) tokens of each output row. `masks`: tokens
-        that may be chosen, uint32 [len(outputs), ceil(n_vocab / 32)], the lowest bit of a word first."""
+        """Run a step and return the best `k` (up to `max_top_k`) tokens of each output row. `masks` as in
+        MicroBatch."""
         assert 0 < k and outputs
         handle = self.launch(MicroBatch(tokens, runs, outputs, masks), Wanted(k, summed))
         ids, logits, log_sums = self.collect(handle)

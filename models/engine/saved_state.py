@@ -1,7 +1,6 @@
 """Saves and loads the K and V of a slot's positions, and their tokens, in a safetensors file.
 
-The file has the heads in the model's order (docs/state_format.md), so it loads on any devices. The complete
-file is checked before the first byte reaches a device.
+The file has the heads in the model's order (docs/state_format.md), so it loads on any devices.
 """
 
 from __future__ import annotations

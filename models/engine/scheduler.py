@@ -1,7 +1,7 @@
 """Decides which request runs in which slot, and which rows the next step has.
 
-Sequences that decode come first, with one row each; prompts share the other rows. A request skips the prefix
-that is cached. If no block is left, the youngest request is preempted and runs again later.
+A request skips the prefix that is cached. If no block is left, the youngest request is preempted and runs
+again later.
 """
 
 from __future__ import annotations

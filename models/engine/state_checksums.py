@@ -1,7 +1,7 @@
 """Stores a checksum per tensor of a saved state in the file's metadata (docs/state_format.md).
 
 A checksum covers the other metadata and the tensor's name, type, shape and bytes, so exchanged tensors fail,
-too. Bytes are read in pieces, so that no state is in memory twice.
+too.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _digest(
 
 
 def _pieces(entry: Any, shape: Sequence[int]) -> Iterator[np.ndarray]:
-    """Yield a few MiB at a time."""
+    """Yield a few MiB at a time, so that no state is in memory twice."""
     step = max(1, PIECE_NBYTES // (8 * max(1, int(np.prod(shape[1:])))))
     for begin in range(0, shape[0], step):
         yield entry[begin : min(begin + step, shape[0])]
