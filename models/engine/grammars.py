@@ -56,7 +56,6 @@ class Grammars:
         sequence.sampler.matcher = self._compiler.start(compiled.result())
 
     def forget(self, sequence: Sequence) -> bool:
-        """Drop a finished request. True if it was waiting."""
         return self._compiling.pop(sequence.request.id, None) is not None
 
     def compiled(self) -> Iterator[tuple[Sequence, VkbackendError | None]]:

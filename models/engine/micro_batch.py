@@ -1,5 +1,3 @@
-"""The rows of a step, its handle in flight, and its results."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

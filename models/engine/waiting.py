@@ -12,8 +12,6 @@ Heap = list[tuple[tuple[float, int], Sequence]]
 
 
 class Waiting:
-    """One queue for any slot, and one queue per requested slot."""
-
     def __init__(self) -> None:
         self._any: Heap = []
         self._by_slot: dict[int, Heap] = {}

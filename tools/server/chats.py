@@ -19,7 +19,6 @@ from vkbackend.tools.server.generations import Job
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # Templates receive only these fields of a message.
 MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning")
-# A request may set these template variables.
 TEMPLATE_FIELDS = (
     "enable_thinking", "thinking", "thinking_budget", "reasoning_effort", "preserve_thinking",
     "clear_thinking",
@@ -128,8 +127,6 @@ class Block:
 
 
 class Blocks:
-    """Cuts an answer into consecutive blocks."""
-
     def __init__(self) -> None:
         self.all: list[Block] = []
         self._open: Block | None = None

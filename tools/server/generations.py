@@ -1,5 +1,3 @@
-"""Prompts, concurrent sequences, usage and timings of all APIs that generate text."""
-
 from __future__ import annotations
 
 import asyncio
@@ -47,7 +45,7 @@ class Tally:
     finish_reason: str | None = None
     timings: dict[str, float] = field(default_factory=dict)
     slot: int = 0
-    is_known: bool = False  # whether `running` of the service has it
+    is_known: bool = False  # whether the service's `running` has it
 
     def add(self, piece: Piece) -> None:
         chunk = piece if isinstance(piece, Chunk) else piece.chunk
@@ -194,7 +192,6 @@ def usage_of(tallies: Sequence[Tally], n_prompt: int) -> dict[str, Any]:
 
 
 def timings_of(tally: Tally) -> dict[str, float]:
-    """llama-server's `timings`."""
     t = tally.timings
     prompt_n, decode_n = int(t.get("prompt_n", 0)), int(t.get("decode_n", 0))
     prompt_ms, decode_ms = t.get("prompt_ms", 0.0), t.get("decode_ms", 0.0)

@@ -108,7 +108,6 @@ class Guard:
         return "*" in self.origins or origin.decode("latin-1") in self.origins
 
     def cors(self, headers: Mapping[bytes, bytes], method: str) -> list[tuple[bytes, bytes]]:
-        """Headers for pages of an allowed origin."""
         origin = headers.get(b"origin")
         if origin is None or not self.allows(origin):
             return []

@@ -1,5 +1,3 @@
-"""Limits on sizes, counts and times of clients; admission of requests."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -13,8 +13,6 @@ BUCKETS = 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0
 
 @dataclass(slots=True)
 class Histogram:
-    """Counts times in seconds by `BUCKETS`."""
-
     counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS) + 1))
     total: float = 0.0
 

@@ -1,4 +1,4 @@
-"""Adds limits to uvicorn's HTTP connection: size and time of headers, unread data, number of connections."""
+"""Adds limits to uvicorn's HTTP connection: size and time of headers, unread data, connections."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class BoundedConnection(HttpToolsProtocol):
             return
         if self._in_headers:
             self._await_headers()
-            # Count here, because asyncio parses up to 256 KiB before uvicorn checks its limit.
+            # asyncio delivers up to 256 KiB, which are parsed before the limit is checked.
             self._n_header_bytes += len(data)
         super().data_received(data)
         if self._in_headers and self._n_header_bytes > self.bounds.header_nbytes:

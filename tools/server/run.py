@@ -1,5 +1,3 @@
-"""Runs the application in uvicorn, with sockets, TLS, signals and the model."""
-
 from __future__ import annotations
 
 import asyncio

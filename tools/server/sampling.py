@@ -1,4 +1,4 @@
-"""Turns a request's fields into generation options, with OpenAI's names and llama-server's samplers."""
+"""Turns a request's fields into generation options."""
 
 from __future__ import annotations
 

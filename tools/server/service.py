@@ -1,5 +1,3 @@
-"""The parts that endpoints share: model, admission, counters, generation."""
-
 from __future__ import annotations
 
 import asyncio
@@ -56,8 +54,6 @@ class Json(Response):
 
 
 class Events(Response):
-    """A stream of server-sent events."""
-
     def __init__(
         self,
         service: Service,

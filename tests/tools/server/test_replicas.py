@@ -1,5 +1,3 @@
-"""Several servers run with HAProxy in front, configured as documented."""
-
 from __future__ import annotations
 
 import re

@@ -31,7 +31,7 @@ class Inline {
   constructor(text) {
     this.text = text;
     this.stack = [{ mark: "", nodes: [] }];
-    this.unclosed = new Set(); // lengths of runs of ` that are never closed
+    this.unclosed = new Set(); // lengths of unclosed runs of `
   }
 
   get top() {
@@ -45,7 +45,7 @@ class Inline {
     else nodes.push(node);
   }
 
-  /** Turn the marks of frames from `depth` on back into text. */
+  /** Turn the marks of frames from `depth` on into text. */
   flatten(depth) {
     while (this.stack.length > depth) {
       const frame = this.stack.pop();

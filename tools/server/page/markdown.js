@@ -22,7 +22,7 @@ export class BlockStream {
     this.offset = 0; // end of the settled blocks
   }
 
-  /** Take the complete text so far; return blocks that are newly settled and blocks that may still change. */
+  /** Take the complete text so far; return newly settled blocks and blocks that may still change. */
   push(text, isWhole = false) {
     const lines = text.slice(this.offset).split("\n");
     const found = parseLines(lines.map(cleaned), 0);

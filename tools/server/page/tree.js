@@ -1,6 +1,6 @@
 // A conversation is a tree of messages: edited questions and further answers are siblings. `nodes` maps an id
-// to {id, parent, children, chosen, role, content, ...}; the root "" has no message, `chosen` is the index of
-// the visible child.
+// to {id, parent, children, chosen, role, content, ...}; the root "" is empty, `chosen` is the visible
+// child's index.
 
 const ROLES = new Set(["user", "assistant", "tool"]);
 const TITLE_LENGTH = 60;
