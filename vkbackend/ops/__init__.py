@@ -1,4 +1,4 @@
-"""The ops: a `Recorder` method per op; `OPS` has the shaders' interfaces."""
+"""The ops. `Recorder` has a method for each op; `OPS` has the interfaces of the shaders."""
 
 from vkbackend.ops.attention import CACHE_TYPES as CACHE_TYPES
 from vkbackend.ops.attention import HeadNorm as HeadNorm

@@ -1,4 +1,4 @@
-"""The KV cache and attention over it. A table maps a slot's positions to cells anywhere in the cache."""
+"""Ops of the KV cache and attention. A table maps a slot's positions to cells anywhere in the cache."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from vkbackend.ops.spec import SPECS
 from vkbackend.ops.target import Target, rows_of
 from vkbackend.recording import FIRST_HEAD
 
-CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")  # as numbered in shaders/lib/cache_types.glsl
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")  # numbered as in shaders/lib/cache_types.glsl
 MAX_HEAD = 576
 
 
 class AttentionKeywords(TypedDict, total=False):
-    """Keywords of attn_decode and its variants, explained there."""
+    """Keywords that `attn_decode` explains."""
 
     scale: Required[float]
     group: int | None
@@ -38,7 +38,7 @@ class AttentionKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm:
-    """RMS norm per head; w f32 [head_dim] or None."""
+    """The RMS norm of each head. w is f32 [head_dim] or None."""
 
     w: View | None
     eps: float
@@ -46,8 +46,8 @@ class HeadNorm:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """RoPE by cos_sin f32 [>= n_rows, n_rot / 2, 2]: rotates the first n_rot dimensions of every head in
-    pairs (2i, 2i + 1), or with half_split (i, i + n_rot / 2)."""
+    """RoPE with cos_sin f32 [>= n_rows, n_rot / 2, 2]. It rotates the first n_rot dimensions of every head in
+    pairs (2i, 2i + 1), or with `half_split` in pairs (i, i + n_rot / 2)."""
 
     cos_sin: View
     half_split: bool
@@ -58,7 +58,7 @@ class Rotation:
 
 
 def _norm_args(norm: HeadNorm | None, head_dim: int, x: View) -> tuple[View, int, float]:
-    """(w or a placeholder, NORM, eps) for the shaders."""
+    """Return (w or a placeholder, NORM, eps) for the shaders."""
     if not norm:
         return x, 0, 0.0
     assert norm.w is None or (norm.w.shape == (head_dim,) and norm.w.dtype == "f32"), (x, norm)
@@ -66,7 +66,7 @@ def _norm_args(norm: HeadNorm | None, head_dim: int, x: View) -> tuple[View, int
 
 
 def _norm_local(head_dim: int) -> int:
-    return 32 if head_dim <= 256 else 128  # as rms_norm
+    return 32 if head_dim <= 256 else 128  # as in rms_norm
 
 
 def _check_sinks(sinks: View | None, n_heads: int) -> None:
@@ -74,7 +74,7 @@ def _check_sinks(sinks: View | None, n_heads: int) -> None:
 
 
 def _check_aligned(*caches: View) -> None:
-    """Matrix units read halves in 16-byte pieces."""
+    """Check that F16 caches begin at multiples of 16 bytes, because matrix units read 16 bytes at a time."""
     for cache in caches:
         assert cache.dtype != "f16" or cache.offset % 16 == 0, cache
 
@@ -88,7 +88,7 @@ def _group(q: View, k: View) -> int:
 def attn_push(
     q: View, k: View, v: View, cells: View, head_v: int, group: int, q_first: int
 ) -> tuple[dict[str, int | float], int, dict[str, int]]:
-    """(push constants, head_k, constants for the cache types)."""
+    """Return (push constants, head_k, constants for the cache types)."""
     n_rows, n_heads, head_k = q.shape
     n_kv = math.prod(k.shape[1:]) // head_k
     assert head_k % 8 == 0 and head_v % 8 == 0 and max(head_k, head_v) <= MAX_HEAD, (head_k, head_v)
@@ -106,7 +106,8 @@ class AttentionOps(Target):
     def rope(
         self, x: View, cos_sin: View, y: View, *, half_split: bool, norm: HeadNorm | None = None
     ) -> None:
-        """Rotate x [n_rows, n_heads, head_dim], optionally normed. Dims >= n_rot are copied. y may be x."""
+        """Rotate x [n_rows, n_heads, head_dim], after an optional norm. Dimensions from n_rot on are copied.
+        y may be x."""
         n_rows, n_heads, head_dim = x.shape
         n_rot = Rotation(cos_sin, half_split).n_rot
         assert n_rot <= head_dim and head_dim % 2 == 0 and cos_sin.shape[0] >= n_rows, (
@@ -136,10 +137,10 @@ class AttentionOps(Target):
     ) -> None:
         """cache[cell of row r] = x[r], after an optional norm and rotation of its heads.
 
-        x [n_rows, width]; cache [n_cells, width] of a type in CACHE_TYPES, width even and in whole blocks;
-        cells u32 [n_slots, blocks_per_slot]. Position p of slot s is in cell cells[s, p / 32 %
-        blocks_per_slot] * 32 + p % 32. Quantized caches allow neither norm nor rotation; a block with
-        non-finite x becomes NaN.
+        x is [n_rows, width]. cache is [n_cells, width] of a type in CACHE_TYPES; width is even and a multiple
+        of the type's block. cells is u32 [n_slots, blocks_per_slot]: position p of slot s is in cell cells[s,
+        p / 32 % blocks_per_slot] * 32 + p % 32. Quantized caches allow neither norm nor rotation; a block
+        with non-finite x becomes NaN.
         """
         width, unit = math.prod(cache.shape[1:]), 2 * block_of(cache.dtype)[0]  # elements of a thread
         n_rows = rows_of(x, width)
@@ -172,15 +173,16 @@ class AttentionOps(Target):
     ) -> None:
         """Each row attends to positions 0..pos of its slot.
 
-        q [n_rows, n_heads, head_k]; k [n_cells, n_kv * head_k] and v [n_cells, n_kv * head_v] of types in
-        CACHE_TYPES. `part` f32 is the result [n_rows, n_heads, head_v], or for several splits of the keys
-        [n_rows, n_heads, n_splits, head_v + 2]: (sum of p * v, max, sum of p), input of attn_combine.
+        q is [n_rows, n_heads, head_k]; k [n_cells, n_kv * head_k] and v [n_cells, n_kv * head_v] have types
+        in CACHE_TYPES. `part` is f32. Without splits of the keys `part` is the result [n_rows, n_heads,
+        head_v]; with splits it is the input of attn_combine [n_rows, n_heads, n_splits, head_v + 2]: (sum of
+        p * v, max, sum of p).
 
-        Head h reads kv head (q_first + h) / group (Ainslie et al. 2023). The default group is n_heads / n_kv;
-        pass it if a device's q heads are not whole groups. `window`: a row sees that many positions, up to
-        its own. `chunk`: a row sees positions from the last multiple of `chunk` (Llama 4). `softcap` c turns
-        a score s into c * tanh(s / c). `sinks` f32 [n_heads] add a logit per head to the softmax's
-        denominator (with splits, pass them to attn_combine).
+        Head h reads KV head (q_first + h) / group (Ainslie et al. 2023). `group` is n_heads / n_kv by
+        default; pass it if a device has only some q heads of a group. `window`: each row sees only the last
+        `window` positions, its own included. `chunk`: each row sees positions from the last multiple of
+        `chunk` on (Llama 4). `softcap` c turns a score s into c * tanh(s / c). `sinks` f32 [n_heads] add a
+        logit per head to the softmax's denominator; with splits, pass them to attn_combine.
         """
         group = how.get("group") or _group(q, k)
         cut = rows_cut(self.limits, q.shape[2], group)
@@ -198,7 +200,7 @@ class AttentionOps(Target):
         **how: Unpack[AttentionKeywords],
     ) -> None:
         """attn_decode on matrix units, with a group's heads as rows. q, k, v and probabilities are rounded to
-        halves."""
+        F16."""
         group = how.get("group") or _group(q, k)
         head_v = part.shape[-1] - 2 * (len(part.shape) > 3)
         tile = tile_of_units(self.limits, group, q.shape[2], head_v, "attn_decode_coop")
@@ -249,7 +251,7 @@ class AttentionOps(Target):
         )
 
     def attn_combine(self, part: View, y: View, *, sinks: View | None = None) -> None:
-        """y [n_rows, n_heads, head_v] from attn_decode's splits in part; `sinks` as in attn_decode."""
+        """Combine the splits in `part`, the result of attn_decode, into y [n_rows, n_heads, head_v]."""
         n_rows, n_heads, n_splits, head_v = *part.shape[:3], part.shape[3] - 2
         assert rows_of(y, head_v) == n_rows * n_heads, (part.shape, y.shape)
         assert 1 <= n_splits <= MAX_SPLITS, part.shape
@@ -271,7 +273,7 @@ class AttentionOps(Target):
     def attn_prefill(
         self, q: View, k: View, v: View, cells: View, y: View, step: View, **how: Unpack[AttentionKeywords]
     ) -> None:
-        """Causal attention of the step's runs. Arguments as attn_decode; y [n_rows, n_heads, head_v]."""
+        """Causal attention of the step's runs. Arguments as in attn_decode; y [n_rows, n_heads, head_v]."""
         self._attend_runs(
             "attn_prefill", "f32", (q, k, v, cells, y, step), tile_of_rows(self.limits, q.shape[2]), **how
         )
@@ -279,7 +281,7 @@ class AttentionOps(Target):
     def attn_prefill_coop(
         self, q: View, k: View, v: View, cells: View, y: View, step: View, **how: Unpack[AttentionKeywords]
     ) -> None:
-        """attn_prefill on matrix units: q, k, v and probabilities are rounded to halves."""
+        """attn_prefill on matrix units. Rounds as attn_decode_coop does."""
         tile = tile_of_units(self.limits, q.shape[0], q.shape[2], y.shape[2])
         assert tile, (
             f"matrices of {self.limits.matrix_units} do not divide heads of {q.shape[2]}, {y.shape[2]}"
@@ -309,7 +311,7 @@ class AttentionOps(Target):
         assert q.shape[:2] == (n_rows, n_heads), (q.shape, y.shape)
         _check_sinks(sinks, n_heads)
         push |= {"window": window, "chunk": chunk, FIRST_HEAD: 0, "scale": scale, "softcap": softcap}
-        n_tiles = -(-n_rows // tile.rows) + min(cells.shape[0], n_rows)  # every run may end in a partial tile
+        n_tiles = -(-n_rows // tile.rows) + min(cells.shape[0], n_rows)  # a run's last tile may be short
         self.record(
             op,
             variant,

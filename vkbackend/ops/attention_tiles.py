@@ -1,4 +1,4 @@
-"""Tiles of attention and splits of its keys."""
+"""Tiles of attention, and the number of splits of its keys."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from vkbackend.limits import Limits
 from vkbackend.ops.spec import SPECS
 
 CELL_BLOCK = 32  # positions per entry of a cell table, as in shaders/lib/step.glsl
-MAX_TILE = 1536  # floats of q in attn_decode: 6 KiB of shared memory, plus 8 of scores and sums
+MAX_TILE = 1536  # floats of q in attn_decode: 6 KiB of shared memory; scores and sums take 8 KiB
 MAX_TILE_HEADS = 8
-MAX_SPLITS = 64  # of the keys: 256 workgroups for a row with 4 kv heads
-MAX_UNIT_HEAD = 256  # on matrix units: a subgroup keeps its output in registers
-MIN_UNIT_GROUP = 4  # heads per kv head for attn_decode_coop
-# For attn_decode_coop. With up to 16 lanes (Intel), reading a block spills up to 370 registers.
+MAX_SPLITS = 64  # splits of the keys: 256 workgroups for a row with 4 KV heads
+MAX_UNIT_HEAD = 256  # largest head on matrix units: a subgroup keeps its output in registers
+MIN_UNIT_GROUP = 4  # fewest heads per KV head for attn_decode_coop
+# Fewest lanes for attn_decode_coop. With up to 16 lanes (Intel), reading a block spills up to 370 registers.
 MIN_UNIT_LANES = 32
-MAX_HELD = 24  # 16-byte pieces held by an invocation: 32 spill on NVIDIA
+MAX_HELD = 24  # 16-byte pieces that an invocation holds; 32 pieces spill on NVIDIA
 
 
 def attn_splits(
@@ -28,20 +28,20 @@ def attn_splits(
     window: int = 0,
     tile_heads: int = MAX_TILE_HEADS,
 ) -> int:
-    """Splits of the keys for attn_decode (or attn_decode_coop, with its `tile_heads`): enough workgroups to
-    fill a GPU, each with at least 4 blocks of keys."""
+    """Return how many splits of the keys attn_decode or attn_decode_coop uses: enough workgroups to fill a
+    GPU, but at least 4 blocks of keys per split."""
     wanted = 1 if limits.is_cpu else -(-256 // (n_rows * n_kv * -(-n_heads // (n_kv * tile_heads))))
     seen = min(blocks_per_slot, -(-window // CELL_BLOCK) + 1) if window else blocks_per_slot
     return max(1, min(wanted, seen // 4, MAX_SPLITS))
 
 
 def batch_of(limits: Limits) -> int:
-    """Quads of K or V that a thread reads ahead: 8 on a GPU, 1 on a CPU or without subgroups."""
+    """Return how many quads of K or V a thread reads ahead: 8 on a GPU, 1 on a CPU or without subgroups."""
     return 8 if limits.subgroup_size > 1 and not limits.is_cpu else 1
 
 
 class RowsCut(NamedTuple):
-    """attn_decode's cut of a kv head's q heads: `tiles` of `heads`, with `local` threads each."""
+    """attn_decode cuts the q heads of a KV head into `tiles` of `heads` heads, with `local` threads each."""
 
     tiles: int
     heads: int
@@ -52,13 +52,19 @@ class RowsCut(NamedTuple):
 def rows_cut(limits: Limits, head_k: int, group: int) -> RowsCut:
     tiles = -(-group // max(1, min(MAX_TILE_HEADS, MAX_TILE // head_k)))
     heads = -(-group // tiles)
-    # Eight quads with more heads exceed Intel's registers.
+    # With more than 4 heads, eight quads do not fit into Intel's registers.
     batch = min(batch_of(limits), 8 if heads <= 4 else 4)
-    return RowsCut(tiles, heads, 8 if limits.is_cpu else 128, batch)  # multiple or divisor of CELL_BLOCK
+    return RowsCut(
+        tiles,
+        heads,
+        8 if limits.is_cpu else 128,
+        batch,
+        # The number of threads is a multiple or a divisor of CELL_BLOCK.
+    )
 
 
 class Tile(NamedTuple):
-    """Rows of a prompt per workgroup, and their specialization constants."""
+    """A prompt's rows per workgroup, with specialization constants."""
 
     rows: int
     consts: dict[str, int]
@@ -73,10 +79,10 @@ def tile_of_rows(limits: Limits, head_k: int) -> Tile:
 def tile_of_units(
     limits: Limits, n_rows: int, head_k: int, head_v: int, op: str = "attn_prefill_coop"
 ) -> Tile | None:
-    """Tile of attn_prefill_coop or attn_decode_coop: four groups of rows, fewer if the rows or the shared
-    memory do not suffice. None without matrix units, or if they do not divide heads, keys or subgroups. A
-    prefill group has the fewest subgroups that hold its output in registers; a decode group has the most that
-    have work, to keep more loads in flight."""
+    """Return the tile of attn_prefill_coop or attn_decode_coop: up to four groups of rows, as the rows and
+    the shared memory allow. Return None without matrix units, or if they do not divide heads, keys or
+    subgroups. A prefill group has the fewest subgroups that hold its output in registers. A decode group has
+    the most subgroups that have work, to keep more loads in flight."""
     units = limits.matrix_units
     if not limits.features.issuperset(SPECS[op].needs) or max(head_k, head_v) > MAX_UNIT_HEAD:
         return None
@@ -84,9 +90,9 @@ def tile_of_units(
         return None
     if units.lanes % units.m or units.n % (units.lanes // units.m):
         return None
-    # Registers for a subgroup's output; up to 16 lanes (Intel) allow half as many.
+    # Registers for a subgroup's output. Subgroups of up to 16 lanes (Intel) have half as many.
     most, each = 32 if units.lanes <= 16 else 64, units.m * units.n // units.lanes
-    in_row = units.lanes // units.m  # invocations per row, with four keys or more each
+    in_row = units.lanes // units.m  # invocations per row; each has at least four keys
     able = [
         parts
         for parts in (1, 2, 4)
@@ -99,7 +105,7 @@ def tile_of_units(
     decodes = op == "attn_decode_coop"
     few = next((parts for parts in able if parts * in_row > 1), able[0])  # at most 16 keys per invocation
     parts = able[-1] if decodes else few
-    held = CELL_BLOCK * (head_k + head_v) // 8  # pieces of K and V in registers when decoding
+    held = CELL_BLOCK * (head_k + head_v) // 8
     tile = None
     for groups in (4, 2, 1):
         rows, local = units.m * groups, units.lanes * groups * parts
@@ -120,13 +126,13 @@ def tile_of_units(
 
 
 def attends_by_units(limits: Limits, n_rows: int, head_k: int, head_v: int) -> bool:
-    """Whether to use attn_prefill_coop: on GPUs with matrix units that divide the heads."""
+    """Whether to use attn_prefill_coop: only on GPUs whose matrix units divide the heads."""
     return not limits.is_cpu and tile_of_units(limits, n_rows, head_k, head_v) is not None
 
 
 def heads_by_units(limits: Limits, group: int, head_k: int, head_v: int) -> int:
-    """Heads per tile of attn_decode_coop; 0: do not use it. Used on GPUs with wide subgroups and groups of
-    four heads or more (counts: docs/measurements/kernels.md)."""
+    """Return the heads per tile of attn_decode_coop, or 0 if another op is better. Only GPUs with wide
+    subgroups use it, for groups of four heads or more (docs/measurements/kernels.md)."""
     if limits.is_cpu or group < MIN_UNIT_GROUP or limits.matrix_units.lanes < MIN_UNIT_LANES:
         return 0
     tile = tile_of_units(limits, group, head_k, head_v, "attn_decode_coop")

@@ -1,5 +1,5 @@
-"""Chooses matrix and experts ops: the fastest measured on the driver (measured.py), else the first suitable
-entry of table.py."""
+"""Chooses ops for matrices and experts: the fastest measured on the driver (measured.py), otherwise the first
+suitable entry of table.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ def runs(limits: Limits, op: str, dtype: str) -> bool:
 
 
 def mat_op(limits: Limits, n_rows: int, dtype: str) -> str:
-    """The op for n_rows of x and weights of type `dtype`."""
     return _mat_op(limits, row_class(n_rows), dtype)
 
 
@@ -31,14 +30,15 @@ def _mat_op(limits: Limits, rows: str, dtype: str) -> str:
     measured = dict(limits.choices).get(rows, ())
     suited = [op for op in MATRIX_OPS.values() if rows in op.rows and op.suits(limits)]
     if rows == "some":
-        # A tile of matrix units is at most half full, and converting w to halves takes longer than its
-        # products: dot products are 1.2 to 2.6 times as fast by counted work (tools/studies/row_choice.py).
+        # Few rows fill at most half a tile of matrix units, and converting w to F16 takes longer than
+        # multiplying: by instruction counts, dot products are 1.2 to 2.6 times as fast
+        # (tools/studies/row_choice.py).
         suited.sort(key=lambda op: op.x_type != "q8" or "matrix_units" in op.needs)
     return next(op for op in (*measured, *(op.name for op in suited)) if runs(limits, op, dtype))
 
 
 def operand_type(limits: Limits, n_rows: int, dtype: str) -> str:
-    """The type of x for n_rows and weights of type `dtype`: f32, or a result of `convert`."""
+    """Return the type of x: f32, or a result of `convert`."""
     return MATRIX_OPS[mat_op(limits, n_rows, dtype)].x_type
 
 
@@ -46,7 +46,6 @@ def operand_type(limits: Limits, n_rows: int, dtype: str) -> str:
 
 
 def _experts_op(limits: Limits, x_type: str, dtype: str, *, grouped: bool) -> ExpertsOp | None:
-    """The op for these types of x and weights, or None."""
     for op in EXPERTS_OPS.values():
         pairs = (EITHER, GROUPED if grouped else SINGLE)
         if op.x_type == x_type and op.pairs in pairs and op.suits(limits) and runs(limits, op.name, dtype):
@@ -57,12 +56,12 @@ def _experts_op(limits: Limits, x_type: str, dtype: str, *, grouped: bool) -> Ex
 def experts_operand_type(
     limits: Limits, n_rows: int, dtype: str, groups: Groups | None = None, *, whole_rows: bool = True
 ) -> str:
-    """The type of x for experts of type `dtype`.
+    """Return the type of x for experts of type `dtype`.
 
-    - f16s if as many rows would multiply a matrix on matrix units, the groups fit the units, and rows are
-      written whole (others have no scale);
+    - f16s if a matrix with as many rows would use matrix units, the groups fit the units, and rows are
+      written completely (incomplete rows have no scale);
     - q8 if there are q8 ops for experts, and the device has fast instructions or also uses q8 for a matrix;
-    - else f32.
+    - otherwise f32.
     """
     op = MATRIX_OPS[mat_op(limits, n_rows, dtype)]
     if groups and whole_rows and "matrix_units" in op.needs and groups.tile % limits.matrix_units.n == 0:
@@ -72,12 +71,12 @@ def experts_operand_type(
 
 
 def tile_size(limits: Limits, n_pairs: int, n_experts: int) -> int:
-    """Pairs of row and expert in a tile; 0: do not group, too few pairs share an expert's weights."""
+    """Return how many pairs (row, expert) a tile has, or 0 if too few pairs share an expert's weights."""
     if n_pairs < 2 * n_experts:
         return 0
     if fast_lanes(limits):
         return LANE_TILE
-    if limits.is_cpu:  # barriers cost more than rereading an expert
+    if limits.is_cpu:  # barriers cost more than reading an expert again
         return 0
     return 16 if n_pairs < 16 * n_experts else 32
 
@@ -89,7 +88,7 @@ class ProductOps(Target):
     def mat(
         self, w: View, x: View, y: View, *, bias: View | None = None, y_stride: int | None = None
     ) -> None:
-        """y[r, i] = sum over k of w[i, k] * x[r, k] (+ bias[i]); x of type `operand_type`."""
+        """y[r, i] = sum over k of w[i, k] * x[r, k] (+ bias[i]). x is of type `operand_type`."""
         op = mat_op(self.limits, rows_of(x, w.shape[1], x.dtype), w.dtype)
         MATRIX_OPS[op](self, w, x, y, bias=bias, y_stride=y_stride)
 
@@ -106,7 +105,7 @@ class ProductOps(Target):
         first: int = 0,
         count: int | None = None,
     ) -> None:
-        """y[r, u] = W_e x for e = ids[r, u]; x of type `experts_operand_type`."""
+        """y[r, u] = W_e x for e = ids[r, u]. x is of type `experts_operand_type`."""
         op = _experts_op(self.limits, x.dtype, w.dtype, grouped=groups is not None)
         assert op, (self.limits.features, w, x)
         op(self, w, x, groups or ids, starts, y, axis=axis, first=first, count=count)

@@ -13,7 +13,7 @@ ACTS = (
     "swiglu_oai",
     "gelu_alone",
     "relu2_alone",
-)  # numbered in shaders/glu.comp
+)  # numbered as in shaders/glu.comp
 COPY_GROUPS = 256  # enough to hide the latency of a bus
 
 
@@ -21,8 +21,8 @@ class ElementwiseOps(Target):
     def glu(self, gate: View, up: View, y: View, *, act: str = "silu") -> None:
         """y = act(gate) * up, equal sizes; y may be gate or up (Shazeer 2020).
 
-        gelu has its tanh form; swiglu_oai is min(gate, 7) * sigmoid(1.702 * min(gate, 7)) * (clamp(up, -7, 7)
-        + 1); gelu_alone is gelu(gate) and relu2_alone max(gate, 0)^2, without up.
+        gelu is the tanh approximation; swiglu_oai is min(gate, 7) * sigmoid(1.702 * min(gate, 7)) *
+        (clamp(up, -7, 7) + 1). gelu_alone is gelu(gate) and relu2_alone is max(gate, 0)^2, without up.
         """
         consts = {"LOCAL": 128, "ACT": ACTS.index(act)}
         self._each("glu", (gate, up, y), {}, consts)
@@ -62,7 +62,7 @@ class ElementwiseOps(Target):
         self.record("add_bias", "f32", (x, b, y), push, {"LOCAL": 128}, groups, flops=n * n_rows)
 
     def gate_rows(self, gate: View, x: View, y: View) -> None:
-        """y[r] = sigmoid(gate[r]) * x[r] for x [n_rows, n], gate [n_rows]; y may be x."""
+        """y[r] = sigmoid(gate[r]) * x[r] for x [n_rows, n] and gate [n_rows]; y may be x."""
         n = x.shape[-1]
         n_rows = rows_of(x, n)
         assert rows_of(gate, 1) == rows_of(y, n) == n_rows, (gate, x, y)
@@ -79,7 +79,7 @@ class ElementwiseOps(Target):
         self.record("columns", "f32", (x, y), push, {"LOCAL": 128}, groups)
 
     def copy_words(self, src: View, dst: View) -> None:
-        """dst = src as 32-bit words; equal sizes, any types. For runtimes that cannot copy ranges."""
+        """Copy src to dst as 32-bit words; equal sizes, any types. For runtimes that cannot copy ranges."""
         n = src.nbytes // 4
         assert dst.nbytes == src.nbytes, (src, dst)
         groups = min(COPY_GROUPS, max(1, -(-n // 128))), 1, 1

@@ -1,4 +1,4 @@
-"""Replaces a dispatch and the only dispatch that reads its result by one; the value never goes to memory.
+"""Fuses a dispatch with the only dispatch that reads its result, which then never goes to memory.
 
 A model is recorded one op at a time. A rule examines a dispatch and the producers of its inputs.
 """
@@ -20,7 +20,7 @@ from vkbackend.recording import Command, Copy, Dispatch, Exchange, Recording
 
 
 def fuse(recording: Recording, limits: Limits) -> Recording:
-    """The recording with fewer dispatches and the same results."""
+    """Return a recording with fewer dispatches and the same results."""
     fusing = _Fusing(recording, limits)
     for at, command in enumerate(recording.commands):
         if isinstance(command, Dispatch):
@@ -30,7 +30,7 @@ def fuse(recording: Recording, limits: Limits) -> Recording:
 
 
 class _Fusing:
-    """The commands (None: fused into another) and the indices of commands that touch each value."""
+    """The commands (None: fused into another), and the indices of the commands that use each value."""
 
     def __init__(self, recording: Recording, limits: Limits) -> None:
         self.limits = limits
@@ -46,16 +46,16 @@ class _Fusing:
                         self.touched.setdefault(access.buffer, set()).add(at)
 
     def named(self, at: int) -> dict[str, Any]:
-        """A dispatch's views, push constants and specialization constants by name."""
+        """Return a dispatch's views, push constants and specialization constants by name."""
         d = self.commands[at]
         assert isinstance(d, Dispatch)
         views = dict(zip(OPS[d.op].arg_names, d.args, strict=True))
         return views | dict(d.push) | dict(d.consts) | {"op": d.op, "step": d.step, "label": d.label}
 
     def maker(self, at: int, name: str, ops: tuple[str, ...], others_later: bool = False) -> int | None:
-        """Index of the dispatch that produces input `name` of dispatch `at`, if its op is in `ops` and it
-        could run at `at`. Nothing else may use the value; with `others_later`, commands after `at` may. Else
-        None."""
+        """Return the index of the dispatch that produces input `name` of dispatch `at` if its op is in `ops`
+        and it could run at `at`, else None. No other command may use the value, except commands after `at`
+        with `others_later`."""
         value: View = self.named(at)[name]
         first, *others = sorted(self.touched.get(value.buffer, ())) or [at]
         producer = self.commands[first]
@@ -74,7 +74,7 @@ class _Fusing:
         return Recorder(Recording("fused"), self.limits, self.named(at)["label"])
 
     def replace(self, at: int, producers: list[int], fused: Recording) -> None:
-        """Replace dispatch `at` by the one in `fused`, and remove dispatches `producers`."""
+        """Replace dispatch `at` by the dispatch in `fused`, and remove the dispatches `producers`."""
         [self.commands[at]] = fused.commands
         for i in producers:
             gone, self.commands[i] = self.commands[i], None
@@ -119,7 +119,8 @@ def _rope_store(f: _Fusing, at: int) -> None:
 
 
 def _gated_product(f: _Fusing, at: int) -> None:
-    """Fuse two products into the glu that reads both, if they share x and one binding spans both matrices."""
+    """Fuse a glu with the two products that it reads, if the products share x and one binding spans both
+    matrices."""
     g = f.named(at)
     i, j = (f.maker(at, name, _PRODUCTS) for name in ("gate", "up"))
     if i is None or j is None:
@@ -142,8 +143,8 @@ def _gated_product(f: _Fusing, at: int) -> None:
 
 
 def _norm_of_sum(f: _Fusing, at: int) -> None:
-    """Fuse an add into the rms_norm of its sum, as an add_partials with one partial. Later commands may read
-    the sum."""
+    """Fuse an add into the rms_norm of the sum: an add_partials with one partial. Later commands may read the
+    sum."""
     n = f.named(at)
     i = f.maker(at, "x", ("add",), others_later=True) if n["HAS_W"] else None
     if i is None:
@@ -166,8 +167,8 @@ def _norm_of_sum(f: _Fusing, at: int) -> None:
 
 
 def _quantized_norm(f: _Fusing, at: int) -> None:
-    """Fuse quantize_q8 into the norm before it. The result stays at the norm's position: commands in between
-    may read the norm's residual."""
+    """Fuse quantize_q8 into the norm before it, at the norm's position, because commands in between may read
+    the norm's residual."""
     if (i := f.maker(at, "x", ("rms_norm", "add_partials"))) is None:
         return
     norm, q = f.commands[i], f.named(at)

@@ -1,7 +1,7 @@
-"""Products with one matrix: a `MatrixOp` per shader, listed in table.py, all with one signature.
+"""Products with one matrix. Each shader has a `MatrixOp`, listed in table.py, all with one signature.
 
-They differ in x's type, in suitable devices and numbers of rows, and in their grid, defined here or in
-units.py.
+The ops differ in x's type, in the devices and numbers of rows they suit, and in their grid (here or in
+units.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vkbackend.ops.spec import OpSpec, op_spec
 from vkbackend.ops.target import Target, floor_pow2, rows_of
 
 MAX_VEC_ROWS = 8  # maximum rows of x for mat_vec, and for a thread of mat_lane
-BUSY_TILES = 64  # workgroups to occupy a GPU: one or two per core
+BUSY_TILES = 64  # workgroups that occupy a GPU: one or two per core
 ROW_CLASSES = {
     "one": 1,
     "few": MAX_VEC_ROWS,
@@ -29,7 +29,7 @@ FEW, MANY = ("one", "few"), ("some", "many")
 
 
 class Size(NamedTuple):
-    """A product: n rows of w, k elements each, n_rows rows of x."""
+    """A product: w has n rows of k elements, x has n_rows rows."""
 
     n: int
     k: int
@@ -50,16 +50,16 @@ Predicate = Callable[[Limits], bool]
 
 @dataclass(frozen=True)
 class MatrixOp:
-    """y[r, i] = sum over k of w[i, k] * x[r, k] (+ bias[i]) by the shader `name`."""
+    """Computes y = w x (+ bias) by the shader `name`; `__call__` records it."""
 
     name: str
     grid: Callable[[Limits, Size], Grid]
     consts: str  # specialization constants after LOCAL: from the grid, FOURS and WIDE (__call__)
     rows: tuple[str, ...]  # classes of rows of x
-    suits: Predicate  # devices that prefer it to later entries if nothing is measured
+    suits: Predicate  # devices that prefer the op to later entries if nothing is measured
     x_type: str = "f32"
     needs: tuple[str, ...] = ()
-    gates: Predicate | None = None  # devices that fuse gate, up and glu in it; None: the shader cannot
+    gates: Predicate | None = None  # devices that fuse gate, up and glu; None if the shader cannot
     gpus_only: bool = False  # too slow on CPUs to be measured there
 
     @cached_property
@@ -80,11 +80,12 @@ class MatrixOp:
         act: str = "",
         y_stride: int | None = None,
     ) -> None:
-        """w [n, k] of a weight type, x [n_rows, k] of `x_type`, bias f32 [n].
+        """y[r, i] = sum over k of w[i, k] * x[r, k] (+ bias[i]); w [n, k] of a weight type, x [n_rows, k] of
+        `x_type`, bias f32 [n].
 
-        Row r of y starts at element r * y_stride (default n), to write into wider rows. With `up`, a matrix
-        like w and after it in the same buffer, y is act(w x) * (up x) as in glu, without bias; push constant
-        `up_at` is the start of `up`.
+        Row r of y starts at element r * y_stride (default n), to write into wider rows. With `up`, y is act(w
+        x) * (up x) as in glu, without bias; `up` is a matrix like w, after w in the same buffer, and starts
+        at the push constant `up_at`.
         """
         limits, (n, k) = target.limits, w.shape
         n_rows = rows_of(x, k, self.x_type)
@@ -94,7 +95,8 @@ class MatrixOp:
         assert self.x_type != "f16s" or x.offset % 16 == 0, x
         assert bias is None or (bias.shape == (n,) and bias.dtype == "f32"), (w, bias)
         assert y_stride >= n and rows_of(y, 1) >= (n_rows - 1) * y_stride + n, (w, x, y, y_stride)
-        # A push constant: the branch is free compared to the product, another pipeline slow to compile.
+        # `has_bias` is a push constant: the branch costs nothing next to the product, but another pipeline is
+        # slow to compile.
         push: dict[str, int | float] = {"k": k, "n": n, "n_rows": n_rows, "y_stride": y_stride}
         push |= {"has_bias": int(bias is not None)}
         if self.gates:
@@ -109,7 +111,8 @@ class MatrixOp:
         assert shown.nbytes <= limits.max_storage_range, f"{shown!r} exceeds one binding: split it by rows"
         size = Size(2 * n if up else n, k, n_rows, up is not None)
         consts, along_w, along_x = self.grid(limits, size)
-        # Reads of 16 bytes: all rows begin at multiples of 16; rows of q8 if k is a multiple of 64.
+        # With WIDE, reads are 16 bytes, so all rows begin at multiples of 16; rows of q8 do so if k is a
+        # multiple of 64.
         wide = k % 64 == 0 and not any(view.offset % 16 for view in (w, x, up or w))
         known = {"FOURS": k % 4 == 0, "WIDE": wide}
         consts = consts | {name: int(holds) for name, holds in known.items() if name in self.spec.consts}
@@ -121,8 +124,8 @@ class MatrixOp:
 
 
 def variant_of(spec: OpSpec, dtype: str, limits: Limits) -> str:
-    """Shader variant for weights of type `dtype`. Matrix units have one per API; int8 only for
-    VK_KHR_cooperative_matrix."""
+    """Return the shader variant for weights of type `dtype`. Matrix units have a variant per API, but int8
+    only for VK_KHR_cooperative_matrix."""
     if "matrix_units" not in spec.needs:
         return dtype
     return f"{dtype}-{'khr' if 'int8_units' in spec.needs else limits.matrix_units.api}"
@@ -136,7 +139,7 @@ def row_class(n_rows: int) -> str:
 
 
 def rows_by_threads(limits: Limits, size: Size) -> Grid:
-    """TPR threads per row of w. On a CPU one thread each, so no sums are combined (except in a gated
+    """TPR threads compute a row of w. On a CPU it is one thread, so no sums are combined (except in a gated
     product); on a GPU each thread has at least 8 elements."""
     alone = limits.is_cpu and not size.gated
     local, tpr = (32, 1) if alone else (128, min(64, max(4, floor_pow2(size.k // 8))))
@@ -150,7 +153,7 @@ def rows_by_subgroups(limits: Limits, size: Size) -> Grid:
 
 
 def rows_by_lanes(limits: Limits, size: Size) -> Grid:
-    """A thread per row of w, for up to MAX_VEC_ROWS rows of x, the same number in all threads."""
+    """A thread computes a row of w for up to MAX_VEC_ROWS rows of x, the same number in all threads."""
     local, tiles = 32, -(-size.n_rows // MAX_VEC_ROWS)
     consts = {
         "LOCAL": local,
@@ -161,20 +164,21 @@ def rows_by_lanes(limits: Limits, size: Size) -> Grid:
 
 
 def tiles_of_64(limits: Limits, size: Size) -> Grid:
-    """64 rows of w by 16 or 32 rows of x."""
+    """A tile is 64 rows of w by 16 or 32 rows of x."""
     rn = 2 if size.n_rows <= 16 else 4
     return Grid({"LOCAL": 128, "RN": rn}, -(-size.n // 64), -(-size.n_rows // (8 * rn)))
 
 
 def fills(n_rows: int, tile: int) -> bool:
-    """Whether tiles of that many rows pad by at most a quarter if there are several: 192 rows in tiles of 128
-    cost as much as 256, a third more than in tiles of 64."""
+    """Whether n_rows fit one tile, or tiles pad them by at most a quarter: 192 rows in tiles of 128 cost as
+    much as 256, a third more than in tiles of 64."""
     return n_rows <= tile or 4 * tile * -(-n_rows // tile) <= 5 * n_rows
 
 
 def dot_tiles(limits: Limits, size: Size) -> Grid:
-    """64 rows of w by 16 or 32 rows of x. By 64 if enough tiles remain to occupy a GPU and subgroups exceed
-    16 lanes: narrow ones (Intel) have 128 registers per lane, and tiles of 64 spilled up to 67."""
+    """A tile is 64 rows of w by 16 or 32 rows of x. It has 64 rows of x if enough tiles remain to occupy a
+    GPU and subgroups exceed 16 lanes: narrow subgroups (Intel) have 128 registers per lane and spilled up to
+    67."""
     grid = tiles_of_64(limits, size)
     enough = size.n_rows > 32 and grid.along_w * -(-size.n_rows // 64) >= BUSY_TILES
     if limits.subgroup_size > 16 and enough and fills(size.n_rows, 64):
@@ -183,8 +187,8 @@ def dot_tiles(limits: Limits, size: Size) -> Grid:
 
 
 def tiles_by_size(limits: Limits, size: Size) -> Grid:
-    """16 x 8 threads. Each computes 8 x 8 values if that leaves enough tiles to occupy a GPU, else 4 x 4, or
-    4 x 2 for up to 16 rows of x."""
+    """A workgroup has 16 x 8 threads. Each computes 8 x 8 values if enough tiles remain to occupy a GPU,
+    otherwise 4 x 4, or 4 x 2 for up to 16 rows of x."""
     rm, rn = 4, 2 if size.n_rows <= 16 else 4
     enough = size.n_rows > 32 and -(-size.n // 128) * -(-size.n_rows // 64) >= BUSY_TILES
     if enough and fills(size.n_rows, 64):

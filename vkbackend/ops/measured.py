@@ -1,8 +1,8 @@
-"""The fastest matrix ops per driver, measured by `vkbackend tune`, in the cache folder.
+"""The fastest matrix ops per driver, measured by `vkbackend tune` and stored in the cache folder.
 
-One table per driver version: all its devices must run the same ops for identical bits. A table ranks all ops
-per class of rows; a device takes the first that it supports for the weight type (choice.py). Without a table,
-table.py decides.
+There is one table per driver version, because all devices of a driver must run the same ops for identical
+bits. A table ranks all ops per class of rows; a device uses the first that it supports for the weight type
+(choice.py). Without a table, table.py decides.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def entry_name(info: DeviceInfo) -> str:
 
 
 def load(info: DeviceInfo) -> Table:
-    """The measured table; empty if missing. Unknown ops are dropped."""
+    """Return the measured table without unknown ops; empty if missing."""
     try:
         stored = cache_folder.read_json(entry_name(info)) or {}
         table = stored["ops"] if stored.get("format") == _FORMAT else {}
@@ -38,7 +38,7 @@ def load(info: DeviceInfo) -> Table:
 
 
 def save(info: DeviceInfo, table: Table) -> bool:
-    """Replace the driver's table, or remove it if empty. False if it cannot be written."""
+    """Replace the driver's table, or remove it if `table` is empty. Return False if it cannot be written."""
     name = entry_name(info)
     if not table:
         cache_folder.remove(name)

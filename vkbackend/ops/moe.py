@@ -1,8 +1,7 @@
 """Ops of a mixture of experts.
 
-In order: moe_logits and moe_topk on the residual, moe_group, mat_id (choice.py) for gate and up, glu, mat_id
-for down, moe_sum; add_id adds biases after a mat_id. A device has some FFN columns of every expert, with
-prefix sums `starts` u32 [n_experts + 1].
+The order is: moe_logits and moe_topk on the residual, moe_group, mat_id (choice.py) for gate and up, glu,
+mat_id for down, moe_sum; add_id adds biases after a mat_id. experts.py explains `starts`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from vkbackend.ops.experts import Groups, tile_count
 from vkbackend.ops.target import Target, rows_of
 
 MAX_EXPERTS, MAX_USED, MAX_GROUPS = 1024, 32, 64  # limited by moe_topk's shared memory
-GATINGS = ("softmax", "sigmoid", "softmax_weight")  # numbered in shaders/moe_topk.comp
+GATINGS = ("softmax", "sigmoid", "softmax_weight")  # numbered as in shaders/moe_topk.comp
 LOGITS_LOCAL = 32  # fixes the order of summation on every device
 
 
@@ -24,9 +23,10 @@ class Gating:
     """Routing from logits l = logit_scale * (router * norm of h) + bias.
 
     Probabilities are softmax(l), sigmoid(l), or l itself (softmax_weight: weights are the softmax over the
-    chosen experts). Experts with the largest probability + `select` are chosen; `select` does not affect
-    weights. With groups, choose only within the n_group_used groups with the largest sums of their two best
-    experts. norm_w divides weights by max(their sum, 2^-14). Finally weights are multiplied by `scale`.
+    chosen experts). The experts with the largest probability + `select` are chosen; `select` does not affect
+    weights. With groups, experts are chosen only within the n_group_used groups with the largest sums of
+    their two best experts. norm_w divides weights by max(their sum, 2^-14). Finally weights are multiplied by
+    `scale`.
     """
 
     kind: str = "softmax"
@@ -42,13 +42,13 @@ class MoeOps(Target):
         """logits[r, e] = sum over k of h[r, k] * (w_norm[k] * w[e, k]), bit-identical on every device.
 
         h [n_rows, n_embd] is the residual before its norm with weight w_norm [n_embd]; w f32 [n_experts,
-        n_embd]. logits [n_rows, n_experts] are too large by rms(h), which keeps the order.
+        n_embd]. logits [n_rows, n_experts] are not divided by rms(h), which keeps the order.
         """
         n_experts, n_embd = w.shape
         n_rows = rows_of(h, n_embd)
         assert w.dtype == "f32" and w_norm.shape == (n_embd,) and w_norm.dtype == "f32", (w, w_norm)
         assert w.nbytes <= self.limits.max_storage_range and rows_of(logits, n_experts) == n_rows, (w, logits)
-        n = 1 if n_rows == 1 else 4  # rows per workgroup; does not affect the order
+        n = 1 if n_rows == 1 else 4  # rows per workgroup; does not affect the order of sums
         self.record(
             "moe_logits",
             "f32",
@@ -72,11 +72,12 @@ class MoeOps(Target):
         select: View | None = None,
         gain: View | None = None,
     ) -> None:
-        """ids u32 [n_rows, n_used]: the chosen experts, best first, ties by lower id, NaN last; weights f32.
+        """Choose experts: ids u32 [n_rows, n_used], best first, on ties lower ids first, NaN last; weights
+        f32.
 
-        logits [n_rows, n_experts] from moe_logits of h [n_rows, n_embd], the residual before its norm with
-        eps. f32 [n_experts]: the router's `bias`, `select` (see Gating), and `gain`, a factor of weights.
-        Bit-identical on every device and driver.
+        logits [n_rows, n_experts] are from moe_logits of h [n_rows, n_embd], the residual before its norm
+        with eps. f32 [n_experts]: the router's `bias`, `select` (see Gating), and `gain`, a factor of
+        weights. Bit-identical on every device and driver.
         """
         n_rows, n_used = ids.shape
         n_embd, n_experts, g = h.shape[-1], logits.shape[-1], gating

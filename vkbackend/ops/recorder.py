@@ -1,7 +1,7 @@
-"""The recorder: a method per op, which records a dispatch.
+"""The recorder: each op has a method that records a dispatch.
 
-It checks shapes (by assertions), chooses variant, specialization constants and grid, and appends a
-`Dispatch`. Activations are contiguous f32 rows.
+The method asserts shapes, chooses variant, specialization constants and grid, and appends a `Dispatch`.
+Activations are contiguous f32 rows.
 """
 
 from __future__ import annotations
@@ -32,4 +32,4 @@ class Recorder(
     StateSpaceOps,
     StreamOps,
 ):
-    """All ops, for one recording, device and label."""
+    """All ops, recorded for a device, with a label."""

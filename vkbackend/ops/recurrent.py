@@ -1,8 +1,8 @@
 """Recurrent layers: short convolutions and the gated delta net (Yang, Kautz, Hatamizadeh 2025,
 arXiv:2412.06464; gates per channel: Kimi Linear, arXiv:2510.26692).
 
-States are in cells [n_cells, ...]. A run reads and writes the cells in `Run.states`, maybe the same one. At
-position 0 it reads none.
+States are in cells [n_cells, ...]. A run reads and writes the cells in `Run.states`, which may be the same
+cell. At position 0 a run reads no cell.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from vkbackend.ops.target import Target, floor_pow2, rows_of
 from vkbackend.step import MAX_RUNS
 
 CONV_TILE = 16  # rows per workgroup of ssm_conv
-MAX_DELTA_HEAD = 128  # limited by shared memory of delta_chunk and delta_scan
-CHUNK, CHUNK_KDA = 64, 16  # rows of a chunk, with a gate per head, per channel
+MAX_DELTA_HEAD = 128  # limited by the shared memory of delta_chunk and delta_scan
+CHUNK, CHUNK_KDA = 64, 16  # rows of a chunk with gates per head, and per channel
 
 
 def _tiles(n_rows: int, size: int) -> int:
-    """Upper bound of tiles for runs of n_rows in all; each run's last tile may be short."""
+    """Upper bound of the tiles for runs of n_rows in total; each run's last tile may be short."""
     return min(n_rows, n_rows // size + min(n_rows, MAX_RUNS))
 
 
 class DeltaKeywords(TypedDict, total=False):
-    """Keywords of delta_net and delta_chunk, explained in delta_net."""
+    """Keywords that `delta_net` explains."""
 
     n_k: Required[int]
     tiled: bool
@@ -70,7 +70,7 @@ def _delta_push(
 
 
 def delta_work(n_rows: int, n_heads: int, size: int, kda: bool) -> tuple[int, int, int]:
-    """Shape of the intermediate of delta_chunk and delta_scan."""
+    """Return the shape of delta_chunk's `work`."""
     return n_rows, n_heads, 5 * size + (CHUNK_KDA if kda else CHUNK)
 
 
@@ -78,7 +78,7 @@ class RecurrentOps(Target):
     def ssm_conv(
         self, x: View, w: View, b: View | None, state: View, y: View, step: View, *, silu: bool = True
     ) -> None:
-        """y = silu(b[c] + sum over j of w[c, j] * x[t - (d_conv - 1) + j, c]) within each run; earlier
+        """y = silu(b[c] + sum over j of w[c, j] * x[t - (d_conv - 1) + j, c]) within each run. Earlier
         columns come from the state, which then gets the run's last columns. Without `silu`, y is the sum.
 
         x, y [n_rows, width], w f32 [width, d_conv], b [width] or None, state f32 [n_cells, width, d_conv -
@@ -102,7 +102,7 @@ class RecurrentOps(Target):
         )
 
     def l2_norm(self, x: View, y: View, *, eps: float, x_stride: int | None = None) -> None:
-        """y = x / sqrt(sum(x^2) + eps) per head; y [n_rows, n_heads, n], rows of x x_stride apart."""
+        """y = x / sqrt(sum(x^2) + eps) per head; y [n_rows, n_heads, n]. Rows of x are x_stride apart."""
         n_rows, n_heads, n = y.shape
         x_stride = n_heads * n if x_stride is None else x_stride
         assert x.dtype == y.dtype == "f32" and x_stride >= n_heads * n, (x, y)
@@ -118,10 +118,10 @@ class RecurrentOps(Target):
         )
 
     def delta_gates(self, a: View, dt: View, decay: View, b: View, g: View, beta: View) -> None:
-        """g = softplus(a + dt) * decay, beta = sigmoid(b): the log of the share of a state that is kept (not
-        positive for non-positive decay), and the share that is rewritten.
+        """g = softplus(a + dt) * decay, beta = sigmoid(b). A share e^g of the state remains (g is not
+        positive if decay is not), and a share beta is rewritten.
 
-        b, beta [n_rows, n_heads]; a, g [n_rows, n_heads * width], dt of one row, decay [n_heads]; width is 1,
+        b, beta [n_rows, n_heads]; a, g [n_rows, n_heads * width], dt of one row, decay [n_heads]. width is 1,
         or the head size for gates per key channel.
         """
         n_heads = decay.shape[0]
@@ -156,7 +156,7 @@ class RecurrentOps(Target):
         y [n_rows, n_heads, s]; q, k [n_rows, n_k, s] with rows q_stride apart, v [n_rows, n_heads, s] with
         rows v_stride apart; g [n_rows, n_heads, 1 or s] not positive, beta [n_rows, n_heads]; state f32
         [n_cells, n_heads, s, s], M's key index first. Head h reads key head h / (n_heads / n_k), or with
-        `tiled` h % n_k. Rows outside runs are zeros.
+        `tiled` h % n_k. Rows of y outside runs are zeros.
         """
         push, size, kda = _delta_push(q, k, v, g, beta, y, **rows)
         n_rows, n_heads = y.shape[:2]
@@ -185,7 +185,7 @@ class RecurrentOps(Target):
         step: View,
         **rows: Unpack[DeltaKeywords],
     ) -> None:
-        """The stateless part of delta_net, for all chunks at once. `work` has the shape delta_work."""
+        """The stateless part of delta_net, for all chunks at once."""
         n_rows, n_heads = work.shape[:2]
         kda = g.shape[-1] > 1
         size = (work.shape[2] - (CHUNK_KDA if kda else CHUNK)) // 5
@@ -205,7 +205,7 @@ class RecurrentOps(Target):
         )
 
     def delta_scan(self, work: View, state: View, y: View, step: View) -> None:
-        """y and the new state from delta_chunk's `work`; shapes as in delta_net."""
+        """Compute y and the new state of delta_net from delta_chunk's `work`."""
         n_rows, n_heads, size = y.shape
         chunk = work.shape[2] - 5 * size
         assert work.shape[:2] == (n_rows, n_heads) and chunk in (CHUNK, CHUNK_KDA), (work, y)

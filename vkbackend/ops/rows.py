@@ -9,39 +9,38 @@ from vkbackend.limits import Limits
 from vkbackend.ops.target import Target, floor_pow2, rows_of
 from vkbackend.wire import F16_BLOCK, FORMATS, wire_words
 
-TOKENS, OUTPUTS, POSITIONS = 0, 1, 2  # index of embed: tokens, output rows, positions
-NO_OWN = 0xFFFFFFFF  # add_partials: no partial of this device
+TOKENS, OUTPUTS, POSITIONS = 0, 1, 2  # embed's ids: tokens, output rows, positions
+NO_OWN = 0xFFFFFFFF  # add_partials: this device has no partial
 MAX_TOP_K = 64  # candidates per row for sampling
-MAX_SLOTS = 32  # partials of a sum: bits of a push constant
+MAX_SLOTS = 32  # partials of a sum: the bits of a push constant
 
 
 def _activation(y: View) -> str:
-    """The type of a norm's result: f32, or q8 in whole blocks."""
     assert y.dtype == "f32" or (y.dtype == "q8" and y.shape[-1] % 32 == 0), y
     return y.dtype
 
 
 def row_consts(limits: Limits, n: int) -> tuple[int, int]:
-    """(LOCAL, BATCH) of a workgroup per row of n elements. A step of one row has no other work, so a GPU must
-    overlap its reads: each takes 0.5 us, over a bus 1 or 2."""
+    """Return (LOCAL, BATCH) for a workgroup per row of n elements. In a step of one row a GPU has no other
+    work, so it must overlap its reads: each takes 0.5 us, or 1 to 2 us over a bus."""
     if limits.is_cpu:
         return 32 if n <= 256 else 128, 1
     return max(32, min(512, floor_pow2(limits.max_invocations), floor_pow2(n // 4))), 4
 
 
 def top_k_chunks(limits: Limits, n: int, k: int) -> tuple[int, int]:
-    """(elements of a chunk, chunks) of top_k for rows of n."""
+    """Return (elements of a chunk, chunks) of top_k for rows of n."""
     chunk = max(16_384 if limits.is_cpu else 4096, k)
     return chunk, -(-n // chunk)
 
 
 class RowOps(Target):
     def embed(self, w: View, y: View, step: View, *, ids: int = TOKENS, first: int = 0) -> None:
-        """y[r] = w[id(r)]: id is the row's token (ids=TOKENS), the row index of output r (OUTPUTS) or the
+        """y[r] = w[id(r)]. The id is the row's token (ids=TOKENS), the row index of output r (OUTPUTS) or the
         row's position (POSITIONS).
 
         w [n_vocab, n_embd] of any weight type, y [n_rows, n_embd]; zeros for ids outside the table. A table
-        larger than one binding comes in pieces, in order; w then has rows from `first`.
+        larger than one binding comes in pieces, in order; then w has the rows from `first` on.
         """
         n_vocab, n_embd = w.shape
         n_rows = rows_of(y, n_embd)
@@ -100,7 +99,7 @@ class RowOps(Target):
         self.record("center", "f32", (x, y), push, {"LOCAL": 32}, groups, flops=2 * n * n_rows)
 
     def row_moments(self, x: View, y: View) -> None:
-        """y [n_rows, 2]: sum and sum of squares of each row of x [n_rows, n]."""
+        """y [n_rows, 2]: the sum and the sum of squares of each row of x [n_rows, n]."""
         n_rows, n = x.shape
         assert x.dtype == "f32" and rows_of(y, 2) == n_rows, (x, y)
         push: dict[str, int | float] = {"n": n, "n_rows": n_rows}
@@ -108,8 +107,8 @@ class RowOps(Target):
         self.record("row_moments", "f32", (x, y), push, consts, (*self.fold(n_rows), 1), flops=3 * n * n_rows)
 
     def gaussian_topk(self, x: View, moments: View, y: View, *, width: int, c: float) -> None:
-        """y = max(x - mean - c * deviation, 0) for rows of `width`, a part of which is x [n_rows, n] (Gemma
-        team 2025, "Gemma 3n"). `moments` are the row_moments of whole rows. y may be x."""
+        """y = max(x - mean - c * deviation, 0) for rows of `width` (Gemma team 2025, "Gemma 3n"). x [n_rows,
+        n] is a part of these rows; `moments` are the row_moments of complete rows. y may be x."""
         n_rows, n = x.shape
         assert rows_of(moments, 2) == rows_of(y, n) == n_rows and n <= width, (x, moments, y, width)
         push: dict[str, int | float] = {"n": n, "width": width, "n_rows": n_rows, "c": c}
@@ -119,8 +118,8 @@ class RowOps(Target):
         )
 
     def pack_bf16(self, x: View, y: View) -> None:
-        """y u32 [ceil(n / 2)] = x (n elements) as bfloat16 pairs, nearest even, the first in the low half.
-        NaN stays NaN; an odd n is padded with zero."""
+        """y u32 [ceil(n / 2)] = x (n elements) as bfloat16 pairs, rounded to nearest even, the first in the
+        low 16 bits. NaN remains NaN; an odd n is padded with zero."""
         n = rows_of(x, 1)
         n_words = -(-n // 2)
         assert y.dtype == "u32" and math.prod(y.shape) == n_words, (x, y)
@@ -128,11 +127,11 @@ class RowOps(Target):
         self.record("pack_bf16", "f32", (x, y), {"n": n}, {"LOCAL": 128}, groups, flops=n)
 
     def pack_halves(self, x: View, y: View, kept: View | None = None) -> None:
-        """y and kept u32 [wire_words("f16", n)] = x (n elements) in 16 bits each, nearest even.
+        """y and kept u32 [wire_words("f16", n)] = x (n elements) in 16 bits each, rounded to nearest even.
 
         Each block of 128 begins with a word for the exponent of its largest finite magnitude; pairs follow,
-        the first in the low half. Infinities stay, NaN becomes quiet, floats below 2^-126 become zero, and an
-        odd n is padded with zero.
+        the first in the low 16 bits. Infinities remain, NaN becomes quiet, floats below 2^-126 become zero,
+        and an odd n is padded with zero.
         """
         n = rows_of(x, 1)
         for out in (y, kept or y):
@@ -156,13 +155,13 @@ class RowOps(Target):
         wire: str = "f32",
         slot_stride: int | None = None,
     ) -> None:
-        """h = residual + sum of the writers' partials in slot order; y = rms_norm(h) * w if given.
+        """h = residual + sum of the writers' partials in slot order; y = rms_norm(h) * w if w is given.
 
         h, residual, own, y [n_rows, n]; slots [n_slots, slot_stride in words]. A slot begins with its
         partial: n_rows * n floats, or the result of pack_bf16 (wire="bf16") or pack_halves ("f16"). Bit s of
-        `writers`: slot s takes part. This device's partial, slot own_index, is read from `own`: f32, rounded
-        here for bf16, or pack_halves' `kept` for f16. h may be residual; y may be q8. With `slot_stride`,
-        slots is flat and ends with the last slot's partial.
+        `writers` is set if slot s has a partial. This device's partial, slot own_index, is read from `own`:
+        f32, rounded here for bf16, or pack_halves' `kept` for f16. h may be residual; y may be q8. With
+        `slot_stride`, slots is flat and ends with the last slot's partial.
         """
         n = h.shape[-1]
         n_rows = rows_of(h, n)
@@ -214,11 +213,12 @@ class RowOps(Target):
         mask: View | None = None,
         chunk: int,
     ) -> None:
-        """The k largest per chunk of each row of x [n_rows, n], descending, ties by position, NaN first.
+        """Find the k largest values per chunk of each row of x [n_rows, n], descending. On ties lower
+        positions come first; NaN counts as largest.
 
-        ids u32 and values f32 [n_rows, n_chunks, k], k at most MAX_TOP_K. ids are positions, or values of
-        `source` u32 [n_rows, n] there. `mask` u32 [n_rows, ceil(n / 32)] allows positions by bit, lowest
-        first. If fewer than k remain, ids are 0xffffffff with values -inf.
+        ids u32 and values f32 [n_rows, n_chunks, k], k at most MAX_TOP_K. ids are positions, or the values of
+        `source` u32 [n_rows, n] at these positions. `mask` u32 [n_rows, ceil(n / 32)] has a bit per allowed
+        position, lowest first. If fewer than k remain, ids are 0xffffffff with values -inf.
         """
         n_rows, n = x.shape
         n_chunks, k = ids.shape[-2:]
@@ -234,8 +234,8 @@ class RowOps(Target):
         self.record("top_k", "f32", args, push, consts, (n_chunks, 1, n_rows))
 
     def log_sum_exp(self, x: View, y: View, *, chunk: int) -> None:
-        """y [n_rows, n_chunks, 2]: per chunk of each row of x [n_rows, n] the maximum, and the sum of exp(x -
-        maximum); NaN if the chunk has NaN or +inf. `log_of_sums` combines them."""
+        """y [n_rows, n_chunks, 2] has for each chunk of a row of x [n_rows, n] the maximum, and the sum of
+        exp(x - maximum), which is NaN if the chunk has NaN or +inf. `log_of_sums` combines chunks."""
         n_rows, n = x.shape
         n_chunks = y.shape[1]
         assert y.shape == (n_rows, n_chunks, 2) and n_chunks == -(-n // chunk), (x, y, chunk)

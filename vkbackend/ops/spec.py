@@ -1,7 +1,7 @@
 """Interfaces of shaders as data: storage bindings, push constants, specialization constants.
 
-Tests compare shader source, twin and cases with the spec. `SPECS` has the recorder's methods; table.py has
-matrix and experts ops, and `OPS`, all ops.
+Tests compare shader source, twin and cases with the spec. `SPECS` has the ops that are recorder methods;
+`OPS` in table.py has all ops.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ class OpSpec:
 
     name: str
     args: tuple[str, ...]
-    push: tuple[tuple[str, str], ...]  # (name, "u" or "f"), after one word offset per arg
-    consts: tuple[str, ...] = ("LOCAL",)  # specialization constants, ids 0, 1, ...
-    step: bool = False  # StepParams is the last binding, a uniform
+    push: tuple[tuple[str, str], ...]  # (name, "u" or "f"), after one offset in words per arg
+    consts: tuple[str, ...] = ("LOCAL",)  # specialization constants with ids 0, 1, ...
+    step: bool = False  # the last binding is StepParams, a uniform
     needs: tuple[str, ...] = ()  # required optional features
-    twin: str = ""  # op with the same numpy twin; "": its own
+    twin: str = ""  # op with the same numpy twin; "" if it has its own
 
     @cached_property
     def addressed(self) -> bool:
-        """Push constants begin with 64-bit addresses of args, which are not bound."""
+        """Whether push constants begin with 64-bit addresses of the args, which then have no bindings."""
         return "buffer_address" in self.needs
 
     @cached_property
@@ -53,12 +53,11 @@ def op_spec(
     needs: tuple[str, ...] = (),
     twin: str = "",
 ) -> OpSpec:
-    """Parse a spec: args, push constants ("name:f" for floats), constants after LOCAL."""
+    """Parse the args, the push constants ("name:f" for floats) and the constants after LOCAL."""
     fields = tuple((field.partition(":")[0], field.partition(":")[2] or "u") for field in push.split())
     return OpSpec(name, tuple(args.split()), fields, ("LOCAL", *consts.split()), step, needs, twin)
 
 
-# Shared by variants of an op.
 _DECODE_PUSH = "n_heads n_kv group q_first n_rows blocks_per_slot n_splits window chunk scale:f softcap:f"
 _PREFILL_PUSH = "n_heads n_kv group q_first n_rows blocks_per_slot window chunk first_head scale:f softcap:f"
 _UNIT_CONSTS = (

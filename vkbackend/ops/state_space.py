@@ -1,5 +1,5 @@
 """State space layers: Mamba-2's scan (Dao and Gu 2024, arXiv:2405.21060, section 7) and the group norm after
-it. Devices that share a group sum its squares. States and runs as in recurrent.py."""
+it. Devices that share a group add their sums of squares. States and runs are as in recurrent.py."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from vkbackend.ops.rows import row_consts
 from vkbackend.ops.target import Target, floor_pow2, rows_of
 from vkbackend.step import MAX_RUNS
 
-MAX_SSM_STATE = 256  # per head of B and C; registers hold part of a state column
-TILE_VALUES, MOST_ROWS = 1024, 8  # of B in a tile, rows in a tile: at most 14 KiB of shared memory
+MAX_SSM_STATE = 256  # values of B or C per head; registers hold part of a state column
+TILE_VALUES, MOST_ROWS = 1024, 8  # values of B in a tile, rows in a tile: at most 14 KiB of shared memory
 
 
 def low_bit(value: int) -> int:
-    """The largest power of two that divides `value`."""
+    """Return the largest power of two that divides `value`."""
     return value & -value
 
 
@@ -37,7 +37,7 @@ class StateSpaceOps(Target):
 
         x, y [n_rows, n_heads, p], dt [n_rows, n_heads], bias, a, d [n_heads], a not positive; bc [n_rows, 2,
         n_groups, n] has B, then C, and head h reads group (first + h) / group; state f32 [n_cells, n_heads,
-        n, p]. Rows outside runs are zeros.
+        n, p]. Rows of y outside runs are zeros.
         """
         (n_rows, n_heads, p), (n_groups, n) = y.shape, bc.shape[2:]
         assert bc.shape[:2] == (n_rows, 2) and x.dtype == y.dtype == bc.dtype == "f32", (x, bc, y)
@@ -72,9 +72,9 @@ class StateSpaceOps(Target):
     def group_squares(
         self, z: View | None, x: View, squares: View, *, group: int, first: int = 0, skip: int = 0
     ) -> None:
-        """squares [n_rows, n_groups]: sums of x^2, or of (silu(z) x)^2, per group of `group` columns. x, z
-        [n_rows, width] are columns first..first + width of a row. Other columns count as 0, and so do the
-        first `skip` columns of x, which another device counts."""
+        """squares [n_rows, n_groups]: the sums of x^2, or of (silu(z) x)^2, per group of `group` columns. x,
+        z [n_rows, width] are columns first..first + width of a row. Other columns count as 0, and so do the
+        first `skip` columns of x, which another device adds."""
         width, n_groups = x.shape[-1], squares.shape[-1]
         n_rows = rows_of(x, width)
         assert rows_of(squares, n_groups) == n_rows and first + width <= n_groups * group and skip <= width, (
@@ -114,8 +114,8 @@ class StateSpaceOps(Target):
         first: int = 0,
         eps: float,
     ) -> None:
-        """y = x / sqrt(squares / group + eps) * w, with z of silu(z) x; `squares` of all groups from
-        group_squares, w [width]; y may be x."""
+        """y = x / sqrt(squares / group + eps) * w, with z of silu(z) x instead of x. `squares` of all groups
+        are from group_squares; w [width]; y may be x."""
         width, n_groups = x.shape[-1], squares.shape[-1]
         n_rows = rows_of(x, width)
         assert rows_of(squares, n_groups) == rows_of(y, width) == n_rows, (x, squares, y)

@@ -1,5 +1,5 @@
-"""Ops of a residual with several streams (AltUp; Baykal et al. 2023, arXiv:2301.13310), each n values of a
-row. The layer reads the first stream. Each stream is predicted from all, then corrected by the layer's
+"""Ops of a residual with several streams of n values per row (AltUp; Baykal et al. 2023, arXiv:2301.13310).
+The layer reads the first stream. Each stream is predicted from all streams, then corrected by the layer's
 result, with factors from a router's modes."""
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from vkbackend.buffer import View
 from vkbackend.ops.rows import row_consts
 from vkbackend.ops.target import Target, rows_of
 
-MAX_STREAMS = 8  # kept in a thread's registers
+MAX_STREAMS = 8  # a thread holds all streams in registers
 LEAST = 1e-5  # minimum mean square for scaling
 
 
 class StreamOps(Target):
     def streams_of(self, x: View, a: View, y: View) -> None:
-        """y [n_rows, 1 + k, n]: x [n_rows, n], then the k streams of a [n_rows, k, n], scaled to x's root
+        """y [n_rows, 1 + k, n] is x [n_rows, n], then the k streams of a [n_rows, k, n], scaled to x's root
         mean square (mean squares are at least LEAST)."""
         n = x.shape[-1]
         n_rows = rows_of(x, n)
@@ -50,7 +50,7 @@ class StreamOps(Target):
         self.record(op, "f32", args, push, {"LOCAL": 64, "STREAMS": m}, groups, flops=2 * m**3 * n * n_rows)
 
     def streams_add(self, x: View, a: View, y: View) -> None:
-        """y = x [n_rows, m, n] with a [n_rows, n] added to all streams but the first; y may be x."""
+        """y = x [n_rows, m, n], with a [n_rows, n] added to all streams except the first; y may be x."""
         n = a.shape[-1]
         n_rows = rows_of(a, n)
         m = rows_of(x, n) // n_rows

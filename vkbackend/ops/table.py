@@ -1,8 +1,8 @@
 """The table of matrix and experts ops.
 
-The first entry that suits the device, the rows of x and the weight type runs, unless `vkbackend tune`
-measured a faster one. A new variant needs an entry here, a shader, a line in shaders/variants.toml and a case
-in tools/op_cases.
+A product uses the first entry that suits the device, the rows of x and the weight type, unless `vkbackend
+tune` measured a faster op. A new variant needs an entry here, a shader, a line in shaders/variants.toml and a
+case in tools/op_cases.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def on_gpus(limits: Limits) -> bool:
 
 
 def fast_lanes(limits: Limits) -> bool:
-    """CPUs with enough SIMD lanes as invocations: lane ops are 5 to 10 times as fast as others on lavapipe (8
-    lanes), half as fast on SwiftShader (4 lanes)."""
+    """Whether this is a CPU with enough SIMD lanes as invocations. Lane ops are 5 to 10 times as fast as
+    others on lavapipe (8 lanes), but half as fast on SwiftShader (4 lanes)."""
     return limits.is_cpu and limits.subgroup_size >= 8 and limits.features.issuperset(LANES)
 
 
@@ -65,7 +65,7 @@ def fast_dots(limits: Limits) -> bool:
 
 
 def fused(grid: Callable[[Limits, Size], Grid]) -> Callable[[Limits, Size], Grid]:
-    """The grid with FUSED: GPUs with dot product instructions have an fma that rounds once."""
+    """Add the constant FUSED to a grid: GPUs with dot product instructions have an fma that rounds once."""
 
     def with_fused(limits: Limits, size: Size) -> Grid:
         cut = grid(limits, size)
@@ -75,18 +75,18 @@ def fused(grid: Callable[[Limits, Size], Grid]) -> Callable[[Limits, Size], Grid
 
 
 def fast_int8_units(limits: Limits) -> bool:
-    """GPUs with int8 matrix units four times as fast as halves. At twice the rate or less halves win: scaling
-    every block of integers takes longer (docs/measurements/kernels.md)."""
+    """Whether int8 matrix units are four times as fast as F16. At twice the rate or less F16 wins, because
+    scaling every block of integers takes longer (docs/measurements/kernels.md)."""
     return not limits.is_cpu and "int8_units_fast" in limits.features
 
 
 def fast_waves(limits: Limits) -> bool:
-    """GPUs with subgroups wide enough for a row of w."""
+    """Whether subgroups are wide enough for a row of w."""
     return not limits.is_cpu and limits.subgroup_size >= 16
 
 
 def fast_tiles(limits: Limits) -> bool:
-    """GPUs. mat_tile takes up to twice as long as mat_mul on SwiftShader."""
+    """GPUs only: mat_tile takes up to twice as long as mat_mul on SwiftShader."""
     return not limits.is_cpu and limits.subgroup_size > 1
 
 
@@ -101,10 +101,10 @@ MATRIX_OPS: dict[str, MatrixOp] = {
         MatrixOp(
             "mat_dot", rows_by_subgroups, "ROWS N WIDE", FEW, fast_dots, "q8", DOTS + SUBGROUPS, anywhere
         ),
-        # Subgroups combine sums.
+        # Subgroups combine the sums.
         MatrixOp("mat_wave", rows_by_subgroups, "ROWS N WIDE", FEW, fast_waves, "f32", SUBGROUPS, anywhere),
-        # Shared memory combines sums. A CPU thread has a whole row of w, so nothing is combined, except with
-        # gate and up.
+        # Shared memory combines the sums. On a CPU a thread has a complete row of w, so nothing is combined,
+        # except with gate and up.
         MatrixOp("mat_vec", rows_by_threads, "TPR N FOURS", FEW, anywhere, gates=on_gpus),
         MatrixOp(
             "mat_mul_dot_coop",
@@ -127,7 +127,7 @@ MATRIX_OPS: dict[str, MatrixOp] = {
             gpus_only=True,
         ),
         MatrixOp("mat_mul_dot", fused(dot_tiles), "RN FUSED", MANY, fast_dots, "q8", DOTS),
-        # As mat_mul, with more operands in registers.
+        # Like mat_mul, but with more operands in registers.
         MatrixOp("mat_tile", tiles_by_size, "RM RN FOURS", MANY, fast_tiles, gpus_only=True),
         MatrixOp("mat_mul", tiles_of_64, "RN FOURS", MANY, anywhere),
     )

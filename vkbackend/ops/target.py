@@ -1,4 +1,4 @@
-"""Base of all families of ops: a recording, the device's limits, a label."""
+"""Base class of all families of ops."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_GROUPS = 65_535  # per axis, guaranteed by Vulkan
 class Target:
     recording: Recording
     limits: Limits
-    label: str = ""  # of commands; "": the op's name
+    label: str = ""  # of commands; "" for the op's name
 
     def record(
         self,
@@ -30,7 +30,6 @@ class Target:
         step: View | None = None,
         flops: int = 0,
     ) -> None:
-        """Append a dispatch of an op, given as a name in SPECS or a spec."""
         spec = SPECS[op] if isinstance(op, str) else op
         assert len(push) == len(spec.push), (spec.name, tuple(push))
         assert tuple(consts) == spec.consts and len(args) == len(spec.args), (spec.name, tuple(consts))
@@ -60,7 +59,7 @@ class Target:
         self.recording.copy(src, dst, self.label)
 
     def fold(self, count: int) -> tuple[int, int]:
-        """Workgroups in x and y that cover `count` within the limits."""
+        """Return workgroups in x and y that cover `count`, within the limits."""
         max_x = min(self.limits.max_groups[0], MAX_GROUPS)
         return (count, 1) if count <= max_x else (max_x, -(-count // max_x))
 

@@ -1,9 +1,10 @@
-"""Numpy twins of the ops, the oracle of every shader: `twins.rows.rms_norm` is `rms_norm.comp`.
+"""Numpy twins of the ops, the oracle of every shader: `twins.rows.rms_norm` is the twin of `rms_norm.comp`.
 
-A twin has the name, argument order and push constants of its op, whose recorder method has the formula. Equal
+A twin has the name, argument order and push constants of its op; the recorder's method has the formula. Equal
 matrix ops share a twin. Arguments are storage arrays in binding order (weights and activations dequantized,
-or f16 as stored), StepParams if read, then push and specialization constants by keyword. Outputs are written
-in place. Twins compute in float64, round once to float32, and ignore constants that affect only speed.
+or f16 as stored), StepParams if the op reads them, then push and specialization constants by keyword. Outputs
+are written in place. Twins compute in float64, round once to float32, and ignore constants that affect only
+speed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _FAMILIES = (
 
 @cache
 def twin_of(op: str) -> Callable[..., None]:
-    """The twin of an op; raises NotImplementedError if missing."""
+    """Return the twin of an op, or raise NotImplementedError."""
     name = OPS[op].twin or op
     for family in _FAMILIES:
         if twin := getattr(family, name, None):

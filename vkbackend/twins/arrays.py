@@ -1,5 +1,3 @@
-"""Array helpers of the twins."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -28,7 +26,8 @@ def bf16_values(bits: Array) -> Array:
 
 
 def f16_blocks(words: Array, n: int) -> list[tuple[Array, slice]]:
-    """(words [n_blocks, 1 + width / 2], slice of elements) of whole blocks, then of a shorter last block."""
+    """Return pairs (words [n_blocks, 1 + width / 2], slice of elements): the full blocks, then a shorter last
+    block."""
     whole = n // F16_BLOCK * F16_BLOCK
     blocks = []
     for first, last, width in ((0, whole, F16_BLOCK), (whole, n, n - whole)):
@@ -39,7 +38,7 @@ def f16_blocks(words: Array, n: int) -> list[tuple[Array, slice]]:
 
 
 def put_f16(values: Array, words: Array) -> None:
-    """words uint32 = float32 values [n] in 16 bits each, nearest even (`vkbackend.wire`)."""
+    """Write float32 values [n] to uint32 words, 16 bits each, nearest even (`vkbackend.wire`)."""
     for blocks, at in f16_blocks(words, values.size):
         part = values[at].reshape(len(blocks), -1)
         tops = np.where(np.isfinite(part), np.abs(part), 0).max(axis=1)
@@ -49,7 +48,8 @@ def put_f16(values: Array, words: Array) -> None:
 
 
 def f16_bits(values: Array, biases: Array) -> Array:
-    """uint16 bits of float32 values, rounded in float64; `biases` is the first word of each value's block."""
+    """Return uint16 codes of float32 values, rounded in float64. `biases` has the first word of each value's
+    block."""
     tiny, nan, inf = np.finfo(np.float32).tiny, np.isnan(values), np.isinf(values)
     finite = np.where(nan | inf | (np.abs(values) < tiny), 0, values).astype(np.float64)
     share, exponent = np.frexp(np.abs(finite))  # 2048 * share has 11 integer bits or is zero
@@ -61,7 +61,7 @@ def f16_bits(values: Array, biases: Array) -> Array:
 
 
 def take_f16(words: Array, out: Array) -> None:
-    """The inverse of `put_f16`; out float32 [n]."""
+    """Invert `put_f16`; out is float32 [n]."""
     for blocks, at in f16_blocks(words, out.size):
         bits = out[at].reshape(len(blocks), -1).view(np.uint32)
         codes = blocks[:, 1:].view(np.uint16)[:, : bits.shape[1]]

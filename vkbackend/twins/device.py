@@ -1,4 +1,5 @@
-"""Devices without a driver: numpy runs the twins, null only counts. meta/ and models/ run on both."""
+"""Devices without a driver: `NumpyDevice` runs the twins, `NullDevice` only counts. meta/ and models/ run on
+both."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def _bytes(view: View) -> np.ndarray:
 
 
 def array_of(view: View) -> np.ndarray:
-    """The view as an array: in place for plain types, a dequantized copy for block formats."""
+    """Return the view as an array: in place for plain types, a dequantized copy for block formats."""
     raw = _bytes(view)
     if view.dtype in _PLAIN:
         n = int(np.prod(view.shape))
@@ -34,7 +35,7 @@ def array_of(view: View) -> np.ndarray:
 
 
 def stored(view: View) -> np.ndarray:
-    """The view as an array in place: rows of bytes for types that numpy lacks."""
+    """Return the view as an array in place, with rows of bytes for types that numpy lacks."""
     if view.dtype in _PLAIN:
         return array_of(view)
     nbytes = row_nbytes(view.dtype, view.shape[-1])
@@ -62,7 +63,7 @@ class HostExecutable(Executable):
 
 
 class HostQueue(Queue):
-    """Runs a segment in `submit` or `allow`, once it is ready."""
+    """Runs a segment in `submit` or `allow`, as soon as it is ready."""
 
     ahead = True
 
@@ -95,7 +96,7 @@ class HostQueue(Queue):
 
 
 class HostDevice(Device):
-    """Host memory as a device; subclasses execute commands."""
+    """A device in host memory; subclasses execute commands."""
 
     imports_pages = True
 
@@ -109,7 +110,7 @@ class HostDevice(Device):
         self.counts["buffer"] += 1
         self.created += 1
         self.nbytes[home] += aligned(nbytes)
-        # 0xFF bytes are NaN, which exposes reads before writes.
+        # Bytes 0xFF make NaN, which exposes reads before writes.
         return Buffer(aligned(nbytes), home, label, host=np.full(aligned(nbytes), 0xFF, np.uint8))
 
     def free(self, buffer: Buffer) -> None:

@@ -29,7 +29,7 @@ def glu(gate: Array, up: Array, y: Array, *, n: int, act: int = 1, **_: Any) -> 
 
 
 def scale(x: Array, y: Array, *, n: int, c: float, **_: Any) -> None:
-    """In float32: a product of two floats is rounded once. 0 gives zeros, even of NaN."""
+    """Computed in float32, where the product is rounded once. c = 0 gives zeros, even for NaN."""
     y.reshape(-1)[:n] = np.float32(c) * x.reshape(-1)[:n] if c else 0.0
 
 

@@ -1,5 +1,3 @@
-"""Twin of rounding activations to halves."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -10,8 +8,8 @@ from vkbackend.twins.arrays import Array
 
 
 def pack_f16(x: Array, y: Array, *, k: int, n_rows: int, **_: Any) -> None:
-    """x / s as halves, padded with zeros to 32 elements, then s, the power of two below max |x|. Tests
-    compare bits."""
+    """Each row is x / s in F16, padded with zeros to 32 elements, then s, the largest power of two up to max
+    |x|. Tests compare bits."""
     rows = x.reshape(-1)[: n_rows * k].reshape(n_rows, k)
     top = np.abs(rows).max(axis=1)
     exponent = np.clip(np.where(np.isfinite(top), top, 1).view(np.uint32) >> 23, 1, 253)

@@ -1,4 +1,4 @@
-"""Twins of products with a matrix: one for few rows, one for many."""
+"""Twins of products with a matrix, for few rows and for many."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def mat_mul(
     w: Array, x: Array, b: Array, y: Array, *, k: int, n: int, n_rows: int, y_stride: int, has_bias: int = 0,
     **_: Any,
 ) -> None:  # fmt: skip
-    with np.errstate(invalid="ignore"):  # NaN of a half
+    with np.errstate(invalid="ignore"):  # F16 may be NaN
         product = f64(x, n_rows, k) @ f64(w, n, k).T
     if has_bias:
         product += f64(b, n)
@@ -26,7 +26,7 @@ def mat_vec(
     w: Array, x: Array, b: Array, y: Array, *, k: int, n: int, n_rows: int, y_stride: int, has_bias: int = 0,
     act: int = 0, up_at: int = 0, variant: str = "f32", **_: Any,
 ) -> None:  # fmt: skip
-    """Also act(w x) * (up x): w is words, with one matrix at 0 and the other at up_at."""
+    """Also computes act(w x) * (up x): then w is words, with one matrix at 0 and the other at up_at."""
     if not act:
         mat_mul(w, x, b, y, k=k, n=n, n_rows=n_rows, y_stride=y_stride, has_bias=has_bias)
         return

@@ -1,4 +1,4 @@
-"""Twins of the mixture of experts. Routing is computed bit by bit, in float32 and the shaders' order."""
+"""Twins of the mixture of experts. Routing has the shaders' bits: float32, in the same order."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def exact_sigmoid(x: Array) -> Array:
 
 
 def exact_sum(x: Array) -> Array:
-    """Sum over the last axis in the shader's order: lane i % 128 adds elements i, then upper lanes are added
-    to lower ones, by halves."""
+    """Sum over the last axis in the shader's order: lane i % 128 adds elements i, then the upper half of the
+    lanes is added to the lower half, until one lane is left."""
     lanes = np.zeros((*x.shape[:-1], LANES), F32)
     for i in range(0, x.shape[-1], LANES):
         part = x[..., i : i + LANES]
@@ -69,7 +69,7 @@ def exact_sum(x: Array) -> Array:
 def moe_logits(
     h: Array, w_norm: Array, w: Array, logits: Array, *, n_embd: int, n_experts: int, n_rows: int, **_: Any
 ) -> None:
-    """Bit by bit: lane k % 32 sums its products in order of k, then halves of the lanes are added."""
+    """In the shader's order: lane k % 32 sums its products in order of k, then as in `exact_sum`."""
     n_lanes = 32
     weight = w_norm.reshape(-1)[:n_embd] * w.reshape(-1)[: n_experts * n_embd].reshape(n_experts, n_embd)
     rows = h.reshape(-1)[: n_rows * n_embd].reshape(n_rows, 1, n_embd)
@@ -106,7 +106,7 @@ def moe_topk(
         value = exact_sigmoid(value)
     if has_select or n_groups > 1:
         decides = value + _f32(select, n_experts) if has_select else value
-    # NaN sorts after numbers, experts of other groups after NaN.
+    # NaN sorts after numbers, and experts of other groups sort after NaN.
     order = np.stack([np.isnan(decides), np.where(np.isnan(decides), 0, -decides)]).astype(np.float64)
     if n_groups > 1:
         size = n_experts // n_groups
@@ -138,7 +138,7 @@ def mat_vec_id(
     w: Array, x: Array, ids: Array, starts: Array, y: Array, *, side: int, first: int, count: int,
     n_used: int, n_rows: int, x_stride: int, y_stride: int, x_per_used: int, axis: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """W_e is [columns, side] with axis 0, [side, columns] with axis 1."""
+    """W_e is [columns, side] for axis 0, [side, columns] for axis 1."""
     for pair in range(n_rows * n_used):
         expert = int(ids.reshape(-1)[pair])
         if first <= expert < first + count:
@@ -180,7 +180,7 @@ def mat_mul_id(
 def moe_group(
     ids: Array, order: Array, tiles: Array, *, n_pairs: int, n_experts: int, tile: int, n_tiles: int, **_: Any
 ) -> None:
-    """Stable sort; tiles are (expert, first position, pairs), padded with zeros."""
+    """The sort is stable. Tiles are (expert, first position, pairs), padded with zeros."""
     expert_of = ids.reshape(-1)[:n_pairs]
     own = [np.flatnonzero(expert_of == e) for e in range(n_experts)]
     together = np.concatenate(own)

@@ -1,5 +1,3 @@
-"""Twins of recurrent layers."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -12,7 +10,7 @@ from vkbackend.twins.arrays import Array, f64
 
 
 def runs_of(step: StepParams) -> Iterator[tuple[int, int, int, int, bool]]:
-    """(first row, rows, cell read, cell written, whether at position 0) of each run."""
+    """Yield (first row, rows, cell read, cell written, whether at position 0) for each run."""
     for _, first, n, position in step.runs[: step.n_runs].tolist():
         cells = int(step.rows[first, 3])
         yield first, n, cells & 0xFFFF, cells >> 16, position == 0
@@ -113,7 +111,7 @@ def delta_scan(
     work: Array, state: Array, y: Array, step: StepParams, *, n_heads: int, n_rows: int, s: int, c: int,
     **_: Any,
 ) -> None:  # fmt: skip
-    """x = u - w M; y = q' M + P x; M = e^c_last M + k'^T x, chunk by chunk."""
+    """For each chunk: x = u - w M; y = q' M + P x; M = e^c_last M + k'^T x."""
     parts, cells = work.reshape(n_rows, n_heads, 5 * s + c), state.reshape(-1, n_heads, s, s)
     out = y.reshape(n_rows, n_heads, s)
     out[step.n_rows :] = 0.0

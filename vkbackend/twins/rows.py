@@ -1,5 +1,3 @@
-"""Twins of row ops."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -30,7 +28,7 @@ def embed(
     first: int = 0,
     **_: Any,
 ) -> None:
-    """The piece with first = 0 writes zeros to rows of other pieces."""
+    """The piece with first = 0 writes zeros to rows whose ids are in other pieces."""
     out = y.reshape(n_rows, n_embd)
     if first == 0:
         out[:] = 0.0
@@ -93,7 +91,7 @@ def pack_halves(x: Array, y: Array, kept: Array, *, n: int, keeps: int, **_: Any
 
 
 def _partial(slot: Array, own: Array | None, n: int, wire: int) -> Array:
-    """n elements of a slot as float32; `own`: a share as read back from a slot."""
+    """Return n elements of a slot as float32. `own`: this device's share, rounded as in a slot."""
     if wire == 0:
         return slot.view(np.float32)[:n] if own is None else own.view(np.float32)[:n]
     if wire == 1:
@@ -108,7 +106,7 @@ def add_partials(
     n_slots: int, own_index: int, slot_stride: int, writers: int, eps: float, has_residual: int = 1,
     has_norm: int = 1, wire: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """In float32: tests compare h bit by bit."""
+    """Computed in float32, because tests compare h bit by bit."""
     total = np.zeros(n_rows * n, np.float32)
     for s in range(n_slots):
         if writers >> s & 1:
@@ -126,7 +124,7 @@ def top_k(
     x: Array, source: Array, ids: Array, values: Array, *, n: int, n_rows: int, chunk: int, n_chunks: int,
     k: int = 64, kind: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """kind: 1 if `source` has ids, 2 if it is a mask."""
+    """kind: 1 if `source` has ids, 2 if `source` is a mask."""
     rows = np.asarray(x, np.float32).reshape(-1)[: n_rows * n].reshape(n_rows, n)
     table = source.reshape(-1).view(np.uint32)
     places, best = ids.reshape(-1), values.reshape(-1)

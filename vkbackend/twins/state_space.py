@@ -1,5 +1,3 @@
-"""Twins of state space layers."""
-
 from __future__ import annotations
 
 from typing import Any
