@@ -1,7 +1,7 @@
 """Build the installed package out of links: `python -m vkbackend.tools.checkout.linked_tree FOLDER`.
 
-For programs that ignore import hooks (mypy, the docs generator): the checkout's folders below one import
-name, as `package-dir` in pyproject.toml maps them.
+Puts the checkout's folders below one import name, as `package-dir` in pyproject.toml maps them, for programs
+that ignore import hooks (mypy, the docs generator).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def link(tree: Path) -> None:
-    """Replace the tree."""
     shutil.rmtree(tree, ignore_errors=True)
     folders = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
     for package, folder in folders.items():

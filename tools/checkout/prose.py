@@ -19,7 +19,7 @@ from pathlib import Path
 
 from vkbackend.tools.console import console, table
 
-# Local names that say nothing about a value; the field has a term for each.
+# Local names that do not describe their value; the field has a term for each value.
 NAMES = ("found", "made", "one", "own", "told", "turns", "what")
 
 # A sentence begins after a full stop, a colon, a list's dash, or at the start of a docstring or comment.
@@ -28,8 +28,8 @@ _BEGIN = r"(?:^|(?<=[.!?:|] )|(?<=[.!?]\n))(?:[-*|] +)?"
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn of phrase. `anchors`: occurrences in 1,000 words of tinygrad, exllamav3, vello and uv. `most`:
-    the limit here, three times the highest anchor."""
+    """A turn of phrase. `anchors`: its count in 1,000 words of tinygrad, exllamav3, vello and uv. `most`: the
+    limit for this project, three times the highest anchor."""
 
     name: str
     pattern: re.Pattern[str]
@@ -65,14 +65,14 @@ class Passage:
 
 
 def passages(root: Path, under: str = "") -> Iterator[Passage]:
-    """All prose in git's files below `root`."""
+    """Yield all prose in the files below `root` that git tracks."""
     for path in tracked(root, under, *READERS):
         for line, text in READERS[path.suffix]((root / path).read_text(encoding="utf-8")):
             yield Passage(path, line, text)
 
 
 def tracked(root: Path, under: str, *suffixes: str) -> Iterator[Path]:
-    """Files that git tracks below `root`, relative to it, without test data."""
+    """Yield the files below `root` that git tracks, relative to `root`, without test data."""
     listed = subprocess.run(
         ["git", "ls-files", f"{under}*"], cwd=root, capture_output=True, text=True, check=True
     )
@@ -82,8 +82,8 @@ def tracked(root: Path, under: str, *suffixes: str) -> Iterator[Path]:
 
 
 def of_python(source: str) -> Iterator[tuple[int, str]]:
-    """Docstrings and blocks of comments."""
-    strings: list[tuple[tuple[int, int], tuple[int, int]]] = []  # where they begin and end
+    """Yield docstrings and blocks of comments."""
+    strings: list[tuple[tuple[int, int], tuple[int, int]]] = []  # where docstrings begin and end
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
@@ -96,7 +96,7 @@ def of_python(source: str) -> Iterator[tuple[int, str]]:
             strings.append(((node.lineno, node.col_offset), end))
     block: list[str] = []
     first = last = -1
-    # Not by the module tokenize, which takes twice as long. Columns of the tree count bytes.
+    # The module tokenize would take twice as long. Columns of the tree count bytes.
     for number, line in enumerate(source.encode().split(b"\n"), 1):
         signs = [(number, match.start()) for match in re.finditer(b"#", line)]
         free = [sign for sign in signs if not any(begin <= sign < end for begin, end in strings)]
@@ -114,7 +114,7 @@ def of_python(source: str) -> Iterator[tuple[int, str]]:
 
 
 def of_c(source: str) -> Iterator[tuple[int, str]]:
-    """Comments of GLSL and JavaScript; consecutive `//` lines are one."""
+    """Yield comments of GLSL and JavaScript; consecutive `//` lines are one comment."""
     pattern = r"/\*(.*?)\*/|((?:(?<![:\"'`])//[^\n]*(?:\n[ \t]*(?=//))?)+)"
     for match in re.finditer(pattern, source, re.DOTALL):
         text = re.sub(r"^[ \t]*(?://|\*) ?", "", match[1] or match[2], flags=re.MULTILINE)
@@ -122,14 +122,14 @@ def of_c(source: str) -> Iterator[tuple[int, str]]:
 
 
 def of_shell(source: str) -> Iterator[tuple[int, str]]:
-    """Comments of shell and TOML."""
+    """Yield comments of shell and TOML."""
     for number, line in enumerate(source.splitlines(), 1):
         if match := re.search(r"(?:^|\s)# ?(?!!)(.*)$", line):
             yield number, match[1]
 
 
 def of_markdown(source: str) -> Iterator[tuple[int, str]]:
-    """Paragraphs and table rows, without code."""
+    """Yield paragraphs and table rows, without code."""
     text = re.sub(
         r"^( *)```.*?^\1```", lambda m: "\n" * m[0].count("\n"), source, flags=re.MULTILINE | re.DOTALL
     )
@@ -145,7 +145,7 @@ READERS = {
 
 
 def names_of(source: str) -> Iterator[tuple[int, str]]:
-    """Parameters and assigned local names in NAMES."""
+    """Yield parameters and assigned local names that are in NAMES."""
     for node in ast.walk(ast.parse(source)):
         name = node.arg if isinstance(node, ast.arg) else node.id if isinstance(node, ast.Name) else ""
         if name in NAMES and not (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)):
@@ -153,14 +153,14 @@ def names_of(source: str) -> Iterator[tuple[int, str]]:
 
 
 def sentences(passage: Passage) -> list[str]:
-    """The sentences of a passage with at least five words, without rows of tables and headings."""
+    """Return the sentences of a passage with at least five words, without headings and rows of tables."""
     lines = [line.strip() for line in passage.text.splitlines() if not re.match(r"\s*[|#]", line)]
     text = re.sub(r"^(?:[-*]|\d+\.) ", "", " ".join(lines))
     return [part for part in re.split(r"(?<=[.!?:])\s+(?=[A-Z`\"*])", text) if words(part) >= 5]
 
 
 def words(text: str) -> int:
-    """Words of prose; a name in code counts as one."""
+    """Count words of prose; a name in code counts as one word."""
     return len(re.findall(r"[A-Za-z][\w'.-]*", re.sub(r"`[^`]*`", " code ", text)))
 
 

@@ -1,7 +1,7 @@
 """Measure a checkout's structure: `python -m vkbackend.tools.checkout.structure [FOLDER]`.
 
-Prints files and lines per package, imports between packages, and every import circle, at run time and with
-imports for type checking. FOLDER: a checkout, this one by default.
+Prints files and lines per package, imports between packages, and every import cycle, at run time and with
+imports for type checking. FOLDER is this checkout by default.
 """
 
 from __future__ import annotations
@@ -27,18 +27,17 @@ class Structure:
     files: Mapping[str, Path]
     packages: frozenset[str]
     imports: Imports  # at run time
-    typed: Imports  # and under TYPE_CHECKING
+    typed: Imports  # with imports under TYPE_CHECKING
 
     def package_of(self, module: str) -> str:
         return module if module in self.packages else module.rpartition(".")[0]
 
     def between_packages(self) -> Counter[tuple[str, str]]:
-        """Imports between packages, counted."""
         pairs = ((self.package_of(a), self.package_of(b)) for a, to in self.imports.items() for b in to)
         return Counter((a, b) for a, b in pairs if a != b)
 
     def circles(self, *, typed: bool = False) -> list[list[str]]:
-        """Groups of files that can all reach each other. `typed`: with imports for type checking."""
+        """Return groups of files that import each other. `typed`: with imports for type checking."""
         imports = self.typed if typed else self.imports
         reach = {module: reached(imports, module) for module in imports}
         groups = {frozenset(other for other in seen if module in reach[other])
@@ -66,7 +65,8 @@ def read(root: Path) -> Structure:
 
 
 def imported(tree: ast.AST, files: Mapping[str, Path], *, typed: bool = False) -> Iterator[str]:
-    """Modules in `files` that a module imports, also in functions; `typed`: also for type checking."""
+    """Yield the modules in `files` that a module imports, also inside functions. `typed`: with imports for
+    type checking."""
     if not typed and isinstance(tree, ast.If) and ast.unparse(tree.test) == "TYPE_CHECKING":
         for node in tree.orelse:
             yield from imported(node, files)
@@ -83,7 +83,7 @@ def imported(tree: ast.AST, files: Mapping[str, Path], *, typed: bool = False) -
 
 
 def reached(imports: Imports, module: str) -> set[str]:
-    """The transitive imports of `module`."""
+    """Return all modules that `module` imports, directly or indirectly."""
     seen: set[str] = set()
     waiting = [module]
     while waiting:

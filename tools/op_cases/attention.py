@@ -1,5 +1,3 @@
-"""Cases of the KV cache's and attention's ops, listed in cases.py."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -32,9 +30,9 @@ from vkbackend.tools.op_cases.setup import (
 
 @dataclass(frozen=True)
 class KvStore(Case):
-    """Values from below f16's subnormals to above its maximum; of several blocks one is all zeros. Bytes must
-    match. With norm or RoPE, values have one magnitude and are compared as numbers: an element between two
-    codes may round either way."""
+    """Values range from below f16's subnormals to above its maximum, and one block is all zeros if there are
+    several. Bytes must match. With norm or RoPE, values have one magnitude and are compared as numbers,
+    because an element between two codes may round either way."""
 
     type: str = "f16"
     width: int = 64
@@ -49,7 +47,7 @@ class KvStore(Case):
 
     @property
     def tolerance(self) -> float:  # type: ignore[override]
-        """NMSE if one element in 64 gets the neighbouring code; 0 without norm and RoPE."""
+        """NMSE if one element in 64 gets the neighbouring code."""
         codes = {"f32": 1e-10, "f16": 1e-8, "bf16": 1e-6}
         return codes[self.type] if self.head_dim else 0.0
 
@@ -91,7 +89,7 @@ class KvStore(Case):
 
 @dataclass(frozen=True)
 class AttnDecode(Case):
-    """Rows of the runs plus one, over scattered cells. `n_splits`: None for the combined result."""
+    """The rows of the runs plus one more, over scattered cells. `n_splits` None: the splits are combined."""
 
     tolerance: ClassVar[float] = 1e-9
     runs: tuple[RunSpec, ...] = ((0, 0, 1),)
@@ -131,7 +129,8 @@ class AttnDecode(Case):
 
 @dataclass(frozen=True)
 class AttnDecodeCoop(AttnDecode):
-    """Like AttnPrefillCoop. In a single split, an error of the largest score affects all its sums."""
+    """Errors as in AttnPrefillCoop. With a single split, an error of the largest score affects all sums of
+    the split."""
 
     tolerance: ClassVar[float] = 4e-6
 
@@ -146,8 +145,9 @@ class AttnDecodeCoop(AttnDecode):
 
 @dataclass(frozen=True)
 class AttnPrefill(Case):
-    """AttnDecode, plus `pad` rows in no run. With `both`, attn_decode computes the leading runs of one row;
-    its dispatch also covers later rows and must not write them. `n_parts` dispatches share the heads."""
+    """Like AttnDecode, with `pad` rows outside any run. With `both`, attn_decode computes the leading runs of
+    one row; its dispatch also covers later rows and must not write them. `n_parts` dispatches share the
+    heads."""
 
     tolerance: ClassVar[float] = 1e-9
     runs: tuple[RunSpec, ...] = ((0, 0, 5),)
@@ -195,8 +195,8 @@ class AttnPrefill(Case):
 
 @dataclass(frozen=True)
 class AttnPrefillCoop(AttnPrefill):
-    """q and k as halves (u = 2^-11): scores of about +-10 err by 10 u / sqrt(head), probabilities by u;
-    squared, 1e-7 of the result."""
+    """q and k are rounded to F16 (u = 2^-11): scores of about +-10 err by 10 u / sqrt(head), probabilities by
+    u; squared, this is 1e-7 of the result."""
 
     tolerance: ClassVar[float] = 1e-6
 
@@ -219,8 +219,10 @@ def _attention_tensors(
     cells, n_cells = cell_table(rng, case.runs, case.ring)
     stored, align = (case.runs, case.window), 16 if case.needs else 4
     return {
-        "q": uniform(rng, rows, case.n_heads, case.head_k, span=8.0),  # scores of about +-10: maxima move
-        # matrix units read caches in 16 bytes
+        "q": uniform(
+            rng, rows, case.n_heads, case.head_k, span=8.0
+        ),  # scores of about +-10: the maximum changes
+        # matrix units read caches 16 bytes at a time
         "k": replace(cache(rng, case.type_k, cells, n_cells, case.n_kv * case.head_k, *stored), align=align),
         "v": replace(cache(rng, case.type_v, cells, n_cells, case.n_kv * case.head_v, *stored), align=align),
         "cells": cells,
@@ -264,8 +266,8 @@ def quick() -> list[Case]:
         KvStore("f32", 24, 6, _RUNS),
         KvStore("f16", 2, 1, ((0, 31, 1),)),
         KvStore("bf16", 24, 6, _RUNS),
-        # Of 3 blocks, neighbours share words: single cells and pairs, with and without a stored
-        # neighbour.
+        # Rows of 3 blocks share words with neighbouring rows. Single cells and pairs are stored, with and
+        # without a stored neighbour.
         KvStore("q8_0", 96, 8, ((2, 29, 4), (0, 0, 1), (3, 95, 2))),
         KvStore("q4_0", 96, 6, _RUNS, broken=True),
         KvStore("q8_0", 128, 6, _RUNS, broken=True),
@@ -335,8 +337,8 @@ def quick() -> list[Case]:
 
 
 def wide() -> list[Case]:
-    """Every head size with every number of keys and of q heads per KV head; other options take turns. Every
-    pair of cache types at head size 32."""
+    """Every head size with every number of keys and of q heads per KV head; the other options vary in turn.
+    Every pair of cache types at head size 32."""
     cases: list[Case] = []
     for i, head in enumerate(_HEADS):
         types = [t for t in ops.CACHE_TYPES if head % block_of(t)[0] == 0]

@@ -1,7 +1,8 @@
-"""Run an op case on a device and compare with its numpy twin, for the op tests and `vkbackend verify`.
+"""Runs an op case on a device and compares the result with the numpy twin, for the op tests and `vkbackend
+verify`.
 
-Outputs must have NaN and inf in the twin's places and an error within the tolerance; bytes outside the
-outputs must not change.
+Outputs must have NaN and inf in the same places as the twin's, and an error within the tolerance. Bytes
+outside the outputs must not change.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from vkbackend.tools.op_cases.cases import FORMAT_CASES
 from vkbackend.tools.op_cases.setup import Case, Placed
 from vkbackend.twins.device import NumpyDevice
 
-# Small cases fold into y, as above 65,535 workgroups.
+# With 3 groups in x, small cases use y as cases of more than 65,535 workgroups do.
 FLOOR = replace(Limits.floor(), max_groups=(3, 65_535, 65_535))
 _ARRAYS = {"f32": np.float32, "f16": np.float16, "u32": np.uint32}
 
 
 def limits_for(case: Case, device: Device, *, once: bool) -> list[Limits]:
-    """The device's own limits and, unless `once`, the floor's with the case's features. Empty if the device
-    lacks a feature; omits limits that the op cannot run under."""
+    """Return the device's limits and, unless `once`, the portable limits with the features that the case
+    needs. Omits limits that the op cannot run under. Returns nothing if the device lacks a feature."""
     have = device.limits
     if not have.features.issuperset(case.needs):
         return []
@@ -41,12 +42,12 @@ def limits_for(case: Case, device: Device, *, once: bool) -> list[Limits]:
 
 
 class Mismatch(AssertionError):
-    """A device's result differs from the twin's."""
+    """A device's result differs from the twin's result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A case's dispatches under some limits: op.variant names, constants, grids."""
+    """The dispatches of a case under some limits: names (op.variant), constants, grids."""
 
     names: tuple[str, ...]
     how: tuple[object, ...]
@@ -62,7 +63,7 @@ def shape_of(case: Case, limits: Limits, seed: int) -> Shape:
 
 
 def run_case(case: Case, device: Device, limits: Limits, seed: int) -> float:
-    """The largest NMSE of the outputs (0 if equal bits are required). Raises Mismatch."""
+    """Return the largest NMSE of the outputs (0 if the bits must be equal). Raises Mismatch."""
     setup = case.setup(np.random.default_rng(seed))
     here, oracle = Placed(device, setup), Placed(NumpyDevice("numpy"), setup)
     worst = 0.0
@@ -148,11 +149,11 @@ def _check(case: Case, part: str, got: np.ndarray, want: np.ndarray) -> float:
 
 
 def _unbounded(recording: Recording, max_range: int) -> Recording:
-    """Every binding extended to its buffer's end or the binding limit: drivers may drop accesses beyond a
-    binding (lavapipe does), which would hide them from the guard words."""
+    """Extend every binding to the end of its buffer or to the binding limit. Drivers may drop accesses beyond
+    a binding (lavapipe does), and then the guard words would not show them."""
 
     def widen(view: View) -> View:
-        # 256 less: a binding starts at an aligned offset before the view
+        # 256 bytes less, because a binding starts at an aligned offset before the view
         reach = min(view.buffer.nbytes - view.offset, max_range - 256)
         nbytes = max(view.nbytes, reach)
         return View(view.buffer, view.offset, (nbytes // 4,), "u32")

@@ -1,5 +1,3 @@
-"""Cases of attention to chosen positions, listed in cases.py."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -53,8 +51,8 @@ class IndexScores(Case):
 
 @dataclass(frozen=True)
 class IndexTopK(Case):
-    """`values` different scores: ties, zeros of both signs; NaN and infinities on request. The largest is
-    after the row's position."""
+    """Scores have `values` different values, so there are ties, and zeros of both signs; `nan` adds NaN and
+    infinities. The largest score is after the row's position."""
 
     tolerance: ClassVar[float] = 0.0
     runs: tuple[RunSpec, ...] = ((0, 0, 1),)
@@ -83,7 +81,7 @@ class IndexTopK(Case):
 
 @dataclass(frozen=True)
 class AttnChosen(Case):
-    """AttnDecode with scattered positions; a list's unused end has nonexistent ones."""
+    """Like AttnDecode, with scattered positions. The unused end of a list has positions that do not exist."""
 
     tolerance: ClassVar[float] = 1e-9
     runs: tuple[RunSpec, ...] = ((0, 0, 1),)

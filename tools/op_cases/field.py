@@ -1,7 +1,6 @@
-"""Wide cases with shapes of llama.cpp's test-backend-ops and of published models. Without counterpart:
-batched matrix products, permuted views, softmax and triangular solves alone, head sizes that are not
-multiples of 8, more than 32 experts per token, 5-bit K and V. Cases of gigabytes have fewer experts or rows.
-"""
+"""Wide cases with shapes of llama.cpp's test-backend-ops and of published models. Missing: batched matrix
+products, permuted views, softmax and triangular solves alone, head sizes that are not multiples of 8, more
+than 32 experts per token, 5-bit K and V. Cases that would take gigabytes have fewer experts or rows."""
 
 from __future__ import annotations
 

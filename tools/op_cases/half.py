@@ -1,5 +1,3 @@
-"""Cases of the half-precision ops, listed in cases.py."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -41,7 +39,7 @@ class MatMulCoop(MatMul):
     tolerance = 1e-6
 
     def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
-        return {name: array.reshape(self.rows, -1) / row_scales(self.rows)}  # small rows weigh as much
+        return {name: array.reshape(self.rows, -1) / row_scales(self.rows)}  # so all rows have equal weight
 
 
 def quick() -> list[Case]:

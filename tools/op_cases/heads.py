@@ -1,5 +1,3 @@
-"""Cases of the ops on heads of latent attention, listed in cases.py."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,5 +1,3 @@
-"""Cases of products with one matrix, listed in cases.py."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -14,14 +12,14 @@ from vkbackend.tools.op_cases.setup import Case, Setup, Views, operand, output, 
 
 
 def row_scales(rows: int) -> np.ndarray:
-    """[rows, 1]: powers of two, or ones if the op has no scale per row."""
+    """Return powers of two [rows, 1]."""
     return np.exp2(np.arange(rows)[:, None] % 7 - 3).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class MatVec(Case):
-    """w [n, k] by x [rows, k] (+ a bias); rows of y are `pad` elements apart. `act`: gate and up. `nan`: one
-    NaN in x's last row."""
+    """w [n, k] by x [rows, k] (+ a bias); rows of y are n + `pad` elements apart. `act`: with gate and up.
+    `nan`: the last row of x has one NaN."""
 
     op: ClassVar[ops.MatrixOp] = ops.MATRIX_OPS["mat_vec"]
     tolerance: ClassVar[float] = 1e-9
@@ -43,7 +41,7 @@ class MatVec(Case):
     def setup(self, rng: np.random.Generator) -> Setup:
         stride = self.n + self.pad
         x = rng.uniform(-self.span, self.span, (self.rows, self.k)).astype(np.float32)
-        if self.op.x_type == "f16s":  # each row has a scale
+        if self.op.x_type == "f16s":  # f16s has a scale per row
             x *= row_scales(self.rows)
         if self.nan:
             x[-1, rng.integers(0, self.k)] = np.nan
@@ -57,7 +55,7 @@ class MatVec(Case):
         if self.act:
             tensors["up"] = weights(rng, self.type, self.n, self.k, scale=self.scale)
         for name in {"w", "x", "up"} & tensors.keys():
-            # as in a model, or the minimum: for odd n, and for `up` in padded cases
+            # The alignment is as in a model, or the minimum for odd n, and for `up` in padded cases.
             least = self.n % 2 == 1 or (name == "up" and self.pad)
             tensors[name].align = 4 if least else 256
 
@@ -95,7 +93,7 @@ def quick() -> list[Case]:
         MatVec("f32", 31, 2051, 8),
         MatVec("f16", 33, 2051, 1),
         MatVec("f16", 5, 3, 3, pad=2, bias=True),
-        MatVec("f16", 64, 96, scale=5e-5),  # subnormal halves
+        MatVec("f16", 64, 96, scale=5e-5),  # subnormal F16
         MatVec("q8_0", 33, 32),  # rows of 34 bytes
         MatVec("q8_0", 17, 96, 5, pad=7),
         MatVec("q8_0", 576, 1536),
@@ -138,7 +136,7 @@ def wide(kind: str) -> list[Case]:
         *(MatVec(kind, n, k, rows) for n in (1, 31, 32, 33) for rows in range(1, 9)),
         *(MatMul(kind, n, k, rows) for n in (63, 64, 65) for rows in (15, 16, 17, 32, 33)),
         *(MatTile(kind, n, k, rows) for n in (63, 64, 65) for rows in (15, 16, 17, 32, 33)),
-        MatTile(kind, 8065, k, 65),  # tiles of 128 x 64: lavapipe compiles them for 15 s
+        MatTile(kind, 8065, k, 65),  # tiles of 128 x 64, which lavapipe compiles for 15 s
         *(MatWave(kind, n, 2 * k, rows) for n in (1, 31, 33) for rows in (1, 3, 8)),
         *(MatLane(kind, n, 2 * k, rows) for n in (1, 31, 33) for rows in (1, 3, 9, 25)),
         MatVec(kind, 2880, 2880 // block * block, 2),
@@ -153,12 +151,12 @@ def some_of(kind: str, k: int) -> list[Case]:
 
 
 def some_of_gpus(kind: str, k: int) -> list[Case]:
-    """CPUs compile their pipelines slowly."""
+    """CPUs compile these pipelines slowly."""
     return [MatTile(kind, 3, k)]
 
 
 def bench(kind: str) -> list[Case]:
-    """A layer of a 0.6B model (n_embd 1024), and one that fits every cache."""
+    """A layer of a 0.6B model (n_embd 1024), and a matrix that fits every cache."""
     return [
         *(MatVec(kind, 3072, 1024, rows) for rows in (1, 2, 4, 8)),
         MatVec(kind, 1024, 3072),

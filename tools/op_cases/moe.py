@@ -1,5 +1,3 @@
-"""Cases of the ops of a mixture of experts, listed in cases.py."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -19,8 +17,8 @@ SOFTMAX, UNSCALED = Gating(), Gating(norm_w=False)
 
 @dataclass(frozen=True)
 class MoeLogits(Case):
-    """Equal bits on every driver. Wide magnitudes show another order or a fused add; with `near`, experts
-    differ in the last bit of one weight."""
+    """Bits must be equal on every driver. Wide magnitudes expose another order of summation or a fused
+    multiply-add. With `near`, experts differ in the last bit of one weight."""
 
     tolerance: ClassVar[float] = 0.0
     n_embd: int = 64
@@ -51,8 +49,8 @@ class MoeLogits(Case):
 
 @dataclass(frozen=True)
 class MoeTopk(Case):
-    """`values` different logits, zeros of both signs; with `nan`, half of the first row and all of the last
-    are NaN. Equal bits on every driver."""
+    """Logits have `values` different values, with zeros of both signs. With `nan`, half of the first row and
+    all of the last row are NaN."""
 
     exact: ClassVar[tuple[str, ...]] = ("ids", "weights")
     n_experts: int = 8
@@ -93,8 +91,8 @@ class MoeTopk(Case):
 
 @dataclass(frozen=True)
 class MatVecId(Case):
-    """Experts of `widths` columns in `pieces` bindings; `pad` between ragged rows. x is NaN after an expert's
-    columns, and y stays NaN after its rows."""
+    """Experts have `widths` columns, in `pieces` bindings; ragged rows have at least `pad` unused elements. x
+    is NaN after an expert's columns, and y stays NaN after the expert's rows."""
 
     op: ClassVar[ops.ExpertsOp] = ops.EXPERTS_OPS["mat_vec_id"]
     tolerance: ClassVar[float] = 1e-9
@@ -165,7 +163,7 @@ class MatMulId(MatVecId):
 
 @dataclass(frozen=True)
 class MatMulIdCoop(MatVecId):
-    """With COLUMNS, widths are equal and nothing is padded."""
+    """With COLUMNS, widths must be equal and nothing is padded."""
 
     op = ops.EXPERTS_OPS["mat_mul_id_coop"]
     tolerance = 1e-6
@@ -174,7 +172,7 @@ class MatMulIdCoop(MatVecId):
 
 @dataclass(frozen=True)
 class MatLaneId(MatVecId):
-    """In tiles, or with tile=0 pair by pair."""
+    """Pairs are in tiles; with tile=0 they are computed one by one."""
 
     op = ops.EXPERTS_OPS["mat_lane_id"]
     tile: int = 8

@@ -1,5 +1,3 @@
-"""Cases of the ops on 8-bit activations, listed in cases.py."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ UNIT_TYPES = shaderlib.types_of("mat_mul_dot_coop")
 
 @dataclass(frozen=True)
 class QuantizeQ8(Case):
-    """Blocks of all magnitudes; `special` adds zeros, NaN, inf, extremes and values too small."""
+    """Blocks of all magnitudes; `special` adds zeros, NaN, inf, extremes and values that are too small."""
 
     tolerance: ClassVar[float] = 0.0
     k: int = 64
@@ -92,7 +90,7 @@ def quick() -> list[Case]:
         MatMulDot("q6_k", 129, 256, 40),
         MatMulDot("q4_0", 5, 96, 2, nan=True),
         MatMulDotCoop("q4_0", 67, 32, 33, pad=3, bias=True),
-        MatMulDotCoop("q8_0", 129, 96, 65, nan=True),  # slices of 64 end in the middle
+        MatMulDotCoop("q8_0", 129, 96, 65, nan=True),  # some slices of 64 are incomplete
         MatMulDotCoop("q4_k", 64, 256, 20, bias=True),
         MatDotId("q8_0", side=96, widths=(17, 32, 0, 40), rows=2, pieces=2),
         MatDotId("q4_0", side=33, widths=(32, 0, 96, 64), rows=2, used=4, pieces=2, **down),

@@ -1,5 +1,3 @@
-"""Cases of the recurrent layers' ops, listed in cases.py."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -14,7 +12,8 @@ from vkbackend.tools.op_cases.setup import Case, Setup, Tensor, Views, output, u
 
 StateRun = tuple[int, int, int, int]  # first position, rows, state cell read, state cell written
 
-# in place; from one cell to another; a new sequence, whose cell holds NaN
+# The first run stays in its cell, the second goes to another cell, the third is a new sequence, whose cell
+# holds NaN.
 RUNS: tuple[StateRun, ...] = ((5, 3, 2, 2), (9, 1, 0, 3), (0, 2, 1, 1))
 
 
@@ -44,7 +43,7 @@ def n_rows_of(runs: tuple[StateRun, ...]) -> int:
 
 @dataclass(frozen=True)
 class SsmConv(Case):
-    """`pad` rows belong to no run."""
+    """`pad` rows are outside any run."""
 
     width: int = 64
     d_conv: int = 4
@@ -72,7 +71,7 @@ class SsmConv(Case):
 
 @dataclass(frozen=True)
 class L2Norm(Case):
-    """`gap` values between the rows of x; the first head is zeros."""
+    """Rows of x are `gap` values apart; the first head is zeros."""
 
     n: int = 64
     n_heads: int = 2
@@ -94,7 +93,7 @@ class L2Norm(Case):
 
 @dataclass(frozen=True)
 class DeltaGates(Case):
-    """From where softplus is e^x to where it is x."""
+    """Inputs range from where softplus(x) is e^x to where it is x."""
 
     n_heads: int = 3
     width: int = 1
@@ -118,15 +117,16 @@ class DeltaGates(Case):
         return Setup(tensors, record)
 
     def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
-        small = np.abs(array) < 1e-4  # separate: a careless logarithm errs only here
-        # exp may overflow above e^88, so a sigmoid below 1e-38 may be any small number: 1e-30 hides it.
+        small = np.abs(array) < 1e-4  # separate, because an inaccurate logarithm shows only here
+        # exp may overflow above e^88, and then a sigmoid below 1e-38 may be any small number. Adding 1e-30
+        # hides this.
         return {f"{name} small": np.where(small, array + 1e-30, 0), name: np.where(small, 0, array)}
 
 
 @dataclass(frozen=True)
 class DeltaNet(Case):
-    """n_k key heads with `repeat` value heads each; `gap` between rows of q, k, v. A row multiplies the state
-    by at least e^`least`."""
+    """n_k key heads have `repeat` value heads each; rows of q, k, v have `gap` values between them. A row
+    multiplies the state by at least e^`least`."""
 
     tolerance: ClassVar[float] = 1e-9
     n_k: int = 2

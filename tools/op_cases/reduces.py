@@ -1,5 +1,3 @@
-"""Cases of the all-reduce ops: packing for the wire, and adding."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -24,8 +22,8 @@ from vkbackend.wire import F16_BLOCK, wire_words
 
 @dataclass(frozen=True)
 class PackBf16(Case):
-    """Random bits after fixed ones: ties, the largest float, inf, NaN with the smallest payload, subnormals,
-    zeros of both signs."""
+    """Random bits after fixed values: ties, the largest float, inf, NaN with the smallest payload,
+    subnormals, zeros of both signs."""
 
     tolerance: ClassVar[float] = 0.0
     n: int = 64
@@ -41,8 +39,9 @@ class PackBf16(Case):
 
 @dataclass(frozen=True)
 class PackHalves(Case):
-    """Blocks span 45 powers of two, more than the wire keeps. The first adds extremes, inf and NaN; the
-    second ties, a maximum that rounds up, numbers around the border to zero; the last is zeros."""
+    """Magnitudes in a block span 45 powers of two, more than the wire format represents. The first block also
+    has extremes, inf and NaN. The second block has ties, a maximum that rounds up and numbers that just round
+    to zero or just do not. The last block is zeros."""
 
     tolerance: ClassVar[float] = 0.0
     n: int = 64
@@ -69,7 +68,7 @@ class PackHalves(Case):
         bits[F16_BLOCK : F16_BLOCK + len(pattern)] = pattern[: max(0, self.n - F16_BLOCK)]
         if self.n > 2 * F16_BLOCK:
             bits[F16_BLOCK + len(pattern) : 2 * F16_BLOCK] &= (
-                0xBFFFFFFF  # magnitude below 2, so `one` has the block's maximum
+                0xBFFFFFFF  # below 2, the power of two of the pattern's first number
             )
             bits[self.n // F16_BLOCK * F16_BLOCK :] = 0x80000000
         tensors = {"x": Tensor((self.n,), "f32", bits)}
@@ -80,7 +79,7 @@ class PackHalves(Case):
 
 @dataclass(frozen=True)
 class AddPartials(Case):
-    """Slots outside `writers` and the device's own are NaN: never read."""
+    """Slots outside `writers` and the device's own slot are NaN, because they must not be read."""
 
     exact: ClassVar[tuple[str, ...]] = ("h", "residual")
     n: int = 64
@@ -102,7 +101,7 @@ class AddPartials(Case):
         return Q8_FLIP if self.out == "q8" else 1e-10
 
     def packed(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """(slots, a share) in the f16 wire format, two words between slots."""
+        """Return (slots, this device's share) in the f16 wire format, with two words between slots."""
         n = self.rows * self.n
         n_words = wire_words("f16", n)
         sizes = np.exp2(rng.integers(-8, 1, -(-n // F16_BLOCK)).repeat(F16_BLOCK)[:n]).astype(np.float32)
@@ -119,7 +118,7 @@ class AddPartials(Case):
             if s == self.own or not self.writers >> s & 1:
                 slots[s] = np.nan
         shape = (self.rows, self.n)
-        if self.wire == "bf16":  # the upper half of a float is its bfloat16
+        if self.wire == "bf16":  # the upper 16 bits of a float are its bfloat16
             halves = slots.view(np.uint16)[:, 1::2][:, : stride // 2 * 2]
             slots = np.ascontiguousarray(halves).view(np.uint32)
         sum_of = uniform(rng, *shape)

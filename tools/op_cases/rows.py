@@ -1,5 +1,3 @@
-"""Cases of the ops on rows: embedding, norms, RoPE, activations, copies, top-k."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -27,7 +25,7 @@ from vkbackend.tools.op_cases.setup import (
 
 @dataclass(frozen=True)
 class Embed(Case):
-    """`used` of `rows` rows; one id out of range; a table in `pieces` bindings."""
+    """Embeds `used` of `rows` rows from a table in `pieces` bindings; one id is out of range."""
 
     tolerance: ClassVar[float] = 1e-12
     type: str = "f32"
@@ -145,8 +143,6 @@ class Glu(Case):
 
 @dataclass(frozen=True)
 class CopyWords(Case):
-    """More words than one turn of all workgroups."""
-
     tolerance: ClassVar[float] = 0.0
     n: int = 64
 
@@ -192,8 +188,9 @@ class Xielu(Softcap):
 
 @dataclass(frozen=True)
 class TopK(Case):
-    """`values` different numbers, zeros of both signs, infinities; `nan` in the last row; `mapped`: ids from
-    a table; `allowed`: the unmasked share of each row, none of the first."""
+    """Rows of `values` different numbers, with zeros of both signs and infinities. `nan`: the last row has
+    NaN. `mapped`: ids are from a table. `allowed`: the share of each row that is not masked; the first row is
+    masked completely."""
 
     tolerance: ClassVar[float] = 0.0
     n: int = 64

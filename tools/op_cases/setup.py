@@ -1,5 +1,5 @@
-"""The parts of an op case. `Setup`: tensors and the recording of the ops. `Placed`: one buffer with guard
-words between them and NaN in every output."""
+"""The parts of an op case. `Setup` has the tensors and records the ops. `Placed` puts the tensors into one
+buffer, with guard words between them and NaN in every output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vkbackend.runtime import Device
 from vkbackend.step import STEP_WORDS, Mix, Run, StepParams
 
 Q8_FLIP = 1e-5  # NMSE if one code in 64 rounds the other way
-GUARD_WORDS = 37  # odd: views start at every word alignment
+GUARD_WORDS = 37  # odd, so views start at every word alignment
 CELL_BLOCK = ops.CELL_BLOCK
 
 Views = dict[str, View]
@@ -29,7 +29,7 @@ RunSpec = tuple[int, int, int]  # slot, first position, rows
 
 @dataclass
 class Tensor:
-    """An array at a multiple of `align` bytes. `raw`: the stored bytes, None for NaN."""
+    """An array at a multiple of `align` bytes. `raw` has the stored bytes; None fills it with NaN."""
 
     shape: tuple[int, ...]
     dtype: str = "f32"
@@ -54,7 +54,7 @@ class Placed:
             places["step"] = 0, (STEP_WORDS,), "u32"
             at += 4 * STEP_WORDS
         for name, tensor in setup.tensors.items():
-            at = aligned(at, 16 if tensor.dtype == "f16s" else tensor.align)  # f16s: read by 16 bytes
+            at = aligned(at, 16 if tensor.dtype == "f16s" else tensor.align)  # f16s: reads of 16 bytes
             places[name] = at, tensor.shape, tensor.dtype
             rows = int(np.prod(tensor.shape[:-1]))
             at += -(-rows * row_nbytes(tensor.dtype, tensor.shape[-1]) // 4) * 4 + 4 * GUARD_WORDS
@@ -85,7 +85,8 @@ class Placed:
 
 
 class Case:
-    """`tolerance`: the largest NMSE against the twin, 0 for equal bits. `exact`: outputs with equal bits."""
+    """`tolerance` is the largest NMSE against the twin, 0 if bits must be equal. The bits of outputs in
+    `exact` must be equal."""
 
     tolerance: ClassVar[float] = 1e-10
     exact: ClassVar[tuple[str, ...]] = ()
@@ -101,13 +102,13 @@ class Case:
         raise NotImplementedError
 
     def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
-        """The compared parts of an output, if their magnitudes differ."""
+        """Split an output into parts that are compared separately because their magnitudes differ."""
         return {name: array}
 
 
 def nan_words(n: int) -> np.ndarray:
-    """uint32 [n], NaN as f32 and both f16 halves, different from its neighbours: shows reads of unwritten
-    memory and overwrites."""
+    """Return uint32 [n]. Each word is NaN as f32 and as two f16, and differs from its neighbours, which
+    exposes reads of unwritten memory and overwrites."""
     return (0x7FC07C01 + np.arange(n) * 389 % 1022).astype(np.uint32)
 
 
@@ -120,7 +121,7 @@ def cos_sin_of(rng: np.random.Generator, n_rows: int, n_rot: int) -> Tensor:
     return Tensor((n_rows, n_rot // 2, 2), "f32", rows)
 
 
-# The halves of a block that are scales, and the largest |value / scale|; other bytes are codes.
+# Byte offsets of a block's F16 scales, and the largest |value / scale|. Other bytes are codes.
 SCALES: dict[str, tuple[tuple[int, ...], float]] = {
     "q4_0": ((0,), 8), "q4_1": ((0, 2), 16), "q5_0": ((0,), 16), "q5_1": ((0, 2), 32), "q8_0": ((0,), 128),
     "q2_k": ((80, 82), 45), "q3_k": ((108,), 128), "q4_k": ((0, 2), 945), "q5_k": ((0, 2), 1953),
@@ -142,7 +143,7 @@ def weights(rng: np.random.Generator, dtype: str, *shape: int, scale: float = 1.
     if dtype == "mxfp4":  # a power of two, times up to 12
         blocks[:, 0] = 124 + int(math.log2(scale)) - rng.integers(0, 6, len(blocks))
         return Tensor(shape, dtype, blocks)
-    if dtype == "iq1_m":  # a half in the high nibbles of four words, times up to 17
+    if dtype == "iq1_m":  # the bits of an F16 in the high nibbles of four words, times up to 17
         scales = (rng.uniform(0.5, 1, len(blocks)) * scale / 17).astype("<f2").view("<u2")
         for i in range(4):
             blocks[:, 49 + 2 * i] = blocks[:, 49 + 2 * i] & 15 | scales >> 4 * i << 4 & 0xF0
@@ -157,7 +158,7 @@ def weights(rng: np.random.Generator, dtype: str, *shape: int, scale: float = 1.
 
 
 def operand(x: np.ndarray, dtype: str) -> Tensor:
-    """f32 rows as matrix ops read them, packed by the twins."""
+    """Return f32 rows as matrix ops read them, packed by the twins."""
     k = x.shape[-1]
     if dtype == "f32":
         return Tensor(x.shape, dtype, x)
@@ -191,7 +192,8 @@ def step_of(
 def cell_table(
     rng: np.random.Generator, runs: tuple[RunSpec, ...], ring: int | None = None
 ) -> tuple[Tensor, int]:
-    """[n_slots, blocks_per_slot] of scattered blocks, and the number of cells. `ring`: blocks per slot."""
+    """Return a table [n_slots, blocks_per_slot] of scattered blocks, and the number of cells. `ring`: blocks
+    per slot."""
     n_slots = max(slot for slot, _, _ in runs) + 1
     blocks_per_slot = ring or max(-(-(first + n) // CELL_BLOCK) for _, first, n in runs) + 1
     n_blocks = n_slots * blocks_per_slot + 1
@@ -208,7 +210,7 @@ def cache(
     runs: tuple[RunSpec, ...],
     window: int = 0,
 ) -> Tensor:
-    """Values where the runs see, NaN elsewhere."""
+    """Cells that the runs see have values; all others have NaN."""
     assert cells.raw is not None
     table = cells.raw.reshape(cells.shape)
     plain = {"f16": np.float16, "f32": np.float32}.get(dtype)
@@ -230,7 +232,7 @@ def n_rows_of(runs: tuple[RunSpec, ...]) -> int:
 
 
 def split_parts(array: np.ndarray, head_v: int) -> dict[str, np.ndarray]:
-    """The maximum of a split without keys may be anything."""
+    """The maximum of a split without keys is not compared."""
     has_keys = array[..., head_v + 1] > 0
     return {
         "acc": array[..., :head_v],

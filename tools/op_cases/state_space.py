@@ -1,5 +1,3 @@
-"""Cases of the state space layers' ops, listed in cases.py."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -14,8 +12,8 @@ from vkbackend.tools.op_cases.setup import Case, Setup, Tensor, Views, output, u
 
 @dataclass(frozen=True)
 class SsmScan(Case):
-    """Heads of p over states of n values; `group` heads share B and C. Steps range from where softplus is e^x
-    to where it is x, decays down to e^-`span`."""
+    """Heads of p over states of n values; `group` heads share B and C. Steps range from where softplus(x) is
+    e^x to where it is x, decays down to e^-`span`."""
 
     n_heads: int = 4
     p: int = 16

@@ -1,5 +1,3 @@
-"""Cases of the ops of several residual streams and row moments, listed in cases.py."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,9 +1,8 @@
 """The cost of a decode step by number of sequences: `python -m vkbackend.tools.studies.batches -m
 model.gguf`.
 
-Prints median milliseconds of a step of n sequences: per token, against the best smaller n, and against a
-prompt of 64 rows, measured in turns. Steps are the runner's (no queue, no sampling) and return candidates or
-whole logits as the engine would ask.
+Prints the median milliseconds of a step of n sequences, and the time per token compared with the best smaller
+n and with a prompt of 64 rows. All are measured in turn, without queue and sampling.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The cost of a busy Python thread in the caller: `python -m vkbackend.tools.studies.bench_caller`.
 
-In one process caller and engine share the interpreter's lock, so the relay between segments waits for the
-caller; with process=True the engine has its own. Prints median microseconds per reduce, quiet and busy.
+In one process, caller and engine share the interpreter's lock, so the relay between segments waits for the
+caller; with process=True the engine has a lock of its own. Prints median microseconds per reduce for a quiet
+and a busy caller.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Time to compile a model's pipelines: `python -m vkbackend.tools.studies.bench_compile -m model.gguf -dev
 0`.
 
-Prints minimum seconds for the pipelines of a decode step and a prompt: one thread and several in turn, and
-with the pipeline cache of a first run. Disable the driver's own cache (Mesa: MESA_SHADER_CACHE_DISABLE=true).
+Prints minimum seconds for the pipelines of a decode step and a prompt: with one thread, with several threads,
+and with the pipeline cache of a first run. Disable the driver's own cache (Mesa:
+MESA_SHADER_CACHE_DISABLE=true).
 """
 
 from __future__ import annotations

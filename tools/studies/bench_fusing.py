@@ -1,7 +1,7 @@
 """Time saved by fusing: `python -m vkbackend.tools.studies.bench_fusing -m model.gguf -dev 0`.
 
-Prints the cost of a tiny dispatch (from two chain lengths, which cancels the submission), the dispatches and
-barriers of a decode step, and minimum milliseconds per step with and without fusing, in turn.
+Prints the cost of a tiny dispatch (from two chain lengths, so that the submission cancels out), the
+dispatches and barriers of a decode step, and minimum milliseconds per step with and without fusing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WAYS = {"fused": "1", "one by one": "0"}
 
 
 def per_dispatch(device: Device, dependent: bool, repeats: int) -> float:
-    """Microseconds per dispatch of 32 elements, dependent on the last or not."""
+    """Return microseconds per dispatch of 32 elements. `dependent`: each reads the last result."""
     buffer = device.buffer(512 * (LENGTHS[1] + 1), Home.SCRATCH, "chain")
     least = []
     for length in LENGTHS:

@@ -1,8 +1,9 @@
-"""Native against Kompute on one device: `python -m vkbackend.tools.studies.bench_runtimes -m model.gguf`.
+"""The native runtime against Kompute on one device: `python -m vkbackend.tools.studies.bench_runtimes -m
+model.gguf`.
 
-Prints the tables of docs/runtimes.md: per dispatch (a chain of tiny ones), per op, per token and per
-all-reduce on one to three logical devices, and memory. The runtimes take turns at every repeat; the minimum
-counts, and the median shows other load. Needs kp: .venv-kompute.
+Prints the tables of docs/runtimes.md: time per dispatch (a chain of tiny dispatches), per op, per token and
+per all-reduce on one to three logical devices, and memory. The runtimes are measured in turn. The minimum
+counts; the median shows other load. Needs kp, as in .venv-kompute.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from vkbackend.tools.measure.case_times import Chain
 from vkbackend.tools.measure.turns import errors_told, least_and_median, table, variable
 from vkbackend.tools.op_cases.cases import CASES
 
-# Small shapes keep a software driver's arithmetic below the cost of a dispatch.
+# With small shapes, arithmetic on a software driver costs less than a dispatch.
 OP_CASES = r"^(MatVec\(type='(f32|q8_0)'|RmsNorm|Rope|Add\(|KvStore|AttnDecode)"
 CHAIN = 64
 ROUNDS = 4
 N_CTX = 128
-# The runtimes, and the native one restricted to the shaders that kompute runs.
+# The runtimes, and the native runtime restricted to the shaders that kompute runs.
 WAYS = {"native": "native", "native, portable shaders": "native", "kompute": "kompute"}
 
 

@@ -2,8 +2,8 @@
 NAVI31,DG2,AMPERE -c "MatDot"`.
 
 Compiles cases of bench-ops, with the constants that ops choose for the device, or any SPIR-V (--spirv).
-Prints statistics of the whole kernel and instructions of its hot loop (tools/measure/assembly.py). -g:
-compilers from `tools/setup.sh --compilers`, without their GPUs; -dev: a present device.
+Prints statistics of the complete kernel and instructions of its hot loop (tools/measure/assembly.py). -g:
+compilers from `tools/setup.sh --compilers`, which need no GPU; -dev: a present device.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from vkbackend.twins.device import NumpyDevice
 if TYPE_CHECKING:
     from vkbackend.vulkan.pipeline_report import PipelineReport
 
-# Content of docs/measurements/kernels.csv.
+# The cases and GPUs in docs/measurements/kernels.csv.
 _KINDS, _ROWS = r"\(type='(q4_0|q4_k|q6_k|q8_0|f16)',", "(1|8|128|512)"
 RECORDED = f"Mat(Dot|Wave|Tile|MulDot|MulCoop|MulDotCoop){_KINDS} n=3072, k=1024, rows={_ROWS},"
 RECORDED_GPUS = ("NAVI21", "NAVI31", "DG2", "BMG", "AMPERE")
@@ -121,7 +121,7 @@ def record(path: Path) -> None:
 
 
 def spirv_argument(text: str) -> tuple[str, dict[int, int], int]:
-    """FILE[:ID=VALUE,...][:LANES]"""
+    """Parse FILE[:ID=VALUE,...][:LANES]."""
     path, *rest = text.split(":")
     pairs = [pair.split("=") for pair in rest[0].split(",") if pair] if rest else []
     return path, {int(a): int(b) for a, b in pairs}, int(rest[1]) if len(rest) > 1 else 0

@@ -1,8 +1,8 @@
 """The cost of structured output: `python -m vkbackend.tools.studies.grammars [-m MODEL]`.
 
 Prints milliseconds to compile a grammar; microseconds per token to find the allowed tokens and to advance,
-over random texts of the grammar (median and slowest of 100); and the time of a row of logits with the mask on
-the host. Reads only the model's vocabulary.
+over random texts of the grammar (median and slowest of 100); and the time of a row of logits that is masked
+on the host. Reads only the model's vocabulary.
 """
 
 from __future__ import annotations

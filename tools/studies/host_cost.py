@@ -1,8 +1,8 @@
 """Host time per decoded token: `python -m vkbackend.tools.studies.host_cost -m model.gguf`.
 
-On devices that compute nothing, Python's share remains: the engine's step with sampling, and the delivery of
+The devices compute nothing, so Python's share remains: the engine's step with sampling, and the delivery of
 answers. Prints minimum microseconds of CPU time per token by number of sequences. `--against CHECKOUT`
-alternates with another checkout (with its .venv).
+alternates with another checkout, which needs a .venv.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def measure(path: str, n: int, sampling: dict[str, Any]) -> float:
     channel = Channel()
     keep = []
     for i in range(n):
-        # Imported from messages.py, which has it in every checkout.
+        # messages.py imports SamplingParams in every checkout.
         kind: Any = messages.SamplingParams
         request = messages.Generate(i, (1, 2, 3), None, kind(seed=i, **sampling))
         mail: Any = SimpleQueue()

@@ -1,7 +1,7 @@
 """Rounds of interrupts.py, in a process that may hang or crash.
 
-Each sends SIGINT into a call of `LLM` at a random moment, sometimes twice, then asks for known tokens. A JSON
-line announces the round, another its result.
+Each round sends SIGINT into a call of `LLM` at a random moment, sometimes twice, then asks for known tokens.
+It prints a JSON line before the round and a line with the result.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from vkbackend.models.llm import LLM
 from vkbackend.runtime import Device
 
 PHASES = ("load", "prefill", "decode", "stream", "state", "close")
-WEIGHTS = (2, 2, 4, 2, 1, 1)  # weight of each in the draw
+WEIGHTS = (2, 2, 4, 2, 1, 1)  # weight of each phase in the draw
 N_CTX, N_PROMPT, N_DECODE, N_CHECKED = 128, 96, 12, 6
-AGAIN = 0.3  # share of rounds with a second interrupt,
-AGAIN_S = 0.003  # at most this long after the first
-BEYOND = 1.2  # the moment of the interrupt, in durations of the call
-RELEASED_S = 30.0  # limit for releasing what an interrupted call held
+AGAIN = 0.3  # share of rounds with a second interrupt
+AGAIN_S = 0.003  # longest time from the first interrupt to the second
+BEYOND = 1.2  # latest moment of the interrupt, in durations of the call
+RELEASED_S = 30.0  # limit for releasing objects of an interrupted call
 
 
 class Striker:
-    """A thread that interrupts the main thread; nothing raises between rounds."""
+    """A thread that interrupts the main thread. Between rounds, interrupts do not raise."""
 
     def __init__(self) -> None:
         self.armed = self.pending = False
@@ -80,7 +80,7 @@ class Striker:
 
 
 class Rounds:
-    """Keeps a model open; rounds that open or close one use another."""
+    """Keeps a model open. Rounds that open or close a model use another one."""
 
     def __init__(self, path: str, devices: list[str], process: bool, folder: str) -> None:
         self._path = path
@@ -120,7 +120,7 @@ class Rounds:
         self.llm.copy_slot(1, 0)
 
     def run(self, phase: str, rng: random.Random, striker: Striker) -> tuple[int, str]:
-        """(interrupts that raised, the fault or "")."""
+        """Return (number of interrupts that raised, the fault or "")."""
         i, slot = rng.randrange(len(self._prompts)), rng.choice((None, 0, 1))
         waits = [rng.uniform(0, BEYOND * self.seconds[phase])]
         if rng.random() < AGAIN:

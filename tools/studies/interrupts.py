@@ -1,8 +1,8 @@
 """Ctrl-C at random moments: `python -m vkbackend.tools.studies.interrupts -dev 0 -dev numpy -n 100`.
 
 Interrupts come while a model is loaded, reads a prompt, decodes, saves or loads a state, or is closed; then
-the same process must return known tokens. Counts wrong tokens, errors, leaks, hangs and crashes; exit code 1
-if there are any.
+the same process must return known tokens. Counts wrong tokens, errors, leaks, hangs and crashes. The exit
+code is 1 if there are any.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vkbackend.tools.measure.turns import errors_told
 from vkbackend.tools.studies.interrupt_rounds import PHASES
 
 ROUNDS = [sys.executable, "-m", "vkbackend.tools.studies.interrupt_rounds"]
-BATCH = 200  # rounds of a process
+BATCH = 200  # rounds per process
 FAULTS = ("wrong", "error", "left", "hang", "crash")
 
 
@@ -43,7 +43,7 @@ class Batch:
         self._lines.put(None)
 
     def line(self, timeout_s: float) -> dict[str, Any] | None:
-        """The next line, None at the end. Raises queue.Empty on timeout."""
+        """Return the next line, or None at the end. Raises queue.Empty on timeout."""
         text = self._lines.get(timeout=timeout_s)
         return None if text is None else json.loads(text)
 
@@ -51,7 +51,7 @@ class Batch:
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            self.process.send_signal(signal.SIGABRT)  # prints on stderr where it hangs
+            self.process.send_signal(signal.SIGABRT)  # prints on stderr where the process hangs
             return self.process.wait()
 
 

@@ -1,11 +1,11 @@
 """Our products against llama.cpp's, by compilers of absent GPUs: `python -m
 vkbackend.tools.studies.llama_cpp_kernels -g NAVI31,BMG -t q4_0,f16`.
 
-llama.cpp's shaders are built from llama-cpp-python's source package (pip downloads it, or --sdist) by its
-generator and glslc, with its host code's constants for the GPU (tools/measure/llama_cpp_choices.py).
-Attention: one row after 4,095 others, and a prompt, with heads of 128 and 4 q heads per KV head. Ratios are
-ours to theirs (below 1 is better): vector instructions per 32 multiply-adds, and for tiles the compiler's
-estimated cycles.
+llama.cpp's shaders come from llama-cpp-python's source package (pip downloads it, or --sdist). They are built
+by llama.cpp's generator and glslc, with the constants of its host code for the GPU
+(tools/measure/llama_cpp_choices.py). Attention: one row after 4,095 others, and a prompt, with heads of 128
+and 4 q heads per KV head. A ratio is our number divided by llama.cpp's (below 1 is better), for vector
+instructions per 32 multiply-adds and, for tiles, the compiler's estimated cycles.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ def best(rows: Sequence[KernelRow], work: str, kind: str) -> KernelRow | None:
 
 
 def vector(row: KernelRow, work: str) -> float | None:
-    """Vector instructions per 32 multiply-adds; a quarter if the four heads of a row fill a matrix of 16
-    rows."""
+    """Return vector instructions per 32 useful multiply-adds: if the four heads of a row fill a matrix of 16
+    rows, only a quarter is useful."""
     padded = work == "attention 1" and re.search("_coop|_cm1", row.kernel)
     return row.vector_per_32 and row.vector_per_32 * (4 if padded else 1)
 

@@ -1,9 +1,9 @@
 """Token latency while a long prompt is read: `python -m vkbackend.tools.studies.long_prompt -m model.gguf
 -dev 0`.
 
-Four sequences decode when a prompt of 4,000 tokens arrives. Prints their milliseconds between tokens before
-the prompt, during it and after it, for equally many tokens. Compare with both undisturbed figures: tokens get
-slower as a text grows.
+Four sequences decode when a prompt of 4,000 tokens arrives. Prints the milliseconds between their tokens
+before, during and after the prompt, for equally many tokens. Compare the time during the prompt with both
+other times, because tokens get slower as a text grows.
 """
 
 from __future__ import annotations

@@ -24,12 +24,12 @@ from vkbackend.tools.measure.turns import errors_told, table
 from vkbackend.tools.measure.twin_hosts import twin_runner
 from vkbackend.twins.device import HostQueue, NullDevice
 
-N_TOKENS = 24  # tokens counted per sequence and turn, after the first N_WARM
+N_TOKENS = 24  # tokens counted per sequence and round, after the first N_WARM
 N_WARM = 4
 
 
 class Sleeping(NullDevice):
-    """`seconds` per segment, or with `per_row` per row. Logits are 0."""
+    """Sleeps `seconds` per segment, or per row with `per_row`. Logits are 0."""
 
     seconds, per_row = 0.0, False
 

@@ -1,9 +1,10 @@
-"""Which op multiplies how many rows, by counted work: `python -m vkbackend.tools.studies.row_choice`.
+"""Which op multiplies how many rows, by instruction counts: `python -m vkbackend.tools.studies.row_choice`.
 
-Compilers of GPUs that may be absent compile every op that multiplies an N x K matrix by 1 to 512 rows
-(rounded as steps are). A time is the larger of bytes (matrix, x, y) at the memory's rate, and of the hot
-loop's vector instructions at the cores' rate plus the multiply-adds of matrix units at their peak. Tiles
-count whole; launches, latency and code outside the loop are ignored. These floors compare ops, not GPUs.
+Compiles every op that multiplies an N x K matrix by 1 to 512 rows (rounded as steps are), for GPUs that may
+be absent. The time of an op is the larger of two: bytes (matrix, x, y) at the memory's rate, and the hot
+loop's vector instructions at the cores' rate plus the multiply-adds of matrix units at their peak rate.
+Partly filled tiles count as full; launches, latency and code outside the loop are ignored. These lower bounds
+compare ops, not GPUs.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ MODULE = "vkbackend.tools.studies.row_choice"
 class Rates:
     nbytes: float  # of memory, per second
     issues: float  # vector instructions of a subgroup per second, all cores
-    matrix: float = 0.0  # half multiply-adds on matrix units per second
+    matrix: float = 0.0  # F16 multiply-adds on matrix units per second
     dot: int = 1  # vector instructions per dot product of four bytes
-    int8: int = 1  # integer multiply-adds on matrix units per half one
+    int8: int = 1  # int8 multiply-adds on matrix units in the time of one F16 multiply-add
 
 
 RATES = {
@@ -94,7 +95,7 @@ def costs(gpu: str, kind: str) -> Iterator[Cost]:
     info, rates, seen = select("0", devices()), RATES[gpu], dict[object, float]()
     device = open_for_report(info)
     limits = device.limits
-    if rates.int8 == 4:  # NVK without a GPU does not report a GeForce
+    if rates.int8 == 4:  # NVK without a GPU does not report the feature of a GeForce
         limits = replace(limits, features=limits.features | {"int8_units_fast"})
     try:
         for n_rows in ROWS:
@@ -132,8 +133,8 @@ COLUMNS = ("GPU", "type", *(f"{n} rows" for n in SHOWN), "largest growth for a r
 
 
 def table_row(gpu: str, kind: str, costs_of_kind: Sequence[Cost]) -> tuple[str, ...]:
-    """The chosen ops with their microseconds; the steepest increase in time per row; where another op would
-    be faster, and by how much."""
+    """Return the chosen ops with their microseconds, the steepest increase in time per row, and where another
+    op would be fastest in comparison."""
     chosen = {cost.rows: cost for cost in costs_of_kind if cost.chosen}
     shown = (f"{chosen[n].op.removeprefix('mat_')} {chosen[n].us:.3g}" for n in SHOWN)
     growth, a, b = max((chosen[b].us / b / (chosen[a].us / a), a, b) for a, b in pairwise(ROWS))

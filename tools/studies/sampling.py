@@ -1,7 +1,7 @@
 """The cost of sampling: `python -m vkbackend.tools.studies.sampling`.
 
-Prints microseconds per token for rows of 40 candidates: one by one, together, and greedily (`choose_rows`
-alone, best of 30 rounds); and milliseconds for whole rows of 151,936 logits.
+Prints microseconds per token for rows of 40 candidates: sampled one by one, together, and greedily (only
+`choose_rows`, best of 30 rounds). Also prints milliseconds for rows of 151,936 logits.
 """
 
 from __future__ import annotations

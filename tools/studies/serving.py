@@ -1,8 +1,8 @@
 """The cost of the server: `python -m vkbackend.tools.studies.serving -m MODEL -dev 0 [-np 16] [-n 128]`.
 
-Compares in turns: a direct batch (`agenerate`, the engine in its own process); the same texts streamed over
-HTTP; and a bare Starlette and uvicorn server that streams the same bytes at the same pace. CPU time is the
-server process's alone.
+Compares in turn a direct batch (`agenerate`, the engine in its own process), the same texts streamed over
+HTTP, and a bare Starlette and uvicorn server that streams the same bytes at the same pace. CPU time is for
+the server process only.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ async def direct(llm: LLM, n: int, n_gen: int, seed: int) -> int:
 
 
 def bare(n_events: int, n_bytes: int, pause_us: int) -> None:
-    """Starlette and uvicorn alone: `n_events` of `n_bytes` each, `pause_us` apart."""
+    """Run only Starlette and uvicorn, with `n_events` events of `n_bytes` bytes, `pause_us` apart."""
     import uvicorn
     from starlette.applications import Starlette
     from starlette.requests import Request

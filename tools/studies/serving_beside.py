@@ -1,8 +1,8 @@
 """Our server against llama-server: `python -m vkbackend.tools.studies.serving_beside -dev 0 --python FILE`.
 
 FILE is a Python with xllamacpp, whose llama-server runs on the CPU. Measures each server directly (in the
-process) and over HTTP, in turns, with 1 and 16 clients: tokens per second, the ratio, and the growth with
-clients. Finally 64 clients ask our server.
+process) and over HTTP, in turn, with 1 and 16 clients. Prints tokens per second, the ratio, and the growth
+with clients. Finally 64 clients use our server.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Long test of a server: `python -m vkbackend.tools.studies.serving_soak -m model.gguf -dev 0 --minutes 30`.
 
 Starts `vkbackend serve` and sends a mix of requests: greedy texts with known results, streams that are read
-or dropped, bad bodies; sometimes it kills the engine's process. Prints results by kind, the time without a
-model, wrong texts, slots and sequences still in use, and the server's memory by the minute. Exit code 1: a
-wrong text, a leaked slot, or a 500.
+or dropped, bad bodies. Sometimes it kills the engine's process. Prints results by kind, the time without a
+model, wrong texts, slots and sequences still in use, and the server's memory per minute. The exit code is 1
+after a wrong text, a leaked slot, or a 500.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CODES_OF_BAD = {400, 413, 422, 429, 503}
 
 
 class Soak:
-    """`wanted`: the greedy text of each prompt. `seen`: answers by kind and status."""
+    """`wanted` has the greedy text of each prompt. `seen` counts answers by kind and status."""
 
     def __init__(self, endpoint: Endpoint, wanted: dict[str, str], seed: int) -> None:
         self.endpoint, self.wanted, self.rng = endpoint, wanted, random.Random(seed)
@@ -88,7 +88,7 @@ class Soak:
         return f"{status}, {ended or 'cut'}"
 
     async def left(self) -> str:
-        """A stream whose client leaves after some events."""
+        """Ask for a stream and close it after some events."""
         body = {"prompt": self.rng.choice(PROMPTS), "max_tokens": 200, "stream": True, "ignore_eos": True}
         status, _, lines = await self.endpoint.ask("POST", "/completions", body)
         n, most = 0, self.rng.randrange(1, 30)
@@ -129,7 +129,7 @@ class Soak:
             await asyncio.sleep(0.2)
 
     async def quiet(self) -> dict[str, Any]:
-        """The engine's counters after the last request: what still runs."""
+        """Wait until no request runs, then return the engine's counters."""
         end = time.monotonic() + QUIET_S
         while True:
             stats: dict[str, Any] = (await self.get("/stats"))[1].get("engine", {})
@@ -139,7 +139,7 @@ class Soak:
 
 
 def children(pid: int) -> list[int]:
-    """Child processes of all threads, the engine among them."""
+    """Return the child processes of all threads, including the engine."""
     pids: list[int] = []
     for thread in os.listdir(f"/proc/{pid}/task"):
         with suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:

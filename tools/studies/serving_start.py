@@ -1,8 +1,9 @@
 """Time to start a server: `python -m vkbackend.tools.studies.serving_start -dev 0 [-m MODEL]`.
 
-Measures from the start of `vkbackend serve` until it listens, until the model is ready, and until a stream's
-first token; a second request's first token; CPU seconds of all its processes, exit included. `--vocab FILE`
-uses two small random layers with FILE's vocabulary, to isolate the vocabulary's cost.
+Measures the time from the start of `vkbackend serve` until it listens, until the model is ready, and until a
+stream's first token; the time to the first token of a second request; and the CPU seconds of all its
+processes, including their exit. `--vocab FILE` uses two small random layers with FILE's vocabulary, to
+isolate the vocabulary's cost.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ READY_S = 300.0
 
 
 def tiny(vocab: str, path: Path) -> None:
-    """A Llama of a few thousand weights with a file's vocabulary."""
+    """Write a Llama of a few thousand weights with the vocabulary of `vocab`."""
     with GGUF.open(vocab) as source:
         kept = {key: value for key, value in source.metadata.items() if key.startswith("tokenizer.")}
     n_vocab = len(kept["tokenizer.ggml.tokens"])
@@ -87,7 +88,7 @@ async def first_token(endpoint: Endpoint) -> Text:
 
 
 async def asked(endpoint: Endpoint, began: float) -> list[float]:
-    """Seconds until ready, to the first token, and to the second request's first token."""
+    """Return the seconds until ready, to the first token, and to the second request's first token."""
     while time.perf_counter() - began < READY_S:
         with suppress(VkbackendError):
             if (await endpoint.ask("GET", "/health"))[0] == 200:
@@ -99,13 +100,12 @@ async def asked(endpoint: Endpoint, began: float) -> list[float]:
 
 
 def children_s() -> float:
-    """CPU seconds of ended child processes, and of theirs."""
+    """Return CPU seconds of child processes that have ended, and of their own children."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 def measure(path: str, device: str) -> list[float]:
-    """Measure one start."""
     flags = ["-m", path, "-dev", device, "-c", "512", "--port", "0"]
     command = [sys.executable, "-m", "vkbackend", "serve", *flags]
     began, cpu_s = time.perf_counter(), children_s()

@@ -1,4 +1,4 @@
-"""Draw commands and their output as an SVG; the README's picture was made with it.
+"""Draw commands and their output as an SVG, such as the README's picture.
 
     python -m vkbackend.tools.studies.terminal_picture -o docs/terminal.svg "vkbackend devices" ...
 
@@ -49,7 +49,7 @@ FORMAT = """\
 
 
 def printed(command: str) -> str:
-    """The command's stdout and stderr on a terminal of WIDTH columns without colors."""
+    """Return a command's stdout and stderr on a terminal of WIDTH columns without colors."""
     words = shlex.split(command)
     asked = [sys.executable, "-m", "vkbackend.tools.cli", *words[1:]] if words[0] == "vkbackend" else words
     reader, terminal = os.openpty()

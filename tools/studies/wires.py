@@ -1,7 +1,7 @@
 """Effect of the wire format of partial sums on logits: `python -m vkbackend.tools.studies.wires -dev 0,0`.
 
-Runs random tokens through the first layers of a synthetic model, on the first device alone and on all with
-each --reduce-type. Prints the NMSE against one device.
+Runs random tokens through the first layers of a synthetic model, on the first device alone and on all devices
+with each --reduce-type. Prints the NMSE against one device.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vkbackend.wire import FORMATS
 def logits(
     gguf: Synthetic, tokens: list[int], cache: str, devices: tuple[str, ...], **how: Any
 ) -> np.ndarray:
-    """Logits of every token, as float64."""
+    """Return the logits of every token, as float64."""
     n = len(tokens)
     options = Options.of(
         gguf.paths[0],

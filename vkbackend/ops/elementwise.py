@@ -1,4 +1,4 @@
-"""Elementwise ops: sums, gated products, scaling, capping, copies."""
+"""Elementwise ops."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The recorder: each op has a method that records a dispatch.
 
-The method asserts shapes, chooses variant, specialization constants and grid, and appends a `Dispatch`.
+The method asserts shapes, chooses variant and grid, and appends a `Dispatch`.
 Activations are contiguous f32 rows.
 """
 

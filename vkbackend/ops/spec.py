@@ -53,7 +53,7 @@ def op_spec(
     needs: tuple[str, ...] = (),
     twin: str = "",
 ) -> OpSpec:
-    """Parse the args, the push constants ("name:f" for floats) and the constants after LOCAL."""
+    """Parse a spec. Push constants are "name:f" for floats; `consts` follow LOCAL."""
     fields = tuple((field.partition(":")[0], field.partition(":")[2] or "u") for field in push.split())
     return OpSpec(name, tuple(args.split()), fields, ("LOCAL", *consts.split()), step, needs, twin)
 

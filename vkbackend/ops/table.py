@@ -92,8 +92,7 @@ def fast_tiles(limits: Limits) -> bool:
 
 # ---- products with a matrix, best first ----
 
-# Columns: name, grid, constants after LOCAL, rows of x, devices, type of x, features, devices that fuse gate
-# and up.
+# The columns are the fields of MatrixOp.
 MATRIX_OPS: dict[str, MatrixOp] = {
     op.name: op
     for op in (
@@ -135,7 +134,7 @@ MATRIX_OPS: dict[str, MatrixOp] = {
 
 # ---- products with experts, best first ----
 
-# Columns: name, grid, constants between LOCAL and AXIS, order of pairs, devices, type of x, features.
+# The columns are the fields of ExpertsOp.
 EXPERTS_OPS: dict[str, ExpertsOp] = {
     op.name: op
     for op in (

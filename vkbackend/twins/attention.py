@@ -1,5 +1,3 @@
-"""Twins of RoPE, the KV cache and attention."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,3 @@
-"""Twins of attention to chosen positions."""
-
 from __future__ import annotations
 
 from typing import Any

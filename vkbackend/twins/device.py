@@ -151,8 +151,6 @@ class NumpyDevice(HostDevice):
 
 
 class NullDevice(HostDevice):
-    """Runs nothing; `executed` counts dispatches by op."""
-
     def __init__(self, name: str, limits: Limits | None = None) -> None:
         super().__init__(name, limits)
         self.executed: Counter[str] = Counter()

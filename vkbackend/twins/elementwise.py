@@ -1,5 +1,3 @@
-"""Twins of elementwise and row-wise ops."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,3 @@
-"""Twins of ops of latent attention."""
-
 from __future__ import annotations
 
 from typing import Any

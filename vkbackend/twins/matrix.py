@@ -1,5 +1,3 @@
-"""Twins of products with a matrix, for few rows and for many."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,3 @@
-"""Twins of streams of a residual."""
-
 from __future__ import annotations
 
 from typing import Any
