@@ -1,4 +1,4 @@
-"""Replaces files atomically: a name always refers to a whole file."""
+"""Replaces files atomically, so that a name always refers to a complete file."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Buffers and views: the runtime seam passes a handle, a byte range and a shape.
+"""Buffers and views.
 
-A `Buffer` is memory of a runtime. A `Virtual` is scratch that the liveness plan has yet to place. A `View` is
-a typed, contiguous, row-major range of either.
+A `Buffer` is device memory. A `Virtual` is scratch memory without an address, which `plan_scratch` places. A
+`View` is a typed, contiguous, row-major range of a `Buffer` or `Virtual`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def aligned(nbytes: int, align: int = ALIGN) -> int:
 
 
 class Home(Enum):
-    """Purpose of a buffer; decides its memory type."""
+    """The purpose of a buffer, which decides the buffer's memory type."""
 
     WEIGHTS = "weights"  # device local, written once
     KV = "kv"  # device local, lives as long as the model
     SCRATCH = "scratch"  # device local, reused within a step
     HOST = "host"  # weights and caches in pinned host memory, read over the bus
-    STAGING = "staging"  # host visible, HOST_CACHED if available: the host reads and writes it
+    STAGING = "staging"  # host visible, HOST_CACHED if available; read and written by the host
     PAGES = "pages"  # pinned host pages imported into the device
     MAPPED = "mapped"  # pages of a model file, imported read-only by devices that run on the host
 
@@ -45,8 +45,8 @@ class Buffer:
     home: Home
     label: str
     handle: Any = None
-    host: Any = None  # writable uint8 array over the mapping, or None
-    address: int = 0  # for shaders that take addresses; 0: not supported
+    host: Any = None  # writable uint8 array over mapped memory, or None
+    address: int = 0  # for shaders that take addresses; 0 if not supported
     uid: int = field(default_factory=lambda: next(_ids))
 
     def __repr__(self) -> str:
@@ -64,13 +64,13 @@ class Virtual:
 
 
 def nowhere(home: Home = Home.SCRATCH, label: str = "nowhere") -> Buffer:
-    """A buffer without memory, for graphs that never run; every view fits."""
+    """Return a buffer without memory, for graphs that never run. Every view fits into the buffer."""
     return Buffer(1 << 62, home, label)
 
 
 @lru_cache(4096)
 def nbytes_of(shape: tuple[int, ...], dtype: str) -> int:
-    """Bytes of an array, rounded up to whole 32-bit words, which shaders read."""
+    """Bytes of an array, rounded up to a multiple of 4 because shaders read 32-bit words."""
     *rows, width = shape
     return -(-math.prod(rows) * row_nbytes(dtype, width) // 4) * 4
 
@@ -83,7 +83,7 @@ class View:
     offset: int
     shape: tuple[int, ...]
     dtype: str = "f32"
-    # See nbytes_of. Not a property: recording a large model reads it millions of times.
+    # See nbytes_of. Not a property, because recording a large model reads `nbytes` millions of times.
     nbytes: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -96,7 +96,8 @@ class View:
         return self.offset + self.nbytes
 
     def rows(self, begin: int, end: int) -> View:
-        """Rows begin..end of the first axis. Unless begin is 0, rows must have whole words."""
+        """Return rows `begin`..`end` of the first axis. Unless `begin` is 0, a row must be a multiple of 4
+        bytes."""
         stride = math.prod(self.shape[1:-1]) * row_nbytes(self.dtype, self.shape[-1])
         return View(self.buffer, self.offset + begin * stride, (end - begin, *self.shape[1:]), self.dtype)
 

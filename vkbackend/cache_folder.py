@@ -1,8 +1,8 @@
-"""The cache folder: compiled shaders, pipelines, speeds and measured choices.
+"""The cache folder for compiled shaders, pipelines, speeds and measured choices.
 
-Losing the cache costs only time, so a bad entry counts as missing; stderr says so once. An entry is read only
-if its checksum matches, it belongs to this user or root, nobody else may write to the file or the folder, and
-it is neither a pipe nor a link.
+Losing the cache costs only time, so a bad entry counts as missing and is reported once on stderr. An entry is
+read only if its checksum matches, its file belongs to this user or root, nobody else may write to the file or
+the folder, and the file is neither a pipe nor a link.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from vkbackend import env
 _MAGIC = b"vkbackend cache 1 "
 _HEAD_NBYTES = len(_MAGIC) + 64 + 1
 MOST_NBYTES = 16 << 20  # default limit for an entry
-_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: do not wait for a pipe
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: opening a pipe must not wait
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _told: set[str] = set()
 _telling = Lock()
 
 
 class _Refused(Exception):
-    """Reason for ignoring an entry or the folder."""
+    """The reason to ignore an entry or the folder."""
 
 
 def read(name: str, most_nbytes: int = MOST_NBYTES) -> bytes | None:
-    """The bytes written under `name`; None if they are missing or not trusted."""
+    """Return the bytes written under `name`; None if they are missing or not trusted."""
     with _folder(make=False) as folder:
         if folder is None:
             return None
@@ -49,7 +49,7 @@ def read(name: str, most_nbytes: int = MOST_NBYTES) -> bytes | None:
 
 
 def read_json(name: str) -> Any:
-    """The value written under `name`; None as in `read`, or if it is not valid JSON."""
+    """Return the value written under `name`; None as in `read`, or if the entry is not valid JSON."""
     if (data := read(name)) is None:
         return None
     try:
@@ -60,7 +60,7 @@ def read_json(name: str) -> Any:
 
 
 def write(name: str, data: bytes) -> bool:
-    """Replace the entry atomically. Returns False if that fails; stderr says so once for the folder."""
+    """Replace the entry atomically. A failure returns False and is reported once per folder on stderr."""
     with _folder(make=True) as folder:
         if folder is None:
             return False
@@ -84,13 +84,12 @@ def write_json(name: str, value: Any) -> bool:
 
 
 def writable() -> bool:
-    """Whether entries can be written. Call it before long work."""
+    """Whether entries can be written. Call this before long work."""
     with _folder(make=True) as folder:
         return folder is not None and os.access(".", os.W_OK | os.X_OK, dir_fd=folder)
 
 
 def remove(name: str) -> None:
-    """Delete the entry, valid or not."""
     with _folder(make=False) as folder:
         if folder is not None:
             with suppress(OSError):
@@ -102,7 +101,7 @@ def remove(name: str) -> None:
 
 @contextmanager
 def _folder(*, make: bool) -> Iterator[int | None]:
-    """Descriptor of the folder; None if it is missing or not trusted."""
+    """Yield a descriptor of the folder; None if the folder is missing or not trusted."""
     path, descriptor = env.cache_dir(), None
     try:
         if path is not None:
@@ -136,7 +135,8 @@ def _open_folder(path: Path, make: bool) -> int | None:
     try:
         status = os.fstat(descriptor)
         if status.st_uid == os.geteuid() and status.st_mode & 0o077 and path == env.default_cache_dir():
-            os.fchmod(descriptor, 0o700)  # only the default: a folder the user named may be shared (/tmp)
+            # Only the default folder, because a folder named by the user may be shared (/tmp).
+            os.fchmod(descriptor, 0o700)
             status = os.fstat(descriptor)
         _check_owner(status)
     except BaseException:
@@ -171,7 +171,7 @@ def _check_owner(status: os.stat_result) -> None:
 
 
 def _head(name: str, data: bytes) -> bytes:
-    """The first line: a checksum of name and data, so a renamed entry is refused."""
+    """Return the first line of an entry, a checksum of name and data. So a renamed entry is refused."""
     digest = hashlib.sha256(name.encode() + b"\0")
     digest.update(data)
     return _MAGIC + digest.hexdigest().encode() + b"\n"

@@ -1,6 +1,6 @@
-"""Checks of arguments: each returns a plain value or raises InvalidArgument with the parameter's name.
+"""Checks of arguments. Each check returns a plain value or raises InvalidArgument with the parameter's name.
 
-Numpy scalars and arrays count as the numbers and lists they hold.
+Numpy scalars and arrays are accepted in place of numbers and lists.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ MAX_SHOWN = 200  # characters of a value in a message
 
 
 def refused(name: str, value: Any, expected: str) -> InvalidArgument:
-    """The error for a bad value of parameter `name`."""
     return InvalidArgument(f"{name}={shown(value)}: {expected}", argument=name)
 
 
 def shown(value: Any) -> str:
-    """A value for a message: one line, truncated."""
+    """Return `repr(value)` for a message, on one line and truncated."""
     try:
         text = re.sub(r"\s*\n\s*", " ", repr(value))
     except Exception:  # repr fails for integers above 4300 digits, and may fail for any object
@@ -36,12 +35,12 @@ def shown(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A numpy scalar or 0-d array as its Python object; other values unchanged."""
+    """Convert a numpy scalar or 0-d array to a Python object; return other values unchanged."""
     return value.item() if isinstance(value, np.generic | np.ndarray) and value.ndim == 0 else value
 
 
 def whole_number(name: str, value: Any, low: int, high: int, hint: str = "") -> int:
-    """`value` as an int in low..high. True and 3.0 are refused."""
+    """Return `value` as an int in `low`..`high`. True and 3.0 are refused."""
     number, given = None, plain(value)
     if not isinstance(given, bool):
         with suppress(TypeError):
@@ -52,7 +51,7 @@ def whole_number(name: str, value: Any, low: int, high: int, hint: str = "") -> 
 
 
 def finite_number(name: str, value: Any, low: float, high: float, hint: str = "") -> float:
-    """`value` as a finite float in low..high."""
+    """Return `value` as a finite float in `low`..`high`."""
     number, given = math.nan, plain(value)
     if not isinstance(given, bool | str | bytes | np.ndarray):
         with suppress(TypeError, ValueError, OverflowError):
@@ -64,12 +63,12 @@ def finite_number(name: str, value: Any, low: float, high: float, hint: str = ""
 
 
 def number_of(text: str) -> int | str:
-    """Text of 1 to 20 digits, with an optional minus, as an int; other text unchanged."""
+    """Convert 1 to 20 digits, with an optional minus, to an int; return other text unchanged."""
     return int(text) if re.fullmatch(r"-?[0-9]{1,20}", text) else text
 
 
 def items(name: str, value: Any, expected: str) -> list[Any]:
-    """The items of an iterable. Raises InvalidArgument for text and non-iterables."""
+    """Return the items of an iterable. Raises InvalidArgument for text and non-iterables."""
     if not isinstance(value, str | bytes | bytearray):
         with suppress(TypeError):
             return list(value)

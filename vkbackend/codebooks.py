@@ -1,7 +1,7 @@
 """Codebooks of the I-quants (from the `gguf` package), which dequant_iq.glsl reads as descriptor set 1.
 
-They are not constant arrays in the shaders: lavapipe compiles those at 2 ms a word and refills them in every
-invocation.
+The codebooks are not constant arrays in the shaders, because lavapipe takes 2 ms per word to compile such an
+array and fills it again in every invocation.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ import numpy as np
 
 from vkbackend import shaderlib
 
-_OWNERS = {"iq1_m": "iq1_s"}  # format with the codebook it shares
+_OWNERS = {"iq1_m": "iq1_s"}  # format -> format whose codebook it shares
 FORMATS = ("iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_s", "iq1_m")
 
 
 def codebook_of(op: str, variant: str) -> str | None:
-    """Format of the codebook that a shader variant reads, or None."""
+    """Return the format whose codebook a shader variant reads, or None."""
     owners = [owner for value in shaderlib.manifest()[op][variant].values() if (owner := owner_of(value))]
     return owners[0] if owners else None
 
 
 def owner_of(dtype: str) -> str | None:
-    """Format of the codebook that a format reads, or None."""
+    """Return the format whose codebook `dtype` uses, or None."""
     return _OWNERS.get(dtype, dtype) if dtype in FORMATS else None
 
 
 @cache
 def entries(name: str) -> np.ndarray:
-    """uint16 [entries]: 8 codes of 2 bits or 4 of 4 bits, the first one lowest. A code indexes the format's
-    values in ascending order."""
+    """Return the codebook, uint16 [entries]. An entry is 8 codes of 2 bits or 4 codes of 4 bits, with the
+    first code in the lowest bits. A code is an index into the format's values in ascending order."""
     from gguf import quants
 
     kind = getattr(quants, name.upper())

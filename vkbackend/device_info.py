@@ -1,4 +1,4 @@
-"""A physical device as data: identity, features, limits, heaps. Needs no Vulkan loader."""
+"""Describes a physical device without needing a Vulkan loader."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vkbackend.limits import Limits, MatrixUnits
 
 @dataclass(frozen=True, slots=True)
 class Heap:
-    """A memory heap, in bytes. `budget`: the driver's limit for this process now; 0 if not reported."""
+    """A memory heap, in bytes. `budget` is the driver's current limit for this process; 0 if not reported."""
 
     nbytes: int
     device_local: bool
@@ -21,7 +21,8 @@ class Heap:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """Identity, features, limits and heaps. `index` counts in `devices()`; `uuid` survives reboots."""
+    """Identity, features, limits and heaps. `index` is the position in `devices()`; `uuid` is the same after
+    a reboot."""
 
     index: int
     name: str
@@ -44,13 +45,13 @@ class DeviceInfo:
         return self.type == "cpu"
 
     def to_json(self) -> dict[str, Any]:
-        """Everything except the handle, for JSON."""
+        """Return all fields except the handle, for JSON."""
         values = {name: getattr(self, name) for name in self.__slots__ if name != "physical"}
         return values | {"heaps": [asdict(heap) for heap in self.heaps]}
 
 
 def left_of(heaps: Sequence[Heap], budgets: Sequence[int], used: Sequence[int]) -> int | None:
-    """Free bytes of the device-local heap with the most; None if the driver reports no budget."""
+    """Return the most free bytes of any device-local heap; None if the driver reports no budget."""
     left = [
         max(0, min(budgets[i], heap.nbytes) - used[i])
         for i, heap in enumerate(heaps)
@@ -60,7 +61,6 @@ def left_of(heaps: Sequence[Heap], budgets: Sequence[int], used: Sequence[int]) 
 
 
 def limits_of(info: DeviceInfo) -> Limits:
-    """The limits that shaders are fitted to."""
     have = info.limits
     return Limits(
         max_invocations=have["max_invocations"],

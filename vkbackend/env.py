@@ -1,4 +1,4 @@
-"""The package's environment variables, all read here (docs/env_vars.md).
+"""Reads all environment variables of the package (docs/env_vars.md).
 
 `DEBUG` levels: 1 devices, plan and fallbacks; 2 time of each dispatch; 3 barriers and submissions; 4 shader
 variants built; 5 intermediate values.
@@ -25,11 +25,10 @@ def _integer(name: str, default: int) -> int:
 
 
 def debug() -> int:
-    """DEBUG level; 0 when unset."""
     return _integer("DEBUG", 0)
 
 
-# Optional features, named as in vulkan/capabilities.py, which probes all of them.
+# Optional features, named as in vulkan/capabilities.py, which queries all of them.
 FEATURES = frozenset(
     "buffer_address cooperative_matrix cooperative_matrix_nv denorm_float16 device_map "
     "executable_info float16 full_subgroups host_import int8 int8_units_fast int_dot int_dot_accelerated "
@@ -40,8 +39,8 @@ FEATURES = frozenset(
 
 
 def disabled() -> frozenset[str]:
-    """VKBACKEND_DISABLE=timeline,host_import,...: features not to use. Raises InvalidArgument for a name not
-    in FEATURES, with either runtime."""
+    """Return the features that VKBACKEND_DISABLE=timeline,host_import,... turns off. Raises InvalidArgument
+    for a name that is not in FEATURES."""
     names = frozenset(filter(None, map(str.strip, os.environ.get("VKBACKEND_DISABLE", "").split(","))))
     if unknown := names - FEATURES:
         raise InvalidArgument(
@@ -61,7 +60,8 @@ FUSE = "VKBACKEND_FUSE"
 
 
 def fusing() -> bool:
-    """VKBACKEND_FUSE=0: one dispatch per op, which keeps all intermediate values."""
+    """Whether to fuse ops. VKBACKEND_FUSE=0 records one dispatch per op, which keeps all intermediate
+    values."""
     return os.environ.get(FUSE, "") != "0"
 
 
@@ -69,7 +69,7 @@ RUNTIME = "VKBACKEND_RUNTIME"
 
 
 def runtime() -> str:
-    """VKBACKEND_RUNTIME=kompute: the default runtime (native if unset)."""
+    """Return the default runtime, VKBACKEND_RUNTIME (native if unset)."""
     return os.environ.get(RUNTIME, "") or "native"
 
 
@@ -77,8 +77,8 @@ KOMPUTE_ORDER = "VKBACKEND_KOMPUTE_ORDER"
 
 
 def kompute_order() -> str:
-    """VKBACKEND_KOMPUTE_ORDER orders dependent dispatches: "word" (synced words), "submit" (submissions) or
-    "" (the driver's default)."""
+    """Return how to order dependent dispatches: "word" (sync a word between the dispatches), "submit" (use
+    separate submissions) or "" (the driver's default)."""
     order = os.environ.get(KOMPUTE_ORDER, "")
     if order not in ("", "word", "submit"):
         raise InvalidArgument(f"{KOMPUTE_ORDER}={order!r}: there are word and submit")
@@ -86,37 +86,37 @@ def kompute_order() -> str:
 
 
 def validation() -> bool:
-    """VKBACKEND_VALIDATION=1: use the Khronos validation layer with synchronization validation."""
+    """Whether to use the Khronos validation layer, with synchronization validation."""
     return os.environ.get("VKBACKEND_VALIDATION", "") not in ("", "0")
 
 
 def timeout_s() -> int:
-    """VKBACKEND_TIMEOUT: seconds without progress until a wait on a device fails (default 120)."""
+    """Return the seconds without progress after which a wait on a device fails."""
     return min(max(1, _integer("VKBACKEND_TIMEOUT", 120)), 10**9)  # nanoseconds must fit 64 bits
 
 
 def silence_s() -> int:
-    """VKBACKEND_SILENCE: seconds of silence until a host of a group counts as lost (default 15)."""
+    """Return the seconds of silence after which a host of a group counts as lost."""
     return max(2, _integer("VKBACKEND_SILENCE", 15))
 
 
 COMPILE_THREADS = "VKBACKEND_COMPILE_THREADS"
-MAX_COMPILE_THREADS = 8  # driver compilers take up to a GB each and share locks
+MAX_COMPILE_THREADS = 8  # each driver compiler takes up to 1 GB, and compilers share locks
 
 
 def compile_threads() -> int:
-    """VKBACKEND_COMPILE_THREADS: threads that compile pipelines (default: the cores, at most 8)."""
+    """Return the number of threads that compile pipelines."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, _integer(COMPILE_THREADS, min(cores, MAX_COMPILE_THREADS)))
 
 
 def poison() -> bool:
-    """VKBACKEND_POISON=1: fill new buffers with NaN to expose reads before writes."""
+    """Whether to fill new buffers with NaN, which exposes reads before writes."""
     return os.environ.get("VKBACKEND_POISON", "") not in ("", "0")
 
 
 def faults() -> list[tuple[str, str, int, str]]:
-    """VKBACKEND_FAULT=DEVICE:CALL:NTH:RESULT,...: Vulkan calls that fail (faults.py)."""
+    """Return (device, call, nth, result) of each Vulkan call that VKBACKEND_FAULT makes fail (faults.py)."""
     planned = []
     for item in filter(None, os.environ.get("VKBACKEND_FAULT", "").split(",")):
         device, call, nth, result = (item.split(":") + [""] * 4)[:4]
@@ -130,17 +130,17 @@ def faults() -> list[tuple[str, str, int, str]]:
 
 
 def floor() -> bool:
-    """VKBACKEND_FLOOR=1: limit every device to the portable floor."""
+    """Whether to limit every device to the portable floor (limits.py)."""
     return os.environ.get("VKBACKEND_FLOOR", "") not in ("", "0")
 
 
 def as_gpu() -> bool:
-    """VKBACKEND_AS_GPU=1: choose ops for software devices as for GPUs."""
+    """Whether to choose ops for software devices as for GPUs."""
     return os.environ.get("VKBACKEND_AS_GPU", "") not in ("", "0")
 
 
 def exact() -> bool:
-    """VKBACKEND_EXACT=1: as --exact, activations in F32 only."""
+    """Whether to compute activations in F32 only, as with --exact."""
     return os.environ.get("VKBACKEND_EXACT", "") not in ("", "0")
 
 
@@ -148,12 +148,11 @@ CACHE = "VKBACKEND_CACHE"
 
 
 def caches() -> bool:
-    """VKBACKEND_CACHE=off disables the cache folder."""
     return os.environ.get(CACHE) != "off"
 
 
 def cache_dir() -> Path | None:
-    """VKBACKEND_CACHE or `default_cache_dir`; None if off or without a home (cache_folder.py)."""
+    """Return VKBACKEND_CACHE or `default_cache_dir`; None if the cache is off or there is no home folder."""
     if not caches():
         return None
     path = os.environ.get(CACHE)
@@ -161,7 +160,7 @@ def cache_dir() -> Path | None:
 
 
 def default_cache_dir() -> Path | None:
-    """$XDG_CACHE_HOME/vkbackend or ~/.cache/vkbackend; None without a home."""
+    """Return $XDG_CACHE_HOME/vkbackend or ~/.cache/vkbackend; None without a home folder."""
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(base) if base else Path.home() / ".cache") / "vkbackend"

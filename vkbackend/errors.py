@@ -74,7 +74,7 @@ class DeadlineExceeded(VkbackendError):
 
 
 class PlanError(VkbackendError):
-    """No plan exists: split states without a rule, or shares that cannot be satisfied."""
+    """No plan exists, because split states have no rule or shares cannot be satisfied."""
 
 
 class StateError(VkbackendError):

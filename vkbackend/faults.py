@@ -1,8 +1,8 @@
-"""Fault injection: makes a Vulkan call of a device fail, or a device hang.
+"""Fault injection, which makes a Vulkan call fail or a device hang.
 
-Use `inject`, or for a whole process VKBACKEND_FAULT=DEVICE:CALL:NTH:RESULT, e.g.
-Vulkan0.1:vkQueueSubmit:3:VK_ERROR_DEVICE_LOST. The result `hang` of vkSignalSemaphore stops the device for
-good.
+Use `inject`, or set VKBACKEND_FAULT=DEVICE:CALL:NTH:RESULT for the process, e.g.
+Vulkan0.1:vkQueueSubmit:3:VK_ERROR_DEVICE_LOST. The result `hang` of vkSignalSemaphore stops the device
+permanently.
 """
 
 from __future__ import annotations
@@ -48,5 +48,5 @@ def inject(fault: Fault) -> Iterator[Fault]:
 
 
 def struck(device: str, call: str) -> str | None:
-    """Result of a planned fault for this call, or None."""
+    """Return the result that a planned fault gives this call, or None."""
     return next((fault.result for fault in planned if fault.strikes(device, call)), None)

@@ -1,5 +1,5 @@
-"""Marks objects that a forked child must not use: threads, driver state and pipes stay with the parent. In
-the child they raise ForkedProcess instead of hanging or crashing."""
+"""Marks objects that a forked child must not use, because their threads, driver state and pipes belong to the
+parent. In the child, these objects raise ForkedProcess instead of hanging or crashing."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ class Owned(Protocol):
     """An object that belongs to the process that made it."""
 
     def disown(self) -> None:
-        """Called in a forked child: later calls raise `refusal`, and closing does nothing."""
+        """Make later calls raise `refusal`, and closing do nothing. Called in a forked child."""
 
 
 _owned: WeakSet[Any] = WeakSet()
 
 
 def own(thing: Owned) -> None:
-    """Call `thing.disown()` in every forked child while `thing` lives."""
+    """Call `thing.disown()` in every forked child as long as `thing` exists."""
     _owned.add(thing)
 
 
 def forget(clear: Callable[[], object]) -> None:
-    """Call `clear` in every forked child: for caches of per-process objects."""
+    """Call `clear`, which empties a cache of per-process objects, in every forked child."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=clear)
 
 
 def refusal(subject: str) -> ForkedProcess:
-    """The error for the use of `subject` in a forked child. `subject` begins the sentence."""
+    """Return the error for using `subject` in a forked child. The message begins with `subject`."""
     return ForkedProcess(
         f"{subject} was in use when this process was forked, and its threads and the state of its drivers "
         "stay with the parent; open the model after the fork, in the child alone, or start processes with "

@@ -1,7 +1,7 @@
-"""Element and block formats: bytes per row of every dtype that shaders read, in GGUF's layout.
+"""Element and block formats that shaders read.
 
-Block layouts are GGML's (`block_q8_0`, `block_q4_0`, ...), with sizes from the `gguf` package. `q8` and
-`f16s` are our formats of activations (shaders/lib/q8.glsl, half_rows.glsl).
+Blocks have GGML's layouts (`block_q8_0`, `block_q4_0`, ...), with sizes from the `gguf` package. `q8` and
+`f16s` are vkbackend's own formats for activations (shaders/lib/q8.glsl, half_rows.glsl).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PLAIN = {"f32": 4, "u32": 4, "f16": 2, "bf16": 2, "u8": 1}
 
 @cache
 def block_of(dtype: str) -> tuple[int, int]:
-    """(elements, bytes) of a block; raises KeyError for a name unknown to GGML."""
+    """Return (elements, bytes) of a block. Raises KeyError for a name unknown to GGML."""
     if dtype in _PLAIN:
         return 1, _PLAIN[dtype]
     if dtype == "q8":
@@ -36,7 +36,7 @@ def row_nbytes(dtype: str, width: int) -> int:
 
 
 def quantize(values: np.ndarray, dtype: str) -> np.ndarray:
-    """float32 [rows, width] to uint8 [rows, row bytes], rounded as ggml's reference does."""
+    """Convert float32 [rows, width] to uint8 [rows, row bytes], rounding as ggml's reference does."""
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import quantize as gguf_quantize
 
@@ -44,8 +44,8 @@ def quantize(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def dequantize(raw: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """float32 array of `shape` from stored bytes, which may be padded at the end. The reference of all
-    shaders."""
+    """Convert stored bytes, which may be padded at the end, to a float32 array of `shape`. All shaders are
+    tested against this function."""
     raw = raw[: math.prod(shape[:-1]) * row_nbytes(dtype, shape[-1])]
     if dtype == "f32":
         return raw.view(np.float32).reshape(shape)
@@ -69,7 +69,7 @@ def dequantize(raw: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarra
 
 
 def widened(raw: np.ndarray, dtype: str) -> np.ndarray:
-    """Bytes of f32, f16 or bf16 elements, converted to f32."""
+    """Convert the bytes of f32, f16 or bf16 elements to f32."""
     if dtype == "f32":
         return raw
     halves = np.ascontiguousarray(raw).reshape(-1).view(np.uint16)
@@ -79,7 +79,7 @@ def widened(raw: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def narrowed(raw: np.ndarray, dtype: str) -> np.ndarray:
-    """The inverse of `widened`, exact for its results."""
+    """Invert `widened`; exact for the results of `widened`."""
     if dtype == "f32":
         return raw
     words = np.ascontiguousarray(raw).reshape(-1).view(np.uint32)

@@ -1,7 +1,7 @@
 """Checks a recording with its barriers and reports every unordered conflict.
 
-Independent of derive_barriers. Unlike validation layers it also checks write after write, in-place updates,
-scratch reuse, and host memory around exchanges.
+The check is independent of derive_barriers. Unlike validation layers, it covers write after write, in-place
+updates, scratch reuse, and host memory around exchanges.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vkbackend.recording import HOST_HOMES, Barrier, Copy, Dispatch, Exchange, R
 
 @dataclass(frozen=True, slots=True)
 class Hazard:
-    """`kind` (read-after-write, ...), the labels of two commands, and the range they share."""
+    """A conflict of `kind` (read-after-write, ...) between two commands in the range that they share."""
 
     kind: str
     first: str
@@ -34,7 +34,7 @@ def _name(index: int, command: Dispatch | Copy) -> str:
 @dataclass(frozen=True, slots=True)
 class _Access:
     """A read or write. `open_to_copies`, `open_to_dispatches`: no barrier makes later copies or dispatches
-    wait for it."""
+    wait for this access."""
 
     where: Range
     is_write: bool
@@ -44,7 +44,8 @@ class _Access:
     open_to_dispatches: bool = True
 
     def behind(self, barrier: Barrier) -> _Access | None:
-        """The access after a barrier; None if every later command waits for it."""
+        """Return the access with the effect of a barrier; None if every later command waits for the
+        access."""
         if self.is_copy and not barrier.after_copies:
             return self
         left = replace(

@@ -1,6 +1,6 @@
-"""Fast copies into fresh memory, for loading models; mapping a file's pages ahead of reads.
+"""Copies arrays into new memory fast, for loading models, and maps a file's pages before reads.
 
-Page faults dominate: on lavapipe, with fresh shared pages of 4 KiB, they took three times as long as the
+Page faults take the most time: on lavapipe, with new shared pages of 4 KiB, three times as long as the
 copying. So one call populates the pages of the target and of the file (madvise(2), MADV_POPULATE_*), and
 several threads share a large copy.
 """
@@ -20,8 +20,8 @@ import numpy as np
 
 from vkbackend import forks
 
-POPULATE_READ, POPULATE_WRITE = 22, 23  # Linux 5.14; older kernels refuse, which costs only time
-PART_NBYTES = 512 << 10  # minimum per thread, some 0.3 ms; smaller copies stay whole
+POPULATE_READ, POPULATE_WRITE = 22, 23  # Linux 5.14; older kernels refuse these, which costs only time
+PART_NBYTES = 512 << 10  # minimum per thread, about 0.3 ms; smaller copies are not divided
 N_THREADS = min(4, os.cpu_count() or 1)
 
 
@@ -50,7 +50,7 @@ def touch(data: np.ndarray) -> None:
 
 
 def _populate(array: np.ndarray, how: int) -> bool:
-    """Populate the pages of an array. False if the kernel refuses or the array is not contiguous."""
+    """Populate the pages of an array. Returns False if the kernel refuses or the array is not contiguous."""
     if _madvise is None or not array.flags.c_contiguous:
         return False
     begin = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE

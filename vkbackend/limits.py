@@ -1,6 +1,6 @@
-"""Device limits that recording depends on; every number is a Vulkan limit.
+"""Device limits that recording depends on.
 
-`Limits.floor()` is the portable floor: the guarantees of Vulkan 1.1 without optional features.
+`Limits.floor()` is the portable floor, which is guaranteed by Vulkan 1.1 without optional features.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-# Features of ops that round activations below F32, or sum in fewer bits.
+# Features of ops that round activations to less than F32, or sum in fewer bits.
 INEXACT = frozenset({"int_dot", "matrix_units", "int8_units", "cooperative_matrix", "cooperative_matrix_nv"})
 
 
 class MatrixUnits(NamedTuple):
-    """Matrices that a subgroup of `lanes` multiplies at once: [m, k] by [k, n] halves with f32 sums, and [m,
-    int8_k] by [int8_k, n] bytes with 32-bit sums (int8_k 0: none)."""
+    """The matrix sizes that a subgroup of `lanes` invocations multiplies at once: F16 [m, k] by [k, n] with
+    F32 sums, and int8 [m, int8_k] by [int8_k, n] with 32-bit sums (`int8_k` is 0 without int8 units)."""
 
     api: str = "khr"  # extension: khr or nv
     m: int = 16
@@ -71,5 +71,5 @@ _GUARANTEED = {
 
 
 def plausible(reported: dict[str, int]) -> dict[str, int]:
-    """The reported limits, with Vulkan's guarantee for each 0, which is a limit the driver left out."""
+    """Replace each 0, which means that the driver left out a limit, by Vulkan's guarantee."""
     return {name: value or _GUARANTEED.get(name, 0) for name, value in reported.items()}

@@ -1,4 +1,4 @@
-"""Memory layout: weights in chunks, scratch with liveness-planned reuse. Knows neither Vulkan nor models."""
+"""Memory layout. Weights are packed into chunks; scratch values with disjoint lifetimes share memory."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from vkbackend.runtime import Device
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Chunk sizes, and (chunk, offset) of each packed size, in bytes."""
+    """The sizes of the chunks, and (chunk, offset) of each packed size, in bytes."""
 
     chunks: tuple[int, ...]
     places: tuple[tuple[int, int], ...]
 
 
 def pack(sizes: Sequence[int], chunk_limit: int) -> Packing:
-    """Pack sizes in order into chunks of at most `chunk_limit` bytes. A new chunk begins when the last one is
-    full."""
+    """Pack sizes in order into chunks of at most `chunk_limit` bytes. A new chunk begins when the last chunk
+    is full."""
     chunks: list[int] = []
     places = []
     for nbytes in sizes:
@@ -43,7 +43,7 @@ def packed(views: Sequence[tuple[tuple[int, ...], str]], chunk_limit: int) -> Pa
 def allocate(
     device: Device, views: Sequence[tuple[tuple[int, ...], str]], home: Home, label: str
 ) -> list[View]:
-    """Allocate views given as (shape, dtype) in fresh chunks."""
+    """Allocate views, given as (shape, dtype), in new chunks."""
     packing = packed(views, device.limits.max_allocation_nbytes)
     buffers = [device.buffer(n, home, f"{label}[{i}]") for i, n in enumerate(packing.chunks)]
     return [
@@ -66,10 +66,11 @@ def lifetimes(recording: Recording) -> dict[Virtual, tuple[int, int]]:
 
 
 def plan_scratch(recording: Recording, reuse: bool = True) -> tuple[dict[Virtual, int], int]:
-    """(byte offset per virtual value, total bytes): in order of first use, each at the lowest free address.
+    """Place virtual values in order of first use, each at the lowest free address. Returns (byte offset per
+    value, total bytes).
 
-    Values with touching lifetimes do not overlap, so a command's outputs share no bytes with its inputs.
-    Without `reuse` every value keeps its bytes and can be read after the step.
+    A command's outputs share no bytes with its inputs. Without `reuse` no values share bytes, so every value
+    can be read after the step.
     """
     offsets: dict[Virtual, int] = {}
     alive: list[tuple[int, int, int]] = []  # begin, end, last use; sorted by address

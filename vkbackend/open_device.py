@@ -1,4 +1,4 @@
-"""Chooses between the runtimes by name."""
+"""Opens a device with a runtime chosen by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RUNTIMES = ("native", "kompute")
 
 
 def runtime_of(name: str | None) -> str:
-    """The runtime for a name (None: VKBACKEND_RUNTIME or the default). Raises InvalidArgument."""
+    """Return `name`, or VKBACKEND_RUNTIME for None, if it is a runtime. Raises InvalidArgument."""
     wanted = env.runtime() if name is None else name
     if wanted not in RUNTIMES:
         raise InvalidArgument(f"runtime {wanted!r} is unknown; there are: {', '.join(RUNTIMES)}")
@@ -33,7 +33,7 @@ def require_kp() -> None:
 
 def open_device(info: DeviceInfo, label: str = "", runtime: str | None = None) -> Device:
     """Open a logical device. Raises InvalidArgument, UnsupportedFeature."""
-    if runtime_of(runtime) == "kompute":  # on demand: neither runtime requires the other
+    if runtime_of(runtime) == "kompute":  # imports on demand, so neither runtime requires the other
         require_kp()
         from vkbackend.kompute.device import KomputeDevice
 

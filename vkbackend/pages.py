@@ -1,4 +1,4 @@
-"""Host memory for devices to import: pinned pages, or pages of a mapped file."""
+"""Host memory that devices can import, either anonymous pages or pages of a mapped file."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ WIPE_ON_FORK = 18  # MADV_WIPEONFORK (Linux 4.14), missing in the mmap module
 class HostPages:
     """Page-aligned private anonymous memory for devices to import.
 
-    Private, because shared mappings count as file backed, which amdgpu refuses. A forked child gets zeros:
-    copy-on-write would replace the parent's pages under the device, and without pages the child's reads would
-    crash.
+    The mapping is private, because shared mappings count as file backed, which amdgpu refuses. A forked child
+    sees zeros: with copy-on-write, the parent could get new pages that the device does not use, and without
+    any pages, reads in the child would crash.
     """
 
     home = Home.PAGES
@@ -47,10 +47,10 @@ class HostPages:
 
 
 class FilePages:
-    """The pages of a mapped file that contain bytes begin..end, for import like HostPages. Byte `begin` is
-    `lead` bytes after the first page's start.
+    """The pages of a mapped file that contain bytes `begin`..`end`, for import like HostPages. Byte `begin`
+    is `lead` bytes after the start of the first page.
 
-    Read only. This object keeps the file mapped. If the file is truncated, reads raise SIGBUS.
+    The pages are read-only. This object keeps the file mapped. If the file is truncated, reads raise SIGBUS.
     """
 
     home = Home.MAPPED

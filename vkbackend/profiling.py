@@ -1,4 +1,5 @@
-"""Output of DEBUG levels 2 (time per command), 3 (barriers and submissions) and 5 (intermediate values)."""
+"""Prints the output of DEBUG levels 2 (time per command), 3 (barriers and submissions) and 5 (intermediate
+values)."""
 
 from __future__ import annotations
 

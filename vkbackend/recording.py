@@ -1,7 +1,7 @@
-"""A recording is data: dispatches and copies with their byte ranges, cut into segments.
+"""A recording lists the dispatches and copies of one device with their byte ranges, in segments.
 
-Barriers are derived here and nowhere else; Vulkan, numpy and null devices execute the result. A recording is
-for one device. A segment ends where the device must exchange data with others.
+A segment ends where the device must exchange data with other devices. Only this module derives barriers;
+Vulkan, numpy and null devices execute the result.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ def ranges(views: Iterable[View]) -> tuple[Range, ...]:
     return tuple([Range(v.buffer, v.offset, v.offset + v.nbytes) for v in views])
 
 
-FIRST_HEAD = "first_head"  # push constant: first head of an op with a workgroup per head in y
+FIRST_HEAD = "first_head"  # push constant of ops with a workgroup per head in y
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """One run of a shader. `args` are storage views in binding order. `step` is the StepParams view, which
-    starts its buffer; None if unused."""
+    """One run of a shader. `args` are storage views in binding order. `step` is the StepParams view, at
+    offset 0 of its buffer; None if unused."""
 
     op: str
     variant: str
     args: tuple[View, ...]
     written: tuple[int, ...]  # indices into args that the shader writes
     push: tuple[tuple[str, int | float], ...]  # named push constants, after the word offsets of args
-    consts: tuple[tuple[str, int], ...]  # named specialization constants, ids in order
+    consts: tuple[tuple[str, int], ...]  # named specialization constants, in the order of their ids
     groups: tuple[int, int, int]
     step: View | None = None
     label: str = ""
@@ -61,11 +61,11 @@ class Dispatch:
 
     @property
     def bound(self) -> tuple[View, ...]:
-        """Views in storage bindings."""
+        """Views that are bound as storage buffers."""
         return () if self.addressed else self.args
 
     def parts(self, n: int) -> list[Dispatch]:
-        """Split over heads into up to `n` dispatches. Ops without FIRST_HEAD stay whole."""
+        """Split the heads over up to `n` dispatches. Ops without FIRST_HEAD are not split."""
         push, (x, heads, z) = dict(self.push), self.groups
         n = min(n, heads) if FIRST_HEAD in push else 1
         if n == 1:
@@ -98,7 +98,7 @@ class Copy:
 
 
 class Scope(Enum):
-    """Writers before a barrier, and readers after it."""
+    """The writers before a barrier and the readers after the barrier."""
 
     DEVICE = "device -> device"
     TO_HOST = "device -> host"
@@ -107,8 +107,8 @@ class Scope(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """Later commands wait for earlier ones. The stages always include compute, and transfer only on a side
-    with copies: naming it needlessly makes some GPUs wait for more."""
+    """Later commands wait for earlier commands. Each side always has the compute stage, but the transfer
+    stage only if that side has copies, because a needless stage makes some GPUs wait for more."""
 
     scope: Scope
     after_copies: bool = True
@@ -136,7 +136,7 @@ HOST_HOMES = (Home.STAGING, Home.PAGES)
 
 @dataclass(slots=True)
 class Recording:
-    """A named list of commands. Append with `dispatch`, `copy` and `exchange`; then `place` and
+    """A named list of commands. Append with `dispatch`, `copy` and `exchange`; then call `place` and
     `derive_barriers`."""
 
     name: str
@@ -156,7 +156,8 @@ class Recording:
         return (c for c in self.commands if isinstance(c, Dispatch | Copy))
 
     def segments(self) -> list[list[Command]]:
-        """The commands between exchanges: one more segment than exchanges."""
+        """Return the commands between exchanges; the number of segments is one more than the number of
+        exchanges."""
         parts: list[list[Command]] = [[]]
         for command in self.commands:
             if isinstance(command, Exchange):
@@ -185,8 +186,8 @@ class Recording:
 
 
 def interleave(a: Recording, b: Recording, label: str) -> Recording:
-    """Alternate the segments of two recordings: a's first, b's first, a's second, ... Exchanges separate
-    them; a recording's last segment gets one with `label`. The shorter recording gets empty segments."""
+    """Alternate the segments of two recordings, with exchanges between the segments. The exchange after a
+    recording's last segment has `label`. Empty segments are added to the shorter recording."""
     lanes = [(r.segments(), exchanges(r)) for r in (a, b)]
     n = max(len(segments) for segments, _ in lanes)
     commands: list[Command] = []
@@ -204,20 +205,22 @@ OVER_BUS = (Home.HOST, Home.STAGING, Home.PAGES, Home.MAPPED)
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Bytes per second that a device reads from its memory and from the host's. The defaults suit the slowest
-    GPUs worth using."""
+    """Bytes per second that a device reads from its memory and from host memory. The defaults suit the
+    slowest GPUs worth using."""
 
     memory: float = 10e9
     host: float = 10e9
 
     @property
     def flops(self) -> float:
-        """FLOP/s: ten per byte of memory bandwidth. GPUs without matrix units have 15 (a small integrated GPU
-        with one channel of DDR4) to 80. Long products reach two thirds of it, so ten is safe."""
+        """Estimated FLOP/s, ten per byte/s of memory bandwidth. GPUs without matrix units have a peak of 15
+        (a small integrated GPU with one channel of DDR4) to 80 per byte/s. Long products reach two thirds of
+        the peak, so ten is safe."""
         return 10 * self.memory
 
     def seconds(self, command: Access) -> float:
-        """Upper estimate of a command's time: its reads in sequence, overlapped with arithmetic."""
+        """Estimate the most time a command takes, if its reads overlap with arithmetic but not with each
+        other."""
         over_bus = in_memory = 0
         for r in command.reads:
             if isinstance(r.buffer, Buffer) and r.buffer.home in OVER_BUS:
@@ -232,8 +235,8 @@ SLOW = Pace()
 
 
 def cut_long(recording: Recording, pace: Pace = SLOW) -> Recording:
-    """Insert Cuts so that each submission is estimated below SUBMISSION_S. Split longer dispatches if their
-    op allows it."""
+    """Insert Cuts so that the estimate for each submission is below SUBMISSION_S. Split longer dispatches if
+    their op allows splitting."""
     commands: list[Command] = []
     spent = 0.0
     for command in chain.from_iterable(_in_parts(c, pace) for c in recording.commands):
@@ -262,11 +265,11 @@ def _is_host(ranges: Iterable[Range]) -> bool:
 def derive_barriers(recording: Recording) -> Recording:
     """Insert barriers between dependent commands.
 
-    A barrier covers all memory. It precedes the first command that, since the last barrier, reads or writes a
-    written range, or writes a read range. A segment begins with FROM_HOST, which also orders it after earlier
-    segments (their wait orders execution only), and ends with TO_HOST if it wrote host memory. A barrier
-    waits for copies only if one was recorded since the last barrier, and blocks copies only if one follows in
-    the segment.
+    A barrier covers all memory. It is inserted before a command that accesses a range written since the last
+    barrier, or writes a range read since the last barrier. A segment begins with a FROM_HOST barrier, which
+    also makes the writes of earlier segments visible (waiting for a segment orders only execution), and ends
+    with a TO_HOST barrier if the segment wrote host memory. A barrier waits for copies only if a copy was
+    recorded since the last barrier, and blocks copies only if a copy follows in the segment.
     """
     commands: list[Command] = []
     marks = exchanges(recording)
@@ -297,7 +300,7 @@ def derive_barriers(recording: Recording) -> Recording:
 
 
 def push_constants(dispatch: Dispatch, heads: Sequence[int]) -> bytes:
-    """Push constants as bytes: `heads` (word offset or address per arg), then the named values."""
+    """Return the bytes of `heads` (word offset or address per arg), followed by the named push constants."""
     words = struct.pack(f"{len(heads)}{'Q' if dispatch.addressed else 'I'}", *heads)
     for _, value in dispatch.push:
         words += struct.pack("f", value) if isinstance(value, float) else struct.pack("I", value & 0xFFFFFFFF)

@@ -1,7 +1,7 @@
 """RoPE tables: cos and sin per pair and position, computed on the host in float64.
 
-Scaling (linear, YaRN) and frequency factors are applied here. Shaders only rotate: a driver's sin and cos may
-be off by 1e-4.
+Scaling (linear, YaRN) and frequency factors are applied here. Shaders only rotate, because a driver's sin and
+cos may be off by 1e-4.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ SCALINGS = ("none", "linear", "yarn")
 class RopeTable:
     """Angles theta_i(pos) = pos * freq_base^(-2i / n_rot) / freq_factors[i], scaled.
 
-    linear divides theta by `factor`. yarn (Peng et al. 2023, arXiv:2309.00071) divides only slow pairs, with
-    less than beta_slow turns in orig_ctx positions, keeps pairs with more than beta_fast turns, and joins the
-    two with a linear ramp. It multiplies cos and sin by 1 + 0.1 ln(factor).
+    `linear` divides theta by `factor`. `yarn` (Peng et al. 2023, arXiv:2309.00071) divides theta of slow
+    pairs, which make fewer than `beta_slow` turns in `orig_ctx` positions, does not change pairs with more
+    than `beta_fast` turns, and interpolates linearly between the two. It also multiplies cos and sin by 1 +
+    0.1 ln(factor).
 
-    `attn_factor` multiplies cos and sin under every scaling. A `temperature` t multiplies them at position p
-    by 1 + t ln(1 + floor((p + temperature_offset) / temperature_length)), so q is scaled as it is rotated.
+    `attn_factor` multiplies cos and sin under every scaling. A `temperature` t multiplies cos and sin at
+    position p by 1 + t ln(1 + floor((p + temperature_offset) / temperature_length)), so rotating q also
+    scales q.
 
-    `sections` are pairs per component of a position with four components: time, height, width and a fourth
-    (Wang et al. 2024, arXiv:2409.12191), in stretches or `interleaved`. In text the first three equal the
-    position and the fourth is 0, so its pairs do not turn. Raises InvalidArgument for values without a table.
+    `sections` is the number of pairs for each component of a position: time, height, width and a fourth (Wang
+    et al. 2024, arXiv:2409.12191). The pairs of a component are contiguous, or `interleaved` with the others.
+    In text the first three components equal the position and the fourth is 0, so the pairs of the fourth do
+    not rotate. Raises InvalidArgument for bad values.
     """
 
     n_rot: int
@@ -83,7 +86,7 @@ class RopeTable:
 
     @property
     def frequencies(self) -> np.ndarray:
-        """float64 [n_rot / 2]: radians per position."""
+        """Radians per position, float64 [n_rot / 2]."""
         theta = self.freq_base ** (-2.0 * np.arange(self.n_rot // 2) / self.n_rot) * self._turns
         if self.freq_factors is not None:
             theta = theta / np.asarray(self.freq_factors, np.float64)
@@ -100,7 +103,7 @@ class RopeTable:
 
     @property
     def _turns(self) -> np.ndarray:
-        """bool [n_rot / 2]: pairs of time, height or width."""
+        """Whether each pair is for time, height or width, bool [n_rot / 2]."""
         if not self.sections:
             return np.ones(self.n_rot // 2, bool)
         time, height, width, _ = self.sections
@@ -115,13 +118,13 @@ class RopeTable:
         return self.attn_factor * (1.0 + 0.1 * math.log(self.factor) if grown else 1.0)
 
     def _pair_turning(self, rotations: float) -> float:
-        """The fractional pair with `rotations` turns in orig_ctx positions."""
+        """Return the fractional index of the pair that makes `rotations` turns in `orig_ctx` positions."""
         return (
             self.n_rot * math.log(self.orig_ctx / (rotations * 2 * math.pi)) / (2 * math.log(self.freq_base))
         )
 
     def rows(self, positions: Sequence[int] | np.ndarray) -> np.ndarray:
-        """float32 [n, n_rot / 2, 2] of (cos, sin) at each position."""
+        """Return (cos, sin) at each position, float32 [n, n_rot / 2, 2]."""
         at = np.asarray(positions, np.float64)[:, None]
         angles = at * self.frequencies
         size = self.magnitude * (

@@ -1,7 +1,8 @@
-"""The runtime seam: a device's interface for meta/ and the op tests (Vulkan, numpy, null).
+"""The runtime interface of a device (Vulkan, numpy, null) for meta/ and the op tests.
 
-Only handles, bytes and integers cross it. A device runs executables made from recordings. Its queue numbers
-the segments 1, 2, 3, ... for the life of the device, and the host says up to which number they may run.
+Only handles, bytes and integers pass through this interface. A device runs executables built from recordings.
+The device's queue numbers all submitted segments 1, 2, 3, ..., and the host sets up to which number segments
+may run.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ class Executable(ABC):
     recording: Recording
     n_segments: int
 
-    def report(self) -> None:  # noqa: B027 - only devices with timestamps have something to tell
+    def report(self) -> None:  # noqa: B027 - only devices with timestamps report
         """At DEBUG=2 print the time of every command of the last replay, which must have finished."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release it. It must not be running, unless the device is abandoned."""
+        """Release the executable, which must not be running unless the device is abandoned."""
 
 
 class Queue(ABC):
@@ -45,11 +46,11 @@ class Queue(ABC):
 
     @abstractmethod
     def submit(self, executable: Any, first: int, count: int) -> None:
-        """Submit segments first..first+count of `executable` under the next numbers."""
+        """Submit `count` segments of `executable`, from segment `first` on, under the next numbers."""
 
     @abstractmethod
     def completed(self) -> int:
-        """Number of the last segment that finished; raises DeviceLost."""
+        """Return the number of the last segment that finished. Raises DeviceLost."""
 
     @abstractmethod
     def allow(self, number: int) -> None:
@@ -57,14 +58,14 @@ class Queue(ABC):
 
     @abstractmethod
     def wait(self, number: int, timeout_s: float) -> bool:
-        """Wait for `completed() >= number`; False after `timeout_s` seconds."""
+        """Wait until `completed() >= number`. Returns False after `timeout_s` seconds."""
 
 
-QUEUE_REFUSED = "submit", "completed", "allow", "wait"  # in a forked child
+QUEUE_REFUSED = "submit", "completed", "allow", "wait"  # calls that raise in a forked child
 
 
 class Device(ABC):
-    """A logical device: memory, executables and a queue. Belongs to the process that opened it."""
+    """A logical device with memory, executables and a queue. It belongs to the process that opened it."""
 
     # Calls that raise in a forked child, and calls that do nothing there.
     REFUSED: ClassVar[tuple[str, ...]] = (
@@ -77,14 +78,14 @@ class Device(ABC):
     limits: Limits
     queue: Queue
     counts: Counter[str]  # live objects by kind
-    created: int  # objects ever made: constant during decode
+    created: int  # number of objects ever created; constant during decode
     nbytes: Counter[Home]  # memory in use by purpose
-    abandoned: bool = False  # stopped answering: must not be released
-    imports_pages: bool = False  # False: `import_pages` always fails
-    maps_files: bool = False  # runs on the host, so a model file's pages serve as its memory
+    abandoned: bool = False  # the device stopped answering and must not be released
+    imports_pages: bool = False  # if False, `import_pages` always fails
+    maps_files: bool = False  # runs on the host, so it can read a model file's pages
     compiled: Callable[[], None] | None = None  # called after each shader compilation
     has_codebooks: bool = False  # codebooks take device memory (codebooks.py)
-    host: str = ""  # name of the device's host; empty for this one
+    host: str = ""  # name of the device's host; empty for this host
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         device = super().__new__(cls)
@@ -92,7 +93,8 @@ class Device(ABC):
         return device
 
     def disown(self) -> None:
-        """See forks.py: the child lacks the driver's threads, and its calls could reach the parent's."""
+        """Refuse calls in a forked child, which has no driver threads and could disturb the parent's
+        device."""
 
         def refuse(*_: Any, **__: Any) -> None:
             raise forks.refusal(self.name)
@@ -111,7 +113,7 @@ class Device(ABC):
 
     @property
     def physical(self) -> DeviceInfo | None:
-        """The physical device; None for numpy and null."""
+        """The physical device; None for numpy and null devices."""
         return None
 
     @abstractmethod
@@ -120,10 +122,10 @@ class Device(ABC):
 
     @abstractmethod
     def free(self, buffer: Buffer) -> None:
-        """Give a buffer's memory back."""
+        """Free the memory of a buffer."""
 
     def free_nbytes(self) -> int | None:
-        """Bytes of device memory still available to this process; None if unknown."""
+        """Return the bytes of device memory available to this process; None if unknown."""
         return None
 
     def import_pages(self, pages: Pages, label: str) -> Buffer:
@@ -132,21 +134,22 @@ class Device(ABC):
 
     @abstractmethod
     def write(self, view: View, data: np.ndarray) -> None:
-        """Copy an array (any strides, same bytes) into `view` now; the device must be idle."""
+        """Copy an array (of any strides and the same size) into `view` synchronously; the device must be
+        idle."""
 
     @abstractmethod
     def read(self, view: View) -> np.ndarray:
-        """The bytes of `view` as a new uint8 array."""
+        """Return the bytes of `view` as a new uint8 array."""
 
-    def drop_upload(self) -> None:  # noqa: B027 - a no-op where the host writes device memory itself
-        """Free what only `write` needs, after loading."""
+    def drop_upload(self) -> None:  # noqa: B027 - a no-op if the host writes device memory itself
+        """Free the memory that only `write` needs, after loading."""
 
-    def compile(self, recording: Recording) -> None:  # noqa: B027 - `build` does it as well
-        """Compile a recording's programs. Devices may do so concurrently."""
+    def compile(self, recording: Recording) -> None:  # noqa: B027 - `build` compiles as well
+        """Compile a recording's programs. Several devices may compile concurrently."""
 
     def compile_ahead(self, recording: Recording) -> None:  # noqa: B027 - as above
-        """Start to compile a recording's programs in the background; later requests go first. Errors are
-        raised when a program is requested."""
+        """Start to compile a recording's programs in the background; later requests are compiled first.
+        Errors are raised when a program is requested."""
 
     @abstractmethod
     def build(self, recording: Recording) -> Executable:
@@ -159,17 +162,17 @@ class Device(ABC):
         """Make device writes to a host-visible buffer visible to the host."""
 
     def settle(self) -> bool:
-        """Wait for all submitted work, releasing every wait in it; False on timeout."""
+        """Allow all submitted work to run and wait for its end. Returns False on timeout."""
         return True
 
     @abstractmethod
     def close(self) -> None:
-        """Release everything, until `counts` is empty."""
+        """Release everything, so that `counts` is empty."""
 
     def replay(self, executable: Executable) -> None:
-        """Run an executable and wait for it: for tests, loading and measurements, never for a step.
+        """Run an executable and wait for it. For tests, loading and measurements, never for a step.
 
-        Raises Timeout; then the device can only be closed.
+        Raises Timeout; after a timeout the device can only be closed.
         """
         try:
             self.queue.submit(executable, 0, executable.n_segments)

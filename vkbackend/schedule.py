@@ -1,7 +1,7 @@
-"""Sorts the commands of a segment by dependency depth, so that independent ones run concurrently.
+"""Sorts the commands of a segment by dependency depth, so that independent commands run concurrently.
 
 In a model's order (q, rope of q, k, rope of k, ...) nearly every command needs a barrier. Sorted by depth, q,
-k and v share one.
+k and v share a barrier.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from vkbackend.recording import Command, Copy, Cut, Dispatch, Range, Recording, 
 
 
 def by_depth(recording: Recording) -> Recording:
-    """Sort each segment (stably) by depth: 1 + the deepest earlier command it conflicts with."""
+    """Sort each segment stably by depth. A command's depth is 1 + the largest depth of the earlier
+    commands that it conflicts with."""
     commands: list[Command] = []
     marks = exchanges(recording)
     for i, segment in enumerate(recording.segments()):

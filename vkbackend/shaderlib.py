@@ -1,8 +1,8 @@
 """SPIR-V of every (op, variant) in `shaders/variants.toml`.
 
-Looked up in `shaders/spv/` (its index has hashes of sources and modules), then the user's cache, then
-compiled. So changed sources and damaged modules are compiled again, and a wheel needs no compiler. Drivers do
-not check modules: one crashes on a truncated module.
+A module is looked up in `shaders/spv/` (with an index of the hashes of sources and modules) and the user's
+cache, and otherwise compiled. So changed sources and damaged modules are compiled again, and a wheel needs no
+compiler. Drivers do not check modules; a truncated module crashes some drivers.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
 
 
 def shaders_dir() -> Path:
-    """Folder of the GLSL sources: inside the installed package, or at the top of a checkout."""
+    """Return the folder of the GLSL sources, inside the installed package or at the top of a checkout."""
     installed = Path(__file__).parent / "shaders"
     return installed if (installed / "variants.toml").exists() else Path(__file__).parent.parent / "shaders"
 
 
 @cache
 def manifest() -> dict[str, dict[str, dict[str, str]]]:
-    """op -> variant -> {axis: value}, in the manifest's order."""
+    """Return op -> variant -> {axis: value}, in the order of variants.toml."""
     tables: dict[str, Any] = _variants_toml()
     ops = {op: axes for op, axes in tables.items() if isinstance(axes, dict)}
     return {
@@ -56,12 +56,12 @@ def manifest() -> dict[str, dict[str, dict[str, str]]]:
 
 
 def types_of(op: str) -> frozenset[str]:
-    """Weight formats with a variant of the op."""
+    """Return the weight formats for which the op has a variant."""
     return frozenset(axes["TYPE"] for axes in manifest()[op].values() if "TYPE" in axes)
 
 
 def weight_types() -> tuple[str, ...]:
-    """Weight formats with a variant of every matrix op and of embed."""
+    """Return the weight formats for which embed and every matrix op have a variant."""
     return tuple(_variants_toml()["weights"])
 
 
@@ -76,12 +76,12 @@ def variants() -> list[tuple[str, str]]:
 
 
 def defines(op: str, variant: str) -> list[str]:
-    """Preprocessor names of a variant: TYPE = q8_0 gives TYPE_Q8_0."""
+    """Return the preprocessor names of a variant; TYPE = q8_0 gives TYPE_Q8_0."""
     return [f"{axis}_{value.upper()}" for axis, value in manifest()[op][variant].items()]
 
 
 def sources(op: str) -> list[Path]:
-    """The op's `.comp` and all its includes, each once."""
+    """Return the op's `.comp` file and all files it includes, each once."""
     root = shaders_dir()
     paths = [root / f"{op}.comp"]
     for path in paths:  # grows during the loop
@@ -110,7 +110,7 @@ class Compiler(NamedTuple):
 
 
 def private_tool(name: str) -> tuple[str, ...] | None:
-    """Command for a tool in PRIVATE, with the loader and libc there; None if missing."""
+    """Return the command for a tool in PRIVATE, with the loader and libc of PRIVATE; None if missing."""
     prefix = shaders_dir().parent / PRIVATE
     loaders = sorted((prefix / "lib").glob("ld-linux*"))
     if not loaders or not (prefix / name).exists():
@@ -131,7 +131,7 @@ def compilers() -> tuple[Compiler, ...]:
 
 
 def compiler_of(op: str, variant: str) -> Compiler | None:
-    """The first compiler new enough for the variant."""
+    """Return the first compiler that is new enough for the variant, or None."""
     new = _NEEDS_NEW in defines(op, variant)
     return next((compiler for compiler in compilers() if compiler.is_new or not new), None)
 
@@ -142,7 +142,8 @@ def is_available(op: str, variant: str) -> bool:
 
 
 def compile_variant(op: str, variant: str) -> bytes:
-    """Run the compiler. Raises UnsupportedFeature, with the compiler's output if it refuses the source."""
+    """Compile a variant to SPIR-V. Raises UnsupportedFeature, with the compiler's output for a refused
+    source."""
     root = shaders_dir()
     if (compiler := compiler_of(op, variant)) is None:
         lacks, advice = COMPILER, "install it (Debian/Ubuntu: apt install glslang-tools)"
@@ -177,8 +178,8 @@ def compile_variant(op: str, variant: str) -> bytes:
 
 
 def is_whole(code: bytes) -> bool:
-    """Whether the bytes are a complete SPIR-V module: instructions, which begin with their length in words,
-    up to the end of a function, and every called function is defined."""
+    """Whether the bytes are a complete SPIR-V module. The instructions, which begin with their length in
+    words, must fill the module, the last must end a function, and every called function must be defined."""
     if len(code) % 4 or not code.startswith(_SPIRV_MAGIC):
         return False
     words, at, opcode = memoryview(code).cast("I"), _HEADER_WORDS, 0
@@ -200,8 +201,8 @@ _making: dict[tuple[str, str], Lock] = {}
 
 
 def spirv(op: str, variant: str) -> bytes:
-    """The SPIR-V module of a variant; raises UnsupportedFeature."""
-    with _making.setdefault((op, variant), Lock()):  # threads that want the same module compile it once
+    """Return the SPIR-V module of a variant. Raises UnsupportedFeature."""
+    with _making.setdefault((op, variant), Lock()):  # threads that need the same module compile it once
         return _spirv(op, variant)
 
 
@@ -221,7 +222,7 @@ def _spirv(op: str, variant: str) -> bytes:
 
 
 def build(folder: Path) -> int:
-    """Write the SPIR-V and index of every variant to `folder`, except variants that need a newer compiler.
+    """Write the SPIR-V of all variants and an index to `folder`, without variants that need a newer compiler.
     Returns the number of modules."""
     able = [(op, variant) for op, variant in variants() if compiler_of(op, variant) or not compilers()]
     index: dict[str, list[str]] = {}
@@ -242,7 +243,7 @@ def write_atomic(path: Path, data: bytes) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
-        os.chmod(name, 0o644)  # mkstemp's 0600 would end up in a wheel
+        os.chmod(name, 0o644)  # a wheel would keep mkstemp's 0600
         os.replace(name, path)
     except OSError:
         Path(name).unlink(missing_ok=True)
@@ -258,7 +259,7 @@ def _is_shipped(op: str, variant: str) -> bool:
 
 
 def _shipped(op: str, variant: str) -> bytes | None:
-    """The module in the package; None if missing, outdated or damaged."""
+    """Return the module in the package; None if missing, outdated or damaged."""
     if not _is_shipped(op, variant):
         return None
     path = _spv_dir() / f"{op}.{variant}.spv"

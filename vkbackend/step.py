@@ -1,7 +1,7 @@
 """StepParams: the values that change with every token, in one uniform block of at most 16 KiB.
 
-Layout: std140, as in `shaders/lib/step.glsl`. RoPE's cos and sin are a separate storage buffer (f32 [n_rows,
-n_rot / 2, 2]): 512 rows exceed the guaranteed uniform range.
+Layout: std140, as in `shaders/lib/step.glsl`. RoPE's cos and sin are in a storage buffer (f32 [n_rows,
+n_rot / 2, 2]), because 512 rows exceed the guaranteed uniform range.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 
 MAX_ROWS = 512  # rows of one micro-batch
 MAX_RUNS = 128  # sequences in one micro-batch
-FEW_RUNS = 5  # fewer runs are written one by one, faster than via numpy arrays
-MAX_SNAPSHOTS = 64  # recurrent states kept per slot; cell numbers have 16 bits
+FEW_RUNS = 5  # fewer runs are written run by run, which is faster than with numpy arrays
+MAX_SNAPSHOTS = 64  # recurrent states stored per slot; cell numbers have 16 bits
 
 _HEADER, _RUNS, _ROWS, _OUTPUTS = 0, 4, 4 + 4 * MAX_RUNS, 4 + 4 * MAX_RUNS + 4 * MAX_ROWS
 STEP_WORDS = _OUTPUTS + MAX_ROWS
@@ -24,9 +24,9 @@ STEP_NBYTES = 4 * STEP_WORDS  # 12,304
 
 @dataclass(slots=True)
 class Run:
-    """Consecutive rows of one sequence: rows first_row..first_row+n_rows hold positions first_pos,
-    first_pos+1, ... `states`: cells its recurrent state is read from (except at position 0) and written to;
-    None: the cell with the slot's number."""
+    """Consecutive rows of one sequence; row `first_row + i` has position `first_pos + i`. `states`: the cell
+    from which the recurrent state is read (except at position 0) and the cell to which it is written; None:
+    the cell with the slot's number for both."""
 
     slot: int
     first_row: int
@@ -36,12 +36,12 @@ class Run:
 
 
 class Mix(IntEnum):
-    """The kind of rows in a step, which selects kernels. (Integers hash three times as fast as other enums;
-    every step looks up its recording.)"""
+    """The kind of rows in a step, which selects kernels. (An IntEnum hashes three times as fast as an Enum,
+    and every step looks up its recording by hash.)"""
 
     DECODE = 1  # few rows, or runs of one row each
     PREFILL = 2  # longer runs
-    BOTH = 3  # runs of one row each, then longer ones
+    BOTH = 3  # runs of one row each, then longer runs
 
 
 def n_single(runs: Sequence[Run]) -> int:
@@ -49,8 +49,8 @@ def n_single(runs: Sequence[Run]) -> int:
 
 
 def cut_runs(runs: Sequence[Run], at: int) -> tuple[list[Run], list[Run]]:
-    """Runs of the rows before `at` and from `at` on, each with rows counted from 0. If a run crosses `at`,
-    its second part continues from the first part's state."""
+    """Divide the runs at row `at`, and count the rows of both parts from 0. If a run crosses `at`,
+    the second part continues from the state of the first part."""
     front, back = [], []
     for run in runs:
         n = min(max(at - run.first_row, 0), run.n_rows)
@@ -96,8 +96,8 @@ class StepParams:
         outputs: Sequence[int],
         mix: Mix = Mix.DECODE,
     ) -> None:
-        """Describe a step: `tokens` of all rows, the runs that tile them in order, the output rows. With
-        BOTH, the leading runs of one row each are decoded."""
+        """Describe a step by the `tokens` of all rows, the `runs` that cover the rows in order, and the
+        output rows. With BOTH, the leading runs of one row each are decoded."""
         n_rows, n_runs = len(tokens), len(runs)
         assert n_rows <= MAX_ROWS and n_runs <= MAX_RUNS and len(outputs) <= MAX_ROWS, (n_rows, n_runs)
         n_decode = n_rows if mix is Mix.DECODE else n_single(runs) if mix is Mix.BOTH else 0

@@ -17,11 +17,11 @@ from vkbackend.buffer import ALIGN, Buffer, Home, View
 from vkbackend.host_copy import copy_into
 from vkbackend.recording import HOST_HOMES
 
-UPLOAD_NBYTES = 32 << 20  # two halves
+UPLOAD_NBYTES = 32 << 20  # filled and copied in two halves
 
 
 class Memory(Protocol):
-    """Allocates the staging buffer and keeps it coherent: a device or its memory."""
+    """The interface of a device or its memory for the staging buffer."""
 
     def buffer(self, nbytes: int, home: Home, label: str) -> Buffer: ...
 
@@ -71,7 +71,7 @@ class Transfers(ABC):
         buffer = view.buffer
         assert isinstance(buffer, Buffer)
         if buffer.host is not None:
-            if buffer.home not in HOST_HOMES:  # in HOST_HOMES recordings already wait
+            if buffer.home not in HOST_HOMES:  # for HOST_HOMES recordings have barriers
                 self._order()
             self._memory.invalidate(buffer)
             return np.array(buffer.host[view.offset : view.end])
@@ -111,9 +111,10 @@ class Transfers(ABC):
 
 
 def _pieces(data: np.ndarray, nbytes: int) -> Iterator[np.ndarray]:
-    """The bytes of an array as uint8 pieces of up to `nbytes`, all but the last in whole words."""
+    """Yield the bytes of an array as uint8 pieces of up to `nbytes`, all but the last a multiple of 4
+    bytes."""
     flat = data.reshape(data.shape[0] if data.ndim > 1 else 1, -1)
-    # 4 rows of any format are whole words, the minimum for some runtimes.
+    # 4 rows of any format are a multiple of 4 bytes, which some runtimes require.
     rows = max(4, nbytes // max(1, flat[0].nbytes) // 4 * 4) if flat.size else 1
     for begin in range(0, flat.shape[0], rows):
         raw = np.ascontiguousarray(flat[begin : begin + rows]).reshape(-1).view(np.uint8)

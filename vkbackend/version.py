@@ -1,3 +1,3 @@
-"""The version of the package, where a file below the package's face can read it."""
+"""The version of the package, in a file that lower layers can import."""
 
 VERSION = "0.1.0"
