@@ -1,1 +1,1 @@
-"""The Kompute runtime: devices driven by the `kp` package."""
+"""The Kompute runtime, which uses the `kp` package."""

@@ -1,14 +1,14 @@
-"""The Kompute runtime: a device behind the runtime seam that uses the `kp` package.
+"""A device with the runtime interface that uses the `kp` package.
 
-Order: kp records no barrier between dispatches, so each barrier of the recording syncs one word to the host.
-The sync waits for compute, and kp's barrier before the next dispatch waits for the sync: one chain (Vulkan
-1.3, 7.2, execution dependencies). These are buffer barriers, so all written memory is visible only if the
-driver does their cache work for all memory (WORD_DRIVERS). On other drivers a submission ends at every
-barrier, because a fence covers all memory.
+kp records no barrier between dispatches, so each barrier of the recording syncs one word to the host. The
+sync waits for compute, and kp's barrier before the next dispatch waits for the sync, which orders the
+dispatches (Vulkan 1.3, 7.2, execution dependencies). kp's barriers are buffer barriers, so all written memory
+is visible only if the driver flushes and invalidates caches for all memory (WORD_DRIVERS). On other drivers a
+submission ends at every barrier, because a fence covers all memory.
 
-kp holds the GIL while it waits, without a deadline. So every device has a process (worker.py): devices run in
-parallel, and waits have deadlines. The process shares staging buffers and copies a segment's ranges of them
-to and from device memory.
+kp holds the GIL while it waits, and waits without a deadline. So every device has its own process
+(worker.py), and devices run in parallel and waits have deadlines. The process shares the staging buffers, and
+copies the ranges that a segment uses to and from device memory.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class KomputeDevice(Device):
         return self._process.pid
 
     def call(self, name: str, *args: Any, fd: int | None = None) -> Any:
-        """The worker's answer, after all earlier requests. Raises DeviceLost, Timeout."""
+        """Send a request and return the worker's answer. Raises DeviceLost, Timeout."""
         number = self.post(name, *args, fd=fd)
         try:
             self.queue.take(env.timeout_s() + ANSWER_S)
@@ -122,16 +122,16 @@ class KomputeDevice(Device):
                     f"{self.name} did not finish {name!r} in {env.timeout_s()} s; load the model again"
                 )
             return self.answer()
-        except BaseException:  # also Ctrl-C: never take a late answer for the next request's
+        except BaseException:  # also Ctrl-C; the next request must not get this answer
             self._process.forget(number)
             raise
 
     def post(self, name: str, *args: Any, fd: int | None = None) -> int:
-        """Send a request; its answer is taken later, in order. Returns its number."""
+        """Send a request and return its number. Answers must be taken later, in the order of requests."""
         return self._process.send((name, *args), fd)
 
     def release(self, name: str, number: int) -> None:
-        """Free something in the worker. If its process has ended, only log that."""
+        """Free an object (executable, buffer, ...) of the worker. If the worker has ended, only log that."""
         try:
             self.call(name, number)
         except (DeviceLost, Timeout) as error:
@@ -144,7 +144,7 @@ class KomputeDevice(Device):
         return self._process.answer()
 
     def check(self, call: str) -> None:
-        """Raise an injected fault of a Vulkan call that kp makes."""
+        """Raise the fault that is injected into a Vulkan call of kp, if any."""
         if faults.planned and (injected := faults.struck(self.name, call)):
             check(result_of(injected), f"{self.name} ({self.info.name}): {call}")
 
@@ -170,7 +170,7 @@ class KomputeDevice(Device):
         except Timeout:
             raise
         except (VkbackendError, OSError) as error:
-            # Mostly DeviceLost: kp ignores refused memory and crashes its process.
+            # Mostly DeviceLost, because kp does not check for refused memory and crashes.
             raise OutOfDeviceMemory(
                 f"{self.name} ({self.info.name}): {nbytes} bytes for {label} could not be allocated "
                 f"({error}); use a smaller context or more devices",
@@ -191,7 +191,7 @@ class KomputeDevice(Device):
         local, every = home not in hosts, self.info.heaps
         heaps = [h for h in every if h.device_local == local] or every
         budget = max(h.budget or h.nbytes for h in heaps)
-        # Logical devices of a physical device share its heaps, and all homes share a single heap.
+        # Logical devices of a physical device share the heaps. If there is only one heap, all homes share it.
         twins = [other for other in _open if other.info.uuid == self.info.uuid]
         apart = len(every) > 1
         taken = sum(n for d in twins for h, n in d.nbytes.items() if not apart or (h not in hosts) == local)
@@ -233,15 +233,15 @@ class KomputeDevice(Device):
         return KomputeExecutable(self, recording, timed)
 
     def no_longer_loading(self) -> None:
-        """Forget the words to check after loading: later work may overwrite them."""
+        """Forget the words to check after loading, because later work may overwrite these words."""
         self._transfers.canaries.clear()
 
     def commands(self, part: Iterable[Any]) -> list[Any]:
-        """A submission for the worker: algorithms with push constants, None to wait."""
+        """Return a submission for the worker, a list of (algorithm, push constants) with None for a wait."""
         commands: list[Any] = []
         for command in part:
             if isinstance(command, Barrier):
-                # Submissions run one after another, each to its end.
+                # A submission begins only after the previous submission has ended.
                 if command.scope is Scope.DEVICE and commands:
                     commands.append(None)
                 continue

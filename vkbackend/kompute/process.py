@@ -1,4 +1,4 @@
-"""The client side of a device's worker process (worker.py): start, requests, end."""
+"""Starts and ends a device's worker process (worker.py), and sends requests to the process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vkbackend.errors import DeviceLost, VkbackendError
 from vkbackend.vulkan.instance import VALIDATION_LAYER
 
 WORKER = Path(__file__).with_name("worker.py")
-ANSWER_S = 5.0  # added to VKBACKEND_TIMEOUT for answers; limit for closing
+ANSWER_S = 5.0  # added to VKBACKEND_TIMEOUT for answers; also the limit for closing
 
 
 class Process:
@@ -38,7 +38,7 @@ class Process:
             environment["VK_INSTANCE_LAYERS"] = VALIDATION_LAYER
             environment["VK_LAYER_ENABLES"] = "VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT"
         with theirs:
-            # -P: do not import from the script's folder. Output of drivers and layers goes to stderr.
+            # -P: do not import from the script's folder. Drivers and layers print to stderr.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", str(WORKER), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
@@ -52,7 +52,7 @@ class Process:
         return self._process.pid
 
     def send(self, request: tuple[Any, ...], fd: int | None = None) -> int:
-        """Send a request, and a file descriptor for the process to keep; returns the request's number."""
+        """Send a request, with an optional file descriptor for the process. Returns the request's number."""
         self._sent += 1
         try:
             self._conn.send_bytes(pickle.dumps(request))
@@ -60,7 +60,7 @@ class Process:
                 socket.send_fds(self._socket, [b"+"], [fd])
         except OSError:
             raise self._death() from None
-        except BaseException:  # Ctrl-C may have cut a message; the rest would be misread
+        except BaseException:  # Ctrl-C may have interrupted a message, so the next would be misread
             self.kill()
             raise
         return self._sent
@@ -107,7 +107,7 @@ class Process:
             self._process.wait(ANSWER_S)
 
     def close(self) -> None:
-        """Let the process free everything and end; kill it otherwise."""
+        """Ask the process to free everything and end. Kill the process if it does not end in time."""
         if self._conn.closed:
             return
         try:

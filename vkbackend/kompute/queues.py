@@ -16,18 +16,18 @@ from vkbackend.recording import Barrier, Copy, Cut, Dispatch, Range, Recording, 
 from vkbackend.runtime import Executable, Queue
 from vkbackend.transfers import Memory
 
-# Prefixes of drivers that do a buffer barrier's cache work for all memory.
+# Prefixes of drivers that flush and invalidate caches for all memory at a buffer barrier.
 WORD_DRIVERS = ("llvmpipe", "radv", "Intel open-source Mesa driver", "SwiftShader", "turnip", "NVK", "venus")
 
 
 def order_of(driver: str) -> str:
-    """How dependent dispatches are ordered on a driver: "word" or "submit" (see device.py)."""
+    """Return how to order dependent dispatches on a driver, "word" or "submit" (see device.py)."""
     trusted = any(driver.lower().startswith(name.lower()) for name in WORD_DRIVERS)
     return env.kompute_order() or ("word" if trusted else "submit")
 
 
 class WorkerDevice(Memory, Protocol):
-    """Interface of the device for executables, queue and transfers: worker requests and counts."""
+    """The device's interface for executables, queue and transfers."""
 
     name: str
     info: DeviceInfo
@@ -55,7 +55,7 @@ class WorkerDevice(Memory, Protocol):
 
 
 class KomputeExecutable(Executable):
-    """Sequences in the worker, one per submission. `timed` keeps a timestamp after every command."""
+    """A kp sequence in the worker for each submission. `timed` writes a timestamp after every command."""
 
     def __init__(self, device: WorkerDevice, recording: Recording, timed: bool) -> None:
         if order_of(device.info.driver) == "submit":
@@ -82,7 +82,7 @@ class KomputeExecutable(Executable):
         assert self._timed, "built without timestamps"
         us, times = self._device.info.limits["timestamp_ps"] / 1e6, []
         for part, ticks in zip(self._parts, self._device.call("times", self.number), strict=True):
-            # Timestamps: at the start, then after each command and each wait.
+            # There are timestamps at the start and after each command and each wait.
             at = 0
             for command in part:
                 if isinstance(command, Dispatch | Copy):
@@ -123,7 +123,8 @@ class KomputeQueue(Queue):
         return self._done
 
     def take(self, timeout_s: float) -> None:
-        """Take the available answers, and wait up to `timeout_s` for the others."""
+        """Take the answers to submitted segments; wait up to `timeout_s` for answers that are not
+        available."""
         deadline = time.monotonic() + timeout_s
         while self._done < self.submitted and self.device.answers(max(0.0, deadline - time.monotonic())):
             try:
@@ -153,7 +154,7 @@ def is_between(command: Any) -> bool:
 
 
 def spans(segment: Iterable[Any]) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]:
-    """Words of shared tensors that a segment reads and writes, as (tensor, first, end)."""
+    """Return the words of shared tensors that a segment reads and writes, as (tensor, first, end)."""
     accesses = [command for command in segment if isinstance(command, Dispatch | Copy)]
     return (
         _merged(r for command in accesses for r in command.reads),

@@ -6,10 +6,10 @@ import numpy as np
 
 
 def storage_only(code: bytes) -> bytes:
-    """SPIR-V with kp's bindings: storage buffers in one descriptor set.
+    """Return the SPIR-V with only storage buffers in one descriptor set, as kp requires.
 
     Storage class Uniform becomes StorageBuffer in pointers and variables (SPIR-V 1.3, 3.7); decorations and
-    layouts fit both. Bindings of other sets follow set 0's.
+    layouts are the same for both classes. Bindings of other sets are numbered after the bindings of set 0.
     """
     uniform, storage_buffer = 2, 12
     class_at = {32: 2, 59: 3}  # position of the storage class in OpTypePointer, OpVariable
@@ -18,7 +18,7 @@ def storage_only(code: bytes) -> bytes:
     places: dict[int, dict[int, int]] = {
         binding: {},
         descriptor_set: {},
-    }  # by variable: its position
+    }  # variable -> position of the decoration's value
     while at < words.size:
         op, length = int(words[at]) & 0xFFFF, int(words[at]) >> 16
         if op in class_at and words[at + class_at[op]] == uniform:

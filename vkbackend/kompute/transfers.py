@@ -1,4 +1,4 @@
-"""Transfers of the kompute runtime, by op copy_words: kp copies only whole tensors."""
+"""Transfers of the kompute runtime, with op copy_words because kp copies only complete tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vkbackend.transfers import Transfers
 
 
 class KomputeTransfers(Transfers):
-    """`canaries`: the last word written to each buffer since anything ran."""
+    """`canaries` has the last word written to each buffer since the last executable ran."""
 
     def __init__(self, device: WorkerDevice) -> None:
         super().__init__(device)
@@ -19,7 +19,7 @@ class KomputeTransfers(Transfers):
 
     def _copy(self, src: Buffer, src_at: int, dst: Buffer, dst_at: int, nbytes: int) -> None:
         n = -(-nbytes // 4)
-        if nbytes % 4 and src is self._upload:  # keep the last word's other bytes
+        if nbytes % 4 and src is self._upload:  # do not change the other bytes of the last word
             spare = src.nbytes - 4
             self._copy_words(dst, dst_at + 4 * n - 4, src, spare, 1)
             end = src_at + nbytes
@@ -33,10 +33,10 @@ class KomputeTransfers(Transfers):
         self._device.call("once", self._device.commands([copy]), *spans([copy]))
 
     def _order(self) -> None:
-        pass  # requests wait for their work
+        pass  # every request waits until its work is done
 
     def check(self) -> None:
-        """Check the last words written: kp ignores failed allocations."""
+        """Check the last words written, because kp ignores failed allocations."""
         for buffer, (offset, wanted) in self.canaries.items():
             got = bytes(self.read(View(buffer, offset, (1,), "u32")))
             if got != wanted:

@@ -1,8 +1,8 @@
-"""A device in its own process, driven by device.py through a socket; only this file imports kp.
+"""Runs a device in its own process, for device.py. Only this file imports kp.
 
-Run as a script with the number of an inherited socket. Requests are pickled tuples (method of `Worker`,
-arguments), answers ("ok", value) or ("error", text). The process ends when the socket is closed. It imports
-nothing else of the package, to start quickly.
+Run this file as a script with the number of an inherited socket. Requests are pickled tuples (method of
+`Worker`, arguments); answers are ("ok", value) or ("error", text). The process ends when the socket is
+closed. To start quickly, this file imports nothing else of the package.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import kp
 import numpy as np
 
 Key = tuple[int, tuple[int, ...], tuple[int, int, int], tuple[int, ...]]  # module, constants, groups, tensors
-Command = tuple[Key, bytes] | None  # algorithm and push constants, or None: wait
+Command = tuple[Key, bytes] | None  # algorithm and push constants, or None to wait
 Span = tuple[int, int, int]  # tensor, first word, end
 BEAT_IN, BEAT_OUT = -1, -2  # tensors of one word
 
@@ -52,8 +52,9 @@ class Worker:
         self._modules[number] = code
 
     def tensor(self, number: int, n_words: int, host: bool, shared: bool) -> None:
-        """Allocate; with `shared`, a descriptor of the same size follows, which both processes map."""
-        # Read the descriptor before anything can fail; a later request must not find it in the socket.
+        """Allocate a tensor. If `shared`, the request is followed by a file descriptor that both processes
+        map."""
+        # Read the descriptor before anything can fail, so that no later request reads it.
         fds = socket.recv_fds(self._sock, 1, 1)[1] if shared else []
         try:
             kind = kp.TensorTypes.host if host else kp.TensorTypes.storage
@@ -81,7 +82,7 @@ class Worker:
         spans: Sequence[tuple[list[Span], list[Span]]],
         timed: bool,
     ) -> None:
-        """Record a sequence per submission of each segment. `spans`: words of shared tensors that each
+        """Record a sequence per submission of each segment. `spans` are the words of shared tensors that each
         segment reads and writes."""
         self._executables[number] = [[self._sequence(part, timed) for part in s] for s in segments], spans
 
@@ -118,8 +119,8 @@ class Worker:
         for tensor, begin, end in reads:
             self._mapped[tensor][begin:end] = self._shared[tensor][begin:end]
         for sequence in sequences:
-            # kp ignores errors of submits and waits. So after the work the device copies a new number between
-            # two words; if it does not arrive, the work was not done.
+            # kp ignores errors of submits and waits. So after the work, the device copies a new number to another
+            # word. If the number does not arrive, the work was not done.
             self._beat = (self._beat + 1) & 0xFFFFFFFF
             self._mapped[BEAT_IN][0] = self._beat
             sequence.eval()
@@ -129,7 +130,7 @@ class Worker:
             self._shared[tensor][begin:end] = self._mapped[tensor][begin:end]
 
     def times(self, number: int) -> list[list[int]]:
-        """Timestamps of the last run per submission: at its start and after every command."""
+        """Return the last run's timestamps per submission, at the start and after every command."""
         return [sequence.get_timestamps()[:-1] for part in self._executables[number][0] for sequence in part]
 
     def drop(self, number: int) -> None:
@@ -145,7 +146,8 @@ class Worker:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the client decides
+    # Ctrl-C interrupts all processes of the group, but the client decides when to end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=int(sys.argv[1]))
     conn = Connection(os.dup(sock.fileno()))
     worker = Worker(sock)

@@ -1,1 +1,1 @@
-"""The native runtime: devices driven through Vulkan."""
+"""The native runtime, which uses Vulkan directly."""

@@ -50,8 +50,8 @@ def extensions_of(physical: Any) -> set[str]:
 
 
 _NO_INDEPENDENCE = C.VK_SHADER_FLOAT_CONTROLS_INDEPENDENCE_NONE
-_NEVER = 1 << 32  # not in any core version
-# Property structs: our name -> (Vulkan's name, its core version, the earlier extension).
+_NEVER = 1 << 32  # in no core version
+# Property structs: our name -> (Vulkan's name, first core version, earlier extension).
 _PROPERTIES = {
     "ids": ("VkPhysicalDeviceIDProperties", API_1_1, ""),
     "subgroup": ("VkPhysicalDeviceSubgroupProperties", API_1_1, ""),
@@ -70,7 +70,7 @@ _PROPERTIES = {
 
 
 def describe(instance: Any, physical: Any, instance_version: int) -> DeviceInfo | None:
-    """A device's DeviceInfo; None if it is older than Vulkan 1.1 or cannot compute."""
+    """Return a device's DeviceInfo; None if the device is older than Vulkan 1.1 or cannot compute."""
     base = new("VkPhysicalDeviceProperties2")
     lib.vkGetPhysicalDeviceProperties(physical, ffi.addressof(base, "properties"))
     api = min(base.properties.apiVersion, instance_version)
@@ -83,12 +83,11 @@ def describe(instance: Any, physical: Any, instance_version: int) -> DeviceInfo 
     properties, bus = p.base.properties, p.bus
     version, reported = properties.driverVersion, properties.apiVersion
     vendor = _VENDORS.get(properties.vendorID, f"0x{properties.vendorID:04x}")
-    # Intel's matrix units use its smallest subgroups.
+    # On Intel, matrix units use the smallest subgroup size.
     lanes = features["subgroup_min"] if vendor == "Intel" else p.subgroup.subgroupSize
     kind = _TYPES.get(properties.deviceType, "other")
-    # ANV (Intel) also reports matrix units on GPUs without them and emulates them, with hundreds of spills
-    # (Tiger Lake: 858). GPUs with units are discrete with mesh shaders, or have subgroups of at least 16
-    # lanes.
+    # On GPUs without matrix units, ANV (Intel) emulates matrix units with hundreds of spills (Tiger Lake:
+    # 858). GPUs with matrix units are discrete with mesh shaders, or have subgroups of at least 16 lanes.
     has_units = int(lanes) > 8 or (kind == "discrete" and "VK_EXT_mesh_shader" in extensions)
     emulated = vendor == "Intel" and not has_units
     limits = _limits(p, family[1]) | {
@@ -116,10 +115,10 @@ def describe(instance: Any, physical: Any, instance_version: int) -> DeviceInfo 
 
 
 def _properties(physical: Any, api: int, extensions: set[str]) -> SimpleNamespace:
-    """The structs of _PROPERTIES by our names, zeros if unknown to the device; also `base`, which heads the
-    chain, and the arguments."""
+    """Return the structs of _PROPERTIES by our names (all zeros if the device does not have them), the head
+    of their chain `base`, and the arguments."""
     structs = {key: new(name) for key, (name, _, _) in _PROPERTIES.items()}
-    structs["maintenance4"].maxBufferSize = (1 << 64) - 1  # kept if the struct is unknown
+    structs["maintenance4"].maxBufferSize = (1 << 64) - 1  # for devices without the struct
     base = new("VkPhysicalDeviceProperties2")
     known = (key for key, (_, version, name) in _PROPERTIES.items() if _has(api, extensions, version, name))
     _chain(base, [structs[key] for key in known])
@@ -142,7 +141,7 @@ def _features_in_properties(
         "subgroup_min": control.minSubgroupSize or sub.subgroupSize,
         "subgroup_max": control.maxSubgroupSize or sub.subgroupSize,
         "subgroup_size_control": bool(features["subgroup_size_control"] and asked),
-        # Only if the mode can be set for 16-bit floats alone.
+        # Usable only if the mode can be set for 16-bit floats alone.
         "rte_float16": bool(p.float_controls.shaderRoundingModeRTEFloat16)
         and p.float_controls.roundingModeIndependence != _NO_INDEPENDENCE,
         "denorm_float16": bool(p.float_controls.shaderDenormPreserveFloat16)
@@ -170,24 +169,24 @@ def _limits(p: SimpleNamespace, timestamp_bits: int) -> dict[str, int]:
         "storage_align": limits.minStorageBufferOffsetAlignment,
         "uniform_align": limits.minUniformBufferOffsetAlignment,
         "host_import_align": p.host.minImportedHostPointerAlignment,
-        # Without a period the counter is useless. Absent GPUs (RADV_FORCE_FAMILY) report infinity.
+        # Without a period the counter is useless. Emulated GPUs (RADV_FORCE_FAMILY) report infinity.
         "timestamp_valid_bits": timestamp_bits if has_period else 0,
         "timestamp_ps": round(limits.timestampPeriod * 1000) if has_period else 0,
     }
 
 
 def subgroup_size(vendor: str, reported: int, features: dict[str, bool | int | str]) -> int:
-    """Invocations of a subgroup. Programs request this size if the driver offers several.
+    """Return the subgroup size that programs request if the driver offers several.
 
-    Intel's driver reports 32, and its compiler chooses 8, 16 or 32; 32 runs out of registers.
+    Intel's driver reports 32 but compiles for 8, 16 or 32; with 32, shaders run out of registers.
     """
     low, high = int(features["subgroup_min"]), int(features["subgroup_max"])
     return 16 if vendor == "Intel" and features["subgroup_size_control"] and low <= 16 <= high else reported
 
 
 def has_fast_int8_units(name: str) -> bool:
-    """Whether int8 matrix units run at four times the rate of halves. A GeForce halves the rate of halves
-    with f32 sums; only its name shows that."""
+    """Whether int8 matrix units run at four times the rate of F16. That is true on a GeForce, where F16
+    with F32 sums runs at half rate; only the GPU's name shows this."""
     return "GeForce RTX" in name
 
 
@@ -201,7 +200,7 @@ def _chain(head: Any, structs: list[Any]) -> None:
         head = struct
 
 
-# Feature structs: name -> (core version, earlier extension, {our name: field}).
+# Feature structs: name -> (first core version, earlier extension, {our name: field}).
 _STRUCTS: dict[str, tuple[int, str, dict[str, str]]] = {
     "VkPhysicalDevice16BitStorageFeatures": (API_1_1, "", {"storage16": "storageBuffer16BitAccess"}),
     "VkPhysicalDevice8BitStorageFeatures": (
@@ -230,7 +229,7 @@ _STRUCTS: dict[str, tuple[int, str, dict[str, str]]] = {
 
 
 def feature_structs(api: int, extensions: set[str]) -> dict[str, tuple[Any, dict[str, str]]]:
-    """Feature structs known to the device: struct name -> (struct, {our name: field})."""
+    """Return the feature structs that the device has, as struct name -> (struct, {our name: field})."""
     return {
         name: (new(name), fields)
         for name, (version, extension, fields) in _STRUCTS.items()
@@ -241,8 +240,8 @@ def feature_structs(api: int, extensions: set[str]) -> dict[str, tuple[Any, dict
 def enabling(
     api: int, extensions: set[str], features: Mapping[str, Any]
 ) -> tuple[list[tuple[str, dict[str, int]]], set[str]]:
-    """Arguments for opening a device with `features`: (struct name, field values) of each struct with an
-    enabled feature, and the `extensions` that no enabled feature needs."""
+    """Return what opening a device with `features` needs: (struct name, field values) of each struct with an
+    enabled feature, and those of `extensions` that no enabled feature needs."""
     chain, idle = [], set()
     for name, (version, extension, fields) in _STRUCTS.items():
         values = {theirs: int(bool(features.get(ours))) for ours, theirs in fields.items()}
@@ -286,7 +285,7 @@ def _heaps(physical: Any, has_budget: bool) -> tuple[Heap, ...]:
 
 
 def _maps_device_memory(physical: Any) -> bool:
-    """Whether the host can map device-local memory: all of it on integrated GPUs, a window on others."""
+    """Whether the host can map device-local memory (on some GPUs only a part of it)."""
     memory = ffi.new("VkPhysicalDeviceMemoryProperties *")
     lib.vkGetPhysicalDeviceMemoryProperties(physical, memory)
     both = C.VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT | C.VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT
@@ -295,7 +294,7 @@ def _maps_device_memory(physical: Any) -> bool:
 
 
 def free_nbytes(info: DeviceInfo) -> int | None:
-    """Bytes of device-local memory available to this process; None if the driver does not report it."""
+    """Return the bytes of device-local memory available to this process; None if not reported."""
     if not info.features.get("memory_budget"):
         return None
     budget = new("VkPhysicalDeviceMemoryBudgetPropertiesEXT")
@@ -305,7 +304,7 @@ def free_nbytes(info: DeviceInfo) -> int | None:
 
 
 def compute_family(physical: Any) -> tuple[int, int] | None:
-    """(queue family, valid timestamp bits), preferably of a compute family without graphics."""
+    """Return (queue family, valid timestamp bits), preferably of a compute family without graphics."""
     families = enumerate_all(
         lib.vkGetPhysicalDeviceQueueFamilyProperties,
         "VkQueueFamilyProperties",

@@ -1,4 +1,4 @@
-"""A recording as Vulkan command buffers."""
+"""Records Vulkan command buffers from a recording."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def masks(barrier: Barrier) -> tuple[int, int, int, int]:
 
 
 class VulkanExecutable(Executable):
-    """`parts[s]`: the VkCommandBuffers of segment s; `submission`: prepared by the queue. `timed` keeps a
-    timestamp after every command, as DEBUG=2."""
+    """`parts[s]` has the VkCommandBuffers of segment s. The queue prepares `submission`. `timed`, like
+    DEBUG=2, writes a timestamp after every command."""
 
     def __init__(
         self, device: LogicalDevice, programs: Programs, recording: Recording, *, timed: bool = False
@@ -126,8 +126,9 @@ class VulkanExecutable(Executable):
         lib.vkUpdateDescriptorSets(self._device.vk, len(views), writes, 0, NULL)
 
     def _base(self, view: View, uniform: bool = False) -> int:
-        """A descriptor's offset: the view's, rounded down to the device's alignment; push constants add the
-        rest. Alignment is at least 16, so views at multiples of 16 stay aligned within the binding."""
+        """Return a descriptor's offset, which is the view's offset rounded down to the device's alignment;
+        push constants have the rest. Alignment is at least 16, so views at multiples of 16 are also aligned
+        within the binding."""
         limits = self._device.info.limits
         align = max(limits["uniform_align" if uniform else "storage_align"], 16)
         assert not uniform or view.offset % align == 0, f"uniform view at {view.offset}, alignment {align}"
@@ -190,7 +191,7 @@ class VulkanExecutable(Executable):
             report_times(self._device.name, self._timestamps.durations())
 
     def durations(self) -> list[tuple[Dispatch | Copy, float]]:
-        """(command, microseconds) of the last replay, which must have finished."""
+        """Return (command, microseconds) of the last replay, which must have finished."""
         assert self._timestamps is not None, "built without timestamps"
         return self._timestamps.durations()
 
@@ -216,7 +217,7 @@ def _address(view: View) -> int:
 
 
 class _CommandBuffers:
-    """A VkCommandBuffer[n] with a length; items are pointers, as in VkSubmitInfo."""
+    """A VkCommandBuffer[n] with a length. Items are pointers, for VkSubmitInfo."""
 
     def __init__(self, array: Any, n: int) -> None:
         self._array, self._n = array, n

@@ -1,4 +1,4 @@
-"""Matrix sizes of a device's matrix units (halves with f32 sums, int8 with int32 sums), from
+"""Queries the matrix sizes of a device's matrix units (F16 with F32 sums, int8 with int32 sums) through
 VK_KHR_cooperative_matrix and VK_NV_cooperative_matrix."""
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from vkbackend.vulkan.vk import NULL, C, enumerate_all, ffi, lib
 # VkComponentTypeKHR, VkScopeKHR; equal in both extensions
 _F16, _F32, _INT8, _INT32, _SUBGROUP = 0, 1, 3, 5, 3
 HALVES, INTEGERS = (_F16, _F32), (_INT8, _INT32)  # of operands and of sums
-# Features that matrix units need. With the memory model, atomics in all shaders need its device scope.
+# Features that matrix units need. With the memory model, atomics in all shaders need memory_model_device.
 BESIDES = ("float16", "memory_model", "memory_model_device")
-FEATURES = {"khr": "cooperative_matrix", "nv": "cooperative_matrix_nv"}  # by extension, the better one first
+FEATURES = {
+    "khr": "cooperative_matrix",
+    "nv": "cooperative_matrix_nv",
+}  # by extension, better extension first
 Sizes = list[tuple[int, int, int]]  # (m, n, k)
 
 
 def _sizes(instance: Any, physical: Any, suffix: str) -> dict[tuple[int, int], Sizes]:
-    """Sizes of subgroup products of HALVES and INTEGERS."""
+    """Return the sizes that a subgroup multiplies, for HALVES and INTEGERS."""
     name = f"vkGetPhysicalDeviceCooperativeMatrixProperties{suffix}"
     struct = f"VkCooperativeMatrixProperties{suffix}"
     address = lib.vkGetInstanceProcAddr(instance, name.encode())
@@ -51,8 +54,8 @@ def _sizes(instance: Any, physical: Any, suffix: str) -> dict[tuple[int, int], S
 def best(
     api: str, sizes: Sizes, lanes: int, integers: Sequence[tuple[int, int, int]] = ()
 ) -> MatrixUnits | None:
-    """The size to use: 16 x 16 x 16, native on most GPUs, else the largest usable; with the largest k of int8
-    for its m and n."""
+    """Return the size to use, which is 16 x 16 x 16 (native on most GPUs), otherwise the largest usable size,
+    with the largest int8 k for the same m and n."""
     able = [units for size in sizes if usable(units := MatrixUnits(api, *size, lanes))]
     if not able:
         return None
@@ -66,7 +69,6 @@ def best(
 def units_of(
     instance: Any, physical: Any, features: dict[str, bool | int | str], lanes: int
 ) -> tuple[MatrixUnits, ...]:
-    """The best size per extension."""
     if not all(features[name] for name in BESIDES):
         return ()
     apis = (api for api, feature in FEATURES.items() if features[feature])

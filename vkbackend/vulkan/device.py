@@ -1,4 +1,4 @@
-"""The native runtime: a logical Vulkan device behind the runtime seam."""
+"""The native runtime, a logical Vulkan device with the runtime interface."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from vkbackend.vulkan.queues import FenceQueue, TimelineQueue
 from vkbackend.vulkan.transfers import VulkanTransfers
 from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 
-CLOSE_S = 5  # wait for work in flight on close
+CLOSE_S = 5  # how long close() waits for running work
 
 
 class VulkanDevice(LogicalDevice, Device):
-    """A logical device with all features except VKBACKEND_DISABLE. With `captures` it only compiles
-    pipelines, for pipeline_report.py, which needs no GPU."""
+    """A logical device with all features except VKBACKEND_DISABLE. With `captures` the device only compiles
+    pipelines for pipeline_report.py, which needs no GPU."""
 
     has_codebooks = True
 
     def __init__(self, info: DeviceInfo, label: str = "", *, captures: bool = False) -> None:
         name = label or f"Vulkan{info.index}"
         features = {k: v for k, v in info.features.items() if k not in env.disabled()}
-        # Addresses instead of bindings: GPUs do not gain from them.
+        # GPUs do not gain from addresses in place of bindings.
         features["buffer_address"] = info.is_cpu and bool(features.get("buffer_address"))
         features["executable_info"] = captures and bool(features.get("executable_info"))
         have = limits_of(info)
@@ -141,7 +141,7 @@ class VulkanDevice(LogicalDevice, Device):
         return executable
 
     def settle(self) -> bool:
-        # Not vkDeviceWaitIdle, which has no deadline.
+        # vkDeviceWaitIdle has no deadline, so a fence is used.
         if self.queue is None or self.closed:
             return True
         self.queue.release()
@@ -155,11 +155,11 @@ class VulkanDevice(LogicalDevice, Device):
         if result == C.VK_TIMEOUT:
             return False
         lib.vkDestroyFence(self.vk, fence[0], NULL)
-        return self.lost or result == C.VK_SUCCESS  # else work may still be running
+        return self.lost or result == C.VK_SUCCESS  # otherwise work may still be running
 
     def close(self) -> None:
-        """Release everything, except of a device that stopped answering: destroying pending objects is
-        invalid, and waiting would hang."""
+        """Release everything, unless the device stopped answering: then destroying pending objects is invalid
+        and waiting would hang."""
         if self.closed:
             return
         self.abandoned |= not self.abandoned and not self.settle()
@@ -177,7 +177,8 @@ class VulkanDevice(LogicalDevice, Device):
 
 
 def usable_units(info: DeviceInfo, name: str, features: Mapping[str, Any]) -> MatrixUnits | None:
-    """The first usable matrix units: enabled, with a supported subgroup size and a shader; or None."""
+    """Return the first matrix units that are enabled and have a supported subgroup size and a shader, or
+    None."""
     if not all(features.get(name) for name in BESIDES):
         return None
     default, chosen = info.limits["subgroup_size"], features.get("subgroup_size_control")
@@ -190,7 +191,8 @@ def usable_units(info: DeviceInfo, name: str, features: Mapping[str, Any]) -> Ma
 
 
 def open_for_report(info: DeviceInfo) -> VulkanDevice:
-    """The device for `pipeline_report.report_of`; raises UnsupportedFeature if its driver has no reports."""
+    """Open a device for `pipeline_report.report_of`. Raises UnsupportedFeature if the driver has no
+    reports."""
     device = VulkanDevice(info, captures=True)
     if device.features["executable_info"]:
         return device

@@ -1,7 +1,7 @@
-"""Declares how a shader rounds to halves (SPV_KHR_float_controls, core in SPIR-V 1.4).
+"""Declares how a shader rounds to F16 (SPV_KHR_float_controls, core in SPIR-V 1.4).
 
-Undeclared, a driver may truncate, and flush halves below 2^-14 to zero. The supported modes depend on the
-driver, so they are added to a module's SPIR-V at runtime.
+Without the declaration, a driver may truncate values, and flush values below 2^-14 to zero. Drivers support
+different modes, so the modes are added to a module's SPIR-V at runtime.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MODES = {"rte_float16": (4467, 4462), "denorm_float16": (4464, 4459)}
 
 
 def declared(code: bytes, features: Mapping[str, Any]) -> bytes:
-    """The module with the 16-bit float modes in `features`."""
+    """Return the module `code` with the 16-bit float modes in `features` declared."""
     wanted = [modes for name, modes in MODES.items() if features.get(name)]
     if not wanted:
         return code

@@ -1,5 +1,5 @@
-"""The Vulkan instance, one per process, and its devices. With VKBACKEND_VALIDATION=1 the validation layer's
-messages go to `validation_messages`."""
+"""The process's Vulkan instance and the physical devices. With VKBACKEND_VALIDATION=1, the validation layer's
+messages are added to `validation_messages`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Instance:
         flags = 0
         if "VK_KHR_portability_enumeration" in available:
             extensions.append("VK_KHR_portability_enumeration")
-            flags = 1  # VK_INSTANCE_CREATE_ENUMERATE_PORTABILITY_BIT_KHR: also translated devices
+            flags = 1  # VK_INSTANCE_CREATE_ENUMERATE_PORTABILITY_BIT_KHR: also list translated devices
         if env.validation():
             layers, chain = [self._require_validation()], self._validation_features()
             extensions += ["VK_EXT_debug_utils"]
@@ -132,7 +132,7 @@ class Instance:
 
 
 def no_device_message() -> str:
-    for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):  # the loader reads the first that is set
+    for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):  # the loader reads the first variable that is set
         paths = [path for path in os.environ.get(name, "").split(os.pathsep) if path]
         if missing := [path for path in paths if not os.path.exists(path)]:
             return (
@@ -152,8 +152,8 @@ _instance: Instance | None = None
 
 
 def instance() -> Instance:
-    """The process's Vulkan instance. Raises UnsupportedFeature without a loader or driver, ForkedProcess in a
-    forked child: drivers do not survive a fork."""
+    """Return the process's Vulkan instance. Raises UnsupportedFeature without a loader or driver, and
+    ForkedProcess in a forked child, because drivers do not survive a fork."""
     global _instance
     if _instance is not None and _instance.forked:
         raise forks.refusal("Vulkan")
@@ -166,7 +166,8 @@ def instance() -> Instance:
 
 
 def devices() -> list[DeviceInfo]:
-    """Physical devices with Vulkan 1.1 and a compute queue: real GPUs first, then by fp16."""
+    """Return the physical devices with Vulkan 1.1 and a compute queue, sorted by type (GPUs first), then F16
+    support."""
     inst = instance()
     infos = []
     for physical in enumerate_all(
@@ -184,7 +185,7 @@ def devices() -> list[DeviceInfo]:
 
 
 def position(info: DeviceInfo) -> int:
-    """Index of a device in the loader's order, used by other Vulkan programs."""
+    """Return the index of a device in the loader's order, which other Vulkan programs use."""
     handle = instance().handle
     handles = enumerate_all(
         lib.vkEnumeratePhysicalDevices, "VkPhysicalDevice", handle, name="vkEnumeratePhysicalDevices"
@@ -193,7 +194,7 @@ def position(info: DeviceInfo) -> int:
 
 
 def select(spec: str | int, present: list[DeviceInfo]) -> DeviceInfo:
-    """The device for an index, `Vulkan<index>`, UUID or unambiguous name; raises InvalidArgument."""
+    """Return the device for an index, `Vulkan<index>`, UUID or unambiguous name. Raises InvalidArgument."""
     text = str(spec).strip()
     digits = text.lower().removeprefix("vulkan")
     if by_index := [d for d in present if digits == str(d.index)]:

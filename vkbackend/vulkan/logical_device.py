@@ -1,5 +1,4 @@
-"""An opened VkDevice for programs, recordings, queues and memory: handles, functions, checked results, object
-counts."""
+"""An opened VkDevice with its handles and functions, checks of results, and counts of objects."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from vkbackend.vulkan.capabilities import compute_family, enabling, extensions_o
 from vkbackend.vulkan.instance import instance
 from vkbackend.vulkan.vk import API_1_2, NULL, C, check, ffi, lib, new, result_of, strings
 
-# Extensions to enable if present (some are core in newer versions).
+# Extensions to enable if present; some are core in newer versions.
 _EXTENSIONS = (
     "VK_EXT_external_memory_host",
     "VK_EXT_memory_budget",
@@ -34,7 +33,7 @@ _EXTENSIONS = (
 
 
 class LogicalDevice:
-    """`info` opened with the true `features` enabled."""
+    """The device of `info`, opened with those `features` that are true."""
 
     def __init__(self, info: DeviceInfo, name: str, features: Mapping[str, Any]) -> None:
         self.info, self.name, self.features = info, name, features
@@ -84,7 +83,7 @@ class LogicalDevice:
         self.made("VkCommandPool")
 
     def destroy(self) -> None:
-        """Destroy the command pool and the device, after all their objects."""
+        """Destroy the command pool and the device. All their objects must have been destroyed."""
         if self.command_pool is not None:
             lib.vkDestroyCommandPool(self.vk, self.command_pool, NULL)
             self.gone("VkCommandPool")
@@ -96,7 +95,7 @@ class LogicalDevice:
         return min(major << 22 | minor << 12 | patch, instance().version)
 
     def check(self, result: int, call: str) -> None:
-        """Raise a failed call's typed error, naming this device; remember a lost device."""
+        """Raise the typed error of a failed call, with the device's name; set `lost` for a lost device."""
         if faults.planned and (injected := faults.struck(self.name, call)):
             result = result_of(injected)
         if result == C.VK_ERROR_DEVICE_LOST:
@@ -105,7 +104,7 @@ class LogicalDevice:
             check(result, f"{self.name} ({self.info.name}): {call}")
 
     def function(self, name: str, *, promoted: bool = False) -> Any:
-        """A device-level function; `promoted`: core since 1.2, else of an extension."""
+        """Return a device-level function. `promoted`: it is core in Vulkan 1.2 and a KHR function before."""
         name += self._suffix if promoted else ""
         address = lib.vkGetDeviceProcAddr(self.vk, name.encode())
         if address == NULL:

@@ -1,4 +1,4 @@
-"""Memory of a Vulkan device: buffers, imported host pages, coherence."""
+"""Allocates buffers on a Vulkan device, imports host pages, and keeps memory coherent."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _IMPORT = C.VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT
 
 
 class Memory:
-    """The buffers of a device. `nbytes`: bytes by purpose."""
+    """The buffers of a device. `nbytes` counts bytes by purpose."""
 
     def __init__(self, device: LogicalDevice) -> None:
         self._device = device
         self.nbytes: Counter[Home] = Counter()
-        # By buffer uid: VkBuffer, VkDeviceMemory, whether it is coherent.
+        # By buffer uid: VkBuffer, VkDeviceMemory, whether the memory is coherent.
         self._memory: dict[int, tuple[Any, Any, bool]] = {}
         self._addresses = bool(device.features.get("buffer_address"))
         memory = ffi.new("VkPhysicalDeviceMemoryProperties *")
@@ -42,7 +42,7 @@ class Memory:
         ]
 
     def buffer(self, nbytes: int, home: Home, label: str) -> Buffer:
-        """Allocate a buffer, mapped if its home is host-visible. Raises OutOfDeviceMemory."""
+        """Allocate a buffer, and map the buffer if its home is host-visible. Raises OutOfDeviceMemory."""
         nbytes = aligned(nbytes)
         vk_buffer, requirements = self._vk_buffer(nbytes, label, None)
         try:
@@ -148,7 +148,7 @@ class Memory:
         vk_buffer, requirements = self._vk_buffer(pages.nbytes, label, external)
         try:
             allowed = requirements.memoryTypeBits & properties.memoryTypeBits
-            # Only coherent types: pages are not mapped through Vulkan, so they cannot be flushed.
+            # Only coherent types, because pages that Vulkan did not map cannot be flushed.
             kinds = [
                 i
                 for i, (flags, _) in enumerate(self._types)

@@ -1,7 +1,7 @@
 """Chooses memory types for buffers by purpose, from flags (VkMemoryPropertyFlagBits) and heaps.
 
-Types with other flags than these four are not used: lazily allocated memory is for images; protected and
-vendor types (AMD's device coherent and uncached, NVIDIA's RDMA) need extra features.
+Only types without other flags than the four below are used, because lazily allocated memory is for images,
+and protected and vendor types (AMD's device coherent and uncached, NVIDIA's RDMA) need extra features.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from vkbackend.buffer import Home
 
 LOCAL, VISIBLE, COHERENT, CACHED = 1, 2, 4, 8
 _PLAIN = LOCAL | VISIBLE | COHERENT | CACHED
-MAPPED = (Home.STAGING, Home.HOST)  # the host reads and writes them in place
+MAPPED = (Home.STAGING, Home.HOST)  # the host reads and writes these buffers in place
 
 Types = Sequence[tuple[int, int]]  # (flags, heap) by type
 
@@ -22,11 +22,11 @@ def is_plain(flags: int) -> bool:
 
 
 def suitable(types: Types, allowed: int, home: Home) -> list[int]:
-    """The best type of every suitable heap, best first; `allowed` is a bit mask of types.
+    """Return the best type of every suitable heap, best first. `allowed` is a bit mask of types.
 
-    Staging: cached before coherent, because reads from write-combined memory run at 0.2 GB/s. Host:
-    preferably not device memory. Others: device local, preferably not host visible (that window may be
-    small).
+    STAGING prefers cached to coherent types, because reads from write-combined memory run at 0.2 GB/s. HOST
+    prefers memory outside the device. Other homes use device-local memory, preferably not host visible,
+    because host-visible device memory may be small.
     """
 
     def score(kind: int) -> tuple[bool, ...]:
@@ -43,6 +43,6 @@ def suitable(types: Types, allowed: int, home: Home) -> list[int]:
     # Vulkan does not promise that every buffer may use the device-local type.
     fitting = [i for i in kinds if types[i][0] & needed] or ([] if home in MAPPED else kinds)
     best: dict[int, int] = {}
-    for kind in sorted(fitting, key=score, reverse=True):  # stable: keeps the driver's order
+    for kind in sorted(fitting, key=score, reverse=True):  # stable, so ties are in the driver's order
         best.setdefault(types[kind][1], kind)
     return list(best.values())

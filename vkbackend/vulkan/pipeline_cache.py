@@ -1,5 +1,5 @@
 """The VkPipelineCache of a device, stored in the cache folder by device and driver. Drivers trust cache data,
-so cache_folder.py and the header check it first."""
+so cache_folder.py checks the file, and `fits` checks the data's header."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from vkbackend import cache_folder
 from vkbackend.vulkan.logical_device import LogicalDevice
 from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 
-_MAX_NBYTES = 1 << 30  # whole games stay below
+_MAX_NBYTES = 1 << 30  # the caches of large games are smaller
 _HEADER = struct.Struct("<4I16s")  # size, version, vendor, device, UUID of the cache
 _VERSION_ONE = 1
 
 
 class PipelineCache:
-    """Internally synchronised, for use in several threads."""
+    """Several threads may use the cache, which Vulkan synchronizes internally."""
 
     def __init__(self, device: LogicalDevice) -> None:
         self._device, self._name = device, entry_name(device)
@@ -35,8 +35,8 @@ class PipelineCache:
         self.handle: Any = cache[0]
 
     def data(self) -> bytes:
-        """The driver's cache data; b"" if empty or with an incomplete header: lavapipe of Mesa 26.2 gives 20
-        of its 32 bytes."""
+        """Return the driver's cache data, or b"" if there is none or the header is incomplete (lavapipe of
+        Mesa 26.2 returns 20 of the header's 32 bytes)."""
         vk, size = self._device.vk, ffi.new("size_t *")
         if lib.vkGetPipelineCacheData(vk, self.handle, size, NULL) != C.VK_SUCCESS or not size[0]:
             return b""
@@ -59,14 +59,14 @@ class PipelineCache:
 
 
 def _driver(device: LogicalDevice) -> tuple[int, int, bytes]:
-    """(vendor, device, cache UUID) as in the header."""
+    """Return (vendor, device, cache UUID) as in the header."""
     properties = ffi.new("VkPhysicalDeviceProperties *")
     lib.vkGetPhysicalDeviceProperties(device.info.physical, properties)
     return properties.vendorID, properties.deviceID, bytes(properties.pipelineCacheUUID)
 
 
 def fits(body: bytes, vendor: int, device: int, uuid: bytes) -> bool:
-    """Whether cache data begins with the driver's header."""
+    """Whether `body` begins with the driver's header."""
     if len(body) < _HEADER.size:
         return False
     size, *identity = _HEADER.unpack_from(body)

@@ -1,5 +1,5 @@
-"""A driver's report on a compiled pipeline (VK_KHR_pipeline_executable_properties): statistics and texts.
-Open the device with `captures`."""
+"""Reads a driver's statistics and texts for a compiled pipeline (VK_KHR_pipeline_executable_properties). The
+device must have been opened with `captures`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _MEMBERS = ("b32", "i64", "u64", "f64")
 
 @dataclass(frozen=True, slots=True)
 class PipelineReport:
-    """Statistics and texts under the driver's names. `subgroup_size`: as requested or the driver's."""
+    """Statistics and texts under the driver's names. `subgroup_size` is the requested size or the driver's
+    choice."""
 
     subgroup_size: int
     statistics: dict[str, float]
@@ -44,7 +45,7 @@ def report_of(device: LogicalDevice, pipeline: Any) -> PipelineReport:
 
 
 def _structs(device: LogicalDevice, suffix: str, info: Any) -> Any:
-    """The array filled by vkGetPipelineExecutable`suffix`KHR, without memory for its pointers."""
+    """Return the array that vkGetPipelineExecutable`suffix`KHR fills; its pointers have no memory yet."""
     count = ffi.new("uint32_t *")
     _fill(device, suffix, info, count, NULL)
     struct = f"VkPipelineExecutable{suffix if suffix == 'Properties' else suffix.removesuffix('s')}KHR"

@@ -1,5 +1,5 @@
-"""Programs: compute pipelines of shader variants with specialization constants. They compile in parallel: a
-GPU's compiler may take seconds for a large shader."""
+"""Compiles programs (pipelines of shader variants with specialization constants) in parallel, because a GPU's
+compiler may take seconds for a large shader."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from vkbackend.vulkan.pipeline_layout import Layouts, PipelineLayout
 from vkbackend.vulkan.pipeline_report import CAPTURE
 from vkbackend.vulkan.vk import FULL_SUBGROUPS, NULL, C, ffi, lib, new
 
-SAVE_AFTER_S = 1.0  # of compiling until the cache is saved, in case the process is killed
+SAVE_AFTER_S = 1.0  # compile time until the cache is saved, in case the process is killed
 
 Key = tuple[str, str, tuple[tuple[str, int], ...]]  # op, variant, specialization constants
 
 
 class Compiled(NamedTuple):
-    """Result of a thread: the pipeline (or NULL), (result, name) of each Vulkan call, CPU seconds."""
+    """The result of a thread. `calls` has (result, name) of each Vulkan call. `pipeline` may be NULL."""
 
     pipeline: Any
     calls: list[tuple[int, str]]
@@ -38,8 +38,8 @@ class Compiled(NamedTuple):
 
 @cache
 def _threads(n: int) -> ThreadPoolExecutor:
-    """Compiling threads, kept until the process ends: new ones per device would leak the compilers' memory of
-    ended threads."""
+    """Return the compiling threads. These exist until the process ends, because drivers' compilers leak
+    memory when a thread ends."""
     return ThreadPoolExecutor(n, "vkbackend-compile")
 
 
@@ -63,7 +63,7 @@ class Programs:
         return [(self._pipelines[key], layout) for key, layout in used]
 
     def begin(self, dispatches: Sequence[Dispatch]) -> None:
-        """Start compiling in the background. `pipelines` goes first, and waits only for its own."""
+        """Start compiling in the background. Programs that `pipelines` needs are compiled first."""
         self._begin({key: layout for key, layout in self._used(dispatches) if key not in self._pipelines})
 
     def _used(self, dispatches: Sequence[Dispatch]) -> list[tuple[Key, PipelineLayout]]:
@@ -74,12 +74,12 @@ class Programs:
         return used
 
     def _begin(self, wanted: dict[Key, PipelineLayout]) -> None:
-        """Start compiling the wanted pipelines before all waiting ones."""
+        """Start compiling the `wanted` pipelines, before all pipelines that still wait for a thread."""
         waiting = {key: layout for key, (layout, future) in self._begun.items() if future.cancel()}
         begun = {key: of_key for key, of_key in self._begun.items() if key not in waiting}
         missing = {key: layout for key, layout in (wanted | waiting).items() if key not in begun}
         pool = _threads(env.compile_threads())
-        # Modules first: a thread that waits for a module never takes the place of the thread that makes it.
+        # Modules first; otherwise all threads could wait for modules that no thread compiles.
         modules = dict.fromkeys((op, variant) for op, variant, _ in missing)
         code = {module: pool.submit(shaderlib.spirv, *module) for module in modules}
         for key, layout in missing.items():
@@ -106,13 +106,14 @@ class Programs:
             f"{self._device.name}: {len(missing)} pipelines in {took_s:.2f} s on {env.compile_threads()} "
             f"threads, {cpu_s:.2f} s of CPU time",
         )
-        self._unsaved_s += max(took_s, cpu_s)  # begun earlier, it took longer than this wait
+        self._unsaved_s += max(took_s, cpu_s)  # compiling may have begun before this wait
         if self._unsaved_s > SAVE_AFTER_S:
             self._save()
 
     def _keep(self, futures: dict[Key, Future[Compiled]]) -> tuple[float, BaseException | None]:
-        """Keep the pipelines that threads finish, even if one failed; cancel those not started. Returns (CPU
-        seconds, the first error). Checks and counts here, not in the threads: neither is thread-safe."""
+        """Wait for the threads, store the finished pipelines even if some failed, and cancel pipelines that
+        were not started. Returns (CPU seconds, the first error). Results are checked and counted here because
+        `check` and `made` are not thread-safe."""
         device, cpu_s, first = self._device, 0.0, None
         for future in futures.values():
             future.cancel()
@@ -142,7 +143,7 @@ class Programs:
         layout: PipelineLayout,
         spirv: Future[bytes],
     ) -> Compiled:
-        """Runs in a thread. Only the pipeline outlives it."""
+        """Compile a pipeline in a thread, and destroy all other objects."""
         device, code = self._device, spirv.result()
         began = time.thread_time()
         if "matrix_units" in OPS[op].needs:  # the shader computes with 16-bit floats
@@ -180,8 +181,7 @@ class Programs:
             requiredSubgroupSize=dict(consts).get("LANES", device.info.limits["subgroup_size"]),
         )
         if "full_subgroups" in OPS[op].needs:
-            # Else a subgroup may have fewer than gl_SubgroupSize invocations, and its sums would be
-            # incomplete.
+            # Otherwise a subgroup may have fewer than gl_SubgroupSize invocations, with incomplete sums.
             info.stage.flags = FULL_SUBGROUPS
             info.stage.pNext = size if device.features.get("subgroup_size_control") else NULL
         pipeline = ffi.new("VkPipeline *")

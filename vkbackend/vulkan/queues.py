@@ -1,7 +1,7 @@
-"""Order on a Vulkan device: two timeline semaphores (go, done), or a fence per segment.
+"""Runs segments in order on a Vulkan device, with two timeline semaphores (`go`, `done`) or a fence.
 
-The host signals go; segment n waits for go >= n and signals done = n. Host signals only order execution;
-recordings have the memory barriers.
+The host signals `go`; segment n waits for `go` >= n and signals `done` = n. The host's signals order only
+execution; recordings have the memory barriers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 
 
 class TimelineQueue(Queue):
-    """Submits segments before they may run: a whole step in one vkQueueSubmit."""
+    """Submits segments before they may run, so one vkQueueSubmit submits a complete step."""
 
     ahead = True
 
@@ -54,7 +54,7 @@ class TimelineQueue(Queue):
         self._go = 0
 
     def prepare(self, executable: VulkanExecutable) -> None:
-        """VkSubmitInfos, one per command buffer; only semaphore values change later."""
+        """Create one VkSubmitInfo per command buffer. Later only the semaphores' values change."""
         parts = executable.parts
         n = sum(map(len, parts))
         infos, timelines = ffi.new("VkSubmitInfo[]", n), ffi.new("VkTimelineSemaphoreSubmitInfo[]", n)
@@ -92,7 +92,7 @@ class TimelineQueue(Queue):
             self._submit_infos(infos, firsts[first], firsts[first + count])
             self.submitted += count
             return
-        # Drivers may merge a call's submissions, so a step cut for the watchdog uses a call per piece.
+        # Drivers may merge the submissions of a call, so a step with cuts needs a call per submission.
         for s in range(first, first + count):
             for at in range(firsts[s], firsts[s + 1]):
                 self._submit_infos(infos, at, at + 1)
@@ -136,7 +136,7 @@ class TimelineQueue(Queue):
 
 
 class FenceQueue(Queue):
-    """For devices without timeline semaphores (core in Vulkan 1.2): one segment at a time, with a fence."""
+    """Submits one segment at a time, with a fence, for devices without timeline semaphores (Vulkan 1.2)."""
 
     ahead = False
 
@@ -178,7 +178,7 @@ class FenceQueue(Queue):
         return self._done
 
     def allow(self, number: int) -> None:
-        pass  # submitted only when allowed
+        pass  # segments are submitted only when allowed
 
     def wait(self, number: int, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s

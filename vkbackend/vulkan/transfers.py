@@ -1,4 +1,4 @@
-"""Transfers on a Vulkan device: one submission each, waited for."""
+"""Transfers on a Vulkan device. Each transfer is a submission and waits for its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ class VulkanTransfers(Transfers):
         self._device = device
 
     def fill(self, view: View, word: int) -> None:
-        """Fill a view with a 32-bit pattern."""
         buffer = view.buffer
         assert isinstance(buffer, Buffer)
         self._once(
@@ -39,7 +38,7 @@ class VulkanTransfers(Transfers):
         try:
             self._submit_once(command, fence, record, call)
         finally:
-            if not self._device.abandoned:  # an abandoned device may still use them
+            if not self._device.abandoned:  # an abandoned device may still use these objects
                 if fence[0] != NULL:
                     lib.vkDestroyFence(self._device.vk, fence[0], NULL)
                     self._device.gone("VkFence")

@@ -1,7 +1,7 @@
-"""The Vulkan binding: `ffi` and `lib` of the `vulkan` package, result checks, struct helpers.
+"""The Vulkan binding (`ffi` and `lib` of the `vulkan` package), checks of results, helpers for structs.
 
-The package's Python wrapper is not used: nested structs by value lose the memory of their pointers. `new`
-ties it to the returned object.
+The package's Python wrapper is not used, because structs nested by value lose the memory of their pointers.
+With `new`, the returned object keeps this memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ API_1_1, API_1_2, API_1_3 = (1 << 22 | minor << 12 for minor in (1, 2, 3))
 ADDRESS_USAGE = 0x20000  # VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT
 ADDRESS_MEMORY = 0x2  # VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT
 FULL_SUBGROUPS = 0x2  # VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT
-WHOLE_SIZE = (1 << 64) - 1  # VK_WHOLE_SIZE overflows in it
+WHOLE_SIZE = (1 << 64) - 1  # the binding's VK_WHOLE_SIZE overflows
 
 RESULT_NAMES = {
     value: name
@@ -69,7 +69,7 @@ _STYPES = {
 
 
 def check(result: int, call: str) -> None:
-    """Raise a failed VkResult's typed error; `call` names call and device."""
+    """Raise the typed error of a failed VkResult. `call` names the call and the device."""
     if result == C.VK_SUCCESS:
         return
     name = RESULT_NAMES.get(result, f"VkResult {result}")
@@ -96,7 +96,8 @@ def result_of(name: str) -> int:
 
 
 def new(struct: str, chain: Any = None, **fields: Any) -> Any:
-    """A zeroed `struct *` with sType, `chain` as pNext and `fields` set; keeps these alive."""
+    """Return a zeroed `struct *` with sType, pNext (`chain`) and `fields` set. The result keeps `chain` and
+    `fields` alive."""
     pointer = ffi.new(f"{struct} *")
     names = {name for name, _ in ffi.typeof(struct).fields}
     if "sType" in names:
@@ -121,7 +122,7 @@ def strings(names: list[str]) -> Any:
 
 
 def enumerate_all(call: Any, ctype: str, *args: Any, name: str) -> list[Any]:
-    """Count, then fill; returns the elements, which keep their array alive."""
+    """Call `call` for the count and again for the elements, which keep their array alive."""
     count = ffi.new("uint32_t *")
     result = call(*args, count, NULL)
     if result is not None:
