@@ -1,4 +1,5 @@
-"""The cache folder reads only whole entries of this user; others count as missing, with one message."""
+"""The cache folder reads only undamaged entries of this user; all others count as missing, with one
+message."""
 
 from __future__ import annotations
 
@@ -185,7 +186,7 @@ def test_a_file_above_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
 def test_a_folder_that_others_may_write(entry: Path, mode: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """A shared folder, as /tmp, keeps its mode and is not used."""
+    """A shared folder, such as /tmp, is not used, and its mode is not changed."""
     entry.parent.chmod(mode)
     unused(capsys, "others may write to it", f"{mode:o}", "VKBACKEND_CACHE")
     assert stat.S_IMODE(entry.parent.stat().st_mode) == mode
@@ -195,7 +196,7 @@ def test_a_folder_that_others_may_write(entry: Path, mode: int, capsys: pytest.C
 def test_the_default_folder_is_made_private(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Earlier versions used the umask's mode."""
+    """Earlier versions made the folder with the umask's mode."""
     monkeypatch.delenv("VKBACKEND_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder.write(NAME, BODY)
@@ -231,7 +232,7 @@ def test_a_user_without_a_home(
 def test_a_disk_that_is_full(
     entry: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Only the old entry stays; one line is printed."""
+    """The folder has only the old entry, and one line is printed."""
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")

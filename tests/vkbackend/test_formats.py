@@ -1,4 +1,4 @@
-"""Formats: sizes as in GGUF, dequantization against `gguf`'s quantizers."""
+"""Block sizes are GGUF's, and dequantization inverts the quantizers of `gguf`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vkbackend.tools.op_cases.setup import weights
 pytestmark = pytest.mark.no_vulkan
 
 
-# (elements, bytes) per block, from the GGML struct definitions: scale f16 plus quants
+# (elements, bytes) per block, from GGML's struct definitions
 BLOCKS = {"f32": (1, 4), "u32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "u8": (1, 1), "q8_0": (32, 34),
           "q4_0": (32, 18), "q6_k": (256, 210)}  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Copies by several threads write every byte, and no others."""
+"""Copies by several threads write every byte of the target and no other bytes."""
 
 from __future__ import annotations
 

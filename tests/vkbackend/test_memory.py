@@ -1,4 +1,4 @@
-"""Packing, scratch planned by liveness, host pages for import."""
+"""Tests packing, the planning of scratch memory, and host pages for import."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_host_pages_are_private_anonymous_and_not_inherited() -> None:
 
 
 def test_a_forked_child_sees_zeros() -> None:
-    """With shared pages, the parent's next write would move its pages away from the device's."""
+    """With shared pages, the parent's next write would go to pages that the device does not use."""
     pages = HostPages(4096)
     pages.bytes[:] = 5
     pid = os.fork()

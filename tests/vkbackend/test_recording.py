@@ -1,4 +1,4 @@
-"""Derived barriers order every conflict without excess; the checker notices each missing one."""
+"""Derived barriers order every conflict and none is superfluous; the checker notices each missing barrier."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_recordings_without_any_barrier_are_caught(recording: Recording) -> None
 @settings(max_examples=100, deadline=None)
 @given(recordings())
 def test_order_by_depth_keeps_dependencies(recording: Recording) -> None:
-    """Conflicting pairs stay in order, without more barriers."""
+    """Conflicting commands have the same order as before, and no barrier is added."""
     sorted_ = by_depth(recording)
     for before, after in zip(recording.segments(), sorted_.segments(), strict=True):
         place = {id(command): i for i, command in enumerate(after)}
@@ -169,7 +169,7 @@ def test_host_memory_around_an_exchange(home: Home) -> None:
 
 
 def test_a_barrier_towards_the_host_orders_nothing_on_the_device() -> None:
-    """Between segments too: reads of earlier scratch wait only for FROM_HOST."""
+    """In a later segment, reads of earlier scratch wait only for FROM_HOST."""
     host, local, other = buffer(Home.PAGES), buffer(), buffer()
     placed = of(dispatch([], [view(host), view(local)]), Exchange(), dispatch([view(local)], [view(other)]))
     assert not check(placed)
@@ -200,7 +200,7 @@ SPEEDS = st.sampled_from([0.01, 0.5, 1.0, 3.0, 100.0])
 
 @given(st.lists(st.floats(0.01, 1.5), max_size=30))
 def test_no_submission_is_estimated_too_long(costs: list[float]) -> None:
-    """Except for single commands."""
+    """Only a single command may be estimated longer."""
     recording = Recording("long", [heavy(cost) for cost in costs])
     cut = cut_long(recording)
     assert [c for c in cut.commands if not isinstance(c, Cut)] == recording.commands
@@ -256,7 +256,7 @@ def attention(seconds: float, heads: int, first: int = 0) -> Dispatch:
 
 @given(st.integers(1, 70), st.integers(0, 5), st.floats(0.01, 9))
 def test_attention_above_the_limit_goes_in_parts(heads: int, first: int, seconds: float) -> None:
-    """Consecutive heads, each once."""
+    """The parts have consecutive heads, each head once."""
     whole = attention(seconds, heads, first)
     parts = [c for c in cut_long(Recording("", [whole])).commands if isinstance(c, Dispatch)]
     assert len(parts) == min(heads, math.ceil(SLOW.seconds(whole) / SUBMISSION_S))
@@ -282,7 +282,7 @@ def test_an_exchange_starts_a_new_submission() -> None:
 @settings(max_examples=50, deadline=None)
 @given(recordings())
 def test_a_cut_orders_nothing(recording: Recording) -> None:
-    """Barriers work across a queue's command buffers."""
+    """A barrier orders all command buffers of a queue."""
     commands: list = []  # type: ignore[type-arg]
     for command in recording.commands:
         commands += [Cut(), command] if commands and isinstance(command, Dispatch) else [command]

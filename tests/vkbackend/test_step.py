@@ -1,4 +1,4 @@
-"""StepParams: numpy view and GLSL block agree on the layout."""
+"""The numpy view and the GLSL block of StepParams have the same layout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GLSL = (ROOT / "shaders" / "lib" / "step.glsl").read_text()
 
 
 def glsl_fields() -> dict[str, tuple[int, int]]:
-    """(first word, words) of each member of the std140 block."""
+    """Return (first word, number of words) of each member of the std140 block."""
     block = re.search(r"std140\) uniform StepParams \{(.*?)\}", GLSL, re.DOTALL)
     assert block
     fields, at = {}, 0

@@ -1,4 +1,4 @@
-"""Loading through the staging buffer, as on GPUs with unmappable memory."""
+"""Loads through the staging buffer, as on GPUs whose memory cannot be mapped."""
 
 from __future__ import annotations
 

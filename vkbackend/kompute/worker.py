@@ -119,8 +119,8 @@ class Worker:
         for tensor, begin, end in reads:
             self._mapped[tensor][begin:end] = self._shared[tensor][begin:end]
         for sequence in sequences:
-            # kp ignores errors of submits and waits. So after the work, the device copies a new number to another
-            # word. If the number does not arrive, the work was not done.
+            # kp ignores errors of submits and waits. So after the work, the device copies a new number to
+            # another word. If the number does not arrive, the work was not done.
             self._beat = (self._beat + 1) & 0xFFFFFFFF
             self._mapped[BEAT_IN][0] = self._beat
             sequence.eval()

@@ -15,10 +15,8 @@ _F16, _F32, _INT8, _INT32, _SUBGROUP = 0, 1, 3, 5, 3
 HALVES, INTEGERS = (_F16, _F32), (_INT8, _INT32)  # of operands and of sums
 # Features that matrix units need. With the memory model, atomics in all shaders need memory_model_device.
 BESIDES = ("float16", "memory_model", "memory_model_device")
-FEATURES = {
-    "khr": "cooperative_matrix",
-    "nv": "cooperative_matrix_nv",
-}  # by extension, better extension first
+# By extension, the better extension first.
+FEATURES = {"khr": "cooperative_matrix", "nv": "cooperative_matrix_nv"}
 Sizes = list[tuple[int, int, int]]  # (m, n, k)
 
 

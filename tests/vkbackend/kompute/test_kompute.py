@@ -1,4 +1,4 @@
-"""The kompute runtime's own behaviour: order, checks that kp omits, deadlines."""
+"""Behaviour that only the kompute runtime has, such as order, deadlines and checks that kp omits."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ pytestmark = [
     pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present"),
 ]
 
-# A chain of copies: each dispatch reads its predecessor's output and overwrites its input.
-# sys.argv[1] == "bare": without barriers
+# In this chain of copies each dispatch reads the output of the previous dispatch and overwrites its input.
+# With sys.argv[1] == "bare" the chain has no barriers.
 CHAIN = """
 import sys
 import numpy as np
@@ -80,9 +80,9 @@ def device(request: pytest.FixtureRequest) -> Iterator[KomputeDevice]:
 @needs_layer
 @pytest.mark.parametrize("order", ["bare", "word", "submit"])
 def test_order(order: str) -> None:
-    """Hazards reported by synchronization validation: of execution and memory in a bare chain, none of
-    execution with a synced word, none between submissions. (It takes buffer barriers literally, and so
-    reports the rest of the word's work, which drivers do: see kompute/device.py.)"""
+    """Synchronization validation reports hazards of execution and memory without barriers, no execution
+    hazards with a synced word, and none between submissions. (With a word, validation reports memory hazards,
+    because it does not know that drivers do the cache work for all memory; see kompute/device.py.)"""
     env = {"VKBACKEND_VALIDATION": "1", "VKBACKEND_KOMPUTE_ORDER": "word" if order == "bare" else order}
     done = subprocess.run(
         [sys.executable, "-c", CHAIN, order],
@@ -101,7 +101,7 @@ def test_order(order: str) -> None:
 
 def test_what_does_not_fit_is_refused(device: KomputeDevice) -> None:
     limit = device.limits.max_allocation_nbytes
-    assert limit <= device.limits.max_storage_range  # kp binds whole tensors
+    assert limit <= device.limits.max_storage_range  # kp binds complete tensors
     with pytest.raises(OutOfDeviceMemory, match="can be bound at once") as raised:
         device.buffer(limit + 256, Home.WEIGHTS, "too large")
     assert (raised.value.requested, raised.value.budget) == (limit + 256, limit)
@@ -129,7 +129,7 @@ def test_canary(device: KomputeDevice) -> None:
 
 
 def test_a_submission_that_does_not_run() -> None:
-    """The test reads the wrong word."""
+    """The worker reads a copy of the word, in which the device's number does not arrive."""
     from vkbackend.kompute.worker import BEAT_OUT, Worker
 
     ours, theirs = socket.socketpair()
@@ -170,7 +170,7 @@ def test_an_interrupted_request_does_not_answer_the_next(
 def test_an_allocation_that_fails_leaves_the_worker_in_step(
     device: KomputeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next request gets its own descriptor."""
+    """The next request gets the file descriptor that belongs to it."""
     call, before = device.call, (dict(device.nbytes), dict(device.counts))
 
     def impossible(name: str, *args: Any, **options: Any) -> Any:
@@ -197,7 +197,8 @@ def test_too_many_storage_buffers_are_refused(device: KomputeDevice) -> None:
 
 
 def test_a_device_that_is_held_up_holds_up_no_other() -> None:
-    """Each of two workers stops in turn: submitting to it does not block, the other finishes meanwhile."""
+    """First one worker, then the other is stopped. Submitting to the stopped worker does not block, and the
+    other worker finishes."""
     devices = [open_device(device_infos()[0], f"Vulkan0.{d}", runtime="kompute") for d in range(2)]
     executables = []
     try:

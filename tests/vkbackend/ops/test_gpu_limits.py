@@ -1,4 +1,4 @@
-"""GPUs above the floor: the largest workgroups, and several quads read ahead."""
+"""Ops on GPUs above the floor, with the largest workgroups and several quads read ahead."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ATTENTION = [
     AttnPrefill(((1, 0, 17), *RUNS[:2], (3, 40, 33)), 4, 2, 64, 64, pad=10, window=20),
     AttnPrefill(((0, 60, 9),), 2, 2, 160, 40, 7, "q8_0", "f32", sinks=True),
     AttnPrefill(((0, 60, 9),), 2, 1, 64, 128, 7, "q4_0", "q8_0"),
-    AttnPrefill(((0, 60, 9),), 2, 1, 128, 64, 7, "q8_0", "q4_0"),  # pairs of blocks of K are whole words
+    AttnPrefill(((0, 60, 9),), 2, 1, 128, 64, 7, "q8_0", "q4_0"),  # two blocks of K are a multiple of 4 bytes
 ]
 
 
@@ -60,7 +60,7 @@ def test_attention_with_many_reads_under_way(case: Case, device: Device) -> None
 
 @dataclass(frozen=True)
 class FusedDot(MatMulDot):
-    tolerance: ClassVar[float] = 4e-6  # CPU drivers round an fma twice: 1e-6 with Q2_K's small codes
+    tolerance: ClassVar[float] = 4e-6  # CPU drivers round an fma twice, which gives 1e-6 with Q2_K
 
 
 @dataclass(frozen=True)

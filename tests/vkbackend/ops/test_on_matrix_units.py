@@ -1,4 +1,5 @@
-"""Ops against twins and prompts of models, on a lavapipe with matrix units (`tools/setup.sh --compilers`)."""
+"""Compares ops with twins, and runs prompts, on a lavapipe with matrix units (`tools/setup.sh
+--compilers`)."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def test_ops_of_matrix_units() -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("shape", ["llama-1b", "qwen3-30b-a3b"])
 def test_prompts_of_models(shape: str) -> None:
-    """A layer of real widths, as in `vkbackend gpu-report`."""
+    """Each model has a layer of real widths, as in `vkbackend gpu-report`."""
     others = [f"{name}:Q4_K" for name in ("llama-1b", "qwen3-8b", "qwen3-30b-a3b") if name != shape]
     job = {"part": "shapes", "devices": ["0"], "done": others, "rows": []}
     done = run("vkbackend.tools.report.worker", given=json.dumps(job) + "\n", timeout_s=1100)

@@ -1,4 +1,4 @@
-"""Devices without a driver: order of segments, and execution."""
+"""The order of segments and the execution on devices without a driver."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_segment_runs_when_it_is_allowed_and_no_sooner() -> None:
     assert queue.wait(1, 0.0) and not queue.wait(2, 0.0)
     queue.allow(2)
     assert device.ran == ["a0", "a1"]
-    queue.allow(1)  # a counter: never goes back
+    queue.allow(1)  # the counter never decreases
     assert queue.completed() == 2
     queue.allow(4)
     assert device.ran == ["a0", "a1", "a2", "a3"] and queue.wait(4, 0.0)

@@ -133,7 +133,7 @@ def attention_by_scalars(
     softcap: float = 0.0,
     sinks: np.ndarray | None = None,
 ) -> np.ndarray:
-    """One row: q [heads, head_k], k [keys, n_kv * head_k], v [keys, n_kv * head_v]."""
+    """Compute one row from q [heads, head_k], k [keys, n_kv * head_k], v [keys, n_kv * head_v]."""
     n_heads, head_k, head_v = len(q), q.shape[1], v.shape[1] // n_kv
     out = np.zeros((n_heads, head_v))
     for h, g in enumerate(kv_heads):
@@ -156,7 +156,7 @@ def attention_by_scalars(
 def test_attention(
     n_splits: int, q_first: int, kv_heads: list[int], window: int, chunk: int, softcap: float, has_sinks: int
 ) -> None:
-    """Keys after the position or before window or chunk do not count; a sink counts once."""
+    """Keys after the position or before the window or chunk do not count; a sink counts once."""
     heads, n_kv, head_k, head_v, rows = len(kv_heads), 2, 8, 16, 6
     runs = [Run(1, 0, 3, 31), Run(0, 3, 1, 0), Run(0, 4, 1, 1)]
     step = step_of(runs)

@@ -1,4 +1,4 @@
-"""Interpretation of drivers' reports, without a driver. The binding needs the Vulkan loader."""
+"""Interprets drivers' reports, without a driver. The binding needs the Vulkan loader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounding modes added to SPIR-V: words in the right places, accepted by drivers."""
+"""Rounding modes are added to SPIR-V at the right places, and drivers accept the result."""
 
 from __future__ import annotations
 

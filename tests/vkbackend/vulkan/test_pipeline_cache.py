@@ -1,4 +1,4 @@
-"""The pipeline cache: a driver sees only data of this device and driver."""
+"""A driver gets only cache data that was made by the same device and driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parallel compilation of pipelines: failures, and the cache file."""
+"""Parallel compilation of pipelines, with failures and the cache file."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Driver:
 
 
 def test_two_are_compiled_at_once(programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sequential calls would wait for ever."""
+    """Sequential calls would never pass the thread barrier."""
     from vkbackend.vulkan import program
 
     real, meeting = program.lib.vkCreateComputePipelines, threading.Barrier(2)
@@ -141,7 +141,6 @@ def test_an_interrupt(programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_took_long_is_saved_at_once(
     programs: Any, device: Any, caches: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process killed later loses nothing."""
     from vkbackend.vulkan import pipeline_cache, program
 
     path = caches / pipeline_cache.entry_name(device)
@@ -161,7 +160,7 @@ def test_what_took_long_is_saved_at_once(
 
 
 def test_foreign_data_in_a_sound_file(device: Any, caches: Path) -> None:
-    """Right checksum and device, another driver's data."""
+    """The checksum and device are right, but the data is another driver's."""
     from vkbackend.vulkan import pipeline_cache
 
     name = pipeline_cache.entry_name(device)
@@ -184,7 +183,7 @@ def test_who_waits_hears_of_every_one(programs: Any, device: Any, monkeypatch: p
 
 
 def test_what_is_asked_for_goes_before_what_was_begun(programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One thread, held in its first pipeline; then the last one begun is requested."""
+    """While the only thread is held in its first pipeline, a later pipeline is requested."""
     from vkbackend.vulkan import program
 
     monkeypatch.setenv(env.COMPILE_THREADS, "1")
@@ -225,7 +224,7 @@ def test_closed_while_it_compiles(programs: Any) -> None:
 
 @pytest.mark.parametrize("name", ["stories-narrow-F32.gguf"])
 def test_a_token_waits_for_nothing_but_what_loading_began(models: Path, name: str) -> None:
-    """Loading begins exactly the programs of a step of one token."""
+    """Loading starts to compile exactly the programs of a step with one token."""
     runner = load_runner(models / name, devices=["0", "0"], n_ctx=64)
     calls: list[int] = []
     runner.tell_of_compiling(lambda: calls.append(1))

@@ -86,7 +86,7 @@ def test_zeros_become_what_vulkan_guarantees(device: Any, monkeypatch: pytest.Mo
 def test_the_smaller_of_allocation_and_buffer(
     device: Any, allocation: int, buffer: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Buffers have their own limit since maintenance4."""
+    """Since maintenance4 buffers have a separate limit."""
     seen = []
 
     def change(name: str, struct: Any) -> None:
@@ -134,7 +134,7 @@ def test_a_device_that_cannot_be_asked_hides_no_other(device: Any, monkeypatch: 
 
 
 def test_a_counter_beyond_all_work_is_a_lost_device(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drivers may complete all work of a lost device with the largest value."""
+    """After a device is lost, drivers may set the semaphore to the largest value."""
     from vkbackend.vulkan.queues import TimelineQueue
     from vkbackend.vulkan.vk import C
 
@@ -157,7 +157,7 @@ def test_a_counter_beyond_all_work_is_a_lost_device(device: Any, monkeypatch: py
 
 
 def test_work_whose_end_nobody_tells_is_left_alone(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`settle` cannot submit its fence: running work must not be destroyed."""
+    """`settle` cannot submit a fence, so objects that may be in use must not be destroyed."""
     from vkbackend.vulkan import device as module
     from vkbackend.vulkan.vk import C
 
@@ -177,7 +177,7 @@ def test_work_whose_end_nobody_tells_is_left_alone(device: Any, monkeypatch: pyt
 def test_numbers_of_segments_that_were_submitted_are_not_given_again(
     device: Any, cuts: bool, fails_at: int, left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver refuses one of two pieces for lack of memory."""
+    """The driver refuses one of two submissions for lack of memory."""
     from types import SimpleNamespace
 
     from vkbackend.vulkan.queues import TimelineQueue

@@ -1,4 +1,4 @@
-"""Device names: index, UUID, part of a name."""
+"""Devices are selected by index, UUID or part of a name."""
 
 from __future__ import annotations
 

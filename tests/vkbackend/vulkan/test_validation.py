@@ -1,4 +1,4 @@
-"""Whole models run silently under synchronization validation, which is shown to work."""
+"""Complete models cause no messages of synchronization validation, which is shown to be active."""
 
 from __future__ import annotations
 
