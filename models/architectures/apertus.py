@@ -1,5 +1,5 @@
-"""apertus (Apertus): qwen3 with RoPE's frequency factors and an FFN without a gate: xIELU between two
-matrices (Huang and Schlag 2024, arXiv:2411.13010). Swiss AI 2025, arXiv:2509.14233.
+"""apertus (Apertus): qwen3 with RoPE's frequency factors and an FFN without a gate, which applies xIELU
+between two matrices (Huang and Schlag 2024, arXiv:2411.13010). Swiss AI 2025, arXiv:2509.14233.
 """
 
 from __future__ import annotations

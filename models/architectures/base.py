@@ -1,4 +1,4 @@
-"""The interface of a model to the engine, and how its graph finds weights."""
+"""The interface between a model and the engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from vkbackend.rope import RopeTable
 
 
 class Weights:
-    """Weights by short name: `w("attn_q")` is `<prefix>attn_q.weight`; `w.bias(...)` its bias or None."""
+    """Weights by short name: `w("attn_q")` returns `<prefix>attn_q.weight`; `w.bias(...)` returns its bias or
+    None."""
 
     def __init__(self, weights: Mapping[str, Weight], prefix: str = "") -> None:
         self._weights, self._prefix = weights, prefix
@@ -43,22 +44,20 @@ def linear(x: Tensor, w: Weights, name: str) -> Tensor:
 
 
 class Model(Protocol):
-    """One architecture: hyper-parameters, weights with roles, the graph of a step. It knows neither devices
-    nor splits."""
+    """One architecture: hyper-parameters, weights with roles, and the graph of a step. A model depends
+    neither on devices nor on splits."""
 
     n_layer: int
     n_vocab: int
     n_embd: int
     n_ctx_train: int
     n_used: int  # experts per token, 0 without experts
-    control: Mapping[
-        int, np.ndarray
-    ]  # control vectors by layer, added to the residual after it, f32 [n_embd]
-    in_file: frozenset[str]  # weights to read in the mapped file (tensors.weights_in_file)
+    control: Mapping[int, np.ndarray]  # f32 [n_embd] by layer, added to the residual after the layer
+    in_file: frozenset[str]  # weights that devices read in the mapped file (tensors.weights_in_file)
 
     def weights(self) -> list[WeightSpec]: ...
-    def unread(self) -> set[str]: ...  # tensors in files that no device needs
+    def unread(self) -> set[str]: ...  # tensors of the file that no device needs
     def kv(self, il: int) -> MemorySpec: ...
-    def ropes(self, n_ctx: int) -> dict[str, RopeTable]: ...  # for contexts of n_ctx tokens
+    def ropes(self, n_ctx: int) -> dict[str, RopeTable]: ...  # tables for a context of n_ctx tokens
     def layer(self, il: int, types: Mapping[str, str]) -> Layer: ...
     def forward(self, graph: Graph, w: Weights, caches: list[LayerMemory]) -> None: ...

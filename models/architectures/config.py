@@ -1,4 +1,4 @@
-"""The hyper-parameters of a decoder and of each layer, as its file states them."""
+"""The hyper-parameters of a decoder and of its layers, as the file states them."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from vkbackend.models.gguf.reader import GGUF
 class LayerConfig:
     n_head: int
     n_head_kv: int
-    head_dim: int  # of q and k
+    head_dim: int  # size of q's and k's heads
     head_dim_v: int
-    n_ff: int  # of a dense FFN
-    scale: float  # of q k^T
+    n_ff: int  # columns of a dense FFN
+    scale: float  # factor of q k^T
     n_rot: int  # RoPE rotates the first n_rot dimensions of a head
-    rope: str = "rope"  # the name of its RoPE table
-    window: int = 0  # positions that attention sees, including the row's own; 0: all
-    mixture: Mixture | None = None  # replaces the dense FFN
-    chunk: int = 0  # positions per chunk: a position sees only its own chunk; 0: no chunks
+    rope: str = "rope"  # name of the layer's RoPE table
+    window: int = 0  # number of positions that a row attends to, including its own; 0: all
+    mixture: Mixture | None = None  # the experts that replace the dense FFN
+    chunk: int = 0  # positions per chunk: a row attends only to its own chunk; 0: no chunks
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Named after the usual short forms of their GGUF keys."""
+    """Names are the usual short forms of the GGUF keys."""
 
     n_embd: int
     n_vocab: int
     n_ctx_train: int
     eps: float
     layers: tuple[LayerConfig, ...]
-    softcap: float = 0.0  # c in c tanh(logits / c), 0: none
+    softcap: float = 0.0  # c in c tanh(logits / c); 0: no soft-cap
     attn_softcap: float = 0.0  # the same for q k^T
 
     @classmethod
@@ -54,7 +54,8 @@ class Config:
         norm_key: str = "layer_norm_rms_epsilon",
         layers: tuple[LayerConfig, ...] | None = None,
     ) -> Config:
-        """`layers` replaces the layers read from keys. Raises GGUFError, UnsupportedModel."""
+        """Read the hyper-parameters; `layers` replaces the layers that the keys describe. Raises GGUFError,
+        UnsupportedModel."""
         arch = gguf.architecture
         check_off(gguf, "attention.clamp_kqv")
         n_ctx_train = read_count(gguf, "context_length", limit=1 << 31)
@@ -70,7 +71,7 @@ class Config:
 
 
 def with_windows(config: Config, window: int, local: Sequence[bool]) -> Config:
-    """`local` layers see `window` positions, the others all."""
+    """Give the layers in `local` a window of `window` positions, and the others none."""
     layers = [
         replace(layer, window=window if is_local else 0)
         for layer, is_local in zip(config.layers, local, strict=True)
@@ -79,8 +80,8 @@ def with_windows(config: Config, window: int, local: Sequence[bool]) -> Config:
 
 
 def read_layers(gguf: GGUF, mixture: Mixture | None = None, low: int = 1) -> tuple[LayerConfig, ...]:
-    """Keys have one value or one per layer. `mixture`: defaults for experts, if any. `low`: the least number
-    of kv heads and of dense FFN columns."""
+    """Read each layer's hyper-parameters; a key has one value or one per layer. `mixture`: the experts'
+    defaults. `low`: the least number of kv heads and of dense FFN columns."""
     n_layer = read_n_layer(gguf)
     mixtures = read_mixtures(gguf, n_layer, mixture) if mixture else [None] * n_layer
     n_ff = (0,) * n_layer if all(mixtures) else read_counts(gguf, "feed_forward_length", n_layer, low=low)

@@ -1,6 +1,7 @@
-"""The graph of the pre-norm decoder that most architectures start from.
+"""The graph of the pre-norm decoder, from which most architectures start.
 
-Model files state the differences. Formulas: the papers they name; keys and tensor names: llama.cpp's.
+The file of a model states how it differs. Formulas come from the papers named there; keys and tensor names
+are llama.cpp's.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ class Decoder(DecoderWeights):
         return h + (ops.rms_norm(f, w("post_ffw_norm"), eps) if self.post_norms else f)
 
     def mix(self, x: Tensor, w: Weights, cache: LayerMemory, il: int) -> Tensor:
-        """The part of a layer in which positions interact: attention by default."""
+        """Apply the part of a layer in which positions interact; by default this is attention."""
         assert isinstance(cache, LayerCache), f"layer {il} has no attention"
         return self.attention(x, w, cache, il)
 
     def ffn(self, h: Tensor, w: Weights, il: int) -> Tensor:
-        """FFN(norm(h)) or experts(norm(h)), without the residual."""
+        """Return FFN(norm(h)) or experts(norm(h)), without the residual."""
         eps, mixture = self.config.eps, self.config.layers[il].mixture
         x = ops.rms_norm(h, w(self.pre_ffn_norm), eps) if self.pre_norms else h
         return mixture.forward(x, h, w(self.pre_ffn_norm), w, eps) if mixture else self.feed_forward(x, w, il)
@@ -60,7 +61,7 @@ class Decoder(DecoderWeights):
         return self.attend(q, x, w, cache, il)
 
     def attend(self, q: Tensor, x: Tensor, w: Weights, cache: LayerCache, il: int) -> Tensor:
-        """Attention of q (after RoPE) to the caches, then the gate and the output projection."""
+        """Attend with q (after RoPE) to the caches, then apply the gate and the output projection."""
         layer = self.config.layers[il]
         a = ops.attention(
             q,
@@ -80,7 +81,7 @@ class Decoder(DecoderWeights):
         return linear(self.gate(a, x, w), w, "attn_output")
 
     def gate(self, a: Tensor, x: Tensor, w: Weights) -> Tensor:
-        """Attention's result `a`, gated for x. Default: no gate."""
+        """Gate the attention's result `a` for the input x. There is no gate by default."""
         return a
 
     def store(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> None:
@@ -89,7 +90,8 @@ class Decoder(DecoderWeights):
         ops.kv_store(v, cache.v, cache.cells)
 
     def rotate(self, x: Tensor, w: Weights, name: str, il: int) -> Tensor:
-        """q or k before attention: its norm, if any, then RoPE. `name`: the weight that projects it."""
+        """Prepare q or k for attention: apply the norm, if the file has it, then RoPE. `name`: the weight
+        that projects q or k."""
         layer = self.config.layers[il]
         if w.has(f"{name}_norm"):
             x = ops.head_norm(x, w(f"{name}_norm"), layer.head_dim, self.config.eps)

@@ -26,13 +26,13 @@ from vkbackend.rope import RopeTable
 
 
 class DecoderWeights:
-    """Subclasses set the attributes below. Norms of q and k are applied if the weights include them."""
+    """Subclasses set the attributes below. Norms of q and k are applied if the file has their weights."""
 
-    mixture: Mixture | None = None  # defaults; None: no experts
+    mixture: Mixture | None = None  # the experts' defaults; None: no experts
     freq_factors = False
     windows = False  # whether attention.sliding_window applies
-    interleaved_sections = False  # the order of RoPE's sections, if the file has some
-    half_split = True  # RoPE pairs element i of a head with i + n_rot / 2; False: pairs are adjacent
+    interleaved_sections = False  # the order of RoPE's sections, if the file has sections
+    half_split = True  # whether RoPE pairs element i of a head with i + n_rot / 2 or with its neighbour
     pre_ffn_norm = "ffn_norm"
     pre_norms = True  # norms before attention and FFN
     post_norms = False  # before the residual sum
@@ -69,7 +69,8 @@ class DecoderWeights:
             )
 
     def read_ropes(self, gguf: GGUF) -> dict[str, RopeTable]:
-        """The RoPE tables by name. "rope_long" replaces "rope" in contexts longer than the original one."""
+        """Return the RoPE tables by name. In contexts longer than the original one "rope_long" replaces
+        "rope"."""
         [n_rot] = {layer.n_rot for layer in self.config.layers}
         freqs, long, short = (read_factors(gguf, name) for name in ROPE_FACTORS)
         n_ctx = self.config.n_ctx_train
@@ -105,7 +106,7 @@ class DecoderWeights:
         return specs
 
     def _as_stored(self, specs: list[WeightSpec], prefix: str) -> list[WeightSpec]:
-        """As parts of fused tensors if the file has them: attn_qkv, ffn_up, ffn_gate_up_exps."""
+        """Make specs parts of the fused tensors that the file has: attn_qkv, ffn_up, ffn_gate_up_exps."""
         by_name = {spec.name: spec for spec in specs}
         for names, tensor in (
             (("attn_q.weight", "attn_k.weight", "attn_v.weight"), "attn_qkv.weight"),
@@ -115,14 +116,14 @@ class DecoderWeights:
         ):
             group = [by_name[prefix + name] for name in names if prefix + name in by_name]
             if len(group) == len(names) and group[0].name not in self._shapes:
-                *repeat, _, n_in = group[0].shape  # the experts, if any
+                *repeat, _, n_in = group[0].shape  # `repeat`: the number of experts, empty without experts
                 n_rows = sum(spec.shape[-2] for spec in group)
                 if self._shapes.get(prefix + tensor) in ((*repeat, n_rows, n_in), (*repeat, n_rows)):
                     by_name |= {spec.name: spec for spec in fused(prefix + tensor, group, *repeat)}
         return list(by_name.values())
 
     def attention_weights(self, il: int) -> list[WeightSpec]:
-        """Names without `blk.N.` and `.weight`."""
+        """Return the weights under short names, without `blk.N.` and `.weight`."""
         n_embd, layer = self.config.n_embd, self.config.layers[il]
         q, k = layer.n_head * layer.head_dim, layer.n_head_kv * layer.head_dim
         o, v = layer.n_head * layer.head_dim_v, layer.n_head_kv * layer.head_dim_v

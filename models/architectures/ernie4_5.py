@@ -1,4 +1,5 @@
-"""ernie4_5 (dense ERNIE 4.5): llama, maybe with biases. Baidu ERNIE team 2025, ERNIE 4.5 Technical Report."""
+"""ernie4_5 (dense ERNIE 4.5): llama, with biases in some models. Baidu ERNIE team 2025, ERNIE 4.5 Technical
+Report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""exaone-moe (K-EXAONE): dots1, but three of four layers see a window and apply RoPE; the fourth sees all
+"""exaone-moe (K-EXAONE): dots1, but three of four layers have a window and RoPE; the fourth attends to all
 positions without RoPE. LG AI Research 2026, arXiv:2601.01739.
 """
 

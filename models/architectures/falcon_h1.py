@@ -29,7 +29,7 @@ class Model(StateSpaceDecoder):
         return [*Decoder.attention_weights(self, il), *self.scan_weights(il)]
 
     def feed_forward_weights(self, il: int) -> list[WeightSpec]:
-        name = self.pre_ffn_norm  # stored without a suffix
+        name = self.pre_ffn_norm  # the tensor's name has no suffix
         return [
             replace(spec, source=f"blk.{il}.{name}") if spec.name == name else spec
             for spec in super().feed_forward_weights(il)

@@ -1,7 +1,7 @@
-"""gemma3n (Gemma 3n): gemma4's per-layer embeddings, shared caches and normed values; a residual of several
-streams (AltUp; Baykal et al. 2023, arXiv:2301.13310), of which a layer reads the first; a product of two
-narrow matrices added to attention (LAuReL; Menghani et al. 2024, arXiv:2411.07501); only the largest FFN
-gates in the first layers. Gemma team 2025.
+"""gemma3n (Gemma 3n): gemma4's per-layer embeddings, shared caches and normed values. The residual has
+several streams (AltUp; Baykal et al. 2023, arXiv:2301.13310); a layer reads the first. A product of two
+narrow matrices is added to attention (LAuReL; Menghani et al. 2024, arXiv:2411.07501). The first layers use
+only the largest FFN gates. Gemma team 2025.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vkbackend.models.gguf.reader import GGUF
 
 PERIOD = 5
 N_STREAM = 4
-RANK = 64  # of LAuReL, if no tensor says it
+RANK = 64  # LAuReL's rank, if no tensor shows it
 
 
 class Model(PerLayerInputs):
@@ -99,7 +99,7 @@ class Model(PerLayerInputs):
         return ops.columns(h, 0, self.n_embd)
 
     def modes(self, x: Tensor, w: Weights) -> Tensor:
-        """The router's values per row, which predict and correct all streams."""
+        """Return the router's values for each row, which predict and correct all streams."""
         return linear(ops.rms_norm(x, w("altup_router_norm"), self.config.eps), w, "altup_router")
 
     def block(self, h: Tensor, w: Weights, cache: LayerMemory, il: int) -> Tensor:
@@ -121,7 +121,7 @@ class Model(PerLayerInputs):
         return streams.add_to_all(h, w("control_vector")) if il in self.control else h
 
     def normed_outputs(self, h: Tensor, w: Weights) -> Tensor:
-        """The norm of the streams' mean, after each is scaled to the magnitude of the first stream."""
+        """Scale each stream to the magnitude of the first, and return the norm of their mean."""
         h, n, m = ops.outputs(h), self.n_embd, self.n_stream
         others = mat_heads(ops.columns(h, n, m * n), w("altup_unembd_proj"), m - 1)
         h = streams.streams_of(self.first(h), others)

@@ -1,10 +1,10 @@
-"""Latent attention to positions chosen by an indexer (DeepSeek-AI 2025, arXiv:2512.02556), a small second
-attention whose heads share one key per position.
+"""Latent attention to positions that an indexer chooses (DeepSeek-AI 2025, arXiv:2512.02556). The indexer is
+a small second attention whose heads share one key per position.
 
-A position's score is the sum over heads of weight * max(q . k, 0); a row attends to the `top_k` best. Index
-keys have a LayerNorm with bias; keys and q have RoPE in their first dimensions. The published Hadamard matrix
-(for 8 bits) and constant factor do not change the choice. A layer without an indexer reuses the choice before
-it (arXiv:2603.12201).
+A position's score is the sum over heads of weight * max(q . k, 0); a row attends to the `top_k` positions
+with the highest scores. Index keys have a LayerNorm with bias; RoPE rotates the first dimensions of these
+keys and of q. The published Hadamard matrix (for 8 bits) and constant factor are left out, because they do
+not change the choice. A layer without an indexer uses the last choice of an earlier layer (arXiv:2603.12201).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.ops.chosen import MAX_INDEX_HEAD
 
-EPS = 1e-6  # of the index keys' LayerNorm; no key states it
+EPS = 1e-6  # epsilon of the index keys' LayerNorm; no key states it
 
 
 class IndexedAttention(deepseek2.Model):
-    """`index_half_split`: how the indexer's RoPE pairs dimensions; attention pairs neighbours."""
+    """`index_half_split`: whether the indexer's RoPE is half-split; attention's RoPE pairs neighbours."""
 
     index_half_split = False
 
@@ -52,7 +52,7 @@ class IndexedAttention(deepseek2.Model):
         indexed = self.read_indexed(gguf, len(config.layers))
         if not indexed[0]:
             raise GGUFError(f"{gguf.paths[0]}: layer 0 has no indexer")
-        # By layer: the layer whose choice it uses.
+        # choosers[il]: the layer whose choice layer `il` uses
         self.choosers = [max(i for i in range(il + 1) if indexed[i]) for il in range(len(indexed))]
         return config
 

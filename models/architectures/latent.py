@@ -1,9 +1,9 @@
-"""Latent attention (MLA; DeepSeek-AI 2024, arXiv:2405.04434) with one kv head: the key is the normed latent
-and the part that all heads share, the value is the latent; q and the result go through a matrix per head. The
-cache has 576 values a position in DeepSeek-V3, full heads 40,960.
+"""Latent attention (MLA; DeepSeek-AI 2024, arXiv:2405.04434) with one kv head. The key is the normed latent
+and a part that all heads share, the value is the latent; q and the result are multiplied by a matrix per
+head. In DeepSeek-V3 a position takes 576 values of the cache; keys and values of all heads would take 40,960.
 
-The fused key matrix of older files (attn_kv_b, before April 2025) cannot be absorbed into q: they use full
-heads.
+Older files (before April 2025) have a fused key matrix, attn_kv_b, that cannot be absorbed into q. With these
+files every head has keys and values of its own.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from vkbackend.models.gguf.reader import GGUF
 
 
 class LatentAttention(Decoder):
-    """`applies_rope`: RoPE for the shared part of keys (table "rope") and of q (table `q_rope`). `rank_q`:
-    the size of q's own latent, 0 without one."""
+    """`applies_rope`: whether RoPE rotates the shared part of keys (table "rope") and of q (table `q_rope`).
+    `rank_q`: the size of q's latent, 0 if q has none."""
 
     applies_rope = True
-    q_rope = "rope"  # "rope_q": q has a temperature; table "still_q" applies it to the rest of q
+    q_rope = "rope"  # "rope_q": q has a temperature, which table "still_q" applies to the rest of q
     half_split = False
 
     def read_latent(self, gguf: GGUF, config: Config) -> Config:
-        """Layers with one kv head."""
+        """Read the sizes, and return `config` with one kv head per layer (unchanged heads with attn_kv_b)."""
         self.latent, self.shared = (
             read_count(gguf, key) for key in ("attention.kv_lora_rank", "rope.dimension_count")
         )
@@ -116,7 +116,8 @@ class LatentAttention(Decoder):
     # ---- graph ----
 
     def choose(self, h: Tensor, q: Tensor, w: Weights, cache: LayerCache, il: int) -> Tensor | None:
-        """The positions that a row attends to, None for all (indexed.py). `q`: the input for q."""
+        """Return the positions that each row attends to, or None for all (indexed.py). `q`: the input for
+        q."""
         return None
 
     def attention(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> Tensor:
@@ -144,7 +145,7 @@ class LatentAttention(Decoder):
     def full_heads(
         self, q: Tensor, q_shared: Tensor, c: Tensor, k_shared: Tensor, w: Weights, cache: LayerCache, il: int
     ) -> Tensor:
-        """Attention with a key and a value per head, for files with attn_kv_b. `c`: the normed latent."""
+        """Attend with a key and a value per head, for files with attn_kv_b. `c`: the normed latent."""
         k = concat(linear(c, w, "attn_k_up"), k_shared, self.nope, self.shared)
         ops.kv_store(k, cache.k, cache.cells)
         ops.kv_store(linear(c, w, "attn_v_up"), cache.v, cache.cells)

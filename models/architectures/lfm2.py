@@ -1,5 +1,5 @@
-"""lfm2 (LFM2): a short convolution between two gates in layers without kv heads; attention with norms of the
-heads of q and k in the others. The plan sees channels as key heads of one value. Liquid AI 2025,
+"""lfm2 (LFM2): layers without kv heads are a short convolution between two gates; the others are attention
+with norms of the heads of q and k. The plan treats a channel as a key head of one value. Liquid AI 2025,
 arXiv:2511.23404.
 """
 
@@ -27,7 +27,7 @@ GATES = (
     "shortconv_b",
     "shortconv_c",
     "shortconv_x",
-)  # rows of one tensor: the first gate, the second, the values
+)  # rows of one tensor: the first gate, the second gate, the values
 
 
 class Model(Decoder):
@@ -43,7 +43,8 @@ class Model(Decoder):
 
     def weights(self) -> list[WeightSpec]:
         specs = super().weights()
-        old = {"output_norm.weight": "token_embd_norm.weight"}  # the final norm's name in published files
+        # published files have this name for the final norm
+        old = {"output_norm.weight": "token_embd_norm.weight"}
         return [replace(spec, source=old.get(spec.name, spec.source)) for spec in specs]
 
     def attention_weights(self, il: int) -> list[WeightSpec]:

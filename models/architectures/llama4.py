@@ -1,7 +1,7 @@
-"""llama4 (Llama 4 Scout and Maverick, their text part): three of four layers see chunks of 8,192 positions,
-with RoPE and then (unless there are 128 experts) norms without weights of the heads of q and k; the fourth
-sees all positions, without RoPE, with a temperature of q. Every layer or every second one has experts: one
-with its input weighted by a sigmoid, and a shared one. Meta 2025, "The Llama 4 herd".
+"""llama4 (Llama 4 Scout and Maverick, their text part): three of four layers attend within chunks of 8,192
+positions, with RoPE and then (except with 128 experts) norms without weights of the heads of q and k. The
+fourth attends to all positions, without RoPE, with a temperature of q. Every layer or every second layer has
+a shared expert and one chosen expert, whose input is multiplied by a sigmoid. Meta 2025, "The Llama 4 herd".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vkbackend.ops.moe import Gating
 from vkbackend.rope import RopeTable
 
 PERIOD = 4
-CHUNK = 8192  # no key states it; a window of 0: every layer sees all positions, with RoPE
+CHUNK = 8192  # default without a key; 0: every layer attends to all positions, with RoPE
 TEMPERATURE = 0.1
 N_EXPERT_WITHOUT_NORMS = 128
 

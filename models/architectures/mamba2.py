@@ -1,4 +1,4 @@
-"""mamba2 (Mamba-2, Mamba-Codestral): state space layers alone (Dao and Gu 2024, arXiv:2405.21060)."""
+"""mamba2 (Mamba-2, Mamba-Codestral): state space layers only (Dao and Gu 2024, arXiv:2405.21060)."""
 
 from __future__ import annotations
 

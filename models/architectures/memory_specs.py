@@ -1,4 +1,4 @@
-"""A layer's memory of a sequence: keys and values, or a recurrent state."""
+"""What a layer remembers of a sequence: keys and values, or a recurrent state."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from vkbackend.meta.tensor import Weight
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """A layer's caches, split along the plan's dimension `dim`. `window`: positions that a row sees, 0 for
-    all. `owner`: the earlier layer whose caches it reads instead. `index_dim`: values of an indexer's key per
-    position, 0 without one. `chooser`: the earlier layer whose choice of positions it uses."""
+    """A layer's caches, split along the plan's dimension `dim`. `window`: number of positions that a row
+    attends to, 0 for all. `owner`: the earlier layer whose caches this layer reads, None if it has its own.
+    `index_dim`: values of an indexer's key per position, 0 without an indexer. `chooser`: the earlier layer
+    whose choice of positions this layer uses."""
 
     n_head_kv: int
     head_dim_k: int
@@ -30,9 +31,9 @@ class KVSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """K and V of a layer [n_cells, n_head_kv * head_dim], the cell table [n_slots, blocks], the window that
-    the cells hold (0: all positions). `shared`: another layer writes it. `index`: an indexer's keys [n_cells,
-    index_dim]."""
+    """K and V of a layer [n_cells, n_head_kv * head_dim], the cell table [n_slots, blocks], and the `window`
+    that the cells hold (0: all positions). `shared`: another layer writes the cache. `index`: an indexer's
+    keys [n_cells, index_dim]."""
 
     k: Weight
     v: Weight
@@ -43,15 +44,15 @@ class LayerCache:
 
     @property
     def arrays(self) -> tuple[Weight, ...]:
-        """A position's data, in the order of CachePlan.arrays."""
+        """The arrays with a position's data, in the order of CachePlan.arrays."""
         return (self.k, self.v, self.index) if self.index else (self.k, self.v)
 
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """A layer's recurrent state: arrays as (name, values per unit of each segment), split along the plan's
-    dimension `dim`. `extra`: further arrays, split along another. `kv`: the layer's caches, if it attends
-    too."""
+    """A layer's recurrent state, split along the plan's dimension `dim`. `arrays`: (name, values per unit of
+    each segment). `extra`: more arrays, split along another dimension. `kv`: the layer's caches, if it also
+    attends."""
 
     n_units: int
     arrays: tuple[tuple[str, tuple[int, ...]], ...]
@@ -71,7 +72,7 @@ class LayerState:
 LayerMemory = LayerCache | LayerState
 
 
-MemorySpec = KVSpec | StateSpec | None  # None: rows of the layer do not interact
+MemorySpec = KVSpec | StateSpec | None  # None: the layer's rows do not interact
 
 
 def kv_of(spec: MemorySpec) -> KVSpec | None:

@@ -1,5 +1,5 @@
-"""nemotron_h (Nemotron-H, Nemotron Nano 2): each layer is one of three: attention without RoPE (if it has kv
-heads), an FFN without a gate and with squared ReLU (if it has FFN columns), or a state space layer. NVIDIA
+"""nemotron_h (Nemotron-H, Nemotron Nano 2): a layer with kv heads is attention without RoPE, a layer with FFN
+columns is an FFN without a gate and with squared ReLU, and every other layer is a state space layer. NVIDIA
 2025, arXiv:2504.03624; arXiv:2508.14444.
 """
 

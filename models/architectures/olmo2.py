@@ -1,5 +1,5 @@
-"""olmo2 (OLMo 2 and 3): norms after attention and FFN, none before; norms of q and k over all heads at once.
-If the file has a window (OLMo 3), three of four layers use it, with unscaled RoPE. OLMo team 2024,
+"""olmo2 (OLMo 2 and 3): norms after attention and FFN instead of before, and norms of q and k over all heads
+at once. If the file has a window (OLMo 3), three of four layers use it, with unscaled RoPE. OLMo team 2024,
 arXiv:2501.00656; 2025, arXiv:2512.13961.
 """
 

@@ -1,6 +1,6 @@
-"""phi3 (Phi-3, Phi-4): llama with one tensor for q, k and v, one for gate and up, half-split RoPE, maybe on a
-part of the head, frequency factors for short and for long contexts (longrope), and maybe a window. Abdin et
-al. 2024, arXiv:2404.14219; Ding et al. 2024, arXiv:2402.13753.
+"""phi3 (Phi-3, Phi-4): llama with one tensor for q, k and v, one tensor for gate and up, half-split RoPE (on
+a part of the head in some models), frequency factors for short and for long contexts (longrope), and in some
+models a window. Abdin et al. 2024, arXiv:2404.14219; Ding et al. 2024, arXiv:2402.13753.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""qwen3vl (Qwen3-VL, its text part): qwen3 with interleaved RoPE sections; text has the same position in all.
-Bai et al. 2025, arXiv:2511.21631.
+"""qwen3vl (Qwen3-VL, its text part): qwen3 with interleaved RoPE sections. In text the position is the same
+in all sections. Bai et al. 2025, arXiv:2511.21631.
 """
 
 from __future__ import annotations

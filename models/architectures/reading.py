@@ -1,4 +1,4 @@
-"""Hyper-parameters from GGUF keys, read strictly: unsupported features are refused by name."""
+"""Read hyper-parameters from GGUF keys strictly: an unsupported feature is refused by its name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_LAYERS = 1024
 
 
 def read_count(gguf: GGUF, key: str, default: Any = None, limit: int = 1 << 24) -> int:
-    """A positive integer (or an array, if all layers agree). 0 means the default, if any."""
+    """Read a positive integer, or an array of equal integers. 0 means the default, if one is given."""
     name = f"{gguf.architecture}.{key}"
     if name in gguf.metadata and gguf.metadata.kind(name)[1]:
         values = {int(v) for v in gguf.ints(name)}
@@ -39,7 +39,7 @@ def read_counts(
     limit: int = 1 << 24,
     low: int = 1,
 ) -> tuple[int, ...]:
-    """An integer per layer, at least `low`: one value for all, or an array."""
+    """Read an integer per layer, at least `low`, from one value for all layers or from an array."""
     name = f"{gguf.architecture}.{key}"
     if name not in gguf.metadata and default is not None:
         return tuple(default)
@@ -60,7 +60,7 @@ def read_flags(gguf: GGUF, key: str, n_layer: int) -> tuple[bool, ...]:
 
 
 def read_n_layer(gguf: GGUF) -> int:
-    """Without the multi-token prediction layers after them."""
+    """Return the number of layers without the multi-token prediction layers at the end."""
     n_layer = read_count(gguf, "block_count", limit=MAX_LAYERS)
     n_ahead = int(gguf.u32(f"{gguf.architecture}.nextn_predict_layers", 0))
     if n_ahead >= n_layer:
@@ -71,7 +71,8 @@ def read_n_layer(gguf: GGUF) -> int:
 
 
 def read_windowed(gguf: GGUF, n_layer: int, period: int) -> tuple[bool, ...]:
-    """By the file's flags, or all but every `period`-th (or the file's period)."""
+    """Whether each layer has a window: from the file's flags, or all layers but every `period`-th (the file
+    may state the period)."""
     key = "attention.sliding_window_pattern"
     name = f"{gguf.architecture}.{key}"
     if name in gguf.metadata and gguf.metadata.kind(name)[1]:
@@ -88,27 +89,28 @@ def _counted(gguf: GGUF, name: str, value: int, limit: int, low: int = 1) -> int
 
 
 def check_off(gguf: GGUF, key: str, off: float = 0) -> None:
-    """Refuse a feature that is switched on."""
+    """Raise an error if the file switches a feature on."""
     name = f"{gguf.architecture}.{key}"
     if name not in gguf.metadata:
         return
     value = gguf.metadata[name]
     allowed = np.array_equal(value, off)
-    if off is not True:  # features that are on by default must be off; others may be 0, false or empty
+    # features that are on by default must be off; other features may be 0, false or empty
+    if off is not True:
         allowed = allowed or is_off(value)
     if not allowed:
         raise UnsupportedModel(f"{name} = {value} is not supported; only {off} (off) is")
 
 
 def is_off(value: Any) -> bool:
-    """0, false, minus infinity, an empty value, or an array of these."""
+    """Whether a value is 0, false, minus infinity, empty, or an array of such values."""
     if isinstance(value, str | bytes):
         return not value
     return all(v == 0 or v == -math.inf for v in np.atleast_1d(np.asarray(value, object)).tolist())
 
 
 def read_float(gguf: GGUF, key: str, default: float, low: float = -math.inf) -> float:
-    """A number, at least `low`; the default if absent or off."""
+    """Read a number that is at least `low`; the default if the key is absent or off."""
     name = f"{gguf.architecture}.{key}"
     if name in gguf.stated:
         return float(gguf.stated[name])
@@ -126,12 +128,12 @@ ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_s
 def read_rope(
     gguf: GGUF, n_rot: int, n_ctx_train: int, freq_factors: Any = None, interleaved: bool = False
 ) -> RopeTable:
-    """Plain, linear or YaRN scaling, or frequency factors (longrope)."""
+    """Read plain, linear or YaRN scaling, or frequency factors (longrope)."""
     arch = gguf.architecture
     kind = gguf.string(f"{arch}.rope.scaling.type", "none") or "none"
     factor = read_float(gguf, "rope.scaling.factor", read_float(gguf, "rope.scale_linear", 0.0))
     if kind == "none" and is_off(gguf.get(f"{arch}.rope.scaling.type", "")) and factor not in (0.0, 1.0):
-        kind = "linear"  # older files have the factor alone
+        kind = "linear"  # older files state only the factor
     if kind not in ("none", "linear", "yarn", "longrope"):
         raise UnsupportedModel(
             f"{arch}.rope.scaling.type = {kind!r} is not supported; none, linear, yarn and longrope are"
@@ -143,7 +145,8 @@ def read_rope(
         n_rot=n_rot,
         freq_base=read_float(gguf, "rope.freq_base", 10_000.0),
         freq_factors=freq_factors,
-        scaling=kind if factor and kind != "longrope" else "none",  # longrope: the factors say it all
+        # longrope: the frequency factors are the whole scaling
+        scaling=kind if factor and kind != "longrope" else "none",
         factor=factor or 1.0,
         orig_ctx=read_orig_ctx(gguf, n_ctx_train),
         attn_factor=read_float(gguf, "rope.scaling.attn_factor", 1.0),
@@ -160,8 +163,8 @@ def read_orig_ctx(gguf: GGUF, n_ctx_train: int) -> int:
 
 
 def read_temperature(gguf: GGUF, n_ctx_train: int) -> dict[str, Any]:
-    """RopeTable's fields for q's temperature (0: none), which grows at every multiple of a length: the
-    file's, else the original context length."""
+    """Read RopeTable's fields for q's temperature (0: none). The temperature grows at every multiple of a
+    length, which is the file's or the original context length."""
     length = int(gguf.u32(f"{gguf.architecture}.attention.temperature_length", 0))
     return {
         "temperature": read_float(gguf, "attention.temperature_scale", 0.0),

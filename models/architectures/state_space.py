@@ -1,6 +1,6 @@
-"""Mamba-2 layers (Dao and Gu 2024, arXiv:2405.21060). The file has z, x, B, C and dt as rows of one matrix;
-x, B and C go through one short convolution. A plan splits heads with their rows of z, x and dt, groups with
-their rows of B and C.
+"""Mamba-2 layers (Dao and Gu 2024, arXiv:2405.21060). In the file z, x, B, C and dt are rows of one matrix;
+one short convolution is applied to x, B and C. A plan splits heads with their rows of z, x and dt, and groups
+with their rows of B and C.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from vkbackend.ops.state_space import MAX_SSM_STATE
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Hyper-parameters: heads of `size` values; a group of heads shares B and C of `n_state` values each."""
+    """Hyper-parameters: a head has `size` values; the heads of a group share B and C of `n_state` values
+    each."""
 
     n_head: int
     n_group: int

@@ -1,4 +1,5 @@
-"""Decoders with RMS norms of q and k over all heads at once, before RoPE, with a weight for every value."""
+"""Decoders with RMS norms of q and k over all heads at once, before RoPE. The norms have a weight for every
+value."""
 
 from __future__ import annotations
 
