@@ -1,1 +1,1 @@
-"""Reading GGUF files: bounded, checked before anything is loaded."""
+"""Reads GGUF files; everything in a file is checked before anything is loaded."""

@@ -8,12 +8,12 @@ import numpy as np
 
 from vkbackend.models.gguf.reader import GGUF
 
-SAMPLE_NBYTES = 256  # of each tensor
+SAMPLE_NBYTES = 256  # first bytes of each tensor
 
 
 def fingerprint(gguf: GGUF) -> str:
-    """SHA-256 over hyper-parameters, and name, type, shape and first bytes of every tensor: equal for a file,
-    its copy and its parts."""
+    """SHA-256 over hyper-parameters and every tensor's name, type, shape and first bytes. A file, its copy
+    and its parts have the same hash."""
     digest = hashlib.sha256(gguf.architecture.encode())
     for key in sorted(k for k in gguf.metadata if k.startswith(f"{gguf.architecture}.")):
         value = gguf.metadata[key]

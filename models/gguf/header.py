@@ -1,6 +1,7 @@
-"""Parses the header of one GGUF file (versions 2 and 3, little endian): metadata index and tensor table.
+"""Parses the header of a GGUF file (versions 2 and 3, little endian) into a metadata index and a tensor
+table.
 
-The header is read with `pread`, then the file is mapped: a short read is an error, while reading a map of a
+The header is read with `pread` before the file is mapped: a short read is an error, but reading a map of a
 truncated file ends the process. Every count is checked before use, so a damaged file raises `GGUFError`
 quickly.
 """
@@ -17,11 +18,12 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from vkbackend.errors import GGUFError, UnsupportedModel
 
-# Several times the largest models: 262,144 tokens, 580,000 merges, 20 MB of header, 60,000 tensors.
+# Limits are several times the largest models' 262,144 tokens, 580,000 merges, 20 MB of header and 60,000
+# tensors.
 MAX_HEADER = 1 << 28  # bytes of metadata and tensor table
 MAX_KEYS = 1 << 14
 MAX_TENSORS = 1 << 18
-MAX_KEY_BYTES = 1 << 16  # the format's own limit
+MAX_KEY_BYTES = 1 << 16  # the format's limit
 MAX_NAME_BYTES = 256
 MAX_ARRAY = 1 << 24  # elements
 MAX_DIMS = 4
@@ -55,7 +57,7 @@ U64 = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """The place of one tensor. `shape` is in numpy order (GGUF dims reversed): a weight is [n_out, n_in]."""
+    """Where one tensor is. `shape` is in numpy order (GGUF dims reversed), so a weight is [n_out, n_in]."""
 
     name: str
     shape: tuple[int, ...]
@@ -67,7 +69,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """Not decoded yet: `start:stop` are its payload bytes."""
+    """A metadata value before decoding; its payload is at bytes `start:stop`."""
 
     type: int
     count: int  # elements; 1 for scalars and strings
@@ -84,7 +86,7 @@ class Value:
 
 
 class _Cursor:
-    """Reads first check that the bytes are there."""
+    """Every read first checks that the file has enough bytes."""
 
     def __init__(self, path: Path, fd: int) -> None:
         self.path, self.fd, self.pos = path, fd, 0
@@ -122,7 +124,7 @@ class _Cursor:
         return int(value)
 
     def count(self, code: str, name: str, limit: int, min_bytes: int) -> int:
-        """Read how many items follow, each of at least `min_bytes`."""
+        """Read a number of items; each item has at least `min_bytes`."""
         n = self.number(code, name)
         if n > limit:
             raise self.error(f"{name} is {n}, at most {limit} are accepted; the file is damaged")
@@ -159,7 +161,7 @@ class _Cursor:
         return Value(kind, n, is_array, start, self.pos)
 
     def skip_strings(self, n: int, name: str) -> None:
-        """0.1 us each: the only part of opening that grows with the vocabulary."""
+        """Skip n strings in 0.1 us each. No other part of opening grows with the vocabulary."""
         pos, unpack, buf, i = self.pos, U64.unpack_from, self.buf, 0
         while i < n:
             try:
@@ -186,7 +188,7 @@ def parse(path: Path, index: int) -> Part:
         mode = path.stat().st_mode  # opening a named pipe would wait for a writer
     except FileNotFoundError:
         raise GGUFError(f"{path}: no such file; check the path") from None
-    except (OSError, ValueError) as e:  # ValueError: a NUL in the path
+    except (OSError, ValueError) as e:  # ValueError: the path contains a NUL
         raise GGUFError(f"{path}: cannot be read: {e}") from e
     if stat.S_ISDIR(mode):
         raise GGUFError(f"{path} is a directory; give the path of a .gguf file")
@@ -204,7 +206,7 @@ def _parse_file(cur: _Cursor, index: int) -> Part:
     del cur.buf[cur.pos :]
     try:
         mapped = mmap.mmap(cur.fd, cur.file_bytes, access=mmap.ACCESS_READ)
-    except ValueError:  # the file is shorter
+    except ValueError:  # the file is shorter than its header
         raise cur.error("the file was truncated during reading; get it again") from None
     return Part(cur.path, cur.buf, mapped, values, tensors)
 
@@ -223,7 +225,8 @@ def _parse_header(cur: _Cursor, index: int) -> tuple[dict[str, Value], list[Tens
         raise GGUFError(
             f"{cur.path}: GGUF version {version} is not supported, only 2 and 3; convert the model again"
         )
-    # 32 bytes: empty name, one dim, type, offset; 13 bytes: empty key, type, one byte
+    # A tensor takes at least 32 bytes (empty name, one dim, type, offset), a key 13 (empty key, type, one
+    # byte).
     n_tensors = cur.count("Q", "the number of tensors", MAX_TENSORS, 0)
     n_keys = cur.count("Q", "the number of metadata keys", MAX_KEYS, 13)
 
@@ -251,7 +254,7 @@ def _parse_header(cur: _Cursor, index: int) -> tuple[dict[str, Value], list[Tens
 
 
 def _parse_tensor(cur: _Cursor, i: int, index: int) -> TensorInfo:
-    """The offset still counts from the data's start."""
+    """Parse an entry of the tensor table; its offset counts from the start of the data."""
     name = cur.string(f"the name of tensor {i}", MAX_NAME_BYTES)
     n_dims = cur.number("I", f"the dimension count of tensor {name!r}")
     if not 1 <= n_dims <= MAX_DIMS:
@@ -278,7 +281,8 @@ def _parse_tensor(cur: _Cursor, i: int, index: int) -> TensorInfo:
 
 
 def _place(cur: _Cursor, table: list[TensorInfo], data_start: int, alignment: int) -> list[TensorInfo]:
-    """After checking names, alignment, the file's end and overlaps."""
+    """Check names, alignment, the file's end and overlaps, and return the tensors with offsets in the
+    file."""
     tensors, names = [], set()
     for t in table:
         start = data_start + t.offset

@@ -15,17 +15,18 @@ from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.gguf.writer import header, padded
 
 MAX_PARTS = 65_535  # split.count is a u16
-PIECE_NBYTES = 16 << 20  # written at a time
-_U16, _I32 = 2, 5  # types of values
+PIECE_NBYTES = 16 << 20  # bytes written at a time
+_U16, _I32 = 2, 5  # types of metadata values
 
-Progress = Callable[[int, int], None]  # bytes written, bytes in all
+Progress = Callable[[int, int], None]  # bytes written, total bytes
 
 
 def cut(
     tensors: Iterable[TensorInfo], *, max_tensors: int = 0, max_nbytes: int = 0, first_without: bool = False
 ) -> list[list[TensorInfo]]:
-    """The tensors of each part, in order: at most `max_tensors` or, without it, `max_nbytes`. A larger tensor
-    is its own part. With `first_without` the first part has only metadata."""
+    """Return the tensors of each part, in order. A part has at most `max_tensors` tensors or, if that is 0,
+    `max_nbytes` bytes; a larger tensor has a part for itself. If `first_without`, the first part has only
+    metadata."""
     parts: list[list[TensorInfo]] = [[]]
     nbytes = 0
     for info in tensors:
@@ -39,7 +40,7 @@ def cut(
 
 
 def part_paths(prefix: str | os.PathLike[str], count: int) -> list[Path]:
-    """PREFIX-00001-of-0000N.gguf and so on, as llama.cpp names and finds them."""
+    """Paths PREFIX-00001-of-0000N.gguf and so on, as llama.cpp names and finds them."""
     if count > MAX_PARTS:
         raise InvalidArgument(
             f"{count} parts, but a split model has at most {MAX_PARTS}; make the parts larger"
@@ -54,8 +55,9 @@ def split_gguf(
     parts: Sequence[Sequence[TensorInfo]],
     progress: Progress | None = None,
 ) -> list[Path]:
-    """Write the model as a file per part (see `cut`); the first has the metadata. Returns their paths. Raises
-    InvalidArgument if a path is a file of the source, GGUFError if a file cannot be written; then no file is.
+    """Write the model as one file per part (see `cut`), with the metadata in the first, and return the paths.
+    Raises InvalidArgument if a path is a file of the source, GGUFError if a file cannot be written; after an
+    error no part is left on disk.
     """
     paths, n_tensors = part_paths(prefix, len(parts)), len(source.tensors)
     metadata = _whole(source)

@@ -1,5 +1,5 @@
-"""GGUF model files: metadata (decoded on access), tensor table, and tensor bytes as views of a memory map. A
-split model (`-00001-of-0000N.gguf`) is one `GGUF`.
+"""GGUF model files: metadata (decoded on access), tensor table, and tensors' bytes as views of a memory map.
+A split model (`-00001-of-0000N.gguf`) is one `GGUF`.
 """
 
 import os
@@ -32,13 +32,13 @@ __all__ = ["GGUF", "REQUIRED", "Metadata", "TensorInfo"]
 
 _SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
-MAX_F32 = float(np.finfo(np.float32).max)  # devices compute in it
+MAX_F32 = float(np.finfo(np.float32).max)  # devices compute in f32
 
 T = TypeVar("T")
 
 
 class _Required:
-    """Type of the default for required keys."""
+    """The type of REQUIRED, the default for required keys."""
 
 
 REQUIRED = _Required()
@@ -48,7 +48,7 @@ REQUIRED = _Required()
 
 
 class Metadata(Mapping[str, Any]):
-    """Values are decoded on access: int, float, bool, str, list[str], numpy array."""
+    """Values decoded on access to int, float, bool, str, list[str] or numpy array."""
 
     def __init__(self, part: Part) -> None:
         self._path, self._buf, self._values = part.path, part.header, part.values
@@ -64,7 +64,7 @@ class Metadata(Mapping[str, Any]):
             array = array != 0
         return array if v.is_array else array[0].item()
 
-    def __contains__(self, key: object) -> bool:  # a Mapping's own would decode the value
+    def __contains__(self, key: object) -> bool:  # Mapping's method would decode the value
         return key in self._values
 
     def __iter__(self) -> Iterator[str]:
@@ -77,11 +77,11 @@ class Metadata(Mapping[str, Any]):
         return self._values[key].describe()
 
     def kind(self, key: str) -> tuple[int, bool]:
-        """GGUF type id of a value (of its elements, for an array) and whether it is an array."""
+        """GGUF type id of a value (or of an array's elements), and whether the value is an array."""
         return self._values[key].type, self._values[key].is_array
 
     def stored(self, key: str) -> bytes:
-        """Its type (and length, for an array), then its payload."""
+        """The value's bytes in the file: type (and length, for an array), then payload."""
         v = self._values[key]
         head = struct.pack("<IIQ", ARRAY, v.type, v.count) if v.is_array else struct.pack("<I", v.type)
         return head + bytes(self._buf[v.start : v.stop])
@@ -104,13 +104,13 @@ class Metadata(Mapping[str, Any]):
 
 
 class GGUF:
-    """A GGUF model, one file or all parts of a split one. A context manager.
+    """A GGUF model of one file or of several parts. A context manager.
 
     `metadata` comes from the first part; `tensors` covers all parts, in file order.
     """
 
-    mapped = True  # tensors are views of mapped files
-    stated: Mapping[str, Any] = MappingProxyType({})  # by key, values that replace the file's
+    mapped = True  # whether tensors are views of mapped files
+    stated: Mapping[str, Any] = MappingProxyType({})  # values that replace the file's, by key
 
     def __init__(self, parts: list[Part]) -> None:
         self._parts = parts
@@ -120,9 +120,10 @@ class GGUF:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Opens a file, or a split model by any of its parts. All parts are checked.
+        """Open a file, or a split model by any of its parts. All parts are checked.
 
-        Raises GGUFError (missing, truncated, malformed, parts that disagree), UnsupportedModel (tensor type).
+        Raises GGUFError (missing, truncated or malformed file, parts that disagree), UnsupportedModel (tensor
+        type).
         """
         paths = _part_paths(Path(path))
         parts: list[Part] = []
@@ -147,16 +148,16 @@ class GGUF:
         self.close()
 
     def close(self) -> None:
-        """Unmaps the files. A file whose bytes are viewed (`data`) stays mapped until the view is freed."""
+        """Unmap the files. A file whose bytes are viewed (`data`) stays mapped until the view is freed."""
         for part in self._parts:
             try:
                 part.buf.close()
-            except BufferError:  # the last view's owner frees it
+            except BufferError:  # the owner of the last view frees the map
                 pass
         self._parts = []
 
     def data(self, name: str) -> npt.NDArray[np.uint8]:
-        """The bytes of a tensor as stored: uint8 [nbytes], read only, a view of the mapping."""
+        """The bytes of a tensor as the file stores them: uint8 [nbytes], a read-only view of the map."""
         if (t := self.tensors.get(name)) is None:
             raise GGUFError(f"{self.paths[0]}: no tensor {name!r}")
         if not self._parts:
@@ -164,23 +165,23 @@ class GGUF:
         return np.frombuffer(self._parts[t.file].buf, np.uint8, t.nbytes, t.offset)
 
     def file(self, index: int) -> npt.NDArray[np.uint8]:
-        """The bytes of a file of the model, read only, a view of the mapping."""
+        """The bytes of one file of the model, a read-only view of the map."""
         return np.frombuffer(self._parts[index].buf, np.uint8)
 
-    # ---- typed reads: the value, or the default if the key is absent; else GGUFError ----
+    # ---- typed reads: the default if the key is absent, GGUFError for another type ----
 
     def get(self, key: str, default: Any = REQUIRED) -> Any:
         return self._read(key, default, "a value", None, None)
 
     def u32(self, key: str, default: T | _Required = REQUIRED) -> int | T:
-        """Any integer type whose value fits 32 unsigned bits."""
+        """Read an integer of any type whose value fits 32 unsigned bits."""
         value = self._read(key, default, "an integer in 0..4294967295", INTEGERS, False)
         if key in self.metadata and not 0 <= value < 1 << 32:
             raise GGUFError(f"{self.paths[0]}: {key!r} is {value}, expected an integer in 0..4294967295")
         return value
 
     def f32(self, key: str, default: T | _Required = REQUIRED) -> float | T:
-        """A finite f32, or an f64 in its range."""
+        """Read a finite f32, or an f64 in the range of f32."""
         value = self._read(key, default, "a finite float", FLOATS, False)
         if key in self.metadata and not abs(value) <= MAX_F32:
             raise GGUFError(f"{self.paths[0]}: {key!r} is {value}, expected a finite f32")
@@ -230,7 +231,7 @@ class GGUF:
 
 
 def _part_paths(path: Path) -> list[Path]:
-    """By the naming rule. Raises GGUFError with the missing parts."""
+    """Paths of all parts by the naming rule. Raises GGUFError with the missing parts."""
     if (m := _SPLIT_NAME.fullmatch(path.name)) is None:
         return [path]
     count = int(m["count"])
@@ -247,7 +248,7 @@ def _part_paths(path: Path) -> list[Path]:
 
 
 def _check_split(parts: list[Part]) -> None:
-    """split.no, split.count, split.tensors.count and unique names agree with the files."""
+    """Check split.no, split.count, split.tensors.count and the tensors' names against the files."""
     total, seen = sum(len(p.tensors) for p in parts), dict[str, Path]()
     for i, part in enumerate(parts):
         meta = Metadata(part)
@@ -263,7 +264,7 @@ def _check_split(parts: list[Part]) -> None:
             if is_array or kind not in INTEGERS:
                 raise GGUFError(f"{part.path}: {key!r} is {meta.describe(key)}, expected an integer")
             stated = meta[key]
-            # Some tools write a count of 0 into a whole file.
+            # Some tools write a count of 0 into a file that is not split.
             lone = key == "split.count" and not required and stated == 0
             if stated != actual and not lone:
                 raise GGUFError(

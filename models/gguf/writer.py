@@ -1,4 +1,4 @@
-"""The head of a GGUF file, version 3: counts, metadata and the table of tensors
+"""Encodes the head of a GGUF file, version 3: counts, metadata and the table of tensors
 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
 """
 
@@ -13,8 +13,8 @@ _TYPE_IDS = {name: number for number, (name, _, _) in TENSOR_TYPES.items()}
 
 
 def header(values: Mapping[str, bytes], tensors: Iterable[TensorInfo], alignment: int) -> bytes:
-    """Magic, counts, metadata and table of tensors, padded to the data's beginning. `values` are as stored
-    (Metadata.stored); offsets follow from the tensors' order."""
+    """Return magic, counts, metadata and table of tensors, padded to the beginning of the data. `values` are
+    encoded as in Metadata.stored; offsets follow from the order of the tensors."""
     table = list(tensors)
     out = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(table), len(values)))
     for key, stored in values.items():

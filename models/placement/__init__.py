@@ -1,1 +1,1 @@
-"""The layout, caches, memory and time of a model on given devices."""
+"""Layout, caches, memory and time of a model on given devices."""

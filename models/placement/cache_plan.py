@@ -1,8 +1,8 @@
 """The K and V caches of a model: heads by device, cells per slot, memory.
 
-In a layer with a window, a slot needs window + micro-batch - 1 cells: the first row of a step sees `window`
-positions including its own, the last row is micro-batch - 1 later. These may begin inside a block: one block
-more.
+In a layer with a window, a slot needs window + micro-batch - 1 cells, because the first row of a step attends
+to `window` positions including its own and the last row is micro-batch - 1 later. One block is added, because
+these cells may begin inside a block.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from vkbackend.ops import CELL_BLOCK
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """The caches of one layer without an owner. `arrays`: (name, head size, type) of K, V and index keys."""
+    """The caches of one layer that has no owner. `arrays`: (name, head size, type) of K, V and index keys."""
 
     layer: int
     spec: KVSpec
     arrays: tuple[tuple[str, int, str], ...]
     heads: Ranges  # kv heads per device
-    width: int  # blocks of CELL_BLOCK cells that a slot's positions take
-    ring: int  # how many of these blocks a slot needs at once
-    n_blocks: int  # of all slots
+    width: int  # blocks of CELL_BLOCK cells for all positions of a slot
+    ring: int  # blocks that a slot needs at once
+    n_blocks: int  # blocks of all slots
     n_slots: int
     home: Home
 
@@ -41,7 +41,8 @@ class CachePlan:
 
     @property
     def window(self) -> int:
-        """Positions that a row sees. 0: all, also if the context is not longer than the window's blocks."""
+        """Number of positions that a row attends to; 0 (all) also if the context fits in the window's
+        blocks."""
         return self.spec.window if self.ring < self.width else 0
 
     def nbytes(self, device: int) -> list[int]:
@@ -52,9 +53,10 @@ class CachePlan:
 def plan_caches(
     specs: Sequence[MemorySpec], plans: Sequence[Plan], homes: Sequence[Home], options: Options
 ) -> list[CachePlan]:
-    """The caches of all layers without an owner, in the order of layers.
+    """Plan the caches of all layers without an owner, in the order of layers.
 
-    Raises InvalidArgument if a head's size is not a multiple of the type's block: splits fall between heads.
+    Raises InvalidArgument if a head's size is not a multiple of the type's block, because splits are between
+    heads.
     """
     return [
         CachePlan(
@@ -92,7 +94,7 @@ def blocks_per_slot(window: int, options: Options) -> int:
 
 
 def n_blocks(ring: int, options: Options) -> int:
-    """Blocks of a cache that all slots share. Raises InvalidArgument if they are too few for one sequence."""
+    """Number of blocks in a cache for all slots. Raises InvalidArgument if one sequence needs more."""
     most, whole = ring * options.n_slots, blocks_per_slot(0, options)
     if options.kv_cells is None or ring < whole:
         return most
@@ -105,8 +107,8 @@ def n_blocks(ring: int, options: Options) -> int:
 
 
 def blocks_of_owners(layers: Sequence[Layer], specs: Sequence[MemorySpec]) -> list[Layer]:
-    """The owner of a shared cache or choice of positions gets its readers' largest quant block, so splits of
-    its heads fit them all."""
+    """Give the owner of a shared cache, or of a shared choice of positions, the largest quant block of the
+    layers that read it, so that a split of the owner's heads fits these layers."""
     units = list(layers)
     for il, spec in enumerate(specs):
         if isinstance(spec, KVSpec) and (leader := spec.leader) is not None:
@@ -128,7 +130,7 @@ def blocks_of_owners(layers: Sequence[Layer], specs: Sequence[MemorySpec]) -> li
 
 
 def heads_of_owners(plans: Sequence[Plan], specs: Sequence[MemorySpec]) -> list[Plan]:
-    """A reader of another layer's cache or choice has its q heads where these kv heads are."""
+    """Give a layer that reads another layer's cache or choice the head ranges of that layer."""
     return [
         replace(plan, ranges={**plan.ranges, **_heads(plans[spec.leader])})
         if isinstance(spec, KVSpec) and spec.leader is not None

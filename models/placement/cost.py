@@ -1,5 +1,5 @@
-"""The cost of a token under a layout, without opening a device: bytes held and read, and all-reduces. For the
-automatic split and `vkbackend plan`.
+"""Computes what a token costs under a layout (bytes held and read, all-reduces) without opening a device, for
+the automatic split and `vkbackend plan`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def cost_function(
     limits: Sequence[Limits],
     n_ubatch: int = MAX_ROWS,
 ) -> Callable[[Shares], Cost]:
-    """Shares (one per device, in any unit) -> the cost of this split.
+    """Return the function from shares (one per device, in any unit) to the cost of this split.
 
     A device without a share is left out. A token's all-reduces are traced once per set of devices with a
-    share. Scratch is traced once (seconds for a large model) for the device with the most; with fewer devices
-    it grows in proportion.
+    share. Scratch is traced once (seconds for a large model) for the device that needs most; with fewer
+    devices scratch grows in proportion.
     """
     traced: dict[tuple[bool, ...], list[Reduce]] = {}
     stages = stages_of(options, len(limits))
@@ -53,7 +53,7 @@ def cost_function(
             traced[busy] = trace_reduces(model, layout, options, limits)
         per_device = scratch // sum(busy)
         across: list[int] = []
-        inside: list[int] = []  # bytes of sums within a host
+        inside: list[int] = []  # bytes of each sum within a host
         for r in traced[busy]:
             alone = options.split_mode == "hosts" and len({stages[d] for d in r.writers + r.readers}) == 1
             (inside if alone else across).append(4 * r.elements)
@@ -68,14 +68,14 @@ def cost_function(
 
 
 def stages_of(options: Options, n: int) -> tuple[Hashable, ...]:
-    """Devices with equal labels compute at the same time."""
+    """Label each device; devices with equal labels compute at the same time."""
     if options.split_mode == "layer":
         return tuple(range(n))
     return (options.split_mode == "hosts" and options.hosts) or (0,) * n
 
 
 def cost_of(model: Model, layout: Layout, reduces: tuple[int, ...]) -> Cost:
-    """A token reads only the experts that it uses."""
+    """Return the cost of a token, which reads only the experts that it uses."""
     n = layout.n_devices
     read = {Home.WEIGHTS: [0] * n, Home.HOST: [0] * n}
     for load in layout.loads:

@@ -1,4 +1,4 @@
-"""Whether a layout fits the devices, and the smallest change that would make it fit."""
+"""Checks whether a layout fits the devices, and finds the smallest change that makes it fit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vkbackend.models.placement.layout import lay_out
 from vkbackend.models.placement.memory_report import Held, allocations
 from vkbackend.runtime import Device
 
-RESERVE = 0.02  # of a heap, for the drivers' own use
+RESERVE = 0.02  # share of a heap for the drivers
 ON_DEVICE, ON_HOST = ("weights", "kv", "scratch"), ("host", "shared", "staging")
 NAMES = {
     "weights": "weights",
@@ -30,13 +30,13 @@ Sizes = Callable[[Options], list[Held]]
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Bytes that one physical device, or the host, can hold now. `members`: its logical devices; `homes`: the
-    kinds of their memory in it."""
+    """Bytes that a physical device or a host can hold now. `members`: its logical devices; `homes`: the kinds
+    of their memory that it holds."""
 
     name: str
     nbytes: int
     members: tuple[int, ...]
-    max_binding: int = 1 << 62  # the most bytes of one binding
+    max_binding: int = 1 << 62  # the most bytes in one binding
     homes: tuple[str, ...] = ON_DEVICE
 
     def held(self, sizes: Sequence[Held]) -> dict[str, int]:
@@ -44,7 +44,7 @@ class Budget:
 
 
 def budgets_of(devices: Sequence[Device]) -> list[Budget]:
-    """One budget per physical device among `devices`, except numpy and null devices."""
+    """Return a budget for each physical device among `devices`; numpy and null devices have none."""
     groups: dict[str, list[int]] = {}
     for d, device in enumerate(devices):
         if device.physical:
@@ -61,7 +61,7 @@ def budgets_of(devices: Sequence[Device]) -> list[Budget]:
 
 
 def host_budgets(devices: Sequence[Device]) -> list[Budget]:
-    """A budget per host for its devices' memory there, if its free memory is known."""
+    """Return a budget for each host whose free memory is known, for its devices' memory on the host."""
     members: dict[str, list[int]] = {}
     for d, device in enumerate(devices):
         members.setdefault(device.host, []).append(d)
@@ -86,7 +86,7 @@ def host_free_nbytes() -> int | None:
 
 
 def sizes_with(model: Model, types: Mapping[str, str], devices: Sequence[Device], steps: StepSizes) -> Sizes:
-    """Bytes on each device by options. The needs of `steps` stay the same."""
+    """Return the function from options to bytes on each device; `steps` does not change with options."""
 
     def sizes_of(changed: Options) -> list[Held]:
         layout = lay_out(model, types, len(devices), changed)
@@ -100,7 +100,7 @@ def shortfall(sizes: Sequence[Held], budgets: Sequence[Budget]) -> Budget | None
 
 
 def unreadable(sizes: Sequence[Held], budgets: Sequence[Budget]) -> tuple[Budget, int] | None:
-    """(budget, bytes) of the first device with a cache that exceeds one binding, or None."""
+    """Return the first device with a cache that exceeds one binding as (budget, bytes), or None."""
     for budget in budgets:
         largest = max(sizes[d].largest_cache for d in budget.members)
         if largest > budget.max_binding:
@@ -109,7 +109,8 @@ def unreadable(sizes: Sequence[Held], budgets: Sequence[Budget]) -> tuple[Budget
 
 
 def check_fit(devices: Sequence[Device], options: Options, sizes_of: Sizes, n_layer: int) -> None:
-    """Raise OutOfDeviceMemory with the numbers and the smallest change that would fit."""
+    """Raise OutOfDeviceMemory, with the numbers and the smallest change that would fit, if the model does not
+    fit."""
     budgets = budgets_of(devices) + host_budgets(devices)
     planned = sizes_of(options)
     full = shortfall(planned, budgets)
@@ -137,8 +138,8 @@ def check_fit(devices: Sequence[Device], options: Options, sizes_of: Sizes, n_la
 def with_fitting_layers(
     devices: Sequence[Device], options: Options, sizes_of: Sizes, n_layer: int
 ) -> Options:
-    """As many layers as fit on the devices; the host is not checked."""
-    most = n_layer + 1  # the output counts as one
+    """Put as many layers as fit on the devices, without checking the host."""
+    most = n_layer + 1  # the output counts as a layer
     n = most_layers(most, options, sizes_of, budgets_of(devices))
     return replace(options, n_gpu_layers=None if n == most else n)
 
@@ -180,8 +181,8 @@ def advice(options: Options, sizes_of: Sizes, budgets: Sequence[Budget], n_layer
 
 
 def largest(least: int, most: int, fits: Callable[[int], bool]) -> int:
-    """By bisection: the largest multiple of `least` up to `most` that fits, or 0."""
-    low, high = 0, most // least + 1  # in units of `least`: low fits, high does not
+    """Find by bisection the largest multiple of `least` up to `most` that fits, or 0."""
+    low, high = 0, most // least + 1  # in units of `least`; `low` fits, `high` does not
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle * least) else (low, middle)

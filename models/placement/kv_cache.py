@@ -1,8 +1,8 @@
-"""The KV cache: cells addressed through tables, so a slot's positions may be anywhere.
+"""The KV cache. Its cells are addressed through tables, so that a slot's positions may be anywhere.
 
-cell = table[slot][position // B] * B + position % B, with blocks of B cells. Layers with equally many blocks
-per slot share a table. At first every slot has consecutive blocks, a ring of the newest positions if they
-hold less than the context; the engine's prefix cache then gives any block to any slot.
+cell = table[slot][position // B] * B + position % B, with blocks of B cells. Layers with the same number of
+blocks per slot share a table. At first every slot has consecutive blocks, a ring of the newest positions if
+the blocks hold less than the context; later the engine's prefix cache may give any block to any slot.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from vkbackend.ops import CELL_BLOCK
 
 
 class CellTable:
-    """The cells of `n_slots` sequences' positions. `flush` copies changed entries to the devices."""
+    """Maps each position of `n_slots` sequences to its cell. `flush` copies changed entries to the
+    devices."""
 
     def __init__(self, stores: Stores, plan: CachePlan) -> None:
         self._stores, self.ring, self.n_blocks = stores, plan.ring, plan.n_blocks
-        self.window = plan.window  # the widest of its layers
+        self.window = plan.window  # the widest window of the table's layers
         index = np.arange(plan.width, dtype=np.uint32) % plan.ring
         slots = np.arange(plan.n_slots, dtype=np.uint32)[:, None]
         self.table = (slots * plan.ring + index) % np.uint32(plan.n_blocks)
         self.cells = stores.constant(f"cells.{plan.ring}", self.table)
-        self._changed: dict[int, tuple[int, int]] = {}  # by slot: first and end index of changed entries
+        self._changed: dict[int, tuple[int, int]] = {}  # by slot: begin and end of the changed entries
 
     @property
     def capacity(self) -> int:
-        """The positions that a slot can hold at once, wherever in a block they begin."""
+        """The number of positions that a slot can always hold, even if they begin inside a block."""
         return (self.ring - (self.ring < self.table.shape[1])) * CELL_BLOCK
 
     def at(self, slot: int, positions: np.ndarray) -> np.ndarray:
@@ -56,12 +57,12 @@ class CellTable:
 
 
 class KVCache:
-    """`own`: by layer with its own cache. `layers`: each layer's cache: its own, its owner's, or a recurrent
-    state."""
+    """`own`: the caches of layers that have one. `layers`: what each layer reads, its own cache, its owner's
+    cache or a recurrent state."""
 
     def __init__(self, stores: Stores, layout: Layout, options: Options) -> None:
         self.plans = layout.caches
-        self.tables: dict[int, CellTable] = {}  # by blocks that a slot needs at once
+        self.tables: dict[int, CellTable] = {}  # by the number of blocks that a slot needs at once
         self.states = RecurrentState(stores, layout.states, options)
         caches: dict[int, LayerCache] = {}
         for plan in self.plans:
@@ -88,7 +89,8 @@ class KVCache:
 
     @property
     def groups(self) -> list[CellTable | None]:
-        """The table of layers that see all positions (None without any), then of those with windows."""
+        """The table of layers without a window (None if there are none), then the tables of layers with
+        windows."""
         windows = [table for table in self.tables.values() if table.window]
         return [next((table for table in self.tables.values() if not table.window), None), *windows]
 
@@ -97,8 +99,8 @@ class KVCache:
             table.flush()
 
     def resumable(self, n_stored: int) -> int:
-        """The first position at which a sequence with `n_stored` positions can continue: every ring has the
-        positions that a row there sees."""
+        """Return the first position at which a sequence with `n_stored` positions can continue, because every
+        ring still holds the positions that this row attends to."""
         first = 0
         for plan in self.plans:
             if n_stored > (capacity := self.tables[plan.ring].capacity):

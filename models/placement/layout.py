@@ -1,7 +1,8 @@
-"""Where everything of a model goes: plans, homes and sizes, decided before anything is opened or allocated.
+"""Decides where every part of a model goes, as plans, homes and sizes, before anything is opened or
+allocated.
 
 Split (slices by device) and placement (device memory or pinned host memory) are independent: a tensor on the
-host stays split, and every device reads its own slice there.
+host is still split, and every device reads its slice there.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from vkbackend.models.placement.recurrent_state import StatePlan, plan_states
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A plan per layer, the plan outside layers, the weights to load with their homes, the caches."""
+    """A plan for each layer, the plan for the output, the weights to load with their homes, the caches."""
 
     n_devices: int
     plans: list[Plan]
     output_plan: Plan
     loads: list[Load]
     caches: list[CachePlan]
-    cache_owners: list[int | None]  # by layer: its owner, None for its own cache
+    cache_owners: list[int | None]  # the layer whose cache each layer reads; None: its own
     states: list[StatePlan]
-    active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # by scope: devices at work
+    active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # devices that compute, by scope
 
     def memories(self) -> list[CachePlan | StatePlan]:
         return [*self.caches, *self.states]
@@ -52,7 +53,7 @@ class Layout:
 
 @collection_paused()
 def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Options) -> Layout:
-    """The layout for `n_devices` devices. Raises InvalidArgument, PlanError, UnsupportedModel."""
+    """Return the layout for `n_devices` devices. Raises InvalidArgument, PlanError, UnsupportedModel."""
     normalise(options.shares, n_devices)
     kv = [model.kv(il) for il in range(model.n_layer)]
     layers = blocks_of_owners([model.layer(il, types) for il in range(model.n_layer)], kv)
@@ -60,7 +61,7 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
     specs = model.weights()
     homes, plans, output_plan = _override(specs, options, plans, output_plan, layers, n_devices)
     plans = heads_of_owners(plans, kv)
-    on_devices = options.n_gpu_layers  # "auto" counts as all: fit.py finds the number
+    on_devices = options.n_gpu_layers  # "auto" counts as all layers; fit.py finds the number
     first_on_device = max(0, model.n_layer + 1 - on_devices) if isinstance(on_devices, int) else 0
     loads = []
     for spec in specs:
@@ -84,7 +85,7 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
 def memories(
     layout: Layout, caches: Mapping[int, LayerCache], states: Mapping[int, LayerState]
 ) -> list[LayerMemory]:
-    """By layer, the cache it reads (its own or its owner's), or its state."""
+    """Return the cache (its own or its owner's) or state that each layer reads."""
     by_layer: list[LayerMemory] = []
     for il, owner in enumerate(layout.cache_owners):
         if il in states:
@@ -122,7 +123,7 @@ def _plans(layers: Sequence[Layer], n_vocab: int, n: int, options: Options) -> t
 def _plans_of_hosts(
     layers: Sequence[Layer], n_vocab: int, n: int, options: Options
 ) -> tuple[list[Plan], Plan]:
-    """Each host gets neighbouring layers, split over its devices. The output counts as one layer."""
+    """Give each host neighbouring layers, split over its devices. The output counts as one layer."""
     hosts, shares = options.hosts or ("",) * n, normalise(options.shares, n)
     parts = {
         node: tuple(s if host == node else 0.0 for host, s in zip(hosts, shares, strict=True))
@@ -163,10 +164,10 @@ def _override(
     layers: Sequence[Layer],
     n: int,
 ) -> tuple[dict[str, Home], list[Plan], Plan]:
-    """Homes and plans after patterns placed tensors on the host or on a device.
+    """Return homes and plans with the patterns' tensors on the host or on a device.
 
-    A pattern with a device index moves the whole dimension of the layer (all of its attention, all of its
-    FFN), because its other tensors must be split alike.
+    A pattern with a device index moves the whole attention or FFN of the layer, because its tensors must be
+    split alike.
     """
     plans = list(plans)
     homes: dict[str, Home] = {}
@@ -187,7 +188,7 @@ def _override(
                 f"override {text}={target}: the target must be CPU, host or a device index below {n}"
             )
         if not spec.role.dim:
-            continue  # mirrored: already on that device
+            continue  # mirrored, so the device already has the tensor
         il = layer_of(spec.name)
         if il is None:
             output_plan = Plan({"vocab": _whole(spec.shape[0], int(target), n)})
@@ -221,7 +222,7 @@ def _compile(text: str) -> re.Pattern[str]:
 
 
 def weight_nbytes(load: Load, device: int) -> int:
-    """0 for a shared host table."""
+    """Bytes of the weight on a device; 0 for a shared host table."""
     if load.shared:
         return 0
     cuts = expert_slices(load, device) if len(load.shape) == 3 else slices_of(load, device)
@@ -229,7 +230,7 @@ def weight_nbytes(load: Load, device: int) -> int:
 
 
 def sizes(layout: Layout) -> list[dict[str, int]]:
-    """Bytes per device: weights, kv, host (host-placed slices and caches), unpadded."""
+    """Bytes per device without padding: weights, kv, host (slices and caches on the host)."""
     report = []
     for d in range(layout.n_devices):
         n: dict[str, int] = {"weights": 0, "kv": 0, "host": 0}
@@ -242,5 +243,5 @@ def sizes(layout: Layout) -> list[dict[str, int]]:
 
 
 def largest_cache(layout: Layout, device: int) -> int:
-    """Of one layer on `device`; shaders bind it whole."""
+    """Bytes of the largest cache array on `device`; shaders bind an array as one range."""
     return max((max(cache.nbytes(device)) for cache in layout.memories()), default=0)

@@ -1,7 +1,7 @@
-"""Every device's memory, byte for byte, before anything is allocated.
+"""Computes the memory of every device, byte for byte, before anything is allocated.
 
-Sizes are as the loader, the caches and the mesh request them, padded like the allocator's, so they equal its
-counters. Weights that software devices read in the mapped file (`mapped`) count for each device.
+Sizes are those that the loader, the caches and the mesh request, padded as by the allocator, so they equal
+its counters. Weights that software devices read in the mapped file (`mapped`) count for each device.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ ITEMS = ("model", "mirrored", "replicated", "kv", "tables", "scratch", "staging"
 
 @dataclass(slots=True)
 class Held:
-    """Bytes on one device. `homes`: as allocated, by kind of memory. `items`: the same bytes by purpose. Host
-    pages that all devices read (`shared`) count for the first."""
+    """Bytes on one device. `homes`: allocated bytes by kind of memory. `items`: the same bytes by purpose.
+    Host pages that all devices read (`shared`) count for the first device."""
 
     homes: Counter[str] = field(default_factory=Counter)
     items: Counter[str] = field(default_factory=Counter)
@@ -43,9 +43,9 @@ class Held:
 def allocations(
     layout: Layout, devices: Sequence[Device], steps: StepSizes, reduce_provider: str = "auto"
 ) -> list[Held]:
-    """Reads only properties of the devices.
+    """Return what each device will allocate. Only properties of the devices are read.
 
-    `items` counts all copies of weights as `weights`; `itemised` separates them.
+    `items` counts all copies of weights as `weights`; `itemised` separates the copies.
     """
     report = [Held(largest_cache=largest_cache(layout, d)) for d in range(len(devices))]
     slots = slots_nbytes(reduce_provider, devices, steps.slot)
@@ -97,8 +97,8 @@ def _add_caches(held: Held, layout: Layout, d: int) -> None:
 
 
 def _add_shared(report: Sequence[Held], layout: Layout, devices: Sequence[Device]) -> None:
-    """Devices that can import their pages share a copy of shared tables; any other has its own, unless it
-    reads the mapped file."""
+    """Add shared tables. Devices that can import host pages share one copy; every other device has its own
+    copy, unless it reads the mapped file."""
     page = max(device.limits.host_import_align for device in devices)
     for load in layout.loads:
         sharing = [d for d, device in enumerate(devices) if not mapped_pieces(load, d, device)]
@@ -115,9 +115,9 @@ def _add_shared(report: Sequence[Held], layout: Layout, devices: Sequence[Device
 
 
 def itemised(layout: Layout, report: Sequence[Held]) -> dict[str, int]:
-    """The sum over all devices, by ITEMS, and `held`, the total.
+    """Sum ITEMS over all devices; `held` is the total.
 
-    `model`: all weights once (a tied lm_head is its own weight). `mirrored`: further copies of mirrored
+    `model`: all weights once (a tied lm_head counts as a weight). `mirrored`: further copies of mirrored
     tensors. `replicated`: further copies of parts of split tensors.
     """
     total: Counter[str] = sum((held.items for held in report), Counter())

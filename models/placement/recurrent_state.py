@@ -1,8 +1,9 @@
-"""Recurrent state: per layer a few arrays of cells, and the cells of each slot by position.
+"""Recurrent state: a few arrays of cells per layer, and the cells of each slot by position.
 
-A state sums up a whole sequence and cannot be cut at a position. To go back, a slot keeps snapshots: the next
-step reads the cell and writes another, so a snapshot costs no copy. One is kept before every step of several
-rows, and before the first step of one row after it. The oldest makes room.
+A state sums up a whole sequence and cannot be cut at a position, so a slot keeps snapshots to go back to. The
+next step reads the state's cell and writes another cell, so a snapshot costs no copy. A snapshot is taken
+before every step of several rows, and before a step of one row that follows such a step. It replaces the
+oldest snapshot.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from vkbackend.step import Run
 
 @dataclass(frozen=True, slots=True)
 class StatePlan:
-    """The state of one layer: arrays (`spec`), each device's units by dimension, all slots' cells."""
+    """The state of one layer: arrays (`spec`), each device's units by dimension, cells of all slots."""
 
     layer: int
     spec: StateSpec
@@ -30,7 +31,7 @@ class StatePlan:
     home: Home
 
     def arrays(self) -> list[tuple[str, int, State]]:
-        """(name, values of a cell, split) of each array."""
+        """Return (name, values per cell, split) of each array."""
         arrays: list[tuple[str, int, State]] = []
         spec: StateSpec | None = self.spec
         while spec:
@@ -75,28 +76,28 @@ class RecurrentState:
 
 
 class SlotStates:
-    """By slot and position, the cell with its state. Host only."""
+    """The cell of each slot's state at each position. This is data of the host only."""
 
     def __init__(self, n_slots: int, n_snapshots: int) -> None:
         self._free = list(range(n_slots * (1 + n_snapshots) - 1, n_slots - 1, -1))
         self._most = n_snapshots
         self._cells = list(range(n_slots))  # the cell that each slot's steps write
-        self._positions = [0] * n_slots  # positions in that cell's state; 0: none
-        # Cells by position, oldest first.
+        self._positions = [0] * n_slots  # number of positions in this cell's state; 0: no state
+        # By slot: position -> cell, oldest first.
         self._snapshots: list[dict[int, int]] = [{} for _ in range(n_slots)]
         self._was_long = [False] * n_slots  # whether the last step had several rows
-        self._lent: dict[int, tuple[int, int]] = {}  # by slot: a position and its cell
-        self.spare: Callable[[], int | None] = lambda: None  # returns a taken cell, or None
+        self._lent: dict[int, tuple[int, int]] = {}  # slot -> (position, cell)
+        self.spare: Callable[[], int | None] = lambda: None  # returns a cell of the prefix cache, or None
 
     def resume_at(self, slot: int, position: int) -> int:
-        """The last position up to `position` at which the slot can continue; 0: from its beginning."""
+        """Return the last position up to `position` at which the slot can continue; 0: from the beginning."""
         known = [0, self._positions[slot], *self._snapshots[slot]]
         if slot in self._lent:
             known.append(self._lent[slot][0])
         return max(at for at in known if at <= position)
 
     def cell(self, slot: int, position: int) -> int:
-        """The cell of the state after `position` positions, from `resume_at`."""
+        """Return the cell with the state after `position` positions; `position` comes from `resume_at`."""
         if position == self._positions[slot] and position:
             return self._cells[slot]
         if position == self._lent.get(slot, (-1, -1))[0]:
@@ -104,7 +105,7 @@ class SlotStates:
         return self._snapshots[slot][position]
 
     def advance(self, run: Run) -> tuple[int, int]:
-        """The cells that a run reads and writes. Moves the slot to the run's end."""
+        """Move the slot to the end of a run, and return the cells that the run reads and writes."""
         slot, at = run.slot, run.first_pos
         kept = self._snapshots[slot]
         lent_at, lent = self._lent.pop(slot, (-1, -1))
@@ -130,22 +131,22 @@ class SlotStates:
         return read, self._cells[slot]
 
     def put(self, slot: int, position: int) -> int:
-        """The cell for a state after `position` positions that the caller writes."""
+        """Return the cell into which the caller writes the state after `position` positions."""
         self._drop(slot, -1)
         self._positions[slot], self._was_long[slot] = position, True
         return self._cells[slot]
 
-    # ---- states of shared beginnings ----
+    # ---- states of shared prefixes ----
 
     def take(self, slot: int, position: int) -> int | None:
-        """The cell of a slot's snapshot at `position`, now the caller's, or None."""
+        """Give the cell of a slot's snapshot at `position` to the caller, or None."""
         return self._snapshots[slot].pop(position, None)
 
     def give_back(self, cell: int) -> None:
         self._free.append(cell)
 
     def lend(self, slot: int, position: int, cell: int) -> None:
-        """The slot's next run begins at `position` and reads another owner's cell."""
+        """Let the slot's next run begin at `position` and read another owner's cell."""
         self._drop(slot, -1)
         self._positions[slot], self._lent[slot] = 0, (position, cell)
 

@@ -1,5 +1,5 @@
-"""Compares a file's tensors with its model's weights: every weight needs its shape and a supported type;
-unread tensors are errors, except multi-token prediction layers (nextn), which are noted.
+"""Compares a file's tensors with its model's weights. Every weight needs its shape and a supported type; an
+unread tensor is an error, except that multi-token prediction layers (nextn) are only noted.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class FileSource:
         if spec.values is not None:
             return spec.values.view(np.uint8)
         info = spec.tensor(self._gguf)
-        assert info is not None  # checked by check_weights
+        assert info is not None  # check_weights has checked this
         raw = self._gguf.data(info.name)
         cut = spec.part.cut(raw) if spec.part else raw
         return widened(cut, info.type) if spec.widened else cut
 
     def file(self, name: str) -> tuple[np.ndarray, int]:
-        """(bytes of the mapped file, offset of the weight in it); the weight must have an
+        """Return (bytes of the mapped file, offset of the weight); the weight must have an
         `offset_in_file`."""
         spec = self._specs[name]
         info, offset = spec.tensor(self._gguf), offset_in_file(self._gguf, spec)
@@ -41,7 +41,7 @@ class FileSource:
 
 
 def offset_in_file(gguf: GGUF, spec: WeightSpec) -> int | None:
-    """None if devices need another form of the weight, or the offset is not a multiple of 4."""
+    """Return the offset, or None if it is not a multiple of 4 or devices need another form of the weight."""
     info = spec.tensor(gguf)
     if info is None or not gguf.mapped or (spec.widened and info.type != "f32"):
         return None
@@ -58,7 +58,7 @@ def weights_in_file(gguf: GGUF, model: Model) -> frozenset[str]:
 
 
 def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
-    """Types on the devices by weight. Raises GGUFError for a missing tensor or a wrong shape,
+    """Return the type of each weight on the devices. Raises GGUFError for a missing tensor or a wrong shape,
     UnsupportedModel for an unsupported type or tensor."""
     types = {}
     used = {*ROPE_FACTORS, *ahead_tensors(gguf, model.n_layer), *model.unread()}
@@ -88,7 +88,7 @@ def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
 
 
 def ahead_tensors(gguf: GGUF, n_layer: int) -> list[str]:
-    """Unread tensors of layers for multi-token prediction."""
+    """Return the unread tensors of layers for multi-token prediction."""
     if not gguf.u32(f"{gguf.architecture}.nextn_predict_layers", 0):
         return []
     after = tuple(f"blk.{il}." for il in range(n_layer, int(gguf.u32(f"{gguf.architecture}.block_count"))))
