@@ -1,4 +1,4 @@
-"""Actions on the page, for its tests."""
+"""Actions on the chat page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from serving import until
 
 
 def wait_for(page: Any, expression: str) -> None:
-    """Wait until the expression is true. playwright's own wait needs eval, which the policy forbids."""
+    """Wait until the expression is true. playwright's wait function needs eval, which the policy forbids."""
     until(lambda: bool(page.evaluate(expression)))
 
 

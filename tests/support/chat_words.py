@@ -1,4 +1,4 @@
-"""Words and the markers of TURNS for a runner without a model."""
+"""Words, and the markers of TURNS, for a runner without a model."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Model files derived from those in `tests/data`: other formats, other shapes of the same function, experts.
+"""Makes model files from the files in `tests/data`: other formats, other shapes that compute the same
+function, experts.
 
 Every step is exact or rounds in one way, and random numbers come from numpy's frozen generator, so a file is
-the same everywhere: `tests/data/derived` has llama.cpp's results for it.
+the same everywhere and `tests/data/derived` can store llama.cpp's results for it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-COPIES = 4  # of every channel, head element and pair in a widened model
+COPIES = 4  # copies of every channel, head element and pair in a widened model
 FFN_WIDE = 256
 N_EXPERT, N_USED = 8, 2
 SHARES = (0.5, 0.25, 0.125, 0.125)
@@ -29,14 +30,14 @@ SHARES = (0.5, 0.25, 0.125, 0.125)
 
 @dataclass(frozen=True)
 class Model:
-    """A file's architecture, keys without its prefix, float32 tensors."""
+    """A file's architecture, keys without the architecture's prefix, and float32 tensors."""
 
     arch: str
     keys: Mapping[str, tuple[Any, list[gguf.GGUFValueType]]]
     tensors: Mapping[str, np.ndarray]
 
     def with_keys(self, **values: int) -> Model:
-        """Counts under the architecture; `__` means `.`: `attention__key_length`."""
+        """Replace counts under the architecture; `__` means `.`, as in `attention__key_length`."""
         kind = [gguf.GGUFValueType.UINT32]
         named = {f"{{arch}}.{name.replace('__', '.')}": (value, kind) for name, value in values.items()}
         return replace(self, keys={**self.keys, **named})
@@ -53,8 +54,8 @@ def load(path: Path) -> Model:
 
 
 def store(path: Path, model: Model, dtype: str, quantize: Callable[..., np.ndarray] | None = None) -> Path:
-    """Matrices in `dtype`, or F16 if a row is not whole blocks; vectors and routers in F32. `quantize(name,
-    values, dtype)` replaces gguf-py's quantizers."""
+    """Store matrices in `dtype`, or in F16 if a row is not a multiple of the block; vectors and routers in
+    F32. `quantize(name, values, dtype)` replaces gguf-py's quantizers."""
     writer = gguf.GGUFWriter(path, model.arch)
     for name, (value, types) in model.keys.items():
         sub_type = types[-1] if types[0] == gguf.GGUFValueType.ARRAY else None
@@ -98,8 +99,8 @@ def kind_of(name: str, values: np.ndarray, dtype: str) -> gguf.GGMLQuantizationT
 
 @dataclass(frozen=True)
 class Copies:
-    """Writes each of n elements to four places, with random signs. Matrices that read them have a share of
-    each copy; the shares sum to one. The mean square stays, so norms do the same in both models."""
+    """Writes each of n elements to four places with random signs. A matrix that reads them has a share for
+    each copy; the shares sum to one. Norms give the same result, because the mean square does not change."""
 
     signs: np.ndarray
     shares: np.ndarray
@@ -124,7 +125,8 @@ class Copies:
 
 def widened(model: Model) -> Model:
     """The same function with rows of 256: four times the channels and head elements, 256 FFN columns, untied.
-    A head's old frequencies are in every fourth pair, so these pairs have the old elements."""
+    Every fourth RoPE pair of a head has one of the original frequencies, so the original elements go
+    there."""
     rng, t = np.random.RandomState(64), model.tensors
     channels = Copies.drawn(t["output_norm.weight"].size, rng)
     n_head, n_kv = (
@@ -135,8 +137,8 @@ def widened(model: Model) -> Model:
     real = 2 * COPIES * (np.arange(head) // 2) + np.arange(head) % 2
 
     def heads(rows: np.ndarray, scale: float, rest: float) -> np.ndarray:
-        """The wide rows of q or k: the old ones times `scale` in the places `real`, others times `rest`,
-        which is 0 for k, so scores ignore them."""
+        """Widen the rows of q or k: at `real` the original rows times `scale`, elsewhere other rows times
+        `rest`. `rest` is 0 for k, so scores ignore the other rows."""
         rows = rows.reshape(-1, head, rows.shape[-1])
         wide = rest * np.tile(np.roll(rows, 1, 1), (1, COPIES, 1))
         wide[:, real] = scale * rows
@@ -155,7 +157,7 @@ def widened(model: Model) -> Model:
             p + f"{norm}.weight": channels.repeated(t[p + f"{norm}.weight"])
             for norm in ("attn_norm", "ffn_norm")
         }
-        # scores are divided by sqrt(head size): q is twice as large
+        # q is twice as large, because scores are divided by sqrt(head size)
         wide[p + "attn_q.weight"] = channels.read(heads(t[p + "attn_q.weight"], COPIES**0.5, 1.0))
         wide[p + "attn_k.weight"] = channels.read(heads(t[p + "attn_k.weight"], 1.0, 0.0))
         wide[p + "attn_v.weight"] = channels.read(np.concatenate(v))
@@ -163,7 +165,7 @@ def widened(model: Model) -> Model:
         order = rng.permutation(FFN_WIDE) % n_ff
         spare = np.arange(FFN_WIDE) >= 0
         _, first = np.unique(order, return_index=True)
-        spare[first] = False  # a column's first place computes; the others are spare and give 0
+        spare[first] = False  # the first copy of a column computes; the other copies are spare and give 0
         for name in ("ffn_gate", "ffn_up"):
             wide[p + f"{name}.weight"] = channels.read(t[p + f"{name}.weight"][order])
         down = np.where(spare, 0, t[p + "ffn_down.weight"][:, order]).astype(np.float32)
@@ -175,7 +177,7 @@ def widened(model: Model) -> Model:
 
 
 def as_qwen2(model: Model) -> Model:
-    """As qwen2: each head's rows in half-split order, and random biases."""
+    """Convert to qwen2: each head's rows in half-split order, and random biases."""
     rng, tensors = np.random.RandomState(2), dict(model.tensors)
     head = int(model.keys["{arch}.attention.key_length"][0])
     halves = np.r_[0:head:2, 1:head:2]
@@ -190,8 +192,8 @@ def as_qwen2(model: Model) -> Model:
 
 
 def as_mixture(model: Model) -> Model:
-    """Eight experts, two per token. Each has the FFN's columns in another order, with up and down rescaled,
-    and another eighth of them zero, so the choice of experts matters."""
+    """Replace the FFN by eight experts, two per token. Each expert has the FFN's columns in another order,
+    with up and down rescaled and a different eighth of the columns zero, so the choice of experts matters."""
     rng, tensors = np.random.RandomState(8), dict(model.tensors)
     for il in range(int(model.keys["{arch}.block_count"][0])):
         p = f"blk.{il}."
@@ -210,7 +212,7 @@ def as_mixture(model: Model) -> Model:
 
 # ---- the files ----
 
-# By name: the source in `tests/data`, the shape, the formats.
+# Name -> (source in `tests/data`, shape, formats).
 FAMILIES: dict[str, tuple[str, Callable[[Model], Model], tuple[str, ...]]] = {
     "w256": (
         "stories-w256-F16",
@@ -233,8 +235,8 @@ def derive(data: Path, folder: Path) -> None:
 
 
 def derived_once(data: Path, cache: Path) -> Path:
-    """The folder of the derived files, shared by all processes and runs: its name is a digest of all that
-    decides their bytes. The files take 2 s and 29 MB."""
+    """Make the derived files (2 s, 29 MB) once for all processes and runs. The folder's name is a digest of
+    everything that decides their bytes."""
     sources = [Path(__file__), *(data / f"{name}.gguf" for name in sorted({f[0] for f in FAMILIES.values()}))]
     digest = hashlib.sha256(version("gguf").encode())
     for source in sources:
@@ -254,7 +256,7 @@ def derived_once(data: Path, cache: Path) -> Path:
 
 
 def remove_unused(cache: Path, kept: Path) -> None:
-    """The folders that no run asked for in a day."""
+    """Remove the folders that no run used in the last day."""
     for folder in cache.glob("derived-*"):
         if folder != kept and folder.stat().st_mtime < time.time() - 86400:
             shutil.rmtree(folder)

@@ -1,5 +1,5 @@
-"""A runner without a model: a row's logits depend on all tokens of its sequence, so a mixed-up slot shows. It
-asserts its arguments. Importable by spawned processes.
+"""A runner without a model, which asserts its arguments. A row's logits depend on all tokens of its sequence,
+so a wrong slot changes them. Spawned processes can import this module.
 """
 
 import os
@@ -28,7 +28,7 @@ DEATH, HANG, LOST, NAN, SLOW = 44, 45, 46, 47, 48
 
 
 def row_of(tokens: Sequence[int]) -> np.ndarray:
-    """Logits [N_VOCAB] after `tokens`; special tokens are never the best."""
+    """Logits [N_VOCAB] after `tokens`; special tokens never have the highest logit."""
     rng = np.random.default_rng(hash(tuple(tokens)) & 0xFFFFFFFF)
     logits = rng.normal(0, 2, N_VOCAB).astype(np.float32)
     logits[40:] -= 100
@@ -45,9 +45,9 @@ def continuation(tokens: Sequence[int], n: int, without: Sequence[int] = ()) -> 
 
 
 class FakeRunner:
-    """A cache's cell has a token instead of K and V. A step reads a sequence's tokens from the cells, so a
-    wrong cell changes the logits; windows and recurrent states must have the same tokens. `blocks`: shared by
-    all slots (None: enough for all)."""
+    """A cell of its cache holds a token instead of K and V. A step reads a sequence's tokens from the cells,
+    so a wrong cell changes the logits; windows and recurrent states must have the same tokens. `blocks`:
+    number of blocks that all slots share (None: enough for all slots)."""
 
     n_vocab = N_VOCAB
     max_top_k = 0
@@ -87,7 +87,7 @@ class FakeRunner:
         self.most_in_flight = 0
 
     def tell_of_compiling(self, tell: Callable[[], None]) -> None:
-        """Nothing is compiled."""
+        """Do nothing: no pipelines are compiled."""
 
     def resume_at(self, slot: int, position: int) -> int:
         return self.states.resume_at(slot, position) if self.states else position
@@ -111,7 +111,7 @@ class FakeRunner:
         return self.cells[group][self.tables[group][slot, at // CELL_BLOCK], at % CELL_BLOCK].tolist()  # type: ignore[no-any-return]
 
     def launch(self, batch: MicroBatch, wanted: Wanted) -> Any:
-        """The devices compute in launch order; the host sees nothing until it collects."""
+        """Compute in launch order, as devices do; the host sees no result before it collects."""
         assert not wanted.top_k and batch.masks is None and len(self.in_flight) < self.n_in_flight
         logits = self.step(batch.tokens, batch.runs, batch.outputs)
         self.in_flight.append((logits, len(self.steps)))
@@ -185,7 +185,7 @@ def fake(options: Options, progress: Progress | None = None) -> FakeRunner:
     return FakeRunner(**sizes, prefix_cache=options.prefix_cache, n_queue=options.n_queue)
 
 
-MODULE = SimpleNamespace(Runner=fake)  # in place of vkbackend.models.engine.runner
+MODULE = SimpleNamespace(Runner=fake)  # replaces vkbackend.models.engine.runner
 
 
 def open_fake(options: Options, progress: Progress | None) -> Engine:

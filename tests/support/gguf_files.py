@@ -1,4 +1,4 @@
-"""Builds GGUF files byte by byte, well formed or not."""
+"""Builds well-formed and damaged GGUF files byte by byte."""
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,7 +50,7 @@ def gguf_bytes(
 
 
 def with_keys(source: GGUF, changed: Mapping[str, bytes]) -> bytes:
-    """A file of one part with other values: each its type, array length, and bytes."""
+    """Return a file of one part with other values; each value is its type, array length, and bytes."""
     keys = [string(name) + source.metadata.stored(name) for name in source.metadata if name not in changed]
     keys += [string(name) + value for name, value in changed.items()]
     kinds = {name: number for number, (name, _, _) in TENSOR_TYPES.items()}

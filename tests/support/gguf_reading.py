@@ -1,4 +1,4 @@
-"""A small GGUF file, and reading files to the end."""
+"""A small GGUF file, and functions that read a whole file."""
 
 from __future__ import annotations
 

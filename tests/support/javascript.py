@@ -21,7 +21,8 @@ Run = Callable[..., Any]
 
 @contextmanager
 def runner(folder: Path) -> Iterator[Run]:
-    """run(module, function, value): the result of a function of (module's exports, value)."""
+    """Yield run(module, function, value), which returns what a function of (module's exports, value)
+    returns."""
     if node := shutil.which("node"):
         shutil.copytree(FOLDER, folder, dirs_exist_ok=True)
         (folder / "package.json").write_text('{"type": "module"}')

@@ -1,7 +1,7 @@
 """VkDevices that tests share, with their layouts and pipelines.
 
-A software driver compiles a pipeline in 10 to 130 ms, more than half of the time of a model's test. Memory,
-queue, recordings and object counts are new for each test.
+A software driver compiles a pipeline in 10 to 130 ms, which is more than half of the time of a model's test.
+Memory, queue, recordings and object counts are new for each test.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vkbackend.vulkan.pipeline_layout import Layouts, PipelineLayout
 from vkbackend.vulkan.program import Compiled, Programs
 from vkbackend.vulkan.vk import NULL, lib
 
-MOST_PIPELINES = 200  # of one VkDevice before it is destroyed: compiled code takes memory
+MOST_PIPELINES = 200  # pipelines per VkDevice before it is destroyed; compiled code takes memory
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Kept:
     pipelines: dict[tuple[Any, ...], Compiled] = field(default_factory=dict)
 
 
-on = False  # keep devices opened now; conftest.py sets it per test
+on = False  # whether devices opened now are shared; conftest.py sets this per test
 _idle: list[Kept] = []
 _create, _destroy = LogicalDevice._create, LogicalDevice.destroy
 _make_layout, _close_layouts = Layouts._make, Layouts.close
@@ -38,7 +38,7 @@ forks.forget(_idle.clear)
 
 
 def install() -> None:
-    """Patch the classes; objects opened while `on` was false work as before."""
+    """Patch the classes; objects opened while `on` was false are not affected."""
     vars_of: Any = LogicalDevice
     vars_of.kept = None
     vars_of._create, vars_of.destroy = create, destroy
@@ -48,7 +48,7 @@ def install() -> None:
 
 @contextmanager
 def fresh() -> Iterator[None]:
-    """Devices opened inside the block are not kept."""
+    """Do not share devices opened inside the block."""
     global on
     before, on = on, False
     try:

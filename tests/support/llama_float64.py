@@ -1,5 +1,5 @@
-"""The whole-model oracle: llama, qwen2, qwen3 and qwen3moe in float64 numpy over dequantized weights. RoPE by
-architecture; biases, head norms and experts as in the file.
+"""The whole-model oracle: llama, qwen2, qwen3 and qwen3moe in float64 numpy on dequantized weights. RoPE
+depends on the architecture; biases, head norms and experts on the file.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def forward(
     control: Mapping[int, np.ndarray] | None = None,
     squares: dict[str, np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Logits float64 [n_tokens, n_vocab]; K and V are rounded to the type `cache`. By layer: `ids`, the
-    experts to use, [n_tokens, n_used]; `windows`, the positions that a token sees, 0 for all; `owners`, the
-    layer whose K and V it reads; `control`, the vector added to the residual after it. `squares` gets, by
-    matrix, the sum over all tokens of x * x of its input x."""
+    """Return logits float64 [n_tokens, n_vocab]; K and V are rounded to the type `cache`. By layer: `ids`,
+    the experts to use, [n_tokens, n_used]; `windows`, the number of positions that a token attends to, 0 for
+    all; `owners`, the layer whose K and V are read; `control`, the vector added to the residual after the
+    layer. `squares` gets, by matrix, the sum over all tokens of x * x of the matrix's input x."""
     with GGUF.open(path) as gguf:
         w = {
             t.name: dequantize(gguf.data(t.name), t.type, t.shape).astype(np.float64)

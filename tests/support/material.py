@@ -1,4 +1,4 @@
-"""Test data: `tests/data`, files derived from it, and `../shared`, if present, for more parameters."""
+"""Test data: `tests/data`, files derived from it, and more parameters if `../shared` exists."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def shared_models(*names: str) -> list[str]:
 
 
 def lay_out_models(folder: Path) -> None:
-    """All model files in one folder, with `expected.json`, `expected_logits.npz` and `stories.txt` (100 KB of
-    words that the models know)."""
+    """Put all model files into one folder, with `expected.json`, `expected_logits.npz` and `stories.txt` (100
+    KB of words that the models know)."""
     expected: dict[str, Any] = {}
     logits: dict[str, np.ndarray] = {}
     for source in (DATA, DATA / "derived", derived_once(DATA, CACHE), SHARED_MODELS):

@@ -1,5 +1,5 @@
-"""Hosts on one machine: network namespaces on an isolated bridge, and an ssh that starts commands in them
-with their own environment."""
+"""Hosts on one machine: network namespaces on an isolated bridge, and a replacement for ssh that runs
+commands in them with their own environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-NET = "10.213.77"  # private, and in no route but these namespaces'
+NET = "10.213.77"  # a private network that only these namespaces use
 LAUNCHER = """#!/bin/sh
 while [ "${{1#-}}" != "$1" ]; do shift; done
 host=$1; shift
@@ -27,7 +27,7 @@ def run(*words: str) -> None:
 
 @cache
 def why_not() -> str:
-    """Why namespaces are impossible here, or nothing."""
+    """Return why namespaces are impossible here, or an empty string."""
     if not shutil.which("ip"):
         return "there is no command ip (iproute2)"
     name = f"vkprobe{os.getpid()}"
@@ -96,7 +96,8 @@ class Net:
 
 @contextmanager
 def hosts(n: int, folder: Path) -> Iterator[Net]:
-    """Namespaces of n hosts, removed at the end with their processes. Host 0 also has the bridge."""
+    """Create namespaces for n hosts; at the end remove them and their processes. Host 0 also has the
+    bridge."""
     prefix = f"vk{os.getpid() % 100_000}x"
     net = Net([f"{prefix}{number + 1}" for number in range(n)], folder / "launch")
     net.launcher.write_text(LAUNCHER.format(ip=shutil.which("ip"), prefix=prefix))
@@ -105,7 +106,7 @@ def hosts(n: int, folder: Path) -> Iterator[Net]:
         for number, name in enumerate(net.names):
             run("ip", "netns", "add", name)
             run("ip", "-n", name, "link", "set", "lo", "up")
-            if number == 0:  # MPI leaves a bridge itself alone
+            if number == 0:  # MPI does not use the bridge's own interface
                 run("ip", "-n", name, "link", "add", "bridge", "type", "bridge")
                 run("ip", "-n", name, "link", "set", "bridge", "up")
             port = f"port{number}"

@@ -1,4 +1,4 @@
-"""Checks a plan of scratch memory, independently of memory.plan_scratch."""
+"""Checks a plan of scratch memory independently of memory.plan_scratch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from vkbackend.recording import Recording
 
 
 def check_placement(recording: Recording, offsets: dict[Virtual, int]) -> list[str]:
-    """A message for each pair of live values that share bytes."""
+    """Return a message for each pair of values that share bytes while both are live."""
     lives = list(lifetimes(recording).items())
     clashes = []
     for i, (a, (a_first, a_last)) in enumerate(lives):

@@ -1,4 +1,4 @@
-"""Paths: the checkout, the test data, the material next to the checkout."""
+"""Paths of the checkout, the test data, and the material next to the checkout."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ ROOT = SUPPORT.parents[1]
 DATA = ROOT / "tests" / "data"
 GOLDEN = DATA / "golden"
 SHARED = Path(os.environ.get("VKBACKEND_SHARED", ROOT.parent / "shared"))
-CACHE = ROOT / ".cache" / "tests"  # not VKBACKEND_CACHE, which tests change
+CACHE = ROOT / ".cache" / "tests"  # not VKBACKEND_CACHE, because tests change it

@@ -1,4 +1,4 @@
-"""A model on devices, and a prompt's logits."""
+"""A model on devices, and the logits of a prompt."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def opened(path: Path, devices: list[str], **options: Any) -> Iterator[Runner]:
 
 
 def prefill(runner: Runner, tokens: list[int] = TOKENS, slot: int = 0, first: int = 0) -> np.ndarray:
-    """Logits of all tokens, from position `first` of the slot."""
+    """Return the logits of all tokens; the first token is at position `first` of the slot."""
     return runner.step(tokens, [Run(slot, 0, len(tokens), first)], range(len(tokens))).copy()
 
 
 def prefilled(path: Path, devices: list[str], tokens: list[int] = TOKENS, **options: Any) -> np.ndarray:
-    """Logits of all tokens of a prompt, of a model opened for it alone."""
+    """Open a model for one prompt, and return the logits of all its tokens."""
     with opened(path, devices, **options) as runner:
         return prefill(runner, tokens)

@@ -1,4 +1,4 @@
-"""Random recordings for property tests, and small ones by hand."""
+"""Random recordings for property tests, and small handwritten ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from vkbackend.buffer import Buffer, Home, View, Virtual
 from vkbackend.recording import Barrier, Copy, Dispatch, Recording
 
-WORDS = 64  # of every buffer here
+WORDS = 64  # words of every buffer here
 
 
 def buffer(home: Home = Home.SCRATCH, label: str = "b") -> Buffer:
@@ -19,7 +19,7 @@ def buffer(home: Home = Home.SCRATCH, label: str = "b") -> Buffer:
 
 
 def view(of: Buffer | Virtual, begin: int = 0, end: int = WORDS) -> View:
-    """Words begin..end."""
+    """View words begin:end."""
     return View(of, 4 * begin, (end - begin,))
 
 
@@ -37,8 +37,8 @@ def views(draw: st.DrawFn, of: Sequence[Any]) -> View:
 
 @st.composite
 def recordings(draw: st.DrawFn, virtual: bool = False) -> Recording:
-    """1 to 4 segments over buffers of every home; each begins with a read of host memory, as in a step.
-    Commands do not read what they write. `virtual`: scratch has no address yet."""
+    """Draw 1 to 4 segments over buffers of every home. Each segment begins with a read of host memory, as in
+    a step; no command reads what it writes. `virtual`: scratch has no addresses yet."""
     host = [buffer(Home.STAGING, "staging"), buffer(Home.PAGES, "pages")]
     scratch = [
         Virtual(4 * WORDS * draw(st.integers(1, 9)), f"v{i}") if virtual else buffer(label=f"s{i}")
@@ -67,7 +67,7 @@ def recordings(draw: st.DrawFn, virtual: bool = False) -> Recording:
 
 
 def without_each_barrier(recording: Recording) -> Iterator[tuple[Barrier, Recording]]:
-    """(barrier, the recording without it), for each barrier in turn."""
+    """Yield (barrier, the recording without it) for each barrier."""
     for i, command in enumerate(recording.commands):
         if isinstance(command, Barrier):
             yield command, Recording(recording.name, recording.commands[:i] + recording.commands[i + 1 :])

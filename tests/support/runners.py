@@ -1,4 +1,4 @@
-"""A runner from keywords."""
+"""Opens a runner with keyword arguments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def load_runner(
     interleave: bool | None = None,
     **options: Unpack[Keywords],
 ) -> Runner:
-    """Load a model. Shares are equal by default: unlike devices are not measured."""
+    """Load a model. Shares are equal by default; the speeds of differing devices are not measured."""
     gguf = model if isinstance(model, GGUF) else None
     wanted = Options.of(gguf.paths[0] if gguf else model, **options)  # type: ignore[arg-type]
     if wanted.tensor_split is None and wanted.devices:

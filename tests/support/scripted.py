@@ -21,7 +21,7 @@ class Thought:
 
 @dataclass(frozen=True)
 class Wait:
-    """A piece of a script: wait until the client disconnects."""
+    """Waits, as a piece of a script, until the client disconnects."""
 
 
 Piece = str | Thought | ToolDelta | Wait | Exception

@@ -1,4 +1,4 @@
-"""The real server in a thread, with a model without an engine."""
+"""The real server in a thread, with a model that has no engine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class ByteTokenizer:
 
 @dataclass
 class FakeModel:
-    """Continues every prompt with "x", a token every `pause_s` seconds; `active`: running generations."""
+    """Continues every prompt with "x", one token every `pause_s` seconds; `active`: number of running
+    generations."""
 
     pause_s: float = 0.0
     n_ctx: int = 512
@@ -44,7 +45,7 @@ class FakeModel:
     letter: str = "x"
     active: int = 0
     begun: int = 0
-    fails: Callable[[int], Exception | None] = lambda n: None  # after n tokens
+    fails: Callable[[int], Exception | None] = lambda n: None  # exception after n tokens
     lost: Exception | None = None
     tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
     chat_template: str | None = None
@@ -155,7 +156,7 @@ def served(model: Any, config: Config | None = None, open_: Any = None) -> Itera
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Only a deadlock reaches the deadline."""
+    """Wait until the condition holds. Only a deadlock takes as long as the deadline."""
     done = threading.Event()
     for _ in range(int(HANG_S / 0.01)):
         if condition():
@@ -165,7 +166,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 class Command:
-    """A server process; `log`: its output so far."""
+    """A server process; `log`: the lines that it has printed."""
 
     def __init__(self, *words: str) -> None:
         command = [sys.executable, "-m", "vkbackend", "serve", "-dev", "numpy", "--port", "0", *words]

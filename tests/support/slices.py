@@ -15,7 +15,7 @@ from vkbackend.meta.slices import Load
 from vkbackend.meta.split import MIRRORED, Ranges, split, split_experts
 from vkbackend.twins.device import NumpyDevice
 
-DTYPES = shaderlib.weight_types()  # rows of many begin at odd multiples of 2 bytes, MXFP4's at any byte
+DTYPES = shaderlib.weight_types()  # rows of many types begin at odd multiples of 2 bytes, MXFP4's at any byte
 
 
 def noise(nbytes: int, seed: int = 0) -> np.ndarray:
@@ -28,7 +28,7 @@ def numpy_devices(n: int, **limits: Any) -> list[NumpyDevice]:
 
 @st.composite
 def tilings(draw: st.DrawFn, units: int, n: int, size: int) -> Ranges:
-    """n ranges, some empty, that tile units * size."""
+    """Draw n ranges, some empty, that tile units * size."""
     cuts = sorted(draw(st.lists(st.integers(0, units), min_size=n - 1, max_size=n - 1)))
     return tuple((b * size, e * size) for b, e in zip([0, *cuts], [*cuts, units], strict=True))
 

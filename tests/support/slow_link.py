@@ -24,7 +24,7 @@ NET = "10.213.78"
 def _tap(namespace: str, address: str) -> int:
     result: list[int | OSError] = []
 
-    def enter() -> None:  # one thread may enter another namespace; a process with several threads may not
+    def enter() -> None:  # runs in a thread, because setns changes the network namespace of its thread only
         try:
             with open(f"/run/netns/{namespace}") as there:
                 if ctypes.CDLL(None, use_errno=True).setns(there.fileno(), _CLONE_NEWNET):
@@ -47,7 +47,7 @@ def _tap(namespace: str, address: str) -> int:
 
 @contextmanager
 def slow_link(names: list[str], delay_s: float) -> Iterator[list[str]]:
-    """The addresses of two hosts on such a link. Raises OSError without tap devices."""
+    """Yield the addresses of two hosts on such a link. Raises OSError if tap devices are impossible."""
     addresses = [f"{NET}.{n + 1}" for n in range(2)]
     ends = [_tap(name, address) for name, address in zip(names, addresses, strict=True)]
     ended = threading.Event()

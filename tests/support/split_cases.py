@@ -1,4 +1,4 @@
-"""Random models to split, and llama.cpp's answers by the oracle of its split arithmetic."""
+"""Random models to split, and llama.cpp's splits as the oracle computes them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Case = tuple[str, list[Layer], int, int, list[float] | None]
 
 
 def random_case(rng: random.Random) -> Case:
-    """(format, layers, vocabulary, devices, tensor split)"""
+    """Return (format, layers, vocabulary, devices, tensor split)."""
     while True:
         fmt, n = rng.choice(list(BLOCKS)), rng.randint(1, 8)
         head, kv = rng.choice([8, 16, 32, 64, 80, 96, 128, 192, 256]), rng.choice([1, 2, 3, 4, 5, 8, 16])
@@ -59,17 +59,17 @@ def matrices(case: Case) -> list[tuple[str, int]]:
 
 
 def load_oracle(path: Path) -> ModuleType:
-    """Import the script `split_oracle.py`, and add entries for the rarer formats."""
+    """Import the script `split_oracle.py`, and add the block sizes of all formats."""
     spec = spec_from_file_location("split_oracle", path)
     assert spec and spec.loader
-    module = sys.modules["split_oracle"] = module_from_spec(spec)  # its dataclasses look themselves up
+    module = sys.modules["split_oracle"] = module_from_spec(spec)  # its dataclasses look up their module
     spec.loader.exec_module(module)
     module.BLCK |= BLOCKS
     return module
 
 
 def answers(oracle: ModuleType) -> Callable[[Case], list[list[int]]]:
-    """Each device's share of the `matrices` of a case."""
+    """Return the function from a case to each device's share of its `matrices`."""
 
     def answer(case: Case) -> list[list[int]]:
         fmt, layers, _, n, split = case

@@ -1,4 +1,4 @@
-"""KeyboardInterrupt before a chosen bytecode of a call."""
+"""Raises KeyboardInterrupt before a chosen bytecode of a call."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 Where = Callable[[CodeType], bool]
 ANYWHERE = ("",)
-SIGNALLED = ("CALL", "RESUME", "JUMP_BACKWARD")  # after these bytecodes CPython looks for signals
+SIGNALLED = ("CALL", "RESUME", "JUMP_BACKWARD")  # after these bytecodes CPython checks for signals
 
 
 def strike(n: int, call: Callable[[], object], where: Where, after_ops: tuple[str, ...] = ANYWHERE) -> bool:
     """Run `call` and raise KeyboardInterrupt before bytecode `n` of the functions `where`, counting only
-    bytecodes after one of `after_ops`. False if there are fewer."""
+    bytecodes after one of `after_ops`. Return False if there are fewer."""
     left, last = n, dict[FrameType, str]()
 
     def count(frame: FrameType, event: str, _: Any) -> Any:
@@ -54,8 +54,8 @@ def everywhere(
     stride: int = 1,
     least: int = 20,
 ) -> None:
-    """Interrupt `call` at every stride-th of these bytecodes, at least `least` times, each followed by
-    `after`."""
+    """Interrupt `call` at every `stride`-th of these bytecodes, at least `least` times, and run `after` each
+    time."""
     n = 0
     while strike(n * stride, call, where, after_ops):
         after()

@@ -1,4 +1,4 @@
-"""Tiny random models of every architecture, written with gguf-py: biases and norms that matter."""
+"""Tiny random models of every architecture, written with gguf-py, with biases and norms that matter."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from vkbackend.tools.op_cases.setup import weights
 
 @dataclass(frozen=True)
 class Tiny:
-    """Four layers of 8 q heads over 2 kv heads, whose size is not n_embd / 8; 3 blocks of FFN columns."""
+    """Four layers of 8 q heads over 2 kv heads; the head size is not n_embd / 8. FFN columns are 3 blocks."""
 
     arch: str
     dtype: str = "F32"
     n_expert: int = 0
     n_used: int = 2
-    tied: bool = False  # the router's rows come in threes, equal up to rounding
+    tied: bool = False  # groups of three of the router's rows are equal up to rounding
     n_layer: int = 4
     n_embd: int = 64
     n_head: int = 8
@@ -93,7 +93,7 @@ def write_tiny(
     types: Mapping[str, str] | None = None,
 ) -> Path:
     """Write the model; `change` replaces, adds or removes (None) tensors. Tensors in `types` are random
-    blocks of that type, or floats if it has no blocks."""
+    blocks of that type, or floats if the type has no blocks."""
     t = tiny
     writer = gguf.GGUFWriter(path, t.arch)
     keys: dict[str, Any] = {
@@ -138,7 +138,8 @@ def write_tiny(
 
 
 def stored_as(dtype: str, values: np.ndarray) -> np.ndarray:
-    """uint8 [..., row bytes]: the values, or random blocks of similar size (zeros without shaders)."""
+    """Return the values, or random blocks of similar size, as uint8 [..., row bytes]; zeros for types that no
+    shader reads."""
     if dtype not in shaderlib.weight_types():
         raw = np.zeros((*values.shape[:-1], row_nbytes(dtype, values.shape[-1])), np.uint8)
     elif block_of(dtype)[0] == 1:

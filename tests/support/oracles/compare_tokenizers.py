@@ -1,12 +1,13 @@
-"""Prints tables: tokenizers against llama.cpp's on random lines, and the time of loading and encoding.
+"""Prints tables that compare tokenizers with llama.cpp's on random lines and by the time of loading and
+encoding.
 
     PYTHONPATH=tests/support python tests/support/oracles/compare_tokenizers.py           # all three tables
-    PYTHONPATH=tests/support python tests/support/oracles/compare_tokenizers.py speed     # one of them
+    PYTHONPATH=tests/support python tests/support/oracles/compare_tokenizers.py speed     # one table
 
 speed: vocabularies of `../shared/vocab` (else the small ones of tests/data): lines that differ; CPU seconds
-to load, the best of three; MB per CPU second of English, cold (right after loading) and warm (once more).
-cuts: every pre-tokenizer that cuts in its own way, over a vocabulary of all pairs of bytes. `own` are lines
-that differ from llama.cpp's where it does not cut as the model does (make_pre_tokenizers.py says where).
+to load, the best of three; MB per CPU second of English, `cold` (right after loading) and `warm` (once more).
+cuts: every pre-tokenizer with its own cuts, over a vocabulary of all pairs of bytes. `own` counts lines that
+differ because llama.cpp does not cut as the model does (see make_pre_tokenizers.py).
 kinds: small vocabularies of the other kinds. Needs xllamacpp.
 """
 
@@ -52,7 +53,7 @@ def differing(ours: Tokenizer, theirs: llama_cpp.Vocabulary, lines: Sequence[str
 
 
 def reaching_over_a_space(path: Path, folder: Path) -> Path:
-    """The same vocabulary, but its last token has an inner space, as Gemma 3's do."""
+    """Copy the vocabulary, but put a space inside its last token, as Gemma 3's tokens have."""
     with GGUF.open(path) as gguf:
         tokens = gguf.strings("tokenizer.ggml.tokens")
         tokens[-1] = "q\u2581q"
@@ -119,7 +120,7 @@ def cuts(lines: list[str]) -> None:
 
 
 def kinds(lines: list[str]) -> None:
-    """For BERT, `own` are lines with spacing marks: its normalizer keeps them, llama.cpp drops them."""
+    """For BERT, `own` counts lines with spacing marks, which BERT's normalizer keeps and llama.cpp drops."""
     print("| kind | lines | differ | own | unexplained |\n" + "|---" * 5 + "|")
     for name, make in make_kinds.MAKE.items():
         with tempfile.TemporaryDirectory() as folder:

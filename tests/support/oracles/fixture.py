@@ -1,5 +1,5 @@
-"""The metadata and tensors of a tiny random model, written as GGUF. Each tensor has a generator seeded by its
-name, so weights are reproducible in any order and never stored.
+"""The metadata and tensors of a tiny random model, written as GGUF. Each tensor's name seeds a generator, so
+weights are the same in any order and are never stored.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ N_VOCAB = 128
 N_CTX = 64
 PROMPT = np.random.default_rng(48).integers(0, N_VOCAB, 48).tolist()
 N_STEERED = 8
-N_PREFILL = 40  # prompt tokens of the first batch, if the other 8 follow singly
+N_PREFILL = 40  # prompt tokens of the first batch, if the other 8 are batches of one token
 
 
 @dataclass
 class Fixture:
-    """A model; `keys` have no architecture prefix."""
+    """A model. `keys` have no architecture prefix."""
 
     name: str
     arch: str
     keys: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, np.ndarray] = field(default_factory=dict)
-    unread: tuple[str, ...] = ()  # prefixes of tensors without effect
+    unread: tuple[str, ...] = ()  # prefixes of tensors that do not change the logits
     alone: str = ""
     unsteered: tuple[int, ...] = ()  # layers after which llama.cpp adds no control vector
 
@@ -65,7 +65,7 @@ class Fixture:
 
 
 Q8_0, MXFP4 = gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.MXFP4
-# F32 in quantized files, as all vectors.
+# F32 in quantized files, as all vectors are.
 KEPT = re.compile(r"\.bias$|ffn_gate_inp|ssm_(conv1d|a$|d$)|_norm\.|^rope_")
 
 
@@ -93,7 +93,8 @@ def write(
     quantize: bool = False,
     blocks: Mapping[str, tuple[np.ndarray, gguf.GGMLQuantizationType]] | None = None,
 ) -> Path:
-    """The model as GGUF without a vocabulary; `blocks` as given, others as Q8_0 with `quantize`."""
+    """Write the model as GGUF without a vocabulary: tensors in `blocks` as given, matrices as Q8_0 if
+    `quantize`."""
     writer = gguf.GGUFWriter(path, fixture.arch)
     writer.add_string("tokenizer.ggml.model", "none")
     for key, value in {"vocab_size": N_VOCAB, **fixture.keys}.items():

@@ -1,4 +1,4 @@
-"""All fixtures by name: the architecture, then `+` and the variant."""
+"""All fixtures by name: the architecture, then `+` and the variant if there is one."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def glm4moe(m: Fixture) -> tuple[Any, State]:
 
 @builder("gpt-oss")
 def gpt_oss(m: Fixture) -> tuple[Any, State]:
-    """llama.cpp always rounds (`truncate`) the bounds of the YaRN ramp; GGUF has no key for it."""
+    """llama.cpp always rounds (`truncate`) the bounds of the YaRN ramp; GGUF has no key for this."""
     k = m.keys
     n_layer = k["block_count"]
     config = transformers.GptOssConfig(

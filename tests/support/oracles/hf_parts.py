@@ -1,4 +1,4 @@
-"""From GGUF to `transformers`: names, arguments, layouts."""
+"""Converts names, arguments and layouts from GGUF to `transformers`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ State = dict[str, np.ndarray]
 Builder = Callable[[Fixture], tuple[Any, State]]
 BUILDERS: dict[str, Builder] = {}
 
-NAMES = {  # tensors of a layer, GGUF to transformers; builders add what is not here
+NAMES = {  # a layer's tensors, GGUF -> transformers; builders add the others
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -134,7 +134,7 @@ def minus_one(state: State, pattern: str = r"norm\.weight$") -> None:
 
 
 def gate_rows(m: Fixture, state: State) -> None:
-    """The shared expert's gate: a vector in GGUF, a one-row matrix in transformers."""
+    """The shared expert's gate is a vector in GGUF and a matrix of one row in transformers."""
     for il in layers(m, "ffn_gate_inp_shexp.weight"):
         name = f"model.layers.{il}.mlp.shared_expert_gate.weight"
         state[name] = state[name][None]

@@ -81,7 +81,7 @@ def qwen3next(m: Fixture) -> tuple[Any, State]:
 
 
 def grouped(m: Fixture, values: np.ndarray, axis: int = 0) -> np.ndarray:
-    """Value heads from tiled (h reads key head h % n) to transformers' grouped order (h // r)."""
+    """Reorder value heads from tiled (h reads key head h % n) to transformers' grouped order (h // r)."""
     n_k, n_v = m.keys["ssm.group_count"], m.keys["ssm.time_step_rank"]
     values = np.moveaxis(values, axis, 0)
     heads = values.reshape(n_v // n_k, n_k, -1, *values.shape[1:])

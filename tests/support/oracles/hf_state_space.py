@@ -12,7 +12,7 @@ from oracles.hf_parts import State, builder, common, fused_experts, halves_from_
 
 
 def scans(m: Fixture, state: State, where: str) -> None:
-    """The state space layers; `where` is formatted with the layer's number."""
+    """Add the state space layers; `where` is formatted with the layer's number."""
     for il in layers(m, "ssm_a"):
         p, b = where.format(il), f"blk.{il}."
         state |= {

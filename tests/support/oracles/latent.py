@@ -64,7 +64,7 @@ def deepseek2_keys(m: Fixture, n_layer: int, **more: Any) -> None:
 
 @fixture("deepseek2")
 def deepseek2(m: Fixture) -> None:
-    """As V3: q from a latent too, sigmoid, groups, YaRN."""
+    """Like V3: q from a latent, sigmoid, groups, YaRN."""
     deepseek2_keys(
         m, 4, attention__q_lora_rank=24, expert_gating_func=2, expert_weights_scale=2.5,
         expert_weights_norm=True, expert_group_count=4, expert_group_used_count=2,
@@ -76,7 +76,7 @@ def deepseek2(m: Fixture) -> None:
 
 @fixture("deepseek2+heads")
 def deepseek2_heads(m: Fixture) -> None:
-    """As V2 in files from before April 2025: keys and values of full heads."""
+    """Like V2 in files from before April 2025: every head has keys and values of its own."""
     deepseek2_keys(m, 3, attention__q_lora_rank=24, expert_gating_func=1, expert_weights_scale=1.5)
     m.keys |= {
         "attention.head_count_kv": m.keys["attention.head_count"],
@@ -91,7 +91,7 @@ def deepseek2_heads(m: Fixture) -> None:
 
 @fixture("deepseek2+softmax")
 def deepseek2_softmax(m: Fixture) -> None:
-    """As V2: softmax, weights as they are."""
+    """Like V2: softmax, weights not normalised."""
     deepseek2_keys(m, 3, attention__q_lora_rank=24, expert_gating_func=1, expert_weights_scale=1.5)
     deepseek2_layers(m, 3)
 
@@ -107,12 +107,12 @@ def mistral4(m: Fixture) -> None:
     deepseek2_layers(m, 3)
 
 
-# The last chosen and the first unchosen score of each row differ by at least 1e-4 of the largest,
-# 100 times F32's error. With eight heads few scores are 0.
+# The last chosen and the first unchosen score of a row differ by at least 1e-4 of the largest score, 100
+# times the error of F32. With eight heads few scores are 0.
 TOP_K, N_INDEX = 19, 8
 
 
-INDEX_DIM = 64  # llama.cpp's Hadamard matrix for index keys is 64 or larger
+INDEX_DIM = 64  # llama.cpp's Hadamard matrix for index keys needs at least 64
 
 
 RANK_Q = 24
@@ -157,7 +157,7 @@ def glm_dsa(m: Fixture) -> None:
 
 @fixture("glm-dsa+shared")
 def glm_dsa_shared(m: Fixture) -> None:
-    """As GLM-5.2: two layers reuse the choice before them."""
+    """Like GLM-5.2: two layers use an earlier layer's choice."""
     full = [True, True, False, False, True]
     sparse_keys(m, len(full), attention__indexer__types=full)
     deepseek2_layers(m, len(full))

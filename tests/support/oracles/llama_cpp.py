@@ -1,5 +1,6 @@
-"""llama.cpp as an oracle: the C library in `xllamacpp`, by ctypes on the CPU. F32 KV cache, no flash
-attention. Parameter layouts are not a stable interface, so their defaults are checked first.
+"""llama.cpp as an oracle: the C library in `xllamacpp`, called by ctypes on the CPU, with an F32 KV cache and
+without flash attention. The layouts of parameters are not a stable interface, so their defaults are checked
+first.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from pathlib import Path
 
 import numpy as np
 
-F32, F16 = 0, 1  # of ggml_type
-# offset: (default, ours)
+F32, F16 = 0, 1  # values of ggml_type
+# Offset in the parameters -> (default, value for the oracle).
 CONTEXT = {
     0: (512, 64),
     4: (2048, 64),
     8: (512, 64),
-    28: (4, 1),  # n_threads: every sum in one order
+    28: (4, 1),  # n_threads: one order for every sum
     32: (4, 1),
-    52: (-1, 0),  # flash attention: automatic, off
+    52: (-1, 0),  # flash attention: automatic -> off
     104: (F16, F32),
     108: (F16, F32),
 }
 N_GPU_LAYERS, VOCAB_ONLY = 16, 72
-ERROR = 4  # of ggml_log_level
+ERROR = 4  # a ggml_log_level
 _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 
@@ -160,8 +161,8 @@ def logits(
     n_vocab: int,
     steering: Mapping[int, np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Logits of consecutive batches, float32 [n_tokens, n_vocab]; `steering`: control vectors by layer, from
-    1 on."""
+    """Return the logits of consecutive batches, float32 [n_tokens, n_vocab]; `steering`: control vectors by
+    layer, from layer 1 on."""
     context = Context(path, n_vocab, steering)
     rows = [context.decode(tokens) for tokens in batches]
     context.close()
@@ -169,7 +170,8 @@ def logits(
 
 
 def quantized(values: np.ndarray, kind: int, importance: np.ndarray | None = None) -> np.ndarray:
-    """Rows of float32 [n, k] in the ggml type `kind`, uint8 [n, row bytes], as `llama-quantize --pure`."""
+    """Quantize rows of float32 [n, k] to the ggml type `kind`, uint8 [n, row bytes], as `llama-quantize
+    --pure`."""
     n, k = values.shape
     values, lib = np.ascontiguousarray(values, np.float32), library()
     weights = None if importance is None else np.ascontiguousarray(importance, np.float32)
@@ -186,7 +188,8 @@ class Vocabulary:
     def __init__(self, path: Path) -> None:
         self._lib = library()
         params = self._lib.llama_model_default_params()
-        params.set(VOCAB_ONLY, 0x00010000, 0x00010001)  # four switches: this one, and the third that is on
+        # four switches: this one, and the third, which is on by default
+        params.set(VOCAB_ONLY, 0x00010000, 0x00010001)
         self._model = self._lib.llama_model_load_from_file(str(path).encode(), params)
         if not self._model:
             raise ValueError(f"llama.cpp does not load {path.name}")

@@ -1,9 +1,9 @@
-"""Makes `golden/*.npz`: the logits of every fixture by two independent programs that must agree.
+"""Makes `golden/*.npz`: the logits of every fixture from two independent programs that must agree.
 
     PYTHONPATH=tests/support python tests/support/oracles/make_golden.py [NAME ...]
 
-Needs torch, transformers and xllamacpp. Each file has transformers' logits, the versions, the distance of the
-two programs, and the least effect of a tensor.
+Needs torch, transformers and xllamacpp. Each file has transformers' logits, the versions, the NMSE between
+the programs, and the least effect of a tensor.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from oracles.fixtures import FIXTURES, build
 from places import GOLDEN
 
 STEPS = [PROMPT[:N_PREFILL], *([token] for token in PROMPT[N_PREFILL:])]
-# NMSE between the programs, and in one between all tokens at once and one by one. llama.cpp's GELU
-# table is F16: off by 5e-4 of a value, and rounding chooses between entries.
+# NMSE between the programs, and between one batch and single tokens in one program. llama.cpp's GELU table is
+# F16, so values are off by up to 5e-4, and rounding chooses between entries.
 BOUNDS, WITH_GELU = (1e-10, 1e-11), (1e-6, 1e-8)
-MATTERS = 1e-2  # least change of the logits, relative and RMS, when a tensor is made neutral
+MATTERS = 1e-2  # least relative RMS change of the logits when a tensor is made neutral
 
 
 def nmse(got: np.ndarray, want: np.ndarray) -> float:
@@ -73,7 +73,7 @@ def changes(fixture: Fixture, logits: np.ndarray, folder: Path) -> dict[str, flo
         neutral.tensors[name] = np.ones_like(values) if multiplies else np.zeros_like(values)
         path = write(neutral, folder / "neutral.gguf")
         change = nmse(llama_cpp.logits(path, [PROMPT], N_VOCAB), logits) ** 0.5
-        errors[name] = inf if isnan(change) else change  # zeros here are a divisor elsewhere: NaN
+        errors[name] = inf if isnan(change) else change  # NaN: something is divided by this tensor's zeros
     return errors
 
 

@@ -1,8 +1,9 @@
-"""Makes `golden/kind-*.json`: small vocabularies of WordPiece, Unigram, RWKV and lower-case words, and ids.
+"""Makes `golden/kind-*.json`: small vocabularies of WordPiece, Unigram, RWKV and lower-case words, with
+llama.cpp's ids of random lines and prose.
 
     PYTHONPATH=tests/support python tests/support/oracles/make_kinds.py
 
-llama.cpp makes the ids of random lines and of prose. Needs xllamacpp.
+Needs xllamacpp.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ MAP = {
 
 
 def character_map(replaced: Mapping[str, str]) -> bytes:
-    """A precompiled map: size of the double array, array, texts."""
+    """Return a precompiled map: size of the double array, array, texts."""
     texts, tree = b"", {}
     for text, other in replaced.items():
         node = tree
@@ -46,7 +47,7 @@ def character_map(replaced: Mapping[str, str]) -> bytes:
         free = (
             b for b in range(1, 1 << 16) if b not in bases and all((b ^ c) not in units for c in children)
         )
-        bases.add(base := next(free))  # every node has a base of its own, so a byte identifies its parent
+        bases.add(base := next(free))  # no two nodes share a base, so a byte identifies its parent
         for label, child in children.items():
             leaf = label == 0
             units[base ^ label] = child | 1 << 31 if leaf else label

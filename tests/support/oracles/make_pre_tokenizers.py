@@ -1,9 +1,9 @@
-"""Makes `golden/pre-tokenizers.json`: ids of random lines by each pre-tokenizer that cuts in its own way.
+"""Makes `golden/pre-tokenizers.json`: ids of random lines from each pre-tokenizer that has its own cuts.
 
     PYTHONPATH=tests/support python tests/support/oracles/make_pre_tokenizers.py
 
-Every pair of bytes is a token, in random order, so another cut nearly always gives other ids. llama.cpp makes
-the ids, or `tokenizers` with the published expression where llama.cpp's differs. Needs xllamacpp.
+Every pair of bytes is a token, in random order, so another cut nearly always gives other ids. The ids come
+from llama.cpp, or from `tokenizers` with the published expression where llama.cpp's differs. Needs xllamacpp.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _CASED = (
 )
 _SUFFIX = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _GPT4O = _CASED % (_SUFFIX, _SUFFIX, r"\p{N}{1,3}")
-# The models' own expressions where llama.cpp deviates: most of its capital letters are ASCII or
-# missing; digits of tiny_aya group before letters, digits of SuperBPE are ASCII.
+# The models' own expressions where llama.cpp deviates: most of its capital letters are ASCII or missing; it
+# groups tiny_aya's digits before letters; it takes only ASCII digits for superbpe.
 ORIGINALS: dict[str, tuple[str, ...]] = {
     "tekken": (_CASED % ("", "", r"\p{N}"),),
     "gpt-4o": (_GPT4O,),
@@ -50,9 +50,8 @@ ORIGINALS: dict[str, tuple[str, ...]] = {
         _CASED % (_SUFFIX, _SUFFIX, r"\p{N}"),
     ),
 }
-# llama.cpp deviates: wide spaces are white space where a class of characters has them, digits of
-# deepseek-llm are grouped, and characters before a number join
-# its first digits.
+# Lines on which llama.cpp deviates: it takes wide spaces as white space in character classes, groups
+# deepseek-llm's digits, and joins characters before a number with the number's first digits.
 UNLIKE = {
     "deepseek-llm": r"\d\d|[\u2000-\u3000²³½Ⅷ]",
     "deepseek-coder": r"[\u2000-\u3000]",
@@ -68,7 +67,7 @@ def names() -> list[str]:
 
 
 def pairs_of(lines: Iterable[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Tokens and merges: all bytes, all pairs of the lines' bytes in random order, WHOLE."""
+    """Return tokens and merges: all bytes, all pairs of the lines' bytes in random order, WHOLE."""
     shown = byte_characters()
     used = sorted({b for line in lines for b in line.encode()})
     merges = [(shown[a], shown[b]) for a in used for b in used]

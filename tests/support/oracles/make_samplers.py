@@ -1,11 +1,12 @@
-"""Makes `golden/samplers.json`: what llama.cpp's samplers leave of rows of logits; and compares with it.
+"""Makes `golden/samplers.json`: the probabilities that llama.cpp's samplers give to rows of logits; or prints
+a comparison with them.
 
     PYTHONPATH=tests/support python tests/support/oracles/make_samplers.py            # writes the file
     PYTHONPATH=tests/support python tests/support/oracles/make_samplers.py --table    # prints a comparison
 
-The table: per case, how many random rows of 2,000 logits keep the same tokens, the largest difference of a
-probability, and for one row the chi-square of 100,000 of our draws (10,000 if more than 500 tokens are left).
-Needs xllamacpp.
+The table has per case: the number of random rows of 2,000 logits that keep the same tokens, the largest
+difference of a probability, and for one row the chi-square of 100,000 of our draws (10,000 if more than 500
+tokens are left). Needs xllamacpp.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def written(logits: np.ndarray) -> list[float]:
 
 
 def chi_square(observed: np.ndarray, expected: np.ndarray) -> tuple[float, int]:
-    """(chi-square, degrees of freedom); tokens expected fewer than 5 times are merged."""
+    """Return (chi-square, degrees of freedom); tokens expected fewer than 5 times are merged."""
     rare = expected < 5
     observed = np.append(observed[~rare], observed[rare].sum())
     expected = np.append(expected[~rare], expected[rare].sum())

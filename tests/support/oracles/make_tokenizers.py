@@ -1,9 +1,10 @@
-"""Makes `golden/tokenizer-*.json`: small vocabularies and what other programs make of texts with them.
+"""Makes `golden/tokenizer-*.json`: small vocabularies, and the ids that other programs give to texts.
 
     PYTHONPATH=tests/support python tests/support/oracles/make_tokenizers.py
 
-Needs tokenizers, transformers, tiktoken and xllamacpp. Gemma 4: transformers and llama.cpp must agree. Kimi
-K2: tiktoken; llama.cpp does not cut between small and capital letters, so each file says how often it agrees.
+Needs tokenizers, transformers, tiktoken and xllamacpp. For Gemma 4 transformers and llama.cpp must agree. For
+Kimi K2 the ids are tiktoken's; llama.cpp does not cut between small and capital letters, so each file states
+how often it agrees.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ def byte_characters() -> dict[int, str]:
 
 
 def halves(ranks: dict[bytes, int], token: bytes) -> list[bytes]:
-    """The two tokens whose merge, by lower ranks, gives a token, as in GGUF's converters."""
+    """Return the two tokens whose merge by lower ranks gives a token, as in the converters to GGUF."""
     parts = [bytes([b]) for b in token]
     while len(parts) > 2:
         joined = [ranks.get(a + b, len(ranks)) for a, b in pairwise(parts)]
@@ -168,7 +169,7 @@ def kimi_k2() -> dict[str, Any]:
     import tiktoken
     from tiktoken._educational import bpe_train
 
-    # windows of five characters: merges reach across the expression's cuts
+    # Train on windows of five characters, so that merges cross the expression's cuts.
     text = "".join("\n".join(PROSE)[i:] for i in range(5))
     ranks = bpe_train(text, 900, "(?s).{5}", visualise=None)
     engine = tiktoken.Encoding("kimi", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})

@@ -1,8 +1,9 @@
-"""Prints how far every architecture is from its golden logits, as a Markdown table:
+"""Prints the NMSE of every architecture against its golden logits as a Markdown table:
 
     PYTHONPATH=tests/support python tests/support/oracles/nmse_table.py [NAME ...]
 
-A prompt goes in one step, its last tokens one by one. Caches, sums and wire are F32.
+One step computes the first tokens of the prompt, one step each the last tokens. Caches, sums and wire are
+F32.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ SETS = {"numpy": ["numpy"], "numpy x 3": ["numpy"] * 3, "0,0,0": ["0"] * 3, "0,1
 
 
 def logits(path: Path, devices: list[str]) -> np.ndarray:
-    """[len(PROMPT), n_vocab]"""
+    """Return the logits of PROMPT [len(PROMPT), n_vocab]."""
     how = {"type_k": "f32", "type_v": "f32", "reduce_type": "f32"}
     runner = load_runner(path, devices=devices, n_ctx=N_CTX, n_ubatch=N_CTX, **how)
     try:
