@@ -1,4 +1,4 @@
-"""Options, markers, Vulkan devices and model files of every test."""
+"""Options, markers, Vulkan devices and model files for all tests."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
-# The threads of numpy and of a software driver compete for cores: a float64 forward of 512 tokens took
-# 1.2 s with two threads, 0.2 s with one. Set before anything imports numpy.
+# Set before anything imports numpy, because the threads of numpy and of a software driver compete for cores:
+# a float64 forward of 512 tokens took 1.2 s with two threads, 0.2 s with one.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-os.environ.pop("COLUMNS", None)  # workers of xdist have it: tables in pipes would be cut to that width
+os.environ.pop("COLUMNS", None)  # workers of xdist have it, and would cut tables in pipes to that width
 
 from places import ROOT  # noqa: E402
 
@@ -56,17 +56,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    gc.disable()  # searching half a million objects took a tenth of a run
-    # Models are held to tolerances of F32 activations, on devices that would round them, too.
+    gc.disable()  # searching half a million objects took a tenth of the time of a run
+    # Tests expect the precision of F32 activations, which devices with 8-bit operations would round.
     os.environ["VKBACKEND_EXACT"] = "1"
     if runtime := config.getoption("--runtime"):
-        os.environ["VKBACKEND_RUNTIME"] = runtime  # read by all that opens devices, child processes too
+        # read by everything that opens devices, also in child processes
+        os.environ["VKBACKEND_RUNTIME"] = runtime
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
 
 
 def left_out(config: pytest.Config) -> dict[str, str]:
-    """Marker -> the flag that asks for its tests, unless it was given."""
+    """Return the markers whose tests are left out, with the flag that would select them."""
     asked = {"wide": config.getoption("--all"), "oracle": "oracle" in config.getoption("-m")}
     how = {"wide": "wide sweeps (--all)", "oracle": "questions to other programs (-m oracle)"}
     return {marker: words for marker, words in how.items() if not asked[marker]}
@@ -82,7 +83,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     out = [item for item in items if any(marker in item.keywords for marker in markers)]
     config.hook.pytest_deselected(items=out)
     items[:] = [item for item in items if not any(marker in item.keywords for marker in markers)]
-    items.sort(key=lambda item: item.path.name not in DEAREST)  # a worker that begins one late ends late
+    # slow files first: a worker that begins one late ends late
+    items.sort(key=lambda item: item.path.name not in DEAREST)
     if (runtime := os.environ.get("VKBACKEND_RUNTIME", "native")) != "native":
         for item in items:
             if "native" in item.keywords:
@@ -95,7 +97,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Tests above `vkbackend/vulkan` hand their devices on (kept_devices.py)."""
+    """Tests above `vkbackend/vulkan` share devices (kept_devices.py)."""
     if module := sys.modules.get("kept_devices"):
         module.on = not item.path.is_relative_to(ROOT / "tests" / "vkbackend" / "vulkan")
 
@@ -127,7 +129,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[object]:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with all model files (see material.py)."""
+    """Return the folder with all model files (see material.py)."""
     from material import lay_out_models
 
     folder = tmp_path_factory.mktemp("models")
@@ -137,7 +139,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an `own_process` test in a process of its own."""
+    """Run an `own_process` test in a separate process."""
     if "own_process" not in pyfuncitem.keywords or CHILD in os.environ:
         return None
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--all"]
@@ -157,7 +159,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture(autouse=True)
 def no_device_opens(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test marked `no_vulkan` fails where it opens a Vulkan device."""
+    """Make a test marked `no_vulkan` fail if it opens a Vulkan device."""
     if "no_vulkan" in request.keywords and (module := sys.modules.get("vkbackend.vulkan.logical_device")):
 
         def refuse(self: object) -> None:
@@ -168,7 +170,7 @@ def no_device_opens(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture(autouse=True)
 def silent_layer() -> Iterator[None]:
-    """With VKBACKEND_VALIDATION=1 a test fails if the layer reports an error of this process."""
+    """With VKBACKEND_VALIDATION=1, fail a test if the layer reports an error of this process."""
     from vkbackend import env
 
     if not env.validation():

@@ -49,7 +49,7 @@ def test_the_hooks_are_the_decoders() -> None:
     names = {
         name for hook in hooks for name in re.findall(r"`(?:LayerConfig\.)?([a-z_]+)(?: =[^`]*)?`", hook)
     }
-    other = {"attn_sinks", "owner"}  # a weight, a field of KVSpec
+    other = {"attn_sinks", "owner"}  # a weight, and a field of KVSpec
     known = set(dir(Decoder)) | set(LayerConfig.__dataclass_fields__) | other
     assert len(names) > 12 and names <= known, names - known
 
@@ -64,7 +64,7 @@ def test_the_picture_is_of_its_source() -> None:
 
 
 def test_the_stops_are_in_their_files() -> None:
-    """At most five lines of a file for each stop, in order; `...` leaves lines out."""
+    """Each stop quotes at most five lines of its file, in order; `...` marks omitted lines."""
     stops = re.findall(r"^\*\*\d+\. `([\w/.]+)`\*\*.*?\n\n```\w+\n(.*?)```", PAGE, re.MULTILINE | re.DOTALL)
     assert len(stops) == 12
     for path, text in stops:

@@ -29,7 +29,7 @@ def prose(path: Path) -> str:
 
 
 def anchors(path: Path) -> set[str]:
-    """Targets of links into the page: headings, as GitHub and the site write them."""
+    """Return the link targets in a page: its headings, in the form of GitHub and of the site."""
     titles = re.findall(r"^#+ (.+)$", re.sub(r"(?ms)^```.*?^```$", "", path.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
@@ -75,7 +75,7 @@ def test_every_public_name_is_in_the_reference() -> None:
 
 
 def public_members() -> list[str]:
-    """`Class.method`, inherited methods too."""
+    """Return `Class.method` for all methods, including inherited methods."""
     members = []
     for name in CLASSES:
         class_ = getattr(vkbackend, name)
@@ -87,7 +87,7 @@ def public_members() -> list[str]:
 
 
 def test_every_public_method_has_a_docstring() -> None:
-    """The reference leaves out a method without one."""
+    """The reference omits methods without a docstring."""
     members = [member.split(".") for member in public_members()]
     assert not [
         f"{class_}.{name}"

@@ -1,4 +1,4 @@
-"""The folders are layers: imports point one way, and never in circles."""
+"""The folders are layers: imports point in one direction, and never in cycles."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.no_vulkan
 
 LAYERS = ("shaders", "vkbackend", "meta", "models", "tools")
 MODULES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
-PACKAGE = ROOT / "vkbackend" / "__init__.py"  # re-exports the public names, lazily: test_package_is_lazy
-COMMAND = ROOT / "vkbackend" / "__main__.py"  # nothing imports it: `python -m vkbackend`
+PACKAGE = ROOT / "vkbackend" / "__init__.py"  # imports the public names lazily: test_package_is_lazy
+COMMAND = ROOT / "vkbackend" / "__main__.py"  # `python -m vkbackend`; nothing imports it
 NOT_INSTALLED = {"vkbackend.tools.checkout", "vkbackend.tools.studies"}
 MAY_PRINT = ("tools/", "vkbackend/profiling.py")
 
@@ -30,7 +30,7 @@ def name_of(path: Path) -> str:
 
 
 def layer_of(module: str) -> str | None:
-    """The folder of `vkbackend.meta.plan`; None for a module of another project."""
+    """Return the folder of a module such as `vkbackend.meta.plan`; None for a module of another project."""
     parts = module.split(".")
     if parts[0] != "vkbackend":
         return None
@@ -38,7 +38,7 @@ def layer_of(module: str) -> str | None:
 
 
 def imported(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
-    """(line, module) of every import, also in functions and TYPE_CHECKING blocks, and of
+    """Yield (line, module) of every import, also in functions and TYPE_CHECKING blocks, and of
     import_module("...")."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -97,8 +97,7 @@ def test_no_circles() -> None:
 
 
 def test_a_circle_is_named(tmp_path: Path) -> None:
-    """Two of three files import each other: one import is inside a function. An import for typing does not
-    count."""
+    """Two of three files import each other, once inside a function. An import for typing does not count."""
     (tmp_path / "p").mkdir()
     (tmp_path / "pyproject.toml").write_text('[tool.setuptools.package-dir]\np = "p"\n')
     sources = {
@@ -120,7 +119,7 @@ def test_every_package_is_installed() -> None:
 
 
 def test_nobody_imports_commands_and_studies() -> None:
-    """Shared code is below the commands. A wheel has neither studies nor checkout."""
+    """Shared code belongs below the commands. A wheel contains neither studies nor checkout."""
     commands = {f"vkbackend.tools.{module}" for module, _ in COMMANDS.values()}
     tree = structure.read(ROOT)
     wrong = [
@@ -133,7 +132,7 @@ def test_nobody_imports_commands_and_studies() -> None:
 
 
 def test_package_is_lazy() -> None:
-    """Only type checkers follow its imports."""
+    """Only type checkers follow the package's imports."""
     tree = ast.parse(PACKAGE.read_text())
     guarded = [n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
     hidden = {id(node) for block in guarded for node in ast.walk(block)}
@@ -142,7 +141,7 @@ def test_package_is_lazy() -> None:
 
 
 def test_no_module_bears_a_standard_library_name() -> None:
-    """Run by path, such a module would shadow the standard one."""
+    """If such a module is run by its path, it shadows the standard module."""
     assert not [name_of(path) for path in MODULES if path.stem in sys.stdlib_module_names]
 
 

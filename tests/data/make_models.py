@@ -1,8 +1,8 @@
-"""Makes what llama.cpp decides about the models in this folder: K and IQ files, golden logits and tokens.
+"""Makes the K and IQ files of the models in this folder, and llama.cpp's logits and tokens for every file.
 
     PYTHONPATH=tests/support python tests/data/make_models.py [quantize] [goldens]
 
-Needs xllamacpp. The trained models are there before it (README.md has the commands).
+Needs xllamacpp, and the trained models (README.md has the commands).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vkbackend.tools.demo.vocabulary import BOS, Vocabulary
 DATA = Path(__file__).resolve().parent
 SOURCE = DATA / "stories-w256-F16.gguf"
 TYPES = "Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS IQ3_S IQ3_XXS IQ2_S IQ2_XS IQ2_XXS IQ1_S IQ1_M".split()
-WEIGHED = ("IQ3", "IQ2", "IQ1")  # these are told which columns matter, as llama.cpp's users do
+WEIGHED = ("IQ3", "IQ2", "IQ1")  # formats quantized with the columns' importance, as users of llama.cpp do
 N_STORIES, N_TOKENS = 64, 256
 N_PROMPTS, N_WORDS = 40, 4
 N_GREEDY = 48
@@ -36,7 +36,8 @@ N_GREEDY = 48
 
 
 def importance() -> dict[str, np.ndarray]:
-    """Matrix -> mean square of each column's input over stories of the grammar (llama.cpp: imatrix)."""
+    """Return the mean square of each column's input by matrix, over stories of the grammar (llama.cpp:
+    imatrix)."""
     fields = gguf.GGUFReader(SOURCE).fields
     vocabulary = Vocabulary(*(fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "scores")))
     rng, squares = random.Random(5), dict[str, np.ndarray]()
@@ -59,7 +60,7 @@ def quantize(folder: Path) -> Iterator[Path]:
 
 
 def told(path: Path, prompt: str) -> tuple[dict[str, object], np.ndarray]:
-    """llama.cpp's greedy text for a prompt, and the logits of its tokens."""
+    """Return llama.cpp's greedy text for a prompt, and the logits of the prompt's tokens."""
     vocabulary = llama_cpp.Vocabulary(path)
     tokens = vocabulary.encode(prompt, True, True)
     n_vocab = len(gguf.GGUFReader(path).fields["tokenizer.ggml.tokens"].data)
@@ -94,8 +95,7 @@ def prompts() -> list[str]:
 
 
 def goldens(files: list[Path], folder: Path) -> None:
-    """Write the golden logits and tokens of each file, with the prompt whose greedy text has the widest
-    margins."""
+    """Write each file's golden logits and tokens for the prompt whose greedy text has the widest margins."""
     expected, every = {}, {}
     for path in files:
         tried = [told(path, prompt) for prompt in prompts()]

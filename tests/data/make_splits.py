@@ -1,4 +1,4 @@
-"""Makes `splits.json`: how llama.cpp shares out random models and real ones, by the oracle of its arithmetic.
+"""Makes `splits.json`: llama.cpp's splits of random and real models, from the oracle of its split arithmetic.
 
 PYTHONPATH=tests/support python tests/data/make_splits.py ../shared/oracles/split_oracle.py
 """
@@ -15,12 +15,13 @@ from typing import Any
 from split_cases import BLOCKS, answers, cases, load_oracle
 
 DATA = Path(__file__).resolve().parent
-N_CASES = 400  # among which every format occurs with keys as long as values, and with others
+N_CASES = 400  # enough that every format occurs with keys as long as values, and with other keys
 TYPES, N_DEVICES = ("F16", "Q8_0", "Q4_K"), (2, 3, 4)
 
 
 def of_model(oracle: ModuleType, name: str, hp: Any) -> dict[str, Any]:
-    """Attention by layer, and [block, devices, what is split, FFN columns, layer, units by device]."""
+    """Return attention by layer, and [block, devices, dimension, FFN columns, layer, units by device] for
+    each split."""
     attention = [[hp.n_head, hp.kv(il), hp.k(il), hp.v(il)] for il in range(hp.n_layer)]
     kinds = [(hp.is_swa(il), hp.kv(il)) for il in range(hp.n_layer)]
     rows = []

@@ -1,9 +1,9 @@
-"""Makes `vocab/*.gguf`, small vocabularies of three kinds, and `vocab/*.json`, what llama.cpp makes of texts.
+"""Makes `vocab/*.gguf`, small vocabularies of three kinds, and `vocab/*.json`, llama.cpp's ids of texts.
 
     PYTHONPATH=tests/support python tests/data/make_vocabularies.py
 
-Needs xllamacpp. The tokens are learnt from stories of the demo grammar and from the prose of the golden
-tokenizers, so that they are ours; the layout is that of the models whose kind they are.
+Needs xllamacpp. The tokens are learnt from this project's text, the stories of the demo grammar and the prose
+of the golden tokenizers; the layout is that of the named models.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def llama_spm() -> bytes:
 
 
 def byte_level(pre: str, special: list[str], eos: str, bos: str | None) -> bytes:
-    """Learnt from words, and from windows of any five characters: such merges reach across the places where
-    the expression cuts, so that a cut in another place gives other tokens. No merges lead to UNMERGED, which
-    only one of the two kinds takes as they are."""
+    """Learn merges from words, and from windows of any five characters. The latter merges cross the places
+    where the expression cuts, so that other cuts give other tokens. No merges make the words UNMERGED, which
+    only one of the two kinds takes as single tokens."""
     cut = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(p), "isolated") for p in PRE_TOKENIZERS[pre].patterns]
     )

@@ -44,7 +44,7 @@ SETS = {param.id: param for param in DEVICE_SETS}
 
 @pytest.fixture
 def dots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cache folder prefers 8-bit activations on every driver; processes share it."""
+    """Make every driver prefer 8-bit activations through a cache folder, which processes share."""
     fill(tmp_path, compiled())
     monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
     monkeypatch.delenv("VKBACKEND_EXACT")
@@ -60,7 +60,7 @@ def ops_of(runner: Runner, rows: int) -> set[str]:
 
 
 def check_file(models: Path, name: str, devices: list[str]) -> np.ndarray:
-    """To 2e-3 of llama.cpp's logits, which rounds activations, too; then one more step."""
+    """Check logits to 2e-3 of llama.cpp's, which also rounds activations; then check one more step."""
     path = models / f"{name}.gguf"
     prompt = json.loads((models / "expected.json").read_text())[path.stem]["prompt_tokens"]
     want = np.load(models / "expected_logits.npz")[path.stem]
@@ -97,7 +97,7 @@ def test_experts_in_numpy(numpy_dots: None, models: Path, name: str, n: int) -> 
 
 @pytest.mark.parametrize("name", ["stories-wide-Q4_0", "stories-w256-Q4_K"])
 def test_slices_begin_on_blocks(numpy_dots: None, models: Path, name: str) -> None:
-    """Another order of sums may move a value to the next code: 1/254 of its block's largest value."""
+    """Another order of sums may move a value to the next code, by 1/254 of the largest value in the block."""
     single, three = (check_file(models, name, ["numpy"] * n) for n in (1, 3))
     assert nmse(three, single) <= 2e-4
 

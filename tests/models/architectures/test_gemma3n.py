@@ -65,7 +65,7 @@ def test_any_shares_and_written_back(tmp_path: Path) -> None:
             runner.close()
     assert (
         nmse(results[1], results[0]) <= 1e-6 and nmse(results[2], results[0]) <= 1e-6
-    )  # the sums travel as halves
+    )  # the sums are exchanged in F16
     assert out.read_bytes() == path.read_bytes()
 
 
@@ -87,7 +87,7 @@ def test_refusals(tmp_path: Path, change: dict[str, Any], error: type[Exception]
 
 
 def test_as_many_stay_as_the_cut_says(tmp_path: Path) -> None:
-    """One in twenty gates stays in the first layer; the second cuts none."""
+    """In the first layer one in twenty gates is used; the second layer uses all."""
     fixture = two_layers()
     fixture.keys["activation_sparsity_scale"] = [1.6448536, -np.inf]
     path = write(fixture, tmp_path / "model.gguf")

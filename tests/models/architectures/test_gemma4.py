@@ -1,4 +1,4 @@
-"""gemma4 beyond its golden logits: sums that travel together, unread tensors."""
+"""gemma4 beyond its golden logits: sums exchanged together, unread tensors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def loaded(path: Path, n: int, **options: Any) -> Runner:
 
 
 def logits_and_writers(path: Path, n: int, **options: Any) -> tuple[np.ndarray, list[tuple[int, ...]]]:
-    """The logits of two equal steps, with NaN in all scratch between, and each exchange's writers."""
+    """Return the logits of two equal steps, with NaN in all scratch between them, and the writers of each
+    exchange."""
     runner = loaded(path, n, **options)
     try:
         both = []
@@ -50,7 +51,7 @@ def logits_and_writers(path: Path, n: int, **options: Any) -> tuple[np.ndarray, 
 
 @pytest.mark.parametrize("shares", [None, (5, 1, 1, 1), (1, 0, 1, 3)])
 def test_sums_travel_together_whoever_holds_a_share_of_them(tmp_path: Path, shares: Any) -> None:
-    """Three blocks of dense columns on four devices: one has only experts' columns."""
+    """Of four devices, one has no block of dense columns but has columns of experts."""
     path = write(build("gemma4+experts"), tmp_path / "model.gguf", quantize=True)
     want, none = logits_and_writers(path, 1)
     got, writers = logits_and_writers(path, 4, tensor_split=shares)

@@ -1,5 +1,5 @@
 """Attention to chosen positions: golden logits with any shares; index keys move with K and V; layers without
-an indexer reuse a choice.
+an indexer use an earlier choice.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def test_slots_go_back_are_copied_and_saved(folder: Path, name: str, tmp_path: P
 
 
 def test_a_shared_choice_keeps_attention_where_it_was_made(folder: Path) -> None:
-    """With whole layers on devices, layers 2 and 3 attend on the device of layer 1."""
+    """With -sm layer, layers 2 and 3 attend on the device of layer 1."""
     path = model(folder, "glm-dsa+shared")
     runner = load_runner(path, devices=["numpy"] * 3, split_mode="layer", n_ubatch=64, **F32)
     try:
@@ -107,7 +107,7 @@ def test_a_shared_choice_keeps_attention_where_it_was_made(folder: Path) -> None
 
 
 def test_a_file_that_does_not_say_which_layers_have_indexers(folder: Path, tmp_path: Path) -> None:
-    """As older files of GLM-5.2: the tensors say it."""
+    """In older files of GLM-5.2 only the tensors show which layers have indexers."""
     m = build("glm-dsa+shared")
     del m.keys["attention.indexer.types"]
     runner = load_runner(write(m, tmp_path / "m.gguf"), devices=["numpy"], n_ubatch=64, **F32)

@@ -1,4 +1,4 @@
-"""llama on real weights: float64 numpy, n devices, prefill and steps, several sequences."""
+"""llama with trained weights: float64 numpy, n devices, prefill and steps, several sequences."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ FILES = [  # MXFP4: test_weight_formats.py
     "stories-moe8x-Q4_0", "stories-qwen2-Q8_0",
     *shared_models("stories260K-moe8x-Q4_0", "stories260K-qwen2-Q8_0"),
 ]  # fmt: skip
-NEAR = 0.05  # logits closer than this may change places by rounding
+NEAR = 0.05  # rounding may change the order of logits closer than this
 DENSE = [Tiny("qwen2", keys={"attention.sliding_window": 256}), Tiny("qwen3", "Q8_0"), Tiny("llama", "F16")]
 MIXED = [
     Tiny("qwen3moe", "Q8_0", n_expert=10, n_used=3, keys={"expert_weights_scale": 2.5}),
@@ -94,7 +94,8 @@ def check_expected(models: Path, name: str, devices: list[str], shares: tuple[in
     with opened(models / f"{name}.gguf", devices, tensor_split=shares, n_ubatch=64) as runner:
         logits = prefill(runner, prompt)
         assert nmse(logits, want) <= 1e-3
-        # Rounding decides somewhere: each of llama.cpp's tokens is the best given its predecessors.
+        # Rounding decides a token, so check that each of llama.cpp's tokens is nearly the best after its
+        # predecessors.
         if expected["min_margin"] <= NEAR:
             later = runner.step(
                 greedy[:-1], [Run(0, 0, len(greedy) - 1, len(prompt))], range(len(greedy) - 1)
@@ -147,7 +148,7 @@ def test_every_split_of_a_trained_model_equals_one_device(
 def check_devices(
     path: Path, n: int, shares: tuple[int, ...] | None, cache: str = "f32", **options: Any
 ) -> None:
-    """Prefill and one decode step."""
+    """Check prefill and one decode step."""
     options |= {"tensor_split": shares, "type_k": cache, "type_v": cache}
     with opened(path, ["numpy"] * n, **options) as runner:
         want, bound = on_one(path, cache), 1e-9 if cache == "f32" else 1e-6
@@ -180,7 +181,7 @@ def test_devices_of_a_driver_equal_one(folder: Path, tiny: Tiny, devices: list[s
 
 
 def chosen(runner: Runner, n_rows: int = len(TOKENS)) -> list[np.ndarray]:
-    """By layer, the experts of the last prefill [n_rows, n_used], equal on all devices."""
+    """Return the experts of the last prefill by layer [n_rows, n_used], which are equal on all devices."""
     rows = bucket(n_rows)
     values = runner.mesh.recorded_step(StepKind.of_run(rows, rows)).values
     layers = []
@@ -209,7 +210,7 @@ NUMPY_SETS = [pytest.param(["numpy"] * 3, id="numpy*3")]
 
 @pytest.mark.parametrize("devices", NUMPY_SETS + [p for p in DEVICE_SETS if p.id in ("0,0", "0,1", "1,0")])
 def test_near_ties_are_broken_alike_everywhere(folder: Path, devices: list[str]) -> None:
-    """Rounding decides near ties, so the float64 model uses the same experts."""
+    """Rounding decides near ties, so the float64 model gets the chosen experts."""
     path = model(folder, TIED)
     with opened(path, devices, keep_values=True) as runner:
         logits, ids = prefill(runner), chosen(runner)
@@ -255,13 +256,13 @@ def test_a_device_without_columns_takes_no_part(folder: Path) -> None:
             assert ({"moe_logits", "moe_topk", "moe_group", "mat_mul_id", "moe_sum"} <= ops) == (d == 1), ops
 
 
-# ---- what is exchanged ----
+# ---- exchanges ----
 
 
 @pytest.mark.parametrize("rows", [1, 16])
 @pytest.mark.parametrize("tiny", [DENSE[0], DENSE[1], MIXED[0], MIXED[2]], ids=repr)
 def test_two_exchanges_of_n_embd_per_layer(folder: Path, tiny: Tiny, rows: int) -> None:
-    """A biased row-parallel matrix and three experts exchange as much as a plain FFN."""
+    """A row-parallel matrix with a bias, or three experts, exchange as much as a plain FFN."""
     with opened(model(folder, tiny), ["numpy"] * 3) as runner:
         step = runner.mesh.recorded_step(StepKind.of_run(rows, 1))
         assert [r.elements for r in step.reduces] == [rows * tiny.n_embd] * (2 * tiny.n_layer)

@@ -1,5 +1,5 @@
-"""Strict reading that accepts real files: optional biases, off values, soft-caps, multi-token prediction
-layers, unread tensors.
+"""Real files pass strict reading: optional biases, off values, soft-caps, multi-token prediction layers,
+unread tensors.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ OFF: dict[str, Any] = {
 
 
 def read_model(fixture: Fixture, path: Path) -> tuple[Model, list[str]]:
-    """The model of a file and its notes."""
+    """Return the model of a file and its notes."""
     with GGUF.open(write(fixture, path)) as gguf:
         model = load_model(gguf)
         check_weights(gguf, model)
@@ -94,7 +94,7 @@ def test_biases_of_attention_may_be_there(tmp_path: Path, name: str) -> None:
         path = write(fixture, tmp_path / f"{kind}.gguf")
         single = logits(path, 1)
         if kind == "attn_k" and not plain(name).ropes(64):
-            # A constant added to all scores of a row: softmax ignores it.
+            # Softmax ignores a constant that is added to all scores of a row.
             assert nmse(single, zeros) <= 1e-9
             continue
         assert nmse(single, zeros) > 1e-4, kind

@@ -1,4 +1,4 @@
-"""glm4 with RoPE sections equals the model without them with reordered q and k."""
+"""glm4 with RoPE sections equals glm4 without sections and with reordered q and k."""
 
 from __future__ import annotations
 

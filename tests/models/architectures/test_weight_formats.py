@@ -33,7 +33,7 @@ FILES = [
 ]  # fmt: skip
 NUMPY = (["numpy"] * 3, (5, 3, 2))
 SETS = {param.id: param for param in DEVICE_SETS}
-USUAL = [  # the rest is wide: compiling a format takes seconds
+USUAL = [  # the other formats are wide, because compiling a format takes seconds
     pytest.param(name, *SETS[dtype].values, id=f"{name}-{dtype}", marks=SETS[dtype].marks)
     for name, dtype in (
         ("stories-w256-Q4_K", "0"),
@@ -45,7 +45,7 @@ USUAL = [  # the rest is wide: compiling a format takes seconds
 
 
 def check_file(models: Path, name: str, devices: list[str], shares: tuple[int, ...] | None = None) -> None:
-    """To 1e-6 of float64 numpy's logits and 2e-3 of llama.cpp's, which rounds activations."""
+    """Check logits to 1e-6 of float64 numpy's and to 2e-3 of llama.cpp's, which rounds activations."""
     path = models / f"{name}.gguf"
     expected = json.loads((models / "expected.json").read_text())[name]
     prompt, greedy = expected["prompt_tokens"], expected["greedy_tokens"]
@@ -152,7 +152,7 @@ def test_all_formats_written_back(all_formats: Path, tmp_path: Path) -> None:
     assert written_back(all_formats, tmp_path) == all_formats.read_bytes()
 
 
-# ---- floats that devices hold as f32 ----
+# ---- floats that devices store as f32 ----
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])

@@ -1,4 +1,4 @@
-"""Windows in rings of cells and shared caches, against float64 numpy with a full mask."""
+"""Windows in rings of cells, and shared caches, against float64 numpy with a full mask."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.recording import Dispatch
 from vkbackend.step import Run
 
-WINDOW, UBATCH = 20, 16  # 35 cells: a ring of two blocks
+WINDOW, UBATCH = 20, 16  # 35 cells, so a ring of two blocks
 WINDOWS = (WINDOW, 0, WINDOW, WINDOW)
 OWNERS = (0, 1, 2, 0)
 TINY = Tiny("llama")
@@ -129,11 +129,12 @@ def test_a_shared_cache_under_every_split(path: Path, want: np.ndarray, options:
 def test_what_rings_and_shared_caches_take(path: Path) -> None:
     with windowed_runner(path, ["numpy"] * 2) as runner:
         cell = 2 * 2 * 16 * 4  # K and V of two heads of 16 floats
-        cells = 2 * (96 + 160 + 96)  # slots; the windows and the full layer, nothing for the sharing one
+        # for each slot: two windows and a full layer; the sharing layer has no cells
+        cells = 2 * (96 + 160 + 96)
         assert sum(s["kv"] for s in sizes(runner.layout)) == cell * cells
         tables = 2 * 2 * 2 * 4 * 160 // 32
         held = sum(b["kv"] for b in runner.memory())
-        assert cell * cells + tables <= held <= cell * cells + tables + 2 * 8 * 256  # each array padded
+        assert cell * cells + tables <= held <= cell * cells + tables + 2 * 8 * 256  # each array is padded
         assert largest_cache(runner.layout, 0) == 2 * 160 * 16 * 4
 
 
@@ -153,7 +154,7 @@ def test_splits_of_the_keys_are_joined_where_there_are_enough(path: Path, want: 
     assert nmse(got, want[144:]) <= 1e-9
 
 
-# ---- going back ----
+# ---- prefixes ----
 
 
 def generate(engine: Engine, tokens: list[int], slot: int, n: int) -> tuple[list[int], int]:
@@ -163,7 +164,8 @@ def generate(engine: Engine, tokens: list[int], slot: int, n: int) -> tuple[list
 
 
 def test_a_prefix_is_reused_as_far_as_windows_are_held(path: Path) -> None:
-    """After 108 positions a window of 20 holds the positions from 64 on: a request can continue from 83."""
+    """After 108 positions a window of 20 holds the positions from 64 on, so a request can continue from
+    83."""
     with windowed_runner(path, ["numpy"], n_slots=1, prefix_cache=False) as runner:
         whole = Engine(runner)
         prompts = {common: [*TOKENS[:common], 5, 6, 7] for common in (62, 70, 90)}

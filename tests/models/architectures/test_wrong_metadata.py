@@ -1,4 +1,4 @@
-"""Metadata of any type and value: read, or refused by a typed error with the key."""
+"""Metadata of any type and value is read, or refused by a typed error that names the key."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CONTAINER = ("general.alignment", "split.count", "split.no", "split.tensors.coun
 
 
 def lay_out_model(gguf: GGUF) -> None:
-    """Everything that metadata decides before a device is opened."""
+    """Do everything that metadata decides before a device is opened."""
     model = load_model(gguf)
     types = check_weights(gguf, model)
     notes(gguf, model, 64)
@@ -110,7 +110,7 @@ def values(draw: st.DrawFn) -> bytes:
     return struct.pack("<IIQ", ARRAY, kind, len(items)) + b"".join(payload(kind, value) for value in items)
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of huge numbers
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy warns of huge numbers
 @pytest.mark.parametrize(
     "name",
     [

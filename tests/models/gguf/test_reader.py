@@ -21,7 +21,7 @@ from gguf_reading import ARCH, sample, write
 from vkbackend.errors import GGUFError
 from vkbackend.models.gguf.reader import GGUF, Metadata
 
-# ---- well formed files ----
+# ---- well-formed files ----
 
 
 def test_values_and_tensors(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_opening_takes_one_step_for_a_token(tmp_path: Path) -> None:
 
 
 def test_a_value_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`in` decodes nothing: a vocabulary takes 0.1 s."""
+    """`in` does not decode the value, because decoding a vocabulary takes 0.1 s."""
     decoded, decode = list[str](), Metadata._strings
     monkeypatch.setattr(
         Metadata, "_strings", lambda self, key, v: decoded.append(key) or decode(self, key, v)

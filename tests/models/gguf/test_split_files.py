@@ -1,4 +1,4 @@
-"""Models in several files: any part opens them; wrong parts are refused."""
+"""Models in several files: any part opens the model; wrong parts are refused."""
 
 from __future__ import annotations
 

@@ -21,9 +21,10 @@ from vkbackend.models.engine.runner import Runner
 from vkbackend.ops import CACHE_TYPES
 from vkbackend.step import Run
 
-TINY = Tiny("llama", n_layer=2, n_head=6, n_head_kv=3, head_dim=32)  # odd kv heads: blocks that share words
+# odd number of kv heads, so blocks share words
+TINY = Tiny("llama", n_layer=2, n_head=6, n_head_kv=3, head_dim=32)
 TOKENS = np.random.default_rng(3).integers(0, TINY.n_vocab, 44).tolist()
-# NMSE against an f32 cache: the type's squared step at unit variance.
+# NMSE against an f32 cache: the square of the type's step at unit variance.
 BOUNDS = {"f32": 1e-12, "f16": 1e-6, "bf16": 1e-4, "q8_0": 1e-3, "q4_0": 1e-1}
 
 

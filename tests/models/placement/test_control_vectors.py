@@ -1,4 +1,4 @@
-"""Control vectors on one device and three, against the numpy forward."""
+"""Control vectors on one device and on three, against the numpy forward."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run(path: Path, devices: list[str], files: list[tuple[str, float]] | None = 
         assert all(not d.counts for d in runner.mesh.devices)
 
 
-# ---- what they do ----
+# ---- effect ----
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -120,7 +120,7 @@ def test_a_layer_that_other_devices_hold(tmp_path: Path) -> None:
         assert nmse(run(path, ["numpy"] * 3, files, **options), single) <= 1e-9
 
 
-# ---- the public ways ----
+# ---- public interfaces ----
 
 
 def test_llm_and_command_line(tmp_path: Path, models: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Fused weights: cut on load, split separately, joined on export."""
+"""Fused weights are cut on load, split separately, and joined on export."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Parts:
 
 @st.composite
 def layouts(draw: st.DrawFn) -> tuple[list[WeightSpec], str, list[State], int]:
-    """Parts of a vector, matrix or stack of experts, mirrored or split on any axis."""
+    """Draw parts of a vector, matrix or stack of experts, mirrored or split on any axis."""
     dtype, n = draw(st.sampled_from(MATRIX_TYPES)), draw(st.integers(1, 4))
     block, ndim, repeat = block_of(dtype)[0], draw(st.integers(1, 3)), draw(st.integers(1, 4))
     if ndim == 1:

@@ -133,7 +133,7 @@ def test_two_sequences_share_steps(path: Path) -> None:
     assert got == want
 
 
-# ---- what cannot be ----
+# ---- refusals ----
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_hyper_parameters_that_do_not_fit(
         load_runner(write(model, tmp_path / "a.gguf"), devices=["numpy"])
 
 
-# ---- on the devices, and back ----
+# ---- writing files back ----
 
 
 @pytest.mark.parametrize("name", ["qwen35", "qwen3next", "kimi-linear", "nemotron_h"])
@@ -174,7 +174,7 @@ def test_the_file_is_written_back(tmp_path: Path, name: str) -> None:
 
 
 def older(fixture: Fixture) -> Fixture:
-    """ssm_in has q, k, v and the gate, key head by key head."""
+    """Store q, k, v and the gate in ssm_in, one key head after the other, as older files do."""
     n_k = fixture.keys["ssm.group_count"]
     for prefix in [name.removesuffix("attn_qkv.weight") for name in fixture.tensors if "attn_qkv" in name]:
         qkv, gate = (fixture.tensors.pop(f"{prefix}attn_{name}.weight") for name in ("qkv", "gate"))
@@ -216,7 +216,7 @@ def test_llama_cpp_reads_older_files_so(tmp_path: Path) -> None:
     assert nmse(llama_cpp.logits(old, [GOLDEN_PROMPT], N_VOCAB), want) <= 1e-9
 
 
-# ---- saved ----
+# ---- saved slots ----
 
 
 @pytest.mark.parametrize("options", [{}, {"tensor_split": [1, 0, 3]}, {"split_mode": "layer"}])

@@ -16,7 +16,7 @@ from vkbackend.models.engine import loading
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.placement import fit
 
-BUDGET = 2_600_000  # for weights, caches and scratch: less than three quarters of the model need
+BUDGET = 2_600_000  # for weights, caches and scratch; the model needs more than 4/3 of this
 
 
 @pytest.fixture

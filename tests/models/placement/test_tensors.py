@@ -1,4 +1,4 @@
-"""Reading of a file: off values, multi-token prediction layers, unread tensors."""
+"""Reading a file's tensors: off values, multi-token prediction layers, unread tensors."""
 
 from __future__ import annotations
 
