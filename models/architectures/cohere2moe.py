@@ -1,6 +1,6 @@
-"""cohere2moe (Command A+): cohere2 whose first layers are dense and all have RoPE; the other layers have
-experts chosen by sigmoid. The sum of the routed experts and that of the shared ones are averaged. Norms are
-RMS norms if the file says so. Cohere 2026.
+"""cohere2moe (Command A+): cohere2 with dense layers, which all have RoPE, then experts chosen by sigmoid.
+The sums of the routed and of the shared experts are averaged. Norms are RMS norms if the file says so. Cohere
+2026.
 """
 
 from __future__ import annotations

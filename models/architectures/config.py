@@ -24,19 +24,17 @@ class LayerConfig:
     n_head_kv: int
     head_dim: int  # size of q's and k's heads
     head_dim_v: int
-    n_ff: int  # columns of a dense FFN
+    n_ff: int
     scale: float  # factor of q k^T
     n_rot: int  # RoPE rotates the first n_rot dimensions of a head
-    rope: str = "rope"  # name of the layer's RoPE table
-    window: int = 0  # number of positions that a row attends to, including its own; 0: all
-    mixture: Mixture | None = None  # the experts that replace the dense FFN
+    rope: str = "rope"
+    window: int = 0  # positions that a row attends to, including its own; 0: all
+    mixture: Mixture | None = None  # replaces the dense FFN
     chunk: int = 0  # positions per chunk: a row attends only to its own chunk; 0: no chunks
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Names are the usual short forms of the GGUF keys."""
-
     n_embd: int
     n_vocab: int
     n_ctx_train: int
@@ -54,8 +52,7 @@ class Config:
         norm_key: str = "layer_norm_rms_epsilon",
         layers: tuple[LayerConfig, ...] | None = None,
     ) -> Config:
-        """Read the hyper-parameters; `layers` replaces the layers that the keys describe. Raises GGUFError,
-        UnsupportedModel."""
+        """`layers` replaces the layers that the keys describe. Raises GGUFError, UnsupportedModel."""
         arch = gguf.architecture
         check_off(gguf, "attention.clamp_kqv")
         n_ctx_train = read_count(gguf, "context_length", limit=1 << 31)
@@ -80,8 +77,8 @@ def with_windows(config: Config, window: int, local: Sequence[bool]) -> Config:
 
 
 def read_layers(gguf: GGUF, mixture: Mixture | None = None, low: int = 1) -> tuple[LayerConfig, ...]:
-    """Read each layer's hyper-parameters; a key has one value or one per layer. `mixture`: the experts'
-    defaults. `low`: the least number of kv heads and of dense FFN columns."""
+    """Keys have one value or one per layer. `mixture`: the experts' defaults. `low`: the least number of kv
+    heads and of dense FFN columns."""
     n_layer = read_n_layer(gguf)
     mixtures = read_mixtures(gguf, n_layer, mixture) if mixture else [None] * n_layer
     n_ff = (0,) * n_layer if all(mixtures) else read_counts(gguf, "feed_forward_length", n_layer, low=low)

@@ -1,7 +1,7 @@
 """The graph of the pre-norm decoder, from which most architectures start.
 
-The file of a model states how it differs. Formulas come from the papers named there; keys and tensor names
-are llama.cpp's.
+Model files state differences. Formulas come from the papers named there; keys and tensor names are
+llama.cpp's.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Decoder(DecoderWeights):
         return h + (ops.rms_norm(f, w("post_ffw_norm"), eps) if self.post_norms else f)
 
     def mix(self, x: Tensor, w: Weights, cache: LayerMemory, il: int) -> Tensor:
-        """Apply the part of a layer in which positions interact; by default this is attention."""
+        """Apply the part of a layer in which positions interact, by default attention."""
         assert isinstance(cache, LayerCache), f"layer {il} has no attention"
         return self.attention(x, w, cache, il)
 
@@ -81,7 +81,7 @@ class Decoder(DecoderWeights):
         return linear(self.gate(a, x, w), w, "attn_output")
 
     def gate(self, a: Tensor, x: Tensor, w: Weights) -> Tensor:
-        """Gate the attention's result `a` for the input x. There is no gate by default."""
+        """Gate the attention's result `a`. There is no gate by default."""
         return a
 
     def store(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> None:
@@ -90,8 +90,7 @@ class Decoder(DecoderWeights):
         ops.kv_store(v, cache.v, cache.cells)
 
     def rotate(self, x: Tensor, w: Weights, name: str, il: int) -> Tensor:
-        """Prepare q or k for attention: apply the norm, if the file has it, then RoPE. `name`: the weight
-        that projects q or k."""
+        """Apply the norm, if the file has it, and RoPE to q or k. `name`: the weight that projects q or k."""
         layer = self.config.layers[il]
         if w.has(f"{name}_norm"):
             x = ops.head_norm(x, w(f"{name}_norm"), layer.head_dim, self.config.eps)

@@ -31,7 +31,7 @@ class DecoderWeights:
     mixture: Mixture | None = None  # the experts' defaults; None: no experts
     freq_factors = False
     windows = False  # whether attention.sliding_window applies
-    interleaved_sections = False  # the order of RoPE's sections, if the file has sections
+    interleaved_sections = False  # the order of RoPE's sections, if any
     half_split = True  # whether RoPE pairs element i of a head with i + n_rot / 2 or with its neighbour
     pre_ffn_norm = "ffn_norm"
     pre_norms = True  # norms before attention and FFN
@@ -123,7 +123,7 @@ class DecoderWeights:
         return list(by_name.values())
 
     def attention_weights(self, il: int) -> list[WeightSpec]:
-        """Return the weights under short names, without `blk.N.` and `.weight`."""
+        """Names lack `blk.N.` and `.weight`."""
         n_embd, layer = self.config.n_embd, self.config.layers[il]
         q, k = layer.n_head * layer.head_dim, layer.n_head_kv * layer.head_dim
         o, v = layer.n_head * layer.head_dim_v, layer.n_head_kv * layer.head_dim_v

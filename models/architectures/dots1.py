@@ -1,5 +1,5 @@
-"""dots1 (dots.llm1): qwen3 with dense layers first, then layers with experts and a shared expert. Experts are
-chosen by sigmoid plus a bias that does not enter their weights. rednote-hilab 2025, arXiv:2506.05767.
+"""dots1 (dots.llm1): qwen3 with dense layers, then experts with a shared expert, chosen by sigmoid plus a
+bias that does not enter the weights. rednote-hilab 2025, arXiv:2506.05767.
 """
 
 from __future__ import annotations

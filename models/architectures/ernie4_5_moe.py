@@ -1,5 +1,5 @@
-"""ernie4_5-moe (ERNIE 4.5 with experts): ernie4_5 with dense layers first, then layers with experts and an
-optional shared expert. Experts are chosen by softmax plus a bias that does not enter the normalised weights.
+"""ernie4_5-moe (ERNIE 4.5 with experts): ernie4_5 with dense layers, then experts with an optional shared
+expert, chosen by softmax plus a bias that does not enter the normalised weights.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from vkbackend.models.architectures.reading import read_float, read_windowed
 from vkbackend.models.gguf.reader import GGUF
 
 PERIOD = 2
-N_LAYER_27B = 46  # only this size scales q k^T by another value than the head size; its files do not say so
+N_LAYER_27B = 46  # the only size that does not scale q k^T by the head size; its files do not say so
 
 
 class Model(gemma.Model):

@@ -22,7 +22,7 @@ from vkbackend.models.gguf.reader import GGUF
 from vkbackend.rope import RopeTable
 
 PERIOD = 6
-N_LAYER_27B = 62  # only this size scales q k^T by another value than the head size; its files do not say so
+N_LAYER_27B = 62  # the only size that does not scale q k^T by the head size; its files do not say so
 
 
 class Model(Decoder):

@@ -1,10 +1,10 @@
 """Latent attention to positions that an indexer chooses (DeepSeek-AI 2025, arXiv:2512.02556). The indexer is
 a small second attention whose heads share one key per position.
 
-A position's score is the sum over heads of weight * max(q . k, 0); a row attends to the `top_k` positions
-with the highest scores. Index keys have a LayerNorm with bias; RoPE rotates the first dimensions of these
-keys and of q. The published Hadamard matrix (for 8 bits) and constant factor are left out, because they do
-not change the choice. A layer without an indexer uses the last choice of an earlier layer (arXiv:2603.12201).
+A position's score is the sum over heads of weight * max(q . k, 0); a row attends to the `top_k` best
+positions. Index keys have a LayerNorm with bias; RoPE rotates the first dimensions of index keys and q. The
+published Hadamard matrix (for 8 bits) and constant factor do not change the choice. A layer without an
+indexer uses an earlier layer's choice (arXiv:2603.12201).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class IndexedAttention(deepseek2.Model):
         indexed = self.read_indexed(gguf, len(config.layers))
         if not indexed[0]:
             raise GGUFError(f"{gguf.paths[0]}: layer 0 has no indexer")
-        # choosers[il]: the layer whose choice layer `il` uses
+        # By layer: the layer whose choice it uses.
         self.choosers = [max(i for i in range(il + 1) if indexed[i]) for il in range(len(indexed))]
         return config
 

@@ -1,9 +1,9 @@
 """Latent attention (MLA; DeepSeek-AI 2024, arXiv:2405.04434) with one kv head. The key is the normed latent
 and a part that all heads share, the value is the latent; q and the result are multiplied by a matrix per
-head. In DeepSeek-V3 a position takes 576 values of the cache; keys and values of all heads would take 40,960.
+head. In DeepSeek-V3 a position takes 576 values of the cache instead of 40,960 for all heads.
 
-Older files (before April 2025) have a fused key matrix, attn_kv_b, that cannot be absorbed into q. With these
-files every head has keys and values of its own.
+Older files (before April 2025) have a fused key matrix, attn_kv_b, that cannot be absorbed into q; then every
+head has a key and a value.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LatentAttention(Decoder):
     half_split = False
 
     def read_latent(self, gguf: GGUF, config: Config) -> Config:
-        """Read the sizes, and return `config` with one kv head per layer (unchanged heads with attn_kv_b)."""
+        """Read the sizes, and give each layer one kv head."""
         self.latent, self.shared = (
             read_count(gguf, key) for key in ("attention.kv_lora_rank", "rope.dimension_count")
         )
@@ -145,7 +145,7 @@ class LatentAttention(Decoder):
     def full_heads(
         self, q: Tensor, q_shared: Tensor, c: Tensor, k_shared: Tensor, w: Weights, cache: LayerCache, il: int
     ) -> Tensor:
-        """Attend with a key and a value per head, for files with attn_kv_b. `c`: the normed latent."""
+        """Attend with a key and a value per head (attn_kv_b). `c`: the normed latent."""
         k = concat(linear(c, w, "attn_k_up"), k_shared, self.nope, self.shared)
         ops.kv_store(k, cache.k, cache.cells)
         ops.kv_store(linear(c, w, "attn_v_up"), cache.v, cache.cells)

@@ -1,5 +1,5 @@
-"""lfm2moe (LFM2 with experts): lfm2 with dense layers first, then layers with experts, chosen by sigmoid plus
-a bias that does not enter the normalised weights. Liquid AI 2025, arXiv:2511.23404.
+"""lfm2moe (LFM2 with experts): lfm2 with dense layers, then experts chosen by sigmoid plus a bias that does
+not enter the normalised weights. Liquid AI 2025, arXiv:2511.23404.
 """
 
 from __future__ import annotations

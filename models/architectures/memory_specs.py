@@ -10,10 +10,10 @@ from vkbackend.meta.tensor import Weight
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """A layer's caches, split along the plan's dimension `dim`. `window`: number of positions that a row
-    attends to, 0 for all. `owner`: the earlier layer whose caches this layer reads, None if it has its own.
-    `index_dim`: values of an indexer's key per position, 0 without an indexer. `chooser`: the earlier layer
-    whose choice of positions this layer uses."""
+    """A layer's caches, split along the plan's dimension `dim`. `window`: positions that a row attends to, 0
+    for all. `owner`: the earlier layer whose caches this layer reads instead. `index_dim`: values of an
+    indexer's key per position, 0 without an indexer. `chooser`: the earlier layer whose choice of positions
+    this layer uses."""
 
     n_head_kv: int
     head_dim_k: int
@@ -44,7 +44,7 @@ class LayerCache:
 
     @property
     def arrays(self) -> tuple[Weight, ...]:
-        """The arrays with a position's data, in the order of CachePlan.arrays."""
+        """The arrays in the order of CachePlan.arrays."""
         return (self.k, self.v, self.index) if self.index else (self.k, self.v)
 
 
@@ -63,7 +63,7 @@ class StateSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerState:
-    """A layer's state arrays [n_cells, values] by name, and its caches if it also attends."""
+    """Arrays [n_cells, values] by name, and caches if the layer also attends."""
 
     arrays: Mapping[str, Weight]
     cache: LayerCache | None = None
@@ -72,7 +72,7 @@ class LayerState:
 LayerMemory = LayerCache | LayerState
 
 
-MemorySpec = KVSpec | StateSpec | None  # None: the layer's rows do not interact
+MemorySpec = KVSpec | StateSpec | None  # None: rows do not interact
 
 
 def kv_of(spec: MemorySpec) -> KVSpec | None:

@@ -1,5 +1,5 @@
-"""Mixtures of experts (Shazeer et al. 2017): keys, weights with roles, and the graph that computes the
-PARTIAL sum of the experts from the residual.
+"""Mixtures of experts (Shazeer et al. 2017): keys, weights with roles, and the graph from the residual to the
+PARTIAL sum.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GATING_KINDS = {1: "softmax", 2: "sigmoid", 3: "softmax_weight"}  # expert_gatin
 GATE_AND_UP = ("ffn_gate_exps.bias", "ffn_up_exps.bias")
 SOFTMAX = Gating()
 GLU = {"silu": ops.silu_mul, "gelu": ops.gelu_mul, "swiglu_oai": ops.swiglu_oai}
-ALONE = {"relu2_alone": ops.relu2}  # activations of experts that have no gate
+ALONE = {"relu2_alone": ops.relu2}  # without a gate
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,10 @@ class Mixture:
     gating: Gating = SOFTMAX
     act: str = "silu"
     weighs_input: bool = False  # the router's weight multiplies the expert's input instead of its result
-    n_shared: int = 0  # columns of the shared expert; 0: no shared expert
+    n_shared: int = 0  # columns of the shared expert; 0: none
 
     def weights(self, n_embd: int, stored: Collection[str]) -> list[WeightSpec]:
-        """Return the weights under short names, without `blk.N.` and `.weight`. `stored`: the names in the
-        file, without `blk.N.`."""
+        """Names lack `blk.N.` and `.weight`; the file's names, `stored`, lack `blk.N.`."""
         e, n_ff, shared = self.n_expert, self.n_ff, self.n_shared
         specs = [
             WeightSpec("ffn_gate_inp", (e, n_embd), f32=True),
@@ -95,8 +94,7 @@ class Mixture:
         return y + self.shared(x, w) if self.n_shared else y
 
     def shared(self, x: Tensor, w: Weights) -> Tensor:
-        """Return the shared expert's result; if the file has a gate, it is multiplied by the sigmoid of one
-        value per row."""
+        """If the file has a gate, the result is multiplied by the sigmoid of one value per row."""
         up = linear(x, w, "ffn_up_shexp")
         if self.act in ALONE:
             y = linear(ALONE[self.act](up), w, "ffn_down_shexp")

@@ -1,6 +1,5 @@
-"""What Gemma 3n and 4 add to gemma3: embeddings for each layer, gated by the residual; an RMS norm without
-weights for values; and last layers without caches, which read the cache of the last layer of their kind that
-has a cache.
+"""Additions of Gemma 3n and 4 to gemma3: per-layer embeddings, gated by the residual; an RMS norm without
+weights for values; last layers that read the cache of the last layer of their kind that has a cache.
 """
 
 from __future__ import annotations
@@ -72,8 +71,8 @@ class PerLayerInputs(gemma3.Model):
     # ---- graph ----
 
     def per_layer(self, h: Tensor, graph: Graph, w: Weights) -> Tensor:
-        """Return the tokens' embeddings for all layers [rows, n_layer * n_embd_layer]: the sum of a table's
-        row and a projection of the model's embedding, divided by sqrt(2)."""
+        """Embeddings of the tokens for all layers [rows, n_layer * n_embd_layer]: (a table's row + a
+        projection of the model's embedding) / sqrt(2)."""
         embedded = ops.scale(ops.embed(graph, w("per_layer_token_embd")), math.sqrt(self.n_embd_layer))
         projected = ops.scale(linear(h, w, "per_layer_model_proj"), self.n_embd**-0.5)
         projected = ops.head_norm(projected, w("per_layer_proj_norm"), self.n_embd_layer, self.config.eps)

@@ -15,5 +15,5 @@ class Model(qwen3.Model):
 
     def __init__(self, gguf: GGUF) -> None:
         for key in ("expert_count", "expert_feed_forward_length"):
-            read_count(gguf, key)  # required here; `read_mixtures` takes them as optional
+            read_count(gguf, key)  # required here, optional in `read_mixtures`
         super().__init__(gguf)

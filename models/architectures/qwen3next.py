@@ -29,8 +29,8 @@ from vkbackend.ops.recurrent import MAX_DELTA_HEAD
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Hyper-parameters of the delta nets. `qkv`: heads per key head in each segment of q, k and v; `v`: the
-    same for v alone. All segments are split along with the key heads."""
+    """`qkv`: heads per key head in each segment of q, k and v; `v`: the same for v alone. All segments are
+    split along with the key heads."""
 
     n_k: int
     n_v: int

@@ -1,4 +1,4 @@
-"""Read hyper-parameters from GGUF keys strictly: an unsupported feature is refused by its name."""
+"""Reads hyper-parameters from GGUF keys; an unsupported feature is refused by its name."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read_counts(
     limit: int = 1 << 24,
     low: int = 1,
 ) -> tuple[int, ...]:
-    """Read an integer per layer, at least `low`, from one value for all layers or from an array."""
+    """Read an integer per layer, at least `low`: one value for all layers, or an array."""
     name = f"{gguf.architecture}.{key}"
     if name not in gguf.metadata and default is not None:
         return tuple(default)
@@ -60,7 +60,7 @@ def read_flags(gguf: GGUF, key: str, n_layer: int) -> tuple[bool, ...]:
 
 
 def read_n_layer(gguf: GGUF) -> int:
-    """Return the number of layers without the multi-token prediction layers at the end."""
+    """The number of layers before the multi-token prediction layers."""
     n_layer = read_count(gguf, "block_count", limit=MAX_LAYERS)
     n_ahead = int(gguf.u32(f"{gguf.architecture}.nextn_predict_layers", 0))
     if n_ahead >= n_layer:
@@ -71,8 +71,8 @@ def read_n_layer(gguf: GGUF) -> int:
 
 
 def read_windowed(gguf: GGUF, n_layer: int, period: int) -> tuple[bool, ...]:
-    """Whether each layer has a window: from the file's flags, or all layers but every `period`-th (the file
-    may state the period)."""
+    """Whether each layer has a window: from flags, or all layers but every `period`-th (the file may state
+    the period)."""
     key = "attention.sliding_window_pattern"
     name = f"{gguf.architecture}.{key}"
     if name in gguf.metadata and gguf.metadata.kind(name)[1]:
@@ -89,13 +89,12 @@ def _counted(gguf: GGUF, name: str, value: int, limit: int, low: int = 1) -> int
 
 
 def check_off(gguf: GGUF, key: str, off: float = 0) -> None:
-    """Raise an error if the file switches a feature on."""
     name = f"{gguf.architecture}.{key}"
     if name not in gguf.metadata:
         return
     value = gguf.metadata[name]
     allowed = np.array_equal(value, off)
-    # features that are on by default must be off; other features may be 0, false or empty
+    # a feature that is on by default must be off; others may be 0, false or empty
     if off is not True:
         allowed = allowed or is_off(value)
     if not allowed:
@@ -110,7 +109,7 @@ def is_off(value: Any) -> bool:
 
 
 def read_float(gguf: GGUF, key: str, default: float, low: float = -math.inf) -> float:
-    """Read a number that is at least `low`; the default if the key is absent or off."""
+    """Read a number from `low` on; the default if the key is absent or off."""
     name = f"{gguf.architecture}.{key}"
     if name in gguf.stated:
         return float(gguf.stated[name])
@@ -128,7 +127,6 @@ ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_s
 def read_rope(
     gguf: GGUF, n_rot: int, n_ctx_train: int, freq_factors: Any = None, interleaved: bool = False
 ) -> RopeTable:
-    """Read plain, linear or YaRN scaling, or frequency factors (longrope)."""
     arch = gguf.architecture
     kind = gguf.string(f"{arch}.rope.scaling.type", "none") or "none"
     factor = read_float(gguf, "rope.scaling.factor", read_float(gguf, "rope.scale_linear", 0.0))
@@ -145,7 +143,7 @@ def read_rope(
         n_rot=n_rot,
         freq_base=read_float(gguf, "rope.freq_base", 10_000.0),
         freq_factors=freq_factors,
-        # longrope: the frequency factors are the whole scaling
+        # longrope has only frequency factors
         scaling=kind if factor and kind != "longrope" else "none",
         factor=factor or 1.0,
         orig_ctx=read_orig_ctx(gguf, n_ctx_train),
@@ -163,8 +161,8 @@ def read_orig_ctx(gguf: GGUF, n_ctx_train: int) -> int:
 
 
 def read_temperature(gguf: GGUF, n_ctx_train: int) -> dict[str, Any]:
-    """Read RopeTable's fields for q's temperature (0: none). The temperature grows at every multiple of a
-    length, which is the file's or the original context length."""
+    """Read RopeTable's fields for q's temperature (0: none), which grows at every multiple of a length
+    (default: the original context length)."""
     length = int(gguf.u32(f"{gguf.architecture}.attention.temperature_length", 0))
     return {
         "temperature": read_float(gguf, "attention.temperature_scale", 0.0),

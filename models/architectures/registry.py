@@ -10,7 +10,7 @@ from vkbackend.errors import GGUFError, InvalidArgument, UnsupportedModel
 from vkbackend.models.architectures.base import Model
 from vkbackend.models.gguf.reader import GGUF
 
-# general.architecture -> the models of this architecture.
+# general.architecture -> its models
 MODELS = {
     "llama": "Llama 1 to 3, Mistral, Mixtral, SmolLM",
     "llama4": "Llama 4 Scout, Maverick, their text part",
@@ -72,7 +72,7 @@ ARCHITECTURES = tuple(MODELS)
 
 
 def load_model(gguf: GGUF) -> Model:
-    """Load the model of a file's architecture. Raises UnsupportedModel with the list of architectures."""
+    """Raises UnsupportedModel with the list of architectures."""
     name = gguf.architecture
     if name not in ARCHITECTURES:
         near = get_close_matches(name, ARCHITECTURES, 1, 0.5)

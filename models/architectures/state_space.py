@@ -27,8 +27,7 @@ from vkbackend.ops.state_space import MAX_SSM_STATE
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Hyper-parameters: a head has `size` values; the heads of a group share B and C of `n_state` values
-    each."""
+    """A head has `size` values; the heads of a group share B and C of `n_state` values each."""
 
     n_head: int
     n_group: int

@@ -20,12 +20,11 @@ FLOAT_TYPES = ("f32", "f16", "bf16")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A weight that is a part of a fused tensor: the rows begin:end of each repeat, the tensor seen as
-    [repeat, total, ...].
+    """Rows of a fused tensor, seen as [repeat, total, ...]: the weight is begin:end of each repeat.
 
-    `repeat`: the number of heads or experts if the parts alternate for each head or expert, else 1.
-    `segments`: how many rows each segment of a repeat has; the weight holds the first segment of every
-    repeat, then the second of every repeat, and so on.
+    `repeat`: the number of heads or experts if parts alternate for each, else 1. `segments`: how many rows
+    each segment of a repeat has; the weight holds the first segment of every repeat, then the second of every
+    repeat, and so on.
     """
 
     tensor: str
@@ -36,7 +35,7 @@ class Part:
     segments: tuple[int, ...] = ()
 
     def cut(self, raw: np.ndarray) -> np.ndarray:
-        """Return the part's bytes with rows in order: a view, or a copy if there are segments."""
+        """The part's bytes with rows in order: a view, or a copy if there are segments."""
         part = raw.reshape(self.repeat, self.total, -1)[:, self.begin : self.end]
         if not self.segments:
             return part
@@ -44,7 +43,7 @@ class Part:
         return np.concatenate([run.reshape(-1, run.shape[-1]) for run in np.split(part, ends[:-1], axis=1)])
 
     def rows(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """Return the weight's rows that belong to the repeats begin:end, as one range per segment."""
+        """The weight's rows of the repeats begin:end, one range per segment."""
         ranges, before = [], 0
         for n in self.segments or (self.end - self.begin,):
             ranges.append((before * self.repeat + begin * n, before * self.repeat + end * n))
@@ -62,12 +61,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class WeightSpec:
-    """A weight: its GGUF name, its shape (rows first) and the role that decides its slices.
+    """A weight: its GGUF name, shape (rows first) and role, which decides its slices.
 
-    `host`: stored in pinned host memory (for tables from which a step reads a few rows). `source`: the tensor
-    to use if the file lacks `name` (a tied lm_head). `stacked`: the number of matrices that the file stores
-    the weight as. `values`: f32 values of a weight that no file has. `f32`: devices hold f32 for any float
-    type in the file; vectors are always f32.
+    `host`: stored in pinned host memory (tables from which a step reads a few rows). `source`: the tensor to
+    use if the file lacks `name` (a tied lm_head). `stacked`: the number of matrices in the file. `values`:
+    f32 values that no file has. `f32`: devices hold f32 for any float type in the file, as they do for
+    vectors, because ops read only f32.
     """
 
     name: str
@@ -86,12 +85,10 @@ class WeightSpec:
 
     @property
     def widened(self) -> bool:
-        """Whether devices hold f32 for any float type in the file, because the ops read only f32."""
         return self.f32 or len(self.shape) == 1
 
     def shapes(self) -> list[tuple[int, ...]]:
-        """Return the shapes that the tensor may have in a file, without regard to axes of one element
-        (`fits`)."""
+        """The shapes that a file's tensor may have, without regard to axes of one element (`fits`)."""
         if self.stacked:
             return [(self.stacked, self.shape[0] // self.stacked, *self.shape[1:])]
         return self.part.whole(self.shape) if self.part else [self.shape]
@@ -110,7 +107,7 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def fused(tensor: str, specs: Sequence[WeightSpec], repeat: int = 1) -> list[WeightSpec]:
-    """Turn specs into consecutive parts of one tensor, repeated for each expert or head."""
+    """Make specs consecutive parts of one tensor, repeated for each expert or head."""
     counts = [math.prod(spec.shape[: max(1, len(spec.shape) - 1)]) // repeat for spec in specs]
     ends, total = list(accumulate(counts)), sum(counts)
     return [
