@@ -23,6 +23,6 @@ class Model(qwen2.Model):
     def read_config(self, gguf: GGUF) -> Config:
         for key in ("expert_count", "expert_feed_forward_length"):
             read_count(gguf, key)  # required here, optional in `read_mixtures`
-        # Files without this key state it as the dense FFN's width.
+        # Files without the shared expert's width state it as the dense FFN's width.
         n_shared = read_count(gguf, "feed_forward_length")
         return Config.from_gguf(gguf, replace(MIXTURE, n_shared=n_shared))

@@ -1,5 +1,4 @@
-"""Parses the header of a GGUF file (versions 2 and 3, little endian) into a metadata index and a tensor
-table.
+"""Parses the header of a GGUF file (versions 2 and 3, little endian): metadata index and tensor table.
 
 The header is read with `pread` before the file is mapped: a short read is an error, but reading a map of a
 truncated file ends the process. Every count is checked before use, so a damaged file raises `GGUFError`
@@ -57,7 +56,7 @@ U64 = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where one tensor is. `shape` is in numpy order (GGUF dims reversed), so a weight is [n_out, n_in]."""
+    """`shape` is in numpy order (GGUF dims reversed), so a weight is [n_out, n_in]."""
 
     name: str
     shape: tuple[int, ...]
@@ -69,7 +68,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A metadata value before decoding; its payload is at bytes `start:stop`."""
+    """Not decoded yet; the payload is at bytes `start:stop`."""
 
     type: int
     count: int  # elements; 1 for scalars and strings
@@ -86,7 +85,7 @@ class Value:
 
 
 class _Cursor:
-    """Every read first checks that the file has enough bytes."""
+    """Checks before every read that the file has enough bytes."""
 
     def __init__(self, path: Path, fd: int) -> None:
         self.path, self.fd, self.pos = path, fd, 0
@@ -124,7 +123,7 @@ class _Cursor:
         return int(value)
 
     def count(self, code: str, name: str, limit: int, min_bytes: int) -> int:
-        """Read a number of items; each item has at least `min_bytes`."""
+        """Read a count of items of at least `min_bytes` each."""
         n = self.number(code, name)
         if n > limit:
             raise self.error(f"{name} is {n}, at most {limit} are accepted; the file is damaged")
@@ -161,7 +160,7 @@ class _Cursor:
         return Value(kind, n, is_array, start, self.pos)
 
     def skip_strings(self, n: int, name: str) -> None:
-        """Skip n strings in 0.1 us each. No other part of opening grows with the vocabulary."""
+        """0.1 us per string; no other part of opening grows with the vocabulary."""
         pos, unpack, buf, i = self.pos, U64.unpack_from, self.buf, 0
         while i < n:
             try:
@@ -206,7 +205,7 @@ def _parse_file(cur: _Cursor, index: int) -> Part:
     del cur.buf[cur.pos :]
     try:
         mapped = mmap.mmap(cur.fd, cur.file_bytes, access=mmap.ACCESS_READ)
-    except ValueError:  # the file is shorter than its header
+    except ValueError:  # the file has become shorter
         raise cur.error("the file was truncated during reading; get it again") from None
     return Part(cur.path, cur.buf, mapped, values, tensors)
 
@@ -225,8 +224,7 @@ def _parse_header(cur: _Cursor, index: int) -> tuple[dict[str, Value], list[Tens
         raise GGUFError(
             f"{cur.path}: GGUF version {version} is not supported, only 2 and 3; convert the model again"
         )
-    # A tensor takes at least 32 bytes (empty name, one dim, type, offset), a key 13 (empty key, type, one
-    # byte).
+    # At least 32 bytes (empty name, one dim, type, offset); 13 for a key (empty key, type, one byte).
     n_tensors = cur.count("Q", "the number of tensors", MAX_TENSORS, 0)
     n_keys = cur.count("Q", "the number of metadata keys", MAX_KEYS, 13)
 
@@ -254,7 +252,7 @@ def _parse_header(cur: _Cursor, index: int) -> tuple[dict[str, Value], list[Tens
 
 
 def _parse_tensor(cur: _Cursor, i: int, index: int) -> TensorInfo:
-    """Parse an entry of the tensor table; its offset counts from the start of the data."""
+    """The offset counts from the start of the data."""
     name = cur.string(f"the name of tensor {i}", MAX_NAME_BYTES)
     n_dims = cur.number("I", f"the dimension count of tensor {name!r}")
     if not 1 <= n_dims <= MAX_DIMS:
@@ -281,8 +279,7 @@ def _parse_tensor(cur: _Cursor, i: int, index: int) -> TensorInfo:
 
 
 def _place(cur: _Cursor, table: list[TensorInfo], data_start: int, alignment: int) -> list[TensorInfo]:
-    """Check names, alignment, the file's end and overlaps, and return the tensors with offsets in the
-    file."""
+    """Check names, alignment, the file's end and overlaps; make offsets count from the file's start."""
     tensors, names = [], set()
     for t in table:
         start = data_start + t.offset

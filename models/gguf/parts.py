@@ -15,8 +15,8 @@ from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.gguf.writer import header, padded
 
 MAX_PARTS = 65_535  # split.count is a u16
-PIECE_NBYTES = 16 << 20  # bytes written at a time
-_U16, _I32 = 2, 5  # types of metadata values
+PIECE_NBYTES = 16 << 20  # written at a time
+_U16, _I32 = 2, 5  # types of values
 
 Progress = Callable[[int, int], None]  # bytes written, total bytes
 
@@ -24,9 +24,8 @@ Progress = Callable[[int, int], None]  # bytes written, total bytes
 def cut(
     tensors: Iterable[TensorInfo], *, max_tensors: int = 0, max_nbytes: int = 0, first_without: bool = False
 ) -> list[list[TensorInfo]]:
-    """Return the tensors of each part, in order. A part has at most `max_tensors` tensors or, if that is 0,
-    `max_nbytes` bytes; a larger tensor has a part for itself. If `first_without`, the first part has only
-    metadata."""
+    """Group the tensors, in order, into parts of at most `max_tensors` tensors or, if that is 0, `max_nbytes`
+    bytes; a larger tensor has its own part. If `first_without`, the first part has only metadata."""
     parts: list[list[TensorInfo]] = [[]]
     nbytes = 0
     for info in tensors:
@@ -55,9 +54,9 @@ def split_gguf(
     parts: Sequence[Sequence[TensorInfo]],
     progress: Progress | None = None,
 ) -> list[Path]:
-    """Write the model as one file per part (see `cut`), with the metadata in the first, and return the paths.
-    Raises InvalidArgument if a path is a file of the source, GGUFError if a file cannot be written; after an
-    error no part is left on disk.
+    """Write one file per part (see `cut`), with the metadata in the first; return the paths. Raises
+    InvalidArgument if a path is a file of the source, GGUFError if a file cannot be written; then no file is
+    left.
     """
     paths, n_tensors = part_paths(prefix, len(parts)), len(source.tensors)
     metadata = _whole(source)

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class _Required:
-    """The type of REQUIRED, the default for required keys."""
+    """The type of REQUIRED."""
 
 
 REQUIRED = _Required()
@@ -48,7 +48,7 @@ REQUIRED = _Required()
 
 
 class Metadata(Mapping[str, Any]):
-    """Values decoded on access to int, float, bool, str, list[str] or numpy array."""
+    """Decodes values on access: int, float, bool, str, list[str], numpy array."""
 
     def __init__(self, part: Part) -> None:
         self._path, self._buf, self._values = part.path, part.header, part.values
@@ -77,11 +77,11 @@ class Metadata(Mapping[str, Any]):
         return self._values[key].describe()
 
     def kind(self, key: str) -> tuple[int, bool]:
-        """GGUF type id of a value (or of an array's elements), and whether the value is an array."""
+        """GGUF type id of a value or of an array's elements, and whether the value is an array."""
         return self._values[key].type, self._values[key].is_array
 
     def stored(self, key: str) -> bytes:
-        """The value's bytes in the file: type (and length, for an array), then payload."""
+        """Bytes in the file: type (and length, for an array), then payload."""
         v = self._values[key]
         head = struct.pack("<IIQ", ARRAY, v.type, v.count) if v.is_array else struct.pack("<I", v.type)
         return head + bytes(self._buf[v.start : v.stop])
@@ -104,12 +104,12 @@ class Metadata(Mapping[str, Any]):
 
 
 class GGUF:
-    """A GGUF model of one file or of several parts. A context manager.
+    """A GGUF model of one file or several parts. A context manager.
 
     `metadata` comes from the first part; `tensors` covers all parts, in file order.
     """
 
-    mapped = True  # whether tensors are views of mapped files
+    mapped = True
     stated: Mapping[str, Any] = MappingProxyType({})  # values that replace the file's, by key
 
     def __init__(self, parts: list[Part]) -> None:
@@ -157,7 +157,7 @@ class GGUF:
         self._parts = []
 
     def data(self, name: str) -> npt.NDArray[np.uint8]:
-        """The bytes of a tensor as the file stores them: uint8 [nbytes], a read-only view of the map."""
+        """The stored bytes of a tensor: uint8 [nbytes], a read-only view of the map."""
         if (t := self.tensors.get(name)) is None:
             raise GGUFError(f"{self.paths[0]}: no tensor {name!r}")
         if not self._parts:
@@ -165,7 +165,7 @@ class GGUF:
         return np.frombuffer(self._parts[t.file].buf, np.uint8, t.nbytes, t.offset)
 
     def file(self, index: int) -> npt.NDArray[np.uint8]:
-        """The bytes of one file of the model, a read-only view of the map."""
+        """The bytes of a file of the model, a read-only view of the map."""
         return np.frombuffer(self._parts[index].buf, np.uint8)
 
     # ---- typed reads: the default if the key is absent, GGUFError for another type ----
@@ -174,14 +174,14 @@ class GGUF:
         return self._read(key, default, "a value", None, None)
 
     def u32(self, key: str, default: T | _Required = REQUIRED) -> int | T:
-        """Read an integer of any type whose value fits 32 unsigned bits."""
+        """An integer of any type whose value fits 32 unsigned bits."""
         value = self._read(key, default, "an integer in 0..4294967295", INTEGERS, False)
         if key in self.metadata and not 0 <= value < 1 << 32:
             raise GGUFError(f"{self.paths[0]}: {key!r} is {value}, expected an integer in 0..4294967295")
         return value
 
     def f32(self, key: str, default: T | _Required = REQUIRED) -> float | T:
-        """Read a finite f32, or an f64 in the range of f32."""
+        """A finite f32, or an f64 in the range of f32."""
         value = self._read(key, default, "a finite float", FLOATS, False)
         if key in self.metadata and not abs(value) <= MAX_F32:
             raise GGUFError(f"{self.paths[0]}: {key!r} is {value}, expected a finite f32")
@@ -231,7 +231,7 @@ class GGUF:
 
 
 def _part_paths(path: Path) -> list[Path]:
-    """Paths of all parts by the naming rule. Raises GGUFError with the missing parts."""
+    """Raises GGUFError with the missing parts."""
     if (m := _SPLIT_NAME.fullmatch(path.name)) is None:
         return [path]
     count = int(m["count"])

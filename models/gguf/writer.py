@@ -13,8 +13,8 @@ _TYPE_IDS = {name: number for number, (name, _, _) in TENSOR_TYPES.items()}
 
 
 def header(values: Mapping[str, bytes], tensors: Iterable[TensorInfo], alignment: int) -> bytes:
-    """Return magic, counts, metadata and table of tensors, padded to the beginning of the data. `values` are
-    encoded as in Metadata.stored; offsets follow from the order of the tensors."""
+    """Magic, counts, metadata and table of tensors, padded to the beginning of the data. `values` are as from
+    Metadata.stored; offsets follow from the tensors' order."""
     table = list(tensors)
     out = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(table), len(values)))
     for key, stored in values.items():

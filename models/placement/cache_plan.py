@@ -41,8 +41,7 @@ class CachePlan:
 
     @property
     def window(self) -> int:
-        """Number of positions that a row attends to; 0 (all) also if the context fits in the window's
-        blocks."""
+        """Positions that a row attends to; 0 (all) also if the context fits in the window's blocks."""
         return self.spec.window if self.ring < self.width else 0
 
     def nbytes(self, device: int) -> list[int]:
@@ -53,7 +52,7 @@ class CachePlan:
 def plan_caches(
     specs: Sequence[MemorySpec], plans: Sequence[Plan], homes: Sequence[Home], options: Options
 ) -> list[CachePlan]:
-    """Plan the caches of all layers without an owner, in the order of layers.
+    """The caches of all layers without an owner, in the order of layers.
 
     Raises InvalidArgument if a head's size is not a multiple of the type's block, because splits are between
     heads.
@@ -94,7 +93,7 @@ def blocks_per_slot(window: int, options: Options) -> int:
 
 
 def n_blocks(ring: int, options: Options) -> int:
-    """Number of blocks in a cache for all slots. Raises InvalidArgument if one sequence needs more."""
+    """Blocks for all slots. Raises InvalidArgument if one sequence needs more."""
     most, whole = ring * options.n_slots, blocks_per_slot(0, options)
     if options.kv_cells is None or ring < whole:
         return most

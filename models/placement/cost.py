@@ -30,7 +30,7 @@ def cost_function(
     limits: Sequence[Limits],
     n_ubatch: int = MAX_ROWS,
 ) -> Callable[[Shares], Cost]:
-    """Return the function from shares (one per device, in any unit) to the cost of this split.
+    """Map shares (one per device, in any unit) to the cost of this split.
 
     A device without a share is left out. A token's all-reduces are traced once per set of devices with a
     share. Scratch is traced once (seconds for a large model) for the device that needs most; with fewer
@@ -68,14 +68,14 @@ def cost_function(
 
 
 def stages_of(options: Options, n: int) -> tuple[Hashable, ...]:
-    """Label each device; devices with equal labels compute at the same time."""
+    """Devices with equal labels compute at the same time."""
     if options.split_mode == "layer":
         return tuple(range(n))
     return (options.split_mode == "hosts" and options.hosts) or (0,) * n
 
 
 def cost_of(model: Model, layout: Layout, reduces: tuple[int, ...]) -> Cost:
-    """Return the cost of a token, which reads only the experts that it uses."""
+    """A token reads only the experts that it uses."""
     n = layout.n_devices
     read = {Home.WEIGHTS: [0] * n, Home.HOST: [0] * n}
     for load in layout.loads:

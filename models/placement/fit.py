@@ -36,7 +36,7 @@ class Budget:
     name: str
     nbytes: int
     members: tuple[int, ...]
-    max_binding: int = 1 << 62  # the most bytes in one binding
+    max_binding: int = 1 << 62
     homes: tuple[str, ...] = ON_DEVICE
 
     def held(self, sizes: Sequence[Held]) -> dict[str, int]:
@@ -44,7 +44,7 @@ class Budget:
 
 
 def budgets_of(devices: Sequence[Device]) -> list[Budget]:
-    """Return a budget for each physical device among `devices`; numpy and null devices have none."""
+    """A budget per physical device; numpy and null devices have none."""
     groups: dict[str, list[int]] = {}
     for d, device in enumerate(devices):
         if device.physical:
@@ -61,7 +61,7 @@ def budgets_of(devices: Sequence[Device]) -> list[Budget]:
 
 
 def host_budgets(devices: Sequence[Device]) -> list[Budget]:
-    """Return a budget for each host whose free memory is known, for its devices' memory on the host."""
+    """A budget per host whose free memory is known, for its devices' memory there."""
     members: dict[str, list[int]] = {}
     for d, device in enumerate(devices):
         members.setdefault(device.host, []).append(d)
@@ -86,7 +86,7 @@ def host_free_nbytes() -> int | None:
 
 
 def sizes_with(model: Model, types: Mapping[str, str], devices: Sequence[Device], steps: StepSizes) -> Sizes:
-    """Return the function from options to bytes on each device; `steps` does not change with options."""
+    """Map options to bytes on each device; `steps` stays the same."""
 
     def sizes_of(changed: Options) -> list[Held]:
         layout = lay_out(model, types, len(devices), changed)
@@ -100,7 +100,7 @@ def shortfall(sizes: Sequence[Held], budgets: Sequence[Budget]) -> Budget | None
 
 
 def unreadable(sizes: Sequence[Held], budgets: Sequence[Budget]) -> tuple[Budget, int] | None:
-    """Return the first device with a cache that exceeds one binding as (budget, bytes), or None."""
+    """(budget, bytes) of the first device with a cache that exceeds one binding, or None."""
     for budget in budgets:
         largest = max(sizes[d].largest_cache for d in budget.members)
         if largest > budget.max_binding:
@@ -109,8 +109,7 @@ def unreadable(sizes: Sequence[Held], budgets: Sequence[Budget]) -> tuple[Budget
 
 
 def check_fit(devices: Sequence[Device], options: Options, sizes_of: Sizes, n_layer: int) -> None:
-    """Raise OutOfDeviceMemory, with the numbers and the smallest change that would fit, if the model does not
-    fit."""
+    """Raise OutOfDeviceMemory with the numbers and the smallest change that would fit."""
     budgets = budgets_of(devices) + host_budgets(devices)
     planned = sizes_of(options)
     full = shortfall(planned, budgets)

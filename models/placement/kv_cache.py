@@ -25,7 +25,7 @@ class CellTable:
 
     def __init__(self, stores: Stores, plan: CachePlan) -> None:
         self._stores, self.ring, self.n_blocks = stores, plan.ring, plan.n_blocks
-        self.window = plan.window  # the widest window of the table's layers
+        self.window = plan.window  # the widest window of its layers
         index = np.arange(plan.width, dtype=np.uint32) % plan.ring
         slots = np.arange(plan.n_slots, dtype=np.uint32)[:, None]
         self.table = (slots * plan.ring + index) % np.uint32(plan.n_blocks)
@@ -34,7 +34,7 @@ class CellTable:
 
     @property
     def capacity(self) -> int:
-        """The number of positions that a slot can always hold, even if they begin inside a block."""
+        """The positions that a slot can hold even if they begin inside a block."""
         return (self.ring - (self.ring < self.table.shape[1])) * CELL_BLOCK
 
     def at(self, slot: int, positions: np.ndarray) -> np.ndarray:
@@ -57,12 +57,12 @@ class CellTable:
 
 
 class KVCache:
-    """`own`: the caches of layers that have one. `layers`: what each layer reads, its own cache, its owner's
-    cache or a recurrent state."""
+    """`own`: caches by layer. `layers`: what each layer reads: its own cache, its owner's, or a recurrent
+    state."""
 
     def __init__(self, stores: Stores, layout: Layout, options: Options) -> None:
         self.plans = layout.caches
-        self.tables: dict[int, CellTable] = {}  # by the number of blocks that a slot needs at once
+        self.tables: dict[int, CellTable] = {}  # by blocks that a slot needs at once
         self.states = RecurrentState(stores, layout.states, options)
         caches: dict[int, LayerCache] = {}
         for plan in self.plans:
@@ -89,8 +89,7 @@ class KVCache:
 
     @property
     def groups(self) -> list[CellTable | None]:
-        """The table of layers without a window (None if there are none), then the tables of layers with
-        windows."""
+        """The table of layers without a window (None if there are none), then tables with windows."""
         windows = [table for table in self.tables.values() if table.window]
         return [next((table for table in self.tables.values() if not table.window), None), *windows]
 
@@ -99,8 +98,8 @@ class KVCache:
             table.flush()
 
     def resumable(self, n_stored: int) -> int:
-        """Return the first position at which a sequence with `n_stored` positions can continue, because every
-        ring still holds the positions that this row attends to."""
+        """The first position at which a sequence with `n_stored` positions can continue, because every ring
+        holds the positions that this row attends to."""
         first = 0
         for plan in self.plans:
             if n_stored > (capacity := self.tables[plan.ring].capacity):

@@ -1,5 +1,4 @@
-"""Decides where every part of a model goes, as plans, homes and sizes, before anything is opened or
-allocated.
+"""Decides where every part of a model goes (plans, homes, sizes) before anything is opened or allocated.
 
 Split (slices by device) and placement (device memory or pinned host memory) are independent: a tensor on the
 host is still split, and every device reads its slice there.
@@ -29,8 +28,6 @@ from vkbackend.models.placement.recurrent_state import StatePlan, plan_states
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A plan for each layer, the plan for the output, the weights to load with their homes, the caches."""
-
     n_devices: int
     plans: list[Plan]
     output_plan: Plan
@@ -53,7 +50,7 @@ class Layout:
 
 @collection_paused()
 def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Options) -> Layout:
-    """Return the layout for `n_devices` devices. Raises InvalidArgument, PlanError, UnsupportedModel."""
+    """Raises InvalidArgument, PlanError, UnsupportedModel."""
     normalise(options.shares, n_devices)
     kv = [model.kv(il) for il in range(model.n_layer)]
     layers = blocks_of_owners([model.layer(il, types) for il in range(model.n_layer)], kv)
@@ -85,7 +82,7 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
 def memories(
     layout: Layout, caches: Mapping[int, LayerCache], states: Mapping[int, LayerState]
 ) -> list[LayerMemory]:
-    """Return the cache (its own or its owner's) or state that each layer reads."""
+    """The cache (its own or its owner's) or state that each layer reads."""
     by_layer: list[LayerMemory] = []
     for il, owner in enumerate(layout.cache_owners):
         if il in states:
@@ -222,7 +219,7 @@ def _compile(text: str) -> re.Pattern[str]:
 
 
 def weight_nbytes(load: Load, device: int) -> int:
-    """Bytes of the weight on a device; 0 for a shared host table."""
+    """0 for a shared host table."""
     if load.shared:
         return 0
     cuts = expert_slices(load, device) if len(load.shape) == 3 else slices_of(load, device)
@@ -243,5 +240,5 @@ def sizes(layout: Layout) -> list[dict[str, int]]:
 
 
 def largest_cache(layout: Layout, device: int) -> int:
-    """Bytes of the largest cache array on `device`; shaders bind an array as one range."""
+    """The largest array of a cache; shaders bind an array as one range."""
     return max((max(cache.nbytes(device)) for cache in layout.memories()), default=0)

@@ -43,7 +43,7 @@ class Held:
 def allocations(
     layout: Layout, devices: Sequence[Device], steps: StepSizes, reduce_provider: str = "auto"
 ) -> list[Held]:
-    """Return what each device will allocate. Only properties of the devices are read.
+    """Reads only properties of the devices.
 
     `items` counts all copies of weights as `weights`; `itemised` separates the copies.
     """
@@ -117,8 +117,8 @@ def _add_shared(report: Sequence[Held], layout: Layout, devices: Sequence[Device
 def itemised(layout: Layout, report: Sequence[Held]) -> dict[str, int]:
     """Sum ITEMS over all devices; `held` is the total.
 
-    `model`: all weights once (a tied lm_head counts as a weight). `mirrored`: further copies of mirrored
-    tensors. `replicated`: further copies of parts of split tensors.
+    `model`: all weights once (a tied lm_head counts). `mirrored`: further copies of mirrored tensors.
+    `replicated`: further copies of parts of split tensors.
     """
     total: Counter[str] = sum((held.items for held in report), Counter())
     model = sum(map(stored_nbytes, layout.loads))

@@ -1,9 +1,8 @@
 """Recurrent state: a few arrays of cells per layer, and the cells of each slot by position.
 
 A state sums up a whole sequence and cannot be cut at a position, so a slot keeps snapshots to go back to. The
-next step reads the state's cell and writes another cell, so a snapshot costs no copy. A snapshot is taken
-before every step of several rows, and before a step of one row that follows such a step. It replaces the
-oldest snapshot.
+next step reads the state's cell and writes another, so a snapshot costs no copy. A snapshot is taken before
+every step of several rows, and before a step of one row after such a step. The oldest is dropped.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class StatePlan:
     home: Home
 
     def arrays(self) -> list[tuple[str, int, State]]:
-        """Return (name, values per cell, split) of each array."""
+        """(name, values per cell, split) of each array."""
         arrays: list[tuple[str, int, State]] = []
         spec: StateSpec | None = self.spec
         while spec:
@@ -76,13 +75,13 @@ class RecurrentState:
 
 
 class SlotStates:
-    """The cell of each slot's state at each position. This is data of the host only."""
+    """The cell of each slot's state by position, on the host only."""
 
     def __init__(self, n_slots: int, n_snapshots: int) -> None:
         self._free = list(range(n_slots * (1 + n_snapshots) - 1, n_slots - 1, -1))
         self._most = n_snapshots
         self._cells = list(range(n_slots))  # the cell that each slot's steps write
-        self._positions = [0] * n_slots  # number of positions in this cell's state; 0: no state
+        self._positions = [0] * n_slots  # positions in this cell's state; 0: no state
         # By slot: position -> cell, oldest first.
         self._snapshots: list[dict[int, int]] = [{} for _ in range(n_slots)]
         self._was_long = [False] * n_slots  # whether the last step had several rows
@@ -90,14 +89,14 @@ class SlotStates:
         self.spare: Callable[[], int | None] = lambda: None  # returns a cell of the prefix cache, or None
 
     def resume_at(self, slot: int, position: int) -> int:
-        """Return the last position up to `position` at which the slot can continue; 0: from the beginning."""
+        """The last position up to `position` at which the slot can continue; 0: from the beginning."""
         known = [0, self._positions[slot], *self._snapshots[slot]]
         if slot in self._lent:
             known.append(self._lent[slot][0])
         return max(at for at in known if at <= position)
 
     def cell(self, slot: int, position: int) -> int:
-        """Return the cell with the state after `position` positions; `position` comes from `resume_at`."""
+        """The cell with the state after `position` positions, which `resume_at` returned."""
         if position == self._positions[slot] and position:
             return self._cells[slot]
         if position == self._lent.get(slot, (-1, -1))[0]:
@@ -105,7 +104,7 @@ class SlotStates:
         return self._snapshots[slot][position]
 
     def advance(self, run: Run) -> tuple[int, int]:
-        """Move the slot to the end of a run, and return the cells that the run reads and writes."""
+        """Move the slot to the end of a run; return the cells that the run reads and writes."""
         slot, at = run.slot, run.first_pos
         kept = self._snapshots[slot]
         lent_at, lent = self._lent.pop(slot, (-1, -1))
@@ -131,7 +130,7 @@ class SlotStates:
         return read, self._cells[slot]
 
     def put(self, slot: int, position: int) -> int:
-        """Return the cell into which the caller writes the state after `position` positions."""
+        """The cell into which the caller writes the state after `position` positions."""
         self._drop(slot, -1)
         self._positions[slot], self._was_long[slot] = position, True
         return self._cells[slot]
@@ -146,7 +145,7 @@ class SlotStates:
         self._free.append(cell)
 
     def lend(self, slot: int, position: int, cell: int) -> None:
-        """Let the slot's next run begin at `position` and read another owner's cell."""
+        """Let the slot's next run begin at `position` with another owner's cell."""
         self._drop(slot, -1)
         self._positions[slot], self._lent[slot] = 0, (position, cell)
 

@@ -26,14 +26,13 @@ class FileSource:
         if spec.values is not None:
             return spec.values.view(np.uint8)
         info = spec.tensor(self._gguf)
-        assert info is not None  # check_weights has checked this
+        assert info is not None  # checked by check_weights
         raw = self._gguf.data(info.name)
         cut = spec.part.cut(raw) if spec.part else raw
         return widened(cut, info.type) if spec.widened else cut
 
     def file(self, name: str) -> tuple[np.ndarray, int]:
-        """Return (bytes of the mapped file, offset of the weight); the weight must have an
-        `offset_in_file`."""
+        """(bytes of the mapped file, offset of the weight); the weight must have an `offset_in_file`."""
         spec = self._specs[name]
         info, offset = spec.tensor(self._gguf), offset_in_file(self._gguf, spec)
         assert info is not None and offset is not None
@@ -41,7 +40,7 @@ class FileSource:
 
 
 def offset_in_file(gguf: GGUF, spec: WeightSpec) -> int | None:
-    """Return the offset, or None if it is not a multiple of 4 or devices need another form of the weight."""
+    """None if the offset is not a multiple of 4, or devices need another form of the weight."""
     info = spec.tensor(gguf)
     if info is None or not gguf.mapped or (spec.widened and info.type != "f32"):
         return None
@@ -58,7 +57,7 @@ def weights_in_file(gguf: GGUF, model: Model) -> frozenset[str]:
 
 
 def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
-    """Return the type of each weight on the devices. Raises GGUFError for a missing tensor or a wrong shape,
+    """The type of each weight on the devices. Raises GGUFError for a missing tensor or a wrong shape,
     UnsupportedModel for an unsupported type or tensor."""
     types = {}
     used = {*ROPE_FACTORS, *ahead_tensors(gguf, model.n_layer), *model.unread()}
@@ -88,7 +87,6 @@ def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
 
 
 def ahead_tensors(gguf: GGUF, n_layer: int) -> list[str]:
-    """Return the unread tensors of layers for multi-token prediction."""
     if not gguf.u32(f"{gguf.architecture}.nextn_predict_layers", 0):
         return []
     after = tuple(f"blk.{il}." for il in range(n_layer, int(gguf.u32(f"{gguf.architecture}.block_count"))))

@@ -1,4 +1,4 @@
-"""Traces steps of a layout on devices without memory, to find scratch, sums, and the programs of a token."""
+"""Traces steps of a layout on devices without memory: scratch, sums, and the programs of a token."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ from vkbackend.runtime import Device
 from vkbackend.step import MAX_ROWS
 from vkbackend.twins.device import NullDevice
 
-# With a smaller vocabulary it costs the host less to read all logits than it costs a device to pick the top
-# k.
+# With a smaller vocabulary, reading all logits costs the host less than picking the top k costs a device.
 TOP_K_VOCAB = 4096
 # Micro-batches of at least so many rows are cut in two; smaller halves would not fill a device.
 HALVES_FROM = 64
@@ -41,15 +40,15 @@ LOGITS_NBYTES = 16 << 20  # approximate limit for the host-visible logits of one
 
 
 def in_halves(devices: Sequence[Device], options: Options) -> bool:
-    """Whether large micro-batches are computed as two halves, one while the other is exchanged. This needs
-    several real devices."""
+    """Whether large micro-batches are computed as two halves, one while the other is exchanged (with several
+    real devices)."""
     return options.split_mode == "tensor" and len({resource_of(device) for device in devices}) > 1
 
 
 def step_shape(
     model: Model, layout: Layout, options: Options, n_ubatch: int, halves: bool = False
 ) -> StepShape:
-    """Return the shape of steps with `n_ubatch` rows; `halves`: large micro-batches are computed as two."""
+    """`halves`: large micro-batches are computed as two."""
     rows = bucket(min(n_ubatch, options.n_ctx * options.n_slots, MAX_ROWS))
     fits = max(LOGITS_NBYTES // (4 * model.n_vocab), 1)
     outputs = min(rows, max(bucket(options.n_slots), 1 << fits.bit_length() - 1))
@@ -68,7 +67,7 @@ def step_sizes(
     shape: StepShape,
     reuse: bool = True,
 ) -> StepSizes:
-    """Measure what steps up to `shape` need besides weights and caches; `reuse`: values share memory."""
+    """Measure the needs of steps besides weights and caches; `reuse`: values share memory."""
     devices, build = _traced(model, layout, limits)
     n = repeating(layers_of(layout, devices)) if reuse else model.n_layer
     short = _traced(model, layout, limits, n)[1] if n < model.n_layer else None
@@ -78,7 +77,7 @@ def step_sizes(
 def token_recordings(
     model: Model, layout: Layout, options: Options, limits: Sequence[Limits], shape: StepShape
 ) -> list[Recording]:
-    """Record one token on each device without repeated layers; this contains all programs of the step."""
+    """Record one token on each device without repeated layers, but with all programs of the step."""
     devices, _ = _traced(model, layout, limits)
     build = _traced(model, layout, limits, repeating(layers_of(layout, devices)))[1]
     inputs = [shape.unplaced(d) for d in range(len(devices))]
@@ -88,14 +87,14 @@ def token_recordings(
     return builder.recorded(kind).recordings
 
 
-# How often each pair of neighbouring layers is traced: the third time, a layer reuses memory that an earlier
-# layer freed.
+# How often each pair of neighbouring layers is traced; the third time, a layer reuses an earlier layer's
+# memory.
 REPEATS = 3
 
 
 def repeating(layers: Sequence[object]) -> int:
-    """Return how many of the first layers represent all: they contain every pair of neighbours up to REPEATS
-    times and end with a layer like the last."""
+    """How many of the first layers contain every pair of neighbours up to REPEATS times and end like the
+    model."""
     pairs = list(pairwise(layers))
     missing = Counter({pair: min(count, REPEATS) for pair, count in Counter(pairs).items()})
     for n, pair in enumerate(pairs, 2):
@@ -106,8 +105,7 @@ def repeating(layers: Sequence[object]) -> int:
 
 
 def layers_of(layout: Layout, devices: Sequence[Device]) -> list[object]:
-    """Describe each layer by the shapes of its weights on each device and its caches; repeated layers are
-    equal."""
+    """Shapes of each layer's weights by device, and its caches; repeated layers are equal."""
     parts: list[list[object]] = [[] for _ in layout.plans]
     for load in layout.loads:
         if (il := layer_of(load.name)) is not None:
@@ -141,8 +139,7 @@ def trace_reduces(
 def _traced(
     model: Model, layout: Layout, limits: Sequence[Limits], n_layer: int | None = None
 ) -> tuple[list[NullDevice], Build]:
-    """Return devices without memory, and the builder of the step of the model or of its first `n_layer`
-    layers."""
+    """Devices without memory, and the builder of the step of the model or its first `n_layer` layers."""
     devices = [NullDevice(f"traced.{d}", limit) for d, limit in enumerate(limits)]
     places = [_Places() for _ in devices]
     weights = Weights({load.name: _weight(load, devices, places) for load in layout.loads})
@@ -151,8 +148,7 @@ def _traced(
 
 
 class _Places:
-    """A device's weights without memory, in loading order, so that products of neighbouring weights can be
-    fused."""
+    """Weights without memory, in loading order, so that products of neighbours can be fused."""
 
     def __init__(self) -> None:
         self._buffer, self._end = nowhere(Home.WEIGHTS, "traced"), 0
