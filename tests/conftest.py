@@ -57,10 +57,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # searching half a million objects took a tenth of the time of a run
-    # Tests expect the precision of F32 activations, which devices with 8-bit operations would round.
+    # Tests expect F32 activations, which some devices would round.
     os.environ["VKBACKEND_EXACT"] = "1"
     if runtime := config.getoption("--runtime"):
-        # read by everything that opens devices, also in child processes
+        # child processes read it, too
         os.environ["VKBACKEND_RUNTIME"] = runtime
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
@@ -83,7 +83,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     out = [item for item in items if any(marker in item.keywords for marker in markers)]
     config.hook.pytest_deselected(items=out)
     items[:] = [item for item in items if not any(marker in item.keywords for marker in markers)]
-    # slow files first: a worker that begins one late ends late
+    # a worker that begins a slow file late ends late
     items.sort(key=lambda item: item.path.name not in DEAREST)
     if (runtime := os.environ.get("VKBACKEND_RUNTIME", "native")) != "native":
         for item in items:
@@ -129,7 +129,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[object]:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder with all model files (see material.py)."""
+    """All model files (see material.py)."""
     from material import lay_out_models
 
     folder = tmp_path_factory.mktemp("models")

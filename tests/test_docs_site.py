@@ -29,7 +29,7 @@ def prose(path: Path) -> str:
 
 
 def anchors(path: Path) -> set[str]:
-    """Return the link targets in a page: its headings, in the form of GitHub and of the site."""
+    """Link targets in a page: headings, as GitHub and the site write them."""
     titles = re.findall(r"^#+ (.+)$", re.sub(r"(?ms)^```.*?^```$", "", path.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
@@ -75,7 +75,7 @@ def test_every_public_name_is_in_the_reference() -> None:
 
 
 def public_members() -> list[str]:
-    """Return `Class.method` for all methods, including inherited methods."""
+    """`Class.method`, including inherited methods."""
     members = []
     for name in CLASSES:
         class_ = getattr(vkbackend, name)

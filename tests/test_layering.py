@@ -19,7 +19,7 @@ pytestmark = pytest.mark.no_vulkan
 
 LAYERS = ("shaders", "vkbackend", "meta", "models", "tools")
 MODULES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
-PACKAGE = ROOT / "vkbackend" / "__init__.py"  # imports the public names lazily: test_package_is_lazy
+PACKAGE = ROOT / "vkbackend" / "__init__.py"  # lazy imports: test_package_is_lazy
 COMMAND = ROOT / "vkbackend" / "__main__.py"  # `python -m vkbackend`; nothing imports it
 NOT_INSTALLED = {"vkbackend.tools.checkout", "vkbackend.tools.studies"}
 MAY_PRINT = ("tools/", "vkbackend/profiling.py")
@@ -30,7 +30,7 @@ def name_of(path: Path) -> str:
 
 
 def layer_of(module: str) -> str | None:
-    """Return the folder of a module such as `vkbackend.meta.plan`; None for a module of another project."""
+    """The folder of a module such as `vkbackend.meta.plan`; None for another project's module."""
     parts = module.split(".")
     if parts[0] != "vkbackend":
         return None
@@ -38,7 +38,7 @@ def layer_of(module: str) -> str | None:
 
 
 def imported(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
-    """Yield (line, module) of every import, also in functions and TYPE_CHECKING blocks, and of
+    """Yield (line, module) of every import, also in functions, TYPE_CHECKING blocks and
     import_module("...")."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -174,14 +174,14 @@ class GGUF:
         return self._read(key, default, "a value", None, None)
 
     def u32(self, key: str, default: T | _Required = REQUIRED) -> int | T:
-        """An integer of any type whose value fits 32 unsigned bits."""
+        """Read an integer of any type whose value fits 32 unsigned bits."""
         value = self._read(key, default, "an integer in 0..4294967295", INTEGERS, False)
         if key in self.metadata and not 0 <= value < 1 << 32:
             raise GGUFError(f"{self.paths[0]}: {key!r} is {value}, expected an integer in 0..4294967295")
         return value
 
     def f32(self, key: str, default: T | _Required = REQUIRED) -> float | T:
-        """A finite f32, or an f64 in the range of f32."""
+        """Read a finite f32, or an f64 in the range of f32."""
         value = self._read(key, default, "a finite float", FLOATS, False)
         if key in self.metadata and not abs(value) <= MAX_F32:
             raise GGUFError(f"{self.paths[0]}: {key!r} is {value}, expected a finite f32")

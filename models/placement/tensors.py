@@ -40,7 +40,7 @@ class FileSource:
 
 
 def offset_in_file(gguf: GGUF, spec: WeightSpec) -> int | None:
-    """None if the offset is not a multiple of 4, or devices need another form of the weight."""
+    """Return None if the offset is not a multiple of 4, or devices need another form of the weight."""
     info = spec.tensor(gguf)
     if info is None or not gguf.mapped or (spec.widened and info.type != "f32"):
         return None

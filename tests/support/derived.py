@@ -1,8 +1,7 @@
-"""Makes model files from the files in `tests/data`: other formats, other shapes that compute the same
-function, experts.
+"""Makes model files from `tests/data`: other formats, other shapes of the same function, experts.
 
 Every step is exact or rounds in one way, and random numbers come from numpy's frozen generator, so a file is
-the same everywhere and `tests/data/derived` can store llama.cpp's results for it.
+the same everywhere and `tests/data/derived` can store llama.cpp's results.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ SHARES = (0.5, 0.25, 0.125, 0.125)
 
 @dataclass(frozen=True)
 class Model:
-    """A file's architecture, keys without the architecture's prefix, and float32 tensors."""
+    """Keys have no architecture prefix; tensors are float32."""
 
     arch: str
     keys: Mapping[str, tuple[Any, list[gguf.GGUFValueType]]]
@@ -137,8 +136,8 @@ def widened(model: Model) -> Model:
     real = 2 * COPIES * (np.arange(head) // 2) + np.arange(head) % 2
 
     def heads(rows: np.ndarray, scale: float, rest: float) -> np.ndarray:
-        """Widen the rows of q or k: at `real` the original rows times `scale`, elsewhere other rows times
-        `rest`. `rest` is 0 for k, so scores ignore the other rows."""
+        """Widen the rows of q or k: the original rows times `scale` at `real`, other rows times `rest`
+        elsewhere. `rest` is 0 for k, so scores ignore these."""
         rows = rows.reshape(-1, head, rows.shape[-1])
         wide = rest * np.tile(np.roll(rows, 1, 1), (1, COPIES, 1))
         wide[:, real] = scale * rows
@@ -165,7 +164,7 @@ def widened(model: Model) -> Model:
         order = rng.permutation(FFN_WIDE) % n_ff
         spare = np.arange(FFN_WIDE) >= 0
         _, first = np.unique(order, return_index=True)
-        spare[first] = False  # the first copy of a column computes; the other copies are spare and give 0
+        spare[first] = False  # only a column's first copy computes; the other copies give 0
         for name in ("ffn_gate", "ffn_up"):
             wide[p + f"{name}.weight"] = channels.read(t[p + f"{name}.weight"][order])
         down = np.where(spare, 0, t[p + "ffn_down.weight"][:, order]).astype(np.float32)
@@ -192,8 +191,8 @@ def as_qwen2(model: Model) -> Model:
 
 
 def as_mixture(model: Model) -> Model:
-    """Replace the FFN by eight experts, two per token. Each expert has the FFN's columns in another order,
-    with up and down rescaled and a different eighth of the columns zero, so the choice of experts matters."""
+    """Replace the FFN by eight experts, two per token. Each has the FFN's columns in another order, with up
+    and down rescaled and a different eighth of the columns zero, so the choice of experts matters."""
     rng, tensors = np.random.RandomState(8), dict(model.tensors)
     for il in range(int(model.keys["{arch}.block_count"][0])):
         p = f"blk.{il}."
@@ -235,8 +234,8 @@ def derive(data: Path, folder: Path) -> None:
 
 
 def derived_once(data: Path, cache: Path) -> Path:
-    """Make the derived files (2 s, 29 MB) once for all processes and runs. The folder's name is a digest of
-    everything that decides their bytes."""
+    """Make the derived files (2 s, 29 MB) once for all runs. The folder's name is a digest of everything that
+    decides their bytes."""
     sources = [Path(__file__), *(data / f"{name}.gguf" for name in sorted({f[0] for f in FAMILIES.values()}))]
     digest = hashlib.sha256(version("gguf").encode())
     for source in sources:
@@ -256,7 +255,7 @@ def derived_once(data: Path, cache: Path) -> Path:
 
 
 def remove_unused(cache: Path, kept: Path) -> None:
-    """Remove the folders that no run used in the last day."""
+    """Remove folders that no run used in the last day."""
     for folder in cache.glob("derived-*"):
         if folder != kept and folder.stat().st_mtime < time.time() - 86400:
             shutil.rmtree(folder)

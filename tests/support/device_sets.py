@@ -37,7 +37,7 @@ if _N:
     kept_devices.install()
 two_drivers = pytest.mark.skipif(_N < 2, reason=f"needs devices of two drivers, {_N} present")
 one_driver = pytest.mark.skipif(_N < 1, reason="no Vulkan device is present")
-QUICKEST = ["0" if _N else "numpy"]  # for tests of texts, in which the device does not matter
+QUICKEST = ["0" if _N else "numpy"]  # for tests of texts, whichever device computes them
 DEVICE_SETS = [
     pytest.param(spec.split(","), id=spec, marks=two_drivers if "1" in spec else one_driver)
     for spec in ("0", "0,0", "0,0,0", "0,1", "1,0")
@@ -63,8 +63,8 @@ def some(params: Iterable[Any], every: int) -> list[Any]:
 
 
 def covering(rows: Sequence[Any], columns: Sequence[Any], each: int = 1) -> list[Any]:
-    """Return the product with most pairs marked as wide. Each row runs with the next `each` columns, so that
-    every column runs with some row."""
+    """Return the product with most pairs wide. Each row runs with the next `each` columns, so every column
+    runs with some row."""
     assert len(rows) * each >= len(columns) >= each, "some column is met by no row"
     params = product(rows, columns)
     for i in range(len(rows)):

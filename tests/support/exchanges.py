@@ -10,10 +10,10 @@ from vkbackend.models.engine.runner import Runner
 
 
 def planned(runner: Runner, rows: int) -> list[int]:
-    """Return the elements of every exchange of a step for layers on several devices. Attention (or the
-    layer's replacement for it) and FFN exchange a row of the residual each, or one row if they are added
-    together. Per row, norms of q and k over all heads add two values, split norms of state space heads one
-    value per group, and FFNs with largest gates two values."""
+    """Elements of every exchange of a step for layers on several devices. Attention (or its replacement) and
+    FFN exchange a row of the residual each, or one row if they are added together. Per row, norms of q and k
+    over all heads add two values, split norms of state space heads one value per group, and FFNs with largest
+    gates two values."""
     wanted, m = [], runner.model
     names = {spec.name for spec in m.weights()}
     for il, plan in enumerate(runner.layout.plans):

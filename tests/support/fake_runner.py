@@ -1,5 +1,5 @@
-"""A runner without a model, which asserts its arguments. A row's logits depend on all tokens of its sequence,
-so a wrong slot changes them. Spawned processes can import this module.
+"""A runner without a model that asserts its arguments. A row's logits depend on all tokens of its sequence,
+so a wrong slot changes them. Spawned processes can import it.
 """
 
 import os
@@ -45,9 +45,9 @@ def continuation(tokens: Sequence[int], n: int, without: Sequence[int] = ()) -> 
 
 
 class FakeRunner:
-    """A cell of its cache holds a token instead of K and V. A step reads a sequence's tokens from the cells,
-    so a wrong cell changes the logits; windows and recurrent states must have the same tokens. `blocks`:
-    number of blocks that all slots share (None: enough for all slots)."""
+    """A cell holds a token instead of K and V. A step reads a sequence's tokens from the cells, so a wrong
+    cell changes the logits; windows and recurrent states must have the same tokens. `blocks`: shared by all
+    slots (None: enough for all slots)."""
 
     n_vocab = N_VOCAB
     max_top_k = 0
@@ -87,7 +87,7 @@ class FakeRunner:
         self.most_in_flight = 0
 
     def tell_of_compiling(self, tell: Callable[[], None]) -> None:
-        """Do nothing: no pipelines are compiled."""
+        """Nothing is compiled."""
 
     def resume_at(self, slot: int, position: int) -> int:
         return self.states.resume_at(slot, position) if self.states else position

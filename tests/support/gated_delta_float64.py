@@ -1,6 +1,6 @@
-"""The gated delta rule of one head in float64 numpy, token by token, and for all tokens by solving a system.
-The two functions share only the definition: S_t = diag(a_t) S_t-1 + k_t u_t^T, u_t = beta_t (v_t - the value
-of k_t), y_t = S_t^T q_t / sqrt(size). States are [keys, values].
+"""The gated delta rule of one head in float64 numpy: token by token, and for all tokens by solving. Both
+share only the definition: S_t = diag(a_t) S_t-1 + k_t u_t^T, u_t = beta_t (v_t - the value of k_t), y_t =
+S_t^T q_t / sqrt(size). States are [keys, values].
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def solved(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the same from one triangular system for all u."""
     (n, size), sums = k.shape, np.broadcast_to(g, k.shape).astype(np.float64).cumsum(0)
-    kept = np.exp(sums)  # share of the first state that is left at each token
+    kept = np.exp(sums)  # decay of the first state
     since = np.exp(np.minimum(sums[:, None] - sums, 0.0))  # decay at row t of row s <= t, [t, s, keys]
     keys, queries = (np.tril(np.einsum("ti,si,tsi->ts", x, k, since)) for x in (k, q))
     unseen = beta[:, None] * (v - (k * kept) @ state)

@@ -1,5 +1,5 @@
-"""Hosts on one machine: network namespaces on an isolated bridge, and a replacement for ssh that runs
-commands in them with their own environment."""
+"""Hosts on one machine: network namespaces on an isolated bridge, and an ssh that runs commands in them with
+their own environment."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Net:
 
 @contextmanager
 def hosts(n: int, folder: Path) -> Iterator[Net]:
-    """Create namespaces for n hosts; at the end remove them and their processes. Host 0 also has the
+    """Create namespaces for n hosts; remove them and their processes at the end. Host 0 also has the
     bridge."""
     prefix = f"vk{os.getpid() % 100_000}x"
     net = Net([f"{prefix}{number + 1}" for number in range(n)], folder / "launch")

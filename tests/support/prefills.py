@@ -28,11 +28,11 @@ def opened(path: Path, devices: list[str], **options: Any) -> Iterator[Runner]:
 
 
 def prefill(runner: Runner, tokens: list[int] = TOKENS, slot: int = 0, first: int = 0) -> np.ndarray:
-    """Return the logits of all tokens; the first token is at position `first` of the slot."""
+    """Logits of all tokens, at positions from `first` on."""
     return runner.step(tokens, [Run(slot, 0, len(tokens), first)], range(len(tokens))).copy()
 
 
 def prefilled(path: Path, devices: list[str], tokens: list[int] = TOKENS, **options: Any) -> np.ndarray:
-    """Open a model for one prompt, and return the logits of all its tokens."""
+    """Open a model for one prompt; return the logits of all tokens."""
     with opened(path, devices, **options) as runner:
         return prefill(runner, tokens)

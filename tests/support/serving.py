@@ -35,8 +35,7 @@ class ByteTokenizer:
 
 @dataclass
 class FakeModel:
-    """Continues every prompt with "x", one token every `pause_s` seconds; `active`: number of running
-    generations."""
+    """Continues every prompt with "x", a token every `pause_s` seconds; `active`: running generations."""
 
     pause_s: float = 0.0
     n_ctx: int = 512
@@ -45,7 +44,7 @@ class FakeModel:
     letter: str = "x"
     active: int = 0
     begun: int = 0
-    fails: Callable[[int], Exception | None] = lambda n: None  # exception after n tokens
+    fails: Callable[[int], Exception | None] = lambda n: None  # after n tokens
     lost: Exception | None = None
     tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
     chat_template: str | None = None
@@ -156,7 +155,7 @@ def served(model: Any, config: Config | None = None, open_: Any = None) -> Itera
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait until the condition holds. Only a deadlock takes as long as the deadline."""
+    """Wait until the condition holds. Only a deadlock reaches the deadline."""
     done = threading.Event()
     for _ in range(int(HANG_S / 0.01)):
         if condition():

@@ -69,7 +69,7 @@ def load_oracle(path: Path) -> ModuleType:
 
 
 def answers(oracle: ModuleType) -> Callable[[Case], list[list[int]]]:
-    """Return the function from a case to each device's share of its `matrices`."""
+    """Map a case to each device's share of its `matrices`."""
 
     def answer(case: Case) -> list[list[int]]:
         fmt, layers, _, n, split = case

@@ -23,7 +23,7 @@ class Tiny:
     dtype: str = "F32"
     n_expert: int = 0
     n_used: int = 2
-    tied: bool = False  # groups of three of the router's rows are equal up to rounding
+    tied: bool = False  # each three of the router's rows are equal up to rounding
     n_layer: int = 4
     n_embd: int = 64
     n_head: int = 8
@@ -138,8 +138,8 @@ def write_tiny(
 
 
 def stored_as(dtype: str, values: np.ndarray) -> np.ndarray:
-    """Return the values, or random blocks of similar size, as uint8 [..., row bytes]; zeros for types that no
-    shader reads."""
+    """Return values, or random blocks of similar size, as uint8 [..., row bytes]; zeros for types without a
+    shader."""
     if dtype not in shaderlib.weight_types():
         raw = np.zeros((*values.shape[:-1], row_nbytes(dtype, values.shape[-1])), np.uint8)
     elif block_of(dtype)[0] == 1:

@@ -39,9 +39,9 @@ from vkbackend.models.engine.runner import Runner
 from vkbackend.step import Run
 
 EXACT = 1e-5  # NMSE against the oracles; measured on lavapipe: 5e-13 to 2e-11
-TWINS = 1e-9  # the same for the numpy twins; the oracles' NMSE is at most 4e-11 (1e-6 with llama.cpp's GELU)
-SAME = 1e-9  # several devices of one driver against one device
-DRIVERS = 1e-6  # devices of two drivers against one device
+TWINS = 1e-9  # of the numpy twins; the oracles differ by at most 4e-11 (1e-6 with llama.cpp's GELU)
+SAME = 1e-9  # several devices of one driver
+DRIVERS = 1e-6  # devices of two drivers
 N = len(PROMPT)
 
 single, three = (next(p for p in DEVICE_SETS if p.id == devices) for devices in ("0", "0,0,0"))
@@ -83,8 +83,8 @@ def stepped(runner: Runner) -> np.ndarray:
 
 
 def run(folder: Path, name: str, devices: list[str], way: str, **options: Any) -> Result:
-    """Return the prompt's logits from a cache of results. In steps a window of 12 takes 12 + 16 - 1 cells, so
-    it wraps around."""
+    """Return cached logits of the prompt. In steps a window of 12 takes 12 + 16 - 1 cells, so it wraps
+    around."""
     key = (name, *devices, way, repr(options))
     if key not in _made:
         n_ubatch = N_CTX if way == "at once" else 16
@@ -99,8 +99,8 @@ def run(folder: Path, name: str, devices: list[str], way: str, **options: Any) -
 
 
 def check_golden(folder: Path, name: str, devices: list[str], way: str, **options: Any) -> None:
-    """Check the logits, and the exchanges per layer: at most two, one if attention and FFN are added together
-    or one of them is missing, and one more of a few values per row for norms over split heads."""
+    """Check the logits and the exchanges per layer: at most two, one if attention and FFN are added together
+    or one is missing, and one more of a few values per row for norms over split heads."""
     result = run(folder, name, devices, way, **options)
     assert nmse(result.logits, golden(name)) <= (TWINS if devices[0] == "numpy" else EXACT)
     if len(devices) > 1 and "split_mode" not in options:
@@ -116,8 +116,8 @@ def check_one(folder: Path, name: str, devices: list[str], way: str, bound: floa
 
 
 ON_VULKAN = covering(FIXTURES, product([three, single], WAYS[::-1]))
-# One model for each memory: full, windows, chunks, shared, latent, sparse, four kinds of states, state and
-# cache in a layer.
+# One model for each memory: full, windows, chunks, shared, latent, sparse, four kinds of states, both in a
+# layer.
 MEMORIES = """
     llama gemma2 llama4+chunks gemma4+shared deepseek2 deepseek32 qwen3next kimi-linear lfm2 mamba2 falcon-h1
 """.split()
@@ -263,7 +263,7 @@ def test_beside_another_sequence(folder: Path, name: str) -> None:
 def test_a_saved_slot_goes_on_elsewhere(
     folder: Path, tmp_path: Path, name: str, n_before: int, n_after: int
 ) -> None:
-    """The slot is saved after two and a half micro-batches, and loaded on other devices in another slot."""
+    """The slot is saved after two and a half micro-batches."""
     with opened(model(folder, name), ["numpy"] * n_before, **OPTIONS | dict(n_ubatch=16)) as runner:
         for pos in range(0, N_PREFILL, 16):
             n = min(16, N_PREFILL - pos)

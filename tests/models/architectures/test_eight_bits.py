@@ -60,7 +60,7 @@ def ops_of(runner: Runner, rows: int) -> set[str]:
 
 
 def check_file(models: Path, name: str, devices: list[str]) -> np.ndarray:
-    """Check logits to 2e-3 of llama.cpp's, which also rounds activations; then check one more step."""
+    """Check logits to 2e-3 of llama.cpp's, which rounds activations too, and one more step."""
     path = models / f"{name}.gguf"
     prompt = json.loads((models / "expected.json").read_text())[path.stem]["prompt_tokens"]
     want = np.load(models / "expected_logits.npz")[path.stem]

@@ -34,8 +34,7 @@ def loaded(path: Path, n: int, **options: Any) -> Runner:
 
 
 def logits_and_writers(path: Path, n: int, **options: Any) -> tuple[np.ndarray, list[tuple[int, ...]]]:
-    """Return the logits of two equal steps, with NaN in all scratch between them, and the writers of each
-    exchange."""
+    """Logits of two equal steps, with NaN in all scratch between them, and the writers of each exchange."""
     runner = loaded(path, n, **options)
     try:
         both = []

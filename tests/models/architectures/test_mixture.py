@@ -95,7 +95,7 @@ def test_gate_and_up_in_one_tensor(tmp_path: Path, name: str, devices: list[str]
 
 
 def test_factors_of_experts(tmp_path: Path) -> None:
-    """Multiplication by a power of two rounds neither down's result nor its weights."""
+    """Powers of two round neither down's result nor its weights."""
     factors = np.float32(2.0) ** np.arange(-4, N_EXPERT - 4, dtype=np.float32)
 
     def scale(fixture: Fixture, prefix: str) -> None:
@@ -113,8 +113,7 @@ def test_factors_of_experts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0", "0,0,0")])
 def test_experts_of_the_best_groups(tmp_path: Path, devices: list[str]) -> None:
-    """If one of four groups is used, both experts come from this group. If all are used, groups change
-    nothing."""
+    """If one of four groups is used, both experts come from it; all groups equal no groups."""
     changed_path = changed(
         tmp_path, "glm4moe", lambda fixture, prefix: None, expert_group_count=4, expert_group_used_count=1
     )
@@ -138,7 +137,7 @@ def test_experts_of_the_best_groups(tmp_path: Path, devices: list[str]) -> None:
 )
 @pytest.mark.parametrize("name", ["glm4moe", "gpt-oss"])
 def test_near_ties_are_broken_alike_everywhere(tmp_path: Path, name: str, devices: list[str]) -> None:
-    """Groups of three router rows are equal up to the last bits; devices still choose the same experts."""
+    """Three router rows each are equal up to the last bits; devices still agree."""
 
     def tie(fixture: Fixture, prefix: str) -> None:
         rng = np.random.default_rng(3)
@@ -167,7 +166,7 @@ def test_near_ties_are_broken_alike_everywhere(tmp_path: Path, name: str, device
     + [pytest.param(*p.values, 1e-6, id=p.id, marks=p.marks) for p in DEVICE_SETS],
 )
 def test_gpt_oss_as_it_is_published(tmp_path: Path, devices: list[str], bound: float) -> None:
-    """MXFP4 experts with biases and Q8_0 for other matrices give the logits of a float file."""
+    """MXFP4 experts with biases, other matrices in Q8_0."""
     fixture, blocks = build("gpt-oss"), {}
     for name, values in fixture.tensors.items():
         kind = MXFP4 if name.endswith("_exps.weight") else Q8_0

@@ -94,8 +94,7 @@ def check_expected(models: Path, name: str, devices: list[str], shares: tuple[in
     with opened(models / f"{name}.gguf", devices, tensor_split=shares, n_ubatch=64) as runner:
         logits = prefill(runner, prompt)
         assert nmse(logits, want) <= 1e-3
-        # Rounding decides a token, so check that each of llama.cpp's tokens is nearly the best after its
-        # predecessors.
+        # Rounding decides: each of llama.cpp's tokens must be nearly the best after its predecessors.
         if expected["min_margin"] <= NEAR:
             later = runner.step(
                 greedy[:-1], [Run(0, 0, len(greedy) - 1, len(prompt))], range(len(greedy) - 1)
@@ -148,7 +147,6 @@ def test_every_split_of_a_trained_model_equals_one_device(
 def check_devices(
     path: Path, n: int, shares: tuple[int, ...] | None, cache: str = "f32", **options: Any
 ) -> None:
-    """Check prefill and one decode step."""
     options |= {"tensor_split": shares, "type_k": cache, "type_v": cache}
     with opened(path, ["numpy"] * n, **options) as runner:
         want, bound = on_one(path, cache), 1e-9 if cache == "f32" else 1e-6

@@ -108,7 +108,7 @@ def test_every_placement_on_every_number_of_devices(
     # Copy weights instead of reading the mapped file.
     logits, runner = run(models, devices.split(","), name, use_mmap=False, **options)
     assert nmse(logits, reference(models, "0", name)) <= (1e-6 if "1" in devices else 1e-9)
-    # the table is copied in any case; -ngl 6 puts all layers on devices
+    # the table is always copied; -ngl 6 takes all layers
     if kind not in ("embedding", "-ngl 6"):
         assert any(row["host"] for row in runner.report)  # type: ignore[attr-defined]
 
@@ -141,7 +141,7 @@ def test_layer_mode_exchanges_once_per_boundary(models: Path, n: int, split: lis
 
 
 def test_layers_of_hosts_in_slices_of_their_devices(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each layer has two sums; the next host reads one of them."""
+    """Each layer has two sums; the next host reads one."""
     monkeypatch.setattr(Options, "hosts", ("0", "1", "1", "0"))
     runner = same(models, ["numpy"] * 4, split_mode="hosts", tensor_split=[1, 1, 1, 3])
     assert runner.layout.active["blk.0"] == (0, 3) and runner.layout.active[""] == (1, 2)
@@ -195,7 +195,6 @@ def test_what_does_not_fit_is_refused_with_what_would(models: Path, monkeypatch:
 
 @pytest.mark.parametrize(("room", "held"), [(1 << 40, 6), (750_000, 3), (150_000, 0)])
 def test_as_many_layers_as_fit(models: Path, monkeypatch: pytest.MonkeyPatch, room: int, held: int) -> None:
-    """A layer more than fits is refused."""
     same(models, ["numpy"])
     monkeypatch.setattr(fit, "budgets_of", lambda _: [fit.Budget("small", room, (0, 1))])
     runner = same(models, ["numpy"] * 2, n_gpu_layers="auto")
@@ -208,7 +207,7 @@ def test_as_many_layers_as_fit(models: Path, monkeypatch: pytest.MonkeyPatch, ro
 
 
 def test_a_host_with_little_room_gets_the_least(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """4 layers are on the device if it has room for 4 and the host for the others."""
+    """The device has room for 4 layers, the host for the others."""
 
     def held(n: int) -> tuple[int, int]:
         [row] = run(models, ["numpy"], n_gpu_layers=n)[1].report  # type: ignore[attr-defined]

@@ -44,7 +44,7 @@ SHORT_FACTORS = [1.0, 1.0, 1.05, 1.1, 1.2, 1.4, 1.7, 2.1]
 
 
 def longrope(m: Fixture, original: int, n_rot: int = HEAD_DIM) -> None:
-    """Has long factors for contexts above the original length, short factors for others."""
+    """Long factors above the original context length, short factors below."""
     scale = m.keys["context_length"] / original
     m.keys |= {
         "rope.scaling.original_context_length": original,

@@ -18,7 +18,7 @@ N_VOCAB = 128
 N_CTX = 64
 PROMPT = np.random.default_rng(48).integers(0, N_VOCAB, 48).tolist()
 N_STEERED = 8
-N_PREFILL = 40  # prompt tokens of the first batch, if the other 8 are batches of one token
+N_PREFILL = 40  # prompt tokens of the first batch, if the other 8 come singly
 
 
 @dataclass
@@ -93,8 +93,7 @@ def write(
     quantize: bool = False,
     blocks: Mapping[str, tuple[np.ndarray, gguf.GGMLQuantizationType]] | None = None,
 ) -> Path:
-    """Write the model as GGUF without a vocabulary: tensors in `blocks` as given, matrices as Q8_0 if
-    `quantize`."""
+    """Write the model without a vocabulary: `blocks` as given, other matrices as Q8_0 if `quantize`."""
     writer = gguf.GGUFWriter(path, fixture.arch)
     writer.add_string("tokenizer.ggml.model", "none")
     for key, value in {"vocab_size": N_VOCAB, **fixture.keys}.items():

@@ -101,7 +101,7 @@ def gemma3n(m: Fixture) -> None:
         m.matrix(p + "laurel_l", RANK, n)
         m.matrix(p + "laurel_r", n, RANK)
         for name in ("post_attention_norm", "post_ffw_norm", "post_norm", "laurel_post_norm"):
-            m.norm(p + name, n)  # small, because 25 layers would amplify the error of llama.cpp's GELU table
+            m.norm(p + name, n)  # small, because 25 layers would amplify GELU's error
             m.tensors[f"{p}{name}.weight"] *= np.float32(0.3)
         for name in ("altup_router_norm", "altup_correct_scale"):
             m.norm(p + name, n)
@@ -109,7 +109,7 @@ def gemma3n(m: Fixture) -> None:
 
 
 def gemma4_base(m: Fixture, windowed: list[bool], n_kv: int, n_kv_full: int, **keys: Any) -> None:
-    """Layers with a window have heads of 16; the others have heads of 32, a quarter of them rotated."""
+    """Heads of 16 in layers with a window, else heads of 32, a quarter rotated."""
     base(
         m, len(windowed), n_kv=[n_kv if swa else n_kv_full for swa in windowed],
         attention__sliding_window=12, attention__sliding_window_pattern=windowed,
@@ -177,8 +177,8 @@ def gemma4_experts(m: Fixture) -> None:
 
 @fixture("gemma4+shared")
 def gemma4_shared(m: Fixture) -> None:
-    """Per-layer embeddings; the last three layers share caches and have a wider FFN. The keys and values of
-    these layers are unread, as in published files."""
+    """Per-layer embeddings; the last three layers share caches, have a wider FFN, and do not read their keys
+    and values, as in published files."""
     size, n_layer, owners = 16, 7, 4
     gemma4_base(m, [True, False, True, False, True, True, False], 1, 1)
     m.keys |= {

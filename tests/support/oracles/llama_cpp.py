@@ -1,6 +1,5 @@
-"""llama.cpp as an oracle: the C library in `xllamacpp`, called by ctypes on the CPU, with an F32 KV cache and
-without flash attention. The layouts of parameters are not a stable interface, so their defaults are checked
-first.
+"""llama.cpp as an oracle: the C library in `xllamacpp`, by ctypes on the CPU, with an F32 KV cache and
+without flash attention. Parameter layouts are not a stable interface, so their defaults are checked first.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 F32, F16 = 0, 1  # values of ggml_type
-# Offset in the parameters -> (default, value for the oracle).
+# offset: (default, value here)
 CONTEXT = {
     0: (512, 64),
     4: (2048, 64),
@@ -161,8 +160,8 @@ def logits(
     n_vocab: int,
     steering: Mapping[int, np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Return the logits of consecutive batches, float32 [n_tokens, n_vocab]; `steering`: control vectors by
-    layer, from layer 1 on."""
+    """Logits of consecutive batches, float32 [n_tokens, n_vocab]; `steering`: control vectors by layer, from
+    layer 1 on."""
     context = Context(path, n_vocab, steering)
     rows = [context.decode(tokens) for tokens in batches]
     context.close()
@@ -188,7 +187,7 @@ class Vocabulary:
     def __init__(self, path: Path) -> None:
         self._lib = library()
         params = self._lib.llama_model_default_params()
-        # four switches: this one, and the third, which is on by default
+        # this switch, and the third, which is on by default
         params.set(VOCAB_ONLY, 0x00010000, 0x00010001)
         self._model = self._lib.llama_model_load_from_file(str(path).encode(), params)
         if not self._model:

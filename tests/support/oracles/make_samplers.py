@@ -1,12 +1,11 @@
-"""Makes `golden/samplers.json`: the probabilities that llama.cpp's samplers give to rows of logits; or prints
-a comparison with them.
+"""Makes `golden/samplers.json`: the probabilities that llama.cpp's samplers give to rows of logits.
 
     PYTHONPATH=tests/support python tests/support/oracles/make_samplers.py            # writes the file
     PYTHONPATH=tests/support python tests/support/oracles/make_samplers.py --table    # prints a comparison
 
-The table has per case: the number of random rows of 2,000 logits that keep the same tokens, the largest
-difference of a probability, and for one row the chi-square of 100,000 of our draws (10,000 if more than 500
-tokens are left). Needs xllamacpp.
+The table has per case: random rows of 2,000 logits that keep the same tokens, the largest difference of a
+probability, and for one row the chi-square of 100,000 of our draws (10,000 if more than 500 tokens are left).
+Needs xllamacpp.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def kimi_k2() -> dict[str, Any]:
     import tiktoken
     from tiktoken._educational import bpe_train
 
-    # Train on windows of five characters, so that merges cross the expression's cuts.
+    # Merges of windows of five characters cross the expression's cuts.
     text = "".join("\n".join(PROSE)[i:] for i in range(5))
     ranks = bpe_train(text, 900, "(?s).{5}", visualise=None)
     engine = tiktoken.Encoding("kimi", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})
