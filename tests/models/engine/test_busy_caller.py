@@ -12,7 +12,7 @@ from vkbackend.tools.studies.bench_caller import measure
 
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id == "0,0"])
 @pytest.mark.parametrize("process", [False, True])
-def test_a_busy_thread_shares_no_interpreter_with_the_relay(
+def test_the_relay_runs_in_another_interpreter_than_a_busy_thread(
     devices: list[str], process: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A busy thread slows an engine by holding the interpreter's lock, so count the steps that this

@@ -53,7 +53,7 @@ def test_one_request(n_ubatch: int) -> None:
 
 @settings(max_examples=120, deadline=None)
 @given(st.data())
-def test_a_crowd_gets_what_each_gets_alone(data: st.DataObject) -> None:
+def test_concurrent_requests_get_the_same_tokens_as_alone(data: st.DataObject) -> None:
     """For any mix of requests, slots and limits, no request starves or gets other tokens."""
     n_ubatch = data.draw(st.integers(1, 12))
     options = {
@@ -84,7 +84,7 @@ def test_a_crowd_gets_what_each_gets_alone(data: st.DataObject) -> None:
             assert np.array_equal(rows, expected)
 
 
-def test_decoding_goes_on_beside_a_long_prompt() -> None:
+def test_decoding_continues_during_a_long_prompt() -> None:
     engine, runner = make(n_slots=2, n_ubatch=8)
     engine.submit(Generate(0, (1, 2), 30, GREEDY))
     engine.step()
@@ -95,7 +95,7 @@ def test_decoding_goes_on_beside_a_long_prompt() -> None:
     assert {e.id for e in events_of(engine.step())} == {0, 1}
 
 
-def test_with_one_row_per_step_everybody_gets_a_turn() -> None:
+def test_one_row_per_step_serves_all_requests() -> None:
     engine, runner = make(n_slots=3, n_ubatch=1)
     finish(engine, [Generate(i, (1 + i,) * 4, 4, GREEDY) for i in range(3)])
     slots = [runs[0].slot for runs in runner.steps]
@@ -112,7 +112,7 @@ def test_requests_beyond_the_slots_queue_up_in_order() -> None:
     assert order == [0, 1, 2, 3, 4, 5]
 
 
-def test_logits_wait_for_a_slot_and_leave_no_trace() -> None:
+def test_logits_wait_for_a_slot_and_do_not_change_others() -> None:
     engine, _ = make(n_slots=1, n_ubatch=8, max_outputs=2)
     events = finish(
         engine, [Generate(0, (1, 2), 5, GREEDY), Logits(1, (3, 4, 5)), Generate(2, (1, 2), 5, GREEDY)]
@@ -183,7 +183,7 @@ def test_logits_that_are_not_finite_end_one_request_only() -> None:
     assert tokens_of(finish(engine, [Generate(2, (1, 2), 5, GREEDY)])[2]) == continuation((1, 2), 5)
 
 
-def test_a_lost_device_ends_everything_and_stays_lost() -> None:
+def test_a_lost_device_ends_all_requests_for_good() -> None:
     engine, runner = make(n_slots=2)
     events = finish(engine, [Generate(i, (1, LOST if i == 1 else 2), 5, GREEDY) for i in range(4)])
     events |= finish(engine, [Generate(4, (1, 2), 5, GREEDY)])
@@ -312,7 +312,7 @@ if __name__ == "__main__":
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see whether a process lives")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_no_orphan(tmp_path: Path, how: signal.Signals) -> None:
+def test_no_process_outlives_its_parent(tmp_path: Path, how: signal.Signals) -> None:
     """Both processes end after Ctrl-C, and if SIGKILL ends only the parent."""
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
@@ -336,7 +336,7 @@ def test_no_orphan(tmp_path: Path, how: signal.Signals) -> None:
     assert not alive(child)
 
 
-def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
+def test_a_script_without_a_main_guard_gets_an_error(tmp_path: Path) -> None:
     script = tmp_path / "careless.py"
     script.write_text(PARENT.replace('if __name__ == "__main__":', "if True:"))
     result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)

@@ -198,7 +198,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(("name", "process"), [("numpy", True), ("0", False)])
-def test_programs_that_end(tiny: Path, tmp_path: Path, name: str, process: bool) -> None:
+def test_parent_and_child_exit(tiny: Path, tmp_path: Path, name: str, process: bool) -> None:
     if name == "0" and not device_infos():
         pytest.skip("no Vulkan device is present")
     script = tmp_path / "exits.py"

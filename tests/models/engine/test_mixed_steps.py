@@ -31,7 +31,7 @@ def stored(path: Path, devices: list[str]) -> Runner:
 @pytest.mark.parametrize(
     "devices", [["numpy"], next(p for p in DEVICE_SETS if p.id == "0")], ids=lambda d: ",".join(d)
 )
-def test_both_at_once(models: Path, devices: list[str]) -> None:
+def test_decoding_and_prompt_rows_in_one_step(models: Path, devices: list[str]) -> None:
     path = models / "stories-narrow-F32.gguf"
     runner = stored(path, devices)
     want = [runner.step([9], [Run(slot, 0, 1, depth)], [0])[0].copy() for slot, depth in enumerate(DEPTHS)]

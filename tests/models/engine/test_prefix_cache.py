@@ -78,7 +78,7 @@ def test_a_shared_beginning_is_computed_once(kind: str) -> None:
     check_sound(engine)
 
 
-def test_also_while_the_first_still_runs() -> None:
+def test_a_prefix_is_shared_while_the_first_request_runs() -> None:
     engine, runner = make(n_slots=3, n_ctx=512, n_ubatch=64)
     shared = prompt(360)
     requests = [shared + prompt(40, i) for i in range(3)]
@@ -91,7 +91,7 @@ def test_also_while_the_first_still_runs() -> None:
     assert runner.n_copies == 0
 
 
-def test_equal_prompts_at_once_are_read_once() -> None:
+def test_equal_concurrent_prompts_are_computed_once() -> None:
     engine, runner = make(n_slots=4, n_ctx=256, n_ubatch=64)
     tokens = prompt(200)
     events = finish(engine, [Generate(i, tokens, 4, GREEDY) for i in range(4)])
@@ -100,7 +100,7 @@ def test_equal_prompts_at_once_are_read_once() -> None:
     assert engine.stats()["cells_shared"] == 6 * CELL_BLOCK
 
 
-def test_a_chat_of_a_recurrent_model_goes_on_where_it_was() -> None:
+def test_a_chat_of_a_recurrent_model_resumes() -> None:
     engine, runner = make(n_slots=2, n_ctx=512, n_ubatch=64, snapshots=2)
     turn = prompt(100)
     for i in range(4):
@@ -117,7 +117,7 @@ def test_a_chat_of_a_recurrent_model_goes_on_where_it_was() -> None:
     assert tokens_of(events) == continuation((*turn[: len(turn) - 30], 3, 4), 2)
 
 
-def test_switched_off_nothing_is_shared() -> None:
+def test_without_sharing_every_prompt_is_computed() -> None:
     engine, runner = make(n_slots=1, n_ctx=256, n_ubatch=64, prefix_cache=False)
     tokens = prompt(100)
     for i in range(2):
@@ -126,7 +126,7 @@ def test_switched_off_nothing_is_shared() -> None:
     check_sound(engine)
 
 
-def test_a_slot_goes_on_within_a_shared_block_with_a_copy_of_it() -> None:
+def test_a_slot_copies_a_shared_block_before_writing() -> None:
     engine, runner = make(n_slots=2, n_ctx=256, n_ubatch=64)
     tokens = prompt(100)
     finish(engine, [Generate(0, tokens, 1, GREEDY, slot=0)])
@@ -150,7 +150,7 @@ def test_blocks_are_written_to_the_table_once() -> None:
 # ---- few blocks ----
 
 
-def test_the_youngest_gives_way_and_goes_on_later() -> None:
+def test_the_youngest_is_preempted_and_resumes() -> None:
     engine, _ = make(n_slots=4, n_ctx=128, n_ubatch=64, blocks=6)
     tokens = [prompt(40, i) for i in range(4)]
     events = finish(engine, [Generate(i, t, 80, GREEDY) for i, t in enumerate(tokens)])
@@ -160,7 +160,7 @@ def test_the_youngest_gives_way_and_goes_on_later() -> None:
     check_sound(engine)
 
 
-def test_the_least_recently_used_goes_first() -> None:
+def test_the_least_recently_used_block_is_evicted_first() -> None:
     engine, runner = make(n_slots=1, n_ctx=128, n_ubatch=64, blocks=8)
     a, b, c = (prompt(100, i) for i in range(3))
     for i, tokens in enumerate((a, b, a, c)):  # each has 3 full blocks, and 4 while it runs
@@ -172,7 +172,7 @@ def test_the_least_recently_used_goes_first() -> None:
 
 
 @pytest.mark.parametrize("n_in_flight", [1, 2, 3])
-def test_tokens_of_steps_that_a_copy_lands_are_in_order(n_in_flight: int) -> None:
+def test_tokens_are_in_order_when_a_copy_ends_several_steps(n_in_flight: int) -> None:
     """Copying waits for all steps in flight, so one News may have several tokens of a request."""
     asked = [prompt(n, n) for n in (75, 38, 60)]
     for n_steps in range(40):
@@ -244,7 +244,7 @@ def test_trees_of_prompts(kind: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("n", [600, pytest.param(10_000, marks=pytest.mark.wide)])
 @pytest.mark.parametrize(("kind", "n_in_flight"), [*((kind, 1) for kind in KINDS), ("both", 2)])
-def test_many_requests_leave_nothing(kind: str, n_in_flight: int, n: int) -> None:
+def test_many_requests_leave_no_objects(kind: str, n_in_flight: int, n: int) -> None:
     """After random cancels, priorities and deadlines no cell is lost, and nothing of finished requests
     remains; tokens are the same as alone."""
     rng = random.Random(n)

@@ -23,13 +23,13 @@ def live(runner: Runner) -> list[Any]:
     return [(dict(device.counts), dict(device.nbytes)) for device in runner.mesh.devices]
 
 
-def kept(runner: Runner) -> list[int]:
+def recorded_sizes(runner: Runner) -> list[int]:
     """Sizes of the recorded steps, ascending."""
     return sorted(kind.n_rows for kind in runner.mesh.steps.by_kind if kind.n_outputs)
 
 
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id == "0,0"])
-def test_steps_make_place(models: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_steps_are_replaced(models: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     runner = open_runner(models, devices)
     want = {n: last_logits(runner, n) for n in sorted(set(SIZES))}
     all_of_them = live(runner)
@@ -42,7 +42,7 @@ def test_steps_make_place(models: Path, devices: list[str], monkeypatch: pytest.
     for n in SIZES:
         assert np.array_equal(last_logits(runner, n), want[n])
         assert len(runner.mesh.steps.by_kind) <= 2
-    assert kept(runner) == [1, 2], "those used last"
+    assert recorded_sizes(runner) == [1, 2], "those used last"
     few = live(runner)
     for n in SIZES:
         last_logits(runner, n)
@@ -54,7 +54,7 @@ def test_steps_make_place(models: Path, devices: list[str], monkeypatch: pytest.
     assert all(not device.counts for device in runner.mesh.devices)
 
 
-def test_as_many_as_the_commands_allow(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_on_commands_limits_the_steps(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = open_runner(models, ["numpy"] * 2)
     last_logits(runner, 1)
     n_commands = next(iter(runner.mesh.steps.by_kind.values())).n_commands
@@ -63,8 +63,8 @@ def test_as_many_as_the_commands_allow(models: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(recorded_steps, "MAX_COMMANDS", 3 * n_commands + 3 * n_commands // 4)
     for n in (2, 5, 9):
         last_logits(runner, n)
-    assert kept(runner) == [2, 8, 12]
+    assert recorded_sizes(runner) == [2, 8, 12]
     last_logits(runner, 2)
     last_logits(runner, 1)
-    assert kept(runner) == [1, 2, 12], "2 was used again, 8 was not"
+    assert recorded_sizes(runner) == [1, 2, 12], "2 was used again, 8 was not"
     runner.close()

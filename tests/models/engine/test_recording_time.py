@@ -29,7 +29,7 @@ class Clocked(FakeRunner):
         return super().step(tokens, runs, outputs)
 
 
-def test_timings_leave_out_what_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timings_exclude_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     times: list[float] = []
 
     class Told(Everything):

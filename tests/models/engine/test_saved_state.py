@@ -26,7 +26,7 @@ from vkbackend.models.engine.runner import Runner
 # ---- the same continuation ----
 
 
-def test_saved_on_two_devices_goes_on_on_three(models: Path, tmp_path: Path) -> None:
+def test_a_state_saved_on_two_devices_continues_on_three(models: Path, tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     with open_llm(models, 2, tensor_split=[3, 1]) as llm:
         whole = llm.generate(PROMPT, 40, temperature=0)
@@ -100,7 +100,7 @@ def test_logits_after_moving_between_drivers(models: Path, tmp_path: Path, devic
 
 
 @pytest.mark.parametrize("types", [("f16", "f16"), ("f32", "f16")])
-def test_cache_types_are_kept_to_the_bit(models: Path, tmp_path: Path, types: tuple[str, str]) -> None:
+def test_saved_caches_are_bit_identical(models: Path, tmp_path: Path, types: tuple[str, str]) -> None:
     options = {"type_k": types[0], "type_v": types[1]}
     first, second = open_runner(models, ["numpy"] * 2, **options), open_runner(models, ["numpy"], **options)
     prefill(first, TOKENS)
@@ -120,7 +120,9 @@ def test_cache_types_are_kept_to_the_bit(models: Path, tmp_path: Path, types: tu
             assert in_file.dtype == {"f16": np.float16, "f32": np.float32}[ours.dtype]
 
 
-def test_in_a_process_of_its_own(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_and_load_in_an_engine_process(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with open_llm(models, 2, process=True) as llm:
         begun = llm.generate(PROMPT, 5, temperature=0, slot=0)
@@ -135,7 +137,7 @@ def test_in_a_process_of_its_own(models: Path, tmp_path: Path, monkeypatch: pyte
 # ---- ranges ----
 
 
-def test_a_range_continues_what_the_slot_holds(models: Path, tmp_path: Path) -> None:
+def test_a_range_continues_the_content_of_the_slot(models: Path, tmp_path: Path) -> None:
     begin, rest, other = tmp_path / "begin", tmp_path / "rest", tmp_path / "other"
     with open_llm(models) as llm:
         done = llm.generate(PROMPT, 30, temperature=0, slot=0)
@@ -170,7 +172,7 @@ def test_ranges_that_the_slot_does_not_hold(
         assert not list(tmp_path.iterdir())
 
 
-def test_an_empty_slot_and_slots_that_are_not_there(models: Path, tmp_path: Path) -> None:
+def test_empty_and_missing_slots(models: Path, tmp_path: Path) -> None:
     with open_llm(models, n_slots=2) as llm:
         with pytest.raises(InvalidArgument, match="it holds 0"):
             llm.save_state(tmp_path / "a", slot=1)
@@ -185,7 +187,7 @@ def test_an_empty_slot_and_slots_that_are_not_there(models: Path, tmp_path: Path
             llm.save_state(tmp_path / "a", last=-1)
 
 
-def test_while_a_stream_is_at_work(models: Path, tmp_path: Path) -> None:
+def test_save_and_load_during_a_stream(models: Path, tmp_path: Path) -> None:
     """Saving works; loading is refused."""
     with open_llm(models, n_slots=2) as llm:
         stream = llm.stream(PROMPT, 30, temperature=0, slot=0)
@@ -202,7 +204,7 @@ def test_while_a_stream_is_at_work(models: Path, tmp_path: Path) -> None:
 # ---- what a slot keeps ----
 
 
-def test_a_slot_computes_what_is_new() -> None:
+def test_a_slot_computes_only_new_tokens() -> None:
     engine, runner = make(n_slots=2)
     prompt = (5, 6, 7, 8)
     first = tokens_of(finish(engine, [Generate(0, prompt, 6, GREEDY, slot=1)])[0])
@@ -235,7 +237,7 @@ def test_a_request_waits_for_its_slot() -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_reuse_changes_no_token(data: st.DataObject) -> None:
+def test_reuse_does_not_change_tokens(data: st.DataObject) -> None:
     """Each request gets the same tokens as when it runs alone."""
     n_slots, n_ubatch = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 8))
     engine, _ = make(n_slots=n_slots, n_ubatch=n_ubatch, n_ctx=24)
@@ -264,7 +266,7 @@ def test_reuse_changes_no_token(data: st.DataObject) -> None:
     assert {i: got.get(i, []) for i in expected} == expected
 
 
-def test_messages_without_a_slot_for_them() -> None:
+def test_save_and_load_with_invalid_slots() -> None:
     engine, runner = make()
     assert isinstance(runner, FakeRunner)
     events = finish(engine, [SaveState(0, "a", 3), LoadState(1, "a", -1)])

@@ -122,7 +122,7 @@ def rewritten(saved: Path, path: Path, metadata: dict[str, str] | None = None, *
         ({}, {"cache_k_l0": np.zeros((24, 4, 8), np.float16)}, "cache_k_l0 is F16"),
     ],
 )
-def test_files_that_say_something_else(
+def test_files_with_wrong_metadata(
     saved: Path, tmp_path: Path, held: Any, metadata: Any, tensors: Any, match: str
 ) -> None:
     refuses(held, rewritten(saved, tmp_path / "b", metadata, **tensors), match)
@@ -131,8 +131,8 @@ def test_files_that_say_something_else(
 # ---- checksums ----
 
 
-def test_tensors_that_changed_places(saved: Path, tmp_path: Path, held: Any) -> None:
-    """Every name, type, shape and byte is still in the file, in another order."""
+def test_exchanged_tensors(saved: Path, tmp_path: Path, held: Any) -> None:
+    """Every name, type, shape and byte is still in the file, but two tensors are exchanged."""
     stored, path = load_file(saved), tmp_path / "b"
     k0, v0, k1 = (stored[name] for name in ("cache_k_l0", "cache_v_l0", "cache_k_l1"))
     refuses(
@@ -170,14 +170,14 @@ def test_a_tensor_of_another_state(models: Path, saved: Path, tmp_path: Path, he
     refuses(held, rewritten(saved, tmp_path / "b", there, cache_v_l2=tensor), "cache_v_l2 does not match")
 
 
-def test_metadata_that_another_state_has(saved: Path, tmp_path: Path, held: Any) -> None:
+def test_metadata_of_another_state(saved: Path, tmp_path: Path, held: Any) -> None:
     """Checksums also cover metadata that would fit."""
     refuses(held, rewritten(saved, tmp_path / "b", {"resumable": "3"}), "does not match its checksum")
     refuses(held, rewritten(saved, tmp_path / "b", {"comment": "mine"}), "does not match its checksum")
 
 
 @pytest.mark.parametrize("kept", ["sha256_tokens", "sha256_nothing"])
-def test_checksums_that_are_missing(saved: Path, tmp_path: Path, held: Any, kept: str) -> None:
+def test_missing_checksums(saved: Path, tmp_path: Path, held: Any, kept: str) -> None:
     """All or none, because a tensor without a checksum could have any content."""
     with safe_open(saved, "numpy") as file:
         sums = [key for key in file.metadata() if key.startswith("sha256_")]
@@ -195,7 +195,7 @@ def test_a_flipped_byte_of_the_tensors(saved: Path, held: Any) -> None:
         refuses(held, path, "does not match its checksum|token id")
 
 
-def test_files_of_before_there_were_checksums(
+def test_files_without_checksums(
     models: Path, saved: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """They load, and a line on stderr names them."""
@@ -238,7 +238,7 @@ def test_truncated_anywhere(saved: Path, tmp_path: Path, held: Any) -> None:
     refuses(held, path)
 
 
-def test_headers_made_to_hurt(saved: Path, tmp_path: Path, held: Any) -> None:
+def test_malicious_headers(saved: Path, tmp_path: Path, held: Any) -> None:
     path = tmp_path / "b"
 
     def with_header(header: bytes, n: int | None = None) -> None:
@@ -274,7 +274,7 @@ def test_a_flipped_byte_of_the_header(saved: Path, held: Any, at: int, flip: int
         assert content.n_stored == 24 and len(content.tokens) == 25
 
 
-def test_what_is_no_file(tmp_path: Path, held: Any) -> None:
+def test_paths_that_are_not_files(tmp_path: Path, held: Any) -> None:
     refuses(held, tmp_path / "missing", "No such file")
     refuses(held, tmp_path, "not a regular file")
     os.mkfifo(tmp_path / "pipe")
@@ -285,7 +285,7 @@ def test_what_is_no_file(tmp_path: Path, held: Any) -> None:
 # ---- a save is complete or writes nothing ----
 
 
-def test_a_failed_save_leaves_the_old_file(
+def test_a_failed_save_keeps_the_previous_file(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a"

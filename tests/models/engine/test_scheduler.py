@@ -28,7 +28,7 @@ def test_one_request_too_many_is_refused() -> None:
     assert set(finish(engine, [])) == {1, 2}
 
 
-def test_the_lower_priority_number_goes_first_and_age_counts() -> None:
+def test_a_lower_priority_number_and_a_greater_age_run_first() -> None:
     engine, _ = make()
     order: list[int] = []
     for i, priority in enumerate((0, 0, 1, -1)):
@@ -42,7 +42,7 @@ def test_the_lower_priority_number_goes_first_and_age_counts() -> None:
     assert old.order[0] == old.born + 10.0, "it is as one that came ten seconds later"
 
 
-def test_a_deadline_ends_what_waits_and_what_runs() -> None:
+def test_a_deadline_ends_waiting_and_running_requests() -> None:
     engine, _ = make()
     engine.submit(Generate(0, (SLOW,), None, GREEDY, deadline_s=0.1))
     engine.submit(Generate(1, (1,), 2, GREEDY, deadline_s=0.05))
@@ -58,7 +58,7 @@ def test_a_deadline_ends_what_waits_and_what_runs() -> None:
     assert len(engine.scheduler.free) == 1 and not engine.scheduler.running
 
 
-def test_a_step_does_not_look_at_who_waits() -> None:
+def test_the_cost_of_a_step_does_not_depend_on_the_queue() -> None:
     """A step does the same work with 10 and with 2,000 requests in the queue."""
 
     def calls(n: int) -> int:
@@ -76,7 +76,7 @@ def test_a_step_does_not_look_at_who_waits() -> None:
     assert calls(2000) <= calls(10) + 5
 
 
-def test_cancelled_requests_leave_nothing_in_the_queue() -> None:
+def test_cancelled_requests_are_removed_from_the_queue() -> None:
     engine, _ = make()
     for i in range(3000):
         engine.submit(Generate(i, (1,) * 20, 5, GREEDY))
@@ -86,7 +86,7 @@ def test_cancelled_requests_leave_nothing_in_the_queue() -> None:
     assert set(finish(engine, [])) == {0}
 
 
-def test_a_running_request_ends_within_two_steps_of_its_cancelling() -> None:
+def test_a_cancelled_request_ends_within_two_steps() -> None:
     engine, runner = make(n_slots=2, n_ctx=256)
     for i in range(2):
         engine.submit(Generate(i, (i, 1), 200, GREEDY))
@@ -100,7 +100,7 @@ def test_a_running_request_ends_within_two_steps_of_its_cancelling() -> None:
 # ---- rows ----
 
 
-def test_a_paused_request_computes_nothing_until_it_goes_on() -> None:
+def test_a_paused_request_computes_nothing_until_resumed() -> None:
     engine, runner = make(n_slots=2)
     for i in range(2):
         engine.submit(Generate(i, (i, 1), 20, GREEDY))
@@ -117,7 +117,7 @@ def test_a_paused_request_computes_nothing_until_it_goes_on() -> None:
     assert len(runner.steps) - n == 19 and not engine.is_stuck
 
 
-def test_prompts_get_what_a_step_may_take_longer() -> None:
+def test_prompts_may_double_the_time_of_a_step() -> None:
     budget = PrefillBudget()
     assert budget.rows(0, 512) == 512
     assert budget.rows(4, 508) == 0, "first a step is measured without rows of prompts"
@@ -147,7 +147,7 @@ class Fixed(PrefillBudget):
         return min(most, 3) if n_decode else most
 
 
-def test_decoding_goes_on_beside_a_prompt_of_a_few_rows_a_step() -> None:
+def test_decoding_continues_during_a_prompt_of_a_few_rows_per_step() -> None:
     engine, runner = make(Fixed(), n_slots=3, n_ubatch=32, n_ctx=128)
     for i in range(2):
         engine.submit(Generate(i, (i, 1), 100, GREEDY))
@@ -158,7 +158,7 @@ def test_decoding_goes_on_beside_a_prompt_of_a_few_rows_a_step() -> None:
         assert [run.n_rows for run in runner.steps[-1]] == [1, 1, 3], "those of one row come first"
 
 
-def test_prompts_take_turns() -> None:
+def test_prompts_alternate() -> None:
     engine, runner = make(n_slots=3, n_ubatch=8, n_ctx=128)
     for i in range(3):
         engine.submit(Generate(i, tuple((i + j) % 40 for j in range(24)), 2, GREEDY))
@@ -184,7 +184,7 @@ def test_stats(options: dict[str, Any]) -> None:
     assert stats["step_ms_p99"] >= stats["step_ms_p50"] > 0
 
 
-def test_a_row_of_a_prompt_is_no_row_that_decodes() -> None:
+def test_a_single_prompt_row_does_not_count_as_decoding() -> None:
     measured: list[tuple[int, int]] = []
 
     class One(PrefillBudget):

@@ -30,7 +30,7 @@ def check(path: Path, devices: list[str], **options: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen35", "gpt-oss", "gemma3"])
-def test_both_go_on(tmp_path: Path, name: str) -> None:
+def test_both_slots_continue_after_a_copy(tmp_path: Path, name: str) -> None:
     check(write(build(name), tmp_path / "model.gguf"), ["numpy"] * 2)
 
 
@@ -48,7 +48,7 @@ def test_quantized_caches(models: Path) -> None:
         assert more[0] == more[1] and len(tokens) == len(first.prompt_tokens) + 20
 
 
-def test_blocks_that_follow_each_other_are_one_copy() -> None:
+def test_consecutive_blocks_are_one_copy() -> None:
     assert slot_copy._runs(np.array([[0, 1, 2, 3], [8, 9, 10, 11]])) == [(0, 8, 4)]
     assert slot_copy._runs(np.array([[0, 1, 3, 4], [8, 9, 10, 7]])) == [(0, 8, 2), (3, 10, 1), (4, 7, 1)]
 
@@ -67,7 +67,7 @@ def test_refusals(tmp_path: Path) -> None:
         stream.close()  # type: ignore[attr-defined]
 
 
-def test_an_erased_slot_holds_nothing(tmp_path: Path) -> None:
+def test_an_erased_slot_is_empty(tmp_path: Path) -> None:
     path = write(build("llama"), tmp_path / "model.gguf")
     with LLM(path, devices=["numpy"], n_ctx=96, n_slots=2, prefix_cache=False) as llm:
         want = llm.generate(PROMPT, max_tokens=4, slot=1, **GREEDY)

@@ -40,7 +40,7 @@ TWO = [p for p in SETS if p.id in ("0,0", "0,1")]
 
 
 @pytest.mark.parametrize("devices", SETS)
-def test_decode_makes_nothing(devices: list[str]) -> None:
+def test_decode_allocates_nothing(devices: list[str]) -> None:
     runner = load_runner(MODEL, devices=devices, n_ctx=256)
     meshed = runner.mesh.devices
     decode(runner, 0, 8)

@@ -26,7 +26,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> Synthetic:
 
 
 @pytest.mark.parametrize("devices", [["numpy"], ["numpy"] * 3, *DEVICE_SETS], ids=str)
-def test_candidates_are_those_of_the_logits(large: Synthetic, devices: list[str]) -> None:
+def test_candidates_equal_the_best_logits(large: Synthetic, devices: list[str]) -> None:
     runner = load_runner(large, devices=devices, n_ctx=32, n_ubatch=4, n_slots=2)
     runs = [Run(0, 0, 2, 0), Run(1, 2, 2, 0)]
     logits = runner.step([5, 6, 7, 8], runs, [1, 3]).copy()
@@ -39,7 +39,7 @@ def test_candidates_are_those_of_the_logits(large: Synthetic, devices: list[str]
 
 
 @pytest.mark.parametrize("devices", [["numpy"] * 3, *DEVICE_SETS], ids=str)
-def test_candidates_that_a_mask_allows(large: Synthetic, devices: list[str]) -> None:
+def test_candidates_under_a_mask(large: Synthetic, devices: list[str]) -> None:
     """The mask allows few tokens on every device in one row, all tokens in the other; then there is no
     mask."""
     runner = load_runner(large, devices=devices, n_ctx=32, n_ubatch=4, n_slots=2)
@@ -61,7 +61,7 @@ def test_candidates_that_a_mask_allows(large: Synthetic, devices: list[str]) -> 
 
 
 @pytest.mark.parametrize("devices", [["numpy"] * 3, *DEVICE_SETS], ids=str)
-def test_sums_are_those_of_whole_rows(large: Synthetic, devices: list[str]) -> None:
+def test_sums_equal_sums_of_complete_rows(large: Synthetic, devices: list[str]) -> None:
     runner = load_runner(large, devices=devices, n_ctx=32, n_ubatch=4, n_slots=2)
     runs = [Run(0, 0, 2, 0), Run(1, 2, 2, 0)]
     logits = runner.step([5, 6, 7, 8], runs, [1, 3]).astype(np.float64)
@@ -72,7 +72,7 @@ def test_sums_are_those_of_whole_rows(large: Synthetic, devices: list[str]) -> N
 
 
 @pytest.mark.parametrize("devices", [["numpy", "numpy"], *DEVICE_SETS[:2]], ids=str)
-def test_the_same_tokens_as_from_whole_rows(
+def test_tokens_equal_tokens_from_complete_rows(
     models: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str]
 ) -> None:
     """Sampled and greedy requests run together with one that needs complete rows."""
@@ -93,7 +93,7 @@ def test_the_same_tokens_as_from_whole_rows(
 
 
 @pytest.mark.parametrize("devices", [["numpy", "numpy"], *DEVICE_SETS[:2]], ids=str)
-def test_logprobs_of_candidates_are_those_of_whole_rows(
+def test_logprobs_equal_logprobs_from_complete_rows(
     models: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str]
 ) -> None:
     def run() -> list[Any]:
@@ -113,7 +113,7 @@ def test_logprobs_of_candidates_are_those_of_whole_rows(
             assert all(abs(x - y) < 1e-5 for x, y in values)
 
 
-def test_small_shares_give_whole_rows(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_shares_return_complete_rows(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traced_steps, "TOP_K_VOCAB", 256)
     path = models / "stories-narrow-Q8_0.gguf"  # 512 tokens
     for n, top_k in ((2, MAX_TOP_K), (3, 0)):

@@ -121,7 +121,7 @@ def check_equal(net: namespaces.Net, tmp_path: Path, cases: list[Any]) -> None:
 
 
 @one_driver
-def test_logits_and_states_are_those_of_one_host(net: namespaces.Net, tmp_path: Path) -> None:
+def test_logits_and_states_equal_one_host(net: namespaces.Net, tmp_path: Path) -> None:
     check_equal(net, tmp_path, CASES)
 
 
@@ -134,7 +134,9 @@ def test_more_logits_and_states(net: namespaces.Net, tmp_path: Path) -> None:
 # ---- hosts that are lost ----
 
 
-def struck(net: namespaces.Net, tmp_path: Path, when: str, host: int, number: int, late: float = 0.0) -> None:
+def check_killed_or_stopped(
+    net: namespaces.Net, tmp_path: Path, when: str, host: int, number: int, late: float = 0.0
+) -> None:
     """Send a signal to a host's process: it gives a typed error in time, no process remains, and a new group
     gives the same tokens. `late`: seconds until the process manager notices."""
     path = str(write(build("llama"), tmp_path / "model.gguf"))
@@ -201,11 +203,15 @@ LATE_S = 3 * BEAT_S  # until then, others send to the dead process, which crashe
 
 
 @pytest.mark.parametrize(("when", "host", "number"), SOME)
-def test_a_struck_host(net: namespaces.Net, tmp_path: Path, when: str, host: int, number: int) -> None:
-    struck(net, tmp_path, when, host, number, LATE_S if number == signal.SIGKILL else 0.0)
+def test_a_killed_or_stopped_host(
+    net: namespaces.Net, tmp_path: Path, when: str, host: int, number: int
+) -> None:
+    check_killed_or_stopped(net, tmp_path, when, host, number, LATE_S if number == signal.SIGKILL else 0.0)
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize(("when", "host", "number"), STRUCK)
-def test_more_struck_hosts(net: namespaces.Net, tmp_path: Path, when: str, host: int, number: int) -> None:
-    struck(net, tmp_path, when, host, number)
+def test_more_killed_or_stopped_hosts(
+    net: namespaces.Net, tmp_path: Path, when: str, host: int, number: int
+) -> None:
+    check_killed_or_stopped(net, tmp_path, when, host, number)

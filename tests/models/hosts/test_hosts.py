@@ -92,7 +92,7 @@ FOUR, HOSTS = ["0/numpy", "0/numpy", "1/numpy", "1/numpy"], ["0/numpy", "1/numpy
     ],
     ids=str,
 )
-def test_logits_are_those_of_one_host(tmp_path: Path, name: str, places: list[str], options: Any) -> None:
+def test_logits_equal_one_host(tmp_path: Path, name: str, places: list[str], options: Any) -> None:
     check(write(build(name), tmp_path / "model.gguf"), places, **options)
 
 
@@ -129,7 +129,7 @@ def test_rows_of_cos_and_sin_of_host_0_are_used(tmp_path: Path, monkeypatch: pyt
     assert sent and all(tables is not None for tables in sent)
 
 
-def travelled(runner: Runner, n_rows: int = 1) -> list[tuple[int, int]]:
+def sent_in_a_step(runner: Runner, n_rows: int = 1) -> list[tuple[int, int]]:
     """Return (messages, bytes) that each of two hosts sent in a step that was recorded before."""
 
     def step(at: int) -> None:
@@ -146,12 +146,12 @@ def travelled(runner: Runner, n_rows: int = 1) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("places", [TWO, THREE])
-def test_what_travels_in_tensor_mode(tmp_path: Path, places: list[str]) -> None:
+def test_transfers_in_tensor_mode(tmp_path: Path, places: list[str]) -> None:
     """Hosts send two sums per layer, a call and its logits, and nothing else."""
     tiny = Tiny("llama", n_head=6, n_head_kv=3, n_vocab=192)
     path = write_tiny(tmp_path / "model.gguf", tiny)
     with twin_runner(path, places, 2, **OPTIONS) as runner:
-        (led, led_nbytes), (followed, followed_nbytes) = travelled(runner)
+        (led, led_nbytes), (followed, followed_nbytes) = sent_in_a_step(runner)
     n_there, slot = len(places) - 1, 4 * tiny.n_embd
     assert led == 2 * tiny.n_layer + 1 and led_nbytes - 2 * tiny.n_layer * slot < 100  # the call
     logits_nbytes = 4 * tiny.n_vocab * n_there // len(places)
@@ -170,7 +170,7 @@ def test_what_travels_in_tensor_mode(tmp_path: Path, places: list[str]) -> None:
     ],
     ids=str,
 )
-def test_what_travels_of_large_sums(
+def test_transfers_of_large_sums(
     tmp_path: Path, places: list[str], provider: str, slots: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counted in slots. If sending parts is cheaper, a host sends less than every slot to every other
@@ -179,33 +179,31 @@ def test_what_travels_of_large_sums(
     tiny, n_rows = Tiny("llama", n_embd=96, n_head=6, n_head_kv=3, n_layer=1), 64
     path = write_tiny(tmp_path / "model.gguf", tiny)
     with twin_runner(path, places, len(slots), reduce_provider=provider, **OPTIONS) as runner:
-        sent = [nbytes for _, nbytes in travelled(runner, n_rows)]
+        sent = [nbytes for _, nbytes in sent_in_a_step(runner, n_rows)]
     slot, n_sums = 4 * n_rows * tiny.n_embd, 2 * tiny.n_layer
     for nbytes, n_slots in zip(sent, slots, strict=True):
         assert 0 <= nbytes - n_sums * n_slots * slot < 1000, (sent, slot)  # a call, logits of a row
 
 
 @pytest.mark.parametrize("places", [TWO, HOSTS], ids=str)
-def test_what_travels_in_a_pipeline(
-    tmp_path: Path, places: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_transfers_in_a_pipeline(tmp_path: Path, places: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The residual is sent once, to the next host; the last host sends the logits."""
     monkeypatch.setattr(reduces, "SCATTER_NBYTES", 1 << 8)
     tiny = Tiny("llama", n_layer=3)
     path, n = write_tiny(tmp_path / "model.gguf", tiny), len(places)
     with twin_runner(path, places, n, split_mode="layer", **OPTIONS) as runner:
-        led, *between, (followed, followed_nbytes) = travelled(runner)
+        led, *between, (followed, followed_nbytes) = sent_in_a_step(runner)
     assert led[0] == n and 4 * tiny.n_embd < led[1] < 4 * tiny.n_embd + 100 * (n - 1)
     assert between == [(1, 4 * tiny.n_embd)] * (n - 2)
     assert (followed, followed_nbytes) == (1, 4 * tiny.n_vocab)
 
 
-def test_what_travels_with_slices_within_hosts(tmp_path: Path) -> None:
+def test_transfers_with_slices_within_hosts(tmp_path: Path) -> None:
     """Sums are exchanged within a host; at the boundary each device sends one slot."""
     tiny = Tiny("llama", n_head=6, n_head_kv=3, n_vocab=192, n_layer=3)
     path = write_tiny(tmp_path / "model.gguf", tiny)
     with twin_runner(path, FOUR, 2, split_mode="hosts", **OPTIONS) as runner:
-        (led, led_nbytes), followed = travelled(runner)
+        (led, led_nbytes), followed = sent_in_a_step(runner)
     assert led == 3 and 0 < led_nbytes - 2 * 4 * tiny.n_embd < 100
     assert followed == (2, 4 * tiny.n_vocab)
 
@@ -249,7 +247,7 @@ def test_candidates_masks_and_sums(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [pytest.param("gemma3", marks=pytest.mark.wide), "qwen35"])
-def test_states_go_from_two_hosts_to_one_and_back(tmp_path: Path, name: str) -> None:
+def test_states_move_from_two_hosts_to_one_and_back(tmp_path: Path, name: str) -> None:
     path = write(build(name), tmp_path / "model.gguf")
     content = SlotContent(TOKENS[:50], 50)
     files = [tmp_path / "hosts", tmp_path / "one"]
@@ -319,7 +317,7 @@ def test_memory_of_all_devices(tmp_path: Path) -> None:
         assert [row[key] for row in got] == [row[key] for row in want]
 
 
-def test_steady_state_makes_nothing(tmp_path: Path) -> None:
+def test_steady_state_allocates_nothing(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "model.gguf", Tiny("llama"))
     with twin_runner(path, TWO, **OPTIONS) as runner:
         for at in range(2):
@@ -362,7 +360,7 @@ def test_another_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         pass
 
 
-def test_other_settings_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_differing_settings_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from vkbackend.models.hosts import joining
 
     words = iter(['{"fuse": true}', '{"fuse": false}'])
@@ -372,7 +370,7 @@ def test_other_settings_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         pass
 
 
-def test_a_host_without_the_file_says_so(tmp_path: Path) -> None:
+def test_a_host_without_the_model_file_is_named(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "model.gguf", Tiny("llama"))
     with (
         pytest.raises(DeviceLost, match=r"GGUFError.*nowhere\.gguf"),
@@ -382,12 +380,12 @@ def test_a_host_without_the_file_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("word", ["numpy", "2/numpy", "/0", "0/", "-1/0", "x/0", "٣/0"])
-def test_places_that_are_none(word: str) -> None:
+def test_invalid_places(word: str) -> None:
     with pytest.raises(InvalidArgument, match="NODE/DEVICE"):
         place_of(word, 2)
 
 
-def test_host_memory_is_that_of_each_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_memory_is_counted_per_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit, "host_free_nbytes", lambda: 1000)
     card = Card("numpy", Limits(), True, False, None, None)
     there = [Elsewhere(n, f"node {n}", card) for n in (1, 2)]

@@ -40,12 +40,12 @@ GOOD = [
 
 
 @pytest.mark.parametrize("message", GOOD, ids=lambda m: type(m).__name__)
-def test_messages_come_as_they_went(message: Any) -> None:
+def test_messages_round_trip(message: Any) -> None:
     assert node_messages.decode(node_messages.encode(message), node_messages.Call, "node 0") == message
 
 
 @given(st.binary(max_size=300))
-def test_random_bytes_are_no_message(data: bytes) -> None:
+def test_random_bytes_are_not_a_message(data: bytes) -> None:
     for type_ in (
         node_messages.Call,
         node_messages.Cards,
@@ -75,7 +75,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
-def test_what_is_out_of_bounds(wrong: Any) -> None:
+def test_values_out_of_bounds(wrong: Any) -> None:
     with pytest.raises(DeviceLost, match="not a message of this version"):
         node_messages.decode(node_messages.encode(wrong), node_messages.Call, "node 0")
 
@@ -183,7 +183,7 @@ def test_random_calls(follower: Follower, data: st.DataObject) -> None:
     assert dict(device.counts) == counts
 
 
-def test_a_message_that_is_too_long_is_not_taken() -> None:
+def test_a_message_that_is_too_long_is_refused() -> None:
     led, follows = TwinTransport.group(2)
     led.send(1, Lane.CALL, b"x" * 100)
     with pytest.raises(DeviceLost, match="node 0 sent a call of 100 bytes, more than the limit of 99"):
@@ -282,12 +282,12 @@ def test_a_hostfile() -> None:
         ("public=maybe\n10.0.0.1\n10.0.0.2", "public"),
     ],
 )
-def test_hostfiles_that_are_none(text: str, words: str) -> None:
+def test_invalid_hostfiles(text: str, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         hostfile.parse_hosts(text, "hosts")
 
 
-def test_public_addresses_where_the_file_says_so() -> None:
+def test_public_addresses_with_public_yes() -> None:
     assert hostfile.parse_hosts("public=yes\n8.8.8.8\n10.0.0.2", "hosts").addresses[0] == "8.8.8.8"
     assert hostfile.is_private("100.100.1.1") and hostfile.is_private("fd00::1")
 
@@ -305,13 +305,13 @@ def test_secrets_that_others_may_read(tmp_path: Path) -> None:
         hostfile.secret_of(str(path))
 
 
-def test_a_hostfile_stands_for_the_devices() -> None:
+def test_a_hostfile_names_the_devices() -> None:
     assert Options.of("m.gguf", hostfile="hosts", tensor_split=[3, 1]).hostfile == "hosts"
     with pytest.raises(InvalidArgument, match="which devices each host has"):
         Options.of("m.gguf", hostfile="hosts", devices=["0"])
 
 
-def test_no_limit_of_a_message_is_below_what_is_sent() -> None:
+def test_the_largest_message_is_within_the_limits() -> None:
     """Masks of all rows of a vocabulary of 262,144 fit in a call."""
     masks = np.zeros((512, 262_144 // 32), np.uint32).tobytes()
     call = node_messages.Step([1], [RUN], [0], 1, masks)

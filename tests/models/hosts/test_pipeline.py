@@ -79,14 +79,14 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=str,
 )
-def test_as_many_as_hosts_that_work_in_turn(
+def test_steps_in_flight_by_hosts(
     llama: Path, places: list[str], n_hosts: int, options: Any, n_in_flight: int
 ) -> None:
     with twin_runner(llama, places, n_hosts, **OPTIONS | options) as runner:
         assert runner.n_in_flight == n_in_flight
 
 
-def test_each_has_its_share_of_the_sequences() -> None:
+def test_each_step_has_its_share_of_the_sequences() -> None:
     for n_in_flight in (1, 2, 3):
         engine, runner = make(n_slots=7, n_in_flight=n_in_flight)
         for i in range(7):
@@ -99,7 +99,7 @@ def test_each_has_its_share_of_the_sequences() -> None:
         finish(engine, [])
 
 
-def test_one_sequence_waits_for_nobody() -> None:
+def test_one_sequence_does_not_wait_for_others() -> None:
     """There are as many steps and calls with news as with one step in flight."""
     calls = []
     for n_in_flight in (1, 2):
@@ -162,7 +162,9 @@ class Rendezvous(_TwinTransfers):
 
 
 @pytest.mark.parametrize("places", [TWO, THREE], ids=str)
-def test_long_messages_block_nobody(llama: Path, places: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_messages_do_not_deadlock(
+    llama: Path, places: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """This includes recording steps, copying slots and asking for memory."""
     monkeypatch.setenv("VKBACKEND_TIMEOUT", "20")
     monkeypatch.setattr(Rendezvous, "posted", Counter())
@@ -200,7 +202,7 @@ def test_tokens_with_slices_within_hosts(llama: Path) -> None:
         assert {r.id: tokens_of(events[r.id]) for r in wanted} == want
 
 
-def test_candidates_masks_and_logits_of_steps_on_their_way(tmp_path: Path) -> None:
+def test_candidates_masks_and_logits_of_steps_in_flight(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "model.gguf", Tiny("llama", n_vocab=5000, n_layer=2))
     masks = np.random.default_rng(0).integers(0, 1 << 32, (2, -(-5000 // 32)), np.uint32)
     steps: list[tuple[MicroBatch, Wanted]] = [
@@ -231,7 +233,7 @@ def test_candidates_masks_and_logits_of_steps_on_their_way(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen35"])
-def test_slots_are_read_and_copied_behind_what_is_on_its_way(tmp_path: Path, name: str) -> None:
+def test_slots_are_read_and_copied_after_steps_in_flight(tmp_path: Path, name: str) -> None:
     path = write(build(name), tmp_path / "model.gguf")
 
     def run(runner: Runner) -> dict[int, list[int]]:
@@ -269,7 +271,7 @@ def pair(llama: Path) -> Iterator[tuple[Runner, Runner]]:
 
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 1 << 30))
-def test_a_crowd_gets_what_each_gets_alone(pair: tuple[Runner, Runner], seed: int) -> None:
+def test_concurrent_requests_get_the_same_tokens_as_alone(pair: tuple[Runner, Runner], seed: int) -> None:
     """Requests have common prefixes and few cells; some are cancelled while steps are in flight."""
     rng, (runner, single) = random.Random(seed), pair
     engine, wanted, got, gone = engine_of(runner), [], dict[int, list[Event]](), set[int]()
@@ -293,7 +295,7 @@ def test_a_crowd_gets_what_each_gets_alone(pair: tuple[Runner, Runner], seed: in
 # ---- lost hosts ----
 
 
-def test_a_lost_host_ends_all_that_is_on_its_way(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_host_ends_all_steps_in_flight(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, left = following._step, iter([True] * 9)
 
     def step(runner: Runner, call: Any) -> None:

@@ -71,7 +71,7 @@ def test_depth_does_not_count_strings() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"1", b'"a"', b"{", b'{"a":}', b"\xff", b"null", b'{"a":NaN}'])
-def test_what_is_no_object(plain: Address, body: bytes) -> None:
+def test_bodies_that_are_not_objects(plain: Address, body: bytes) -> None:
     status, answer, _ = plain.post("/tokenize", body)
     assert status == 400 and answer["error"]["type"] == "invalid_request_error"
 
@@ -85,7 +85,7 @@ def test_headers_of_too_many_bytes(plain: Address, n: int) -> None:
         assert answer_of(sock).startswith(b"HTTP/1.1 431 ")
 
 
-def test_headers_that_never_end(plain: Address) -> None:
+def test_endless_headers(plain: Address) -> None:
     with plain.connect() as sock, pytest.raises(OSError, match=r"reset|Broken pipe"):
         sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Long: ")
         for _ in range(10_000):
@@ -107,7 +107,7 @@ def test_slow_headers_and_bodies() -> None:
             assert answer_of(sock).startswith(b"HTTP/1.1 408 ")
 
 
-def test_a_connection_of_many_requests_has_no_limit_of_time() -> None:
+def test_a_connection_of_many_requests_may_last_long() -> None:
     """Each request restarts the headers' time limit."""
     with served(FakeModel(pause_s=0.05), config(header_s=0.2)) as address:
         connection = http.client.HTTPConnection("127.0.0.1", address.port, timeout=30)
@@ -119,7 +119,7 @@ def test_a_connection_of_many_requests_has_no_limit_of_time() -> None:
         connection.close()
 
 
-def test_silence_is_filled_with_comments() -> None:
+def test_comments_are_sent_during_silence() -> None:
     """Comments are sent even before the first event."""
     with served(FakeModel(pause_s=0.5), config(ping_s=0.1)) as address:
         status, text, _ = address.post("/completions", {"prompt": "a", "max_tokens": 2, "stream": True})
@@ -185,7 +185,7 @@ def test_connections() -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("resets", [False, True])
-def test_a_client_that_leaves_gives_its_slot_back(streamed: bool, resets: bool) -> None:
+def test_a_disconnected_client_frees_its_slot(streamed: bool, resets: bool) -> None:
     model = FakeModel(pause_s=0.01, n_ctx=1 << 20)
     with served(model) as address:
         sock = address.send("/completions", {"prompt": "a", "stream": streamed})
@@ -198,7 +198,7 @@ def test_a_client_that_leaves_gives_its_slot_back(streamed: bool, resets: bool) 
         assert "vkbackend:requests_cancelled_total 1" in metrics
 
 
-def test_a_batch_ends_as_one() -> None:
+def test_a_failed_sequence_ends_its_batch() -> None:
     """If one of several sequences fails, the others end, too."""
     model = FakeModel(pause_s=0.01, n_ctx=1 << 20, n_slots=3)
     model.fails = lambda n: ValueError("a secret text") if n == 3 and model.begun == 3 else None

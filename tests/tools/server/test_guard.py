@@ -137,7 +137,7 @@ def test_no_cors_unless_asked() -> None:
         assert not [name for name in address.get("/models")[2] if name.startswith("access-control")]
 
 
-def test_every_page_may_ask_where_all_may() -> None:
+def test_any_origin_is_allowed_by_a_star() -> None:
     with served(FakeModel(), config(origins=("*",))) as address:
         headers = address.get("/models", Origin="null")[2]
         assert headers["access-control-allow-origin"] == "null"
@@ -197,12 +197,12 @@ BAD_NAMES = [
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
-def test_slot_files_lie_in_one_folder(name: str, tmp_path: Path) -> None:
+def test_slot_files_are_in_one_folder(name: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="filename"):
         slot_file(str(tmp_path), name)
 
 
-def test_slot_files_follow_no_link(tmp_path: Path) -> None:
+def test_slot_files_do_not_follow_links(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/etc/passwd")
     with pytest.raises(InvalidArgument, match="link"):
         slot_file(str(tmp_path), "link")
@@ -212,7 +212,7 @@ def test_slot_files_follow_no_link(tmp_path: Path) -> None:
 # ---- logs ----
 
 
-def test_logs_hold_no_contents_and_no_keys(caplog: pytest.LogCaptureFixture) -> None:
+def test_logs_contain_neither_contents_nor_keys(caplog: pytest.LogCaptureFixture) -> None:
     model = FakeModel()
     model.fails = lambda n: ValueError("prompt-text") if n == 2 else None
     with caplog.at_level(logging.DEBUG), served(model, config(keys=KEYS)) as address:

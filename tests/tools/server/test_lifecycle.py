@@ -109,7 +109,7 @@ def test_a_model_lost_while_idle_is_opened_again() -> None:
 
 
 @pytest.mark.parametrize(("lasted_s", "waits"), [(0.0, ["0.2", "0.2"]), (60.0, ["0.2", "0.5"])])
-def test_a_model_that_had_lasted_is_opened_again_soon(
+def test_the_wait_restarts_after_a_model_has_lasted(
     lasted_s: float, waits: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The wait doubles each time the model fails early."""
@@ -138,7 +138,7 @@ def test_an_error_of_one_request_restarts_nothing() -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_answers_in_work_are_ended_properly(streamed: bool) -> None:
+def test_running_answers_finish_after_a_shutdown(streamed: bool) -> None:
     """After SIGTERM running answers finish; new requests are refused."""
     model = FakeModel(pause_s=0.02)
     with served(model, config()) as address:
@@ -154,7 +154,7 @@ def test_answers_in_work_are_ended_properly(streamed: bool) -> None:
         assert (b"[DONE]" in text) if streamed else (b'"completion_tokens":20' in text)
 
 
-def test_an_end_waits_only_so_long() -> None:
+def test_a_shutdown_has_a_time_limit() -> None:
     """After `shutdown_s` running answers end with an error event."""
 
     class Closing(FakeModel):

@@ -19,7 +19,7 @@ from vkbackend.tools.server.service import Config
 pytestmark = pytest.mark.no_vulkan
 
 
-def test_send_stream_and_what_it_cost(page: Any, model: ScriptedModel) -> None:
+def test_send_stream_and_timings(page: Any, model: ScriptedModel) -> None:
     ask(page, "hello")
     assert texts(page) == ["hello", "You said hello."]
     assert page.inner_text(".assistant > .body strong") == "hello"
@@ -30,7 +30,7 @@ def test_send_stream_and_what_it_cost(page: Any, model: ScriptedModel) -> None:
     assert page.inner_text("#chats .chat") == "hello" == page.inner_text("#title")
 
 
-def test_old_blocks_stay_while_the_last_one_grows(page: Any) -> None:
+def test_settled_blocks_are_unchanged_while_the_last_block_grows(page: Any) -> None:
     send(page, "long")
     page.wait_for_selector(".assistant .code")
     page.evaluate("document.querySelector('.assistant > .body p').mark = 1")
@@ -43,7 +43,7 @@ def test_old_blocks_stay_while_the_last_one_grows(page: Any) -> None:
     assert said.count("One fine day.") == 1 and said.count("End.") == 1
 
 
-def test_stop_keeps_what_came(page: Any, model: ScriptedModel) -> None:
+def test_stop_keeps_the_text_so_far(page: Any, model: ScriptedModel) -> None:
     send(page, "wait")
     wait_for(page, "document.querySelector('.assistant > .body').textContent === 'one two'")
     assert not page.is_visible("#send") and model.active == 1
@@ -175,7 +175,7 @@ def test_a_link_fills_the_field_and_sends_nothing(page: Any, model: ScriptedMode
     assert not texts(page) and len(model.asked) == n
 
 
-def test_the_key_is_asked_for_and_kept_for_the_tab(opened: Any, model: ScriptedModel) -> None:
+def test_the_key_is_requested_and_stored_for_the_tab(opened: Any, model: ScriptedModel) -> None:
     config = Config("fake.gguf", "fake", guard=Guard(("secret",)))
     with served(model, config) as address, page_of(opened, address.port) as page:
         page.goto("/")
@@ -195,7 +195,7 @@ def test_the_key_is_asked_for_and_kept_for_the_tab(opened: Any, model: ScriptedM
         other.wait_for_selector("#key[open]")
 
 
-def test_a_model_that_is_loading_is_waited_for(opened: Any) -> None:
+def test_the_page_waits_while_the_model_loads(opened: Any) -> None:
     model, may_open = ScriptedModel(), threading.Event()
 
     def open_(progress: Any) -> ScriptedModel:
@@ -212,7 +212,7 @@ def test_a_model_that_is_loading_is_waited_for(opened: Any) -> None:
         assert page.inner_text("#model") == "fake"
 
 
-def test_a_second_tab_sees_what_the_first_one_does(page: Any) -> None:
+def test_a_second_tab_shows_changes_of_the_first(page: Any) -> None:
     ask(page, "hello")
     other = page.context.new_page()
     other.goto(page.url)
@@ -221,7 +221,7 @@ def test_a_second_tab_sees_what_the_first_one_does(page: Any) -> None:
     other.close()
 
 
-def test_what_goes_wrong_is_told_at_its_message(page: Any) -> None:
+def test_errors_are_shown_at_their_message(page: Any) -> None:
     error = page.locator(".assistant .error")
     ask(page, "refused")
     assert texts(page) == ["refused", ""] and error.inner_text() == "too late"

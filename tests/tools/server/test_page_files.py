@@ -43,7 +43,7 @@ def test_the_wheel_has_all_files() -> None:
 
 
 @pytest.mark.parametrize("file", FILES.values(), ids=lambda file: file.name)
-def test_no_file_makes_html_of_texts_or_names_another_site(file: object) -> None:
+def test_files_neither_make_html_of_texts_nor_name_other_sites(file: object) -> None:
     text = file.read_text()  # type: ignore[attr-defined]
     assert not re.search(
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text

@@ -48,7 +48,7 @@ def long_page(page: Any) -> Any:
     return page
 
 
-def test_500_messages_stay_as_they_are_while_one_is_added(long_page: Any) -> None:
+def test_500_messages_are_unchanged_when_a_message_is_added(long_page: Any) -> None:
     """Earlier messages are neither changed nor created again, which would slow long conversations."""
     page = long_page
     page.evaluate("""() => {
@@ -75,7 +75,7 @@ def test_500_messages_stay_as_they_are_while_one_is_added(long_page: Any) -> Non
     )  # the view shows the end of the answer
 
 
-def test_a_reader_who_scrolls_up_is_left_there(long_page: Any) -> None:
+def test_the_view_does_not_move_after_scrolling_up(long_page: Any) -> None:
     page = long_page
     page.evaluate("document.querySelector('#scroller').scrollTop = 0")
     page.wait_for_selector("#to-end:visible")

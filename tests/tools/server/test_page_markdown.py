@@ -98,7 +98,7 @@ FRAGMENTS = (
 )  # fmt: skip
 
 
-def test_a_text_that_grows_becomes_what_it_is_at_once(run: Run) -> None:
+def test_a_growing_text_parses_like_the_complete_text(run: Run) -> None:
     """Blocks are settled only when they cannot change, no matter how the text is cut."""
     chance = random.Random(1)
     cases = []
@@ -129,7 +129,7 @@ PIECES = (
 )  # fmt: skip
 
 
-def test_long_texts_end(run: Run) -> None:
+def test_long_texts_take_linear_time(run: Run) -> None:
     """The texts have 100,000 characters that take careless parsers quadratic time; a hang exceeds the time
     limit."""
     function = "(m, pieces) => pieces.map((one) => m.parse(one.repeat(100000 / one.length)).length)"

@@ -36,7 +36,7 @@ def direct() -> Iterator[LLM]:
         yield llm
 
 
-def test_the_text_is_the_engine_s(server: Command, direct: LLM) -> None:
+def test_the_text_equals_the_text_of_the_engine(server: Command, direct: LLM) -> None:
     expected = direct.generate(TEXT, 12, temperature=0)
     body = {"prompt": TEXT, "max_tokens": 12}
     answer = server.address.post("/v1/completions", body)[1]
@@ -52,7 +52,7 @@ def test_the_text_is_the_engine_s(server: Command, direct: LLM) -> None:
     assert native["stop_type"] == "limit" and native["tokens_evaluated"] == len(expected.prompt_tokens)
 
 
-def test_a_beginning_is_computed_once(server: Command) -> None:
+def test_a_prefix_is_computed_once(server: Command) -> None:
     prompt = "The old man told the children a story about a dog that could swim across the river. " * 2
     body = {"prompt": prompt, "max_tokens": 2}
     server.address.post("/completions", body)
@@ -86,7 +86,7 @@ def test_echo_and_logprobs(server: Command, direct: LLM) -> None:
     assert [at for part in streamed for at in part["text_offset"]] == table["text_offset"]
 
 
-def test_what_is_wrong_behind_the_prompt_has_a_status(server: Command) -> None:
+def test_an_error_after_the_prompt_sets_the_status(server: Command) -> None:
     """The echoed prompt does not begin the stream, so a later error can still set the status."""
     body = {"prompt": TEXT, "max_tokens": 2, "echo": True, "stream": True, "json_schema": {"type": "no such"}}
     status, answer, _ = server.address.post("/completions", body)
@@ -167,7 +167,7 @@ def test_slots_are_saved_restored_and_erased(server: Command, folder: Path) -> N
     assert server.address.post("/slots/0?action=restore", {"filename": "bad"})[0] == 400
 
 
-def test_slots_and_metrics_while_one_runs(server: Command) -> None:
+def test_slots_and_metrics_during_a_request(server: Command) -> None:
     sock = server.address.send("/completions", {"prompt": TEXT, "stream": True, "ignore_eos": True})
     sock.recv(1000)
     until(lambda: any(slot["is_processing"] for slot in server.address.get("/slots")[1]))
@@ -196,7 +196,7 @@ def test_a_killed_engine_is_started_again(server: Command, direct: LLM) -> None:
     assert text == direct.generate(TEXT, 12, temperature=0).text
 
 
-def test_sigterm_lets_an_answer_end() -> None:
+def test_running_answers_finish_after_sigterm() -> None:
     command = Command("--temp", "0")
     connection = http.client.HTTPConnection("127.0.0.1", command.address.port, timeout=HANG_S)
     body = {"prompt": TEXT, "max_tokens": 30, "stream": True, "ignore_eos": True}
@@ -248,13 +248,13 @@ def test_structured_answers(server: Command) -> None:
         assert status == 400, (form, answer)
 
 
-def test_a_request_that_cannot_go_on_harms_no_other(server: Command) -> None:
+def test_a_stuck_request_does_not_affect_others(server: Command) -> None:
     forbid = {str(token): -1e9 for token in range(1000)}
     server.address.post("/completions", {"prompt": TEXT, "max_tokens": 2, "logit_bias": forbid})
     assert server.address.get("/health")[0] == 200
 
 
-def test_infill_needs_tokens_for_it(server: Command) -> None:
+def test_infill_needs_infill_tokens(server: Command) -> None:
     status, answer, _ = server.address.post("/infill", {"input_prefix": "a", "input_suffix": "b"})
     assert status == 501 and "infill" in answer["error"]["message"]
     assert server.address.post("/infill", {"input_prefix": "a"})[0] == 400

@@ -59,7 +59,7 @@ def ask(address: Address, conversation: int, turn: int) -> int:
     return address.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})[0]
 
 
-def test_conversations_stay_and_outlive_a_replica(tmp_path: Path) -> None:
+def test_conversations_keep_their_replica_until_it_ends(tmp_path: Path) -> None:
     """Requests of a conversation go to the same replica until that replica ends."""
     asked: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
 
