@@ -11,7 +11,7 @@ from vkbackend.models.hosts import node_messages
 
 JOIN_S = 120.0  # to open devices and read the model's header
 RECORD_S = 900.0  # to record and compile a step, while beats show that a node is alive
-MAX_REPLY_NBYTES = 1 << 20  # while nodes join
+MAX_REPLY_NBYTES = 1 << 20  # for replies while nodes join
 
 
 class Calls:
@@ -33,7 +33,7 @@ class Calls:
     # ---- node 0 ----
 
     def tell(self, call: Any) -> None:
-        """Raises DeviceLost if the group is broken."""
+        """Send a call to every other node. Raises DeviceLost if the group is broken."""
         if self.lost:
             raise DeviceLost(f"{self.lost}; open the model again")
         data = node_messages.encode(call)
@@ -48,7 +48,7 @@ class Calls:
         return self.transport.receive(node, Lane.REPLY, node_messages.MAX_REPLY_NBYTES, "an answer", None)
 
     def replies(self, type_: Any, name: str, timeout_s: float) -> Iterator[tuple[int, Any]]:
-        """By node, replies of `type_`. `name` is for errors."""
+        """Yield (node, reply of `type_`). `name` is used in errors."""
         for node in self.transport.others:
             data = self.transport.receive(node, Lane.REPLY, MAX_REPLY_NBYTES, name, timeout_s)
             yield node, node_messages.decode(data, type_, self.names[node])

@@ -73,7 +73,7 @@ def follow(group: Group, model: str | None = None) -> None:
 
 
 def obey(group: Group, runner: Runner, call: Any) -> None:
-    """Raises DeviceLost for a call that does not fit the loaded model."""
+    """Carry out a call. Raises DeviceLost for a call that does not fit the loaded model."""
     mesh = runner.mesh
     match call:
         case Step():

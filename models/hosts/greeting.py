@@ -1,5 +1,5 @@
-"""Nodes first prove that they know the secret, which is never sent. No other message is decoded before
-that."""
+"""Nodes first prove that they know the secret, which is never sent. Before that, no other message is
+decoded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ GREET_S = 60.0
 
 
 def greet(transport: Transport, secret: bytes) -> None:
-    """Called on all nodes. Raises DeviceLost for a node without the secret, Timeout for a silent one."""
+    """Check that all nodes know the secret; called on all nodes. Raises DeviceLost for a node without the
+    secret, Timeout for a silent node."""
     if transport.rank:
         _answer(transport, secret)
         return

@@ -40,7 +40,7 @@ class HostFile:
     launcher: str = "ssh"
     secret: str | None = None
     passed: tuple[str, ...] = ()  # names of environment variables
-    addresses: tuple[str, ...] = field(default=())  # numeric
+    addresses: tuple[str, ...] = field(default=())  # numeric addresses of the nodes
 
     @property
     def places(self) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ def listening_ports() -> list[str]:
 
 
 def _address(text: str) -> str:
-    """Words in /proc/net have the processor's byte order."""
+    """Read an address of /proc/net, where words have the processor's byte order."""
     words = [int(text[i : i + 8], 16) for i in range(0, len(text), 8)]
     raw = b"".join(struct.pack("=I", word) for word in words)
     return str(ipaddress.ip_address(raw))

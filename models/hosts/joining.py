@@ -97,7 +97,8 @@ class Joining:
         return cards, free
 
     def settled(self, options: Options) -> Options:
-        """Return options with the shares and layers that node 0 decided; on node 0 they are still open."""
+        """Return options with the shares and layers that node 0 decided; on node 0 they are not decided
+        yet."""
         if self.leads:
             return options
         call = self._calls.expect(node_messages.Settle, RECORD_S)

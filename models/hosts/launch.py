@@ -1,8 +1,8 @@
 """A group of nodes as a child of this process, with the methods of a `multiprocessing.Process`.
 
 `mpiexec` starts a process per node. Node 0's process has the engine, and connects to a socket in a folder
-that only this user can enter. In the end no process remains: when the first process ends, MPI's process
-manager ends all others, and a follower that receives nothing ends itself.
+that only this user can enter. At the end no process remains, because MPI's process manager ends all processes
+when the first ends, and a follower that receives nothing ends itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls from node 0 and their replies, in msgpack: they are typed and bounded, and nothing is unpickled.
+"""Calls from node 0 and their replies, in msgpack. They are typed and bounded, and nothing is unpickled.
 
 Bytes that do not fit a type raise DeviceLost. The code that carries out a call checks the call's values
 (devices, names, ranges).
@@ -73,7 +73,7 @@ class Settle(_Call):
 
 
 class Record(_Call):
-    """A `StepKind`."""
+    """Record steps of this `StepKind`."""
 
     n_rows: Annotated[int, Meta(ge=1, le=MAX_ROWS)]
     n_outputs: Annotated[int, Meta(ge=0, le=MAX_ROWS)]
@@ -212,13 +212,13 @@ class Cards(Struct, forbid_unknown_fields=True):
 
 
 class Place(Struct, forbid_unknown_fields=True):
-    """Interface and ports."""
+    """Interface and ports of a node."""
 
     where: Text
 
 
 class Likeness(Struct, forbid_unknown_fields=True):
-    """What must be equal on all nodes."""
+    """Values that must be equal on all nodes."""
 
     version: Name
     settings: Text

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def arrive(args: argparse.Namespace) -> Group:
-    """Set up MPI; all nodes must know the secret."""
+    """Set up MPI, and check that all nodes know the secret."""
     secret = secret_of(args.secret) if args.secret else bytes.fromhex(os.environ.pop(SECRET, ""))
     if len(secret) < 16:
         raise InvalidArgument("this process belongs to a group and got no secret; start the group again")
@@ -80,8 +80,8 @@ def main() -> int:
 
 
 def end_after_the_cause() -> None:
-    """If this process crashes, delay its end. MPICH 5.0.2 crashes when it sends to a process that has ended,
-    and the process manager names the first node that ended, which should be the cause.
+    """If this process crashes, delay its end. MPICH 5.0.2 crashes when it sends to a process that has ended.
+    The process manager names the first node that ended, and that should be the node that caused the loss.
 
     The handler is glibc's `sleep`, which takes the signal's number as seconds (SIGABRT 6, SIGBUS 7, SIGSEGV
     11). Then the same fault ends the process. The manager ends the other nodes within milliseconds.
@@ -99,7 +99,7 @@ def end_after_the_cause() -> None:
 
 
 def force_interface(interface: str | None, address: str) -> None:
-    """Otherwise MPI may choose Wi-Fi."""
+    """Make MPI use this interface; otherwise it may choose Wi-Fi."""
     if interface is None:
         raise InvalidArgument(
             f"this node has no address {address}; name it as the hostfile does, or its interface"

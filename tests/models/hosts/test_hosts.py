@@ -162,7 +162,7 @@ def test_transfers_in_tensor_mode(tmp_path: Path, places: list[str]) -> None:
 @pytest.mark.parametrize(
     ("places", "provider", "slots"),
     [
-        (TWO, "host-sum", [1, 1]),  # sending parts would be as much, in two exchanges
+        (TWO, "host-sum", [1, 1]),  # sending parts would need as many bytes, in two exchanges
         (HOSTS, "host-sum", [4 / 3] * 3),  # instead of two complete slots
         (HOSTS, "auto", [4 / 3] * 3),
         # node 0 sends two halves of slots, and half of the sum

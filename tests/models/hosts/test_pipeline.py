@@ -63,7 +63,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("model") / "model.gguf", Tiny("llama", n_layer=3))
 
 
-# ---- how many ----
+# ---- how many steps are in flight ----
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_each_step_has_its_share_of_the_sequences() -> None:
 
 
 def test_one_sequence_does_not_wait_for_others() -> None:
-    """There are as many steps and calls with news as with one step in flight."""
+    """With two steps in flight there are as many steps and calls with news as with one."""
     calls = []
     for n_in_flight in (1, 2):
         engine, runner = make(n_in_flight=n_in_flight)
@@ -165,7 +165,7 @@ class Rendezvous(_TwinTransfers):
 def test_long_messages_do_not_deadlock(
     llama: Path, places: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This includes recording steps, copying slots and asking for memory."""
+    """Also while steps are recorded, slots are copied and memory is asked for."""
     monkeypatch.setenv("VKBACKEND_TIMEOUT", "20")
     monkeypatch.setattr(Rendezvous, "posted", Counter())
     monkeypatch.setattr(Rendezvous, "sent", Counter())

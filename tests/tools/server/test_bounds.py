@@ -101,7 +101,7 @@ def test_slow_headers_and_bodies() -> None:
             sock.sendall(b"GET /health HTTP/1.1\r\nHost: loc")
             assert answer_of(sock).startswith(b"HTTP/1.1 408 ")
         with address.connect() as sock:
-            assert answer_of(sock).startswith(b"HTTP/1.1 408 ")  # after no byte at all
+            assert answer_of(sock).startswith(b"HTTP/1.1 408 ")  # the client has sent nothing
         with address.connect() as sock:
             sock.sendall(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
             assert answer_of(sock).startswith(b"HTTP/1.1 408 ")
