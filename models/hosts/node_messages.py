@@ -128,7 +128,7 @@ class Write(_Call):
 
 
 class Read(_Call):
-    """The reply is the bytes."""
+    """Read bytes from the named memory of a device. The reply is the bytes."""
 
     device: Device
     name: Name

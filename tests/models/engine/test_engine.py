@@ -54,7 +54,8 @@ def test_one_request(n_ubatch: int) -> None:
 @settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_concurrent_requests_get_the_same_tokens_as_alone(data: st.DataObject) -> None:
-    """For any mix of requests, slots and limits, no request starves or gets other tokens."""
+    """In any mix of requests, slots and limits, every request ends with the same tokens as when it runs
+    alone."""
     n_ubatch = data.draw(st.integers(1, 12))
     options = {
         "n_slots": data.draw(st.integers(1, 6)), "n_ubatch": n_ubatch, "n_ctx": 24,
@@ -313,7 +314,7 @@ if __name__ == "__main__":
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see whether a process lives")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_no_process_outlives_its_parent(tmp_path: Path, how: signal.Signals) -> None:
-    """Both processes end after Ctrl-C, and if SIGKILL ends only the parent."""
+    """After Ctrl-C both processes end. If SIGKILL ends the parent, the engine's process ends, too."""
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
     parent = subprocess.Popen(

@@ -100,7 +100,7 @@ def test_load(model: Path) -> None:
 
 
 def test_close(model: Path) -> None:
-    """It can be called again, and then finishes."""
+    """After an interrupt, `close` can be called again."""
     opened: list[LLM] = []
 
     def close_again() -> None:

@@ -53,8 +53,8 @@ def move_cells(runner: Runner) -> None:
 def logits_after_moving(
     models: Path, path: Path, after: list[str], name: str = "stories-narrow-Q8_0", **options: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Logits of the last 10 of 50 tokens: after the first 40 were saved and loaded on the devices `after`,
-    and without a break."""
+    """Return logits of the last 10 of 50 tokens: after the first 40 were saved and loaded on the devices
+    `after`, and without saving."""
     runner = open_runner(models, ["numpy"] * 2, name)
     try:
         whole = prefill(runner, TOKENS)[40:]

@@ -47,7 +47,7 @@ def held(models: Path) -> Iterator[tuple[Runner, SlotContent]]:
 
 
 def refuses(held: tuple[Runner, SlotContent], path: Path, match: str | None = None) -> None:
-    """Loading raises StateError, and leaves content and caches unchanged."""
+    """Check that loading raises StateError, and leaves content and caches unchanged."""
     runner, content = held
     before = SlotContent(list(content.tokens), content.n_stored)
     caches = [gather_rows(runner.mesh.devices, layer.k, 0, 32) for layer in runner.kv.layers]
@@ -88,7 +88,7 @@ def test_fingerprints(models: Path, tmp_path: Path) -> None:
 
 
 def rewritten(saved: Path, path: Path, metadata: dict[str, str] | None = None, **tensors: Any) -> Path:
-    """With some metadata and tensors changed; None removes an entry."""
+    """Write `saved` to `path` with some metadata and tensors changed; None removes an entry."""
     with safe_open(saved, "numpy") as file:
         meta = {k: v for k, v in (file.metadata() | (metadata or {})).items() if v is not None}
     entries = {k: v for k, v in (load_file(saved) | tensors).items() if v is not None}
@@ -178,7 +178,7 @@ def test_metadata_of_another_state(saved: Path, tmp_path: Path, held: Any) -> No
 
 @pytest.mark.parametrize("kept", ["sha256_tokens", "sha256_nothing"])
 def test_missing_checksums(saved: Path, tmp_path: Path, held: Any, kept: str) -> None:
-    """All or none, because a tensor without a checksum could have any content."""
+    """A file has all checksums or none, because a tensor without a checksum could have any content."""
     with safe_open(saved, "numpy") as file:
         sums = [key for key in file.metadata() if key.startswith("sha256_")]
     assert len(sums) == 11
@@ -198,7 +198,7 @@ def test_a_flipped_byte_of_the_tensors(saved: Path, held: Any) -> None:
 def test_files_without_checksums(
     models: Path, saved: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """They load, and a line on stderr names them."""
+    """The files load, and a line on stderr names them."""
     with safe_open(saved, "numpy") as file:
         old: Any = dict.fromkeys(key for key in file.metadata() if key.startswith("sha256_"))
     path = rewritten(saved, tmp_path / "old", old)

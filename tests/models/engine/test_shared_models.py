@@ -57,7 +57,8 @@ def test_branches(folder: Path, name: str, devices: list[str]) -> None:
     alone = engine_of(path, devices, prefix_cache=False)
     want = [tokens_of(finish(alone, [Generate(0, tokens, n, GREEDY)])[0]) for tokens, n in asked]
     alone.close()
-    # Blocks for little more than one sequence: sequences are preempted, and shared blocks evicted.
+    # There are blocks for little more than one sequence, so sequences are preempted, and shared blocks
+    # evicted.
     engine = engine_of(path, devices, n_slots=3, kv_cells=N_CTX + 64)
     requests: list[Request] = [Generate(i, tokens, n, GREEDY) for i, (tokens, n) in enumerate(asked)]
     first = finish(engine, requests[:4])

@@ -17,12 +17,12 @@ from vkbackend.step import Run
 pytestmark = [pytest.mark.own_process, pytest.mark.timeout(600)]
 
 
-# not the fixture `models`: each process would derive its files again
+# not the fixture `models`, because each process would derive its files again
 MODEL = DATA / "stories-narrow-F16.gguf"
 
 
 def rss_bytes() -> int:
-    """Resident bytes after malloc has returned unused memory: every thread has an arena."""
+    """Return resident bytes, after malloc has returned the unused memory of every thread's arena."""
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # a function of glibc
         trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""Hosts are processes in network namespaces: logits and states are equal, and every way to lose a host gives
+"""Hosts are processes in network namespaces. Logits and states are equal, and every way to lose a host gives
 an error."""
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ def test_more_logits_and_states(net: namespaces.Net, tmp_path: Path) -> None:
 def check_killed_or_stopped(
     net: namespaces.Net, tmp_path: Path, when: str, host: int, number: int, late: float = 0.0
 ) -> None:
-    """Send a signal to a host's process: it gives a typed error in time, no process remains, and a new group
-    gives the same tokens. `late`: seconds until the process manager notices."""
+    """After a signal to a host's process, a typed error is raised in time, no process remains, and a new
+    group gives the same tokens. `late`: seconds until the process manager notices."""
     path = str(write(build("llama"), tmp_path / "model.gguf"))
     hostfile = str(net.hostfile(tmp_path / "hosts", ["numpy", "numpy", "numpy"]))
     caller = Caller(net, tmp_path, when=when, path=path, hostfile=hostfile, again=hostfile)
@@ -199,7 +199,7 @@ def test_a_cut_link(net: namespaces.Net, tmp_path: Path) -> None:
 STRUCK = [(when, host, number) for when in ("load", "step", "idle") for host in (0, 1, 2)
           for number in (signal.SIGKILL, signal.SIGSTOP)]  # fmt: skip
 SOME = [("step", 2, signal.SIGKILL), ("idle", 1, signal.SIGSTOP)]
-LATE_S = 3 * BEAT_S  # until then, others send to the dead process, which crashes MPICH
+LATE_S = 3 * BEAT_S  # until the manager notices, others send to the dead process, which crashes MPICH
 
 
 @pytest.mark.parametrize(("when", "host", "number"), SOME)
