@@ -24,8 +24,6 @@ MAX_SEED = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A checked request for a generation."""
-
     ids: tuple[int, ...]
     max_tokens: int | None
     options: GenerateOptions
@@ -205,7 +203,7 @@ def are_prompts(prompt: object) -> bool:
 def run_all(
     mailbox: Mailbox, generations: Sequence[Generation], tokenizer: Tokenizer | None, ahead: int
 ) -> list[Completion]:
-    """Return completions in order. While one completion is read, up to `ahead` more run."""
+    """While one completion is read, up to `ahead` more run."""
     done: list[Completion] = []
     posted: deque[tuple[Generation, Answers]] = deque()
     left = iter(generations)

@@ -61,8 +61,7 @@ def fetch(name: str, file: str | None = None) -> str:
 
 
 def _online(repo: str) -> dict[str, int]:
-    """Return the size of each file of the repository by its path on the Hub. Raises VkbackendError without a
-    connection."""
+    """Return the size of each file by its path. Raises VkbackendError without a connection."""
     from huggingface_hub import HfApi, constants, get_session
     from huggingface_hub.errors import HTTPError
 

@@ -139,8 +139,7 @@ class LLM(Chats, Slots):
     # ---- the model ----
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
-        """Return the logits after every token, float32 [n_tokens, n_vocab], computed from position 0 in a
-        free slot.
+        """Return the logits after every token, float32 [n_tokens, n_vocab], from position 0 in a free slot.
 
         Waits for a slot. Raises InvalidArgument and device errors.
         """

@@ -60,15 +60,13 @@ class RopeOptions(ReduceOptions):
 
     @property
     def rope_factor(self) -> float | None:
-        """Return the factor by which the context grows, if given. Raises InvalidArgument if it is given
-        twice."""
+        """Raises InvalidArgument if the factor is given twice."""
         if self.rope_scale and self.rope_freq_scale:
             raise refused("rope_scale", self.rope_scale, "rope_freq_scale is its reciprocal; leave one out")
         return 1.0 / self.rope_freq_scale if self.rope_freq_scale else self.rope_scale or None
 
 
 def state_rope(gguf: GGUF, options: RopeOptions) -> None:
-    """Override the file's values with `gguf.stated`."""
     gguf.stated = {}
     rope = f"{gguf.architecture}.rope."
     factor, kind = options.rope_factor, options.rope_scaling

@@ -94,8 +94,7 @@ def _line_bpe(gguf: GGUF, vocabulary: Vocabulary, lines: LineTokenizer) -> Schem
 
 
 def whitespace_bpe(gguf: GGUF, vocabulary: Vocabulary) -> Scheme:
-    # Unknown characters become an empty token, so that no merge crosses them; the empty tokens are then
-    # dropped.
+    # Unknown characters become an empty token that is dropped later, so that no merge crosses them.
     backend = _backend(gguf, vocabulary, unk_token="")
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     lower, n_vocab = vocabulary.flag("normalizer.lowercase", False), len(vocabulary)

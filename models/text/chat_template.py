@@ -90,7 +90,7 @@ class ChatTemplate:
 
 
 def with_thought(message: Message) -> Message:
-    """Return `message` with its thought under all names that templates read, as Hugging Face does."""
+    """The thought gets all names that templates read, as with Hugging Face."""
     thought = next((message[name] for name in REASONING if message.get(name) is not None), None)
     return message if thought is None else {"thinking": thought, **message, "reasoning_content": thought}
 

@@ -32,7 +32,7 @@ _BAILING = (
 
 
 def _cased(suffix: str, digits: str, but: str = "") -> str:
-    """Return an expression for words of capitals followed by small letters; either part may be missing."""
+    """Match words of capitals, then small letters; either part may be missing."""
     upper = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]"
     lower = rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]"
     before = r"[^\r\n\p{L}\p{N}]?"
@@ -83,8 +83,8 @@ _YOUTU = (
     "\ufe30-\ufe4f]+|[\u3105-\u312f]+|" + _HAN_KANA
 )
 
-# Digits in groups of three from the right. The models' expressions look ahead at each group; these
-# expressions make the same cuts in linear time.
+# Digits in groups of three from the right, in linear time: the models' own expressions look ahead at each
+# group.
 _AFMOE_DIGITS = (r"\p{N}+", r"\A\p{N}{1,2}(?=(?:\p{N}{3})++\z)", r"\p{N}{3}")
 # Makes the same cuts as \d{1,3}(?=(?:\d{3})*\b): no cut if a letter follows the digits.
 _AYA_DIGITS = (

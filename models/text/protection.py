@@ -52,7 +52,7 @@ class Protection:
         self._special = SpecialTokens(tokenizer.markers(lambda text: text in source))
 
     def prompt(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> Prompt:
-        """Render a prompt. Raises the errors of ChatTemplate.render."""
+        """Raises the errors of ChatTemplate.render."""
         texts: list[str] = []
 
         def collect(text: str, by_model: bool) -> str:

@@ -67,7 +67,6 @@ class SpecialTokens:
         return [*out, text[done:]] if done < len(text) else out
 
     def places(self, text: str) -> list[tuple[int, int]]:
-        """Return (begin, end) of each special token."""
         return [(at, at + len(self._texts[i])) for at, i in self._find(text)]
 
     def _find(self, text: str) -> Iterator[tuple[int, int]]:

@@ -33,7 +33,7 @@ START_S = 60.0  # it takes 0.2 s on two cores
 END_S = 5.0  # to wait for a killed process
 ANOTHER = "give another one with --chat-template-file (in Python `template`)"
 
-Items = tuple[tuple[str, Any], ...]  # of one message
+Items = tuple[tuple[str, Any], ...]
 
 
 class Ended(Exception):

@@ -143,7 +143,7 @@ def limit_cpu(seconds: float) -> None:
 
 
 def receive(n_bytes: int) -> bytearray:
-    """Read `n_bytes`. Ends the process if the other side closed the socket."""
+    """Ends the process if the other side closed the socket."""
     data = bytearray()
     while len(data) < n_bytes:
         piece = os.read(SOCKET, n_bytes - len(data))

@@ -22,7 +22,7 @@ CHECK = SHARED / "oracles" / "check_models.py"
 
 @pytest.mark.parametrize(("devices", "name"), covering(SETS, FILES, each=2))
 def test_files(models: Path, name: str, devices: list[str]) -> None:
-    """llama.cpp rounds activations to 8 bits; the margins of these files are wide enough."""
+    """llama.cpp rounds activations to 8 bits; these files have wide enough margins."""
     expected = json.loads((models / "expected.json").read_text())[name]
     want = np.load(models / "expected_logits.npz")[name]
     exact = name.endswith(("F32", "F16"))

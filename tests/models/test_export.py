@@ -218,7 +218,7 @@ def test_command(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_the_header_is_what_the_format_says(tmp_path: Path) -> None:
-    """Checks the counts; a version 2 file becomes version 3, with the same layout."""
+    """A version 2 file becomes version 3, with the same layout."""
     path = tmp_path / "in.gguf"
     shapes = tensors_of(range(1))
     raw = bytearray(file_of(shapes, keys=hyper_parameters(1)))

@@ -30,7 +30,7 @@ SECRET = "hf_secretsecretsecret"
 
 class Hub(BaseHTTPRequestHandler):
     asked: list[str] = []  # noqa: RUF012
-    cut = 0  # number of bytes after which the next download is interrupted
+    cut = 0
 
     def do_HEAD(self) -> None:
         self.do_GET(body=False)
@@ -95,8 +95,8 @@ for words in json.loads(sys.argv[1]):
 
 
 def generate(env: dict[str, str], *commands: list[str]) -> list[tuple[int, str, str]]:
-    """Return code, stdout and stderr of each command, all run in one new process, because the library reads
-    its environment on import."""
+    """Return code, stdout and stderr of each command. One new process runs them all, because the library
+    reads its environment on import."""
     done = subprocess.run(
         [sys.executable, "-c", COMMANDS, json.dumps(commands)],
         env=env, capture_output=True, text=True, timeout=100, cwd=ROOT,

@@ -113,7 +113,7 @@ def test_rows_beyond_the_vocabulary_have_no_text(make: Make, monkeypatch: pytest
     monkeypatch.setattr(
         fake_runner, "row_of", lambda tokens: np.eye(N_VOCAB, dtype=np.float32)[44 - len(tokens)]
     )
-    done = make().generate([9], 8, temperature=0)  # the vocabulary ends at 39
+    done = make().generate([9], 8, temperature=0)
     assert done.tokens == [*range(43, 35, -1)] and done.text == " w31. w30. w29. w28."
 
 

@@ -38,7 +38,6 @@ PAIRS = [(Keywords, Options), (ReduceKeywords, ReduceOptions),
 
 
 def test_defaults_are_checked_once_and_drawn_each_time() -> None:
-    """Only the first request checks the defaults of all other fields."""
     checked = []
 
     def plain(name: str, value: Any) -> int:
@@ -160,7 +159,6 @@ def test_without_flags_options_are_the_defaults(command: str) -> None:
 
 
 def test_every_option_has_a_flag() -> None:
-    """Slots, which a single text does not need, and functions have no flag."""
     args, flags = cli.parse(["generate"])
     assert set(get_type_hints(Keywords)) - set(fields_given(args, Options)) == {"n_slots", "n_queue"}
     sampling = set(fields_given(args, SamplingParams))

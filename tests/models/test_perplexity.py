@@ -100,7 +100,6 @@ def test_differences_from_a_base_are_those_of_the_definitions() -> None:
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
-    """A full disk raises our error, sends no signal and leaves no incomplete file."""
     logp = log_softmax(np.zeros((5, 3000), np.float32))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))

@@ -199,8 +199,6 @@ def test_a_grammar_that_fails_is_the_error_of_its_request_alone(models: Path) ->
 
 
 def test_others_go_on_while_a_grammar_is_compiled(models: Path) -> None:
-    """A schema that compiles for a second, a cancelled request and a request past its deadline run next to a
-    stream."""
     slow = {"type": "integer", "multipleOf": 9973, "minimum": 0, "maximum": 99_999}
     many = {"properties": {f"p{i}": {"type": "string"} for i in range(1200)}, "required": ["p1"]}
     with LLM(models / "stories-narrow-Q8_0.gguf", devices=["numpy"], n_ctx=400, n_slots=2) as llm:

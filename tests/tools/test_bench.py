@@ -214,7 +214,6 @@ llama_decode = decode
 def test_llama_cpp_runs_the_same_in_turn(
     tiny: None, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fake package records its loads and computations."""
     from vkbackend.vulkan.instance import position
 
     (tmp_path / "llama_cpp.py").write_text(LLAMA_CPP)

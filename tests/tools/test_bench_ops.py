@@ -66,7 +66,6 @@ def test_a_chain_has_its_length_and_goes_round_its_copies() -> None:
 
 @pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present")
 def test_timestamps_lie_within_their_submissions(device: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every dispatch has a time; their sum is at most the time of all submissions."""
     chain = case_times.Chain(device, Add(200_003))  # type: ignore[arg-type]
     monkeypatch.setattr(case_times, "has_clock", lambda device: True)
     try:

@@ -68,7 +68,6 @@ def test_every_step_has_an_even_number_of_reduces_within_bounds() -> None:
 def test_command_benches_every_count_of_the_list(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Times 72 rows, each with a step of 4 sums instead of 32."""
     monkeypatch.setattr(bench_reduce, "time_reduce", partial(bench.time_reduce, length=4))
     command = ["bench-reduce", "-dev", "numpy,numpy,numpy", *SMALL]
     assert cli.main([*command, "-o", "json", "--ahead", "0,all"]) == 0

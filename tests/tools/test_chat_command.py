@@ -75,7 +75,6 @@ def test_a_full_context_is_told_in_one_line(model: Path, capsys: pytest.CaptureF
 
 
 def test_the_oldest_messages_leave_a_full_context(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The system prompt is never left out, also on a pipe and during an answer."""
     with LLM(model, n_ctx=60) as llm:
         chat, asked = Chat(llm, "w9."), list[list[int]]()
         stream = llm.stream

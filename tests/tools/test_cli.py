@@ -37,7 +37,6 @@ def run(*args: str, env: dict[str, str] | None = None, **options: Any) -> subpro
 
 
 def call(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Like `run`, but in this process."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err), open(os.devnull) as nothing:
         with mock.patch.dict(os.environ, env or {}), mock.patch.object(sys, "stdin", nothing):

@@ -96,5 +96,4 @@ def test_a_bar_stays_where_all_went_well(keep: bool) -> None:
 
 
 def shown(file: io.StringIO) -> str:
-    """Return the text after the last erased line, without white space."""
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\s", "", file.getvalue().rpartition("\x1b[2K")[2])

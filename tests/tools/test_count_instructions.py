@@ -69,7 +69,6 @@ def test_how_a_compiler_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 @pytest.mark.parametrize("gpu", ["NAVI31", pytest.param("BMG", marks=pytest.mark.wide),
                                  pytest.param("AMPERE", marks=pytest.mark.wide)])  # fmt: skip
 def test_a_compiler_tells(gpu: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Compiles the same kernel from our sources and as a foreign module."""
     if why := compilers.missing(compilers.GPUS[gpu]):
         pytest.skip(why)
     case = r"^MatDot\(type='q4_0', n=3072, k=1024, rows=1,"

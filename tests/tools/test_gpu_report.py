@@ -262,7 +262,6 @@ def test_pairs_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_llama_bench_reads_the_same_model(
     tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fake llama-bench reads the given file."""
     monkeypatch.setenv("PATH", str(tmp_path))
     part = rates.LlamaCpp(("0",), [])
     with pytest.raises(UnsupportedFeature, match="not installed"):
@@ -299,7 +298,6 @@ def test_the_command_writes_both_files(tmp_path: Path, capsys: pytest.CaptureFix
 @needs_device
 @pytest.mark.wide
 def test_a_lost_device_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device is lost at the 30th submission of every process."""
     monkeypatch.setenv("VKBACKEND_FAULT", "Vulkan0:vkQueueSubmit:30:VK_ERROR_DEVICE_LOST")
     words = ["gpu-report", "-dev", "0", "--parts", "verify", "--minutes", "2"]
     assert cli.main([*words, "-o", str(tmp_path)]) == 1

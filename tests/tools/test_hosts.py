@@ -108,7 +108,6 @@ DEVICES = ["numpy", "numpy"]
 
 
 def exchange_us(text: str) -> float:
-    """Microseconds of a 16 KiB exchange in the printed table."""
     return float(next(line for line in text.splitlines() if "16.0 KiB" in line).split("KiB")[1].split()[0])
 
 
@@ -119,8 +118,7 @@ def test_check(net: namespaces.Net, tmp_path: Path) -> None:
 
 @pytest.mark.wide
 def test_check_sees_a_slow_network(net: namespaces.Net, tmp_path: Path) -> None:
-    """One link has 25 ms of delay, the other none. With a layer of 2 MB, numpy breaks even at a delay between
-    the two."""
+    """With a layer of 2 MB, numpy breaks even at a delay below 25 ms."""
     path = str(write_tiny(tmp_path / "model.gguf", Tiny("llama", n_layer=1, n_embd=256, n_vocab=1024)))
     quick = called(net, "check", "--hostfile", str(net.hostfile(tmp_path / "a", DEVICES)), "-m", path)
     if not slow_link.can_slow():

@@ -57,7 +57,6 @@ def parse(*words: str) -> argparse.Namespace:
 
 
 def sample(flag: Flag) -> list[str]:
-    """Return a value for the flag that is not neutral."""
     words = next((word for word in flag.choices if word not in flag.neutral), "7")
     return [] if flag.switch else [words]
 
@@ -324,7 +323,6 @@ def test_pasted_lines_parse_or_say_what_to_use(
 
 
 def test_pasted_lines_that_run(run: Run, models: Path, tmp_path: Path) -> None:
-    """These mappings depend on the model. A note says how each flag was mapped."""
     words = ("-p", "Once upon a time", "-n", "4", "--temp", "0")
     experts = ("-m", str(models / "stories-moe8x-Q4_0.gguf"))
     plain = run("generate", *words, *experts)

@@ -84,7 +84,6 @@ def loaded(path: Path) -> ModuleType:
 
 
 def test_the_tests_it_names_exist() -> None:
-    """The tests in test_architectures.py cover every architecture."""
     columns = set(ROWS["llama"].cells()) - {"architecture", "models"}
     assert set(proofs()) == columns
     for tests in proofs().values():

@@ -21,7 +21,6 @@ DENSE, MOE, QWEN2 = (f"stories-{name}.gguf" for name in ("wide-Q8_0", "moe8x-Q4_
 
 @pytest.fixture(autouse=True)
 def known_speeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set 1 GB/s for devices, 0.1 GB/s for host memory and 100 us per reduce."""
     monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
     monkeypatch.setattr(speed, "_read_rate", lambda device, home: 1e9 if home is Home.WEIGHTS else 1e8)
     monkeypatch.setattr("vkbackend.meta.balance.measure_reduce", lambda devices, n: 1e-4 * (len(devices) > 1))

@@ -53,7 +53,6 @@ needs_device = pytest.mark.skipif(not device_infos(), reason="no Vulkan device i
 
 
 def run(command: str) -> subprocess.CompletedProcess[str]:
-    """Run a command with this environment in place of .venv."""
     bin_dir = Path(sys.executable).parent
     return subprocess.run(
         ["bash", "-c", command.replace(".venv/bin/", f"{bin_dir}/")],

@@ -251,7 +251,6 @@ def test_no_mirror_is_not_remembered(bare_checkout: tuple[Path, dict[str, str], 
 
 @pytest.fixture(scope="module")
 def drivers() -> dict[str, Path]:
-    """Unpack all drivers and return NAME -> manifest."""
     if not (ROOT / ".drivers").exists():
         pytest.skip("no .drivers/ here: run `bash tools/setup.sh --drivers`")
     done = run("bash", "tools/setup.sh", "--drivers")

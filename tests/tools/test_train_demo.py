@@ -1,6 +1,5 @@
-"""The demo model's grammar and vocabulary: stories are consistent, joined pieces equal the text.
-
-Runs without PyTorch and Vulkan.
+"""The demo model's grammar and vocabulary: stories are consistent, joined pieces equal the text. Needs
+neither PyTorch nor Vulkan.
 """
 
 import random

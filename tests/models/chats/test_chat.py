@@ -57,7 +57,6 @@ def llm(models: Path) -> Iterator[LLM]:
 
 @pytest.mark.parametrize("name", ["gpt-oss", "llama3", "mistral", "kimi", "gemma", "phi4", "command-r"])
 def test_a_call_that_is_required_and_its_result(llm: LLM, name: str) -> None:
-    """The grammar forces the call, and the template writes the call's result."""
     options: dict[str, Any] = {"template": template(name), "tools": [WEATHER, CLOCK], "seed": 1}
     answers = llm.chat(ASKED, 300, tool_choice="required", parallel_tool_calls=False, n=2, **options)
     called = [reply for reply in answers if reply.finish_reason == "tool_calls"]
@@ -206,7 +205,6 @@ def test_one_call_at_most() -> None:
 
 
 def test_parts_and_arguments_in_any_shape(llm: LLM) -> None:
-    """Text parts are joined. Arguments as JSON text give the same prompt as a dict."""
     call = {"id": "abcdefghi", "function": {"name": "clock", "arguments": '{"zone": "é"}'}}
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},

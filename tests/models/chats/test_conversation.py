@@ -160,7 +160,6 @@ def test_texts_of_special_tokens_in_messages_are_plain(model: Path) -> None:
 
 
 def test_a_model_without_a_template(model: Path) -> None:
-    """`template` is a source or a name in the file; the default is ChatML."""
     model.write_bytes(model.read_bytes().replace(b"tokenizer.chat_template", b"tokenizer.chat_templote"))
     with LLM(model, n_ctx=300) as llm:
         assert llm.chat_template is None

@@ -31,7 +31,7 @@ def test_every_sequence_writes_a_breaker(name: str) -> None:
     tokenizer = tokenizer_of(name)
     sequences = sequences_of(tokenizer)
     assert any(len(sequence) > 1 for sequence in sequences)
-    texts = [text.replace(" ", "") for text in TEXTS]  # SPM adds a space before the text
+    texts = [text.replace(" ", "") for text in TEXTS]
     for sequence in sequences:
         raw = b"".join(tokenizer.piece(token) for token in sequence).replace(b" ", b"")
         assert any(text.encode() in raw for text in texts)

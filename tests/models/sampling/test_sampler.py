@@ -206,8 +206,8 @@ def test_candidates_choose_what_all_logits_choose(params: SamplingParams) -> Non
 
 
 def test_a_penalty_wants_more_candidates() -> None:
-    """One more candidate for each token that the penalty lowers. Samplers that raise tokens or add up all
-    tokens need complete rows."""
+    """One more candidate for each token that the penalty lowers. Samplers that raise tokens need complete
+    rows."""
 
     def wanted(history: list[int], *args: Any, **params: Any) -> int:
         return Sampler(SamplingParams(*args, **params)).n_candidates(history)

@@ -19,7 +19,7 @@ from vkbackend.errors import GGUFError
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.text.tokenizer import Tokenizer, TokenType
 
-KINDS = {"gemma4": "gemma4", "kimi-k2": "gpt2"}  # pre-tokenizer -> tokenizer.ggml.model
+KINDS = {"gemma4": "gemma4", "kimi-k2": "gpt2"}
 
 
 @pytest.fixture(params=KINDS)

@@ -74,7 +74,6 @@ def special_ids(tok: Tokenizer, ids: list[int]) -> Counter[int]:
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_special_token_of_a_family(folder: Path, name: str, model: str) -> None:
-    """There are as many special tokens as with harmless messages, and the template's text is the same."""
     tok, template = tokenizer(folder, name, model), ChatTemplate(source(name), *TOKENS.values())
     protection = Protection(template, tok, source(name))
     written = [text for text, _ in tok.markers(lambda text: text in source(name))]
@@ -96,7 +95,6 @@ def test_every_special_token_of_a_family(folder: Path, name: str, model: str) ->
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(["qwen3", "llama3", "glm4", "deepseek"]), st.integers(0, 1 << 32))
 def test_any_mixture(tmp_path_factory: pytest.TempPathFactory, name: str, seed: int) -> None:
-    """Mixes pieces of special tokens, trimmed and split texts, and answers of tools."""
     rng = random.Random(seed)
     tok = tokenizer(tmp_path_factory.getbasetemp(), name)
     special = special_of(name)
@@ -121,8 +119,8 @@ def test_any_mixture(tmp_path_factory: pytest.TempPathFactory, name: str, seed: 
 
 
 def test_templates_that_alter_messages(folder: Path) -> None:
-    """Sentinels are placed after a content, else before it. Otherwise the content must be unique; if not, the
-    prompt is unprotected."""
+    """Sentinels follow a content, else precede it. Otherwise the content must be unique; if not, the prompt
+    is unprotected."""
     tok = tokenizer(folder, "qwen3")
     end = "<|im_end|>"
 

@@ -67,7 +67,6 @@ def test_common_beginning(a: str, b: str) -> None:
 
 
 def test_runs_and_overlaps_at_full_length() -> None:
-    """Whether one token is taken decides whether others fit."""
     n = 300
     runs = ["a" * k for k in range(1, n)]
     for tokens, text in (
@@ -92,7 +91,6 @@ def load_tokenizer(path: Path, special: list[str]) -> Tokenizer:
 
 
 def n_lines(tokenizer: Tokenizer, text: str) -> int:
-    """Number of lines that run to find the special tokens, without merging."""
     n = 0
 
     def count(frame: FrameType, event: str, _: Any) -> Any:
@@ -117,7 +115,6 @@ TEXTS = {"no token": "once < upon <| a time " * 40, "tokens": HITS, "runs": "a" 
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_costs_do_not_grow_with_the_vocabulary(tmp_path: Path, name: str) -> None:
-    """Counts lines instead of seconds."""
     few, many = (
         load_tokenizer(tmp_path / "v.gguf", ["aa", "aaaaa", "<|", *(f"<|x{i:04d}|>" for i in range(n))])
         for n in (500, 8000)

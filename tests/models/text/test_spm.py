@@ -76,7 +76,6 @@ def test_words_are_remembered_beside_tokens_that_reach_over_spaces(monkeypatch: 
 
 @pytest.mark.parametrize("letter", ["x", SPACE, "\u0301"])
 def test_merging_takes_n_log_n_steps(letter: str) -> None:
-    """Sixteen times the text takes about sixteen times the calls."""
     ids = {letter * n: i for i, n in enumerate((1, 2, 3, 4, 8, 16))}
     scores, calls = [-float(i) for i in range(len(ids))], []
     for n in (1_000, 16_000):
@@ -88,7 +87,7 @@ def test_merging_takes_n_log_n_steps(letter: str) -> None:
 
 
 def test_leftmost_of_equal_scores_is_beyond_ranked_merges() -> None:
-    """The tokenizers library cannot run SPM, because either ranking is wrong for one of the texts."""
+    """The tokenizers library cannot run SPM: either ranking is wrong for one text."""
     ids, scores = {"a": 0, "b": 1, "ab": 2, "ba": 3}, [0.0] * 4
     merger = SpmMerger(ids, scores, [0] * 256)
     assert (merger.encode("aba"), merger.encode("bab")) == ([2, 0], [3, 1])

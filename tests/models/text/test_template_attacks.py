@@ -21,7 +21,6 @@ pytestmark = pytest.mark.no_vulkan
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limit the CPU time to one second instead of five."""
     monkeypatch.setattr(template_process, "CPU_S", 0.4)
 
 

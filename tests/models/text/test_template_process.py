@@ -107,7 +107,6 @@ def test_no_process_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def answers(frame: bytes) -> Callable[..., Any]:
-    """A socketpair with `frame` ready as an answer, and no further answers."""
 
     def made() -> tuple[socket.socket, socket.socket]:
         ours, theirs = real()
@@ -119,7 +118,6 @@ def answers(frame: bytes) -> Callable[..., Any]:
 
 
 def test_an_answer_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A template may control the process."""
     head = template_process.HEAD.pack
     ready, text = head(0, 0, template_process.READY), template_process.TEXT
     for frame in (head(0, 0, 77), head(1 << 31, 0, text), head(2, 0, text) + b"\xff\xff"):

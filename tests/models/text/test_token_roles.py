@@ -41,7 +41,7 @@ def ends(tokenizer: Tokenizer) -> set[str]:
 
 
 def test_channel_markers_of_gpt_oss_are_text(make: Make) -> None:
-    """They are control tokens; without their text a stream has no channels."""
+    """Without the text of these control tokens a stream has no channels."""
     markers = ["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>"]
     tokenizer = make([*markers, "<|return|>", "<|call|>"])
     said = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>Yes"

@@ -32,7 +32,6 @@ from vkbackend.models.text.tokenizer import MAX_TEXT, Tokenizer
 
 @pytest.mark.parametrize("path", OWN, ids=lambda path: path.stem)
 def test_vectors(path: Path) -> None:
-    """The ids are llama.cpp's, from `tests/data/make_vocabularies.py`."""
     kept, tokenizer = json.loads(path.with_suffix(".json").read_text()), load(path)
     assert len(kept["texts"]) == len(kept["ids"]) == len(kept["parsed"]) > 250
     for text, ids, parsed in zip(kept["texts"], kept["ids"], kept["parsed"], strict=True):
@@ -188,7 +187,6 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_text(real: Tokenizer, name: str) -> None:
-    """Takes at most 0.6 s on two cores; quadratic time would take minutes."""
     ids = real.encode(HOSTILE[name], parse_special=True)
     shown = [i for i in ids if i != real.bos_id or not real.add_bos]
     assert real.decode(shown, skip_special=False) == HOSTILE[name]

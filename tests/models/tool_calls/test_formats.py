@@ -100,7 +100,6 @@ CASES: list[tuple[ToolFormat, str, Calls]] = [
 
 
 def read(format_: ToolFormat, pieces: list[str]) -> tuple[str, Calls]:
-    """The name comes first and once, then the arguments."""
     reader, content, calls = ToolReader(format_, TOOLS), "", dict[int, list[Any]]()
     deltas = [delta for piece in pieces for delta in reader.push(piece)] + reader.push("", last=True)
     for delta in deltas:
@@ -134,7 +133,6 @@ def test_pieces_of_any_size_give_the_same(data: st.DataObject) -> None:
 
 @given(data=st.data())
 def test_what_is_cut_short_or_damaged_is_read_without_an_error(data: st.DataObject) -> None:
-    """Text that is not a call is content."""
     format_, text, _ = data.draw(st.sampled_from(CASES))
     at = data.draw(st.integers(0, len(text)))
     noise = data.draw(st.text("{}[]\"'<>|:,= \nax", max_size=8))
@@ -195,7 +193,6 @@ def test_gemma_writes_keys_and_words_without_quotes(body: str, arguments: Any) -
 
 
 def test_a_call_that_never_ends_costs_no_more_per_token() -> None:
-    """Counts calls instead of seconds."""
     reader = ToolReader(HERMES, TOOLS)
     for _ in range(4000):
         assert not [delta for delta in reader.push("abcd") if isinstance(delta, ToolDelta)]
