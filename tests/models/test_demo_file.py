@@ -129,7 +129,7 @@ def test_vocabulary(meta: dict[str, Any], vocabulary: Vocabulary) -> None:
     assert [pieces[i] for i in vocabulary.encode("Once upon")] == ["\u2581Once", "\u2581upon"]
 
 
-def test_weights_tell_the_stories(
+def test_the_weights_predict_the_stories(
     weights: dict[str, np.ndarray], meta: dict[str, Any], vocabulary: Vocabulary
 ) -> None:
     """Rotating halves instead of adjacent pairs gives 3.8 nats, reversed KV heads in one layer 0.27. Recall:

@@ -217,7 +217,7 @@ def test_command(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "/nowhere is not a folder" in capsys.readouterr().err
 
 
-def test_the_header_is_what_the_format_says(tmp_path: Path) -> None:
+def test_the_header_follows_the_format(tmp_path: Path) -> None:
     """A version 2 file becomes version 3, with the same layout."""
     path = tmp_path / "in.gguf"
     shapes = tensors_of(range(1))

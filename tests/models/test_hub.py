@@ -105,7 +105,7 @@ def generate(env: dict[str, str], *commands: list[str]) -> list[tuple[int, str, 
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
-def test_a_model_is_fetched_once_and_found_offline(hub: dict[str, str]) -> None:
+def test_a_model_is_downloaded_once_and_opens_offline(hub: dict[str, str]) -> None:
     first, again = generate(hub, ["-hf", "me/demo:Q8_0"], ["-hf", "me/demo:q8_0"])
     assert first[0] == 0, first
     fetched = [line for line in Hub.asked if line.startswith("GET /me/demo/resolve")]
@@ -117,7 +117,7 @@ def test_a_model_is_fetched_once_and_found_offline(hub: dict[str, str]) -> None:
     assert nothing[0] == 2 and "me/other" in nothing[2].rstrip().rpartition("\n")[2]
 
 
-def test_what_came_before_a_break_is_kept(hub: dict[str, str]) -> None:
+def test_an_interrupted_download_continues(hub: dict[str, str]) -> None:
     """The file is larger than the library's write size of 10 MB."""
     FILES["big.gguf"] = bytes(range(256)) * (21 << 12)
     Hub.cut = 15 << 20
@@ -131,7 +131,7 @@ def test_what_came_before_a_break_is_kept(hub: dict[str, str]) -> None:
     assert Hub.cut == 0
 
 
-def test_what_is_not_there(hub: dict[str, str]) -> None:
+def test_names_that_do_not_exist(hub: dict[str, str]) -> None:
     wrong = (
         (["-hf", "me/nothing"], "me/nothing does not exist or is private"),
         (["-hf", "me/demo:Q2_K"], "me/demo has no model 'Q2_K'; there are: demo-Q4_K_M-00001"),

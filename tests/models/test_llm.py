@@ -51,7 +51,7 @@ def test_generate_is_the_joined_stream(make: Make) -> None:
     assert done.timings["decode_tokens_per_second"] > 0 and done.timings["reduce_us"] == pytest.approx(5)
 
 
-def test_its_repr_says_what_was_opened(make: Make, model: Path) -> None:
+def test_repr_names_the_opened_model(make: Make, model: Path) -> None:
     llm = make(n_slots=2)
     devices = ", ".join(llm.device_names)
     assert repr(llm) == f"<LLM {str(model)!r} on {devices}, n_ctx=64, n_slots=2>"
@@ -219,7 +219,7 @@ def test_several_continuations_share_their_prompt_and_differ_by_seed(make: Make)
     assert nested[1][0].tokens == nested[1][1].tokens == continuation([8], 2, ENDS)
 
 
-def test_one_bad_prompt_of_a_list_ends_all(make: Make) -> None:
+def test_an_error_of_one_prompt_ends_the_list(make: Make) -> None:
     llm = make(n_slots=2)
     with pytest.raises(InvalidArgument, match=r"0\.\.49"):
         llm.generate([[8], [99], [9]], 3)
@@ -283,7 +283,7 @@ def test_asyncio_hears_of_the_end(make: Make) -> None:
     asyncio.run(lost())
 
 
-def test_who_does_not_read_does_not_pile_up_answers(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_streams_do_not_accumulate_answers(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "MOST_UNREAD", 10)
     llm = make(n_slots=2, n_ctx=400)
     slow = llm.stream([8], 300, temperature=0, ignore_eos=True)

@@ -78,7 +78,7 @@ def test_echo(llm: LLM) -> None:
     assert (first.text, first.token, first.prompt_logprobs) == ("w1.", None, None) and len(rest) == 2
 
 
-def test_processors_change_what_is_chosen(model: Path, llm: LLM) -> None:
+def test_processors_change_the_chosen_tokens(model: Path, llm: LLM) -> None:
     def never_7(tokens: list[int], logits: np.ndarray) -> np.ndarray:
         assert tokens[:2] == [1, 9]
         logits[7] = -np.inf

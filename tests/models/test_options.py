@@ -37,7 +37,7 @@ PAIRS = [(Keywords, Options), (ReduceKeywords, ReduceOptions),
          (SamplingKeywords, SamplingParams), (GenerateKeywords, GenerateOptions)]  # fmt: skip
 
 
-def test_defaults_are_checked_once_and_drawn_each_time() -> None:
+def test_defaults_are_checked_once_and_seeds_are_drawn_each_time() -> None:
     checked = []
 
     def plain(name: str, value: Any) -> int:

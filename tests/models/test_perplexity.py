@@ -71,7 +71,7 @@ def test_divergence_from_a_base(models: Path, capsys: Any, tmp_path: Path) -> No
     assert other["mean_kld"] > 100 * abs(same["mean_kld"]) and other["same_top"] < 1
 
 
-def test_differences_from_a_base_are_those_of_the_definitions() -> None:
+def test_differences_from_a_base_follow_the_definitions() -> None:
     rng, score = np.random.default_rng(), Score()
     logp, base = (log_softmax(rng.normal(0, 2, (40, 7)).astype(np.float32)) for _ in range(2))
     tokens = rng.integers(0, 7, 40)
@@ -145,7 +145,7 @@ def test_bad_flags_end_in_one_line(models: Path, capsys: Any, flags: list[str]) 
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: ")
 
 
-def test_a_text_that_is_none_is_refused(models: Path, capsys: Any, tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_refused(models: Path, capsys: Any, tmp_path: Path) -> None:
     (tmp_path / "raw").write_bytes(b"\xff\xfe\x00")
     model = str(models / "stories-narrow-F32.gguf")
     assert main(["perplexity", "-m", model, "-f", str(tmp_path / "raw"), "-dev", "numpy"]) == 2

@@ -105,7 +105,7 @@ def test_many_random_schemas(models: Path, name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("devices", [["numpy"] * 2, *DEVICE_SETS], ids=str)
-def test_masks_on_the_devices_give_what_whole_rows_give(
+def test_masks_on_the_devices_give_the_same_text_as_complete_rows(
     models: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str]
 ) -> None:
     """The mask is applied before top-k; no device has a multiple of 32 tokens; an unconstrained request runs
@@ -151,7 +151,7 @@ def test_many_threads_begin_with_a_grammar(models: Path, monkeypatch: pytest.Mon
         assert llm.generate("Once", 3, temperature=0).text
 
 
-def test_an_engine_of_its_own(models: Path) -> None:
+def test_an_engine_in_a_separate_process(models: Path) -> None:
     with LLM(models / "stories-narrow-Q8_0.gguf", devices=["numpy"], n_ctx=256, process=True) as llm:
         check(POINT, llm.generate("Once", 200, json_schema=json.dumps(POINT), seed=1).text)
         assert llm.generate("Once", 50, grammar='root ::= ("a" | "b"){3} "!"', seed=1).text[3:] == "!"
@@ -175,7 +175,7 @@ def test_with_every_sampler(models: Path) -> None:
             assert answer.logprobs is None or len(answer.logprobs) == len(answer.tokens)
 
 
-def test_an_end_that_the_text_allows_is_the_models_own(models: Path) -> None:
+def test_an_end_that_the_grammar_allows_is_the_models_end_token(models: Path) -> None:
     with LLM(models / "stories-narrow-Q8_0.gguf", devices=["numpy"], n_ctx=128) as llm:
         eos = next(iter(llm.tokenizer.stop_ids))
         may = llm.generate("Once", 50, regex="[a-z]*", logit_bias={eos: 100.0}, seed=1)
@@ -186,7 +186,7 @@ def test_an_end_that_the_text_allows_is_the_models_own(models: Path) -> None:
         assert cut.finish_reason == "length"
 
 
-def test_a_grammar_that_fails_is_the_error_of_its_request_alone(models: Path) -> None:
+def test_a_failing_grammar_is_an_error_of_its_request_only(models: Path) -> None:
     """The request's bias forbids all tokens that its grammar allows."""
     with LLM(models / "stories-narrow-Q8_0.gguf", devices=["numpy"], n_ctx=128, n_slots=2) as llm:
         beside = llm.stream("Once", 30, temperature=0)
@@ -198,7 +198,7 @@ def test_a_grammar_that_fails_is_the_error_of_its_request_alone(models: Path) ->
         assert rest == llm.generate("Once", 30, temperature=0).text
 
 
-def test_others_go_on_while_a_grammar_is_compiled(models: Path) -> None:
+def test_other_requests_continue_while_a_grammar_is_compiled(models: Path) -> None:
     slow = {"type": "integer", "multipleOf": 9973, "minimum": 0, "maximum": 99_999}
     many = {"properties": {f"p{i}": {"type": "string"} for i in range(1200)}, "required": ["p1"]}
     with LLM(models / "stories-narrow-Q8_0.gguf", devices=["numpy"], n_ctx=400, n_slots=2) as llm:
@@ -220,7 +220,7 @@ def test_a_conversation_with_a_schema(models: Path) -> None:
         check(POINT, "".join(chunk.text for chunk in chat.send("Hi", 100, json_schema=POINT, seed=2)))
 
 
-def test_without_a_tokenizer_there_is_no_grammar(tmp_path: Path) -> None:
+def test_a_grammar_needs_a_tokenizer(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "tiny.gguf", Tiny("llama"))
     with LLM(path, devices=["numpy"], n_ctx=64) as llm, pytest.raises(VkbackendError, match="tokenizer"):
         llm.generate([1, 2], 5, regex="a")

@@ -77,7 +77,7 @@ def test_rows_in_every_format(models: Path, capsys: Any) -> None:
     assert "build: vkbackend" in text
 
 
-def test_weight_rate_counts_what_a_token_reads(models: Path, capsys: Any) -> None:
+def test_weight_rate_counts_the_bytes_of_a_token(models: Path, capsys: Any) -> None:
     model = models / "stories-moe8x-Q4_0.gguf"
     [row] = json.loads(bench(capsys, "-m", str(model), "-p", "0", "-n", "2", "-r", "1", "-o", "json"))
     nbytes = row["weight_bytes_per_s"] * row["samples_ns"][0] / 2e9
@@ -105,7 +105,7 @@ def test_sweep_draws(models: Path, capsys: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is not None, reason="matplotlib is installed")
-def test_sweep_says_what_a_plot_needs(models: Path, capsys: Any) -> None:
+def test_sweep_prints_the_data_for_a_plot(models: Path, capsys: Any) -> None:
     model = str(models / "stories-narrow-Q8_0.gguf")
     assert main(["sweep", "-m", model, "-dev", "numpy", "--plot", "x.svg"]) == 2
     assert "pip install matplotlib" in capsys.readouterr().err
@@ -240,7 +240,7 @@ def test_bad_flags_of_a_sweep_leave_stdout_empty(tiny: None, capsys: Any, flags:
 
 
 @needs_device
-def test_verify_reports_what_passed(capsys: Any) -> None:
+def test_verify_reports_passed_cases(capsys: Any) -> None:
     assert main(["verify", "-dev", "0", "-c", "^(Rope|Add)\\(", "--json", "--seed", "7"]) == 0
     report = json.loads(capsys.readouterr().out)
     results = {row["shader"]: row for row in report["results"]}

@@ -65,7 +65,7 @@ def test_a_chain_has_its_length_and_goes_round_its_copies() -> None:
 
 
 @pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present")
-def test_timestamps_lie_within_their_submissions(device: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timestamps_are_within_their_submissions(device: object, monkeypatch: pytest.MonkeyPatch) -> None:
     chain = case_times.Chain(device, Add(200_003))  # type: ignore[arg-type]
     monkeypatch.setattr(case_times, "has_clock", lambda device: True)
     try:
@@ -77,7 +77,7 @@ def test_timestamps_lie_within_their_submissions(device: object, monkeypatch: py
     assert len(each) == 100 and 0 < sum(each) <= whole
 
 
-def test_unknown_cases_are_told() -> None:
+def test_unknown_cases_are_reported() -> None:
     with pytest.raises(InvalidArgument, match="matches none"):
         cases_named("nothing", "all")
     with pytest.raises(InvalidArgument, match="regular expression"):

@@ -35,7 +35,7 @@ def test_sums_are_exact(devices: list[str], provider: str, ahead: int | None, wi
 
 
 @pytest.mark.parametrize("wrong_at", [0, 5, 6])
-def test_one_wrong_value_in_one_sum_is_found(wrong_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_value_in_a_sum_is_reported(wrong_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     exchange, seen = HostSum.exchange, []
 
     def tampered(self: HostSum, reduce: object) -> None:

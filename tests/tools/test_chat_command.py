@@ -60,7 +60,7 @@ def test_lines_are_messages_until_they_end(model: Path, capsys: pytest.CaptureFi
     assert "w1." not in capsys.readouterr().err
 
 
-def test_a_full_context_is_told_in_one_line(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_context_is_reported_in_one_line(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     long = "w1. " * 30
     hold(model, Terminal(f"w1.\n{long}\n/clear\nw1.\n"), most=None, n_ctx=20)
     out, err = capsys.readouterr()

@@ -319,7 +319,7 @@ def test_a_closed_pipe_is_quiet() -> None:
     assert process.wait(60) == 141 and "Traceback" not in err and "BrokenPipe" not in err
 
 
-def test_a_table_that_nobody_reads_ends_as_text_does() -> None:
+def test_a_closed_pipe_ends_tables_and_text_alike() -> None:
     line = (
         f"{sys.executable} -m vkbackend.tools.cli info models/demo/demo.gguf | true; echo ${{PIPESTATUS[0]}}"
     )

@@ -68,7 +68,7 @@ def test_how_a_compiler_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 @pytest.mark.parametrize("gpu", ["NAVI31", pytest.param("BMG", marks=pytest.mark.wide),
                                  pytest.param("AMPERE", marks=pytest.mark.wide)])  # fmt: skip
-def test_a_compiler_tells(gpu: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_counts_of_a_compiler(gpu: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if why := compilers.missing(compilers.GPUS[gpu]):
         pytest.skip(why)
     case = r"^MatDot\(type='q4_0', n=3072, k=1024, rows=1,"

@@ -65,7 +65,9 @@ def workers(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(children, "WORKER", (sys.executable, str(path)))
 
 
-def test_a_crash_a_hang_and_a_loss_cost_a_case_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_a_hang_and_a_loss_each_cost_one_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     workers(WORKER, tmp_path, monkeypatch)
     begun: list[str] = []
     result = run_job(job(tmp_path), lambda case, done, n: begun.append(case))
@@ -227,7 +229,7 @@ def test_rates_at_every_depth(devices: tuple[str, ...], tiny: None) -> None:
     part.close()
 
 
-def test_what_does_not_fit_is_made_smaller(tiny: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_does_not_fit_is_made_smaller(tiny: None, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
     true = rates.Runner
 

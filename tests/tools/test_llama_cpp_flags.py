@@ -71,7 +71,7 @@ def test_every_flag_of_llama_cpp_has_a_class() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_each_flag_does_as_the_table_says(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_flag_acts_as_in_the_table(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     flags = {kind: [flag for flag in flags_of(command) if flag.kind == kind] for kind in CLASSES}
     known = build_parser(command)[1]._option_string_actions
     for flag in flags["works"] + flags["mapped"]:
@@ -232,12 +232,12 @@ def test_chat_template_kwargs(run: Run, tmp_path: Path) -> None:
     ],
     ids=" ".join,
 )  # fmt: skip
-def test_what_is_wrong_is_one_line_that_says_what_to_type(run: Run, words: list[str], said: str) -> None:
+def test_errors_are_one_line_with_the_flag_to_type(run: Run, words: list[str], said: str) -> None:
     code, out, err = run(*words)
     assert (code, out, err.count("\n")) == (2, "", 1) and said in err, err
 
 
-def test_no_table_stands_in_front_of_an_argument_error(run: Run) -> None:
+def test_argument_errors_print_no_table(run: Run) -> None:
     for words in (["-p", "a " * 50, "-c", "8"], ["-m", "/nowhere.gguf"], ["--top-p", "-1"]):
         code, out, err = run("generate", *words)
         assert code == 2 and not out and "memory" not in err and "devices" not in err
@@ -308,7 +308,7 @@ LINES = [
 ]
 
 
-def test_pasted_lines_parse_or_say_what_to_use(
+def test_pasted_lines_parse_or_name_the_flag_to_use(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DEBUG", "0")

@@ -53,7 +53,7 @@ def test_model_files_are_short_and_know_roles_only() -> None:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_flags_are_those_of_its_models(tmp_path: Path, name: str) -> None:
+def test_flags_match_the_models(tmp_path: Path, name: str) -> None:
     windows = recurrent = experts = False
     dims: set[str] = set()
     for fixture in (f for f in FIXTURES if f.split("+")[0] == name):

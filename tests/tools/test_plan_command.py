@@ -43,7 +43,7 @@ def plan(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
         (QWEN2, (1.0, 3.0), ("--split-policy", "llama.cpp"), {"split_policy": "llama.cpp"}),
     ],
 )
-def test_plan_is_what_loading_does(
+def test_plan_equals_loading(
     model: str,
     split: tuple[float, ...],
     flags: tuple[str, ...],
@@ -90,7 +90,7 @@ def test_prediction_adds_up(models: Path, capsys: pytest.CaptureFixture[str]) ->
     assert len(p["fewer"]) == 1 and p["fewer_total_ms"] < p["total_ms"], "one does without reduces"
 
 
-def test_what_is_placed_on_a_device_counts_without_a_share_too(
+def test_tensors_placed_on_a_device_count_without_a_share(
     models: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(models / DENSE)
@@ -186,7 +186,7 @@ def test_bad_values_are_named(
         ("VKBACKEND_FAULT", "Vulkan0", "Vulkan0"),
     ],
 )
-def test_bad_variables_are_named_whatever_drives_the_devices(
+def test_bad_variables_are_named_for_every_runtime(
     variable: str, value: str, named: str, models: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, value)

@@ -160,7 +160,9 @@ def test_without_apt_names_the_packages(bare_checkout: tuple[Path, dict[str, str
     assert "by hand" in done.stderr.splitlines()[-1]
 
 
-def test_without_root_or_sudo_says_what_to_run(bare_checkout: tuple[Path, dict[str, str], Path]) -> None:
+def test_without_root_or_sudo_the_commands_are_printed(
+    bare_checkout: tuple[Path, dict[str, str], Path],
+) -> None:
     checkout, env, bin_dir = bare_checkout
     (bin_dir / "id").unlink()
     script(bin_dir / "id", "echo 1000")
@@ -206,7 +208,7 @@ def test_kompute_needs_a_python_that_kp_knows(bare_checkout: tuple[Path, dict[st
     assert done.returncode == 3 and "no Python 3.11 or 3.12 found" in done.stderr, done.stderr
 
 
-def test_kompute_names_what_kp_is_built_with(bare_checkout: tuple[Path, dict[str, str], Path]) -> None:
+def test_kompute_names_the_build_requirements_of_kp(bare_checkout: tuple[Path, dict[str, str], Path]) -> None:
     if sys.version_info >= (3, 13):
         pytest.skip("kp works with no Python as new as this one")
     checkout, env, _ = bare_checkout
@@ -215,7 +217,7 @@ def test_kompute_names_what_kp_is_built_with(bare_checkout: tuple[Path, dict[str
     assert "libvulkan-dev libfmt-dev pybind11-dev cmake make g++" in done.stderr
 
 
-def test_a_driver_already_there_is_left_alone(
+def test_an_installed_driver_is_unchanged(
     bare_checkout: tuple[Path, dict[str, str], Path], tmp_path: Path
 ) -> None:
     checkout, env, _ = bare_checkout

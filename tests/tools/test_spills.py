@@ -76,7 +76,7 @@ def wide_but(usual: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("gpu", wide_but("NAVI31"))
-def test_counts_are_those_recorded(gpu: str) -> None:
+def test_counts_equal_the_recorded_counts(gpu: str) -> None:
     """Applies to the recorded Mesa version. After a change of a kernel, record the counts again and explain
     the change."""
     with (ROOT / "docs" / "measurements" / "kernels.csv").open() as file:

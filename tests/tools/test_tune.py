@@ -15,7 +15,9 @@ from vkbackend.tools.measure import matrix_times
 
 
 @pytest.mark.parametrize("off", ["buffer_address", "subgroup_shuffle", "subgroup_arithmetic", "int_dot"])
-def test_off_switch_reaches_the_limits(device: object, off: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disabled_features_are_not_in_the_limits(
+    device: object, off: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from vkbackend.vulkan.device import VulkanDevice
 
     assert isinstance(device, VulkanDevice)
@@ -31,7 +33,7 @@ def test_off_switch_reaches_the_limits(device: object, off: str, monkeypatch: py
         other.close()
 
 
-def test_tune_writes_what_devices_read(
+def test_devices_read_the_choices_of_tune(
     device: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from vkbackend.vulkan.device import VulkanDevice

@@ -12,7 +12,7 @@ from vkbackend.tools.studies import wires
 pytestmark = pytest.mark.no_vulkan
 
 
-def test_each_wire_is_as_far_off_as_its_bits_say(
+def test_the_error_of_each_wire_follows_its_bits(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = "llama", 300, False, synthetic._dense(9, 64, 4, 2, 16, 128)

@@ -76,7 +76,7 @@ def test_a_call_that_is_required_and_its_result(llm: LLM, name: str) -> None:
     assert llm.chat(messages, 3, **options).completion.prompt_tokens
 
 
-def test_one_function_by_its_name(llm: LLM) -> None:
+def test_tool_choice_names_a_function(llm: LLM) -> None:
     choice = {"type": "function", "function": {"name": "clock"}}
     answer = llm.chat(
         ASKED, 60, tools=[WEATHER, CLOCK], tool_choice=choice, seed=1, template=template("llama3")
@@ -194,7 +194,7 @@ def test_thoughts_of_calls_are_no_calls() -> None:
     assert plain.content == "The <|end|> of <|start|>assistant"
 
 
-def test_one_call_at_most() -> None:
+def test_an_answer_ends_after_its_single_call() -> None:
     reader = AnswerReader(HERMES, {"f": {}}, thinking=False, single=True)
     assert reader.push(Chunk('<tool_call>{"name": "f", "arguments": {', 1)).finish_reason is None
     chunk = reader.push(Chunk("}}</tool_call> and more", 1))
@@ -280,7 +280,7 @@ def test_the_last_message_goes_on(llm: LLM) -> None:
      (ASKED, {"template_variables": {"messages": []}}, "taken")],
     ids=lambda value: str(value)[:24],
 )  # fmt: skip
-def test_what_is_wrong_is_said_before_the_first_token(
+def test_invalid_arguments_fail_before_the_first_token(
     llm: LLM, messages: Any, options: dict[str, Any], named: str
 ) -> None:
     options.setdefault("template", template("llama3"))

@@ -22,7 +22,7 @@ model = words_model  # the name of the fixture
 # ---- the template ----
 
 
-def test_a_template_sees_what_hugging_face_gives_it() -> None:
+def test_templates_get_the_variables_of_hugging_face() -> None:
     source = """
 {%- for m in messages %}
     {%- if loop.index0 > 1 %}{% break %}{% endif %}
@@ -88,7 +88,7 @@ def ids(llm: LLM, text: str) -> list[int]:
     return [1, *llm.tokenize(text, add_special=False, parse_special=True)]
 
 
-def test_a_turn_computes_only_what_is_new(model: Path) -> None:
+def test_a_turn_computes_only_new_tokens(model: Path) -> None:
     with LLM(model, n_ctx=200) as llm:
         chat = Chat(llm, "w1.")
         first = list(chat.send("w2. w3.", 6, temperature=0, ignore_eos=True))

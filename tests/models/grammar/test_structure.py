@@ -49,7 +49,7 @@ def test_a_schema_may_be_text_a_dict_a_bool_or_a_class() -> None:
      {"enum": ["x" * MAX_NBYTES]}, "[" * 100_000],
     ids=lambda value: str(value)[:30],
 )  # fmt: skip
-def test_what_is_no_schema_is_refused(wrong: Any) -> None:
+def test_invalid_schemas_are_refused(wrong: Any) -> None:
     with pytest.raises(InvalidArgument, match="json_schema"):
         structure_of(schema_text("json_schema", wrong), False, None, None, None)
     assert schema_text("json_schema", nested(MAX_DEPTH - 1))
@@ -65,7 +65,7 @@ def test_texts_that_no_grammar_has_are_refused() -> None:
             GenerateOptions(seed=0, **wrong)  # type: ignore[arg-type]
 
 
-def test_one_structure_at_most() -> None:
+def test_several_structures_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="json_object, regex"):
         _ = GenerateOptions(json_object=True, regex="a", seed=0).structure
     assert GenerateOptions(seed=0).structure is None
@@ -98,7 +98,7 @@ def compiled(kind: Any, text: str) -> Any:
      {"allOf": [{"type": "integer", "multipleOf": 9973}, {"multipleOf": 997}]}],
     ids=str,
 )  # fmt: skip
-def test_what_takes_too_long_is_refused_and_the_next_one_is_compiled(
+def test_a_slow_grammar_is_refused_and_the_next_is_compiled(
     monkeypatch: pytest.MonkeyPatch, schema: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(probe, "COMPILE_S", 0.5)
@@ -136,7 +136,7 @@ def test_a_forked_child_leaves_its_parent_the_process() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, 0.02, 0.5])
-def test_closing_refuses_what_is_not_compiled_yet(seconds: float) -> None:
+def test_closing_refuses_pending_grammars(seconds: float) -> None:
     compiler = Compiler(VOCABULARY)
     future = compiler.compile(Structure("json_schema", '{"type":"integer","multipleOf":1000003}'))
     time.sleep(seconds)
@@ -161,7 +161,7 @@ def test_closing_refuses_what_is_not_compiled_yet(seconds: float) -> None:
      ("json_schema", json.dumps({"properties": {f"p{i}": {"type": "string"} for i in range(3000)}}), "")],
     ids=lambda value: value[:24],
 )  # fmt: skip
-def test_what_is_not_supported_is_an_error_of_its_name(kind: Any, text: str, named: str) -> None:
+def test_an_unsupported_keyword_is_named_in_the_error(kind: Any, text: str, named: str) -> None:
     try:
         matcher = compiled(kind, text)
         matcher.find()
@@ -172,7 +172,7 @@ def test_what_is_not_supported_is_an_error_of_its_name(kind: Any, text: str, nam
         assert len(str(error)) < 1500
 
 
-def test_only_what_goes_on_is_allowed_and_control_tokens_are_no_text() -> None:
+def test_masks_allow_valid_continuations_and_no_control_tokens() -> None:
     matcher = compiled("json_schema", '{"enum":["<|end|>"]}')
     written = b""
     while not matcher.is_over:

@@ -120,7 +120,7 @@ def test_dry_of_long_repetitions_is_bounded() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(logits=LOGITS, history=HISTORY, keep=st.integers(1, 60))
-def test_penalties_of_candidates_are_those_of_the_row(
+def test_penalties_of_candidates_equal_penalties_of_the_row(
     logits: list[float], history: list[int], keep: int
 ) -> None:
     row = [*logits, *[0.0] * 6]
@@ -143,7 +143,7 @@ def test_penalties_of_candidates_are_those_of_the_row(
         "logit_bias": st.sampled_from([{}, {0: -math.inf, 3: -1.5}]), "min_tokens": st.sampled_from([0, 2]),
     }),
 )  # fmt: skip
-def test_the_likeliest_decide_as_whole_rows_do(
+def test_the_most_likely_tokens_decide_like_complete_rows(
     seed: int, history: list[int], options: dict[str, Any]
 ) -> None:
     params = SamplingParams(seed=seed, stop_token_ids=[1, 2], dry_sequence_breakers=[[4]], **options)

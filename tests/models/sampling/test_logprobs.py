@@ -31,7 +31,7 @@ def test_logprobs(logits: list[float], n_top: int, data: st.DataObject) -> None:
     assert [x for _, x in got.top] == pytest.approx([logits[i] - total for i in order], abs=1e-9)
 
 
-def test_logprobs_are_the_models_whatever_the_samplers_do() -> None:
+def test_logprobs_do_not_depend_on_the_samplers() -> None:
     logits = np.random.default_rng(0).normal(0, 2, 50).astype(np.float32)
     forced = {int(logits.argmin()): 100.0}
     params = SamplingParams(0.1, logprobs=2, repeat_penalty=2.0, logit_bias=forced, seed=1)
@@ -59,7 +59,7 @@ def test_processors_come_first_and_in_order() -> None:
     assert seen == [([7], 5), ([7], -np.inf)] and logits[3] == 5
 
 
-def test_processors_that_fail_say_which() -> None:
+def test_a_failing_processor_is_named() -> None:
     def fail(tokens: list[int], logits: np.ndarray) -> np.ndarray:
         raise KeyError("x")
 

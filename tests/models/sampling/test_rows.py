@@ -38,7 +38,7 @@ def candidates(n: int, k: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 @settings(max_examples=100, deadline=None)
 @given(params=st.lists(PARAMS, min_size=1, max_size=24), k=st.integers(2, 64), seed=st.integers(0, 99))
-def test_rows_choose_what_each_would_alone(params: list[SamplingParams], k: int, seed: int) -> None:
+def test_rows_choose_the_same_as_each_row_alone(params: list[SamplingParams], k: int, seed: int) -> None:
     together, alone = ([Sampler(p) for p in params] for _ in range(2))
     for step in range(4):
         ids, logits = candidates(len(params), k, seed * 7 + step)
@@ -105,7 +105,9 @@ def test_greedy_rows_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(
     params=st.lists(PARAMS, min_size=TOGETHER, max_size=24), v=st.integers(2, 300), seed=st.integers(0, 99)
 )
-def test_whole_rows_choose_what_each_would_alone(params: list[SamplingParams], v: int, seed: int) -> None:
+def test_complete_rows_choose_the_same_as_each_row_alone(
+    params: list[SamplingParams], v: int, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     together, alone = ([Sampler(p) for p in params] for _ in range(2))
     for step in range(4):
@@ -120,7 +122,7 @@ def test_whole_rows_choose_what_each_would_alone(params: list[SamplingParams], v
         assert [str(x) for x in chosen] == [str(x) for x in expected]
 
 
-def test_the_best_of_rows_are_those_of_a_stable_sort() -> None:
+def test_the_best_of_rows_equal_a_stable_sort() -> None:
     rng = np.random.default_rng(3)
     logits = rng.normal(0, 2, (9, 500)).astype(np.float32).round(1)
     for k in (1, 2, 40, 499, 500, 600):

@@ -196,7 +196,7 @@ def test_large_vocabularies_take_few_steps(params: dict[str, Any], monkeypatch: 
     ],
     ids=repr,
 )
-def test_candidates_choose_what_all_logits_choose(params: SamplingParams) -> None:
+def test_candidates_and_all_logits_choose_the_same(params: SamplingParams) -> None:
     rng = np.random.default_rng()
     whole, part = Sampler(params), Sampler(params)
     for _ in range(200):
@@ -229,6 +229,6 @@ def test_no_candidate_is_finite() -> None:
 
 
 @pytest.mark.parametrize("name", [["top_k"], {"top_k": 1}, None, 1, "best"])
-def test_what_is_no_sampler(name: object) -> None:
+def test_invalid_sampler_names(name: object) -> None:
     with pytest.raises(InvalidArgument, match="not a sampler; there are: penalties"):
         SamplingParams(samplers=["top_p", name])  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from vkbackend.models.text.chat_template import ChatTemplate
 pytestmark = pytest.mark.no_vulkan
 
 
-def test_conversations_of_every_kind_come_back_whole() -> None:
+def test_conversations_of_every_kind_are_rendered_completely() -> None:
     """Only the difference from the last conversation is sent to the process."""
     template = ChatTemplate(ECHO)
     talks: list[list[str]] = [
@@ -34,7 +34,7 @@ def test_conversations_of_every_kind_come_back_whole() -> None:
         assert template.render(said(*talk)) == "".join(f"[{text}]" for text in talk)
 
 
-def test_an_answer_that_nobody_took_is_not_built_upon() -> None:
+def test_a_lost_answer_is_not_the_base_of_the_next() -> None:
     """A signal may arrive between receiving an answer and storing it."""
     template = ChatTemplate(ECHO)
     assert template.render(said("a", "b")) == "[a][b]"
@@ -57,7 +57,7 @@ def test_values_that_are_no_texts_may_change_meanwhile() -> None:
     assert template.render([{"content": "a", "role": "u"}]) == '{"content": "a", "role": "u"}'
 
 
-def test_threads_take_turns() -> None:
+def test_threads_share_a_template() -> None:
     template = ChatTemplate(ECHO)
     failed: list[str] = []
 

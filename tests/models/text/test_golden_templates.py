@@ -18,7 +18,7 @@ KEPT = json.loads((GOLDEN / "templates.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_texts_are_those_of_transformers(name: str) -> None:
+def test_texts_equal_transformers(name: str) -> None:
     """Both refuse the same templates, except loops over documents or tools that are None, which here run zero
     times."""
     source = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
@@ -36,7 +36,7 @@ def test_texts_are_those_of_transformers(name: str) -> None:
     assert n_texts >= 14
 
 
-def test_every_family_is_there() -> None:
+def test_every_family_has_a_template() -> None:
     assert sorted(KEPT["texts"]) == NAMES and len(NAMES) >= 10
     several = sum(isinstance(text, str) for texts in KEPT["texts"].values() for text in texts.values())
     assert several > 900

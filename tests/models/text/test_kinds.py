@@ -79,7 +79,7 @@ def test_the_longest_token_is_taken(raw: bytes, data: st.DataObject) -> None:
     assert rwkv._Longest(ids).encode(raw) == want and b"".join(text_of[i] for i in want) == raw
 
 
-def test_words_beyond_bert_are_unknown(tmp_path: Path) -> None:
+def test_words_too_long_for_bert_are_unknown(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(tmp_path, kept("bert"))
     assert (
         tokenizer.encode("a" * 101, add_special=False)

@@ -125,7 +125,7 @@ def test_costs_do_not_grow_with_the_vocabulary(tmp_path: Path, name: str) -> Non
     assert n_lines(many, text * 4) <= 4.5 * long
 
 
-def test_places_that_hold_each_other_up_cost_no_more() -> None:
+def test_overlapping_tokens_cost_no_more() -> None:
     """Most offers do not fit, because the longest tokens overlap the ends of others."""
     costs = []
     for n in (32, 128, 512):

@@ -64,7 +64,7 @@ def test_merges_follow_the_definition(
     assert merger.encode(text) == want
 
 
-def test_words_are_remembered_beside_tokens_that_reach_over_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_are_cached_next_to_tokens_that_contain_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in Gemma 3, which took three times as long without cached words."""
     merged = list[str]()
     monkeypatch.setattr(SpmMerger, "_merge", lambda self, word: merged.append(word) or [0])

@@ -98,7 +98,7 @@ def cpu_limit_s(pid: int) -> int:
     return int(match[1])
 
 
-def test_time_is_counted_anew_for_each_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_conversation_has_the_full_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time to read a conversation counts too."""
     monkeypatch.setattr(template_process, "CPU_S", 0.9)
     template = ChatTemplate("{% for a in range(20000) %}{{ loop.index }}{% endfor %}" + ECHO)
@@ -118,7 +118,7 @@ def test_a_process_that_ends_with_its_answer_is_not_asked_again() -> None:
     assert not Path(f"/proc/{pid}").exists() and template.render([]) == ""
 
 
-def test_what_is_no_conversation() -> None:
+def test_invalid_conversations() -> None:
     template = ChatTemplate(ECHO)
     for bad in (b"bytes", {1, 2}, object(), 10**5000):
         with pytest.raises(InvalidArgument, match="conversation of texts"):
@@ -130,7 +130,7 @@ def test_what_is_no_conversation() -> None:
     assert template.render(said("a")) == "[a]"
 
 
-def test_a_chat_whose_template_crashes_goes_on(tmp_path: Path) -> None:
+def test_a_chat_continues_after_its_template_crashed(tmp_path: Path) -> None:
     source = (
         "{% if messages | length == 3 %}"
         + SEGV

@@ -56,7 +56,7 @@ def test_it_has_nothing_of_ours_and_limits() -> None:
     assert template.render(said("a")) == "[a]" and pid_of(template) == pid
 
 
-def test_one_that_died_is_replaced() -> None:
+def test_a_worker_that_ended_is_replaced() -> None:
     template = ChatTemplate(ECHO)
     pid = pid_of(template)
     os.kill(pid, signal.SIGKILL)
@@ -64,7 +64,7 @@ def test_one_that_died_is_replaced() -> None:
     assert template.render(said("a", "b")) == "[a][b]" and pid_of(template) != pid and gone(pid)
 
 
-def test_one_that_says_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_worker_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     template = ChatTemplate(ECHO)
     pid = pid_of(template)
     os.kill(pid, signal.SIGSTOP)
@@ -173,14 +173,14 @@ def test_it_ends_with_a_program_that_is_killed(run: Any) -> None:
     assert done.returncode == -signal.SIGKILL and gone(int(done.stdout))
 
 
-def test_modules_beside_a_program_are_not_taken_for_the_templates_own(run: Any, tmp_path: Path) -> None:
+def test_modules_next_to_a_program_are_not_imported_by_the_worker(run: Any, tmp_path: Path) -> None:
     for name in ("jinja2.py", "resource.py", "markupsafe.py"):
         (tmp_path / name).write_text("raise SystemExit('the wrong module')")
     done = run(f"print(ChatTemplate({ECHO!r}).render({HELLO}))")
     assert (done.returncode, done.stdout, done.stderr) == (0, "[hello]\n", "")
 
 
-def test_a_fork_has_a_process_of_its_own(run: Any) -> None:
+def test_a_forked_child_starts_its_own_worker(run: Any) -> None:
     done = run(
         f"""
         import os, sys, threading

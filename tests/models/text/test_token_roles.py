@@ -98,7 +98,7 @@ def spm(tmp_path: Path, name: str) -> Tokenizer:
         return Tokenizer.from_gguf(gguf)
 
 
-def test_white_space_behind_the_special_tokens_of_phi_3(tmp_path: Path) -> None:
+def test_white_space_after_the_special_tokens_of_phi_3(tmp_path: Path) -> None:
     text = "<|user|>\n a<|end|>\n<|user|> \t\r\v\f<|endoftext|>\na<s> a"
     user, end, endoftext, a, line, space = 3, 4, 5, 263, 6 + 10, 262
     phi = spm(tmp_path, "Phi-3 Mini").encode(text, add_special=False, parse_special=True)

@@ -156,7 +156,7 @@ def test_leading_space() -> None:
 
 
 @pytest.mark.parametrize("bad", [-1, 1963, 1 << 70, "1", 1.0, None, [1]], ids=repr)
-def test_decode_rejects_what_is_no_token(bad: object) -> None:
+def test_decode_rejects_invalid_tokens(bad: object) -> None:
     tokenizer = load(SPM)
     with pytest.raises(InvalidArgument, match="token id"):
         tokenizer.decode([1, bad])  # type: ignore[list-item]
@@ -167,7 +167,7 @@ def test_decode_takes_numpy_integers() -> None:
     assert tokenizer.decode(np.array(tokenizer.encode("one two"))) == "one two"
 
 
-def test_encode_rejects_what_is_no_text(real: Tokenizer) -> None:
+def test_encode_rejects_other_types(real: Tokenizer) -> None:
     for bad in (b"text", None, 3, "a" * (MAX_TEXT + 1)):
         with pytest.raises(InvalidArgument, match="text"):
             real.encode(bad)  # type: ignore[arg-type]

@@ -114,7 +114,7 @@ def read(format_: ToolFormat, pieces: list[str]) -> tuple[str, Calls]:
 
 
 @pytest.mark.parametrize(("format_", "text", "calls"), CASES, ids=lambda v: getattr(v, "name", ""))
-def test_whole_and_by_character(format_: ToolFormat, text: str, calls: Calls) -> None:
+def test_at_once_and_by_character(format_: ToolFormat, text: str, calls: Calls) -> None:
     assert read(format_, [text]) == ("", calls)
     assert read(format_, list(text)) == ("", calls)
     with_cases = {case[0].name for case in CASES} | {GPT_OSS.name}
@@ -132,7 +132,7 @@ def test_pieces_of_any_size_give_the_same(data: st.DataObject) -> None:
 
 
 @given(data=st.data())
-def test_what_is_cut_short_or_damaged_is_read_without_an_error(data: st.DataObject) -> None:
+def test_damaged_calls_are_read_without_an_error(data: st.DataObject) -> None:
     format_, text, _ = data.draw(st.sampled_from(CASES))
     at = data.draw(st.integers(0, len(text)))
     noise = data.draw(st.text("{}[]\"'<>|:,= \nax", max_size=8))
@@ -179,7 +179,7 @@ def test_text_of_an_argument_stays_text_where_the_schema_says_so() -> None:
      ("True", {"type": "boolean"}, True), ("2", {"enum": [1, 2]}, 2), ("b", {"const": "b"}, "b")],
     ids=str,
 )  # fmt: skip
-def test_values_are_what_the_schema_says(text: str, schema: Any, value: Any) -> None:
+def test_values_follow_the_schema(text: str, schema: Any, value: Any) -> None:
     assert value_of(text, schema) == value
 
 

@@ -122,7 +122,7 @@ def calls_of(format_: ToolFormat, text: str) -> tuple[str, list[tuple[str, Any]]
     ("format_", "several", "with_control"),
     covering([pytest.param(f, id=f.name) for f in FORMATS], product([False, True], [False, True])),
 )
-def test_what_is_forced_is_read(format_: ToolFormat, several: bool, with_control: bool) -> None:
+def test_forced_calls_are_parsed(format_: ToolFormat, several: bool, with_control: bool) -> None:
     words, rng = vocabulary(with_control), random.Random(len(format_.name))
     ids = {mark: 256 + i for i, mark in enumerate(MARKS)} if with_control else {}
     lark = "start: calls\n" + CallGrammar(format_, TOOLS, ids.get).lark(several=several)

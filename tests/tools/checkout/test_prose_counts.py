@@ -107,7 +107,7 @@ def test_the_command_names_places_and_says_whether_the_prose_is_plain(
     assert capsys.readouterr().out == "a/shader.comp:1: Reads beside the row.\n"
 
 
-def test_prose_alone_leaves_the_code_the_same(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_of_prose_leave_the_code_the_same(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(same_code, "ROOT", checkout)
     code, shader = checkout / "a" / "code.py", checkout / "a" / "shader.comp"
     assert same_code.changed("HEAD", None) == []

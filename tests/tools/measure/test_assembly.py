@@ -110,5 +110,5 @@ def test_nvidia() -> None:
     assert hot.macs == 4 * 32 and counts(program.ops).stores == 1
 
 
-def test_unknown_words_are_no_instructions() -> None:
+def test_unknown_words_are_not_instructions() -> None:
     assert listing("ARM", AMD, 16).ops == ()
