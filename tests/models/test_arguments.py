@@ -73,7 +73,7 @@ def id_of(value: Any) -> str:
     ],
     ids=id_of,
 )  # fmt: skip
-def test_options_that_make_no_sense(name: str, value: Any) -> None:
+def test_invalid_options(name: str, value: Any) -> None:
     options = {"control_vectors": ["v.gguf"]} if name == "control_vector_layer_range" else {}
     devices = {"devices": "numpy,numpy"} if name == "tensor_split" else {}
     with pytest.raises(InvalidArgument) as caught:
@@ -94,7 +94,7 @@ def test_options_that_make_no_sense(name: str, value: Any) -> None:
     ],
     ids=id_of,
 )  # fmt: skip
-def test_requests_that_make_no_sense(llm: LLM, name: str, value: Any) -> None:
+def test_invalid_requests(llm: LLM, name: str, value: Any) -> None:
     with pytest.raises(InvalidArgument, match=f"^{name}="):
         llm.stream([1], **{name: value})
 
@@ -117,7 +117,7 @@ CALLS: list[Callable[[LLM], Any]] = [
 
 
 @pytest.mark.parametrize("n", range(len(CALLS)))
-def test_calls_that_make_no_sense(llm: LLM, n: int) -> None:
+def test_invalid_calls(llm: LLM, n: int) -> None:
     with pytest.raises(InvalidArgument):
         CALLS[n](llm)
 

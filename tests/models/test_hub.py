@@ -175,7 +175,7 @@ def test_from_pretrained(monkeypatch: pytest.MonkeyPatch) -> None:
         LLM.from_pretrained("me/demo", 3)  # type: ignore[arg-type]
 
 
-def test_the_file_that_is_chosen() -> None:
+def test_the_chosen_file() -> None:
     sizes = {name: len(data) for name, data in FILES.items()} | {"mmproj-Q8_0.gguf": 1, "a.txt": 1}
     assert chosen("r", sizes, None, None) == chosen("r", sizes, "q4_k_m", None) == PARTS
     assert chosen("r", sizes, "Q8_0", None) == ["demo-Q8_0.gguf"]

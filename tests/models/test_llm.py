@@ -91,7 +91,7 @@ def test_stop_text(text: str, stops: list[str], data: st.DataObject) -> None:
     assert finder.found == bool(begins) and out == (text[: begins[0]] if begins else text)
 
 
-def test_a_stop_string_that_begins_earlier_is_the_one() -> None:
+def test_the_stop_string_that_begins_first_counts() -> None:
     finder = StopText(["bc", "abcd"])
     assert (finder.push("xabc"), finder.found) == ("x", False)
     assert (finder.push("d"), finder.found) == ("", True)
@@ -183,7 +183,7 @@ def test_bad_generation_options(make: Make, options: dict[str, Any]) -> None:
         make().stream([1], **options)
 
 
-def test_plain_forms_are_taken(make: Make) -> None:
+def test_plain_values_are_accepted(make: Make) -> None:
     llm = make(devices="0, 1", tensor_split=(np.float32(1), 3), n_slots=np.int64(2))
     assert llm.generate(np.array([1, 8]), np.int32(2), temperature=0).tokens == continuation([1, 8], 2)
     assert llm.generate("", 1).prompt_tokens == [1]
@@ -270,7 +270,7 @@ def test_asyncio(make: Make) -> None:
     assert llm.stats()["n_running"] == 0
 
 
-def test_asyncio_hears_of_the_end(make: Make) -> None:
+def test_a_lost_device_is_raised_with_asyncio(make: Make) -> None:
     llm = make(n_slots=2)
 
     async def lost() -> None:

@@ -42,7 +42,7 @@ def test_closing_a_stream_frees_its_slot(make: Make) -> None:
     assert not llm._mailbox.channel.readers and not engine_of(llm).busy  # type: ignore[union-attr]
 
 
-def test_logits_wait_their_turn(make: Make) -> None:
+def test_logits_wait_for_a_slot(make: Make) -> None:
     llm = make(n_slots=1)
     stream = llm.stream([1, 8], 20, temperature=0, ignore_eos=True)
     first = next(stream)

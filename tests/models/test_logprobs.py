@@ -53,7 +53,7 @@ def test_logprobs_of_every_token(llm: LLM) -> None:
     assert all(logprob is not None and logprob.top == () for logprob in streamed)
 
 
-def test_neighbours_do_not_get_them(model: Path) -> None:
+def test_other_requests_get_no_logprobs(model: Path) -> None:
     with LLM(model, n_ctx=64, n_slots=2) as llm:
         asked, other = llm.stream([1, 9], 8, logprobs=1, **GREEDY), llm.stream([1, 8], 8, **GREEDY)
         pairs = list(zip(asked, other, strict=True))
@@ -100,7 +100,7 @@ def test_wrong_values_are_named(llm: LLM, wrong: dict[str, Any]) -> None:
         llm.generate([1], 1, **wrong)
 
 
-def test_the_same_from_asyncio_and_in_batches(llm: LLM) -> None:
+def test_asyncio_and_batches_give_the_same_logprobs(llm: LLM) -> None:
     options: dict[str, Any] = {**GREEDY, "logprobs": 1, "prompt_logprobs": 1, "echo": True}
     prompts = [[1, 9, 4], [1, 8]]
     alone = [llm.generate(prompt, 3, **options) for prompt in prompts]

@@ -121,7 +121,7 @@ def test_an_options_object_is_plain_and_frozen() -> None:
         replace(options, n_ctx=-1)
 
 
-def test_devices_are_measured_where_they_differ_or_on_request() -> None:
+def test_devices_are_measured_if_they_differ_or_on_request() -> None:
     def auto(**options: Any) -> bool:
         return Options.of("a", **options).auto_split
 
@@ -204,7 +204,7 @@ def test_one_object_reaches_runner_and_mesh(models: Path) -> None:
     [("device", "devices"), ("ctx", "n_ctx"), ("tensor_splits", "tensor_split"), ("proces", "process"),
      ("gpu_layers", "n_gpu_layers")],
 )  # fmt: skip
-def test_a_wrong_keyword_names_the_near_one(wrong: str, near: str) -> None:
+def test_an_unknown_keyword_suggests_a_similar_name(wrong: str, near: str) -> None:
     with pytest.raises(UnknownArgument, match=rf"LLM\(\) takes no keyword '{wrong}'; did you mean '{near}'"):
         LLM("a.gguf", **{wrong: 1})
     with pytest.raises(TypeError):
@@ -218,7 +218,9 @@ def test_a_wrong_keyword_names_the_near_one(wrong: str, near: str) -> None:
     [(LLM.generate, "temp", "temperature"), (LLM.stream, "max_token", "max_tokens"),
      (LLM.stream, "slots", "slot"), (Chat.send, "topk", "top_k")],
 )  # fmt: skip
-def test_a_wrong_keyword_of_a_request_too(function: Any, wrong: str, near: str) -> None:
+def test_an_unknown_keyword_of_a_request_suggests_a_similar_name(
+    function: Any, wrong: str, near: str
+) -> None:
     with pytest.raises(UnknownArgument, match=f"takes no keyword '{wrong}'; did you mean '{near}'"):
         function(None, "text", **{wrong: 1})
 

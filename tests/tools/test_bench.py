@@ -146,7 +146,7 @@ def test_unknown_synthetic_models_are_refused(spec: str) -> None:
         Synthetic(spec)
 
 
-def test_a_synthetic_model_is_a_file_like_any(tiny: None, capsys: Any, tmp_path: Path) -> None:
+def test_a_synthetic_model_acts_like_a_file(tiny: None, capsys: Any, tmp_path: Path) -> None:
     path, synthetic = tmp_path / "tiny.gguf", Synthetic("tiny-experts:q8_0")
     path.write_text("what was there before")
     assert main(["export", "--synthetic", "tiny-experts:q8_0", "-o", str(path)]) == 0

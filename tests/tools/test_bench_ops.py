@@ -39,7 +39,7 @@ def test_rows_in_every_format(spec: str, capsys: pytest.CaptureFixture[str]) -> 
             assert text.count("| add.f32 |") == 2
 
 
-def test_cases_that_a_device_cannot_run_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cases_that_a_device_cannot_run_are_skipped(capsys: pytest.CaptureFixture[str]) -> None:
     case = r"Mat(Wave|Lane).type='f32', n=1, k=1,"
     assert cases_named(case, "tests")
     assert cli.main(["bench-ops", "-dev", "numpy", "--shapes", "tests", "-c", case]) == 2
@@ -47,12 +47,12 @@ def test_cases_that_a_device_cannot_run_are_left_out(capsys: pytest.CaptureFixtu
     assert "lacks full_subgroups, subgroup_arithmetic" in err and "no case could run" in err
 
 
-def test_a_case_of_the_tests_alone_says_where_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_case_that_only_tests_have_names_its_place(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench-ops", "-dev", "numpy", "-c", "^Rope"]) == 2
     assert "--shapes tests" in capsys.readouterr().err
 
 
-def test_a_chain_has_its_length_and_goes_round_its_copies() -> None:
+def test_a_chain_has_the_given_length_and_cycles_through_copies() -> None:
     device = NullDevice("null")
     chain = case_times.Chain(device, MatVec("q4_0", 64, 64), cold_nbytes=20_000)
     assert len(chain.placed) > 2 and chain.flops == 2 * 64 * 64

@@ -46,7 +46,7 @@ def hold(model: Path, stdin: io.StringIO, first: str | None = None, *, single: b
         return conversation
 
 
-def test_lines_are_messages_until_they_end(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_input_line_is_a_message(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     conversation = hold(model, io.StringIO("w2.\n\n  /clear \nw1.\n/exit\nw3.\n"), "w1.")
     out, err = capsys.readouterr()
     lines = out.split("\n")
@@ -121,7 +121,7 @@ def test_messages_of_several_lines() -> None:
         assert list(messages(" zero")) == want
 
 
-def test_thoughts_are_dimmed_on_a_terminal_and_kept_apart(capsys: pytest.CaptureFixture[str]) -> None:
+def test_thoughts_are_dimmed_on_a_terminal_and_separated(capsys: pytest.CaptureFixture[str]) -> None:
     text = "<think>Hm</think>Yes"
     for terminal in (Terminal(), io.StringIO()):
         with pytest.MonkeyPatch.context() as patch:
@@ -174,7 +174,7 @@ def template(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_pipe_is_answered_line_by_line(template: str) -> None:
+def test_each_line_of_a_pipe_is_answered(template: str) -> None:
     args = ("--chat-template-file", template, "-n", "8", "-c", "256", "--temp", "0")
     result = chat(*args, "-sys", "- A story:", text="Once upon a time\n/clear\nOnce upon a time\n")
     assert result.returncode == 0, result.stderr

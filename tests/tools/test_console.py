@@ -63,14 +63,14 @@ def test_no_column_is_cut_where_another_can_wrap(width: int) -> None:
         assert sum(line == "architecture llama" for line in lines) == 2
 
 
-def test_columns_say_how_wide_a_pipe_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_sets_the_width_of_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     assert console().width == PIPE_WIDTH
     monkeypatch.setenv("COLUMNS", "80")
     assert console().width == 80
 
 
-def test_no_color_leaves_out_colors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_color_disables_colors(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = {}
     for value in ("", "1"):
         monkeypatch.setenv("NO_COLOR", value)
@@ -83,7 +83,7 @@ def test_no_color_leaves_out_colors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_a_bar_stays_where_all_went_well(keep: bool) -> None:
+def test_a_progress_bar_is_kept_after_success(keep: bool) -> None:
     for terminal in (False, True):
         out, file = screen(80, terminal)
         with byte_progress(out, "loading", keep=keep) as progress:

@@ -85,7 +85,7 @@ def test_counts_of_a_compiler(gpu: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert (same["kernel"], same["instructions"], same["macs"]) == ("module", ours.instructions, ours.macs)
 
 
-def test_a_driver_tells(capsys: pytest.CaptureFixture[str]) -> None:
+def test_counts_of_a_driver(capsys: pytest.CaptureFixture[str]) -> None:
     able = [info for info in device_infos() if info.features["executable_info"]]
     if not able:
         pytest.skip("no driver here has VK_KHR_pipeline_executable_properties")
@@ -94,7 +94,7 @@ def test_a_driver_tells(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(row.split("|")) == 2 + len(COLUMNS)
 
 
-def test_the_command_says_that_a_driver_does_not() -> None:
+def test_the_command_reports_a_driver_without_counts() -> None:
     mute = [info for info in device_infos() if not info.features["executable_info"]]
     if not mute:
         pytest.skip("every driver here has VK_KHR_pipeline_executable_properties")

@@ -79,9 +79,7 @@ def test_a_crash_a_hang_and_a_loss_each_cost_one_case(
     assert hang == ("hang", "did not end within 5 s") and lost == ("lost", "device lost")
 
 
-def test_a_device_that_is_lost_again_and_again_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_that_is_lost_repeatedly_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = WORKER.replace('["good", "crash", "hang", "lost", "left", "last"]', "list('abcdefghij')")
     workers(script.replace('name == "crash"', "True"), tmp_path, monkeypatch)
     result = run_job(job(tmp_path), lambda *_: None)
@@ -98,7 +96,7 @@ def test_a_part_ends_with_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert result.unfinished == "1 of 6 cases were done in its time" and result.done == ["good"]
 
 
-def test_a_part_that_cannot_begin_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_cannot_start_reports_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workers('print(\'{"unable": "no such thing"}\')', tmp_path, monkeypatch)
     assert run_job(job(tmp_path), lambda *_: None).unfinished == "no such thing"
     workers("raise SystemExit('broken')", tmp_path, monkeypatch)
@@ -132,9 +130,7 @@ def test_the_files_name_no_host_user_or_path(tmp_path: Path, monkeypatch: pytest
     assert "- shapes: not begun" in texts[1] and "- Vulkan0, left out: b: in (path)," in texts[1]
 
 
-def test_a_folder_that_cannot_be_written_is_told_first(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unwritable_folder_is_reported_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert cli.main(["gpu-report", "-o", str(tmp_path / "file" / "x")]) == 2
     assert "--output" in capsys.readouterr().err
@@ -169,13 +165,13 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(op_times, "attention_cases", list)
 
 
-def test_every_op_comes_once_before_any_comes_twice() -> None:
+def test_every_op_runs_once_before_any_runs_twice() -> None:
     cases = checks.in_turns([Add(1), Add(2), Rope(1, 2, 2, 1), Add(3), Scale(1), Scale(2)])
     assert [type(case) for case in cases] == [Add, Rope, Scale, Add, Scale, Add]
 
 
 @needs_device
-def test_a_wrong_op_is_told() -> None:
+def test_a_wrong_op_is_reported() -> None:
     part = checks.Verify(("0",), [])
     [good, *_] = part.run(repr(Add(1)))
     assert good["shaders"] == ["add.f32"] and not checks.Verify.wrong(good)

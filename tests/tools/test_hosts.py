@@ -40,7 +40,7 @@ def test_refusals(words: list[str], said: str, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.no_vulkan
-def test_commands_in_the_process_of_host_0_say_how(
+def test_commands_for_host_0_print_how_to_run_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["bench", "-m", str(DEMO), "--hostfile", str(tmp_path)]) == 2
@@ -53,7 +53,7 @@ ONE_500 = [HostRates(350 * GB, None)] * 2
 
 
 @pytest.mark.no_vulkan
-def test_break_even_is_that_of_the_table() -> None:
+def test_break_even_equals_the_table() -> None:
     assert 1e6 * break_even_s(int(DENSE_70B[0]), 80, ONE_500) == pytest.approx(323, rel=0.05)
 
 
@@ -69,7 +69,7 @@ def test_advice_follows_the_network() -> None:
 
 
 @pytest.mark.no_vulkan
-def test_placements_that_are_possible() -> None:
+def test_possible_placements() -> None:
     nbytes, layers = int(DENSE_70B[0]), DENSE_70B[1]
     tight = [HostRates(350 * GB, int(24 * GB))] * 2
     names = [placement.name for placement in placements(nbytes, layers, tight, 60e-6, 60e-6)]
@@ -219,7 +219,7 @@ def test_bench_in_the_process_of_host_0(net: namespaces.Net, tmp_path: Path) -> 
 
 
 @pytest.mark.wide
-def test_commands_typed_by_hand(net: namespaces.Net, tmp_path: Path) -> None:
+def test_commands_that_the_user_starts(net: namespaces.Net, tmp_path: Path) -> None:
     hostfile = tmp_path / "hosts"
     lines = [f"{net.address(n)} dev=numpy" for n in range(2)]
     hostfile.write_text("\n".join(["launcher=manual", *lines]) + "\n")

@@ -121,7 +121,7 @@ def test_escapes(run: Run) -> None:
     assert line != answer(run, "-p", r"a\nb", "--no-escape")["prompt_tokens"]
 
 
-def test_a_conversation_and_none(run: Run) -> None:
+def test_with_and_without_a_conversation(run: Run) -> None:
     words = ("-p", "Once upon a time", "-n", "8", "--temp", "0")
     talk, plain = run("chat", *words, "-st"), run("generate", *words)
     assert run("generate", *words, "-cnv", "-st")[:2] == talk[:2]
@@ -160,7 +160,7 @@ def test_list_devices(run: Run) -> None:
     assert out.replace("devices", "").strip() == run("devices")[1].strip()
 
 
-def test_a_prompt_that_is_piped_in(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_from_a_pipe(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "prompt.txt"
     path.write_text("Once upon a time\n")
     want = answer(run, "-f", str(path))["prompt_tokens"]

@@ -42,7 +42,7 @@ def test_the_model_files_are_all_listed() -> None:
     assert {name.replace("_", "-") for name in ARCHITECTURES} == files
 
 
-def test_model_files_are_short_and_know_roles_only() -> None:
+def test_model_files_are_short_and_use_only_roles() -> None:
     wrong = []
     for name in ROWS:
         text = (ROOT / "models" / "architectures" / f"{name.replace('-', '_')}.py").read_text()

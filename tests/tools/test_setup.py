@@ -173,7 +173,7 @@ def test_without_root_or_sudo_the_commands_are_printed(
     assert "apt-get install -y --no-install-recommends libvulkan1 glslang-tools" in done.stderr
 
 
-def test_sudo_that_wants_a_password_does_not_hang(bare_checkout: tuple[Path, dict[str, str], Path]) -> None:
+def test_sudo_that_needs_a_password_does_not_hang(bare_checkout: tuple[Path, dict[str, str], Path]) -> None:
     checkout, env, bin_dir = bare_checkout
     (bin_dir / "id").unlink()
     script(bin_dir / "id", "echo 1000")
@@ -201,7 +201,7 @@ def test_failing_step_shows_its_log_and_advice(bare_checkout: tuple[Path, dict[s
     assert "check the network" in lines[-1]
 
 
-def test_kompute_needs_a_python_that_kp_knows(bare_checkout: tuple[Path, dict[str, str], Path]) -> None:
+def test_kompute_needs_a_python_that_kp_supports(bare_checkout: tuple[Path, dict[str, str], Path]) -> None:
     checkout, env, bin_dir = bare_checkout
     script(bin_dir / "python3", f'exec "{sys.executable}" -c "import sys; sys.version_info = (3, 13); $2"')
     done = run("bash", "tools/setup.sh", "--kompute", env=env, cwd=checkout)
@@ -230,7 +230,7 @@ def test_an_installed_driver_is_unchanged(
         assert "mesa-vulkan-drivers" not in done.stderr
 
 
-def test_drivers_that_cannot_be_had_are_left_out(bare_checkout: tuple[Path, dict[str, str], Path]) -> None:
+def test_unavailable_drivers_are_skipped(bare_checkout: tuple[Path, dict[str, str], Path]) -> None:
     checkout, env, _ = bare_checkout
     done = run("bash", "tools/setup.sh", "--drivers", env=env, cwd=checkout)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
@@ -238,7 +238,7 @@ def test_drivers_that_cannot_be_had_are_left_out(bare_checkout: tuple[Path, dict
         assert f"setup: left out {name}: " in done.stderr
 
 
-def test_no_mirror_is_not_remembered(bare_checkout: tuple[Path, dict[str, str], Path]) -> None:
+def test_a_missing_mirror_is_not_cached(bare_checkout: tuple[Path, dict[str, str], Path]) -> None:
     checkout, env, bin_dir = bare_checkout
     script(bin_dir / "apt-get", "exit 100")
     script(bin_dir / "dpkg-deb", "exit 1")

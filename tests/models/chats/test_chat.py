@@ -84,7 +84,7 @@ def test_tool_choice_names_a_function(llm: LLM) -> None:
     assert [(call.name, json.loads(call.arguments)) for call in answer.tool_calls] == [("clock", {})]
 
 
-def test_streamed_it_is_the_same(llm: LLM) -> None:
+def test_a_stream_gives_the_same_answer(llm: LLM) -> None:
     options: dict[str, Any] = {
         "template": template("mistral"), "tools": [WEATHER], "tool_choice": "required", "seed": 5,
         "parallel_tool_calls": False,
@@ -130,7 +130,7 @@ def test_an_answer_of_a_schema_with_and_without_tools(llm: LLM, name: str) -> No
         llm.chat(ASKED, 10, tools=[CLOCK], tool_choice="required", **options)
 
 
-def test_a_thought_may_stand_in_front_of_a_form(llm: LLM) -> None:
+def test_a_thought_may_precede_a_structured_answer(llm: LLM) -> None:
     source = template("qwen3")
     request = llm.chat_prompt(
         ASKED, template=source, regex="yes|no", template_variables={"enable_thinking": True}
@@ -151,7 +151,7 @@ def read(text: str, format_: ToolFormat | None, thinking: bool = False, size: in
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
-def test_thought_content_and_calls_apart(size: int) -> None:
+def test_thought_content_and_calls_are_separated(size: int) -> None:
     call = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
     message = read(f"<think>I <tool_call> it</think>\n\nSure:\n{call}\n{call}", HERMES, size=size)
     assert message.reasoning == "I <tool_call> it" and message.content == "Sure:"
@@ -181,7 +181,7 @@ def test_channels(size: int) -> None:
     assert (final.reasoning, final.content) == ("a", "b")
 
 
-def test_thoughts_of_calls_are_no_calls() -> None:
+def test_calls_inside_a_thought_are_not_calls() -> None:
     text = (
         "<|channel|>analysis<|message|>We call to=functions.f. Now.<|end|><|start|>assistant to=functions.f"
         '<|channel|>commentary json<|message|>{"x": 1}<|call|>'
@@ -220,7 +220,7 @@ def test_parts_and_arguments_in_any_shape(llm: LLM) -> None:
         assert request.protected and request.ids
 
 
-def test_a_template_without_tools_is_told_them_in_words(llm: LLM) -> None:
+def test_tools_are_described_in_words_to_a_template_without_tools(llm: LLM) -> None:
     source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     messages = [{"role": "system", "content": "Be brief."}, *ASKED]
     text = llm.chat_prompt(messages, tools=[WEATHER], template=source).text
@@ -236,7 +236,7 @@ def test_special_tokens_in_tools_are_text(llm: LLM) -> None:
         assert request.protected
 
 
-def test_arguments_that_are_no_json_go_through(llm: LLM) -> None:
+def test_invalid_json_in_arguments_is_accepted(llm: LLM) -> None:
     call = {"id": "abcdefghi", "function": {"name": "clock", "arguments": '{"zone": "unfin'}}
     messages = [*ASKED, {"role": "assistant", "content": None, "tool_calls": [call]}]
     assert "unfin" in llm.chat_prompt(messages, template=template("qwen3"), tools=[CLOCK]).text
@@ -252,7 +252,7 @@ def test_special_tokens_in_messages_are_text(llm: LLM) -> None:
     assert 2 in marked.ids
 
 
-def test_the_last_message_goes_on(llm: LLM) -> None:
+def test_the_last_message_is_continued(llm: LLM) -> None:
     messages = [*ASKED, {"role": "assistant", "content": "It is"}]
     assert llm.chat_prompt(messages, template=template("llama3"), continue_final_message=True).text.endswith(
         "It is"

@@ -76,7 +76,7 @@ def test_templates_that_loop_over_tools_without_asking() -> None:
     ],
     ids=lambda text: text[:20],
 )
-def test_a_template_that_does_wrong_is_a_typed_error(source: str, pattern: str) -> None:
+def test_a_failing_template_is_a_typed_error(source: str, pattern: str) -> None:
     with pytest.raises(InvalidArgument, match=pattern):
         ChatTemplate(source).render([{"role": "user", "content": "a"}])
 
@@ -117,7 +117,7 @@ def test_a_beginning_token_need_not_be_text(model: Path) -> None:
         assert chat._prompts._template.render([{"role": "user", "content": "a"}]) == "\ufffda"
 
 
-def test_an_answer_that_is_ended_stays_and_a_stop_string_does_not_mix_up_tokens(model: Path) -> None:
+def test_a_closed_answer_is_stored_and_a_stop_string_keeps_the_tokens_right(model: Path) -> None:
     with LLM(model, n_ctx=200) as llm:
         chat = Chat(llm)
         stream = chat.send("w1.", temperature=0, ignore_eos=True)

@@ -55,7 +55,7 @@ def test_invalid_schemas_are_refused(wrong: Any) -> None:
     assert schema_text("json_schema", nested(MAX_DEPTH - 1))
 
 
-def test_texts_that_no_grammar_has_are_refused() -> None:
+def test_invalid_grammars_are_refused() -> None:
     for wrong in (
         {"regex": "\0"},
         {"regex": "\ud800"},
@@ -121,7 +121,7 @@ def test_a_program_ends_while_a_grammar_is_compiled(seconds: float) -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == 0
 
 
-def test_a_forked_child_leaves_its_parent_the_process() -> None:
+def test_a_forked_child_does_not_end_its_parents_process() -> None:
     tried = probe.Probe()
     assert tried.passes('start: "a"')
     process = tried._process
@@ -202,7 +202,7 @@ def test_white_space_ends() -> None:
 
 
 @given(st.text("ab()|*+[]{}\\.^$?1,", max_size=12))
-def test_any_regex_is_taken_or_refused(regex: str) -> None:
+def test_any_regex_is_accepted_or_refused(regex: str) -> None:
     if not regex:
         return
     try:

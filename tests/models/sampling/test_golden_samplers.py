@@ -78,7 +78,7 @@ def test_mirostat_keeps_the_same_tokens_while_it_learns(run: dict[str, Any]) -> 
 
 
 @pytest.mark.oracle
-def test_llama_cpp_says_so() -> None:
+def test_stored_results_equal_the_installed_llama_cpp() -> None:
     if find_spec("xllamacpp") is None:
         pytest.skip("needs xllamacpp")
     from oracles import make_samplers

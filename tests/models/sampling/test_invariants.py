@@ -66,7 +66,7 @@ def test_filters(name: str, logits: list[float], x: float, shift: int) -> None:
 @pytest.mark.parametrize("name", ["top_k", "top_p", "min_p", "top_n_sigma"])
 @settings(max_examples=60, deadline=None)
 @given(logits=LOGITS, a=SHARE, b=SHARE)
-def test_more_is_kept_where_more_is_asked_for(name: str, logits: list[float], a: float, b: float) -> None:
+def test_a_larger_parameter_keeps_more(name: str, logits: list[float], a: float, b: float) -> None:
     kept = []
     for x in sorted([a, b], reverse=name == "min_p"):
         c = whole(logits)
@@ -106,7 +106,7 @@ def plain_dry(
         max_size=2,
     ),
 )
-def test_dry_is_its_definition(window: list[int], allowed: int, breakers: Breakers) -> None:
+def test_dry_follows_the_definition(window: list[int], allowed: int, breakers: Breakers) -> None:
     assert dry_penalties(window, 0.8, 1.75, allowed, breakers) == plain_dry(
         window, 0.8, 1.75, allowed, breakers
     )

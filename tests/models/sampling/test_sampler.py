@@ -205,7 +205,7 @@ def test_candidates_and_all_logits_choose_the_same(params: SamplingParams) -> No
         assert part.choose(ids, logits[ids]) == whole.sample(logits, [])
 
 
-def test_a_penalty_wants_more_candidates() -> None:
+def test_a_penalty_needs_more_candidates() -> None:
     """One more candidate for each token that the penalty lowers. Samplers that raise tokens need complete
     rows."""
 

@@ -46,7 +46,7 @@ def test_a_lost_answer_is_not_the_base_of_the_next() -> None:
     assert template.render(said("a", "c", "d")) == "[a][c][d]"
 
 
-def test_values_that_are_no_texts_may_change_meanwhile() -> None:
+def test_values_other_than_texts_may_change_between_calls() -> None:
     template = ChatTemplate("{% for m in messages %}{{ m | tojson }}{% endfor %}")
     parts = ["a"]
     messages: list[Any] = [{"content": parts}]

@@ -43,7 +43,7 @@ def test_every_family_has_a_template() -> None:
 
 
 @pytest.mark.oracle
-def test_transformers_still_says_so() -> None:
+def test_stored_texts_equal_the_installed_transformers() -> None:
     if find_spec("transformers") is None:
         pytest.skip("not installed: transformers")
     assert make()["texts"] == KEPT["texts"]

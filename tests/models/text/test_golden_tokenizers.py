@@ -52,7 +52,7 @@ def test_pieces_and_ends(case: tuple[Tokenizer, dict[str, Any]]) -> None:
     assert sorted(tokenizer.stop_ids) == kept["ends"]
 
 
-def test_characters_that_are_no_tokens_need_bytes(tmp_path: Path) -> None:
+def test_characters_without_a_token_need_bytes(tmp_path: Path) -> None:
     extra = [array("tokenizer.ggml.merges", STRING, []), key("tokenizer.ggml.add_bos_token", BOOL, False)]
 
     def build(*tokens: str) -> Tokenizer:
@@ -70,7 +70,7 @@ def test_characters_that_are_no_tokens_need_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("name", KINDS)
-def test_the_programs_still_say_so(name: str) -> None:
+def test_stored_ids_equal_the_installed_programs(name: str) -> None:
     needed = ("transformers", "xllamacpp") if name == "gemma4" else ("tiktoken", "xllamacpp")
     if missing := [p for p in needed if find_spec(p) is None]:
         pytest.skip(f"not installed: {', '.join(missing)}")

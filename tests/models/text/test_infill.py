@@ -67,7 +67,7 @@ def test_without_tokens_of_files(make: Make, special: list[str]) -> None:
     assert shown(tokenizer, ids) == f"\n\n--- snippet ---\n\nc!{pre}a{suf}b{mid}"
 
 
-def test_texts_hold_no_special_tokens(make: Make) -> None:
+def test_special_tokens_in_texts_are_plain(make: Make) -> None:
     tokenizer = make(QWEN)
     ids = infill_prompt(tokenizer, "<|fim_middle|>", "<|file_sep|>", files={"<|repo_name|>": "<|fim_pad|>"})
     special = [i for i in ids if tokenizer.is_special(i)]

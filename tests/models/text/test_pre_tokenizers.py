@@ -58,5 +58,5 @@ def test_llama_cpp_still_says_so(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("name", oracle.ORIGINALS)
-def test_the_published_expressions_still_say_so(name: str) -> None:
+def test_stored_ids_equal_the_published_expressions(name: str) -> None:
     assert oracle.of_originals(name, KEPT["lines"]) == KEPT["found"][name]["ids"]

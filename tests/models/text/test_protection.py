@@ -140,7 +140,7 @@ def test_templates_that_alter_messages(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("path", VOCABULARIES, ids=lambda path: path.stem)
-def test_no_special_token_of_a_vocabulary_is_made_of_plain_text(path: Path) -> None:
+def test_plain_text_never_becomes_a_special_token(path: Path) -> None:
     with GGUF.open(path) as gguf:
         tok = Tokenizer.from_gguf(gguf)
     markers = tok.markers(lambda text: True)

@@ -52,7 +52,7 @@ def test_thoughts_and_answers(name: str) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(sorted(CASES)), st.data())
-def test_pieces_do_not_change_it(name: str, data: st.DataObject) -> None:
+def test_the_size_of_pieces_changes_nothing(name: str, data: st.DataObject) -> None:
     text, thinking, thought, answer = CASES[name]
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]

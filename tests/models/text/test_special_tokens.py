@@ -145,7 +145,7 @@ def test_overlapping_tokens_cost_no_more() -> None:
     assert max(costs) <= 3, costs
 
 
-def test_words_that_begin_as_tokens_do_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_that_begin_like_tokens_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = SpecialTokens([("zq1", 0), ("ab", 1)])
     asked, fitting = list[int](), tokens._fitting
     monkeypatch.setattr(tokens, "_fitting", lambda *args: asked.append(1) or fitting(*args))

@@ -86,7 +86,7 @@ def test_merging_takes_n_log_n_steps(letter: str) -> None:
     assert 1_000 < calls[0] and calls[1] <= 1.1 * 16 * calls[0]
 
 
-def test_leftmost_of_equal_scores_is_beyond_ranked_merges() -> None:
+def test_ranked_merges_cannot_express_leftmost_of_equal_scores() -> None:
     """The tokenizers library cannot run SPM: either ranking is wrong for one text."""
     ids, scores = {"a": 0, "b": 1, "ab": 2, "ba": 3}, [0.0] * 4
     merger = SpmMerger(ids, scores, [0] * 256)
@@ -96,7 +96,7 @@ def test_leftmost_of_equal_scores_is_beyond_ranked_merges() -> None:
         assert (ranked.encode("aba").ids, ranked.encode("bab").ids) != ([2, 0], [3, 1])
 
 
-def test_words_that_are_remembered_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_words_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """20 MB for 65,536 words was too much for a server."""
     merged = {f"{SPACE}{i:x}abcd": [i % 300, 301, 302] for i in range(40_000)}
     monkeypatch.setattr(SpmMerger, "_merge", lambda self, word: merged[word].copy())

@@ -58,7 +58,7 @@ ATTACKS = {
 
 
 @pytest.mark.usefixtures("quick")
-def test_attacks_are_typed_errors_and_leave_the_caller_alone() -> None:
+def test_attacks_are_typed_errors_and_do_not_affect_the_caller() -> None:
     with LLM("models/demo/demo.gguf", devices=["numpy"], n_ctx=64) as llm:
         want = llm.generate("Once upon a time", 12, temperature=0).tokens
         texts, over = list[list[int | None]](), threading.Event()

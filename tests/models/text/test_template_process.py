@@ -36,7 +36,7 @@ def test_equal_templates_share_a_process_and_it_ends_with_them() -> None:
     assert gone(pid)
 
 
-def test_it_has_nothing_of_ours_and_limits() -> None:
+def test_the_worker_inherits_nothing_and_has_limits() -> None:
     read, write = os.pipe()
     os.set_inheritable(write, True)
     template = ChatTemplate("{# started behind the pipe #}" + ECHO)
@@ -95,7 +95,7 @@ def test_a_signal_while_waiting_leaves_no_answer_to_another_conversation() -> No
     assert gone(pid) and template.render(said("second")).endswith("[second]")
 
 
-def test_no_process_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     for executable, pattern in ((None, "can be started"), ("/bin/false", r"did not start \(exit code 1\)")):
         with monkeypatch.context() as patch, pytest.raises(VkbackendError, match=pattern) as error:
             patch.setattr(sys, "executable", executable)
@@ -147,7 +147,7 @@ def run(tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedProcess[st
 HELLO = "[{'role': 'user', 'content': 'hello'}]"
 
 
-def test_a_program_needs_no_guard_and_ends_without_noise(run: Any) -> None:
+def test_a_program_needs_no_main_guard_and_ends_without_output(run: Any) -> None:
     done = run(
         f"""
         template = ChatTemplate({ECHO!r})
@@ -161,7 +161,7 @@ def test_a_program_needs_no_guard_and_ends_without_noise(run: Any) -> None:
     assert text == "[hello]" and gone(int(pid))
 
 
-def test_it_ends_with_a_program_that_is_killed(run: Any) -> None:
+def test_the_worker_ends_when_its_program_is_killed(run: Any) -> None:
     done = run(
         f"""
         import os, signal
@@ -198,7 +198,7 @@ def test_a_forked_child_starts_its_own_worker(run: Any) -> None:
     assert (done.stdout, done.stderr) == ("0 [hello] True\n", "")
 
 
-def test_nothing_is_left_to_be_waited_for(run: Any) -> None:
+def test_no_zombie_process_is_left(run: Any) -> None:
     done = run(
         f"""
         import os

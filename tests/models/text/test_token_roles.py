@@ -75,7 +75,7 @@ def test_ends_of_a_generation(make: Make, special: list[str], expected: set[str]
         assert all(tokenizer.is_special(i) for i in tokenizer.stop_ids)
 
 
-def test_a_key_names_an_end_that_its_text_does_not(make: Make) -> None:
+def test_a_key_can_name_an_end_token_of_any_text(make: Make) -> None:
     n = len(BYTE_LETTERS)
     tokenizer = make(["<pad here>", "<|fim_pad|>"], extra=[key("tokenizer.ggml.fim_pad_token_id", U32, n)])
     assert tokenizer.stop_ids == {n}

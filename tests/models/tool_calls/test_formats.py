@@ -160,13 +160,13 @@ def test_arguments_stream_as_they_come(format_: ToolFormat) -> None:
     assert given_on.startswith('{"city"') and isinstance(deltas[0], ToolDelta) and deltas[0].name == "weather"
 
 
-def test_json_that_is_no_tool_of_ours_is_an_answer() -> None:
+def test_json_that_names_no_known_tool_is_an_answer() -> None:
     for text in ('{"name": "Ann", "parameters": {}}', '{"x": 1}', "{", "{}", '{"name": 3}'):
         assert read(LLAMA3, list(text)) == (text, [])
     assert read(HERMES, ["a <tool_call>no</tool_call> b"]) == ("a <tool_call>no</tool_call> b", [])
 
 
-def test_text_of_an_argument_stays_text_where_the_schema_says_so() -> None:
+def test_a_text_argument_is_not_parsed_as_json() -> None:
     text = "<tool_call>weather<arg_key>city</arg_key><arg_value>3</arg_value><arg_key>at</arg_key>"
     text += "<arg_value>[1, 2]</arg_value><arg_key>new</arg_key><arg_value>so</arg_value></tool_call>"
     assert read(GLM, [text])[1] == [("weather", {"city": "3", "at": [1, 2], "new": "so"})]

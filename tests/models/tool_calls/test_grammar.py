@@ -142,7 +142,7 @@ def test_forced_calls_are_parsed(format_: ToolFormat, several: bool, with_contro
     compiler.close()
 
 
-def test_a_key_is_no_marker() -> None:
+def test_a_key_is_not_a_marker() -> None:
     tools = {
         "f": {
             "type": "object",
@@ -155,7 +155,7 @@ def test_a_key_is_no_marker() -> None:
 
 
 @pytest.mark.parametrize("with_control", [False, True])
-def test_a_thought_may_stand_in_front(with_control: bool) -> None:
+def test_a_thought_may_precede_the_calls(with_control: bool) -> None:
     ids = {mark: 256 + i for i, mark in enumerate(MARKS)} if with_control else {}
     lark = f"start: thought calls\n{text_up_to('thought', '</think>', ids.get)}\n"
     lark += CallGrammar(GENERIC, TOOLS, ids.get).lark(several=False)
