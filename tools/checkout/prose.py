@@ -155,8 +155,9 @@ def names_of(source: str) -> Iterator[tuple[int, str]]:
 def sentences(passage: Passage) -> list[str]:
     """Return the sentences of a passage with at least five words, without headings and rows of tables."""
     lines = [line.strip() for line in passage.text.splitlines() if not re.match(r"\s*[|#]", line)]
-    text = re.sub(r"^(?:[-*]|\d+\.) ", "", " ".join(lines))
-    return [part for part in re.split(r"(?<=[.!?:])\s+(?=[A-Z`\"*])", text) if words(part) >= 5]
+    items = re.split(r"\n(?:[-*]|\d+\.) ", "\n" + "\n".join(lines))
+    parts = [part for item in items for part in re.split(r"(?<=[.!?])\s+(?=[A-Z`\"*])", item)]
+    return [part.replace("\n", " ").strip() for part in parts if words(part) >= 5]
 
 
 def words(text: str) -> int:
