@@ -6,6 +6,7 @@ import ast
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,11 @@ PACKAGE = ROOT / "vkbackend" / "__init__.py"  # lazy imports: test_package_is_la
 COMMAND = ROOT / "vkbackend" / "__main__.py"  # `python -m vkbackend`; nothing imports it
 NOT_INSTALLED = {"vkbackend.tools.checkout", "vkbackend.tools.studies"}
 MAY_PRINT = ("tools/", "vkbackend/profiling.py")
+
+
+@cache
+def checkout() -> structure.Structure:
+    return structure.read(ROOT)
 
 
 def name_of(path: Path) -> str:
@@ -92,7 +98,7 @@ def test_a_wrong_arrow_is_seen(layer: str, source: str) -> None:
 
 
 def test_no_circles() -> None:
-    circles = structure.read(ROOT).circles(typed=True)
+    circles = checkout().circles(typed=True)
     assert not circles, "\n".join(" <-> ".join(circle) for circle in circles)
 
 
@@ -115,13 +121,13 @@ def test_a_circle_is_named(tmp_path: Path) -> None:
 
 def test_every_package_is_installed() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    assert set(listed) == structure.read(ROOT).packages - NOT_INSTALLED | {"vkbackend.shaders"}
+    assert set(listed) == checkout().packages - NOT_INSTALLED | {"vkbackend.shaders"}
 
 
 def test_nobody_imports_commands_and_studies() -> None:
     """Shared code belongs below the commands. A wheel contains neither studies nor checkout."""
     commands = {f"vkbackend.tools.{module}" for module, _ in COMMANDS.values()}
-    tree = structure.read(ROOT)
+    tree = checkout()
     wrong = [
         f"{module} imports {name}"
         for module, names in tree.imports.items()

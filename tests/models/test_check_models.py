@@ -35,12 +35,14 @@ def test_files(models: Path, name: str, devices: list[str]) -> None:
 
 
 if CHECK.is_file():
-    # Every case opens 16 files, so the other sets of devices are marked wide.
+    # A case opens 4 or 16 files. By default one runs: test_files above has each device set.
     @pytest.mark.parametrize("devices", [p if p.id == "0,1" else wide(p) for p in DEVICE_SETS])
     @pytest.mark.parametrize(
         ("folder", "only", "n"),
-        [(DATA, ".", 16), (SHARED_MODELS, "^stories260K-(F32|F16|Q8_0|Q4_0)$", 4)],
-        ids=["own", "shared"],
+        [
+            wide(pytest.param(DATA, ".", 16, id="own")),
+            pytest.param(SHARED_MODELS, "^stories260K-(F32|F16|Q8_0|Q4_0)$", 4, id="shared"),
+        ],
     )
     def test_check_models(folder: Path, only: str, n: int, devices: list[str]) -> None:
         words = [str(folder), "--devices", ",".join(devices), "--only", only, "--nmse", "1e-5"]
