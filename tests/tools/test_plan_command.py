@@ -151,7 +151,7 @@ def test_model_that_does_not_fit(models: Path, capsys: pytest.CaptureFixture[str
         (("-ts", "0,0"), "above 0"),
         (("-mg", "2"), "2 (-mg) is not one of the 2"),
         (("-mg", "-1", "-sm", "none"), "-1"),
-        (("-sm", "row"), "'row' is unknown; there are: none, layer, tensor"),
+        (("-sm", "rows"), "'rows' is unknown; there are: none, layer, tensor"),
         (("-ngl", "most"), "'most'"),
         (("-ngl", "-2"), "--n-gpu-layers=-2"),
         (("-ot", "ffn"), "'ffn'"),
