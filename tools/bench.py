@@ -245,7 +245,7 @@ def _measure_model(gguf: GGUF, args: argparse.Namespace, tests: Sequence[Test], 
                 time.sleep(args.delay)
             theirs = None
             if other:
-                timing, theirs = other.beside(timer, test, args.repetitions)
+                timing, theirs = other.alternate(timer, test, args.repetitions)
             else:
                 timing = timer.time(test, args.repetitions)
             rate = None

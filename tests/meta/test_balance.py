@@ -50,7 +50,7 @@ def test_ratios_follow_speed_in_sixteenths() -> None:
     assert ratios([7.0], "a", "A") == (16,)
 
 
-def test_equal_devices_get_equal_shares_whatever_was_measured() -> None:
+def test_devices_of_a_class_get_equal_shares_despite_noise() -> None:
     assert ratios([500.0, 437.0, 511.0], "aaa", "ABC") == (16, 16, 16)
     assert ratios([500.0, 437.0, 250.0], "aab", "ABC") == (16, 16, 9)
     assert ratios([500.0, 437.0], "ab", "AB") == (16, 14)
@@ -82,14 +82,14 @@ def test_ratios_depend_on_class_not_on_noise_within_it(devices: list[tuple[str, 
 # ---- memory ----
 
 
-def test_fitted_lowers_only_what_is_overfull() -> None:
+def test_fitted_lowers_only_overfull_devices() -> None:
     budgets = [Budget(1000, (0,)), Budget(1000, (1,))]
     assert fitted((16, 8), lambda s: shared_out(1200, s), budgets, "ab") == (16, 8)
     shares = fitted((16, 8), lambda s: shared_out(1800, s), budgets, "ab")
     assert shares == (10, 8) and not overfull(shared_out(1800, shares), budgets)
 
 
-def test_fitted_keeps_equal_devices_equal_where_it_can() -> None:
+def test_fitted_keeps_equal_devices_equal_if_possible() -> None:
     budgets = [Budget(500, (0,)), Budget(700, (1,)), Budget(10**6, (2,))]
     shares = fitted((16, 16, 8), lambda s: shared_out(2000, s), budgets, "aab")
     assert shares[0] == shares[1] and not overfull(shared_out(2000, shares), budgets)
@@ -105,7 +105,7 @@ def test_fitted_counts_logical_devices_together() -> None:
     assert shares[0] == shares[1] < shares[2] and not overfull(shared_out(1000, shares), budgets)
 
 
-def test_fitted_gives_up_unchanged_where_nothing_fits() -> None:
+def test_fitted_returns_shares_unchanged_if_nothing_fits() -> None:
     budgets = [Budget(10, (0,)), Budget(10, (1,))]
     assert fitted((16, 9), lambda s: shared_out(1000, s), budgets, "ab") == (16, 9)
 

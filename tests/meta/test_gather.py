@@ -46,7 +46,7 @@ def test_split_then_join_is_the_identity(case: tuple[Load, int], max_range: int)
 
 @settings(max_examples=200, deadline=None)
 @given(loads(), st.data())
-def test_rows_there_and_back(case: tuple[Load, int], data: st.DataObject) -> None:
+def test_rows_written_are_read_back(case: tuple[Load, int], data: st.DataObject) -> None:
     load, n = case
     row_bytes = row_nbytes(load.dtype, load.shape[-1])
     n_rows = int(np.prod(load.shape[:-1]))

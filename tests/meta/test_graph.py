@@ -158,7 +158,7 @@ def test_depth_and_provider_change_no_bit(models: Path, provider: str, ahead: in
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_memory_that_was_never_written_stays_invisible(models: Path, n: int) -> None:
+def test_unwritten_memory_does_not_affect_results(models: Path, n: int) -> None:
     """All memory of a numpy device is initially NaN; scratch and unused cells are reset to NaN between
     steps."""
     with on_numpy(models, n, n_slots=2) as runner:
@@ -228,7 +228,7 @@ def test_groups_of_heads_decode_on_matrix_units(
     assert nmse(*logits) < 1e-9
 
 
-def test_devices_compile_side_by_side(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_compile_in_parallel(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each compilation waits for the other to start, so compiling one device after another would never
     end."""
     meeting, compiled = threading.Barrier(2), []
@@ -243,7 +243,7 @@ def test_devices_compile_side_by_side(models: Path, monkeypatch: pytest.MonkeyPa
     assert sorted(name for name, _ in compiled) == ["numpy.0", "numpy.1"]
 
 
-def test_what_one_device_cannot_compile_is_told(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compile_error_of_one_device_is_raised(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def compile_(device: NumpyDevice, recording: Recording) -> None:
         if device.name == "numpy.1":
             raise UnsupportedFeature("numpy.1 has no compiler")
@@ -256,14 +256,14 @@ def test_what_one_device_cannot_compile_is_told(models: Path, monkeypatch: pytes
 # ---- model files ----
 
 
-def test_model_files_know_no_reduce_and_no_device_count() -> None:
+def test_model_files_contain_no_reduce_and_no_device_count() -> None:
     pattern = r"(?i:reduce)|\bn_devices\b|\bdevices?\b|\bworld\b|\.n\b|\bmesh\b|len\(.*devices"
     names = [f"{name.replace('-', '_')}.py" for name in (*ARCHITECTURES, "decoder")]
     texts = {name: (ROOT / "models" / "architectures" / name).read_text() for name in names}
     assert not {name: match for name, text in texts.items() if (match := re.findall(pattern, text))}
 
 
-def test_weights_of_the_model_are_where_the_plan_says(models: Path) -> None:
+def test_weights_are_on_the_devices_of_the_plan(models: Path) -> None:
     with on_numpy(models, 3) as runner:
         for name, weight in runner.mesh.weights.items():
             assert isinstance(weight, Weight)

@@ -57,7 +57,7 @@ def in_steps(models: Path, devices: list[str], name: str, interleave: bool, **op
     ],
     ids=str,
 )
-def test_as_in_one_piece(models: Path, options: dict[str, Any]) -> None:
+def test_halves_equal_one_piece(models: Path, options: dict[str, Any]) -> None:
     name = "stories-narrow-Q8_0"
     whole, halves = (
         in_steps(models, ["numpy"] * 3, name, interleave, **options) for interleave in (False, True)

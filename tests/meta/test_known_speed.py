@@ -125,7 +125,7 @@ def cuts_of_a_prompt() -> int:
 
 
 @pytest.mark.no_vulkan
-def test_what_cannot_be_measured_stays_unknown(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_speed_of_a_full_device_is_not_stored(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(device: Device) -> None:
         raise OutOfDeviceMemory("full")
 

@@ -62,7 +62,7 @@ def noise_in_file(load: Load) -> tuple[Load, np.ndarray]:
 
 @settings(max_examples=200, deadline=None)
 @given(loads())
-def test_slices_in_one_run_are_found(case: tuple[Load, int]) -> None:
+def test_contiguous_slices_are_found(case: tuple[Load, int]) -> None:
     """Compares with the device's own copy, because random bytes occur only once in the file."""
     (load, raw), n = noise_in_file(case[0]), case[1]
     devices = numpy_devices(n)
@@ -81,7 +81,7 @@ def test_slices_in_one_run_are_found(case: tuple[Load, int]) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(loads(), st.sampled_from([1 << 30, 4096]), st.sampled_from([0, 4, 4100]))
-def test_what_is_mapped_is_the_tensor(case: tuple[Load, int], max_range: int, begin: int) -> None:
+def test_mapped_pieces_equal_the_tensor(case: tuple[Load, int], max_range: int, begin: int) -> None:
     (load, raw), n = noise_in_file(case[0]), case[1]
     limits = Limits(max_storage_range=max_range)
     devices = [(Mapping if d % 3 else NumpyDevice)(f"numpy.{d}", limits) for d in range(1, n + 1)]

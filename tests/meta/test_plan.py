@@ -80,13 +80,13 @@ def test_a_larger_share_never_gets_less(shares: list[float], size: int, rotation
             assert x < y + 1e-9 or a + 1 >= b or a >= b
 
 
-def test_ties_go_round_by_layer() -> None:
+def test_ties_rotate_by_layer() -> None:
     sizes = [[e - b for b, e in share_out(Dim(5), normalise(None, 3), il)] for il in range(6)]
     assert sizes[:3] == [[2, 2, 1], [1, 2, 2], [2, 1, 2]] and sizes[3:] == sizes[:3]
     assert [sum(per_layer) for per_layer in zip(*sizes[:3], strict=True)] == [5, 5, 5]
 
 
-def test_the_rest_goes_to_the_last_device_that_has_any() -> None:
+def test_an_incomplete_grain_goes_to_the_last_device_with_a_range() -> None:
     assert share_out(Dim(70, 32), (0.5, 0.5, 0.0)) == ((0, 32), (32, 70), (70, 70))
     assert share_out(Dim(33, 32), (0.1, 0.9)) == ((0, 0), (0, 33))
 
@@ -102,7 +102,7 @@ def plan_of_layer(rotation: int = 0) -> Plan:
     return Plan(ranges | {"heads": scaled(ranges["kv_heads"], 4)})
 
 
-def test_a_plan_cannot_disagree_with_itself() -> None:
+def test_all_states_of_a_layer_follow_its_plan() -> None:
     plan = plan_of_layer()
     assert plan.ranges == {
         "kv_heads": ((0, 2), (2, 3)), "ffn": ((0, 64), (64, 96)), "heads": ((0, 8), (8, 12)),

@@ -71,7 +71,7 @@ if ORACLE.is_file():
     @pytest.mark.parametrize(
         "seed", [1, *(pytest.param(seed, marks=pytest.mark.wide) for seed in range(2, 7))]
     )
-    def test_llama_cpp_policy_equals_the_oracle_beside_the_checkout(seed: int) -> None:
+    def test_llama_cpp_policy_equals_the_oracle_next_to_the_checkout(seed: int) -> None:
         want = answers(load_oracle(ORACLE))
         for case in cases(N_CASES, seed):
             assert planned(case) == want(case), case
@@ -126,13 +126,13 @@ def test_ours_is_aligned_tiles_and_is_never_less_balanced() -> None:
     assert compared > 0.9 * N_CASES
 
 
-def test_kv_heads_are_copied_where_there_are_fewer_than_devices() -> None:
+def test_kv_heads_are_copied_if_there_are_fewer_than_devices() -> None:
     plans, _ = plan_model([Layer(Attention(8, 2, 64, 64, 32), FeedForward(256, 32))], 100, 4)
     assert plans[0].ranges["heads"] == ((0, 2), (2, 4), (4, 6), (6, 8))
     assert plans[0].ranges["kv_heads"] == ((0, 1), (0, 1), (1, 2), (1, 2))
 
 
-def test_experts_take_turns_with_the_larger_slice() -> None:
+def test_the_larger_slice_alternates_between_experts() -> None:
     plans, _ = plan_model([Layer(Attention(8, 4, 64, 64, 1), FeedForward(768, 256, 8))], 100, 2)
     assert (
         sum(widths(e)[0] for e in plans[0].experts) == sum(widths(e)[1] for e in plans[0].experts) == 8 * 384
@@ -144,7 +144,7 @@ def test_experts_take_turns_with_the_larger_slice() -> None:
     ("columns", "block", "grain"), [(384, 256, 2), (128, 32, 1), (128, 256, 2), (16, 32, 2)]
 )
 @pytest.mark.parametrize("split", [None, [2.0, 1.0, 1.0], [1.0, 0.0, 3.0], [0.9, 0.05, 0.05]])
-def test_delta_nets_are_shared_out_by_whole_blocks_of_key_heads(
+def test_delta_nets_are_split_between_blocks_of_key_heads(
     policy: str, columns: int, block: int, grain: int, split: list[float] | None
 ) -> None:
     layer = Layer(DeltaNet(16, columns, block), FeedForward(256, 32), "recurrent")
@@ -160,7 +160,7 @@ def test_delta_nets_are_shared_out_by_whole_blocks_of_key_heads(
 
 @pytest.mark.parametrize("split", [None, [2.0, 1.0, 1.0], [1.0, 0.0, 3.0]])
 @pytest.mark.parametrize(("n_group", "block", "grain"), [(8, 32, 1), (8, 256, 4), (1, 256, 4), (2, 1, 1)])
-def test_state_space_heads_are_shared_out_with_the_groups_they_read(
+def test_state_space_heads_are_split_with_their_groups(
     n_group: int, block: int, grain: int, split: list[float] | None
 ) -> None:
     layer = Layer(StateSpace(32, n_group, 64, 128, block), None)
@@ -175,7 +175,7 @@ def test_state_space_heads_are_shared_out_with_the_groups_they_read(
         assert split or all(widths(heads))
 
 
-def test_a_layer_may_lack_either_half_and_may_scan_beside_attention() -> None:
+def test_layers_without_mixer_or_ffn_and_with_parallel_scan() -> None:
     attention, scan, ffn = Attention(8, 4, 64, 64), StateSpace(8, 1, 64, 128), FeedForward(256)
     layers = [Layer(None, ffn), Layer(scan, None), Layer(attention, ffn, beside=scan)]
     for policy in ("balanced", "llama.cpp"):
@@ -188,7 +188,7 @@ def test_a_layer_may_lack_either_half_and_may_scan_beside_attention() -> None:
 
 
 @pytest.mark.parametrize("policy", ["balanced", "llama.cpp"])
-def test_a_shared_expert_is_shared_out_beside_the_experts(policy: str) -> None:
+def test_a_shared_expert_is_split_in_addition_to_the_experts(policy: str) -> None:
     layer = Layer(Attention(8, 4, 64, 64), FeedForward(768, 256, 8, 2048, 32))
     plans, _ = plan_model([layer] * 3, 100, 3, (2, 1, 1), policy)
     for plan in plans:

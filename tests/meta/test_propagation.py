@@ -126,5 +126,5 @@ def test_refused(derive: Callable[[], State]) -> None:
         derive()
 
 
-def test_the_rest_has_no_op() -> None:
+def test_remaining_rules_have_no_op() -> None:
     assert not set(ABSENT) & ops.OPS.keys()

@@ -164,7 +164,7 @@ def awkward(rng: np.random.Generator, n: int, elements: int) -> np.ndarray:
     return values
 
 
-def travelled(share: np.ndarray) -> np.ndarray:
+def sent_over_wire(share: np.ndarray) -> np.ndarray:
     words, got = np.zeros(wire_words("f16", share.size), np.uint32), np.empty_like(share)
     put_f16(share, words)
     take_f16(words, got)
@@ -183,21 +183,21 @@ def test_every_device_gets_the_same_bits_over_the_f16_wire(names: list[str], pro
         summed.put(0, values)
         with np.errstate(over="ignore", invalid="ignore"):
             ((*results,),) = summed.run()
-            want = expected(np.stack([travelled(share) for share in values]), list(range(len(names))))
+            want = expected(np.stack([sent_over_wire(share) for share in values]), list(range(len(names))))
         for got in results:
             np.testing.assert_array_equal(got.reshape(-1), want)  # NaN must be at the same elements
 
 
 @pytest.mark.no_vulkan
 @given(st.integers(0, 2**32 - 1), st.integers(1, 700))
-def test_what_the_f16_wire_keeps(seed: int, n: int) -> None:
+def test_precision_of_the_f16_wire(seed: int, n: int) -> None:
     """11 bits of every number down to 2^-29 of the largest in its block, infinities and NaN are preserved.
     The mean squared error is that of uniform rounding: 1/12 of the square of the last bit, the tenth after
     the leading bit."""
     rng = np.random.default_rng(seed)
     (share,) = awkward(rng, 1, n)
     with np.errstate(invalid="ignore"):
-        got = travelled(share)
+        got = sent_over_wire(share)
         finite = np.isfinite(share)
         assert np.array_equal(got[~finite], share[~finite], equal_nan=True)
         for at in range(0, n, 128):
@@ -210,7 +210,7 @@ def test_what_the_f16_wire_keeps(seed: int, n: int) -> None:
             assert (np.abs(y - x) <= np.maximum(np.abs(x) * 2.0**-11, max(top * 2.0**-29, 2.0**-126))).all()
             assert not ((y != 0) & (np.abs(y) < 2.0**-126)).any()
     plain = rng.standard_normal(1 << 14).astype(np.float32)
-    assert nmse(travelled(plain), plain.astype(np.float64)) <= 2.0**-20 / 12
+    assert nmse(sent_over_wire(plain), plain.astype(np.float64)) <= 2.0**-20 / 12
 
 
 @pytest.mark.no_vulkan
@@ -243,7 +243,7 @@ def ids(hows: list[tuple[str, int | None]]) -> list[Any]:
         *map(wide, pairs(ids(SLOW), TWO_SETS)),
     ],
 )
-def test_whole_model_bits_do_not_depend_on_how(
+def test_logits_do_not_depend_on_provider_or_depth(
     models: Path, devices: list[str], provider: str, ahead: int | None
 ) -> None:
     how: dict[str, Any] = {"reduce_provider": provider, "submit_ahead": ahead}
@@ -267,7 +267,7 @@ def logits(models: Path, *devices: str, **options: Any) -> np.ndarray:
         runner.close()
 
 
-def test_auto_wire_has_the_thresholds_of_the_field() -> None:
+def test_auto_wire_has_the_thresholds_of_llama_cpp() -> None:
     for n, first in ((2, 32_768), (3, 131_072), (4, 262_144), (8, 262_144)):
         assert wire_of("auto", first - 1, n) == "f32" and wire_of("auto", first, n) == "f16"
         assert wire_of("auto", first, n, software=True) == "f32"

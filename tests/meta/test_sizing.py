@@ -69,7 +69,7 @@ def deep(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("shares", [(1,), (3, 1), (1, 1, 1)])
 @pytest.mark.parametrize("name", SHAPES)
-def test_layers_that_repeat_stand_for_all(
+def test_repeated_layers_are_planned_once(
     name: str, shares: tuple[float, ...], deep: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: list[Graph] = []
@@ -86,7 +86,7 @@ def commands(graphs: list[Graph]) -> int:
     return sum(len(graph.recordings[0].commands) for graph in graphs)
 
 
-def test_layers_that_take_less_do_not_stand_for_all(deep: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shorter_models_that_need_less_are_not_used(deep: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """This planner needs more memory for every command, so all kinds of steps are planned in full."""
     monkeypatch.setattr(sizing, "plan_scratch", lambda recording, reuse: ({}, 999 * len(recording.commands)))
     sizes = sizes_of("dense", (1,), halves=False)

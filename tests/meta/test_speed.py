@@ -61,7 +61,7 @@ def check_measured_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         {"format": 1, "measured": {"speed NumpyDevice": [10**400, 1.0]}},
     ],
 )
-def test_what_says_something_else_is_measured_again(
+def test_unexpected_content_is_measured_again(
     content: object, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache_folder.write_json(cache.name, content)

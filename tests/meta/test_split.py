@@ -263,7 +263,7 @@ REFUSED: list[tuple[str, Callable[[], State], str]] = [
 ]
 
 
-def test_a_norm_of_groups_is_exchanged_where_one_is_cut() -> None:
+def test_a_group_norm_is_exchanged_if_a_group_is_cut() -> None:
     w = replace(INNER, axis=0)
     assert [rules.group_norm(INNER, w, group) for group in (8, 24, 16, 48)] == [True, True, False, False]
     left = split(1, ((0, 48), (48, 48)))

@@ -123,7 +123,7 @@ def test_a_scaled_sum_stays_lazy_and_a_capped_one_does_not() -> None:
         np.testing.assert_allclose(row, want, rtol=1e-6)
 
 
-def test_gates_are_multiplied_where_their_columns_lie() -> None:
+def test_gates_are_multiplied_on_the_device_of_their_columns() -> None:
     graph, devices, provider = graph_of(2)
     state = split(1, ((0, 1), (1, 4)))
     a, b = leaf(graph, [A[:1], A[1:]], state), leaf(graph, [B[:1], B[1:]], state)
@@ -168,7 +168,7 @@ def test_on_one_device_nothing_is_exchanged() -> None:
     assert replay(graph, devices, provider, whole) == [(np.array(A) + 0.5).tolist()]
 
 
-def test_what_is_whole_cannot_be_reduced() -> None:
+def test_reducing_a_complete_value_is_refused() -> None:
     graph, _, _ = graph_of(2)
     with pytest.raises(PlanError, match="all_reduce of a tensor that is MIRRORED"):
         graph.all_reduce(leaf(graph, [A, A], MIRRORED))

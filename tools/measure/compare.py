@@ -88,7 +88,7 @@ class LlamaCpp:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def beside(self, timer: Timer, test: Test, repetitions: int) -> tuple[Timing, Timing]:
+    def alternate(self, timer: Timer, test: Test, repetitions: int) -> tuple[Timing, Timing]:
         """Return (our times, llama.cpp's times), measured alternately after both have warmed up."""
         self._run(timer, test)
         before = timer.runner.reduce_stats()

@@ -27,7 +27,7 @@ def variable(name: str, value: str) -> Iterator[None]:
 
 
 @contextmanager
-def errors_told() -> Iterator[None]:
+def exit_on_errors() -> Iterator[None]:
     """End the script with one line and exit code 1 on an error of the user or the machine."""
     try:
         yield

@@ -18,7 +18,7 @@ from vkbackend.models.engine.runner import Runner
 from vkbackend.models.options import Options
 from vkbackend.step import Run
 from vkbackend.tools.flags.text import demo_model
-from vkbackend.tools.measure.turns import errors_told, table
+from vkbackend.tools.measure.turns import exit_on_errors, table
 
 SIZES = 1, 2, 4, 8, 12, 16, 32, 64
 PROMPT = 64
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("-d", "--depth", type=int, default=64, help="positions before each row (default: 64)")
     parser.add_argument("-r", "--rounds", type=int, default=40, help="rounds of turns (default: 40)")
     args = parser.parse_args(argv)
-    with errors_told():
+    with exit_on_errors():
         depth = whole_number("-d", args.depth, 0, 4096)
         n_ctx = max(depth + 1, PROMPT)
         devices = device_list("devices", args.device)

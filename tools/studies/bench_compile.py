@@ -19,7 +19,7 @@ from vkbackend.models.engine.runner import Runner
 from vkbackend.models.options import Options
 from vkbackend.tools.flags.text import demo_model
 from vkbackend.tools.measure.compile_times import compile_times
-from vkbackend.tools.measure.turns import errors_told, least_and_median, table
+from vkbackend.tools.measure.turns import exit_on_errors, least_and_median, table
 
 
 def measure(path: str, spec: str, n_rows: int, threads: Sequence[int], repeats: int) -> None:
@@ -45,7 +45,7 @@ def main() -> int:
     parser.add_argument("-t", "--threads", type=int, help="(default: as many as loading takes)")
     parser.add_argument("-r", "--repeats", type=int, default=5, help="(default: 5)")
     args = parser.parse_args()
-    with errors_told():
+    with exit_on_errors():
         repeats = whole_number("--repeats", args.repeats, 1, 1000)
         n_rows = whole_number("--n-prompt", args.n_prompt, 1, 512)
         most = whole_number("--threads", args.threads or env.compile_threads(), 1, 64)

@@ -25,7 +25,7 @@ from vkbackend.recording import Barrier, Copy, Dispatch, Recording, derive_barri
 from vkbackend.runtime import Device
 from vkbackend.step import Run
 from vkbackend.tools.flags.text import demo_model
-from vkbackend.tools.measure.turns import errors_told, least_and_median, table, variable
+from vkbackend.tools.measure.turns import exit_on_errors, least_and_median, table, variable
 
 LENGTHS = 100, 1000
 PROMPT = 16
@@ -100,7 +100,7 @@ def main() -> int:
     parser.add_argument("-dev", "--device", default="0", metavar="LIST", help="devices (default: 0)")
     parser.add_argument("-r", "--repeats", type=int, default=30, help="(default: 30)")
     args = parser.parse_args()
-    with errors_told():
+    with exit_on_errors():
         repeats = whole_number("--repeats", args.repeats, 1, 10_000)
         specs = device_list("devices", args.device) or ()
         [device] = open_devices(specs[:1])

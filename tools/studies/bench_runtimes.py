@@ -31,7 +31,7 @@ from vkbackend.runtime import Device, Executable
 from vkbackend.step import Run
 from vkbackend.tools.flags.text import demo_model
 from vkbackend.tools.measure.case_times import Chain
-from vkbackend.tools.measure.turns import errors_told, least_and_median, table, variable
+from vkbackend.tools.measure.turns import exit_on_errors, least_and_median, table, variable
 from vkbackend.tools.op_cases.cases import CASES
 
 # With small shapes, arithmetic on a software driver costs less than a dispatch.
@@ -170,7 +170,7 @@ def main() -> int:
         "--case", default=OP_CASES, metavar="REGEX", help="op cases; the last of each op is timed"
     )
     args = parser.parse_args()
-    with errors_told():
+    with exit_on_errors():
         measure(args)
     return 0
 

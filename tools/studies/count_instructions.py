@@ -26,7 +26,7 @@ from vkbackend.recording import Dispatch
 from vkbackend.tools.console import printable
 from vkbackend.tools.measure import compilers
 from vkbackend.tools.measure.kernel_row import COLUMNS, KernelRow, cells, row_of
-from vkbackend.tools.measure.turns import errors_told, table
+from vkbackend.tools.measure.turns import exit_on_errors, table
 from vkbackend.tools.op_cases.cases import cases_named
 from vkbackend.tools.op_cases.setup import Case, Placed
 from vkbackend.twins.device import NumpyDevice
@@ -159,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--label", default="", help=argparse.SUPPRESS)
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = parser.parse_args(arguments)
-    with errors_told():
+    with exit_on_errors():
         if args.record:
             record(args.record)
             return 0

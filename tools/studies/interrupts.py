@@ -21,7 +21,7 @@ from typing import Any
 from vkbackend.checks import whole_number
 from vkbackend.tools.console import console, table
 from vkbackend.tools.flags.text import demo_model
-from vkbackend.tools.measure.turns import errors_told
+from vkbackend.tools.measure.turns import exit_on_errors
 from vkbackend.tools.studies.interrupt_rounds import PHASES
 
 ROUNDS = [sys.executable, "-m", "vkbackend.tools.studies.interrupt_rounds"]
@@ -114,5 +114,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    with errors_told():
+    with exit_on_errors():
         sys.exit(main())

@@ -28,7 +28,7 @@ from vkbackend.tools.measure.llama_cpp_choices import (
     prefill,
 )
 from vkbackend.tools.measure.llama_cpp_shaders import built
-from vkbackend.tools.measure.turns import errors_told, table
+from vkbackend.tools.measure.turns import exit_on_errors, table
 from vkbackend.tools.studies.count_instructions import rows_of
 
 OURS = {
@@ -160,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--sdist", type=Path, metavar="FILE", help="the source package, instead of a download")
     add("--spirv", type=Path, metavar="DIR", help="llama.cpp's modules, instead of building them")
     args = parser.parse_args(argv)
-    with errors_told():
+    with exit_on_errors():
         gpus, kinds, works = args.gpus.upper().split(","), args.types.split(","), args.work.split(",")
         for gpu in gpus:
             compilers.gpu_of(gpu)

@@ -18,7 +18,7 @@ from vkbackend.models.arguments import device_list
 from vkbackend.models.llm import LLM
 from vkbackend.tools.flags.text import demo_model
 from vkbackend.tools.measure.parallel import quantile
-from vkbackend.tools.measure.turns import errors_told, table
+from vkbackend.tools.measure.turns import exit_on_errors, table
 
 N_DECODING = 4
 UNDISTURBED = 200
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("-dev", "--device", default="0", help="devices (default: 0)")
     parser.add_argument("-p", "--n-prompt", type=int, default=4000, help="its tokens (default: 4000)")
     args = parser.parse_args()
-    with errors_told():
+    with exit_on_errors():
         n = whole_number("-p", args.n_prompt, 1, 1 << 17)
         devices = device_list("devices", args.device)
         with LLM(args.model, devices=devices, n_slots=N_DECODING + 1, n_ctx=2 * n) as llm:

@@ -20,7 +20,7 @@ from vkbackend.models.engine.runner import Runner
 from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.recording import Dispatch
 from vkbackend.tools.flags.text import demo_model
-from vkbackend.tools.measure.turns import errors_told, table
+from vkbackend.tools.measure.turns import exit_on_errors, table
 from vkbackend.tools.measure.twin_hosts import twin_runner
 from vkbackend.twins.device import HostQueue, NullDevice
 
@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("-t", "--ms", type=int, default=10, help="a segment sleeps so long (default: 10)")
     parser.add_argument("-r", "--rounds", type=int, default=3, help="turns of each (default: 3)")
     args = parser.parse_args(argv)
-    with errors_told():
+    with exit_on_errors():
         n = whole_number("-n", args.sequences, 2, 64)
         seconds = whole_number("-t", args.ms, 1, 1000) / 1e3
         runners.open_devices = lambda words, *_, **__: [Sleeping(word) for word in words]

@@ -25,7 +25,7 @@ from vkbackend.ops.matrix import MatrixOp, Size, row_class
 from vkbackend.recording import Dispatch, Recording
 from vkbackend.tools.measure import compilers
 from vkbackend.tools.measure.kernel_row import row_of
-from vkbackend.tools.measure.turns import errors_told, table
+from vkbackend.tools.measure.turns import exit_on_errors, table
 
 N = K = 4096
 ROWS = tuple(dict.fromkeys(bucket(n) for n in range(1, 513)))
@@ -149,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("-t", "--types", default=",".join(TYPES), help="of weights (default: %(default)s)")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    with errors_told():
+    with exit_on_errors():
         if args.alone:
             records = [asdict(cost) for cost in costs(args.gpus, args.types)]
             sys.stdout.write(json.dumps(records) + "\n")

@@ -27,7 +27,7 @@ from vkbackend.models.placement.fit import RESERVE
 from vkbackend.models.placement.traced_steps import in_halves
 from vkbackend.recording import Cut, Dispatch, Pace, Recording, cut_long
 from vkbackend.tools.measure.simulated import Hollow, SimulatedDevice
-from vkbackend.tools.measure.turns import errors_told, table, variable
+from vkbackend.tools.measure.turns import exit_on_errors, table, variable
 
 MODELS = ("llama-8b:Q4_K", "llama-70b:Q4_K", "qwen3-235b-a22b:Q4_K")
 COUNTS = (1, 2, 4, 8)
@@ -147,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="tensors elsewhere, for example exps=CPU",
     )  # fmt: skip
     args = parser.parse_args(argv)
-    with errors_told():
+    with exit_on_errors():
         memory = [whole_number("--memory", number_of(word), 1, 4096) for word in args.memory.split(",")]
         numbers = [whole_number("--cards", number_of(word), 1, 32) for word in args.cards.split(",")]
         results = []

@@ -18,7 +18,7 @@ from vkbackend.models.engine.runner import Runner
 from vkbackend.models.options import Options
 from vkbackend.step import Run
 from vkbackend.tools.measure.synthetic import Synthetic
-from vkbackend.tools.measure.turns import errors_told, table
+from vkbackend.tools.measure.turns import exit_on_errors, table
 from vkbackend.wire import FORMATS
 
 
@@ -53,7 +53,7 @@ def main() -> int:
     add("--rows", type=int, default=24, metavar="N", help="tokens (default: 24)")
     add("--cache", default="f16", metavar="TYPE", help="type of the K and V cache (default: f16)")
     args = parser.parse_args()
-    with errors_told():
+    with exit_on_errors():
         gguf = Synthetic(args.model, whole_number("--layers", args.layers, 1, 1000))
         rows = whole_number("--rows", args.rows, 1, 512)
         devices = device_list("--device", args.device) or ()
