@@ -12,7 +12,7 @@ from vkbackend.runtime import Device
 
 SIXTEENTHS = 16
 
-Shares = tuple[float, ...]  # a number per device, in any unit; `ratios` returns sixteenths
+Shares = tuple[float, ...]  # per device, in any unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Cost:
     held: tuple[int, ...]
     read: tuple[int, ...]
     host: tuple[int, ...]
-    reduces: tuple[int, ...] = ()  # bytes of each reduce
+    reduces: tuple[int, ...] = ()
     inner: tuple[int, ...] = ()
     stages: tuple[Hashable, ...] = ()
 

@@ -20,9 +20,9 @@ from vkbackend.meta.sums import add
 from vkbackend.meta.tensor import Tensor
 from vkbackend.runtime import Device
 
-MAX_WIDTH = 4096  # elements per row, as in an embedding
-LIMIT_S = 3.0  # start no repeat after this time
-PERIOD = 3  # number of residuals; not a multiple of the two parities, so that stale slots are noticed
+MAX_WIDTH = 4096
+LIMIT_S = 3.0  # no repeat starts later
+PERIOD = 3  # not a multiple of the two parities, so that stale slots are noticed
 CHAIN_NBYTES = 64 << 20  # bytes moved per step, which has 4 to 32 reduces
 
 
@@ -118,7 +118,7 @@ class _Chain:
         share = tensor(everybody, self.share)
         bases = [tensor(MIRRORED, views) for views in self.base]
         for k in range(self.length):
-            copies = tensor(everybody, h.views)  # n copies of the residual, whose sum is n times the residual
+            copies = tensor(everybody, h.views)  # their sum is n times the residual
             h, _ = graph.all_reduce(add(copies, share) + bases[k % PERIOD])
         for d, recording in enumerate(graph.recordings):
             recording.copy(h.on(d), self.result[d], "result")

@@ -121,7 +121,7 @@ class Outputs:
     # ---- on host 0 ----
 
     def read_logits(self, out: np.ndarray, n_outputs: int, place: int = 0) -> None:
-        """Join the logits of all devices in `out`, float32 [>= n_outputs, n_vocab]."""
+        """Join the logits in `out`, float32 [>= n_outputs, n_vocab]."""
         for device, region, (begin, end) in zip(self._devices, self._places[place], self._vocab, strict=True):
             if region is not None:
                 device.invalidate(region.buffer)  # type: ignore[arg-type]

@@ -87,7 +87,7 @@ class Elsewhere(HostDevice):
         super().__init__(f"{host}/{card.name}", card.limits)
         self.index, self.host, self.card, self.exchange = index, host, card, exchange
         self.imports_pages, self.has_codebooks = card.imports_pages, card.has_codebooks
-        self.host_free: int | None = None  # bytes of memory of the device's host
+        self.host_free: int | None = None
         self.queue: Queue = _Idle()
         self.link: Link | None = None
 
@@ -99,7 +99,7 @@ class Elsewhere(HostDevice):
         return self.card.free
 
     def buffer(self, nbytes: int, home: Home, label: str) -> Buffer:
-        if home is Home.STAGING:  # the only memory: transfers write slots and logits here
+        if home is Home.STAGING:  # transfers write slots and logits here
             return super().buffer(nbytes, home, label)
         self.counts["buffer"] += 1
         self.nbytes[home] += aligned(nbytes)

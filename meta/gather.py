@@ -70,7 +70,7 @@ def _rectangles(
     held = []
     by_columns = len(cuts) > 1 and cuts[0][0] == cuts[1][0]
     pitch = sum(end - begin for begin, end in (stored(columns) for _, columns in cuts)) if by_columns else 0
-    row = lead = 0  # local positions
+    row = lead = 0
     for rows, columns in cuts:
         begin, end = stored(columns)
         for first, view in pieces:

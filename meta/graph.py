@@ -31,13 +31,13 @@ class Graph:
     kind: StepKind
     active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # as in StepShape
     wire: str = "f32"
-    lane: int = 0  # which half of the slots the graph's reduces use
+    lane: int = 0  # which half of the slots its reduces use
     recordings: list[Recording] = field(init=False)
     reduces: list[Reduce] = field(default_factory=list)
-    kept: dict[str, Tensor] = field(default_factory=dict)  # tensors by name, for use in later layers
-    values: dict[str, list[View | None]] = field(default_factory=dict)  # views by label, for dumps and tests
+    kept: dict[str, Tensor] = field(default_factory=dict)  # by name, for later layers
+    values: dict[str, list[View | None]] = field(default_factory=dict)  # by label, for dumps and tests
     _scope: str = ""
-    _section: str = ""  # the outermost scope
+    _section: str = ""
 
     def __post_init__(self) -> None:
         name = f"step rows={self.n_rows} outputs={self.n_outputs}"
@@ -177,8 +177,7 @@ class Graph:
     def _exchange(
         self, x: Tensor, readers: Sequence[int], wire: str
     ) -> tuple[dict[int, ReduceSlots], Sequence[View | None]]:
-        """Record the exchange. Returns the slots that each reader sums, and each device's own share as
-        summed."""
+        """Record the exchange. Returns the slots that each reader sums, and each device's share as summed."""
         provider = self.provider
         assert provider is not None
         elements = x.rows * x.width
@@ -214,7 +213,6 @@ class Graph:
             recording.exchange(self.label("all_reduce"))
 
     def _sum_parts(self, shares: Sequence[View | None], reduce: Reduce, provider: Provider) -> None:
-        """Record that each device sums its part of the elements for all readers."""
         for d, (begin, end) in enumerate(parts_of(reduce, self.n)):
             if begin == end:
                 continue

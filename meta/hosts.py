@@ -21,8 +21,6 @@ from vkbackend.wire import wire_words
 
 
 class Hosts:
-    """`of[d]` is the host of the d-th device."""
-
     def __init__(self, transport: Transport, of: Sequence[int]) -> None:
         self.transport, self.of = transport, tuple(of)
         self._gathers: dict[Hashable, Transfers] = {}
@@ -67,7 +65,7 @@ class _Exchange:
     to_fill: list[tuple[Device, Buffer]]
     local: Reduce | None  # for this host's provider after the transfers; None if no device here reads
     part: tuple[int, int] = (0, 0)  # the elements that this host sums, if each host sums a part
-    sums: Transfers | None = None  # transfers the sums of all parts, if each host sums a part
+    sums: Transfers | None = None  # transfers the sums of the parts
 
 
 class OverHosts(Provider):
@@ -139,7 +137,7 @@ class OverHosts(Provider):
             exchange.part, exchange.sums = parts[here], self._gather(local, parts)
         return exchange
 
-    # ---- when hosts sum: each host may sum a part of the elements ----
+    # ---- when hosts sum ----
 
     def _parts(self, reduce: Reduce) -> dict[int, tuple[int, int]]:
         """Return which elements of a large reduce each reading host sums; empty if sending complete slots
@@ -177,7 +175,7 @@ class OverHosts(Provider):
         purpose = f"their sums of parts of {local.elements} elements"
         return self._hosts.transport.transfers(sent, received, purpose)
 
-    # ---- when devices sum: complete slots, or the part that each device sums ----
+    # ---- when devices sum ----
 
     def _moves(self, reduce: Reduce) -> list[tuple[int, int, int, int]]:
         """(device, host, begin, end) in the same order on all hosts: bytes begin..end of the device's slot

@@ -13,11 +13,11 @@ from vkbackend import cache_folder, env, ops
 from vkbackend.recording import SLOW, Pace
 from vkbackend.runtime import Device
 
-ENTRY, FORMAT = "speeds.json", 1  # a file of another format is ignored, so speeds are measured again
+ENTRY, FORMAT = "speeds.json", 1
 DTYPE = "q8_0"
-# Submissions are cut according to this fraction of the measured speed. The measurement reads only large
-# matrices; attention, narrow matrices, throttling or a desktop make steps slower. Even at a quarter of the
-# speed, a submission ends within the 2 s of a watchdog.
+# Submissions are cut according to this fraction of the measured speed. Only large matrices are measured;
+# attention, narrow matrices, throttling or a desktop make steps slower. Even at a quarter of the speed, a
+# submission ends within the 2 s of a watchdog.
 TRUSTED = 1 / 4
 
 

@@ -1,8 +1,8 @@
-"""Slice on load: copies to each device its slice of every weight from the memory-mapped file, without a full
-host copy.
+"""Slice on load: copies each device's slice of every weight from the memory-mapped file, without a full host
+copy.
 
-A slice is a strided view that is copied once, or it is joined from parts of a fused tensor. A device that
-runs on the host can often read the file's pages instead (mapped.py).
+A slice is a strided view that is copied once, or it is joined from parts of a fused tensor. Devices that run
+on the host read the file's pages instead if possible (mapped.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from vkbackend.pages import FilePages, HostPages, Pages
 from vkbackend.runtime import Device
 
 Progress = Callable[[int, int], None]  # arguments: bytes done, bytes in total
-PIECE_NBYTES = 64 << 20  # bytes copied between two calls of `progress`
+PIECE_NBYTES = 64 << 20  # bytes between two calls of `progress`
 
 
 class Source(Protocol):
@@ -181,8 +181,7 @@ def _starts(device: Device, load: Load, d: int) -> View:
 
 
 def _words(parts: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-    """Regroup the bytes into runs of complete 32-bit words; only the last run may end with an incomplete
-    word."""
+    """Regroup the bytes into complete 32-bit words; only the last run may end with an incomplete word."""
     rest = np.empty(0, np.uint8)
     for part in parts:
         joined = np.concatenate([rest, part]) if rest.size else part

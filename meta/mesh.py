@@ -42,7 +42,7 @@ class Mesh:
         self.weights = self.stores.weights
         self.relay = Relay(self.devices, self.options.submit_ahead)
         self.outputs = Outputs()
-        self.provider: Provider | None = None  # None if there are no partial sums
+        self.provider: Provider | None = None
         self._keep_values = keep_values or env.debug() >= 5
         self._inputs: list[Inputs] = []
         self._steps: RecordedSteps | None = None
@@ -66,8 +66,8 @@ class Mesh:
     def prepare(
         self, build: Build, shape: StepShape, sizes: StepSizes | None = None, n_places: int = 1
     ) -> None:
-        """Allocate memory for steps up to `shape`. `sizes`: bytes needed; by default a trial build finds
-        them. `n_places`: how many steps may have output rows in transfer from other hosts at once."""
+        """Allocate memory for steps up to `shape`; without `sizes`, a trial build finds how much. `n_places`:
+        how many steps may have output rows in transfer from other hosts at once."""
         sizes = sizes or measure(self.devices, build, shape, self.options.reduce_type, self.reuse)
         arenas = []
         for d, device in enumerate(self.devices):
@@ -118,7 +118,7 @@ class Mesh:
         self._forked = True
 
     def run(self, step: Step) -> None:
-        """Run a step. Raises DeviceLost or Timeout; after either, `check_usable` raises."""
+        """Raises DeviceLost or Timeout; after either, `check_usable` raises."""
         self.check_usable()
         self.relay.run(step, self.provider)
         if level := env.debug():

@@ -15,7 +15,7 @@ from typing import Any
 from vkbackend.errors import DeviceLost, Timeout, UnsupportedFeature
 from vkbackend.meta.transport import Lane, Part, Transfers, Transport
 
-LEAVE_S = 10.0  # to wait for the other hosts
+LEAVE_S = 10.0
 
 
 def require_mpi() -> None:

@@ -38,7 +38,7 @@ def columns(dim: str, segments: tuple[int, ...] = (1,)) -> Role:
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """A dimension of `size` units, which devices get in multiples of `grain`."""
+    """`size` units, which devices get in multiples of `grain`."""
 
     size: int
     grain: int = 1
@@ -116,7 +116,6 @@ def share_out(dim: Dim, shares: Sequence[float], rotation: int = 0) -> Ranges:
 
 
 def table(plans: Sequence[Plan], names: Sequence[str], n_devices: int) -> str:
-    """One line per run of equal layers."""
     lines, start = [], 0
     for i in range(1, len(plans) + 1):
         if i == len(plans) or plans[i] != plans[start]:

@@ -179,7 +179,7 @@ def attention_ranges(
     attention: Attention, shares: Sequence[float], held: list[float], kv_width: float = 1.0
 ) -> dict[str, Ranges]:
     """Cut between kv groups. If a device would get no group, cut between q heads with copies of kv heads
-    instead, provided that it is cheaper."""
+    instead, if that is cheaper."""
     a = attention
     group_unit = min(a.block // math.gcd(a.block, a.group * a.head_dim_v), a.n_head_kv)
     kv = _take(a.n_head_kv, group_unit, shares, list(held))
@@ -225,7 +225,7 @@ def _take(
     def load(d: int, more: int) -> float:
         return round((before[d] + counts[d] + more) / shares[d], 6)
 
-    while sum(counts) > units:  # in case devices already have more than their share
+    while sum(counts) > units:
         taking = [d for d in candidates if counts[d]]
         counts[max(taking, key=lambda d: load(d, 0))] -= 1
     for _ in range(units - sum(counts)):

@@ -19,8 +19,8 @@ from vkbackend.meta.step_kind import StepKind
 from vkbackend.recording import cut_long, derive_barriers
 from vkbackend.runtime import Executable
 
-# At least MIN_STEPS are stored, and more up to MAX_COMMANDS commands in total. A command takes 1 KB here, up
-# to 2 KB in a driver, and 1 ms to record again. All 200 steps of a model of 24 layers on one device fit.
+# At least MIN_STEPS are stored, and more up to MAX_COMMANDS commands. A command takes 1 KB here, up to 2 KB
+# in a driver, and 1 ms to record again. All 200 steps of a model of 24 layers on one device fit.
 MAX_COMMANDS, MIN_STEPS = 1 << 17, 32
 
 
@@ -29,9 +29,9 @@ class Step:
     kind: StepKind
     executables: list[Executable]
     reduces: list[Reduce | None]  # after each segment but the last; None: nothing to reduce
-    values: dict[str, list[View | None]]  # by label, if the mesh keeps intermediate tensors
+    values: dict[str, list[View | None]]  # by label, if the mesh keeps them
     lag: int = 1  # segment k may begin when all devices have finished segment k - `lag`
-    used: int = 0  # the last step that used this recording
+    used: int = 0
 
     @property
     def n_commands(self) -> int:
@@ -98,7 +98,7 @@ class RecordedSteps:
                 executables.append(device.build(placed))
                 undo.callback(executables[-1].close)
                 for views in values.values():
-                    if (view := views[d]) is not None:  # None if no command uses the value
+                    if (view := views[d]) is not None:
                         at = places.get(view.buffer)  # type: ignore[arg-type]
                         views[d] = at and replace(view, buffer=arena, offset=at.offset + view.offset)
             undo.pop_all()

@@ -28,13 +28,12 @@ _F16_FROM = {1: 32_768, 2: 32_768, 3: 131_072}
 _F16_FROM_MANY = 262_144
 # From these sizes on, reading n - 1 complete slots costs more than a second exchange.
 SCATTER_DEVICES, SCATTER_NBYTES = 4, 1 << 20
-PART = 1024  # elements; parts of a scattered large reduce are multiples of it
+PART = 1024  # elements; unit of the parts of a large scattered reduce
 
 
 def wire_of(wanted: str, elements: int, n_devices: int, software: bool = False) -> str:
     """Return the wire format, one of FORMATS. `wanted`: one of WIRES. `software`: all devices run on the
-    processor; `auto` then never converts, because f32 took 0.6 to 1.0 of bf16's time (lavapipe, bench-reduce
-    of 2 MB)."""
+    processor; then `auto` is f32, which took 0.6 to 1.0 of bf16's time (lavapipe, bench-reduce of 2 MB)."""
     if wanted != "auto":
         return wanted
     return "f16" if not software and elements >= _F16_FROM.get(n_devices, _F16_FROM_MANY) else "f32"
@@ -42,9 +41,9 @@ def wire_of(wanted: str, elements: int, n_devices: int, software: bool = False) 
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """`gather`: this is the second exchange of a scattered reduce, in which the host computes nothing.
-    `lane`: which half of every slot the reduce uses. Each half of a step has its own lane, so that neither
-    waits for the other."""
+    """`gather`: the second exchange of a scattered reduce, in which the host computes nothing. `lane`: the
+    half of every slot that it uses. Each half of a step has its own lane, so that neither waits for the
+    other."""
 
     parity: int
     elements: int
@@ -68,7 +67,7 @@ class ReduceSlots:
     per slot in use."""
 
     buffer: Buffer | Virtual
-    offset: int  # in bytes
+    offset: int
     stride: int
     count: int
     own_index: int | None

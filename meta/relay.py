@@ -15,7 +15,7 @@ from vkbackend.runtime import Device
 
 WAIT_SLICE_S = 0.05  # the longest single wait, so Ctrl-C takes effect within this time
 SPIN_S = 50e-6  # time to poll before waiting; waking up from a wait takes about as long
-DRAIN_S = 5.0  # for devices to finish after a failure
+DRAIN_S = 5.0
 
 
 class Relay:
@@ -33,7 +33,7 @@ class Relay:
     def run(self, step: Step, provider: Provider | None) -> None:
         """Replay the step and wait for its end. DeviceLost, Timeout or Ctrl-C set `broken`, because an
         interrupt may separate two calls that belong together."""
-        self.broken = "a step was interrupted"  # until the step has ended
+        self.broken = "a step was interrupted"
         try:
             self._relay(step, step.executables[0].n_segments, provider)
         except VkbackendError as error:
@@ -91,7 +91,7 @@ class Relay:
                 queue.allow(queue.submitted)
                 done = queue.wait(queue.submitted, max(0.0, deadline - time.monotonic()))
             except VkbackendError:
-                done = True  # a lost device has no pending work
+                done = True
             if not done:
                 device.abandoned = True
                 env.log(1, f"{device.name} does not answer and is abandoned")

@@ -36,8 +36,8 @@ class StepShape:
     vocab: Ranges
     rope_widths: Mapping[str, int] = field(default_factory=dict)
     active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    top_k: int = 0  # the largest number of candidates per output row; 0: steps return all logits
-    halves: int = 0  # steps with at least this many rows may be computed in halves; 0: never
+    top_k: int = 0  # most candidates per output row; 0: steps return all logits
+    halves: int = 0  # steps of at least this many rows may be halved; 0: never
 
     def places(self) -> tuple[dict[str, int], int]:
         """(byte offset of each RoPE table, total bytes) of the parameters: StepParams of both halves, then
@@ -84,9 +84,8 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """Sizes in bytes. Per device: `arenas` for values, `logits` with masks. `params`: parameters; the
-    device's and the host's copy have this size each. `slot`: a device's share of the largest reduce (0: no
-    reduces)."""
+    """Sizes in bytes. Per device: `arenas` for values, `logits` with masks. `params`: parameters, on the
+    device and again on the host. `slot`: a device's share of the largest reduce (0: no reduces)."""
 
     arenas: tuple[int, ...]
     params: int

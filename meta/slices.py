@@ -37,11 +37,10 @@ def expert_slices(load: Load, device: int) -> tuple[tuple[slice, slice], ...]:
     try:
         return _expert_slices(_nameless(load), device)
     except PlanError:
-        return _expert_slices(load, device)  # here for the tensor's name in the message
+        return _expert_slices(load, device)  # again, to have the tensor's name in the message
 
 
 def _nameless(load: Load) -> Load:
-    """`load` without its name, as a cache key that most layers share."""
     return replace(load, name="", home=Home.WEIGHTS, in_file=False)
 
 
@@ -164,7 +163,8 @@ def expert_pieces(load: Load, device: int, max_range: int) -> list[tuple[int, in
     try:
         return list(_expert_pieces(_nameless(load), device, max_range))
     except PlanError:
-        return list(_expert_pieces(load, device, max_range))  # here for the tensor's name in the message
+        # again, to have the tensor's name in the message
+        return list(_expert_pieces(load, device, max_range))
 
 
 @lru_cache(512)

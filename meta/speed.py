@@ -21,8 +21,8 @@ from vkbackend.recording import Recording, derive_barriers
 from vkbackend.runtime import Device
 from vkbackend.twins.device import NumpyDevice
 
-WIDTH = 4096  # a common row length of models
-GPU_NBYTES, GPU_MATRICES = 256 << 20, 8  # several times the size of any cache
+WIDTH = 4096
+GPU_NBYTES, GPU_MATRICES = 256 << 20, 8  # several times any cache
 # smaller, because arithmetic limits software devices, not memory
 SOFTWARE_NBYTES, SOFTWARE_MATRICES = 8 << 20, 4
 HEAP_SHARE = 8  # matrices take at most 1 / HEAP_SHARE of a device's memory
@@ -65,7 +65,7 @@ def measure_speed(device: Device) -> Speed:
 def measure_gpus(devices: Sequence[Device]) -> None:
     """Measure GPUs of unknown speed before loading; otherwise their steps would be cut for the slowest GPU.
     Needs a cache folder, because otherwise every start would measure again. The speed of a GPU that is full
-    or does not answer in time is not stored."""
+    or does not answer stays unknown."""
     gpus = [device for device in devices if device.physical and not device.physical.is_cpu]
     if gpus and cache_folder.writable():
         for device in gpus:
@@ -113,7 +113,6 @@ def measure_reduce(devices: Sequence[Device], nbytes: int) -> float:
 
 
 def _twin(device: Device) -> Device:
-    """Open another logical device on the same physical device, with the same ops."""
     name = f"{device.name} (measured)"
     if not device.physical:
         return NumpyDevice(name)
@@ -155,7 +154,6 @@ def _read_rate(device: Device, home: Home) -> float:
 
 
 def _copy_rate(device: Device) -> float:
-    """Bytes per second of copies between buffers that together exceed every cache."""
     info = device.physical
     total = GPU_NBYTES if info and not info.is_cpu else 8 * SOFTWARE_NBYTES
     if info:

@@ -31,9 +31,9 @@ class State:
     writers: tuple[int, ...] = ()  # if PARTIAL: the devices with a share
     # the ranges of each expert of a stack; `ranges` are those of the first expert
     experts: tuple[Ranges, ...] = ()
-    # If not empty, the axis consists of several parts in sequence, which are all split alike. `ranges`
+    # If not empty, the axis consists of several parts in sequence, which are all split alike. `ranges` then
+    # count units, and part i has segments[i] elements per unit.
     segments: tuple[int, ...] = ()
-    # then count units, and part i has segments[i] elements per unit.
 
     def __str__(self) -> str:
         if self.kind is Kind.SPLIT:
@@ -158,7 +158,6 @@ def add(a: State, b: State) -> State:
 
 
 def rows_op(op: str, x: State) -> State:
-    """An op that needs complete rows."""
     if x == MIRRORED:
         return x
     raise _no_rule(op, x=x)

@@ -26,8 +26,6 @@ Build = Callable[[Graph], None]
 
 
 class Built(NamedTuple):
-    """A recording per device, what each exchange reduces, and values by label."""
-
     recordings: list[Recording]
     reduces: list[Reduce | None]
     values: dict[str, list[View | None]]
@@ -35,7 +33,7 @@ class Built(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepBuilder:
-    """Records steps. `build` is the model's forward function; `active`: see StepShape."""
+    """`build` is the model's forward function; `active`: see StepShape."""
 
     devices: Sequence[Device]
     inputs: Sequence[Inputs]

@@ -50,7 +50,7 @@ class Tensor:
     views: list[View | None]
     base: Tensor | None = None
     whole: Tensor | None = None
-    # copies in a matrix's operand format, by device and format
+    # by device and format
     converted: dict[tuple[int, str], View] = field(default_factory=dict)
 
     def __add__(self, other: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ SLEEP_S = 1e-3
 class Lane(IntEnum):
     """Lanes separate messages by purpose; messages on one lane stay in order."""
 
-    CALL = 1  # calls by host 0
+    CALL = 1
     REPLY = 2
     SLOT = 3  # shares of a reduce
     OUTPUT = 4  # logits and candidates
@@ -39,8 +39,6 @@ Part = tuple[int, np.ndarray]  # (host, bytes at a fixed address)
 
 
 class Transfers(ABC):
-    """Transfers that are repeated between the same addresses."""
-
     def run(self) -> None:
         """Raises DeviceLost, Timeout."""
         self.start()

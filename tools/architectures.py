@@ -57,7 +57,7 @@ PROOFS = {  # column -> tests; in test_architectures.py unless a file is named
         "tests/vkbackend/ops/test_gdn_oracle.py::test_shaders",
     ),
 }
-DIMS = {  # role of a weight -> name of its dimension
+DIMS = {
     "heads": "heads",
     "k_heads": "key heads",
     "ssm_heads": "ssm heads",
@@ -71,7 +71,7 @@ class Row:
     """`split_by`: the dimensions that tensor parallelism splits."""
 
     name: str  # general.architecture
-    models: str  # models of this architecture
+    models: str
     split_by: tuple[str, ...]
     layer_split: bool
     whole_slots: bool  # states are saved as a whole, not by positions

@@ -177,7 +177,7 @@ def numbers(flag: str, text: str) -> list[int]:
 
 
 def tests_of(args: argparse.Namespace) -> list[Test]:
-    """Return all requested combinations. Raises InvalidArgument if there are none."""
+    """Raises InvalidArgument if there are no tests."""
     pairs = [(p, 0) for p in numbers("--n-prompt", ",".join(args.n_prompt or ["512"])) if p]
     pairs += [(0, n) for n in numbers("--n-gen", ",".join(args.n_gen or ["128"])) if n]
     for text in args.pg:

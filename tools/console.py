@@ -27,7 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 MIB = 1 << 20
-SHORT_WORD = 12  # in characters
+SHORT_WORD = 12
 UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 MANY_COLUMNS = 8  # tables with more columns get less padding, to fit 80 characters
 ANY_WIDTH = 10_000
@@ -56,7 +56,7 @@ class _Console(Console):
             line.rstrip()
             line.no_wrap = True
             lines.append(line)
-        return Group(*lines)  # to remove trailing blanks
+        return Group(*lines)
 
     def on_broken_pipe(self) -> None:
         """Do nothing, because main(), not rich, handles a closed stdout."""
@@ -78,7 +78,7 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
-    """Return a plain table with numbers right-aligned; markup in cells is not parsed."""
+    """Numbers are right-aligned, and markup in cells is not parsed."""
     out = _Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     out.collapse_padding = len(columns) > MANY_COLUMNS
     for i, column in enumerate(columns):

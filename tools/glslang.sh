@@ -3,9 +3,8 @@
 # system's libc may be older. Sourced by setup.sh after drivers.sh, whose private apt it uses.
 
 glslang_dir=$root/.glslang
-glslang_suite=trixie  # the first Debian release whose glslang is new enough (15)
+glslang_suite=trixie  # the first Debian release with glslang 15
 
-# glslang_major COMMAND...: the major version that the command prints.
 glslang_major() { "$@" --version 2>/dev/null | sed -n 's/^Glslang Version: \([0-9]*:\)\?\([0-9]*\)\..*/\2/p'; }
 
 unpack_glslang() {

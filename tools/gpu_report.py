@@ -31,9 +31,9 @@ from vkbackend.tools.report.parts import PARTS
 from vkbackend.tools.report.worker import DEVICES
 
 LOOK_S = 120.0  # time for the process that lists devices
-# fraction of a case's deadline for VKBACKEND_TIMEOUT, so that a hang raises a typed error before
+# Fraction of a case's deadline for VKBACKEND_TIMEOUT, so that a hang raises an error before its process is
+# killed.
 WAITED = 0.8
-# the process is killed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen_parts(text: str | None) -> list[str]:
-    """Return the named parts, in order of value. Raises InvalidArgument."""
+    """The parts are in order of value. Raises InvalidArgument."""
     if text is None:
         return list(PARTS)
     asked = [word.strip() for word in text.split(",")]
@@ -81,7 +81,6 @@ def run(args: argparse.Namespace) -> int:
 def _measure(
     report: Report, parts: Sequence[str], words: Sequence[str] | None, folder: Path, scratch: Path
 ) -> None:
-    """Run every part on its groups of devices; save the report after each."""
     began, seconds, err = time.monotonic(), 60 * report.minutes, console(stderr=True)
     # The report measures a first start, so it uses its own cache folder.
     environment = {CACHE: str(scratch / "cache")}

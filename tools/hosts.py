@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("action", choices=("run", "check"), help="run a command, or check hosts and network")
     add("--hostfile", metavar="FILE", required=True, help="the hosts, a line for each, this machine first")
     add("-m", "--model", metavar="FILE", help="check: the model to advise on")
-    parser.set_defaults(words=[])  # words after --
+    parser.set_defaults(words=[])
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if command in INSIDE:
         return _inside(args.hostfile, args.words)
-    read_hostfile(args.hostfile)  # to fail before the model loads
+    read_hostfile(args.hostfile)
     words = [command, "--hostfile", os.path.abspath(args.hostfile), *args.words[1:]]
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "vkbackend", *words])

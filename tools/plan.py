@@ -43,7 +43,7 @@ from vkbackend.wire import wire_words
 AUTO = "auto"
 SHOWN_ITEMS = dict(zip(ITEMS, ITEMS, strict=True)) | {"mirrored": "mirrored again", "kv": "KV cache"}
 RECURRENT = ("k_heads", "ssm_heads", "ssm_groups")  # shown only if a layer has them
-DIMS = {  # dimension of a plan -> name in the table
+DIMS = {
     "heads": "heads",
     "kv_heads": "kv heads",
     "k_heads": "key heads",
@@ -159,7 +159,7 @@ def _report(model: Model, types: Mapping[str, str], devices: list[Device], optio
 
 
 def runs(plans: Sequence[Plan], names: Sequence[str]) -> list[tuple[str, Plan]]:
-    """Return equal consecutive plans as ("blk.0..3", plan)."""
+    """Group equal consecutive plans as ("blk.0..3", plan)."""
     out: list[tuple[str, str, Plan]] = []
     for name, plan in zip(names, plans, strict=True):
         if out and out[-1][2] == plan:

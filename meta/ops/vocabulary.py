@@ -66,7 +66,6 @@ def logits(x: Tensor, w: Weight, softcap: float = 0.0) -> None:
 
 
 def _top_k(graph: TensorGraph, d: int, x: View, ids: View, values: View, mask: View | None) -> None:
-    """Find the best candidates in each chunk of a row, then the best among these."""
     on, (n_rows, n), k = graph.on(d, "top_k"), x.shape, graph.kind.wanted.top_k
     chunk, n_chunks = device_ops.top_k_chunks(on.limits, n, k)
     if n_chunks == 1:

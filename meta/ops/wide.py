@@ -52,7 +52,7 @@ def gaussian_topk(x: Tensor, c: float) -> Tensor:
     for on, source, out in each(moments, "row_moments", x):
         on.row_moments(source, out)
     if apart:
-        moments = graph.all_reduce(moments, wire="f32")[0]  # f32 as above
+        moments = graph.all_reduce(moments, wire="f32")[0]
     for on, source, known, out in each(y, "gaussian_topk", x, moments):
         on.gaussian_topk(source, known, out, width=x.width, c=c)
     return y

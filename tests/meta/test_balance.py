@@ -128,7 +128,6 @@ def test_times() -> None:
 
 
 def test_times_of_stages() -> None:
-    """Stages run one after another; inner reduces have their own time."""
     read = 3_000_000, 4_000_000, 1_000_000
     cost = Cost((0,) * 3, read, (0,) * 3, (4096,), (4096,) * 8, ("0", "1", "1"))
     predicted = times(cost, [Speed(1e9, 1e9)] * 3, "ABC", lambda nbytes: 1e-3, lambda nbytes: 1e-4)

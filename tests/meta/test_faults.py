@@ -65,7 +65,7 @@ def test_device_that_stops_answering(
     runner = load(models, devices)
     step(runner)
     stuck = runner.mesh.devices[1]
-    # The step is submitted but never released, because the device waits for a value that is never signalled.
+    # The step is submitted but never released, so the device waits for a value that is never signalled.
     monkeypatch.setattr(stuck.queue, "allow", lambda number: None)
     with hurry():
         with pytest.raises(Timeout, match=stuck.name):
@@ -130,7 +130,7 @@ def test_interrupt_in_the_middle_of_a_step(
 
 @pytest.mark.native
 def test_a_replay_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error is raised within the deadline; a device that finishes later is closed completely."""
+    """A device that finishes later is closed completely."""
     (device,) = open_devices(["0"])
     view = View(device.buffer(256, Home.STAGING, "words"), 0, (64,))
     recording = Recording("two segments")
@@ -160,7 +160,7 @@ def test_a_step_that_cannot_be_recorded_leaves_nothing(models: Path, devices: li
     runner.close()
 
 
-FAULTS = [  # during submit, wait, load, compile and open
+FAULTS = [
     ("vkQueueSubmit", 3, "VK_ERROR_DEVICE_LOST", DeviceLost, []),
     ("vkQueueSubmit", 3, "VK_ERROR_OUT_OF_DEVICE_MEMORY", OutOfDeviceMemory, []),
     ("vkGetSemaphoreCounterValue", 12, "VK_ERROR_DEVICE_LOST", DeviceLost, [pytest.mark.native]),

@@ -38,7 +38,7 @@ def test_split_then_join_is_the_identity(case: tuple[Load, int], max_range: int)
     devices = numpy_devices(n, max_storage_range=max_range)
     try:
         weights, _pages = load_weights(devices, [load], Bytes(raw))
-    except PlanError:  # an expert of a stack exceeds a binding
+    except PlanError:
         assert max_range == 4096
         return
     assert np.array_equal(gather(devices, weights["w"]), raw)
@@ -106,7 +106,7 @@ def test_a_mirrored_tensor_that_some_devices_lack() -> None:
 
 
 def test_a_large_tensor_comes_in_pieces() -> None:
-    width, n_rows = 1 << 18, 40  # a row has 1 MiB
+    width, n_rows = 1 << 18, 40
     raw = noise(4 * width * n_rows)
     devices = numpy_devices(2)
     load = Load("w", (n_rows, width), "f32", split(1, ((0, 1 << 17), (1 << 17, width))))
@@ -119,7 +119,7 @@ def test_a_large_tensor_comes_in_pieces() -> None:
 @pytest.mark.runtimes
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_on_drivers(device: Any, dtype: str) -> None:
-    """Rows begin at addresses between words; a driver copies them."""
+    """Rows begin at addresses between words."""
     width = 3 * block_of(dtype)[0]
     load = Load("w", (11, width), dtype, split(0, ((0, 5), (5, 11))))
     raw = noise(11 * row_nbytes(dtype, width)).reshape(11, -1)

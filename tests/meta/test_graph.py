@@ -192,7 +192,7 @@ def test_prompts_attend_on_matrix_units(models: Path, monkeypatch: pytest.Monkey
     limits = Limits(max_invocations=1024, max_shared_nbytes=1 << 15, features=features)
     device_class = "vkbackend.models.engine.open_devices.NumpyDevice"
     monkeypatch.setattr(device_class, lambda name: NullDevice(name, limits))
-    with on_numpy(models, 1, "stories-w256-Q4_K") as runner:  # heads of 32 elements
+    with on_numpy(models, 1, "stories-w256-Q4_K") as runner:
         runner.step(TOKENS, [Run(1, 0, len(TOKENS), 0)], [4])
         (device,) = runner.mesh.devices
         assert isinstance(device, NullDevice)

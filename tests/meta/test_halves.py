@@ -21,7 +21,7 @@ from vkbackend.models.placement import traced_steps
 from vkbackend.step import Run, cut_runs
 
 TOKENS = np.random.default_rng(5).integers(3, 512, 64).tolist()
-RUNS = [Run(1, 0, 5, 0), Run(0, 5, 27, 0)]  # the second run crosses the middle
+RUNS = [Run(1, 0, 5, 0), Run(0, 5, 27, 0)]
 
 
 @pytest.fixture(autouse=True)

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.no_vulkan
 
 
 A, B = ((0, 8), (8, 32)), ((0, 16), (16, 32))  # two ways to cut 32
-WIDTH, OTHER = split(1, A), split(1, B)  # states of an activation
-ROWS, COLUMNS = split(0, A), split(1, A)  # states of a weight
+WIDTH, OTHER = split(1, A), split(1, B)
+ROWS, COLUMNS = split(0, A), split(1, A)
 SUM = partial((0, 1))
 EXPERTS = split_experts(1, [A, A]), split_experts(2, [A, A])
 # four q heads, and two kv heads of 8 elements

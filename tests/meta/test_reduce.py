@@ -174,7 +174,6 @@ def sent_over_wire(share: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("names", [["numpy"] * 3, *(p for p in MULTI if p.id in ("0,0,0", "0,1"))])
 def test_every_device_gets_the_same_bits_over_the_f16_wire(names: list[str], provider: str) -> None:
-    """Each device rounds its own share and unpacks the shares of the others."""
     rng = np.random.default_rng(len(names))
     for shape in ((1, 1), (1, 127), (3, 43), (2, 64), (5, 77), (1, 1000)):
         how = {"reduce_provider": provider, "reduce_type": "f16"}

@@ -59,7 +59,6 @@ def loads(draw: st.DrawFn) -> tuple[Load, int, int]:
         else:
             ranges = share_out(Dim(shape[axis], grain), normalise(shares, n_devices), draw(st.integers(0, 4)))
             state = split(axis, ranges)
-    # From one row per piece up to one piece for everything.
     row = shape[-1] // block * block_of(dtype)[1]
     return (
         Load("w", shape, dtype, state),
@@ -100,7 +99,7 @@ def test_slices_rejoin_to_the_whole(case: tuple[Load, int, int]) -> None:
             got[d, rows[first : first + len(local), None], columns] = local
     if load.state == MIRRORED:
         assert all(np.array_equal(copy, want) for copy in got)
-    else:  # every element is on exactly one device
+    else:
         assert np.array_equal((~np.isnan(got)).sum(0), np.ones(want.shape))
         assert np.array_equal(np.nansum(got, 0), want)
     if progress:  # without the padding of the views to words

@@ -57,7 +57,7 @@ def sinks(y: State, w: State) -> State:
 KEYS, VALUES, TILED = (split(1, ((0, 1), (1, 2)), n) for n in ([8], [16], [8, 8]))
 QKV, TILED_QKV = (split(1, ((0, 1), (1, 2)), n) for n in ([8, 8, 16], [8, 8, 8, 8]))
 BETA, TILED_BETA = rules.resized(VALUES, 1, 8), rules.resized(TILED, 1, 8)
-OTHER = split(1, ((0, 2), (2, 2)))  # all heads on device 0
+OTHER = split(1, ((0, 2), (2, 2)))
 
 
 QKV_ROWS, BETA_ROWS = replace(QKV, axis=0), replace(BETA, axis=0)

@@ -24,7 +24,7 @@ class Op:
     nbytes: int = 0
     macs: int = 0
     power: int = 0  # kind of multiply-adds: 3 matrix units, 2 integers, 1 floats
-    target: str = ""  # the label that a branch jumps to
+    target: str = ""
     token: str = ""  # signalled by a load
     waits: tuple[str, ...] = ()  # tokens to wait for; "<n": until at most n loads are in flight
 
@@ -32,7 +32,7 @@ class Op:
 @dataclass(frozen=True)
 class Listing:
     ops: tuple[Op, ...]
-    loops: tuple[Sequence[int], ...]  # each as the indices of its instructions
+    loops: tuple[Sequence[int], ...]  # as indices of instructions
 
     def hot_loop(self) -> Sequence[Op]:
         """The hot loop; all instructions if no loop multiplies."""

@@ -17,7 +17,7 @@ from typing import Any
 from vkbackend.errors import UnsupportedFeature, VkbackendError
 
 FOLDER = Path(__file__).resolve().parents[2] / ".drivers"
-MATRIX_UNITS = "matrix_units"  # folder of the lavapipe with matrix units
+MATRIX_UNITS = "matrix_units"
 _UNPACK = "run `bash tools/setup.sh"
 
 
@@ -45,7 +45,7 @@ GPUS = {
 
 
 def gpu_of(name: str) -> Gpu:
-    """Return the GPU with this name. Raises if its compiler is missing."""
+    """Raises if the GPU's compiler is missing."""
     gpu = GPUS.get(name.upper())
     if gpu is None:
         raise VkbackendError(f"no compiler here is known for {name!r}; there are {', '.join(GPUS)}")

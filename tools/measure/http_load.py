@@ -187,7 +187,7 @@ def body_of(api: str, model: str, words: Sequence[str], n_gen: int, seed: int) -
 
 
 async def model_of(endpoint: Endpoint) -> str:
-    """Return the first model that the endpoint lists. Raises VkbackendError."""
+    """Raises VkbackendError."""
     status, _, lines = await endpoint.ask("GET", "/models")
     text = b"\n".join([line async for line in lines])
     try:

@@ -32,7 +32,6 @@ SOURCES = (
 
 
 def glslc() -> list[str]:
-    """A glslc that supports matrix units, for llama.cpp's generator."""
     folder = compilers.FOLDER / "nvk"
     if (folder / "glslc").exists():
         return [str(folder / "ld.so"), "--library-path", str(folder), str(folder / "glslc")]

@@ -19,11 +19,11 @@ from vkbackend.tools.op_cases.matrix import MatVec
 from vkbackend.tools.op_cases.quantized import QuantizeQ8
 from vkbackend.tools.op_cases.setup import Case
 
-ROWS = {"one": 1, "few": 4, "some": 12, "many": 128}  # timed rows of x per class
+ROWS = {"one": 1, "few": 4, "some": 12, "many": 128}  # rows of x per class
 TYPES = ("f16", "q8_0", "q4_0", "q4_k")  # every op with f32 activations supports the first type
 SHAPES = ((2048, 2048), (256, 1024))  # n, k
 GAIN = 0.9
-PRODUCTS = {case.op.name: type(case) for case in CASES if isinstance(case, MatVec)}  # products by op
+PRODUCTS = {case.op.name: type(case) for case in CASES if isinstance(case, MatVec)}
 ROUNDING: dict[str, Any] = {"q8": QuantizeQ8, "f16s": PackF16}
 # The part of a rounding that each matrix pays: a layer has 7 matrices but 4 roundings, because q, k and v
 # share one, and gate and up another.

@@ -17,7 +17,7 @@ from typing import Any
 from vkbackend.models.llm import LLM
 
 LENGTHS = 8, 24, 64, 160  # prompt tokens after the shared prefix, used in turn
-SHARED = 64  # tokens of the shared prefix
+SHARED = 64
 WARM_UP = 4  # tokens per text in the untimed round
 
 

@@ -16,7 +16,7 @@ from vkbackend.tools.measure.synthetic import Synthetic
 from vkbackend.twins.device import HostDevice, HostExecutable
 from vkbackend.vulkan.memory_types import CACHED, COHERENT, LOCAL, VISIBLE, suitable
 
-MAX_ALLOCATIONS = 4096  # the minimum that Vulkan guarantees, and the limit of AMD's and NVIDIA's drivers
+MAX_ALLOCATIONS = 4096  # Vulkan's guaranteed minimum, and the limit of AMD's and NVIDIA's drivers
 BINDING_NBYTES = (1 << 32) - 1
 ALLOCATION_NBYTES = (1 << 32) - 4096
 BAR_NBYTES = 256 << 20

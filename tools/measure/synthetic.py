@@ -25,7 +25,7 @@ from vkbackend.tools.op_cases.setup import weights
 
 # distinct random weights per type; tensors use them repeatedly, from different offsets
 POOL_ELEMENTS = 1 << 20
-_TYPE_OF = {int: 4, float: 6, bool: BOOL, str: STRING}  # GGUF value types
+_TYPE_OF = {int: 4, float: 6, bool: BOOL, str: STRING}
 
 
 def _dense(
@@ -51,7 +51,7 @@ def _mixture(n_expert: int, n_used: int, n_ff: int, **dense: Any) -> dict[str, A
     }
 
 
-_LATENT = _dense(61, 7168, 128, 1, 576, 18_432) | {  # DeepSeek V3's attention and routing
+_LATENT = _dense(61, 7168, 128, 1, 576, 18_432) | {
     "attention.value_length": 512,
     "attention.kv_lora_rank": 512,
     "attention.q_lora_rank": 1536,

@@ -23,7 +23,7 @@ from typing import Any, Self
 from vkbackend.tools.report.part import Group, Row
 
 WORKER = (sys.executable, "-m", "vkbackend.tools.report.worker")
-START_S = 120.0  # time to open the device and list the cases
+START_S = 120.0
 KILL_S = 10.0  # afterwards a killed process that a driver still blocks is abandoned
 MAX_LOSSES = 8  # per part and devices; afterwards the part is abandoned
 Tell = Callable[[str, int, int], None]  # (starting case, number of finished cases, number of cases)
@@ -40,7 +40,7 @@ class Outcome:
     cases: list[str] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
     unfinished: str = ""
-    stuck: bool = False  # whether a process could not be killed
+    stuck: bool = False
 
 
 class Child:

@@ -62,10 +62,10 @@ class Tune(Part):
 
 
 TYPES = ("q4_0", "q4_k", "q8_0", "q6_k", "f16", "mxfp4", "iq4_xs")
-SIDE, SOFTWARE_SIDE = 4096, 1024  # side of a square matrix
-ROWS = {"one": 1, "few": 8, "some": 16, "many": 512}  # rows of x per class
+SIDE, SOFTWARE_SIDE = 4096, 1024
+ROWS = {"one": 1, "few": 8, "some": 16, "many": 512}
 SOFTWARE_ROWS = ROWS | {"many": 32}
-COLD_NBYTES = 512 << 20  # bytes of the copies of the arrays that runs use in turn; larger than any cache
+COLD_NBYTES = 512 << 20  # bytes of all copies of the arrays; larger than any cache
 HEAP_SHARE = 8  # copies take at most 1 / HEAP_SHARE of a device's memory
 COPY = "copies within the memory"
 EXPERT_TYPES = ("q4_k",)

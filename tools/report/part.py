@@ -13,7 +13,7 @@ from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.runtime import Device
 
 Row = dict[str, Any]
-Group = tuple[str, ...]  # devices that are used together
+Group = tuple[str, ...]
 
 
 class LeftOut(Exception):
@@ -37,7 +37,6 @@ class Part:
 
     @property
     def device(self) -> Device:
-        """The first device, which is opened on first use."""
         if self.opened is None:
             [self.opened] = open_devices(self.devices[:1])
         return self.opened

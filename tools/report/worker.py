@@ -21,7 +21,7 @@ from vkbackend.tools.report import machine
 from vkbackend.tools.report.part import LeftOut, Part
 from vkbackend.tools.report.parts import PARTS
 
-DEVICES = "devices"  # name of the job that lists the devices
+DEVICES = "devices"
 
 
 def tell(out: TextIO, **message: Any) -> None:
