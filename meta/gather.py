@@ -1,5 +1,5 @@
-"""The inverse of slice-on-load: joins a tensor from its slices, and writes rows into slices. Meanwhile no
-step may run.
+"""The inverse of slice-on-load: joins a tensor from its slices, and writes rows into slices. No step may run
+meanwhile.
 """
 
 from __future__ import annotations

@@ -153,7 +153,6 @@ class OverHosts(Provider):
     def _moves_to(
         self, reduce: Reduce, parts: Mapping[int, tuple[int, int]]
     ) -> list[tuple[int, int, int, int]]:
-        """Like `_moves`, but each part of a slot is sent to the host that sums the part."""
         moves = []
         for writer in reduce.writers:
             for host, part in parts.items():

@@ -52,7 +52,6 @@ def key_of(device: Device) -> str:
 
 
 def _read() -> dict[str, Any]:
-    """The content of the file; empty if it is missing, damaged or of another format."""
     content = cache_folder.read_json(ENTRY)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         return {}

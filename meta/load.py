@@ -137,7 +137,6 @@ def _fill(
 
 
 def _touch(pieces: Sequence[tuple[int, View]], advance: Callable[[int], None]) -> None:
-    """Read the file's pages now, so that the first step need not."""
     for _, view in pieces:
         held = view.buffer.host[view.offset : view.end]  # type: ignore[union-attr]
         for at in range(0, held.size, PIECE_NBYTES):

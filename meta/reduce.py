@@ -128,7 +128,7 @@ class ImportedPages(Provider):
     def __init__(self, devices: Sequence[Device], slot_nbytes: int, scatter_from: int | None = None) -> None:
         self._devices, self._slot, self._scatter_from = devices, _slot_size(slot_nbytes), scatter_from
         limit = min(device.limits.max_storage_range for device in devices)
-        if len(devices) * self._slot > limit:  # because the kernel that sums binds all slots of a parity
+        if len(devices) * self._slot > limit:  # the kernel that sums binds all slots of a parity
             raise UnsupportedFeature(
                 f"{len(devices)} slots of {self._slot} bytes exceed one binding of {limit}; "
                 f"use the provider {HostSum.name} or a smaller micro-batch"

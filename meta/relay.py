@@ -82,7 +82,6 @@ class Relay:
                     )
 
     def _drain(self, error: VkbackendError) -> None:
-        """After a failure, wait until each device has finished, or abandon the device."""
         self.broken = str(error) or type(error).__name__
         deadline = time.monotonic() + DRAIN_S
         for device in self._devices:

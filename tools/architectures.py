@@ -131,7 +131,6 @@ def plans_of(model: Model, split_mode: str = "tensor") -> list[Plan]:
 
 
 def split_by(name: str) -> tuple[str, ...]:
-    """Return the dimensions that are split over two devices, for models with experts and without."""
     shared = set()
     for plan in [plan for model in sketches(name) for plan in plans_of(model)]:
         tiles = [*plan.ranges.items(), *(("experts", ranges) for ranges in plan.experts)]

@@ -191,7 +191,6 @@ def tests_of(args: argparse.Namespace) -> list[Test]:
 
 
 def settings(runner: Runner) -> dict[str, Any]:
-    """Return the loaded configuration, under llama-bench's names."""
     options, devices = runner.options, runner.mesh.devices
     shares = options.shares or (1,) * len(devices)
     layers, held = runner.model.n_layer + 1, options.n_gpu_layers

@@ -107,7 +107,7 @@ def words(name: str, text: str, known: Sequence[str] = ()) -> list[str]:
 
 
 def combinations(args: argparse.Namespace) -> list[tuple[tuple[str, ...], int, str, str, str]]:
-    """Return (devices, bytes, provider, wire, ahead) of every row. Raises InvalidArgument before anything
+    """(devices, bytes, provider, wire, ahead) of every row. Raises InvalidArgument before anything
     runs."""
     devices = runner.places if runner.group else device_list("devices", args.devices) or ()
     if len(devices) < 2:

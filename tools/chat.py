@@ -155,7 +155,6 @@ class Conversation:
             tell_notes([f"{name} is not a command; /help lists them"], self.err)
 
     def save(self, path: str) -> str:
-        """Write the conversation to a file; returns the message to show."""
         if not path:
             return "/save needs the name of a file"
         try:

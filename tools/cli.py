@@ -97,7 +97,7 @@ docs/env_vars.md describes the environment variables. DEBUG=1 shows devices, pla
 def build_parser(
     chosen: str, words: Sequence[str] = ()
 ) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """Return (the parser of all commands, the parser of `chosen`). Only `chosen` gets its arguments. Of
+    """(the parser of all commands, the parser of `chosen`). Only `chosen` gets its arguments. Of
     llama.cpp's flags that have no effect or are refused, only those in `words` are added."""
     parser = Parser(
         prog="vkbackend",
@@ -187,7 +187,6 @@ def parse_line(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]
 def _check_known(
     args: argparse.Namespace, unknown: Sequence[str], chosen: str, command: argparse.ArgumentParser
 ) -> None:
-    """Exit with one line about all unknown and all refused flags, if there are any."""
     sentences: list[str] = []
     if unknown:
         others = [build_parser(name)[1] for name in TALKS if chosen in TALKS and name != chosen]

@@ -1,6 +1,6 @@
-# Unpacks compilers for GPUs that are not installed into .drivers/: ANV (Intel) and NVK (NVIDIA), each with a
+# Unpacks into .drivers/ compilers for GPUs that this machine lacks: ANV (Intel) and NVK (NVIDIA), each with a
 # Mesa shim that replaces the kernel's driver, and a lavapipe with matrix units. Sourced by setup.sh after
-# drivers.sh, whose private apt it uses. RADV (AMD) needs no shim and is installed with the drivers.
+# drivers.sh, whose private apt it uses. RADV (AMD) needs no shim: drivers.sh unpacks it.
 # tools/measure/compilers.py runs these compilers.
 
 # Debian suites with suitable mesa-vulkan-drivers. These drivers run with the libc that they were linked with.

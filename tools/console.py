@@ -170,7 +170,6 @@ def write_md(cells: Sequence[str]) -> None:
 
 
 def jsonable(value: Any) -> Any:
-    """Convert `value` for JSON: arrays to lists, NaN and infinities to strings."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, dict):

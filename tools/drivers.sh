@@ -5,7 +5,7 @@
 # on stdout for each driver that runs; everything else goes to stderr.
 
 driver_dir=$root/.drivers
-missing_retry_minutes=1440  # drivers that were unavailable are tried again after a day, not on every run
+missing_retry_minutes=1440  # try unavailable drivers again after a day, not on every run
 
 
 # Prints candidate mirrors "URI CODENAME" from apt's sources: mirrors with this release's suite; conventional
@@ -129,8 +129,8 @@ unpack_radv() { take_driver "$1" "$2" libvulkan_radeon.so 'radeon_icd*.json'; }
 unpack_swiftshader() {
     local work=$1 out=$2 package version
     for package in chromium-common chromium; do
-        # The newest version in the archive, because an installed chromium may be a newer security update that
-        # cannot be downloaded.
+        # The archive's newest version; an installed chromium may be a security update that cannot be
+        # downloaded.
         version=$(apt-cache madison "$package" 2>/dev/null | awk 'NR == 1 { print $3 }')
         [ -n "$version" ] || continue
         rm -rf "$work/debs" && mkdir -p "$work/debs"

@@ -24,7 +24,6 @@ def messages(first: str | None) -> Iterator[str]:
 
 
 def _whole(line: str) -> str:
-    """Return the message that begins in `line`; it ends at the latest where the input ends."""
     text = line.strip()
     if text.startswith(QUOTES):
         text = text.removeprefix(QUOTES)

@@ -30,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def short(value: Any) -> str:
-    """Format a metadata value on one line; long texts and arrays are cut."""
     if isinstance(value, str | bool | int | float):
         text = value if isinstance(value, str) else repr(value)
     else:

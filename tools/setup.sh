@@ -113,7 +113,7 @@ setup: then run this script again"
         die "no apt here to install: $*" "install the equivalents by hand, then run this script again"
     if [ "$(id -u)" != 0 ]; then
         command -v sudo >/dev/null || die "missing $*, and neither root nor sudo to install it" "$by_hand"
-        # Ask for a password once, and only on a terminal, because otherwise nothing may wait for input.
+        # Ask for a password once, on a terminal only: elsewhere nothing may wait for input.
         sudo -n true 2>/dev/null || { [ -t 0 ] && sudo -v; } ||
             die "missing $*, and sudo wants a password that cannot be asked for here" "$by_hand"
     fi

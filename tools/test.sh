@@ -55,7 +55,7 @@ mypy_tree >"$logs/mypy" 2>&1 </dev/null &
 mypy=$!
 trap 'kill "$mypy" $kompute 2>/dev/null || true; rm -rf "$logs"' EXIT
 if [ $# = 0 ] || [ "$*" = --all ]; then
-    # One worker more than there are cores, because tests wait for processes. Fixtures load models once per
+    # One worker more than cores, because tests wait for processes. Fixtures load models once per
     # file. tests/conftest.py sets the order of the files.
     workers=(-n "$(($(nproc) < 4 ? $(nproc) + 1 : 4))" --dist loadfile --no-loadscope-reorder)
     nice -n 10 bash tools/setup.sh --kompute --test >"$logs/kompute" 2>&1 </dev/null &

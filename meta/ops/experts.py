@@ -91,7 +91,6 @@ def _weighed(graph: TensorGraph, d: int, x: Tensor, weights: View) -> View:
 
 
 def _route(h: Tensor, router: Router, devices: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """The weights and the ids (u32) of each row's experts, per device."""
     graph, n_expert = h.graph, router.w.shape[0]
     logits, weights, chosen = (
         graph.new(h.rows, width, MIRRORED, f"moe_{name}", devices)

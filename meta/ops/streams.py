@@ -15,7 +15,6 @@ def streams_of(x: Tensor, a: Tensor) -> Tensor:
 
 
 def add_to_others(x: Tensor, a: Tensor) -> Tensor:
-    """Add a to all streams but the first."""
     return _made("streams_add", whole(x), whole(a))
 
 
@@ -52,7 +51,6 @@ def correct(
 
 
 def add_to_all(x: Tensor, v: Weight) -> Tensor:
-    """Add v [n] to every stream of x."""
     x, n = whole(x), v.shape[0]
     rows = x.rows * (x.width // n)
     seen = Tensor(x.graph, rows, n, x.state, [view and view.reshape(rows, n) for view in x.views])

@@ -34,7 +34,6 @@ def reach(shape: tuple[int, ...], dtype: str) -> int:
 @settings(max_examples=200, deadline=None)
 @given(TYPES, st.integers(1, 1 << 21), st.integers(1, 512))
 def test_pieces_of_a_matrix_are_within_32_bits(dtype: str, n: int, blocks: int) -> None:
-    """Matrices of up to a terabyte."""
     k = blocks * block_of(dtype)[0]
     pieces = piece_shapes(Load("w", (n, k), dtype, MIRRORED), 0, piece_nbytes(DEVICE))
     assert sum(shape[0] for _, shape in pieces) == n

@@ -71,7 +71,6 @@ def cache(devices: list[Any], ranges: Ranges, width: int = 24, n_cells: int = 8)
 
 
 def test_heads_that_several_devices_hold() -> None:
-    """Replicated kv heads are written to every holder and read from the first holder."""
     devices = numpy_devices(4)
     weight = cache(devices, ((0, 16), (8, 16), (16, 16), (8, 24)))
     rows = noise(8 * 48).reshape(8, 48)

@@ -173,7 +173,6 @@ def test_unwritten_memory_does_not_affect_results(models: Path, n: int) -> None:
 
 
 def test_null_devices_replay_a_whole_model(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each device runs two all-reduces per layer, and each all-reduce ends with a norm."""
     monkeypatch.setattr("vkbackend.models.engine.open_devices.NumpyDevice", NullDevice)
     with on_numpy(models, 2) as runner:
         runner.step([1], [Run(0, 0, 1, 0)], [0])

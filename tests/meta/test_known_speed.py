@@ -50,7 +50,7 @@ def test_the_pace_is_a_part_of_the_known_speed(cache: Path, monkeypatch: pytest.
 
 
 def stepped(models: Path, devices: list[str]) -> tuple[np.ndarray, list[int], bool]:
-    """Return (logits of a prompt, cuts per device in all recorded steps, whether several dispatches share the
+    """(logits of a prompt, cuts per device in all recorded steps, whether several dispatches share the
     attention heads)."""
     runner = load_runner(models / "stories-narrow-F32.gguf", devices=devices, n_ctx=32, n_ubatch=16)
     try:

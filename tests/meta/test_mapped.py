@@ -124,7 +124,6 @@ def test_a_device_that_refuses_gets_a_copy() -> None:
 
 
 def from_removed(path: Path, devices: list[str], **options: Any) -> tuple[np.ndarray, list[dict[str, Any]]]:
-    """Return the logits of a prompt, computed after the model's file was removed from its folder."""
     runner = load_runner(path, devices=devices, n_ctx=64, n_ubatch=16, **options)
     try:
         path.unlink()

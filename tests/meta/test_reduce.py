@@ -126,7 +126,6 @@ def test_sums_are_exact_in_slot_order(n: int, writers: list[int], provider: str,
 def test_bit_equal_over_many_runs_with_delays(
     provider: str, wire: str, n_runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Chains of 10 reduces, with a random delay per device."""
     devices = open_devices(["0", "0", "0"])
     summed = Sum(devices, [0, 1, 2], 10, reduce_provider=provider, reduce_type=wire)
     rng, delay = np.random.default_rng(3), random.Random(4)

@@ -267,7 +267,6 @@ T = TypeVar("T")
 
 @cache
 def _groups(block: str) -> list[list[str]]:
-    """Split into groups of lines: a beat's alternatives, or a quest's five lines."""
     return [group.splitlines() for group in block.strip().split("\n\n")]
 
 

@@ -89,7 +89,7 @@ class LlamaCpp:
         self.close()
 
     def alternate(self, timer: Timer, test: Test, repetitions: int) -> tuple[Timing, Timing]:
-        """Return (our times, llama.cpp's times), measured alternately after both have warmed up."""
+        """(our times, llama.cpp's times), measured alternately after both have warmed up."""
         self._run(timer, test)
         before = timer.runner.reduce_stats()
         ours, theirs = [], []
@@ -112,7 +112,6 @@ class LlamaCpp:
         return float(self._answer()["seconds"])
 
     def _answer(self) -> dict[str, Any]:
-        """Read the next line. A process that exceeds the deadline is killed."""
         assert self._process.stdout is not None
         watchdog = threading.Timer(WAIT_S, self._process.kill)
         watchdog.start()

@@ -28,7 +28,7 @@ def dispatches_of(runner: Runner, n_rows: int) -> list[Dispatch]:
 def compile_times(
     runner: Runner, n_rows: int, threads: Sequence[int], repeats: int
 ) -> tuple[int, dict[str, list[float]]]:
-    """Return (number of pipelines of the first device, {number of threads or CACHED: seconds for all})."""
+    """(number of pipelines of the first device, {number of threads or CACHED: seconds for all})."""
     from vkbackend.vulkan.device import VulkanDevice
     from vkbackend.vulkan.program import Programs
 

@@ -1,4 +1,4 @@
-"""Compilers for GPUs that are not installed, unpacked by `tools/setup.sh --compilers`: runs a Python of this
+"""Compilers for GPUs that this machine lacks, unpacked by `tools/setup.sh --compilers`: runs a Python of this
 checkout with one of them as its only Vulkan driver. They compile and report, but cannot execute. A newer
 lavapipe with matrix units (8 x 8) can execute.
 """

@@ -60,7 +60,6 @@ class Timing:
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the rates, 0 for one repetition."""
         return statistics.stdev(self.rates) if len(self.rates) > 1 else 0.0
 
 
@@ -115,7 +114,6 @@ def weight_nbytes_per_step(runner: Runner) -> int:
 
 
 def copy_rate(runner: Runner) -> float:
-    """Bytes per second, reads plus writes, of copies within the physical devices' memory."""
     rates = {resource_of(device): measure_copy(device) for device in runner.mesh.devices if not device.host}
     return sum(rates.values())
 

@@ -124,7 +124,6 @@ class Report:
         return head, lines
 
     def _left_out(self, outcomes: Sequence[Outcome]) -> list[str]:
-        """One line per reason, because many cases lack the same feature."""
         lines = []
         for outcome in outcomes:
             reasons: dict[str, list[str]] = {}
@@ -137,7 +136,6 @@ class Report:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """Return a Markdown table; numbers have at least three significant digits."""
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     return lines + ["| " + " | ".join(map(_cell, row)) + " |" for row in rows]
 
@@ -150,7 +148,7 @@ def _cell(value: object) -> str:
 
 @cache
 def _private() -> tuple[list[str], re.Pattern[str] | None]:
-    """Return (folders of this machine, pattern of the names of host and user)."""
+    """(folders of this machine, pattern of the names of host and user)."""
     folders = {str(Path.home()), str(Path.cwd()), tempfile.gettempdir(), sys.prefix}
     folders |= {str(Path(folder).resolve()) for folder in folders}
     names = {platform.node(), platform.node().partition(".")[0]}

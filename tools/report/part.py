@@ -59,6 +59,6 @@ class Part:
 
     @classmethod
     def columns(cls, rows: Sequence[Row]) -> tuple[Sequence[str], list[Sequence[object]]]:
-        """Return (header, lines) of the table for all groups."""
+        """(header, lines) of the table for all groups."""
         head = list(dict.fromkeys(name for row in rows for name in row))
         return head, [[row.get(name, "") for name in head] for row in rows]

@@ -91,7 +91,7 @@ class Rates(Part):
 
 
 def open_model(spec: str, devices: Group) -> tuple[Runner, int, str]:
-    """Return (runner, deepest context that fits, why not deeper). Raises LeftOut if not even one layer
+    """(runner, deepest context that fits, why not deeper). Raises LeftOut if not even one layer
     fits."""
     why = ""
     for n_layer in halved(spec):
