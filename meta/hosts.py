@@ -33,8 +33,7 @@ class Hosts:
         return self.of[device] == self.rank
 
     def gather(self, key: Hashable, views: Sequence[View | None]) -> Transfers:
-        """Return transfers that bring every device's bytes at `views[d]` to host 0, into the stand-in's
-        memory. A `key` always means the same views. The transfers have a lane of their own, because host 0
+        """Transfers of every device's bytes at `views[d]` to host 0, into the stand-in's memory. A `key` always means the same views. The transfers have a lane of their own, because host 0
         may wait for them before other exchanges."""
         transfers = self._gathers.get(key)
         if transfers is None:
@@ -141,7 +140,7 @@ class OverHosts(Provider):
 
     def _parts(self, reduce: Reduce) -> dict[int, tuple[int, int]]:
         """Return which elements of a large reduce each reading host sums; empty if sending complete slots
-        takes fewer bytes. Parts take fewer bytes with three hosts, or with two devices on each host."""
+        takes fewer bytes."""
         reading = sorted({self._hosts.of[d] for d in reduce.readers})
         if not isinstance(self._inner, HostSum) or 4 * reduce.elements < reduces.SCATTER_NBYTES:
             return {}

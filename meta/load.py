@@ -37,7 +37,7 @@ PIECE_NBYTES = 64 << 20  # bytes between two calls of `progress`
 
 class Source(Protocol):
     def data(self, name: str) -> np.ndarray:
-        """The tensor as uint8, without a copy, in any shape with rows in order."""
+        """The tensor as uint8, not copied, in any shape with rows in order."""
 
     def file(self, name: str) -> tuple[np.ndarray, int]:
         """(the mapped file as uint8, first byte of the tensor); called only for loads with `in_file`."""

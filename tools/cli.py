@@ -250,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         mute_stdout()
         return 141
-    # commands raise typed errors for their files, so this is an error of stdout (such as a full disk)
+    # an error of stdout (a full disk), because commands raise typed errors for their files
     except OSError as error:
         mute_stdout()
         sys.stderr.write(f"error: the output cannot be written: {error}; free space or write elsewhere\n")

@@ -214,8 +214,7 @@ unpack_drivers() {
         if [ -f "$driver_dir/$name.missing" ]; then
             step "left out $name: $(cat "$driver_dir/$name.missing")"
         else
-            # Written on every run, because manifests need absolute paths and the folder may have moved;
-            # atomically.
+            # Written on every run, because manifests need absolute paths and the folder may have moved.
             icd_json "$driver_dir/$name/package.json" "$driver_dir/$name/${library[$name]}" \
                 >"$driver_dir/$name/icd.json.new"
             mv "$driver_dir/$name/icd.json.new" "$driver_dir/$name/icd.json"

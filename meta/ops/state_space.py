@@ -81,7 +81,6 @@ def gated_norm(gate: Tensor, x: Tensor, w: Weight, n_group: int, eps: float) -> 
 def _summed(graph: TensorGraph, shares: dict[int, View], n: int) -> dict[int, View]:
     views = [shares[d].reshape(n, 1) if d in shares else None for d in range(graph.n)]
     sums = Tensor(graph, n, 1, split.partial(sorted(shares)), views)
-    # Sums are sent in f32, because a rounding error would change all columns scaled by the sum in the same
-    # direction.
+    # In f32, because a rounding error would change all columns in the same direction.
     total = graph.all_reduce(sums, wire="f32")[0]
     return {d: total.on(d) for d in shares}

@@ -29,7 +29,7 @@ def wide_norms(parts: Sequence[tuple[Tensor, Weight]], eps: float) -> list[Tenso
             out = rows_between(shares.on(d), i * rows, rows)
             where = {"group": x.width, "first": x.state.ranges[d][0], "skip": _counted_before(x, d)}
             graph.on(d, "group_squares").group_squares(None, x.on(d), out, **where)
-    # Sums are sent in f32, because a rounding error would change the complete row in the same direction.
+    # In f32, because a rounding error would change the complete row in the same direction.
     sums = graph.all_reduce(shares, wire="f32")[0]
     for i, ((x, w), y) in enumerate(zip(parts, results, strict=True)):
         for d in holders:

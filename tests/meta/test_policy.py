@@ -39,8 +39,7 @@ def planned(case: Case) -> list[list[int]]:
     return [*rows, widths(outside.ranges["vocab"])]
 
 
-# ---- the oracle's answers, stored by tests/data/make_splits.py; computed again if the oracle is next to the
-# checkout ----
+# ---- stored answers of the oracle (tests/data/make_splits.py); new answers if it is next to the checkout ----
 
 KEPT = json.loads((DATA / "splits.json").read_text())
 
