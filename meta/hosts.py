@@ -33,8 +33,9 @@ class Hosts:
         return self.of[device] == self.rank
 
     def gather(self, key: Hashable, views: Sequence[View | None]) -> Transfers:
-        """Transfers of every device's bytes at `views[d]` to host 0, into the stand-in's memory. A `key` always means the same views. The transfers have a lane of their own, because host 0
-        may wait for them before other exchanges."""
+        """Transfers of every device's bytes at `views[d]` to host 0, into the stand-in's memory. A `key`
+        always means the same views. The transfers have a lane of their own, because host 0 may wait for them
+        before other exchanges."""
         transfers = self._gathers.get(key)
         if transfers is None:
             sent: list[Part] = []

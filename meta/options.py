@@ -22,16 +22,16 @@ def ahead_depth(name: str, value: Any) -> int | None:
 
 class ReduceKeywords(TypedDict, total=False):
     reduce_type: str
-    """What partial sums travel as: "f32", "bf16" (8 bits of significand), "f16" (11 bits, in blocks of 128
-    with an exponent of their own), or "auto" (default): f16 for large ones, but f32 between devices that all
-    run on the processor."""
+    """The format in which partial sums are sent: "f32", "bf16" (8 bits of significand), "f16" (11 bits, in
+    blocks of 128 with one exponent per block), or "auto" (default): f16 for large sums, but f32 if all
+    devices run on the processor."""
     reduce_provider: str
-    """Where partial sums meet: "pages" (host pages that all devices import), "scatter" (the same, and each
-    device sums a part for all), "host-sum" (the host adds), or "auto" (default): what the devices can do and
-    the size asks for."""
+    """How partial sums are added: "pages" (in host pages that all devices import), "scatter" (the same, but
+    each device sums a part for all), "host-sum" (by the host), or "auto" (default): chosen by the features of
+    the devices and the size of the sums."""
     submit_ahead: int | Literal["all"] | None
     """How many segments of a step are submitted to a device before it may run them. None (default) or "all":
-    the whole step."""
+    all segments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

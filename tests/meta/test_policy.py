@@ -39,7 +39,7 @@ def planned(case: Case) -> list[list[int]]:
     return [*rows, widths(outside.ranges["vocab"])]
 
 
-# ---- stored answers of the oracle (tests/data/make_splits.py); new answers if it is next to the checkout ----
+# ---- answers of the oracle: stored (tests/data/make_splits.py), and new if it is next to the checkout ----
 
 KEPT = json.loads((DATA / "splits.json").read_text())
 
