@@ -29,7 +29,7 @@ class State:
     axis: int = -1
     ranges: Ranges = ()
     writers: tuple[int, ...] = ()  # if PARTIAL: the devices with a share
-    # the ranges of each expert of a stack; `ranges` are those of the first expert
+    # the ranges of each expert of a stack; `ranges` are the first expert's
     experts: tuple[Ranges, ...] = ()
     # If not empty, the axis consists of several parts in sequence, which are all split alike. `ranges` then
     # count units, and part i has segments[i] elements per unit.

@@ -1,4 +1,4 @@
-"""What a layer remembers of a sequence: keys and values, or a recurrent state."""
+"""A layer's memory of a sequence: keys and values, or a recurrent state."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A small model of any architecture that consists of a header without data, for everything that can be known
 of an architecture without a file.
 
-A `Sketch` replaces an opened GGUF file; its metadata values are those of Synthetic.
+A `Sketch` replaces an opened GGUF file; its metadata values come from Synthetic.
 """
 
 from __future__ import annotations

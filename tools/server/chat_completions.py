@@ -52,7 +52,7 @@ def chat_options(service: Service, fields: Fields, llm: LLM) -> dict[str, Any]:
 
 
 def template_options(service: Service, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """A request's `variables` override those of the command line."""
+    """A request's `variables` override the variables of the command line."""
     options: dict[str, Any] = {"template_variables": dict(service.config.template_fields) | dict(variables)}
     return options if service.config.template is None else options | {"template": service.config.template}
 
