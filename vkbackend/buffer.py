@@ -1,7 +1,7 @@
 """Buffers and views.
 
-A `Buffer` is device memory. A `Virtual` is scratch memory without an address, which `plan_scratch` places. A
-`View` is a typed, contiguous, row-major range of a `Buffer` or `Virtual`.
+A `Buffer` is device memory. A `Virtual` is scratch memory that `plan_scratch` has not placed yet. A `View` is
+a typed, contiguous, row-major range of a `Buffer` or `Virtual`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Virtual:
 
 
 def nowhere(home: Home = Home.SCRATCH, label: str = "nowhere") -> Buffer:
-    """Return a buffer without memory, for graphs that never run. Every view fits into the buffer."""
+    """Return a buffer without memory, for graphs that never run."""
     return Buffer(1 << 62, home, label)
 
 

@@ -135,7 +135,7 @@ def _open_folder(path: Path, make: bool) -> int | None:
     try:
         status = os.fstat(descriptor)
         if status.st_uid == os.geteuid() and status.st_mode & 0o077 and path == env.default_cache_dir():
-            # Only the default folder, because a folder named by the user may be shared (/tmp).
+            # Not a folder that the user named, which may be shared (/tmp).
             os.fchmod(descriptor, 0o700)
             status = os.fstat(descriptor)
         _check_owner(status)
@@ -171,7 +171,7 @@ def _check_owner(status: os.stat_result) -> None:
 
 
 def _head(name: str, data: bytes) -> bytes:
-    """Return the first line of an entry, a checksum of name and data. So a renamed entry is refused."""
+    """Return the first line of an entry, with a checksum of name and data (to refuse renamed entries)."""
     digest = hashlib.sha256(name.encode() + b"\0")
     digest.update(data)
     return _MAGIC + digest.hexdigest().encode() + b"\n"

@@ -1,6 +1,6 @@
 """Checks of arguments. Each check returns a plain value or raises InvalidArgument with the parameter's name.
 
-Numpy scalars and arrays are accepted in place of numbers and lists.
+Numpy scalars and arrays are accepted as numbers and lists.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ def whole_number(name: str, value: Any, low: int, high: int, hint: str = "") -> 
 
 
 def finite_number(name: str, value: Any, low: float, high: float, hint: str = "") -> float:
-    """Return `value` as a finite float in `low`..`high`."""
     number, given = math.nan, plain(value)
     if not isinstance(given, bool | str | bytes | np.ndarray):
         with suppress(TypeError, ValueError, OverflowError):

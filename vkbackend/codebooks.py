@@ -1,6 +1,6 @@
 """Codebooks of the I-quants (from the `gguf` package), which dequant_iq.glsl reads as descriptor set 1.
 
-The codebooks are not constant arrays in the shaders, because lavapipe takes 2 ms per word to compile such an
+Shaders do not store codebooks in constant arrays, because lavapipe takes 2 ms per word to compile such an
 array and fills it again in every invocation.
 """
 
@@ -29,8 +29,8 @@ def owner_of(dtype: str) -> str | None:
 
 @cache
 def entries(name: str) -> np.ndarray:
-    """Return the codebook, uint16 [entries]. An entry is 8 codes of 2 bits or 4 codes of 4 bits, with the
-    first code in the lowest bits. A code is an index into the format's values in ascending order."""
+    """Return the codebook, uint16 [entries]. An entry is 8 codes of 2 bits or 4 codes of 4 bits; the first
+    code is in the lowest bits. A code is an index into the format's values in ascending order."""
     from gguf import quants
 
     kind = getattr(quants, name.upper())

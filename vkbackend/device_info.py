@@ -21,7 +21,7 @@ class Heap:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """Identity, features, limits and heaps. `index` is the position in `devices()`; `uuid` is the same after
+    """`index` is the position in `devices()`; `uuid` is the same after
     a reboot."""
 
     index: int
@@ -45,7 +45,6 @@ class DeviceInfo:
         return self.type == "cpu"
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields except the handle, for JSON."""
         values = {name: getattr(self, name) for name in self.__slots__ if name != "physical"}
         return values | {"heaps": [asdict(heap) for heap in self.heaps]}
 

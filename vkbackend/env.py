@@ -40,7 +40,7 @@ FEATURES = frozenset(
 
 def disabled() -> frozenset[str]:
     """Return the features that VKBACKEND_DISABLE=timeline,host_import,... turns off. Raises InvalidArgument
-    for a name that is not in FEATURES."""
+    for unknown features."""
     names = frozenset(filter(None, map(str.strip, os.environ.get("VKBACKEND_DISABLE", "").split(","))))
     if unknown := names - FEATURES:
         raise InvalidArgument(
@@ -60,8 +60,7 @@ FUSE = "VKBACKEND_FUSE"
 
 
 def fusing() -> bool:
-    """Whether to fuse ops. VKBACKEND_FUSE=0 records one dispatch per op, which keeps all intermediate
-    values."""
+    """Whether to fuse ops. Without fusion, all intermediate values can be read."""
     return os.environ.get(FUSE, "") != "0"
 
 
@@ -77,8 +76,8 @@ KOMPUTE_ORDER = "VKBACKEND_KOMPUTE_ORDER"
 
 
 def kompute_order() -> str:
-    """Return how to order dependent dispatches: "word" (sync a word between the dispatches), "submit" (use
-    separate submissions) or "" (the driver's default)."""
+    """Return how to order dependent dispatches: "word" (sync a word), "submit" (use submissions) or "" (the
+    driver's default)."""
     order = os.environ.get(KOMPUTE_ORDER, "")
     if order not in ("", "word", "submit"):
         raise InvalidArgument(f"{KOMPUTE_ORDER}={order!r}: there are word and submit")
@@ -105,7 +104,6 @@ MAX_COMPILE_THREADS = 8  # each driver compiler takes up to 1 GB, and compilers 
 
 
 def compile_threads() -> int:
-    """Return the number of threads that compile pipelines."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, _integer(COMPILE_THREADS, min(cores, MAX_COMPILE_THREADS)))
 
@@ -116,7 +114,7 @@ def poison() -> bool:
 
 
 def faults() -> list[tuple[str, str, int, str]]:
-    """Return (device, call, nth, result) of each Vulkan call that VKBACKEND_FAULT makes fail (faults.py)."""
+    """Return (device, call, nth, result) of each planned fault (faults.py)."""
     planned = []
     for item in filter(None, os.environ.get("VKBACKEND_FAULT", "").split(",")):
         device, call, nth, result = (item.split(":") + [""] * 4)[:4]
@@ -130,7 +128,7 @@ def faults() -> list[tuple[str, str, int, str]]:
 
 
 def floor() -> bool:
-    """Whether to limit every device to the portable floor (limits.py)."""
+    """Whether to limit every device to `Limits.floor()`."""
     return os.environ.get("VKBACKEND_FLOOR", "") not in ("", "0")
 
 
@@ -152,7 +150,7 @@ def caches() -> bool:
 
 
 def cache_dir() -> Path | None:
-    """Return VKBACKEND_CACHE or `default_cache_dir`; None if the cache is off or there is no home folder."""
+    """Return the cache folder; None if it is off or there is no home folder."""
     if not caches():
         return None
     path = os.environ.get(CACHE)
@@ -160,7 +158,6 @@ def cache_dir() -> Path | None:
 
 
 def default_cache_dir() -> Path | None:
-    """Return $XDG_CACHE_HOME/vkbackend or ~/.cache/vkbackend; None without a home folder."""
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(base) if base else Path.home() / ".cache") / "vkbackend"

@@ -27,7 +27,7 @@ def own(thing: Owned) -> None:
 
 
 def forget(clear: Callable[[], object]) -> None:
-    """Call `clear`, which empties a cache of per-process objects, in every forked child."""
+    """Call `clear`, which empties a cache, in every forked child."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=clear)
 

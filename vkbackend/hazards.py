@@ -1,6 +1,6 @@
 """Checks a recording with its barriers and reports every unordered conflict.
 
-The check is independent of derive_barriers. Unlike validation layers, it covers write after write, in-place
+The check does not use derive_barriers. Unlike validation layers, it covers write after write, in-place
 updates, scratch reuse, and host memory around exchanges.
 """
 
@@ -44,8 +44,7 @@ class _Access:
     open_to_dispatches: bool = True
 
     def behind(self, barrier: Barrier) -> _Access | None:
-        """Return the access with the effect of a barrier; None if every later command waits for the
-        access."""
+        """Return the access after a barrier; None if every later command waits for the access."""
         if self.is_copy and not barrier.after_copies:
             return self
         left = replace(

@@ -71,5 +71,5 @@ _GUARANTEED = {
 
 
 def plausible(reported: dict[str, int]) -> dict[str, int]:
-    """Replace each 0, which means that the driver left out a limit, by Vulkan's guarantee."""
+    """Replace each 0 (not reported by the driver) by Vulkan's guarantee."""
     return {name: value or _GUARANTEED.get(name, 0) for name, value in reported.items()}

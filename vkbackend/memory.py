@@ -22,8 +22,8 @@ class Packing:
 
 
 def pack(sizes: Sequence[int], chunk_limit: int) -> Packing:
-    """Pack sizes in order into chunks of at most `chunk_limit` bytes. A new chunk begins when the last chunk
-    is full."""
+    """Pack sizes in order into chunks of at most `chunk_limit` bytes. A new chunk begins when the last is
+    full."""
     chunks: list[int] = []
     places = []
     for nbytes in sizes:
@@ -69,8 +69,8 @@ def plan_scratch(recording: Recording, reuse: bool = True) -> tuple[dict[Virtual
     """Place virtual values in order of first use, each at the lowest free address. Returns (byte offset per
     value, total bytes).
 
-    A command's outputs share no bytes with its inputs. Without `reuse` no values share bytes, so every value
-    can be read after the step.
+    A command's outputs share no bytes with its inputs. Without `reuse` every value can be read after the
+    step.
     """
     offsets: dict[Virtual, int] = {}
     alive: list[tuple[int, int, int]] = []  # begin, end, last use; sorted by address

@@ -20,9 +20,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def option(default: T, check: Callable[[str, Any], T]) -> T:
-    """Declare a dataclass field. `check` returns a plain value or raises InvalidArgument."""
+    """Declare a dataclass field. `check` is as in checks.py."""
     declared: Any = field(default=default, metadata={"check": check})
-    return declared  # dataclass() sees a Field, type checkers see the default's type
+    return declared  # a Field for dataclass(), the default's type for type checkers
 
 
 def check_fields(options: Any) -> None:
@@ -77,8 +77,7 @@ def takes(keywords: type, options: type) -> Callable[[F], F]:
 
 
 def unknown(function: str, name: str, known: Iterable[str]) -> UnknownArgument:
-    """Return the error for an unknown keyword. The message suggests the closest known keyword or lists
-    all."""
+    """Return the error for an unknown keyword, which suggests the closest known keyword or lists all."""
     near = difflib.get_close_matches(name, known, 1, 0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
     return UnknownArgument(f"{function}() takes no keyword {name!r}; {hint}")

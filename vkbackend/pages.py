@@ -17,8 +17,8 @@ class HostPages:
     """Page-aligned private anonymous memory for devices to import.
 
     The mapping is private, because shared mappings count as file backed, which amdgpu refuses. A forked child
-    sees zeros: with copy-on-write, the parent could get new pages that the device does not use, and without
-    any pages, reads in the child would crash.
+    sees zeros, because with copy-on-write the parent could get new pages that the device does not use, and
+    without pages the child's reads would crash.
     """
 
     home = Home.PAGES

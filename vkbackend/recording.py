@@ -98,7 +98,7 @@ class Copy:
 
 
 class Scope(Enum):
-    """The writers before a barrier and the readers after the barrier."""
+    """The writers before a barrier and the readers after it."""
 
     DEVICE = "device -> device"
     TO_HOST = "device -> host"
@@ -156,8 +156,7 @@ class Recording:
         return (c for c in self.commands if isinstance(c, Dispatch | Copy))
 
     def segments(self) -> list[list[Command]]:
-        """Return the commands between exchanges; the number of segments is one more than the number of
-        exchanges."""
+        """Return the commands between exchanges, which are one segment more than exchanges."""
         parts: list[list[Command]] = [[]]
         for command in self.commands:
             if isinstance(command, Exchange):
@@ -187,7 +186,7 @@ class Recording:
 
 def interleave(a: Recording, b: Recording, label: str) -> Recording:
     """Alternate the segments of two recordings, with exchanges between the segments. The exchange after a
-    recording's last segment has `label`. Empty segments are added to the shorter recording."""
+    recording's last segment has `label`. The shorter recording gets empty segments."""
     lanes = [(r.segments(), exchanges(r)) for r in (a, b)]
     n = max(len(segments) for segments, _ in lanes)
     commands: list[Command] = []
@@ -213,9 +212,9 @@ class Pace:
 
     @property
     def flops(self) -> float:
-        """Estimated FLOP/s, ten per byte/s of memory bandwidth. GPUs without matrix units have a peak of 15
-        (a small integrated GPU with one channel of DDR4) to 80 per byte/s. Long products reach two thirds of
-        the peak, so ten is safe."""
+        """Estimated FLOP/s, ten per byte of bandwidth. GPUs without matrix units have a peak of 15 (a small
+        integrated GPU with one channel of DDR4) to 80. Long products reach two thirds of it, so ten is
+        safe."""
         return 10 * self.memory
 
     def seconds(self, command: Access) -> float:
@@ -235,8 +234,8 @@ SLOW = Pace()
 
 
 def cut_long(recording: Recording, pace: Pace = SLOW) -> Recording:
-    """Insert Cuts so that the estimate for each submission is below SUBMISSION_S. Split longer dispatches if
-    their op allows splitting."""
+    """Insert Cuts so that each submission's estimate is below SUBMISSION_S. Split longer dispatches if
+    possible."""
     commands: list[Command] = []
     spent = 0.0
     for command in chain.from_iterable(_in_parts(c, pace) for c in recording.commands):
@@ -266,10 +265,10 @@ def derive_barriers(recording: Recording) -> Recording:
     """Insert barriers between dependent commands.
 
     A barrier covers all memory. It is inserted before a command that accesses a range written since the last
-    barrier, or writes a range read since the last barrier. A segment begins with a FROM_HOST barrier, which
-    also makes the writes of earlier segments visible (waiting for a segment orders only execution), and ends
-    with a TO_HOST barrier if the segment wrote host memory. A barrier waits for copies only if a copy was
-    recorded since the last barrier, and blocks copies only if a copy follows in the segment.
+    barrier, or writes a range read since then. A segment begins with FROM_HOST, which also makes the writes
+    of earlier segments visible (waiting for a segment orders only execution), and ends with TO_HOST if it
+    wrote host memory. A barrier waits for copies only if a copy was recorded since the last barrier, and
+    blocks copies only if a copy follows in the segment.
     """
     commands: list[Command] = []
     marks = exchanges(recording)

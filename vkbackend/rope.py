@@ -21,19 +21,19 @@ SCALINGS = ("none", "linear", "yarn")
 class RopeTable:
     """Angles theta_i(pos) = pos * freq_base^(-2i / n_rot) / freq_factors[i], scaled.
 
-    `linear` divides theta by `factor`. `yarn` (Peng et al. 2023, arXiv:2309.00071) divides theta of slow
-    pairs, which make fewer than `beta_slow` turns in `orig_ctx` positions, does not change pairs with more
-    than `beta_fast` turns, and interpolates linearly between the two. It also multiplies cos and sin by 1 +
-    0.1 ln(factor).
+    `linear` divides theta by `factor`. `yarn` (Peng et al. 2023, arXiv:2309.00071) divides theta only for
+    slow pairs, which make fewer than `beta_slow` turns in `orig_ctx` positions, does not change pairs with
+    more than `beta_fast` turns, and interpolates between the two. It also multiplies cos and sin by 1 + 0.1
+    ln(factor).
 
     `attn_factor` multiplies cos and sin under every scaling. A `temperature` t multiplies cos and sin at
     position p by 1 + t ln(1 + floor((p + temperature_offset) / temperature_length)), so rotating q also
     scales q.
 
     `sections` is the number of pairs for each component of a position: time, height, width and a fourth (Wang
-    et al. 2024, arXiv:2409.12191). The pairs of a component are contiguous, or `interleaved` with the others.
-    In text the first three components equal the position and the fourth is 0, so the pairs of the fourth do
-    not rotate. Raises InvalidArgument for bad values.
+    et al. 2024, arXiv:2409.12191). The pairs of a component are contiguous or `interleaved`. In text the
+    first three components equal the position and the fourth is 0, so the pairs of the fourth do not rotate.
+    Raises InvalidArgument for bad values.
     """
 
     n_rot: int

@@ -1,8 +1,7 @@
 """The runtime interface of a device (Vulkan, numpy, null) for meta/ and the op tests.
 
 Only handles, bytes and integers pass through this interface. A device runs executables built from recordings.
-The device's queue numbers all submitted segments 1, 2, 3, ..., and the host sets up to which number segments
-may run.
+The device's queue numbers all segments 1, 2, 3, ..., and the host sets up to which number they may run.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class Device(ABC):
     limits: Limits
     queue: Queue
     counts: Counter[str]  # live objects by kind
-    created: int  # number of objects ever created; constant during decode
+    created: int  # objects ever created; constant during decode
     nbytes: Counter[Home]  # memory in use by purpose
     abandoned: bool = False  # the device stopped answering and must not be released
     imports_pages: bool = False  # if False, `import_pages` always fails
@@ -170,7 +169,7 @@ class Device(ABC):
         """Release everything, so that `counts` is empty."""
 
     def replay(self, executable: Executable) -> None:
-        """Run an executable and wait for it. For tests, loading and measurements, never for a step.
+        """Run an executable and wait for it, for tests, loading and measurements.
 
         Raises Timeout; after a timeout the device can only be closed.
         """
@@ -187,7 +186,6 @@ class Device(ABC):
             raise
 
     def run(self, recording: Recording) -> None:
-        """Derive barriers, build, replay once, close."""
         executable = self.build(derive_barriers(recording))
         try:
             self.replay(executable)

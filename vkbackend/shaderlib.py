@@ -1,7 +1,7 @@
 """SPIR-V of every (op, variant) in `shaders/variants.toml`.
 
-A module is looked up in `shaders/spv/` (with an index of the hashes of sources and modules) and the user's
-cache, and otherwise compiled. So changed sources and damaged modules are compiled again, and a wheel needs no
+A module comes from `shaders/spv/` (whose index has hashes of sources and modules), the user's cache, or the
+compiler. So changed sources and damaged modules are compiled again, and a wheel needs no
 compiler. Drivers do not check modules; a truncated module crashes some drivers.
 """
 
@@ -36,7 +36,6 @@ _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
 
 
 def shaders_dir() -> Path:
-    """Return the folder of the GLSL sources, inside the installed package or at the top of a checkout."""
     installed = Path(__file__).parent / "shaders"
     return installed if (installed / "variants.toml").exists() else Path(__file__).parent.parent / "shaders"
 
@@ -131,13 +130,11 @@ def compilers() -> tuple[Compiler, ...]:
 
 
 def compiler_of(op: str, variant: str) -> Compiler | None:
-    """Return the first compiler that is new enough for the variant, or None."""
     new = _NEEDS_NEW in defines(op, variant)
     return next((compiler for compiler in compilers() if compiler.is_new or not new), None)
 
 
 def is_available(op: str, variant: str) -> bool:
-    """Whether the module is shipped or can be compiled."""
     return _is_shipped(op, variant) or compiler_of(op, variant) is not None
 
 
@@ -178,8 +175,8 @@ def compile_variant(op: str, variant: str) -> bytes:
 
 
 def is_whole(code: bytes) -> bool:
-    """Whether the bytes are a complete SPIR-V module. The instructions, which begin with their length in
-    words, must fill the module, the last must end a function, and every called function must be defined."""
+    """Whether the bytes are a complete SPIR-V module. Instructions begin with their length in words and
+    must fill the module, the last must end a function, and every called function must be defined."""
     if len(code) % 4 or not code.startswith(_SPIRV_MAGIC):
         return False
     words, at, opcode = memoryview(code).cast("I"), _HEADER_WORDS, 0

@@ -25,8 +25,8 @@ STEP_NBYTES = 4 * STEP_WORDS  # 12,304
 @dataclass(slots=True)
 class Run:
     """Consecutive rows of one sequence; row `first_row + i` has position `first_pos + i`. `states`: the cell
-    from which the recurrent state is read (except at position 0) and the cell to which it is written; None:
-    the cell with the slot's number for both."""
+    from which the recurrent state is read (except at position 0) and the cell to which it is written; None
+    stands for the slot's number."""
 
     slot: int
     first_row: int
@@ -37,7 +37,7 @@ class Run:
 
 class Mix(IntEnum):
     """The kind of rows in a step, which selects kernels. (An IntEnum hashes three times as fast as an Enum,
-    and every step looks up its recording by hash.)"""
+    and every step looks up its recording.)"""
 
     DECODE = 1  # few rows, or runs of one row each
     PREFILL = 2  # longer runs

@@ -13,8 +13,8 @@ F16_BLOCK = 128
 
 
 def wire_words(wire: str, elements: int) -> int:
-    """Return the number of words for `elements` elements. After complete blocks, the next element begins at
-    that word."""
+    """Return the words for `elements` elements. After complete blocks, the next element begins at that
+    word."""
     if wire == "f32":
         return elements
     return -(-elements // 2) + (-(-elements // F16_BLOCK) if wire == "f16" else 0)

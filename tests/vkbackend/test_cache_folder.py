@@ -1,5 +1,4 @@
-"""The cache folder reads only undamaged entries of this user; all others count as missing, with one
-message."""
+"""The cache folder reads only undamaged entries of this user; others count as missing, with one message."""
 
 from __future__ import annotations
 
@@ -196,7 +195,6 @@ def test_a_folder_that_others_may_write(entry: Path, mode: int, capsys: pytest.C
 def test_the_default_folder_is_made_private(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Earlier versions made the folder with the umask's mode."""
     monkeypatch.delenv("VKBACKEND_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder.write(NAME, BODY)
@@ -232,8 +230,6 @@ def test_a_user_without_a_home(
 def test_a_disk_that_is_full(
     entry: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The folder has only the old entry, and one line is printed."""
-
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 

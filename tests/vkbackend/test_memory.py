@@ -127,7 +127,7 @@ def test_host_pages_are_private_anonymous_and_not_inherited() -> None:
 
 
 def test_a_forked_child_sees_zeros() -> None:
-    """With shared pages, the parent's next write would go to pages that the device does not use."""
+    """With shared pages, the parent's next write would miss the device's pages."""
     pages = HostPages(4096)
     pages.bytes[:] = 5
     pid = os.fork()

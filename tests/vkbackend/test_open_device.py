@@ -44,7 +44,7 @@ def test_without_kp_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     ("op", "variant", "n_more"), [("add", "f32", 0), ("embed", "q8_0", 1), ("embed", "iq2_xs", 2)]
 )
 def test_storage_only(op: str, variant: str, n_more: int) -> None:
-    """StepParams and a codebook become storage buffers of set 0, after the buffers of the op."""
+    """StepParams and a codebook become storage buffers of set 0, after the op's buffers."""
     code = shaderlib.spirv(op, variant)
     before, after = np.frombuffer(code, np.uint32), np.frombuffer(spirv.storage_only(code), np.uint32)
     assert before.size == after.size

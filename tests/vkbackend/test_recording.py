@@ -1,4 +1,4 @@
-"""Derived barriers order every conflict and none is superfluous; the checker notices each missing barrier."""
+"""Derived barriers order every conflict without excess; the checker notices each missing barrier."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_recordings_without_any_barrier_are_caught(recording: Recording) -> None
 @settings(max_examples=100, deadline=None)
 @given(recordings())
 def test_order_by_depth_keeps_dependencies(recording: Recording) -> None:
-    """Conflicting commands have the same order as before, and no barrier is added."""
+    """Conflicting commands are not reordered, and no barrier is added."""
     sorted_ = by_depth(recording)
     for before, after in zip(recording.segments(), sorted_.segments(), strict=True):
         place = {id(command): i for i, command in enumerate(after)}
@@ -200,7 +200,7 @@ SPEEDS = st.sampled_from([0.01, 0.5, 1.0, 3.0, 100.0])
 
 @given(st.lists(st.floats(0.01, 1.5), max_size=30))
 def test_no_submission_is_estimated_too_long(costs: list[float]) -> None:
-    """Only a single command may be estimated longer."""
+    """Single commands may take longer."""
     recording = Recording("long", [heavy(cost) for cost in costs])
     cut = cut_long(recording)
     assert [c for c in cut.commands if not isinstance(c, Cut)] == recording.commands

@@ -1,4 +1,4 @@
-"""Loads through the staging buffer, as on GPUs whose memory cannot be mapped."""
+"""Loading through the staging buffer, as on GPUs with unmappable memory."""
 
 from __future__ import annotations
 

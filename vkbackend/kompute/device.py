@@ -6,9 +6,9 @@ dispatches (Vulkan 1.3, 7.2, execution dependencies). kp's barriers are buffer b
 is visible only if the driver flushes and invalidates caches for all memory (WORD_DRIVERS). On other drivers a
 submission ends at every barrier, because a fence covers all memory.
 
-kp holds the GIL while it waits, and waits without a deadline. So every device has its own process
-(worker.py), and devices run in parallel and waits have deadlines. The process shares the staging buffers, and
-copies the ranges that a segment uses to and from device memory.
+kp holds the GIL while it waits, without a deadline. So every device has a process (worker.py): then devices
+run in parallel, and waits have deadlines. The process shares the staging buffers, and copies the ranges that
+a segment uses to and from device memory.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class KomputeDevice(Device):
             raise
 
     def post(self, name: str, *args: Any, fd: int | None = None) -> int:
-        """Send a request and return its number. Answers must be taken later, in the order of requests."""
+        """Send a request and return its number. The answer is taken later, in the order of requests."""
         return self._process.send((name, *args), fd)
 
     def release(self, name: str, number: int) -> None:
@@ -144,7 +144,7 @@ class KomputeDevice(Device):
         return self._process.answer()
 
     def check(self, call: str) -> None:
-        """Raise the fault that is injected into a Vulkan call of kp, if any."""
+        """Raise the fault that is injected into a Vulkan call of kp."""
         if faults.planned and (injected := faults.struck(self.name, call)):
             check(result_of(injected), f"{self.name} ({self.info.name}): {call}")
 
@@ -191,7 +191,7 @@ class KomputeDevice(Device):
         local, every = home not in hosts, self.info.heaps
         heaps = [h for h in every if h.device_local == local] or every
         budget = max(h.budget or h.nbytes for h in heaps)
-        # Logical devices of a physical device share the heaps. If there is only one heap, all homes share it.
+        # Logical devices of a physical device share its heaps, and all homes share a single heap.
         twins = [other for other in _open if other.info.uuid == self.info.uuid]
         apart = len(every) > 1
         taken = sum(n for d in twins for h, n in d.nbytes.items() if not apart or (h not in hosts) == local)
@@ -233,7 +233,7 @@ class KomputeDevice(Device):
         return KomputeExecutable(self, recording, timed)
 
     def no_longer_loading(self) -> None:
-        """Forget the words to check after loading, because later work may overwrite these words."""
+        """Forget the words to check, because work after loading may overwrite them."""
         self._transfers.canaries.clear()
 
     def commands(self, part: Iterable[Any]) -> list[Any]:
@@ -241,7 +241,7 @@ class KomputeDevice(Device):
         commands: list[Any] = []
         for command in part:
             if isinstance(command, Barrier):
-                # A submission begins only after the previous submission has ended.
+                # Submissions run one after another.
                 if command.scope is Scope.DEVICE and commands:
                     commands.append(None)
                 continue

@@ -107,7 +107,7 @@ class Process:
             self._process.wait(ANSWER_S)
 
     def close(self) -> None:
-        """Ask the process to free everything and end. Kill the process if it does not end in time."""
+        """Ask the process to free everything and end, and kill it if it does not."""
         if self._conn.closed:
             return
         try:

@@ -123,8 +123,7 @@ class KomputeQueue(Queue):
         return self._done
 
     def take(self, timeout_s: float) -> None:
-        """Take the answers to submitted segments; wait up to `timeout_s` for answers that are not
-        available."""
+        """Take the answers to all submitted segments, waiting up to `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while self._done < self.submitted and self.device.answers(max(0.0, deadline - time.monotonic())):
             try:

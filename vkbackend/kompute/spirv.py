@@ -9,7 +9,7 @@ def storage_only(code: bytes) -> bytes:
     """Return the SPIR-V with only storage buffers in one descriptor set, as kp requires.
 
     Storage class Uniform becomes StorageBuffer in pointers and variables (SPIR-V 1.3, 3.7); decorations and
-    layouts are the same for both classes. Bindings of other sets are numbered after the bindings of set 0.
+    layouts fit both classes. Bindings of other sets follow the bindings of set 0.
     """
     uniform, storage_buffer = 2, 12
     class_at = {32: 2, 59: 3}  # position of the storage class in OpTypePointer, OpVariable

@@ -52,8 +52,7 @@ class Worker:
         self._modules[number] = code
 
     def tensor(self, number: int, n_words: int, host: bool, shared: bool) -> None:
-        """Allocate a tensor. If `shared`, the request is followed by a file descriptor that both processes
-        map."""
+        """Allocate a tensor. If `shared`, a file descriptor follows, which both processes map."""
         # Read the descriptor before anything can fail, so that no later request reads it.
         fds = socket.recv_fds(self._sock, 1, 1)[1] if shared else []
         try:
@@ -146,7 +145,7 @@ class Worker:
 
 
 def main() -> None:
-    # Ctrl-C interrupts all processes of the group, but the client decides when to end.
+    # Ctrl-C reaches all processes, but the client decides when to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=int(sys.argv[1]))
     conn = Connection(os.dup(sock.fileno()))

@@ -115,8 +115,8 @@ def describe(instance: Any, physical: Any, instance_version: int) -> DeviceInfo 
 
 
 def _properties(physical: Any, api: int, extensions: set[str]) -> SimpleNamespace:
-    """Return the structs of _PROPERTIES by our names (all zeros if the device does not have them), the head
-    of their chain `base`, and the arguments."""
+    """Return the structs of _PROPERTIES (zeros if unknown to the device), the chain's head `base`, and the
+    arguments."""
     structs = {key: new(name) for key, (name, _, _) in _PROPERTIES.items()}
     structs["maintenance4"].maxBufferSize = (1 << 64) - 1  # for devices without the struct
     base = new("VkPhysicalDeviceProperties2")
@@ -185,8 +185,8 @@ def subgroup_size(vendor: str, reported: int, features: dict[str, bool | int | s
 
 
 def has_fast_int8_units(name: str) -> bool:
-    """Whether int8 matrix units run at four times the rate of F16. That is true on a GeForce, where F16
-    with F32 sums runs at half rate; only the GPU's name shows this."""
+    """Whether int8 matrix units run at four times the rate of F16. On a GeForce they do, because F16 with
+    F32 sums runs at half rate; only the GPU's name shows this."""
     return "GeForce RTX" in name
 
 
@@ -229,7 +229,7 @@ _STRUCTS: dict[str, tuple[int, str, dict[str, str]]] = {
 
 
 def feature_structs(api: int, extensions: set[str]) -> dict[str, tuple[Any, dict[str, str]]]:
-    """Return the feature structs that the device has, as struct name -> (struct, {our name: field})."""
+    """Return the device's feature structs, as struct name -> (struct, {our name: field})."""
     return {
         name: (new(name), fields)
         for name, (version, extension, fields) in _STRUCTS.items()
@@ -240,8 +240,8 @@ def feature_structs(api: int, extensions: set[str]) -> dict[str, tuple[Any, dict
 def enabling(
     api: int, extensions: set[str], features: Mapping[str, Any]
 ) -> tuple[list[tuple[str, dict[str, int]]], set[str]]:
-    """Return what opening a device with `features` needs: (struct name, field values) of each struct with an
-    enabled feature, and those of `extensions` that no enabled feature needs."""
+    """Return (struct name, field values) of each struct with an enabled feature, and the `extensions` that no
+    enabled feature needs."""
     chain, idle = [], set()
     for name, (version, extension, fields) in _STRUCTS.items():
         values = {theirs: int(bool(features.get(ours))) for ours, theirs in fields.items()}
@@ -294,7 +294,6 @@ def _maps_device_memory(physical: Any) -> bool:
 
 
 def free_nbytes(info: DeviceInfo) -> int | None:
-    """Return the bytes of device-local memory available to this process; None if not reported."""
     if not info.features.get("memory_budget"):
         return None
     budget = new("VkPhysicalDeviceMemoryBudgetPropertiesEXT")

@@ -126,9 +126,9 @@ class VulkanExecutable(Executable):
         lib.vkUpdateDescriptorSets(self._device.vk, len(views), writes, 0, NULL)
 
     def _base(self, view: View, uniform: bool = False) -> int:
-        """Return a descriptor's offset, which is the view's offset rounded down to the device's alignment;
-        push constants have the rest. Alignment is at least 16, so views at multiples of 16 are also aligned
-        within the binding."""
+        """Return the view's offset rounded down to the device's alignment, for a descriptor; push constants
+        have the rest. Alignment is at least 16, so views at multiples of 16 are also aligned in the
+        binding."""
         limits = self._device.info.limits
         align = max(limits["uniform_align" if uniform else "storage_align"], 16)
         assert not uniform or view.offset % align == 0, f"uniform view at {view.offset}, alignment {align}"
@@ -191,7 +191,6 @@ class VulkanExecutable(Executable):
             report_times(self._device.name, self._timestamps.durations())
 
     def durations(self) -> list[tuple[Dispatch | Copy, float]]:
-        """Return (command, microseconds) of the last replay, which must have finished."""
         assert self._timestamps is not None, "built without timestamps"
         return self._timestamps.durations()
 

@@ -52,8 +52,8 @@ def _sizes(instance: Any, physical: Any, suffix: str) -> dict[tuple[int, int], S
 def best(
     api: str, sizes: Sizes, lanes: int, integers: Sequence[tuple[int, int, int]] = ()
 ) -> MatrixUnits | None:
-    """Return the size to use, which is 16 x 16 x 16 (native on most GPUs), otherwise the largest usable size,
-    with the largest int8 k for the same m and n."""
+    """Return 16 x 16 x 16 (native on most GPUs) if possible, otherwise the largest usable size, with the
+    largest int8 k for the same m and n."""
     able = [units for size in sizes if usable(units := MatrixUnits(api, *size, lanes))]
     if not able:
         return None

@@ -166,8 +166,7 @@ def instance() -> Instance:
 
 
 def devices() -> list[DeviceInfo]:
-    """Return the physical devices with Vulkan 1.1 and a compute queue, sorted by type (GPUs first), then F16
-    support."""
+    """Return the devices with Vulkan 1.1 and a compute queue, sorted by type (GPUs first) and F16 support."""
     inst = instance()
     infos = []
     for physical in enumerate_all(
@@ -185,7 +184,7 @@ def devices() -> list[DeviceInfo]:
 
 
 def position(info: DeviceInfo) -> int:
-    """Return the index of a device in the loader's order, which other Vulkan programs use."""
+    """Return a device's index in the loader's order, which other Vulkan programs use."""
     handle = instance().handle
     handles = enumerate_all(
         lib.vkEnumeratePhysicalDevices, "VkPhysicalDevice", handle, name="vkEnumeratePhysicalDevices"

@@ -1,4 +1,4 @@
-"""Allocates buffers on a Vulkan device, imports host pages, and keeps memory coherent."""
+"""Memory of a Vulkan device, with imported host pages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Memory:
         ]
 
     def buffer(self, nbytes: int, home: Home, label: str) -> Buffer:
-        """Allocate a buffer, and map the buffer if its home is host-visible. Raises OutOfDeviceMemory."""
+        """Allocate a buffer, mapped if its home is host-visible. Raises OutOfDeviceMemory."""
         nbytes = aligned(nbytes)
         vk_buffer, requirements = self._vk_buffer(nbytes, label, None)
         try:

@@ -1,7 +1,7 @@
 """Chooses memory types for buffers by purpose, from flags (VkMemoryPropertyFlagBits) and heaps.
 
-Only types without other flags than the four below are used, because lazily allocated memory is for images,
-and protected and vendor types (AMD's device coherent and uncached, NVIDIA's RDMA) need extra features.
+Types with other flags than the four below are not used, because lazily allocated memory is for images, and
+protected and vendor types (AMD's device coherent and uncached, NVIDIA's RDMA) need extra features.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ _VERSION_ONE = 1
 
 
 class PipelineCache:
-    """Several threads may use the cache, which Vulkan synchronizes internally."""
+    """Several threads may use the cache at once."""
 
     def __init__(self, device: LogicalDevice) -> None:
         self._device, self._name = device, entry_name(device)
@@ -35,8 +35,8 @@ class PipelineCache:
         self.handle: Any = cache[0]
 
     def data(self) -> bytes:
-        """Return the driver's cache data, or b"" if there is none or the header is incomplete (lavapipe of
-        Mesa 26.2 returns 20 of the header's 32 bytes)."""
+        """Return the driver's cache data, or b"" without a complete header (lavapipe of Mesa 26.2 returns 20
+        of the header's 32 bytes)."""
         vk, size = self._device.vk, ffi.new("size_t *")
         if lib.vkGetPipelineCacheData(vk, self.handle, size, NULL) != C.VK_SUCCESS or not size[0]:
             return b""
@@ -59,7 +59,6 @@ class PipelineCache:
 
 
 def _driver(device: LogicalDevice) -> tuple[int, int, bytes]:
-    """Return (vendor, device, cache UUID) as in the header."""
     properties = ffi.new("VkPhysicalDeviceProperties *")
     lib.vkGetPhysicalDeviceProperties(device.info.physical, properties)
     return properties.vendorID, properties.deviceID, bytes(properties.pipelineCacheUUID)

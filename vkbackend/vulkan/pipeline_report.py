@@ -20,8 +20,7 @@ _MEMBERS = ("b32", "i64", "u64", "f64")
 
 @dataclass(frozen=True, slots=True)
 class PipelineReport:
-    """Statistics and texts under the driver's names. `subgroup_size` is the requested size or the driver's
-    choice."""
+    """Statistics and texts under the driver's names, and the subgroup size that was used."""
 
     subgroup_size: int
     statistics: dict[str, float]
@@ -45,7 +44,7 @@ def report_of(device: LogicalDevice, pipeline: Any) -> PipelineReport:
 
 
 def _structs(device: LogicalDevice, suffix: str, info: Any) -> Any:
-    """Return the array that vkGetPipelineExecutable`suffix`KHR fills; its pointers have no memory yet."""
+    """Return the array from vkGetPipelineExecutable`suffix`KHR; its pointers have no memory yet."""
     count = ffi.new("uint32_t *")
     _fill(device, suffix, info, count, NULL)
     struct = f"VkPipelineExecutable{suffix if suffix == 'Properties' else suffix.removesuffix('s')}KHR"

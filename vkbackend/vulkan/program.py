@@ -38,8 +38,8 @@ class Compiled(NamedTuple):
 
 @cache
 def _threads(n: int) -> ThreadPoolExecutor:
-    """Return the compiling threads. These exist until the process ends, because drivers' compilers leak
-    memory when a thread ends."""
+    """Return the compiling threads, which never end, because drivers' compilers leak memory of ended
+    threads."""
     return ThreadPoolExecutor(n, "vkbackend-compile")
 
 
@@ -74,7 +74,7 @@ class Programs:
         return used
 
     def _begin(self, wanted: dict[Key, PipelineLayout]) -> None:
-        """Start compiling the `wanted` pipelines, before all pipelines that still wait for a thread."""
+        """Start compiling the `wanted` pipelines, before all waiting pipelines."""
         waiting = {key: layout for key, (layout, future) in self._begun.items() if future.cancel()}
         begun = {key: of_key for key, of_key in self._begun.items() if key not in waiting}
         missing = {key: layout for key, layout in (wanted | waiting).items() if key not in begun}
@@ -111,9 +111,9 @@ class Programs:
             self._save()
 
     def _keep(self, futures: dict[Key, Future[Compiled]]) -> tuple[float, BaseException | None]:
-        """Wait for the threads, store the finished pipelines even if some failed, and cancel pipelines that
-        were not started. Returns (CPU seconds, the first error). Results are checked and counted here because
-        `check` and `made` are not thread-safe."""
+        """Cancel pipelines that were not started, wait for the others and store those that succeeded. Returns
+        (CPU seconds, the first error). `check` and `made` are called here because they are not
+        thread-safe."""
         device, cpu_s, first = self._device, 0.0, None
         for future in futures.values():
             future.cancel()
@@ -143,7 +143,7 @@ class Programs:
         layout: PipelineLayout,
         spirv: Future[bytes],
     ) -> Compiled:
-        """Compile a pipeline in a thread, and destroy all other objects."""
+        """Compile a pipeline. Runs in a thread."""
         device, code = self._device, spirv.result()
         began = time.thread_time()
         if "matrix_units" in OPS[op].needs:  # the shader computes with 16-bit floats

@@ -54,7 +54,7 @@ class TimelineQueue(Queue):
         self._go = 0
 
     def prepare(self, executable: VulkanExecutable) -> None:
-        """Create one VkSubmitInfo per command buffer. Later only the semaphores' values change."""
+        """Create a VkSubmitInfo per command buffer. Later only semaphore values change."""
         parts = executable.parts
         n = sum(map(len, parts))
         infos, timelines = ffi.new("VkSubmitInfo[]", n), ffi.new("VkTimelineSemaphoreSubmitInfo[]", n)

@@ -1,4 +1,4 @@
-"""Transfers on a Vulkan device. Each transfer is a submission and waits for its end."""
+"""Transfers on a Vulkan device. Each is a submission and waits for its end."""
 
 from __future__ import annotations
 

@@ -96,8 +96,7 @@ def result_of(name: str) -> int:
 
 
 def new(struct: str, chain: Any = None, **fields: Any) -> Any:
-    """Return a zeroed `struct *` with sType, pNext (`chain`) and `fields` set. The result keeps `chain` and
-    `fields` alive."""
+    """Return a zeroed `struct *` with sType, pNext and `fields` set; it keeps `chain` and `fields` alive."""
     pointer = ffi.new(f"{struct} *")
     names = {name for name, _ in ffi.typeof(struct).fields}
     if "sType" in names:

@@ -1,4 +1,4 @@
-"""Behaviour that only the kompute runtime has, such as order, deadlines and checks that kp omits."""
+"""Behaviour of the kompute runtime alone: order, deadlines and checks that kp omits."""
 
 from __future__ import annotations
 
@@ -41,8 +41,7 @@ pytestmark = [
     pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present"),
 ]
 
-# In this chain of copies each dispatch reads the output of the previous dispatch and overwrites its input.
-# With sys.argv[1] == "bare" the chain has no barriers.
+# Each copy reads the previous copy's output and overwrites its input. "bare" removes the barriers.
 CHAIN = """
 import sys
 import numpy as np
@@ -81,8 +80,8 @@ def device(request: pytest.FixtureRequest) -> Iterator[KomputeDevice]:
 @pytest.mark.parametrize("order", ["bare", "word", "submit"])
 def test_order(order: str) -> None:
     """Synchronization validation reports hazards of execution and memory without barriers, no execution
-    hazards with a synced word, and none between submissions. (With a word, validation reports memory hazards,
-    because it does not know that drivers do the cache work for all memory; see kompute/device.py.)"""
+    hazards with a synced word, and none between submissions. (With a word it reports memory hazards, because
+    it does not know that drivers handle caches for all memory; see kompute/device.py.)"""
     env = {"VKBACKEND_VALIDATION": "1", "VKBACKEND_KOMPUTE_ORDER": "word" if order == "bare" else order}
     done = subprocess.run(
         [sys.executable, "-c", CHAIN, order],
@@ -113,7 +112,7 @@ def test_what_does_not_fit_is_refused(device: KomputeDevice) -> None:
 
 
 def test_canary(device: KomputeDevice) -> None:
-    """Wrong canary words, as after a failed allocation, are detected after loading."""
+    """Wrong canary words, as after a failed allocation, are detected."""
     view = View(device.buffer(4096, Home.WEIGHTS, "weights"), 0, (1000,), "u32")
     other = View(device.buffer(4096, Home.WEIGHTS, "other"), 0, (1000,), "u32")
     for target in (view, other):
@@ -129,7 +128,7 @@ def test_canary(device: KomputeDevice) -> None:
 
 
 def test_a_submission_that_does_not_run() -> None:
-    """The worker reads a copy of the word, in which the device's number does not arrive."""
+    """The worker reads a copy of the word, where the device's number does not arrive."""
     from vkbackend.kompute.worker import BEAT_OUT, Worker
 
     ours, theirs = socket.socketpair()
@@ -170,7 +169,6 @@ def test_an_interrupted_request_does_not_answer_the_next(
 def test_an_allocation_that_fails_leaves_the_worker_in_step(
     device: KomputeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next request gets the file descriptor that belongs to it."""
     call, before = device.call, (dict(device.nbytes), dict(device.counts))
 
     def impossible(name: str, *args: Any, **options: Any) -> Any:
@@ -197,8 +195,8 @@ def test_too_many_storage_buffers_are_refused(device: KomputeDevice) -> None:
 
 
 def test_a_device_that_is_held_up_holds_up_no_other() -> None:
-    """First one worker, then the other is stopped. Submitting to the stopped worker does not block, and the
-    other worker finishes."""
+    """Each of two workers is stopped in turn. Submitting to it does not block, and the other worker
+    finishes."""
     devices = [open_device(device_infos()[0], f"Vulkan0.{d}", runtime="kompute") for d in range(2)]
     executables = []
     try:

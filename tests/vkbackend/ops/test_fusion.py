@@ -257,8 +257,7 @@ def test_products_that_are_not_alike_and_plain_stay(difference: str) -> None:
 
 @pytest.mark.parametrize("read", [False, True])
 def test_a_norm_that_only_its_quantization_reads_is_quantized_at_once(read: bool) -> None:
-    """The fused op runs at the norm's position, because the norm's residual may be read before the
-    quantization."""
+    """The fused op is at the norm's position: its residual may be read before the quantization."""
     on, part, h, y = Recorder(Recording("q8"), LIMITS), kept(256, 64), of_values(2, 32), of_values(2, 32)
     out, z = replace(of_values(2, 40), shape=(2, 32), dtype="q8"), of_values(2, 32)
     how: dict[str, Any] = {"own_index": None, "writers": 1, "slot_stride": 64}

@@ -1,5 +1,5 @@
 """The gated delta net, per row and in chunks, on numpy and Vulkan, against float64
-(`gated_delta_float64.py`). Compares the outputs and states of every sequence."""
+(`gated_delta_float64.py`)."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ if (THEIRS := SHARED / "oracles" / "gdn_oracle.py").is_file():
     @pytest.mark.parametrize("width", [1, 32])
     @pytest.mark.parametrize("rows", LENGTHS)
     def test_another_oracle_agrees(rows: int, width: int) -> None:
-        """This oracle is made from ggml's sources; sequences come first, and states are [values, keys]."""
+        """The other oracle follows ggml's sources: sequences come first, and states are [values, keys]."""
         spec = spec_from_file_location("gdn_oracle", THEIRS)
         assert spec and spec.loader
         spec.loader.exec_module(theirs := module_from_spec(spec))

@@ -21,7 +21,7 @@ from vkbackend.vulkan.device import usable_units
 pytestmark = pytest.mark.no_vulkan
 
 
-# Sizes for F16 and int8, as reported by the drivers of NVIDIA, AMD RDNA3, two Intel GPUs and lavapipe.
+# Sizes for F16 and int8, as reported by NVIDIA, AMD RDNA3, two Intel GPUs and lavapipe.
 REPORTED = {
     "nvidia": ([(16, 16, 16), (16, 8, 16), (16, 8, 8)], [(16, 8, 16), (16, 16, 32), (8, 8, 16)], 32),
     "amd": ([(16, 16, 16)], [(16, 16, 16)], 64),
@@ -138,7 +138,7 @@ def test_attention_takes_heads_of_whole_matrices(name: str, heads: tuple[int, in
 @pytest.mark.parametrize("name", UNITS)
 @pytest.mark.parametrize("group", [1, 3, 4, 8, 16, 24])
 def test_heads_of_a_group_decode_as_rows(name: str, group: int) -> None:
-    """This holds for at least four heads, in wide subgroups."""
+    """At least four heads, in wide subgroups."""
     units, needs = UNITS[name], frozenset(ops.OPS["attn_decode_coop"].needs)
     assert units
     gpu = Limits(max_invocations=1024, max_shared_nbytes=49_152, features=needs, matrix_units=units)
@@ -155,7 +155,7 @@ def test_heads_of_a_group_decode_as_rows(name: str, group: int) -> None:
 
 @pytest.mark.parametrize("span", [1e-30, 1e-6, 1.0, 1e6, 1e30])
 def test_halves_with_a_scale_keep_every_magnitude(span: float) -> None:
-    """The error is within mat_mul_coop's tolerance, even for x outside the range of F16."""
+    """The error is within mat_mul_coop's tolerance, even for x beyond the range of F16."""
     rng = np.random.default_rng(0)
     x = (rng.standard_normal((5, 300)) * span).astype(np.float32)
     x[:, 0] *= 1000

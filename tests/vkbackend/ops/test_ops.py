@@ -1,8 +1,8 @@
 """Every op case on every Vulkan device, against the numpy twins.
 
-Each case runs with the device's constants. Except for cases of every weight type, which would need compiling,
-it also runs with the floor's constants and folded grids. To run one case: pytest
-tests/vkbackend/ops/test_ops.py --case "MatVec.*q4_0". To repeat a failure: VKBACKEND_TEST_SEED=N pytest
+Cases run with the device's constants and, unless that needs too much compiling (every weight type), with the
+floor's constants and folded grids. One case: pytest tests/vkbackend/ops/test_ops.py --case "MatVec.*q4_0". A
+failure's seed: VKBACKEND_TEST_SEED=N pytest
 """
 
 from __future__ import annotations

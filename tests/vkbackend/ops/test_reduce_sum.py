@@ -35,7 +35,7 @@ void main() {{
 def test_sums_one_after_another(
     device: Any, local: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some invocations begin the next sum while others still read the previous sum."""
+    """Some invocations begin the next sum while others read the previous sum."""
     compiler = next(iter(shaderlib.compilers()), None)
     if compiler is None:
         pytest.skip(f"no {shaderlib.COMPILER} is here")

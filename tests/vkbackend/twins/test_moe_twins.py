@@ -52,8 +52,7 @@ def test_moe_logits_is_the_stated_order_of_float32_operations(n_embd: int) -> No
 
 @pytest.mark.parametrize(("op", "functions"), [("moe_logits", set()), ("moe_topk", {8, 37, 40})])
 def test_choices_never_fuse_a_multiply_with_its_add(op: str, functions: set[int]) -> None:
-    """Float multiplies and adds have NoContraction; the only other float operations are negation, floor, min,
-    max."""
+    """Float multiplies and adds have NoContraction; other float operations are negation, floor, min, max."""
     if shutil.which(shaderlib.COMPILER) is None:
         pytest.skip(f"no {shaderlib.COMPILER} (apt install glslang-tools)")
     negate, f_add, f_sub, f_mul, umin, umax, no_contraction = 127, 129, 131, 133, 38, 41, 42
@@ -151,7 +150,7 @@ def test_ties_go_to_the_lower_id_and_zeros_are_equal(norm_w: int) -> None:
 
 
 def test_small_sums_are_not_scaled_up() -> None:
-    """The sigmoids of -20 sum to less than 2^-14, so they are divided by 2^-14 instead."""
+    """The sigmoids of -20 sum to less than 2^-14, so 2^-14 divides them."""
     _, weights = topk(
         np.full((1, 4), -20.0, np.float32), np.ones((1, 8), np.float32), 2, gating=1, norm_w=1, eps=0.0
     )

@@ -116,7 +116,7 @@ def test_l2_norm_has_unit_length() -> None:
 @pytest.mark.parametrize("rows", [1, 7, 64])
 def test_the_scan_is_a_masked_product(rows: int) -> None:
     """Duality (Dao and Gu 2024, eq. 6): y_t = sum over s <= t of e^(A (T_t - T_s)) C_t B_s t_s x_s, where T
-    is the running sum of the steps t. The initial state decays in the same way."""
+    is the running sum of the steps t. The initial state decays likewise."""
     heads, p, n = 6, 5, 8
     shapes = {"x": (heads, p), "bc": (2, 2, n), "dt": (heads,)}
     a = {name: RNG.uniform(-1, 1, (rows, *shape)).astype(np.float32) for name, shape in shapes.items()}

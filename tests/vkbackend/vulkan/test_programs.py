@@ -160,7 +160,7 @@ def test_what_took_long_is_saved_at_once(
 
 
 def test_foreign_data_in_a_sound_file(device: Any, caches: Path) -> None:
-    """The checksum and device are right, but the data is another driver's."""
+    """Checksum and device are right, but the data is another driver's."""
     from vkbackend.vulkan import pipeline_cache
 
     name = pipeline_cache.entry_name(device)
@@ -183,7 +183,7 @@ def test_who_waits_hears_of_every_one(programs: Any, device: Any, monkeypatch: p
 
 
 def test_what_is_asked_for_goes_before_what_was_begun(programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the only thread is held in its first pipeline, a later pipeline is requested."""
+    """A later pipeline is requested while the only thread compiles the first."""
     from vkbackend.vulkan import program
 
     monkeypatch.setenv(env.COMPILE_THREADS, "1")
@@ -224,7 +224,6 @@ def test_closed_while_it_compiles(programs: Any) -> None:
 
 @pytest.mark.parametrize("name", ["stories-narrow-F32.gguf"])
 def test_a_token_waits_for_nothing_but_what_loading_began(models: Path, name: str) -> None:
-    """Loading starts to compile exactly the programs of a step with one token."""
     runner = load_runner(models / name, devices=["0", "0"], n_ctx=64)
     calls: list[int] = []
     runner.tell_of_compiling(lambda: calls.append(1))

@@ -177,7 +177,6 @@ def test_work_whose_end_nobody_tells_is_left_alone(device: Any, monkeypatch: pyt
 def test_numbers_of_segments_that_were_submitted_are_not_given_again(
     device: Any, cuts: bool, fails_at: int, left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver refuses one of two submissions for lack of memory."""
     from types import SimpleNamespace
 
     from vkbackend.vulkan.queues import TimelineQueue

@@ -1,5 +1,5 @@
-"""Runs everything before execution on Intel's and NVIDIA's drivers. Mesa's shims replace the kernel drivers,
-so a step ends in Timeout."""
+"""Runs all but execution on Intel's and NVIDIA's drivers. Mesa's shims replace the kernel drivers, so a step
+ends in Timeout."""
 
 from __future__ import annotations
 

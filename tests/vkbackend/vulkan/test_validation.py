@@ -1,4 +1,4 @@
-"""Complete models cause no messages of synchronization validation, which is shown to be active."""
+"""Models cause no messages of synchronization validation, which is shown to be active."""
 
 from __future__ import annotations
 
