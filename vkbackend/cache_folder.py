@@ -26,8 +26,8 @@ _HEAD_NBYTES = len(_MAGIC) + 64 + 1
 MOST_NBYTES = 16 << 20  # default limit for an entry
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: opening a pipe must not wait
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_told: set[str] = set()
-_telling = Lock()
+_reported: set[str] = set()
+_report_lock = Lock()
 
 
 class _Refused(Exception):
@@ -44,7 +44,7 @@ def read(name: str, most_nbytes: int = MOST_NBYTES) -> bytes | None:
         except FileNotFoundError:
             return None
         except (OSError, _Refused) as reason:
-            _tell(_shown(name), f"is not used, and replaced when it is written again: {_why(reason)}")
+            _report(_shown(name), f"is not used, and replaced when it is written again: {_why(reason)}")
             return None
 
 
@@ -55,7 +55,7 @@ def read_json(name: str) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:  # also for numbers with too many digits
-        _tell(_shown(name), f"is not used, and replaced when it is written again: {type(error).__name__}")
+        _report(_shown(name), f"is not used, and replaced when it is written again: {type(error).__name__}")
         return None
 
 
@@ -75,7 +75,7 @@ def write(name: str, data: bytes) -> bool:
         except OSError as reason:
             with suppress(OSError):
                 os.unlink(part, dir_fd=folder)
-            _tell(_shown(), f"{name} is not written, so it is made again next time: {_why(reason)}")
+            _report(_shown(), f"{name} is not written, so it is made again next time: {_why(reason)}")
             return False
 
 
@@ -107,9 +107,9 @@ def _folder(*, make: bool) -> Iterator[int | None]:
         if path is not None:
             descriptor = _open_folder(path, make)
         elif env.caches():
-            _tell("cache", "there is no home folder to keep one in; VKBACKEND_CACHE names one, or off")
+            _report("cache", "there is no home folder to keep one in; VKBACKEND_CACHE names one, or off")
     except (OSError, _Refused) as reason:
-        _tell(str(path), f"is not used as the cache folder: {_why(reason)} (VKBACKEND_CACHE names another)")
+        _report(str(path), f"is not used as the cache folder: {_why(reason)} (VKBACKEND_CACHE names another)")
     try:
         yield descriptor
     finally:
@@ -197,9 +197,9 @@ def _shown(name: str = "") -> str:
     return str((env.cache_dir() or Path()) / name)
 
 
-def _tell(subject: str, why: str) -> None:
-    with _telling:
-        if subject in _told:
+def _report(subject: str, why: str) -> None:
+    with _report_lock:
+        if subject in _reported:
             return
-        _told.add(subject)
+        _reported.add(subject)
     env.log(0, f"{subject!r}: {why}")

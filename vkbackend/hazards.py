@@ -43,7 +43,7 @@ class _Access:
     open_to_copies: bool = True
     open_to_dispatches: bool = True
 
-    def behind(self, barrier: Barrier) -> _Access | None:
+    def after(self, barrier: Barrier) -> _Access | None:
         """Return the access after a barrier; None if every later command waits for the access."""
         if self.is_copy and not barrier.after_copies:
             return self
@@ -72,7 +72,7 @@ def check(recording: Recording) -> list[Hazard]:
                 host_pending.clear()
             else:
                 for buffer, earlier in unordered.items():
-                    unordered[buffer] = [left for access in earlier if (left := access.behind(command))]
+                    unordered[buffer] = [left for access in earlier if (left := access.after(command))]
             if command.scope is Scope.FROM_HOST:
                 host_wrote = False
         elif isinstance(command, Exchange):

@@ -23,7 +23,7 @@ OTHER_USER = 65534
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path / "parent" / "cache"))
-    monkeypatch.setattr(cache_folder, "_told", set())
+    monkeypatch.setattr(cache_folder, "_reported", set())
     return tmp_path / "parent" / "cache"
 
 
@@ -33,27 +33,27 @@ def entry(folder: Path) -> Path:
     return folder / NAME
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> None:
+def one_message_with(capsys: pytest.CaptureFixture[str], *words: str) -> None:
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("vkbackend: ") and all(word in line for word in words), line
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> None:
+def entry_is_refused(capsys: pytest.CaptureFixture[str], *words: str) -> None:
     assert cache_folder.read(NAME) is None is cache_folder.read(NAME)
-    told(capsys, NAME, *words)
+    one_message_with(capsys, NAME, *words)
     assert cache_folder.write(NAME, b"new") and cache_folder.read(NAME) == b"new"
     assert capsys.readouterr().err == ""
 
 
-def unused(capsys: pytest.CaptureFixture[str], *words: str) -> None:
+def folder_is_unused(capsys: pytest.CaptureFixture[str], *words: str) -> None:
     assert cache_folder.read(NAME) is None
     assert not cache_folder.write(NAME, BODY) and not cache_folder.write_json(NAME, [1])
     assert cache_folder.read_json(NAME) is None
     cache_folder.remove(NAME)
-    told(capsys, *words)
+    one_message_with(capsys, *words)
 
 
-def given_to_another_user(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def give_to_another_user(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if os.geteuid() == 0:
         os.chown(path, OTHER_USER, OTHER_USER)
     else:
@@ -64,7 +64,7 @@ def given_to_another_user(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"x", BODY, bytes(1 << 20)])
-def test_what_was_written_is_read(folder: Path, body: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+def test_write_and_read(folder: Path, body: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     assert cache_folder.read(NAME) is None
     assert cache_folder.write(NAME, body) and cache_folder.read(NAME) == body
     assert cache_folder.write(NAME, body + b"more") and cache_folder.read(NAME) == body + b"more"
@@ -79,7 +79,7 @@ def test_what_was_written_is_read(folder: Path, body: bytes, capsys: pytest.Capt
 @pytest.mark.parametrize("keep", [0, 1, 17, 18, 19, 81, 82, 83, 84, 1000, -1])
 def test_truncated(entry: Path, keep: int, capsys: pytest.CaptureFixture[str]) -> None:
     entry.write_bytes(entry.read_bytes()[:keep])
-    refused(capsys, "damaged")
+    entry_is_refused(capsys, "damaged")
 
 
 @pytest.mark.parametrize("at", [0, 17, 18, 81, 82, 83, 2000, -1])
@@ -87,36 +87,36 @@ def test_one_changed_bit(entry: Path, at: int, capsys: pytest.CaptureFixture[str
     blob = bytearray(entry.read_bytes())
     blob[at] ^= 0x10
     entry.write_bytes(blob)
-    refused(capsys, "damaged")
+    entry_is_refused(capsys, "damaged")
 
 
 def test_appended_bytes(entry: Path, capsys: pytest.CaptureFixture[str]) -> None:
     entry.write_bytes(entry.read_bytes() + b"\0")
-    refused(capsys, "damaged")
+    entry_is_refused(capsys, "damaged")
 
 
 def test_the_file_of_another_entry(entry: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cache_folder.write("other.entry", b"other")
     entry.with_name("other.entry").replace(entry)
-    refused(capsys, "damaged")
+    entry_is_refused(capsys, "damaged")
 
 
 def test_a_file_too_large(entry: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cache_folder.read(NAME, len(BODY)) == BODY
     assert cache_folder.read(NAME, len(BODY) - 1) is None
-    told(capsys, "5083 bytes")
+    one_message_with(capsys, "5083 bytes")
     os.truncate(entry, 1 << 40)
     assert cache_folder.read(NAME) is None
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("kept"), lambda path: path.mkdir()])
-def test_what_is_no_regular_file(
+def test_not_a_regular_file(
     entry: Path, make: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     entry.rename(entry.with_name("kept"))
     make(entry)
     if not entry.is_dir() or entry.is_symlink():
-        refused(capsys, NAME)
+        entry_is_refused(capsys, NAME)
         assert entry.is_file() and not entry.is_symlink()
         assert entry.with_name("kept").stat().st_size == len(BODY) + 83
         return
@@ -129,24 +129,24 @@ def test_what_is_no_regular_file(
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
 def test_a_file_that_others_may_write(entry: Path, mode: int, capsys: pytest.CaptureFixture[str]) -> None:
     entry.chmod(mode)
-    refused(capsys, "others may write to it", f"{mode:o}")
+    entry_is_refused(capsys, "others may write to it", f"{mode:o}")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a file away")
 def test_the_file_of_another_user(
     entry: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given_to_another_user(entry, monkeypatch)
-    refused(capsys, "belongs to another user (id 65534)")
+    give_to_another_user(entry, monkeypatch)
+    entry_is_refused(capsys, "belongs to another user (id 65534)")
 
 
 @pytest.mark.parametrize(
     "text", ["", "{", "[" * 100_000, "9" * 5000, "\0\xff", '{"a":' * 50_000, "[1]" * 2, '"\\ud800'], ids=len
 )
-def test_what_is_no_json(folder: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_json(folder: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     cache_folder.write(NAME, text.encode("latin-1"))
     assert cache_folder.read_json(NAME) is None is cache_folder.read_json(NAME)
-    told(capsys, NAME)
+    one_message_with(capsys, NAME)
     assert cache_folder.write_json(NAME, {"a": [1, 2.5]}) and cache_folder.read_json(NAME) == {"a": [1, 2.5]}
 
 
@@ -165,29 +165,27 @@ def test_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 def test_a_link_in_place_of_the_folder(entry: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder.rename(folder.with_name("elsewhere"))
     folder.symlink_to("elsewhere")
-    unused(capsys, str(folder), "is not used as the cache folder: it is a symbolic link")
+    folder_is_unused(capsys, str(folder), "is not used as the cache folder: it is a symbolic link")
     assert (folder / NAME).read_bytes().endswith(BODY)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.touch, lambda path: path.symlink_to("nowhere")])
-def test_what_is_no_folder(
-    folder: Path, make: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_not_a_folder(folder: Path, make: Callable[[Path], None], capsys: pytest.CaptureFixture[str]) -> None:
     folder.parent.mkdir()
     make(folder)
-    unused(capsys, str(folder), "is not used as the cache folder")
+    folder_is_unused(capsys, str(folder), "is not used as the cache folder")
 
 
-def test_a_file_above_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parent_is_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder.parent.touch()
-    unused(capsys, str(folder), "is not used as the cache folder")
+    folder_is_unused(capsys, str(folder), "is not used as the cache folder")
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
 def test_a_folder_that_others_may_write(entry: Path, mode: int, capsys: pytest.CaptureFixture[str]) -> None:
     """A shared folder, such as /tmp, is not used, and its mode is not changed."""
     entry.parent.chmod(mode)
-    unused(capsys, "others may write to it", f"{mode:o}", "VKBACKEND_CACHE")
+    folder_is_unused(capsys, "others may write to it", f"{mode:o}", "VKBACKEND_CACHE")
     assert stat.S_IMODE(entry.parent.stat().st_mode) == mode
 
 
@@ -207,10 +205,10 @@ def test_the_default_folder_is_made_private(
 def test_the_folder_of_another_user(
     entry: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given_to_another_user(entry.parent, monkeypatch)
+    give_to_another_user(entry.parent, monkeypatch)
     if os.geteuid() == entry.parent.stat().st_uid:
         pytest.skip("this is that user")
-    unused(capsys, str(entry.parent), "belongs to another user")
+    folder_is_unused(capsys, str(entry.parent), "belongs to another user")
 
 
 def test_a_user_without_a_home(
@@ -222,9 +220,9 @@ def test_a_user_without_a_home(
     for name in ("VKBACKEND_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "home", no_home)
-    monkeypatch.setattr(cache_folder, "_told", set())
+    monkeypatch.setattr(cache_folder, "_reported", set())
     assert env.cache_dir() is None
-    unused(capsys, "no home")
+    folder_is_unused(capsys, "no home")
 
 
 def test_a_disk_that_is_full(
@@ -235,7 +233,7 @@ def test_a_disk_that_is_full(
 
     monkeypatch.setattr(os, "replace", full)
     assert not cache_folder.write(NAME, b"new") and not cache_folder.write("other", b"new")
-    told(capsys, str(entry.parent), "No space left on device")
+    one_message_with(capsys, str(entry.parent), "No space left on device")
     monkeypatch.undo()
     assert [path.name for path in entry.parent.iterdir()] == [NAME]
     assert entry.read_bytes().endswith(BODY)
@@ -271,7 +269,7 @@ def test_a_folder_of_root_that_may_only_be_read(folder: Path) -> None:
     assert "Permission denied" in line and str(folder) in line
 
 
-def test_many_write_and_read_at_once(folder: Path) -> None:
+def test_concurrent_writes_and_reads(folder: Path) -> None:
     bodies = [bytes([i]) * 20_000 for i in range(8)]
     cache_folder.write(NAME, bodies[0])
     with ThreadPoolExecutor(8) as pool:

@@ -13,14 +13,14 @@ pytestmark = pytest.mark.no_vulkan
 
 
 @pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
+def restore_collector() -> Iterator[None]:
     enabled = gc.isenabled()
     yield
     (gc.enable if enabled else gc.disable)()
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_it_is_as_before_afterwards(enabled: bool) -> None:
+def test_previous_state_is_restored(enabled: bool) -> None:
     (gc.enable if enabled else gc.disable)()
     with collection_paused():
         assert not gc.isenabled()
@@ -30,7 +30,7 @@ def test_it_is_as_before_afterwards(enabled: bool) -> None:
     assert gc.isenabled() == enabled
 
 
-def test_threads_in_turn_leave_it_on() -> None:
+def test_overlapping_pauses_of_two_threads() -> None:
     gc.enable()
     for last in (0, 1):
         pauses = [collection_paused(), collection_paused()]

@@ -50,7 +50,7 @@ def test_dequantize_ignores_padding(dtype: str, padding: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", codebooks.FORMATS)
-def test_codebook_entries_stand_for_the_grid(dtype: str) -> None:
+def test_codebook_entries_equal_the_grid(dtype: str) -> None:
     name = codebooks.codebook_of("mat_vec", dtype)
     assert name == ("iq1_s" if dtype == "iq1_m" else dtype)
     kind = getattr(quants, dtype.upper())

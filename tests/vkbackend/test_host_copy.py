@@ -14,7 +14,7 @@ pytestmark = pytest.mark.no_vulkan
 
 @pytest.mark.parametrize("shape", [(1,), (4097,), (3, 5000), (257, 64), (1, 100_000), (8, 0)])
 @pytest.mark.parametrize("step", [1, 2])
-def test_every_byte_and_none_beside(
+def test_copies_write_every_byte_and_no_others(
     shape: tuple[int, ...], step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_copy, "PART_NBYTES", 4096)
@@ -29,7 +29,7 @@ def test_every_byte_and_none_beside(
     assert (pages[:skip] == 0xA5).all() and (pages[skip + n :] == 0xA5).all()
 
 
-def test_what_a_thread_raises_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_threads_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_copy, "PART_NBYTES", 16)
     with pytest.raises(ValueError, match="broadcast"):
         host_copy.copy_into(np.zeros((64, 3), np.uint8), np.zeros((64, 2), np.uint8))

@@ -71,14 +71,14 @@ def test_scratch_plan_on_random_recordings(recording: Recording) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(recordings(virtual=True))
-def test_without_reuse_every_value_keeps_its_bytes(recording: Recording) -> None:
+def test_without_reuse_values_share_no_bytes(recording: Recording) -> None:
     offsets, total = plan_scratch(recording, reuse=False)
     spans = sorted((at, at + aligned(v.nbytes)) for v, at in offsets.items())
     assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
     assert total == sum(aligned(v.nbytes) for v in offsets)
 
 
-def test_a_chain_needs_two_places() -> None:
+def test_scratch_of_a_chain_is_reused() -> None:
     values = [Virtual(1024, str(i)) for i in range(20)]
     recording = Recording("chain")
     for a, b in pairwise(values):
@@ -87,7 +87,7 @@ def test_a_chain_needs_two_places() -> None:
     assert plan_scratch(recording, reuse=False)[1] == 20 * 1024
 
 
-def test_the_placement_check_sees_a_clash() -> None:
+def test_placement_check_detects_overlap() -> None:
     a, b = Virtual(512, "a"), Virtual(512, "b")
     recording = Recording("r", [dispatch([View(a, 0, (128,))], [View(b, 0, (128,))])])
     assert not check_placement(recording, {a: 0, b: 512})
@@ -139,6 +139,6 @@ def test_a_forked_child_sees_zeros() -> None:
     assert np.all(pages.bytes == 5)
 
 
-def test_more_pages_than_there_are() -> None:
+def test_too_many_host_pages_are_refused() -> None:
     with pytest.raises(OutOfDeviceMemory, match="use a smaller model or context"):
         HostPages(1 << 62)

@@ -42,7 +42,7 @@ def scopes(recording: Recording) -> list[Scope]:
     return [c.scope for c in recording.commands if isinstance(c, Barrier)]
 
 
-def of(*commands: Dispatch | Copy | Exchange) -> Recording:
+def recording_of(*commands: Dispatch | Copy | Exchange) -> Recording:
     return derive_barriers(Recording("by hand", list(commands)))
 
 
@@ -90,13 +90,13 @@ def test_order_by_depth_keeps_dependencies(recording: Recording) -> None:
     ("kinds", "flags"),
     [("dd", (False, False)), ("cd", (True, False)), ("dc", (False, True)), ("cc", (True, True))],
 )
-def test_a_barrier_names_copies_where_there_are_some(kinds: str, flags: tuple[bool, bool]) -> None:
+def test_barrier_stages_include_transfer_only_for_copies(kinds: str, flags: tuple[bool, bool]) -> None:
     a, b, c = buffer(), buffer(), buffer()
     record = {
         "d": lambda src, dst: dispatch([view(src)], [view(dst)]),
         "c": lambda src, dst: Copy(view(src), view(dst)),
     }
-    placed = of(record[kinds[0]](a, b), record[kinds[1]](b, c))
+    placed = recording_of(record[kinds[0]](a, b), record[kinds[1]](b, c))
     [barrier] = [c for c in placed.commands if isinstance(c, Barrier) and c.scope is Scope.DEVICE]
     assert (barrier.after_copies, barrier.before_copies) == flags and not check(placed)
     for name, is_set in zip(("after_copies", "before_copies"), flags, strict=True):
@@ -112,8 +112,8 @@ def test_independent_dispatches_need_no_barrier() -> None:
         dispatch([view(x)], [view(a, 32)]),
         dispatch([view(x)], [view(b)]),
     ]
-    assert scopes(of(*commands)) == [Scope.FROM_HOST]
-    assert scopes(of(*commands, dispatch([view(a)], [view(x)]))) == [Scope.FROM_HOST, Scope.DEVICE]
+    assert scopes(recording_of(*commands)) == [Scope.FROM_HOST]
+    assert scopes(recording_of(*commands, dispatch([view(a)], [view(x)]))) == [Scope.FROM_HOST, Scope.DEVICE]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_independent_dispatches_need_no_barrier() -> None:
         ((["a"], ["b"]), ([], ["a"]), "write-after-read"),
     ],
 )
-def test_each_conflict_gets_one_barrier_and_a_name(
+def test_each_conflict_has_one_barrier_and_a_kind(
     first: tuple[list[str], list[str]], second: tuple[list[str], list[str]], kind: str
 ) -> None:
     buffers = {"a": buffer(), "b": buffer()}
@@ -132,7 +132,7 @@ def test_each_conflict_gets_one_barrier_and_a_name(
         dispatch([view(buffers[n]) for n in reads], [view(buffers[n]) for n in writes], label)
         for (reads, writes), label in ((first, "one"), (second, "two"))
     )
-    placed = of(earlier, two)
+    placed = recording_of(earlier, two)
     assert scopes(placed) == [Scope.FROM_HOST, Scope.DEVICE]
     [hazard] = check(
         Recording(
@@ -144,20 +144,22 @@ def test_each_conflict_gets_one_barrier_and_a_name(
 
 def test_bytes_that_do_not_overlap_do_not_conflict() -> None:
     a = buffer()
-    assert scopes(of(dispatch([], [view(a, 0, 8)]), dispatch([view(a, 8, 16)], []))) == [Scope.FROM_HOST]
-    assert len(scopes(of(dispatch([], [view(a, 0, 9)]), dispatch([view(a, 8, 16)], [])))) == 2
+    assert scopes(recording_of(dispatch([], [view(a, 0, 8)]), dispatch([view(a, 8, 16)], []))) == [
+        Scope.FROM_HOST
+    ]
+    assert len(scopes(recording_of(dispatch([], [view(a, 0, 9)]), dispatch([view(a, 8, 16)], [])))) == 2
 
 
 def test_an_update_in_place_is_a_hazard() -> None:
     a = buffer()
-    assert [h.kind for h in check(of(dispatch([view(a, 0, 8)], [view(a, 7, 9)])))] == ["in-place"]
+    assert [h.kind for h in check(recording_of(dispatch([view(a, 0, 8)], [view(a, 7, 9)])))] == ["in-place"]
 
 
 @pytest.mark.parametrize("home", [Home.STAGING, Home.PAGES])
 def test_host_memory_around_an_exchange(home: Home) -> None:
     host, local = buffer(home), buffer()
     write, read = dispatch([view(local)], [view(host)]), dispatch([view(host)], [view(local)])
-    placed = of(write, Exchange("reduce"), read)
+    placed = recording_of(write, Exchange("reduce"), read)
     assert [type(c).__name__ if isinstance(c, Dispatch | Exchange) else c.scope for c in placed.commands] == [
         Scope.FROM_HOST, "Dispatch", Scope.TO_HOST, "Exchange", Scope.FROM_HOST, "Dispatch",
     ]  # fmt: skip
@@ -168,10 +170,12 @@ def test_host_memory_around_an_exchange(home: Home) -> None:
     assert "device-access-after-host-write" in kinds[Scope.FROM_HOST]
 
 
-def test_a_barrier_towards_the_host_orders_nothing_on_the_device() -> None:
+def test_to_host_barrier_does_not_order_the_device() -> None:
     """In a later segment, reads of earlier scratch wait only for FROM_HOST."""
     host, local, other = buffer(Home.PAGES), buffer(), buffer()
-    placed = of(dispatch([], [view(host), view(local)]), Exchange(), dispatch([view(local)], [view(other)]))
+    placed = recording_of(
+        dispatch([], [view(host), view(local)]), Exchange(), dispatch([view(local)], [view(other)])
+    )
     assert not check(placed)
     *_, (barrier, crippled) = without_each_barrier(placed)
     assert barrier.scope is Scope.FROM_HOST and [h.kind for h in check(crippled)] == ["read-after-write"]
@@ -180,7 +184,7 @@ def test_a_barrier_towards_the_host_orders_nothing_on_the_device() -> None:
 def test_the_step_block_counts_as_read() -> None:
     a, params, y = buffer(), buffer(), buffer()
     reader = Dispatch("op", "f32", (view(y),), (0,), (), (), (1, 1, 1), step=view(params))
-    assert scopes(of(Copy(view(a), view(params)), reader)) == [Scope.FROM_HOST, Scope.DEVICE]
+    assert scopes(recording_of(Copy(view(a), view(params)), reader)) == [Scope.FROM_HOST, Scope.DEVICE]
 
 
 # ---- cuts ----
@@ -199,7 +203,7 @@ SPEEDS = st.sampled_from([0.01, 0.5, 1.0, 3.0, 100.0])
 
 
 @given(st.lists(st.floats(0.01, 1.5), max_size=30))
-def test_no_submission_is_estimated_too_long(costs: list[float]) -> None:
+def test_submissions_are_estimated_below_the_limit(costs: list[float]) -> None:
     """Single commands may take longer."""
     recording = Recording("long", [heavy(cost) for cost in costs])
     cut = cut_long(recording)
@@ -218,7 +222,7 @@ def test_no_submission_is_estimated_too_long(costs: list[float]) -> None:
 
 
 @given(st.lists(st.one_of(st.just(Exchange()), st.floats(0.01, 1.5).map(heavy)), max_size=30), SPEEDS)
-def test_a_cut_parts_two_commands_of_a_segment(commands: list[Command], speed: float) -> None:
+def test_cut_is_between_two_commands_of_a_segment(commands: list[Command], speed: float) -> None:
     cut = cut_long(Recording("long", commands), Pace(speed * SLOW.memory, speed * SLOW.host)).commands
     assert [c for c in cut if not isinstance(c, Cut)] == commands
     for i, command in enumerate(cut):
@@ -227,13 +231,13 @@ def test_a_cut_parts_two_commands_of_a_segment(commands: list[Command], speed: f
 
 
 @given(st.lists(st.floats(0.01, 0.6), max_size=30), SPEEDS, SPEEDS)
-def test_a_faster_device_is_cut_no_more(costs: list[float], cost_a: float, other: float) -> None:
+def test_faster_device_has_no_more_cuts(costs: list[float], cost_a: float, other: float) -> None:
     recording = Recording("long", [heavy(cost) for cost in costs])
     few, many = (n_cuts(recording, speed) for speed in sorted((cost_a, other), reverse=True))
     assert few <= many
 
 
-def test_cuts_go_by_arithmetic_or_by_reads_whichever_takes_longer() -> None:
+def test_cuts_use_the_longer_of_arithmetic_and_reads() -> None:
     many = Recording("arithmetic", [heavy(0.3)] * 12)
     assert [n_cuts(many, speed) for speed in (0.1, 0.5, 1, 2, 100)] == [11, 11, 11, 3, 0]
     for home, (memory, host), n in (
@@ -255,7 +259,7 @@ def attention(seconds: float, heads: int, first: int = 0) -> Dispatch:
 
 
 @given(st.integers(1, 70), st.integers(0, 5), st.floats(0.01, 9))
-def test_attention_above_the_limit_goes_in_parts(heads: int, first: int, seconds: float) -> None:
+def test_long_attention_is_split(heads: int, first: int, seconds: float) -> None:
     """The parts have consecutive heads, each head once."""
     whole = attention(seconds, heads, first)
     parts = [c for c in cut_long(Recording("", [whole])).commands if isinstance(c, Dispatch)]
@@ -269,7 +273,7 @@ def test_attention_above_the_limit_goes_in_parts(heads: int, first: int, seconds
     assert first == whole.groups[1] + dict(whole.push)[FIRST_HEAD]
 
 
-def test_other_ops_stay_whole() -> None:
+def test_other_ops_are_not_split() -> None:
     product = heavy(3.0)
     assert product.parts(6) == [product] and n_cuts(Recording("", [product]), 1) == 0
 

@@ -61,6 +61,6 @@ def test_fill_describes_runs_rows_and_outputs() -> None:
 
 
 @pytest.mark.parametrize(("rows", "runs"), [(MAX_ROWS + 1, 1), (1, MAX_RUNS + 1)])
-def test_more_than_the_block_holds_is_refused(rows: int, runs: int) -> None:
+def test_too_large_steps_are_refused(rows: int, runs: int) -> None:
     with pytest.raises(AssertionError):
         StepParams().fill([0] * rows, [Run(0, 0, 1, 0)] * runs, [])

@@ -98,7 +98,7 @@ def test_order(order: str) -> None:
         assert "Hazard" not in done.stderr, done.stderr
 
 
-def test_what_does_not_fit_is_refused(device: KomputeDevice) -> None:
+def test_too_large_buffers_are_refused(device: KomputeDevice) -> None:
     limit = device.limits.max_allocation_nbytes
     assert limit <= device.limits.max_storage_range  # kp binds complete tensors
     with pytest.raises(OutOfDeviceMemory, match="can be bound at once") as raised:
@@ -127,7 +127,7 @@ def test_canary(device: KomputeDevice) -> None:
         device.drop_upload()
 
 
-def test_a_submission_that_does_not_run() -> None:
+def test_submission_that_does_not_run() -> None:
     """The worker reads a copy of the word, where the device's number does not arrive."""
     from vkbackend.kompute.worker import BEAT_OUT, Worker
 
@@ -166,7 +166,7 @@ def test_an_interrupted_request_does_not_answer_the_next(
     executable.close()
 
 
-def test_an_allocation_that_fails_leaves_the_worker_in_step(
+def test_failed_allocation_does_not_confuse_later_requests(
     device: KomputeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call, before = device.call, (dict(device.nbytes), dict(device.counts))
@@ -194,7 +194,7 @@ def test_too_many_storage_buffers_are_refused(device: KomputeDevice) -> None:
         device.build(recording)
 
 
-def test_a_device_that_is_held_up_holds_up_no_other() -> None:
+def test_stopped_worker_does_not_block_other_devices() -> None:
     """Each of two workers is stopped in turn. Submitting to it does not block, and the other worker
     finishes."""
     devices = [open_device(device_infos()[0], f"Vulkan0.{d}", runtime="kompute") for d in range(2)]
@@ -235,7 +235,7 @@ def load(models: Path) -> Runner:
 @pytest.mark.parametrize(
     ("sent", "error"), [(signal.SIGSTOP, Timeout), (signal.SIGKILL, DeviceLost)], ids=["stops", "dies"]
 )
-def test_a_worker_that(
+def test_worker_that(
     models: Path, sent: signal.Signals, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relay, "DRAIN_S", 1.0)

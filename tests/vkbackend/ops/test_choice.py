@@ -123,7 +123,7 @@ def test_tiles_fit_the_registers() -> None:
         assert cut.along_x * 8 * cut.consts["RN"] == size.n_rows
 
 
-def test_experts_meet_halves_on_matrix_units() -> None:
+def test_experts_use_f16_on_matrix_units() -> None:
     groups = ops.Groups(view(400, dtype="u32"), view(33, 3, dtype="u32"), 32)
     assert ops.experts_operand_type(UNITS, 200, "q4_0", groups) == "f16s"
     assert ops.experts_operand_type(UNITS, 200, "q4_0", replace(groups, tile=24)) == "f32"
@@ -138,7 +138,7 @@ def test_experts_meet_halves_on_matrix_units() -> None:
     assert isinstance(dispatch, Dispatch) and dispatch.op == "mat_mul_id_coop"
 
 
-def test_weights_whose_codes_fit_in_int8_meet_activations_of_8_bits() -> None:
+def test_weights_with_int8_codes_use_8_bit_activations() -> None:
     fast = "mat_dot", "mat_dot", "mat_mul_dot"
     assert tuple(chosen(FAST_DOTS, rows, "q4_0") for rows in (1, 8, 9)) == fast
     plain = "mat_wave", "mat_wave", "mat_tile"
@@ -149,7 +149,7 @@ def test_weights_whose_codes_fit_in_int8_meet_activations_of_8_bits() -> None:
         assert tuple(chosen(without, rows, "q4_0") for rows in (1, 8, 9)) == plain
 
 
-def test_half_a_tile_of_matrix_units_goes_to_dot_products() -> None:
+def test_few_rows_use_dot_products_instead_of_matrix_units() -> None:
     both_kinds = replace(UNITS, features=UNITS.features | FAST_DOTS.features)
     names = [chosen(both_kinds, rows, "q4_0") for rows in (9, 16, 17)]
     assert names == ["mat_mul_dot", "mat_mul_dot", "mat_mul_coop"]
@@ -157,7 +157,7 @@ def test_half_a_tile_of_matrix_units_goes_to_dot_products() -> None:
     assert chosen(both_kinds.exact(), 9, "q4_0") == "mat_tile"
 
 
-def test_integers_on_matrix_units_where_they_are_four_times_as_fast() -> None:
+def test_int8_matrix_units_are_used_if_four_times_as_fast() -> None:
     assert [chosen(FAST_INTEGERS, rows, "q4_0") for rows in (8, 9)] == ["mat_wave", "mat_mul_dot_coop"]
     for dtype in ("q6_k", "f16"):
         assert chosen(FAST_INTEGERS, 9, dtype) == "mat_mul_coop"
@@ -170,7 +170,7 @@ def test_integers_on_matrix_units_where_they_are_four_times_as_fast() -> None:
     assert ops.experts_operand_type(FAST_INTEGERS, 200, "q4_0", groups) == "f16s"
 
 
-def test_experts_meet_activations_of_8_bits_like_other_matrices() -> None:
+def test_experts_use_8_bit_activations_like_other_matrices() -> None:
     measured = (("one", ("mat_dot",)), *both("mat_mul_dot"))
     for limits, wanted in ((FAST_DOTS, "q8"), (GPU, "f32"), (replace(GPU, choices=measured), "q8")):
         types = {ops.experts_operand_type(limits, n, dtype) for n, dtype in ((1, "q4_0"), (9, "mxfp4"))}
@@ -182,7 +182,7 @@ def test_experts_meet_activations_of_8_bits_like_other_matrices() -> None:
 # ---- measured choices ----
 
 
-def test_what_was_measured_comes_before_the_rules() -> None:
+def test_measured_choices_precede_the_defaults() -> None:
     measured = (("one", ("mat_lane",)), *both("mat_lane"))
     swift = replace(SWIFTSHADER, choices=measured)
     assert [chosen(swift, rows) for rows in (1, 2, 8, 9)] == ["mat_lane", "mat_vec", "mat_vec", "mat_lane"]
@@ -190,7 +190,7 @@ def test_what_was_measured_comes_before_the_rules() -> None:
     assert [chosen(unable, rows) for rows in (1, 9)] == ["mat_vec", "mat_mul"]
 
 
-def test_the_rules_op_stays_unless_another_is_clearly_faster() -> None:
+def test_default_op_is_replaced_only_by_clearly_faster_ops() -> None:
     def times(**us: float) -> matrix_times.Times:
         return {
             name: {op: {"f16": us[op]} for op in ops_ if op in us}
@@ -205,7 +205,7 @@ def test_the_rules_op_stays_unless_another_is_clearly_faster() -> None:
     assert matrix_times.ranked([first, other], SWIFTSHADER)["many"] == ("mat_mul", "mat_lane")
 
 
-def test_ops_that_lack_types_are_compared_by_those_they_have() -> None:
+def test_ops_are_compared_by_their_common_types() -> None:
     slow = {"one": {"mat_wave": {"f16": 30.0, "q8_0": 20.0}, "mat_dot": {"q8_0": 19.0}}}
     assert matrix_times.ranked([slow], GPU)["one"] == ("mat_wave", "mat_dot")
     fast = {"one": {"mat_wave": {"f16": 30.0, "q8_0": 20.0}, "mat_dot": {"q8_0": 17.0}}}
@@ -215,7 +215,7 @@ def test_ops_that_lack_types_are_compared_by_those_they_have() -> None:
     assert [chosen(measured, 1, dtype) for dtype in ("q8_0", "f32")] == ["mat_dot", "mat_wave"]
 
 
-def test_tune_counts_what_rounding_activations_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tune_includes_the_time_to_round_activations(monkeypatch: pytest.MonkeyPatch) -> None:
     def timed(device: object, case: object, *_: object) -> SimpleNamespace:
         return SimpleNamespace(us_cpu=None, us_min=7.0 if isinstance(case, QuantizeQ8) else 100.0)
 
@@ -226,11 +226,11 @@ def test_tune_counts_what_rounding_activations_takes(monkeypatch: pytest.MonkeyP
     assert times["one"]["mat_vec"]["q4_0"] == len(matrix_times.SHAPES) * 100
 
 
-def test_tune_takes_devices_of_one_driver(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tune_refuses_numpy(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["tune", "-dev", "numpy"]) == 2
     assert "give one of" in capsys.readouterr().err
 
 
-def test_verify_takes_devices_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_refuses_numpy(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["verify", "-dev", "numpy"]) == 2
     assert "pass one of" in capsys.readouterr().err

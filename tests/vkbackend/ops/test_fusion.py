@@ -49,7 +49,9 @@ def logits_and_ops(path: Path, n: int, **options: Any) -> tuple[np.ndarray, list
     ("name", "n"),
     covering(["llama", "gemma3", "gemma4", "gpt-oss", "qwen2", "qwen3moe", "qwen3next"], [1, 2]),
 )
-def test_fused_equals_one_by_one(name: str, n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_ops_equal_separate_ops(
+    name: str, n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write(build(name), tmp_path / "model.gguf")
     fused, few = logits_and_ops(path, n, type_k="f32", type_v="f32")
     monkeypatch.setenv("VKBACKEND_FUSE", "0")
@@ -62,11 +64,11 @@ def test_fused_equals_one_by_one(name: str, n: int, tmp_path: Path, monkeypatch:
 # ---- not fused ----
 
 
-def of_values(*shape: int) -> View:
+def scratch(*shape: int) -> View:
     return View(Virtual(4 * int(np.prod(shape)), "value"), 0, shape)
 
 
-def kept(nbytes: int, *shape: int, dtype: str = "f32") -> View:
+def stored(nbytes: int, *shape: int, dtype: str = "f32") -> View:
     return View(Buffer(nbytes, Home.KV, "kept"), 0, shape, dtype)
 
 
@@ -74,12 +76,12 @@ class Chain:
     def __init__(self, dtype: str = "f16", w: bool = True) -> None:
         self.rec = Recording("chain")
         self.on = Recorder(self.rec, LIMITS)
-        self.x, self.normed, self.turned = (of_values(3, 16) for _ in range(3))
-        self.w = kept(32, 8) if w else None
-        self.cos_sin, self.cells = kept(1 << 10, 3, 4, 2), kept(256, 1, 2, dtype="u32")
+        self.x, self.normed, self.turned = (scratch(3, 16) for _ in range(3))
+        self.w = stored(32, 8) if w else None
+        self.cos_sin, self.cells = stored(1 << 10, 3, 4, 2), stored(256, 1, 2, dtype="u32")
         self.cache, self.step = (
-            kept(1 << 14, 64, 32, dtype=dtype),
-            kept(STEP_NBYTES, STEP_NBYTES // 4, dtype="u32"),
+            stored(1 << 14, 64, 32, dtype=dtype),
+            stored(STEP_NBYTES, STEP_NBYTES // 4, dtype="u32"),
         )
         self.cache = replace(self.cache, shape=(64, 16))
         self.rec.dispatch(Dispatch("copy_words", "f32", (self.cos_sin, self.x), (1,), (), (), (1, 1, 1)))
@@ -104,7 +106,7 @@ def ops_of(dispatches: list[Dispatch]) -> list[str]:
 
 
 @pytest.mark.parametrize("w", [True, False])
-def test_norm_rope_and_store_become_one(w: bool) -> None:
+def test_norm_rope_and_store_are_fused(w: bool) -> None:
     chain = Chain(w=w)
     chain.norm()
     chain.rope()
@@ -123,16 +125,16 @@ def test_norm_rope_and_store_become_one(w: bool) -> None:
     )
 
 
-def test_blocks_are_stored_as_they_are() -> None:
+def test_quantized_store_is_not_fused() -> None:
     chain = Chain()
     chain.cache = replace(chain.cache, dtype="q8_0", shape=(64, 32))
-    chain.x, chain.normed, chain.turned = (of_values(3, 32) for _ in range(3))
+    chain.x, chain.normed, chain.turned = (scratch(3, 32) for _ in range(3))
     chain.on.rope(chain.x.reshape(3, 4, 8), chain.cos_sin, chain.turned, half_split=False)
     chain.store()
     assert ops_of(chain.fused()) == ["rope", "kv_store"]
 
 
-def test_a_value_that_others_read_stays() -> None:
+def test_value_with_other_readers_is_not_fused() -> None:
     chain = Chain()
     chain.norm()
     chain.rope()
@@ -141,9 +143,9 @@ def test_a_value_that_others_read_stays() -> None:
     assert ops_of(chain.fused()) == ["rms_norm", "kv_store", "kv_store"]
 
 
-def test_only_what_a_dispatch_makes_for_the_step_alone_is_fused() -> None:
+def test_only_scratch_written_by_dispatches_is_fused() -> None:
     chain = Chain()
-    chain.normed = kept(192, 3, 16)
+    chain.normed = stored(192, 3, 16)
     chain.norm()
     chain.rope()
     assert ops_of(chain.fused()) == ["rms_norm", "rope"]
@@ -153,7 +155,7 @@ def test_only_what_a_dispatch_makes_for_the_step_alone_is_fused() -> None:
     assert ops_of(chain.fused()) == ["rope"]
 
 
-def test_heads_are_not_normed_or_rotated_for_two() -> None:
+def test_heads_are_normed_and_rotated_only_once() -> None:
     norm, cos_sin = ops.HeadNorm(None, 1e-5), Chain().cos_sin
     chain = Chain()
     chain.norm()
@@ -168,7 +170,7 @@ def test_heads_are_not_normed_or_rotated_for_two() -> None:
         assert ops_of(chain.fused()) == ["rope", "kv_store"]
 
 
-def test_what_a_maker_reads_must_still_be_there() -> None:
+def test_overwritten_inputs_prevent_fusion() -> None:
     chain = Chain()
     chain.norm()
     chain.on.scale(chain.w or chain.x, View(chain.x.buffer, 0, (8,)), c=2.0)
@@ -184,7 +186,7 @@ def test_nothing_is_fused_across_an_exchange() -> None:
     assert ops_of(chain.fused()) == ["rms_norm", "rope"]
 
 
-def test_a_norm_of_more_than_a_head_stays() -> None:
+def test_norm_wider_than_a_head_is_not_fused() -> None:
     chain = Chain()
     chain.on.rms_norm(chain.x, None, chain.normed, eps=1e-5)
     chain.rope()
@@ -192,21 +194,21 @@ def test_a_norm_of_more_than_a_head_stays() -> None:
 
 
 @pytest.mark.parametrize("read_before", [False, True])
-def test_a_norm_of_a_sum_is_the_tail_of_a_reduce(read_before: bool) -> None:
+def test_add_and_norm_are_fused(read_before: bool) -> None:
     chain = Chain()
-    a, b, y, z = kept(192, 3, 16), kept(192, 3, 16), of_values(3, 16), of_values(3, 16)
+    a, b, y, z = stored(192, 3, 16), stored(192, 3, 16), scratch(3, 16), scratch(3, 16)
     chain.on.add(a, b, chain.normed)
     if read_before:
         chain.on.scale(chain.normed, z, c=2.0)
-    chain.on.rms_norm(chain.normed, kept(64, 16), y, eps=1e-5)
+    chain.on.rms_norm(chain.normed, stored(64, 16), y, eps=1e-5)
     chain.on.add(chain.normed, y, z)
     want = ["add", "scale", "rms_norm", "add"] if read_before else ["add_partials", "add"]
     assert ops_of(chain.fused()) == want
 
 
-def test_gate_and_up_become_one() -> None:
-    x, (gate, up, y) = kept(256, 2, 32), (of_values(2, 8) for _ in range(3))
-    matrices = kept(4096, 24, 32)
+def test_gate_and_up_are_fused() -> None:
+    x, (gate, up, y) = stored(256, 2, 32), (scratch(2, 8) for _ in range(3))
+    matrices = stored(4096, 24, 32)
     for first in (16, 8):
         on = Recorder(Recording("products"), LIMITS)
         for out, at in ((gate, 8), (up, first + 8 if first == 8 else 0)):
@@ -224,11 +226,11 @@ def test_gate_and_up_become_one() -> None:
 
 
 @pytest.mark.parametrize(("limit", "fused"), [(3072 + ALIGN, True), (3071 + ALIGN, False)])
-def test_one_binding_has_to_show_both_matrices(limit: int, fused: bool) -> None:
-    matrices = kept(4096, 32, 32)
+def test_gate_and_up_must_fit_one_binding(limit: int, fused: bool) -> None:
+    matrices = stored(4096, 32, 32)
     limits = replace(LIMITS, max_storage_range=limit, is_cpu=True, features=frozenset(OPS["mat_lane"].needs))
     on = Recorder(Recording("products"), limits)
-    x, (gate, up, y) = kept(256, 2, 32), (of_values(2, 8) for _ in range(3))
+    x, (gate, up, y) = stored(256, 2, 32), (scratch(2, 8) for _ in range(3))
     MATRIX_OPS["mat_lane"](on, matrices.rows(8, 16), x, gate)
     MATRIX_OPS["mat_lane"](on, matrices.rows(24, 32), x, up)
     on.glu(gate, up, y)
@@ -237,18 +239,18 @@ def test_one_binding_has_to_show_both_matrices(limit: int, fused: bool) -> None:
 
 
 @pytest.mark.parametrize("difference", ["bias", "stride", "gated", "x", "buffer", "type"])
-def test_products_that_are_not_alike_and_plain_stay(difference: str) -> None:
-    x, other, matrices = kept(256, 2, 32), kept(256, 2, 32), kept(4096, 32, 32)
+def test_different_products_are_not_fused(difference: str) -> None:
+    x, other, matrices = stored(256, 2, 32), stored(256, 2, 32), stored(4096, 32, 32)
     n = 17 if difference == "stride" else 16
-    gate, up, y = (of_values(n) for _ in range(3))
-    options: dict[str, dict[str, Any]] = {"bias": {"bias": kept(32, 8)}, "stride": {"y_stride": 9}}
+    gate, up, y = (scratch(n) for _ in range(3))
+    options: dict[str, dict[str, Any]] = {"bias": {"bias": stored(32, 8)}, "stride": {"y_stride": 9}}
     how = options.get(difference, {})
     how |= {"up": matrices.rows(8, 16), "act": "silu"} if difference == "gated" else {}
     on = Recorder(Recording("products"), LIMITS)
     MATRIX_OPS["mat_vec"](on, matrices.rows(0, 8), x, gate, **how)
     how = {"y_stride": 9} if difference == "stride" else {}
     how |= {"up": matrices.rows(24, 32), "act": "silu"} if difference == "gated" else {}
-    w = kept(1024, 8, 32) if difference == "buffer" else matrices.rows(16, 24)
+    w = stored(1024, 8, 32) if difference == "buffer" else matrices.rows(16, 24)
     w = replace(w, dtype="q8_0") if difference == "type" else w
     MATRIX_OPS["mat_vec"](on, w, other if difference == "x" else x, up, **how)
     on.glu(gate, up, y)
@@ -256,12 +258,12 @@ def test_products_that_are_not_alike_and_plain_stay(difference: str) -> None:
 
 
 @pytest.mark.parametrize("read", [False, True])
-def test_a_norm_that_only_its_quantization_reads_is_quantized_at_once(read: bool) -> None:
+def test_norm_and_quantization_are_fused(read: bool) -> None:
     """The fused op is at the norm's position: its residual may be read before the quantization."""
-    on, part, h, y = Recorder(Recording("q8"), LIMITS), kept(256, 64), of_values(2, 32), of_values(2, 32)
-    out, z = replace(of_values(2, 40), shape=(2, 32), dtype="q8"), of_values(2, 32)
+    on, part, h, y = Recorder(Recording("q8"), LIMITS), stored(256, 64), scratch(2, 32), scratch(2, 32)
+    out, z = replace(scratch(2, 40), shape=(2, 32), dtype="q8"), scratch(2, 32)
     how: dict[str, Any] = {"own_index": None, "writers": 1, "slot_stride": 64}
-    on.add_partials(kept(256, 2, 32), None, part, kept(128, 32), h, y, **how)
+    on.add_partials(stored(256, 2, 32), None, part, stored(128, 32), h, y, **how)
     on.scale(h, z, c=2.0)
     on.quantize_q8(y, out)
     if read:
@@ -274,7 +276,7 @@ def test_a_norm_that_only_its_quantization_reads_is_quantized_at_once(read: bool
         assert dispatches[0].variant == "q8" and dispatches[0].args[-1] == out and dispatches[0].args[-2] == h
 
 
-def test_the_tool_that_measures_it(
+def test_bench_fusing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write(build("qwen3"), tmp_path / "model.gguf")

@@ -51,7 +51,7 @@ ATTENTION = [
 
 
 @pytest.mark.parametrize("case", ATTENTION, ids=repr)
-def test_attention_with_many_reads_under_way(case: Case, device: Device) -> None:
+def test_attention_with_many_concurrent_reads(case: Case, device: Device) -> None:
     limits, seed = replace(device.limits, is_cpu=False), secrets.randbelow(1 << 31)
     ((consts, _),) = shape_of(case, limits, seed).how  # type: ignore[misc]
     assert dict(consts)["BATCH"] == (4 if dict(consts).get("HEADS", 1) > 4 else 8), consts
@@ -73,7 +73,7 @@ DOTS.append(FusedDotId("q6_k", side=256, rows=9))
 
 
 @pytest.mark.parametrize("case", DOTS, ids=repr)
-def test_dots_that_begin_as_floats(case: Case, device: Device) -> None:
+def test_dots_that_start_with_floats(case: Case, device: Device) -> None:
     if not device.limits.features.issuperset(case.needs):
         pytest.skip(f"{device.name} lacks {', '.join(sorted(set(case.needs) - device.limits.features))}")
     features = device.limits.features | {"int_dot_accelerated"}

@@ -50,11 +50,11 @@ def test_the_usual_size_comes_first() -> None:
         ("nv", [(16, 16, 32)], 0),
     ],
 )
-def test_integers_have_the_tiles_of_halves(api: str, integers: list[tuple[int, int, int]], k: int) -> None:
+def test_int8_uses_the_tiles_of_f16(api: str, integers: list[tuple[int, int, int]], k: int) -> None:
     assert cooperative.best(api, [(16, 16, 16)], 32, integers) == MatrixUnits(api, int8_k=k)
 
 
-def test_integers_are_the_rule_on_a_geforce_alone() -> None:
+def test_int8_is_the_default_only_on_geforce() -> None:
     assert has_fast_int8_units("NVIDIA GeForce RTX 4090")
     for name in (
         "NVIDIA A100-SXM4-80GB",
@@ -66,13 +66,13 @@ def test_integers_are_the_rule_on_a_geforce_alone() -> None:
 
 
 @pytest.mark.parametrize("size", [(64, 64, 16), (16, 16, 64), (16, 12, 16), (32, 64, 16)])
-def test_sizes_that_do_not_fit_stay_unused(size: tuple[int, int, int]) -> None:
+def test_unusable_sizes_are_not_chosen(size: tuple[int, int, int]) -> None:
     assert not usable(MatrixUnits("khr", *size))
     assert cooperative.best("khr", [size, (8, 8, 8)], 32) == MatrixUnits("khr", 8, 8, 8, 32)
 
 
 @pytest.mark.parametrize(("lanes", "choice", "used"), [(32, False, True), (8, True, True), (8, False, False)])
-def test_units_of_other_subgroups_need_a_choice_of_size(
+def test_units_of_other_subgroup_sizes_need_size_control(
     lanes: int, choice: bool, used: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shaderlib, "is_available", lambda *_: True)
@@ -87,7 +87,7 @@ def test_units_of_other_subgroups_need_a_choice_of_size(
 @pytest.mark.parametrize("units", UNITS.values(), ids=UNITS)
 @pytest.mark.parametrize("limits", [Limits(), Limits(max_invocations=1024, max_shared_nbytes=49_152)])
 @pytest.mark.parametrize(("n", "rows"), [(1, 1), (64, 33), (4096, 32), (4096, 512), (14_336, 65)])
-def test_tiles_are_whole_matrices_within_the_limits(
+def test_tiles_are_multiples_of_matrices_within_limits(
     units: MatrixUnits, limits: Limits, n: int, rows: int
 ) -> None:
     tile_m, tile_n, across, down = coop_tile(replace(limits, matrix_units=units), n, rows)
@@ -119,7 +119,7 @@ ATTENDS = {  # 80 is not an even number of matrices of 8, and 256 exceeds Intel'
 
 @pytest.mark.parametrize("name", UNITS)
 @pytest.mark.parametrize("heads", sorted(HEADS))
-def test_attention_takes_heads_of_whole_matrices(name: str, heads: tuple[int, int]) -> None:
+def test_attention_requires_heads_that_are_multiples_of_matrices(name: str, heads: tuple[int, int]) -> None:
     units, needs = UNITS[name], frozenset(ops.OPS["attn_prefill_coop"].needs)
     gpu = Limits(max_invocations=1024, max_shared_nbytes=49_152, features=needs, matrix_units=units)
     tile = ops.tile_of_units(gpu, 512, *heads)
@@ -154,7 +154,7 @@ def test_heads_of_a_group_decode_as_rows(name: str, group: int) -> None:
 
 
 @pytest.mark.parametrize("span", [1e-30, 1e-6, 1.0, 1e6, 1e30])
-def test_halves_with_a_scale_keep_every_magnitude(span: float) -> None:
+def test_scaled_f16_covers_every_magnitude(span: float) -> None:
     """The error is within mat_mul_coop's tolerance, even for x beyond the range of F16."""
     rng = np.random.default_rng(0)
     x = (rng.standard_normal((5, 300)) * span).astype(np.float32)

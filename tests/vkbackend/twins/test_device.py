@@ -39,7 +39,7 @@ def steps(device: Device, name: str, n: int) -> Any:
     return device.build(recording)
 
 
-def test_a_segment_runs_when_it_is_allowed_and_no_sooner() -> None:
+def test_segment_runs_only_when_allowed() -> None:
     device = Logging()
     queue, executable = device.queue, steps(device, "a", 4)
     queue.submit(executable, 0, 4)
@@ -53,7 +53,7 @@ def test_a_segment_runs_when_it_is_allowed_and_no_sooner() -> None:
     assert device.ran == ["a0", "a1", "a2", "a3"] and queue.wait(4, 0.0)
 
 
-def test_allowed_before_it_is_submitted() -> None:
+def test_segment_allowed_before_submission() -> None:
     device = Logging()
     executable = steps(device, "a", 3)
     device.queue.submit(executable, 0, 1)
@@ -63,7 +63,7 @@ def test_allowed_before_it_is_submitted() -> None:
     assert device.ran == ["a0", "a1"]
 
 
-def test_a_first_segment_waits_its_turn() -> None:
+def test_first_segment_waits_for_earlier_executables() -> None:
     device = Logging()
     a, b = steps(device, "a", 2), steps(device, "b", 2)
     device.queue.submit(a, 0, 2)
@@ -76,7 +76,7 @@ def test_a_first_segment_waits_its_turn() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 20)), min_size=1, max_size=6))
-def test_order_is_submission_order_whatever_the_host_does(plan: list[tuple[int, int]]) -> None:
+def test_segments_run_in_submission_order(plan: list[tuple[int, int]]) -> None:
     device, want = Logging(), []
     for i, (n, allowed) in enumerate(plan):
         device.queue.submit(steps(device, f"{i}.", n), 0, n)
@@ -121,7 +121,7 @@ def test_imported_pages_are_the_same_bytes() -> None:
     assert pages.bytes[8:16].view(np.float32).tolist() == [1.5, 2.5]
 
 
-def test_null_counts_what_it_is_asked_to_run() -> None:
+def test_null_counts_commands() -> None:
     device = NullDevice("null")
     a, b, y = (View(device.buffer(64, Home.SCRATCH, name), 0, (16,)) for name in "aby")
     recording = Recording("r")
@@ -133,7 +133,7 @@ def test_null_counts_what_it_is_asked_to_run() -> None:
     assert np.isnan(array_of(y)).all(), "nothing was computed"
 
 
-def test_a_runtime_without_import_says_so() -> None:
+def test_unsupported_import_is_refused() -> None:
     with pytest.raises(UnsupportedFeature, match="null cannot import host memory"):
         Device.import_pages(NullDevice("null"), HostPages(1), "pages")
     assert isinstance(NullDevice("n").buffer(1, Home.SCRATCH, "b"), Buffer)

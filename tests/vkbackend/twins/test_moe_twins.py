@@ -195,7 +195,7 @@ def test_order_does_not_change_with_the_norm_of_the_row() -> None:
 
 
 @pytest.mark.parametrize("x_per_used", [False, True])
-def test_experts_in_slices_sum_to_whole_experts(x_per_used: bool) -> None:
+def test_slices_of_experts_sum_to_the_experts(x_per_used: bool) -> None:
     """Each of two devices has some columns of each expert, in unequal numbers."""
     n_embd, n_ff, n_experts, rows = 6, 7, 3, 2
     gate, down = f32(n_experts, n_ff, n_embd), f32(n_experts, n_embd, n_ff)
@@ -310,7 +310,7 @@ def recorded(device: Limits, rows: int) -> Dispatch:
     return dispatch
 
 
-def test_order_of_the_logits_is_no_choice_of_a_device() -> None:
+def test_order_of_the_logits_does_not_depend_on_the_device() -> None:
     devices = Limits(), Limits(is_cpu=True), Limits(max_invocations=1024, subgroup_size=64)
     assert {dict(recorded(device, rows).consts)["LOCAL"] for device in devices for rows in (1, 2, 512)} == {
         32

@@ -17,7 +17,7 @@ def f32(*shape: int) -> np.ndarray:
     return RNG.normal(size=shape).astype(np.float32)
 
 
-def test_streams_begin_as_large_as_the_first() -> None:
+def test_streams_start_with_the_norm_of_the_first() -> None:
     x, a, y = f32(ROWS, N), f32(ROWS, M - 1, N), np.full((ROWS, M, N), np.nan, np.float32)
     a[1, 1] = 1e-4
     twins.streams.streams_of(x, a, y, n=N, n_streams=M, n_rows=ROWS, least=1e-5)
@@ -29,7 +29,7 @@ def test_streams_begin_as_large_as_the_first() -> None:
     np.testing.assert_allclose(y[0, 2] / a[0, 1], y[0, 2, 0] / a[0, 1, 0], rtol=1e-6)
 
 
-def test_predicted_and_corrected() -> None:
+def test_streams_predict_and_correct() -> None:
     x, routed, a, g = f32(ROWS, M, N), f32(ROWS, M), f32(ROWS, N), f32(N)
     among, gains = f32(M * M, M), f32(M, M)
     y, z = np.full((ROWS, M, N), np.nan, np.float32), np.full((ROWS, N), np.nan, np.float32)
@@ -48,14 +48,14 @@ def test_predicted_and_corrected() -> None:
     np.testing.assert_allclose(z, y[:, 0] * g, rtol=1e-6)
 
 
-def test_all_streams_but_the_first_are_added_to() -> None:
+def test_all_streams_except_the_first_are_added_to() -> None:
     x, a, y = f32(ROWS, M, N), f32(ROWS, N), np.full((ROWS, M, N), np.nan, np.float32)
     twins.streams.streams_add(x, a, y, n=N, n_streams=M, n_rows=ROWS)
     np.testing.assert_array_equal(y[:, 0], x[:, 0])
     np.testing.assert_array_equal(y[:, 2], x[:, 2] + a)
 
 
-def test_of_normal_values_one_in_twenty_stays() -> None:
+def test_gaussian_topk_selects_one_in_twenty_normal_values() -> None:
     n, c = 100_000, 1.6448536
     x = 3 + 2 * f32(2, n)
     moments, y = np.empty((2, 2), np.float32), np.empty_like(x)

@@ -47,13 +47,13 @@ TYPED = {
 
 
 @pytest.mark.parametrize("name", TYPED)
-def test_results_with_a_type_of_their_own(vk: Any, name: str) -> None:
+def test_results_with_a_separate_error_type(vk: Any, name: str) -> None:
     with pytest.raises(TYPED[name], match=r"vkFoo of Vulkan7") as caught:
         vk.check(getattr(vk.C, name), "vkFoo of Vulkan7")
     assert type(caught.value) is TYPED[name]
 
 
-def test_every_other_failure_is_ours_and_names_the_result(vk: Any) -> None:
+def test_other_failures_raise_vkbackend_error_with_the_result(vk: Any) -> None:
     special = {getattr(vk.C, name) for name in TYPED}
     others = {value: name for value, name in vk.RESULT_NAMES.items() if value not in special}
     assert len(others) > 10
@@ -76,7 +76,7 @@ def test_names_of_results(vk: Any) -> None:
             vk.result_of(name)
 
 
-def test_names_of_features_are_those_that_devices_are_probed_for(device: Any) -> None:
+def test_feature_names_equal_the_queried_features(device: Any) -> None:
     assert device.info.features.keys() == FEATURES
 
 
@@ -86,6 +86,6 @@ def test_every_public_error_is_a_vkbackend_error() -> None:
     assert issubclass(errors.InvalidArgument, ValueError)
 
 
-def test_out_of_memory_tells_numbers() -> None:
+def test_out_of_memory_has_numbers() -> None:
     error = OutOfDeviceMemory("no", requested=5, budget=3, heap=1)
     assert (error.requested, error.budget, error.heap, str(error)) == (5, 3, 1, "no")

@@ -53,7 +53,7 @@ def test_without_the_feature_nothing_changes(code: bytes) -> None:
 
 
 @pytest.mark.native
-def test_shaders_of_halves_get_them(device: Any, code: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modes_are_declared_in_f16_shaders(device: Any, code: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     from vkbackend.vulkan import float_controls, program
 
     if not device.features.get("rte_float16"):

@@ -46,7 +46,7 @@ def test_best_type_of_every_heap(name: str) -> None:
             assert suitable(types, every, home) == suited, home
 
 
-def test_what_a_buffer_may_not_have_is_left_out() -> None:
+def test_types_not_allowed_for_a_buffer_are_excluded() -> None:
     types = DEVICES["nvidia"][0]
     assert suitable(types, 0b10000, Home.WEIGHTS) == [4]
     assert suitable(types, 0b01100, Home.WEIGHTS) == [2]
@@ -95,21 +95,21 @@ def nvidia(*room: int) -> Probe:
     return Probe(DEVICES["nvidia"][0], [8 * GIB, 16 * GIB, 256 * MIB], list(room))
 
 
-def test_the_next_heap_takes_what_the_first_refuses() -> None:
+def test_next_heap_is_used_if_the_first_is_full() -> None:
     probe = nvidia(GIB, 16 * GIB, 256 * MIB)
     assert probe.allocate(GIB) == ("memory of heap 0", 1)
     full = nvidia(MIB, 16 * GIB, 256 * MIB)
     assert full.allocate(100 * MIB) == ("memory of heap 2", 4) and full.asked == [0, 2]
 
 
-def test_a_heap_too_small_is_not_asked() -> None:
+def test_too_small_heap_is_not_tried() -> None:
     window_first = Probe([(7, 1), (1, 0)], [8 * GIB, 256 * MIB], [8 * GIB, 256 * MIB])
     assert window_first.allocate(GIB, allowed=0b11) == ("memory of heap 0", 1)
     probe = Probe([(1, 1), (1, 0)], [8 * GIB, 256 * MIB], [8 * GIB, 256 * MIB])
     assert probe.allocate(GIB) == ("memory of heap 0", 1) and probe.asked == [0]
 
 
-def test_no_heap_with_room_is_named_each() -> None:
+def test_error_names_every_full_heap() -> None:
     probe = nvidia(GIB, 16 * GIB, MIB)
     with pytest.raises(OutOfDeviceMemory) as raised:
         probe.allocate(2 * GIB)
@@ -118,14 +118,14 @@ def test_no_heap_with_room_is_named_each() -> None:
     assert probe.asked == [0] and "vkAllocateMemory" in str(raised.value.__cause__)
 
 
-def test_more_than_one_allocation_may_take() -> None:
+def test_size_above_the_allocation_limit() -> None:
     probe = nvidia(8 * GIB, 16 * GIB, 256 * MIB)
     with pytest.raises(OutOfDeviceMemory, match=f"one allocation may take {4 * GIB};"):
         probe.allocate(5 * GIB)
     assert not probe.asked
 
 
-def test_a_lost_device_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_device_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     probe = nvidia(0, 0, 0)
 
     def lost(*_: Any) -> None:
@@ -138,6 +138,6 @@ def test_a_lost_device_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(probe.asked) == 1
 
 
-def test_no_type_at_all_is_told() -> None:
+def test_no_suitable_memory_type() -> None:
     with pytest.raises(UnsupportedFeature, match="no memory type suits weights"):
         Probe([(1, 0)], [GIB], [GIB]).allocate(MIB, Home.STAGING)

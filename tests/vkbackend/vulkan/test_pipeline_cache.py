@@ -23,7 +23,7 @@ def caches() -> Any:
 
 
 @pytest.mark.parametrize("field", ["vendor", "uuid", "driver_uuid", "driver_version"])
-def test_the_identity_tells_devices_and_drivers_apart(caches: Any, field: str) -> None:
+def test_entry_name_differs_by_device_and_driver(caches: Any, field: str) -> None:
     info = {"vendor": "AMD", "uuid": "1", "driver_uuid": "2", "driver_version": "3"}
     before, two = (SimpleNamespace(info=SimpleNamespace(**i)) for i in (info, info | {field: "x"}))
     assert caches.entry_name(before) == caches.entry_name(before) != caches.entry_name(two)

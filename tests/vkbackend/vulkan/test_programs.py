@@ -61,7 +61,7 @@ class Driver:
         return getattr(self._lib, name)
 
 
-def test_two_are_compiled_at_once(programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipelines_compile_in_parallel(programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sequential calls would never pass the thread barrier."""
     from vkbackend.vulkan import program
 
@@ -82,9 +82,7 @@ def test_two_are_compiled_at_once(programs: Any, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("nth", [1, 3, 6])
-def test_one_that_the_driver_refuses(
-    programs: Any, device: Any, nth: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_pipeline(programs: Any, device: Any, nth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from vkbackend.vulkan import program
 
     real, began = program.lib.vkCreateComputePipelines, []
@@ -103,7 +101,7 @@ def test_one_that_the_driver_refuses(
 
 
 @pytest.mark.parametrize("call", ["vkCreateShaderModule", "vkCreateComputePipelines"])
-def test_injected_into_one(programs: Any, device: Any, call: str) -> None:
+def test_injected_fault_in_one_pipeline(programs: Any, device: Any, call: str) -> None:
     with faults.inject(faults.Fault(device.name, call, 2, "VK_ERROR_OUT_OF_HOST_MEMORY")):
         with pytest.raises(OutOfDeviceMemory, match=call):
             programs.pipelines(some_dispatches())
@@ -111,7 +109,7 @@ def test_injected_into_one(programs: Any, device: Any, call: str) -> None:
     programs.pipelines(some_dispatches())
 
 
-def test_a_module_that_is_not_there(programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_module(programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     real = shaderlib.spirv
 
     def spirv(op: str, variant: str) -> bytes:
@@ -138,7 +136,7 @@ def test_an_interrupt(programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         programs.pipelines(some_dispatches())
 
 
-def test_what_took_long_is_saved_at_once(
+def test_cache_is_saved_after_long_compilation(
     programs: Any, device: Any, caches: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vkbackend.vulkan import pipeline_cache, program
@@ -159,7 +157,7 @@ def test_what_took_long_is_saved_at_once(
     assert not path.exists()
 
 
-def test_foreign_data_in_a_sound_file(device: Any, caches: Path) -> None:
+def test_data_of_another_driver_in_a_valid_file(device: Any, caches: Path) -> None:
     """Checksum and device are right, but the data is another driver's."""
     from vkbackend.vulkan import pipeline_cache
 
@@ -174,7 +172,9 @@ def test_foreign_data_in_a_sound_file(device: Any, caches: Path) -> None:
         assert cache_folder.read(name) == (whole or body)
 
 
-def test_who_waits_hears_of_every_one(programs: Any, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_is_called_for_every_pipeline(
+    programs: Any, device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[int] = []
     monkeypatch.setattr(device, "compiled", lambda: calls.append(1))
     programs.pipelines(some_dispatches())
@@ -182,7 +182,9 @@ def test_who_waits_hears_of_every_one(programs: Any, device: Any, monkeypatch: p
     assert len(calls) == 6
 
 
-def test_what_is_asked_for_goes_before_what_was_begun(programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requested_pipelines_are_compiled_before_begun_pipelines(
+    programs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A later pipeline is requested while the only thread compiles the first."""
     from vkbackend.vulkan import program
 
@@ -208,7 +210,7 @@ def test_what_is_asked_for_goes_before_what_was_begun(programs: Any, monkeypatch
     assert not programs._begun
 
 
-def test_what_was_begun_and_fails_is_told_to_who_asks(programs: Any, device: Any) -> None:
+def test_error_of_a_begun_pipeline_is_raised_on_request(programs: Any, device: Any) -> None:
     with faults.inject(
         faults.Fault(device.name, "vkCreateComputePipelines", 3, "VK_ERROR_OUT_OF_HOST_MEMORY")
     ):
@@ -218,12 +220,12 @@ def test_what_was_begun_and_fails_is_told_to_who_asks(programs: Any, device: Any
     assert len(programs.pipelines(some_dispatches())) == 6
 
 
-def test_closed_while_it_compiles(programs: Any) -> None:
+def test_close_while_compiling(programs: Any) -> None:
     programs.begin(some_dispatches())
 
 
 @pytest.mark.parametrize("name", ["stories-narrow-F32.gguf"])
-def test_a_token_waits_for_nothing_but_what_loading_began(models: Path, name: str) -> None:
+def test_loading_begins_all_programs_of_a_decode_step(models: Path, name: str) -> None:
     runner = load_runner(models / name, devices=["0", "0"], n_ctx=64)
     calls: list[int] = []
     runner.tell_of_compiling(lambda: calls.append(1))
@@ -238,7 +240,7 @@ def test_a_token_waits_for_nothing_but_what_loading_began(models: Path, name: st
 
 @pytest.mark.parametrize("call", ["vkCreateDescriptorSetLayout", "vkCreatePipelineLayout"])
 @pytest.mark.parametrize(("nth", "codebook"), [(1, None), (1, "iq2_xxs"), (2, "iq2_xxs")])
-def test_a_layout_that_fails_leaves_nothing(
+def test_failed_layout_leaks_nothing(
     programs: Any, device: Any, call: str, nth: int, codebook: str | None
 ) -> None:
     with faults.inject(faults.Fault(device.name, call, nth, "VK_ERROR_OUT_OF_HOST_MEMORY")):
@@ -251,7 +253,7 @@ def test_a_layout_that_fails_leaves_nothing(
 @pytest.mark.parametrize(
     "call", ["vkCreateBuffer", "vkAllocateMemory", "vkCreateDescriptorPool", "vkAllocateDescriptorSets"]
 )
-def test_a_codebook_that_fails_leaves_nothing(programs: Any, device: Any, call: str) -> None:
+def test_failed_codebook_leaks_nothing(programs: Any, device: Any, call: str) -> None:
     programs.layouts.get(1, False)
     before = +device.counts, +device.nbytes
     with faults.inject(faults.Fault(device.name, call, 1, "VK_ERROR_OUT_OF_HOST_MEMORY")):
@@ -262,7 +264,7 @@ def test_a_codebook_that_fails_leaves_nothing(programs: Any, device: Any, call: 
 
 
 @pytest.mark.parametrize("nth", [1, 2])
-def test_a_queue_that_fails_leaves_nothing(device: Any, nth: int) -> None:
+def test_failed_queue_leaks_nothing(device: Any, nth: int) -> None:
     from vkbackend.vulkan.queues import TimelineQueue
 
     if not device.features.get("timeline"):
@@ -276,7 +278,7 @@ def test_a_queue_that_fails_leaves_nothing(device: Any, nth: int) -> None:
     assert dict(device.counts) == before
 
 
-def test_the_tool_that_measures_it(
+def test_bench_compile(
     models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if not device_infos():
@@ -292,7 +294,7 @@ def test_the_tool_that_measures_it(
     assert all(least > 0 and ratio > 0 for least, _, ratio in rows.values()), rows
 
 
-def test_the_tool_says_what_it_cannot_measure(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_compile_refuses_numpy(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = str(models / "stories-narrow-F32.gguf")
     monkeypatch.setattr("sys.argv", ["bench_compile", "-m", model, "-dev", "numpy", "-r", "1"])
     with pytest.raises(SystemExit, match=r"^error: .*numpy compiles no pipelines"):

@@ -56,7 +56,7 @@ def reported(device: Any, monkeypatch: pytest.MonkeyPatch, change: Any) -> Any:
     return capabilities.describe(instance().handle, device.info.physical, instance().version)
 
 
-def test_zeros_become_what_vulkan_guarantees(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zeros_become_vulkan_guarantees(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from vkbackend.device_info import limits_of
 
     def forget(name: str, struct: Any) -> None:
@@ -102,12 +102,12 @@ def test_the_smaller_of_allocation_and_buffer(
     assert info.limits["max_allocation_nbytes"] == (min(allocation, buffer) or 1 << 30)
 
 
-def test_what_is_reported_stays() -> None:
+def test_reported_limits_are_not_changed() -> None:
     limits = {"max_invocations": 1, "storage_align": 0, "max_allocation_nbytes": (1 << 64) - 1}
     assert plausible(limits) == limits
 
 
-def test_budgets_that_are_left_out() -> None:
+def test_missing_budgets() -> None:
     from vkbackend.device_info import Heap, left_of
 
     heaps = Heap(100, True, 0), Heap(1000, False, 0), Heap(50, True, 0)
@@ -117,7 +117,7 @@ def test_budgets_that_are_left_out() -> None:
     assert left_of(heaps, [0, 1000, 0], [10, 0, 0]) is None
 
 
-def test_a_device_that_cannot_be_asked_hides_no_other(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_device_does_not_hide_others(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from vkbackend.vulkan import instance
 
     every, real = instance.devices(), instance.describe
@@ -133,7 +133,7 @@ def test_a_device_that_cannot_be_asked_hides_no_other(device: Any, monkeypatch: 
     assert [d.index for d in left] == list(range(len(left)))
 
 
-def test_a_counter_beyond_all_work_is_a_lost_device(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_counter_means_a_lost_device(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a device is lost, drivers may set the semaphore to the largest value."""
     from vkbackend.vulkan.queues import TimelineQueue
     from vkbackend.vulkan.vk import C
@@ -156,7 +156,7 @@ def test_a_counter_beyond_all_work_is_a_lost_device(device: Any, monkeypatch: py
     queue.close()
 
 
-def test_work_whose_end_nobody_tells_is_left_alone(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settle_fails_if_the_fence_is_refused(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """`settle` cannot submit a fence, so objects that may be in use must not be destroyed."""
     from vkbackend.vulkan import device as module
     from vkbackend.vulkan.vk import C
@@ -174,7 +174,7 @@ def test_work_whose_end_nobody_tells_is_left_alone(device: Any, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("cuts", "fails_at", "left"), [(True, 5, 2), (True, 1, 0), (False, 1, 0), (True, 99, 3)]
 )
-def test_numbers_of_segments_that_were_submitted_are_not_given_again(
+def test_segment_numbers_are_not_reused_after_failed_submit(
     device: Any, cuts: bool, fails_at: int, left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from types import SimpleNamespace

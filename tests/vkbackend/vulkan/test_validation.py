@@ -100,5 +100,5 @@ def test_activations_of_8_bits_are_silent(
 
 @needs_layer
 @pytest.mark.parametrize("devices", DEVICE_SETS[:1])
-def test_validation_is_awake(devices: list[str]) -> None:
+def test_validation_is_active(devices: list[str]) -> None:
     assert any("SYNC-HAZARD" in m for m in messages(UNORDERED))
