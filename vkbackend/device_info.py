@@ -50,7 +50,7 @@ class DeviceInfo:
 
 
 def left_of(heaps: Sequence[Heap], budgets: Sequence[int], used: Sequence[int]) -> int | None:
-    """Return the most free bytes of any device-local heap; None if the driver reports no budget."""
+    """Return the free bytes of the device-local heap with most free bytes; None if no budget is reported."""
     left = [
         max(0, min(budgets[i], heap.nbytes) - used[i])
         for i, heap in enumerate(heaps)

@@ -45,7 +45,7 @@ def quantize(values: np.ndarray, dtype: str) -> np.ndarray:
 
 def dequantize(raw: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     """Convert stored bytes (with optional padding at the end) to float32 of `shape`. All shaders are tested
-    against this."""
+    against this function."""
     raw = raw[: math.prod(shape[:-1]) * row_nbytes(dtype, shape[-1])]
     if dtype == "f32":
         return raw.view(np.float32).reshape(shape)

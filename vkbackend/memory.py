@@ -22,8 +22,8 @@ class Packing:
 
 
 def pack(sizes: Sequence[int], chunk_limit: int) -> Packing:
-    """Pack sizes in order into chunks of at most `chunk_limit` bytes. A new chunk begins when the last is
-    full."""
+    """Pack sizes in order into chunks of at most `chunk_limit` bytes. A new chunk begins when the last chunk
+    is full."""
     chunks: list[int] = []
     places = []
     for nbytes in sizes:

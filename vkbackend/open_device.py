@@ -22,7 +22,6 @@ def runtime_of(name: str | None) -> str:
 
 
 def require_kp() -> None:
-    """Raise UnsupportedFeature if kp is not installed."""
     if importlib.util.find_spec("kp") is None:
         raise UnsupportedFeature(
             f"the kompute runtime needs the package kp, which {sys.prefix} does not have; run "

@@ -23,8 +23,8 @@ class RopeTable:
 
     `linear` divides theta by `factor`. `yarn` (Peng et al. 2023, arXiv:2309.00071) divides theta only for
     slow pairs, which make fewer than `beta_slow` turns in `orig_ctx` positions, does not change pairs with
-    more than `beta_fast` turns, and interpolates between the two. It also multiplies cos and sin by 1 + 0.1
-    ln(factor).
+    more than `beta_fast` turns, and interpolates between the two. `yarn` also multiplies cos and sin by 1 +
+    0.1 ln(factor).
 
     `attn_factor` multiplies cos and sin under every scaling. A `temperature` t multiplies cos and sin at
     position p by 1 + t ln(1 + floor((p + temperature_offset) / temperature_length)), so rotating q also

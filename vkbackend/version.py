@@ -1,3 +1,3 @@
-"""The version of the package, in a file that lower layers can import."""
+"""The version, for all layers to import."""
 
 VERSION = "0.1.0"

@@ -6,9 +6,9 @@ dispatches (Vulkan 1.3, 7.2, execution dependencies). kp's barriers are buffer b
 is visible only if the driver flushes and invalidates caches for all memory (WORD_DRIVERS). On other drivers a
 submission ends at every barrier, because a fence covers all memory.
 
-kp holds the GIL while it waits, without a deadline. So every device has a process (worker.py): then devices
-run in parallel, and waits have deadlines. The process shares the staging buffers, and copies the ranges that
-a segment uses to and from device memory.
+kp holds the GIL while it waits, without a deadline. So every device has a process (worker.py), which lets
+devices run in parallel and gives waits a deadline. The process shares the staging buffers, and copies the
+ranges that a segment uses to and from device memory.
 """
 
 from __future__ import annotations

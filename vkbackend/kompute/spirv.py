@@ -1,4 +1,4 @@
-"""Changes to SPIR-V modules."""
+"""Changes SPIR-V modules for kp."""
 
 from __future__ import annotations
 

@@ -86,8 +86,9 @@ def describe(instance: Any, physical: Any, instance_version: int) -> DeviceInfo 
     # On Intel, matrix units use the smallest subgroup size.
     lanes = features["subgroup_min"] if vendor == "Intel" else p.subgroup.subgroupSize
     kind = _TYPES.get(properties.deviceType, "other")
-    # On GPUs without matrix units, ANV (Intel) emulates matrix units with hundreds of spills (Tiger Lake:
-    # 858). GPUs with matrix units are discrete with mesh shaders, or have subgroups of at least 16 lanes.
+    # ANV (Intel) also reports matrix units on GPUs without matrix units, and emulates them with hundreds of
+    # spills (Tiger Lake: 858). GPUs with matrix units are discrete with mesh shaders, or have subgroups of at
+    # least 16 lanes.
     has_units = int(lanes) > 8 or (kind == "discrete" and "VK_EXT_mesh_shader" in extensions)
     emulated = vendor == "Intel" and not has_units
     limits = _limits(p, family[1]) | {
@@ -169,7 +170,7 @@ def _limits(p: SimpleNamespace, timestamp_bits: int) -> dict[str, int]:
         "storage_align": limits.minStorageBufferOffsetAlignment,
         "uniform_align": limits.minUniformBufferOffsetAlignment,
         "host_import_align": p.host.minImportedHostPointerAlignment,
-        # Without a period the counter is useless. Emulated GPUs (RADV_FORCE_FAMILY) report infinity.
+        # Without a period the counter is useless. Without a GPU (RADV_FORCE_FAMILY) the period is infinite.
         "timestamp_valid_bits": timestamp_bits if has_period else 0,
         "timestamp_ps": round(limits.timestampPeriod * 1000) if has_period else 0,
     }
@@ -285,7 +286,7 @@ def _heaps(physical: Any, has_budget: bool) -> tuple[Heap, ...]:
 
 
 def _maps_device_memory(physical: Any) -> bool:
-    """Whether the host can map device-local memory (on some GPUs only a part of it)."""
+    """Whether the host can map (some) device-local memory."""
     memory = ffi.new("VkPhysicalDeviceMemoryProperties *")
     lib.vkGetPhysicalDeviceMemoryProperties(physical, memory)
     both = C.VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT | C.VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT

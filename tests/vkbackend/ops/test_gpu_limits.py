@@ -18,7 +18,7 @@ from vkbackend.tools.op_cases.setup import Case
 
 CASES = [
     RmsNorm(2050, 2),
-    RmsNorm(4128, 2, out="q8"),  # more blocks of 32 than 512 invocations take at once in four quads
+    RmsNorm(4128, 2, out="q8"),  # more blocks of 32 than 512 invocations read at once as four quads each
     AddPartials(2050, 2, n_slots=3, own=1, writers=0b111, in_place=True),
     AddPartials(4128, 2, n_slots=3, own=1, writers=0b101, out="q8"),
 ]

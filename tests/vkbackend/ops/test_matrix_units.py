@@ -45,7 +45,7 @@ def test_the_usual_size_comes_first() -> None:
     ("api", "integers", "k"),
     [
         ("khr", [(16, 16, 16), (16, 16, 32)], 32),
-        ("khr", [(16, 16, 64), (16, 8, 32)], 0),  # blocks have 32, and other m and n would be other tiles
+        ("khr", [(16, 16, 64), (16, 8, 32)], 0),  # k = 64 exceeds a block, and n = 8 would need other tiles
         ("khr", [], 0),
         ("nv", [(16, 16, 32)], 0),
     ],
@@ -108,7 +108,7 @@ def test_tiles_are_multiples_of_matrices_within_limits(
 
 
 HEADS = {(64, 64), (80, 80), (128, 128), (192, 128), (256, 256), (576, 512)}
-ATTENDS = {  # 80 is not an even number of matrices of 8, and 256 exceeds Intel's registers
+ATTENDS = {  # in narrow subgroups, no division of 80 or 256 into parts fits the registers
     "nvidia": HEADS - {(576, 512)},
     "amd": HEADS - {(576, 512)},
     "intel dg2": {(64, 64), (128, 128), (192, 128)},
@@ -138,7 +138,7 @@ def test_attention_requires_heads_that_are_multiples_of_matrices(name: str, head
 @pytest.mark.parametrize("name", UNITS)
 @pytest.mark.parametrize("group", [1, 3, 4, 8, 16, 24])
 def test_heads_of_a_group_decode_as_rows(name: str, group: int) -> None:
-    """At least four heads, in wide subgroups."""
+    """Groups of at least four heads do so, in wide subgroups."""
     units, needs = UNITS[name], frozenset(ops.OPS["attn_decode_coop"].needs)
     assert units
     gpu = Limits(max_invocations=1024, max_shared_nbytes=49_152, features=needs, matrix_units=units)
@@ -155,7 +155,6 @@ def test_heads_of_a_group_decode_as_rows(name: str, group: int) -> None:
 
 @pytest.mark.parametrize("span", [1e-30, 1e-6, 1.0, 1e6, 1e30])
 def test_scaled_f16_covers_every_magnitude(span: float) -> None:
-    """The error is within mat_mul_coop's tolerance, even for x beyond the range of F16."""
     rng = np.random.default_rng(0)
     x = (rng.standard_normal((5, 300)) * span).astype(np.float32)
     x[:, 0] *= 1000

@@ -1,4 +1,4 @@
-"""Interprets drivers' reports, without a driver. The binding needs the Vulkan loader."""
+"""Interprets drivers' reports, without a driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Known wrong reports of drivers."""
+"""Wrong values that some drivers report."""
 
 from __future__ import annotations
 
