@@ -166,7 +166,7 @@ def compile_variant(op: str, variant: str) -> bytes:
         ) from None
     if done.returncode:
         raise UnsupportedFeature(f"{COMPILER} refused {op}.{variant}:\n{done.stdout}{done.stderr}")
-    if not is_whole(code):  # glslang reports success on a full disk
+    if not is_complete(code):  # glslang reports success on a full disk
         raise UnsupportedFeature(
             f"{COMPILER} wrote {len(code)} bytes of {op}.{variant}, which is not all; free space in "
             f"{tempfile.gettempdir()}, or name another folder (TMPDIR)"
@@ -174,7 +174,7 @@ def compile_variant(op: str, variant: str) -> bytes:
     return code
 
 
-def is_whole(code: bytes) -> bool:
+def is_complete(code: bytes) -> bool:
     """Whether the bytes are a complete SPIR-V module. Instructions begin with their length in words and
     must fill the module, the last must end a function, and every called function must be defined."""
     if len(code) % 4 or not code.startswith(_SPIRV_MAGIC):

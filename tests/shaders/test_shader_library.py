@@ -168,7 +168,7 @@ def test_shipped_modules_need_no_compiler(
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("VKBACKEND_CACHE", "off")
     for op, variant in able:
-        assert shaderlib.is_whole(shaderlib.spirv(op, variant))
+        assert shaderlib.is_complete(shaderlib.spirv(op, variant))
 
 
 @needs_compiler
@@ -199,9 +199,9 @@ def test_damaged_package_is_reported(
 @needs_compiler
 def test_incomplete_modules_are_recognised(library: Path) -> None:
     code = shaderlib.spirv("add", "f32")
-    assert shaderlib.is_whole(code)
-    assert not any(shaderlib.is_whole(code[:n]) for n in range(len(code)))
-    assert not shaderlib.is_whole(code + b"\0\0\0\0") and not shaderlib.is_whole(bytes(len(code)))
+    assert shaderlib.is_complete(code)
+    assert not any(shaderlib.is_complete(code[:n]) for n in range(len(code)))
+    assert not shaderlib.is_complete(code + b"\0\0\0\0") and not shaderlib.is_complete(bytes(len(code)))
 
 
 @needs_compiler

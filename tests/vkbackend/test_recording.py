@@ -56,14 +56,14 @@ def test_derived_barriers_order_everything(recording: Recording) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(recordings())
-def test_dropping_any_derived_barrier_is_caught(recording: Recording) -> None:
+def test_every_missing_barrier_is_detected(recording: Recording) -> None:
     for barrier, crippled in without_each_barrier(derive_barriers(recording)):
         assert check(crippled), f"nobody misses the barrier {barrier.scope}"
 
 
 @settings(max_examples=100, deadline=None)
 @given(recordings())
-def test_recordings_without_any_barrier_are_caught(recording: Recording) -> None:
+def test_recordings_without_barriers_are_detected(recording: Recording) -> None:
     assert check(recording)
 
 
@@ -181,7 +181,7 @@ def test_to_host_barrier_does_not_order_the_device() -> None:
     assert barrier.scope is Scope.FROM_HOST and [h.kind for h in check(crippled)] == ["read-after-write"]
 
 
-def test_the_step_block_counts_as_read() -> None:
+def test_step_params_count_as_read() -> None:
     a, params, y = buffer(), buffer(), buffer()
     reader = Dispatch("op", "f32", (view(y),), (0,), (), (), (1, 1, 1), step=view(params))
     assert scopes(recording_of(Copy(view(a), view(params)), reader)) == [Scope.FROM_HOST, Scope.DEVICE]

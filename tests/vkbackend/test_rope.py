@@ -87,7 +87,7 @@ def test_attn_factor_multiplies() -> None:
     np.testing.assert_allclose(both.rows([9]), 0.5 * RopeTable(8, **yarn).rows([9]), rtol=1e-6)
 
 
-def test_temperature_grows_by_whole_lengths() -> None:
+def test_temperature_grows_in_steps() -> None:
     plain, warm = RopeTable(8), RopeTable(8, temperature=0.5, temperature_length=10)
     factors = 1 + 0.5 * np.log([1, 1, 2, 2, 3])
     positions = [0, 9, 10, 19, 20]

@@ -35,7 +35,7 @@ def nan(*shape: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("n_embd", [1, 31, 32, 33, 131])
-def test_moe_logits_is_the_stated_order_of_float32_operations(n_embd: int) -> None:
+def test_moe_logits_uses_the_stated_order_of_operations(n_embd: int) -> None:
     h, w_norm, w, logits = f32(3, n_embd, span=50), f32(n_embd), f32(5, n_embd), nan(3, 5)
     twins.moe.moe_logits(h, w_norm, w, logits, n_embd=n_embd, n_experts=5, n_rows=3)
     for r in range(3):
@@ -261,7 +261,7 @@ def test_moe_sum_and_add_bias() -> None:
 # ---- bfloat16 ----
 
 
-def test_pack_bf16_is_the_file_formats_rounding() -> None:
+def test_pack_bf16_rounds_like_the_file_format() -> None:
     special = np.array([1e-45, 3.4028235e38, np.inf, -np.inf, 0.0, -0.0], np.float32)
     x = np.concatenate([special, f32(55), f32(40, span=1e30)])
     x[-1:] = np.array([0x7F800001], np.uint32).view(np.float32)
@@ -277,7 +277,7 @@ def test_pack_bf16_is_the_file_formats_rounding() -> None:
     np.testing.assert_allclose(want[finite], x[finite], rtol=2.0**-8, atol=1e-40)
 
 
-def test_add_partials_over_bf16_is_the_same_from_either_side() -> None:
+def test_add_partials_over_bf16_is_equal_on_both_sides() -> None:
     n, shares = 7, f32(2, 7)
     slots = np.full((2, 6), 0xFFFFFFFF, np.uint32)
     for s in (0, 1):

@@ -71,21 +71,21 @@ def messages(script: str, *args: str, **env: str) -> list[str]:
 
 @needs_layer
 @pytest.mark.parametrize(("devices", "disable"), covering(DEVICE_SETS, ["", "timeline", "host_import"]))
-def test_whole_model_is_silent(models: Path, devices: list[str], disable: str) -> None:
+def test_model_causes_no_messages(models: Path, devices: list[str], disable: str) -> None:
     path = models / "stories-narrow-Q8_0.gguf"
     assert messages(RUN, str(path), ",".join(devices), VKBACKEND_DISABLE=disable) == []
 
 
 @needs_layer
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id == "1,0"])
-def test_codebooks_are_silent(models: Path, devices: list[str]) -> None:
+def test_codebooks_cause_no_messages(models: Path, devices: list[str]) -> None:
     path = models / "stories-w256-IQ3_S.gguf"
     assert messages(RUN, str(path), ",".join(devices)) == []
 
 
 @needs_layer
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id == "1,0"])
-def test_activations_of_8_bits_are_silent(
+def test_8_bit_activations_cause_no_messages(
     models: Path, devices: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(tmp_path, compiled())
