@@ -152,7 +152,7 @@ class Device(ABC):
 
     @abstractmethod
     def build(self, recording: Recording) -> Executable:
-        """Compile a placed recording with barriers."""
+        """Build an executable from a placed recording with barriers."""
 
     def flush(self, buffer: Buffer) -> None:  # noqa: B027 - a no-op unless memory is not coherent
         """Make host writes to a host-visible buffer visible to the device."""

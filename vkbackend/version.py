@@ -1,3 +1,3 @@
-"""The version, for all layers to import."""
+"""The version of the package."""
 
 VERSION = "0.1.0"

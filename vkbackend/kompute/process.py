@@ -60,7 +60,7 @@ class Process:
                 socket.send_fds(self._socket, [b"+"], [fd])
         except OSError:
             raise self._death() from None
-        except BaseException:  # Ctrl-C may have interrupted a message, so the next would be misread
+        except BaseException:  # Ctrl-C may have interrupted a message, so the next message would be misread
             self.kill()
             raise
         return self._sent

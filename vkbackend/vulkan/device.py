@@ -158,8 +158,8 @@ class VulkanDevice(LogicalDevice, Device):
         return self.lost or result == C.VK_SUCCESS  # otherwise work may still be running
 
     def close(self) -> None:
-        """Release everything, unless the device stopped answering: then destroying pending objects is invalid
-        and waiting would hang."""
+        """Release everything, unless the device stopped answering, because then destroying pending objects is
+        invalid and waiting would hang."""
         if self.closed:
             return
         self.abandoned |= not self.abandoned and not self.settle()

@@ -183,7 +183,7 @@ class Memory:
         vk_buffer, memory, _ = self._memory.pop(buffer.uid)
         buffer.host = None
         lib.vkDestroyBuffer(self._device.vk, vk_buffer, NULL)
-        lib.vkFreeMemory(self._device.vk, memory, NULL)  # unmaps as well
+        lib.vkFreeMemory(self._device.vk, memory, NULL)  # also unmaps the memory
         self._device.gone("VkBuffer")
         self._device.gone("VkDeviceMemory")
         self.nbytes[buffer.home] -= buffer.nbytes
