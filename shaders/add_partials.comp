@@ -11,7 +11,7 @@
 layout(constant_id = 1) const uint HAS_RESIDUAL = 1; // 0: h is the sum alone
 layout(constant_id = 2) const uint HAS_NORM = 1; // 0: w is not read and y is not written
 layout(constant_id = 3) const uint WIRE = 0; // slots hold 0 floats, 1 pairs of bfloat16, 2 blocks of f16_wire.glsl
-layout(constant_id = 4) const uint BATCH = 1; // elements in flight per thread
+layout(constant_id = 4) const uint BATCH = 1; // elements in flight
 
 layout(push_constant) uniform Push {
     uint residual_off, own_off, slots_off, w_off, h_off, y_off;

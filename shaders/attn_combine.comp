@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // Joins the splits of attn_decode: y = sum of exp(m_s - m) * acc_s / sum of exp(m_s - m) * l_s; without keys
-// y is zeros. A sink is one more logit per head, only in the denominator.
+// y is zeros. For sinks see lib/sinks.glsl.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint HEAD_V = 64;
@@ -16,7 +16,7 @@ layout(set = 0, binding = 0) readonly buffer Part { float part[]; };
 layout(set = 0, binding = 1) readonly buffer Sinks { float sinks[]; };
 layout(set = 0, binding = 2) writeonly buffer Y { float y[]; };
 
-const uint BATCH = 8; // splits in flight per thread
+const uint BATCH = 8; // splits in flight
 shared float maxima[MAX_SPLITS];
 shared float sums[MAX_SPLITS];
 shared float factors[MAX_SPLITS];

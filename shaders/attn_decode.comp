@@ -11,7 +11,7 @@ layout(constant_id = 4) const uint K_TYPE = 1;
 layout(constant_id = 5) const uint V_TYPE = 1;
 layout(constant_id = 6) const uint FINAL = 0;
 layout(constant_id = 7) const uint HAS_SINKS = 0; // used with FINAL
-layout(constant_id = 8) const uint BATCH = 1; // quads in flight per thread
+layout(constant_id = 8) const uint BATCH = 1; // quads in flight
 
 layout(push_constant) uniform Push {
     uint q_off, k_off, v_off, cells_off, sinks_off, part_off;

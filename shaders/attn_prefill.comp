@@ -12,7 +12,7 @@ layout(constant_id = 4) const uint HAS_SINKS = 0;
 layout(constant_id = 5) const uint K_TYPE = 1;
 layout(constant_id = 6) const uint V_TYPE = 1;
 layout(constant_id = 7) const uint HAS_SOFTCAP = 0;
-layout(constant_id = 8) const uint BATCH = 1; // quads in flight per thread
+layout(constant_id = 8) const uint BATCH = 1; // quads in flight
 
 layout(push_constant) uniform Push {
     uint q_off, k_off, v_off, cells_off, sinks_off, y_off;
@@ -42,7 +42,7 @@ const uint V_GROUPS = LOCAL / V_QUADS >= 4 ? 4 : (LOCAL / V_QUADS >= 2 ? 2 : 1);
 const uint V_ROWS = TQ / V_GROUPS;
 const uint K_PIECE = BATCH > S_GROUPS ? BATCH : S_GROUPS; // quads per key in shared memory
 const uint K_READS = K_PIECE / S_GROUPS;
-// K_WORDS is the same for K as V_WORDS for V; every piece begins at a block.
+// K_WORDS is for K what V_WORDS is for V.
 const bool K_QUANTIZED = K_TYPE >= CACHE_Q8_0;
 const bool K_WHOLE_PAIRS = K_QUADS % 16 == 0;
 const bool K_PIECE_OF_BLOCKS = K_PIECE % 8 == 0;
@@ -57,7 +57,7 @@ shared float row_max[TQ];
 shared float row_rescale[TQ];
 shared vec4 k_tile[CELL_BLOCK * K_STRIDE]; // [key][quad]
 
-// these are globals because drivers do not move their computation out of the loop over blocks
+// globals, as in row_attention.glsl
 uint thread = gl_LocalInvocationID.x;
 uint score_key = thread % CELL_BLOCK;
 uint s_row0 = thread / CELL_BLOCK * S_ROWS;
@@ -135,7 +135,6 @@ void multiply_pieces(Block block, bool valid) {
     }
 }
 
-// Keys that a row does not see get the score NEG_LARGE.
 void score_block(Block block) {
     const bool valid = score_key >= block.first_valid && score_key < block.n_valid;
     [[unroll]] for (uint a = 0; a < S_ROWS; ++a) s[a] = 0.0;

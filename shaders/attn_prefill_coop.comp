@@ -4,16 +4,16 @@
 // shared memory. For 64 keys and 16 rows they take 64 products of 16 x 16 matrices.
 #include "lib/types.glsl"
 
-layout(constant_id = 1) const uint UNIT_M = 16; // matrices of the device: [M, K] by [K, N]
+layout(constant_id = 1) const uint UNIT_M = 16; // constants as in attn_decode_coop.comp
 layout(constant_id = 2) const uint UNIT_N = 16;
 layout(constant_id = 3) const uint UNIT_K = 16;
 layout(constant_id = 4) const uint LANES = 32;
 layout(constant_id = 5) const uint ROW_GROUPS = 4;
 // so many that a subgroup's part of the output fits in registers
 layout(constant_id = 6) const uint V_PARTS = 1;
-layout(constant_id = 7) const uint UNROLL = 1; // matrices of q or p per round
-layout(constant_id = 8) const uint HEAD_K = 64; // a multiple of UNROLL * UNIT_K
-layout(constant_id = 9) const uint HEAD_V = 64; // a multiple of V_PARTS * UNIT_N
+layout(constant_id = 7) const uint UNROLL = 1;
+layout(constant_id = 8) const uint HEAD_K = 64;
+layout(constant_id = 9) const uint HEAD_V = 64;
 layout(constant_id = 10) const uint HAS_SINKS = 0;
 layout(constant_id = 11) const uint K_TYPE = 1;
 layout(constant_id = 12) const uint V_TYPE = 1;

@@ -7,7 +7,7 @@
 #include "lib/reduce.glsl"
 
 layout(constant_id = 1) const uint HAS_Z = 0;
-layout(constant_id = 2) const uint BATCH = 1; // elements in flight per thread
+layout(constant_id = 2) const uint BATCH = 1; // elements in flight
 
 layout(push_constant) uniform Push {
     uint z_off, x_off, squares_off;

@@ -9,7 +9,7 @@
 layout(constant_id = 1) const uint HEAD = 128; // values of a key
 layout(constant_id = 2) const uint HEADS = 8;
 layout(constant_id = 3) const uint K_TYPE = 1;
-layout(constant_id = 4) const uint BATCH = 1; // quads in flight per thread
+layout(constant_id = 4) const uint BATCH = 1; // quads in flight
 
 layout(push_constant) uniform Push {
     uint q_off, w_off, k_off, cells_off, y_off;

@@ -6,7 +6,7 @@
 #include "lib/types.glsl"
 #include "lib/order.glsl"
 
-layout(constant_id = 1) const uint BATCH = 1; // scores in flight per thread
+layout(constant_id = 1) const uint BATCH = 1; // scores in flight
 
 layout(push_constant) uniform Push {
     uint x_off, ids_off;

@@ -5,7 +5,7 @@
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 
-layout(constant_id = 1) const uint BATCH = 1; // elements in flight per thread
+layout(constant_id = 1) const uint BATCH = 1; // elements in flight
 
 layout(push_constant) uniform Push {
     uint x_off, y_off;

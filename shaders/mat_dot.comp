@@ -2,9 +2,8 @@
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
-// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for the N rows of x in 8 bits. A subgroup multiplies two
-// rows of w at a time; each thread takes a group (elements with one scale) of both rows, and the subgroup
-// adds the sums.
+// mat_vec with x in 8 bits. A subgroup multiplies two rows of w at a time; each thread takes a group
+// (elements with one scale) of both rows, and the subgroup adds the sums.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint ROWS = 8; // of w per workgroup, even

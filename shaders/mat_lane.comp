@@ -3,11 +3,10 @@
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
-// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]), where a thread multiplies a row of w by N rows of x.
-// For software devices, where an invocation is a SIMD lane and a read of a buffer costs dozens of
-// multiply-adds. So a block of w is copied to registers once, and a subgroup reads SUBGROUP neighbouring
-// elements of x and shuffles them. Arrays are read by address, because the bounds of a binding are checked
-// lane by lane.
+// mat_vec and mat_mul for software devices, where an invocation is a SIMD lane and a read of a buffer costs
+// dozens of multiply-adds. A thread multiplies a row of w by N rows of x. A block of w is copied to registers
+// once; a subgroup reads SUBGROUP neighbouring elements of x and shuffles them. Arrays are read by address,
+// because the bounds of a binding are checked lane by lane.
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 #include "lib/addresses.glsl"

@@ -1,7 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for many rows of x in 8 bits, in tiles of 64 rows of w
-// by 8 RN rows of x (lib/dot_tile.glsl).
+// mat_dot for many rows of x, in tiles of 64 rows of w by 8 RN rows of x (lib/dot_tile.glsl).
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 

@@ -5,13 +5,13 @@
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 
-layout(constant_id = 1) const uint M = 16; // matrices of the device: [M, K] by [K, N], K divides 32
+layout(constant_id = 1) const uint M = 16; // constants as in mat_mul_coop.comp
 layout(constant_id = 2) const uint N = 16;
 layout(constant_id = 3) const uint K = 32;
-layout(constant_id = 4) const uint FM = 2; // matrices of a subgroup along w and x
+layout(constant_id = 4) const uint FM = 2;
 layout(constant_id = 5) const uint FN = 2;
-layout(constant_id = 6) const uint SM = 2; // subgroups along w and x
-layout(constant_id = 7) const uint SN = 2; // LOCAL is SM * SN * LANES
+layout(constant_id = 6) const uint SM = 2;
+layout(constant_id = 7) const uint SN = 2;
 layout(constant_id = 8) const uint LANES = 32;
 layout(constant_id = 9) const uint WIDE = 0; // 1: k % 64 is 0; w, x and their rows are aligned to 16 bytes
 #define WIDE_W (WIDE != 0)

@@ -5,13 +5,13 @@
 // row's scale, and a NaN among them the result.
 #include "lib/types.glsl"
 
-layout(constant_id = 1) const uint M = 16; // matrices of the device: [M, K] by [K, N], K divides 32
+layout(constant_id = 1) const uint M = 16; // constants as in mat_mul_coop.comp
 layout(constant_id = 2) const uint N = 16;
 layout(constant_id = 3) const uint K = 16;
-layout(constant_id = 4) const uint FM = 2; // matrices of a subgroup along w and x
+layout(constant_id = 4) const uint FM = 2;
 layout(constant_id = 5) const uint FN = 2;
-layout(constant_id = 6) const uint SM = 2; // subgroups along w and x
-layout(constant_id = 7) const uint SN = 2; // LOCAL is SM * SN * LANES
+layout(constant_id = 6) const uint SM = 2;
+layout(constant_id = 7) const uint SN = 2;
 layout(constant_id = 8) const uint LANES = 32;
 layout(constant_id = 9) const uint AXIS = 0; // see lib/expert.glsl
 #include "lib/coop.glsl"
@@ -81,7 +81,7 @@ void main() {
     [[unroll]] for (uint m = 0; m < FM * FN; ++m) {
         STORE_COLUMNS(sum[m], results, own, M);
         subgroupBarrier();
-        // Unrolled; otherwise ANV does not unroll the outer loop and keeps the sums in memory.
+        // Unrolled, as in mat_mul_coop.
         [[unroll]] for (uint first = 0; first < M * N; first += LANES) {
             const uint e = first + gl_SubgroupInvocationID;
             const uint i = first_i + own_i + m % FM * M + e % M;

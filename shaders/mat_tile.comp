@@ -37,7 +37,6 @@ void main() {
     [[unroll]] for (uint i = 0; i < QM * RN; ++i) sum[i] = vec4(0.0);
 
     for (uint slice = 0; slice < k; slice += TK) {
-        // TK / 4 neighbouring threads read four rows together.
         for (uint e = thread; e < TM / 4 * (TK / 4); e += LOCAL) {
             const uint kk = 4 * (e % (TK / 4));
             const mat4 columns = w_quad(first_i + e / (TK / 4) * 4, slice + kk, n, k);

@@ -1,11 +1,11 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = x / sqrt(mean(x^2) + eps) * w, one workgroup per row.
+// y = x / sqrt(mean(x^2) + eps) * w
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 
 layout(constant_id = 1) const uint HAS_W = 1;
-layout(constant_id = 2) const uint BATCH = 1; // elements in flight per thread
+layout(constant_id = 2) const uint BATCH = 1; // elements in flight
 
 layout(push_constant) uniform Push {
     uint x_off, w_off, y_off;

@@ -1,5 +1,4 @@
-// Maps positions to cells of the cache. The including file declares `uint cells[]` and includes
-// lib/step.glsl.
+// Maps positions to cells of the cache.
 
 // Return the first cell of a block of CELL_BLOCK positions, which have consecutive cells. A sequence that is
 // longer than its slot uses the slot as a ring.

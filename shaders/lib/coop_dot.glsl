@@ -1,7 +1,6 @@
 // A tile of an int8 product on matrix units: codes of w (lib/quants.glsl) times x in 8 bits (lib/q8.glsl),
 // slice by slice in shared memory. The product of a block of 32 elements is scaled by one float for the row
-// of w and one for the row of x. The including file declares M, N, K, FM x FN matrices per subgroup, SM x SN
-// subgroups, W4, X4, WIDE, and includes lib/dequant.glsl and lib/q8.glsl.
+// of w and one for the row of x. A tile has SM x SN subgroups, each with FM x FN matrices.
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_EXT_shader_explicit_arithmetic_types_int8 : require

@@ -1,7 +1,6 @@
-// A tile of a product on matrix units, with its slices in shared memory. The including file declares M, N, FM
-// x FN matrices per subgroup, SM x SN subgroups, X4, includes lib/coop.glsl and lib/dequant.glsl, and defines
-// row_at(i), which returns where row i of the tile starts in w. A thread reads all its values of a slice
-// before it unpacks the first, so that its loads overlap.
+// A tile of a product on matrix units, with its slices in shared memory. It has SM x SN subgroups, each with
+// FM x FN matrices. The including file defines row_at(i), which returns where row i of the tile starts in w.
+// A thread reads all its values of a slice before it unpacks the first, so that its loads overlap.
 uint row_at(uint i);
 
 #define CODES_ONLY

@@ -1,8 +1,6 @@
 // Tiles of mat_mul_dot and mat_mul_dot_id: 64 rows of w by 8 RN rows of x. Each of 16 x 8 threads computes 4
-// by RN values, from slices of 64 elements of k as packed codes in shared memory (at most 13.5 KiB). The
-// including file declares `uint w[]`, `uint x[]`, RN, FUSED, and includes lib/dequant.glsl, lib/q8.glsl and
-// lib/quants.glsl. A thread reads all its values of a slice before it stores the first, so that its loads
-// overlap.
+// by RN values, from slices of 64 elements of k as packed codes in shared memory (at most 13.5 KiB). A thread
+// reads all its values of a slice before it stores the first, so that its loads overlap.
 
 const uint TM = 64; // rows of w in a tile
 const uint TK = 64; // two blocks of x

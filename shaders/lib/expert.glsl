@@ -1,6 +1,6 @@
 // Finds the matrix of an expert in a stack. This device has starts[e + 1] - starts[e] columns of expert e's
 // FFN. With AXIS 0 (gate, up) each column is a row of `side` elements, with AXIS 1 (down) one element of each
-// of `side` rows. The including file declares AXIS and includes lib/dequant.glsl.
+// of `side` rows.
 
 struct Expert {
     uint n, k; // rows, elements per row

@@ -1,4 +1,4 @@
-// RMS norm of a head. The including file declares x, w, w_off, head_dim, eps and NORM.
+// RMS norm of a head.
 
 float inverse_rms = 1.0;
 

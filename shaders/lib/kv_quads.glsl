@@ -1,6 +1,5 @@
 // Functions that read four elements of a K or V cache of any type; *_block_quad reads them from a quantized
-// block whose position in a pair of blocks is known. The including file declares `uint k[]`, `uint v[]`,
-// K_TYPE and V_TYPE.
+// block whose position in a pair of blocks is known.
 #include "lib/cache_types.glsl"
 
 #define CACHE(i) k[i]

@@ -1,6 +1,5 @@
 // The loop of mat_lane and mat_lane_id: sum[r] = a thread's row of w times N rows of x, which all threads
-// share. The including file declares w and x as addresses, N, SUBGROUP, and includes lib/dequant.glsl with
-// HOLD.
+// share. w and x are addresses; lib/dequant.glsl is included with HOLD.
 
 const uint ROUND = 32; // elements of x that a subgroup reads and shuffles at a time
 

@@ -1,5 +1,5 @@
 // Tiles of mat_mul and mat_mul_id: 64 rows of w by 8 RN rows of x. Each of 16 x 8 threads computes 4 by RN
-// values, from slices of 32 elements of k in shared memory (12.3 KiB). The including file declares RN.
+// values, from slices of 32 elements of k in shared memory (12.3 KiB).
 
 const uint TM = 64; // rows of w in a tile
 const uint TK = 32;
@@ -18,7 +18,6 @@ void hold_w(uint i, uint k, vec4 value) {
 
 void hold_x(uint r, uint k, float value) { x_tile[k * X_STRIDE + r] = value; }
 
-// A thread sums rows tm, tm + 16, tm + 32, tm + 48 of w.
 void add_slice(inout vec4 sum[RN]) {
     const uint tm = gl_LocalInvocationID.x % M_THREADS;
     const uint tn = gl_LocalInvocationID.x / M_THREADS;

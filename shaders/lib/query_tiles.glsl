@@ -1,5 +1,4 @@
-// Tiles of TQ rows of one run, for attn_prefill. Include after lib/step.glsl. The including file declares TQ,
-// HEAD_V, `y` and the push constants of attn_prefill.
+// Tiles of TQ rows of one run, for attn_prefill. Include after lib/step.glsl.
 
 struct QueryTile {
     uint slot;

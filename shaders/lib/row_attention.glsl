@@ -22,7 +22,7 @@ const uint K_TURNS = (K_QUADS + BATCH * LANES - 1) / (BATCH * LANES);
 const uint K_BATCH = (K_QUADS + K_TURNS * LANES - 1) / (K_TURNS * LANES);
 const uint K_ROUND = K_BATCH * LANES; // quads of a key
 const bool K_EXACT = K_QUADS % K_ROUND == 0;
-// K_WORDS is the same for K as V_WORDS for V; every round begins at a pair of blocks.
+// K_WORDS is for K what V_WORDS is for V.
 const bool K_QUANTIZED = K_TYPE >= CACHE_Q8_0;
 const bool K_WHOLE_PAIRS = K_QUADS % 16 == 0;
 const bool K_ROUND_OF_PAIRS = K_ROUND % 16 == 0;
@@ -114,7 +114,6 @@ void multiply_key(uint base) {
     }
 }
 
-// Keys that are not seen get the score NEG_LARGE.
 void score_block(uint first_valid, uint n_valid) {
     float top[HEADS]; // maximum of this thread's keys
     [[unroll]] for (uint a = 0; a < HEADS; ++a) top[a] = NEG_LARGE;

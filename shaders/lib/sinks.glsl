@@ -1,5 +1,4 @@
-// Attention sinks: one more logit per head, only in the denominator. The including file declares `sinks[]`,
-// sinks_off and HAS_SINKS.
+// Attention sinks: one more logit per head, only in the denominator.
 
 // Return the factor that normalises a sum of exp(score - m) * v. `m`: the maximum score; `sum`: the sum of
 // exp(score - m), not 0.

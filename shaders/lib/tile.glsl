@@ -1,5 +1,5 @@
 // Tiles of a product, with operands in shared memory: 16 RM rows of w by 8 RN rows of x, in slices of TK
-// elements of k. The including file declares RM and RN and includes lib/dequant.glsl.
+// elements of k.
 
 const uint M_THREADS = 16;
 const uint N_THREADS = 8; // LOCAL is M_THREADS * N_THREADS

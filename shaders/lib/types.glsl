@@ -1,5 +1,6 @@
-// Workgroup size, indices, constants; include this file first. Loops over arrays of a thread are [[unroll]],
-// because an array with an unknown index is stored in memory, not in registers.
+// Workgroup size, indices, constants; include this file first. Other files of lib/ use constants, buffers and
+// push constants that the including shader declares. Loops over arrays of a thread are [[unroll]], because an
+// array with an unknown index is stored in memory, not in registers.
 #extension GL_EXT_control_flow_attributes : require
 
 layout(local_size_x_id = 0, local_size_y = 1, local_size_z = 1) in;

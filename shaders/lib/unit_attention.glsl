@@ -1,8 +1,8 @@
 // Attention of a tile of rows on matrix units: q, k, v and probabilities are F16, sums are F32. A tile has
 // ROW_GROUPS groups of M rows. V_PARTS subgroups work on a group; they divide a block's keys for scores, and
-// the dimensions of V for p * v. Scores are scaled and masked in shared memory. The output stays in matrices
-// and is rescaled by a matrix of the rows' factors. The including file declares constants and push constants,
-// fills q_tile, and for each block kv_tile, puts a barrier between steps, and defines put.
+// the dimensions of V for p * v. The output stays in matrices and is rescaled by a matrix of the rows'
+// factors. The including file fills q_tile, and for each block kv_tile, puts a barrier between steps, and
+// defines put.
 void put(uint row, uint d, float value); // stores dimension d of a row's output
 
 const uint TQ = M * ROW_GROUPS;
@@ -90,8 +90,7 @@ void weigh_keys(uint block_pos, uint begin, uint end) {
     float s[EACH];
     float top = NEG_LARGE;
     [[unroll]] for (uint i = 0; i < EACH; ++i) {
-        // While every key is masked, the maximum is NEG_LARGE and sums are finite. The first key that is not
-        // masked clears these sums, because exp(NEG_LARGE - m) is 0.
+        // The first key that is not masked clears sums over masked keys, as in attn_prefill.comp.
         const uint key_pos = block_pos + key_part() * EACH + i;
         const bool masked = key_pos > end || key_pos < begin;
         s[i] = s_tile[row_of_tile() * S_STRIDE + key_part() * EACH + i] * scale;
@@ -150,7 +149,7 @@ void join_sums() {
     [[unroll]] for (uint i = 0; i < PARTS; ++i) l += part_of[parts() + i * M];
 }
 
-// Goes through shared memory, because only the driver knows which values an invocation holds.
+// Goes through shared memory, as in mat_mul_coop.comp.
 void put_results(float factor) {
     [[unroll]] for (uint g = 0; g < FV; ++g) {
         STORE_ROWS(sum[g], s_tile, staged(), N);
