@@ -10,7 +10,8 @@
 
 layout(constant_id = 1) const uint HAS_RESIDUAL = 1; // 0: h is the sum alone
 layout(constant_id = 2) const uint HAS_NORM = 1; // 0: w is not read and y is not written
-layout(constant_id = 3) const uint WIRE = 0; // slots hold 0 floats, 1 pairs of bfloat16, 2 blocks of f16_wire.glsl
+// slots hold floats (0), pairs of bfloat16 (1) or blocks of f16_wire.glsl (2)
+layout(constant_id = 3) const uint WIRE = 0;
 layout(constant_id = 4) const uint BATCH = 1; // elements in flight
 
 layout(push_constant) uniform Push {

@@ -1,8 +1,9 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // attn_decode on matrix units (lib/unit_attention.glsl): the q heads of a kv head are the rows of a tile.
-// Workgroup (tile of heads, split, row). V of a block loads while the block's keys are scored, K of the next
-// block loads until the block is done. Heads of 128 and a group of 16 rows take 19 KiB of shared memory.
+// Workgroup (tile of heads, split, row). V of a block is loaded while the block's keys are scored; K of the
+// next block is loaded until the block is done. Heads of 128 and a group of 16 rows take 19 KiB of shared
+// memory.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint UNIT_M = 16; // matrices of the device: [M, K] by [K, N]

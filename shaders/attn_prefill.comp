@@ -138,7 +138,7 @@ void multiply_pieces(Block block, bool valid) {
 void score_block(Block block) {
     const bool valid = score_key >= block.first_valid && score_key < block.n_valid;
     [[unroll]] for (uint a = 0; a < S_ROWS; ++a) s[a] = 0.0;
-    // The bounds of both loops are not constants, because drivers would unroll them completely and take
+    // The bounds of both loops are not constants, because drivers would then unroll the loops and take
     // seconds to compile.
     if (S_GROUPS == 1) {
         multiply_own_key(block, valid);

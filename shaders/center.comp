@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = x - mean(x) of every row. A router reads y, so all devices must get the same
-// bits. So 32 lanes sum in order, a tree adds their sums, and the mean is a product with 1 / n.
+// y = x - mean(x) of every row. A router reads y, so all devices must get the same bits. Therefore 32 lanes
+// sum in order, a tree adds their sums, and the mean is a product with 1 / n.
 #include "lib/types.glsl"
 
 layout(push_constant) uniform Push {

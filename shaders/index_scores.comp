@@ -61,7 +61,7 @@ void main() {
         barrier();
         float s[HEADS];
         [[unroll]] for (uint a = 0; a < HEADS; ++a) s[a] = 0.0;
-        // The bounds are not constants, because drivers would unroll the loop completely.
+        // The bounds are not constants, because drivers would then unroll the loop.
         for (uint turn = base; turn < base + QUADS; turn += BATCH) {
             vec4 value[BATCH];
             [[unroll]] for (uint i = 0; i < BATCH; ++i) value[i] = k_quad(turn + i);

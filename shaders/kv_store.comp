@@ -4,8 +4,8 @@
 // in F16), with NORM normed (one workgroup per head), and the first n_rot dimensions rotated. For Q8_0 and
 // Q4_0 a thread quantizes blocks of 32 as ggml's reference does: d = max|x| / 127 for Q8_0, the x of the
 // largest magnitude / -8 for Q4_0, NaN if an x is not finite. Blocks have an odd number of 16-bit units, so
-// two blocks share a word. One thread stores both blocks, even across rows, because host memory may lack
-// atomics.
+// two blocks share a word. One thread stores both, even across rows, because host memory may lack the atomics
+// that two threads would need.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 #include "lib/half.glsl"

@@ -2,7 +2,7 @@
 #extension GL_GOOGLE_include_directive : require
 // mat_mul_id on matrix units; x is F16 from pack_f16, tiles are as in mat_mul_coop. With AXIS 1 every expert
 // has x_stride columns (the op asserts this), because values of x after an expert's columns would affect the
-// row's scale, and a NaN among them the result.
+// row's scale, and NaN among them would stay NaN.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint M = 16; // constants as in mat_mul_coop.comp

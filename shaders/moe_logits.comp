@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // Router: logits[r, e] = sum over k of h[r, k] * (w_norm[k] * w[e, k]), one workgroup per expert and N rows.
-// All devices must choose the same experts, so they must get the same bits. So 32 lanes sum in order, a tree
+// All devices must choose the same experts and therefore get the same bits: 32 lanes sum in order, a tree
 // adds their sums, and no multiply is fused with an add. h is not normalised, because the factor would not
 // change the order and drivers round it differently. Some drivers flush subnormal products; a sum above
 // 2^-100 loses them anyway.

@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = c * x; for c = 0 zero even if x is NaN, because x may be unwritten memory.
+// y = c * x; zero for c = 0 even if x is NaN, because x may be unwritten memory.
 #include "lib/types.glsl"
 
 layout(push_constant) uniform Push {

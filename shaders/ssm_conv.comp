@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // y = silu(causal depthwise convolution of each run's rows + bias). The state has the last D_CONV - 1 columns
-// before the run, and after the op the last of the run. Workgroup (channels, tile of 16 rows). Only a run's
-// first tile reads and writes the state, each invocation one channel, so the state may change in place.
+// before the run, and afterwards the last columns of the run. Workgroup (channels, tile of 16 rows). Only a
+// run's first tile reads and writes the state, each invocation one channel, so the state may change in place.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint D_CONV = 4;

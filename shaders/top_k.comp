@@ -2,7 +2,7 @@
 #extension GL_GOOGLE_include_directive : require
 // The K largest elements of each chunk of each row, largest first. On ties the lower place wins; NaN counts
 // as largest. Workgroup (chunk, -, row). K times, the best of all threads' best elements is written, and the
-// thread that had it searches its next. ids are places in the row, or with KIND 1 the values of `source` at
+// thread that had it searches its next best element. ids are places in the row, or with KIND 1 the values of `source` at
 // these places. With KIND 2 `source` is a mask with one bit per place; places with bit 0 are left out.
 #include "lib/types.glsl"
 #include "lib/order.glsl"

@@ -3,7 +3,7 @@
 const uint CACHE_F32 = 0, CACHE_F16 = 1, CACHE_BF16 = 2, CACHE_Q8_0 = 3, CACHE_Q4_0 = 4;
 const uint BLOCK = 32;
 const uint Q8_0_HALVES = 17; // f16 d; int8 q[32]                                          value = d * q
-// f16 d; u8[16], elements 0..15 low, 16..31 high nibbles       value = d * (q - 8)
+// f16 d; u8[16], low nibbles: elements 0..15, high: 16..31     value = d * (q - 8)
 const uint Q4_0_HALVES = 9;
 
 // 16-bit units of a block

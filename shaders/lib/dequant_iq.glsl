@@ -79,8 +79,8 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_IQ2_XS)
-// f16 d; u16 q[32], an entry in the low 9 bits, 7 signs above; u8 s[8], two scales each, of 16 elements, the first
-// in the low nibble                                     d / 4 * (scale + 1/2) * +-value
+// f16 d; u16 q[32], an entry in the low 9 bits, 7 signs above; u8 s[8], two scales each, of 16 elements,
+// the first in the low nibble                           d / 4 * (scale + 1/2) * +-value
 #define BLOCK_NBYTES 74u
 
 vec4 decode4(uint b, uint k, uint part) {
@@ -91,8 +91,8 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_IQ2_S)
-// f16 d; u8 q[32], the low 8 bits of entries; u8 signs[32]; u8 h[8], their high 2 bits, four entries per byte;
-// u8 s[8] as in IQ2_XS                                  d / 4 * (scale + 1/2) * +-value
+// f16 d; u8 q[32], the low 8 bits of entries; u8 signs[32]; u8 h[8], their high 2 bits, four entries per
+// byte; u8 s[8] as in IQ2_XS                            d / 4 * (scale + 1/2) * +-value
 #define BLOCK_NBYTES 82u
 
 vec4 decode4(uint b, uint k, uint part) {
@@ -131,8 +131,8 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_IQ1_S)
-// f16 d; u8 q[32], the low 8 bits of entries; per group u16 h: the high 3 bits of four entries, a scale of 3 bits
-// and the sign of a shift by 1/8                        d * (2 scale + 1) * (code - 1 +- 1/8)
+// f16 d; u8 q[32], the low 8 bits of entries; per group u16 h: the high 3 bits of four entries, a scale of
+// 3 bits and the sign of a shift by 1/8                 d * (2 scale + 1) * (code - 1 +- 1/8)
 #define BLOCK_NBYTES 50u
 
 vec4 decode4(uint b, uint k, uint part) {
@@ -144,8 +144,8 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_IQ1_M)
-// u8 q[32], the low 8 bits of entries; u8 h[16], a nibble per entry: its high 3 bits and the sign of a shift by 1/8;
-// u16 s[4]: four scales of 3 bits, of 16 elements each, then 4 bits of f16 d
+// u8 q[32], the low 8 bits of entries; u8 h[16], a nibble per entry: its high 3 bits and the sign of a shift
+// by 1/8; u16 s[4]: four scales of 3 bits, of 16 elements each, then 4 bits of f16 d
 //                                                       d * (2 scale + 1) * (code - 1 +- 1/8)
 #define BLOCK_NBYTES 56u
 

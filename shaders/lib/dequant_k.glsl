@@ -2,8 +2,8 @@
 // too. Below, i, j and l are defined by k = 128 i + 32 j + l for element k of a block.
 
 #if defined(TYPE_Q2_K)
-// u8 s[16], per 16 elements a scale (low nibble) and a min (high nibble); u8 q[64], bits 2j and 2j + 1 of byte
-// 32 i + l; f16 d, m                                    d * scale * q - m * min
+// u8 s[16], per 16 elements a scale (low nibble) and a min (high nibble); u8 q[64], bits 2j and 2j + 1 of
+// byte 32 i + l; f16 d, m                               d * scale * q - m * min
 #define ROW_UNIT 256u
 #define BLOCK_NBYTES 84u
 
@@ -19,8 +19,8 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_Q3_K)
-// u8 h[32], bit k / 32 of byte l; u8 q[64] as in Q2_K; u8 s[12], 16 codes of 6 bits: the low 4 bits in the nibbles
-// of bytes 0..7, the high 2 bits in bytes 8..11; f16 d  d * (code - 32) * (q + 4 h - 4)
+// u8 h[32], bit k / 32 of byte l; u8 q[64] as in Q2_K; u8 s[12], 16 codes of 6 bits: the low 4 bits in the
+// nibbles of bytes 0..7, the high 2 in bytes 8..11; f16 d       d * (code - 32) * (q + 4 h - 4)
 #define ROW_UNIT 256u
 #define BLOCK_NBYTES 110u
 
@@ -72,8 +72,8 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_Q6_K)
-// u8 q[128], element k in byte 64 i + k % 64, in the low nibble if k % 128 < 64; u8 h[64], bits 2j and 2j + 1 of byte
-// 32 i + l; int8 scale[16]; f16 d                       d * scale * (q + 16 h - 32)
+// u8 q[128], element k in byte 64 i + k % 64, in the low nibble if k % 128 < 64; u8 h[64], bits 2j and
+// 2j + 1 of byte 32 i + l; int8 scale[16]; f16 d        d * scale * (q + 16 h - 32)
 #define ROW_UNIT 256u
 #define BLOCK_NBYTES 210u
 

@@ -1,8 +1,8 @@
 // 16-bit floats with one exponent per block of 128 (vkbackend/wire.py), stored in the block's word `bias`.
 // Uses integers only, because drivers round to F16 differently and every device must get the same bits.
 
-// Return the exponent of floats minus the exponent of codes, at bit 23. `top`: bits of the largest finite
-// magnitude, whose code gets exponent 30 of 0..31.
+// Return how much the exponent of a float exceeds the exponent of its code, at bit 23. `top`: bits of the
+// largest finite magnitude, whose code gets exponent 30 of 0..31.
 uint f16_bias(uint top) { return max(top & 0x7f800000u, 0x00800000u) - (30u << 23); }
 
 // Return a code with ten bits of fraction, rounded to nearest, ties to even. Floats below 2^-126, or with a

@@ -39,14 +39,14 @@ shared vec4 q_tile[HEADS * K_QUADS];
 shared float dots[HEADS * LOCAL]; // a thread's part of a score, or the maximum score of its keys
 shared float score[SCORES];
 shared float prob[SCORES];
-shared float head_max[2 * HEADS]; // one half before, the other after a block
+shared float head_max[2 * HEADS]; // maxima before and after a block, in alternating halves
 shared float head_rescale[HEADS];
 shared vec4 group_acc[LOCAL];
 shared float group_l[LOCAL];
 
 // these are globals because drivers do not move their computation out of the loop over blocks
 uint thread = gl_LocalInvocationID.x;
-uint lane = thread % LANES; // among the threads of its key
+uint lane = thread % LANES; // number among the threads of a key
 uint first_own_key = thread / LANES;
 uint v_group = min(thread / V_QUADS, V_GROUPS - 1); // results of surplus threads are not read
 uint now = 0; // the half of head_max that has the maxima so far
@@ -91,8 +91,7 @@ void read_queries() {
 
 // Add the thread's part of q * k to s, for the key whose quads begin at `base`.
 void multiply_key(uint base) {
-    // The bounds are not constants, because drivers would unroll the loop completely and take seconds to
-    // compile.
+    // The bounds are not constants, because drivers would then unroll the loop and take seconds to compile.
     for (uint first = base; first < base + K_QUADS; first += K_ROUND) {
         vec4 value[K_BATCH];
         [[unroll]] for (uint i = 0; i < K_BATCH; ++i) {

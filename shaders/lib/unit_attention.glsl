@@ -65,8 +65,8 @@ void score_keys() {
     MATRIX_SUM score[FK];
     [[unroll]] for (uint g = 0; g < FK; ++g) score[g] = MATRIX_SUM(0.0);
     const uint own_q = own() * Q_STRIDE;
-    // The bounds are not constants, here and in the loop of V, because drivers would unroll the loop
-    // completely and take minutes to compile.
+    // The bounds are not constants, here and for V, because drivers would then unroll the loop and take
+    // minutes to compile.
     for (uint first = own_q; first < own_q + K_QUADS; first += UNROLL * K / 4) {
         [[unroll]] for (uint u = 0; u < UNROLL; ++u) {
             const uint at = first + u * K / 4;

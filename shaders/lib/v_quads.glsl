@@ -3,7 +3,7 @@
 
 const uint V_QUADS = HEAD_V / 4;
 const uint V_ROUNDS = (V_QUADS + LOCAL - 1) / LOCAL; // quads per thread
-// Two blocks of a quantized type (16 quads) end at a word. With V_WORDS a thread's quad has the same position
+// Two blocks of a quantized type (16 quads) end at a word boundary. With V_WORDS a thread's quad has the same position
 // in such a pair for every key, so this position is computed once. (Conditions have names because glslang
 // makes && a constant only between names.)
 const bool V_QUANTIZED = V_TYPE >= CACHE_Q8_0;
