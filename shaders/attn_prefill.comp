@@ -42,7 +42,6 @@ const uint V_GROUPS = LOCAL / V_QUADS >= 4 ? 4 : (LOCAL / V_QUADS >= 2 ? 2 : 1);
 const uint V_ROWS = TQ / V_GROUPS;
 const uint K_PIECE = BATCH > S_GROUPS ? BATCH : S_GROUPS; // quads per key in shared memory
 const uint K_READS = K_PIECE / S_GROUPS;
-// K_WORDS is for K what V_WORDS is for V.
 const bool K_QUANTIZED = K_TYPE >= CACHE_Q8_0;
 const bool K_WHOLE_PAIRS = K_QUADS % 16 == 0;
 const bool K_PIECE_OF_BLOCKS = K_PIECE % 8 == 0;
@@ -189,7 +188,6 @@ void add_values(Block block) {
         }
         [[unroll]] for (uint u = 0; u < V_BATCH; ++u) {
             [[unroll]] for (uint a = 0; a < V_ROWS; ++a) {
-                // zero for keys that are not seen
                 const float p = score[(v_row0 + a) * CELL_BLOCK + first + u];
                 l[a] += p;
                 [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] += p * value[u * V_ROUNDS + i];

@@ -28,7 +28,7 @@ void main() {
     [[unroll]] for (uint c = 0; c < RN; ++c) sum[c] = vec4(0.0);
 
     for (uint slice = 0; slice < k; slice += TK) {
-        for (uint e = thread; e < TM * (TK / 4); e += LOCAL) { // 8 threads read 32 elements of a row
+        for (uint e = thread; e < TM * (TK / 4); e += LOCAL) {
             const uint i = e / (TK / 4);
             const uint kk = 4 * (e % (TK / 4));
             hold_w(i, kk, dequant4_tail(row_start(min(first_i + i, n - 1), k), slice + kk, k));

@@ -36,7 +36,7 @@ void main() {
     const uint first_i = product_tile_of_w(n_rows, TN) * TM;
     if (first_i >= n) return;
     const uint first_r = product_tile_of_x(n_rows, TN) * TN;
-    const uint own_i = gl_SubgroupID % SM * FM * M; // this subgroup's part of the tile
+    const uint own_i = gl_SubgroupID % SM * FM * M;
     const uint own_r = gl_SubgroupID / SM * FN * N;
 
     MATRIX_SUM sum[FM * FN];

@@ -40,7 +40,7 @@ void main() {
     vec4 sum[RN];
     [[unroll]] for (uint c = 0; c < RN; ++c) sum[c] = vec4(0.0);
     for (uint slice = 0; slice < e.k; slice += TK) {
-        for (uint i4 = thread; i4 < TM * (TK / 4); i4 += LOCAL) { // 8 threads read 32 elements of a row
+        for (uint i4 = thread; i4 < TM * (TK / 4); i4 += LOCAL) {
             const uint i = i4 / (TK / 4);
             const uint kk = 4 * (i4 % (TK / 4));
             hold_w(i, kk, dequant4_tail(expert_row(e, min(first_i + i, e.n - 1)), slice + kk, e.k));

@@ -54,7 +54,7 @@ void main() {
     for (uint e = thread; e < TN; e += LOCAL) pairs[e] = order[order_off + begin + min(e, n_pairs - 1)];
     barrier();
 
-    const uint own_i = gl_SubgroupID % SM * FM * M; // this subgroup's part of the tile
+    const uint own_i = gl_SubgroupID % SM * FM * M;
     const uint own_p = gl_SubgroupID / SM * FN * N;
     MATRIX_SUM sum[FM * FN];
     [[unroll]] for (uint i = 0; i < FM * FN; ++i) sum[i] = MATRIX_SUM(0.0);

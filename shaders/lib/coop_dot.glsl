@@ -21,7 +21,7 @@
 #define LOAD_COLUMN(m, from, at) coopMatLoad(m, from, at, 0, gl_CooperativeMatrixLayoutColumnMajor)
 #define LOAD_ROW(m, from, at) coopMatLoad(m, from, at, 0, gl_CooperativeMatrixLayoutRowMajor)
 
-const uint TM = M * FM * SM; // rows of w in a tile
+const uint TM = M * FM * SM;
 const uint TN = N * FN * SN;
 // With TK = 64, subgroups of up to 16 lanes (Intel) spilled 36 registers.
 const uint TK = LANES > 16 ? 64 : 32;

@@ -1,7 +1,7 @@
 // Tiles of mat_mul and mat_mul_id: 64 rows of w by 8 RN rows of x. Each of 16 x 8 threads computes 4 by RN
 // values, from slices of 32 elements of k in shared memory (12.3 KiB).
 
-const uint TM = 64; // rows of w in a tile
+const uint TM = 64;
 const uint TK = 32;
 const uint M_THREADS = 16;
 const uint N_THREADS = 8; // LOCAL is M_THREADS * N_THREADS
