@@ -10,7 +10,7 @@ const uint V_ROUNDS = (V_KEYS * V_PIECES + LOCAL - 1) / LOCAL; // per invocation
 // all pieces of an invocation have the same position within their key
 const bool K_EVEN = LOCAL % K_PIECES == 0;
 // Codes become F16 when they are stored in the tile. Two blocks of Q8_0 have 17 words; only the codes of the
-// second begin at a word boundary. (Conditions have names as in v_quads.glsl.)
+// second begin at a word boundary. (On the names of conditions see v_quads.glsl.)
 const bool K_IS_Q8 = K_TYPE == CACHE_Q8_0;
 const bool V_IS_Q8 = V_TYPE == CACHE_Q8_0;
 const bool K_WHOLE_PAIRS = HEAD_K % 64 == 0;
