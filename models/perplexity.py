@@ -48,7 +48,6 @@ class Score:
 
     @property
     def ppl_error(self) -> float:
-        """Standard error of the perplexity."""
         return self.ppl * _error(self.nll, self.nll2, self.n)
 
     def beside_base(self) -> dict[str, float]:

@@ -163,8 +163,8 @@ class Chat:
     # ---- messages in the context ----
 
     def _shortened(self, messages: list[Message], n_made: int) -> tuple[int, Prompt, list[int]] | None:
-        """`_fitting` with more messages left out, for an answer with `n_made` tokens so far. None if no older
-        message can be left out."""
+        """Return `_fitting` with more messages left out, for an answer with `n_made` tokens so far; None if
+        no older message can be left out."""
         older = self._older(messages, self.n_left_out)
         if older is None:
             return None

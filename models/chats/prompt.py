@@ -60,7 +60,7 @@ class PromptMaker:
         return frozenset(i for text, i in self.tokenizer.markers(lambda _: False) if text in texts)
 
     def render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> Prompt:
-        """Render a prompt. Raises the errors of ChatTemplate.render."""
+        """Raises the errors of ChatTemplate.render."""
         if self._parse_special:
             return Prompt(self._template.render(messages, **variables))
         return self._protection.prompt(messages, variables)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MAX_KEPT, MAX_KEPT_NBYTES = 64, 1 << 22
 MAX_ERROR = 600  # characters of the library's message
-EXIT_S = 10.0  # twice a grammar's limit. The process is killed; a library call cannot be
+EXIT_S = 10.0  # twice a grammar's limit. The process is killed; a library call cannot be killed
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,7 @@ class Probe:
         return self._process
 
     def close(self) -> None:
-        """End the process, even while it compiles: a waiting call of `passes` then raises."""
+        """End the process, even while it compiles; a waiting call of `passes` then raises."""
         self._closed = True
         if (process := self._process) is not None:
             process.kill()

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from vkbackend.checks import refused
 from vkbackend.errors import InvalidArgument, UnsupportedFeature
 
-MAX_NBYTES = 1 << 17  # of a schema or grammar. That is 3,000 properties, which compile in 3 s
+MAX_NBYTES = 1 << 17  # of a schema or grammar; 3,000 properties compile in 3 s
 MAX_DEPTH = 64
 # White space in JSON: one space, or a line break and an indent. Without this limit a model could write white
 # space for ever.

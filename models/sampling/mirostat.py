@@ -35,13 +35,13 @@ class Mirostat:
         self.mu -= self.eta * (-math.log2(probability) - self.tau)
 
     def _n_by_surprise(self, c: Candidates) -> int:
-        """Version 2: surprise is at most mu."""
+        """Version 2 counts the tokens whose surprise is at most mu."""
         with np.errstate(divide="ignore"):
             return int(np.count_nonzero(-np.log2(c.probabilities()) <= self.mu))
 
     def _n_by_exponent(self, c: Candidates) -> int:
-        """Version 1: the rank k whose surprise is mu if probabilities fall as rank ** -s; s is fitted to the
-        most likely tokens."""
+        """Version 1 returns the rank k whose surprise is mu if probabilities fall as rank ** -s; s is fitted
+        to the most likely tokens."""
         q = c.probabilities()
         q = q[best(q, min(N_ESTIMATED, len(q)))]
         q = q[q > 0]

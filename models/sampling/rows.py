@@ -89,7 +89,7 @@ def _tried(choose: Callable[..., int], *row: Any) -> Choice:
 
 
 def _draw(samplers: Sequence[Sampler], ids: np.ndarray, logits: np.ndarray) -> list[int]:
-    """For plain samplers that draw; the best logit of each row is finite."""
+    """Draw for samplers that are plain but not greedy. The best logit of each row must be finite."""
     n, k = ids.shape
     values = [(*sampler.values, sampler.random.random()) for sampler in samplers]
     temperature, top_p, least, top_k, random = np.array(values).T[:, :, None]

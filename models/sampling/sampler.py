@@ -64,7 +64,7 @@ class Sampler:
         self._varies = self._n_decisive > 0 and bool({"penalties", "dry"} & set(self._names))
 
     def n_candidates(self, history: History) -> int:
-        """Includes lowered tokens. 0: the complete row."""
+        """Return how many candidates are needed, including lowered tokens; 0: the complete row."""
         n = self._n_decisive + len(self._lowered(history)) if self._varies else self._n_candidates
         return n and max(n, self._n_shown)
 
@@ -109,7 +109,7 @@ class Sampler:
         return token
 
     def _choose_plain(self, ids: np.ndarray, logits: np.ndarray) -> int:
-        """Takes two thirds of the time, because each filter keeps the first few candidates."""
+        """Takes two thirds of the time of `_choose`, because each filter keeps the first few candidates."""
         t, top_p, least, top_k = self.values
         below = logits[:top_k].astype(np.float64)
         below -= float(below[0])

@@ -5,7 +5,7 @@ socket and 0.2 ms to compare.
 
 import struct
 
-# Number of bytes; number of messages or characters that equal the last ones; kind.
+# The number of bytes; how many messages or characters are the same as in the last frame; the kind.
 HEAD = struct.Struct("<IIB")
 # The bytes, by kind: a JSON request; none; a text; an error message; an error message of a process that ends.
 ASKED, READY, TEXT, REFUSED, ENDED = range(5)

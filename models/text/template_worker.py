@@ -137,7 +137,7 @@ def limit(resource_id: int, most: int) -> None:
 
 
 def limit_cpu(seconds: float) -> None:
-    """From now on. At the limit SIGXCPU ends the process, even inside a long call."""
+    """Count CPU time from now on; at the limit SIGXCPU ends the process, even inside a long call."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime + seconds))
 

@@ -300,5 +300,5 @@ FORMATS = (*dict.fromkeys(format_ for _, format_ in SIGNS), GENERIC)
 
 
 def format_of(template: str) -> ToolFormat:
-    """Plain JSON if the template does not mention tools."""
+    """Return plain JSON if the template does not mention tools."""
     return next((format_ for signs, format_ in SIGNS if all(sign in template for sign in signs)), GENERIC)

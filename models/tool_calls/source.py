@@ -12,7 +12,7 @@ from vkbackend.models.text.stop_text import overlap
 
 @dataclass(frozen=True, slots=True)
 class ToolDelta:
-    """First the id and name, then the arguments as pieces of JSON text."""
+    """A part of a call: first the id and name, then the arguments as pieces of JSON text."""
 
     index: int
     id: str | None = None

@@ -218,7 +218,6 @@ def test_command(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_the_header_follows_the_format(tmp_path: Path) -> None:
-    """A version 2 file becomes version 3, with the same layout."""
     path = tmp_path / "in.gguf"
     shapes = tensors_of(range(1))
     raw = bytearray(file_of(shapes, keys=hyper_parameters(1)))

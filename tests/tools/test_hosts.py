@@ -118,7 +118,6 @@ def test_check(net: namespaces.Net, tmp_path: Path) -> None:
 
 @pytest.mark.wide
 def test_check_sees_a_slow_network(net: namespaces.Net, tmp_path: Path) -> None:
-    """With a layer of 2 MB, numpy breaks even at a delay below 25 ms."""
     path = str(write_tiny(tmp_path / "model.gguf", Tiny("llama", n_layer=1, n_embd=256, n_vocab=1024)))
     quick = called(net, "check", "--hostfile", str(net.hostfile(tmp_path / "a", DEVICES)), "-m", path)
     if not slow_link.can_slow():

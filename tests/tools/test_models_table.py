@@ -115,7 +115,6 @@ def test_docs_have_the_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_readme_names_their_families() -> None:
-    """Looks for the first name of each model: Qwen of Qwen3-30B-A3B."""
     [row] = [
         line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| architectures |")
     ]

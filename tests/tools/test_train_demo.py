@@ -93,7 +93,6 @@ def test_vocabulary_layout(vocabulary: Vocabulary) -> None:
 
 
 def test_pieces_stay_inside_chunks(vocabulary: Vocabulary) -> None:
-    """Encoding by chunks therefore equals encoding the complete text."""
     for piece in vocabulary.pieces[N_SPECIAL:]:
         assert CHUNK.findall(piece) == [piece]
 

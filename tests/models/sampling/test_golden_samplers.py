@@ -45,7 +45,6 @@ def test_the_same_tokens_are_left(case: str) -> None:
 
 @pytest.mark.parametrize("case", CHAINS)
 def test_draws_follow_the_probabilities(case: str) -> None:
-    """The seed is fixed."""
     chain, n = of_case(case)[0], 1_000
     sampler, logits = Sampler(params(CASES[case])), np.array(chain["logits"], np.float32)
     drawn = np.bincount([sampler.sample(logits, chain["history"]) for _ in range(n)], minlength=len(logits))
@@ -63,7 +62,6 @@ def test_draws_follow_the_probabilities(case: str) -> None:
 
 @pytest.mark.parametrize("run", FOUND["mirostat"], ids=lambda run: f"version {run['options']['mirostat']}")
 def test_mirostat_keeps_the_same_tokens_while_it_learns(run: dict[str, Any]) -> None:
-    """Every step depends on all steps before."""
     sampler = Sampler(params(run["options"]))
     sizes = set()
     for step in run["steps"]:

@@ -87,7 +87,7 @@ def test_merging_takes_n_log_n_steps(letter: str) -> None:
 
 
 def test_ranked_merges_cannot_express_leftmost_of_equal_scores() -> None:
-    """The tokenizers library cannot run SPM: either ranking is wrong for one text."""
+    """The tokenizers library cannot run SPM, because each ranking of the merges is wrong for one text."""
     ids, scores = {"a": 0, "b": 1, "ab": 2, "ba": 3}, [0.0] * 4
     merger = SpmMerger(ids, scores, [0] * 256)
     assert (merger.encode("aba"), merger.encode("bab")) == ([2, 0], [3, 1])
@@ -97,7 +97,7 @@ def test_ranked_merges_cannot_express_leftmost_of_equal_scores() -> None:
 
 
 def test_cached_words_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """20 MB for 65,536 words was too much for a server."""
+    """65,536 cached words took 20 MB, which was too much for a server."""
     merged = {f"{SPACE}{i:x}abcd": [i % 300, 301, 302] for i in range(40_000)}
     monkeypatch.setattr(SpmMerger, "_merge", lambda self, word: merged[word].copy())
     merger = SpmMerger({"a": 0}, [0.0], range(256))
