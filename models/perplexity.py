@@ -50,7 +50,7 @@ class Score:
     def ppl_error(self) -> float:
         return self.ppl * _error(self.nll, self.nll2, self.n)
 
-    def beside_base(self) -> dict[str, float]:
+    def divergence_from_base(self) -> dict[str, float]:
         klds, ratio, same = np.array(self.klds), math.exp(self.rise / self.n), self.same_top / self.n
         return {
             "base_ppl": self.ppl / ratio,

@@ -111,7 +111,7 @@ def read_text(path: str) -> str:
         raise InvalidArgument(f"{path}: cannot be read as UTF-8 text: {error}") from None
 
 
-def summary(score: Score, n_windows: int, n_ctx: int, beside_base: bool) -> dict[str, Any]:
+def summary(score: Score, n_windows: int, n_ctx: int, has_base: bool) -> dict[str, Any]:
     result = {
         "ppl": score.ppl,
         "ppl_error": score.ppl_error,
@@ -119,15 +119,15 @@ def summary(score: Score, n_windows: int, n_ctx: int, beside_base: bool) -> dict
         "windows": n_windows,
         "n_ctx": n_ctx,
     }
-    return result | (score.beside_base() if beside_base else {})
+    return result | (score.divergence_from_base() if has_base else {})
 
 
-def tell(score: Score, n_windows: int, n_ctx: int, beside_base: bool) -> None:
+def tell(score: Score, n_windows: int, n_ctx: int, has_base: bool) -> None:
     write = sys.stdout.write
     write(f"{score.n} tokens scored in {n_windows} windows of {n_ctx}\n")
     write(f"Final estimate: PPL = {score.ppl:.4f} +/- {score.ppl_error:.5f}\n")
-    if beside_base:
-        b = score.beside_base()
+    if has_base:
+        b = score.divergence_from_base()
         write(f"PPL of the base: {b['base_ppl']:.4f}\n")
         write(f"PPL / PPL of the base: {b['ppl_ratio']:.6f} +/- {b['ppl_ratio_error']:.6f}\n")
         write(f"Mean KLD: {b['mean_kld']:.6f} +/- {b['kld_error']:.6f}\n")

@@ -41,7 +41,7 @@ class Sampler:
         self._early = {token: math.inf for token in params.stop_token_ids} if params.min_tokens else {}
         self._breakers: dict[int, list[tuple[int, ...]]] = {}
         for breaker in params.dry_sequence_breakers if params.dry else ():
-            assert not isinstance(breaker, str), "texts are made tokens by who has the tokenizer"
+            assert not isinstance(breaker, str), "`ModelTokens` replaces texts by tokens"
             self._breakers.setdefault(breaker[0], []).append(breaker[1:])
         self._names = params.chain
         self._chain = [self._step(name) for name in self._names]

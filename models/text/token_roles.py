@@ -50,7 +50,7 @@ _END_OF_MESSAGE = ({"<|return|>", "<|call|>"}, {"<|return|>", "<|calls|>"},
                    {"<|flush|>", "<|call|>"}, {"<|flush|>", "<|calls|>"})  # fmt: skip
 
 WHITE_SPACE = " \t\n\v\f\r"
-_KEPT_BEHIND = frozenset(("<unk>", "<s>", "<|endoftext|>"))
+_NOT_STRIPPING = frozenset(("<unk>", "<s>", "<|endoftext|>"))
 
 
 def settle_roles(
@@ -88,4 +88,4 @@ def stripping(name: str, ids: Mapping[str, int], types: list[int]) -> frozenset[
     """Only Phi-3 has tokens that drop the white space after them. `name`: the model."""
     if not any(phi in name.lower() for phi in ("phi-3", "phi3")):
         return frozenset()
-    return frozenset(i for text, i in ids.items() if types[i] in MARKERS and text not in _KEPT_BEHIND)
+    return frozenset(i for text, i in ids.items() if types[i] in MARKERS and text not in _NOT_STRIPPING)

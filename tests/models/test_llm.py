@@ -247,12 +247,12 @@ def test_asyncio(make: Make) -> None:
     llm = make(n_slots=4, n_ubatch=1)
     greedy: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 
-    async def one(i: int) -> list[int | None]:
+    async def stream(i: int) -> list[int | None]:
         return [chunk.token async for chunk in llm.astream([8 + i], 6, **greedy)]
 
-    async def all_of_it() -> None:
+    async def run_all() -> None:
         wanted = [continuation([8 + i], 6, ENDS) for i in range(12)]
-        assert await asyncio.gather(*(one(i) for i in range(12))) == wanted
+        assert await asyncio.gather(*(stream(i) for i in range(12))) == wanted
         assert (await llm.agenerate([8, 9], 4, **greedy)).tokens == continuation([8, 9], 4, ENDS)
         batch = await llm.agenerate([[8], [9]], 4, **greedy)
         assert [c.tokens for c in batch] == [continuation([i], 4, ENDS) for i in (8, 9)]
@@ -266,7 +266,7 @@ def test_asyncio(make: Make) -> None:
         gc.collect()
         assert (await llm.agenerate([8], 2, **greedy)).tokens == continuation([8], 2, ENDS)
 
-    asyncio.run(all_of_it())
+    asyncio.run(run_all())
     assert llm.stats()["n_running"] == 0
 
 

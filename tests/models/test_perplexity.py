@@ -78,7 +78,7 @@ def test_differences_from_a_base_follow_the_definitions() -> None:
     for begin in (0, 13):
         part = slice(begin, 13 if not begin else 40)
         score.add(logp[part], tokens[part].tolist(), base[part])
-    divergence, rows = score.beside_base(), np.arange(40)
+    divergence, rows = score.divergence_from_base(), np.arange(40)
     p, q = np.exp(logp), np.exp(base)
     klds = np.array([sum(q[i, t] * math.log(q[i, t] / p[i, t]) for t in range(7)) for i in rows])
     log_ratios = np.log(q[rows, tokens] / p[rows, tokens])

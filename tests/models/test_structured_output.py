@@ -189,12 +189,12 @@ def test_an_end_that_the_grammar_allows_is_the_models_end_token(models: Path) ->
 def test_a_failing_grammar_is_an_error_of_its_request_only(models: Path) -> None:
     """The request's bias forbids all tokens that its grammar allows."""
     with LLM(models / "stories-narrow-Q8_0.gguf", devices=["numpy"], n_ctx=128, n_slots=2) as llm:
-        beside = llm.stream("Once", 30, temperature=0)
-        first = next(beside).text
+        other = llm.stream("Once", 30, temperature=0)
+        first = next(other).text
         digits = {i: -np.inf for i in range(512) if llm.tokenizer.piece(i)[-1:].isdigit()}
         with pytest.raises(VkbackendError, match=r"logit_bias|grammar"):
             llm.generate("Once", 50, regex="[0-9]{3}", logit_bias=digits)
-        rest = first + "".join(chunk.text for chunk in beside)
+        rest = first + "".join(chunk.text for chunk in other)
         assert rest == llm.generate("Once", 30, temperature=0).text
 
 

@@ -290,7 +290,7 @@ def test_debug_shows_the_traceback_before_the_last_line() -> None:
         check_error(generate("-n", "1", env={name: "much"}), f"{name}='much'")
 
 
-def heed_interrupts() -> None:
+def restore_interrupts() -> None:
     """Handle SIGINT, which a shell's background job and its children ignore."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -298,7 +298,7 @@ def heed_interrupts() -> None:
 def test_interrupt() -> None:
     process = subprocess.Popen(
         [*COMMAND, "generate", "-dev", "numpy", "-n", "-1", "-c", "100000", "--ignore-eos", "-p", "Once"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, preexec_fn=heed_interrupts,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, preexec_fn=restore_interrupts,
     )  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.read(20)

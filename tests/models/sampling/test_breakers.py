@@ -57,9 +57,9 @@ def test_llama_cpp_finds_the_same(name: str) -> None:
     rng, n_penalized = np.random.default_rng(0), 0
     long = [sequence for sequence in sequences if len(sequence) > 1]
     for i in range(60):
-        before, *behind = rng.integers(300, 1900, 4).tolist()
+        before, *after = rng.integers(300, 1900, 4).tolist()
         among = long if i % 2 else sequences
-        history = [before, *among[rng.integers(len(among))], *behind] * 2
+        history = [before, *among[rng.integers(len(among))], *after] * 2
         theirs = llama_samplers.dry_of_texts(vocabulary, tokenizer.n_vocab, TEXTS, history)
         assert dry_penalties(history, 0.8, 1.75, 2, breakers) == pytest.approx(theirs, rel=1e-5)
         n_penalized += bool(theirs)

@@ -39,7 +39,7 @@ def test_equal_templates_share_a_process_and_it_ends_with_them() -> None:
 def test_the_worker_inherits_nothing_and_has_limits() -> None:
     read, write = os.pipe()
     os.set_inheritable(write, True)
-    template = ChatTemplate("{# started behind the pipe #}" + ECHO)
+    template = ChatTemplate("{# started after the pipe #}" + ECHO)
     pid = pid_of(template)
     try:
         assert set(os.listdir(f"/proc/{pid}/fd")) == {"0", "1", "2"}
