@@ -75,7 +75,7 @@ def _since_breaker(window: Sequence[int], breakers: Breakers, enough: int) -> in
 
 
 def _repeats(tokens: np.ndarray, longest: int) -> np.ndarray:
-    """Return for each position except the last how many tokens up to it equal the last tokens, at most
+    """For each position except the last, return how many tokens that end there equal the last tokens, at most
     `longest`."""
     n = len(tokens)
     lengths = np.zeros(n - 1, np.int64)

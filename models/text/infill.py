@@ -1,5 +1,5 @@
-"""Prompts for fill in the middle, as in llama-server's `/infill`: other files of the project, the file's
-name, the text before the gap, the text after it.
+"""Prompts for fill in the middle, in the order of llama-server's `/infill`: other files of the project, the
+file's name, the text before the gap, the text after it.
 """
 
 from __future__ import annotations

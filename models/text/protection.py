@@ -1,5 +1,5 @@
-"""Treats special tokens in the texts of users and tools as plain text: `<|im_end|>` would end a message, and
-its author could write in another role.
+"""Treats special tokens in the texts of users and tools as plain text, because `<|im_end|>` would end a
+message and let the author write in another role.
 
 The template also renders these texts with random sentinels next to them, which reveal the positions of the
 texts. The positions are used only if the rendering without the sentinels is the plain rendering, byte for

@@ -110,7 +110,8 @@ class SpecialTokens:
         crosses.
 
         Each position offers its longest token, and the best offer is taken. A position whose token no longer
-        fits offers the longest token that fits: O(log length) offers, each longer than the next two together.
+        fits offers the longest token that fits. A position makes O(log length) offers, each longer than its
+        next two together.
         """
         assert self._begin
         n, end, offers = len(text), begin + 1, list[int]()

@@ -7,6 +7,7 @@ import struct
 
 # The number of bytes; how many messages or characters are the same as in the last frame; the kind.
 HEAD = struct.Struct("<IIB")
-# The bytes, by kind: a JSON request; none; a text; an error message; an error message of a process that ends.
+# The bytes after the head, by kind: a JSON request; none; a text; an error message; an error message of a
+# process that ends.
 ASKED, READY, TEXT, REFUSED, ENDED = range(5)
 MAX_ERROR = 1000  # characters of an error message

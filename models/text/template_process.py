@@ -29,7 +29,7 @@ WORKER = "vkbackend.models.text.template_worker"
 START = f"import sys; sys.path += sys.argv[1:]; from {WORKER} import main; main()"
 MAX_REQUEST = 1 << 25  # bytes; twice the longest text that a tokenizer accepts
 CPU_S, WALL_S = 5, 30.0  # per request; the longest published templates compile in 0.1 s
-START_S = 60.0  # it takes 0.2 s on two cores
+START_S = 60.0  # a start takes 0.2 s on two cores
 END_S = 5.0  # to wait for a killed process
 ANOTHER = "give another one with --chat-template-file (in Python `template`)"
 

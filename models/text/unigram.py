@@ -1,5 +1,5 @@
-"""Unigram (`tokenizer.ggml.model` "t5"), by the `tokenizers` library: the tokens whose sum of scores is
-highest. The file's character map rewrites the text first.
+"""Unigram (`tokenizer.ggml.model` "t5"): finds the tokens whose sum of scores is highest, with the
+`tokenizers` library. The file's character map rewrites the text first.
 """
 
 from __future__ import annotations

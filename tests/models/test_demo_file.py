@@ -132,8 +132,8 @@ def test_vocabulary(meta: dict[str, Any], vocabulary: Vocabulary) -> None:
 def test_the_weights_predict_the_stories(
     weights: dict[str, np.ndarray], meta: dict[str, Any], vocabulary: Vocabulary
 ) -> None:
-    """Rotating halves instead of adjacent pairs gives 3.8 nats, reversed KV heads in one layer 0.27. Recall:
-    every token of the word is the best where the grammar allows no other."""
+    """Rotating halves instead of adjacent pairs gives 3.8 nats, reversed KV heads in one layer 0.27. For
+    recall, every token of the word must be the best where the grammar allows no other."""
     rng = random.Random(HELD_OUT_SEED)
     losses: list[float] = []
     recalled: list[bool] = []
