@@ -108,7 +108,7 @@ class Mailbox:
 
 
 class Answers:
-    """The answers to one request. If closed or collected before the last answer, they cancel the request."""
+    """The answers to one request. Closing or collecting them before the last answer cancels the request."""
 
     def __init__(self, mailbox: Mailbox, id_: int, request: Request, eager: bool) -> None:
         self._mailbox, self._id, self._eager = mailbox, id_, eager
@@ -160,7 +160,7 @@ def _start(open_: EngineMaker, channel: Channel, owner: ref[Mailbox]) -> None:
     try:
         arguments = open_, channel, owner
         threading.Thread(target=_live, args=arguments, name="vkbackend-engine", daemon=True).start()
-    except BaseException as error:  # there are no more threads
+    except BaseException as error:  # no thread could be started
         channel.news.put(error)
         channel.end()
 

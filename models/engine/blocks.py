@@ -43,7 +43,7 @@ class Usage:
     shared_tokens: int = 0  # prompt tokens taken from the cache
 
     def stats(self) -> dict[str, float]:
-        """As in `LLM.stats`: in cells instead of blocks."""
+        """Return the counts of `LLM.stats`, in cells instead of blocks."""
         return {
             "cells": self.n_blocks * CELL_BLOCK,
             "cells_used": (self.n_blocks - self.free - self.cached) * CELL_BLOCK,

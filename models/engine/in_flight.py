@@ -1,5 +1,6 @@
-"""Steps in flight: begun, but their output rows are not read yet. In a pipeline over nodes there is one per
-node, each with different sequences, so that all nodes compute; otherwise there is one in all."""
+"""Steps in flight have begun, but their output rows are not read yet. In a pipeline over nodes there is one
+step in flight per node, each with different sequences, so that all nodes compute. Otherwise there is one in
+all."""
 
 from __future__ import annotations
 

@@ -9,10 +9,10 @@ from vkbackend.models.engine.group import Group
 
 
 def memory_report(mesh: Mesh, free_before: Sequence[int | None], group: Group | None) -> list[dict[str, Any]]:
-    """Bytes per device of all nodes, by purpose; free bytes before loading and now (None: unknown).
+    """Return bytes per device of all nodes, by purpose; free bytes before loading and now (None: unknown).
 
-    Host pages that all devices share count for the first device: tables as `shared`, the slots of all-reduces
-    as staging. `mapped` weights are read in the file, so the system may drop their pages.
+    Host pages that all devices share are counted for the first device: tables as `shared`, the slots of
+    all-reduces as staging. `mapped` weights are read in the file, so the system may drop their pages.
     """
     report: list[dict[str, Any]] = []
     others = group.memory() if group else {}

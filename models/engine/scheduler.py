@@ -160,7 +160,6 @@ class Scheduler:
         return best
 
     def release(self, sequence: Sequence) -> None:
-        """The slot keeps its content until the blocks are needed."""
         content = self.content(sequence.slot)
         self.running.remove(sequence)
         self._leave(sequence.slot, content)

@@ -19,7 +19,7 @@ _PREFIX = "sha256_"  # followed by the tensor's name
 
 
 def checksums(metadata: Mapping[str, str], tensors: Mapping[str, tuple[str, np.ndarray]]) -> dict[str, str]:
-    """Return entries for the metadata. `tensors`: type in the file, and array."""
+    """Return entries for the metadata. `tensors`: (type in the file, array) by name."""
     return {
         _PREFIX + name: _digest(metadata, name, dtype, array.shape, [array])
         for name, (dtype, array) in tensors.items()

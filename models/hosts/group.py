@@ -65,7 +65,8 @@ class Group(Calls):
         self.transport.meet("the others to record a step", RECORD_S)
 
     def step(self, batch: MicroBatch, wanted: Wanted, tables: Mapping[str, np.ndarray] | None = None) -> None:
-        """Run a step on the other nodes. `tables`: rows of cos and sin by name, used instead of theirs."""
+        """Run a step on the other nodes. `tables`: rows of cos and sin by name, used instead of rows of
+        those nodes."""
         self.tell(node_messages.Step.of(batch, wanted, tables))
 
     # ---- devices of other nodes ----

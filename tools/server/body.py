@@ -22,7 +22,7 @@ Receive = Callable[[], Awaitable[Any]]
 T = TypeVar("T")
 U = TypeVar("U")
 
-# decoded in a thread, one body at a time, because 8 MiB may become 200 MiB
+# larger bodies are decoded one at a time in a thread, because 8 MiB may become 200 MiB
 LARGE_NBYTES = 256 << 10
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _NO_BRACKET = bytes(c for c in range(256) if c not in b"[]{}")

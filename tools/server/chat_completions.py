@@ -177,7 +177,7 @@ class CheckedChat:
         yield streams.DONE
 
     def _plain_head(self, head: dict[str, Any], index: int) -> bytes:
-        """An event's bytes before its text, which most events share."""
+        """Return the bytes before an event's text; most events share these bytes."""
         choice = {"index": index, "finish_reason": None, "logprobs": None, "delta": {"content": ""}}
         return streams.event(head | {"choices": [choice]}).removesuffix(b'""}}]}\n\n')
 

@@ -141,7 +141,7 @@ class CheckedCompletion:
         yield streams.DONE
 
     def _event_head(self, index: int) -> bytes:
-        """An event's bytes before its text, which most events share."""
+        """Return the bytes before an event's text; most events share these bytes."""
         choice = {"index": index, "logprobs": None, "finish_reason": None, "text": ""}
         return streams.event(self.head | {"choices": [choice]}).removesuffix(b'""}]}\n\n')
 

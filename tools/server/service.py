@@ -24,7 +24,7 @@ from vkbackend.tools.server.metrics import Metrics
 from vkbackend.tools.server.model import Model, State
 from vkbackend.tools.server.sampling import sampling_of
 
-BODY_SEND = "vkbackend.body_send"  # key in a scope for uvicorn's own `send`
+BODY_SEND = "vkbackend.body_send"  # the key of uvicorn's own `send` in a scope
 
 
 @dataclass(frozen=True, slots=True)

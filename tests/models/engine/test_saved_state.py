@@ -238,7 +238,6 @@ def test_a_request_waits_for_its_slot() -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_reuse_does_not_change_tokens(data: st.DataObject) -> None:
-    """Each request gets the same tokens as when it runs alone."""
     n_slots, n_ubatch = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 8))
     engine, _ = make(n_slots=n_slots, n_ubatch=n_ubatch, n_ctx=24)
     alphabet = st.integers(0, 1)  # few different tokens, to get common prefixes

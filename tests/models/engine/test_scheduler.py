@@ -59,8 +59,6 @@ def test_a_deadline_ends_waiting_and_running_requests() -> None:
 
 
 def test_the_cost_of_a_step_does_not_depend_on_the_queue() -> None:
-    """A step does the same work with 10 and with 2,000 requests in the queue."""
-
     def calls(n: int) -> int:
         engine, _ = make(n_slots=1, n_ctx=128)
         engine.submit(Generate(0, (1, 2), 60, GREEDY))

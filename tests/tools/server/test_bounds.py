@@ -199,7 +199,6 @@ def test_a_disconnected_client_frees_its_slot(streamed: bool, resets: bool) -> N
 
 
 def test_a_failed_sequence_ends_its_batch() -> None:
-    """If one of several sequences fails, the others end, too."""
     model = FakeModel(pause_s=0.01, n_ctx=1 << 20, n_slots=3)
     model.fails = lambda n: ValueError("a secret text") if n == 3 and model.begun == 3 else None
     with served(model) as address:

@@ -60,7 +60,6 @@ def ask(address: Address, conversation: int, turn: int) -> int:
 
 
 def test_conversations_keep_their_replica_until_it_ends(tmp_path: Path) -> None:
-    """Requests of a conversation go to the same replica until that replica ends."""
     asked: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
 
     def model(replica: int) -> ScriptedModel:

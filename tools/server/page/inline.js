@@ -8,7 +8,7 @@ const PLAIN = /[^\\`*_~[\]!<&\n:]+/y;
 const RUN = { "*": /\*+/y, _: /_+/y, "~": /~+/y, "`": /`+/y };
 const BARE_URL = /:\/\/[^\s<>"`]{0,2000}[^\s<>"`.,;:!?'*_~)\]]/y; // does not match final punctuation
 const ANGLE_URL = /<((?:https?:\/\/|mailto:)[^\s<>]{0,2000})>/iy;
-// (address "title"); bounded, or many [](a would take quadratic time
+// (address "title"); bounded, because many [](a would otherwise take quadratic time
 const TARGET =
   /\([ \n]?(?:<([^<>\n]{0,2000})>|((?:[^\s()\\]|\\.|\([^\s()]{0,200}\)){0,2000}))(?:[ \n](?:"[^"]{0,500}"|'[^']{0,500}'))?[ \n]?\)/y;
 

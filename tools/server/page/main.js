@@ -207,5 +207,5 @@ const wanted = location.hash.slice(1);
 const draft = new URLSearchParams(location.search).get("q");
 if (store.get(wanted)) open(wanted);
 else openNew();
-if (draft) input.value = draft; // a link may fill the field but never sends
+if (draft) input.value = draft; // a link may fill the field, but never sends it
 askServer();

@@ -103,7 +103,7 @@ function codeAt(lines, at, [, mark, language]) {
     if (end.test(lines[next])) return [{ type: "code", language, text: text.join("\n") }, next + 1];
     text.push(indent ? dedent(lines[next], indent) : lines[next]);
   }
-  if (text.at(-1) === "") text.pop(); // incomplete
+  if (text.at(-1) === "") text.pop(); // the last line is not complete yet
   return [{ type: "code", language, text: text.join("\n") }, next];
 }
 

@@ -135,7 +135,7 @@ function pretty(json) {
   try {
     return JSON.stringify(JSON.parse(json), null, 2);
   } catch {
-    return json; // incomplete
+    return json; // the JSON is not complete yet
   }
 }
 

@@ -1,5 +1,5 @@
-// Renders Markdown blocks with createElement and text nodes only. Links: http, https and mail. Images are shown as
-// links and never loaded.
+// Renders Markdown blocks with createElement and text nodes only. Links may be http, https or mail. Images
+// are shown as links and never loaded.
 
 import { announce, button, copy, element } from "./dom.js";
 import { BlockStream, parse } from "./markdown.js";

@@ -28,7 +28,7 @@ const NUMBERS = [
   ["max_tokens", 1, 1000000, 1, "maximum length of an answer"],
 ];
 const EFFORTS = ["", "none", "minimal", "low", "medium", "high"];
-const COMMON = 4; // the first settings are always visible
+const COMMON = 4; // number of settings that are always visible
 
 /** Return request fields from the form's values. Throws an Error if tools are not a list. */
 export function fieldsOf(values) {

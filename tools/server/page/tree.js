@@ -6,7 +6,7 @@ const ROLES = new Set(["user", "assistant", "tool"]);
 const TITLE_LENGTH = 60;
 export const ROOT = "";
 
-// used because crypto.randomUUID requires https
+// crypto.randomUUID requires https
 export const newId = () =>
   Array.from(crypto.getRandomValues(new Uint8Array(12)), (n) => n.toString(16).padStart(2, "0")).join("");
 
