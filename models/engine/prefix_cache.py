@@ -1,7 +1,6 @@
 """Which slot has which blocks of cells; sequences share the full blocks of a common prefix.
 
-Full blocks are nodes of a radix tree. An unused node remains until its block is needed; the least recently
-used node is evicted first. Cells after a slot's last full block belong to that slot alone.
+Full blocks are nodes of a radix tree. Cells after a slot's last full block belong to that slot alone.
 """
 
 from __future__ import annotations

@@ -61,7 +61,6 @@ class Group(Calls):
         self.recorded()
 
     def recorded(self) -> None:
-        """Wait for all nodes, because compilers take different times."""
         self.transport.meet("the others to record a step", RECORD_S)
 
     def step(self, batch: MicroBatch, wanted: Wanted, tables: Mapping[str, np.ndarray] | None = None) -> None:

@@ -112,7 +112,7 @@ class Model:
         self.bytes_loaded, self.bytes_total = done, total
 
     async def _watch(self, llm: LLM) -> None:
-        """Poll the engine's stats until it is lost or the server shuts down."""
+        """Poll the engine's stats until the engine is lost or the server shuts down."""
         while not self._lost.is_set():
             try:
                 self.stats = await in_thread(llm.stats)

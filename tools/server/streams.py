@@ -1,6 +1,6 @@
 """Sends answers: JSON at once, or server-sent events as they arrive.
 
-A disconnect cancels the generation. An error before the first event sets the status, a later error is sent as
+A disconnect cancels the generation. An error before the first event sets the status; a later error is sent as
 an event. Comments during a long wait keep proxies connected.
 """
 

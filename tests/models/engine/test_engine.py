@@ -313,7 +313,6 @@ if __name__ == "__main__":
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see whether a process lives")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_no_process_outlives_its_parent(tmp_path: Path, how: signal.Signals) -> None:
-    """After Ctrl-C both processes end. If SIGKILL ends the parent, the engine's process ends, too."""
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
     parent = subprocess.Popen(

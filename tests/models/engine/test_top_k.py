@@ -40,8 +40,7 @@ def test_candidates_equal_the_best_logits(large: Synthetic, devices: list[str]) 
 
 @pytest.mark.parametrize("devices", [["numpy"] * 3, *DEVICE_SETS], ids=str)
 def test_candidates_under_a_mask(large: Synthetic, devices: list[str]) -> None:
-    """First the mask allows few tokens on every device in one row, and all tokens in the other. Then there
-    is no mask."""
+    """The mask allows a few tokens in the first row, all tokens in the second."""
     runner = load_runner(large, devices=devices, n_ctx=32, n_ubatch=4, n_slots=2)
     runs = [Run(0, 0, 2, 0), Run(1, 2, 2, 0)]
     logits = runner.step([5, 6, 7, 8], runs, [1, 3]).copy()

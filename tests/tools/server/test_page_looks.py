@@ -49,7 +49,7 @@ def long_page(page: Any) -> Any:
 
 
 def test_500_messages_are_unchanged_when_a_message_is_added(long_page: Any) -> None:
-    """Earlier messages are neither changed nor created again, which would slow long conversations."""
+    """Creating messages again would slow long conversations."""
     page = long_page
     page.evaluate("""() => {
         window.touched = 0;

@@ -130,7 +130,6 @@ PIECES = (
 
 
 def test_long_texts_take_linear_time(run: Run) -> None:
-    """The texts have 100,000 characters that take careless parsers quadratic time; a hang exceeds the time
-    limit."""
+    """With 100,000 characters, a parser that takes quadratic time exceeds the time limit."""
     function = "(m, pieces) => pieces.map((one) => m.parse(one.repeat(100000 / one.length)).length)"
     assert all(n >= 1 for n in run("markdown.js", function, PIECES))

@@ -52,7 +52,6 @@ function indentOf(line) {
   return columns;
 }
 
-/** Remove up to `n` columns of indentation. */
 function dedent(line, n) {
   let columns = 0;
   let i = 0;

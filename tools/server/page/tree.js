@@ -62,7 +62,6 @@ export function turn(conversation, node, step) {
   return conversation.nodes[above.children[above.chosen]];
 }
 
-/** Remove a message and its descendants. */
 export function remove(conversation, node) {
   const above = conversation.nodes[node.parent];
   above.children = above.children.filter((id) => id !== node.id);
