@@ -1,4 +1,4 @@
-"""Copies blocks of K, V and index keys, and recurrent states, without going through the host."""
+"""Copies blocks of K, V and index keys, and recurrent states, without the host."""
 
 from __future__ import annotations
 

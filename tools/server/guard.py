@@ -30,7 +30,6 @@ def normal_path(path: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
     if host == "localhost":
         return True
     with suppress(ValueError):

@@ -110,7 +110,8 @@ class Service:
         return sampling_of(fields, self.config.defaults, self.config.limits, tokenize)
 
     def max_tokens(self, fields: Fields, *names: str) -> int | None:
-        """Return the value of the first field that is given; None means up to the end of the context."""
+        """Return the value of the first field that is given; None and -1 mean up to the end of the
+        context."""
         for name in names:
             if fields.has(name):
                 most = fields.whole(name, -1, (1 << 31) - 1, None)

@@ -24,7 +24,6 @@ def live(runner: Runner) -> list[Any]:
 
 
 def recorded_sizes(runner: Runner) -> list[int]:
-    """Sizes of the recorded steps, ascending."""
     return sorted(kind.n_rows for kind in runner.mesh.steps.by_kind if kind.n_outputs)
 
 

@@ -78,7 +78,6 @@ def test_bodies_that_are_not_objects(plain: Address, body: bytes) -> None:
 
 @pytest.mark.parametrize("n", [1, 100])
 def test_headers_of_too_many_bytes(plain: Address, n: int) -> None:
-    """In one header or in many headers."""
     line = b"X-Long: " + b"y" * (40_000 // n) + b"\r\n"
     with plain.connect() as sock:
         sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + n * line + b"\r\n")
