@@ -83,7 +83,8 @@ class GroupProcess:
     def _accept(self, listener: socket.socket) -> Connection:
         listener.settimeout(0.2)
         manual = self._hosts.launcher == "manual"
-        deadline = time.monotonic() + (1e9 if manual else START_S)  # a person types the commands
+        # no limit, because a person types the commands
+        deadline = time.monotonic() + (1e9 if manual else START_S)
         while True:
             with suppress(TimeoutError):
                 return Connection(listener.accept()[0].detach())

@@ -95,7 +95,7 @@ def end_after_the_cause() -> None:
     for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT):
         libc.sysv_signal(number, ctypes.cast(libc.sleep, ctypes.c_void_p))
     if enabled:
-        faulthandler.enable()  # it calls the previous handler
+        faulthandler.enable()  # the handler calls the previous handler
 
 
 def force_interface(interface: str | None, address: str) -> None:

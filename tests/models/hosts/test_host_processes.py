@@ -177,7 +177,7 @@ def check_killed_or_stopped(
 
 @pytest.mark.wide
 def test_a_cut_link(net: namespaces.Net, tmp_path: Path) -> None:
-    """Both sides end without help, also the side that cannot be reached."""
+    """Both sides end by themselves, even the side that cannot be reached."""
     path = str(write(build("llama"), tmp_path / "model.gguf"))
     hostfile = str(net.hostfile(tmp_path / "hosts", ["numpy", "numpy"]))
     caller = Caller(net, tmp_path, when="step", path=path, hostfile=hostfile, again=hostfile)

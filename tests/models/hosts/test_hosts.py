@@ -173,8 +173,7 @@ def test_transfers_in_tensor_mode(tmp_path: Path, places: list[str]) -> None:
 def test_transfers_of_large_sums(
     tmp_path: Path, places: list[str], provider: str, slots: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted in slots. If sending parts is cheaper, a host sends less than every slot to every other
-    host."""
+    """Counted in slots. If parts need fewer bytes, hosts do not send complete slots to all other hosts."""
     monkeypatch.setattr(reduces, "SCATTER_NBYTES", 1 << 12)
     tiny, n_rows = Tiny("llama", n_embd=96, n_head=6, n_head_kv=3, n_layer=1), 64
     path = write_tiny(tmp_path / "model.gguf", tiny)

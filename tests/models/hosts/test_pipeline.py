@@ -165,7 +165,7 @@ class Rendezvous(_TwinTransfers):
 def test_long_messages_do_not_deadlock(
     llama: Path, places: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also while steps are recorded, slots are copied and memory is asked for."""
+    """This also holds while steps are recorded, slots are copied and memory is asked for."""
     monkeypatch.setenv("VKBACKEND_TIMEOUT", "20")
     monkeypatch.setattr(Rendezvous, "posted", Counter())
     monkeypatch.setattr(Rendezvous, "sent", Counter())

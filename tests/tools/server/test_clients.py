@@ -284,7 +284,7 @@ def curl(server: Command, *words: str) -> str:
 def test_curl(server: Command, expected: str) -> None:
     url = f"http://127.0.0.1:{server.address.port}/v1"
     body = json.dumps({"messages": ASKED, "max_tokens": 12})
-    # curl sends no JSON Content-Type
+    # curl does not send JSON's Content-Type
     answer = json.loads(curl(server, f"{url}/chat/completions", "-d", body))
     assert answer["choices"][0]["message"]["content"] == expected
     streamed = curl(server, f"{url}//chat/completions", "-d", body[:-1] + ', "stream": true}')
