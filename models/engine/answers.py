@@ -1,5 +1,5 @@
 """Many callers share one engine, which has its own thread. Ctrl-C cannot interrupt that thread; callers wait
-in slices of time."""
+in short slices of time."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Answers:
             self.close()
 
     def events(self) -> Iterator[Event]:
-        """For requests whose answers are never plain tokens."""
+        """Yield events, for requests that are never answered by plain tokens."""
         for answer in self:
             assert isinstance(answer, Event), answer
             yield answer
@@ -166,7 +166,7 @@ def _start(open_: EngineMaker, channel: Channel, owner: ref[Mailbox]) -> None:
 
 
 def _live(open_: EngineMaker, channel: Channel, owner: ref[Mailbox]) -> None:
-    """Run the engine. `owner` puts itself into the inbox when the mailbox is collected."""
+    """Run the engine. When the mailbox is collected, `owner` is put into the inbox."""
     if hasattr(signal, "pthread_sigmask"):
         # A process that this thread starts inherits the signal mask.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -111,7 +111,7 @@ class RemoteEngine:
         self._selector = selectors.DefaultSelector()  # `wait` would create a selector per step
         self._process, self._conn = self._start(options, open_)
         self._selector.register(self._conn, selectors.EVENT_READ)
-        # Writing to a process that does not read blocks without a deadline, so a thread writes.
+        # A write to a process that does not read would block without a deadline, so a thread writes.
         self._writer = threading.Thread(target=self._write, name="vkbackend-writer", daemon=True)
         self._loaded, self._heard = False, time.monotonic()
         try:

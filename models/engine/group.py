@@ -16,7 +16,8 @@ from vkbackend.models.options import Options
 from vkbackend.rope import RopeTable
 from vkbackend.runtime import Device
 
-OpenDevices = Callable[[Sequence[str] | None], list[Device]]  # names (None: the best device) -> devices
+# device names (None: the best device) -> devices
+OpenDevices = Callable[[Sequence[str] | None], list[Device]]
 
 
 class Joining(Protocol):
