@@ -42,4 +42,4 @@ def replacing(path: str | os.PathLike[str], error: type[VkbackendError]) -> Iter
         ) from None
     finally:
         with suppress(OSError):
-            os.unlink(part)  # exists only after a failure
+            os.unlink(part)  # the file exists only after a failure

@@ -83,7 +83,7 @@ def sources(op: str) -> list[Path]:
     """Return the op's `.comp` file and all files it includes, each once."""
     root = shaders_dir()
     paths = [root / f"{op}.comp"]
-    for path in paths:  # grows during the loop
+    for path in paths:  # `paths` grows during the loop
         for name in _INCLUDE.findall(path.read_text()):
             if (include := root / name) not in paths:
                 paths.append(include)

@@ -191,7 +191,7 @@ class KomputeDevice(Device):
         local, every = home not in hosts, self.info.heaps
         heaps = [h for h in every if h.device_local == local] or every
         budget = max(h.budget or h.nbytes for h in heaps)
-        # Logical devices of a physical device share its heaps, and all homes share a single heap.
+        # Logical devices of a physical device share its heaps, and if there is one heap, all homes share it.
         twins = [other for other in _open if other.info.uuid == self.info.uuid]
         apart = len(every) > 1
         taken = sum(n for d in twins for h, n in d.nbytes.items() if not apart or (h not in hosts) == local)
@@ -297,7 +297,7 @@ class KomputeDevice(Device):
     def settle(self) -> bool:
         try:
             if self.abandoned or not self.queue.wait(self.queue.submitted, ANSWER_S):
-                self._process.kill()  # safe, unlike for a native device
+                self._process.kill()  # this is safe, unlike for a native device
         except VkbackendError:
             pass
         return True

@@ -103,7 +103,7 @@ class Process:
 
     def kill(self) -> None:
         self._process.kill()
-        with suppress(subprocess.TimeoutExpired):  # stuck in a driver's kernel call
+        with suppress(subprocess.TimeoutExpired):  # the process hangs in a driver's kernel call
             self._process.wait(ANSWER_S)
 
     def close(self) -> None:

@@ -162,7 +162,7 @@ def main() -> None:
             answer = "error", f"{type(error).__name__}: {error}"
         conn.send_bytes(pickle.dumps(answer))
     sys.stderr.flush()
-    os._exit(0)  # do not destroy kp's objects in the interpreter's order
+    os._exit(0)  # the interpreter would destroy kp's objects in arbitrary order
 
 
 if __name__ == "__main__":

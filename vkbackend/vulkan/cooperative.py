@@ -58,7 +58,7 @@ def best(
     if not able:
         return None
     largest = max(able, key=lambda u: (u[1:4] == (16, 16, 16), u.m * u.n * u.k))
-    if api != "khr":  # no int8 shaders for nv
+    if api != "khr":  # there are no int8 shaders for nv
         return largest
     depths = [k for m, n, k in integers if (m, n) == (largest.m, largest.n) and usable_int8_k(k)]
     return largest._replace(int8_k=max(depths, default=0))

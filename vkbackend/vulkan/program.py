@@ -93,7 +93,7 @@ class Programs:
         try:
             for future in as_completed(futures.values()):
                 if future.exception() or any(result for result, _ in future.result().calls):
-                    break  # skip the others
+                    break  # the remaining pipelines are cancelled
                 if self._device.compiled:
                     self._device.compiled()
         finally:

@@ -192,7 +192,7 @@ class FenceQueue(Queue):
         return True
 
     def release(self) -> None:
-        pass  # nothing waits
+        pass  # no segment waits
 
     def close(self) -> None:
         lib.vkDestroyFence(self.device.vk, self._fence[0], NULL)
