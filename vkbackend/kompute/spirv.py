@@ -15,10 +15,8 @@ def storage_only(code: bytes) -> bytes:
     class_at = {32: 2, 59: 3}  # position of the storage class in OpTypePointer, OpVariable
     op_decorate, binding, descriptor_set = 71, 33, 34
     words, at = np.frombuffer(code, np.uint32).copy(), 5
-    places: dict[int, dict[int, int]] = {
-        binding: {},
-        descriptor_set: {},
-    }  # variable -> position of the decoration's value
+    # Decoration -> variable -> position of the decoration's value.
+    places: dict[int, dict[int, int]] = {binding: {}, descriptor_set: {}}
     while at < words.size:
         op, length = int(words[at]) & 0xFFFF, int(words[at]) >> 16
         if op in class_at and words[at + class_at[op]] == uniform:
