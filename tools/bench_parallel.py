@@ -13,11 +13,14 @@ from collections.abc import Iterator, Sequence
 
 from vkbackend.checks import whole_number
 from vkbackend.errors import InvalidArgument
+from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.llm import LLM
 from vkbackend.models.options import Options
 from vkbackend.step import MAX_RUNS
-from vkbackend.tools.console import byte_progress, console, printable, write_json, write_md
+from vkbackend.tools.console import byte_progress, console, printable, tell_notes, write_json, write_md
 from vkbackend.tools.flags.options import fields_given
+from vkbackend.tools.flags.placement import host_patterns
+from vkbackend.tools.flags.runner import settle_models
 from vkbackend.tools.measure.parallel import Load, longest, measure
 from vkbackend.tools.measure.plots import check_plot, plotting, save
 
@@ -48,8 +51,12 @@ def measured(args: argparse.Namespace, sizes: Sequence[int], n_gen: int) -> Iter
         for process in (False, True):
             given = {**fields_given(args, Options), "n_slots": max(sizes), "n_ctx": longest(n_gen) + 1}
             given.pop("path", None)
+            if args.host_tensors:
+                with GGUF.open(path) as gguf:
+                    given["override_tensor"] = host_patterns(args, gguf.tensors)
             with byte_progress(err, f"loading {path}", then="compiling shaders") as progress:
                 llm = LLM(path, process=process, progress=progress, **given)
+            tell_notes(getattr(args, "notes", ()) if not process else (), err)
             with llm:
                 for n in sizes:
                     where = "a process of its own" if process else "this process"
@@ -62,6 +69,9 @@ def run(args: argparse.Namespace, sizes: Sequence[int], n_gen: int) -> int:
     for n in sizes:
         whole_number("--parallel", n, 1, MAX_RUNS)
     whole_number("--n-gen", n_gen, 2, 4096)
+    if len(getattr(args, "sweep", ())) > 1:
+        raise InvalidArgument("--parallel measures one configuration; give each flag one value")
+    settle_models(args)
     if not args.model:
         raise InvalidArgument("no model was given; pass one with -m FILE")
     if args.plot:

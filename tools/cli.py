@@ -24,6 +24,7 @@ from vkbackend.tools.parser import (
     conversation,
     unknown_arguments,
     unknown_command,
+    with_sources,
 )
 
 COMMANDS = {  # name -> (module in this folder, imported on demand; description)
@@ -120,9 +121,11 @@ def build_parser(
         )
         module.add_arguments(command)
         if name in LLAMA_CPP:
-            from vkbackend.tools.flags.table_actions import add_table_arguments
+            from vkbackend.tools.flags.table_actions import add_table_arguments, summary
 
             add_table_arguments(command, name, words)
+            if {"-h", "--help", "--usage"} & set(words):
+                command.epilog = summary(name)
         if name not in NO_DEVICE:
             from vkbackend.open_device import RUNTIMES
 
@@ -148,6 +151,8 @@ def parse(words: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     parser, command = build_parser(chosen, words)
     if chosen and not chosen.startswith("-") and chosen not in COMMANDS:
         parser.error(unknown_command(chosen, COMMANDS))
+    if isinstance(command, Parser):
+        command.sources = notes
     known = command._option_string_actions
     after_dashes: Sequence[str] = []  # words after --, which form another command
     if command.get_default("words") is not None and "--" in words:
@@ -164,7 +169,9 @@ def parse(words: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     if after_dashes:
         args.words = list(after_dashes)
     if notes:
-        args.notes = [*notes, *getattr(args, "notes", ())]
+        from vkbackend.tools.flags.notes import note_first
+
+        note_first(args, notes)
     flags = {action.dest: flag for flag, action in reversed(known.items()) if flag.startswith("--")}
     return args, {"path": "--model"} | flags
 
@@ -174,12 +181,16 @@ def parse_line(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]
     each line that its lists stand for, and `swept` the values."""
     if list(argv[:1]) != ["bench"]:
         return parse(conversation(bind_values(argv)))
-    from vkbackend.tools.flags.sweeps import lines_of
+    from vkbackend.tools.flags.notes import note_first
+    from vkbackend.tools.flags.sweeps import lines_of, notes_of
 
     parsed = [(parse(bind_values(line)), swept) for line, swept in lines_of(argv)]
+    (first, flags), _ = parsed[0]
     for (args, _), swept in parsed:
         args.swept = swept
-    (first, flags), _ = parsed[0]
+        if args is not first:
+            args.notes, args.noted = [], {}  # the first line has them
+    note_first(first, notes_of(argv))
     first.sweep = [args for (args, _), _ in parsed]
     return first, flags
 
@@ -225,7 +236,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     if "_ARGCOMPLETE" in os.environ:  # a shell requests completions
         complete()
-    flags: dict[str, str] = {}
+    args, flags = argparse.Namespace(), dict[str, str]()
     try:
         args, flags = parse_line(sys.argv[1:] if argv is None else argv)
         for variable in (env.debug, env.timeout_s, env.disabled, env.faults):
@@ -242,7 +253,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except VkbackendError as error:
         if shows_tracebacks():
             traceback.print_exc()
-        sys.stderr.write(f"error: {message_of(error, flags)}\n")
+        message = with_sources(message_of(error, flags), getattr(args, "notes", ()))
+        sys.stderr.write(f"error: {message}\n")
         return 2
     except KeyboardInterrupt:
         sys.stderr.write("\ninterrupted\n")

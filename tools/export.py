@@ -15,11 +15,11 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.export import write_gguf
 from vkbackend.models.gguf.reader import GGUF
-from vkbackend.tools.console import byte_progress, console, printable, size
+from vkbackend.tools.console import byte_progress, console, printable, size, tell_notes
 from vkbackend.tools.flags.devices import add_device_arguments
 from vkbackend.tools.flags.experiments import add_experiment_arguments
 from vkbackend.tools.flags.options import options_of
-from vkbackend.tools.flags.placement import add_placement_arguments
+from vkbackend.tools.flags.placement import add_placement_arguments, host_patterns
 from vkbackend.tools.flags.runner import refuse_hostfile, tell_runner
 from vkbackend.tools.measure.synthetic import Synthetic
 
@@ -45,12 +45,14 @@ def run(args: argparse.Namespace) -> None:
     err = console(stderr=True)
     with GGUF.open(args.model) as source:
         with byte_progress(err, "loading", keep=True) as progress:
+            patterns = host_patterns(args, source.tensors)
             # The smallest context, because only the weights are needed.
-            options = options_of(args, args.model, n_ctx=1, n_ubatch=1)
+            options = options_of(args, args.model, n_ctx=1, n_ubatch=1, override_tensor=patterns)
             refuse_hostfile(options)
             runner = Runner(options, source, progress=progress)
         try:
             tell_runner(runner, err)
+            tell_notes(getattr(args, "notes", ()), err)
             mesh, names = runner.mesh, runner.device_names()
             with byte_progress(err, "writing", keep=True) as progress:
                 specs = runner.model.weights()

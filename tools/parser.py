@@ -22,8 +22,17 @@ HINT = 0.75  # how alike a flag must be to be suggested, as difflib counts
 
 
 class Parser(argparse.ArgumentParser):
+    sources: Sequence[str] = ()  # lines "--flag comes from VARIABLE"
+
     def error(self, message: str) -> NoReturn:
+        message = with_sources(message, self.sources)
         self.exit(2, f"{self.prog}: error: {message}; `{self.prog} -h` lists the arguments\n")
+
+
+def with_sources(message: str, lines: Iterable[str]) -> str:
+    """The message, and where a flag that it names comes from, if not from the command line."""
+    named = (line for line in lines if re.search(rf"(?<![\w-]){line.partition(' ')[0]}(?![\w-])", message))
+    return "; ".join((message, *(line for line in named if " comes from " in line)))
 
 
 def bind_values(argv: Sequence[str]) -> list[str]:

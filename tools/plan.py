@@ -37,7 +37,7 @@ from vkbackend.tools.flags import runner
 from vkbackend.tools.flags.devices import add_device_arguments
 from vkbackend.tools.flags.experiments import add_experiment_arguments
 from vkbackend.tools.flags.options import options_of
-from vkbackend.tools.flags.placement import add_placement_arguments
+from vkbackend.tools.flags.placement import add_placement_arguments, host_patterns
 from vkbackend.wire import wire_words
 
 AUTO = "auto"
@@ -111,6 +111,9 @@ class Report:
 def report(args: argparse.Namespace) -> Report:
     """Plan the model. Raises the errors of loading, except that too little memory is reported as `misfit`."""
     given = Keywords(devices=runner.places) if runner.group else Keywords()
+    if args.host_tensors:
+        with GGUF.open(args.model) as gguf:
+            given["override_tensor"] = host_patterns(args, gguf.tensors)
     options = options_of(args, args.model, **given)
     runner.refuse_hostfile(options)
     with GGUF.open(options.path) as gguf:
@@ -124,7 +127,8 @@ def report(args: argparse.Namespace) -> Report:
             devices = open_devices(options.devices, options.runtime, exact=options.exact or env.exact())
         try:
             plan_report = _report(model, types, devices, options)
-            return replace(plan_report, notes=tuple(notes(gguf, model, options.n_ctx)))
+            lines = [*getattr(args, "notes", ()), *notes(gguf, model, options.n_ctx)]
+            return replace(plan_report, notes=tuple(lines))
         finally:
             for device in devices:
                 device.close()

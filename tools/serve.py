@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--port", type=int, default=8080, metavar="N", help="the port; 0: any (default: %(default)s)")
     add("-np", "--parallel", dest="n_slots", type=int, default=N_SLOTS, metavar="N",
-        help="sequences computed together; further requests wait (default: "
+        help="sequences computed together; further requests wait; -1: the default (default: "
         "%(default)s)")  # fmt: skip
     add("-c", "--ctx-size", dest="n_ctx", type=int, metavar="N",
         help="tokens of the KV cache that all requests share, and the longest request; 0: the model's "
@@ -84,10 +84,9 @@ def _add_security(parser: argparse.ArgumentParser) -> None:
     add("--allowed-host", action="append", default=[], metavar="NAME",
         help="another name of this server, besides addresses, localhost and the machine's own; may be "
         "repeated")  # fmt: skip
-    add("--cors-origins", action="append", default=[], metavar="ORIGIN",
-        help="allow requests from pages of ORIGIN, for example https://chat.example; *: all; may be repeated "
-        "(default: "
-        "none)")  # fmt: skip
+    add("--cors-origins", action="append", default=[], metavar="ORIGIN,...",
+        help="allow requests from pages of ORIGIN, for example https://chat.example; localhost: of this "
+        "machine; *: all; may be repeated (default: none)")  # fmt: skip
     add("--ssl-key-file", metavar="FILE", help="the private key of TLS, PEM")
     add("--ssl-cert-file", metavar="FILE", help="the certificate of TLS, PEM")
     add("--slot-save-path", metavar="FOLDER", help="where /slots saves and restores (default: nowhere)")
@@ -120,6 +119,8 @@ def run(args: argparse.Namespace) -> None:
         ) from None
     settle(args, demo_model())
     path = demo_model() if args.model is None else args.model
+    if args.n_slots == -1:  # llama-server's word for its own choice
+        args.n_slots = N_SLOTS
     share_context(args, path)
     options_of(args, path)  # to reject wrong options before listening
     config = config_of(args, path)
@@ -158,7 +159,9 @@ def config_of(args: argparse.Namespace, path: str) -> Config:
 
     whole_number("port", args.port, 0, 65535)
     keys = [*args.api_key, *filter(None, [os.environ.get(KEY_VARIABLE)])]
-    guard = Guard(read_keys(keys, args.api_key_file), tuple(args.allowed_host), tuple(args.cors_origins))
+    guard = Guard(
+        read_keys(keys, args.api_key_file), tuple(args.allowed_host), names_of(",".join(args.cors_origins))
+    )
     if not guard.keys and not args.insecure and not is_loopback(args.host):
         raise InvalidArgument(
             f"--host {args.host} is open to other machines and needs an API key; give one (--api-key-file), "

@@ -338,6 +338,14 @@ def test_pasted_lines_that_run(run: Run, models: Path, tmp_path: Path) -> None:
     assert code == 0 and out.startswith("Once upon a time")
     assert "-cmoe has no effect" in err and "-sm row is -sm tensor" in err and "--temp -1 is 0" in err
     assert "-sm row is -sm tensor" in log.read_text()
+    code, out, _ = run("plan", *experts, "-dev", "numpy", "-cmoe", "-sm", "row")
+    assert code == 0 and "-cmoe is -ot" in out and "-sm row is -sm tensor" in out
+    code, out, err = run(
+        "bench", *experts, "-dev", "numpy", "-p", "4", "-n", "0", "-r", "1", "-ub", "2,4", "-t", "8"
+    )
+    table = [line.split(" | ") for line in out.splitlines() if line.startswith("| ")]
+    assert code == 0 and [row[-1].strip(" |") for row in table] == ["-ub", "---:", "2", "4"], out
+    assert err.count("-t has no effect") == 1
     _, _, err = run("generate", *words, *experts, "-ncmoe", "2")
     assert r"-ncmoe 2 is -ot 'blk\.(0|1)\.ffn_(up|down|gate|gate_up)_(ch|)exps=CPU'" in err
 
@@ -396,6 +404,12 @@ def test_variables_reach_the_command(run: Run, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("LLAMA_ARG_FIT", "on")
     code, _, err = run("generate", "-p", "Once")
     assert code == 2 and "--fit: fitting is not automatic yet; use -ngl auto" in err
+    assert "; --fit comes from LLAMA_ARG_FIT;" in err
+    monkeypatch.delenv("LLAMA_ARG_FIT")
+    for value, said in (("many", "invalid int value: 'many'; --ctx-size comes"), ("-3", "--ctx-size=-3")):
+        monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", value)
+        code, _, err = run("generate", "-p", "Once")
+        assert code == 2 and said in err and "; --ctx-size comes from LLAMA_ARG_CTX_SIZE" in err, err
 
 
 def test_lists_of_bench() -> None:
@@ -406,10 +420,21 @@ def test_lists_of_bench() -> None:
     words, swept = lines[-1]
     assert words == "bench -ctk q8_0 -nkvo -dev a,b -ts 3/1 -fa 0,1 -p 4,8 -ot x=CPU,y=CPU".split()
     assert swept == {"-ctk": "q8_0", "-nkvo": "1", "-ts": "3/1"}
+    [note] = parse(*"bench -dev a,b -ts 1/1".split()).notes
+    assert note.startswith("-dev a,b is one test with all of them; in llama-bench a comma separates tests")
     assert lines_of(["bench", "-nkvo", "-mmp", "0"]) == [(["bench", "-nkvo", "--no-mmap"], {})]
     args = parse(*"bench -sm row,layer -ngl 1,2 -m x.gguf".split())
     assert [(line.split_mode, line.n_gpu_layers) for line in args.sweep] == [
         ("tensor", "1"), ("tensor", "2"), ("layer", "1"), ("layer", "2")]  # fmt: skip
+
+
+def test_the_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in COMMANDS:
+        with pytest.raises(SystemExit):
+            parse(command, "-h")
+        text = re.sub(r"\s", "", capsys.readouterr().out)  # lines break at hyphens
+        hidden = [flag.long_name for flag in flags_of(command) if flag.kind in ("none", "refused")]
+        assert all(name in text for name in hidden) and "docs/llama-cpp.mdhasthereasons" in text
 
 
 def test_the_page_lists_the_table() -> None:

@@ -12,8 +12,8 @@ _CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r(?!\n)")
 
 
 class _Tee:
-    def __init__(self, stream: TextIO, file: TextIO) -> None:
-        self._stream, self._file = stream, file
+    def __init__(self, stream: TextIO, file: TextIO, path: str) -> None:
+        self._stream, self._file, self.path = stream, file, path
 
     def write(self, text: str) -> int:
         self._file.write(_CODES.sub("", text))
@@ -28,9 +28,11 @@ class _Tee:
 
 
 def log_to(path: str) -> None:
-    """Raises InvalidArgument."""
+    """Once a process. Raises InvalidArgument."""
+    if isinstance(sys.stderr, _Tee) and sys.stderr.path == path:
+        return
     try:
         file = open(path, "a", encoding="utf-8", errors="backslashreplace")  # until the process ends
     except OSError as error:
         raise InvalidArgument(f"--log-file {path!r} cannot be written: {error}") from None
-    sys.stderr = _Tee(sys.stderr, file)
+    sys.stderr = _Tee(sys.stderr, file, path)  # type: ignore[assignment]

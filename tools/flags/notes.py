@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 
 def note(namespace: argparse.Namespace, line: str, *, of: Hashable = None) -> None:
     """Queue a line, once for each `of` (default: the line)."""
-    lines = dict(getattr(namespace, "noted", {}))
-    lines.setdefault(of or line, line)
-    namespace.noted, namespace.notes = lines, list(lines.values())
+    lines = getattr(namespace, "noted", {})
+    _keep(namespace, lines if (of or line) in lines else {**lines, of or line: line})
+
+
+def note_first(namespace: argparse.Namespace, lines: Iterable[str]) -> None:
+    """Queue lines before those of flags."""
+    _keep(namespace, {**dict.fromkeys(lines, ""), **getattr(namespace, "noted", {})})
+
+
+def _keep(namespace: argparse.Namespace, lines: dict[Hashable, str]) -> None:
+    namespace.noted, namespace.notes = lines, [text or str(of) for of, text in lines.items()]

@@ -17,7 +17,7 @@ classes.
 | llama.cpp | here |
 |---|---|
 | `llama-cli` | `vkbackend chat` |
-| `llama-completion` | `vkbackend generate`; with `-cnv`, `vkbackend chat` |
+| `llama-completion` | `vkbackend generate`, which is `-no-cnv`; with `-cnv`, `vkbackend chat` |
 | `llama-server` | `vkbackend serve` |
 | `llama-bench` | `vkbackend bench` |
 | `llama-perplexity` | `vkbackend perplexity` |

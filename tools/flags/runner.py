@@ -53,12 +53,17 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, synthetic: bool = Tr
     add_experiment_arguments(parser)
 
 
-def open_models(args: argparse.Namespace, stack: ExitStack) -> list[GGUF]:
-    """Open the named files and synthetic models until the stack unwinds. Raises InvalidArgument for none."""
+def settle_models(args: argparse.Namespace) -> None:
+    """Apply llama.cpp's flags, if the command has them, to the options they stand for."""
     if hasattr(args, "hf_repo"):
         settle_common(args)
         if args.hf_repo is not None:
-            args.model = [fetch(args.hf_repo, args.hf_file)]
+            args.model, args.hf_repo, args.hf_file = [fetch(args.hf_repo, args.hf_file)], None, None
+
+
+def open_models(args: argparse.Namespace, stack: ExitStack) -> list[GGUF]:
+    """Open the named files and synthetic models until the stack unwinds. Raises InvalidArgument for none."""
+    settle_models(args)
     models: list[GGUF] = [stack.enter_context(GGUF.open(path)) for path in args.model]
     models += [Synthetic(spec) for spec in getattr(args, "synthetic", [])]
     if not models:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
+from itertools import pairwise, product
 
 LISTS = {  # flag -> its short form, the name of a column
     "--batch-size": "-b", "--ubatch-size": "-ub", "--cache-type-k": "-ctk", "--cache-type-v": "-ctv",
@@ -54,6 +54,18 @@ def lines_of(words: Sequence[str]) -> list[tuple[list[str], dict[str, str]]]:
     return [
         ([word for part, _ in line for word in part], {k: v for _, swept in line for k, v in swept.items()})
         for line in product(*parts)
+    ]
+
+
+def notes_of(words: Sequence[str]) -> list[str]:
+    """A line for each flag whose comma means another thing in llama-bench."""
+    flags = (*DEVICES, *SHARES, *OVERRIDES)
+    pairs = [(flag, value) for flag, value in pairwise(words) if flag in flags and "," in value]
+    return [
+        f"{flag} {value} is one test with all of them; in llama-bench a comma separates tests, and "
+        f"{';' if flag in OVERRIDES else '/'} what one test has"
+        for flag, value in pairs
+        if not {"/", ";"} & set(value)
     ]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from vkbackend.tools.flags.notes import note
-from vkbackend.tools.flags.table import Flag, flags_of
+from vkbackend.tools.flags.table import OFF, Flag, flags_of
 
 
 def add_table_arguments(parser: argparse.ArgumentParser, command: str, words: Iterable[str]) -> None:
@@ -19,6 +19,18 @@ def add_table_arguments(parser: argparse.ArgumentParser, command: str, words: It
         if names and flag.kind in ("none", "refused"):
             action = _WithoutEffect if flag.kind == "none" else _Refused
             parser.add_argument(*names, action=action, flag=flag, lists=command == "bench")
+
+
+def summary(command: str) -> str:
+    """The end of the help: the flags that it does not list."""
+    none, refused = (
+        ", ".join(flag.long_name for flag in flags_of(command) if flag.kind == kind)
+        for kind in ("none", "refused")
+    )
+    return (
+        f"llama.cpp's flags taken without effect: {none}. Refused, with a sentence that says what to use "
+        f"instead: {refused}. docs/llama-cpp.md has the reasons."
+    )
 
 
 class _OfTable(argparse.Action):
@@ -52,7 +64,7 @@ class _WithoutEffect(_OfTable):
 
 class _Refused(_OfTable):
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, name: Any = None) -> None:
-        if values in self.flag.neutral:
+        if values in self.flag.neutral or ("off" in self.flag.neutral and values in OFF):
             note(namespace, f"{name} {values} has no effect: it is so without the flag", of=self.flag.names)
         else:
             namespace.refused = [*getattr(namespace, "refused", ()), (name, self.flag.text)]

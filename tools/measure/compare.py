@@ -30,7 +30,7 @@ def check_comparable(args: argparse.Namespace) -> None:
     """Raise before loading if llama.cpp is missing or would not do the same work."""
     for flag, given in (
         ("control vectors", args.control_vectors),
-        ("--override-tensor", args.override_tensor),
+        ("--override-tensor", args.override_tensor or args.host_tensors),
     ):
         if given:
             raise InvalidArgument(

@@ -60,6 +60,12 @@ def read_keys(keys: Iterable[str], path: str | None) -> tuple[str, ...]:
     return tuple(all_keys)
 
 
+def _host_of_origin(origin: str) -> str:
+    with suppress(ValueError):
+        return urlsplit(origin).hostname or ""
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Guard:
     """`hosts`: allowed names besides addresses, localhost and the machine's name. `origins`: allowed origins
@@ -104,7 +110,10 @@ class Guard:
         )
 
     def allows(self, origin: bytes) -> bool:
-        return "*" in self.origins or origin.decode("latin-1") in self.origins
+        text = origin.decode("latin-1")
+        if "*" in self.origins or text in self.origins:
+            return True
+        return "localhost" in self.origins and is_loopback(_host_of_origin(text))
 
     def cors(self, headers: Mapping[bytes, bytes], method: str) -> list[tuple[bytes, bytes]]:
         origin = headers.get(b"origin")

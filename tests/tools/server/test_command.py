@@ -64,6 +64,32 @@ def test_defaults_of_sampling() -> None:
         assert params["temperature"] == 0.2 and params["top_k"] == 40
 
 
+def test_names_tags_and_no_page() -> None:
+    words = (
+        "-a",
+        "a, b",
+        "--tags",
+        "x,y",
+        "--no-ui",
+        "--reasoning-format",
+        "none",
+        "--sse-ping-interval",
+        "3",
+    )
+    config = serve.config_of(
+        parsed(*words, "--log-disable", "--cors-origins", "localhost,http://a"), "m.gguf"
+    )
+    assert (config.reasoning_format, config.limits.ping_s) == ("none", 3.0)
+    assert config.guard.origins == ("localhost", "http://a")
+    with served(FakeModel(), config) as address:
+        [entry] = address.get("/v1/models")[1]["data"]
+        assert (entry["id"], entry["aliases"], entry["tags"]) == ("a", ["a", "b"], ["x", "y"])
+        assert address.get("/v1/models/b")[0] == 200 and address.get("/v1/models/c")[0] == 404
+        assert address.get("/")[0] == 404
+    with pytest.raises(InvalidArgument, match="--sse-ping-interval"):
+        serve.config_of(parsed("--sse-ping-interval", "0"), "a.gguf")
+
+
 def test_keys_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(serve.KEY_VARIABLE, "secret")
     args = parsed("--host", "0.0.0.0")

@@ -144,6 +144,14 @@ def test_any_origin_is_allowed_by_a_star() -> None:
         assert "access-control-allow-credentials" not in headers
 
 
+def test_localhost_stands_for_the_pages_of_this_machine() -> None:
+    guard = Guard(origins=("localhost",))
+    for origin in (b"http://localhost:3000", b"https://127.0.0.1", b"http://[::1]:80"):
+        assert guard.allows(origin)
+    for origin in (b"http://localhost.evil.example", b"null", b"http://[", b"https://10.0.0.1"):
+        assert not guard.allows(origin)
+
+
 @pytest.mark.parametrize("header,name", [
     (b"a.example:80", "a.example"), (b"[::1]", "::1"), (b"a/b", None), (b"a:b", None), (b"\xff", None),
 ])  # fmt: skip
