@@ -35,4 +35,4 @@ def log_to(path: str) -> None:
         file = open(path, "a", encoding="utf-8", errors="backslashreplace")  # until the process ends
     except OSError as error:
         raise InvalidArgument(f"--log-file {path!r} cannot be written: {error}") from None
-    sys.stderr = _Tee(sys.stderr, file, path)  # type: ignore[assignment]
+    sys.stderr = _Tee(sys.stderr, file, path)
