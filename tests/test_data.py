@@ -42,7 +42,7 @@ def patterns() -> list[str]:
     return globs
 
 
-def test_every_file_is_in_the_readme_and_they_are_small() -> None:
+def test_every_file_is_small_and_in_the_readme() -> None:
     named = {path for pattern in patterns() for path in DATA.glob(pattern)}
     assert {path for path in FILES if path.suffix not in (".py", ".md")} == named
     assert all(path.name in README for path in FILES if path.suffix == ".py")
@@ -87,7 +87,7 @@ def test_biases_and_the_choice_of_experts_matter(models: Path) -> None:
     assert nmse(forward(path, TOKENS, ids=others), forward(path, TOKENS)) > 1e-2
 
 
-def test_goldens_are_there_for_every_model_file() -> None:
+def test_every_model_file_has_goldens() -> None:
     for folder, names in ((DATA, [path.stem for path in MODELS]), (DATA / "derived", DERIVED)):
         expected = json.loads((folder / "expected.json").read_text())
         with np.load(folder / "expected_logits.npz") as logits:
@@ -102,7 +102,7 @@ def test_goldens_are_there_for_every_model_file() -> None:
 
 @pytest.mark.oracle
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="not installed: xllamacpp")
-def test_llama_cpp_still_says_so(models: Path) -> None:
+def test_llama_cpp_still_gives_the_golden_logits(models: Path) -> None:
     from data.make_models import told
 
     expected = json.loads((models / "expected.json").read_text())
@@ -114,7 +114,7 @@ def test_llama_cpp_still_says_so(models: Path) -> None:
 
 @pytest.mark.oracle
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="not installed: xllamacpp")
-def test_llama_cpp_still_tokenizes_so(tmp_path: Path) -> None:
+def test_llama_cpp_still_gives_the_golden_ids(tmp_path: Path) -> None:
     from data.make_vocabularies import MAKE, vectors
     from oracles import llama_cpp
 
@@ -130,14 +130,14 @@ def test_llama_cpp_still_tokenizes_so(tmp_path: Path) -> None:
 @pytest.mark.oracle
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="not installed: xllamacpp")
-def test_llama_cpp_still_quantizes_so(tmp_path: Path) -> None:
+def test_llama_cpp_still_quantizes_alike(tmp_path: Path) -> None:
     from data import make_models
 
     for path in make_models.quantize(tmp_path):
         assert path.read_bytes() == (DATA / path.name).read_bytes(), path.name
 
 
-def test_derived_files_are_made_once_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_derived_files_are_made_once_and_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Path] = []
 
     def derive(data: Path, folder: Path) -> None:

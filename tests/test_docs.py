@@ -30,7 +30,7 @@ def named(pattern: str) -> list[str]:
     return sorted(set(re.findall(pattern, PAGE)))
 
 
-def test_files_are_there() -> None:
+def test_named_files_exist() -> None:
     paths = [path for path in named(r"`([\w/-]+\.(?:py|toml|glsl|comp|md))`") if "NAME" not in path]
     missing = [path for path in paths if not any((ROOT / folder / path).is_file() for folder in FOLDERS)]
     assert paths and not missing
@@ -43,7 +43,7 @@ def test_every_package_has_a_row() -> None:
     assert {name.replace(".", "/") for name in packages} <= rows | {name.partition("/")[2] for name in below}
 
 
-def test_the_hooks_are_the_decoders() -> None:
+def test_hooks_are_attributes_of_the_decoder() -> None:
     table = PAGE[PAGE.index("| difference | hook |") :]
     hooks = [row.split("|")[2] for row in table.splitlines()[2:] if row.startswith("|")]
     names = {
@@ -54,7 +54,7 @@ def test_the_hooks_are_the_decoders() -> None:
     assert len(names) > 12 and names <= known, names - known
 
 
-def test_the_picture_is_of_its_source() -> None:
+def test_the_picture_matches_its_source() -> None:
     """Every box of the source is in the picture."""
     source = (ROOT / "docs" / "architecture.dot").read_text()
     picture = (ROOT / "docs" / "architecture.svg").read_text()
@@ -63,7 +63,7 @@ def test_the_picture_is_of_its_source() -> None:
             assert re.sub(r"\s+", " ", line) in re.sub(r"(&#160;|\s)+", " ", picture), line
 
 
-def test_the_stops_are_in_their_files() -> None:
+def test_quoted_lines_are_in_their_files() -> None:
     """Each stop quotes at most five lines of its file, in order; `...` marks omitted lines."""
     stops = re.findall(r"^\*\*\d+\. `([\w/.]+)`\*\*.*?\n\n```\w+\n(.*?)```", PAGE, re.MULTILINE | re.DOTALL)
     assert len(stops) == 12

@@ -72,7 +72,7 @@ def wrong_arrows(source: str, layer: str) -> list[str]:
     ]
 
 
-def test_imports_point_one_way() -> None:
+def test_imports_point_in_one_direction() -> None:
     wrong = {
         name_of(path): arrows
         for path in MODULES
@@ -93,16 +93,16 @@ def test_imports_point_one_way() -> None:
         ("models", "if TYPE_CHECKING:\n    from vkbackend.tools import cli"),
     ],
 )
-def test_a_wrong_arrow_is_seen(layer: str, source: str) -> None:
+def test_a_wrong_import_is_reported(layer: str, source: str) -> None:
     assert wrong_arrows(source, layer)
 
 
-def test_no_circles() -> None:
+def test_no_cycles() -> None:
     circles = checkout().circles(typed=True)
     assert not circles, "\n".join(" <-> ".join(circle) for circle in circles)
 
 
-def test_a_circle_is_named(tmp_path: Path) -> None:
+def test_a_cycle_is_named(tmp_path: Path) -> None:
     """Two of three files import each other, once inside a function. An import for typing does not count."""
     (tmp_path / "p").mkdir()
     (tmp_path / "pyproject.toml").write_text('[tool.setuptools.package-dir]\np = "p"\n')
@@ -124,7 +124,7 @@ def test_every_package_is_installed() -> None:
     assert set(listed) == checkout().packages - NOT_INSTALLED | {"vkbackend.shaders"}
 
 
-def test_nobody_imports_commands_and_studies() -> None:
+def test_commands_and_studies_are_never_imported() -> None:
     """Shared code belongs below the commands. A wheel contains neither studies nor checkout."""
     commands = {f"vkbackend.tools.{module}" for module, _ in COMMANDS.values()}
     tree = checkout()
@@ -146,7 +146,7 @@ def test_package_is_lazy() -> None:
     assert {layer_of(module) for _, module in imported(seen, "vkbackend")} <= {None, "vkbackend"}
 
 
-def test_no_module_bears_a_standard_library_name() -> None:
+def test_no_module_has_a_standard_library_name() -> None:
     """If such a module is run by its path, it shadows the standard module."""
     assert not [name_of(path) for path in MODULES if path.stem in sys.stdlib_module_names]
 

@@ -19,7 +19,7 @@ EXTRAS_OF_WORK = {"test", "clients", "train", "oracles", "plot", "browser", "doc
 
 
 @pytest.mark.parametrize("system", ["darwin", "win32"])
-def test_other_systems_are_refused_in_a_line(system: str) -> None:
+def test_other_systems_are_refused_in_one_line(system: str) -> None:
     code = f"import sys; sys.platform = {system!r}; import vkbackend"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     last = done.stderr.strip().splitlines()[-1]
@@ -35,7 +35,7 @@ def test_an_import_that_fails_is_an_import_error() -> None:
     assert issubclass(vkbackend.UnsupportedPlatform, vkbackend.VkbackendError)
 
 
-def test_the_version_is_one() -> None:
+def test_the_version_is_the_same_everywhere() -> None:
     assert PROJECT["version"] == vkbackend.__version__
     versions = re.findall(r"^## \[?([^\]\s]+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert versions[0] == "Unreleased" or versions[0] == vkbackend.__version__

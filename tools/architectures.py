@@ -35,24 +35,24 @@ PROOFS = {  # column -> tests; in test_architectures.py unless a file is named
         "test_two_drivers_equal_one",
     ),
     "layer split": ("test_layers_on_different_devices",),
-    "state save": ("test_a_saved_slot_goes_on_elsewhere",),
+    "state save": ("test_a_saved_slot_continues_on_other_devices",),
     "control vectors": (
         "test_control_vectors",
-        "tests/models/placement/test_control_vectors.py::test_zero_is_none_to_the_bit",
+        "tests/models/placement/test_control_vectors.py::test_a_zero_vector_equals_none_bit_by_bit",
     ),
     "experts": (
         "test_two_drivers_choose_the_same_experts",
-        "tests/models/architectures/test_mixture.py::test_near_ties_are_broken_alike_everywhere",
+        "tests/models/architectures/test_mixture.py::test_all_devices_break_near_ties_alike",
     ),
     "sliding window": (
         "test_oracles_on_numpy",  # per step: rings of 27 cells are overwritten cyclically
         "tests/models/architectures/test_windows.py::test_rings_equal_a_full_mask",
-        "tests/models/architectures/test_windows.py::test_state_of_rings_goes_on_elsewhere",
+        "tests/models/architectures/test_windows.py::test_a_saved_ring_continues_on_other_devices",
     ),
     "recurrent": (
-        "test_beside_another_sequence",
-        "tests/models/placement/test_recurrent_state.py::test_going_back_gives_what_a_new_slot_gives",
-        "tests/models/placement/test_recurrent_state.py::test_a_part_is_refused",
+        "test_a_second_sequence_changes_nothing",
+        "tests/models/placement/test_recurrent_state.py::test_a_slot_that_goes_back_equals_a_new_slot",
+        "tests/models/placement/test_recurrent_state.py::test_a_part_of_a_state_is_refused",
         "tests/vkbackend/ops/test_gdn_oracle.py::test_twins",
         "tests/vkbackend/ops/test_gdn_oracle.py::test_shaders",
     ),

@@ -245,7 +245,7 @@ def test_q8_0_equals_its_values(folder: Path, name: str, devices: list[str], bou
 
 
 @pytest.mark.parametrize("name", [p if p in MEMORIES else wide(pytest.param(p, id=p)) for p in FIXTURES])
-def test_beside_another_sequence(folder: Path, name: str) -> None:
+def test_a_second_sequence_changes_nothing(folder: Path, name: str) -> None:
     other = PROMPT[::-1]
     with opened(model(folder, name), ["numpy"], **OPTIONS | dict(n_slots=2, n_ubatch=32)) as runner:
         rows = []
@@ -260,7 +260,7 @@ def test_beside_another_sequence(folder: Path, name: str) -> None:
 @pytest.mark.wide
 @architectures
 @pytest.mark.parametrize(("n_before", "n_after"), [(1, 1), (2, 3), (3, 1)])
-def test_a_saved_slot_goes_on_elsewhere(
+def test_a_saved_slot_continues_on_other_devices(
     folder: Path, tmp_path: Path, name: str, n_before: int, n_after: int
 ) -> None:
     """The slot is saved after two and a half micro-batches."""
@@ -287,14 +287,14 @@ def test_every_architecture_has_a_fixture() -> None:
     assert {name.split("+")[0] for name in FIXTURES} == set(ARCHITECTURES)
 
 
-def test_golden_files_are_those_of_the_fixtures() -> None:
+def test_every_golden_file_has_a_fixture() -> None:
     assert sorted(p.stem for p in GOLDEN.glob("*.npz")) == sorted(FIXTURES)
     assert sum(p.stat().st_size for p in GOLDEN.glob("*.npz")) < 3 << 20
 
 
 @pytest.mark.oracle
 @architectures
-def test_the_oracles_still_say_so(tmp_path: Path, name: str) -> None:
+def test_the_oracles_still_agree(tmp_path: Path, name: str) -> None:
     if missing := [p for p in ("torch", "transformers", "xllamacpp") if find_spec(p) is None]:
         pytest.skip(f"not installed: {', '.join(missing)}")
     from oracles.make_golden import golden as ask

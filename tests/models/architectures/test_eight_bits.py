@@ -129,7 +129,7 @@ def test_files_everywhere(dots: None, models: Path, name: str, devices: list[str
 
 @pytest.mark.native
 @pytest.mark.parametrize("devices", DEVICE_SETS[:1])
-def test_exact_has_the_bits_of_a_device_that_cannot_do_otherwise(
+def test_exact_equals_a_device_without_eight_bit_ops(
     dots: None, models: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, tokens = models / "stories-w256-Q4_K.gguf", [1, 403, 407, 261, 378]
@@ -150,7 +150,7 @@ def test_exact_has_the_bits_of_a_device_that_cannot_do_otherwise(
 
 
 @pytest.mark.parametrize("devices", DEVICE_SETS[:1])
-def test_exact_devices_lack_what_rounds(devices: list[str]) -> None:
+def test_exact_devices_lack_eight_bit_ops(devices: list[str]) -> None:
     usual, exact = open_devices(devices)[0], open_devices(devices, exact=True)[0]
     try:
         assert exact.limits.features == usual.limits.features - INEXACT
@@ -160,7 +160,7 @@ def test_exact_devices_lack_what_rounds(devices: list[str]) -> None:
 
 
 @pytest.mark.parametrize("command", ["generate", "bench", "sweep", "perplexity", "plan"])
-def test_commands_take_exact(
+def test_commands_accept_exact(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):

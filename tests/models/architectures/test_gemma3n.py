@@ -38,7 +38,7 @@ def two_layers() -> Fixture:
     return fixture
 
 
-def test_any_shares_and_written_back(tmp_path: Path) -> None:
+def test_any_shares_and_export(tmp_path: Path) -> None:
     path, out = write(two_layers(), tmp_path / "model.gguf", quantize=True), tmp_path / "out.gguf"
     results = []
     for n, shares in ((1, None), (3, (5, 0, 1)), (4, (1, 1, 1, 2))):
@@ -86,7 +86,7 @@ def test_refusals(tmp_path: Path, change: dict[str, Any], error: type[Exception]
         load_model(gguf)
 
 
-def test_as_many_stay_as_the_cut_says(tmp_path: Path) -> None:
+def test_the_cut_decides_how_many_gates_are_used(tmp_path: Path) -> None:
     """In the first layer one in twenty gates is used; the second layer uses all."""
     fixture = two_layers()
     fixture.keys["activation_sparsity_scale"] = [1.6448536, -np.inf]

@@ -49,7 +49,7 @@ def logits_and_writers(path: Path, n: int, **options: Any) -> tuple[np.ndarray, 
 
 
 @pytest.mark.parametrize("shares", [None, (5, 1, 1, 1), (1, 0, 1, 3)])
-def test_sums_travel_together_whoever_holds_a_share_of_them(tmp_path: Path, shares: Any) -> None:
+def test_dense_and_expert_sums_are_exchanged_together(tmp_path: Path, shares: Any) -> None:
     """Of four devices, one has no block of dense columns but has columns of experts."""
     path = write(build("gemma4+experts"), tmp_path / "model.gguf", quantize=True)
     want, none = logits_and_writers(path, 1)
@@ -70,7 +70,7 @@ def test_whole_layers_on_devices_need_no_sums(tmp_path: Path) -> None:
     assert len(writers) == 1, "the residual is handed on, once"
 
 
-def test_k_and_v_that_nothing_reads_may_be_there_or_not(tmp_path: Path) -> None:
+def test_unread_k_and_v_are_optional(tmp_path: Path) -> None:
     model = build("gemma4+shared")
     full = write(model, tmp_path / "full.gguf")
     for il in range(4, 7):
@@ -81,7 +81,7 @@ def test_k_and_v_that_nothing_reads_may_be_there_or_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["gemma4+experts", "gemma4+shared"])
-def test_written_back(tmp_path: Path, name: str) -> None:
+def test_export_equals_the_file(tmp_path: Path, name: str) -> None:
     path, out = write(build(name), tmp_path / "model.gguf"), tmp_path / "out.gguf"
     runner = loaded(path, 3)
     try:

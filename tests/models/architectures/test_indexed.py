@@ -59,7 +59,7 @@ def test_uneven_and_empty_shares(folder: Path, name: str, shares: list[float]) -
         runner.close()
 
 
-def test_scores_of_rows_in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_of_pieces_of_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chosen_attention, "SCORES_NBYTES", 7 * 4 * 96)
     runner = load_runner(model(folder, "glm-dsa"), devices=["numpy"] * 2, n_ubatch=64, **F32)
     try:
@@ -73,7 +73,7 @@ def test_scores_of_rows_in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch)
         runner.close()
 
 
-def test_a_token_beside_a_prompt(folder: Path) -> None:
+def test_a_token_and_a_prompt_in_one_step(folder: Path) -> None:
     want = np.load(GOLDEN / "deepseek32.npz")["logits"]
     runner = load_runner(model(folder, "deepseek32"), devices=["numpy"], n_slots=2, n_ubatch=64, **F32)
     try:
@@ -86,14 +86,14 @@ def test_a_token_beside_a_prompt(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", some(("glm-dsa+shared", "deepseek32"), 2))
-def test_slots_go_back_are_copied_and_saved(folder: Path, name: str, tmp_path: Path) -> None:
+def test_slots_return_to_a_prefix_and_are_copied_and_saved(folder: Path, name: str, tmp_path: Path) -> None:
     check_slot_journey(model(folder, name), tmp_path / "state", **F32)
     layers = FULL if "shared" in name else range(4)
     with safe_open(tmp_path / "state", "numpy") as file:
         assert {key for key in file.keys() if "index" in key} == {f"cache_index_l{il}" for il in layers}
 
 
-def test_a_shared_choice_keeps_attention_where_it_was_made(folder: Path) -> None:
+def test_layers_that_share_a_choice_are_on_one_device(folder: Path) -> None:
     """With -sm layer, layers 2 and 3 attend on the device of layer 1."""
     path = model(folder, "glm-dsa+shared")
     runner = load_runner(path, devices=["numpy"] * 3, split_mode="layer", n_ubatch=64, **F32)
@@ -106,7 +106,7 @@ def test_a_shared_choice_keeps_attention_where_it_was_made(folder: Path) -> None
         runner.close()
 
 
-def test_a_file_that_does_not_say_which_layers_have_indexers(folder: Path, tmp_path: Path) -> None:
+def test_indexers_are_found_without_their_key(folder: Path, tmp_path: Path) -> None:
     """In older files of GLM-5.2 only the tensors show which layers have indexers."""
     m = build("glm-dsa+shared")
     del m.keys["attention.indexer.types"]
@@ -130,7 +130,9 @@ def test_a_file_that_does_not_say_which_layers_have_indexers(folder: Path, tmp_p
         ("attention.q_lora_rank", None, GGUFError, "an indexer needs a q from a latent"),
     ],
 )
-def test_files_that_do_not_go(tmp_path: Path, key: str, value: Any, error: type, message: str) -> None:
+def test_unsupported_files_are_refused(
+    tmp_path: Path, key: str, value: Any, error: type, message: str
+) -> None:
     m = build("glm-dsa+shared")
     m.keys[key] = value
     if value is None:

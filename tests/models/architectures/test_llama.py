@@ -90,7 +90,7 @@ def test_prefill_then_steps_equals_one_prefill(
 
 
 @pytest.mark.parametrize(("devices", "cache", "bound"), covering(DEVICE_SETS, CACHES[::-1]))
-def test_sequences_in_one_step_equal_each_alone(
+def test_sequences_of_one_step_equal_single_sequences(
     models: Path, devices: list[str], cache: str, bound: float
 ) -> None:
     a, b = tokens_of(3, 21), tokens_of(4, 13)
@@ -104,7 +104,7 @@ def test_sequences_in_one_step_equal_each_alone(
     assert nmse(np.concatenate([first[20:], second[1:]]), alone[1]) <= bound
 
 
-def test_cells_may_lie_anywhere(models: Path) -> None:
+def test_cells_may_be_in_any_order(models: Path) -> None:
     tokens = tokens_of(5)
     with opened(models / "stories-narrow-F32.gguf", ["0"], n_slots=2) as runner:
         straight = prefill(runner, tokens)
@@ -183,7 +183,7 @@ def test_ops_that_gpus_choose(models: Path, monkeypatch: pytest.MonkeyPatch, dev
 
 
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0,0", "0,1")])
-def test_poisoned_memory_stays_invisible(
+def test_poisoned_memory_is_never_read(
     models: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str]
 ) -> None:
     monkeypatch.setenv("VKBACKEND_POISON", "1")

@@ -61,7 +61,9 @@ def prefill_and_steps(models: Path, name: str, devices: list[str], shares: list[
     ],
 )
 @pytest.mark.parametrize("name", FILES)
-def test_as_on_one(models: Path, name: str, devices: str, shares: list[float] | None, bound: float) -> None:
+def test_many_devices_equal_one(
+    models: Path, name: str, devices: str, shares: list[float] | None, bound: float
+) -> None:
     if name not in _one:
         _one[name] = prefill_and_steps(models, name, ["0"], None)
     assert nmse(prefill_and_steps(models, name, devices.split(","), shares), _one[name]) <= bound

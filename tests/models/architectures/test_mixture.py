@@ -136,7 +136,7 @@ def test_experts_of_the_best_groups(tmp_path: Path, devices: list[str]) -> None:
     [pytest.param(["numpy"] * 3, id="numpy*3")] + [p for p in DEVICE_SETS if p.id == "0,1"],
 )
 @pytest.mark.parametrize("name", ["glm4moe", "gpt-oss"])
-def test_near_ties_are_broken_alike_everywhere(tmp_path: Path, name: str, devices: list[str]) -> None:
+def test_all_devices_break_near_ties_alike(tmp_path: Path, name: str, devices: list[str]) -> None:
     """Three router rows each are equal up to the last bits; devices still agree."""
 
     def tie(fixture: Fixture, prefix: str) -> None:
@@ -165,7 +165,7 @@ def test_near_ties_are_broken_alike_everywhere(tmp_path: Path, name: str, device
     [pytest.param(["numpy"] * n, 1e-9, id=f"numpy*{n}") for n in (1, 2, 3, 4)]
     + [pytest.param(*p.values, 1e-6, id=p.id, marks=p.marks) for p in DEVICE_SETS],
 )
-def test_gpt_oss_as_it_is_published(tmp_path: Path, devices: list[str], bound: float) -> None:
+def test_published_formats_of_gpt_oss(tmp_path: Path, devices: list[str], bound: float) -> None:
     """MXFP4 experts with biases, other matrices in Q8_0."""
     fixture, blocks = build("gpt-oss"), {}
     for name, values in fixture.tensors.items():
@@ -198,7 +198,7 @@ def test_gpt_oss_as_it_is_published(tmp_path: Path, devices: list[str], bound: f
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )
-def test_ways_to_share_out_a_shared_expert(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
+def test_splits_of_a_shared_expert(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     path = unchanged(tmp_path, name)
     want, _ = run(path, ["numpy"])
     got, _ = run(path, ["numpy"] * 3, **options)

@@ -207,7 +207,7 @@ NUMPY_SETS = [pytest.param(["numpy"] * 3, id="numpy*3")]
 
 
 @pytest.mark.parametrize("devices", NUMPY_SETS + [p for p in DEVICE_SETS if p.id in ("0,0", "0,1", "1,0")])
-def test_near_ties_are_broken_alike_everywhere(folder: Path, devices: list[str]) -> None:
+def test_all_devices_break_near_ties_alike(folder: Path, devices: list[str]) -> None:
     """Rounding decides near ties, so the float64 model gets the chosen experts."""
     path = model(folder, TIED)
     with opened(path, devices, keep_values=True) as runner:
@@ -242,7 +242,7 @@ def test_a_stack_in_several_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch
             assert nmse(prefill(runner), on_one(path)) <= 1e-9
 
 
-def test_a_device_without_columns_takes_no_part(folder: Path) -> None:
+def test_a_device_without_columns_does_not_compute(folder: Path) -> None:
     path = model(folder, MIXED[0])
     options: dict[str, Any] = {"override_tensor": (("_exps", "1"),)}
     with opened(path, ["numpy"] * 3, keep_values=True, **options) as runner:
@@ -346,7 +346,7 @@ REFUSED: list[tuple[str, Tiny, Mapping[str, np.ndarray | None], type[VkbackendEr
 @pytest.mark.parametrize(
     ("tiny", "change", "error", "message"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED]
 )
-def test_what_is_not_supported_is_refused(
+def test_unsupported_features_are_refused(
     tmp_path: Path,
     tiny: Tiny,
     change: Mapping[str, np.ndarray | None],

@@ -72,7 +72,7 @@ def logits(path: Path, n: int) -> np.ndarray:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.wide) for name in FIXTURES]
 )
-def test_biases_of_attention_may_be_there(tmp_path: Path, name: str) -> None:
+def test_biases_of_attention_are_optional(tmp_path: Path, name: str) -> None:
     fixture = build(name)
     projections = [
         tensor.removesuffix(".weight")
@@ -112,7 +112,7 @@ def test_keys_at_their_off_value_mean_absent(tmp_path: Path, name: str) -> None:
     assert repr(off.ropes(64)) == repr(want.ropes(64)) and len(warnings) == has_more
 
 
-def test_a_window_of_0_makes_every_layer_of_llama4_see_all(tmp_path: Path) -> None:
+def test_llama4_with_a_window_of_0_has_no_chunks(tmp_path: Path) -> None:
     fixture = build("llama4")
     fixture.keys["attention.sliding_window"] = 0
     model, _ = read_model(fixture, tmp_path / "model.gguf")
@@ -124,7 +124,7 @@ def test_a_window_of_0_makes_every_layer_of_llama4_see_all(tmp_path: Path) -> No
 
 
 @architectures
-def test_a_soft_cap_counts_where_the_architecture_has_one(tmp_path: Path, name: str) -> None:
+def test_a_soft_cap_needs_an_architecture_with_soft_caps(tmp_path: Path, name: str) -> None:
     fixture = build(name)
     fixture.keys |= {"final_logit_softcapping": 7.0, "attn_logit_softcapping": 5.0}
     model, _ = read_model(fixture, tmp_path / "model.gguf")
@@ -133,7 +133,7 @@ def test_a_soft_cap_counts_where_the_architecture_has_one(tmp_path: Path, name: 
 
 
 @architectures
-def test_layers_that_predict_further_ahead_are_left_out(tmp_path: Path, name: str) -> None:
+def test_multi_token_prediction_layers_are_skipped(tmp_path: Path, name: str) -> None:
     fixture = build(name)
     n_ahead = fixture.keys.get("nextn_predict_layers", 0)
     fixture.keys["block_count"] += 1
@@ -149,7 +149,7 @@ def test_layers_that_predict_further_ahead_are_left_out(tmp_path: Path, name: st
 
 
 @architectures
-def test_tensors_that_nothing_reads_are_named(tmp_path: Path, name: str) -> None:
+def test_unread_tensors_are_named(tmp_path: Path, name: str) -> None:
     fixture = build(name)
     fixture.put("blk.1.surprise.weight", np.ones(8))
     fixture.put("other.bias", np.ones(8))
@@ -157,7 +157,7 @@ def test_tensors_that_nothing_reads_are_named(tmp_path: Path, name: str) -> None
         read_model(fixture, tmp_path / "model.gguf")
 
 
-def test_gpt2_has_so_many_positions_and_no_more(tmp_path: Path) -> None:
+def test_gpt2_refuses_positions_beyond_its_table(tmp_path: Path) -> None:
     path = write(build("gpt2"), tmp_path / "model.gguf")
     load_runner(path, devices=["numpy"], n_ctx=256).close()
     with pytest.raises(UnsupportedModel, match=r"a context of 257 tokens .* 256 position embeddings"):

@@ -59,7 +59,7 @@ def test_uneven_and_empty_shares(folder: Path, name: str, shares: list[float]) -
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_slots_go_back_are_copied_and_saved(folder: Path, name: str, tmp_path: Path) -> None:
+def test_slots_return_to_a_prefix_and_are_copied_and_saved(folder: Path, name: str, tmp_path: Path) -> None:
     check_slot_journey(model(folder, name), tmp_path / "state", **F32)
 
 
@@ -81,7 +81,9 @@ def changed(key: str, value: Any) -> Fixture:
         ("expert_count", 4, UnsupportedModel, "expert_count = 4"),
     ],
 )
-def test_sizes_that_do_not_go(tmp_path: Path, key: str, value: Any, error: type, message: str) -> None:
+def test_unsupported_sizes_are_refused(
+    tmp_path: Path, key: str, value: Any, error: type, message: str
+) -> None:
     with (
         GGUF.open(write(changed(key, value), tmp_path / "m.gguf")) as gguf,
         pytest.raises(error, match=message),

@@ -105,7 +105,7 @@ def test_files_on_every_driver(
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_written_back(models: Path, tmp_path: Path, name: str) -> None:
+def test_export_equals_the_file(models: Path, tmp_path: Path, name: str) -> None:
     path = models / f"{name}.gguf"
     assert written_back(path, tmp_path) == path.read_bytes()
 
@@ -148,7 +148,7 @@ def test_all_formats_on_vulkan(all_formats: Path, devices: list[str]) -> None:
         assert nmse(again, want[-1:]) <= 1e-6
 
 
-def test_all_formats_written_back(all_formats: Path, tmp_path: Path) -> None:
+def test_export_of_all_formats_equals_the_file(all_formats: Path, tmp_path: Path) -> None:
     assert written_back(all_formats, tmp_path) == all_formats.read_bytes()
 
 
@@ -156,7 +156,7 @@ def test_all_formats_written_back(all_formats: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
-def test_norms_biases_and_routers_of_half_width(tmp_path: Path, dtype: str) -> None:
+def test_norms_biases_and_routers_in_f16_and_bf16(tmp_path: Path, dtype: str) -> None:
     tiny = Tiny("qwen3moe", "Q8_0", n_expert=8)
     types = {name: dtype for name, values in tensors(tiny) if values.ndim == 1 or "ffn_gate_inp" in name}
     assert len(types) > 5 * tiny.n_layer
@@ -177,7 +177,7 @@ def test_norms_biases_and_routers_of_half_width(tmp_path: Path, dtype: str) -> N
         ("blk.1.attn_norm.weight", "q8_0", "f32, f16, bf16"),
     ],
 )
-def test_types_that_are_refused(tmp_path: Path, name: str, dtype: str, supported: str) -> None:
+def test_unsupported_types_are_refused(tmp_path: Path, name: str, dtype: str, supported: str) -> None:
     if dtype.upper() not in GGMLQuantizationType.__members__:
         pytest.skip(f"this version of gguf has no {dtype}")
     path = write_tiny(tmp_path / "odd.gguf", Tiny("qwen3moe", n_expert=8), types={name: dtype})

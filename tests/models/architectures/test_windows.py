@@ -126,7 +126,7 @@ def test_a_shared_cache_under_every_split(path: Path, want: np.ndarray, options:
         assert nmse(feed(runner, 0, 60), want[:60]) <= 1e-9
 
 
-def test_what_rings_and_shared_caches_take(path: Path) -> None:
+def test_sizes_of_rings_and_shared_caches(path: Path) -> None:
     with windowed_runner(path, ["numpy"] * 2) as runner:
         cell = 2 * 2 * 16 * 4  # K and V of two heads of 16 floats
         # for each slot: two windows and a full layer; the sharing layer has no cells
@@ -144,7 +144,7 @@ def test_a_window_of_the_context_needs_no_ring(path: Path) -> None:
         assert runner.resumable(30) == 0
 
 
-def test_splits_of_the_keys_are_joined_where_there_are_enough(path: Path, want: np.ndarray) -> None:
+def test_splits_of_many_keys_are_joined(path: Path, want: np.ndarray) -> None:
     with windowed_runner(path, ["numpy"], n_ctx=256) as runner:
         feed(runner, 0, 144)
         got = np.concatenate([feed(runner, at, at + 1) for at in range(144, N)])
@@ -163,7 +163,7 @@ def generate(engine: Engine, tokens: list[int], slot: int, n: int) -> tuple[list
     return [e.token for e in events if e.token is not None], events[-1].timings.prompt_n
 
 
-def test_a_prefix_is_reused_as_far_as_windows_are_held(path: Path) -> None:
+def test_a_prefix_is_reused_if_its_windows_are_stored(path: Path) -> None:
     """After 108 positions a window of 20 holds the positions from 64 on, so a request can continue from
     83."""
     with windowed_runner(path, ["numpy"], n_slots=1, prefix_cache=False) as runner:
@@ -184,7 +184,7 @@ def test_a_prefix_is_reused_as_far_as_windows_are_held(path: Path) -> None:
 # ---- states ----
 
 
-def test_state_of_rings_goes_on_elsewhere(path: Path, want: np.ndarray, tmp_path: Path) -> None:
+def test_a_saved_ring_continues_on_other_devices(path: Path, want: np.ndarray, tmp_path: Path) -> None:
     with windowed_runner(path, ["numpy"] * 2) as runner:
         feed(runner, 0, 100)
         content = SlotContent(TOKENS[:100], 100, runner.resumable(100))
@@ -202,7 +202,7 @@ def test_state_of_rings_goes_on_elsewhere(path: Path, want: np.ndarray, tmp_path
             assert nmse(feed(runner, 100, N, slot=1), want[100:]) <= 1e-9
 
 
-def test_state_in_parts(path: Path, want: np.ndarray, tmp_path: Path) -> None:
+def test_a_saved_state_in_parts(path: Path, want: np.ndarray, tmp_path: Path) -> None:
     first, second = tmp_path / "a", tmp_path / "b"
     with windowed_runner(path, ["numpy"]) as runner:
         feed(runner, 0, 110)

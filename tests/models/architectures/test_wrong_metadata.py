@@ -156,7 +156,7 @@ def f64(value: float) -> bytes:
         ("mistral3", {"rope.scaling.yarn_log_multiplier": f64(-1e30)}, "yarn_log_multiplier"),
     ],
 )
-def test_numbers_that_no_model_computes_with(
+def test_unusable_numbers_are_refused(
     tmp_path: Path, name: str, changed: dict[str, bytes], pattern: str
 ) -> None:
     path = write(build(name), tmp_path / "m.gguf")

@@ -29,7 +29,7 @@ from vkbackend.errors import GGUFError, UnsupportedModel, VkbackendError
 from vkbackend.models.gguf.reader import GGUF
 
 
-def test_paths_that_are_no_files(tmp_path: Path) -> None:
+def test_paths_that_are_not_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path, word in (
         (tmp_path / "gone.gguf", "no such file"),
@@ -114,7 +114,7 @@ def test_truncated_at_every_byte(tmp_path: Path) -> None:
 
 @settings(max_examples=600, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, len(sample()) - 1), st.integers(0, 255)), min_size=1, max_size=4))
-def test_flipped_bytes_end_in_typed_errors(tmp_path_factory: pytest.TempPathFactory, flips: list) -> None:
+def test_flipped_bytes_raise_typed_errors(tmp_path_factory: pytest.TempPathFactory, flips: list) -> None:
     raw = bytearray(sample())
     for position, value in flips:
         raw[position] = value
@@ -160,7 +160,7 @@ CUT_SHORT = """if True:
     ("function", "left"),
     [("value", 50), ("value", 4096), ("skip_strings", 70_000), ("_place", 4096), ("_place", -1)],
 )
-def test_a_file_cut_short_while_it_is_read(tmp_path: Path, function: str, left: int) -> None:
+def test_a_file_truncated_while_it_is_read(tmp_path: Path, function: str, left: int) -> None:
     """Another program truncates the file; reading a map would end the process."""
     raw = gguf_bytes([ARCH, array("long", STRING, ["x"] * 200_000)], [tensor("t", [64])], bytes(256))
     path = write(tmp_path, raw)
@@ -171,7 +171,7 @@ def test_a_file_cut_short_while_it_is_read(tmp_path: Path, function: str, left: 
 
 
 @pytest.mark.own_process
-def test_the_header_outlives_the_file(tmp_path: Path) -> None:
+def test_the_header_is_readable_after_truncation(tmp_path: Path) -> None:
     path = write(tmp_path, gguf_bytes([ARCH, array("long", STRING, ["x"] * 200_000)]))
     with GGUF.open(path) as g:
         os.truncate(path, 0)

@@ -50,7 +50,7 @@ def values(path: Path) -> dict[str, bytes]:
         ({"max_nbytes": 10**9}, [6]),
     ],
 )
-def test_parts_and_back(tmp_path: Path, limits: dict[str, int], counts: list[int]) -> None:
+def test_split_then_merge_is_the_identity(tmp_path: Path, limits: dict[str, int], counts: list[int]) -> None:
     whole = file_of(tmp_path / "whole.gguf")
     with GGUF.open(whole) as model:
         parts = cut(model.tensors.values(), **limits)  # type: ignore[arg-type]
@@ -81,7 +81,7 @@ def test_a_split_model_runs(models: Path, tmp_path: Path) -> None:
     assert all(np.array_equal(logits[0], other) for other in logits[1:])
 
 
-def test_nothing_is_left_where_a_part_cannot_be_written(tmp_path: Path) -> None:
+def test_no_file_is_left_if_a_part_cannot_be_written(tmp_path: Path) -> None:
     whole = file_of(tmp_path / "whole.gguf")
     (tmp_path / "part-00002-of-00002.gguf").mkdir()
     with GGUF.open(whole) as model, pytest.raises(GGUFError, match="not a regular file"):
@@ -105,7 +105,9 @@ def test_too_many_parts() -> None:
 @pytest.mark.parametrize(
     "words", [["--split-max-size", "2T"], ["--split-max-tensors", "0"], ["--split-max-size", "M"]]
 )
-def test_limits_that_are_none(tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_limits_are_refused(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     whole = file_of(tmp_path / "whole.gguf")
     with pytest.raises(SystemExit):
         main(["split", str(whole), str(tmp_path / "part"), *words])

@@ -74,7 +74,7 @@ def test_agrees_with_the_reference_reader(models: Path, name: str) -> None:
             assert np.array_equal(g.data(t.name), t.data.view(np.uint8).ravel())
 
 
-def test_opening_takes_one_step_for_a_token(tmp_path: Path) -> None:
+def test_opening_costs_one_call_per_token(tmp_path: Path) -> None:
     calls = []
     for n in (1_000, 151_000):
         types, floats = [1] * n, array("tokenizer.ggml.scores", F32, [0.0] * n)
@@ -114,7 +114,7 @@ def test_close_keeps_views_alive(tmp_path: Path) -> None:
 # ---- typed reads ----
 
 
-def test_typed_reads_name_key_found_and_expected(tmp_path: Path) -> None:
+def test_errors_name_the_key_its_value_and_the_expected_type(tmp_path: Path) -> None:
     keys = [
         ARCH,
         key("f", F32, 1.5),

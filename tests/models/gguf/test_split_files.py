@@ -56,7 +56,7 @@ def test_split_model_with_a_part_missing(tmp_path: Path) -> None:
     [{"split.count": 4}, {"split.no": 0}, {"split.tensors.count": 2}, {"split.count": -1}],
     ids=repr,
 )
-def test_split_model_that_disagrees(tmp_path: Path, override: dict[str, int]) -> None:
+def test_split_model_whose_parts_disagree(tmp_path: Path, override: dict[str, int]) -> None:
     with pytest.raises(GGUFError, match=next(iter(override))):
         GGUF.open(parts(tmp_path, 3, **override)[0])
 
@@ -67,7 +67,7 @@ def test_split_model_that_disagrees(tmp_path: Path, override: dict[str, int]) ->
     [array("", 2, [1, 2]), array("", U32, []), key("", F32, 1.0), key("", STRING, "1")],
     ids=("array", "empty", "float", "string"),
 )
-def test_split_model_whose_counts_are_none(tmp_path: Path, name: str, of: bytes) -> None:
+def test_split_model_with_invalid_counts(tmp_path: Path, name: str, of: bytes) -> None:
     raw = gguf_bytes([ARCH, string(name) + of[8:]])
     rejects(tmp_path, raw, repr(name), "expected an integer")
     paths = parts(tmp_path, 2, **{name: -1})
@@ -83,7 +83,7 @@ def test_split_model_with_a_tensor_twice(tmp_path: Path) -> None:
         GGUF.open(paths[0])
 
 
-def test_part_that_lost_its_name(tmp_path: Path) -> None:
+def test_renamed_part(tmp_path: Path) -> None:
     parts(tmp_path, 2)[0].rename(tmp_path / "m.gguf")
     with pytest.raises(GGUFError, match=r"'split.count' is 2"):
         GGUF.open(tmp_path / "m.gguf")

@@ -73,7 +73,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("type_k", "type_v"), PAIRS)
-def test_rounding_is_all_that_differs(path: Path, type_k: str, type_v: str) -> None:
+def test_caches_differ_only_by_rounding(path: Path, type_k: str, type_v: str) -> None:
     with (
         opened(path, ["numpy"], type_k, type_v) as single,
         opened(path, ["numpy"] * 3, type_k, type_v) as three,
@@ -87,7 +87,7 @@ def test_rounding_is_all_that_differs(path: Path, type_k: str, type_v: str) -> N
 
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id == "0,1"])
 @pytest.mark.parametrize("types", [("q8_0", "q4_0"), pytest.param(("bf16", "q8_0"), marks=pytest.mark.wide)])
-def test_on_devices(path: Path, devices: list[str], types: tuple[str, str]) -> None:
+def test_caches_on_devices_of_two_drivers(path: Path, devices: list[str], types: tuple[str, str]) -> None:
     with opened(path, devices, *types) as runner:
         assert nmse(logits(runner), exact(path)) <= sum(BOUNDS[t] for t in types)
 
@@ -108,7 +108,7 @@ def test_states_keep_every_bit(path: Path, tmp_path: Path, types: tuple[str, str
         assert np.array_equal(logits(runner, 40, slot=1), want)
 
 
-def test_heads_that_are_no_whole_blocks_are_refused(tmp_path: Path) -> None:
+def test_head_sizes_must_be_multiples_of_the_block(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "tiny.gguf", Tiny("llama", head_dim=16))
     with pytest.raises(InvalidArgument, match=r"v cache of type q4_0 .* multiples of 32, .* layer 0 has 16"):
         load_runner(path, devices=["numpy"], type_v="q4_0")

@@ -79,7 +79,7 @@ def test_equals_the_numpy_forward_on_vulkan(tmp_path: Path, devices: list[str]) 
 
 @pytest.mark.parametrize("n", [1, pytest.param(3, marks=pytest.mark.wide)])
 @pytest.mark.parametrize("name", some(FIXTURES, 8))
-def test_zero_is_none_to_the_bit(tmp_path: Path, name: str, n: int) -> None:
+def test_a_zero_vector_equals_none_bit_by_bit(tmp_path: Path, name: str, n: int) -> None:
     path = write(build(name), tmp_path / "model.gguf")
     with GGUF.open(path) as gguf:
         n_layer = read_n_layer(gguf)
@@ -88,7 +88,7 @@ def test_zero_is_none_to_the_bit(tmp_path: Path, name: str, n: int) -> None:
     assert np.array_equal(run(path, ["numpy"] * n, [(str(zero), 1.0)]), none)
 
 
-def test_files_add_up_and_a_range_leaves_layers_alone(tmp_path: Path) -> None:
+def test_files_add_up_and_a_range_excludes_layers(tmp_path: Path) -> None:
     a, b = directions(seed=1), directions(range(2, N_LAYER), seed=2)
     files = [
         (str(write_vectors(tmp_path / "a.gguf", a)), 2.0),
@@ -112,7 +112,7 @@ def test_no_exchange_is_added(tmp_path: Path) -> None:
     assert counts[0] == counts[1] == [2 * N_LAYER] * 2
 
 
-def test_a_layer_that_other_devices_hold(tmp_path: Path) -> None:
+def test_a_layer_of_other_devices(tmp_path: Path) -> None:
     path, vectors = write_tiny(tmp_path / "model.gguf", TINY[0]), directions()
     files = [(str(write_vectors(tmp_path / "control.gguf", vectors)), 1.0)]
     single = run(path, ["numpy"], files)
@@ -141,7 +141,7 @@ def test_llm_and_command_line(tmp_path: Path, models: Path, capsys: pytest.Captu
     assert json.loads(capsys.readouterr().out)["tokens"] == want
 
 
-def test_perplexity_with_them_equals_a_numpy_forward(
+def test_perplexity_equals_the_numpy_forward(
     tmp_path: Path, models: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, text = models / "stories-narrow-F32.gguf", models / "stories.txt"
@@ -175,7 +175,7 @@ def test_perplexity_with_them_equals_a_numpy_forward(
 
 
 @pytest.mark.parametrize("command", ["generate", "bench", "sweep", "perplexity"])
-def test_commands_that_take_them(
+def test_commands_accept_control_vectors(
     tmp_path: Path, models: Path, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     path, text = str(models / "stories-narrow-Q8_0.gguf"), str(models / "stories.txt")
@@ -217,7 +217,7 @@ def test_refusals(
         LLM(path, devices=["numpy"], control_vectors=[file], control_vector_layer_range=layers)
 
 
-def test_what_is_no_control_vector_file(tmp_path: Path) -> None:
+def test_unsuitable_files_are_refused(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "model.gguf", TINY[0])
     with pytest.raises(GGUFError, match="is a llama model, expected control vectors"):
         LLM(path, devices=["numpy"], control_vectors=[path])

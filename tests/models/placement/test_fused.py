@@ -108,7 +108,7 @@ TINY = [Tiny("llama", "Q8_0"), Tiny("qwen3")]
 
 @pytest.mark.parametrize(("n", "shares"), SPLITS)
 @pytest.mark.parametrize("tiny", TINY, ids=repr)
-def test_a_fused_file_is_the_separate_one(
+def test_a_fused_file_equals_the_separate_file(
     tmp_path: Path, tiny: Tiny, n: int, shares: tuple[int, ...] | None
 ) -> None:
     paths = [
@@ -129,7 +129,7 @@ def test_a_fused_file_is_the_separate_one(
     assert np.array_equal(*logits)
 
 
-def test_a_fused_tensor_of_other_rows_is_refused(tmp_path: Path) -> None:
+def test_a_fused_tensor_with_wrong_rows_is_refused(tmp_path: Path) -> None:
     tiny = Tiny("llama")
     change = fused_copy(tiny)
     change["blk.1.attn_qkv.weight"] = np.ones((191, 64), np.float32)
@@ -138,7 +138,7 @@ def test_a_fused_tensor_of_other_rows_is_refused(tmp_path: Path) -> None:
         load_runner(path, devices=["numpy"])
 
 
-def test_a_pattern_names_the_tensor_of_the_file(tmp_path: Path) -> None:
+def test_a_pattern_matches_the_fused_tensors_name(tmp_path: Path) -> None:
     tiny = Tiny("llama")
     path = write_tiny(tmp_path / "model.gguf", tiny, fused_copy(tiny))
     runner = load_runner(path, devices=["numpy"] * 2, override_tensor=(("0.attn_qkv", "1"),))

@@ -140,7 +140,7 @@ def test_layer_mode_exchanges_once_per_boundary(models: Path, n: int, split: lis
     assert runner.reduce_stats()[0] == 9 * (n - 1)
 
 
-def test_layers_of_hosts_in_slices_of_their_devices(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_split_layers_over_their_devices(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each layer has two sums; the next host reads one."""
     monkeypatch.setattr(Options, "hosts", ("0", "1", "1", "0"))
     runner = same(models, ["numpy"] * 4, split_mode="hosts", tensor_split=[1, 1, 1, 3])
@@ -175,7 +175,9 @@ def test_refusals(models: Path, options: dict[str, Any], message: str) -> None:
         run(models, ["numpy", "numpy"], **options)
 
 
-def test_what_does_not_fit_is_refused_with_what_would(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_does_not_fit_is_refused_with_a_way_to_fit(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def two_devices_sharing_little(_: object) -> list[fit.Budget]:
         return [fit.Budget("small", 3_400_000, (0, 1))]
 
@@ -194,7 +196,9 @@ def test_what_does_not_fit_is_refused_with_what_would(models: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(("room", "held"), [(1 << 40, 6), (750_000, 3), (150_000, 0)])
-def test_as_many_layers_as_fit(models: Path, monkeypatch: pytest.MonkeyPatch, room: int, held: int) -> None:
+def test_auto_takes_as_many_layers_as_fit(
+    models: Path, monkeypatch: pytest.MonkeyPatch, room: int, held: int
+) -> None:
     same(models, ["numpy"])
     monkeypatch.setattr(fit, "budgets_of", lambda _: [fit.Budget("small", room, (0, 1))])
     runner = same(models, ["numpy"] * 2, n_gpu_layers="auto")
@@ -206,7 +210,7 @@ def test_as_many_layers_as_fit(models: Path, monkeypatch: pytest.MonkeyPatch, ro
             same(models, ["numpy"] * 2, n_gpu_layers=held + 1)
 
 
-def test_a_host_with_little_room_gets_the_least(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_fit_both_device_and_host(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The device has room for 4 layers, the host for the others."""
 
     def held(n: int) -> tuple[int, int]:
@@ -225,7 +229,7 @@ def test_a_host_with_little_room_gets_the_least(models: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("devices", [["numpy"] * 3, pytest.param(["0", "0"], marks=needs_device)], ids=str)
 @pytest.mark.parametrize("provider", ["auto", "scatter", "host-sum"])
-def test_memory_report_is_what_was_planned(models: Path, devices: list[str], provider: str) -> None:
+def test_memory_report_equals_the_plan(models: Path, devices: list[str], provider: str) -> None:
     path = models / "stories-narrow-Q8_0.gguf"
     options = {"n_ctx": 64, "n_ubatch": 16, "kv_offload": False, "reduce_provider": provider}
     runner = load_runner(path, devices=devices, **options)
@@ -257,7 +261,7 @@ REPORTED: list[tuple[int, dict[str, Any]]] = [
     ("name", "n", "options"),
     covering(MIXED_FILES, [pytest.param(*r, id=f"{r[0]}-{r[1]}") for r in REPORTED], each=2),
 )
-def test_the_memory_report_is_the_allocators_and_adds_up(
+def test_the_memory_report_equals_the_allocator_and_adds_up(
     models: Path, tmp_path: Path, name: str, n: int, options: dict[str, Any]
 ) -> None:
     if "narrow" in name and options.get("type_k") == "q8_0":
@@ -357,7 +361,7 @@ def test_experts_on_the_host(models: Path, options: dict[str, Any], n: int) -> N
     assert all(row["host"] for row in runner.report)  # type: ignore[attr-defined]
 
 
-def test_a_cache_too_large_for_one_binding_is_refused_with_what_fits(
+def test_a_cache_above_one_binding_is_refused_with_a_way_to_fit(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -381,12 +385,12 @@ def on_three(models: Path, **how: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("provider", ["pages", "scatter", "host-sum"])
 @pytest.mark.parametrize("ahead", [None, 0, 1])
-def test_how_devices_meet_changes_no_bit(models: Path, provider: str, ahead: int | None) -> None:
+def test_reduce_options_give_the_same_bits(models: Path, provider: str, ahead: int | None) -> None:
     logits = on_three(models, reduce_provider=provider, submit_ahead=ahead)
     assert np.array_equal(logits, on_three(models))
 
 
 @pytest.mark.parametrize("options", [{"reduce_provider": "p2p"}, {"submit_ahead": -1}], ids=str)
-def test_unknown_ways_to_meet_are_refused(models: Path, options: dict[str, Any]) -> None:
+def test_invalid_reduce_options_are_refused(models: Path, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=r"p2p|submit_ahead=-1"):
         LLM(models / "stories-narrow-Q8_0.gguf", devices=["numpy"], **options)

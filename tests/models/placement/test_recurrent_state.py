@@ -44,7 +44,7 @@ def open_llm(path: Path, n: int = 1, **options: Any) -> LLM:
 
 @settings(max_examples=100, deadline=None)
 @given(st.data(), st.integers(0, 3))
-def test_a_run_reads_what_its_sequence_left(data: st.DataObject, n_snapshots: int) -> None:
+def test_a_run_reads_the_state_of_its_sequence(data: st.DataObject, n_snapshots: int) -> None:
     n_slots = 2
     slots = SlotStates(n_slots, n_snapshots)
     cells: list[tuple[int, ...]] = [(-1,)] * (n_slots * (1 + n_snapshots))
@@ -65,7 +65,7 @@ def test_a_run_reads_what_its_sequence_left(data: st.DataObject, n_snapshots: in
                 assert cells[slots.cell(other, len(held[other]))] == held[other]
 
 
-def test_the_ends_of_a_prompt_and_of_its_steps_are_kept() -> None:
+def test_snapshots_at_the_ends_of_a_prompt_and_its_steps() -> None:
     slots = SlotStates(1, 2)
     at = 0
     for n in (16, 16, 5, 1, 1, 1):
@@ -77,7 +77,7 @@ def test_the_ends_of_a_prompt_and_of_its_steps_are_kept() -> None:
 # ---- in the engine ----
 
 
-def test_going_back_gives_what_a_new_slot_gives(path: Path) -> None:
+def test_a_slot_that_goes_back_equals_a_new_slot(path: Path) -> None:
     other = [*PROMPT, 7, 8, 9]
     with open_llm(path) as llm:
         want = llm.generate(other, 10, temperature=0).tokens
@@ -92,7 +92,7 @@ def test_going_back_gives_what_a_new_slot_gives(path: Path) -> None:
         assert new.timings["prompt_n"] == 9
 
 
-def test_without_snapshots_a_slot_goes_on_or_begins_anew(path: Path) -> None:
+def test_without_snapshots_a_slot_continues_or_restarts(path: Path) -> None:
     with open_llm(path, n_snapshots=0) as llm:
         first = llm.generate(PROMPT, 5, temperature=0, slot=0)
         assert llm.generate(PROMPT + first.tokens, 5, temperature=0, slot=0).timings["prompt_n"] == 1
@@ -162,7 +162,7 @@ def test_hyper_parameters_that_do_not_fit(
 
 
 @pytest.mark.parametrize("name", ["qwen35", "qwen3next", "kimi-linear", "nemotron_h"])
-def test_the_file_is_written_back(tmp_path: Path, name: str) -> None:
+def test_export_equals_the_file(tmp_path: Path, name: str) -> None:
     file, copy = write(build(name), tmp_path / "a.gguf", quantize=True), tmp_path / "copy.gguf"
     runner = load_runner(file, devices=["numpy"] * 3, tensor_split=[2, 1, 1])
     try:
@@ -205,7 +205,7 @@ def test_older_files_of_qwen3next(tmp_path: Path, quantize: bool) -> None:
 
 
 @pytest.mark.oracle
-def test_llama_cpp_reads_older_files_so(tmp_path: Path) -> None:
+def test_older_files_equal_llama_cpp(tmp_path: Path) -> None:
     if find_spec("xllamacpp") is None:
         pytest.skip("not installed: xllamacpp")
     from oracles import llama_cpp
@@ -220,7 +220,7 @@ def test_llama_cpp_reads_older_files_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"tensor_split": [1, 0, 3]}, {"split_mode": "layer"}])
-def test_saved_on_two_devices_goes_on_on_three(path: Path, tmp_path: Path, options: Any) -> None:
+def test_a_state_of_two_devices_continues_on_three(path: Path, tmp_path: Path, options: Any) -> None:
     file = tmp_path / "state"
     with open_llm(path, 2) as llm:
         begun = llm.generate(PROMPT, 8, temperature=0, slot=0)
@@ -232,7 +232,7 @@ def test_saved_on_two_devices_goes_on_on_three(path: Path, tmp_path: Path, optio
     assert rest.tokens == want and rest.timings["prompt_n"] == 1
 
 
-def test_a_part_is_refused(path: Path, tmp_path: Path) -> None:
+def test_a_part_of_a_state_is_refused(path: Path, tmp_path: Path) -> None:
     with open_llm(path) as llm:
         llm.generate(PROMPT, 4, temperature=0, slot=0)
         for part in ({"first": 3}, {"last": 20}):
@@ -261,7 +261,7 @@ def test_a_file_without_the_state_is_refused(path: Path, tmp_path: Path) -> None
                 llm.load_state(file)
 
 
-def test_a_failed_step_leaves_a_slot_that_works(
+def test_a_slot_works_after_a_failed_step(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_llm(path, n_slots=2) as llm:

@@ -61,7 +61,7 @@ def test_the_refusal_names_other_shares(models: Path, budgets: list[int]) -> Non
     load_on_two(models, tensor_split=(1, 1)).close()
 
 
-def test_other_shares_follow_the_room_of_the_devices_alone(models: Path, budgets: list[int]) -> None:
+def test_other_shares_follow_only_the_devices_memory(models: Path, budgets: list[int]) -> None:
     free = load_on_two(models, tensor_split=(3, 1))
     budgets[:] = (int(1.25 * sum(row[home] for home in fit.ON_DEVICE)) for row in free.memory())
     free.close()

@@ -38,7 +38,7 @@ def with_nextn(folder: Path, n_ahead: int = 1) -> Path:
     return write_tiny(folder / f"nextn{n_ahead}.gguf", tiny, more)
 
 
-def test_layers_that_predict_further_ahead_are_left_out_with_one_note(tmp_path: Path) -> None:
+def test_multi_token_prediction_layers_are_skipped_with_a_note(tmp_path: Path) -> None:
     path = with_nextn(tmp_path)
     same = dict(tensors(Tiny("llama", n_layer=5)))
     four = write_tiny(
@@ -67,7 +67,7 @@ def test_layers_that_predict_further_ahead_are_left_out_with_one_note(tmp_path: 
     ],
     ids=lambda words: words[0],
 )
-def test_every_command_that_loads_a_model_says_so_once(
+def test_every_command_prints_the_note_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -77,7 +77,7 @@ def test_every_command_that_loads_a_model_says_so_once(
     assert len(lines) == 1 and "18 tensors of layers that predict tokens further ahead" in lines[0], output
 
 
-def test_they_are_written_back(tmp_path: Path) -> None:
+def test_export_keeps_multi_token_prediction_layers(tmp_path: Path) -> None:
     path, out = with_nextn(tmp_path), tmp_path / "out.gguf"
     runner = load_runner(path, devices=["numpy"] * 2, n_ctx=32, n_ubatch=1)
     try:
@@ -88,14 +88,14 @@ def test_they_are_written_back(tmp_path: Path) -> None:
     assert out.read_bytes() == path.read_bytes()
 
 
-def test_without_the_key_they_are_tensors_that_nothing_reads(tmp_path: Path) -> None:
+def test_without_the_key_these_tensors_are_unread(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"2 tensors that llama does not use: blk.4.nextn.eh_proj"):
         llm_logits(with_nextn(tmp_path, n_ahead=0))
     with pytest.raises(GGUFError, match="nextn_predict_layers is 5"):
         llm_logits(with_nextn(tmp_path, n_ahead=5))
 
 
-def test_an_unknown_architecture_is_named_with_what_is_supported(tmp_path: Path) -> None:
+def test_an_unknown_architecture_is_refused_with_the_supported_ones(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"'gpt9' is not supported; supported are: llama, .*phi3"):
         llm_logits(write_tiny(tmp_path / "model.gguf", Tiny("gpt9")))
 
@@ -106,7 +106,7 @@ def test_off_values(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [1, -1.0, True, math.inf, math.nan, [0, 1], "none"])
-def test_values_that_are_on(value: Any) -> None:
+def test_values_that_are_on_are_refused(value: Any) -> None:
     assert not is_off(value)
 
 
