@@ -103,13 +103,13 @@ def test_every_model_file_has_goldens() -> None:
 @pytest.mark.oracle
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="not installed: xllamacpp")
 def test_llama_cpp_still_gives_the_golden_logits(models: Path) -> None:
-    from data.make_models import told
+    from data.make_models import llama_cpp_answer
 
     expected = json.loads((models / "expected.json").read_text())
     with np.load(models / "expected_logits.npz") as logits:
         for name in [*(path.stem for path in MODELS), *DERIVED]:
-            said, got = told(models / f"{name}.gguf", expected[name]["prompt"])
-            assert said == expected[name] and nmse(got, logits[name]) <= 1e-10, name
+            answer, got = llama_cpp_answer(models / f"{name}.gguf", expected[name]["prompt"])
+            assert answer == expected[name] and nmse(got, logits[name]) <= 1e-10, name
 
 
 @pytest.mark.oracle

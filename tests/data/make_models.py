@@ -59,7 +59,7 @@ def quantize(folder: Path) -> Iterator[Path]:
 # ---- golden logits and tokens ----
 
 
-def told(path: Path, prompt: str) -> tuple[dict[str, object], np.ndarray]:
+def llama_cpp_answer(path: Path, prompt: str) -> tuple[dict[str, object], np.ndarray]:
     """Return llama.cpp's greedy text for a prompt, and the logits of the prompt's tokens."""
     vocabulary = llama_cpp.Vocabulary(path)
     tokens = vocabulary.encode(prompt, True, True)
@@ -86,24 +86,25 @@ def told(path: Path, prompt: str) -> tuple[dict[str, object], np.ndarray]:
 
 
 def prompts() -> list[str]:
-    rng, found = random.Random(6), ["Once upon a time"]
-    while len(found) < N_PROMPTS:
+    rng, texts = random.Random(6), ["Once upon a time"]
+    while len(texts) < N_PROMPTS:
         words = tell_story(rng).text.split()
-        at = rng.randrange(len(words) - N_WORDS) if len(found) % 2 else 0
-        found.append(" ".join(words[at : at + N_WORDS]))
-    return list(dict.fromkeys(found))
+        at = rng.randrange(len(words) - N_WORDS) if len(texts) % 2 else 0
+        texts.append(" ".join(words[at : at + N_WORDS]))
+    return list(dict.fromkeys(texts))
 
 
 def goldens(files: list[Path], folder: Path) -> None:
     """Write each file's golden logits and tokens for the prompt whose greedy text has the widest margins."""
     expected, every = {}, {}
     for path in files:
-        tried = [told(path, prompt) for prompt in prompts()]
-        expected[path.stem], every[path.stem] = max(
-            tried, key=lambda found: float(str(found[0]["min_margin"]))
+        tried = [llama_cpp_answer(path, prompt) for prompt in prompts()]
+        expected[path.stem], every[path.stem] = max(tried, key=lambda pair: float(str(pair[0]["min_margin"])))
+        answer = expected[path.stem]
+        print(
+            f"{path.stem:24} {answer['min_margin']:7} {answer['prompt']!r} {answer['greedy_text']!r}",
+            flush=True,
         )
-        said = expected[path.stem]
-        print(f"{path.stem:24} {said['min_margin']:7} {said['prompt']!r} {said['greedy_text']!r}", flush=True)
     folder.mkdir(exist_ok=True)
     (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
     np.savez_compressed(folder / "expected_logits.npz", **every)

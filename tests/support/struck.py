@@ -45,7 +45,7 @@ def strike(n: int, call: Callable[[], object], where: Where, after_ops: tuple[st
     return left < 0
 
 
-def everywhere(
+def interrupt_everywhere(
     call: Callable[[], object],
     after: Callable[[], object],
     where: Where,

@@ -11,7 +11,7 @@ ECHO = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
 GIVE_UP_S = 30.0
 
 
-def said(*texts: str) -> list[dict[str, str]]:
+def user_messages(*texts: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text} for text in texts]
 
 
@@ -22,7 +22,7 @@ def pid_of(template: ChatTemplate) -> int:
     return worker._process.pid
 
 
-def gone(pid: int) -> bool:
+def process_ends(pid: int) -> bool:
     """Whether a process ends in time and is not left as a zombie."""
     deadline = time.monotonic() + GIVE_UP_S
     while Path(f"/proc/{pid}").exists():

@@ -107,10 +107,10 @@ def test_files_on_every_driver(
 @pytest.mark.parametrize("name", FILES)
 def test_export_equals_the_file(models: Path, tmp_path: Path, name: str) -> None:
     path = models / f"{name}.gguf"
-    assert written_back(path, tmp_path) == path.read_bytes()
+    assert exported(path, tmp_path) == path.read_bytes()
 
 
-def written_back(path: Path, folder: Path) -> bytes:
+def exported(path: Path, folder: Path) -> bytes:
     out = folder / "out.gguf"
     with opened(path, NUMPY[0], tensor_split=NUMPY[1]) as runner, GGUF.open(path) as source:
         write_gguf(out, source, runner.mesh.devices, runner.mesh.weights, runner.model.weights())
@@ -149,7 +149,7 @@ def test_all_formats_on_vulkan(all_formats: Path, devices: list[str]) -> None:
 
 
 def test_export_of_all_formats_equals_the_file(all_formats: Path, tmp_path: Path) -> None:
-    assert written_back(all_formats, tmp_path) == all_formats.read_bytes()
+    assert exported(all_formats, tmp_path) == all_formats.read_bytes()
 
 
 # ---- floats that devices store as f32 ----
@@ -165,7 +165,7 @@ def test_norms_biases_and_routers_in_f16_and_bf16(tmp_path: Path, dtype: str) ->
         with opened(path, devices) as runner:
             assert {runner.mesh.weights[name].dtype for name in types} == {"f32"}
             assert nmse(prefill(runner), forward(path, TOKENS)) <= 1e-10
-    assert written_back(path, tmp_path) == path.read_bytes()
+    assert exported(path, tmp_path) == path.read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from device_sets import device_infos
 from fake_runner import FakeRunner, continuation
 from gguf_files import U32, gguf_bytes, key
-from struck import everywhere
+from struck import interrupt_everywhere
 from tiny_models import Tiny, write_tiny
 
 from vkbackend import LLM
@@ -80,9 +80,9 @@ def test_generate_and_stream(model: Path) -> None:
             assert llm.generate([1, 9], 3, **options).tokens == continuation([1, 9], 3)  # type: ignore[arg-type]
             assert not llm._mailbox.channel.engine._engine.busy  # type: ignore[union-attr]
 
-        everywhere(lambda: llm.generate(PROMPT, 3, **options), after, by_callers)  # type: ignore[arg-type]
-        everywhere(stream, after, by_callers)
-        everywhere(lambda: llm.logits(PROMPT), after, by_callers)
+        interrupt_everywhere(lambda: llm.generate(PROMPT, 3, **options), after, by_callers)  # type: ignore[arg-type]
+        interrupt_everywhere(stream, after, by_callers)
+        interrupt_everywhere(lambda: llm.logits(PROMPT), after, by_callers)
 
 
 @pytest.fixture
@@ -94,7 +94,9 @@ def silent_finalizers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("silent_finalizers")
 def test_load(model: Path) -> None:
     released = "something is left"
-    everywhere(lambda: LLM(model).close(), lambda: wait_until(all_released, released), by_callers, stride=2)
+    interrupt_everywhere(
+        lambda: LLM(model).close(), lambda: wait_until(all_released, released), by_callers, stride=2
+    )
     with LLM(model) as llm:
         assert llm.generate(PROMPT, 3, temperature=0).tokens == continuation(PROMPT, 3)
 
@@ -111,7 +113,7 @@ def test_close(model: Path) -> None:
         opened.append(LLM(model))
 
     opened.append(LLM(model))
-    everywhere(lambda: opened[-1].close(), close_again, by_callers)
+    interrupt_everywhere(lambda: opened[-1].close(), close_again, by_callers)
 
 
 @pytest.mark.usefixtures("silent_finalizers")
@@ -124,7 +126,7 @@ def test_drop(model: Path) -> None:
         opened.append(LLM(model))
 
     opened.append(LLM(model))
-    everywhere(opened.clear, after, by_callers)
+    interrupt_everywhere(opened.clear, after, by_callers)
 
 
 def test_an_exception_of_progress_ends_the_loading(model: Path) -> None:

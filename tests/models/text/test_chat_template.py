@@ -6,8 +6,8 @@ import threading
 from typing import Any
 
 import pytest
-from struck import SIGNALLED, everywhere
-from templates import ECHO, said
+from struck import SIGNALLED, interrupt_everywhere
+from templates import ECHO, user_messages
 
 from vkbackend.errors import Timeout
 from vkbackend.models.text import template_process
@@ -31,19 +31,19 @@ def test_conversations_of_every_kind_are_rendered_completely() -> None:
         ["x" * 299_999],
     ]
     for talk in [*talks, *reversed(talks)]:
-        assert template.render(said(*talk)) == "".join(f"[{text}]" for text in talk)
+        assert template.render(user_messages(*talk)) == "".join(f"[{text}]" for text in talk)
 
 
 def test_a_lost_answer_is_not_the_base_of_the_next() -> None:
     """A signal may arrive between receiving an answer and storing it."""
     template = ChatTemplate(ECHO)
-    assert template.render(said("a", "b")) == "[a][b]"
+    assert template.render(user_messages("a", "b")) == "[a][b]"
     worker = template._process._worker
     assert worker is not None
     before = worker._last
-    assert template.render(said("a", "c")) == "[a][c]" and worker._last != before
+    assert template.render(user_messages("a", "c")) == "[a][c]" and worker._last != before
     worker._last = [], ""
-    assert template.render(said("a", "c", "d")) == "[a][c][d]"
+    assert template.render(user_messages("a", "c", "d")) == "[a][c][d]"
 
 
 def test_values_other_than_texts_may_change_between_calls() -> None:
@@ -63,7 +63,7 @@ def test_threads_share_a_template() -> None:
 
     def render(name: str) -> None:
         for i in range(30):
-            if template.render(said(name, str(i))) != f"[{name}][{i}]":
+            if template.render(user_messages(name, str(i))) != f"[{name}][{i}]":
                 failed.append(name)
 
     threads = [threading.Thread(target=render, args=(f"thread {i}",)) for i in range(6)]
@@ -89,7 +89,7 @@ def test_a_busy_template_is_waited_for_with_a_deadline(monkeypatch: pytest.Monke
     try:
         assert taken.wait(10)
         with pytest.raises(Timeout, match="busy"):
-            template.render(said("a"))
+            template.render(user_messages("a"))
     finally:
         over.set()
         thread.join()
@@ -113,15 +113,15 @@ def test_interrupts_leave_a_template_free(monkeypatch: pytest.MonkeyPatch) -> No
 
     def from_another_thread() -> None:
         texts: list[str] = []
-        thread = threading.Thread(target=lambda: texts.append(template.render(said("b"))))
+        thread = threading.Thread(target=lambda: texts.append(template.render(user_messages("b"))))
         thread.start()
         thread.join()
         assert texts == ["[b]"]
 
     monkeypatch.setattr(template_process, "WALL_S", 0.5)
     ask = template_process.TemplateProcess._ask.__code__
-    everywhere(
-        lambda: template.render(said("a")),
+    interrupt_everywhere(
+        lambda: template.render(user_messages("a")),
         from_another_thread,
         lambda code: code is ask,
         after_ops=SIGNALLED,

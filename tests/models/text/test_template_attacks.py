@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from templates import ECHO, pid_of, said
+from templates import ECHO, pid_of, user_messages
 
 from vkbackend import LLM
 from vkbackend.errors import InvalidArgument
@@ -72,7 +72,7 @@ def test_attacks_are_typed_errors_and_do_not_affect_the_caller() -> None:
         try:
             for name, (source, pattern) in ATTACKS.items():
                 with pytest.raises(InvalidArgument) as error:
-                    ChatTemplate(source).render(said("a"))
+                    ChatTemplate(source).render(user_messages("a"))
                 assert re.search(pattern, str(error.value)), (name, str(error.value)[:200])
                 assert len(str(error.value)) < 1200
         finally:
@@ -86,10 +86,10 @@ def test_after_an_attack_the_next_conversation_is_rendered() -> None:
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     for attack in (endless, "{{ [0] * 10 ** 10 }}"):
         template = ChatTemplate("{% if messages[0].content == 'bad' %}" + attack + "{% endif %}" + ECHO)
-        assert template.render(said("a")) == "[a]"
+        assert template.render(user_messages("a")) == "[a]"
         with pytest.raises(InvalidArgument, match="chat template"):
-            template.render(said("bad"))
-        assert template.render(said("b", "c")) == "[b][c]"
+            template.render(user_messages("bad"))
+        assert template.render(user_messages("b", "c")) == "[b][c]"
 
 
 def cpu_limit_s(pid: int) -> int:
@@ -106,7 +106,7 @@ def test_each_conversation_has_the_full_time_limit(monkeypatch: pytest.MonkeyPat
     first = cpu_limit_s(pid)
     assert first >= READ_S
     while cpu_limit_s(pid) == first:
-        template.render(said("a"))
+        template.render(user_messages("a"))
     assert cpu_limit_s(pid) == first + 1 and pid_of(template) == pid
 
 
@@ -114,7 +114,7 @@ def test_a_process_that_ends_with_its_answer_is_not_asked_again() -> None:
     template = ChatTemplate("{% if messages %}{{ [0] * 10 ** 10 }}{% endif %}")
     pid = pid_of(template)
     with pytest.raises(InvalidArgument, match="512 MB"):
-        template.render(said("a"))
+        template.render(user_messages("a"))
     assert not Path(f"/proc/{pid}").exists() and template.render([]) == ""
 
 
@@ -124,10 +124,10 @@ def test_invalid_conversations() -> None:
         with pytest.raises(InvalidArgument, match="conversation of texts"):
             template.render([{"role": "user", "content": bad}])  # type: ignore[dict-item]
     with pytest.raises(InvalidArgument, match="conversation has 33554"):
-        template.render(said("x" * (1 << 25)))
+        template.render(user_messages("x" * (1 << 25)))
     with pytest.raises(InvalidArgument, match="is a bytes"):
         ChatTemplate(b"text")  # type: ignore[arg-type]
-    assert template.render(said("a")) == "[a]"
+    assert template.render(user_messages("a")) == "[a]"
 
 
 def test_a_chat_continues_after_its_template_crashed(tmp_path: Path) -> None:

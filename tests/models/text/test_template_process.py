@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from templates import ECHO, gone, pid_of, said
+from templates import ECHO, pid_of, process_ends, user_messages
 
 from vkbackend.errors import InvalidArgument, Timeout, VkbackendError
 from vkbackend.models.text import template_process
@@ -31,9 +31,9 @@ def test_equal_templates_share_a_process_and_it_ends_with_them() -> None:
     pid = pid_of(first)
     assert pid == pid_of(second) != pid_of(other)
     del first
-    assert second.render(said("a")) == "[a]" and pid_of(second) == pid
+    assert second.render(user_messages("a")) == "[a]" and pid_of(second) == pid
     del second
-    assert gone(pid)
+    assert process_ends(pid)
 
 
 def test_the_worker_inherits_nothing_and_has_limits() -> None:
@@ -53,7 +53,7 @@ def test_the_worker_inherits_nothing_and_has_limits() -> None:
     loaded = Path(f"/proc/{pid}/maps").read_text()
     assert "numpy" not in loaded and "vulkan" not in loaded and "tokenizers" not in loaded
     os.kill(pid, signal.SIGINT)
-    assert template.render(said("a")) == "[a]" and pid_of(template) == pid
+    assert template.render(user_messages("a")) == "[a]" and pid_of(template) == pid
 
 
 def test_a_worker_that_ended_is_replaced() -> None:
@@ -61,7 +61,9 @@ def test_a_worker_that_ended_is_replaced() -> None:
     pid = pid_of(template)
     os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    assert template.render(said("a", "b")) == "[a][b]" and pid_of(template) != pid and gone(pid)
+    assert (
+        template.render(user_messages("a", "b")) == "[a][b]" and pid_of(template) != pid and process_ends(pid)
+    )
 
 
 def test_a_silent_worker_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,8 +72,8 @@ def test_a_silent_worker_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     os.kill(pid, signal.SIGSTOP)
     with monkeypatch.context() as patch, pytest.raises(InvalidArgument, match="took more than 0 s"):
         patch.setattr(template_process, "WALL_S", 0.2)
-        template.render(said("x" * 1_000_000))
-    assert gone(pid) and template.render(said("a")) == "[a]"
+        template.render(user_messages("x" * 1_000_000))
+    assert process_ends(pid) and template.render(user_messages("a")) == "[a]"
 
 
 def test_a_signal_while_waiting_leaves_no_answer_to_another_conversation() -> None:
@@ -88,11 +90,11 @@ def test_a_signal_while_waiting_leaves_no_answer_to_another_conversation() -> No
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
         with pytest.raises(Pressed):
-            template.render(said("first"))
+            template.render(user_messages("first"))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert gone(pid) and template.render(said("second")).endswith("[second]")
+    assert process_ends(pid) and template.render(user_messages("second")).endswith("[second]")
 
 
 def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +160,7 @@ def test_a_program_needs_no_main_guard_and_ends_without_output(run: Any) -> None
     )
     assert (done.returncode, done.stderr) == (0, "")
     text, pid = done.stdout.split()
-    assert text == "[hello]" and gone(int(pid))
+    assert text == "[hello]" and process_ends(int(pid))
 
 
 def test_the_worker_ends_when_its_program_is_killed(run: Any) -> None:
@@ -170,7 +172,7 @@ def test_the_worker_ends_when_its_program_is_killed(run: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
         """
     )
-    assert done.returncode == -signal.SIGKILL and gone(int(done.stdout))
+    assert done.returncode == -signal.SIGKILL and process_ends(int(done.stdout))
 
 
 def test_modules_next_to_a_program_are_not_imported_by_the_worker(run: Any, tmp_path: Path) -> None:
