@@ -60,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Tests expect F32 activations, which some devices would round.
     os.environ["VKBACKEND_EXACT"] = "1"
     if runtime := config.getoption("--runtime"):
-        # child processes read it, too
+        # Child processes read this variable, too.
         os.environ["VKBACKEND_RUNTIME"] = runtime
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
@@ -83,7 +83,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     out = [item for item in items if any(marker in item.keywords for marker in markers)]
     config.hook.pytest_deselected(items=out)
     items[:] = [item for item in items if not any(marker in item.keywords for marker in markers)]
-    # a worker that begins a slow file late ends late
+    # A worker that begins a slow file late ends late.
     items.sort(key=lambda item: item.path.name not in DEAREST)
     if (runtime := os.environ.get("VKBACKEND_RUNTIME", "native")) != "native":
         for item in items:

@@ -43,7 +43,7 @@ class Model(Decoder):
 
     def weights(self) -> list[WeightSpec]:
         specs = super().weights()
-        # published files have this name for the final norm
+        # Published files have this name for the final norm.
         old = {"output_norm.weight": "token_embd_norm.weight"}
         return [replace(spec, source=old.get(spec.name, spec.source)) for spec in specs]
 

@@ -72,7 +72,7 @@ class LayerState:
 LayerMemory = LayerCache | LayerState
 
 
-MemorySpec = KVSpec | StateSpec | None  # None: rows do not interact
+MemorySpec = KVSpec | StateSpec | None  # None: the layer's rows do not interact
 
 
 def kv_of(spec: MemorySpec) -> KVSpec | None:

@@ -24,7 +24,7 @@ GATING_KINDS = {1: "softmax", 2: "sigmoid", 3: "softmax_weight"}  # expert_gatin
 GATE_AND_UP = ("ffn_gate_exps.bias", "ffn_up_exps.bias")
 SOFTMAX = Gating()
 GLU = {"silu": ops.silu_mul, "gelu": ops.gelu_mul, "swiglu_oai": ops.swiglu_oai}
-ALONE = {"relu2_alone": ops.relu2}  # without a gate
+ALONE = {"relu2_alone": ops.relu2}  # activations without a gate
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Mixture:
     n_shared: int = 0  # columns of the shared expert; 0: none
 
     def weights(self, n_embd: int, stored: Collection[str]) -> list[WeightSpec]:
-        """Names lack `blk.N.` and `.weight`; the file's names, `stored`, lack `blk.N.`."""
+        """Names lack `blk.N.` and `.weight`. `stored`: the file's names without `blk.N.`."""
         e, n_ff, shared = self.n_expert, self.n_ff, self.n_shared
         specs = [
             WeightSpec("ffn_gate_inp", (e, n_embd), f32=True),

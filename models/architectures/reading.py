@@ -109,7 +109,7 @@ def is_off(value: Any) -> bool:
 
 
 def read_float(gguf: GGUF, key: str, default: float, low: float = -math.inf) -> float:
-    """Read a number from `low` on; the default if the key is absent or off."""
+    """Read a number that is at least `low`; the default if the key is absent or off."""
     name = f"{gguf.architecture}.{key}"
     if name in gguf.stated:
         return float(gguf.stated[name])

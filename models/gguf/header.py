@@ -123,7 +123,7 @@ class _Cursor:
         return int(value)
 
     def count(self, code: str, name: str, limit: int, min_bytes: int) -> int:
-        """Read a count of items of at least `min_bytes` each."""
+        """Read the number of items; each item takes at least `min_bytes`."""
         n = self.number(code, name)
         if n > limit:
             raise self.error(f"{name} is {n}, at most {limit} are accepted; the file is damaged")
@@ -205,7 +205,7 @@ def _parse_file(cur: _Cursor, index: int) -> Part:
     del cur.buf[cur.pos :]
     try:
         mapped = mmap.mmap(cur.fd, cur.file_bytes, access=mmap.ACCESS_READ)
-    except ValueError:  # the file has become shorter
+    except ValueError:  # the file was truncated
         raise cur.error("the file was truncated during reading; get it again") from None
     return Part(cur.path, cur.buf, mapped, values, tensors)
 
@@ -224,7 +224,8 @@ def _parse_header(cur: _Cursor, index: int) -> tuple[dict[str, Value], list[Tens
         raise GGUFError(
             f"{cur.path}: GGUF version {version} is not supported, only 2 and 3; convert the model again"
         )
-    # At least 32 bytes (empty name, one dim, type, offset); 13 for a key (empty key, type, one byte).
+    # A tensor takes at least 32 bytes (empty name, one dim, type, offset), a key 13 (empty key, type, one
+    # byte).
     n_tensors = cur.count("Q", "the number of tensors", MAX_TENSORS, 0)
     n_keys = cur.count("Q", "the number of metadata keys", MAX_KEYS, 13)
 

@@ -57,8 +57,8 @@ class CellTable:
 
 
 class KVCache:
-    """`own`: caches by layer. `layers`: what each layer reads: its own cache, its owner's, or a recurrent
-    state."""
+    """`own`: the layers' own caches. `layers`: the own cache, the owner's cache or the recurrent state that
+    each layer reads."""
 
     def __init__(self, stores: Stores, layout: Layout, options: Options) -> None:
         self.plans = layout.caches

@@ -2,7 +2,8 @@
 
 A state sums up a whole sequence and cannot be cut at a position, so a slot keeps snapshots to go back to. The
 next step reads the state's cell and writes another, so a snapshot costs no copy. A snapshot is taken before
-every step of several rows, and before a step of one row after such a step. The oldest is dropped.
+every step of several rows, and before a step of one row after such a step; it replaces the oldest snapshot if
+there is no room.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class SlotStates:
         return max(at for at in known if at <= position)
 
     def cell(self, slot: int, position: int) -> int:
-        """The cell with the state after `position` positions, which `resume_at` returned."""
+        """The cell with the state after `position` positions; `position` comes from `resume_at`."""
         if position == self._positions[slot] and position:
             return self._cells[slot]
         if position == self._lent.get(slot, (-1, -1))[0]:

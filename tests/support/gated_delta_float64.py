@@ -27,7 +27,7 @@ def solved(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the same from one triangular system for all u."""
     (n, size), sums = k.shape, np.broadcast_to(g, k.shape).astype(np.float64).cumsum(0)
-    kept = np.exp(sums)  # decay of the first state
+    kept = np.exp(sums)  # factor of the first state at each token
     since = np.exp(np.minimum(sums[:, None] - sums, 0.0))  # decay at row t of row s <= t, [t, s, keys]
     keys, queries = (np.tril(np.einsum("ti,si,tsi->ts", x, k, since)) for x in (k, q))
     unseen = beta[:, None] * (v - (k * kept) @ state)

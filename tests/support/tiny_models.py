@@ -23,7 +23,7 @@ class Tiny:
     dtype: str = "F32"
     n_expert: int = 0
     n_used: int = 2
-    tied: bool = False  # each three of the router's rows are equal up to rounding
+    tied: bool = False  # groups of three of the router's rows are equal up to rounding
     n_layer: int = 4
     n_embd: int = 64
     n_head: int = 8

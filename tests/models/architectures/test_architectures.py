@@ -39,7 +39,7 @@ from vkbackend.models.engine.runner import Runner
 from vkbackend.step import Run
 
 EXACT = 1e-5  # NMSE against the oracles; measured on lavapipe: 5e-13 to 2e-11
-TWINS = 1e-9  # of the numpy twins; the oracles differ by at most 4e-11 (1e-6 with llama.cpp's GELU)
+TWINS = 1e-9  # the same for the numpy twins; the oracles differ by at most 4e-11 (1e-6 with llama.cpp's GELU)
 SAME = 1e-9  # several devices of one driver
 DRIVERS = 1e-6  # devices of two drivers
 N = len(PROMPT)
@@ -116,8 +116,8 @@ def check_one(folder: Path, name: str, devices: list[str], way: str, bound: floa
 
 
 ON_VULKAN = covering(FIXTURES, product([three, single], WAYS[::-1]))
-# One model for each memory: full, windows, chunks, shared, latent, sparse, four kinds of states, both in a
-# layer.
+# One model for each memory: full, windows, chunks, shared, latent, sparse, four kinds of states, state and
+# cache in one layer.
 MEMORIES = """
     llama gemma2 llama4+chunks gemma4+shared deepseek2 deepseek32 qwen3next kimi-linear lfm2 mamba2 falcon-h1
 """.split()

@@ -113,7 +113,7 @@ def test_factors_of_experts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0", "0,0,0")])
 def test_experts_of_the_best_groups(tmp_path: Path, devices: list[str]) -> None:
-    """If one of four groups is used, both experts come from it; all groups equal no groups."""
+    """If one of four groups is used, both experts come from it; to use all groups equals to have none."""
     changed_path = changed(
         tmp_path, "glm4moe", lambda fixture, prefix: None, expert_group_count=4, expert_group_used_count=1
     )
@@ -137,7 +137,7 @@ def test_experts_of_the_best_groups(tmp_path: Path, devices: list[str]) -> None:
 )
 @pytest.mark.parametrize("name", ["glm4moe", "gpt-oss"])
 def test_all_devices_break_near_ties_alike(tmp_path: Path, name: str, devices: list[str]) -> None:
-    """Three router rows each are equal up to the last bits; devices still agree."""
+    """Groups of three router rows are equal up to the last bits; devices still agree."""
 
     def tie(fixture: Fixture, prefix: str) -> None:
         rng = np.random.default_rng(3)

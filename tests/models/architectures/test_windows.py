@@ -129,7 +129,7 @@ def test_a_shared_cache_under_every_split(path: Path, want: np.ndarray, options:
 def test_sizes_of_rings_and_shared_caches(path: Path) -> None:
     with windowed_runner(path, ["numpy"] * 2) as runner:
         cell = 2 * 2 * 16 * 4  # K and V of two heads of 16 floats
-        # for each slot: two windows and a full layer; the sharing layer has no cells
+        # For each slot: two windows and a full layer; the sharing layer has no cells.
         cells = 2 * (96 + 160 + 96)
         assert sum(s["kv"] for s in sizes(runner.layout)) == cell * cells
         tables = 2 * 2 * 2 * 4 * 160 // 32

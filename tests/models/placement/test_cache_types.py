@@ -21,7 +21,7 @@ from vkbackend.models.engine.runner import Runner
 from vkbackend.ops import CACHE_TYPES
 from vkbackend.step import Run
 
-# odd number of kv heads, so blocks share words
+# An odd number of kv heads, so blocks share words.
 TINY = Tiny("llama", n_layer=2, n_head=6, n_head_kv=3, head_dim=32)
 TOKENS = np.random.default_rng(3).integers(0, TINY.n_vocab, 44).tolist()
 # NMSE against an f32 cache: the square of the type's step at unit variance.

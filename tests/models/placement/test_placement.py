@@ -108,7 +108,7 @@ def test_every_placement_on_every_number_of_devices(
     # Copy weights instead of reading the mapped file.
     logits, runner = run(models, devices.split(","), name, use_mmap=False, **options)
     assert nmse(logits, reference(models, "0", name)) <= (1e-6 if "1" in devices else 1e-9)
-    # the table is always copied; -ngl 6 takes all layers
+    # The table is always copied; -ngl 6 puts all layers on devices.
     if kind not in ("embedding", "-ngl 6"):
         assert any(row["host"] for row in runner.report)  # type: ignore[attr-defined]
 
