@@ -1,6 +1,6 @@
 """deepseek2 (DeepSeek V2, V3, R1, Kimi K2, GLM-4.7-Flash): latent attention; dense layers, then experts with
 a shared expert. Experts are chosen by softmax (V2), or by sigmoid plus a bias from the best groups (V3). YaRN
-scales q k^T by (1 + m ln(factor))^2, where m is YaRN's log multiplier, instead of cos and sin. DeepSeek-AI
+does not scale cos and sin, but q k^T by (1 + m ln(factor))^2, where m is YaRN's log multiplier. DeepSeek-AI
 2024, arXiv:2405.04434 and arXiv:2412.19437.
 """
 

@@ -113,7 +113,7 @@ def test_factors_of_experts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0", "0,0,0")])
 def test_experts_of_the_best_groups(tmp_path: Path, devices: list[str]) -> None:
-    """If one of four groups is used, both experts come from it; to use all groups equals to have none."""
+    """If one of four groups is used, both experts come from it. If all are used, groups change nothing."""
     changed_path = changed(
         tmp_path, "glm4moe", lambda fixture, prefix: None, expert_group_count=4, expert_group_used_count=1
     )
