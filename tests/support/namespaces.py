@@ -26,7 +26,7 @@ def run(*words: str) -> None:
 
 
 @cache
-def why_not() -> str:
+def unavailable() -> str:
     """Return why namespaces are impossible here, or an empty string."""
     if not shutil.which("ip"):
         return "there is no command ip (iproute2)"

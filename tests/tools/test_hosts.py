@@ -83,7 +83,7 @@ def test_possible_placements() -> None:
 @pytest.fixture(scope="module")
 def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[namespaces.Net]:
     pytest.importorskip("mpi4py")
-    if why := namespaces.why_not():
+    if why := namespaces.unavailable():
         pytest.skip(why)
     with namespaces.hosts(2, tmp_path_factory.mktemp("net")) as network:
         yield network

@@ -24,7 +24,7 @@ from places import SUPPORT
 from vkbackend.meta.pulse import BEAT_S
 
 pytest.importorskip("mpi4py")
-pytestmark = pytest.mark.skipif(bool(namespaces.why_not()), reason=namespaces.why_not() or "-")
+pytestmark = pytest.mark.skipif(bool(namespaces.unavailable()), reason=namespaces.unavailable() or "-")
 
 SILENCE_S = 3
 LIMIT_S = 100.0  # the start of a group may take 60 s

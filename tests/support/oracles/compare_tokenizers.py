@@ -52,7 +52,7 @@ def differing(ours: Tokenizer, theirs: llama_cpp.Vocabulary, lines: Sequence[str
 # ---- speed ----
 
 
-def reaching_over_a_space(path: Path, folder: Path) -> Path:
+def with_inner_space(path: Path, folder: Path) -> Path:
     """Copy the vocabulary, but put a space inside its last token, as Gemma 3's tokens have."""
     with GGUF.open(path) as gguf:
         tokens = gguf.strings("tokenizer.ggml.tokens")
@@ -78,7 +78,7 @@ def speed(lines: list[str]) -> None:
         "| vocabulary | lines | differ | load s | theirs | cold MB/s | warm | theirs |\n" + "|---" * 8 + "|"
     )
     with tempfile.TemporaryDirectory() as folder:
-        for path in (*paths, reaching_over_a_space(paths[0], Path(folder))):
+        for path in (*paths, with_inner_space(paths[0], Path(folder))):
             loads = [timed(lambda path=path: load_tokenizer(path)) for _ in range(N_LOADS)]  # type: ignore[misc]
             ours = loads[-1][1]
             their_loads = [timed(lambda path=path: llama_cpp.Vocabulary(path)) for _ in range(N_LOADS)]  # type: ignore[misc]
@@ -111,7 +111,7 @@ def cuts(lines: list[str]) -> None:
             wanted = dict(zip(lines, make_pre_tokenizers.of_originals(name, lines), strict=True))
             explained = [line for line in bad if ours.encode(line, add_special=False) == wanted[line]]
         else:
-            unlike = re.compile(make_pre_tokenizers.UNLIKE.get(name, "(?!)"))
+            unlike = re.compile(make_pre_tokenizers.DEVIATING.get(name, "(?!)"))
             explained = [line for line in bad if unlike.search(line)]
         print(
             f"| {name} | {len(lines)} | {len(bad)} | {len(explained)} | {len(bad) - len(explained)} |",

@@ -52,7 +52,7 @@ ORIGINALS: dict[str, tuple[str, ...]] = {
 }
 # Lines on which llama.cpp deviates: it takes wide spaces as white space in character classes, groups
 # deepseek-llm's digits, and joins characters before a number with the number's first digits.
-UNLIKE = {
+DEVIATING = {
     "deepseek-llm": r"\d\d|[\u2000-\u3000²³½Ⅷ]",
     "deepseek-coder": r"[\u2000-\u3000]",
     "afmoe": r"(\s\s|[\u200c\u200d])[\d²³½Ⅷ]",
@@ -112,7 +112,7 @@ def main() -> None:
             theirs, add_bos = of_llama_cpp(name, lines, Path(folder))
         ids = of_originals(name, lines) if name in ORIGINALS else theirs
         same = sum(a == b for a, b in zip(ids, theirs, strict=True))
-        unlike = re.compile(UNLIKE.get(name, "(?!)"))
+        unlike = re.compile(DEVIATING.get(name, "(?!)"))
         kept = [None if unlike.search(line) else row for line, row in zip(lines, ids, strict=True)]
         by = f"tokenizers {version('tokenizers')}" if name in ORIGINALS else llama_cpp.versions()
         results[name] = {"by": by, "same as llama.cpp": same, "add_bos": add_bos, "ids": kept}
