@@ -32,7 +32,7 @@ class DecoderWeights:
     freq_factors = False
     windows = False  # whether attention.sliding_window applies
     interleaved_sections = False  # the order of RoPE's sections, if any
-    half_split = True  # whether RoPE pairs element i of a head with i + n_rot / 2 or with its neighbour
+    half_split = True  # True: RoPE pairs element i of a head with i + n_rot / 2; False: with its neighbour
     pre_ffn_norm = "ffn_norm"
     pre_norms = True  # norms before attention and FFN
     post_norms = False  # before the residual sum

@@ -43,7 +43,7 @@ class Delta:
 class Model(Decoder):
     mixture: Mixture | None = Mixture()
     pre_ffn_norm = "post_attention_norm"
-    tiled = False  # whether value head h reads key head h % n_k or h // (n_v / n_k)
+    tiled = False  # True: value head h reads key head h % n_k; False: h // (n_v / n_k)
 
     def __init__(self, gguf: GGUF) -> None:
         super().__init__(gguf)

@@ -105,7 +105,7 @@ def repeating(layers: Sequence[object]) -> int:
 
 
 def layers_of(layout: Layout, devices: Sequence[Device]) -> list[object]:
-    """Shapes of each layer's weights by device, and its caches; repeated layers are equal."""
+    """The shapes of each layer's weights by device, and its caches; these are equal for repeated layers."""
     parts: list[list[object]] = [[] for _ in layout.plans]
     for load in layout.loads:
         if (il := layer_of(load.name)) is not None:
