@@ -208,7 +208,7 @@ def attention_cost(ranges: Mapping[str, Ranges], shares: Sequence[float], kv_wid
 def _take(
     size: int, unit: int, shares: Sequence[float], held: list[float], here: Sequence[float] | None = None
 ) -> Ranges:
-    """Divide `size` units of `unit` so that the largest count per share is minimal, by D'Hondt's rule.
+    """Divide `size` in multiples of `unit` so that the largest count per share is minimal, by D'Hondt's rule.
 
     On ties the device with the smallest part of the model per share gets the unit (`held`, in elements, is
     updated). `here`: counts of the same work that the devices already have. The last unit may be incomplete.
@@ -225,7 +225,7 @@ def _take(
     def load(d: int, more: int) -> float:
         return round((before[d] + counts[d] + more) / shares[d], 6)
 
-    while sum(counts) > units:
+    while sum(counts) > units:  # some devices already have more than their share
         taking = [d for d in candidates if counts[d]]
         counts[max(taking, key=lambda d: load(d, 0))] -= 1
     for _ in range(units - sum(counts)):
@@ -281,7 +281,7 @@ def _llama_cpp_heads(a: Mixer, n: int, shares: Sequence[float] | None, rotation:
     padded = a.block
     while padded < 128 and padded * n < columns:
         padded *= 2
-    grain = math.lcm(columns, padded) // columns
+    grain = math.lcm(columns, padded) // columns  # in kv heads
     kv = _cumulative(a.n_head_kv * a.head_dim_k, grain * a.head_dim_k, n, shares, rotation)
     kv_heads = tuple((b // a.head_dim_k, e // a.head_dim_k) for b, e in kv)
     return {"kv_heads": kv_heads, "heads": scaled(kv_heads, a.group)}

@@ -67,7 +67,7 @@ class ReduceSlots:
     per slot in use."""
 
     buffer: Buffer | Virtual
-    offset: int
+    offset: int  # bytes
     stride: int
     count: int
     own_index: int | None
@@ -176,7 +176,7 @@ class ImportedPages(Provider):
         return self.pages.bytes[view.offset : view.end]
 
     def exchange(self, reduce: Reduce) -> None:
-        pass
+        pass  # the devices read each other's slots
 
     def close(self) -> None:
         for device, buffer in zip(self._devices, self._buffers, strict=False):

@@ -33,7 +33,7 @@ class Relay:
     def run(self, step: Step, provider: Provider | None) -> None:
         """Replay the step and wait for its end. DeviceLost, Timeout or Ctrl-C set `broken`, because an
         interrupt may separate two calls that belong together."""
-        self.broken = "a step was interrupted"
+        self.broken = "a step was interrupted"  # until the step has ended
         try:
             self._relay(step, step.executables[0].n_segments, provider)
         except VkbackendError as error:
@@ -90,7 +90,7 @@ class Relay:
                 queue.allow(queue.submitted)
                 done = queue.wait(queue.submitted, max(0.0, deadline - time.monotonic()))
             except VkbackendError:
-                done = True
+                done = True  # a lost device has no pending work
             if not done:
                 device.abandoned = True
                 env.log(1, f"{device.name} does not answer and is abandoned")

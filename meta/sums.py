@@ -30,6 +30,7 @@ def whole(x: Tensor) -> Tensor:
 
 
 def latest(x: Tensor) -> Tensor:
+    """The tensor that replaced x, otherwise x."""
     while x.whole is not None:
         x = x.whole
     return x

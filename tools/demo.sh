@@ -21,5 +21,5 @@ on=(-dev "$pair" -ts 1,1)
 [[ " $* " =~ " -dev "|" --device "|" -ts "|" --tensor-split " ]] && on=()
 command=("$vkbackend" generate -p "Once upon a time" -n 120 --temp 0.8 --seed 7 "${on[@]}" "$@")
 shown=$(printf ' %q' "${command[@]}")
-echo "\$${shown//\\,/,}"
+echo "\$${shown//\\,/,}"  # %q escapes commas needlessly
 exec "${command[@]}"

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if command in INSIDE:
         return _inside(args.hostfile, args.words)
-    read_hostfile(args.hostfile)
+    read_hostfile(args.hostfile)  # fail before the model loads
     words = [command, "--hostfile", os.path.abspath(args.hostfile), *args.words[1:]]
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "vkbackend", *words])

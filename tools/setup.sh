@@ -147,7 +147,7 @@ system_packages() {
         installed vulkan-validationlayers || has_validation || missing+=(vulkan-validationlayers)
     fi
     if [ ! -x "$venv/bin/python" ] && ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
-        missing+=("$python-venv")
+        missing+=("$python-venv")  # Debian ships python3 without ensurepip
     fi
     # Build dependencies of kp; once kp is in the environment, only libfmt is needed.
     if [ "$kompute" ] && ! "$venv/bin/python" -c 'import kp' 2>/dev/null; then

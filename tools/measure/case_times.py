@@ -72,7 +72,7 @@ class Chain:
         out: list[float] = []
         self.cpu_seconds = math.inf
         try:
-            for i in range(repeats + 1):
+            for i in range(repeats + 1):  # the first is a warm-up
                 began, cpu_began = time.perf_counter(), time.process_time()
                 device.replay(executable)
                 took = time.perf_counter() - began

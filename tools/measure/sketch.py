@@ -96,7 +96,7 @@ class Sketch(GGUF):
         self.tensors = {}
         for name, shape in (
             ("token_embd.weight", (N_VOCAB, N_EMBD)),
-            # gemma4 stores these on the host
+            # gemma4 reads these scales on the host
             *((f"blk.{il}.ffn_gate_inp.scale", (N_EMBD,)) for il in range(N_LAYER)),
         ):
             self.tensors[name] = TensorInfo(name, shape, "f32", 0, 0, 0)

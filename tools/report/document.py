@@ -154,7 +154,7 @@ def _private() -> tuple[list[str], re.Pattern[str] | None]:
     names = {platform.node(), platform.node().partition(".")[0]}
     try:
         names.add(getpass.getuser())
-    except (OSError, KeyError):
+    except (OSError, KeyError):  # the user may have no name
         pass
     words = sorted((re.escape(name) for name in names if len(name) >= SHORTEST), key=len, reverse=True)
     pattern = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(words)})(?![A-Za-z0-9])", re.I) if words else None
