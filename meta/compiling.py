@@ -21,8 +21,8 @@ forks.forget(_threads.cache_clear)
 
 
 def compile_all(devices: Sequence[Device], recordings: Sequence[Recording]) -> None:
-    """Compile each recording on its device, except devices of other hosts. Errors are raised after all
-    compilations have ended."""
+    """Compile each recording on its device, if it is on this host. Errors are raised after all compilations
+    have ended."""
     if len(devices) < 2:
         return
     pairs = zip(devices, recordings, strict=True)

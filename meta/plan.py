@@ -86,7 +86,7 @@ def normalise(tensor_split: Sequence[float] | None, n_devices: int) -> tuple[flo
     largest = max(shares)
     if not largest:
         raise InvalidArgument(f"tensor split {shares}: at least one share must be above zero")
-    shares = [s / largest for s in shares]  # because the sum of very large shares would be infinite
+    shares = [s / largest for s in shares]  # the sum of very large shares would be infinite
     return tuple(s / sum(shares) for s in shares)
 
 

@@ -98,7 +98,7 @@ class RecordedSteps:
                 executables.append(device.build(placed))
                 undo.callback(executables[-1].close)
                 for views in values.values():
-                    if (view := views[d]) is not None:
+                    if (view := views[d]) is not None:  # else no command uses it
                         at = places.get(view.buffer)  # type: ignore[arg-type]
                         views[d] = at and replace(view, buffer=arena, offset=at.offset + view.offset)
             undo.pop_all()

@@ -295,7 +295,7 @@ def _page(devices: Sequence[Device]) -> int:
 
 def make_provider(devices: Sequence[Device], slot_nbytes: int, wanted: str = "auto") -> Provider:
     """Create the provider `wanted`, one of PROVIDERS. `auto`: imported pages if every device supports them
-    (scattering large reduces over many devices), otherwise the host sum. Raises UnsupportedFeature."""
+    (`scatter` for large reduces over many devices), otherwise the host sum. Raises UnsupportedFeature."""
     if wanted == "host-sum":
         return HostSum(devices, slot_nbytes)
     try:

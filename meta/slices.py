@@ -41,6 +41,7 @@ def expert_slices(load: Load, device: int) -> tuple[tuple[slice, slice], ...]:
 
 
 def _nameless(load: Load) -> Load:
+    """A cache key that most layers share."""
     return replace(load, name="", home=Home.WEIGHTS, in_file=False)
 
 
@@ -88,7 +89,7 @@ def shape_of(load: Load, device: int) -> tuple[int, int]:
 
 
 def piece_shapes(load: Load, device: int, max_range: int) -> list[tuple[int, tuple[int, ...]]]:
-    """(first local row, shape) of each piece of a slice; a piece has at most `max_range` bytes."""
+    """(first local row, shape) of a slice's pieces, each of at most `max_range` bytes."""
     if len(load.shape) == 3:
         return [(first, shape) for first, _, shape in expert_pieces(load, device, max_range)]
     n_rows, n_cols = shape_of(load, device)

@@ -1,8 +1,8 @@
 """`vkbackend bench-ops`: time the ops of one device, on the cases of the op tests and on matrices of real
 models.
 
-A case is recorded many times into one submission. On devices with timestamps every repeat is timed. On other
-devices, and on software devices (which a timestamp stalls), complete submissions are timed. Columns: case;
+A case is recorded many times into one submission. Devices with timestamps time every repeat; other
+devices, and software devices (which timestamps stall), time complete submissions. Columns: case;
 op.variant; us per run, minimum and median; CPU time of a run on software devices (least affected by other
 load); GB/s read and written and GFLOP/s at the minimum time.
 """

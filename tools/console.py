@@ -56,7 +56,7 @@ class _Console(Console):
             line.rstrip()
             line.no_wrap = True
             lines.append(line)
-        return Group(*lines)
+        return Group(*lines)  # without trailing blanks
 
     def on_broken_pipe(self) -> None:
         """Do nothing, because main(), not rich, handles a closed stdout."""

@@ -114,6 +114,7 @@ def weight_nbytes_per_step(runner: Runner) -> int:
 
 
 def copy_rate(runner: Runner) -> float:
+    """Bytes per second, read plus written, of copies within the memory of the physical devices."""
     rates = {resource_of(device): measure_copy(device) for device in runner.mesh.devices if not device.host}
     return sum(rates.values())
 

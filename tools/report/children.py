@@ -40,7 +40,7 @@ class Outcome:
     cases: list[str] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
     unfinished: str = ""
-    stuck: bool = False
+    stuck: bool = False  # a process could not be killed
 
 
 class Child:
@@ -127,6 +127,7 @@ def run_job(job: Job, tell: Tell) -> Outcome:
 
 
 def _go_on(job: Job, outcome: Outcome, tell: Tell) -> bool:
+    """Run one more process. Returns whether cases remain."""
     asked = {"part": job.part, "devices": job.devices, "done": outcome.done, "rows": outcome.rows}
     current, n_before = "", len(outcome.done)
     child = Child(asked, job.environment, job.folder)
