@@ -137,9 +137,8 @@ def times(
     reduce_s: Callable[[int], float],
     inner_s: Callable[[int], float] = lambda nbytes: 0.0,
 ) -> Times:
-    """Predict the time of a token. Stages run one after another. Devices of a stage read in parallel, except
-    that devices on one resource read one after another. `reduce_s`, `inner_s` map bytes to the seconds of an
-    all-reduce."""
+    """Predict the time of a token. Stages run one after another. Devices of a stage read in parallel, but one
+    after another on a shared resource. `reduce_s`, `inner_s` map bytes to the seconds of an all-reduce."""
     stages = cost.stages or (0,) * len(speeds)
 
     def slowest(nbytes: Sequence[int], rates: Sequence[float]) -> float:

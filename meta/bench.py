@@ -58,7 +58,7 @@ def time_reduce(
     """Time an all-reduce of `nbytes` (f32) over `devices`, and close the devices. All `hosts` must call it.
 
     After an untimed step of `length` reduces, up to `repeats` steps are timed, fewer if they are slow on a
-    single host. Errors of building or running a step are raised.
+    single host. Raises the errors of building and running a step.
     """
     mesh = Mesh(devices, options, hosts=hosts)
     try:
@@ -84,7 +84,7 @@ class _Chain:
     arrays.
 
     All values are small integers, so every order and wire format gives the same sums, and an error grows with
-    each sum.
+    every sum.
     """
 
     def __init__(self, devices: Sequence[Device], elements: int, length: int) -> None:

@@ -43,7 +43,7 @@ def found_in(region: View, n_outputs: int, k: int, limits: Limits, n_vocab: int)
 
 class Outputs:
     """The devices' regions for output rows, of `nbytes` each. `n_places`: how many steps may have output rows
-    in transfer from other hosts at once."""
+    in transfer from other hosts."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class Outputs:
             self._places.append(regions)
 
     def write_masks(self, masks: np.ndarray) -> None:
-        """Write each device's part of the next step's masks: uint32 [n, ceil(n_vocab / 32)] for n rows,
-        lowest bit first."""
+        """Write the next step's masks to the devices: uint32 [n, ceil(n_vocab / 32)] for n rows, lowest bit
+        first."""
         bits = None
         for device, mask, (begin, end) in zip(self._devices, self._masks, self._vocab, strict=True):
             if mask is None or device.host:

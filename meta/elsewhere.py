@@ -53,7 +53,7 @@ class Card:
 
 
 class Link(Protocol):
-    """The connection to the host of a device; caches and tables are addressed by name."""
+    """A device's host, with caches and tables addressed by name."""
 
     def write(self, device: int, name: str, offset: int, data: np.ndarray) -> None: ...
 

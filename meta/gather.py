@@ -23,8 +23,8 @@ PIECE_NBYTES = 16 << 20  # bytes on the host at once: half of the upload buffer
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A rectangle of a stored tensor, which is seen as a matrix of bytes. On the device, the rows are `pitch`
-    bytes apart (0: contiguous), and the first row is at byte `offset` of `view`."""
+    """A rectangle of a stored tensor as a matrix of bytes. On the device its rows are `pitch` bytes apart (0:
+    contiguous), the first at byte `offset` of `view`."""
 
     rows: tuple[int, int]
     columns: tuple[int, int]

@@ -117,8 +117,8 @@ class Graph:
         """Sum a PARTIAL tensor on all readers; with `norm`, compute its RMSNorm too, in the same kernel.
         `wire` overrides the graph's wire format.
 
-        A single writer that is also the only reader needs no exchange. A reader that lacks the mirrored
-        addend receives the addend in the slot of the first writer.
+        A single writer that is the only reader needs no exchange. A reader without the mirrored addend
+        receives it in the first writer's slot.
         """
         if x.state.kind is not Kind.PARTIAL:
             raise PlanError(f"all_reduce of a tensor that is {x.state}")

@@ -1,7 +1,7 @@
 """The hosts of a group, for a mesh: which host has which device, and which bytes each exchange transfers.
 
-In an exchange each host sends slots to the hosts that read them, and receives the slots of other hosts into
-the same pages. Devices sum in slot order, so all hosts get the same bits as a single host would.
+In an exchange each host sends its slots to the hosts that read them, and receives other slots into the same
+pages. Devices sum in slot order, so all hosts get the same bits as a single host would.
 """
 
 from __future__ import annotations

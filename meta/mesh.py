@@ -67,7 +67,7 @@ class Mesh:
         self, build: Build, shape: StepShape, sizes: StepSizes | None = None, n_places: int = 1
     ) -> None:
         """Allocate memory for steps up to `shape`; without `sizes`, a trial build finds how much. `n_places`:
-        how many steps may have output rows in transfer from other hosts at once."""
+        how many steps may have output rows in transfer from other hosts."""
         sizes = sizes or measure(self.devices, build, shape, self.options.reduce_type, self.reuse)
         arenas = []
         for d, device in enumerate(self.devices):

@@ -17,8 +17,8 @@ from vkbackend.meta.split import MIRRORED, Ranges, State, check_tiling, split, s
 class Role:
     """How a weight is cut: along `axis` (0 rows, 1 columns) by the plan's dimension `dim`; mirrored without
     `dim`. `dim`: "heads", "kv_heads", "ffn", "vocab", or "experts" for the FFN columns of [n_expert, n_out,
-    n_in]. `segments`: relative sizes of consecutive parts of the axis; each part is cut in the same
-    proportions (for example q, k and v, cut by key heads)."""
+    n_in]. `segments`: relative sizes of consecutive parts of the axis; all parts are cut in the same
+    proportions (q, k and v by key heads)."""
 
     dim: str = ""
     axis: int = 0
@@ -46,8 +46,8 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Ranges of units per device and dimension. `experts`: ranges of the FFN columns of each expert; "ffn"
-    then means the FFN that runs in addition to the experts."""
+    """Ranges of units per device and dimension. `experts`: ranges of the FFN columns of each expert; "ffn" is
+    then the FFN in addition to the experts."""
 
     ranges: Mapping[str, Ranges]
     experts: tuple[Ranges, ...] = ()

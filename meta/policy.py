@@ -41,8 +41,7 @@ class Attention:
 class DeltaNet:
     """A unit is a key head with its value heads and their state.
 
-    `columns`: columns of the output projection per key head; `block`: elements per quant block of that
-    projection.
+    `columns`: columns of the output projection per key head; `block`: elements per quant block there.
     """
 
     n_k_heads: int
@@ -160,7 +159,7 @@ def _mixer_ranges(mixer: Mixer, shares: Sequence[float], held: list[float]) -> d
     if isinstance(mixer, StateSpace):
         width = (
             2 * mixer.n_state / (3 * mixer.head_dim)
-        )  # rows of B and C, relative to the rows of z and x and the columns of the output projection
+        )  # rows of B and C, relative to those of z and x and the columns of the output
         return _of_state_space(attention_ranges(mixer.as_attention, shares, held, width))
     return attention_ranges(mixer, shares, held)
 
@@ -210,8 +209,8 @@ def _take(
 ) -> Ranges:
     """Divide `size` in multiples of `unit` so that the largest count per share is minimal, by D'Hondt's rule.
 
-    On ties the device with the smallest part of the model per share gets the unit (`held`, in elements, is
-    updated). `here`: counts of the same work that the devices already have. The last unit may be incomplete.
+    Ties go to the device with the smallest part of the model per share (`held`, in elements, is updated).
+    `here`: the devices' counts of the same work so far. The last unit may be incomplete.
     """
     units, n = size // unit, len(shares)
     if not units:

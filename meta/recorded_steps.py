@@ -20,7 +20,7 @@ from vkbackend.recording import cut_long, derive_barriers
 from vkbackend.runtime import Executable
 
 # At least MIN_STEPS are stored, and more up to MAX_COMMANDS commands. A command takes 1 KB here, up to 2 KB
-# in a driver, and 1 ms to record again. All 200 steps of a model of 24 layers on one device fit.
+# in a driver, and 1 ms to record again. A model of 24 layers on one device can store all its 200 steps.
 MAX_COMMANDS, MIN_STEPS = 1 << 17, 32
 
 

@@ -22,8 +22,8 @@ from vkbackend.twins.arrays import take_f16
 from vkbackend.wire import FORMATS, wire_block, wire_words
 
 WIRES = ("auto", *FORMATS)
-# From how many elements on `auto` sends f16, by device count. llama.cpp's NCCL path sends bfloat16 there. f16
-# has an eighth of bfloat16's error, and needs 65 words instead of 64 (vkbackend/wire.py).
+# Elements from which `auto` sends f16, by device count; llama.cpp's NCCL path then sends bfloat16. f16 has an
+# eighth of bfloat16's error, and needs 65 words instead of 64 (vkbackend/wire.py).
 _F16_FROM = {1: 32_768, 2: 32_768, 3: 131_072}
 _F16_FROM_MANY = 262_144
 # From these sizes on, reading n - 1 complete slots costs more than a second exchange.
@@ -280,8 +280,8 @@ def slots_nbytes(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> li
 
 
 def _scatter_from(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> int | None:
-    """From how many bytes on reduces through pages are summed in parts; None: never. Over hosts, parts pay
-    from three devices on, because each device then sends 4/3 of a slot instead of two slots."""
+    """Bytes from which reduces through pages are summed in parts; None: never. Over hosts, parts pay from
+    three devices on: each device then sends 4/3 of a slot instead of two."""
     if wanted == "scatter":
         return 0
     least = SCATTER_DEVICES - any(device.host for device in devices)

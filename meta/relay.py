@@ -20,8 +20,7 @@ DRAIN_S = 5.0
 
 class Relay:
     """`submit_ahead`: see ReduceOptions. `broken`: why the devices cannot be used again, or empty.
-    `reduce_s`: seconds that the host spent between the end of the last writer and the release of the
-    readers."""
+    `reduce_s`: the host's seconds between the end of the last writer and the release of the readers."""
 
     def __init__(self, devices: Sequence[Device], submit_ahead: int | None) -> None:
         self._devices, self._ahead = devices, submit_ahead

@@ -1,6 +1,4 @@
-"""The memory that steps need in addition to weights and caches, computed by building the largest steps
-without addresses.
-"""
+"""Memory of steps besides weights and caches, computed by building the largest steps without addresses."""
 
 from __future__ import annotations
 
@@ -110,7 +108,7 @@ def measure(
 ) -> StepSizes:
     """The largest sizes over all kinds of steps up to `shape`, computed from names and limits of devices.
     `reuse`: values share memory. `short`: builds the model without repeated layers; it replaces `build` if
-    the first kind of step needs as much with it."""
+    the first kind of step then needs as much."""
     n, params = len(devices), shape.places()[1]
     sizing, inputs = Sizing(n), [shape.unplaced(d) for d in range(n)]
 

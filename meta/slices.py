@@ -117,7 +117,7 @@ def own_pieces(loads: Iterable[Load], device: int, max_range: int) -> list[tuple
 
 def mapped_pieces(load: Load, d: int, device: Device) -> list[tuple[int, tuple[int, ...], int]]:
     """(first local row, shape, first byte within the tensor) of the pieces that device `d` reads from the
-    file. Empty unless the slice is contiguous and all pieces begin at word boundaries."""
+    file. Empty unless the slice is contiguous and pieces begin at word boundaries."""
     run = run_of(load, d) if load.in_file and device.maps_files else None
     if run is None:
         return []

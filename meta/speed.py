@@ -63,9 +63,9 @@ def measure_speed(device: Device) -> Speed:
 
 
 def measure_gpus(devices: Sequence[Device]) -> None:
-    """Measure GPUs of unknown speed before loading; otherwise their steps would be cut for the slowest GPU.
-    Needs a cache folder, because otherwise every start would measure again. The speed of a GPU that is full
-    or does not answer stays unknown."""
+    """Measure GPUs of unknown speed before loading; otherwise their steps are cut for the slowest GPU.
+    Without a cache folder every start would measure again. The speed of a GPU that is full or does not answer
+    stays unknown."""
     gpus = [device for device in devices if device.physical and not device.physical.is_cpu]
     if gpus and cache_folder.writable():
         for device in gpus:

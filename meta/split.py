@@ -116,7 +116,7 @@ def _no_rule(op: str, **states: State) -> PlanError:
 
 
 def linear(x: State, w: State) -> State:
-    """y = x w^T. If the rows of w are split, the width of y is. If the width of x and the columns of w are
+    """y = x w^T. If the rows of w are split, so is the width of y. If the width of x and the columns of w are
     split alike, y is PARTIAL."""
     if x == MIRRORED and w == MIRRORED:
         return MIRRORED

@@ -44,9 +44,8 @@ class StepBuilder:
 
     @collection_paused()
     def recorded(self, kind: StepKind) -> Built:
-        """Record a step. If it has two halves, one half computes while the sums of the other half are
-        exchanged: segments of the halves alternate, and a segment waits for the exchange before the last
-        one."""
+        """Record a step. Of two halves, one computes while the sums of the other are exchanged: their
+        segments alternate, and a segment waits for the exchange before the last one."""
         graphs = self.graphs(kind)
         recordings = [ordered(graphs, d) for d in range(len(self.devices))]
         if not kind.halves:

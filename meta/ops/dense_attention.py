@@ -56,9 +56,9 @@ def attention(
     """Causal grouped-query attention (Ainslie et al. 2023): softmax(scale q k^T) v, [rows, heads *
     head_dim_v].
 
-    `window`: a row attends to this many positions, including its own. `chunk`: it attends to positions from
-    the last multiple of `chunk` on. `softcap` c: replace a score s by c * tanh(s / c). `sinks` [heads], split
-    like the heads: a logit per head in the denominator of the softmax (Xiao et al. 2024).
+    `window`: a row attends to this many positions, including its own; `chunk`: to positions from the last
+    multiple of `chunk` on. `softcap` c: replace a score s by c * tanh(s / c). `sinks` [heads], split like the
+    heads: a logit per head in the denominator of the softmax (Xiao et al. 2024).
     """
     graph, rows, group = q.graph, q.rows, heads // kv_heads
     state = split.attention(q.state, k.state, v.state, heads, kv_heads, head_dim_k, head_dim_v)
@@ -72,7 +72,7 @@ def attention(
         on, step = graph.on(d, "attention"), graph.inputs[d].step
         q_view, out = q.on(d).reshape(rows, local, head_dim_k), out.reshape(rows, local, head_dim_v)
         caches = k.whole(d), v.whole(d), cells.whole(d)
-        # The first q head of a device may be in the middle of a kv head's group.
+        # A device's first q head may be inside a kv head's group.
         first_head = state.ranges[d][0] // head_dim_v if state.ranges else 0
         how: dict[str, Any] = {"scale": scale, "group": group, "q_first": first_head % group}
         how |= {"window": window, "chunk": chunk, "softcap": softcap}

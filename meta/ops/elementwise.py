@@ -92,7 +92,7 @@ def gate_rows(gate: Tensor, x: Tensor) -> Tensor:
 
 def add_vector(x: Tensor, v: Weight) -> Tensor:
     """Add v [width], which is on every device, to each row of x. For a PARTIAL x it is added once: to `base`
-    if x has a base, otherwise to the share of one writer."""
+    if there is one, otherwise to one writer's share."""
     x, graph = latest(x), x.graph
     state = split.add_bias(x.state, v.state)
     if state.kind is Kind.PARTIAL and x.base:

@@ -1,5 +1,5 @@
 """The mixture of experts (Shazeer et al. 2017). Every device has columns of every expert, so an exchange has
-n_embd values per row, however many experts a row uses.
+n_embd values per row for any number of used experts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Ops of state space layers. Every device scans its own heads, with B and C of their groups.
 
-Only the norm of a group that is on several devices needs an exchange, of one sum of squares per row.
+Only the norm of a group on several devices needs an exchange: one sum of squares per row.
 """
 
 from __future__ import annotations

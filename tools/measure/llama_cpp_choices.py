@@ -1,5 +1,5 @@
-"""Returns which kernels llama.cpp runs on a GPU, and their constants, according to its host code
-(ggml-vulkan.cpp in llama-cpp-python 0.3.36).
+"""Which kernels llama.cpp runs on a GPU, and their constants, according to its host code (ggml-vulkan.cpp in
+llama-cpp-python 0.3.36).
 """
 
 from __future__ import annotations

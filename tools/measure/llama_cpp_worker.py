@@ -1,8 +1,8 @@
 """The process of llama.cpp for `vkbackend bench --compare llama-cpp`. Needs llama-cpp-python.
 
-It is started as `python -m vkbackend.tools.measure.llama_cpp_worker JSON` (what to load). Its first line
-describes the build. Then it reads a JSON object per line (n_prompt, n_gen, n_depth, tokens) and answers
-{"seconds": S}, timed like llama-bench, which waits for every decode.
+Started as `python -m vkbackend.tools.measure.llama_cpp_worker JSON` (what to load). Its first line describes
+the build. Then it reads a JSON object per line (n_prompt, n_gen, n_depth, tokens) and answers {"seconds": S},
+timed like llama-bench, which waits for every decode.
 """
 
 from __future__ import annotations

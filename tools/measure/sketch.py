@@ -1,5 +1,4 @@
-"""A small model of any architecture that consists of a header without data, for everything that can be known
-of an architecture without a file.
+"""A small model of any architecture, as a header without data: shows what can be known without a file.
 
 A `Sketch` replaces an opened GGUF file; its metadata values come from Synthetic.
 """

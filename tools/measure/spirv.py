@@ -1,5 +1,5 @@
-"""Compiles any SPIR-V as a pipeline, with layouts derived from the module's bindings. It is for shaders of
-other projects; ours use vkbackend/vulkan/program.py.
+"""Compiles any SPIR-V as a pipeline, with layouts derived from the module's bindings. For shaders of other
+projects; ours use vkbackend/vulkan/program.py.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ BINDING, DESCRIPTOR_SET, UNIFORM = 33, 34, 2  # ids of decorations, and of the s
 
 
 def bindings(code: bytes) -> dict[int, set[int]]:
-    """Map each set to its bindings, all as storage buffers: the compute shaders of language models use
-    nothing else, and compilers that only generate code accept a uniform block as a storage buffer."""
+    """Map each set to its bindings, all as storage buffers: language models' compute shaders use nothing
+    else, and compilers that only generate code accept a uniform block as one."""
     words = struct.unpack(f"<{len(code) // 4}I", code)
     if words[0] != MAGIC:
         raise VkbackendError("this is not SPIR-V: its first word is not 0x07230203")

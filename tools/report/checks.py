@@ -22,8 +22,8 @@ SEED = 0
 
 
 def in_turns(cases: Sequence[Case]) -> list[Case]:
-    """Return the first case of every kind, then the second of every kind, and so on, so that a run that is
-    cut short has covered all ops."""
+    """Order cases as the first of every kind, the second of every kind, ..., so that a run cut short has
+    covered all ops."""
     kinds: dict[type, list[Case]] = defaultdict(list)
     for case in cases:
         kinds[type(case)].append(case)
@@ -79,7 +79,7 @@ class Verify(Part):
 # One layer of each model: heads of 64 and a tied output; norms of heads; 128 experts.
 SHAPES = ("llama-1b", "qwen3-8b", "qwen3-30b-a3b")
 TYPE, N_LAYER = "Q4_K", 1
-N_VOCAB = 4096  # small, because numpy unpacks every matrix in each step: 128k tokens would take ten seconds
+N_VOCAB = 4096  # numpy unpacks every matrix in each step, so 128k tokens would take ten seconds
 PROMPTS = (33, 4, 1)  # the lengths use different ops
 # exact: only the order of F32 sums differs. fast: activations of 8 or 16 bits cause errors of 5e-5 to 9e-5
 # per product, more if nearly equal experts are swapped. A wrong result has an error of about 1.

@@ -1,7 +1,7 @@
 """Runs parts in their own processes, case by case, so that a crash or hang costs one case.
 
-Parts share the total time; time that a part does not use is added to the next part. A started process runs at
-least one case, and a running case may take until its deadline.
+Parts share the total time; unused time is added to the next part. A started process runs at least one case,
+and a running case may take until its deadline.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ SLOW_PROMPT_S = 20.0  # if a prompt is slower, fewer tokens are timed
 
 
 class Rates(Part):
-    """Measures each device alone, then all together. The context is not computed, because the time of a step
-    does not depend on the content of the cells."""
+    """Measures each device alone, then all together. The context is not computed, because a step's time does
+    not depend on the cells' content."""
 
     title = "Tokens per second of synthetic models"
     share, deadline_s = 0.22, 180.0

@@ -1,9 +1,9 @@
 """The process of a part: `python -m vkbackend.tools.report.worker`. It may crash.
 
-It reads a JSON job from stdin: part, devices, finished cases and their rows. It writes a JSON object per
-line: {"cases": [...]}, then per case {"begin": name} and {"end": name, "rows": [...]}, with "left_out", or
-"failed" and "lost" (the device is unusable) if the case did not succeed. {"unable": why} replaces "cases" if
-the part has no cases.
+Reads a JSON job from stdin: part, devices, finished cases and their rows. Writes a JSON object per line:
+{"cases": [...]}, then per case {"begin": name} and {"end": name, "rows": [...]}, with "left_out", or "failed"
+and "lost" (the device is unusable) if the case did not succeed. {"unable": why} replaces "cases" if the part
+has no cases.
 """
 
 from __future__ import annotations
