@@ -37,7 +37,7 @@ def expert_slices(load: Load, device: int) -> tuple[tuple[slice, slice], ...]:
     try:
         return _expert_slices(_nameless(load), device)
     except PlanError:
-        return _expert_slices(load, device)  # again, to have the tensor's name in the message
+        return _expert_slices(load, device)  # again, so that the message names the tensor
 
 
 def _nameless(load: Load) -> Load:
@@ -164,7 +164,7 @@ def expert_pieces(load: Load, device: int, max_range: int) -> list[tuple[int, in
     try:
         return list(_expert_pieces(_nameless(load), device, max_range))
     except PlanError:
-        # again, to have the tensor's name in the message
+        # again, so that the message names the tensor
         return list(_expert_pieces(load, device, max_range))
 
 

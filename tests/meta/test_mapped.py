@@ -75,7 +75,7 @@ def test_contiguous_slices_are_found(case: tuple[Load, int]) -> None:
         held = b"".join(device.read(view).tobytes() for _, view in weights["w"].pieces[d])
         if run:
             assert held[: run[1] - run[0]] == raw[slice(*run)].tobytes() and len(held) < run[1] - run[0] + 4
-        elif row_nbytes(load.dtype, block_of(load.dtype)[0]) >= 4:  # smaller blocks may equal the padding
+        elif row_nbytes(load.dtype, block_of(load.dtype)[0]) >= 4:  # smaller blocks may look like padding
             assert not held or held[: len(held) - 3] not in raw.tobytes()
 
 

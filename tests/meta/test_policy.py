@@ -105,8 +105,8 @@ def test_ours_is_aligned_tiles_and_is_never_less_balanced() -> None:
                 sums[which] += attention + 3 * busiest(experts, shares)
         sums[0] += busiest([ours_outside.ranges["vocab"]], shares)
         sums[1] += busiest([theirs_outside.ranges["vocab"]], shares)
-        # llama.cpp's grain follows head_k; with a different head_v it may cut within blocks, which cannot
-        # run.
+        # llama.cpp's grain follows head_k; with a different head_v it may cut within blocks, and such a split
+        # cannot run.
         cuts = {begin * a.head_dim_v % a.block for plan in theirs for begin, _ in plan.ranges["heads"]}
         compared += cuts == {0}
         assert cuts != {0} or sums[0] <= sums[1] * (1 + 1e-9), case

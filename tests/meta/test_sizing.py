@@ -79,7 +79,7 @@ def test_repeated_layers_are_planned_once(
     built.clear()
     monkeypatch.setattr(traced_steps, "repeating", len)
     assert sizes_of(name, shares, halves=False) == sizes
-    assert commands(built) > 1.25 * n_short  # layers with uneven shares repeat after three
+    assert commands(built) > 1.25 * n_short  # with uneven shares every third layer is equal
 
 
 def commands(graphs: list[Graph]) -> int:
