@@ -30,7 +30,7 @@ _ARRAYS = {"f32": np.float32, "f16": np.float16, "u32": np.uint32}
 
 def limits_for(case: Case, device: Device, *, once: bool) -> list[Limits]:
     """Return the device's limits and, unless `once`, the portable limits with the features that the case
-    needs. Omits limits that the op cannot run under. Returns nothing if the device lacks a feature."""
+    needs. Omits limits that the op cannot run under. The list is empty if the device lacks a feature."""
     have = device.limits
     if not have.features.issuperset(case.needs):
         return []

@@ -12,8 +12,8 @@ from vkbackend.tools.op_cases.setup import Case, Setup, Tensor, Views, output, u
 
 StateRun = tuple[int, int, int, int]  # first position, rows, state cell read, state cell written
 
-# The first run stays in its cell, the second goes to another cell, the third is a new sequence, whose cell
-# holds NaN.
+# The first run writes the cell that it reads, the second writes another cell, and the third is a new
+# sequence, whose cell holds NaN.
 RUNS: tuple[StateRun, ...] = ((5, 3, 2, 2), (9, 1, 0, 3), (0, 2, 1, 1))
 
 

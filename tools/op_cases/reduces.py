@@ -40,8 +40,8 @@ class PackBf16(Case):
 @dataclass(frozen=True)
 class PackHalves(Case):
     """Magnitudes in a block span 45 powers of two, more than the wire format represents. The first block also
-    has extremes, inf and NaN. The second block has ties, a maximum that rounds up and numbers that just round
-    to zero or just do not. The last block is zeros."""
+    has extremes, inf and NaN. The second block has ties, a maximum that rounds up, and numbers near the limit
+    of rounding to zero. The last block is zeros."""
 
     tolerance: ClassVar[float] = 0.0
     n: int = 64
@@ -68,7 +68,7 @@ class PackHalves(Case):
         bits[F16_BLOCK : F16_BLOCK + len(pattern)] = pattern[: max(0, self.n - F16_BLOCK)]
         if self.n > 2 * F16_BLOCK:
             bits[F16_BLOCK + len(pattern) : 2 * F16_BLOCK] &= (
-                0xBFFFFFFF  # below 2, the power of two of the pattern's first number
+                0xBFFFFFFF  # magnitudes below 2: the block has the exponent of its first number
             )
             bits[self.n // F16_BLOCK * F16_BLOCK :] = 0x80000000
         tensors = {"x": Tensor((self.n,), "f32", bits)}

@@ -251,7 +251,7 @@ class AttentionOps(Target):
         )
 
     def attn_combine(self, part: View, y: View, *, sinks: View | None = None) -> None:
-        """Combine the splits in `part`, the result of attn_decode, into y [n_rows, n_heads, head_v]."""
+        """Combine the splits that attn_decode wrote to `part` into y [n_rows, n_heads, head_v]."""
         n_rows, n_heads, n_splits, head_v = *part.shape[:3], part.shape[3] - 2
         assert rows_of(y, head_v) == n_rows * n_heads, (part.shape, y.shape)
         assert 1 <= n_splits <= MAX_SPLITS, part.shape

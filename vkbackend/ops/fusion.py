@@ -54,8 +54,8 @@ class _Fusing:
 
     def maker(self, at: int, name: str, ops: tuple[str, ...], others_later: bool = False) -> int | None:
         """Return the index of the dispatch that produces input `name` of dispatch `at` if its op is in `ops`
-        and it could run at `at`, else None. No other command may use the value, except commands after `at`
-        with `others_later`."""
+        and it could run at `at`, else None. No other command may use the value; with `others_later`, commands
+        after `at` may."""
         value: View = self.named(at)[name]
         first, *others = sorted(self.touched.get(value.buffer, ())) or [at]
         producer = self.commands[first]

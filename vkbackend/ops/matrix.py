@@ -83,9 +83,9 @@ class MatrixOp:
         """y[r, i] = sum over k of w[i, k] * x[r, k] (+ bias[i]); w [n, k] of a weight type, x [n_rows, k] of
         `x_type`, bias f32 [n].
 
-        Row r of y starts at element r * y_stride (default n), to write into wider rows. With `up`, y is act(w
-        x) * (up x) as in glu, without bias; `up` is a matrix like w, after w in the same buffer, and starts
-        at the push constant `up_at`.
+        Row r of y starts at element r * y_stride (default n), so y may be a part of wider rows. With `up`, y
+        is act(w x) * (up x) as in glu, without bias; `up` is a matrix like w, after w in the same buffer, and
+        starts at the push constant `up_at`.
         """
         limits, (n, k) = target.limits, w.shape
         n_rows = rows_of(x, k, self.x_type)
@@ -124,8 +124,8 @@ class MatrixOp:
 
 
 def variant_of(spec: OpSpec, dtype: str, limits: Limits) -> str:
-    """Return the shader variant for weights of type `dtype`. Matrix units have a variant per API, but int8
-    only for VK_KHR_cooperative_matrix."""
+    """Return the shader variant for weights of type `dtype`. Matrix units have a variant per API; int8 needs
+    VK_KHR_cooperative_matrix."""
     if "matrix_units" not in spec.needs:
         return dtype
     return f"{dtype}-{'khr' if 'int8_units' in spec.needs else limits.matrix_units.api}"
@@ -178,7 +178,7 @@ def fills(n_rows: int, tile: int) -> bool:
 def dot_tiles(limits: Limits, size: Size) -> Grid:
     """A tile is 64 rows of w by 16 or 32 rows of x. It has 64 rows of x if enough tiles remain to occupy a
     GPU and subgroups exceed 16 lanes: narrow subgroups (Intel) have 128 registers per lane and spilled up to
-    67."""
+    67 registers."""
     grid = tiles_of_64(limits, size)
     enough = size.n_rows > 32 and grid.along_w * -(-size.n_rows // 64) >= BUSY_TILES
     if limits.subgroup_size > 16 and enough and fills(size.n_rows, 64):

@@ -72,12 +72,12 @@ class MoeOps(Target):
         select: View | None = None,
         gain: View | None = None,
     ) -> None:
-        """Choose experts: ids u32 [n_rows, n_used], best first, on ties lower ids first, NaN last; weights
-        f32.
+        """Write the chosen experts to ids u32 [n_rows, n_used] and their weights f32 to `weights`, best
+        first. On ties lower ids come first; NaN comes last.
 
         logits [n_rows, n_experts] are from moe_logits of h [n_rows, n_embd], the residual before its norm
-        with eps. f32 [n_experts]: the router's `bias`, `select` (see Gating), and `gain`, a factor of
-        weights. Bit-identical on every device and driver.
+        with eps. The router's `bias`, `select` (see Gating) and `gain`, a factor of weights, are f32
+        [n_experts]. Bit-identical on every device and driver.
         """
         n_rows, n_used = ids.shape
         n_embd, n_experts, g = h.shape[-1], logits.shape[-1], gating

@@ -1,7 +1,7 @@
 """The recorder: each op has a method that records a dispatch.
 
-The method asserts shapes, chooses variant and grid, and appends a `Dispatch`.
-Activations are contiguous f32 rows.
+The method asserts shapes, chooses variant and grid, and appends a `Dispatch`. Activations are contiguous f32
+rows.
 """
 
 from __future__ import annotations

@@ -16,11 +16,11 @@ from vkbackend.step import MAX_RUNS
 
 CONV_TILE = 16  # rows per workgroup of ssm_conv
 MAX_DELTA_HEAD = 128  # limited by the shared memory of delta_chunk and delta_scan
-CHUNK, CHUNK_KDA = 64, 16  # rows of a chunk with gates per head, and per channel
+CHUNK, CHUNK_KDA = 64, 16  # rows of a chunk, with gates per head or per channel
 
 
 def _tiles(n_rows: int, size: int) -> int:
-    """Upper bound of the tiles for runs of n_rows in total; each run's last tile may be short."""
+    """Return an upper bound of the tiles for runs of n_rows in total; each run's last tile may be short."""
     return min(n_rows, n_rows // size + min(n_rows, MAX_RUNS))
 
 

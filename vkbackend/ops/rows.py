@@ -12,7 +12,7 @@ from vkbackend.wire import F16_BLOCK, FORMATS, wire_words
 TOKENS, OUTPUTS, POSITIONS = 0, 1, 2  # embed's ids: tokens, output rows, positions
 NO_OWN = 0xFFFFFFFF  # add_partials: this device has no partial
 MAX_TOP_K = 64  # candidates per row for sampling
-MAX_SLOTS = 32  # partials of a sum: the bits of a push constant
+MAX_SLOTS = 32  # partials of a sum, each a bit of a push constant
 
 
 def _activation(y: View) -> str:

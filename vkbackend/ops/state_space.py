@@ -114,8 +114,8 @@ class StateSpaceOps(Target):
         first: int = 0,
         eps: float,
     ) -> None:
-        """y = x / sqrt(squares / group + eps) * w, with z of silu(z) x instead of x. `squares` of all groups
-        are from group_squares; w [width]; y may be x."""
+        """y = x / sqrt(squares / group + eps) * w; with z, silu(z) x replaces x. `squares` of all groups are
+        from group_squares; w [width]; y may be x."""
         width, n_groups = x.shape[-1], squares.shape[-1]
         n_rows = rows_of(x, width)
         assert rows_of(squares, n_groups) == rows_of(y, width) == n_rows, (x, squares, y)

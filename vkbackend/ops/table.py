@@ -55,8 +55,8 @@ def on_gpus(limits: Limits) -> bool:
 
 
 def fast_lanes(limits: Limits) -> bool:
-    """Whether this is a CPU with enough SIMD lanes as invocations. Lane ops are 5 to 10 times as fast as
-    others on lavapipe (8 lanes), but half as fast on SwiftShader (4 lanes)."""
+    """Whether this is a CPU with wide enough subgroups. Lane ops are 5 to 10 times as fast as others on
+    lavapipe (8 lanes), but half as fast on SwiftShader (4 lanes)."""
     return limits.is_cpu and limits.subgroup_size >= 8 and limits.features.issuperset(LANES)
 
 
@@ -65,7 +65,8 @@ def fast_dots(limits: Limits) -> bool:
 
 
 def fused(grid: Callable[[Limits, Size], Grid]) -> Callable[[Limits, Size], Grid]:
-    """Add the constant FUSED to a grid: GPUs with dot product instructions have an fma that rounds once."""
+    """Add the constant FUSED to a grid. It is 1 on GPUs with dot product instructions, because their fma
+    rounds once."""
 
     def with_fused(limits: Limits, size: Size) -> Grid:
         cut = grid(limits, size)
@@ -86,7 +87,7 @@ def fast_waves(limits: Limits) -> bool:
 
 
 def fast_tiles(limits: Limits) -> bool:
-    """GPUs only: mat_tile takes up to twice as long as mat_mul on SwiftShader."""
+    """Whether mat_tile is fast: on SwiftShader it takes up to twice as long as mat_mul."""
     return not limits.is_cpu and limits.subgroup_size > 1
 
 

@@ -72,5 +72,5 @@ def usable(units: MatrixUnits) -> bool:
 
 
 def usable_int8_k(k: int) -> bool:
-    """Whether mat_mul_dot_coop supports this k, which must divide blocks of 32 in words of eight codes."""
+    """Whether mat_mul_dot_coop supports this k: a divisor of 32 and a multiple of 8."""
     return k in (8, 16, 32)
