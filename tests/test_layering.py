@@ -98,8 +98,8 @@ def test_a_wrong_import_is_reported(layer: str, source: str) -> None:
 
 
 def test_no_cycles() -> None:
-    circles = checkout().circles(typed=True)
-    assert not circles, "\n".join(" <-> ".join(circle) for circle in circles)
+    cycles = checkout().cycles(typed=True)
+    assert not cycles, "\n".join(" <-> ".join(cycle) for cycle in cycles)
 
 
 def test_a_cycle_is_named(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_cycle_is_named(tmp_path: Path) -> None:
     }
     for name, source in sources.items():
         (tmp_path / "p" / f"{name}.py").write_text(source)
-    assert structure.read(tmp_path).circles() == [["p.a", "p.b"]]
+    assert structure.read(tmp_path).cycles() == [["p.a", "p.b"]]
 
 
 def test_every_package_is_installed() -> None:

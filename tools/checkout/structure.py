@@ -36,7 +36,7 @@ class Structure:
         pairs = ((self.package_of(a), self.package_of(b)) for a, to in self.imports.items() for b in to)
         return Counter((a, b) for a, b in pairs if a != b)
 
-    def circles(self, *, typed: bool = False) -> list[list[str]]:
+    def cycles(self, *, typed: bool = False) -> list[list[str]]:
         """Return groups of files that import each other. `typed`: with imports for type checking."""
         imports = self.typed if typed else self.imports
         reach = {module: reached(imports, module) for module in imports}
@@ -115,12 +115,12 @@ def main() -> int:
             n_lines = sum(lines_of(structure.files[m]) for m in modules)
             rows.append((package, len(modules), n_lines, inside, ", ".join(uses) or "-"))
     out.print(table("packages", ("package", "files", "lines", "imports inside", "uses"), rows))
-    circles, typed = structure.circles(), structure.circles(typed=True)
+    cycles, typed = structure.cycles(), structure.cycles(typed=True)
     n_imports = sum(map(len, structure.imports.values()))
     print(f"{len(structure.files)} files, {n_imports} imports, {len(between)} arrows between packages, "
-          f"{len(circles)} circles, {len(typed)} with imports for type checking")  # fmt: skip
-    for circle in typed:
-        print("circle:", " <-> ".join(circle))
+          f"{len(cycles)} cycles, {len(typed)} with imports for type checking")  # fmt: skip
+    for cycle in typed:
+        print("cycle:", " <-> ".join(cycle))
     return 1 if typed else 0
 
 

@@ -148,12 +148,12 @@ def _format_cases() -> _Sweep:
         s.quick += [
             Embed(kind, k),
             *op_cases_matrix.some_of(kind, k),
-            heads.one_of(kind, k),
-            *op_cases_quantized.one_of(kind),
+            heads.case_of(kind, k),
+            *op_cases_quantized.cases_of(kind),
             *moe.some_of(kind),
         ]
         s.wide += [*op_cases_matrix.some_of_gpus(kind, k), *half.some_of_gpus(kind, k)]
-        s.wide += [*op_cases_quantized.one_tiled(kind), *moe.some_of_gpus(kind)]
+        s.wide += [*op_cases_quantized.tiled_cases_of(kind), *moe.some_of_gpus(kind)]
     return s
 
 

@@ -60,5 +60,5 @@ def quick() -> list[Case]:
     ]
 
 
-def one_of(kind: str, k: int) -> Case:
+def case_of(kind: str, k: int) -> Case:
     return MatHeads(kind, 2, 3, k)

@@ -99,11 +99,11 @@ def quick() -> list[Case]:
     ]
 
 
-def one_of(kind: str) -> list[Case]:
+def cases_of(kind: str) -> list[Case]:
     return [MatDot(kind, 5, 3 * block_of(kind)[0])] if kind in TYPES else []
 
 
-def one_tiled(kind: str) -> list[Case]:
+def tiled_cases_of(kind: str) -> list[Case]:
     if kind not in TYPES:
         return []
     k, widths = 3 * block_of(kind)[0], (3, 0, 2)

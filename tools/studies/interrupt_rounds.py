@@ -135,11 +135,9 @@ class Rounds:
             "close": lambda: opened[0].close(),
         }
         raised = striker.strike(calls[phase], waits, rng.random() < 0.7)
-        return raised, self._what_is_wrong(
-            opened, rng.randrange(len(self._prompts)), rng.choice((None, 0, 1))
-        )
+        return raised, self._fault_of(opened, rng.randrange(len(self._prompts)), rng.choice((None, 0, 1)))
 
-    def _what_is_wrong(self, opened: list[LLM], i: int, slot: int | None) -> str:
+    def _fault_of(self, opened: list[LLM], i: int, slot: int | None) -> str:
         try:
             for llm in opened:
                 llm.close()

@@ -42,7 +42,7 @@ def best_s(work: Callable[[], Any], rounds: int) -> float:
     return min(times)
 
 
-def of_rows(n: int, together: int, temperature: float) -> float:
+def us_per_token(n: int, together: int, temperature: float) -> float:
     rng = np.random.default_rng(0)
     logits = -np.sort(-rng.normal(0, 3, (n, 40)).astype(np.float32))
     ids = rng.integers(0, N_VOCAB, (n, 40))
@@ -54,7 +54,7 @@ def of_rows(n: int, together: int, temperature: float) -> float:
         rows.TOGETHER = before
 
 
-def of_whole_rows(options: dict[str, Any]) -> float:
+def ms_per_row(options: dict[str, Any]) -> float:
     rng = np.random.default_rng(0)
     logits, text = rng.normal(0, 3, N_VOCAB).astype(np.float32), rng.integers(0, 900, N_TEXT).tolist()
     sampler = Sampler(SamplingParams(**{"seed": 1, "dry_sequence_breakers": [], **options}))
@@ -65,10 +65,11 @@ def of_whole_rows(options: dict[str, Any]) -> float:
 def main() -> None:
     print("| rows | one by one, us | together, us | greedy, us |\n|---|---|---|---|")
     for n in SEQUENCES:
-        print(f"| {n} | {of_rows(n, n + 1, 0.8):.1f} | {of_rows(n, 1, 0.8):.1f} | {of_rows(n, 1, 0.0):.2f} |")
+        one_by_one, together = us_per_token(n, n + 1, 0.8), us_per_token(n, 1, 0.8)
+        print(f"| {n} | {one_by_one:.1f} | {together:.1f} | {us_per_token(n, 1, 0.0):.2f} |")
     print(f"\n| a row of {N_VOCAB:,} logits | ms |\n|---|---|")
     for name, options in WHOLE.items():
-        print(f"| {name} | {of_whole_rows(options):.1f} |")
+        print(f"| {name} | {ms_per_row(options):.1f} |")
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ async def first_token(endpoint: Endpoint) -> Text:
     return text
 
 
-async def asked(endpoint: Endpoint, began: float) -> list[float]:
+async def start_times(endpoint: Endpoint, began: float) -> list[float]:
     """Return the seconds until ready, to the first token, and to the second request's first token."""
     while time.perf_counter() - began < READY_S:
         with suppress(VkbackendError):
@@ -118,7 +118,7 @@ def measure(path: str, device: str) -> list[float]:
             else:
                 raise SystemExit("the server did not start")
             listening = time.perf_counter() - began
-            found_s = [listening, *asyncio.run(asked(Endpoint.of(urls[0]), began))]
+            found_s = [listening, *asyncio.run(start_times(Endpoint.of(urls[0]), began))]
         finally:
             server.terminate()
             server.stderr.read()

@@ -81,7 +81,7 @@ def _check_aligned(*caches: View) -> None:
 
 def _group(q: View, k: View) -> int:
     n_heads, n_kv = q.shape[1], math.prod(k.shape[1:]) // q.shape[2]
-    assert n_heads % n_kv == 0, f"{n_heads} q heads are not whole groups of {n_kv} kv heads"
+    assert n_heads % n_kv == 0, f"{n_heads} q heads are not a multiple of {n_kv} KV heads"
     return n_heads // n_kv
 
 
@@ -98,7 +98,9 @@ def attn_push(
     push: dict[str, int | float] = {"n_heads": n_heads, "n_kv": n_kv, "group": group, "q_first": q_first}
     types = {"K_TYPE": CACHE_TYPES.index(k.dtype), "V_TYPE": CACHE_TYPES.index(v.dtype)}
     for head, cache in ((head_k, k), (head_v, v)):
-        assert head % block_of(cache.dtype)[0] == 0, f"heads of {head} are not whole {cache.dtype} blocks"
+        assert head % block_of(cache.dtype)[0] == 0, (
+            f"heads of {head} are not a multiple of the {cache.dtype} block"
+        )
     return {**push, "n_rows": n_rows, "blocks_per_slot": cells.shape[1]}, head_k, types
 
 

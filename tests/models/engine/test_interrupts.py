@@ -202,10 +202,10 @@ def test_the_study_finds_faults(
 def test_a_round_notices_errors(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = interrupt_rounds.Rounds(str(tiny), ["numpy"], False, str(tmp_path))
     with rounds.llm:
-        assert rounds._what_is_wrong([], 0, None) == ""
+        assert rounds._fault_of([], 0, None) == ""
         with rounds.open():
             monkeypatch.setattr(interrupt_rounds, "RELEASED_S", 0.0)
-            assert rounds._what_is_wrong([], 0, None).startswith("left: ")
+            assert rounds._fault_of([], 0, None).startswith("left: ")
         rounds._known[0] = [0]
-        assert rounds._what_is_wrong([], 0, None).startswith("wrong: [")
-    assert rounds._what_is_wrong([], 0, None).startswith("error: ")
+        assert rounds._fault_of([], 0, None).startswith("wrong: [")
+    assert rounds._fault_of([], 0, None).startswith("error: ")
