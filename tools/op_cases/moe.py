@@ -17,8 +17,8 @@ SOFTMAX, UNSCALED = Gating(), Gating(norm_w=False)
 
 @dataclass(frozen=True)
 class MoeLogits(Case):
-    """Bits must be equal on every driver. Wide magnitudes expose another order of summation or a fused
-    multiply-add. With `near`, experts differ in the last bit of one weight."""
+    """Wide magnitudes expose another order of summation or a fused multiply-add. With `near`, experts differ
+    in the last bit of one weight."""
 
     tolerance: ClassVar[float] = 0.0
     n_embd: int = 64

@@ -1,4 +1,4 @@
-"""Our products against llama.cpp's, by compilers of absent GPUs: `python -m
+"""Our products compared with llama.cpp's, compiled for absent GPUs: `python -m
 vkbackend.tools.studies.llama_cpp_kernels -g NAVI31,BMG -t q4_0,f16`.
 
 llama.cpp's shaders come from llama-cpp-python's source package (pip downloads it, or --sdist). They are built

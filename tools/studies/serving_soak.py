@@ -58,7 +58,7 @@ class Soak:
                     result = await kind()
             except (OSError, ValueError, IndexError, EOFError, TimeoutError) as error:
                 result = type(error).__name__
-            except Exception as error:  # VkbackendError: the server is unreachable
+            except Exception as error:  # VkbackendError if the server is unreachable
                 result = f"{type(error).__name__}: {error}"[:60]
             self.seen[f"{kind.__name__}: {result}"] += 1
 
@@ -139,7 +139,7 @@ class Soak:
 
 
 def children(pid: int) -> list[int]:
-    """Return the child processes of all threads, including the engine."""
+    """Return the child processes of all threads."""
     pids: list[int] = []
     for thread in os.listdir(f"/proc/{pid}/task"):
         with suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:

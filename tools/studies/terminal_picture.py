@@ -2,7 +2,7 @@
 
     python -m vkbackend.tools.studies.terminal_picture -o docs/terminal.svg "vkbackend devices" ...
 
-The commands really run. The SVG needs no downloaded font.
+The commands really run.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def tile_of_units(
     limits: Limits, n_rows: int, head_k: int, head_v: int, op: str = "attn_prefill_coop"
 ) -> Tile | None:
     """Return the tile of attn_prefill_coop or attn_decode_coop: up to four groups of rows, as the rows and
-    the shared memory allow. Return None without matrix units, or if they do not divide heads, keys or
+    the shared memory allow. Return None without matrix units, or if their sizes do not divide heads, keys or
     subgroups. A prefill group has the fewest subgroups that hold its output in registers. A decode group has
     the most subgroups that have work, to keep more loads in flight."""
     units = limits.matrix_units

@@ -28,7 +28,7 @@ class ElementwiseOps(Target):
         self._each("glu", (gate, up, y), {}, consts)
 
     def add(self, a: View, b: View, y: View) -> None:
-        """y = a + b, equal sizes; y may be a or b."""
+        """y = a + b, equal sizes; y may be `a` or `b`."""
         self._each("add", (a, b, y), {}, {"LOCAL": 128})
 
     def scale(self, x: View, y: View, *, c: float) -> None:

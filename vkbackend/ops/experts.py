@@ -1,7 +1,7 @@
 """Products with a stack of experts. Each shader has an `ExpertsOp`, listed in table.py.
 
 w, of any weight type, holds the experts in order. A device has some FFN columns of each expert; `starts` u32
-[n_experts + 1] are the prefix sums of their numbers.
+[n_experts + 1] are the prefix sums of these column counts.
 
 axis=ROWS (gate, up): w is [columns, k]; expert e is rows starts[e]..starts[e + 1]. y is [n_rows, n_used,
 y_stride], with y_stride at least the columns of the widest expert; elements past e's columns are not written.

@@ -143,8 +143,8 @@ def _gated_product(f: _Fusing, at: int) -> None:
 
 
 def _norm_of_sum(f: _Fusing, at: int) -> None:
-    """Fuse an add into the rms_norm of the sum: an add_partials with one partial. Later commands may read the
-    sum."""
+    """Fuse an add and the rms_norm of the sum into an add_partials with one partial. Later commands may read
+    the sum."""
     n = f.named(at)
     i = f.maker(at, "x", ("add",), others_later=True) if n["HAS_W"] else None
     if i is None:

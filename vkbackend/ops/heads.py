@@ -29,8 +29,8 @@ class HeadOps(Target):
         )
 
     def concat(self, a: View, b: View, y: View) -> None:
-        """Each row of y [n, n_a + n_b] is a row of a [n, n_a], then a row of b [n / times, n_b]. `times`
-        adjacent rows of a share a row of b."""
+        """Each row of y [n, n_a + n_b] is a row of `a` [n, n_a], then a row of `b` [n / times, n_b]. `times`
+        adjacent rows of `a` share a row of `b`."""
         (n_rows, n_a), (n_b_rows, n_b) = a.shape, b.shape
         assert a.dtype == b.dtype == "f32" and n_rows % n_b_rows == 0, (a, b)
         assert rows_of(y, n_a + n_b) == n_rows, (a, b, y)

@@ -176,9 +176,8 @@ def fills(n_rows: int, tile: int) -> bool:
 
 
 def dot_tiles(limits: Limits, size: Size) -> Grid:
-    """A tile is 64 rows of w by 16 or 32 rows of x. It has 64 rows of x if enough tiles remain to occupy a
-    GPU and subgroups exceed 16 lanes: narrow subgroups (Intel) have 128 registers per lane and spilled up to
-    67 registers."""
+    """As `tiles_of_64`, but with 64 rows of x if enough tiles remain to occupy a GPU and subgroups exceed 16
+    lanes: narrow subgroups (Intel) have 128 registers per lane and spilled up to 67 registers."""
     grid = tiles_of_64(limits, size)
     enough = size.n_rows > 32 and grid.along_w * -(-size.n_rows // 64) >= BUSY_TILES
     if limits.subgroup_size > 16 and enough and fills(size.n_rows, 64):

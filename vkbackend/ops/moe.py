@@ -25,8 +25,8 @@ class Gating:
     Probabilities are softmax(l), sigmoid(l), or l itself (softmax_weight: weights are the softmax over the
     chosen experts). The experts with the largest probability + `select` are chosen; `select` does not affect
     weights. With groups, experts are chosen only within the n_group_used groups with the largest sums of
-    their two best experts. norm_w divides weights by max(their sum, 2^-14). Finally weights are multiplied by
-    `scale`.
+    their two best experts. `norm_w` divides weights by max(their sum, 2^-14). Finally weights are multiplied
+    by `scale`.
     """
 
     kind: str = "softmax"

@@ -1,4 +1,4 @@
-"""Ops on rows: embedding, norms, the sum of partials, top-k."""
+"""Ops on rows."""
 
 from __future__ import annotations
 

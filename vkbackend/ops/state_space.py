@@ -35,9 +35,9 @@ class StateSpaceOps(Target):
     ) -> None:
         """With t = softplus(dt + bias): M' = e^(t a) M + t B x^T, y = M'^T C + d x, row by row.
 
-        x, y [n_rows, n_heads, p], dt [n_rows, n_heads], bias, a, d [n_heads], a not positive; bc [n_rows, 2,
-        n_groups, n] has B, then C, and head h reads group (first + h) / group; state f32 [n_cells, n_heads,
-        n, p]. Rows of y outside runs are zeros.
+        x, y [n_rows, n_heads, p], dt [n_rows, n_heads], bias, a, d [n_heads], with `a` not positive; bc
+        [n_rows, 2, n_groups, n] has B, then C, and head h reads group (first + h) / group; state f32
+        [n_cells, n_heads, n, p]. Rows of y outside runs are zeros.
         """
         (n_rows, n_heads, p), (n_groups, n) = y.shape, bc.shape[2:]
         assert bc.shape[:2] == (n_rows, 2) and x.dtype == y.dtype == bc.dtype == "f32", (x, bc, y)

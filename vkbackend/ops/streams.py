@@ -14,7 +14,7 @@ LEAST = 1e-5  # minimum mean square for scaling
 
 class StreamOps(Target):
     def streams_of(self, x: View, a: View, y: View) -> None:
-        """y [n_rows, 1 + k, n] is x [n_rows, n], then the k streams of a [n_rows, k, n], scaled to x's root
+        """y [n_rows, 1 + k, n] is x [n_rows, n], then the k streams of `a` [n_rows, k, n], scaled to x's root
         mean square (mean squares are at least LEAST)."""
         n = x.shape[-1]
         n_rows = rows_of(x, n)
@@ -50,7 +50,7 @@ class StreamOps(Target):
         self.record(op, "f32", args, push, {"LOCAL": 64, "STREAMS": m}, groups, flops=2 * m**3 * n * n_rows)
 
     def streams_add(self, x: View, a: View, y: View) -> None:
-        """y = x [n_rows, m, n], with a [n_rows, n] added to all streams except the first; y may be x."""
+        """y = x [n_rows, m, n], with `a` [n_rows, n] added to all streams except the first; y may be x."""
         n = a.shape[-1]
         n_rows = rows_of(a, n)
         m = rows_of(x, n) // n_rows

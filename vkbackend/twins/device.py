@@ -1,5 +1,5 @@
-"""Devices without a driver: `NumpyDevice` runs the twins, `NullDevice` only counts. meta/ and models/ run on
-both."""
+"""Devices without a driver: `NumpyDevice` runs the twins, `NullDevice` only counts dispatches. meta/ and
+models/ run on both."""
 
 from __future__ import annotations
 

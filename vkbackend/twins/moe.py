@@ -1,4 +1,4 @@
-"""Twins of the mixture of experts. Routing has the shaders' bits: float32, in the same order."""
+"""Twins of the mixture of experts. Routing computes the shaders' bits, in float32 and in their order."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Twin of 8-bit activations. All devices must produce the same codes, so it rounds like the shader: in
-float32, in the same order."""
+"""Twin of 8-bit activations. All devices must produce the same codes, so the twin rounds like the shader, in
+float32 and in the same order."""
 
 from __future__ import annotations
 
