@@ -96,7 +96,7 @@ def of_python(source: str) -> Iterator[tuple[int, str]]:
             strings.append(((node.lineno, node.col_offset), end))
     block: list[str] = []
     first = last = -1
-    # The module `tokenize` would take twice as long. Columns of the tree count bytes.
+    # The module `tokenize` would take twice as long. Columns of the syntax tree count bytes.
     for number, line in enumerate(source.encode().split(b"\n"), 1):
         signs = [(number, match.start()) for match in re.finditer(b"#", line)]
         free = [sign for sign in signs if not any(begin <= sign < end for begin, end in strings)]

@@ -23,7 +23,7 @@ from vkbackend.tools.op_cases.cases import FORMAT_CASES
 from vkbackend.tools.op_cases.setup import Case, Placed
 from vkbackend.twins.device import NumpyDevice
 
-# With 3 groups in x, small cases use y as cases of more than 65,535 workgroups do.
+# With 3 groups in x, small cases also use y, as cases of more than 65,535 workgroups do.
 FLOOR = replace(Limits.floor(), max_groups=(3, 65_535, 65_535))
 _ARRAYS = {"f32": np.float32, "f16": np.float16, "u32": np.uint32}
 

@@ -51,7 +51,7 @@ class Batch:
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            self.process.send_signal(signal.SIGABRT)  # prints on stderr where the process hangs
+            self.process.send_signal(signal.SIGABRT)  # the process prints where it hangs
             return self.process.wait()
 
 

@@ -1,5 +1,5 @@
-"""Chooses ops for matrices and experts: the fastest measured on the driver (measured.py), otherwise the first
-suitable entry of table.py."""
+"""Chooses ops for matrices and experts: the fastest op measured on the driver (measured.py), otherwise the
+first suitable entry of table.py."""
 
 from __future__ import annotations
 

@@ -217,8 +217,8 @@ class RowOps(Target):
         positions come first; NaN counts as largest.
 
         ids u32 and values f32 [n_rows, n_chunks, k], k at most MAX_TOP_K. ids are positions, or the values of
-        `source` u32 [n_rows, n] at these positions. `mask` u32 [n_rows, ceil(n / 32)] has a bit per allowed
-        position, lowest first. If fewer than k remain, ids are 0xffffffff with values -inf.
+        `source` u32 [n_rows, n] at these positions. `mask` u32 [n_rows, ceil(n / 32)] has a bit per position,
+        lowest first; 1 allows the position. If fewer than k are allowed, ids are 0xffffffff with values -inf.
         """
         n_rows, n = x.shape
         n_chunks, k = ids.shape[-2:]

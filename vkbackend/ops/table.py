@@ -76,8 +76,8 @@ def fused(grid: Callable[[Limits, Size], Grid]) -> Callable[[Limits, Size], Grid
 
 
 def fast_int8_units(limits: Limits) -> bool:
-    """Whether int8 matrix units are four times as fast as F16. At twice the rate or less F16 wins, because
-    scaling every block of integers takes longer (docs/measurements/kernels.md)."""
+    """Whether int8 matrix units are four times as fast as F16. If int8 is at most twice as fast, F16 wins,
+    because scaling every block of integers takes longer (docs/measurements/kernels.md)."""
     return not limits.is_cpu and "int8_units_fast" in limits.features
 
 

@@ -59,7 +59,7 @@ class Target:
         self.recording.copy(src, dst, self.label)
 
     def fold(self, count: int) -> tuple[int, int]:
-        """Return workgroups in x and y that cover `count`, within the limits."""
+        """Return how many workgroups in x and y cover `count`, within the limits."""
         max_x = min(self.limits.max_groups[0], MAX_GROUPS)
         return (count, 1) if count <= max_x else (max_x, -(-count // max_x))
 

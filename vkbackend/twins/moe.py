@@ -1,4 +1,4 @@
-"""Twins of the mixture of experts. Routing computes the shaders' bits, in float32 and in their order."""
+"""Twins of the mixture of experts. Routing is bit-identical to the shaders: in float32, in the same order."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def exact_sigmoid(x: Array) -> Array:
 
 
 def exact_sum(x: Array) -> Array:
-    """Sum over the last axis in the shader's order: lane i % 128 adds elements i, then the upper half of the
-    lanes is added to the lower half, until one lane is left."""
+    """Return the sum over the last axis in the shader's order: lane i % 128 adds element i, then the upper
+    half of the lanes is added to the lower half, until one lane is left."""
     lanes = np.zeros((*x.shape[:-1], LANES), F32)
     for i in range(0, x.shape[-1], LANES):
         part = x[..., i : i + LANES]
