@@ -2,8 +2,8 @@
 
 Measures the time from the start of `vkbackend serve` until it listens, until the model is ready, and until a
 stream's first token; the time to the first token of a second request; and the CPU seconds of all its
-processes, including their exit. `--vocab FILE` uses two small random layers with FILE's vocabulary, to
-isolate the vocabulary's cost.
+processes. `--vocab FILE` uses two small random layers with FILE's vocabulary, to isolate the vocabulary's
+cost.
 """
 
 from __future__ import annotations

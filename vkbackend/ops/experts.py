@@ -142,7 +142,7 @@ def tiles_of_pairs(limits: Limits, size: Size) -> Grid:
 
 
 def pairs_by_units(limits: Limits, size: Size) -> Grid:
-    """A tile on matrix units is 64 rows of an expert by the pairs of a tile."""
+    """As `tiles_of_pairs`, on matrix units."""
     tile = 64, size.n_rows
     return Grid(unit_consts(limits.matrix_units, *tile, *subgroups(limits, *tile)), -(-size.n // tile[0]))
 
