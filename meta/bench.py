@@ -28,8 +28,8 @@ CHAIN_NBYTES = 64 << 20  # bytes moved per step, which has 4 to 32 reduces
 
 @dataclass(frozen=True, slots=True)
 class ReduceTime:
-    """`seconds` per all-reduce in each repeated step; `exact`: whether all devices of this host got the exact
-    sums; `network`: seconds per reduce spent on exchanges with other hosts."""
+    """`seconds`: per all-reduce, one value per repetition of the step; `exact`: whether all devices of this
+    host got the exact sums; `network`: seconds per reduce spent on exchanges with other hosts."""
 
     nbytes: int
     seconds: tuple[float, ...]

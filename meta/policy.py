@@ -159,7 +159,7 @@ def _mixer_ranges(mixer: Mixer, shares: Sequence[float], held: list[float]) -> d
     if isinstance(mixer, StateSpace):
         width = (
             2 * mixer.n_state / (3 * mixer.head_dim)
-        )  # rows of B and C, relative to those of z and x and the columns of the output
+        )  # rows of B and C, divided by (rows of z and x + columns of the output)
         return _of_state_space(attention_ranges(mixer.as_attention, shares, held, width))
     return attention_ranges(mixer, shares, held)
 
@@ -210,7 +210,7 @@ def _take(
     """Divide `size` in multiples of `unit` so that the largest count per share is minimal, by D'Hondt's rule.
 
     Ties go to the device with the smallest part of the model per share (`held`, in elements, is updated).
-    `here`: the devices' counts of the same work so far. The last unit may be incomplete.
+    `here`: how much each device already has of this layer's other experts. The last unit may be incomplete.
     """
     units, n = size // unit, len(shares)
     if not units:

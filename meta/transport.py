@@ -54,7 +54,7 @@ class Transfers(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Nothing may be in progress."""
+        """No transfer may be in progress."""
 
 
 class Transport(ABC):

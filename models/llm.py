@@ -245,8 +245,9 @@ class LLM(Chats, Slots):
 
         max_tokens: None or -1 continues to a stop token or the end of the context. `GenerateKeywords`
         describes the other keywords (sampling, stop, ignore_eos, slot, priority, deadline_s). Streams that
-        are read alternately are computed together; closing a stream frees its slot. Arguments are checked at
-        the call: InvalidArgument, and UnsupportedModel for text without a tokenizer.
+        are read alternately are computed together; closing a stream frees its slot. The call itself checks
+        the arguments. It raises InvalidArgument, or UnsupportedModel if they need a tokenizer and the model
+        has none.
         """
         generation = self._generation(prompt, max_tokens, options)
         return stream(self._open_mailbox(), generation, self._tokenizer)

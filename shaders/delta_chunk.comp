@@ -86,7 +86,7 @@ void main() {
         for (uint t = 0; t < n; ++t) {
             float value = is_u ? v[v_at + t * v_stride + i] : k[k_at + t * q_stride + i] * exp(gate_sum(t, i));
             value *= beta[beta_at + t * n_heads];
-            const uint row = t * (t - 1) / 2; // 0 also for t = 0, where the product wraps
+            const uint row = t * (t - 1) / 2; // 0 also for t = 0, where t - 1 wraps
             for (uint s = 0; s < t; ++s) value -= lower[row + s] * solved[s];
             solved[t] = value;
             work[work_at + t * next + column] = value;

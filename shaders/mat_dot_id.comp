@@ -27,7 +27,7 @@ void main() {
     const uint pair = gl_WorkGroupID.z; // (row, used expert)
     const uint first_row = group_index() * ROWS;
     const uint expert = ids[ids_off + pair];
-    if (expert - first >= count) return; // in another piece of the stack
+    if (expert - first >= count) return; // this expert is in another piece of the stack
     const uint s = starts_off;
     const Expert e = expert_of(starts[s + expert], starts[s + expert + 1], starts[s + first]);
     if (first_row >= e.n) return;

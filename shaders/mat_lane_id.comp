@@ -37,7 +37,7 @@ void main() {
         begin = tiles.at[3 * tile + 1];
         n_pairs = tiles.at[3 * tile + 2];
     }
-    if (e_id - first >= count || n_pairs == 0) return; // in another piece of the stack
+    if (e_id - first >= count || n_pairs == 0) return; // expert in another piece of the stack, or empty tile
     const Expert e = expert_of(starts.at[e_id], starts.at[e_id + 1], starts.at[first]);
     if (group_index() * LOCAL >= e.n) return;
 

@@ -46,7 +46,7 @@ void main() {
     const uint e_id = tiles[tile];
     const uint begin = tiles[tile + 1];
     const uint n_pairs = tiles[tile + 2];
-    if (e_id - first >= count || n_pairs == 0) return; // in another piece of the stack
+    if (e_id - first >= count || n_pairs == 0) return; // expert in another piece of the stack, or empty tile
     const uint s = starts_off;
     expert = expert_of(starts[s + e_id], starts[s + e_id + 1], starts[s + first]);
     const uint first_i = group_index() * TM;

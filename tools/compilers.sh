@@ -60,7 +60,7 @@ unpack_suite() {
     [ "$found" ] || { echo "no mirror answers with $suite"; return 2; }
     export APT_CONFIG=$own/apt.conf
     : >"$own/status"  # nothing is installed yet
-    # shellcheck disable=SC2086  # perhaps no word
+    # shellcheck disable=SC2086  # $program may be empty
     packages=$(apt-get -o Dir::State::status="$own/status" install --no-install-recommends --print-uris \
         mesa-vulkan-drivers $program libc6 2>>"$own/log" | sed -n "s/^'[^']*' \([^_]*\)_.*/\1/p")
     # shellcheck disable=SC2086  # a list of names

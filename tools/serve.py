@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> None:
         ) from None
     settle(args, demo_model())
     path = demo_model() if args.model is None else args.model
-    if args.n_slots == -1:  # llama-server's word for its own choice
+    if args.n_slots == -1:  # as in llama-server, -1 lets the server choose
         args.n_slots = N_SLOTS
     share_context(args, path)
     options_of(args, path)  # to reject wrong options before listening

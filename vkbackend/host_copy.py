@@ -44,7 +44,7 @@ def _copy(target: np.ndarray, data: np.ndarray) -> None:
 
 
 def touch(data: np.ndarray) -> None:
-    """Map the pages of `data`, uint8 [bytes]."""
+    """Fault in the pages of `data`, uint8 [bytes]."""
     if not _populate(data, POPULATE_READ):
         data[:: mmap.PAGESIZE].max(initial=0)
 

@@ -108,7 +108,7 @@ class Model(Decoder):
             n_head = self.config.layers[int(prefix.split(".")[1])].n_head
             by_name |= {spec.name: spec for spec in fused(q.name, [q, gate], repeat=n_head)}
         beta, alpha = (by_name.get(f"{prefix}{name}.weight") for name in ("ssm_beta", "ssm_alpha"))
-        # Each key head's rows are beta's, then alpha's.
+        # In ssm_ba, each key head has beta's rows, then alpha's.
         if beta and alpha and (ba := f"{prefix}ssm_ba.weight") in self._shapes:
             by_name |= {spec.name: spec for spec in fused(ba, [beta, alpha], repeat=self.delta.n_k)}
         qkv, z = (by_name.get(f"{prefix}{name}.weight") for name in ("attn_qkv", "attn_gate"))

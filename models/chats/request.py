@@ -89,8 +89,8 @@ def _forced(
 def structured(
     maker: PromptMaker, structure: Structure, tools: Mapping[str, Any], thinking: bool, several: bool
 ) -> dict[str, Any]:
-    """Return keywords for an answer of this structure, after a thought if the model thinks, or for calls
-    instead. The caller's own grammars (Lark, GBNF) are unchanged, because they match the complete text."""
+    """Return keywords for an answer that has this structure or calls tools. A thought comes first if the
+    model thinks. The caller's own grammars (Lark, GBNF) are unchanged: they match the complete text."""
     thought = _thought(maker, thinking)
     if structure.kind not in ("json_schema", "regex") or not (thought or tools):
         return {}

@@ -1,5 +1,5 @@
-"""Many callers share one engine, which has its own thread. Ctrl-C cannot interrupt that thread; callers wait
-in short slices of time."""
+"""Many callers share one engine, which has its own thread. Ctrl-C cannot interrupt that thread. Callers wait
+in short slices, so that Ctrl-C reaches them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class Mailbox:
         self._ids = count()
         forks.own(self)
         try:
-            # This is one call of C code. With Thread.start an interrupt could leave a thread half started.
+            # start_new_thread is a single C call, which an interrupt cannot split. With Thread.start an
+            # interrupt could leave a thread half started.
             _thread.start_new_thread(_start, (open_, channel, ref(self, channel.inbox.put)))
             self.info = self._loaded(progress)
         except BaseException:

@@ -26,7 +26,8 @@ from vkbackend.models.engine.messages import (
     Resume,
 )
 
-END_SLICE_S = 0.05  # how late a caller sees the engine's end if an interrupt loses the message
+# The longest time until a caller notices that the engine ended, if an interrupt dropped the message.
+END_SLICE_S = 0.05
 
 
 class Waker(Protocol):

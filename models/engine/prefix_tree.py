@@ -28,7 +28,7 @@ class PrefixTree:
         self.root = Node(None, (), n_groups)
 
     def follow(self, node: Node, tokens: Sequence[int], begin: int) -> Iterator[Node]:
-        """Yield the nodes after `node` for the full blocks of `tokens[begin:]` without the last token."""
+        """Yield the nodes below `node` that match the full blocks of `tokens[begin:-1]`."""
         for start in range(begin, len(tokens) - CELL_BLOCK, CELL_BLOCK):
             child = node.children.get(tuple(tokens[start : start + CELL_BLOCK]))
             if child is None:

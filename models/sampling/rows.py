@@ -72,7 +72,7 @@ def best_of_rows(logits: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     k = min(k, logits.shape[1])
     # One integer per token sorts by logit, then by id. High 32 bits: the logit's bits, which sort as integers
     # once negative logits are inverted. Low 32 bits: n_vocab - 1 - id.
-    bits = (logits + np.float32(0)).view(np.int32)  # 0 for -0
+    bits = (logits + np.float32(0)).view(np.int32)  # adding 0 turns -0 into 0
     rank = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).astype(np.int64) << 32
     rank |= np.arange(logits.shape[1] - 1, -1, -1)
     best = np.partition(rank, logits.shape[1] - k, axis=1)[:, logits.shape[1] - k :]

@@ -22,7 +22,7 @@ from vkbackend.models.text.tokenizer import Tokenizer, whole_characters
 Spans = tuple[tuple[int, int], ...]
 Change = Callable[[str, bool], str]  # arguments: a text, and whether the model itself wrote it
 TRUSTED = ("system", "developer")
-# In a message of a trusted role, this key has texts of other authors (descriptions of tools).
+# In a message of a trusted role, this key holds texts by other authors (tool descriptions).
 UNTRUSTED = "_untrusted"
 
 

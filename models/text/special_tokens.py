@@ -83,7 +83,7 @@ class SpecialTokens:
                 at += len(self._texts[i])
 
     def _fitting(self, text: str, at: int, end: int) -> int:
-        """Return the longest token that ends by `end`; 0 for none."""
+        """Return the longest token at `at` that ends at or before `end`; 0 if there is none."""
         part = text[at : min(end, at + self._longest)]
         i = bisect_right(self._texts, part) - 1
         if part.startswith(self._texts[i]):
@@ -109,9 +109,9 @@ class SpecialTokens:
         """Return the tokens of a stretch, and its end: the first position after `begin` that no token
         crosses.
 
-        Each position offers its longest token, and the best offer is taken. A position whose token no longer
-        fits offers the longest token that fits. A position makes O(log length) offers, each longer than its
-        next two together.
+        Each position offers its longest token, and the best offer is taken. If a position's token overlaps
+        one that was taken, the position offers its longest token that still fits. A position makes
+        O(log length) offers, each longer than its next two together.
         """
         assert self._begin
         n, end, offers = len(text), begin + 1, list[int]()

@@ -277,7 +277,7 @@ FUNCTION_GEMMA = ToolFormat(
 DEEPSEEK = ToolFormat("deepseek", (CALLS,), _deepseek, (CALLS_END, CALL, CALL_END, SEPARATOR))
 GENERIC = ToolFormat("generic", (), _json_answer, at_start=True, described=True)
 
-# A template has the first format whose signs are all in the template.
+# A template's format is the first one whose signs all occur in the template.
 SIGNS: tuple[tuple[tuple[str, ...], ToolFormat], ...] = (
     (("<|channel|>", "functions."), GPT_OSS),
     (("<|tool_calls_section_begin|>",), KIMI),

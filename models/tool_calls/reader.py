@@ -55,7 +55,7 @@ class ToolReader(CallReader):
                 assert self._format.read is not None, "it has openers"
                 if (yield from self._format.read(self)):
                     space = ""
-                else:  # if it is not a call, at least the opener is content
+                else:  # not a call: the text that was read, at least a character, is content
                     yield space + (source.taken or source.cut(1))
                     space = ""
             elif source.ended:

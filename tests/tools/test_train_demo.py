@@ -1,5 +1,5 @@
-"""The demo model's grammar and vocabulary: stories are consistent, joined pieces equal the text. Needs
-neither PyTorch nor Vulkan.
+"""The demo model's grammar and vocabulary: stories are consistent, and joined pieces equal the text.
+Needs neither PyTorch nor Vulkan.
 """
 
 import random

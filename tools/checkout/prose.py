@@ -28,8 +28,8 @@ _BEGIN = r"(?:^|(?<=[.!?:|] )|(?<=[.!?]\n))(?:[-*|] +)?"
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn of phrase. `anchors`: its count in 1,000 words of tinygrad, exllamav3, vello and uv. `most`: the
-    limit for this project, three times the highest anchor."""
+    """A turn of phrase. `anchors`: how often it occurs per 1,000 words in tinygrad, exllamav3, vello and uv.
+    `most`: the limit for this project, three times the highest anchor."""
 
     name: str
     pattern: re.Pattern[str]

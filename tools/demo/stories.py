@@ -12,7 +12,7 @@ from functools import cache
 from itertools import islice
 from typing import TypeVar
 
-# Alternatives are the lines of a block. Placeholders: h the hero's name, k the hero's kind, s/S o p/P the
+# Each line of a block is one alternative. Placeholders: h the hero's name, k the hero's kind, s/S o p/P the
 # hero's pronouns, a/t the thing with its indefinite and definite article, f/F the friend, nf the friend in
 # the scene where the hero meets the friend, fs fp the friend's pronouns, home/thome the home, gift, trait,
 # most (the trait's superlative). The first alternative is twice as likely as each other. With equal

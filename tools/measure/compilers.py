@@ -78,8 +78,8 @@ def start(gpu: Gpu, module: str, arguments: Sequence[str]) -> tuple[list[str], d
 
 
 def start_with_matrix_units(module: str, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """(command, environment) of `python -m module` on the lavapipe with matrix units, which runs the ops that
-    GPUs would. Raises UnsupportedFeature if it is missing."""
+    """Return the command and environment that run `python -m module` on the lavapipe build with matrix units.
+    The ops are those chosen for a GPU. Raises UnsupportedFeature if the build is missing."""
     if not (FOLDER / MATRIX_UNITS / "icd.json").exists():
         raise UnsupportedFeature(
             f"no lavapipe with matrix units is in {FOLDER.name}/: {_UNPACK} --compilers`"

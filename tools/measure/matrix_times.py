@@ -25,8 +25,8 @@ SHAPES = ((2048, 2048), (256, 1024))  # n, k
 GAIN = 0.9
 PRODUCTS = {case.op.name: type(case) for case in CASES if isinstance(case, MatVec)}
 ROUNDING: dict[str, Any] = {"q8": QuantizeQ8, "f16s": PackF16}
-# The part of a rounding that each matrix pays: a layer has 7 matrices but 4 roundings, because q, k and v
-# share one, and gate and up another.
+# Each matrix's share of the time to round x. A layer has 7 matrices but 4 roundings: q, k and v share one,
+# gate and up share one.
 ROUNDED = 4 / 7
 Times = dict[str, dict[str, dict[str, float]]]  # microseconds by row class, op and weight type
 
@@ -49,7 +49,8 @@ def time_of(device: Device, case: Case, ms: float = 20.0) -> float:
 
 
 def times_of(device: Device, ms: float = 20.0) -> Times:
-    """Times of all ops that the device can run, summed over SHAPES and with their part of the rounding."""
+    """Times of all ops that the device can run, summed over SHAPES. An op that needs x rounded includes its
+    share (ROUNDED) of that time."""
     return times_by(device.limits, cache(lambda case: time_of(device, case, ms)))
 
 

@@ -55,7 +55,8 @@ class MatVec(Case):
         if self.act:
             tensors["up"] = weights(rng, self.type, self.n, self.k, scale=self.scale)
         for name in {"w", "x", "up"} & tensors.keys():
-            # The alignment is as in a model, or the minimum for odd n, and for `up` in padded cases.
+            # Tensors are aligned as in a model. Exceptions with the minimum alignment: odd n, and `up` in
+            # padded cases.
             least = self.n % 2 == 1 or (name == "up" and self.pad)
             tensors[name].align = 4 if least else 256
 

@@ -1,4 +1,4 @@
-"""Times all-reduces of every pair of devices, by size, provider and submissions ahead."""
+"""Times all-reduces of every pair of devices, by size, provider and number of segments submitted ahead."""
 
 from __future__ import annotations
 

@@ -120,8 +120,8 @@ def best(rows: Sequence[KernelRow], work: str, kind: str) -> KernelRow | None:
 
 
 def vector(row: KernelRow, work: str) -> float | None:
-    """Return vector instructions per 32 useful multiply-adds: if the four heads of a row fill a matrix of 16
-    rows, only a quarter is useful."""
+    """Return vector instructions per 32 useful multiply-adds. If the four heads of a row occupy 4 of the 16
+    rows of a matrix, only a quarter of its multiply-adds is useful."""
     padded = work == "attention 1" and re.search("_coop|_cm1", row.kernel)
     return row.vector_per_32 and row.vector_per_32 * (4 if padded else 1)
 

@@ -1,10 +1,10 @@
 """Which op multiplies how many rows, by instruction counts: `python -m vkbackend.tools.studies.row_choice`.
 
 Compiles every op that multiplies an N x K matrix by 1 to 512 rows (rounded as steps are), for GPUs that may
-be absent. The time of an op is the larger of two: bytes (matrix, x, y) at the memory's rate, and the hot
-loop's vector instructions at the cores' rate plus the multiply-adds of matrix units at their peak rate.
-Partly filled tiles count as full; launches, latency and code outside the loop are ignored. These lower bounds
-compare ops, not GPUs.
+be absent. The time of an op is the larger of the memory time (bytes of matrix, x and y at the memory's
+rate) and the compute time (the hot loop's vector instructions at the cores' rate, plus the multiply-adds of
+matrix units at their peak rate). Partly filled tiles count as full; launches, latency and code outside the
+loop are ignored. These lower bounds compare ops, not GPUs.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ is visible only if the driver flushes and invalidates caches for all memory (WOR
 submission ends at every barrier, because a fence covers all memory.
 
 kp holds the GIL while it waits, without a deadline. So every device has a process (worker.py), which lets
-devices run in parallel and gives waits a deadline. The process shares the staging buffers, and copies the
-ranges that a segment uses to and from device memory.
+devices run in parallel and gives waits a deadline. The process shares the staging buffers with its
+parent. It copies the ranges that a segment uses to and from device memory.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ class KomputeDevice(Device):
         return KomputeExecutable(self, recording, timed)
 
     def no_longer_loading(self) -> None:
-        """Forget the words to check, because work after loading may overwrite them."""
+        """Drop the list of canary words: work after loading may overwrite them."""
         self._transfers.canaries.clear()
 
     def commands(self, part: Iterable[Any]) -> list[Any]:

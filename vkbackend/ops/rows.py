@@ -161,7 +161,7 @@ class RowOps(Target):
         partial: n_rows * n floats, or the result of pack_bf16 (wire="bf16") or pack_halves ("f16"). Bit s of
         `writers` is set if slot s has a partial. This device's partial, slot own_index, is read from `own`:
         f32, rounded here for bf16, or pack_halves' `kept` for f16. h may be residual; y may be q8. With
-        `slot_stride`, slots is flat and ends with the last slot's partial.
+        `slot_stride`, `slots` is one-dimensional, without padding after the last slot's partial.
         """
         n = h.shape[-1]
         n_rows = rows_of(h, n)

@@ -1,5 +1,5 @@
-"""Timestamps of an executable (DEBUG=2). Independent commands overlap, so a command's time is the delay that
-the command adds to the end of all work."""
+"""Timestamps of an executable (DEBUG=2). Independent commands overlap, so a command's time is how much
+later all work ends because of it."""
 
 from __future__ import annotations
 

@@ -95,7 +95,8 @@ def test_gate_and_up_in_one_tensor(tmp_path: Path, name: str, devices: list[str]
 
 
 def test_factors_of_experts(tmp_path: Path) -> None:
-    """Powers of two round neither down's result nor its weights."""
+    """Factors that are powers of two cause no rounding, whether applied to the result of ffn_down or to its
+    weights."""
     factors = np.float32(2.0) ** np.arange(-4, N_EXPERT - 4, dtype=np.float32)
 
     def scale(fixture: Fixture, prefix: str) -> None:

@@ -228,7 +228,8 @@ def olmo2(m: Fixture) -> None:
 
 @fixture("olmo2+window")
 def olmo2_window(m: Fixture) -> None:
-    """Like OLMo 3: windows, YaRN in full layers. Devices copy the single kv head."""
+    """Like OLMo 3: sliding windows in some layers, YaRN in the layers with full attention. Devices copy the
+    single kv head."""
     base(
         m, 5, n_kv=1, attention__sliding_window=16, rope__scaling__type="yarn", rope__scaling__factor=8.0,
         rope__scaling__original_context_length=32,

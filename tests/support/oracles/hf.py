@@ -1,5 +1,5 @@
 """Hugging Face `transformers` as an oracle: float32, eager attention. Builders undo the conversion to GGUF:
-names, interleaved q and k rows of llama, the 1 added to some norms, fused projections.
+names, interleaved q and k rows of llama, the 1 that is added to some norm weights, fused projections.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
     PYTHONPATH=tests/support python tests/support/oracles/make_pre_tokenizers.py
 
 Every pair of bytes is a token, in random order, so another cut nearly always gives other ids. The ids come
-from llama.cpp, or from `tokenizers` with the published expression where llama.cpp's differs. Needs xllamacpp.
+from llama.cpp. Where its expression differs from the published one, they come from `tokenizers` with the
+published expression. Needs xllamacpp.
 """
 
 from __future__ import annotations
