@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from derived import derive
+from derived import derived_once
+from places import CACHE, SHARED
 from places import DATA as DATA
-from places import SHARED
 
 from vkbackend.tools.demo.stories import tell_story
 
@@ -26,10 +26,7 @@ def lay_out_models(folder: Path) -> None:
     KB of words that the models know)."""
     expected: dict[str, Any] = {}
     logits: dict[str, np.ndarray] = {}
-    derived = folder.parent / f"{folder.name}-derived"
-    derived.mkdir()
-    derive(DATA, derived)  # a folder shared by several runs was emptied while tests still read it
-    for source in (DATA, DATA / "derived", derived, SHARED_MODELS):
+    for source in (DATA, DATA / "derived", derived_once(DATA, CACHE), SHARED_MODELS):
         for path in source.glob("*.gguf"):
             (folder / path.name).symlink_to(path)
         if (source / "expected.json").is_file():

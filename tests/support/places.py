@@ -10,4 +10,4 @@ ROOT = SUPPORT.parents[1]
 DATA = ROOT / "tests" / "data"
 GOLDEN = DATA / "golden"
 SHARED = Path(os.environ.get("VKBACKEND_SHARED", ROOT.parent / "shared"))
-CACHE = ROOT / ".cache" / "tests"  # not VKBACKEND_CACHE, because tests change it
+CACHE = ROOT / ".pytest_cache" / "models"  # not .cache, which building the docs site empties
