@@ -1,1 +1,1 @@
-"""The Kompute runtime, which uses the `kp` package."""
+"""The Kompute runtime, which uses Kompute's Python package `kp`."""

@@ -1,14 +1,14 @@
-"""A device with the runtime interface that uses the `kp` package.
+"""A device of the kompute runtime, which uses the Python package `kp`.
 
-kp records no barrier between dispatches, so each barrier of the recording syncs one word to the host. The
-sync waits for compute, and kp's barrier before the next dispatch waits for the sync, which orders the
-dispatches (Vulkan 1.3, 7.2, execution dependencies). kp's barriers are buffer barriers, so all written memory
-is visible only if the driver flushes and invalidates caches for all memory (WORD_DRIVERS). On other drivers a
-submission ends at every barrier, because a fence covers all memory.
+kp records no barriers between dispatches. So each barrier of a recording becomes a copy of one word to the
+host. The copy waits for earlier dispatches, and the next dispatch waits for the copy (Vulkan 1.3, 7.2,
+execution dependencies). kp has only buffer barriers, so this makes all writes visible only if the driver
+flushes and invalidates caches for all memory (WORD_DRIVERS). On other drivers a submission ends at every
+barrier, because its fence covers all memory.
 
-kp holds the GIL while it waits, without a deadline. So every device has a process (worker.py), which lets
-devices run in parallel and gives waits a deadline. The process shares the staging buffers with its
-parent. It copies the ranges that a segment uses to and from device memory.
+While kp waits, it holds the GIL and has no timeout. So every device has a worker process (worker.py). Devices
+then run in parallel, and waiting for a worker has a timeout. A worker shares the staging buffers with its
+parent, and copies the ranges that a segment uses to and from device memory.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from vkbackend.vulkan.instance import position
 from vkbackend.vulkan.vk import check, result_of
 
 _open: weakref.WeakSet[KomputeDevice] = weakref.WeakSet()
-MAX_TENSOR_NBYTES = (1 << 32) - 256  # kp counts bytes in 32 bits
+MAX_TENSOR_NBYTES = (1 << 32) - 256  # kp has 32-bit sizes
 
 
 class KomputeDevice(Device):
-    """A kp Manager of `info`, without optional features, in a worker process."""
+    """A device that a kp Manager in a worker process controls. It has no optional features."""
 
     queue: KomputeQueue
     has_codebooks = True
@@ -112,7 +112,7 @@ class KomputeDevice(Device):
         return self._process.pid
 
     def call(self, name: str, *args: Any, fd: int | None = None) -> Any:
-        """Send a request and return the worker's answer. Raises DeviceLost, Timeout."""
+        """Send a request to the worker and return its answer. Raises DeviceLost, Timeout."""
         number = self.post(name, *args, fd=fd)
         try:
             self.queue.take(env.timeout_s() + ANSWER_S)
@@ -122,16 +122,17 @@ class KomputeDevice(Device):
                     f"{self.name} did not finish {name!r} in {env.timeout_s()} s; load the model again"
                 )
             return self.answer()
-        except BaseException:  # also Ctrl-C; the next request must not get this answer
+        except BaseException:  # after Ctrl-C too, the next request must not get this answer
             self._process.forget(number)
             raise
 
     def post(self, name: str, *args: Any, fd: int | None = None) -> int:
-        """Send a request and return its number. The answer is taken later, in the order of requests."""
+        """Send a request to the worker and return the request's number. Answers arrive in the order of
+        requests."""
         return self._process.send((name, *args), fd)
 
     def release(self, name: str, number: int) -> None:
-        """Free an object (executable, buffer, ...) of the worker. If the worker has ended, only log that."""
+        """Free an object in the worker. If the worker has ended, only log the error."""
         try:
             self.call(name, number)
         except (DeviceLost, Timeout) as error:
@@ -144,7 +145,7 @@ class KomputeDevice(Device):
         return self._process.answer()
 
     def check(self, call: str) -> None:
-        """Raise the fault that is injected into a Vulkan call of kp."""
+        """Raise the fault, if any, that is injected into this Vulkan call of kp."""
         if faults.planned and (injected := faults.struck(self.name, call)):
             check(result_of(injected), f"{self.name} ({self.info.name}): {call}")
 
@@ -170,7 +171,7 @@ class KomputeDevice(Device):
         except Timeout:
             raise
         except (VkbackendError, OSError) as error:
-            # Mostly DeviceLost, because kp does not check for refused memory and crashes.
+            # The error is mostly DeviceLost, because kp crashes if an allocation fails.
             raise OutOfDeviceMemory(
                 f"{self.name} ({self.info.name}): {nbytes} bytes for {label} could not be allocated "
                 f"({error}); use a smaller context or more devices",
@@ -186,12 +187,13 @@ class KomputeDevice(Device):
         return buffer
 
     def _check_fits(self, nbytes: int, home: Home, label: str) -> None:
-        """Raise OutOfDeviceMemory for a buffer that does not fit; kp would not report it."""
+        """Raise OutOfDeviceMemory if a buffer does not fit. kp does not report this."""
         hosts = (Home.STAGING, Home.HOST)
         local, every = home not in hosts, self.info.heaps
         heaps = [h for h in every if h.device_local == local] or every
         budget = max(h.budget or h.nbytes for h in heaps)
-        # Logical devices of a physical device share its heaps, and if there is one heap, all homes share it.
+        # All logical devices of a physical device share its heaps. A single heap serves buffers of every
+        # purpose.
         twins = [other for other in _open if other.info.uuid == self.info.uuid]
         apart = len(every) > 1
         taken = sum(n for d in twins for h, n in d.nbytes.items() if not apart or (h not in hosts) == local)
@@ -233,15 +235,16 @@ class KomputeDevice(Device):
         return KomputeExecutable(self, recording, timed)
 
     def no_longer_loading(self) -> None:
-        """Drop the list of canary words: work after loading may overwrite them."""
+        """Forget the canary words, because executables may overwrite them."""
         self._transfers.canaries.clear()
 
     def commands(self, part: Iterable[Any]) -> list[Any]:
-        """Return a submission for the worker, a list of (algorithm, push constants) with None for a wait."""
+        """Return the commands of a submission for the worker: pairs (algorithm, push constants), and None for
+        a barrier."""
         commands: list[Any] = []
         for command in part:
             if isinstance(command, Barrier):
-                # Submissions run one after another.
+                # A barrier at the start is not needed, because submissions run one after the other.
                 if command.scope is Scope.DEVICE and commands:
                     commands.append(None)
                 continue
@@ -297,7 +300,7 @@ class KomputeDevice(Device):
     def settle(self) -> bool:
         try:
             if self.abandoned or not self.queue.wait(self.queue.submitted, ANSWER_S):
-                self._process.kill()  # this is safe, unlike for a native device
+                self._process.kill()  # killing a worker process is safe
         except VkbackendError:
             pass
         return True

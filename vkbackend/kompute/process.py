@@ -1,4 +1,4 @@
-"""Starts and ends a device's worker process (worker.py), and sends requests to the process."""
+"""Starts and ends the worker process of a device (worker.py), and sends requests to it."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from vkbackend.errors import DeviceLost, VkbackendError
 from vkbackend.vulkan.instance import VALIDATION_LAYER
 
 WORKER = Path(__file__).with_name("worker.py")
-ANSWER_S = 5.0  # added to VKBACKEND_TIMEOUT for answers; also the limit for closing
+ANSWER_S = 5.0  # seconds to wait for an answer in addition to VKBACKEND_TIMEOUT, and for the process to end
 
 
 class Process:
-    """Answers come in the order of requests. Raises DeviceLost after the process has ended."""
+    """A worker process. Its answers arrive in the order of requests. If the process has ended, methods raise
+    DeviceLost."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._socket, theirs = socket.socketpair()
         self._conn = Connection(os.dup(self._socket.fileno()))
         self._sent = self._taken = 0
-        self._forgotten: set[int] = set()  # requests with unwanted answers
+        self._forgotten: set[int] = set()  # requests whose answers are not needed
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
         environment = dict(os.environ)
@@ -38,7 +39,7 @@ class Process:
             environment["VK_INSTANCE_LAYERS"] = VALIDATION_LAYER
             environment["VK_LAYER_ENABLES"] = "VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT"
         with theirs:
-            # -P: do not import from the script's folder. Drivers and layers print to stderr.
+            # -P prevents imports from the script's folder. What drivers and layers print goes to stderr.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", str(WORKER), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
@@ -52,7 +53,7 @@ class Process:
         return self._process.pid
 
     def send(self, request: tuple[Any, ...], fd: int | None = None) -> int:
-        """Send a request, with an optional file descriptor for the process. Returns the request's number."""
+        """Send a request, and optionally a file descriptor. Returns the request's number."""
         self._sent += 1
         try:
             self._conn.send_bytes(pickle.dumps(request))
@@ -60,7 +61,7 @@ class Process:
                 socket.send_fds(self._socket, [b"+"], [fd])
         except OSError:
             raise self._death() from None
-        except BaseException:  # Ctrl-C may have interrupted a message, so the next message would be misread
+        except BaseException:  # after half a message, the worker would misread the next one
             self.kill()
             raise
         return self._sent
@@ -103,11 +104,11 @@ class Process:
 
     def kill(self) -> None:
         self._process.kill()
-        with suppress(subprocess.TimeoutExpired):  # the process hangs in a driver's kernel call
+        with suppress(subprocess.TimeoutExpired):  # the process may hang in a kernel call
             self._process.wait(ANSWER_S)
 
     def close(self) -> None:
-        """Ask the process to free everything and end, and kill it if it does not."""
+        """Ask the process to free its objects and end. Kill it if it does not end."""
         if self._conn.closed:
             return
         try:

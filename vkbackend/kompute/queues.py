@@ -1,4 +1,4 @@
-"""Executables and the queue of the kompute runtime."""
+"""The executables and the queue of the kompute runtime."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from vkbackend.recording import Barrier, Copy, Cut, Dispatch, Range, Recording, 
 from vkbackend.runtime import Executable, Queue
 from vkbackend.transfers import Memory
 
-# Prefixes of drivers that flush and invalidate caches for all memory at a buffer barrier.
+# Names of drivers whose buffer barriers flush and invalidate caches for all memory.
 WORD_DRIVERS = ("llvmpipe", "radv", "Intel open-source Mesa driver", "SwiftShader", "turnip", "NVK", "venus")
 
 
 def order_of(driver: str) -> str:
-    """Return how to order dependent dispatches on a driver, "word" or "submit" (see device.py)."""
+    """Return how to order dependent dispatches on a driver: "word" or "submit" (env.kompute_order)."""
     trusted = any(driver.lower().startswith(name.lower()) for name in WORD_DRIVERS)
     return env.kompute_order() or ("word" if trusted else "submit")
 
 
 class WorkerDevice(Memory, Protocol):
-    """The device's interface for executables, queue and transfers."""
+    """The methods of KomputeDevice that executables, the queue and transfers call."""
 
     name: str
     info: DeviceInfo
-    numbers: itertools.count[int]  # numbers of objects in the worker
+    numbers: itertools.count[int]  # yields numbers for new objects in the worker
 
     def call(self, name: str, *args: Any) -> Any: ...
 
@@ -55,7 +55,8 @@ class WorkerDevice(Memory, Protocol):
 
 
 class KomputeExecutable(Executable):
-    """A kp sequence in the worker for each submission. `timed` writes a timestamp after every command."""
+    """An executable with a kp sequence in the worker for each submission. With `timed`, a timestamp follows
+    every command."""
 
     def __init__(self, device: WorkerDevice, recording: Recording, timed: bool) -> None:
         if order_of(device.info.driver) == "submit":
@@ -82,7 +83,7 @@ class KomputeExecutable(Executable):
         assert self._timed, "built without timestamps"
         us, times = self._device.info.limits["timestamp_ps"] / 1e6, []
         for part, ticks in zip(self._parts, self._device.call("times", self.number), strict=True):
-            # There are timestamps at the start and after each command and each wait.
+            # A submission has timestamps at its start, after each command and after each barrier.
             at = 0
             for command in part:
                 if isinstance(command, Dispatch | Copy):
@@ -123,7 +124,7 @@ class KomputeQueue(Queue):
         return self._done
 
     def take(self, timeout_s: float) -> None:
-        """Take the answers to all submitted segments, waiting up to `timeout_s`."""
+        """Receive the answers to all submitted segments. Wait at most `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while self._done < self.submitted and self.device.answers(max(0.0, deadline - time.monotonic())):
             try:
@@ -138,7 +139,7 @@ class KomputeQueue(Queue):
             self._done += 1
 
     def allow(self, number: int) -> None:
-        pass  # nothing is submitted before it may run
+        pass  # segments are submitted only when they may run
 
     def wait(self, number: int, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
@@ -153,7 +154,8 @@ def is_between(command: Any) -> bool:
 
 
 def spans(segment: Iterable[Any]) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]:
-    """Return the words of shared tensors that a segment reads and writes, as (tensor, first, end)."""
+    """Return the words of shared tensors that a segment reads and that it writes, as lists of (tensor, first,
+    end)."""
     accesses = [command for command in segment if isinstance(command, Dispatch | Copy)]
     return (
         _merged(r for command in accesses for r in command.reads),

@@ -1,4 +1,4 @@
-"""Changes SPIR-V modules for kp."""
+"""Adapts SPIR-V modules to kp."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import numpy as np
 
 
 def storage_only(code: bytes) -> bytes:
-    """Return the SPIR-V with only storage buffers in one descriptor set, as kp requires.
+    """Return the module with all buffers as storage buffers of one descriptor set. kp supports only this.
 
-    Storage class Uniform becomes StorageBuffer in pointers and variables (SPIR-V 1.3, 3.7); decorations and
-    layouts fit both classes. Bindings of other sets follow the bindings of set 0.
+    Pointers and variables of storage class Uniform get the class StorageBuffer (SPIR-V 1.3, 3.7). Their
+    decorations and layouts are valid in both classes. Bindings of other sets are moved to set 0, after its
+    own bindings.
     """
     uniform, storage_buffer = 2, 12
-    class_at = {32: 2, 59: 3}  # position of the storage class in OpTypePointer, OpVariable
+    class_at = {32: 2, 59: 3}  # index of the operand for the storage class in OpTypePointer and OpVariable
     op_decorate, binding, descriptor_set = 71, 33, 34
     words, at = np.frombuffer(code, np.uint32).copy(), 5
-    # Decoration -> variable -> position of the decoration's value.
+    # For each decoration: variable -> index of the decoration's value in `words`.
     places: dict[int, dict[int, int]] = {binding: {}, descriptor_set: {}}
     while at < words.size:
         op, length = int(words[at]) & 0xFFFF, int(words[at]) >> 16

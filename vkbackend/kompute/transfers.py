@@ -1,4 +1,4 @@
-"""Transfers of the kompute runtime, with op copy_words because kp copies only complete tensors."""
+"""Transfers of the kompute runtime. They use the op copy_words, because kp copies only complete tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from vkbackend.transfers import Transfers
 
 
 class KomputeTransfers(Transfers):
-    """`canaries` has the last word written to each buffer since the last executable ran."""
+    """Since the last executable ran, `canaries` has the offset and value of the last word written to each
+    buffer."""
 
     def __init__(self, device: WorkerDevice) -> None:
         super().__init__(device)
@@ -19,7 +20,7 @@ class KomputeTransfers(Transfers):
 
     def _copy(self, src: Buffer, src_at: int, dst: Buffer, dst_at: int, nbytes: int) -> None:
         n = -(-nbytes // 4)
-        if nbytes % 4 and src is self._upload:  # do not change the other bytes of the last word
+        if nbytes % 4 and src is self._upload:  # fill the last word with the bytes that dst already has
             spare = src.nbytes - 4
             self._copy_words(dst, dst_at + 4 * n - 4, src, spare, 1)
             end = src_at + nbytes
@@ -33,10 +34,11 @@ class KomputeTransfers(Transfers):
         self._device.call("once", self._device.commands([copy]), *spans([copy]))
 
     def _order(self) -> None:
-        pass  # every request waits until its work is done
+        pass  # the worker answers a request only when its work is done
 
     def check(self) -> None:
-        """Check the last words written, because kp ignores failed allocations."""
+        """Check that the canary words arrived, because kp ignores failed allocations. Raises
+        OutOfDeviceMemory."""
         for buffer, (offset, wanted) in self.canaries.items():
             got = bytes(self.read(View(buffer, offset, (1,), "u32")))
             if got != wanted:

@@ -1,8 +1,8 @@
-"""Runs a device in its own process, for device.py. Only this file imports kp.
+"""Controls a device with kp, in a process that device.py starts. Only this file imports kp.
 
-Run this file as a script with the number of an inherited socket. Requests are pickled tuples (method of
-`Worker`, arguments); answers are ("ok", value) or ("error", text). The process ends when the socket is
-closed. To start quickly, this file imports nothing else of the package.
+The script's argument is the number of an inherited socket. Requests are pickled tuples of a method name of
+`Worker` and its arguments. Answers are ("ok", value) or ("error", text). The process ends when the socket is
+closed. To start quickly, this file imports no other module of vkbackend.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from typing import Any
 import kp
 import numpy as np
 
-Key = tuple[int, tuple[int, ...], tuple[int, int, int], tuple[int, ...]]  # module, constants, groups, tensors
-Command = tuple[Key, bytes] | None  # algorithm and push constants, or None to wait
-Span = tuple[int, int, int]  # tensor, first word, end
-BEAT_IN, BEAT_OUT = -1, -2  # tensors of one word
+# Numbers of the module, specialization constants, workgroups, numbers of tensors.
+Key = tuple[int, tuple[int, ...], tuple[int, int, int], tuple[int, ...]]
+Command = tuple[Key, bytes] | None  # An algorithm and push constants, or None for a barrier.
+Span = tuple[int, int, int]  # A tensor, its first word and the end.
+BEAT_IN, BEAT_OUT = -1, -2  # Tensors of one word.
 
 
 class Worker:
@@ -31,14 +32,14 @@ class Worker:
         self._sock = sock
         self._modules: dict[int, bytes] = {}
         self._tensors: dict[int, Any] = {}
-        self._mapped: dict[int, np.ndarray] = {}  # the device's side of a host-visible tensor, words
-        self._shared: dict[int, np.ndarray] = {}  # the client's side
+        self._mapped: dict[int, np.ndarray] = {}  # Mapped words of host-visible tensors.
+        self._shared: dict[int, np.ndarray] = {}  # Words that the parent process shares.
         self._algorithms: dict[Key, Any] = {}
         self._executables: dict[int, tuple[list[list[Any]], Sequence[tuple[list[Span], list[Span]]]]] = {}
         self._beat = 0
 
     def open(self, index: int, family: int, copy_words: bytes) -> str:
-        """Open the device and return its name; `copy_words` is SPIR-V, module 0."""
+        """Open the device and return its name. `copy_words` is the SPIR-V of module 0."""
         self._manager = kp.Manager(index, [family], [])
         self._modules[0] = copy_words
         word = np.zeros(1, np.uint32)
@@ -52,8 +53,9 @@ class Worker:
         self._modules[number] = code
 
     def tensor(self, number: int, n_words: int, host: bool, shared: bool) -> None:
-        """Allocate a tensor. If `shared`, a file descriptor follows, which both processes map."""
-        # Read the descriptor before anything can fail, so that no later request reads it.
+        """Allocate a tensor. If `shared`, the request is followed by a file descriptor that both processes
+        map."""
+        # Receive the descriptor first. If an error came first, a later request would receive it.
         fds = socket.recv_fds(self._sock, 1, 1)[1] if shared else []
         try:
             kind = kp.TensorTypes.host if host else kp.TensorTypes.storage
@@ -81,8 +83,8 @@ class Worker:
         spans: Sequence[tuple[list[Span], list[Span]]],
         timed: bool,
     ) -> None:
-        """Record a sequence per submission of each segment. `spans` are the words of shared tensors that each
-        segment reads and writes."""
+        """Record a kp sequence for each submission of each segment. `spans` has the words of shared tensors
+        that each segment reads and writes."""
         self._executables[number] = [[self._sequence(part, timed) for part in s] for s in segments], spans
 
     def _sequence(self, commands: Sequence[Command], timed: bool = False) -> Any:
@@ -118,8 +120,8 @@ class Worker:
         for tensor, begin, end in reads:
             self._mapped[tensor][begin:end] = self._shared[tensor][begin:end]
         for sequence in sequences:
-            # kp ignores errors of submits and waits. So after the work, the device copies a new number to
-            # another word. If the number does not arrive, the work was not done.
+            # kp ignores errors of vkQueueSubmit and of waiting. So each sequence ends by copying a new number
+            # to another word. If the number does not arrive, the sequence did not run.
             self._beat = (self._beat + 1) & 0xFFFFFFFF
             self._mapped[BEAT_IN][0] = self._beat
             sequence.eval()
@@ -129,7 +131,7 @@ class Worker:
             self._shared[tensor][begin:end] = self._mapped[tensor][begin:end]
 
     def times(self, number: int) -> list[list[int]]:
-        """Return the last run's timestamps per submission, at the start and after every command."""
+        """Return the timestamps of each submission of the last run, at its start and after every command."""
         return [sequence.get_timestamps()[:-1] for part in self._executables[number][0] for sequence in part]
 
     def drop(self, number: int) -> None:
@@ -145,7 +147,7 @@ class Worker:
 
 
 def main() -> None:
-    # Ctrl-C reaches all processes, but the client decides when to end.
+    # Ctrl-C also signals this process, but the parent decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=int(sys.argv[1]))
     conn = Connection(os.dup(sock.fileno()))
@@ -155,14 +157,14 @@ def main() -> None:
         try:
             name, *args = pickle.loads(conn.recv_bytes())
         except (EOFError, OSError):
-            break  # the client is gone
+            break  # the parent has ended
         try:
             answer = "ok", getattr(worker, name)(*args)
         except Exception as error:
             answer = "error", f"{type(error).__name__}: {error}"
         conn.send_bytes(pickle.dumps(answer))
     sys.stderr.flush()
-    os._exit(0)  # the interpreter would destroy kp's objects in arbitrary order
+    os._exit(0)  # a normal exit would destroy kp's objects in arbitrary order
 
 
 if __name__ == "__main__":
