@@ -1,4 +1,4 @@
-"""The ops. `Recorder` has a method for each op; `OPS` has the interfaces of the shaders."""
+"""The ops. `Recorder` has a method for each op. `OPS` describes the bindings and constants of each shader."""
 
 from vkbackend.ops.attention import CACHE_TYPES as CACHE_TYPES
 from vkbackend.ops.attention import HeadNorm as HeadNorm

@@ -1,4 +1,5 @@
-"""Ops of the KV cache and attention. A table maps a slot's positions to cells anywhere in the cache."""
+"""Ops of the KV cache and attention. The cache is paged: the table `cells` maps each slot's positions to
+cells."""
 
 from __future__ import annotations
 
@@ -20,12 +21,12 @@ from vkbackend.ops.spec import SPECS
 from vkbackend.ops.target import Target, rows_of
 from vkbackend.recording import FIRST_HEAD
 
-CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")  # numbered as in shaders/lib/cache_types.glsl
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")  # in the order of shaders/lib/cache_types.glsl
 MAX_HEAD = 576
 
 
 class AttentionKeywords(TypedDict, total=False):
-    """Keywords that `attn_decode` explains."""
+    """Keywords of the attention ops. `attn_decode` explains them."""
 
     scale: Required[float]
     group: int | None
@@ -38,7 +39,7 @@ class AttentionKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm:
-    """The RMS norm of each head. w is f32 [head_dim] or None."""
+    """An RMS norm of each head with weight `w`, f32 [head_dim] or None."""
 
     w: View | None
     eps: float
@@ -46,8 +47,8 @@ class HeadNorm:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """RoPE with cos_sin f32 [>= n_rows, n_rot / 2, 2]. It rotates the first n_rot dimensions of every head in
-    pairs (2i, 2i + 1), or with `half_split` in pairs (i, i + n_rot / 2)."""
+    """RoPE of the first n_rot dimensions of every head. `cos_sin` is f32 [>= n_rows, n_rot / 2, 2]. The pairs
+    are (2i, 2i + 1), or with `half_split` (i, i + n_rot / 2)."""
 
     cos_sin: View
     half_split: bool
@@ -58,7 +59,7 @@ class Rotation:
 
 
 def _norm_args(norm: HeadNorm | None, head_dim: int, x: View) -> tuple[View, int, float]:
-    """Return (w or a placeholder, NORM, eps) for the shaders."""
+    """Return the arguments (w, NORM, eps) of a shader. If there is no weight, w is a placeholder."""
     if not norm:
         return x, 0, 0.0
     assert norm.w is None or (norm.w.shape == (head_dim,) and norm.w.dtype == "f32"), (x, norm)
@@ -74,7 +75,8 @@ def _check_sinks(sinks: View | None, n_heads: int) -> None:
 
 
 def _check_aligned(*caches: View) -> None:
-    """Check that F16 caches begin at multiples of 16 bytes, because matrix units read 16 bytes at a time."""
+    """Check that F16 caches begin at multiples of 16 bytes, because the shaders for matrix units read 16
+    bytes at once."""
     for cache in caches:
         assert cache.dtype != "f16" or cache.offset % 16 == 0, cache
 
@@ -88,7 +90,7 @@ def _group(q: View, k: View) -> int:
 def attn_push(
     q: View, k: View, v: View, cells: View, head_v: int, group: int, q_first: int
 ) -> tuple[dict[str, int | float], int, dict[str, int]]:
-    """Return (push constants, head_k, constants for the cache types)."""
+    """Check the views and return (push constants, head_k, specialization constants of the cache types)."""
     n_rows, n_heads, head_k = q.shape
     n_kv = math.prod(k.shape[1:]) // head_k
     assert head_k % 8 == 0 and head_v % 8 == 0 and max(head_k, head_v) <= MAX_HEAD, (head_k, head_v)
@@ -108,8 +110,8 @@ class AttentionOps(Target):
     def rope(
         self, x: View, cos_sin: View, y: View, *, half_split: bool, norm: HeadNorm | None = None
     ) -> None:
-        """Rotate x [n_rows, n_heads, head_dim], after an optional norm. Dimensions from n_rot on are copied.
-        y may be x."""
+        """Norm x [n_rows, n_heads, head_dim] if `norm` is given, then apply RoPE. Dimensions from n_rot on
+        are copied. `y` may be `x`."""
         n_rows, n_heads, head_dim = x.shape
         n_rot = Rotation(cos_sin, half_split).n_rot
         assert n_rot <= head_dim and head_dim % 2 == 0 and cos_sin.shape[0] >= n_rows, (
@@ -137,12 +139,12 @@ class AttentionOps(Target):
         norm: HeadNorm | None = None,
         rotation: Rotation | None = None,
     ) -> None:
-        """cache[cell of row r] = x[r], after an optional norm and rotation of its heads.
+        """Write row r of `x` to its cell of `cache`, after an optional norm and rotation of the row's heads.
 
-        x is [n_rows, width]. cache is [n_cells, width] of a type in CACHE_TYPES; width is even and a multiple
-        of the type's block. cells is u32 [n_slots, blocks_per_slot]: position p of slot s is in cell cells[s,
-        p / 32 % blocks_per_slot] * 32 + p % 32. Quantized caches allow neither norm nor rotation; a block
-        with non-finite x becomes NaN.
+        `x` is [n_rows, width]. `cache` is [n_cells, width] of a type in CACHE_TYPES. The width is even and a
+        multiple of the type's block. `cells` is u32 [n_slots, blocks_per_slot]. Position p of slot s is in
+        cell cells[s, p / 32 % blocks_per_slot] * 32 + p % 32. With a quantized cache, norm and rotation are
+        not allowed. If a value of a quantized block is not finite, the block becomes NaN.
         """
         width, unit = math.prod(cache.shape[1:]), 2 * block_of(cache.dtype)[0]  # elements of a thread
         n_rows = rows_of(x, width)
@@ -173,18 +175,19 @@ class AttentionOps(Target):
         step: View,
         **how: Unpack[AttentionKeywords],
     ) -> None:
-        """Each row attends to positions 0..pos of its slot.
+        """Compute attention of each row to positions 0..pos of its slot.
 
-        q is [n_rows, n_heads, head_k]; k [n_cells, n_kv * head_k] and v [n_cells, n_kv * head_v] have types
-        in CACHE_TYPES. `part` is f32. Without splits of the keys `part` is the result [n_rows, n_heads,
-        head_v]; with splits it is the input of attn_combine [n_rows, n_heads, n_splits, head_v + 2]: (sum of
-        p * v, max, sum of p).
+        `q` is [n_rows, n_heads, head_k]. The caches `k` [n_cells, n_kv * head_k] and `v` [n_cells, n_kv *
+        head_v] have types in CACHE_TYPES. `part` is f32. If the keys are not split, `part` is the result
+        [n_rows, n_heads, head_v]. Otherwise `part` is [n_rows, n_heads, n_splits, head_v + 2] for
+        attn_combine. It has (sum of p * v, maximum score, sum of p), where p is exp(score - maximum).
 
-        Head h reads KV head (q_first + h) / group (Ainslie et al. 2023). `group` is n_heads / n_kv by
-        default; pass it if a device has only some q heads of a group. `window`: each row sees only the last
-        `window` positions, its own included. `chunk`: each row sees positions from the last multiple of
-        `chunk` on (Llama 4). `softcap` c turns a score s into c * tanh(s / c). `sinks` f32 [n_heads] add a
-        logit per head to the softmax's denominator; with splits, pass them to attn_combine.
+        Head h reads KV head (q_first + h) / group (Ainslie et al. 2023). The default of `group` is n_heads /
+        n_kv. A device that has only some q heads of a group must pass `group`. With `window`, a row attends
+        to the last `window` positions, which include its own. With `chunk`, it attends to positions from the
+        last multiple of `chunk` on (Llama 4). With `softcap` c, a score s becomes c * tanh(s / c). `sinks`
+        f32 [n_heads] adds a logit per head to the softmax's denominator. If the keys are split, pass `sinks`
+        to attn_combine.
         """
         group = how.get("group") or _group(q, k)
         cut = rows_cut(self.limits, q.shape[2], group)
@@ -201,8 +204,8 @@ class AttentionOps(Target):
         step: View,
         **how: Unpack[AttentionKeywords],
     ) -> None:
-        """attn_decode on matrix units, with a group's heads as rows. q, k, v and probabilities are rounded to
-        F16."""
+        """Compute attn_decode on matrix units. The q heads of a KV head are the rows of a matrix. `q`, `k`,
+        `v` and probabilities are rounded to F16."""
         group = how.get("group") or _group(q, k)
         head_v = part.shape[-1] - 2 * (len(part.shape) > 3)
         tile = tile_of_units(self.limits, group, q.shape[2], head_v, "attn_decode_coop")
@@ -275,7 +278,8 @@ class AttentionOps(Target):
     def attn_prefill(
         self, q: View, k: View, v: View, cells: View, y: View, step: View, **how: Unpack[AttentionKeywords]
     ) -> None:
-        """Causal attention of the step's runs. Arguments as in attn_decode; y [n_rows, n_heads, head_v]."""
+        """Compute causal attention of the step's runs. `y` is [n_rows, n_heads, head_v]. attn_decode explains
+        the other arguments."""
         self._attend_runs(
             "attn_prefill", "f32", (q, k, v, cells, y, step), tile_of_rows(self.limits, q.shape[2]), **how
         )
@@ -283,7 +287,7 @@ class AttentionOps(Target):
     def attn_prefill_coop(
         self, q: View, k: View, v: View, cells: View, y: View, step: View, **how: Unpack[AttentionKeywords]
     ) -> None:
-        """attn_prefill on matrix units. Rounds as attn_decode_coop does."""
+        """Compute attn_prefill on matrix units, with the rounding of attn_decode_coop."""
         tile = tile_of_units(self.limits, q.shape[0], q.shape[2], y.shape[2])
         assert tile, (
             f"matrices of {self.limits.matrix_units} do not divide heads of {q.shape[2]}, {y.shape[2]}"
@@ -313,7 +317,8 @@ class AttentionOps(Target):
         assert q.shape[:2] == (n_rows, n_heads), (q.shape, y.shape)
         _check_sinks(sinks, n_heads)
         push |= {"window": window, "chunk": chunk, FIRST_HEAD: 0, "scale": scale, "softcap": softcap}
-        n_tiles = -(-n_rows // tile.rows) + min(cells.shape[0], n_rows)  # a run's last tile may be short
+        # the last tile of each run may be incomplete
+        n_tiles = -(-n_rows // tile.rows) + min(cells.shape[0], n_rows)
         self.record(
             op,
             variant,

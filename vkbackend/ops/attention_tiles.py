@@ -1,4 +1,5 @@
-"""Tiles of attention, and the number of splits of its keys."""
+"""Chooses the tile sizes of the attention shaders, and the number of parts into which decode splits the
+keys."""
 
 from __future__ import annotations
 
@@ -8,15 +9,16 @@ from typing import NamedTuple
 from vkbackend.limits import Limits
 from vkbackend.ops.spec import SPECS
 
-CELL_BLOCK = 32  # positions per entry of a cell table, as in shaders/lib/step.glsl
-MAX_TILE = 1536  # floats of q in attn_decode: 6 KiB of shared memory; scores and sums take 8 KiB
+CELL_BLOCK = 32  # Positions per entry of a cell table, as in shaders/lib/step.glsl.
+MAX_TILE = 1536  # Floats of q per tile of attn_decode, 6 KiB of shared memory. Scores and sums need 8 KiB.
 MAX_TILE_HEADS = 8
-MAX_SPLITS = 64  # splits of the keys: 256 workgroups for a row with 4 KV heads
-MAX_UNIT_HEAD = 256  # largest head on matrix units: a subgroup keeps its output in registers
-MIN_UNIT_GROUP = 4  # fewest heads per KV head for attn_decode_coop
-# Fewest lanes for attn_decode_coop. With up to 16 lanes (Intel), reading a block spills up to 370 registers.
+MAX_SPLITS = 64  # The most splits of the keys. A row with 4 KV heads then has 256 workgroups.
+MAX_UNIT_HEAD = 256  # The largest head on matrix units, because a subgroup has its output in registers.
+MIN_UNIT_GROUP = 4  # The fewest q heads per KV head for attn_decode_coop.
+# The fewest lanes of a subgroup for attn_decode_coop. With 16 lanes or fewer (Intel), reading a block spills
+# up to 370 registers.
 MIN_UNIT_LANES = 32
-MAX_HELD = 24  # 16-byte pieces that an invocation holds; 32 pieces spill on NVIDIA
+MAX_HELD = 24  # the most 16-byte vectors of K and V per invocation; 32 spill on NVIDIA
 
 
 def attn_splits(
@@ -28,20 +30,22 @@ def attn_splits(
     window: int = 0,
     tile_heads: int = MAX_TILE_HEADS,
 ) -> int:
-    """Return how many splits of the keys attn_decode or attn_decode_coop uses: enough workgroups to fill a
-    GPU, but at least 4 blocks of keys per split."""
+    """Return the number of splits of the keys for attn_decode and attn_decode_coop. The splits fill a GPU
+    with workgroups, but a split has at least 4 blocks of keys."""
     wanted = 1 if limits.is_cpu else -(-256 // (n_rows * n_kv * -(-n_heads // (n_kv * tile_heads))))
     seen = min(blocks_per_slot, -(-window // CELL_BLOCK) + 1) if window else blocks_per_slot
     return max(1, min(wanted, seen // 4, MAX_SPLITS))
 
 
 def batch_of(limits: Limits) -> int:
-    """Return how many quads of K or V a thread reads ahead: 8 on a GPU, 1 on a CPU or without subgroups."""
+    """Return how many 4-element vectors of K or V a thread loads ahead. This is 8 on a GPU, and 1 on a CPU or
+    without subgroups."""
     return 8 if limits.subgroup_size > 1 and not limits.is_cpu else 1
 
 
 class RowsCut(NamedTuple):
-    """attn_decode cuts the q heads of a KV head into `tiles` of `heads` heads, with `local` threads each."""
+    """How attn_decode divides the q heads of a KV head. Each of `tiles` workgroups has `heads` heads and
+    `local` threads."""
 
     tiles: int
     heads: int
@@ -52,23 +56,23 @@ class RowsCut(NamedTuple):
 def rows_cut(limits: Limits, head_k: int, group: int) -> RowsCut:
     tiles = -(-group // max(1, min(MAX_TILE_HEADS, MAX_TILE // head_k)))
     heads = -(-group // tiles)
-    # With more than 4 heads, eight quads do not fit into Intel's registers.
+    # With more than 4 heads, eight vectors do not fit into Intel's registers.
     batch = min(batch_of(limits), 8 if heads <= 4 else 4)
     return RowsCut(
         tiles,
         heads,
         8 if limits.is_cpu else 128,
         batch,
-        # The number of threads is a multiple or a divisor of CELL_BLOCK.
+        # `local` must be a multiple or a divisor of CELL_BLOCK.
     )
 
 
 class Tile(NamedTuple):
-    """A prompt's rows per workgroup, with specialization constants."""
+    """The rows per workgroup of an attention shader, and its specialization constants."""
 
     rows: int
     consts: dict[str, int]
-    last: dict[str, int]  # constants after the cache types
+    last: dict[str, int]  # constants that follow K_TYPE and V_TYPE
 
 
 def tile_of_rows(limits: Limits, head_k: int) -> Tile:
@@ -79,10 +83,10 @@ def tile_of_rows(limits: Limits, head_k: int) -> Tile:
 def tile_of_units(
     limits: Limits, n_rows: int, head_k: int, head_v: int, op: str = "attn_prefill_coop"
 ) -> Tile | None:
-    """Return the tile of attn_prefill_coop or attn_decode_coop: up to four groups of rows, as the rows and
-    the shared memory allow. Return None without matrix units, or if their sizes do not divide heads, keys or
-    subgroups. A prefill group has the fewest subgroups that hold its output in registers. A decode group has
-    the most subgroups that have work, to keep more loads in flight."""
+    """Return the tile of attn_prefill_coop or attn_decode_coop. Return None without matrix units, or if their
+    sizes do not divide heads, keys or subgroups. A tile has up to four groups of rows, limited by the number
+    of rows and by shared memory. For prefill, a group has the fewest subgroups whose registers can hold its
+    output. For decode, a group has as many subgroups as possible, so that more loads are in flight."""
     units = limits.matrix_units
     if not limits.features.issuperset(SPECS[op].needs) or max(head_k, head_v) > MAX_UNIT_HEAD:
         return None
@@ -90,9 +94,10 @@ def tile_of_units(
         return None
     if units.lanes % units.m or units.n % (units.lanes // units.m):
         return None
-    # Registers for a subgroup's output. Subgroups of up to 16 lanes (Intel) have half as many.
+    # `most` is the limit of registers per lane for a subgroup's output. It is 32 with 16 lanes or fewer
+    # (Intel).
     most, each = 32 if units.lanes <= 16 else 64, units.m * units.n // units.lanes
-    in_row = units.lanes // units.m  # invocations per row; each has at least four keys
+    in_row = units.lanes // units.m  # invocations per row, with at least four keys per invocation
     able = [
         parts
         for parts in (1, 2, 4)
@@ -103,7 +108,8 @@ def tile_of_units(
     if not able:
         return None
     decodes = op == "attn_decode_coop"
-    few = next((parts for parts in able if parts * in_row > 1), able[0])  # at most 16 keys per invocation
+    # so an invocation has at most 16 keys
+    few = next((parts for parts in able if parts * in_row > 1), able[0])
     parts = able[-1] if decodes else few
     held = CELL_BLOCK * (head_k + head_v) // 8
     tile = None
@@ -126,13 +132,15 @@ def tile_of_units(
 
 
 def attends_by_units(limits: Limits, n_rows: int, head_k: int, head_v: int) -> bool:
-    """Whether to use attn_prefill_coop: only on GPUs whose matrix units divide the heads."""
+    """Return whether to use attn_prefill_coop. The device must be a GPU whose matrix sizes divide the
+    heads."""
     return not limits.is_cpu and tile_of_units(limits, n_rows, head_k, head_v) is not None
 
 
 def heads_by_units(limits: Limits, group: int, head_k: int, head_v: int) -> int:
-    """Return the heads per tile of attn_decode_coop, or 0 if another op is better. Only GPUs with wide
-    subgroups use it, for groups of four heads or more (docs/measurements/kernels.md)."""
+    """Return the heads per tile of attn_decode_coop, or 0 if attn_decode is faster. attn_decode_coop is
+    faster on GPUs with wide subgroups if a KV head has four or more q heads
+    (docs/measurements/kernels.md)."""
     if limits.is_cpu or group < MIN_UNIT_GROUP or limits.matrix_units.lanes < MIN_UNIT_LANES:
         return 0
     tile = tile_of_units(limits, group, head_k, head_v, "attn_decode_coop")

@@ -1,5 +1,5 @@
-"""Chooses ops for matrices and experts: the fastest op measured on the driver (measured.py), otherwise the
-first suitable entry of table.py."""
+"""Chooses ops for matrices and experts. A matrix uses the fastest op that was measured (measured.py). Without
+measurements, and for experts, the first suitable entry of table.py is used."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def mat_op(limits: Limits, n_rows: int, dtype: str) -> str:
     return _mat_op(limits, row_class(n_rows), dtype)
 
 
-@cache  # called 100,000 times to record a large model
+@cache  # recording a large model calls this 100,000 times
 def _mat_op(limits: Limits, rows: str, dtype: str) -> str:
     measured = dict(limits.choices).get(rows, ())
     suited = [op for op in MATRIX_OPS.values() if rows in op.rows and op.suits(limits)]
     if rows == "some":
-        # Few rows fill at most half a tile of matrix units, and converting w to F16 takes longer than
-        # multiplying: by instruction counts, dot products are 1.2 to 2.6 times as fast
-        # (tools/studies/row_choice.py).
+        # Matrix units are slow for 9 to 16 rows. The rows fill at most half of a tile, and converting w to
+        # F16 takes longer than multiplying. By instruction counts, integer dot products are 1.2 to 2.6 times
+        # as fast (tools/studies/row_choice.py).
         suited.sort(key=lambda op: op.x_type != "q8" or "matrix_units" in op.needs)
     return next(op for op in (*measured, *(op.name for op in suited)) if runs(limits, op, dtype))
 
 
 def operand_type(limits: Limits, n_rows: int, dtype: str) -> str:
-    """Return the type of x: f32, or a result of `convert`."""
+    """Return the type that x must have for `mat`: f32, q8 or f16s. `convert` produces q8 and f16s."""
     return MATRIX_OPS[mat_op(limits, n_rows, dtype)].x_type
 
 
@@ -56,12 +56,13 @@ def _experts_op(limits: Limits, x_type: str, dtype: str, *, grouped: bool) -> Ex
 def experts_operand_type(
     limits: Limits, n_rows: int, dtype: str, groups: Groups | None = None, *, whole_rows: bool = True
 ) -> str:
-    """Return the type of x for experts of type `dtype`.
+    """Return the type that x must have for `mat_id` with weights of type `dtype`.
 
-    - f16s if a matrix with as many rows would use matrix units, the groups fit the units, and rows are
-      written completely (incomplete rows have no scale);
-    - q8 if there are q8 ops for experts, and the device has fast instructions or also uses q8 for a matrix;
-    - otherwise f32.
+    - The type is f16s if a matrix with this number of rows would use matrix units and the tiles of `groups`
+      fit the units. Rows must also be complete, because an incomplete row has no scale.
+    - Otherwise it is q8 if the device has q8 ops for experts, and has fast integer dot products or would use
+      q8 for a matrix.
+    - Otherwise it is f32.
     """
     op = MATRIX_OPS[mat_op(limits, n_rows, dtype)]
     if groups and whole_rows and "matrix_units" in op.needs and groups.tile % limits.matrix_units.n == 0:
@@ -71,12 +72,13 @@ def experts_operand_type(
 
 
 def tile_size(limits: Limits, n_pairs: int, n_experts: int) -> int:
-    """Return how many pairs (row, expert) a tile has, or 0 if too few pairs share an expert's weights."""
+    """Return the number of (row, expert) pairs per tile. Return 0 if so few pairs share an expert that tiles
+    do not pay."""
     if n_pairs < 2 * n_experts:
         return 0
     if fast_lanes(limits):
         return LANE_TILE
-    if limits.is_cpu:  # barriers cost more than reading an expert again
+    if limits.is_cpu:  # here barriers take longer than reading an expert's weights again
         return 0
     return 16 if n_pairs < 16 * n_experts else 32
 
@@ -88,7 +90,8 @@ class ProductOps(Target):
     def mat(
         self, w: View, x: View, y: View, *, bias: View | None = None, y_stride: int | None = None
     ) -> None:
-        """y[r, i] = sum over k of w[i, k] * x[r, k] (+ bias[i]). x is of type `operand_type`."""
+        """Compute y[r, i] = sum over k of w[i, k] * x[r, k], plus bias[i] if given. `x` must have the type
+        that `operand_type` returns."""
         op = mat_op(self.limits, rows_of(x, w.shape[1], x.dtype), w.dtype)
         MATRIX_OPS[op](self, w, x, y, bias=bias, y_stride=y_stride)
 
@@ -105,7 +108,8 @@ class ProductOps(Target):
         first: int = 0,
         count: int | None = None,
     ) -> None:
-        """y[r, u] = W_e x for e = ids[r, u]. x is of type `experts_operand_type`."""
+        """Compute y[r, u] = W_e x for each expert e = ids[r, u]. `x` must have the type that
+        `experts_operand_type` returns."""
         op = _experts_op(self.limits, x.dtype, w.dtype, grouped=groups is not None)
         assert op, (self.limits.features, w, x)
         op(self, w, x, groups or ids, starts, y, axis=axis, first=first, count=count)

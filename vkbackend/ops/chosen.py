@@ -1,5 +1,5 @@
-"""Sparse attention (DeepSeek-AI 2025, arXiv:2512.02556): an indexer scores a row's positions, and attention
-reads only the best positions."""
+"""Sparse attention (DeepSeek-AI 2025, arXiv:2512.02556). An indexer scores a row's positions, and attention
+reads only the positions with the best scores."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from vkbackend.ops.attention_tiles import CELL_BLOCK
 from vkbackend.ops.target import Target, floor_pow2, rows_of
 
 MAX_INDEX_HEAD = 256
-INDEX_HEADS = 16  # heads per tile of index_scores; their q take up to 16 KiB of shared memory
+INDEX_HEADS = 16  # heads per tile of index_scores, whose q need up to 16 KiB of shared memory
 
 
 class ChosenOps(Target):
     def index_scores(
         self, q: View, w: View, k: View, cells: View, y: View, step: View, *, first_row: int = 0
     ) -> None:
-        """y[r, p] = sum over heads h of w[r, h] * max(q[r, h] . k[p], 0) for positions p = 0..pos of the slot
-        of the step's row first_row + r. Later positions of y are unchanged.
+        """Compute y[r, p] = sum over heads h of w[r, h] * max(q[r, h] . k[p], 0). Row r is row first_row + r
+        of the step, and p is each position 0..pos of its slot. Later positions of y are unchanged.
 
-        q [n_rows, n_heads, head], w [n_rows, n_heads], y [n_rows, n_positions]; k [n_cells, head] of a type
-        in CACHE_TYPES has one key for all heads.
+        Shapes: q [n_rows, n_heads, head], w [n_rows, n_heads], y [n_rows, n_positions]. The cache `k`
+        [n_cells, head] has a type in CACHE_TYPES. All heads share its keys.
         """
         n_rows, n_heads, head = q.shape
         n_positions = cells.shape[1] * CELL_BLOCK
@@ -47,10 +47,11 @@ class ChosenOps(Target):
         )
 
     def index_top_k(self, x: View, ids: View, step: View, *, first_row: int = 0) -> None:
-        """Write the positions of the k largest values of x[r, 0..pos] in ascending order; pos is from the
-        step's row first_row + r. On ties lower positions win; NaN counts as largest.
+        """Write the positions of the k largest values of x[r, 0..pos] in ascending order. `pos` is the
+        position of row first_row + r of the step. Of equal values the lower position is chosen. NaN is
+        treated as the largest value.
 
-        x [n_rows, n_positions], ids u32 [n_rows, k]. With fewer than k positions, the rest of ids is
+        Shapes: x [n_rows, n_positions], ids u32 [n_rows, k]. If pos + 1 is less than k, the last ids are
         unchanged.
         """
         (n_rows, n_positions), k = x.shape, ids.shape[1]
@@ -75,8 +76,8 @@ class ChosenOps(Target):
         group: int,
         q_first: int = 0,
     ) -> None:
-        """attn_decode for every row of the step, over the positions in `chosen` u32 [n_rows, n_chosen]. Row r
-        reads the first min(pos + 1, n_chosen) of its positions."""
+        """Compute attn_decode for every row of the step, but only over the positions in `chosen`, u32
+        [n_rows, n_chosen]. Row r reads the first min(pos + 1, n_chosen) entries."""
         cut = rows_cut(self.limits, q.shape[2], group)
         final = len(part.shape) == 3
         n_splits, head_v = (1, part.shape[2]) if final else (part.shape[2], part.shape[3] - 2)

@@ -13,36 +13,37 @@ ACTS = (
     "swiglu_oai",
     "gelu_alone",
     "relu2_alone",
-)  # numbered as in shaders/glu.comp
-COPY_GROUPS = 256  # enough to hide the latency of a bus
+)  # In the order of shaders/glu.comp.
+COPY_GROUPS = 256  # Workgroups of copy_words. They suffice to hide the latency of a bus.
 
 
 class ElementwiseOps(Target):
     def glu(self, gate: View, up: View, y: View, *, act: str = "silu") -> None:
-        """y = act(gate) * up, equal sizes; y may be gate or up (Shazeer 2020).
+        """Compute y = act(gate) * up for views of equal size (Shazeer 2020). `y` may be `gate` or `up`.
 
-        gelu is the tanh approximation; swiglu_oai is min(gate, 7) * sigmoid(1.702 * min(gate, 7)) *
-        (clamp(up, -7, 7) + 1). gelu_alone is gelu(gate) and relu2_alone is max(gate, 0)^2, without up.
+        `gelu` is the tanh approximation. With `swiglu_oai`, y is min(gate, 7) * sigmoid(1.702 * min(gate, 7))
+        * (clamp(up, -7, 7) + 1). `gelu_alone` is gelu(gate), and `relu2_alone` is max(gate, 0)^2. These two
+        do not read `up`.
         """
         consts = {"LOCAL": 128, "ACT": ACTS.index(act)}
         self._each("glu", (gate, up, y), {}, consts)
 
     def add(self, a: View, b: View, y: View) -> None:
-        """y = a + b, equal sizes; y may be `a` or `b`."""
+        """Compute y = a + b for views of equal size. `y` may be `a` or `b`."""
         self._each("add", (a, b, y), {}, {"LOCAL": 128})
 
     def scale(self, x: View, y: View, *, c: float) -> None:
-        """y = c * x, equal sizes; y may be x. c = 0 gives zeros for any x."""
+        """Compute y = c * x. `y` may be `x`. If c is 0, y is 0 even for NaN."""
         self._each("scale", (x, y), {"c": c}, {"LOCAL": 128})
 
     def softcap(self, x: View, y: View, *, c: float) -> None:
-        """y = c * tanh(x / c), c > 0, equal sizes; y may be x."""
+        """Compute y = c * tanh(x / c) with c > 0. `y` may be `x`."""
         assert c > 0, c
         self._each("softcap", (x, y), {"c": c}, {"LOCAL": 128})
 
     def xielu(self, x: View, y: View, *, alpha_p: float, alpha_n: float, beta: float, eps: float) -> None:
-        """y = alpha_p x^2 + beta x for x > 0, else alpha_n (e^min(x, eps) - 1 - x) + beta x; equal sizes, y
-        may be x (Huang and Schlag 2024, arXiv:2411.13010)."""
+        """Compute xIELU (Huang and Schlag 2024, arXiv:2411.13010). For x > 0, y = alpha_p x^2 + beta x.
+        Otherwise y = alpha_n (e^min(x, eps) - 1 - x) + beta x. `y` may be `x`."""
         push = {"alpha_p": alpha_p, "alpha_n": alpha_n, "beta": beta, "eps": eps}
         self._each("xielu", (x, y), push, {"LOCAL": 128})
 
@@ -53,7 +54,7 @@ class ElementwiseOps(Target):
         self.record(op, "f32", args, {"n": n, **push}, consts, groups, flops=n)
 
     def add_bias(self, x: View, b: View, y: View) -> None:
-        """y = x + b for every row of x [n_rows, n]; b f32 [n]; y may be x."""
+        """Add b [n] to every row of x [n_rows, n]. `y` may be `x`."""
         n = x.shape[-1]
         n_rows = rows_of(x, n)
         assert b.shape == (n,) and b.dtype == "f32" and rows_of(y, n) == n_rows, (x, b, y)
@@ -62,7 +63,7 @@ class ElementwiseOps(Target):
         self.record("add_bias", "f32", (x, b, y), push, {"LOCAL": 128}, groups, flops=n * n_rows)
 
     def gate_rows(self, gate: View, x: View, y: View) -> None:
-        """y[r] = sigmoid(gate[r]) * x[r] for x [n_rows, n] and gate [n_rows]; y may be x."""
+        """Multiply each row of x [n_rows, n] by sigmoid(gate[r]). `gate` is [n_rows]. `y` may be `x`."""
         n = x.shape[-1]
         n_rows = rows_of(x, n)
         assert rows_of(gate, 1) == rows_of(y, n) == n_rows, (gate, x, y)
@@ -71,7 +72,7 @@ class ElementwiseOps(Target):
         self.record("gate_rows", "f32", (gate, x, y), push, {"LOCAL": 128}, groups, flops=n * n_rows)
 
     def columns(self, x: View, y: View, *, first: int) -> None:
-        """y [n_rows, n] = x[:, first : first + n]; x [n_rows, width]."""
+        """Copy columns first..first + n of x [n_rows, width] to y [n_rows, n]."""
         (n_rows, width), n = x.shape, y.shape[-1]
         assert rows_of(y, n) == n_rows and 0 <= first <= width - n, (x, y, first)
         groups = (*self.fold(-(-n * n_rows // 128)), 1)
@@ -79,7 +80,7 @@ class ElementwiseOps(Target):
         self.record("columns", "f32", (x, y), push, {"LOCAL": 128}, groups)
 
     def copy_words(self, src: View, dst: View) -> None:
-        """Copy src to dst as 32-bit words; equal sizes, any types. For runtimes that cannot copy ranges."""
+        """Copy `src` to `dst`, which have equal sizes. Runtimes that cannot copy a byte range use this."""
         n = src.nbytes // 4
         assert dst.nbytes == src.nbytes, (src, dst)
         groups = min(COPY_GROUPS, max(1, -(-n // 128))), 1, 1

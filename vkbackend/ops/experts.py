@@ -1,17 +1,17 @@
-"""Products with a stack of experts. Each shader has an `ExpertsOp`, listed in table.py.
+"""Products with a stack of experts. For each shader, table.py has an `ExpertsOp`.
 
-w, of any weight type, holds the experts in order. A device has some FFN columns of each expert; `starts` u32
-[n_experts + 1] are the prefix sums of these column counts.
+The weight `w` has the experts in order, in any weight type. Each expert's FFN columns are divided over the
+devices. `starts` u32 [n_experts + 1] has the prefix sums of this device's columns per expert.
 
-axis=ROWS (gate, up): w is [columns, k]; expert e is rows starts[e]..starts[e + 1]. y is [n_rows, n_used,
-y_stride], with y_stride at least the columns of the widest expert; elements past e's columns are not written.
+With axis=ROWS (gate, up), w is [columns, k], and expert e is rows starts[e]..starts[e + 1]. The result y is
+[n_rows, n_used, y_stride]. `y_stride` is at least the number of columns of the widest expert. Elements past
+the columns of e are not written.
 
-axis=COLUMNS (down): w has the bytes of [n, columns]. Expert e is a matrix [n, starts[e + 1] - starts[e]]
-after the earlier experts, with complete blocks in each row. y is [n_rows, n_used, n], with zeros if e has no
-columns.
+With axis=COLUMNS (down), w has matrices [n, starts[e + 1] - starts[e]] one after the other. Their rows have
+complete blocks. The result y is [n_rows, n_used, n]. It is zero if expert e has no columns.
 
-x is [n_rows, x_stride] or [n_rows, n_used, x_stride]; ids is u32 [n_rows, n_used]. A stack larger than one
-binding comes in pieces: w has experts first..first + count, and pairs of other experts are skipped.
+Operand `x` is [n_rows, x_stride] or [n_rows, n_used, x_stride]. `ids` is u32 [n_rows, n_used]. If a stack
+exceeds one storage binding, each dispatch gets experts first..first + count. It skips pairs of other experts.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from vkbackend.ops.target import Target
 from vkbackend.ops.units import subgroups, unit_consts
 
 ROWS, COLUMNS = 0, 1
-LANE_TILE = MAX_VEC_ROWS  # pairs per thread of mat_lane_id
+LANE_TILE = MAX_VEC_ROWS  # (row, expert) pairs per thread of mat_lane_id
 
-# Order of the pairs (row, used expert): as in ids, grouped by expert, or either.
+# The order in which a shader reads (row, expert) pairs: as in ids, grouped by expert, or either.
 SINGLE, GROUPED, EITHER = "single", "grouped", "either"
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The pairs (row, used expert), sorted by expert (moe_group): order u32 [n_pairs], and tiles u32
-    [n_tiles, 3] of at most `tile` pairs."""
+    """The (row, expert) pairs, sorted by expert by moe_group. `order` is u32 [n_pairs]. `tiles` is u32
+    [n_tiles, 3] and describes tiles of at most `tile` pairs."""
 
     order: View
     tiles: View
@@ -50,17 +50,18 @@ def tile_count(n_pairs: int, n_experts: int, tile: int) -> int:
 
 @dataclass(frozen=True)
 class ExpertsOp:
-    """Computes y[r, u] = W_e x[r] (or x[r, u]) for e = ids[r, u] by the shader `name`.
+    """Records the shader `name`, which computes y[r, u] = W_e x[r] or W_e x[r, u] for e = ids[r, u].
 
-    Shaders with EITHER have the constant GROUPED; without groups, their bindings `order` and `tiles` are the
-    ids.
+    A shader with EITHER has the specialization constant GROUPED. If it is 0, the bindings `order` and `tiles`
+    are both the ids.
     """
 
     name: str
-    grid: Callable[[Limits, Size], Grid]  # for the largest expert and the pairs of a tile
-    consts: str  # constants between LOCAL and AXIS, named as in the grid
+    # Called with the size of the widest expert and a tile's pairs as rows.
+    grid: Callable[[Limits, Size], Grid]
+    consts: str  # Names of the grid's constants, in order.
     pairs: str  # SINGLE, GROUPED or EITHER
-    suits: Predicate  # devices that prefer the op to later entries
+    suits: Predicate  # Whether a device uses this op in place of later entries.
     x_type: str = "f32"
     needs: tuple[str, ...] = ()
 
@@ -94,19 +95,19 @@ class ExpertsOp:
         first: int = 0,
         count: int | None = None,
     ) -> None:
-        """`pairs`: groups or ids, as the shader takes them."""
+        """Record the product. `pairs` are Groups or ids, whichever the shader reads."""
         spec, limits = self.spec, target.limits
         (n_rows, n_used, y_stride), x_stride, x_per_used = y.shape, x.shape[-1], len(x.shape) == 3
         n_experts = starts.shape[0] - 1
         count = n_experts - first if count is None else count
-        side = w.shape[1 - axis]  # the same for all experts
+        side = w.shape[1 - axis]  # the dimension that all experts share
         assert limits.features.issuperset(self.needs), (self.name, limits.features)
         assert axis in (ROWS, COLUMNS) and len(w.shape) == 2, (axis, w)
         assert starts.dtype == "u32" and 0 <= first < first + count <= n_experts, (first, count)
         assert x.shape[:-1] == ((n_rows, n_used) if x_per_used else (n_rows,)), (x, y)
         assert x.dtype == self.x_type and y.dtype == "f32", (x, y)
         assert side == (x_stride if axis == ROWS else y_stride), (w, x, y, axis)
-        # Rows of f16s end with their scale. x past an expert's columns is multiplied by zeros of w.
+        # A row of f16s ends with its scale. Elements of x past an expert's columns are multiplied by zeros.
         assert x.dtype != "f16s" or x.offset % 16 == 0, x
         assert x.dtype != "f16s" or axis == ROWS or w.shape[1] == count * x_stride, (w, x, count)
         assert w.nbytes <= limits.max_storage_range, f"{w!r} exceeds one binding: split it by experts"
@@ -136,18 +137,18 @@ class ExpertsOp:
 
 
 def tiles_of_pairs(limits: Limits, size: Size) -> Grid:
-    """A tile is 64 rows of an expert by 8, 16, 24 or 32 pairs."""
+    """Return the grid for tiles of 64 rows of an expert by 8, 16, 24 or 32 pairs."""
     assert size.n_rows in (8, 16, 24, 32), size
     return Grid({"LOCAL": 128, "RN": size.n_rows // 8}, -(-size.n // 64))
 
 
 def pairs_by_units(limits: Limits, size: Size) -> Grid:
-    """As `tiles_of_pairs`, on matrix units."""
+    """Return the grid for tiles of 64 rows of an expert on matrix units."""
     tile = 64, size.n_rows
     return Grid(unit_consts(limits.matrix_units, *tile, *subgroups(limits, *tile)), -(-size.n // tile[0]))
 
 
 def pairs_by_lanes(limits: Limits, size: Size) -> Grid:
-    """A thread computes one row of an expert for all pairs of a tile."""
+    """Return a grid in which a thread computes one row of an expert for all pairs of a tile."""
     assert size.n_rows <= LANE_TILE, size
     return rows_by_lanes(limits, size)

@@ -1,6 +1,7 @@
-"""Fuses a dispatch with the only dispatch that reads its result, which then never goes to memory.
+"""Fuses a dispatch with the only dispatch that reads its result. The result is then not written to memory.
 
-A model is recorded one op at a time. A rule examines a dispatch and the producers of its inputs.
+A model is recorded one op at a time. Then each fusion rule examines a dispatch and the dispatches that
+produce its inputs.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def fuse(recording: Recording, limits: Limits) -> Recording:
 
 
 class _Fusing:
-    """The commands (None: fused into another), and the indices of the commands that use each value."""
+    """The state of `fuse`: the commands, and for each value the indices of the commands that use it. A
+    command is None after it was fused into another command."""
 
     def __init__(self, recording: Recording, limits: Limits) -> None:
         self.limits = limits
@@ -46,16 +48,17 @@ class _Fusing:
                         self.touched.setdefault(access.buffer, set()).add(at)
 
     def named(self, at: int) -> dict[str, Any]:
-        """Return a dispatch's views, push constants and specialization constants by name."""
+        """Return the views, push constants and specialization constants of a dispatch by name."""
         d = self.commands[at]
         assert isinstance(d, Dispatch)
         views = dict(zip(OPS[d.op].arg_names, d.args, strict=True))
         return views | dict(d.push) | dict(d.consts) | {"op": d.op, "step": d.step, "label": d.label}
 
     def maker(self, at: int, name: str, ops: tuple[str, ...], others_later: bool = False) -> int | None:
-        """Return the index of the dispatch that produces input `name` of dispatch `at` if its op is in `ops`
-        and it could run at `at`, else None. No other command may use the value; with `others_later`, commands
-        after `at` may."""
+        """Return the index of the dispatch that produces input `name` of dispatch `at`, or None if fusion is
+        not possible. The producer's op must be in `ops`, and the producer must give the same result at
+        position `at`. No other command may use the value. With `others_later`, commands after `at` may use
+        it."""
         value: View = self.named(at)[name]
         first, *others = sorted(self.touched.get(value.buffer, ())) or [at]
         producer = self.commands[first]
@@ -74,7 +77,7 @@ class _Fusing:
         return Recorder(Recording("fused"), self.limits, self.named(at)["label"])
 
     def replace(self, at: int, producers: list[int], fused: Recording) -> None:
-        """Replace dispatch `at` by the dispatch in `fused`, and remove the dispatches `producers`."""
+        """Replace dispatch `at` by the dispatch in `fused`. Remove the dispatches `producers`."""
         [self.commands[at]] = fused.commands
         for i in producers:
             gone, self.commands[i] = self.commands[i], None
@@ -119,8 +122,8 @@ def _rope_store(f: _Fusing, at: int) -> None:
 
 
 def _gated_product(f: _Fusing, at: int) -> None:
-    """Fuse a glu with the two products that it reads, if the products share x and one binding spans both
-    matrices."""
+    """Fuse a glu with the two products that produce its inputs. The products must share x, and one storage
+    binding must span both weight matrices."""
     g = f.named(at)
     i, j = (f.maker(at, name, _PRODUCTS) for name in ("gate", "up"))
     if i is None or j is None:
@@ -131,7 +134,7 @@ def _gated_product(f: _Fusing, at: int) -> None:
     plain = not any(c["has_bias"] or c["act"] or c["y_stride"] != c["n"] for c in (gate, up))
     if not (same and plain and w.buffer is v.buffer and (w.shape, w.dtype) == (v.shape, v.dtype)):
         return
-    # A binding begins at an aligned offset, up to ALIGN bytes before w.
+    # A binding begins at an aligned offset, at most ALIGN bytes before w.
     if not 0 < v.offset - w.offset or v.end - w.offset > f.limits.max_storage_range - ALIGN:
         return
     op = MATRIX_OPS[gate["op"]]
@@ -143,8 +146,8 @@ def _gated_product(f: _Fusing, at: int) -> None:
 
 
 def _norm_of_sum(f: _Fusing, at: int) -> None:
-    """Fuse an add and the rms_norm of the sum into an add_partials with one partial. Later commands may read
-    the sum."""
+    """Fuse an add and the rms_norm of its sum into an add_partials with one partial sum. Later commands may
+    also read the sum."""
     n = f.named(at)
     i = f.maker(at, "x", ("add",), others_later=True) if n["HAS_W"] else None
     if i is None:
@@ -167,8 +170,8 @@ def _norm_of_sum(f: _Fusing, at: int) -> None:
 
 
 def _quantized_norm(f: _Fusing, at: int) -> None:
-    """Fuse quantize_q8 into the norm before it, at the norm's position, because commands in between may read
-    the norm's residual."""
+    """Fuse quantize_q8 into the norm that produces its input. The fused dispatch has the norm's position,
+    because commands between the two may read the norm's residual."""
     if (i := f.maker(at, "x", ("rms_norm", "add_partials"))) is None:
         return
     norm, q = f.commands[i], f.named(at)

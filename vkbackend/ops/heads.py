@@ -1,5 +1,5 @@
-"""Ops of latent attention (DeepSeek-AI 2024, arXiv:2405.04434): products with a matrix per head, and
-concatenation of heads."""
+"""Ops of latent attention, MLA (DeepSeek-AI 2024, arXiv:2405.04434). They multiply by a matrix per head and
+concatenate heads."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from vkbackend.ops.target import Target, floor_pow2, rows_of
 
 class HeadOps(Target):
     def mat_heads(self, w: View, x: View, y: View, *, n_heads: int) -> None:
-        """y[r, h, i] = sum over k of w[h, i, k] * x[r, h, k]; w [n_heads * n, k] of any weight type, heads in
-        order, x [n_rows, n_heads, k], y [n_rows, n_heads, n]."""
+        """Compute y[r, h, i] = sum over k of w[h, i, k] * x[r, h, k]. Shapes: w [n_heads * n, k] of any
+        weight type, x [n_rows, n_heads, k], y [n_rows, n_heads, n]."""
         k, n = w.shape[1], w.shape[0] // n_heads
         n_rows = rows_of(x, n_heads * k)
         assert w.shape[0] == n_heads * n and rows_of(y, n_heads * n) == n_rows, (w, x, y)
@@ -29,8 +29,8 @@ class HeadOps(Target):
         )
 
     def concat(self, a: View, b: View, y: View) -> None:
-        """Each row of y [n, n_a + n_b] is a row of `a` [n, n_a], then a row of `b` [n / times, n_b]. `times`
-        adjacent rows of `a` share a row of `b`."""
+        """Concatenate each row of `a` [n, n_a] with a row of `b` [n / times, n_b]. `times` adjacent rows of
+        `a` share a row of `b`. The result y is [n, n_a + n_b]."""
         (n_rows, n_a), (n_b_rows, n_b) = a.shape, b.shape
         assert a.dtype == b.dtype == "f32" and n_rows % n_b_rows == 0, (a, b)
         assert rows_of(y, n_a + n_b) == n_rows, (a, b, y)

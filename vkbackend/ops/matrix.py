@@ -1,7 +1,6 @@
-"""Products with one matrix. Each shader has a `MatrixOp`, listed in table.py, all with one signature.
+"""Products with one matrix. For each shader, table.py has a `MatrixOp`.
 
-The ops differ in x's type, in the devices and numbers of rows they suit, and in their grid (here or in
-units.py).
+The ops differ in the type of x, in the devices and numbers of rows that they suit, and in their grid.
 """
 
 from __future__ import annotations
@@ -17,28 +16,28 @@ from vkbackend.ops.elementwise import ACTS
 from vkbackend.ops.spec import OpSpec, op_spec
 from vkbackend.ops.target import Target, floor_pow2, rows_of
 
-MAX_VEC_ROWS = 8  # maximum rows of x for mat_vec, and for a thread of mat_lane
-BUSY_TILES = 64  # workgroups that occupy a GPU: one or two per core
+MAX_VEC_ROWS = 8  # The most rows of x for mat_vec, and per thread of mat_lane.
+BUSY_TILES = 64  # The workgroups that occupy a GPU, one or two per core.
 ROW_CLASSES = {
     "one": 1,
     "few": MAX_VEC_ROWS,
     "some": 16,
     "many": 1 << 31,
-}  # class -> maximum rows of x
+}  # the most rows of x in each class
 FEW, MANY = ("one", "few"), ("some", "many")
 
 
 class Size(NamedTuple):
-    """A product: w has n rows of k elements, x has n_rows rows."""
+    """The size of a product. The weight w has n rows of k elements, and x has n_rows rows."""
 
     n: int
     k: int
     n_rows: int
-    gated: bool = False  # w's rows are gate and up
+    gated: bool = False  # w has the rows of two matrices, gate and up
 
 
 class Grid(NamedTuple):
-    """Specialization constants, and workgroups along the rows of w and of x."""
+    """The specialization constants of a dispatch, and its workgroups along the rows of w and of x."""
 
     consts: dict[str, int]
     along_w: int
@@ -50,17 +49,17 @@ Predicate = Callable[[Limits], bool]
 
 @dataclass(frozen=True)
 class MatrixOp:
-    """Computes y = w x (+ bias) by the shader `name`; `__call__` records it."""
+    """Records the shader `name`, which computes y = w x, plus a bias if given."""
 
     name: str
     grid: Callable[[Limits, Size], Grid]
-    consts: str  # specialization constants after LOCAL: from the grid, FOURS and WIDE (__call__)
-    rows: tuple[str, ...]  # classes of rows of x
-    suits: Predicate  # devices that prefer the op to later entries if nothing is measured
+    consts: str  # Specialization constants after LOCAL. `__call__` adds FOURS and WIDE, `grid` the others.
+    rows: tuple[str, ...]  # Keys of ROW_CLASSES.
+    suits: Predicate  # Whether an unmeasured device uses this op in place of later entries.
     x_type: str = "f32"
     needs: tuple[str, ...] = ()
-    gates: Predicate | None = None  # devices that fuse gate, up and glu; None if the shader cannot
-    gpus_only: bool = False  # too slow on CPUs to be measured there
+    gates: Predicate | None = None  # Whether a device fuses gate, up and glu. None if the shader cannot.
+    gpus_only: bool = False  # `tune` skips this op on CPUs, where it is slow.
 
     @cached_property
     def spec(self) -> OpSpec:
@@ -80,12 +79,12 @@ class MatrixOp:
         act: str = "",
         y_stride: int | None = None,
     ) -> None:
-        """y[r, i] = sum over k of w[i, k] * x[r, k] (+ bias[i]); w [n, k] of a weight type, x [n_rows, k] of
-        `x_type`, bias f32 [n].
+        """Record y[r, i] = sum over k of w[i, k] * x[r, k], plus bias[i] if given. Shapes: w [n, k] of a
+        weight type, x [n_rows, k] of `x_type`, bias f32 [n].
 
-        Row r of y starts at element r * y_stride (default n), so y may be a part of wider rows. With `up`, y
-        is act(w x) * (up x) as in glu, without bias; `up` is a matrix like w, after w in the same buffer, and
-        starts at the push constant `up_at`.
+        Row r of y starts at element r * y_stride. The default stride is n; with a larger stride y is a slice
+        of wider rows. With `up`, y is act(w x) * (up x) without a bias. The matrix `up` has the shape and
+        type of w, and follows w in the same buffer.
         """
         limits, (n, k) = target.limits, w.shape
         n_rows = rows_of(x, k, self.x_type)
@@ -95,8 +94,8 @@ class MatrixOp:
         assert self.x_type != "f16s" or x.offset % 16 == 0, x
         assert bias is None or (bias.shape == (n,) and bias.dtype == "f32"), (w, bias)
         assert y_stride >= n and rows_of(y, 1) >= (n_rows - 1) * y_stride + n, (w, x, y, y_stride)
-        # `has_bias` is a push constant: the branch costs nothing next to the product, but another pipeline is
-        # slow to compile.
+        # `has_bias` is a push constant, because the branch costs little, and a specialization constant would
+        # need a second pipeline.
         push: dict[str, int | float] = {"k": k, "n": n, "n_rows": n_rows, "y_stride": y_stride}
         push |= {"has_bias": int(bias is not None)}
         if self.gates:
@@ -111,12 +110,12 @@ class MatrixOp:
         assert shown.nbytes <= limits.max_storage_range, f"{shown!r} exceeds one binding: split it by rows"
         size = Size(2 * n if up else n, k, n_rows, up is not None)
         consts, along_w, along_x = self.grid(limits, size)
-        # With WIDE, reads are 16 bytes, so all rows begin at multiples of 16; rows of q8 do so if k is a
-        # multiple of 64.
+        # With WIDE the shader reads 16 bytes at once, so all rows must begin at multiples of 16 bytes. Rows
+        # of q8 do if k is a multiple of 64.
         wide = k % 64 == 0 and not any(view.offset % 16 for view in (w, x, up or w))
         known = {"FOURS": k % 4 == 0, "WIDE": wide}
         consts = consts | {name: int(holds) for name, holds in known.items() if name in self.spec.consts}
-        # Adjacent workgroups share rows of w: shaders/lib/product_tile.glsl.
+        # Adjacent workgroups read the same rows of w (shaders/lib/product_tile.glsl).
         args, groups = (shown, x, bias or x, y), (*target.fold(along_w * along_x), 1)
         variant = variant_of(self.spec, w.dtype, limits)
         flops = 2 * size.n * k * n_rows
@@ -124,8 +123,8 @@ class MatrixOp:
 
 
 def variant_of(spec: OpSpec, dtype: str, limits: Limits) -> str:
-    """Return the shader variant for weights of type `dtype`. Matrix units have a variant per API; int8 needs
-    VK_KHR_cooperative_matrix."""
+    """Return the shader variant for weights of type `dtype`. Shaders for matrix units have a variant for each
+    of the two Vulkan extensions, khr and nv. Int8 shaders have only khr."""
     if "matrix_units" not in spec.needs:
         return dtype
     return f"{dtype}-{'khr' if 'int8_units' in spec.needs else limits.matrix_units.api}"
@@ -139,8 +138,8 @@ def row_class(n_rows: int) -> str:
 
 
 def rows_by_threads(limits: Limits, size: Size) -> Grid:
-    """TPR threads compute a row of w. On a CPU it is one thread, so no sums are combined (except in a gated
-    product); on a GPU each thread has at least 8 elements."""
+    """Return a grid in which TPR threads compute a row of w. On a CPU, TPR is 1 except for a gated product,
+    so no sums are combined. On a GPU each thread has 8 elements or more."""
     alone = limits.is_cpu and not size.gated
     local, tpr = (32, 1) if alone else (128, min(64, max(4, floor_pow2(size.k // 8))))
     return Grid({"LOCAL": local, "TPR": tpr, "N": size.n_rows}, -(-size.n // (local // tpr)))
@@ -153,7 +152,8 @@ def rows_by_subgroups(limits: Limits, size: Size) -> Grid:
 
 
 def rows_by_lanes(limits: Limits, size: Size) -> Grid:
-    """A thread computes a row of w for up to MAX_VEC_ROWS rows of x, the same number in all threads."""
+    """Return a grid in which a thread computes a row of w for up to MAX_VEC_ROWS rows of x. All threads have
+    equally many rows of x."""
     local, tiles = 32, -(-size.n_rows // MAX_VEC_ROWS)
     consts = {
         "LOCAL": local,
@@ -164,20 +164,21 @@ def rows_by_lanes(limits: Limits, size: Size) -> Grid:
 
 
 def tiles_of_64(limits: Limits, size: Size) -> Grid:
-    """A tile is 64 rows of w by 16 or 32 rows of x."""
+    """Return a grid with tiles of 64 rows of w by 16 or 32 rows of x."""
     rn = 2 if size.n_rows <= 16 else 4
     return Grid({"LOCAL": 128, "RN": rn}, -(-size.n // 64), -(-size.n_rows // (8 * rn)))
 
 
 def fills(n_rows: int, tile: int) -> bool:
-    """Whether n_rows fit one tile, or tiles pad them by at most a quarter: 192 rows in tiles of 128 cost as
-    much as 256, a third more than in tiles of 64."""
+    """Return whether n_rows fit one tile, or padding to complete tiles adds at most a quarter. For example,
+    192 rows in tiles of 128 are padded to 256 rows, which adds a third."""
     return n_rows <= tile or 4 * tile * -(-n_rows // tile) <= 5 * n_rows
 
 
 def dot_tiles(limits: Limits, size: Size) -> Grid:
-    """As `tiles_of_64`, but with 64 rows of x if enough tiles remain to occupy a GPU and subgroups exceed 16
-    lanes: narrow subgroups (Intel) have 128 registers per lane and spilled up to 67 registers."""
+    """Return the grid of `tiles_of_64`, but with 64 rows of x per tile if enough tiles remain to occupy a
+    GPU. Subgroups of 16 lanes or fewer (Intel) keep the smaller tiles, because 64 rows spilled up to 67 of
+    the 128 registers per lane."""
     grid = tiles_of_64(limits, size)
     enough = size.n_rows > 32 and grid.along_w * -(-size.n_rows // 64) >= BUSY_TILES
     if limits.subgroup_size > 16 and enough and fills(size.n_rows, 64):
@@ -186,8 +187,8 @@ def dot_tiles(limits: Limits, size: Size) -> Grid:
 
 
 def tiles_by_size(limits: Limits, size: Size) -> Grid:
-    """A workgroup has 16 x 8 threads. Each computes 8 x 8 values if enough tiles remain to occupy a GPU,
-    otherwise 4 x 4, or 4 x 2 for up to 16 rows of x."""
+    """Return a grid with 16 x 8 threads per workgroup. A thread computes 8 x 8 values if enough tiles remain
+    to occupy a GPU. Otherwise it computes 4 x 4 values, or 4 x 2 for 16 rows of x or fewer."""
     rm, rn = 4, 2 if size.n_rows <= 16 else 4
     enough = size.n_rows > 32 and -(-size.n // 128) * -(-size.n_rows // 64) >= BUSY_TILES
     if enough and fills(size.n_rows, 64):

@@ -1,8 +1,8 @@
-"""The fastest matrix ops per driver, measured by `vkbackend tune` and stored in the cache folder.
+"""Stores the matrix ops that `vkbackend tune` measured as fastest, in the cache folder.
 
-There is one table per driver version, because all devices of a driver must run the same ops for identical
-bits. A table ranks all ops per class of rows; a device uses the first that it supports for the weight type
-(choice.py). Without a table, table.py decides.
+Each driver version has one table. So all devices of a driver run the same ops, and their results are
+identical bit by bit. For each class of row counts, the table lists the ops by speed. A device uses the first
+op that it supports for the weight type (choice.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vkbackend.ops.matrix import ROW_CLASSES
 from vkbackend.ops.table import MATRIX_OPS
 
 CANDIDATES = {rows: tuple(op.name for op in MATRIX_OPS.values() if rows in op.rows) for rows in ROW_CLASSES}
-Table = dict[str, tuple[str, ...]]  # class of rows -> ops, fastest first
+Table = dict[str, tuple[str, ...]]  # the ops of each class of row counts, fastest first
 _FORMAT = 3
 
 
@@ -25,7 +25,7 @@ def entry_name(info: DeviceInfo) -> str:
 
 
 def load(info: DeviceInfo) -> Table:
-    """Return the measured table without unknown ops; empty if missing."""
+    """Return the driver's table without unknown ops. It is empty if nothing was measured."""
     try:
         stored = cache_folder.read_json(entry_name(info)) or {}
         table = stored["ops"] if stored.get("format") == _FORMAT else {}
@@ -38,7 +38,8 @@ def load(info: DeviceInfo) -> Table:
 
 
 def save(info: DeviceInfo, table: Table) -> bool:
-    """Replace the driver's table, or remove it if `table` is empty. Return False if it cannot be written."""
+    """Replace the driver's table, or remove it if `table` is empty. Return False if the cache folder is not
+    writable."""
     name = entry_name(info)
     if not table:
         cache_folder.remove(name)

@@ -1,7 +1,8 @@
 """Ops of a mixture of experts.
 
-The order is: moe_logits and moe_topk on the residual, moe_group, mat_id (choice.py) for gate and up, glu,
-mat_id for down, moe_sum; add_id adds biases after a mat_id. experts.py explains `starts`.
+A layer records these ops in order: moe_logits, moe_topk, moe_group, mat_id for gate and up, glu, mat_id for
+down, and moe_sum. If experts have biases, add_id follows each mat_id. The module experts.py explains
+`starts`.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from vkbackend.buffer import View
 from vkbackend.ops.experts import Groups, tile_count
 from vkbackend.ops.target import Target, rows_of
 
-MAX_EXPERTS, MAX_USED, MAX_GROUPS = 1024, 32, 64  # limited by moe_topk's shared memory
-GATINGS = ("softmax", "sigmoid", "softmax_weight")  # numbered as in shaders/moe_topk.comp
-LOGITS_LOCAL = 32  # fixes the order of summation on every device
+MAX_EXPERTS, MAX_USED, MAX_GROUPS = 1024, 32, 64  # Limited by the shared memory of moe_topk.
+GATINGS = ("softmax", "sigmoid", "softmax_weight")  # In the order of shaders/moe_topk.comp.
+LOGITS_LOCAL = 32  # A fixed workgroup size gives the same order of summation on every device.
 
 
 @dataclass(frozen=True, slots=True)
 class Gating:
-    """Routing from logits l = logit_scale * (router * norm of h) + bias.
+    """Routing of a row to experts. The logits are l = logit_scale * (router * norm of h) + bias.
 
-    Probabilities are softmax(l), sigmoid(l), or l itself (softmax_weight: weights are the softmax over the
-    chosen experts). The experts with the largest probability + `select` are chosen; `select` does not affect
-    weights. With groups, experts are chosen only within the n_group_used groups with the largest sums of
-    their two best experts. `norm_w` divides weights by max(their sum, 2^-14). Finally weights are multiplied
-    by `scale`.
+    The probabilities are softmax(l) or sigmoid(l). With `softmax_weight` they are l, and the weights are the
+    softmax over the chosen experts. Experts with the largest probability + `select` are chosen. `select` does
+    not change the weights. If experts have groups, only experts of n_group_used groups can be chosen. A
+    group's score is the sum of its two best experts. `norm_w` divides the weights by max(their sum, 2^-14).
+    The weights are then multiplied by `scale`.
     """
 
     kind: str = "softmax"
@@ -39,16 +40,18 @@ class Gating:
 
 class MoeOps(Target):
     def moe_logits(self, h: View, w_norm: View, w: View, logits: View) -> None:
-        """logits[r, e] = sum over k of h[r, k] * (w_norm[k] * w[e, k]), bit-identical on every device.
+        """Compute logits[r, e] = sum over k of h[r, k] * (w_norm[k] * w[e, k]). The result is identical bit
+        by bit on every device.
 
-        h [n_rows, n_embd] is the residual before its norm with weight w_norm [n_embd]; w f32 [n_experts,
-        n_embd]. logits [n_rows, n_experts] are not divided by rms(h), which keeps the order.
+        `h` [n_rows, n_embd] is the residual before the RMS norm with weight w_norm [n_embd]. `w` is f32
+        [n_experts, n_embd]. `logits` [n_rows, n_experts] are not divided by rms(h), which does not change
+        their order.
         """
         n_experts, n_embd = w.shape
         n_rows = rows_of(h, n_embd)
         assert w.dtype == "f32" and w_norm.shape == (n_embd,) and w_norm.dtype == "f32", (w, w_norm)
         assert w.nbytes <= self.limits.max_storage_range and rows_of(logits, n_experts) == n_rows, (w, logits)
-        n = 1 if n_rows == 1 else 4  # rows per workgroup; does not affect the order of sums
+        n = 1 if n_rows == 1 else 4  # rows per workgroup
         self.record(
             "moe_logits",
             "f32",
@@ -72,12 +75,12 @@ class MoeOps(Target):
         select: View | None = None,
         gain: View | None = None,
     ) -> None:
-        """Write the chosen experts to ids u32 [n_rows, n_used] and their weights f32 to `weights`, best
-        first. On ties lower ids come first; NaN comes last.
+        """Write the chosen experts to `ids` u32 [n_rows, n_used], best first, and their weights to `weights`
+        f32. Of equal experts the lower id is first. NaN is last.
 
-        logits [n_rows, n_experts] are from moe_logits of h [n_rows, n_embd], the residual before its norm
-        with eps. The router's `bias`, `select` (see Gating) and `gain`, a factor of weights, are f32
-        [n_experts]. Bit-identical on every device and driver.
+        `logits` [n_rows, n_experts] are the result of moe_logits for `h`. The router's `bias`, `select` and
+        `gain` are f32 [n_experts]. `gain` multiplies the weights. The result is identical bit by bit on every
+        device and driver.
         """
         n_rows, n_used = ids.shape
         n_embd, n_experts, g = h.shape[-1], logits.shape[-1], gating
@@ -115,7 +118,8 @@ class MoeOps(Target):
         )
 
     def moe_group(self, ids: View, groups: Groups, *, n_experts: int) -> None:
-        """Sort the pairs of `ids` u32 [n_rows, n_used] by expert into `groups`."""
+        """Sort the (row, expert) pairs of `ids` u32 [n_rows, n_used] by expert. Write the result to
+        `groups`."""
         n_pairs, n_tiles = ids.shape[0] * ids.shape[1], groups.tiles.shape[0]
         assert ids.dtype == groups.order.dtype == groups.tiles.dtype == "u32", (ids, groups)
         assert groups.order.shape == (n_pairs,) and groups.tiles.shape == (n_tiles, 3), (ids, groups)
@@ -126,10 +130,11 @@ class MoeOps(Target):
         self.record("moe_group", "f32", args, push, {"LOCAL": 128}, (1, 1, 1))
 
     def add_id(self, x: View, b: View, ids: View, y: View, *, starts: View | None = None) -> None:
-        """y[r, u] = x[r, u] + b[ids[r, u]] for x [n_rows, n_used, n], b f32 [n_experts, n]; y may be x.
+        """Compute y[r, u] = x[r, u] + b[ids[r, u]]. Shapes: x [n_rows, n_used, n], b f32 [n_experts, n]. `y`
+        may be `x`.
 
-        With `starts` (experts.py), expert e's biases are elements starts[e]..starts[e + 1] of b, at most n,
-        and only as many elements of y[r, u] are written.
+        With `starts`, the biases of expert e are elements starts[e]..starts[e + 1] of b, which are n or
+        fewer. Further elements of y[r, u] are not written.
         """
         n, n_pairs = x.shape[-1], math.prod(ids.shape)
         assert rows_of(x, n) == rows_of(y, n) == n_pairs and ids.dtype == "u32" and b.dtype == "f32", (
@@ -150,7 +155,8 @@ class MoeOps(Target):
         )
 
     def moe_sum(self, x: View, weights: View, y: View) -> None:
-        """y[r] = sum over u, in order, of weights[r, u] * x[r, u]; x [n_rows, n_used, n], y [n_rows, n]."""
+        """Compute y[r] = sum over u, in order, of weights[r, u] * x[r, u]. Shapes: x [n_rows, n_used, n], y
+        [n_rows, n]."""
         n_rows, n_used, n = x.shape
         assert rows_of(weights, n_used) == rows_of(y, n) == n_rows and x.dtype == "f32", (x, weights, y)
         self.record(

@@ -1,8 +1,10 @@
-"""Converts activations to the types that products read, once for all matrices that share them.
+"""Converts activations to the types q8 and f16s that products read. Matrices with the same input share the
+conversion.
 
-q8 (32 codes, a scale and sums: shaders/lib/q8.glsl) is for integer dot products with weights whose codes fit
-int8. f16s (F16 with a scale: shaders/lib/half_rows.glsl) is for matrix units, which also round weights to
-F16: above 65,504 they are clipped, below 6e-5 they lose digits. Sums are f32.
+`q8` has blocks of 32 int8 codes with a scale and sums (shaders/lib/q8.glsl). Integer dot products read it,
+for weights whose codes fit int8. `f16s` has rows of F16 with a scale (shaders/lib/half_rows.glsl). Matrix
+units read it. They also round weights to F16: weights above 65,504 are clipped, and weights below 6e-5 lose
+precision. Sums are f32.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ class OperandOps(Target):
             self.pack_f16(x, y)
 
     def quantize_q8(self, x: View, y: View) -> None:
-        """y q8 [..., k] = x f32. In each block of 32, |x - y| <= max |x| / 254. If a block has NaN or inf,
-        every product with the block is NaN."""
+        """Convert x f32 to y q8 [..., k]. In each block of 32 elements, |x - y| <= max |x| / 254. If a block
+        has NaN or inf, every product with the block is NaN."""
         k = y.shape[-1]
         n_rows = rows_of(y, k, "q8")
         assert k % 32 == 0 and rows_of(x, k) == n_rows, (x, y)
@@ -30,8 +32,9 @@ class OperandOps(Target):
         self.record("quantize_q8", "f32", (x, y), push, {"LOCAL": local}, groups, flops=2 * n_rows * k)
 
     def pack_f16(self, x: View, y: View) -> None:
-        """y f16s [n_rows, k] = x f32. |x - y| is at most 2^-11 of |x|, or 2^-25 of the row's largest |x| if
-        that is more. Inf and NaN are kept; in a row with inf or NaN, values above 65,520 become inf."""
+        """Convert x f32 to y f16s [n_rows, k]. |x - y| is at most the larger of 2^-11 |x| and 2^-25 times the
+        largest |x| of the row. Inf and NaN do not change. If a row has inf or NaN, its values above 65,520
+        become inf."""
         k = y.shape[-1]
         n_rows = rows_of(y, k, "f16s")
         assert rows_of(x, k) == n_rows, (x, y)

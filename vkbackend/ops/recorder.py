@@ -1,7 +1,7 @@
-"""The recorder: each op has a method that records a dispatch.
+"""The recorder has a method for each op, which records a dispatch.
 
-The method asserts shapes, chooses variant and grid, and appends a `Dispatch`. Activations are contiguous f32
-rows.
+A method asserts shapes, chooses the shader variant and the grid, and appends a `Dispatch`. Activations are
+contiguous f32 rows.
 """
 
 from __future__ import annotations
@@ -32,4 +32,4 @@ class Recorder(
     StateSpaceOps,
     StreamOps,
 ):
-    """All ops, recorded for a device, with a label."""
+    """Records ops for one device. The dispatches get the recorder's label."""

@@ -1,8 +1,8 @@
-"""Recurrent layers: short convolutions and the gated delta net (Yang, Kautz, Hatamizadeh 2025,
-arXiv:2412.06464; gates per channel: Kimi Linear, arXiv:2510.26692).
+"""Ops of recurrent layers: short convolutions and the gated delta net (Yang, Kautz, Hatamizadeh 2025,
+arXiv:2412.06464). Kimi Linear (arXiv:2510.26692) has gates per channel.
 
-States are in cells [n_cells, ...]. A run reads and writes the cells in `Run.states`, which may be the same
-cell. At position 0 a run reads no cell.
+Recurrent states are in cells [n_cells, ...]. `Run.states` has the cell that a run reads and the cell that it
+writes, which may be equal. A run at position 0 reads no cell and begins with zeros.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from vkbackend.buffer import View
 from vkbackend.ops.target import Target, floor_pow2, rows_of
 from vkbackend.step import MAX_RUNS
 
-CONV_TILE = 16  # rows per workgroup of ssm_conv
-MAX_DELTA_HEAD = 128  # limited by the shared memory of delta_chunk and delta_scan
-CHUNK, CHUNK_KDA = 64, 16  # rows of a chunk, with gates per head or per channel
+CONV_TILE = 16  # Rows per workgroup of ssm_conv.
+MAX_DELTA_HEAD = 128  # Limited by the shared memory of delta_chunk and delta_scan.
+CHUNK, CHUNK_KDA = 64, 16  # Rows per chunk: 64 with gates per head, 16 with gates per channel.
 
 
 def _tiles(n_rows: int, size: int) -> int:
-    """Return an upper bound of the tiles for runs of n_rows in total; each run's last tile may be short."""
+    """Return an upper bound of the number of tiles. The runs have n_rows in total, and the last tile of each
+    run may be incomplete."""
     return min(n_rows, n_rows // size + min(n_rows, MAX_RUNS))
 
 
 class DeltaKeywords(TypedDict, total=False):
-    """Keywords that `delta_net` explains."""
+    """Keywords of the delta net's ops. `delta_net` explains them."""
 
     n_k: Required[int]
     tiled: bool
@@ -70,7 +71,7 @@ def _delta_push(
 
 
 def delta_work(n_rows: int, n_heads: int, size: int, kda: bool) -> tuple[int, int, int]:
-    """Return the shape of delta_chunk's `work`."""
+    """Return the shape of the argument `work` of delta_chunk."""
     return n_rows, n_heads, 5 * size + (CHUNK_KDA if kda else CHUNK)
 
 
@@ -78,11 +79,12 @@ class RecurrentOps(Target):
     def ssm_conv(
         self, x: View, w: View, b: View | None, state: View, y: View, step: View, *, silu: bool = True
     ) -> None:
-        """y = silu(b[c] + sum over j of w[c, j] * x[t - (d_conv - 1) + j, c]) within each run. Earlier
-        columns come from the state, which then gets the run's last columns. Without `silu`, y is the sum.
+        """Compute y[t, c] = silu(b[c] + sum over j of w[c, j] * x[t - (d_conv - 1) + j, c]) within each run.
+        Rows of x before the run are read from the state. The run's last rows are then written to the state.
+        Without `silu`, y is the sum.
 
-        x, y [n_rows, width], w f32 [width, d_conv], b [width] or None, state f32 [n_cells, width, d_conv -
-        1], oldest column first. Rows outside runs are not written.
+        Shapes: x and y [n_rows, width], w f32 [width, d_conv], b [width] or None, state f32 [n_cells, width,
+        d_conv - 1]. The state has the oldest row first. Rows of y outside of runs are not written.
         """
         width, d_conv = w.shape
         n_rows = rows_of(x, width)
@@ -102,7 +104,8 @@ class RecurrentOps(Target):
         )
 
     def l2_norm(self, x: View, y: View, *, eps: float, x_stride: int | None = None) -> None:
-        """y = x / sqrt(sum(x^2) + eps) per head; y [n_rows, n_heads, n]. Rows of x are x_stride apart."""
+        """Compute y = x / sqrt(sum(x^2) + eps) per head. `y` is [n_rows, n_heads, n]. Rows of x begin at
+        multiples of x_stride."""
         n_rows, n_heads, n = y.shape
         x_stride = n_heads * n if x_stride is None else x_stride
         assert x.dtype == y.dtype == "f32" and x_stride >= n_heads * n, (x, y)
@@ -118,11 +121,11 @@ class RecurrentOps(Target):
         )
 
     def delta_gates(self, a: View, dt: View, decay: View, b: View, g: View, beta: View) -> None:
-        """g = softplus(a + dt) * decay, beta = sigmoid(b). A share e^g of the state remains (g is not
-        positive if decay is not), and a share beta is rewritten.
+        """Compute the gates g = softplus(a + dt) * decay and beta = sigmoid(b). delta_net multiplies the
+        state by e^g, and beta is the strength of its update. With decay <= 0, g <= 0.
 
-        b, beta [n_rows, n_heads]; a, g [n_rows, n_heads * width], dt of one row, decay [n_heads]. width is 1,
-        or the head size for gates per key channel.
+        Shapes: b and beta [n_rows, n_heads], a and g [n_rows, n_heads * width], dt [n_heads * width], decay
+        [n_heads]. The width is 1 for gates per head, or the head size for gates per key channel.
         """
         n_heads = decay.shape[0]
         width = dt.shape[0] // n_heads
@@ -151,18 +154,20 @@ class RecurrentOps(Target):
         step: View,
         **rows: Unpack[DeltaKeywords],
     ) -> None:
-        """The gated delta rule row by row: N = e^g M, M' = N + k (beta (v - N^T k))^T, y = M'^T q / sqrt(s).
+        """Compute the gated delta rule row by row. From the state M, N = e^g M, the new state M' = N + k
+        (beta (v - N^T k))^T, and y = M'^T q / sqrt(s).
 
-        y [n_rows, n_heads, s]; q, k [n_rows, n_k, s] with rows q_stride apart, v [n_rows, n_heads, s] with
-        rows v_stride apart; g [n_rows, n_heads, 1 or s] not positive, beta [n_rows, n_heads]; state f32
-        [n_cells, n_heads, s, s], M's key index first. Head h reads key head h / (n_heads / n_k), or with
-        `tiled` h % n_k. Rows of y outside runs are zeros.
+        Shapes: y and v [n_rows, n_heads, s], q and k [n_rows, n_k, s], g [n_rows, n_heads, 1 or s], beta
+        [n_rows, n_heads], state f32 [n_cells, n_heads, s, s] with the key index before the value index. No g
+        is positive. Rows of q and k begin at multiples of q_stride, and rows of v at multiples of v_stride.
+        Head h reads key head h / (n_heads / n_k), or h % n_k with `tiled`. Rows of y outside of runs are
+        zeros.
         """
         push, size, kda = _delta_push(q, k, v, g, beta, y, **rows)
         n_rows, n_heads = y.shape[:2]
         assert state.shape[1:] == (n_heads, size, size) and state.dtype == "f32", (state, y)
         local = min(floor_pow2(size & -size), 32)
-        assert size % local == 0, (size, local)  # the shader has no bounds check
+        assert size % local == 0, (size, local)  # because the shader has no bounds check
         self.record(
             "delta_net",
             "f32",
@@ -185,7 +190,7 @@ class RecurrentOps(Target):
         step: View,
         **rows: Unpack[DeltaKeywords],
     ) -> None:
-        """The stateless part of delta_net, for all chunks at once."""
+        """Compute the part of delta_net that does not depend on the state, for all chunks in parallel."""
         n_rows, n_heads = work.shape[:2]
         kda = g.shape[-1] > 1
         size = (work.shape[2] - (CHUNK_KDA if kda else CHUNK)) // 5
@@ -205,7 +210,7 @@ class RecurrentOps(Target):
         )
 
     def delta_scan(self, work: View, state: View, y: View, step: View) -> None:
-        """Compute y and the new state of delta_net from delta_chunk's `work`."""
+        """Compute y and the new state of delta_net from the result `work` of delta_chunk."""
         n_rows, n_heads, size = y.shape
         chunk = work.shape[2] - 5 * size
         assert work.shape[:2] == (n_rows, n_heads) and chunk in (CHUNK, CHUNK_KDA), (work, y)

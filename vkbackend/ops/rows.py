@@ -9,10 +9,10 @@ from vkbackend.limits import Limits
 from vkbackend.ops.target import Target, floor_pow2, rows_of
 from vkbackend.wire import F16_BLOCK, FORMATS, wire_words
 
-TOKENS, OUTPUTS, POSITIONS = 0, 1, 2  # embed's ids: tokens, output rows, positions
-NO_OWN = 0xFFFFFFFF  # add_partials: this device has no partial
-MAX_TOP_K = 64  # candidates per row for sampling
-MAX_SLOTS = 32  # partials of a sum, each a bit of a push constant
+TOKENS, OUTPUTS, POSITIONS = 0, 1, 2  # Values of embed's argument `ids`.
+NO_OWN = 0xFFFFFFFF  # The index `own_index` of a device without a partial sum.
+MAX_TOP_K = 64  # The most candidates per row for sampling.
+MAX_SLOTS = 32  # The most partials of a sum. A push constant has a bit for each.
 
 
 def _activation(y: View) -> str:
@@ -21,26 +21,28 @@ def _activation(y: View) -> str:
 
 
 def row_consts(limits: Limits, n: int) -> tuple[int, int]:
-    """Return (LOCAL, BATCH) for a workgroup per row of n elements. In a step of one row a GPU has no other
-    work, so it must overlap its reads: each takes 0.5 us, or 1 to 2 us over a bus."""
+    """Return (LOCAL, BATCH) for a workgroup per row of n elements. In a step of one row, a GPU has only one
+    workgroup. So its threads must read several elements at once, because a read takes 0.5 us, or 1 to 2 us
+    over a bus."""
     if limits.is_cpu:
         return 32 if n <= 256 else 128, 1
     return max(32, min(512, floor_pow2(limits.max_invocations), floor_pow2(n // 4))), 4
 
 
 def top_k_chunks(limits: Limits, n: int, k: int) -> tuple[int, int]:
-    """Return (elements of a chunk, chunks) of top_k for rows of n."""
+    """Return the elements per chunk and the number of chunks for top_k on rows of n elements."""
     chunk = max(16_384 if limits.is_cpu else 4096, k)
     return chunk, -(-n // chunk)
 
 
 class RowOps(Target):
     def embed(self, w: View, y: View, step: View, *, ids: int = TOKENS, first: int = 0) -> None:
-        """y[r] = w[id(r)]. The id is the row's token (ids=TOKENS), the row index of output r (OUTPUTS) or the
-        row's position (POSITIONS).
+        """Copy row id(r) of the table w to row r of y. The id is the token of row r (ids=TOKENS), the row
+        index of output r (OUTPUTS) or the position of row r (POSITIONS).
 
-        w [n_vocab, n_embd] of any weight type, y [n_rows, n_embd]; zeros for ids outside the table. A table
-        larger than one binding comes in pieces, in order; then w has the rows from `first` on.
+        Shapes: w [n_vocab, n_embd] of any weight type, y [n_rows, n_embd]. If an id is outside of the table,
+        its row of y is zero. A table that exceeds one storage binding needs a dispatch per piece, in order.
+        The piece w begins at row `first` of the table.
         """
         n_vocab, n_embd = w.shape
         n_rows = rows_of(y, n_embd)
@@ -55,7 +57,7 @@ class RowOps(Target):
         self.record("embed", w.dtype, (w, y), push, {"LOCAL": 64}, groups, step)
 
     def rms_norm(self, x: View, w: View | None, y: View, *, eps: float) -> None:
-        """y = x / sqrt(mean(x^2) + eps) * w over the last axis; w [n] or None. y may be q8."""
+        """Compute y = x / sqrt(mean(x^2) + eps) * w over the last axis. `w` is [n] or None. `y` may be q8."""
         n = x.shape[-1]
         n_rows = rows_of(x, n)
         assert rows_of(y, n, _activation(y)) == n_rows and (
@@ -73,8 +75,8 @@ class RowOps(Target):
         )
 
     def layer_norm(self, x: View, w: View, b: View | None, y: View, *, eps: float) -> None:
-        """y = (x - mean(x)) / sqrt(var(x) + eps) * w + b over the last axis (Ba et al. 2016,
-        arXiv:1607.06450); w [n], b [n] or None."""
+        """Compute y = (x - mean(x)) / sqrt(var(x) + eps) * w + b over the last axis (Ba et al. 2016,
+        arXiv:1607.06450). `w` is [n], `b` is [n] or None."""
         n = x.shape[-1]
         n_rows = rows_of(x, n)
         assert rows_of(y, n) == n_rows and w.shape == (n,) and w.dtype == "f32", (x, w, y)
@@ -90,7 +92,8 @@ class RowOps(Target):
         )
 
     def center(self, x: View, y: View) -> None:
-        """y = x - mean(x) over the last axis, bit-identical on every device; y may be x."""
+        """Compute y = x - mean(x) over the last axis, identical bit by bit on every device. `y` may be
+        `x`."""
         n = x.shape[-1]
         n_rows = rows_of(x, n)
         assert rows_of(y, n) == n_rows, (x, y)
@@ -99,7 +102,7 @@ class RowOps(Target):
         self.record("center", "f32", (x, y), push, {"LOCAL": 32}, groups, flops=2 * n * n_rows)
 
     def row_moments(self, x: View, y: View) -> None:
-        """y [n_rows, 2]: the sum and the sum of squares of each row of x [n_rows, n]."""
+        """Write the sum and the sum of squares of each row of x [n_rows, n] to y [n_rows, 2]."""
         n_rows, n = x.shape
         assert x.dtype == "f32" and rows_of(y, 2) == n_rows, (x, y)
         push: dict[str, int | float] = {"n": n, "n_rows": n_rows}
@@ -107,8 +110,9 @@ class RowOps(Target):
         self.record("row_moments", "f32", (x, y), push, consts, (*self.fold(n_rows), 1), flops=3 * n * n_rows)
 
     def gaussian_topk(self, x: View, moments: View, y: View, *, width: int, c: float) -> None:
-        """y = max(x - mean - c * deviation, 0) for rows of `width` (Gemma team 2025, "Gemma 3n"). x [n_rows,
-        n] is a part of these rows; `moments` are the row_moments of complete rows. y may be x."""
+        """Compute y = max(x - mean - c * deviation, 0) for rows of `width` elements (Gemma 3n, 2025). This
+        device has columns x [n_rows, n] of these rows. `moments` are the row_moments of the complete rows.
+        `y` may be `x`."""
         n_rows, n = x.shape
         assert rows_of(moments, 2) == rows_of(y, n) == n_rows and n <= width, (x, moments, y, width)
         push: dict[str, int | float] = {"n": n, "width": width, "n_rows": n_rows, "c": c}
@@ -118,8 +122,8 @@ class RowOps(Target):
         )
 
     def pack_bf16(self, x: View, y: View) -> None:
-        """y u32 [ceil(n / 2)] = x (n elements) as bfloat16 pairs, rounded to nearest even, the first in the
-        low 16 bits. NaN remains NaN; an odd n is padded with zero."""
+        """Convert the n elements of x to bfloat16, rounded to nearest even. `y` is u32 [ceil(n / 2)], and the
+        first of two elements is in the low 16 bits. NaN remains NaN. An odd n is padded with zero."""
         n = rows_of(x, 1)
         n_words = -(-n // 2)
         assert y.dtype == "u32" and math.prod(y.shape) == n_words, (x, y)
@@ -127,11 +131,12 @@ class RowOps(Target):
         self.record("pack_bf16", "f32", (x, y), {"n": n}, {"LOCAL": 128}, groups, flops=n)
 
     def pack_halves(self, x: View, y: View, kept: View | None = None) -> None:
-        """y and kept u32 [wire_words("f16", n)] = x (n elements) in 16 bits each, rounded to nearest even.
+        """Convert the n elements of x to the wire format f16 (wire.py), rounded to nearest even. The result
+        is written to `y` and `kept`, both u32 [wire_words("f16", n)].
 
-        Each block of 128 begins with a word for the exponent of its largest finite magnitude; pairs follow,
-        the first in the low 16 bits. Infinities remain, NaN becomes quiet, floats below 2^-126 become zero,
-        and an odd n is padded with zero.
+        Each block of 128 elements begins with a word for the exponent of its largest finite magnitude.
+        Infinities remain, NaN becomes quiet, floats below 2^-126 become zero, and an odd n is padded with
+        zero.
         """
         n = rows_of(x, 1)
         for out in (y, kept or y):
@@ -155,13 +160,15 @@ class RowOps(Target):
         wire: str = "f32",
         slot_stride: int | None = None,
     ) -> None:
-        """h = residual + sum of the writers' partials in slot order; y = rms_norm(h) * w if w is given.
+        """Compute h = residual + the sum of the partials in slot order. If w is given, also compute y =
+        rms_norm(h) * w.
 
-        h, residual, own, y [n_rows, n]; slots [n_slots, slot_stride in words]. A slot begins with its
-        partial: n_rows * n floats, or the result of pack_bf16 (wire="bf16") or pack_halves ("f16"). Bit s of
-        `writers` is set if slot s has a partial. This device's partial, slot own_index, is read from `own`:
-        f32, rounded here for bf16, or pack_halves' `kept` for f16. h may be residual; y may be q8. With
-        `slot_stride`, `slots` is one-dimensional, without padding after the last slot's partial.
+        Shapes: h, residual and y [n_rows, n], slots [n_slots, words per slot]. A slot begins with the partial
+        of one device. This is n_rows * n floats, or the result of pack_bf16 (wire="bf16") or pack_halves
+        ("f16"). Bit s of `writers` is set if slot s has a partial. This device's own partial, slot own_index,
+        is read from `own` instead. For f32 and bf16, `own` is f32, and bf16 rounds it here. For f16, `own` is
+        `kept` of pack_halves. `h` may be `residual`. `y` may be q8. With `slot_stride`, `slots` is
+        one-dimensional and ends with the last partial.
         """
         n = h.shape[-1]
         n_rows = rows_of(h, n)
@@ -213,12 +220,13 @@ class RowOps(Target):
         mask: View | None = None,
         chunk: int,
     ) -> None:
-        """Find the k largest values per chunk of each row of x [n_rows, n], descending. On ties lower
-        positions come first; NaN counts as largest.
+        """Find the k largest values in each chunk of each row of x [n_rows, n], in descending order. Of equal
+        values the lower position is first. NaN is treated as the largest value.
 
-        ids u32 and values f32 [n_rows, n_chunks, k], k at most MAX_TOP_K. ids are positions, or the values of
-        `source` u32 [n_rows, n] at these positions. `mask` u32 [n_rows, ceil(n / 32)] has a bit per position,
-        lowest first; 1 allows the position. If fewer than k are allowed, ids are 0xffffffff with values -inf.
+        `ids` u32 and `values` f32 are [n_rows, n_chunks, k], with k at most MAX_TOP_K. `ids` are positions,
+        or the values of `source` u32 [n_rows, n] at these positions. `mask` u32 [n_rows, ceil(n / 32)] has a
+        bit per position, beginning with the lowest bit. A bit of 1 allows the position. If a chunk has fewer
+        than k allowed positions, the last ids are 0xffffffff with values -inf.
         """
         n_rows, n = x.shape
         n_chunks, k = ids.shape[-2:]
@@ -234,8 +242,8 @@ class RowOps(Target):
         self.record("top_k", "f32", args, push, consts, (n_chunks, 1, n_rows))
 
     def log_sum_exp(self, x: View, y: View, *, chunk: int) -> None:
-        """y [n_rows, n_chunks, 2] has for each chunk of a row of x [n_rows, n] the maximum, and the sum of
-        exp(x - maximum), which is NaN if the chunk has NaN or +inf. `log_of_sums` combines chunks."""
+        """Write the maximum and the sum of exp(x - maximum) of each chunk of x [n_rows, n] to y [n_rows,
+        n_chunks, 2]. The sum is NaN if the chunk has NaN or +inf. `log_of_sums` combines the chunks."""
         n_rows, n = x.shape
         n_chunks = y.shape[1]
         assert y.shape == (n_rows, n_chunks, 2) and n_chunks == -(-n // chunk), (x, y, chunk)

@@ -1,7 +1,7 @@
-"""Interfaces of shaders as data: storage bindings, push constants, specialization constants.
+"""Describes the interface of each shader: storage bindings, push constants and specialization constants.
 
-Tests compare shader source, twin and cases with the spec. `SPECS` has the ops that are recorder methods;
-`OPS` in table.py has all ops.
+Tests compare each spec with the shader's source, its numpy twin and its test cases. `SPECS` has the ops that
+are methods of the recorder. `OPS` in table.py has all ops.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ class OpSpec:
 
     name: str
     args: tuple[str, ...]
-    push: tuple[tuple[str, str], ...]  # (name, "u" or "f"), after one offset in words per arg
-    consts: tuple[str, ...] = ("LOCAL",)  # specialization constants with ids 0, 1, ...
-    step: bool = False  # the last binding is StepParams, a uniform
-    needs: tuple[str, ...] = ()  # required optional features
-    twin: str = ""  # op with the same numpy twin; "" if it has its own
+    # Pairs (name, "u" or "f"). A word offset per arg precedes these push constants.
+    push: tuple[tuple[str, str], ...]
+    consts: tuple[str, ...] = ("LOCAL",)  # Specialization constants in the order of their ids.
+    step: bool = False  # Whether the shader reads StepParams, its last binding.
+    needs: tuple[str, ...] = ()  # Optional features that the shader needs.
+    twin: str = ""  # The op that shares its numpy twin, or "".
 
     @cached_property
     def addressed(self) -> bool:
-        """Whether push constants begin with 64-bit addresses of the args, which then have no bindings."""
+        """Return whether the shader gets 64-bit addresses of the args as push constants. Then the args have
+        no bindings."""
         return "buffer_address" in self.needs
 
     @cached_property
@@ -53,7 +55,8 @@ def op_spec(
     needs: tuple[str, ...] = (),
     twin: str = "",
 ) -> OpSpec:
-    """Parse a spec. Push constants are "name:f" for floats; `consts` follow LOCAL."""
+    """Parse a spec. A float push constant is written "name:f". `consts` lists the specialization constants
+    after LOCAL."""
     fields = tuple((field.partition(":")[0], field.partition(":")[2] or "u") for field in push.split())
     return OpSpec(name, tuple(args.split()), fields, ("LOCAL", *consts.split()), step, needs, twin)
 

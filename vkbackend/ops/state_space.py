@@ -1,5 +1,6 @@
-"""State space layers: Mamba-2's scan (Dao and Gu 2024, arXiv:2405.21060, section 7) and the group norm after
-it. Devices that share a group add their sums of squares. States and runs are as in recurrent.py."""
+"""Ops of state space layers: the scan of Mamba-2 (Dao and Gu 2024, arXiv:2405.21060, section 7) and the group
+norm that follows. If a group is divided over devices, their sums of squares are added. The module
+recurrent.py explains states and runs."""
 
 from __future__ import annotations
 
@@ -8,8 +9,9 @@ from vkbackend.ops.rows import row_consts
 from vkbackend.ops.target import Target, floor_pow2, rows_of
 from vkbackend.step import MAX_RUNS
 
-MAX_SSM_STATE = 256  # values of B or C per head; registers hold part of a state column
-TILE_VALUES, MOST_ROWS = 1024, 8  # values of B in a tile, rows in a tile: at most 14 KiB of shared memory
+MAX_SSM_STATE = 256  # The most values of B or C per head, limited by registers.
+# The most values of B and the most rows of a tile, which needs 14 KiB of shared memory.
+TILE_VALUES, MOST_ROWS = 1024, 8
 
 
 def low_bit(value: int) -> int:
@@ -33,11 +35,12 @@ class StateSpaceOps(Target):
         group: int,
         first: int = 0,
     ) -> None:
-        """With t = softplus(dt + bias): M' = e^(t a) M + t B x^T, y = M'^T C + d x, row by row.
+        """Compute the scan row by row. With t = softplus(dt + bias), the new state is M' = e^(t a) M + t B
+        x^T, and y = M'^T C + d x.
 
-        x, y [n_rows, n_heads, p], dt [n_rows, n_heads], bias, a, d [n_heads], with `a` not positive; bc
-        [n_rows, 2, n_groups, n] has B, then C, and head h reads group (first + h) / group; state f32
-        [n_cells, n_heads, n, p]. Rows of y outside runs are zeros.
+        Shapes: x and y [n_rows, n_heads, p], dt [n_rows, n_heads], bias, a and d [n_heads], state f32
+        [n_cells, n_heads, n, p]. No value of `a` is positive. `bc` [n_rows, 2, n_groups, n] has B and then C.
+        Head h reads group (first + h) / group. Rows of y outside of runs are zeros.
         """
         (n_rows, n_heads, p), (n_groups, n) = y.shape, bc.shape[2:]
         assert bc.shape[:2] == (n_rows, 2) and x.dtype == y.dtype == bc.dtype == "f32", (x, bc, y)
@@ -72,9 +75,9 @@ class StateSpaceOps(Target):
     def group_squares(
         self, z: View | None, x: View, squares: View, *, group: int, first: int = 0, skip: int = 0
     ) -> None:
-        """squares [n_rows, n_groups]: the sums of x^2, or of (silu(z) x)^2, per group of `group` columns. x,
-        z [n_rows, width] are columns first..first + width of a row. Other columns count as 0, and so do the
-        first `skip` columns of x, which another device adds."""
+        """Write the sums of x^2 per group of `group` columns to squares [n_rows, n_groups]. With `z`, the
+        sums are of (silu(z) x)^2. `x` and `z` [n_rows, width] are columns first..first + width of complete
+        rows. The first `skip` columns of x are excluded, because another device adds them."""
         width, n_groups = x.shape[-1], squares.shape[-1]
         n_rows = rows_of(x, width)
         assert rows_of(squares, n_groups) == n_rows and first + width <= n_groups * group and skip <= width, (
@@ -114,8 +117,8 @@ class StateSpaceOps(Target):
         first: int = 0,
         eps: float,
     ) -> None:
-        """y = x / sqrt(squares / group + eps) * w; with z, silu(z) x replaces x. `squares` of all groups are
-        from group_squares; w [width]; y may be x."""
+        """Compute y = x / sqrt(squares / group + eps) * w. With `z`, silu(z) x replaces x. `squares` are the
+        results of group_squares, summed over devices. `w` is [width]. `y` may be `x`."""
         width, n_groups = x.shape[-1], squares.shape[-1]
         n_rows = rows_of(x, width)
         assert rows_of(squares, n_groups) == rows_of(y, width) == n_rows, (x, squares, y)

@@ -1,6 +1,6 @@
-"""Ops of a residual with several streams of n values per row (AltUp; Baykal et al. 2023, arXiv:2301.13310).
-The layer reads the first stream. Each stream is predicted from all streams, then corrected by the layer's
-result, with factors from a router's modes."""
+"""Ops of AltUp, a residual with several streams of n values per row (Baykal et al. 2023, arXiv:2301.13310).
+Each stream is predicted from all streams. The layer reads the first stream, and its result corrects all
+predictions. A router computes the factors."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from vkbackend.buffer import View
 from vkbackend.ops.rows import row_consts
 from vkbackend.ops.target import Target, rows_of
 
-MAX_STREAMS = 8  # a thread holds all streams in registers
-LEAST = 1e-5  # minimum mean square for scaling
+MAX_STREAMS = 8  # A thread has all streams in registers.
+LEAST = 1e-5  # A lower limit of mean squares.
 
 
 class StreamOps(Target):
     def streams_of(self, x: View, a: View, y: View) -> None:
-        """y [n_rows, 1 + k, n] is x [n_rows, n], then the k streams of `a` [n_rows, k, n], scaled to x's root
-        mean square (mean squares are at least LEAST)."""
+        """Concatenate x [n_rows, n] and the k streams of `a` [n_rows, k, n] to y [n_rows, 1 + k, n]. The
+        streams of `a` are scaled to the root mean square of x."""
         n = x.shape[-1]
         n_rows = rows_of(x, n)
         n_streams = rows_of(a, n) // n_rows + 1
@@ -26,8 +26,8 @@ class StreamOps(Target):
         self.record("streams_of", "f32", (x, a, y), push, consts, groups, flops=5 * n * n_rows * n_streams)
 
     def streams_predict(self, x: View, routed: View, w: View, y: View, *, scale: float) -> None:
-        """y_i = x_i + sum over j, k of w[i, j, k] tanh(scale routed[r, k]) x_j; x, y [n_rows, m, n], routed
-        [n_rows, m], w [m * m, m]."""
+        """Compute y_i = x_i + sum over j, k of w[i, j, k] tanh(scale routed[r, k]) x_j for each stream i of
+        row r. Shapes: x and y [n_rows, m, n], routed [n_rows, m], w [m * m, m]."""
         n_rows, m = routed.shape
         n = rows_of(x, n_rows * m)
         assert w.shape == (m * m, m) and rows_of(y, n) == rows_of(x, n) and m <= MAX_STREAMS, (x, w, y)
@@ -36,8 +36,9 @@ class StreamOps(Target):
     def streams_correct(
         self, x: View, a: View, routed: View, w: View, g: View, y: View, z: View, *, scale: float
     ) -> None:
-        """y_i = x_i + (1 + sum over k of w[i, k] tanh(scale routed[r, k])) (a - x_0), and z = y_0 g; x, y
-        [n_rows, m, n], a, z [n_rows, n], routed [n_rows, m], w [m, m], g [n]."""
+        """Compute y_i = x_i + (1 + sum over k of w[i, k] tanh(scale routed[r, k])) (a - x_0) for each stream
+        i of row r. Also compute z = y_0 g. Shapes: x and y [n_rows, m, n], a and z [n_rows, n], routed
+        [n_rows, m], w [m, m], g [n]."""
         n_rows, m = routed.shape
         n = rows_of(x, n_rows * m)
         assert w.shape == (m, m) and g.shape == (n,) and rows_of(y, n) == rows_of(x, n), (x, w, g, y)
@@ -50,7 +51,7 @@ class StreamOps(Target):
         self.record(op, "f32", args, push, {"LOCAL": 64, "STREAMS": m}, groups, flops=2 * m**3 * n * n_rows)
 
     def streams_add(self, x: View, a: View, y: View) -> None:
-        """y = x [n_rows, m, n], with `a` [n_rows, n] added to all streams except the first; y may be x."""
+        """Add `a` [n_rows, n] to all streams of x [n_rows, m, n] except the first. `y` may be `x`."""
         n = a.shape[-1]
         n_rows = rows_of(a, n)
         m = rows_of(x, n) // n_rows

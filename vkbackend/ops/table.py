@@ -1,8 +1,8 @@
-"""The table of matrix and experts ops.
+"""The tables of ops that multiply by a matrix or by experts.
 
 A product uses the first entry that suits the device, the rows of x and the weight type, unless `vkbackend
-tune` measured a faster op. A new variant needs an entry here, a shader, a line in shaders/variants.toml and a
-case in tools/op_cases.
+tune` measured a faster op. A new op needs an entry here, a shader, a line in shaders/variants.toml and a case
+in tools/op_cases.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ def on_gpus(limits: Limits) -> bool:
 
 
 def fast_lanes(limits: Limits) -> bool:
-    """Whether this is a CPU with wide enough subgroups. Lane ops are 5 to 10 times as fast as others on
-    lavapipe (8 lanes), but half as fast on SwiftShader (4 lanes)."""
+    """Return whether the ops mat_lane and mat_lane_id are fast on this device. They are 5 to 10 times faster
+    than others on lavapipe, a CPU with 8 lanes. They are half as fast as others on SwiftShader, a CPU with 4
+    lanes."""
     return limits.is_cpu and limits.subgroup_size >= 8 and limits.features.issuperset(LANES)
 
 
@@ -65,8 +66,8 @@ def fast_dots(limits: Limits) -> bool:
 
 
 def fused(grid: Callable[[Limits, Size], Grid]) -> Callable[[Limits, Size], Grid]:
-    """Add the constant FUSED to a grid. It is 1 on GPUs with dot product instructions, because their fma
-    rounds once."""
+    """Add the specialization constant FUSED to a grid. It is 1 on GPUs with dot product instructions, because
+    fma rounds only once there."""
 
     def with_fused(limits: Limits, size: Size) -> Grid:
         cut = grid(limits, size)
@@ -76,18 +77,18 @@ def fused(grid: Callable[[Limits, Size], Grid]) -> Callable[[Limits, Size], Grid
 
 
 def fast_int8_units(limits: Limits) -> bool:
-    """Whether int8 matrix units are four times as fast as F16. If int8 is at most twice as fast, F16 wins,
-    because scaling every block of integers takes longer (docs/measurements/kernels.md)."""
+    """Return whether int8 matrix units are four times as fast as F16. If they are only twice as fast, F16
+    products are faster, because int8 products must scale every block (docs/measurements/kernels.md)."""
     return not limits.is_cpu and "int8_units_fast" in limits.features
 
 
 def fast_waves(limits: Limits) -> bool:
-    """Whether subgroups are wide enough for a row of w."""
+    """Return whether subgroups are wide enough to compute a row of w each."""
     return not limits.is_cpu and limits.subgroup_size >= 16
 
 
 def fast_tiles(limits: Limits) -> bool:
-    """Whether mat_tile is fast: on SwiftShader it takes up to twice as long as mat_mul."""
+    """Return whether mat_tile is faster than mat_mul. On SwiftShader it takes up to twice as long."""
     return not limits.is_cpu and limits.subgroup_size > 1
 
 
@@ -101,10 +102,10 @@ MATRIX_OPS: dict[str, MatrixOp] = {
         MatrixOp(
             "mat_dot", rows_by_subgroups, "ROWS N WIDE", FEW, fast_dots, "q8", DOTS + SUBGROUPS, anywhere
         ),
-        # Subgroups combine the sums.
+        # Sums are combined within a subgroup.
         MatrixOp("mat_wave", rows_by_subgroups, "ROWS N WIDE", FEW, fast_waves, "f32", SUBGROUPS, anywhere),
-        # Shared memory combines the sums. On a CPU a thread has a complete row of w, so nothing is combined,
-        # except with gate and up.
+        # Sums are combined in shared memory. On a CPU this happens only with gate and up, because a thread
+        # otherwise computes a complete row of w.
         MatrixOp("mat_vec", rows_by_threads, "TPR N FOURS", FEW, anywhere, gates=on_gpus),
         MatrixOp(
             "mat_mul_dot_coop",
@@ -127,7 +128,7 @@ MATRIX_OPS: dict[str, MatrixOp] = {
             gpus_only=True,
         ),
         MatrixOp("mat_mul_dot", fused(dot_tiles), "RN FUSED", MANY, fast_dots, "q8", DOTS),
-        # Like mat_mul, but with more operands in registers.
+        # A mat_mul with more operands in registers.
         MatrixOp("mat_tile", tiles_by_size, "RM RN FOURS", MANY, fast_tiles, gpus_only=True),
         MatrixOp("mat_mul", tiles_of_64, "RN FOURS", MANY, anywhere),
     )

@@ -1,4 +1,4 @@
-"""Base class of all families of ops."""
+"""Base class of the classes that record ops."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from vkbackend.limits import Limits
 from vkbackend.ops.spec import SPECS, OpSpec
 from vkbackend.recording import Dispatch, Recording
 
-MAX_GROUPS = 65_535  # per axis, guaranteed by Vulkan
+MAX_GROUPS = 65_535  # the workgroups per axis that Vulkan guarantees
 
 
 @dataclass(frozen=True)
 class Target:
     recording: Recording
     limits: Limits
-    label: str = ""  # of commands; "" for the op's name
+    label: str = ""  # label of the commands, or "" for the op's name
 
     def record(
         self,
@@ -59,7 +59,7 @@ class Target:
         self.recording.copy(src, dst, self.label)
 
     def fold(self, count: int) -> tuple[int, int]:
-        """Return how many workgroups in x and y cover `count`, within the limits."""
+        """Return numbers of workgroups (x, y) within the limits, whose product is at least `count`."""
         max_x = min(self.limits.max_groups[0], MAX_GROUPS)
         return (count, 1) if count <= max_x else (max_x, -(-count // max_x))
 

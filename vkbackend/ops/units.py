@@ -1,4 +1,4 @@
-"""Tiles of products on matrix units, in F16 and in int8."""
+"""Chooses the tiles of products on matrix units, in F16 and in int8."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from vkbackend.limits import Limits, MatrixUnits
 from vkbackend.ops.matrix import BUSY_TILES, Grid, Size, fills
 from vkbackend.ops.target import floor_pow2
 
-_TK = 32  # k per slice of mat_mul_coop
-UNIT_TILE = "M N K FM FN SM SN LANES"  # constants after LOCAL, from unit_consts
-# Subgroups of up to 16 lanes have 128 registers per lane (Intel). With 32 sums per lane there is room for
-# matrices and addresses; with 128 sums all kernels spilled (up to 486 registers on DG2).
+_TK = 32  # Elements of k per step of mat_mul_coop.
+UNIT_TILE = "M N K FM FN SM SN LANES"  # The specialization constants of unit_consts, after LOCAL.
+# Subgroups of 16 lanes or fewer have 128 registers per lane (Intel). With 32 sums per lane, matrices and
+# addresses fit too. With 128 sums, all kernels spilled up to 486 registers on DG2.
 _NARROW, _NARROW_SUMS = 16, 32
-_MAX_SUBGROUPS = 64  # per workgroup, on Intel
-_ROW_NBYTES = 2 * _TK + 16  # per row of a slice, in shared memory
-_INT8_ROW_NBYTES = 96  # in mat_mul_dot_coop: up to 64 codes, 16 bytes, 2 floats per block
+_MAX_SUBGROUPS = 64  # Subgroups per workgroup on Intel.
+_ROW_NBYTES = 2 * _TK + 16  # Shared memory per row of a tile in mat_mul_coop.
+# Shared memory per row in mat_mul_dot_coop: 64 codes, 16 bytes of padding, 2 floats per block.
+_INT8_ROW_NBYTES = 96
 
 
 def tiles_of_units(limits: Limits, size: Size) -> Grid:
@@ -32,9 +33,9 @@ def int8_tiles_of_units(limits: Limits, size: Size) -> Grid:
 def coop_tile(
     limits: Limits, n: int, n_rows: int, row_nbytes: int = _ROW_NBYTES
 ) -> tuple[int, int, int, int]:
-    """Return (rows of w, rows of x, subgroups along w, subgroups along x) of the largest tile that fits
-    shared memory and is more than half full of rows of x. The largest size must also leave enough tiles to
-    occupy a GPU, with little padding."""
+    """Return (rows of w, rows of x, subgroups along w, subgroups along x) of the largest suitable tile. It
+    must fit shared memory, and more than half of its rows of x must be used. The largest size also needs
+    enough tiles to occupy a GPU, with little padding."""
     units = limits.matrix_units
     for tile_m, tile_n in ((128, 128), (64, 64), (64, 32)):
         across, down = subgroups(limits, tile_m, tile_n)
@@ -46,9 +47,9 @@ def coop_tile(
 
 
 def subgroups(limits: Limits, tile_m: int, tile_n: int) -> tuple[int, int]:
-    """Return (subgroups along w, subgroups along x) of a tile: at least four subgroups and 128 invocations.
-    Narrow subgroups have at most 32 sums per lane if the device allows. Each subgroup has at least one
-    matrix."""
+    """Return (subgroups along w, subgroups along x) of a tile. A tile has at least four subgroups and 128
+    invocations. Subgroups of 16 lanes or fewer have at most 32 sums per lane if the device allows enough
+    subgroups. Each subgroup computes at least one matrix."""
     units = limits.matrix_units
     count = max(4, 128 // units.lanes)
     if units.lanes <= _NARROW:
@@ -65,12 +66,12 @@ def unit_consts(units: MatrixUnits, tile_m: int, tile_n: int, across: int, down:
 
 
 def usable(units: MatrixUnits) -> bool:
-    """Whether mat_mul_coop supports the matrix size. A matrix must fit the smallest tile and divide slices of
-    k; its results must fit the shared memory that every device has."""
+    """Return whether mat_mul_coop supports the matrix size. A matrix must fit the smallest tile, and its k
+    must divide 32. Its results must fit the shared memory that Vulkan guarantees."""
     fits = units.m <= 64 and units.n <= 32 and units.m * units.n <= 1024
     return fits and all(v & (v - 1) == 0 for v in units[1:]) and _TK % units.k == 0
 
 
 def usable_int8_k(k: int) -> bool:
-    """Whether mat_mul_dot_coop supports this k: a divisor of 32 and a multiple of 8."""
+    """Return whether mat_mul_dot_coop supports this k, which must be a divisor of 32 and a multiple of 8."""
     return k in (8, 16, 32)
