@@ -1,10 +1,10 @@
-"""Numpy twins of the ops, the oracle of every shader: `twins.rows.rms_norm` is the twin of `rms_norm.comp`.
+"""Numpy twins of the ops. Tests compare every shader with its twin. For example, `twins.rows.rms_norm` is the
+twin of `rms_norm.comp`.
 
-A twin has the name, argument order and push constants of its op; the recorder's method has the formula. Equal
-matrix ops share a twin. Arguments are storage arrays in binding order (weights and activations dequantized,
-or f16 as stored), StepParams if the op reads them, then push and specialization constants by keyword. Outputs
-are written in place. Twins compute in float64, round once to float32, and ignore constants that affect only
-speed.
+A twin has the name of its op. The docstring of the recorder's method has the formula. Matrix ops that compute
+the same product share a twin. The arguments are arrays in binding order, and StepParams if the op reads them.
+Quantized arrays are dequantized first. Push and specialization constants are keywords. Outputs are written in
+place. Twins compute in float64, round once to float32, and ignore constants that affect only speed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FAMILIES = (
 
 @cache
 def twin_of(op: str) -> Callable[..., None]:
-    """Return the twin of an op, or raise NotImplementedError."""
+    """Return the twin of an op. Raises NotImplementedError if it is missing."""
     name = OPS[op].twin or op
     for family in _FAMILIES:
         if twin := getattr(family, name, None):

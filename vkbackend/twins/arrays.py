@@ -26,8 +26,8 @@ def bf16_values(bits: Array) -> Array:
 
 
 def f16_blocks(words: Array, n: int) -> list[tuple[Array, slice]]:
-    """Return pairs (words [n_blocks, 1 + width / 2], slice of elements): the full blocks, then a shorter last
-    block."""
+    """Return a pair (words [n_blocks, 1 + width / 2], slice of elements) for the full blocks, and a second
+    pair for a shorter last block."""
     whole = n // F16_BLOCK * F16_BLOCK
     blocks = []
     for first, last, width in ((0, whole, F16_BLOCK), (whole, n, n - whole)):
@@ -38,7 +38,7 @@ def f16_blocks(words: Array, n: int) -> list[tuple[Array, slice]]:
 
 
 def put_f16(values: Array, words: Array) -> None:
-    """Write float32 values [n] to uint32 words, 16 bits each, nearest even (`vkbackend.wire`)."""
+    """Convert float32 values [n] to the wire format f16 (`vkbackend.wire`), rounded to nearest even."""
     for blocks, at in f16_blocks(words, values.size):
         part = values[at].reshape(len(blocks), -1)
         tops = np.where(np.isfinite(part), np.abs(part), 0).max(axis=1)
@@ -48,12 +48,12 @@ def put_f16(values: Array, words: Array) -> None:
 
 
 def f16_bits(values: Array, biases: Array) -> Array:
-    """Return uint16 codes of float32 values, rounded in float64. `biases` has the first word of each value's
-    block."""
+    """Return the 16-bit codes of float32 values, rounded in float64. `biases` has the first word of each
+    value's block."""
     tiny, nan, inf = np.finfo(np.float32).tiny, np.isnan(values), np.isinf(values)
     finite = np.where(nan | inf | (np.abs(values) < tiny), 0, values).astype(np.float64)
-    share, exponent = np.frexp(np.abs(finite))  # 2048 * share has 11 integer bits or is zero
-    at_top = (biases.view(np.int32) >> 23) + 30  # exponent of the block's largest element
+    share, exponent = np.frexp(np.abs(finite))  # 2048 * share is 0 or has 11 integer bits.
+    at_top = (biases.view(np.int32) >> 23) + 30  # The exponent of the block's largest element.
     places = np.where(finite == 0, 0, exponent + 126 - at_top + 30)
     codes = np.where(places >= 1, np.rint(2048 * share) + 1024 * (places - 1), 0).astype(np.uint16)
     codes = np.where(nan, 0x7F00, np.where(inf, 0x7E00, codes))
@@ -61,7 +61,7 @@ def f16_bits(values: Array, biases: Array) -> Array:
 
 
 def take_f16(words: Array, out: Array) -> None:
-    """Invert `put_f16`; out is float32 [n]."""
+    """Convert the words of `put_f16` to float32 [n]."""
     for blocks, at in f16_blocks(words, out.size):
         bits = out[at].reshape(len(blocks), -1).view(np.uint32)
         codes = blocks[:, 1:].view(np.uint16)[:, : bits.shape[1]]

@@ -23,7 +23,8 @@ def cells_of(step: StepParams, row: int, cells: Array, blocks_per_slot: int) -> 
 
 
 def _head_norm(heads: Array, w: Array, norm: int, eps: float) -> Array:
-    """Return heads [..., head_dim]: unchanged (`norm` 0), divided by their RMS (1), also times w (2)."""
+    """Norm heads [..., head_dim]. `norm` 0 returns them unchanged, 1 divides by their RMS, and 2 also
+    multiplies by w."""
     if norm:
         heads = heads / np.sqrt(np.mean(heads * heads, axis=-1, keepdims=True) + eps)
     return heads * f64(w, heads.shape[-1]) if norm == 2 else heads
@@ -53,7 +54,7 @@ def kv_store(
     n_rows: int, blocks_per_slot: int, head_dim: int = 0, n_rot: int = 0, half_split: int = 0,
     eps: float = 0.0, norm: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """For types that numpy lacks, `cache` is bytes."""
+    """If numpy lacks the type of `cache`, the array has the cache's bytes."""
     rows = x.reshape(n_rows, width)[: step.n_rows]
     if norm or n_rot:
         heads = _head_norm(f64(rows, len(rows), width // head_dim, head_dim), w, norm, eps)
@@ -65,13 +66,13 @@ def kv_store(
     else:
         out = cache.reshape(-1, width)
     for row in range(len(rows)):
-        with np.errstate(over="ignore"):  # as in the shader, f16 above 65,504 becomes inf
+        with np.errstate(over="ignore"):  # like the shader, f16 overflows to inf above 65,504
             out[cells_of(step, row, cells, blocks_per_slot)[-1]] = rows[row]
 
 
 def _stored_blocks(rows: Array, dtype: str) -> Array:
-    """Return the stored bytes of rows; a quantized block with a non-finite value becomes NaN with codes of
-    zeros."""
+    """Return the bytes of rows in type `dtype`. If a quantized block has a value that is not finite, its
+    scale becomes NaN and its codes become 0."""
     if block_of(dtype)[0] == 1:
         return quantize(rows, dtype)
     blocks = rows.reshape(-1, 32)
@@ -87,7 +88,7 @@ def attn_decode(
     chunk: int, scale: float, softcap: float, head_k: int, head_v: int, final: int = 0, has_sinks: int = 0,
     **_: Any,
 ) -> None:  # fmt: skip
-    """p = exp(score - max). `final` combines the splits."""
+    """Here p is exp(score - max). With `final` the splits are combined."""
     queries = f64(q, n_rows, n_heads, head_k)
     out = np.zeros((n_rows, n_heads, n_splits, head_v + 2))
     out[..., head_v] = NEG_LARGE
@@ -110,7 +111,7 @@ def attn_decode(
 
 
 def part_of(score: Array, values: Array) -> Array:
-    """Return (sum of p * v, max, sum of p) per head of a split, [n_heads, head_v + 2]."""
+    """Return (sum of p * v, max, sum of p) of a split for each head, [n_heads, head_v + 2]."""
     top = score.max(axis=1, keepdims=True)
     prob = np.exp(score - top)
     return np.c_[np.einsum("hj,jhd->hd", prob, values), top, prob.sum(axis=1)]
@@ -138,7 +139,8 @@ def attn_prefill(
     first_head: int, scale: float, softcap: float, head_k: int, head_v: int, groups: tuple[int, int, int],
     has_sinks: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """Rows outside runs become zeros. Rows of attn_decode and heads of other dispatches are unchanged."""
+    """Rows outside of runs become zeros. Rows that attn_decode computes and heads of other dispatches are
+    unchanged."""
     heads = slice(first_head, first_head + groups[1])
     queries = f64(q, n_rows, n_heads, head_k)[:, heads]
     q_first += first_head
@@ -155,7 +157,7 @@ def attn_prefill(
 
 
 def _first_key(n_keys: int, window: int, chunk: int) -> int:
-    """Return the first of `n_keys` positions that the last position sees."""
+    """Return the first position that the last of `n_keys` positions attends to."""
     first = max(0, n_keys - window) if window else 0
     return max(first, (n_keys - 1) // chunk * chunk) if chunk else first
 
@@ -164,7 +166,7 @@ def scores_of(
     query: Array, k: Array, v: Array, at: Array, n_kv: int, group: int, q_first: int, scale: float,
     softcap: float,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """Return (scores [n_heads, n_keys], values [n_keys, n_heads, head_v]) of a row over the cells `at`."""
+    """Return a row's scores [n_heads, n_keys] and values [n_keys, n_heads, head_v] for the cells `at`."""
     kv_head = (q_first + np.arange(len(query))) // group
 
     def heads(cache: Array) -> Array:

@@ -1,5 +1,4 @@
-"""Devices without a driver: `NumpyDevice` runs the twins, `NullDevice` only counts dispatches. meta/ and
-models/ run on both."""
+"""Devices without a driver. `NumpyDevice` runs the numpy twins. `NullDevice` only counts dispatches."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ def _bytes(view: View) -> np.ndarray:
 
 
 def array_of(view: View) -> np.ndarray:
-    """Return the view as an array: in place for plain types, a dequantized copy for block formats."""
+    """Return the view as an array. Plain types share the view's memory, and block formats are dequantized."""
     raw = _bytes(view)
     if view.dtype in _PLAIN:
         n = int(np.prod(view.shape))
@@ -35,7 +34,8 @@ def array_of(view: View) -> np.ndarray:
 
 
 def stored(view: View) -> np.ndarray:
-    """Return the view as an array in place, with rows of bytes for types that numpy lacks."""
+    """Return the view as an array that shares its memory. If numpy lacks the type, the array has rows of
+    bytes."""
     if view.dtype in _PLAIN:
         return array_of(view)
     nbytes = row_nbytes(view.dtype, view.shape[-1])
@@ -63,13 +63,14 @@ class HostExecutable(Executable):
 
 
 class HostQueue(Queue):
-    """Runs a segment in `submit` or `allow`, as soon as it is ready."""
+    """Runs a segment within `submit` or `allow`, as soon as it may run."""
 
     ahead = True
 
     def __init__(self, device: HostDevice) -> None:
         self._device = device
-        self._pending: list[tuple[bool, list[Any]]] = []  # (waits for `allow`, commands), in order
+        # segments in order: (whether it waits for `allow`, commands)
+        self._pending: list[tuple[bool, list[Any]]] = []
         self.submitted = self._done = self._allowed = 0
 
     def submit(self, executable: Any, first: int, count: int) -> None:
@@ -96,7 +97,7 @@ class HostQueue(Queue):
 
 
 class HostDevice(Device):
-    """A device in host memory; subclasses execute commands."""
+    """A device whose buffers are numpy arrays. Subclasses execute commands."""
 
     imports_pages = True
 
@@ -110,7 +111,7 @@ class HostDevice(Device):
         self.counts["buffer"] += 1
         self.created += 1
         self.nbytes[home] += aligned(nbytes)
-        # Bytes 0xFF make NaN, which exposes reads before writes.
+        # Bytes 0xFF are NaN, so a read before a write yields NaN.
         return Buffer(aligned(nbytes), home, label, host=np.full(aligned(nbytes), 0xFF, np.uint8))
 
     def free(self, buffer: Buffer) -> None:

@@ -8,8 +8,8 @@ from vkbackend.twins.arrays import Array
 
 
 def pack_f16(x: Array, y: Array, *, k: int, n_rows: int, **_: Any) -> None:
-    """Each row is x / s in F16, padded with zeros to 32 elements, then s, the largest power of two up to max
-    |x|. Tests compare bits."""
+    """Write each row as x / s in F16, padded with zeros to a multiple of 32 elements, followed by s. The
+    scale s is the largest power of two that does not exceed max |x|. Tests compare the bits."""
     rows = x.reshape(-1)[: n_rows * k].reshape(n_rows, k)
     top = np.abs(rows).max(axis=1)
     exponent = np.clip(np.where(np.isfinite(top), top, 1).view(np.uint32) >> 23, 1, 253)

@@ -1,4 +1,5 @@
-"""Twins of the mixture of experts. Routing is bit-identical to the shaders: in float32, in the same order."""
+"""Twins of the ops of a mixture of experts. Routing computes in float32 in the order of the shaders, so the
+bits are identical."""
 
 from __future__ import annotations
 
@@ -51,8 +52,8 @@ def exact_sigmoid(x: Array) -> Array:
 
 
 def exact_sum(x: Array) -> Array:
-    """Return the sum over the last axis in the shader's order: lane i % 128 adds element i, then the upper
-    half of the lanes is added to the lower half, until one lane is left."""
+    """Return the sum over the last axis in the shader's order. Lane i % 128 adds element i. Then the upper
+    half of the lanes is added to the lower half until one lane remains."""
     lanes = np.zeros((*x.shape[:-1], LANES), F32)
     for i in range(0, x.shape[-1], LANES):
         part = x[..., i : i + LANES]
@@ -69,7 +70,7 @@ def exact_sum(x: Array) -> Array:
 def moe_logits(
     h: Array, w_norm: Array, w: Array, logits: Array, *, n_embd: int, n_experts: int, n_rows: int, **_: Any
 ) -> None:
-    """In the shader's order: lane k % 32 sums its products in order of k, then as in `exact_sum`."""
+    """Lane k % 32 sums its products in order of k. Then lanes are added as in `exact_sum`."""
     n_lanes = 32
     weight = w_norm.reshape(-1)[:n_embd] * w.reshape(-1)[: n_experts * n_embd].reshape(n_experts, n_embd)
     rows = h.reshape(-1)[: n_rows * n_embd].reshape(n_rows, 1, n_embd)
@@ -106,7 +107,7 @@ def moe_topk(
         value = exact_sigmoid(value)
     if has_select or n_groups > 1:
         decides = value + _f32(select, n_experts) if has_select else value
-    # NaN sorts after numbers, and experts of other groups sort after NaN.
+    # NaN is sorted after numbers. Experts of groups that are not used are sorted after NaN.
     order = np.stack([np.isnan(decides), np.where(np.isnan(decides), 0, -decides)]).astype(np.float64)
     if n_groups > 1:
         size = n_experts // n_groups
@@ -138,7 +139,7 @@ def mat_vec_id(
     w: Array, x: Array, ids: Array, starts: Array, y: Array, *, side: int, first: int, count: int,
     n_used: int, n_rows: int, x_stride: int, y_stride: int, x_per_used: int, axis: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """W_e is [columns, side] for axis 0, [side, columns] for axis 1."""
+    """An expert's matrix is [columns, side] for axis 0 and [side, columns] for axis 1."""
     for pair in range(n_rows * n_used):
         expert = int(ids.reshape(-1)[pair])
         if first <= expert < first + count:
@@ -154,7 +155,7 @@ def mat_lane_id(
     count: int, n_used: int, n_rows: int, x_stride: int, y_stride: int, x_per_used: int, axis: int = 0,
     grouped: int = 1, **_: Any,
 ) -> None:  # fmt: skip
-    """With grouped=0, `tiles` holds the expert ids."""
+    """With grouped=0, `tiles` has the expert ids."""
     ids = tiles.reshape(-1)
     if grouped:
         ids = np.full(n_rows * n_used, 0xFFFFFFFF, np.uint32)
@@ -180,7 +181,8 @@ def mat_mul_id(
 def moe_group(
     ids: Array, order: Array, tiles: Array, *, n_pairs: int, n_experts: int, tile: int, n_tiles: int, **_: Any
 ) -> None:
-    """The sort is stable. Tiles are (expert, first position, pairs), padded with zeros."""
+    """The sort is stable. A tile is (expert, first position in `order`, number of pairs). Unused tiles are
+    zeros."""
     expert_of = ids.reshape(-1)[:n_pairs]
     own = [np.flatnonzero(expert_of == e) for e in range(n_experts)]
     together = np.concatenate(own)

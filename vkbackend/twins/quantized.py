@@ -1,5 +1,5 @@
-"""Twin of 8-bit activations. All devices must produce the same codes, so the twin rounds like the shader, in
-float32 and in the same order."""
+"""Twin of 8-bit activations. All devices must produce the same codes. So the twin computes in float32 in the
+shader's order."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from vkbackend.twins.moe import exact_reciprocal
 
 
 def quantize_q8(x: Array, y: Array, *, k: int, n_rows: int, **_: Any) -> None:
-    """A row is int8 codes, then a scale and half-block sums per block of 32."""
+    """A row has int8 codes, then for each block of 32 a scale and the sums of its two halves."""
     blocks = x.reshape(-1)[: n_rows * k].reshape(-1, 32)
-    top = np.abs(blocks).max(axis=1)  # NaN if any element is NaN
+    top = np.abs(blocks).max(axis=1)  # NaN if an element is NaN
     usable = np.isfinite(top) & (top >= np.float32(2.0**-115))
     d = np.where(usable, top, np.float32(127)) * np.float32(1 / 127)
     scaled = np.where(usable[:, None], blocks, np.float32(0)) * exact_reciprocal(d)[:, None]

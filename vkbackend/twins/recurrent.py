@@ -10,7 +10,7 @@ from vkbackend.twins.arrays import Array, f64
 
 
 def runs_of(step: StepParams) -> Iterator[tuple[int, int, int, int, bool]]:
-    """Yield (first row, rows, cell read, cell written, whether at position 0) for each run."""
+    """Yield (first row, number of rows, cell to read, cell to write, whether at position 0) for each run."""
     for _, first, n, position in step.runs[: step.n_runs].tolist():
         cells = int(step.rows[first, 3])
         yield first, n, cells & 0xFFFF, cells >> 16, position == 0
@@ -82,7 +82,8 @@ def delta_chunk(
     n_k: int, tiled: int, q_stride: int, v_stride: int, n_rows: int, scale: float, s: int, c: int,
     kda: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """Per chunk: u, w, scale e^c q, e^(c_last - c) k, e^c_last, and the products scale q_t D_ts k_s."""
+    """Write to `work` for each chunk: u, w, q' = scale e^c q, k' = e^(c_last - c) k, e^c_last, and the
+    products P_ts = scale q_t D_ts k_s. c is the running sum of g in the chunk, and D_ts = e^(c_t - c_s)."""
     heads = _key_heads(n_heads, n_k, tiled)
     queries, keys = (_strided(x, n_rows, q_stride, n_k, s)[:, heads] for x in (q, k))
     values, gates = _strided(v, n_rows, v_stride, n_heads, s), f64(g, n_rows, n_heads, s if kda else 1)
@@ -111,7 +112,7 @@ def delta_scan(
     work: Array, state: Array, y: Array, step: StepParams, *, n_heads: int, n_rows: int, s: int, c: int,
     **_: Any,
 ) -> None:  # fmt: skip
-    """For each chunk: x = u - w M; y = q' M + P x; M = e^c_last M + k'^T x."""
+    """Compute for each chunk x = u - w M, y = q' M + P x, and the new state M = e^c_last M + k'^T x."""
     parts, cells = work.reshape(n_rows, n_heads, 5 * s + c), state.reshape(-1, n_heads, s, s)
     out = y.reshape(n_rows, n_heads, s)
     out[step.n_rows :] = 0.0

@@ -28,7 +28,7 @@ def embed(
     first: int = 0,
     **_: Any,
 ) -> None:
-    """The piece with first = 0 writes zeros to rows whose ids are in other pieces."""
+    """The dispatch with first=0 also writes zeros to rows whose ids are in other pieces of the table."""
     out = y.reshape(n_rows, n_embd)
     if first == 0:
         out[:] = 0.0
@@ -60,7 +60,7 @@ def layer_norm(
 
 
 def center(x: Array, y: Array, *, n: int, n_rows: int, share: float, **_: Any) -> None:
-    """share is 1 / n."""
+    """`share` is 1 / n."""
     rows = f64(x, n_rows, n)
     y.reshape(n_rows, n)[:] = rows - share * rows.sum(axis=1, keepdims=True)
 
@@ -91,7 +91,8 @@ def pack_halves(x: Array, y: Array, kept: Array, *, n: int, keeps: int, **_: Any
 
 
 def _partial(slot: Array, own: Array | None, n: int, wire: int) -> Array:
-    """Return n elements of a slot as float32. `own`: this device's share, rounded as in a slot."""
+    """Return n elements of a slot as float32. If `own` is given, it replaces the slot, and is rounded like a
+    slot."""
     if wire == 0:
         return slot.view(np.float32)[:n] if own is None else own.view(np.float32)[:n]
     if wire == 1:
@@ -106,7 +107,7 @@ def add_partials(
     n_slots: int, own_index: int, slot_stride: int, writers: int, eps: float, has_residual: int = 1,
     has_norm: int = 1, wire: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """Computed in float32, because tests compare h bit by bit."""
+    """Compute in float32, because tests compare h bit by bit."""
     total = np.zeros(n_rows * n, np.float32)
     for s in range(n_slots):
         if writers >> s & 1:
@@ -124,7 +125,7 @@ def top_k(
     x: Array, source: Array, ids: Array, values: Array, *, n: int, n_rows: int, chunk: int, n_chunks: int,
     k: int = 64, kind: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """kind: 1 if `source` has ids, 2 if `source` is a mask."""
+    """`kind` is 1 if `source` has ids, and 2 if `source` is a mask."""
     rows = np.asarray(x, np.float32).reshape(-1)[: n_rows * n].reshape(n_rows, n)
     table = source.reshape(-1).view(np.uint32)
     places, best = ids.reshape(-1), values.reshape(-1)
