@@ -1,1 +1,1 @@
-"""The native runtime, which uses Vulkan directly."""
+"""The native runtime, which calls Vulkan directly."""

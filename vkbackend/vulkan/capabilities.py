@@ -1,4 +1,4 @@
-"""Queries a physical device for its DeviceInfo."""
+"""Queries the properties and features of a physical device."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def extensions_of(physical: Any) -> set[str]:
 
 
 _NO_INDEPENDENCE = C.VK_SHADER_FLOAT_CONTROLS_INDEPENDENCE_NONE
-_NEVER = 1 << 32  # in no core version
-# Property structs: our name -> (Vulkan's name, first core version, earlier extension).
+_NEVER = 1 << 32  # The extension is in no core version.
+# Property structs by our name: (Vulkan's name, first core version, extension for earlier versions).
 _PROPERTIES = {
     "ids": ("VkPhysicalDeviceIDProperties", API_1_1, ""),
     "subgroup": ("VkPhysicalDeviceSubgroupProperties", API_1_1, ""),
@@ -70,7 +70,7 @@ _PROPERTIES = {
 
 
 def describe(instance: Any, physical: Any, instance_version: int) -> DeviceInfo | None:
-    """Return a device's DeviceInfo; None if the device is older than Vulkan 1.1 or cannot compute."""
+    """Return the DeviceInfo of a device, or None if it lacks Vulkan 1.1 or a compute queue."""
     base = new("VkPhysicalDeviceProperties2")
     lib.vkGetPhysicalDeviceProperties(physical, ffi.addressof(base, "properties"))
     api = min(base.properties.apiVersion, instance_version)
@@ -83,12 +83,12 @@ def describe(instance: Any, physical: Any, instance_version: int) -> DeviceInfo 
     properties, bus = p.base.properties, p.bus
     version, reported = properties.driverVersion, properties.apiVersion
     vendor = _VENDORS.get(properties.vendorID, f"0x{properties.vendorID:04x}")
-    # On Intel, matrix units use the smallest subgroup size.
+    # Intel's matrix units need the smallest subgroup size.
     lanes = features["subgroup_min"] if vendor == "Intel" else p.subgroup.subgroupSize
     kind = _TYPES.get(properties.deviceType, "other")
-    # ANV (Intel) also reports matrix units on GPUs without matrix units, and emulates them with hundreds of
-    # spills (Tiger Lake: 858). GPUs with matrix units are discrete with mesh shaders, or have subgroups of at
-    # least 16 lanes.
+    # Intel's driver ANV also reports matrix units on GPUs that lack them. It emulates them with hundreds of
+    # register spills (858 on Tiger Lake). Intel GPUs with matrix units are discrete with mesh shaders, or
+    # have subgroups of at least 16 lanes.
     has_units = int(lanes) > 8 or (kind == "discrete" and "VK_EXT_mesh_shader" in extensions)
     emulated = vendor == "Intel" and not has_units
     limits = _limits(p, family[1]) | {
@@ -116,10 +116,10 @@ def describe(instance: Any, physical: Any, instance_version: int) -> DeviceInfo 
 
 
 def _properties(physical: Any, api: int, extensions: set[str]) -> SimpleNamespace:
-    """Return the structs of _PROPERTIES (zeros if unknown to the device), the chain's head `base`, and the
-    arguments."""
+    """Return a namespace with the structs of _PROPERTIES, the head `base` of their chain, and the arguments.
+    Structs that the device does not know are zeros."""
     structs = {key: new(name) for key, (name, _, _) in _PROPERTIES.items()}
-    structs["maintenance4"].maxBufferSize = (1 << 64) - 1  # for devices without the struct
+    structs["maintenance4"].maxBufferSize = (1 << 64) - 1  # for devices that do not know the struct
     base = new("VkPhysicalDeviceProperties2")
     known = (key for key, (_, version, name) in _PROPERTIES.items() if _has(api, extensions, version, name))
     _chain(base, [structs[key] for key in known])
@@ -130,7 +130,7 @@ def _properties(physical: Any, api: int, extensions: set[str]) -> SimpleNamespac
 def _features_in_properties(
     p: SimpleNamespace, features: dict[str, bool | int | str]
 ) -> dict[str, bool | int | str]:
-    """Features that Vulkan reports in property structs or as extensions."""
+    """Return the features that Vulkan reports in property structs or as extensions."""
     sub, control = p.subgroup, p.size_control
     asked = control.requiredSubgroupSizeStages & C.VK_SHADER_STAGE_COMPUTE_BIT
     return {
@@ -142,7 +142,7 @@ def _features_in_properties(
         "subgroup_min": control.minSubgroupSize or sub.subgroupSize,
         "subgroup_max": control.maxSubgroupSize or sub.subgroupSize,
         "subgroup_size_control": bool(features["subgroup_size_control"] and asked),
-        # Usable only if the mode can be set for 16-bit floats alone.
+        # Only usable if the mode can be set for 16-bit floats alone.
         "rte_float16": bool(p.float_controls.shaderRoundingModeRTEFloat16)
         and p.float_controls.roundingModeIndependence != _NO_INDEPENDENCE,
         "denorm_float16": bool(p.float_controls.shaderDenormPreserveFloat16)
@@ -170,24 +170,25 @@ def _limits(p: SimpleNamespace, timestamp_bits: int) -> dict[str, int]:
         "storage_align": limits.minStorageBufferOffsetAlignment,
         "uniform_align": limits.minUniformBufferOffsetAlignment,
         "host_import_align": p.host.minImportedHostPointerAlignment,
-        # Without a period the counter is useless. Without a GPU (RADV_FORCE_FAMILY) the period is infinite.
+        # The counter needs a finite period. With RADV_FORCE_FAMILY, the driver reports an infinite period.
         "timestamp_valid_bits": timestamp_bits if has_period else 0,
         "timestamp_ps": round(limits.timestampPeriod * 1000) if has_period else 0,
     }
 
 
 def subgroup_size(vendor: str, reported: int, features: dict[str, bool | int | str]) -> int:
-    """Return the subgroup size that programs request if the driver offers several.
+    """Return the subgroup size for pipelines, if the driver offers a choice.
 
-    Intel's driver reports 32 but compiles for 8, 16 or 32; with 32, shaders run out of registers.
+    Intel's driver reports 32 and can compile for 8, 16 or 32. With 32, shaders run out of registers, so this
+    returns 16.
     """
     low, high = int(features["subgroup_min"]), int(features["subgroup_max"])
     return 16 if vendor == "Intel" and features["subgroup_size_control"] and low <= 16 <= high else reported
 
 
 def has_fast_int8_units(name: str) -> bool:
-    """Whether int8 matrix units run at four times the rate of F16. On a GeForce they do, because F16 with
-    F32 sums runs at half rate; only the GPU's name shows this."""
+    """Return whether int8 matrix units are four times as fast as F16. They are on a GeForce, where F16 with
+    F32 sums runs at half rate. Vulkan does not report this, so the name decides."""
     return "GeForce RTX" in name
 
 
@@ -201,7 +202,7 @@ def _chain(head: Any, structs: list[Any]) -> None:
         head = struct
 
 
-# Feature structs: name -> (first core version, earlier extension, {our name: field}).
+# Feature structs by name: (first core version, extension for earlier versions, {our name: field}).
 _STRUCTS: dict[str, tuple[int, str, dict[str, str]]] = {
     "VkPhysicalDevice16BitStorageFeatures": (API_1_1, "", {"storage16": "storageBuffer16BitAccess"}),
     "VkPhysicalDevice8BitStorageFeatures": (
@@ -230,7 +231,7 @@ _STRUCTS: dict[str, tuple[int, str, dict[str, str]]] = {
 
 
 def feature_structs(api: int, extensions: set[str]) -> dict[str, tuple[Any, dict[str, str]]]:
-    """Return the device's feature structs, as struct name -> (struct, {our name: field})."""
+    """Return the feature structs that the device knows, by name: (struct, {our name: field})."""
     return {
         name: (new(name), fields)
         for name, (version, extension, fields) in _STRUCTS.items()
@@ -241,8 +242,8 @@ def feature_structs(api: int, extensions: set[str]) -> dict[str, tuple[Any, dict
 def enabling(
     api: int, extensions: set[str], features: Mapping[str, Any]
 ) -> tuple[list[tuple[str, dict[str, int]]], set[str]]:
-    """Return (struct name, field values) of each struct with an enabled feature, and the `extensions` that no
-    enabled feature needs."""
+    """Return (struct name, field values) of each struct that has an enabled feature, and the members of
+    `extensions` that no enabled feature needs."""
     chain, idle = [], set()
     for name, (version, extension, fields) in _STRUCTS.items():
         values = {theirs: int(bool(features.get(ours))) for ours, theirs in fields.items()}
@@ -275,7 +276,7 @@ def _heaps(physical: Any, has_budget: bool) -> tuple[Heap, ...]:
     lib.vkGetPhysicalDeviceMemoryProperties2(physical, memory)
     heaps = memory.memoryProperties.memoryHeaps
     return tuple(
-        # Some drivers report a budget above the heap's size.
+        # Some drivers report a budget that exceeds the heap's size.
         Heap(
             heaps[i].size,
             bool(heaps[i].flags & C.VK_MEMORY_HEAP_DEVICE_LOCAL_BIT),
@@ -286,7 +287,7 @@ def _heaps(physical: Any, has_budget: bool) -> tuple[Heap, ...]:
 
 
 def _maps_device_memory(physical: Any) -> bool:
-    """Whether the host can map (some) device-local memory."""
+    """Return whether the host can map a device-local memory type."""
     memory = ffi.new("VkPhysicalDeviceMemoryProperties *")
     lib.vkGetPhysicalDeviceMemoryProperties(physical, memory)
     both = C.VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT | C.VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT
@@ -304,7 +305,8 @@ def free_nbytes(info: DeviceInfo) -> int | None:
 
 
 def compute_family(physical: Any) -> tuple[int, int] | None:
-    """Return (queue family, valid timestamp bits), preferably of a compute family without graphics."""
+    """Return the index and the valid timestamp bits of a compute queue family, preferably without
+    graphics."""
     families = enumerate_all(
         lib.vkGetPhysicalDeviceQueueFamilyProperties,
         "VkQueueFamilyProperties",

@@ -1,4 +1,4 @@
-"""Codebooks on a Vulkan device, with a buffer and a descriptor set per format."""
+"""Codebooks of the I-quants on a Vulkan device. Each format has a buffer and a descriptor set."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Codebooks:
         self, device: LogicalDevice, memory: Memory, transfers: Transfers, set_layout: Callable[[], Any]
     ) -> None:
         self._device, self._memory, self._transfers = device, memory, transfers
-        self._set_layout = set_layout  # returns the layout of a set with one storage buffer
-        self._sets: dict[str, tuple[Any, Any, Buffer]] = {}  # pool, descriptor set, buffer
+        self._set_layout = set_layout  # Returns the layout of a set with one storage buffer.
+        self._sets: dict[str, tuple[Any, Any, Buffer]] = {}  # Pool, descriptor set and buffer of each format.
 
     def descriptor_set(self, name: str) -> Any:
         if name not in self._sets:

@@ -1,5 +1,5 @@
-"""Queries the matrix sizes of a device's matrix units (F16 with F32 sums, int8 with int32 sums) through
-VK_KHR_cooperative_matrix and VK_NV_cooperative_matrix."""
+"""Queries the matrix sizes of a device's matrix units with VK_KHR_cooperative_matrix and
+VK_NV_cooperative_matrix. The sums of F16 are F32, and the sums of int8 are int32."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from vkbackend.limits import MatrixUnits
 from vkbackend.ops.units import usable, usable_int8_k
 from vkbackend.vulkan.vk import NULL, C, enumerate_all, ffi, lib
 
-# VkComponentTypeKHR, VkScopeKHR; equal in both extensions
+# Values of VkComponentTypeKHR and VkScopeKHR. Both extensions have the same values.
 _F16, _F32, _INT8, _INT32, _SUBGROUP = 0, 1, 3, 5, 3
-HALVES, INTEGERS = (_F16, _F32), (_INT8, _INT32)  # of operands and of sums
-# Features that matrix units need. With the memory model, atomics in all shaders need memory_model_device.
+HALVES, INTEGERS = (_F16, _F32), (_INT8, _INT32)  # The types of operands and of sums.
+# Features that matrix units need. If memory_model is enabled, atomics in every shader need
+# memory_model_device.
 BESIDES = ("float16", "memory_model", "memory_model_device")
-# By extension, the better extension first.
+# The feature of each extension, in order of preference.
 FEATURES = {"khr": "cooperative_matrix", "nv": "cooperative_matrix_nv"}
 Sizes = list[tuple[int, int, int]]  # (m, n, k)
 
 
 def _sizes(instance: Any, physical: Any, suffix: str) -> dict[tuple[int, int], Sizes]:
-    """Return the sizes that a subgroup multiplies, for HALVES and INTEGERS."""
+    """Return the matrix sizes (m, n, k) that a subgroup can multiply, for HALVES and INTEGERS."""
     name = f"vkGetPhysicalDeviceCooperativeMatrixProperties{suffix}"
     struct = f"VkCooperativeMatrixProperties{suffix}"
     address = lib.vkGetInstanceProcAddr(instance, name.encode())
@@ -52,13 +53,13 @@ def _sizes(instance: Any, physical: Any, suffix: str) -> dict[tuple[int, int], S
 def best(
     api: str, sizes: Sizes, lanes: int, integers: Sequence[tuple[int, int, int]] = ()
 ) -> MatrixUnits | None:
-    """Return 16 x 16 x 16 (native on most GPUs) if possible, otherwise the largest usable size, with the
-    largest int8 k for the same m and n."""
+    """Return the size 16 x 16 x 16 if possible, because it is native on most GPUs. Otherwise return the
+    largest usable size. `int8_k` is the largest int8 k for the same m and n."""
     able = [units for size in sizes if usable(units := MatrixUnits(api, *size, lanes))]
     if not able:
         return None
     largest = max(able, key=lambda u: (u[1:4] == (16, 16, 16), u.m * u.n * u.k))
-    if api != "khr":  # there are no int8 shaders for nv
+    if api != "khr":  # int8 shaders exist only for khr
         return largest
     depths = [k for m, n, k in integers if (m, n) == (largest.m, largest.n) and usable_int8_k(k)]
     return largest._replace(int8_k=max(depths, default=0))

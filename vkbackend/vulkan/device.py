@@ -1,4 +1,4 @@
-"""The native runtime, a logical Vulkan device with the runtime interface."""
+"""A device of the native runtime."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from vkbackend.vulkan.queues import FenceQueue, TimelineQueue
 from vkbackend.vulkan.transfers import VulkanTransfers
 from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 
-CLOSE_S = 5  # how long close() waits for running work
+CLOSE_S = 5  # seconds that close() waits for running work
 
 
 class VulkanDevice(LogicalDevice, Device):
-    """A logical device with all features except VKBACKEND_DISABLE. With `captures` the device only compiles
-    pipelines for pipeline_report.py, which needs no GPU."""
+    """A logical device with all features that VKBACKEND_DISABLE does not turn off. With `captures` the device
+    only compiles pipelines for pipeline_report.py. This works without a GPU."""
 
     has_codebooks = True
 
     def __init__(self, info: DeviceInfo, label: str = "", *, captures: bool = False) -> None:
         name = label or f"Vulkan{info.index}"
         features = {k: v for k, v in info.features.items() if k not in env.disabled()}
-        # GPUs do not gain from addresses in place of bindings.
+        # Addresses in place of bindings are faster only on CPUs.
         features["buffer_address"] = info.is_cpu and bool(features.get("buffer_address"))
         features["executable_info"] = captures and bool(features.get("executable_info"))
         have = limits_of(info)
@@ -141,7 +141,7 @@ class VulkanDevice(LogicalDevice, Device):
         return executable
 
     def settle(self) -> bool:
-        # vkDeviceWaitIdle has no deadline, so a fence is used.
+        # vkDeviceWaitIdle has no timeout, so wait for a fence.
         if self.queue is None or self.closed:
             return True
         self.queue.release()
@@ -155,11 +155,11 @@ class VulkanDevice(LogicalDevice, Device):
         if result == C.VK_TIMEOUT:
             return False
         lib.vkDestroyFence(self.vk, fence[0], NULL)
-        return self.lost or result == C.VK_SUCCESS  # otherwise work may still be running
+        return self.lost or result == C.VK_SUCCESS  # after other errors, work may still be running
 
     def close(self) -> None:
-        """Release everything, unless the device stopped answering, because then destroying pending objects is
-        invalid and waiting would hang."""
+        """Release all objects. If the device does not respond, release none, because destroying an object in
+        use is invalid, and waiting would not end."""
         if self.closed:
             return
         self.abandoned |= not self.abandoned and not self.settle()
@@ -177,8 +177,8 @@ class VulkanDevice(LogicalDevice, Device):
 
 
 def usable_units(info: DeviceInfo, name: str, features: Mapping[str, Any]) -> MatrixUnits | None:
-    """Return the first matrix units that are enabled and have a supported subgroup size and a shader, or
-    None."""
+    """Return the first entry of `info.matrix_units` that is enabled, has a supported subgroup size and has a
+    shader. Return None if no entry does."""
     if not all(features.get(name) for name in BESIDES):
         return None
     default, chosen = info.limits["subgroup_size"], features.get("subgroup_size_control")
@@ -191,8 +191,8 @@ def usable_units(info: DeviceInfo, name: str, features: Mapping[str, Any]) -> Ma
 
 
 def open_for_report(info: DeviceInfo) -> VulkanDevice:
-    """Open a device for `pipeline_report.report_of`. Raises UnsupportedFeature if the driver has no
-    reports."""
+    """Open a device for `pipeline_report.report_of`. Raises UnsupportedFeature if the driver cannot report on
+    pipelines."""
     device = VulkanDevice(info, captures=True)
     if device.features["executable_info"]:
         return device

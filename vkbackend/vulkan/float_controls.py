@@ -1,7 +1,7 @@
-"""Declares how a shader rounds to F16 (SPV_KHR_float_controls, core in SPIR-V 1.4).
+"""Adds a declaration to a shader of how it rounds to F16 (SPV_KHR_float_controls, core in SPIR-V 1.4).
 
-Without the declaration, a driver may truncate values, and flush values below 2^-14 to zero. Drivers support
-different modes, so the modes are added to a module's SPIR-V at runtime.
+Without the declaration, a driver may truncate values, and may flush values below 2^-14 to zero. Drivers
+support different modes, so the declaration is added to the SPIR-V at runtime.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import Any
 _HEADER_WORDS = 5
 _OP_EXTENSION, _OP_ENTRY_POINT, _OP_EXECUTION_MODE, _OP_CAPABILITY = 10, 15, 16, 17
 _NAME = b"SPV_KHR_float_controls"
-# Feature -> capability and execution mode: round to nearest even, keep denormals.
+# Capability and execution mode by feature. The features are rounding to nearest even, and preserving
+# denormals.
 MODES = {"rte_float16": (4467, 4462), "denorm_float16": (4464, 4459)}
 
 
 def declared(code: bytes, features: Mapping[str, Any]) -> bytes:
-    """Return the module `code` with the 16-bit float modes in `features` declared."""
+    """Return the module `code` with declarations of the 16-bit float modes in `features`."""
     wanted = [modes for name, modes in MODES.items() if features.get(name)]
     if not wanted:
         return code

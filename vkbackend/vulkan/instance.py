@@ -1,5 +1,5 @@
-"""The process's Vulkan instance and the physical devices. With VKBACKEND_VALIDATION=1, the validation layer's
-messages are added to `validation_messages`."""
+"""The Vulkan instance of this process, and its physical devices. With VKBACKEND_VALIDATION=1, messages of the
+validation layer are appended to `validation_messages`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class Instance:
         flags = 0
         if "VK_KHR_portability_enumeration" in available:
             extensions.append("VK_KHR_portability_enumeration")
-            flags = 1  # VK_INSTANCE_CREATE_ENUMERATE_PORTABILITY_BIT_KHR: also list translated devices
+            # VK_INSTANCE_CREATE_ENUMERATE_PORTABILITY_BIT_KHR also lists devices such as MoltenVK's
+            flags = 1
         if env.validation():
             layers, chain = [self._require_validation()], self._validation_features()
             extensions += ["VK_EXT_debug_utils"]
@@ -132,7 +133,8 @@ class Instance:
 
 
 def no_device_message() -> str:
-    for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):  # the loader reads the first variable that is set
+    # the Vulkan loader reads the first variable that is set
+    for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):
         paths = [path for path in os.environ.get(name, "").split(os.pathsep) if path]
         if missing := [path for path in paths if not os.path.exists(path)]:
             return (
@@ -152,21 +154,22 @@ _instance: Instance | None = None
 
 
 def instance() -> Instance:
-    """Return the process's Vulkan instance. Raises UnsupportedFeature without a loader or driver, and
-    ForkedProcess in a forked child, because drivers do not survive a fork."""
+    """Return the Vulkan instance of this process. Raises UnsupportedFeature without a loader or driver.
+    Raises ForkedProcess in a forked child, because drivers do not work after a fork."""
     global _instance
     if _instance is not None and _instance.forked:
         raise forks.refusal("Vulkan")
     if _instance is None:
         try:
             _instance = Instance()
-        except OutOfDeviceMemory as error:  # the loader's result for unreadable manifests
+        except OutOfDeviceMemory as error:  # the loader returns this if a manifest is unreadable
             raise UnsupportedFeature(no_device_message()) from error
     return _instance
 
 
 def devices() -> list[DeviceInfo]:
-    """Return the devices with Vulkan 1.1 and a compute queue, sorted by type (GPUs first) and F16 support."""
+    """Return the devices that have Vulkan 1.1 and a compute queue. GPUs are before CPUs, and devices with F16
+    before others of their type."""
     inst = instance()
     infos = []
     for physical in enumerate_all(
@@ -174,7 +177,7 @@ def devices() -> list[DeviceInfo]:
     ):
         try:
             info = describe(inst.handle, physical, inst.version)
-        except VkbackendError as error:  # a failing driver must not hide other devices
+        except VkbackendError as error:  # other drivers' devices remain usable
             env.log(1, f"a device is left out: {error}")
             continue
         if info is not None:
@@ -184,7 +187,7 @@ def devices() -> list[DeviceInfo]:
 
 
 def position(info: DeviceInfo) -> int:
-    """Return a device's index in the loader's order, which other Vulkan programs use."""
+    """Return the index of a device in the loader's order. Other Vulkan programs use this order."""
     handle = instance().handle
     handles = enumerate_all(
         lib.vkEnumeratePhysicalDevices, "VkPhysicalDevice", handle, name="vkEnumeratePhysicalDevices"
@@ -193,7 +196,8 @@ def position(info: DeviceInfo) -> int:
 
 
 def select(spec: str | int, present: list[DeviceInfo]) -> DeviceInfo:
-    """Return the device for an index, `Vulkan<index>`, UUID or unambiguous name. Raises InvalidArgument."""
+    """Return the device with the given index, `Vulkan<index>`, UUID or unambiguous name. Raises
+    InvalidArgument."""
     text = str(spec).strip()
     digits = text.lower().removeprefix("vulkan")
     if by_index := [d for d in present if digits == str(d.index)]:

@@ -1,4 +1,4 @@
-"""An opened VkDevice with its handles and functions, checks of results, and counts of objects."""
+"""An opened VkDevice. It checks the results of calls and counts objects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vkbackend.vulkan.capabilities import compute_family, enabling, extensions_o
 from vkbackend.vulkan.instance import instance
 from vkbackend.vulkan.vk import API_1_2, NULL, C, check, ffi, lib, new, result_of, strings
 
-# Extensions to enable if present; some are core in newer versions.
+# Extensions to enable if the device has them. Some are core in later Vulkan versions.
 _EXTENSIONS = (
     "VK_EXT_external_memory_host",
     "VK_EXT_memory_budget",
@@ -33,7 +33,7 @@ _EXTENSIONS = (
 
 
 class LogicalDevice:
-    """The device of `info`, opened with those `features` that are true."""
+    """A VkDevice of the physical device `info`. `features` says which features are enabled."""
 
     def __init__(self, info: DeviceInfo, name: str, features: Mapping[str, Any]) -> None:
         self.info, self.name, self.features = info, name, features
@@ -41,7 +41,7 @@ class LogicalDevice:
         self.created = 0
         self.lost = self.abandoned = False
         self.command_pool: Any = None
-        self.compiled: Callable[[], None] | None = None  # called after each compiled pipeline
+        self.compiled: Callable[[], None] | None = None  # called after each pipeline is compiled
         self._create()
 
     def _create(self) -> None:
@@ -83,7 +83,7 @@ class LogicalDevice:
         self.made("VkCommandPool")
 
     def destroy(self) -> None:
-        """Destroy the command pool and the device, after all other objects."""
+        """Destroy the command pool and the device. All other objects must have been destroyed."""
         if self.command_pool is not None:
             lib.vkDestroyCommandPool(self.vk, self.command_pool, NULL)
             self.gone("VkCommandPool")
@@ -95,7 +95,7 @@ class LogicalDevice:
         return min(major << 22 | minor << 12 | patch, instance().version)
 
     def check(self, result: int, call: str) -> None:
-        """Raise the typed error of a failed call, with the device's name; set `lost` for a lost device."""
+        """Raise a typed error with the device's name if a call failed. If the device was lost, set `lost`."""
         if faults.planned and (injected := faults.struck(self.name, call)):
             result = result_of(injected)
         if result == C.VK_ERROR_DEVICE_LOST:
@@ -104,7 +104,8 @@ class LogicalDevice:
             check(result, f"{self.name} ({self.info.name}): {call}")
 
     def function(self, name: str, *, promoted: bool = False) -> Any:
-        """Return a device-level function. `promoted`: it is core in Vulkan 1.2 and a KHR function before."""
+        """Return a device-level function. A `promoted` function is core in Vulkan 1.2 and has the suffix KHR
+        in 1.1."""
         name += self._suffix if promoted else ""
         address = lib.vkGetDeviceProcAddr(self.vk, name.encode())
         if address == NULL:

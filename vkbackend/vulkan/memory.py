@@ -1,4 +1,4 @@
-"""Memory of a Vulkan device, with imported host pages."""
+"""Allocates buffers of a Vulkan device and imports host pages."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _IMPORT = C.VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT
 
 
 class Memory:
-    """The buffers of a device. `nbytes` counts bytes by purpose."""
+    """The buffers of a device. `nbytes` has the allocated bytes for each purpose."""
 
     def __init__(self, device: LogicalDevice) -> None:
         self._device = device
         self.nbytes: Counter[Home] = Counter()
-        # By buffer uid: VkBuffer, VkDeviceMemory, whether the memory is coherent.
+        # For each buffer's uid: VkBuffer, VkDeviceMemory, and whether the memory is coherent.
         self._memory: dict[int, tuple[Any, Any, bool]] = {}
         self._addresses = bool(device.features.get("buffer_address"))
         memory = ffi.new("VkPhysicalDeviceMemoryProperties *")
@@ -42,7 +42,7 @@ class Memory:
         ]
 
     def buffer(self, nbytes: int, home: Home, label: str) -> Buffer:
-        """Allocate a buffer, mapped if its home is host-visible. Raises OutOfDeviceMemory."""
+        """Allocate a buffer. Map it if its home is host-visible. Raises OutOfDeviceMemory."""
         nbytes = aligned(nbytes)
         vk_buffer, requirements = self._vk_buffer(nbytes, label, None)
         try:
@@ -138,7 +138,7 @@ class Memory:
         return handle[0]
 
     def import_pages(self, pages: Pages, label: str) -> Buffer:
-        """Import host pages as a buffer; raises UnsupportedFeature if no memory type fits."""
+        """Import host pages as a buffer. Raises UnsupportedFeature if no memory type is suitable."""
         device = self._device
         properties = new("VkMemoryHostPointerPropertiesEXT")
         pointer = ffi.cast("void *", pages.address)
@@ -148,7 +148,7 @@ class Memory:
         vk_buffer, requirements = self._vk_buffer(pages.nbytes, label, external)
         try:
             allowed = requirements.memoryTypeBits & properties.memoryTypeBits
-            # Only coherent types, because pages that Vulkan did not map cannot be flushed.
+            # Memory types must be coherent, because Vulkan can flush only memory that it mapped.
             kinds = [
                 i
                 for i, (flags, _) in enumerate(self._types)
@@ -177,7 +177,7 @@ class Memory:
         return buffer
 
     def free(self, buffer: Buffer) -> None:
-        """Free a buffer, unless the device is abandoned."""
+        """Free a buffer. On an abandoned device, do nothing."""
         if self._device.abandoned:
             return
         vk_buffer, memory, _ = self._memory.pop(buffer.uid)

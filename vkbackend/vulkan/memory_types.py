@@ -1,7 +1,7 @@
-"""Chooses memory types for buffers by purpose, from flags (VkMemoryPropertyFlagBits) and heaps.
+"""Chooses memory types for a buffer by its purpose and by the types' flags (VkMemoryPropertyFlagBits).
 
-Types with other flags than the four below are not used, because lazily allocated memory is for images, and
-protected and vendor types (AMD's device coherent and uncached, NVIDIA's RDMA) need extra features.
+Only types whose flags are among the four below are used. Lazily allocated memory is for images. Protected
+memory and vendors' types (AMD's device coherent and uncached, NVIDIA's RDMA) need extra features.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from vkbackend.buffer import Home
 
 LOCAL, VISIBLE, COHERENT, CACHED = 1, 2, 4, 8
 _PLAIN = LOCAL | VISIBLE | COHERENT | CACHED
-MAPPED = (Home.STAGING, Home.HOST)  # the host reads and writes these buffers in place
+MAPPED = (Home.STAGING, Home.HOST)  # the host reads and writes these buffers
 
 Types = Sequence[tuple[int, int]]  # (flags, heap) by type
 
@@ -22,10 +22,10 @@ def is_plain(flags: int) -> bool:
 
 
 def suitable(types: Types, allowed: int, home: Home) -> list[int]:
-    """Return the best type of every suitable heap, best first. `allowed` is a bit mask of types.
+    """Return the best memory type of each suitable heap, best first. `allowed` has a bit for each type.
 
-    STAGING prefers cached to coherent types, because reads from write-combined memory run at 0.2 GB/s. HOST
-    prefers memory outside the device. Other homes use device-local memory, preferably not host visible,
+    STAGING prefers cached types, because the host reads uncached memory at 0.2 GB/s. HOST prefers memory that
+    is not device local. Other homes use device-local memory. They prefer types that are not host visible,
     because host-visible device memory may be small.
     """
 
@@ -40,9 +40,10 @@ def suitable(types: Types, allowed: int, home: Home) -> list[int]:
 
     needed = VISIBLE if home in MAPPED else LOCAL
     kinds = [i for i, (flags, _) in enumerate(types) if allowed >> i & 1 and is_plain(flags)]
-    # Vulkan does not promise that every buffer may use the device-local type.
+    # Vulkan does not guarantee that every buffer may use a device-local type.
     fitting = [i for i in kinds if types[i][0] & needed] or ([] if home in MAPPED else kinds)
     best: dict[int, int] = {}
-    for kind in sorted(fitting, key=score, reverse=True):  # stable, so ties are in the driver's order
+    # the sort is stable, so equal types remain in the driver's order
+    for kind in sorted(fitting, key=score, reverse=True):
         best.setdefault(types[kind][1], kind)
     return list(best.values())

@@ -1,5 +1,5 @@
-"""The VkPipelineCache of a device, stored in the cache folder by device and driver. Drivers trust cache data,
-so cache_folder.py checks the file, and `fits` checks the data's header."""
+"""The VkPipelineCache of a device. The cache folder has an entry per device and driver. Drivers do not check
+this data, so cache_folder.py checks the file, and `fits` checks the header."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from vkbackend import cache_folder
 from vkbackend.vulkan.logical_device import LogicalDevice
 from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 
-_MAX_NBYTES = 1 << 30  # the caches of large games are smaller
-_HEADER = struct.Struct("<4I16s")  # size, version, vendor, device, UUID of the cache
+_MAX_NBYTES = 1 << 30  # Caches of large games are smaller.
+_HEADER = struct.Struct("<4I16s")  # Size, version, vendor, device, UUID of the cache.
 _VERSION_ONE = 1
 
 
 class PipelineCache:
-    """Several threads may use the cache at once."""
+    """A pipeline cache that several threads may use at once."""
 
     def __init__(self, device: LogicalDevice) -> None:
         self._device, self._name = device, entry_name(device)
@@ -35,8 +35,8 @@ class PipelineCache:
         self.handle: Any = cache[0]
 
     def data(self) -> bytes:
-        """Return the driver's cache data, or b"" without a complete header (lavapipe of Mesa 26.2 returns 20
-        of the header's 32 bytes)."""
+        """Return the driver's cache data, or b"" if its header is incomplete. Lavapipe of Mesa 26.2 returns
+        20 of the header's 32 bytes."""
         vk, size = self._device.vk, ffi.new("size_t *")
         if lib.vkGetPipelineCacheData(vk, self.handle, size, NULL) != C.VK_SUCCESS or not size[0]:
             return b""
@@ -47,7 +47,7 @@ class PipelineCache:
         return body if fits(body, *_driver(self._device)) else b""
 
     def save(self) -> None:
-        """Write the entry if the data changed. Failures are ignored."""
+        """Write the cache's entry if the data has changed. Failures are ignored."""
         body = self.data()
         if body and body != self._stored:
             cache_folder.write(self._name, body)
@@ -65,7 +65,7 @@ def _driver(device: LogicalDevice) -> tuple[int, int, bytes]:
 
 
 def fits(body: bytes, vendor: int, device: int, uuid: bytes) -> bool:
-    """Whether `body` begins with the driver's header."""
+    """Return whether `body` begins with the header of this driver and device."""
     if len(body) < _HEADER.size:
         return False
     size, *identity = _HEADER.unpack_from(body)

@@ -13,8 +13,8 @@ from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 
 @dataclass(frozen=True, slots=True)
 class PipelineLayout:
-    """Set 0 has `n_storage` storage buffers, then an optional uniform block. Set 1, the codebook, is
-    optional."""
+    """The layout of a compute pipeline. Descriptor set 0 has `n_storage` storage buffers, and StepParams if
+    `uniform`. Set 1 exists only with a codebook."""
 
     n_storage: int
     uniform: bool

@@ -1,5 +1,5 @@
-"""Reads a driver's statistics and texts for a compiled pipeline (VK_KHR_pipeline_executable_properties). The
-device must have been opened with `captures`."""
+"""Reads the driver's statistics and disassembly of a compiled pipeline
+(VK_KHR_pipeline_executable_properties). The device must be opened with `captures`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ CAPTURE = (
     C.VK_PIPELINE_CREATE_CAPTURE_STATISTICS_BIT_KHR
     | C.VK_PIPELINE_CREATE_CAPTURE_INTERNAL_REPRESENTATIONS_BIT_KHR
 )
-# Members of the union by VkPipelineExecutableStatisticFormatKHR.
+# Members of a statistic's union, indexed by VkPipelineExecutableStatisticFormatKHR.
 _MEMBERS = ("b32", "i64", "u64", "f64")
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineReport:
-    """Statistics and texts under the driver's names, and the subgroup size that was used."""
+    """What the driver reports on a pipeline. The driver names the statistics and texts."""
 
     subgroup_size: int
     statistics: dict[str, float]
@@ -44,7 +44,8 @@ def report_of(device: LogicalDevice, pipeline: Any) -> PipelineReport:
 
 
 def _structs(device: LogicalDevice, suffix: str, info: Any) -> Any:
-    """Return the array from vkGetPipelineExecutable`suffix`KHR; its pointers have no memory yet."""
+    """Return the array of structs from vkGetPipelineExecutable`suffix`KHR. Pointers in the structs are still
+    NULL."""
     count = ffi.new("uint32_t *")
     _fill(device, suffix, info, count, NULL)
     struct = f"VkPipelineExecutable{suffix if suffix == 'Properties' else suffix.removesuffix('s')}KHR"

@@ -1,5 +1,5 @@
-"""Compiles programs (pipelines of shader variants with specialization constants) in parallel, because a GPU's
-compiler may take seconds for a large shader."""
+"""Compiles pipelines in parallel, because a GPU's compiler may take seconds for a large shader. A pipeline is
+a shader variant with specialization constants."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from vkbackend.vulkan.pipeline_layout import Layouts, PipelineLayout
 from vkbackend.vulkan.pipeline_report import CAPTURE
 from vkbackend.vulkan.vk import FULL_SUBGROUPS, NULL, C, ffi, lib, new
 
-SAVE_AFTER_S = 1.0  # compile time until the cache is saved, in case the process is killed
+SAVE_AFTER_S = 1.0  # save the pipeline cache after this much compile time
 
 Key = tuple[str, str, tuple[tuple[str, int], ...]]  # op, variant, specialization constants
 
 
 class Compiled(NamedTuple):
-    """The result of a thread. `calls` has (result, name) of each Vulkan call. `pipeline` may be NULL."""
+    """The result of compiling a pipeline. `calls` has (result, name) of each Vulkan call. `pipeline` may be
+    NULL."""
 
     pipeline: Any
     calls: list[tuple[int, str]]
@@ -38,8 +39,8 @@ class Compiled(NamedTuple):
 
 @cache
 def _threads(n: int) -> ThreadPoolExecutor:
-    """Return the compiling threads, which never end, because drivers' compilers leak memory of ended
-    threads."""
+    """Return the pool of compiling threads. Its threads never end, because drivers' compilers leak memory
+    when a thread ends."""
     return ThreadPoolExecutor(n, "vkbackend-compile")
 
 
@@ -54,7 +55,7 @@ class Programs:
         self._pipelines: dict[Key, Any] = {}
         self._begun: dict[Key, tuple[PipelineLayout, Future[Compiled]]] = {}  # not requested yet
         self._cache = PipelineCache(device)
-        self._unsaved_s = 0.0  # compile time since the last save
+        self._unsaved_s = 0.0  # compile time since the cache was saved
 
     def pipelines(self, dispatches: Sequence[Dispatch]) -> list[tuple[Any, PipelineLayout]]:
         used = self._used(dispatches)
@@ -63,7 +64,8 @@ class Programs:
         return [(self._pipelines[key], layout) for key, layout in used]
 
     def begin(self, dispatches: Sequence[Dispatch]) -> None:
-        """Start compiling in the background. Programs that `pipelines` needs are compiled first."""
+        """Start to compile pipelines in the background. Pipelines that `pipelines` needs are compiled
+        first."""
         self._begin({key: layout for key, layout in self._used(dispatches) if key not in self._pipelines})
 
     def _used(self, dispatches: Sequence[Dispatch]) -> list[tuple[Key, PipelineLayout]]:
@@ -74,12 +76,14 @@ class Programs:
         return used
 
     def _begin(self, wanted: dict[Key, PipelineLayout]) -> None:
-        """Start compiling the `wanted` pipelines, before all waiting pipelines."""
+        """Start to compile the `wanted` pipelines. They are queued before all pipelines that have not
+        started."""
         waiting = {key: layout for key, (layout, future) in self._begun.items() if future.cancel()}
         begun = {key: of_key for key, of_key in self._begun.items() if key not in waiting}
         missing = {key: layout for key, layout in (wanted | waiting).items() if key not in begun}
         pool = _threads(env.compile_threads())
-        # Modules first; otherwise all threads could wait for modules that no thread compiles.
+        # Queue the SPIR-V modules first. Otherwise all threads could wait for modules that no thread
+        # compiles.
         modules = dict.fromkeys((op, variant) for op, variant, _ in missing)
         code = {module: pool.submit(shaderlib.spirv, *module) for module in modules}
         for key, layout in missing.items():
@@ -93,7 +97,7 @@ class Programs:
         try:
             for future in as_completed(futures.values()):
                 if future.exception() or any(result for result, _ in future.result().calls):
-                    break  # the remaining pipelines are cancelled
+                    break  # `_keep` cancels the remaining pipelines
                 if self._device.compiled:
                     self._device.compiled()
         finally:
@@ -106,13 +110,13 @@ class Programs:
             f"{self._device.name}: {len(missing)} pipelines in {took_s:.2f} s on {env.compile_threads()} "
             f"threads, {cpu_s:.2f} s of CPU time",
         )
-        self._unsaved_s += max(took_s, cpu_s)  # compiling may have begun before this wait
+        self._unsaved_s += max(took_s, cpu_s)  # compiling may have begun before this call
         if self._unsaved_s > SAVE_AFTER_S:
             self._save()
 
     def _keep(self, futures: dict[Key, Future[Compiled]]) -> tuple[float, BaseException | None]:
-        """Cancel pipelines that were not started, wait for the others and store those that succeeded. Returns
-        (CPU seconds, the first error). `check` and `made` are called here because they are not
+        """Cancel pipelines that have not started, wait for the others and store the compiled ones. Returns
+        the CPU seconds and the first error. `check` and `made` are called here, because they are not
         thread-safe."""
         device, cpu_s, first = self._device, 0.0, None
         for future in futures.values():
@@ -146,7 +150,7 @@ class Programs:
         """Compile a pipeline. Runs in a thread."""
         device, code = self._device, spirv.result()
         began = time.thread_time()
-        if "matrix_units" in OPS[op].needs:  # the shader computes with 16-bit floats
+        if "matrix_units" in OPS[op].needs:  # shaders for matrix units compute with F16
             code = float_controls.declared(code, device.features)
         env.log(4, f"{device.name}: pipeline {op} {variant} {dict(consts)}")
         module_info = new(
@@ -181,7 +185,8 @@ class Programs:
             requiredSubgroupSize=dict(consts).get("LANES", device.info.limits["subgroup_size"]),
         )
         if "full_subgroups" in OPS[op].needs:
-            # Otherwise a subgroup may have fewer than gl_SubgroupSize invocations, with incomplete sums.
+            # Without this flag a subgroup may have fewer than gl_SubgroupSize invocations, and sums would be
+            # incomplete.
             info.stage.flags = FULL_SUBGROUPS
             info.stage.pNext = size if device.features.get("subgroup_size_control") else NULL
         pipeline = ffi.new("VkPipeline *")

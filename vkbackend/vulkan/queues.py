@@ -1,7 +1,8 @@
-"""Runs segments in order on a Vulkan device, with two timeline semaphores (`go`, `done`) or a fence.
+"""Queues that run segments in order on a Vulkan device, with two timeline semaphores (`go`, `done`) or a
+fence.
 
-The host signals `go`; segment n waits for `go` >= n and signals `done` = n. The host's signals order only
-execution; recordings have the memory barriers.
+The host signals `go`. Segment n waits for `go` >= n and then signals `done` = n. A signal of the host orders
+only execution, so recordings contain memory barriers.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 
 
 class TimelineQueue(Queue):
-    """Submits segments before they may run, so one vkQueueSubmit submits a complete step."""
+    """Submits segments before they may run. So one vkQueueSubmit submits all segments of a step."""
 
     ahead = True
 
@@ -54,7 +55,7 @@ class TimelineQueue(Queue):
         self._go = 0
 
     def prepare(self, executable: VulkanExecutable) -> None:
-        """Create a VkSubmitInfo per command buffer. Later only semaphore values change."""
+        """Create a VkSubmitInfo for each command buffer. `submit` then changes only semaphore values."""
         parts = executable.parts
         n = sum(map(len, parts))
         infos, timelines = ffi.new("VkSubmitInfo[]", n), ffi.new("VkTimelineSemaphoreSubmitInfo[]", n)
@@ -87,12 +88,13 @@ class TimelineQueue(Queue):
             number = self.submitted + 1 + s - first
             waits[firsts[s]] = number
             signals[firsts[s + 1] - 1] = number
-        # Only a successful call increases `submitted`.
+        # If vkQueueSubmit fails, `submitted` must not grow.
         if not executable.has_cuts:
             self._submit_infos(infos, firsts[first], firsts[first + count])
             self.submitted += count
             return
-        # Drivers may merge the submissions of a call, so a step with cuts needs a call per submission.
+        # Drivers may merge the submissions of one vkQueueSubmit. So a step with cuts needs a vkQueueSubmit
+        # for each submission.
         for s in range(first, first + count):
             for at in range(firsts[s], firsts[s + 1]):
                 self._submit_infos(infos, at, at + 1)
@@ -106,7 +108,7 @@ class TimelineQueue(Queue):
         device = self.device
         device.check(self._counter(device.vk, self._semaphores[1], self._value), "vkGetSemaphoreCounterValue")
         done = int(self._value[0])
-        if done > self.submitted:  # a lost device may report the maximum
+        if done > self.submitted:  # on a lost device, the counter may be the largest integer
             device.check(C.VK_ERROR_DEVICE_LOST, "vkGetSemaphoreCounterValue")
         return done
 
@@ -123,7 +125,7 @@ class TimelineQueue(Queue):
         if result == C.VK_TIMEOUT:
             return False
         self.device.check(result, "vkWaitSemaphores")
-        return self.completed() >= number  # waits for a lost device may succeed
+        return self.completed() >= number  # on a lost device, vkWaitSemaphores may succeed
 
     def release(self) -> None:
         self._go = self._signal_info.value = self._go + (1 << 20)  # far above `submitted`
@@ -136,7 +138,8 @@ class TimelineQueue(Queue):
 
 
 class FenceQueue(Queue):
-    """Submits one segment at a time, with a fence, for devices without timeline semaphores (Vulkan 1.2)."""
+    """Submits one segment at a time, with a fence. Devices without timeline semaphores (Vulkan 1.2) use this
+    queue."""
 
     ahead = False
 
@@ -178,7 +181,7 @@ class FenceQueue(Queue):
         return self._done
 
     def allow(self, number: int) -> None:
-        pass  # segments are submitted only when allowed
+        pass  # segments are submitted only when they may run
 
     def wait(self, number: int, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s

@@ -1,4 +1,4 @@
-"""Transfers on a Vulkan device. Each is a submission and waits for its end."""
+"""Transfers on a Vulkan device. Each transfer is a submission, and the host waits until it ends."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class VulkanTransfers(Transfers):
         try:
             self._submit_once(command, fence, record, call)
         finally:
-            if not self._device.abandoned:  # an abandoned device may still use these objects
+            if not self._device.abandoned:  # a device that does not respond may still use these objects
                 if fence[0] != NULL:
                     lib.vkDestroyFence(self._device.vk, fence[0], NULL)
                     self._device.gone("VkFence")

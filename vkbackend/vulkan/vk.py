@@ -1,7 +1,7 @@
-"""The Vulkan binding (`ffi` and `lib` of the `vulkan` package), checks of results, helpers for structs.
+"""The Vulkan binding: `ffi` and `lib` of the `vulkan` package, with helpers for results and structs.
 
-The package's Python wrapper is not used, because structs nested by value lose the memory of their pointers.
-With `new`, the returned object keeps this memory.
+The package's Python wrapper is not used, because it frees memory that structs nested by value point to. An
+object that `new` returns keeps this memory alive.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ ffi, lib = C.ffi, C.lib
 NULL = ffi.NULL
 API_1_1, API_1_2, API_1_3 = (1 << 22 | minor << 12 for minor in (1, 2, 3))
 
-# Values that the binding lacks.
+# Values that the package lacks.
 ADDRESS_USAGE = 0x20000  # VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT
 ADDRESS_MEMORY = 0x2  # VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT
 FULL_SUBGROUPS = 0x2  # VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT
-WHOLE_SIZE = (1 << 64) - 1  # the binding's VK_WHOLE_SIZE overflows
+WHOLE_SIZE = (1 << 64) - 1  # The package's VK_WHOLE_SIZE overflows.
 
 RESULT_NAMES = {
     value: name
@@ -47,20 +47,21 @@ _OUT_OF_MEMORY = (
     C.VK_ERROR_OUT_OF_POOL_MEMORY,
     C.VK_ERROR_FRAGMENTED_POOL,
     C.VK_ERROR_FRAGMENTATION,
-    C.VK_ERROR_TOO_MANY_OBJECTS,  # also: more allocations than maxMemoryAllocationCount
+    C.VK_ERROR_TOO_MANY_OBJECTS,  # the error of more than maxMemoryAllocationCount allocations
 )
 _UNSUPPORTED = (
     C.VK_ERROR_EXTENSION_NOT_PRESENT,
     C.VK_ERROR_FEATURE_NOT_PRESENT,
     C.VK_ERROR_LAYER_NOT_PRESENT,
     C.VK_ERROR_INCOMPATIBLE_DRIVER,
-    C.VK_ERROR_INVALID_EXTERNAL_HANDLE,  # a driver refused to import host pages
+    C.VK_ERROR_INVALID_EXTERNAL_HANDLE,  # the error if a driver cannot import host pages
 )
 
-# Keeps alive what cffi structs point to.
+# Keeps alive the memory that cffi structs point to.
 _keep_alive: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
-# sType by struct name, without case and underscores (VkSubmitInfo2, VK_STRUCTURE_TYPE_SUBMIT_INFO_2).
+# The sType of each struct. Keys have no underscores, so VkSubmitInfo2 matches
+# VK_STRUCTURE_TYPE_SUBMIT_INFO_2.
 _STYPES = {
     name.removeprefix("VK_STRUCTURE_TYPE_").replace("_", ""): value
     for name, value in vars(C).items()
@@ -69,7 +70,7 @@ _STYPES = {
 
 
 def check(result: int, call: str) -> None:
-    """Raise the typed error of a failed VkResult. `call` names the call and the device."""
+    """Raise a typed error if `result` is a failure. `call` is a text with the call and the device."""
     if result == C.VK_SUCCESS:
         return
     name = RESULT_NAMES.get(result, f"VkResult {result}")
@@ -96,7 +97,8 @@ def result_of(name: str) -> int:
 
 
 def new(struct: str, chain: Any = None, **fields: Any) -> Any:
-    """Return a zeroed `struct *` with sType, pNext and `fields` set; it keeps `chain` and `fields` alive."""
+    """Return a zeroed `struct *` with sType, pNext and `fields` set. The returned object keeps `chain` and
+    `fields` alive."""
     pointer = ffi.new(f"{struct} *")
     names = {name for name, _ in ffi.typeof(struct).fields}
     if "sType" in names:
@@ -121,7 +123,8 @@ def strings(names: list[str]) -> Any:
 
 
 def enumerate_all(call: Any, ctype: str, *args: Any, name: str) -> list[Any]:
-    """Call `call` for the count and again for the elements, which keep their array alive."""
+    """Return the elements of a Vulkan enumeration. `call` is called for the count, and again for the
+    elements. Each element keeps the array alive."""
     count = ffi.new("uint32_t *")
     result = call(*args, count, NULL)
     if result is not None:
