@@ -1,6 +1,6 @@
-"""Build hook: a wheel carries the SPIR-V of the whole manifest, so that installing needs no shader compiler.
+"""Build hook that compiles all shaders into the wheel, so that installing needs no shader compiler.
 
-Everything else about the package is in pyproject.toml.
+The file pyproject.toml has all other settings.
 """
 
 import sys
@@ -13,13 +13,14 @@ ROOT = Path(__file__).resolve().parent
 
 
 class BuildWithShaders(build_py):  # type: ignore[misc,unused-ignore]
-    """build_py, then SPIR-V into the built package; an editable install compiles on first use instead."""
+    """The build_py command, which also writes the SPIR-V into the built package. An editable install compiles
+    shaders on first use."""
 
     def run(self) -> None:
         super().run()
         if self.editable_mode:
             return
-        sys.path.insert(0, str(ROOT))  # a build frontend does not put the project on the path
+        sys.path.insert(0, str(ROOT))  # build frontends do not add the project to sys.path
         from vkbackend import shaderlib
 
         shaderlib.build(Path(self.build_lib) / "vkbackend" / "shaders" / "spv")

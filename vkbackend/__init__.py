@@ -1,7 +1,7 @@
-"""vkbackend: GGUF language models on any mix of GPUs through Vulkan compute shaders.
+"""Run GGUF language models on any mix of GPUs with Vulkan compute shaders.
 
-`from vkbackend import LLM` is the public entry. It loads on first use, so importing a lower layer
-(`vkbackend.recording`, `vkbackend.ops`, ...) does not import the layers above.
+The public entry point is `from vkbackend import LLM`. `LLM` is imported on first use, so importing a lower
+layer such as `vkbackend.recording` does not import the layers above.
 """
 
 import sys

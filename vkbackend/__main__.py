@@ -1,4 +1,4 @@
-"""`python -m vkbackend` is the `vkbackend` command."""
+"""Lets `python -m vkbackend` run the `vkbackend` command."""
 
 import sys
 

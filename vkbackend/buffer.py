@@ -1,7 +1,7 @@
 """Buffers and views.
 
-A `Buffer` is device memory. A `Virtual` is scratch memory that `plan_scratch` has not placed yet. A `View` is
-a typed, contiguous, row-major range of a `Buffer` or `Virtual`.
+A `Buffer` is device memory. A `Virtual` is scratch memory to which `plan_scratch` has not yet given an
+address. A `View` is a typed, contiguous, row-major range of a `Buffer` or `Virtual`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from vkbackend.formats import row_nbytes
 
-ALIGN = 256  # the largest alignment of storage and uniform offsets that Vulkan allows
+ALIGN = 256  # no device may require a larger alignment of storage and uniform offsets
 
 
 def aligned(nbytes: int, align: int = ALIGN) -> int:
@@ -23,15 +23,15 @@ def aligned(nbytes: int, align: int = ALIGN) -> int:
 
 
 class Home(Enum):
-    """The purpose of a buffer, which decides the buffer's memory type."""
+    """The purpose of a buffer. It determines the memory type."""
 
-    WEIGHTS = "weights"  # device local, written once
-    KV = "kv"  # device local, lives as long as the model
-    SCRATCH = "scratch"  # device local, reused within a step
-    HOST = "host"  # weights and caches in pinned host memory, read over the bus
-    STAGING = "staging"  # host visible, HOST_CACHED if available; read and written by the host
-    PAGES = "pages"  # pinned host pages imported into the device
-    MAPPED = "mapped"  # pages of a model file, imported read-only by devices that run on the host
+    WEIGHTS = "weights"  # Device local. Written once.
+    KV = "kv"  # Device local. Freed with the model.
+    SCRATCH = "scratch"  # Device local. Reused within a step.
+    HOST = "host"  # Pinned host memory for weights and caches that the device reads over the bus.
+    STAGING = "staging"  # Host visible, HOST_CACHED if available. The host reads and writes it.
+    PAGES = "pages"  # Pinned host pages that the device imports.
+    MAPPED = "mapped"  # Pages of a model file. Only devices that run on the host import them, read-only.
 
 
 _ids = itertools.count(1)
@@ -39,14 +39,15 @@ _ids = itertools.count(1)
 
 @dataclass(eq=False, slots=True)
 class Buffer:
-    """Memory of one device. `handle` belongs to the runtime."""
+    """Memory of one device. Only the runtime interprets `handle`."""
 
     nbytes: int
     home: Home
     label: str
     handle: Any = None
-    host: Any = None  # writable uint8 array over mapped memory, or None
-    address: int = 0  # for shaders that take addresses; 0 if not supported
+    host: Any = None  # Writable uint8 array over mapped memory, or None.
+    # Address for shaders that read by address. It is 0 if the device has no buffer addresses.
+    address: int = 0
     uid: int = field(default_factory=lambda: next(_ids))
 
     def __repr__(self) -> str:
@@ -70,20 +71,20 @@ def nowhere(home: Home = Home.SCRATCH, label: str = "nowhere") -> Buffer:
 
 @lru_cache(4096)
 def nbytes_of(shape: tuple[int, ...], dtype: str) -> int:
-    """Bytes of an array, rounded up to a multiple of 4 because shaders read 32-bit words."""
+    """Return the bytes of an array, rounded up to a multiple of 4 because shaders read 32-bit words."""
     *rows, width = shape
     return -(-math.prod(rows) * row_nbytes(dtype, width) // 4) * 4
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A contiguous row-major array of `shape` and `dtype` at byte `offset` (a multiple of 4) of `buffer`."""
+    """A contiguous row-major array in `buffer` at byte `offset`, which is a multiple of 4."""
 
     buffer: Buffer | Virtual
     offset: int
     shape: tuple[int, ...]
     dtype: str = "f32"
-    # See nbytes_of. Not a property, because recording a large model reads `nbytes` millions of times.
+    # This is a field and not a property, because recording a large model reads `nbytes` millions of times.
     nbytes: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -96,8 +97,8 @@ class View:
         return self.offset + self.nbytes
 
     def rows(self, begin: int, end: int) -> View:
-        """Return rows `begin`..`end` of the first axis. Unless `begin` is 0, a row must be a multiple of 4
-        bytes."""
+        """Return rows `begin`..`end` of the first axis. If `begin` is above 0, the row size must be a
+        multiple of 4 bytes."""
         stride = math.prod(self.shape[1:-1]) * row_nbytes(self.dtype, self.shape[-1])
         return View(self.buffer, self.offset + begin * stride, (end - begin, *self.shape[1:]), self.dtype)
 

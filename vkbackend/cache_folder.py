@@ -1,8 +1,8 @@
-"""The cache folder for compiled shaders, pipelines, speeds and measured choices.
+"""Reads and writes the cache folder, which has compiled shaders, pipelines, measured speeds and chosen ops.
 
-Losing the cache costs only time, so a bad entry counts as missing and is reported once on stderr. An entry is
-read only if its checksum matches, its file belongs to this user or root, nobody else may write to the file or
-the folder, and the file is neither a pipe nor a link.
+Everything in the cache can be computed again, so a bad entry is ignored and reported once on stderr. An entry
+is read only if its checksum matches and its file is a regular file of this user or root. Other users must not
+have write access to the file or the folder.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from vkbackend import env
 
 _MAGIC = b"vkbackend cache 1 "
 _HEAD_NBYTES = len(_MAGIC) + 64 + 1
-MOST_NBYTES = 16 << 20  # default limit for an entry
-_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: opening a pipe must not wait
+MOST_NBYTES = 16 << 20  # The default limit for the data of an entry.
+# O_NONBLOCK prevents a wait if the file is a pipe.
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _reported: set[str] = set()
 _report_lock = Lock()
 
 
 class _Refused(Exception):
-    """The reason to ignore an entry or the folder."""
+    """An entry or the folder must not be used. The message says why."""
 
 
 def read(name: str, most_nbytes: int = MOST_NBYTES) -> bytes | None:
-    """Return the bytes written under `name`; None if they are missing or not trusted."""
+    """Return the bytes of entry `name`, or None if the entry is missing or not trusted."""
     with _folder(make=False) as folder:
         if folder is None:
             return None
@@ -49,18 +50,20 @@ def read(name: str, most_nbytes: int = MOST_NBYTES) -> bytes | None:
 
 
 def read_json(name: str) -> Any:
-    """Return the value written under `name`; None as in `read`, or if the entry is not valid JSON."""
+    """Return the value of entry `name`, or None if the entry is missing, not trusted or not valid JSON."""
     if (data := read(name)) is None:
         return None
     try:
         return json.loads(data)
-    except (ValueError, RecursionError) as error:  # also for numbers with too many digits
+    # json raises ValueError also for numbers with too many digits
+    except (ValueError, RecursionError) as error:
         _report(_shown(name), f"is not used, and replaced when it is written again: {type(error).__name__}")
         return None
 
 
 def write(name: str, data: bytes) -> bool:
-    """Replace the entry atomically. A failure returns False and is reported once per folder on stderr."""
+    """Replace the entry atomically. If this fails, print the reason once per folder on stderr and return
+    False."""
     with _folder(make=True) as folder:
         if folder is None:
             return False
@@ -84,7 +87,7 @@ def write_json(name: str, value: Any) -> bool:
 
 
 def writable() -> bool:
-    """Whether entries can be written. Call this before long work."""
+    """Return whether entries can be written. Callers check this before a long computation."""
     with _folder(make=True) as folder:
         return folder is not None and os.access(".", os.W_OK | os.X_OK, dir_fd=folder)
 
@@ -101,7 +104,7 @@ def remove(name: str) -> None:
 
 @contextmanager
 def _folder(*, make: bool) -> Iterator[int | None]:
-    """Yield a descriptor of the folder; None if the folder is missing or not trusted."""
+    """Yield a file descriptor of the folder, or None if the folder is missing or not trusted."""
     path, descriptor = env.cache_dir(), None
     try:
         if path is not None:
@@ -135,7 +138,8 @@ def _open_folder(path: Path, make: bool) -> int | None:
     try:
         status = os.fstat(descriptor)
         if status.st_uid == os.geteuid() and status.st_mode & 0o077 and path == env.default_cache_dir():
-            # Not a folder that the user named, which may be shared (/tmp).
+            # Change the mode of the default folder only. A folder that the user named may be shared, such as
+            # /tmp.
             os.fchmod(descriptor, 0o700)
             status = os.fstat(descriptor)
         _check_owner(status)
@@ -171,7 +175,7 @@ def _check_owner(status: os.stat_result) -> None:
 
 
 def _head(name: str, data: bytes) -> bytes:
-    """Return the first line of an entry, with a checksum of name and data (to refuse renamed entries)."""
+    """Return the first line of an entry. Its checksum includes the name, so a renamed entry is refused."""
     digest = hashlib.sha256(name.encode() + b"\0")
     digest.update(data)
     return _MAGIC + digest.hexdigest().encode() + b"\n"

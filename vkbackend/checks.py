@@ -1,6 +1,6 @@
-"""Checks of arguments. Each check returns a plain value or raises InvalidArgument with the parameter's name.
+"""Checks of arguments. Each check returns the argument as a plain Python value or raises InvalidArgument.
 
-Numpy scalars and arrays are accepted as numbers and lists.
+The checks accept numpy scalars as numbers and numpy arrays as lists.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from vkbackend.errors import InvalidArgument
 
 T = TypeVar("T")
-MAX_SHOWN = 200  # characters of a value in a message
+MAX_SHOWN = 200  # a message shows at most this many characters of a value
 
 
 def refused(name: str, value: Any, expected: str) -> InvalidArgument:
@@ -25,22 +25,22 @@ def refused(name: str, value: Any, expected: str) -> InvalidArgument:
 
 
 def shown(value: Any) -> str:
-    """Return `repr(value)` for a message, on one line and truncated."""
+    """Return `repr(value)` as one line of at most MAX_SHOWN characters."""
     try:
         text = re.sub(r"\s*\n\s*", " ", repr(value))
-    except Exception:  # repr fails for integers above 4300 digits, and may fail for any object
+    except Exception:  # repr raises for integers above 4300 digits, and a class may define a repr that raises
         bits = f" of {value.bit_length()} bits" if isinstance(value, int) else ""
         return f"<{type(value).__name__}{bits}>"
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def plain(value: Any) -> Any:
-    """Convert a numpy scalar or 0-d array to a Python object; return other values unchanged."""
+    """Convert a numpy scalar or 0-d array to a Python object. Other values are returned unchanged."""
     return value.item() if isinstance(value, np.generic | np.ndarray) and value.ndim == 0 else value
 
 
 def whole_number(name: str, value: Any, low: int, high: int, hint: str = "") -> int:
-    """Return `value` as an int in `low`..`high`. True and 3.0 are refused."""
+    """Return `value` as an int. Raises InvalidArgument outside `low`..`high` and for bools and floats."""
     number, given = None, plain(value)
     if not isinstance(given, bool):
         with suppress(TypeError):
@@ -62,19 +62,21 @@ def finite_number(name: str, value: Any, low: float, high: float, hint: str = ""
 
 
 def number_of(text: str) -> int | str:
-    """Convert 1 to 20 digits, with an optional minus, to an int; return other text unchanged."""
+    """Convert a text of 1 to 20 digits, with an optional minus sign, to an int. Other text is returned
+    unchanged."""
     return int(text) if re.fullmatch(r"-?[0-9]{1,20}", text) else text
 
 
 def items(name: str, value: Any, expected: str) -> list[Any]:
-    """Return the items of an iterable. Raises InvalidArgument for text and non-iterables."""
+    """Return the items of an iterable as a list. Raises InvalidArgument for text and for values that are not
+    iterable."""
     if not isinstance(value, str | bytes | bytearray):
         with suppress(TypeError):
             return list(value)
     raise refused(name, value, expected)
 
 
-# ---- checks of a field: (name, value) -> plain value ----
+# ---- checks of one field ----
 
 
 def whole(low: int, high: int, hint: str = "") -> Callable[[str, Any], int]:

@@ -1,7 +1,8 @@
-"""Codebooks of the I-quants (from the `gguf` package), which dequant_iq.glsl reads as descriptor set 1.
+"""Codebooks of GGML's I-quants (IQ2_XXS to IQ1_M). The shader file dequant_iq.glsl reads a codebook as
+descriptor set 1.
 
-Shaders do not store codebooks in constant arrays, because lavapipe takes 2 ms per word to compile such an
-array and fills it again in every invocation.
+The codebooks come from the `gguf` package. They are not constant arrays in the shaders, because lavapipe
+needs 2 ms per word to compile a constant array and fills the array in every invocation.
 """
 
 from __future__ import annotations
@@ -12,25 +13,26 @@ import numpy as np
 
 from vkbackend import shaderlib
 
-_OWNERS = {"iq1_m": "iq1_s"}  # format -> format whose codebook it shares
+_OWNERS = {"iq1_m": "iq1_s"}  # iq1_m has the codebook of iq1_s
 FORMATS = ("iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_s", "iq1_m")
 
 
 def codebook_of(op: str, variant: str) -> str | None:
-    """Return the format whose codebook a shader variant reads, or None."""
+    """Return the format whose codebook a shader variant reads, or None if the variant reads no codebook."""
     owners = [owner for value in shaderlib.manifest()[op][variant].values() if (owner := owner_of(value))]
     return owners[0] if owners else None
 
 
 def owner_of(dtype: str) -> str | None:
-    """Return the format whose codebook `dtype` uses, or None."""
+    """Return the format whose codebook `dtype` uses, or None if `dtype` has no codebook."""
     return _OWNERS.get(dtype, dtype) if dtype in FORMATS else None
 
 
 @cache
 def entries(name: str) -> np.ndarray:
-    """Return the codebook, uint16 [entries]. An entry is 8 codes of 2 bits or 4 codes of 4 bits; the first
-    code is in the lowest bits. A code is an index into the format's values in ascending order."""
+    """Return the codebook of a format as a uint16 array. Each entry packs 8 codes of 2 bits or 4 codes of 4
+    bits, and the first code is in the lowest bits. A code is an index into the sorted values of the
+    format."""
     from gguf import quants
 
     kind = getattr(quants, name.upper())

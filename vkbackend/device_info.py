@@ -1,4 +1,4 @@
-"""Describes a physical device without needing a Vulkan loader."""
+"""Describes a physical device. This module does not need a Vulkan loader."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from vkbackend.limits import Limits, MatrixUnits
 
 @dataclass(frozen=True, slots=True)
 class Heap:
-    """A memory heap, in bytes. `budget` is the driver's current limit for this process; 0 if not reported."""
+    """A memory heap. `budget` is the number of bytes that this process may use, or 0 if the driver reports
+    none."""
 
     nbytes: int
     device_local: bool
@@ -21,8 +22,8 @@ class Heap:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """`index` is the position in `devices()`; `uuid` is the same after
-    a reboot."""
+    """A physical device. `index` is its position in the list that `devices()` returns. `uuid` does not change
+    with a reboot."""
 
     index: int
     name: str
@@ -50,7 +51,8 @@ class DeviceInfo:
 
 
 def left_of(heaps: Sequence[Heap], budgets: Sequence[int], used: Sequence[int]) -> int | None:
-    """Return the free bytes of the device-local heap with most free bytes; None if no budget is reported."""
+    """Return the free bytes of the device-local heap that has most. Return None if the driver reports no
+    budget."""
     left = [
         max(0, min(budgets[i], heap.nbytes) - used[i])
         for i, heap in enumerate(heaps)

@@ -1,7 +1,8 @@
 """Reads all environment variables of the package (docs/env_vars.md).
 
-`DEBUG` levels: 1 devices, plan and fallbacks; 2 time of each dispatch; 3 barriers and submissions; 4 shader
-variants built; 5 intermediate values.
+`DEBUG=1` prints devices, the plan and fallbacks. `DEBUG=2` adds the time of each dispatch. `DEBUG=3` adds
+barriers and submissions. `DEBUG=4` adds the shader variants that are compiled. `DEBUG=5` adds intermediate
+values.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def debug() -> int:
     return _integer("DEBUG", 0)
 
 
-# Optional features, named as in vulkan/capabilities.py, which queries all of them.
+# Optional features. The module vulkan/capabilities.py queries them under the same names.
 FEATURES = frozenset(
     "buffer_address cooperative_matrix cooperative_matrix_nv denorm_float16 device_map "
     "executable_info float16 full_subgroups host_import int8 int8_units_fast int_dot int_dot_accelerated "
@@ -39,8 +40,8 @@ FEATURES = frozenset(
 
 
 def disabled() -> frozenset[str]:
-    """Return the features that VKBACKEND_DISABLE=timeline,host_import,... turns off. Raises InvalidArgument
-    for unknown features."""
+    """Return the features that VKBACKEND_DISABLE lists, separated by commas. Raises InvalidArgument for an
+    unknown feature."""
     names = frozenset(filter(None, map(str.strip, os.environ.get("VKBACKEND_DISABLE", "").split(","))))
     if unknown := names - FEATURES:
         raise InvalidArgument(
@@ -51,8 +52,9 @@ def disabled() -> frozenset[str]:
 
 
 def without_gpu() -> bool:
-    """Whether RADV_FORCE_FAMILY is set, Mesa's variable to run AMD's compiler without an AMD GPU. RADV of
-    Mesa 25.0 then crashes on queries of the memory budget (GFX1201, GFX1151, NAVI33)."""
+    """Return whether RADV_FORCE_FAMILY is set. With this variable, Mesa's RADV driver compiles shaders
+    without an AMD GPU. RADV of Mesa 25.0 then crashes on queries of the memory budget (GFX1201, GFX1151,
+    NAVI33)."""
     return bool(os.environ.get("RADV_FORCE_FAMILY"))
 
 
@@ -60,7 +62,8 @@ FUSE = "VKBACKEND_FUSE"
 
 
 def fusing() -> bool:
-    """Whether to fuse ops. Without fusion, all intermediate values can be read."""
+    """Return whether to fuse ops. Without fusion, every intermediate value is in memory and can be
+    printed."""
     return os.environ.get(FUSE, "") != "0"
 
 
@@ -68,7 +71,7 @@ RUNTIME = "VKBACKEND_RUNTIME"
 
 
 def runtime() -> str:
-    """Return the default runtime, VKBACKEND_RUNTIME (native if unset)."""
+    """Return the default runtime: the value of VKBACKEND_RUNTIME, or native if the variable is not set."""
     return os.environ.get(RUNTIME, "") or "native"
 
 
@@ -76,8 +79,8 @@ KOMPUTE_ORDER = "VKBACKEND_KOMPUTE_ORDER"
 
 
 def kompute_order() -> str:
-    """Return how to order dependent dispatches: "word" (sync a word), "submit" (use submissions) or "" (the
-    driver's default)."""
+    """Return how the kompute runtime orders dependent dispatches. "word" copies one word to the host between
+    them. "submit" puts them into separate submissions. "" selects one of the two by driver."""
     order = os.environ.get(KOMPUTE_ORDER, "")
     if order not in ("", "word", "submit"):
         raise InvalidArgument(f"{KOMPUTE_ORDER}={order!r}: there are word and submit")
@@ -85,22 +88,22 @@ def kompute_order() -> str:
 
 
 def validation() -> bool:
-    """Whether to use the Khronos validation layer, with synchronization validation."""
+    """Return whether to enable the Khronos validation layer with synchronization validation."""
     return os.environ.get("VKBACKEND_VALIDATION", "") not in ("", "0")
 
 
 def timeout_s() -> int:
-    """Return the seconds without progress after which a wait on a device fails."""
+    """Return the seconds after which waiting for a device fails."""
     return min(max(1, _integer("VKBACKEND_TIMEOUT", 120)), 10**9)  # nanoseconds must fit 64 bits
 
 
 def silence_s() -> int:
-    """Return the seconds of silence after which a host of a group counts as lost."""
+    """Return the seconds after which a machine of a group that sends nothing is considered lost."""
     return max(2, _integer("VKBACKEND_SILENCE", 15))
 
 
 COMPILE_THREADS = "VKBACKEND_COMPILE_THREADS"
-MAX_COMPILE_THREADS = 8  # each driver compiler takes up to 1 GB, and compilers share locks
+MAX_COMPILE_THREADS = 8  # a driver's compiler uses up to 1 GB per thread, and the threads contend for locks
 
 
 def compile_threads() -> int:
@@ -109,12 +112,14 @@ def compile_threads() -> int:
 
 
 def poison() -> bool:
-    """Whether to fill new buffers with NaN, which exposes reads before writes."""
+    """Return whether to fill new buffers with NaN. Then a read of memory that was never written yields
+    NaN."""
     return os.environ.get("VKBACKEND_POISON", "") not in ("", "0")
 
 
 def faults() -> list[tuple[str, str, int, str]]:
-    """Return (device, call, nth, result) of each planned fault (faults.py)."""
+    """Return (device, call, nth, result) of each fault in VKBACKEND_FAULT. The module faults.py explains the
+    fields."""
     planned = []
     for item in filter(None, os.environ.get("VKBACKEND_FAULT", "").split(",")):
         device, call, nth, result = (item.split(":") + [""] * 4)[:4]
@@ -128,17 +133,17 @@ def faults() -> list[tuple[str, str, int, str]]:
 
 
 def floor() -> bool:
-    """Whether to limit every device to `Limits.floor()`."""
+    """Return whether to limit every device to `Limits.floor()`."""
     return os.environ.get("VKBACKEND_FLOOR", "") not in ("", "0")
 
 
 def as_gpu() -> bool:
-    """Whether to choose ops for software devices as for GPUs."""
+    """Return whether to treat a software device like a GPU when ops are chosen."""
     return os.environ.get("VKBACKEND_AS_GPU", "") not in ("", "0")
 
 
 def exact() -> bool:
-    """Whether to compute activations in F32 only, as with --exact."""
+    """Return whether to compute activations in F32 only. The flag --exact does the same."""
     return os.environ.get("VKBACKEND_EXACT", "") not in ("", "0")
 
 
@@ -150,7 +155,7 @@ def caches() -> bool:
 
 
 def cache_dir() -> Path | None:
-    """Return the cache folder; None if it is off or there is no home folder."""
+    """Return the cache folder, or None if caching is off or the user has no home folder."""
     if not caches():
         return None
     path = os.environ.get(CACHE)

@@ -1,6 +1,6 @@
-"""Typed errors. A message says what was asked, what exists and what to do.
+"""Typed errors. A message says what failed, which values are valid and what to do.
 
-Errors that a user can cause derive from `VkbackendError`. Any other exception that escapes is a bug.
+Errors that a user can cause derive from `VkbackendError`. An exception of another type is a bug.
 """
 
 
@@ -9,8 +9,8 @@ class VkbackendError(Exception):
 
 
 class InvalidArgument(VkbackendError, ValueError):
-    """A flag, argument or request has an unusable value. `argument` is the parameter's name if the message
-    begins with it."""
+    """A flag, argument or request has an invalid value. If the message begins with the parameter's name,
+    `argument` is that name."""
 
     def __init__(self, message: str = "", *, argument: str = "") -> None:
         super().__init__(message)
@@ -18,7 +18,7 @@ class InvalidArgument(VkbackendError, ValueError):
 
 
 class UnknownArgument(InvalidArgument, TypeError):
-    """A function got an unknown keyword."""
+    """A function was called with an unknown keyword."""
 
 
 class PromptTooLong(InvalidArgument):
@@ -46,7 +46,7 @@ class UnsupportedPlatform(UnsupportedFeature, ImportError):
 
 
 class OutOfDeviceMemory(VkbackendError):
-    """A device has less memory than requested; `requested` and `budget` are bytes."""
+    """A device has less memory than requested. `requested` and `budget` are bytes."""
 
     def __init__(self, message: str, *, requested: int = 0, budget: int = 0, heap: int = 0) -> None:
         super().__init__(message)
@@ -54,15 +54,15 @@ class OutOfDeviceMemory(VkbackendError):
 
 
 class DeviceLost(VkbackendError):
-    """A device failed (VK_ERROR_DEVICE_LOST) or stopped answering."""
+    """A device failed with VK_ERROR_DEVICE_LOST or does not respond."""
 
 
 class ForkedProcess(VkbackendError):
-    """A forked child used a model, runner or device of its parent."""
+    """A forked process used a model, runner or device of its parent process."""
 
 
 class Timeout(VkbackendError):
-    """A wait reached its deadline."""
+    """An operation did not finish within its time limit."""
 
 
 class QueueFull(VkbackendError):
@@ -70,12 +70,13 @@ class QueueFull(VkbackendError):
 
 
 class DeadlineExceeded(VkbackendError):
-    """A request missed its deadline."""
+    """A request did not finish before its deadline."""
 
 
 class PlanError(VkbackendError):
-    """No plan exists, because split states have no rule or shares cannot be satisfied."""
+    """The model cannot be divided over the devices. An op has no rule for its inputs' split states, or the
+    requested shares are impossible."""
 
 
 class StateError(VkbackendError):
-    """A saved state is missing, truncated or malformed, or belongs to another model, cache or sequence."""
+    """A saved state is missing or damaged, or does not match this model, cache or sequence."""

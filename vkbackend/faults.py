@@ -1,8 +1,8 @@
-"""Fault injection, which makes a Vulkan call fail or a device hang.
+"""Fault injection for tests: makes a Vulkan call fail or a device hang.
 
-Use `inject`, or set VKBACKEND_FAULT=DEVICE:CALL:NTH:RESULT for the process, e.g.
-Vulkan0.1:vkQueueSubmit:3:VK_ERROR_DEVICE_LOST. The result `hang` of vkSignalSemaphore stops the device
-permanently.
+Use `inject`, or set the variable VKBACKEND_FAULT=DEVICE:CALL:NTH:RESULT. An example is
+Vulkan0.1:vkQueueSubmit:3:VK_ERROR_DEVICE_LOST. With `hang` as the result of vkSignalSemaphore, the device
+waits forever.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vkbackend import env
 
 @dataclass(slots=True)
 class Fault:
-    """The Vulkan function `call` returns `result` on `device` from its `nth` call on."""
+    """Makes the Vulkan function `call` return `result` on `device`, from the `nth` call on."""
 
     device: str
     call: str
@@ -48,5 +48,5 @@ def inject(fault: Fault) -> Iterator[Fault]:
 
 
 def struck(device: str, call: str) -> str | None:
-    """Return the result that a planned fault gives this call, or None."""
+    """Return the result that a planned fault injects into this call, or None without such a fault."""
     return next((fault.result for fault in planned if fault.strikes(device, call)), None)

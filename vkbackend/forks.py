@@ -1,5 +1,6 @@
-"""Marks objects that a forked child must not use, because their threads, driver state and pipes belong to the
-parent. In the child, these objects raise ForkedProcess instead of hanging or crashing."""
+"""Marks objects that a forked child process must not use, because their threads, driver state and pipes
+belong to the parent. In the child, using a marked object raises ForkedProcess. Without the mark, the child
+could hang or crash."""
 
 from __future__ import annotations
 
@@ -12,28 +13,29 @@ from vkbackend.errors import ForkedProcess
 
 
 class Owned(Protocol):
-    """An object that belongs to the process that made it."""
+    """An object that only the process that created it may use."""
 
     def disown(self) -> None:
-        """Make later calls raise `refusal`, and closing do nothing. Called in a forked child."""
+        """Make later method calls raise the error from `refusal`, and make `close` do nothing. This runs in a
+        forked child."""
 
 
 _owned: WeakSet[Any] = WeakSet()
 
 
 def own(thing: Owned) -> None:
-    """Call `thing.disown()` in every forked child as long as `thing` exists."""
+    """Call `thing.disown()` in every child that is forked while `thing` exists."""
     _owned.add(thing)
 
 
 def forget(clear: Callable[[], object]) -> None:
-    """Call `clear`, which empties a cache, in every forked child."""
+    """Call `clear` in every forked child. `clear` empties a cache."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=clear)
 
 
 def refusal(subject: str) -> ForkedProcess:
-    """Return the error for using `subject` in a forked child. The message begins with `subject`."""
+    """Return the error for using `subject` in a forked child."""
     return ForkedProcess(
         f"{subject} was in use when this process was forked, and its threads and the state of its drivers "
         "stay with the parent; open the model after the fork, in the child alone, or start processes with "

@@ -1,6 +1,6 @@
-"""Element and block formats that shaders read.
+"""Number formats that shaders read: plain elements and quantized blocks.
 
-Blocks have GGML's layouts (`block_q8_0`, `block_q4_0`, ...), with sizes from the `gguf` package. `q8` and
+Quantized blocks have GGML's layouts, such as `block_q4_0`. Their sizes come from the `gguf` package. `q8` and
 `f16s` are vkbackend's own formats for activations (shaders/lib/q8.glsl, half_rows.glsl).
 """
 
@@ -16,7 +16,8 @@ _PLAIN = {"f32": 4, "u32": 4, "f16": 2, "bf16": 2, "u8": 1}
 
 @cache
 def block_of(dtype: str) -> tuple[int, int]:
-    """Return (elements, bytes) of a block. Raises KeyError for a name unknown to GGML."""
+    """Return the number of elements and bytes of a block. Raises KeyError for a format that GGML does not
+    have."""
     if dtype in _PLAIN:
         return 1, _PLAIN[dtype]
     if dtype == "q8":
@@ -36,7 +37,8 @@ def row_nbytes(dtype: str, width: int) -> int:
 
 
 def quantize(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Convert float32 [rows, width] to uint8 [rows, row bytes], rounding as ggml's reference does."""
+    """Quantize float32 [rows, width] to uint8 [rows, bytes of a row]. Rounding matches ggml's reference
+    code."""
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import quantize as gguf_quantize
 
@@ -44,8 +46,8 @@ def quantize(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def dequantize(raw: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Convert stored bytes (with optional padding at the end) to float32 of `shape`. All shaders are tested
-    against this function."""
+    """Convert stored bytes to a float32 array of `shape`. Padding after the last row is ignored. Tests
+    compare all shaders with this function."""
     raw = raw[: math.prod(shape[:-1]) * row_nbytes(dtype, shape[-1])]
     if dtype == "f32":
         return raw.view(np.float32).reshape(shape)
@@ -79,7 +81,7 @@ def widened(raw: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def narrowed(raw: np.ndarray, dtype: str) -> np.ndarray:
-    """Invert `widened`; exact for the results of `widened`."""
+    """Convert f32 bytes to f32, f16 or bf16 elements. This inverts `widened` exactly."""
     if dtype == "f32":
         return raw
     words = np.ascontiguousarray(raw).reshape(-1).view(np.uint32)

@@ -1,7 +1,8 @@
-"""Checks a recording with its barriers and reports every unordered conflict.
+"""Checks a recording with its barriers. Two accesses conflict if they overlap and one writes; each unordered
+conflict is reported.
 
-The check does not use derive_barriers. Unlike validation layers, it covers write after write, in-place
-updates, scratch reuse, and host memory around exchanges.
+The check shares no code with derive_barriers. Unlike Vulkan's validation layers, it covers write after write,
+in-place updates, reused scratch memory, and host memory around exchanges.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from vkbackend.recording import HOST_HOMES, Barrier, Copy, Dispatch, Exchange, R
 
 @dataclass(frozen=True, slots=True)
 class Hazard:
-    """A conflict of `kind` (read-after-write, ...) between two commands in the range that they share."""
+    """An unordered conflict between two commands, with the byte range. `kind` is for example
+    read-after-write."""
 
     kind: str
     first: str
@@ -33,8 +35,8 @@ def _name(index: int, command: Dispatch | Copy) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Access:
-    """A read or write. `open_to_copies`, `open_to_dispatches`: no barrier makes later copies or dispatches
-    wait for this access."""
+    """A read or write. `open_to_copies` is true until a barrier makes later copies wait for this access.
+    `open_to_dispatches` is the same for dispatches."""
 
     where: Range
     is_write: bool
@@ -44,7 +46,7 @@ class _Access:
     open_to_dispatches: bool = True
 
     def after(self, barrier: Barrier) -> _Access | None:
-        """Return the access after a barrier; None if every later command waits for the access."""
+        """Return the access as it is after a barrier, or None if every later command waits for the access."""
         if self.is_copy and not barrier.after_copies:
             return self
         left = replace(
@@ -56,9 +58,9 @@ class _Access:
 def check(recording: Recording) -> list[Hazard]:
     hazards: list[Hazard] = []
     unordered: dict[Buffer | Virtual, list[_Access]] = defaultdict(list)
-    # Device writes to host memory that the host cannot see yet.
+    # Writes by the device to host memory that are not yet visible to the host.
     host_pending: list[tuple[Range, str]] = []
-    host_wrote = True  # since the device last waited for the host
+    host_wrote = True  # the host may have written since the last FROM_HOST barrier
 
     def end_of_segment() -> None:
         hazards.extend(

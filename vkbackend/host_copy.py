@@ -1,8 +1,8 @@
-"""Copies arrays into new memory fast, for loading models, and maps a file's pages before reads.
+"""Copies arrays into new memory during loading, and maps a file's pages before they are read.
 
-Page faults take the most time: on lavapipe, with new shared pages of 4 KiB, three times as long as the
-copying. So one call populates the pages of the target and of the file (madvise(2), MADV_POPULATE_*), and
-several threads share a large copy.
+Page faults can take longer than the copy: three times as long on lavapipe with new shared pages of 4 KiB. So
+one call of madvise(2) with MADV_POPULATE_* populates all pages of a range. Several threads share a large
+copy.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import numpy as np
 
 from vkbackend import forks
 
-POPULATE_READ, POPULATE_WRITE = 22, 23  # Linux 5.14; older kernels refuse these, which costs only time
-PART_NBYTES = 512 << 10  # minimum per thread, about 0.3 ms; smaller copies are not divided
+# Constants of Linux 5.14. Older kernels return an error, and copies are slower.
+POPULATE_READ, POPULATE_WRITE = 22, 23
+PART_NBYTES = 512 << 10  # Each thread copies at least this many bytes in about 0.3 ms.
 N_THREADS = min(4, os.cpu_count() or 1)
 
 
@@ -44,13 +45,14 @@ def _copy(target: np.ndarray, data: np.ndarray) -> None:
 
 
 def touch(data: np.ndarray) -> None:
-    """Fault in the pages of `data`, uint8 [bytes]."""
+    """Map the pages of a uint8 array, so that later reads cause no page faults."""
     if not _populate(data, POPULATE_READ):
         data[:: mmap.PAGESIZE].max(initial=0)
 
 
 def _populate(array: np.ndarray, how: int) -> bool:
-    """Populate the pages of an array. Returns False if the kernel refuses or the array is not contiguous."""
+    """Populate the pages of an array. Returns False if the kernel returns an error or the array is not
+    contiguous."""
     if _madvise is None or not array.flags.c_contiguous:
         return False
     begin = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE

@@ -1,6 +1,6 @@
-"""Device limits that recording depends on.
+"""Device limits that decide how a model is recorded.
 
-`Limits.floor()` is the portable floor, which is guaranteed by Vulkan 1.1 without optional features.
+`Limits.floor()` has the minimum that Vulkan 1.1 guarantees, without optional features.
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-# Features of ops that round activations to less than F32, or sum in fewer bits.
+# Ops with these features round activations to less than F32, or sum with less precision.
 INEXACT = frozenset({"int_dot", "matrix_units", "int8_units", "cooperative_matrix", "cooperative_matrix_nv"})
 
 
 class MatrixUnits(NamedTuple):
-    """The matrix sizes that a subgroup of `lanes` invocations multiplies at once: F16 [m, k] by [k, n] with
-    F32 sums, and int8 [m, int8_k] by [int8_k, n] with 32-bit sums (`int8_k` is 0 without int8 units)."""
+    """The matrix sizes of a device's matrix units, which a subgroup of `lanes` invocations multiplies. F16
+    matrices are [m, k] by [k, n] with F32 sums. Int8 matrices are [m, int8_k] by [int8_k, n] with 32-bit
+    sums; `int8_k` is 0 without int8 units."""
 
     api: str = "khr"  # extension: khr or nv
     m: int = 16
@@ -29,21 +30,23 @@ _COMMON = MatrixUnits()
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one device. The defaults are guaranteed by Vulkan 1.1."""
+    """Limits of one device. Vulkan 1.1 guarantees the defaults."""
 
     max_invocations: int = 128  # per workgroup
     max_shared_nbytes: int = 16_384
     max_groups: tuple[int, int, int] = (65_535, 65_535, 65_535)
-    storage_align: int = 256  # minStorageBufferOffsetAlignment, bytes
-    uniform_align: int = 256  # minUniformBufferOffsetAlignment, bytes
-    max_storage_range: int = 1 << 27  # bytes of one storage binding
-    max_allocation_nbytes: int = 1 << 30  # the guarantee of Vulkan 1.1's maintenance3
-    host_import_align: int = 4096  # alignment of address and size, bytes; at least a page
+    storage_align: int = 256  # Bytes (minStorageBufferOffsetAlignment).
+    uniform_align: int = 256  # Bytes (minUniformBufferOffsetAlignment).
+    max_storage_range: int = 1 << 27  # The most bytes of one storage binding.
+    max_allocation_nbytes: int = 1 << 30  # Guaranteed by VK_KHR_maintenance3.
+    host_import_align: int = 4096  # Alignment of an imported range's address and size, at least one page.
     subgroup_size: int = 1
     is_cpu: bool = False
-    choices: tuple[tuple[str, tuple[str, ...]], ...] = ()  # class of rows -> ops (ops/measured.py)
-    matrix_units: MatrixUnits = _COMMON  # valid if `features` has "matrix_units"
-    features: frozenset[str] = frozenset()  # available to shaders, named as in capabilities.py
+    # The measured ops for each class of row counts (ops/measured.py).
+    choices: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    matrix_units: MatrixUnits = _COMMON  # Valid only if `features` has "matrix_units".
+    # Features that shaders may use, by their names in capabilities.py.
+    features: frozenset[str] = frozenset()
 
     def exact(self) -> Limits:
         return replace(self, features=self.features - INEXACT)
@@ -53,7 +56,7 @@ class Limits:
         return cls()
 
 
-# Vulkan's guarantees, named as in DeviceInfo.limits.
+# Minimum limits that Vulkan guarantees, by their names in DeviceInfo.limits.
 _GUARANTEED = {
     "max_invocations": 128,
     "max_shared_nbytes": 16_384,
@@ -71,5 +74,5 @@ _GUARANTEED = {
 
 
 def plausible(reported: dict[str, int]) -> dict[str, int]:
-    """Replace each 0 (not reported by the driver) by Vulkan's guarantee."""
+    """Replace each limit that a driver reports as 0 by the minimum that Vulkan guarantees."""
     return {name: value or _GUARANTEED.get(name, 0) for name, value in reported.items()}

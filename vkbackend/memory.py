@@ -1,4 +1,5 @@
-"""Memory layout. Weights are packed into chunks; scratch values with disjoint lifetimes share memory."""
+"""Memory layout. Weights are packed into chunks. Scratch values that are not in use at the same time share
+memory."""
 
 from __future__ import annotations
 
@@ -15,15 +16,15 @@ from vkbackend.runtime import Device
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The sizes of the chunks, and (chunk, offset) of each packed size, in bytes."""
+    """The result of `pack`: the bytes of each chunk, and the chunk and byte offset of each packed size."""
 
     chunks: tuple[int, ...]
     places: tuple[tuple[int, int], ...]
 
 
 def pack(sizes: Sequence[int], chunk_limit: int) -> Packing:
-    """Pack sizes in order into chunks of at most `chunk_limit` bytes. A new chunk begins when the last chunk
-    is full."""
+    """Pack sizes in order into chunks of at most `chunk_limit` bytes. A size that does not fit the last chunk
+    begins a new chunk."""
     chunks: list[int] = []
     places = []
     for nbytes in sizes:
@@ -43,7 +44,7 @@ def packed(views: Sequence[tuple[tuple[int, ...], str]], chunk_limit: int) -> Pa
 def allocate(
     device: Device, views: Sequence[tuple[tuple[int, ...], str]], home: Home, label: str
 ) -> list[View]:
-    """Allocate views, given as (shape, dtype), in new chunks."""
+    """Allocate new chunks for `views`, which are pairs (shape, dtype). Returns a View for each pair."""
     packing = packed(views, device.limits.max_allocation_nbytes)
     buffers = [device.buffer(n, home, f"{label}[{i}]") for i, n in enumerate(packing.chunks)]
     return [
@@ -66,14 +67,14 @@ def lifetimes(recording: Recording) -> dict[Virtual, tuple[int, int]]:
 
 
 def plan_scratch(recording: Recording, reuse: bool = True) -> tuple[dict[Virtual, int], int]:
-    """Place virtual values in order of first use, each at the lowest free address. Returns (byte offset per
-    value, total bytes).
+    """Give each virtual value the lowest free address, in order of first use. Returns the byte offset of each
+    value and the total bytes.
 
-    A command's outputs share no bytes with its inputs. Without `reuse` every value can be read after the
-    step.
+    The outputs of a command never overlap its inputs. Without `reuse`, no values share memory, so all can be
+    read after the step.
     """
     offsets: dict[Virtual, int] = {}
-    alive: list[tuple[int, int, int]] = []  # begin, end, last use; sorted by address
+    alive: list[tuple[int, int, int]] = []  # (begin, end, last use) in order of address
     total = 0
     for value, (first, last) in sorted(lifetimes(recording).items(), key=lambda item: item[1]):
         if reuse:

@@ -1,4 +1,4 @@
-"""Opens a device with a runtime chosen by name."""
+"""Opens a device with the runtime that has the given name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ RUNTIMES = ("native", "kompute")
 
 
 def runtime_of(name: str | None) -> str:
-    """Return `name`, or VKBACKEND_RUNTIME for None, if it is a runtime. Raises InvalidArgument."""
+    """Return the runtime's name: `name`, or the value of VKBACKEND_RUNTIME if `name` is None. Raises
+    InvalidArgument for an unknown runtime."""
     wanted = env.runtime() if name is None else name
     if wanted not in RUNTIMES:
         raise InvalidArgument(f"runtime {wanted!r} is unknown; there are: {', '.join(RUNTIMES)}")
@@ -32,7 +33,7 @@ def require_kp() -> None:
 
 def open_device(info: DeviceInfo, label: str = "", runtime: str | None = None) -> Device:
     """Open a logical device. Raises InvalidArgument, UnsupportedFeature."""
-    if runtime_of(runtime) == "kompute":  # imports on demand, so neither runtime requires the other
+    if runtime_of(runtime) == "kompute":  # import only the runtime that is used
         require_kp()
         from vkbackend.kompute.device import KomputeDevice
 

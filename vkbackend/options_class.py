@@ -1,6 +1,7 @@
-"""Options as frozen dataclasses with a check per field, and functions that take the fields as keywords.
+"""Tools for options. An options class is a frozen dataclass with a check per field. Functions accept the
+fields as keywords.
 
-A TypedDict with the same names, next to the dataclass, gives each option's type and description to editors
+A TypedDict next to the dataclass has the same names. It gives each option's type and description to editors
 and mypy (`**options: Unpack[...]`).
 """
 
@@ -20,13 +21,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def option(default: T, check: Callable[[str, Any], T]) -> T:
-    """Declare a dataclass field. `check` is as in checks.py."""
+    """Declare a dataclass field. `check` is a function from checks.py."""
     declared: Any = field(default=default, metadata={"check": check})
-    return declared  # a Field for dataclass(), the default's type for type checkers
+    return declared  # dataclass() sees a Field, and a type checker sees the type of the default
 
 
 def check_fields(options: Any) -> None:
-    """Replace the value of every field by its plain value. For use in `__post_init__`."""
+    """Check every field and replace its value by the plain value. Call this in `__post_init__`."""
     kind: type = type(options)
     for name, check, kept in _checks(kind):
         if (value := getattr(options, name)) is not kept:
@@ -35,8 +36,8 @@ def check_fields(options: Any) -> None:
 
 @cache
 def _checks(options: type) -> list[tuple[str, Callable[[str, Any], Any], Any]]:
-    """Return (name, check, default) of each field with a check; MISSING for a default that the check changes.
-    Fields that have their default are not checked, which saves 250 us per request."""
+    """Return (name, check, default) of each field that has a check. The default is MISSING if the check
+    changes it. Values equal to the default need no check, which saves 250 us per request."""
     checks = []
     for declared in fields(options):
         if check := declared.metadata.get("check"):
@@ -48,8 +49,8 @@ def _checks(options: type) -> list[tuple[str, Callable[[str, Any], Any], Any]]:
 
 
 def takes(keywords: type, options: type) -> Callable[[F], F]:
-    """Decorate a function with `**options: Unpack[keywords]`, so that `help` and completion list the names
-    and defaults of `options`, and an unknown name raises UnknownArgument."""
+    """Decorate a function with the parameter `**options: Unpack[keywords]`. `help` and completion then list
+    the names and defaults of `options`. An unknown name raises UnknownArgument."""
     hints = get_type_hints(keywords)
     defaults = {declared.name: declared.default for declared in fields(options)}
 
@@ -77,7 +78,8 @@ def takes(keywords: type, options: type) -> Callable[[F], F]:
 
 
 def unknown(function: str, name: str, known: Iterable[str]) -> UnknownArgument:
-    """Return the error for an unknown keyword, which suggests the closest known keyword or lists all."""
+    """Return the error for an unknown keyword. The message suggests the closest known keyword, or lists all
+    keywords."""
     near = difflib.get_close_matches(name, known, 1, 0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
     return UnknownArgument(f"{function}() takes no keyword {name!r}; {hint}")

@@ -1,4 +1,4 @@
-"""Host memory that devices can import, either anonymous pages or pages of a mapped file."""
+"""Host memory that devices can import. It has anonymous pages or pages of a mapped file."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 from vkbackend.buffer import Home, aligned
 from vkbackend.errors import OutOfDeviceMemory
 
-WIPE_ON_FORK = 18  # MADV_WIPEONFORK (Linux 4.14), missing in the mmap module
+WIPE_ON_FORK = 18  # MADV_WIPEONFORK of Linux 4.14, which Python's mmap module lacks
 
 
 class HostPages:
-    """Page-aligned private anonymous memory for devices to import.
+    """Page-aligned private anonymous memory that devices import.
 
-    The mapping is private, because shared mappings count as file backed, which amdgpu refuses. A forked child
-    sees zeros, because with copy-on-write the parent could get new pages that the device does not use, and
-    without pages the child's reads would crash.
+    The mapping is private, because the amdgpu driver refuses file-backed memory, and a shared mapping is file
+    backed. In a forked child the pages contain zeros. With copy-on-write, the parent's next write could move
+    its data to new pages that the device does not use. With unmapped pages, a read by the child would crash.
     """
 
     home = Home.PAGES
@@ -47,10 +47,11 @@ class HostPages:
 
 
 class FilePages:
-    """The pages of a mapped file that contain bytes `begin`..`end`, for import like HostPages. Byte `begin`
-    is `lead` bytes after the start of the first page.
+    """The pages of a mapped file that contain bytes `begin`..`end`. Devices import them like HostPages. Byte
+    `begin` is at offset `lead` in the first page.
 
-    The pages are read-only. This object keeps the file mapped. If the file is truncated, reads raise SIGBUS.
+    The pages are read-only. The file remains mapped while this object exists. If another process truncates
+    the file, reading the pages raises SIGBUS.
     """
 
     home = Home.MAPPED
@@ -61,7 +62,7 @@ class FilePages:
         self.lead = first % page
         self.address = first - self.lead
         self.nbytes = aligned(self.lead + end - begin, page)
-        # The last page may extend past the end of the file, with zeros.
+        # If the last page extends past the end of the file, it ends with zeros.
         self.bytes = np.ctypeslib.as_array((ctypes.c_uint8 * self.nbytes).from_address(self.address))
         self.bytes.flags.writeable = False
 

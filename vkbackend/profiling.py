@@ -14,7 +14,8 @@ from vkbackend.runtime import Device
 
 
 def report_times(name: str, durations: Sequence[tuple[Dispatch | Copy, float]]) -> None:
-    """Print a line per command: device, op.variant, microseconds, GB/s of reads and writes."""
+    """Print a line per command: the device, the op and variant, microseconds, and GB/s of memory read and
+    written."""
     for command, us in durations:
         kind = f"{command.op}.{command.variant}" if isinstance(command, Dispatch) else "copy"
         nbytes = sum(r.end - r.begin for r in (*command.reads, *command.writes))
@@ -26,7 +27,8 @@ _BARS = {Scope.DEVICE: "|", Scope.TO_HOST: "|> host", Scope.FROM_HOST: "host >|"
 
 
 def report_order(name: str, recording: Recording) -> None:
-    """Print a line per segment: its commands, | for a barrier, || between submissions."""
+    """Print the commands of each segment on one line. `|` marks a barrier, and `||` marks the end of a
+    submission."""
     for i, segment in enumerate(recording.segments()):
         words = []
         for command in segment:
@@ -38,7 +40,7 @@ def report_order(name: str, recording: Recording) -> None:
 
 
 def report_values(devices: Sequence[Device], values: Mapping[str, Sequence[View | None]]) -> None:
-    """Print a line per intermediate tensor and device: shape, mean, max magnitude, first elements."""
+    """Print a line per intermediate tensor and device: shape, mean, largest magnitude and first elements."""
     for name, views in values.items():
         for device, view in zip(devices, views, strict=True):
             if view is not None:

@@ -1,7 +1,8 @@
-"""A recording lists the dispatches and copies of one device with their byte ranges, in segments.
+"""A recording is a list of dispatches and copies for one device, with the byte ranges that each reads and
+writes.
 
-A segment ends where the device must exchange data with other devices. Only this module derives barriers;
-Vulkan, numpy and null devices execute the result.
+A recording consists of segments. A segment ends when the device must exchange data with other devices. Only
+this module derives barriers. Vulkan, kompute, numpy and null devices execute recordings.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from vkbackend.buffer import Buffer, Home, View, Virtual
 
 
 class Range(NamedTuple):
-    """Bytes begin..end of a buffer."""
+    """A byte range begin..end of a buffer."""
 
     buffer: Buffer | Virtual
     begin: int
@@ -32,25 +33,27 @@ def ranges(views: Iterable[View]) -> tuple[Range, ...]:
     return tuple([Range(v.buffer, v.offset, v.offset + v.nbytes) for v in views])
 
 
-FIRST_HEAD = "first_head"  # push constant of ops with a workgroup per head in y
+FIRST_HEAD = "first_head"  # push constant of ops whose grid has one workgroup per head along its y axis
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """One run of a shader. `args` are storage views in binding order. `step` is the StepParams view, at
-    offset 0 of its buffer; None if unused."""
+    """A dispatch of a compute shader. `args` are views of storage buffers in binding order. `step` is the
+    view of StepParams, or None if the shader does not read StepParams."""
 
     op: str
     variant: str
     args: tuple[View, ...]
-    written: tuple[int, ...]  # indices into args that the shader writes
-    push: tuple[tuple[str, int | float], ...]  # named push constants, after the word offsets of args
-    consts: tuple[tuple[str, int], ...]  # named specialization constants, in the order of their ids
+    written: tuple[int, ...]  # Indices of the args that the shader writes.
+    # Named push constants. The word offsets of the args precede them.
+    push: tuple[tuple[str, int | float], ...]
+    consts: tuple[tuple[str, int], ...]  # Named specialization constants in the order of their ids.
     groups: tuple[int, int, int]
     step: View | None = None
     label: str = ""
     flops: int = 0
-    addressed: bool = False  # args are passed as 64-bit addresses, not bindings and word offsets
+    # the shader gets 64-bit addresses of the args in place of bindings and word offsets
+    addressed: bool = False
     reads: tuple[Range, ...] = field(init=False, compare=False, repr=False)
     writes: tuple[Range, ...] = field(init=False, compare=False, repr=False)
 
@@ -61,11 +64,12 @@ class Dispatch:
 
     @property
     def bound(self) -> tuple[View, ...]:
-        """Views that are bound as storage buffers."""
+        """Return the views that are bound as storage buffers."""
         return () if self.addressed else self.args
 
     def parts(self, n: int) -> list[Dispatch]:
-        """Split the heads over up to `n` dispatches. Ops without FIRST_HEAD are not split."""
+        """Split the heads over up to `n` dispatches. An op without the push constant FIRST_HEAD is not
+        split."""
         push, (x, heads, z) = dict(self.push), self.groups
         n = min(n, heads) if FIRST_HEAD in push else 1
         if n == 1:
@@ -98,7 +102,7 @@ class Copy:
 
 
 class Scope(Enum):
-    """The writers before a barrier and the readers after it."""
+    """Whose writes before a barrier are visible to whose reads after the barrier."""
 
     DEVICE = "device -> device"
     TO_HOST = "device -> host"
@@ -107,8 +111,9 @@ class Scope(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """Later commands wait for earlier commands. Each side always has the compute stage, but the transfer
-    stage only if that side has copies, because a needless stage makes some GPUs wait for more."""
+    """Makes later commands wait for earlier commands. Both stage masks have the compute stage. The source or
+    destination mask has the transfer stage only if there are copies before or after the barrier, because an
+    unused stage makes some GPUs wait longer."""
 
     scope: Scope
     after_copies: bool = True
@@ -117,15 +122,15 @@ class Barrier:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """End of a segment: the host and other devices read this device's writes to host memory, and may rewrite
-    host memory before the next segment."""
+    """Ends a segment. The host and other devices then read what this device wrote to host memory. They may
+    change host memory before the next segment."""
 
     label: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """End of a submission inside a segment, to stay below the driver's watchdog."""
+    """Ends a submission within a segment, because a driver's watchdog limits the duration of a submission."""
 
 
 Access = Dispatch | Copy
@@ -136,8 +141,8 @@ HOST_HOMES = (Home.STAGING, Home.PAGES)
 
 @dataclass(slots=True)
 class Recording:
-    """A named list of commands. Append with `dispatch`, `copy` and `exchange`; then call `place` and
-    `derive_barriers`."""
+    """A named list of commands. The methods `dispatch`, `copy` and `exchange` append commands. Then call
+    `place` and `derive_barriers`."""
 
     name: str
     commands: list[Command] = field(default_factory=list)
@@ -156,7 +161,8 @@ class Recording:
         return (c for c in self.commands if isinstance(c, Dispatch | Copy))
 
     def segments(self) -> list[list[Command]]:
-        """Return the commands between exchanges, which are one segment more than exchanges."""
+        """Return the commands of each segment. The number of segments is one more than the number of
+        exchanges."""
         parts: list[list[Command]] = [[]]
         for command in self.commands:
             if isinstance(command, Exchange):
@@ -185,8 +191,8 @@ class Recording:
 
 
 def interleave(a: Recording, b: Recording, label: str) -> Recording:
-    """Alternate the segments of two recordings, with exchanges between the segments. The exchange after a
-    recording's last segment has `label`. The shorter recording gets empty segments."""
+    """Merge two recordings by alternating their segments. If one recording has fewer segments, empty segments
+    are added to it. The exchanges that are added get `label`."""
     lanes = [(r.segments(), exchanges(r)) for r in (a, b)]
     n = max(len(segments) for segments, _ in lanes)
     commands: list[Command] = []
@@ -197,29 +203,29 @@ def interleave(a: Recording, b: Recording, label: str) -> Recording:
     return Recording(a.name, commands[:-1])
 
 
-# Some drivers reset submissions longer than 2 s.
+# Some drivers reset the device if a submission takes more than 2 s.
 SUBMISSION_S = 0.5
 OVER_BUS = (Home.HOST, Home.STAGING, Home.PAGES, Home.MAPPED)
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Bytes per second that a device reads from its memory and from host memory. The defaults suit the
-    slowest GPUs worth using."""
+    """The bytes per second that a device reads from its own memory and from host memory. The defaults are for
+    slow GPUs."""
 
     memory: float = 10e9
     host: float = 10e9
 
     @property
     def flops(self) -> float:
-        """Estimated FLOP/s, ten per byte of bandwidth. GPUs without matrix units have a peak of 15 (a small
-        integrated GPU with one channel of DDR4) to 80. Long products reach two thirds of it, so ten is
-        safe."""
+        """Estimate the FLOP/s as 10 per byte/s of memory bandwidth. The peak of GPUs without matrix units is
+        15 to 80 FLOP per byte; 15 is a small integrated GPU with one channel of DDR4. Long products reach two
+        thirds of the peak, so 10 is a lower bound."""
         return 10 * self.memory
 
     def seconds(self, command: Access) -> float:
-        """Estimate the most time a command takes, if its reads overlap with arithmetic but not with each
-        other."""
+        """Estimate the longest time of a command. The estimate assumes that reads overlap with arithmetic but
+        not with other reads."""
         over_bus = in_memory = 0
         for r in command.reads:
             if isinstance(r.buffer, Buffer) and r.buffer.home in OVER_BUS:
@@ -234,8 +240,8 @@ SLOW = Pace()
 
 
 def cut_long(recording: Recording, pace: Pace = SLOW) -> Recording:
-    """Insert Cuts so that each submission's estimate is below SUBMISSION_S. Split longer dispatches if
-    possible."""
+    """Insert Cuts so that each submission's estimated time is below SUBMISSION_S. A longer dispatch is split
+    by heads if its op allows."""
     commands: list[Command] = []
     spent = 0.0
     for command in chain.from_iterable(_in_parts(c, pace) for c in recording.commands):
@@ -264,11 +270,12 @@ def _is_host(ranges: Iterable[Range]) -> bool:
 def derive_barriers(recording: Recording) -> Recording:
     """Insert barriers between dependent commands.
 
-    A barrier covers all memory. It is inserted before a command that accesses a range written since the last
-    barrier, or writes a range read since then. A segment begins with FROM_HOST, which also makes the writes
-    of earlier segments visible (waiting for a segment orders only execution), and ends with TO_HOST if it
-    wrote host memory. A barrier waits for copies only if a copy was recorded since the last barrier, and
-    blocks copies only if a copy follows in the segment.
+    A barrier covers all memory. A command needs a barrier if it accesses a range that was written since the
+    previous barrier, or writes a range that was read since that barrier. A segment begins with a FROM_HOST
+    barrier, which also makes the writes of earlier segments visible, because waiting for a segment orders
+    only execution. A segment that writes host memory ends with a TO_HOST barrier. A barrier waits for copies
+    only if a copy was recorded since the previous barrier. It delays copies only if a copy follows in the
+    segment.
     """
     commands: list[Command] = []
     marks = exchanges(recording)
@@ -299,7 +306,8 @@ def derive_barriers(recording: Recording) -> Recording:
 
 
 def push_constants(dispatch: Dispatch, heads: Sequence[int]) -> bytes:
-    """Return the bytes of `heads` (word offset or address per arg), followed by the named push constants."""
+    """Return the bytes of all push constants. They begin with `heads`, the word offset or address of each
+    arg. The named push constants follow."""
     words = struct.pack(f"{len(heads)}{'Q' if dispatch.addressed else 'I'}", *heads)
     for _, value in dispatch.push:
         words += struct.pack("f", value) if isinstance(value, float) else struct.pack("I", value & 0xFFFFFFFF)

@@ -1,7 +1,7 @@
-"""RoPE tables: cos and sin per pair and position, computed on the host in float64.
+"""RoPE tables. The host computes cos and sin for each position and pair of dimensions in float64.
 
-Scaling (linear, YaRN) and frequency factors are applied here. Shaders only rotate, because a driver's sin and
-cos may be off by 1e-4.
+This module also applies scaling (linear, YaRN) and frequency factors. Shaders do not compute sin and cos,
+because a driver's sin and cos may have an error of 1e-4.
 """
 
 from __future__ import annotations
@@ -19,21 +19,20 @@ SCALINGS = ("none", "linear", "yarn")
 
 @dataclass(frozen=True, slots=True)
 class RopeTable:
-    """Angles theta_i(pos) = pos * freq_base^(-2i / n_rot) / freq_factors[i], scaled.
+    """Computes the angles theta_i(pos) = pos * freq_base^(-2i / n_rot) / freq_factors[i] and scales them.
 
-    `linear` divides theta by `factor`. `yarn` (Peng et al. 2023, arXiv:2309.00071) divides theta only for
-    slow pairs, which make fewer than `beta_slow` turns in `orig_ctx` positions, does not change pairs with
-    more than `beta_fast` turns, and interpolates between the two. `yarn` also multiplies cos and sin by 1 +
-    0.1 ln(factor).
+    The scaling `linear` divides theta by `factor`. The scaling `yarn` (Peng et al. 2023, arXiv:2309.00071)
+    does this only for pairs that make fewer than `beta_slow` turns in `orig_ctx` positions. It does not
+    change pairs with more than `beta_fast` turns, and interpolates for the pairs between these limits. YaRN
+    also multiplies cos and sin by 1 + 0.1 ln(factor).
 
-    `attn_factor` multiplies cos and sin under every scaling. A `temperature` t multiplies cos and sin at
-    position p by 1 + t ln(1 + floor((p + temperature_offset) / temperature_length)), so rotating q also
-    scales q.
+    Cos and sin are always multiplied by `attn_factor`. A `temperature` t multiplies them at position p by 1 +
+    t ln(1 + floor((p + temperature_offset) / temperature_length)). This scales q as well.
 
-    `sections` is the number of pairs for each component of a position: time, height, width and a fourth (Wang
-    et al. 2024, arXiv:2409.12191). The pairs of a component are contiguous or `interleaved`. In text the
-    first three components equal the position and the fourth is 0, so the pairs of the fourth do not rotate.
-    Raises InvalidArgument for bad values.
+    `sections` divides the pairs among the four components of a multimodal position: time, height, width and
+    an unused one (Wang et al. 2024, arXiv:2409.12191). The pairs of a component are contiguous or
+    `interleaved`. For text, time, height and width are all equal to the token's position. The fourth
+    component is 0, so its pairs do not rotate. Raises InvalidArgument for bad values.
     """
 
     n_rot: int
@@ -45,7 +44,7 @@ class RopeTable:
     attn_factor: float = 1.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    ext_factor: float = 1.0  # yarn: weight of the unscaled angle in the fast pairs
+    ext_factor: float = 1.0  # YaRN's weight of the unscaled angle in pairs above `beta_fast`
     temperature: float = 0.0
     temperature_length: int = 1
     temperature_offset: int = 0
@@ -86,7 +85,7 @@ class RopeTable:
 
     @property
     def frequencies(self) -> np.ndarray:
-        """Radians per position, float64 [n_rot / 2]."""
+        """Return each pair's radians per position, float64 [n_rot / 2]."""
         theta = self.freq_base ** (-2.0 * np.arange(self.n_rot // 2) / self.n_rot) * self._turns
         if self.freq_factors is not None:
             theta = theta / np.asarray(self.freq_factors, np.float64)
@@ -103,7 +102,7 @@ class RopeTable:
 
     @property
     def _turns(self) -> np.ndarray:
-        """Whether each pair is for time, height or width, bool [n_rot / 2]."""
+        """Return whether each pair belongs to time, height or width, bool [n_rot / 2]."""
         if not self.sections:
             return np.ones(self.n_rot // 2, bool)
         time, height, width, _ = self.sections
@@ -118,13 +117,14 @@ class RopeTable:
         return self.attn_factor * (1.0 + 0.1 * math.log(self.factor) if grown else 1.0)
 
     def _pair_turning(self, rotations: float) -> float:
-        """Return the fractional index of the pair that makes `rotations` turns in `orig_ctx` positions."""
+        """Return the index of the pair that makes `rotations` turns in `orig_ctx` positions. The index has a
+        fraction."""
         return (
             self.n_rot * math.log(self.orig_ctx / (rotations * 2 * math.pi)) / (2 * math.log(self.freq_base))
         )
 
     def rows(self, positions: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Return (cos, sin) at each position, float32 [n, n_rot / 2, 2]."""
+        """Return cos and sin at each position, float32 [n_positions, n_rot / 2, 2]."""
         at = np.asarray(positions, np.float64)[:, None]
         angles = at * self.frequencies
         size = self.magnitude * (

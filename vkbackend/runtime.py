@@ -1,7 +1,8 @@
-"""The runtime interface of a device (Vulkan, numpy, null) for meta/ and the op tests.
+"""The interface that every runtime implements for its devices. The folder meta/ and the op tests use it.
 
-Only handles, bytes and integers pass through this interface. A device runs executables built from recordings.
-The device's queue numbers all segments 1, 2, 3, ..., and the host sets up to which number they may run.
+Only handles, bytes and integers pass through this interface. A device builds an executable from a recording
+and runs it. The device's queue numbers the submitted segments 1, 2, 3 and so on. The host sets the largest
+number that may run.
 """
 
 from __future__ import annotations
@@ -29,23 +30,23 @@ class Executable(ABC):
     n_segments: int
 
     def report(self) -> None:  # noqa: B027 - only devices with timestamps report
-        """At DEBUG=2 print the time of every command of the last replay, which must have finished."""
+        """With DEBUG=2, print the time of every command of the last replay. The replay must have finished."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release the executable, which must not be running unless the device is abandoned."""
+        """Release the executable. It must not be running, except on an abandoned device."""
 
 
 class Queue(ABC):
-    """Runs segments in order. Except for the first, each segment of an executable waits until `allow` reaches
-    its number."""
+    """Runs segments in order. Each segment of an executable, except the first, waits until `allow` is called
+    with its number or a larger number."""
 
-    ahead: bool  # segments may be submitted before they are allowed
-    submitted: int = 0  # number of the last submitted segment
+    ahead: bool  # Whether segments may be submitted before they are allowed to run.
+    submitted: int = 0  # The number of the last submitted segment.
 
     @abstractmethod
     def submit(self, executable: Any, first: int, count: int) -> None:
-        """Submit `count` segments of `executable`, from segment `first` on, under the next numbers."""
+        """Submit `count` segments of `executable`, from segment `first` on. They get the next numbers."""
 
     @abstractmethod
     def completed(self) -> int:
@@ -53,20 +54,22 @@ class Queue(ABC):
 
     @abstractmethod
     def allow(self, number: int) -> None:
-        """Let segments up to `number` run."""
+        """Allow the segments up to `number` to run."""
 
     @abstractmethod
     def wait(self, number: int, timeout_s: float) -> bool:
-        """Wait until `completed() >= number`. Returns False after `timeout_s` seconds."""
+        """Wait until segment `number` has finished. Returns False if that takes more than `timeout_s`
+        seconds."""
 
 
-QUEUE_REFUSED = "submit", "completed", "allow", "wait"  # calls that raise in a forked child
+QUEUE_REFUSED = "submit", "completed", "allow", "wait"  # methods that raise an error in a forked child
 
 
 class Device(ABC):
-    """A logical device with memory, executables and a queue. It belongs to the process that opened it."""
+    """A logical device with memory, executables and a queue. Only the process that opened a device may use
+    it."""
 
-    # Calls that raise in a forked child, and calls that do nothing there.
+    # In a forked child, REFUSED methods raise an error and IGNORED methods do nothing.
     REFUSED: ClassVar[tuple[str, ...]] = (
         *("buffer", "import_pages", "free_nbytes", "write", "read", "flush", "invalidate"),
         *("compile", "build", "replay", "run"),
@@ -76,15 +79,15 @@ class Device(ABC):
     name: str
     limits: Limits
     queue: Queue
-    counts: Counter[str]  # live objects by kind
-    created: int  # objects ever created; constant during decode
-    nbytes: Counter[Home]  # memory in use by purpose
-    abandoned: bool = False  # the device stopped answering and must not be released
-    imports_pages: bool = False  # if False, `import_pages` always fails
-    maps_files: bool = False  # runs on the host, so it can read a model file's pages
-    compiled: Callable[[], None] | None = None  # called after each shader compilation
-    has_codebooks: bool = False  # codebooks take device memory (codebooks.py)
-    host: str = ""  # name of the device's host; empty for this host
+    counts: Counter[str]  # The number of existing objects of each kind.
+    created: int  # The number of objects created so far. It does not grow during decode.
+    nbytes: Counter[Home]  # The bytes in use for each purpose.
+    abandoned: bool = False  # True if the device does not respond. Its objects must not be released.
+    imports_pages: bool = False  # Whether the device can import host pages.
+    maps_files: bool = False  # Whether the device can import pages of a model file.
+    compiled: Callable[[], None] | None = None  # Called after each shader compilation.
+    has_codebooks: bool = False  # Whether codebooks use device memory.
+    host: str = ""  # The name of the device's machine, or "" for this machine.
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         device = super().__new__(cls)
@@ -92,8 +95,8 @@ class Device(ABC):
         return device
 
     def disown(self) -> None:
-        """Refuse calls in a forked child, which has no driver threads and could disturb the parent's
-        device."""
+        """Disable this object in a forked child. The child has no driver threads, and its calls could disturb
+        the parent's device."""
 
         def refuse(*_: Any, **__: Any) -> None:
             raise forks.refusal(self.name)
@@ -112,66 +115,66 @@ class Device(ABC):
 
     @property
     def physical(self) -> DeviceInfo | None:
-        """The physical device; None for numpy and null devices."""
+        """Return the physical device, or None for numpy and null devices."""
         return None
 
     @abstractmethod
     def buffer(self, nbytes: int, home: Home, label: str) -> Buffer:
-        """Allocate memory; raises OutOfDeviceMemory."""
+        """Allocate a buffer. Raises OutOfDeviceMemory."""
 
     @abstractmethod
     def free(self, buffer: Buffer) -> None:
         """Free the memory of a buffer."""
 
     def free_nbytes(self) -> int | None:
-        """Return the bytes of device memory available to this process; None if unknown."""
+        """Return the bytes of device memory that this process can still allocate, or None if unknown."""
         return None
 
     def import_pages(self, pages: Pages, label: str) -> Buffer:
-        """Import host pages as a buffer; raises UnsupportedFeature."""
+        """Import host pages as a buffer. Raises UnsupportedFeature."""
         raise UnsupportedFeature(f"{self.name} cannot import host memory")
 
     @abstractmethod
     def write(self, view: View, data: np.ndarray) -> None:
-        """Copy an array (of any strides and the same size) into `view` synchronously; the device must be
+        """Copy an array into `view` and wait for the copy. The array may have any strides. The device must be
         idle."""
 
     @abstractmethod
     def read(self, view: View) -> np.ndarray:
-        """Return the bytes of `view` as a new uint8 array."""
+        """Return a copy of the bytes of `view` as a uint8 array."""
 
     def drop_upload(self) -> None:  # noqa: B027 - a no-op if the host writes device memory itself
-        """Free the memory that only `write` needs, after loading."""
+        """Free the staging buffer of `write`. This is called after loading."""
 
     def compile(self, recording: Recording) -> None:  # noqa: B027 - `build` compiles as well
-        """Compile a recording's programs. Several devices may compile concurrently."""
+        """Compile the pipelines of a recording. Several devices may compile concurrently."""
 
     def compile_ahead(self, recording: Recording) -> None:  # noqa: B027 - as above
-        """Start to compile a recording's programs in the background; later requests are compiled first.
-        Errors are raised when a program is requested."""
+        """Start to compile the pipelines of a recording in the background. Pipelines that are requested later
+        are compiled first. A compile error is raised when its pipeline is requested."""
 
     @abstractmethod
     def build(self, recording: Recording) -> Executable:
-        """Build an executable from a placed recording with barriers."""
+        """Build an executable from a recording that has addresses and barriers."""
 
     def flush(self, buffer: Buffer) -> None:  # noqa: B027 - a no-op unless memory is not coherent
-        """Make host writes to a host-visible buffer visible to the device."""
+        """Make the host's writes to a host-visible buffer visible to the device."""
 
     def invalidate(self, buffer: Buffer) -> None:  # noqa: B027
-        """Make device writes to a host-visible buffer visible to the host."""
+        """Make the device's writes to a host-visible buffer visible to the host."""
 
     def settle(self) -> bool:
-        """Allow all submitted work to run and wait for its end. Returns False on timeout."""
+        """Allow all submitted segments to run and wait for them. Returns False on timeout."""
         return True
 
     @abstractmethod
     def close(self) -> None:
-        """Release everything, so that `counts` is empty."""
+        """Release all objects of the device. `counts` is then empty."""
 
     def replay(self, executable: Executable) -> None:
-        """Run an executable and wait for it, for tests, loading and measurements.
+        """Run an executable and wait for it. Tests, loading and measurements use this.
 
-        Raises Timeout; after a timeout the device can only be closed.
+        Raises Timeout. After a timeout, `close` is the only valid call.
         """
         try:
             self.queue.submit(executable, 0, executable.n_segments)

@@ -1,7 +1,7 @@
-"""Sorts the commands of a segment by dependency depth, so that independent commands run concurrently.
+"""Sorts the commands of a segment by dependency depth, so that independent commands can run concurrently.
 
-In a model's order (q, rope of q, k, rope of k, ...) nearly every command needs a barrier. Sorted by depth, q,
-k and v share a barrier.
+A model records q, RoPE of q, k and RoPE of k in this order. Nearly every command then needs a barrier. After
+sorting, one barrier follows the products q, k and v.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from vkbackend.recording import Command, Copy, Cut, Dispatch, Range, Recording, 
 
 
 def by_depth(recording: Recording) -> Recording:
-    """Sort each segment stably by depth. A command's depth is 1 + the largest depth of the earlier
-    commands that it conflicts with."""
+    """Sort the commands of each segment by depth. Commands of equal depth remain in order. The depth of a
+    command is 1 + the largest depth of the earlier commands that it must wait for, or 0 if it need not
+    wait."""
     commands: list[Command] = []
     marks = exchanges(recording)
     for i, segment in enumerate(recording.segments()):

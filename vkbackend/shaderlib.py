@@ -1,8 +1,9 @@
-"""SPIR-V of every (op, variant) in `shaders/variants.toml`.
+"""Provides the SPIR-V module of every op and variant in `shaders/variants.toml`.
 
-A module comes from `shaders/spv/` (whose index has hashes of sources and modules), the user's cache, or the
-compiler. So changed sources and damaged modules are compiled again, and a wheel needs no
-compiler. Drivers do not check modules; a truncated module crashes some drivers.
+A module comes from `shaders/spv/`, the user's cache, or the compiler. The index of `shaders/spv/` has hashes
+of sources and modules. If a source has changed or a module is damaged, the shader is compiled again. A wheel
+contains all modules, so it needs no compiler. Drivers do not check modules, and a truncated module crashes
+some drivers.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from vkbackend import cache_folder, env
 from vkbackend.errors import UnsupportedFeature
 
 COMPILER = "glslangValidator"
-PRIVATE = ".glslang"  # folder in a checkout with a newer compiler and its libc (tools/setup.sh)
-_NEW = 13  # the first glslang with GL_KHR_cooperative_matrix
-_NEEDS_NEW = "API_KHR"  # define of variants that use GL_KHR_cooperative_matrix
+PRIVATE = ".glslang"  # A folder of the checkout. tools/setup.sh installs a newer glslang and its libc there.
+_NEW = 13  # The first glslang version with GL_KHR_cooperative_matrix.
+_NEEDS_NEW = "API_KHR"  # The define of variants that use GL_KHR_cooperative_matrix.
 TARGET = "vulkan1.1"
 _SPIRV_MAGIC, _HEADER_WORDS = b"\x03\x02\x23\x07", 5
 _FUNCTION, _FUNCTION_END, _FUNCTION_CALL = 54, 56, 57  # opcodes
@@ -42,7 +43,8 @@ def shaders_dir() -> Path:
 
 @cache
 def manifest() -> dict[str, dict[str, dict[str, str]]]:
-    """Return op -> variant -> {axis: value}, in the order of variants.toml."""
+    """Return a dict of ops in the order of variants.toml. Each op maps the names of its variants to {axis:
+    value}."""
     tables: dict[str, Any] = _variants_toml()
     ops = {op: axes for op, axes in tables.items() if isinstance(axes, dict)}
     return {
@@ -55,12 +57,12 @@ def manifest() -> dict[str, dict[str, dict[str, str]]]:
 
 
 def types_of(op: str) -> frozenset[str]:
-    """Return the weight formats for which the op has a variant."""
+    """Return the weight formats that the op has variants for."""
     return frozenset(axes["TYPE"] for axes in manifest()[op].values() if "TYPE" in axes)
 
 
 def weight_types() -> tuple[str, ...]:
-    """Return the weight formats for which embed and every matrix op have a variant."""
+    """Return the weight formats that embed and every matrix op have variants for."""
     return tuple(_variants_toml()["weights"])
 
 
@@ -75,15 +77,15 @@ def variants() -> list[tuple[str, str]]:
 
 
 def defines(op: str, variant: str) -> list[str]:
-    """Return the preprocessor names of a variant; TYPE = q8_0 gives TYPE_Q8_0."""
+    """Return the preprocessor defines of a variant. For example, TYPE = q8_0 gives TYPE_Q8_0."""
     return [f"{axis}_{value.upper()}" for axis, value in manifest()[op][variant].items()]
 
 
 def sources(op: str) -> list[Path]:
-    """Return the op's `.comp` file and all files it includes, each once."""
+    """Return the op's `.comp` file and every file that it includes directly or indirectly."""
     root = shaders_dir()
     paths = [root / f"{op}.comp"]
-    for path in paths:  # `paths` grows during the loop
+    for path in paths:  # the loop also visits the files that it appends
         for name in _INCLUDE.findall(path.read_text()):
             if (include := root / name) not in paths:
                 paths.append(include)
@@ -109,7 +111,8 @@ class Compiler(NamedTuple):
 
 
 def private_tool(name: str) -> tuple[str, ...] | None:
-    """Return the command for a tool in PRIVATE, with the loader and libc of PRIVATE; None if missing."""
+    """Return the command that runs a tool of the folder PRIVATE with that folder's loader and libc. Return
+    None if the tool is missing."""
     prefix = shaders_dir().parent / PRIVATE
     loaders = sorted((prefix / "lib").glob("ld-linux*"))
     if not loaders or not (prefix / name).exists():
@@ -139,8 +142,7 @@ def is_available(op: str, variant: str) -> bool:
 
 
 def compile_variant(op: str, variant: str) -> bytes:
-    """Compile a variant to SPIR-V. Raises UnsupportedFeature, with the compiler's output for a refused
-    source."""
+    """Compile a variant to SPIR-V. Raises UnsupportedFeature with the compiler's messages."""
     root = shaders_dir()
     if (compiler := compiler_of(op, variant)) is None:
         lacks, advice = COMPILER, "install it (Debian/Ubuntu: apt install glslang-tools)"
@@ -166,7 +168,7 @@ def compile_variant(op: str, variant: str) -> bytes:
         ) from None
     if done.returncode:
         raise UnsupportedFeature(f"{COMPILER} refused {op}.{variant}:\n{done.stdout}{done.stderr}")
-    if not is_complete(code):  # glslang reports success on a full disk
+    if not is_complete(code):  # glslang exits with 0 even if the disk is full
         raise UnsupportedFeature(
             f"{COMPILER} wrote {len(code)} bytes of {op}.{variant}, which is not all; free space in "
             f"{tempfile.gettempdir()}, or name another folder (TMPDIR)"
@@ -175,8 +177,9 @@ def compile_variant(op: str, variant: str) -> bytes:
 
 
 def is_complete(code: bytes) -> bool:
-    """Whether the bytes are a complete SPIR-V module. Instructions begin with their length in words and
-    must fill the module, the last must end a function, and every called function must be defined."""
+    """Return whether the bytes are a complete SPIR-V module. Every instruction begins with its length, and
+    the lengths must add up to the module's length. The last instruction must end a function, and every called
+    function must be defined."""
     if len(code) % 4 or not code.startswith(_SPIRV_MAGIC):
         return False
     words, at, opcode = memoryview(code).cast("I"), _HEADER_WORDS, 0
@@ -199,7 +202,8 @@ _making: dict[tuple[str, str], Lock] = {}
 
 def spirv(op: str, variant: str) -> bytes:
     """Return the SPIR-V module of a variant. Raises UnsupportedFeature."""
-    with _making.setdefault((op, variant), Lock()):  # threads that need the same module compile it once
+    # if several threads need a module, one thread compiles it
+    with _making.setdefault((op, variant), Lock()):
         return _spirv(op, variant)
 
 
@@ -219,11 +223,12 @@ def _spirv(op: str, variant: str) -> bytes:
 
 
 def build(folder: Path) -> int:
-    """Write the SPIR-V of all variants and an index to `folder`, without variants that need a newer compiler.
-    Returns the number of modules."""
+    """Write the SPIR-V of all variants and an index to `folder`. Variants that need a newer compiler are
+    skipped. Returns the number of modules."""
     able = [(op, variant) for op, variant in variants() if compiler_of(op, variant) or not compilers()]
     index: dict[str, list[str]] = {}
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # threads, because each waits for a process
+    # threads suffice, because each waits for a compiler process
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         for (op, variant), code in zip(able, pool.map(lambda pair: spirv(*pair), able), strict=True):
             write_atomic(folder / f"{op}.{variant}.spv", code)
             index[f"{op}.{variant}"] = [source_key(op, variant), _hash(code)]
@@ -240,7 +245,7 @@ def write_atomic(path: Path, data: bytes) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
-        os.chmod(name, 0o644)  # a wheel would keep mkstemp's 0600
+        os.chmod(name, 0o644)  # mkstemp sets mode 0600, which a wheel would preserve
         os.replace(name, path)
     except OSError:
         Path(name).unlink(missing_ok=True)
@@ -256,7 +261,7 @@ def _is_shipped(op: str, variant: str) -> bool:
 
 
 def _shipped(op: str, variant: str) -> bytes | None:
-    """Return the module in the package; None if missing, outdated or damaged."""
+    """Return the module that the package contains, or None if it is missing, outdated or damaged."""
     if not _is_shipped(op, variant):
         return None
     path = _spv_dir() / f"{op}.{variant}.spv"

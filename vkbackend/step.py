@@ -1,7 +1,7 @@
-"""StepParams: the values that change with every token, in one uniform block of at most 16 KiB.
+"""StepParams is a uniform block of at most 16 KiB. It has the values that change with every token.
 
-Layout: std140, as in `shaders/lib/step.glsl`. RoPE's cos and sin are in a storage buffer (f32 [n_rows,
-n_rot / 2, 2]), because 512 rows exceed the guaranteed uniform range.
+The layout is std140 and matches `shaders/lib/step.glsl`. The cos and sin of RoPE are in a storage buffer, f32
+[n_rows, n_rot / 2, 2]. For 512 rows they exceed the 16 KiB that Vulkan guarantees for a uniform block.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from enum import IntEnum
 
 import numpy as np
 
-MAX_ROWS = 512  # rows of one micro-batch
-MAX_RUNS = 128  # sequences in one micro-batch
-FEW_RUNS = 5  # fewer runs are written run by run, which is faster than with numpy arrays
-MAX_SNAPSHOTS = 64  # recurrent states stored per slot; cell numbers have 16 bits
+MAX_ROWS = 512  # The most rows of a micro-batch.
+MAX_RUNS = 128  # The most runs of a micro-batch.
+FEW_RUNS = 5  # For fewer runs, a loop in Python is faster than numpy arrays.
+MAX_SNAPSHOTS = 64  # The most stored recurrent states per slot. Cell numbers have 16 bits.
 
 _HEADER, _RUNS, _ROWS, _OUTPUTS = 0, 4, 4 + 4 * MAX_RUNS, 4 + 4 * MAX_RUNS + 4 * MAX_ROWS
 STEP_WORDS = _OUTPUTS + MAX_ROWS
@@ -24,9 +24,9 @@ STEP_NBYTES = 4 * STEP_WORDS  # 12,304
 
 @dataclass(slots=True)
 class Run:
-    """Consecutive rows of one sequence; row `first_row + i` has position `first_pos + i`. `states`: the cell
-    from which the recurrent state is read (except at position 0) and the cell to which it is written; None
-    stands for the slot's number."""
+    """Consecutive rows of one sequence. Row `first_row + i` has position `first_pos + i`. `states` are two
+    cells of the recurrent state: the cell to read and the cell to write. A run at position 0 reads no state.
+    If `states` is None, both cells are the slot's number."""
 
     slot: int
     first_row: int
@@ -36,12 +36,12 @@ class Run:
 
 
 class Mix(IntEnum):
-    """The kind of rows in a step, which selects kernels. (An IntEnum hashes three times as fast as an Enum,
-    and every step looks up its recording.)"""
+    """The kind of rows in a step. It selects the kernels. This is an IntEnum because hashing is three times
+    as fast as for an Enum, and every step looks up its recording in a dict."""
 
-    DECODE = 1  # few rows, or runs of one row each
-    PREFILL = 2  # longer runs
-    BOTH = 3  # runs of one row each, then longer runs
+    DECODE = 1  # Few rows, or only runs of one row.
+    PREFILL = 2  # Only longer runs.
+    BOTH = 3  # Runs of one row, then longer runs.
 
 
 def n_single(runs: Sequence[Run]) -> int:
@@ -49,8 +49,8 @@ def n_single(runs: Sequence[Run]) -> int:
 
 
 def cut_runs(runs: Sequence[Run], at: int) -> tuple[list[Run], list[Run]]:
-    """Divide the runs at row `at`, and count the rows of both parts from 0. If a run crosses `at`,
-    the second part continues from the state of the first part."""
+    """Divide the runs at row `at` into two lists. Row numbers begin at 0 in both lists. If a run crosses
+    `at`, its second part continues from the recurrent state of its first part."""
     front, back = [], []
     for run in runs:
         n = min(max(at - run.first_row, 0), run.n_rows)
@@ -64,7 +64,7 @@ def cut_runs(runs: Sequence[Run], at: int) -> tuple[list[Run], list[Run]]:
 
 
 class StepParams:
-    """Numpy views of a StepParams block; `words` is uint32 [STEP_WORDS], e.g. mapped memory."""
+    """Numpy views of a StepParams block. `words` is uint32 [STEP_WORDS] and may be mapped device memory."""
 
     def __init__(self, words: np.ndarray | None = None) -> None:
         self.words = np.zeros(STEP_WORDS, np.uint32) if words is None else words
@@ -96,8 +96,9 @@ class StepParams:
         outputs: Sequence[int],
         mix: Mix = Mix.DECODE,
     ) -> None:
-        """Describe a step by the `tokens` of all rows, the `runs` that cover the rows in order, and the
-        output rows. With BOTH, the leading runs of one row each are decoded."""
+        """Write the parameters of a step. `tokens` has the token of each row, `runs` cover the rows in order,
+        and `outputs` are the rows that need logits. With Mix.BOTH, the decode kernels compute the leading
+        runs of one row."""
         n_rows, n_runs = len(tokens), len(runs)
         assert n_rows <= MAX_ROWS and n_runs <= MAX_RUNS and len(outputs) <= MAX_ROWS, (n_rows, n_runs)
         n_decode = n_rows if mix is Mix.DECODE else n_single(runs) if mix is Mix.BOTH else 0

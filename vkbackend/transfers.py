@@ -1,7 +1,7 @@
-"""Synchronous transfers outside recordings, for loading, tests and measurements.
+"""Synchronous transfers outside of recordings. Loading, tests and measurements use them.
 
-Host-visible memory is accessed directly. Other memory uses a staging buffer that exists only during loading.
-Runtimes implement the copy between buffers.
+The host accesses host-visible memory directly. Transfers to other memory use a staging buffer that exists
+only during loading. Each runtime implements the copy between buffers.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from vkbackend.buffer import ALIGN, Buffer, Home, View
 from vkbackend.host_copy import copy_into
 from vkbackend.recording import HOST_HOMES
 
-UPLOAD_NBYTES = 32 << 20  # filled and copied in two halves
+UPLOAD_NBYTES = 32 << 20  # size of the staging buffer, which has two halves
 
 
 class Memory(Protocol):
-    """The interface of a device or its memory for the staging buffer."""
+    """The methods of a device that the staging buffer needs."""
 
     def buffer(self, nbytes: int, home: Home, label: str) -> Buffer: ...
 
@@ -52,7 +52,7 @@ class Transfers(ABC):
         upload, half = self._upload_buffer(), UPLOAD_NBYTES // 2
         offset, sent = view.offset, None
         for i, piece in enumerate(_pieces(data, half)):
-            at = i % 2 * half  # fill one half while the device copies the other
+            at = i % 2 * half  # the host fills half of the buffer while the device copies the other half
             filled = self._filler().submit(copy_into, upload.host[at : at + piece.size], piece)
             if sent:
                 self._send(*sent)
@@ -71,7 +71,7 @@ class Transfers(ABC):
         buffer = view.buffer
         assert isinstance(buffer, Buffer)
         if buffer.host is not None:
-            if buffer.home not in HOST_HOMES:  # for HOST_HOMES recordings have barriers
+            if buffer.home not in HOST_HOMES:  # for HOST_HOMES, recordings contain the barriers
                 self._order()
             self._memory.invalidate(buffer)
             return np.array(buffer.host[view.offset : view.end])
@@ -103,18 +103,18 @@ class Transfers(ABC):
 
     @abstractmethod
     def _copy(self, src: Buffer, src_at: int, dst: Buffer, dst_at: int, nbytes: int) -> None:
-        """Copy bytes between buffers after all submitted work; offsets are multiples of 4."""
+        """Copy bytes between buffers after all submitted work. Offsets are multiples of 4."""
 
     @abstractmethod
     def _order(self) -> None:
-        """Wait for the device's writes and make them visible to the host."""
+        """Wait for the device and make its writes visible to the host."""
 
 
 def _pieces(data: np.ndarray, nbytes: int) -> Iterator[np.ndarray]:
-    """Yield the bytes of an array as uint8 pieces of up to `nbytes`, all but the last a multiple of 4
-    bytes."""
+    """Yield the bytes of an array as uint8 arrays of at most `nbytes`. Only the last array may have a size
+    that is not a multiple of 4."""
     flat = data.reshape(data.shape[0] if data.ndim > 1 else 1, -1)
-    # 4 rows of any format are a multiple of 4 bytes, which some runtimes require.
+    # Some runtimes copy only multiples of 4 bytes. In every format, 4 rows are a multiple of 4 bytes.
     rows = max(4, nbytes // max(1, flat[0].nbytes) // 4 * 4) if flat.size else 1
     for begin in range(0, flat.shape[0], rows):
         raw = np.ascontiguousarray(flat[begin : begin + rows]).reshape(-1).view(np.uint8)
