@@ -1,5 +1,5 @@
-"""apertus (Apertus): qwen3 with RoPE's frequency factors and an FFN without a gate, which applies xIELU
-between two matrices (Huang and Schlag 2024, arXiv:2411.13010). Swiss AI 2025, arXiv:2509.14233.
+"""apertus (Apertus): qwen3 with RoPE's frequency factors. The FFN has no gate and applies the activation
+xIELU between two matrices (Huang and Schlag 2024, arXiv:2411.13010). Swiss AI 2025, arXiv:2509.14233.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from vkbackend.models.architectures.base import Weights, linear
 from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
 
-PARAMETERS = ("alpha_p", "alpha_n", "beta", "eps")  # files store the alphas as trained
+PARAMETERS = ("alpha_p", "alpha_n", "beta", "eps")  # The model applies softplus to the alphas of the file.
 
 
 class Model(qwen3.Model):

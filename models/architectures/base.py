@@ -17,8 +17,8 @@ from vkbackend.rope import RopeTable
 
 
 class Weights:
-    """Weights by short name: `w("attn_q")` returns `<prefix>attn_q.weight`; `w.bias(...)` returns its bias or
-    None."""
+    """Weights by short name. `w("attn_q")` returns `<prefix>attn_q.weight`, and `w.bias("attn_q")` returns
+    its bias or None."""
 
     def __init__(self, weights: Mapping[str, Weight], prefix: str = "") -> None:
         self._weights, self._prefix = weights, prefix
@@ -44,16 +44,16 @@ def linear(x: Tensor, w: Weights, name: str) -> Tensor:
 
 
 class Model(Protocol):
-    """One architecture: hyper-parameters, weights with roles, and the graph of a step. A model depends
-    neither on devices nor on splits."""
+    """An architecture's hyper-parameters, its weights with their roles, and the graph of a step. A model does
+    not depend on devices or on how tensors are split."""
 
     n_layer: int
     n_vocab: int
     n_embd: int
     n_ctx_train: int
-    n_used: int  # experts per token, 0 without experts
-    control: Mapping[int, np.ndarray]  # f32 [n_embd] by layer, added to the residual after the layer
-    in_file: frozenset[str]  # read in the mapped file (tensors.weights_in_file)
+    n_used: int  # Experts per token, or 0.
+    control: Mapping[int, np.ndarray]  # Layer -> f32 vector [n_embd] added to the residual after the layer.
+    in_file: frozenset[str]  # Weights that devices read from the mapped file.
 
     def weights(self) -> list[WeightSpec]: ...
     def unread(self) -> set[str]: ...  # tensors that no device needs

@@ -1,6 +1,6 @@
-"""cohere2moe (Command A+): cohere2 with dense layers, which all have RoPE, then experts chosen by sigmoid.
-The sums of the routed and of the shared experts are averaged. Norms are RMS norms if the file says so. Cohere
-2026.
+"""cohere2moe (Command A+): cohere2 with experts. The first layers are dense, all with RoPE. Later layers
+choose experts by sigmoid. The result is the mean of the routed experts' sum and the shared expert's. Norms
+are RMS norms if the file says so. Cohere 2026.
 """
 
 from __future__ import annotations
@@ -46,6 +46,6 @@ class Model(command_r.Model):
             return super().block(h, w, cache, il)
         x = self.norm(h, w, "attn_norm")
         a = self.mix(x, w, cache, il)
-        routed_by = ops.center(h) if self.centered else h  # layer norm = RMS norm of the centered row
+        routed_by = ops.center(h) if self.centered else h  # A layer norm is the RMS norm of the centered row.
         f = mixture.forward(x, routed_by, w("attn_norm"), w, self.config.eps)
         return h + a + (ops.scale(f, 0.5) if mixture.n_shared else f)

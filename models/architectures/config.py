@@ -1,4 +1,4 @@
-"""The hyper-parameters of a decoder and of its layers, as the file states them."""
+"""Reads the hyper-parameters of a decoder and of its layers from the file."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from vkbackend.models.gguf.reader import GGUF
 class LayerConfig:
     n_head: int
     n_head_kv: int
-    head_dim: int  # size of q's and k's heads
+    head_dim: int  # elements per head of q and k
     head_dim_v: int
     n_ff: int
-    scale: float  # factor of q k^T
-    n_rot: int  # RoPE rotates the first n_rot dimensions of a head
+    scale: float  # The factor of q k^T.
+    n_rot: int  # RoPE rotates this many dimensions of each head.
     rope: str = "rope"
-    window: int = 0  # positions that a row attends to, including its own; 0: all
-    mixture: Mixture | None = None  # replaces the dense FFN
-    chunk: int = 0  # positions per chunk: a row attends only to its own chunk; 0: no chunks
+    window: int = 0  # A row attends to so many positions, including its own (0: to all).
+    mixture: Mixture | None = None  # Replaces the dense FFN.
+    chunk: int = 0  # A row attends only to its own chunk of so many positions (0: no chunks).
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class Config:
     n_ctx_train: int
     eps: float
     layers: tuple[LayerConfig, ...]
-    softcap: float = 0.0  # c in c tanh(logits / c); 0: no soft-cap
-    attn_softcap: float = 0.0  # the same for q k^T
+    softcap: float = 0.0  # The c of the soft-cap c tanh(logits / c), or 0.
+    attn_softcap: float = 0.0  # The soft-cap of q k^T.
 
     @classmethod
     def from_gguf(
@@ -52,7 +52,8 @@ class Config:
         norm_key: str = "layer_norm_rms_epsilon",
         layers: tuple[LayerConfig, ...] | None = None,
     ) -> Config:
-        """`layers` replaces the layers that the keys describe. Raises GGUFError, UnsupportedModel."""
+        """Read the file's keys; `layers` replaces the layers that the keys describe. Raises GGUFError,
+        UnsupportedModel."""
         arch = gguf.architecture
         check_off(gguf, "attention.clamp_kqv")
         n_ctx_train = read_count(gguf, "context_length", limit=1 << 31)
@@ -68,7 +69,7 @@ class Config:
 
 
 def with_windows(config: Config, window: int, local: Sequence[bool]) -> Config:
-    """Give the layers in `local` a window of `window` positions, and the others none."""
+    """Give every layer whose flag in `local` is true a window of `window` positions."""
     layers = [
         replace(layer, window=window if is_local else 0)
         for layer, is_local in zip(config.layers, local, strict=True)
@@ -77,8 +78,8 @@ def with_windows(config: Config, window: int, local: Sequence[bool]) -> Config:
 
 
 def read_layers(gguf: GGUF, mixture: Mixture | None = None, low: int = 1) -> tuple[LayerConfig, ...]:
-    """Keys have one value or one per layer. `mixture`: the experts' defaults. `low`: the least number of kv
-    heads and of dense FFN columns."""
+    """Read the layers' hyper-parameters. A key has one value, or one value per layer. `mixture` has the
+    experts' defaults. `low` is the smallest allowed number of kv heads and of dense FFN columns."""
     n_layer = read_n_layer(gguf)
     mixtures = read_mixtures(gguf, n_layer, mixture) if mixture else [None] * n_layer
     n_ff = (0,) * n_layer if all(mixtures) else read_counts(gguf, "feed_forward_length", n_layer, low=low)

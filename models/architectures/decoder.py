@@ -1,7 +1,7 @@
-"""The graph of the pre-norm decoder, from which most architectures start.
+"""The graph of the pre-norm decoder, which most architectures extend.
 
-Model files state differences. Formulas come from the papers named there; keys and tensor names are
-llama.cpp's.
+The file of each architecture states its differences and cites the papers of its formulas. Keys and tensor
+names are llama.cpp's.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Decoder(DecoderWeights):
         return linear(self.gate(a, x, w), w, "attn_output")
 
     def gate(self, a: Tensor, x: Tensor, w: Weights) -> Tensor:
-        """Gate the attention's result `a`. There is no gate by default."""
+        """Apply the output gate to attention's result `a`; by default return `a`."""
         return a
 
     def store(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> None:
@@ -90,7 +90,7 @@ class Decoder(DecoderWeights):
         ops.kv_store(v, cache.v, cache.cells)
 
     def rotate(self, x: Tensor, w: Weights, name: str, il: int) -> Tensor:
-        """Apply the norm, if the file has it, and RoPE to q or k. `name`: the weight that projects q or k."""
+        """Apply the norm, if the file has one, and RoPE to q or k. `name` is `attn_q` or `attn_k`."""
         layer = self.config.layers[il]
         if w.has(f"{name}_norm"):
             x = ops.head_norm(x, w(f"{name}_norm"), layer.head_dim, self.config.eps)

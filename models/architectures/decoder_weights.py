@@ -26,16 +26,16 @@ from vkbackend.rope import RopeTable
 
 
 class DecoderWeights:
-    """Subclasses set the attributes below. Norms of q and k are applied if the file has their weights."""
+    """The weights of the decoder. The attributes below are defaults, which subclasses replace."""
 
-    mixture: Mixture | None = None  # the experts' defaults; None: no experts
+    mixture: Mixture | None = None  # The experts' defaults, or None.
     freq_factors = False
-    windows = False  # whether attention.sliding_window applies
-    interleaved_sections = False  # the order of RoPE's sections, if any
-    half_split = True  # True: RoPE pairs element i of a head with i + n_rot / 2; False: with its neighbour
+    windows = False  # Whether attention.sliding_window applies.
+    interleaved_sections = False  # Whether RoPE's sections are interleaved.
+    half_split = True  # RoPE pairs element i of a head with i + n_rot / 2 (False: with its neighbour).
     pre_ffn_norm = "ffn_norm"
-    pre_norms = True  # norms before attention and FFN
-    post_norms = False  # before the residual sum
+    pre_norms = True  # Norms before attention and FFN.
+    post_norms = False  # Norms after attention and FFN, before the residual sum.
 
     def __init__(self, gguf: GGUF) -> None:
         if not self.mixture:
@@ -69,8 +69,8 @@ class DecoderWeights:
             )
 
     def read_ropes(self, gguf: GGUF) -> dict[str, RopeTable]:
-        """Return the RoPE tables by name. In contexts longer than the original one "rope_long" replaces
-        "rope"."""
+        """Return the RoPE tables by name. The table "rope_long" replaces "rope" if the context is longer than
+        the original context."""
         [n_rot] = {layer.n_rot for layer in self.config.layers}
         freqs, long, short = (read_factors(gguf, name) for name in ROPE_FACTORS)
         n_ctx = self.config.n_ctx_train
@@ -106,7 +106,7 @@ class DecoderWeights:
         return specs
 
     def _as_stored(self, specs: list[WeightSpec], prefix: str) -> list[WeightSpec]:
-        """Make specs parts of the fused tensors that the file has: attn_qkv, ffn_up, ffn_gate_up_exps."""
+        """Make weights that the file fuses (attn_qkv, ffn_up, ffn_gate_up_exps) parts of the fused tensor."""
         by_name = {spec.name: spec for spec in specs}
         for names, tensor in (
             (("attn_q.weight", "attn_k.weight", "attn_v.weight"), "attn_qkv.weight"),
@@ -116,14 +116,14 @@ class DecoderWeights:
         ):
             group = [by_name[prefix + name] for name in names if prefix + name in by_name]
             if len(group) == len(names) and group[0].name not in self._shapes:
-                *repeat, _, n_in = group[0].shape  # `repeat`: the number of experts, empty without experts
+                *repeat, _, n_in = group[0].shape  # `repeat` is [n_expert] or empty.
                 n_rows = sum(spec.shape[-2] for spec in group)
                 if self._shapes.get(prefix + tensor) in ((*repeat, n_rows, n_in), (*repeat, n_rows)):
                     by_name |= {spec.name: spec for spec in fused(prefix + tensor, group, *repeat)}
         return list(by_name.values())
 
     def attention_weights(self, il: int) -> list[WeightSpec]:
-        """Names lack `blk.N.` and `.weight`."""
+        """Return the layer's attention weights, named without `blk.N.` and `.weight`."""
         n_embd, layer = self.config.n_embd, self.config.layers[il]
         q, k = layer.n_head * layer.head_dim, layer.n_head_kv * layer.head_dim
         o, v = layer.n_head * layer.head_dim_v, layer.n_head_kv * layer.head_dim_v

@@ -1,5 +1,6 @@
-"""ernie4_5-moe (ERNIE 4.5 with experts): ernie4_5 with dense layers, then experts with an optional shared
-expert, chosen by softmax plus a bias that does not enter the normalised weights.
+"""ernie4_5-moe (ERNIE 4.5 with experts): ernie4_5 with experts. The first layers are dense; later layers have
+experts and an optional shared expert. A softmax plus a bias chooses the experts; the normalised softmax
+weighs them.
 """
 
 from __future__ import annotations

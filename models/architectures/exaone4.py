@@ -1,6 +1,6 @@
-"""exaone4 (EXAONE 4): norms after attention and FFN instead of before, and norms of the heads of q and k. If
-the file has a window, three of four layers use it, and the fourth has no RoPE. LG AI Research 2025,
-arXiv:2507.11407.
+"""exaone4 (EXAONE 4): norms follow attention and FFN instead of preceding them, and each head of q and k has
+a norm. If the file has a window, three of four layers use it, and the fourth has no RoPE. LG AI Research
+2025, arXiv:2507.11407.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Model(Decoder):
     def read_config(self, gguf: GGUF) -> Config:
         c = super().read_config(gguf)
         window = int(gguf.u32("exaone4.attention.sliding_window", 0))
-        self.everywhere = not window  # whether every layer has RoPE
+        self.everywhere = not window  # every layer has RoPE
         return with_windows(c, window, read_windowed(gguf, len(c.layers), PERIOD))
 
     def attention_weights(self, il: int) -> list[WeightSpec]:

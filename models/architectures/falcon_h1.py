@@ -1,5 +1,6 @@
-"""falcon-h1 (Falcon-H1): in every layer, a state space layer and attention read the same norm, and their
-results are added. The files' weights include the paper's multipliers. Falcon-LLM team 2025, arXiv:2507.22448.
+"""falcon-h1 (Falcon-H1): in every layer, a state space mixer (Mamba-2) and attention read the same norm, and
+their results are added. The weights in the files are already multiplied by the paper's multipliers.
+Falcon-LLM team 2025, arXiv:2507.22448.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Model(StateSpaceDecoder):
         return [*Decoder.attention_weights(self, il), *self.scan_weights(il)]
 
     def feed_forward_weights(self, il: int) -> list[WeightSpec]:
-        name = self.pre_ffn_norm  # the tensor's name has no suffix
+        name = self.pre_ffn_norm  # The file's name of this tensor lacks ".weight".
         return [
             replace(spec, source=f"blk.{il}.{name}") if spec.name == name else spec
             for spec in super().feed_forward_weights(il)

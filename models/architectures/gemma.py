@@ -1,5 +1,5 @@
-"""gemma (Gemma 1): llama with half-split RoPE, embeddings multiplied by sqrt(n_embd) and GELU (tanh) in the
-FFN. The norm weights in the files include the + 1. Gemma team 2024, arXiv:2403.08295.
+"""gemma (Gemma 1): llama with half-split RoPE, embeddings multiplied by sqrt(n_embd), and GELU (tanh) in the
+FFN. Files store each norm's weight w as 1 + w. Gemma team 2024, arXiv:2403.08295.
 """
 
 from __future__ import annotations

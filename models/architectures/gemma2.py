@@ -1,5 +1,5 @@
-"""gemma2 (Gemma 2): gemma with norms after attention and FFN, soft-caps of q k^T and of the logits, and a
-window in every second layer, beginning with the first. Gemma team 2024, arXiv:2408.00118.
+"""gemma2 (Gemma 2): gemma with norms after attention and FFN, and with soft-caps of q k^T and of the logits.
+Every second layer has a window, beginning with the first. Gemma team 2024, arXiv:2408.00118.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from vkbackend.models.architectures.reading import read_float, read_windowed
 from vkbackend.models.gguf.reader import GGUF
 
 PERIOD = 2
-N_LAYER_27B = 46  # the only size that does not scale q k^T by the head size; its files do not say so
+N_LAYER_27B = 46  # Only this size scales q k^T by another size than head_dim; its files do not say so.
 
 
 class Model(gemma.Model):

@@ -1,8 +1,8 @@
-"""gemma3 (Gemma 3): embeddings multiplied by sqrt(n_embd), norms of the heads of q and k, norms after
-attention and FFN, GELU (tanh), and in some models a soft-cap of the logits.
+"""gemma3 (Gemma 3): gemma with norms of the heads of q and k, norms after attention and FFN, and in some
+models a soft-cap of the logits.
 
-Five of six layers have a window; these layers have another RoPE base and no scaling. The norm weights in the
-files include the + 1. Gemma team 2025, arXiv:2503.19786.
+Five of six layers have a window, another RoPE base and no RoPE scaling. Files store each norm's weight w as 1
++ w. Gemma team 2025, arXiv:2503.19786.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vkbackend.models.gguf.reader import GGUF
 from vkbackend.rope import RopeTable
 
 PERIOD = 6
-N_LAYER_27B = 62  # the only size that does not scale q k^T by the head size; its files do not say so
+N_LAYER_27B = 62  # Only this size scales q k^T by another size than head_dim; its files do not say so.
 
 
 class Model(Decoder):

@@ -1,7 +1,7 @@
-"""gemma3n (Gemma 3n): gemma4's per-layer embeddings, shared caches and normed values. The residual has
-several streams (AltUp; Baykal et al. 2023, arXiv:2301.13310); a layer reads the first. A product of two
-narrow matrices is added to attention (LAuReL; Menghani et al. 2024, arXiv:2411.07501). The first layers use
-only the largest FFN gates. Gemma team 2025.
+"""gemma3n (Gemma 3n): gemma3 with per-layer embeddings, shared caches and normed values (per_layer.py). The
+residual has several streams (AltUp; Baykal et al. 2023, arXiv:2301.13310), and a layer reads the first
+stream. A low-rank product is added to attention's result (LAuReL; Menghani et al. 2024, arXiv:2411.07501).
+The first layers set all but the largest FFN gates to 0. Gemma team 2025.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vkbackend.models.gguf.reader import GGUF
 
 PERIOD = 5
 N_STREAM = 4
-RANK = 64  # LAuReL's rank, if no tensor shows it
+RANK = 64  # LAuReL's default rank
 
 
 class Model(PerLayerInputs):
@@ -99,7 +99,7 @@ class Model(PerLayerInputs):
         return ops.columns(h, 0, self.n_embd)
 
     def modes(self, x: Tensor, w: Weights) -> Tensor:
-        """The router's values per row, which predict and correct all streams."""
+        """Return the router's values per row, from which all streams are predicted and corrected."""
         return linear(ops.rms_norm(x, w("altup_router_norm"), self.config.eps), w, "altup_router")
 
     def block(self, h: Tensor, w: Weights, cache: LayerMemory, il: int) -> Tensor:

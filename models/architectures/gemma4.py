@@ -1,9 +1,9 @@
-"""gemma4 (Gemma 4): gemma3 with another head size in layers without a window, unscaled q k^T, an RMS norm
-without weights for values (the values are the keys if attn_v is missing), a factor for every layer's result,
-and in some models shared caches (per_layer.py).
+"""gemma4 (Gemma 4): gemma3 with another head size in layers without a window, unscaled q k^T, a factor for
+every layer's result, and in some models shared caches (per_layer.py). Values have an RMS norm without
+weights. Layers without attn_v use their keys as values.
 
-Small models embed the token again for each layer. Large models add experts, with norms of their own, to the
-dense FFN.
+Small models have a separate token embedding for each layer. Large models add experts, which have separate
+norms, to the dense FFN.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Model(PerLayerInputs):
         super().__init__(gguf)
         names = [f"blk.{il}.layer_output_scale.weight" for il in range(self.n_layer)]
         self.factors = [float(_vector(gguf, n, 1)[0]) if n in gguf.tensors else 1.0 for n in names]
-        self.router_norms = {  # the router reads norm(h) * scale / sqrt(n_embd)
+        self.router_norms = {  # The router reads norm(h) * scale / sqrt(n_embd).
             il: _vector(gguf, f"blk.{il}.ffn_gate_inp.scale", self.n_embd) * np.float32(self.n_embd**-0.5)
             for il, layer in enumerate(self.config.layers)
             if layer.mixture

@@ -1,6 +1,7 @@
 """gpt-oss (gpt-oss-20b, gpt-oss-120b): every projection has a bias, every second layer has a window, and
-every head a sink (one more logit in the softmax's denominator). The softmax over the chosen experts gives
-their weights; the experts' activation is SwiGLU with both sides clamped. OpenAI 2025, arXiv:2508.10925.
+every head has an attention sink (one more logit in the softmax's denominator). The softmax over the chosen
+experts' logits gives their weights. The experts' activation is SwiGLU with gate and up clamped. OpenAI 2025,
+arXiv:2508.10925.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.ops.moe import Gating
 
-PERIOD = 2  # layers per period; the last layer of each attends to all positions
+PERIOD = 2  # Every PERIOD-th layer attends to all positions.
 
 
 class Model(Decoder):

@@ -1,6 +1,6 @@
-"""granite (Granite 3, dense): llama with muP's factors (Yang et al. 2022, arXiv:2203.03466) for the
-embeddings, for q k^T and for the results of attention and FFN, and with a divisor for the logits. Granite
-team 2024, "Granite 3.0 Language Models".
+"""granite (Granite 3, dense): llama with the factors of muP (Yang et al. 2022, arXiv:2203.03466). Embeddings,
+q k^T and the results of attention and FFN are multiplied by factors, and the logits are divided by a factor.
+Granite team 2024, "Granite 3.0 Language Models".
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """granitemoe (Granite 3 with experts): granite with experts in every layer and an optional shared expert. The
-softmax over the chosen experts gives their weights.
+softmax over the chosen experts' logits gives their weights.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""hunyuan-moe (Hunyuan-A13B): hunyuan-dense with a shared expert and experts in every layer, chosen by
-softmax with normalised weights. Tencent Hunyuan team 2025.
+"""hunyuan-moe (Hunyuan-A13B): hunyuan-dense with experts and a shared expert in every layer. The router
+chooses experts by softmax and normalises their weights. Tencent Hunyuan team 2025.
 """
 
 from __future__ import annotations

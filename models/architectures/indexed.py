@@ -1,10 +1,11 @@
-"""Latent attention to positions that an indexer chooses (DeepSeek-AI 2025, arXiv:2512.02556). The indexer is
-a small second attention whose heads share one key per position.
+"""Latent attention to positions that an indexer chooses (DeepSeek-AI 2025, arXiv:2512.02556). The indexer
+scores positions with separate q and k. Its heads share one key per position.
 
-A position's score is the sum over heads of weight * max(q . k, 0); a row attends to the `top_k` best
-positions. Index keys have a LayerNorm with bias; RoPE rotates the first dimensions of index keys and q. The
-published Hadamard matrix (for 8 bits) and constant factor do not change the choice. A layer without an
-indexer uses an earlier layer's choice (arXiv:2603.12201).
+A position's score is the sum over heads of weight * max(q . k, 0). A row attends to the `top_k` positions
+with the highest scores. Index keys have a LayerNorm with bias, and RoPE rotates the first dimensions of index
+keys and q. The paper's Hadamard matrix (for 8-bit keys) and constant factor are left out, because neither
+changes the order of scores. A layer without an indexer uses the positions that an earlier layer chose
+(arXiv:2603.12201).
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.ops.chosen import MAX_INDEX_HEAD
 
-EPS = 1e-6  # epsilon of the index keys' LayerNorm; no key states it
+EPS = 1e-6  # the index keys' LayerNorm; files do not state it
 
 
 class IndexedAttention(deepseek2.Model):
-    """`index_half_split`: whether the indexer's RoPE is half-split; attention's RoPE pairs neighbours."""
+    """`index_half_split` is True if the indexer's RoPE is half-split. Attention's RoPE always pairs
+    neighbours."""
 
     index_half_split = False
 
@@ -52,7 +54,7 @@ class IndexedAttention(deepseek2.Model):
         indexed = self.read_indexed(gguf, len(config.layers))
         if not indexed[0]:
             raise GGUFError(f"{gguf.paths[0]}: layer 0 has no indexer")
-        # By layer: the layer whose choice it uses.
+        # Layer il uses the positions that layer choosers[il] chose.
         self.choosers = [max(i for i in range(il + 1) if indexed[i]) for il in range(len(indexed))]
         return config
 

@@ -1,9 +1,10 @@
-"""Latent attention (MLA; DeepSeek-AI 2024, arXiv:2405.04434) with one kv head. The key is the normed latent
-and a part that all heads share, the value is the latent; q and the result are multiplied by a matrix per
-head. In DeepSeek-V3 a position takes 576 values of the cache instead of 40,960 for all heads.
+"""Latent attention (MLA; DeepSeek-AI 2024, arXiv:2405.04434) with one kv head. The value is the normed
+latent. The key is the normed latent followed by dimensions that all heads share. Each head multiplies its q
+and its result by a matrix. In DeepSeek-V3 the cache holds 576 values per position instead of 40,960 for all
+heads.
 
-Older files (before April 2025) have a fused key matrix, attn_kv_b, that cannot be absorbed into q; then every
-head has a key and a value.
+Files from before April 2025 have a fused matrix attn_kv_b for keys and values, which cannot be absorbed into
+q. With these files every head has its own key and value.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from vkbackend.models.gguf.reader import GGUF
 
 
 class LatentAttention(Decoder):
-    """`applies_rope`: whether RoPE rotates the shared part of keys (table "rope") and of q (table `q_rope`).
-    `rank_q`: the size of q's latent, 0 if q has none."""
+    """If `applies_rope`, RoPE rotates the shared dimensions of keys (table "rope") and of q (table `q_rope`).
+    `rank_q` is the size of q's latent, or 0."""
 
     applies_rope = True
-    q_rope = "rope"  # "rope_q": q has a temperature, which table "still_q" applies to the rest of q
+    q_rope = "rope"  # "rope_q" if q has a temperature; "still_q" then scales q's other dimensions
     half_split = False
 
     def read_latent(self, gguf: GGUF, config: Config) -> Config:
@@ -116,8 +117,8 @@ class LatentAttention(Decoder):
     # ---- graph ----
 
     def choose(self, h: Tensor, q: Tensor, w: Weights, cache: LayerCache, il: int) -> Tensor | None:
-        """Return the positions that each row attends to, or None for all (indexed.py). `q`: the input for
-        q."""
+        """Return the positions that each row attends to, or None for all (indexed.py). `q` is the input of
+        q's projection."""
         return None
 
     def attention(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> Tensor:
@@ -145,7 +146,7 @@ class LatentAttention(Decoder):
     def full_heads(
         self, q: Tensor, q_shared: Tensor, c: Tensor, k_shared: Tensor, w: Weights, cache: LayerCache, il: int
     ) -> Tensor:
-        """Attend with a key and a value per head (attn_kv_b). `c`: the normed latent."""
+        """Attend with a key and a value per head, computed from the normed latent `c` (attn_kv_b)."""
         k = concat(linear(c, w, "attn_k_up"), k_shared, self.nope, self.shared)
         ops.kv_store(k, cache.k, cache.cells)
         ops.kv_store(linear(c, w, "attn_v_up"), cache.v, cache.cells)

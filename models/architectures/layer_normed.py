@@ -15,7 +15,7 @@ from vkbackend.models.gguf.reader import GGUF
 
 
 class LayerNormed(Decoder):
-    """`parallel`: attention and FFN read the same norm, and their results are added."""
+    """If `parallel`, attention and FFN read the same norm, and their results are added."""
 
     parallel = False
 
@@ -26,7 +26,7 @@ class LayerNormed(Decoder):
         return ops.layer_norm(x, w(name), w.get(f"{name}.bias"), self.config.eps)
 
     def norm_weights(self, specs: list[WeightSpec], prefix: str) -> list[WeightSpec]:
-        """Add the norms' biases from the file; drop the FFN's norm if `parallel`."""
+        """Add the norms' biases that the file has; drop the FFN's norm if `parallel`."""
         kept = []
         for spec in specs:
             if self.parallel and spec.name == self.pre_ffn_norm:

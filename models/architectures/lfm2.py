@@ -1,6 +1,6 @@
-"""lfm2 (LFM2): layers without kv heads are a short convolution between two gates; the others are attention
-with norms of the heads of q and k. The plan treats a channel as a key head of one value. Liquid AI 2025,
-arXiv:2511.23404.
+"""lfm2 (LFM2): layers without kv heads are short convolutions between two gates. The other layers have
+attention with norms of the heads of q and k. Plans divide a convolution's channels like key heads of size 1.
+Liquid AI 2025, arXiv:2511.23404.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GATES = (
     "shortconv_b",
     "shortconv_c",
     "shortconv_x",
-)  # rows of one tensor: the first gate, the second gate, the values
+)  # in one tensor: first gate, second gate, values
 
 
 class Model(Decoder):
@@ -43,7 +43,7 @@ class Model(Decoder):
 
     def weights(self) -> list[WeightSpec]:
         specs = super().weights()
-        # Published files have this name for the final norm.
+        # Published files call the final norm token_embd_norm.
         old = {"output_norm.weight": "token_embd_norm.weight"}
         return [replace(spec, source=old.get(spec.name, spec.source)) for spec in specs]
 

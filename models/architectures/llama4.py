@@ -1,7 +1,8 @@
-"""llama4 (Llama 4 Scout and Maverick, their text part): three of four layers attend within chunks of 8,192
-positions, with RoPE and then (except with 128 experts) norms without weights of the heads of q and k. The
-fourth attends to all positions, without RoPE, with a temperature of q. Every layer or every second layer has
-a shared expert and one chosen expert, whose input is multiplied by a sigmoid. Meta 2025, "The Llama 4 herd".
+"""llama4 (the text models of Llama 4 Scout and Maverick): three of four layers attend within chunks of 8,192
+positions, with RoPE. The heads of q and k then have norms without weights, except in models with 128 experts.
+The fourth layer attends to all positions without RoPE, and scales q by a temperature. Every layer or every
+second layer has a shared expert and chooses one expert, whose input is multiplied by a sigmoid. Meta 2025,
+"The Llama 4 herd".
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from vkbackend.ops.moe import Gating
 from vkbackend.rope import RopeTable
 
 PERIOD = 4
-CHUNK = 8192  # default without a key; 0: every layer attends to all positions, with RoPE
+CHUNK = 8192  # the default; with 0 all layers attend to all positions, with RoPE
 TEMPERATURE = 0.1
 N_EXPERT_WITHOUT_NORMS = 128
 

@@ -10,10 +10,10 @@ from vkbackend.meta.tensor import Weight
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """A layer's caches, split along the plan's dimension `dim`. `window`: positions that a row attends to, 0
-    for all. `owner`: the earlier layer whose caches this layer reads instead. `index_dim`: values of an
-    indexer's key per position, 0 without an indexer. `chooser`: the earlier layer whose choice of positions
-    this layer uses."""
+    """A layer's caches, split along the plan's dimension `dim`. A row attends to `window` positions, or to
+    all (0). With an `owner`, this layer reads that earlier layer's caches. `index_dim` is the size of an
+    indexer's keys, or 0 without an indexer. With a `chooser`, this layer attends to the positions that the
+    earlier layer's indexer chose."""
 
     n_head_kv: int
     head_dim_k: int
@@ -31,9 +31,9 @@ class KVSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """K and V of a layer [n_cells, n_head_kv * head_dim], the cell table [n_slots, blocks], and the `window`
-    that the cells hold (0: all positions). `shared`: another layer writes the cache. `index`: an indexer's
-    keys [n_cells, index_dim]."""
+    """A layer's caches `k` and `v` [n_cells, n_head_kv * head_dim] and its cell table [n_slots, blocks]. The
+    cells hold the last `window` positions, or all (0). If `shared`, another layer writes the caches. `index`
+    holds the indexer's keys [n_cells, index_dim]."""
 
     k: Weight
     v: Weight
@@ -44,15 +44,15 @@ class LayerCache:
 
     @property
     def arrays(self) -> tuple[Weight, ...]:
-        """The arrays in the order of CachePlan.arrays."""
+        """Return the arrays in the order of CachePlan.arrays."""
         return (self.k, self.v, self.index) if self.index else (self.k, self.v)
 
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """A layer's recurrent state, split along the plan's dimension `dim`. `arrays`: (name, values per unit of
-    each segment). `extra`: more arrays, split along another dimension. `kv`: the layer's caches, if it also
-    attends."""
+    """A layer's recurrent state, split along the plan's dimension `dim`. Each of `arrays` has a name, and for
+    each segment the number of values per unit of `dim`. `extra` has more arrays, which are split along
+    another dimension. `kv` describes the layer's caches if it also attends."""
 
     n_units: int
     arrays: tuple[tuple[str, tuple[int, ...]], ...]
@@ -63,7 +63,7 @@ class StateSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerState:
-    """Arrays [n_cells, values] by name, and caches if the layer also attends."""
+    """A recurrent state's arrays [n_cells, values] by name, and the layer's caches if it also attends."""
 
     arrays: Mapping[str, Weight]
     cache: LayerCache | None = None
@@ -72,7 +72,7 @@ class LayerState:
 LayerMemory = LayerCache | LayerState
 
 
-MemorySpec = KVSpec | StateSpec | None  # None: the layer's rows do not interact
+MemorySpec = KVSpec | StateSpec | None  # None: rows do not interact
 
 
 def kv_of(spec: MemorySpec) -> KVSpec | None:

@@ -1,5 +1,5 @@
-"""mistral4 (Mistral Small 4): deepseek2 with a temperature of q (mistral3.py) and experts chosen by softmax
-with normalised weights. Mistral AI 2026.
+"""mistral4 (Mistral Small 4): deepseek2 with a temperature of q (mistral3.py). The router chooses experts by
+softmax and normalises their weights. Mistral AI 2026.
 """
 
 from __future__ import annotations

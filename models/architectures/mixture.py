@@ -1,6 +1,4 @@
-"""Mixtures of experts (Shazeer et al. 2017): keys, weights with roles, and the graph from the residual to the
-PARTIAL sum.
-"""
+"""Mixtures of experts (Shazeer et al. 2017): their GGUF keys, their weights with roles, and their graph."""
 
 from __future__ import annotations
 
@@ -29,19 +27,20 @@ ALONE = {"relu2_alone": ops.relu2}  # activations without a gate
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """The experts of one layer, their gating, and the shared expert. Biases, the selection bias and experts'
-    factors are used if the file has them."""
+    """A layer's experts, their gating, and the shared expert. Biases and the factors of experts are optional
+    in the file."""
 
     n_expert: int = 0
     n_used: int = 0
-    n_ff: int = 0  # columns of each expert
+    n_ff: int = 0  # Columns of each expert.
     gating: Gating = SOFTMAX
     act: str = "silu"
-    weighs_input: bool = False  # the router's weight multiplies the expert's input instead of its result
-    n_shared: int = 0  # columns of the shared expert; 0: none
+    weighs_input: bool = False  # The router's weight multiplies the expert's input instead of its result.
+    n_shared: int = 0  # Columns of the shared expert, or 0.
 
     def weights(self, n_embd: int, stored: Collection[str]) -> list[WeightSpec]:
-        """Names lack `blk.N.` and `.weight`. `stored`: the file's names without `blk.N.`."""
+        """Return the layer's weights, named without `blk.N.` and `.weight`. `stored` has the names of the
+        layer's tensors in the file, without `blk.N.`."""
         e, n_ff, shared = self.n_expert, self.n_ff, self.n_shared
         specs = [
             WeightSpec("ffn_gate_inp", (e, n_embd), f32=True),
@@ -74,8 +73,8 @@ class Mixture:
         return FeedForward(self.n_ff, block_of(down)[0], self.n_expert, self.n_shared, block_of(shared)[0])
 
     def forward(self, x: Tensor, h: Tensor, norm: Weight, w: Weights, eps: float) -> Tensor:
-        """Return the sum of the chosen experts for x, plus the shared expert. The router reads the norm of
-        h."""
+        """Return the weighted sum of the chosen experts' results for x, plus the shared expert's result. The
+        router reads the norm of h."""
         router = Router(
             norm,
             w("ffn_gate_inp"),
@@ -94,7 +93,7 @@ class Mixture:
         return y + self.shared(x, w) if self.n_shared else y
 
     def shared(self, x: Tensor, w: Weights) -> Tensor:
-        """If the file has a gate, the result is multiplied by the sigmoid of one value per row."""
+        """Return the shared expert's result. A gate in the file multiplies each row by a sigmoid."""
         up = linear(x, w, "ffn_up_shexp")
         if self.act in ALONE:
             y = linear(ALONE[self.act](up), w, "ffn_down_shexp")

@@ -1,6 +1,6 @@
-"""nemotron_h (Nemotron-H, Nemotron Nano 2): a layer with kv heads is attention without RoPE, a layer with FFN
-columns is an FFN without a gate and with squared ReLU, and every other layer is a state space layer. NVIDIA
-2025, arXiv:2504.03624; arXiv:2508.14444.
+"""nemotron_h (Nemotron-H, Nemotron Nano 2): each layer is attention without RoPE (if it has kv heads), an FFN
+with squared ReLU and no gate (if it has FFN columns), or a state space layer. NVIDIA 2025, arXiv:2504.03624;
+arXiv:2508.14444.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""nemotron_h_moe (Nemotron 3 Nano): nemotron_h whose FFNs are experts and a shared expert, without gates.
-Experts are chosen by sigmoid plus a bias that does not enter the weights. NVIDIA 2025, arXiv:2512.20848.
+"""nemotron_h_moe (Nemotron 3 Nano): nemotron_h with experts and a shared expert, without gates, instead of
+FFNs. A sigmoid plus a bias chooses the experts; the sigmoid alone weighs them. NVIDIA 2025, arXiv:2512.20848.
 """
 
 from __future__ import annotations
@@ -16,5 +16,5 @@ class Model(nemotron_h.Model):
     mixture: Mixture | None = Mixture(gating=Gating("sigmoid"), act="relu2_alone")
 
     def read_config(self, gguf: GGUF) -> Config:
-        check_off(gguf, "moe_latent_size")  # Nemotron 3 Super: experts on a smaller latent vector
+        check_off(gguf, "moe_latent_size")  # Nemotron 3 Super: experts read a latent vector
         return super().read_config(gguf)

@@ -1,5 +1,5 @@
-"""olmoe (OLMoE-1B-7B): norms of q and k over all heads at once, and experts in every layer, chosen by softmax
-without normalised weights. Muennighoff et al. 2024, arXiv:2409.02060.
+"""olmoe (OLMoE-1B-7B): norms of q and k span all heads, and every layer has experts. The router chooses
+experts by softmax and does not normalise their weights. Muennighoff et al. 2024, arXiv:2409.02060.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Additions of Gemma 3n and 4 to gemma3: per-layer embeddings, gated by the residual; an RMS norm without
-weights for values; last layers that read the cache of the last layer of their kind that has a cache.
+"""Additions of Gemma 3n and 4 to gemma3. Every layer has a token embedding, which the residual gates. Values
+have an RMS norm without weights. The last layers have no cache; each reads the cache of the last earlier
+layer of its kind (with or without a window).
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ class PerLayerInputs(gemma3.Model):
     # ---- graph ----
 
     def per_layer(self, h: Tensor, graph: Graph, w: Weights) -> Tensor:
-        """Embeddings of the tokens for all layers [rows, n_layer * n_embd_layer]: (a table's row + a
-        projection of the model's embedding) / sqrt(2)."""
+        """Return the tokens' embeddings for all layers [rows, n_layer * n_embd_layer]. An embedding is (a
+        table's row + a projection of `h`) / sqrt(2)."""
         embedded = ops.scale(ops.embed(graph, w("per_layer_token_embd")), math.sqrt(self.n_embd_layer))
         projected = ops.scale(linear(h, w, "per_layer_model_proj"), self.n_embd**-0.5)
         projected = ops.head_norm(projected, w("per_layer_proj_norm"), self.n_embd_layer, self.config.eps)

@@ -1,6 +1,6 @@
-"""qwen2moe (Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B): qwen2 with experts in every layer, chosen by softmax without
-normalised weights, and a shared expert multiplied by the sigmoid of one value per token. Qwen team 2024,
-arXiv:2407.10671.
+"""qwen2moe (Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B): qwen2 with experts and a shared expert in every layer. The
+router chooses experts by softmax and does not normalise their weights. The shared expert is multiplied by one
+sigmoid per token. Qwen team 2024, arXiv:2407.10671.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Model(qwen2.Model):
 
     def read_config(self, gguf: GGUF) -> Config:
         for key in ("expert_count", "expert_feed_forward_length"):
-            read_count(gguf, key)  # required here, optional in `read_mixtures`
-        # Files without the shared expert's width state it as the dense FFN's width.
+            read_count(gguf, key)  # Optional in `read_mixtures`.
+        # Some files state the shared expert's width only as the dense FFN's width.
         n_shared = read_count(gguf, "feed_forward_length")
         return Config.from_gguf(gguf, replace(MIXTURE, n_shared=n_shared))

@@ -1,5 +1,5 @@
-"""qwen3moe (Qwen3-30B-A3B, Qwen3-235B-A22B): qwen3 with experts in every layer, chosen by softmax with
-normalised weights. Yang et al. 2025, arXiv:2505.09388.
+"""qwen3moe (Qwen3-30B-A3B, Qwen3-235B-A22B): qwen3 with experts in every layer. The router chooses experts by
+softmax and normalises their weights. Yang et al. 2025, arXiv:2505.09388.
 """
 
 from __future__ import annotations
@@ -15,5 +15,5 @@ class Model(qwen3.Model):
 
     def __init__(self, gguf: GGUF) -> None:
         for key in ("expert_count", "expert_feed_forward_length"):
-            read_count(gguf, key)  # required here, optional in `read_mixtures`
+            read_count(gguf, key)  # Optional in `read_mixtures`.
         super().__init__(gguf)

@@ -1,6 +1,6 @@
-"""qwen3next (Qwen3-Next-80B-A3B): gated delta nets (Yang et al., arXiv:2412.06464) with short convolutions in
-three of four layers; attention with an output gate in the fourth (a head's rows of attn_q are q's, then the
-gate's); experts, and a gated shared expert.
+"""qwen3next (Qwen3-Next-80B-A3B): three of four layers are gated delta nets (Yang et al., arXiv:2412.06464)
+with short convolutions. The fourth has attention with an output gate, whose rows follow q's in each head of
+attn_q. All layers have experts and a gated shared expert.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from vkbackend.ops.recurrent import MAX_DELTA_HEAD
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """`qkv`: heads per key head in each segment of q, k and v; `v`: the same for v alone. All segments are
-    split along with the key heads."""
+    """The heads of a gated delta net. A weight of q, k and v consists of segments that plans split along key
+    heads; `qkv` has each segment's number of heads per key head. `v` has these numbers for v alone."""
 
     n_k: int
     n_v: int
@@ -43,7 +43,7 @@ class Delta:
 class Model(Decoder):
     mixture: Mixture | None = Mixture()
     pre_ffn_norm = "post_attention_norm"
-    tiled = False  # True: value head h reads key head h % n_k; False: h // (n_v / n_k)
+    tiled = False  # Value head h reads key head h % n_k (False: h // (n_v / n_k)).
 
     def __init__(self, gguf: GGUF) -> None:
         super().__init__(gguf)
@@ -104,7 +104,7 @@ class Model(Decoder):
     def _as_stored(self, specs: list[WeightSpec], prefix: str) -> list[WeightSpec]:
         by_name = {spec.name: spec for spec in super()._as_stored(specs, prefix)}
         q, gate = (by_name.get(f"{prefix}{name}.weight") for name in ("attn_q", "attn_q_gate"))
-        if q and gate:  # each head's rows are q's, then the gate's
+        if q and gate:  # In attn_q, each head has q's rows, then the gate's.
             n_head = self.config.layers[int(prefix.split(".")[1])].n_head
             by_name |= {spec.name: spec for spec in fused(q.name, [q, gate], repeat=n_head)}
         beta, alpha = (by_name.get(f"{prefix}{name}.weight") for name in ("ssm_beta", "ssm_alpha"))
@@ -112,7 +112,7 @@ class Model(Decoder):
         if beta and alpha and (ba := f"{prefix}ssm_ba.weight") in self._shapes:
             by_name |= {spec.name: spec for spec in fused(ba, [beta, alpha], repeat=self.delta.n_k)}
         qkv, z = (by_name.get(f"{prefix}{name}.weight") for name in ("attn_qkv", "attn_gate"))
-        if qkv and z and (old := f"{prefix}ssm_in.weight") in self._shapes:  # older files: q, k, v, gate
+        if qkv and z and (old := f"{prefix}ssm_in.weight") in self._shapes:  # older files fuse q, k, v, gate
             d = self.delta
             qkv, z = fused(old, [qkv, z], repeat=d.n_k)
             assert qkv.part

@@ -1,5 +1,5 @@
-"""qwen3vl (Qwen3-VL, its text part): qwen3 with interleaved RoPE sections. In text the position is the same
-in all sections. Bai et al. 2025, arXiv:2511.21631.
+"""qwen3vl (the text model of Qwen3-VL): qwen3 with interleaved RoPE sections. For text, all sections have the
+same position. Bai et al. 2025, arXiv:2511.21631.
 """
 
 from __future__ import annotations

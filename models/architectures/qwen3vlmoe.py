@@ -1,5 +1,5 @@
-"""qwen3vlmoe (Qwen3-VL-30B-A3B, 235B-A22B, their text part): qwen3moe with interleaved RoPE sections. Bai et
-al. 2025, arXiv:2511.21631.
+"""qwen3vlmoe (the text models of Qwen3-VL-30B-A3B and 235B-A22B): qwen3moe with interleaved RoPE sections.
+Bai et al. 2025, arXiv:2511.21631.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads hyper-parameters from GGUF keys; an unsupported feature is refused by its name."""
+"""Reads hyper-parameters from GGUF keys. Errors name an unsupported feature by its key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_LAYERS = 1024
 
 
 def read_count(gguf: GGUF, key: str, default: Any = None, limit: int = 1 << 24) -> int:
-    """Read a positive integer, or an array of equal integers. 0 means the default, if one is given."""
+    """Read a positive integer, or an array of equal integers. If the integer is 0, return `default`."""
     name = f"{gguf.architecture}.{key}"
     if name in gguf.metadata and gguf.metadata.kind(name)[1]:
         values = {int(v) for v in gguf.ints(name)}
@@ -39,7 +39,7 @@ def read_counts(
     limit: int = 1 << 24,
     low: int = 1,
 ) -> tuple[int, ...]:
-    """Read an integer per layer, at least `low`: one value for all layers, or an array."""
+    """Return an integer per layer, which must be at least `low`. The key holds one integer or an array."""
     name = f"{gguf.architecture}.{key}"
     if name not in gguf.metadata and default is not None:
         return tuple(default)
@@ -60,7 +60,7 @@ def read_flags(gguf: GGUF, key: str, n_layer: int) -> tuple[bool, ...]:
 
 
 def read_n_layer(gguf: GGUF) -> int:
-    """The number of layers before the multi-token prediction layers."""
+    """Return the number of layers without the multi-token prediction layers at the end."""
     n_layer = read_count(gguf, "block_count", limit=MAX_LAYERS)
     n_ahead = int(gguf.u32(f"{gguf.architecture}.nextn_predict_layers", 0))
     if n_ahead >= n_layer:
@@ -71,8 +71,8 @@ def read_n_layer(gguf: GGUF) -> int:
 
 
 def read_windowed(gguf: GGUF, n_layer: int, period: int) -> tuple[bool, ...]:
-    """Whether each layer has a window: from flags, or all layers but every `period`-th (the file may state
-    the period)."""
+    """Return whether each layer has a window. The file has a flag per layer; otherwise all layers have a
+    window except every `period`-th. The file may state the period."""
     key = "attention.sliding_window_pattern"
     name = f"{gguf.architecture}.{key}"
     if name in gguf.metadata and gguf.metadata.kind(name)[1]:
@@ -94,7 +94,7 @@ def check_off(gguf: GGUF, key: str, off: float = 0) -> None:
         return
     value = gguf.metadata[name]
     allowed = np.array_equal(value, off)
-    # a feature that is on by default must be off; others may be 0, false or empty
+    # If `off` is True, the key must be true. Otherwise 0, false and empty values are off too.
     if off is not True:
         allowed = allowed or is_off(value)
     if not allowed:
@@ -102,14 +102,14 @@ def check_off(gguf: GGUF, key: str, off: float = 0) -> None:
 
 
 def is_off(value: Any) -> bool:
-    """Whether a value is 0, false, minus infinity, empty, or an array of such values."""
+    """Return whether a value is 0, false, minus infinity, empty, or an array of such values."""
     if isinstance(value, str | bytes):
         return not value
     return all(v == 0 or v == -math.inf for v in np.atleast_1d(np.asarray(value, object)).tolist())
 
 
 def read_float(gguf: GGUF, key: str, default: float, low: float = -math.inf) -> float:
-    """Read a number that is at least `low`; the default if the key is absent or off."""
+    """Read a number that is at least `low`. Return `default` if the key is absent or off."""
     name = f"{gguf.architecture}.{key}"
     if name in gguf.stated:
         return float(gguf.stated[name])
@@ -161,8 +161,8 @@ def read_orig_ctx(gguf: GGUF, n_ctx_train: int) -> int:
 
 
 def read_temperature(gguf: GGUF, n_ctx_train: int) -> dict[str, Any]:
-    """Read RopeTable's fields for q's temperature (0: none), which grows at every multiple of a length
-    (default: the original context length)."""
+    """Read RopeTable's fields for the temperature of q (rope.py). The default length is the original context
+    length."""
     length = int(gguf.u32(f"{gguf.architecture}.attention.temperature_length", 0))
     return {
         "temperature": read_float(gguf, "attention.temperature_scale", 0.0),

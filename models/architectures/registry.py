@@ -72,7 +72,7 @@ ARCHITECTURES = tuple(MODELS)
 
 
 def load_model(gguf: GGUF) -> Model:
-    """Raises UnsupportedModel with the list of architectures."""
+    """Load a file's model. Raises UnsupportedModel, which lists the architectures."""
     name = gguf.architecture
     if name not in ARCHITECTURES:
         near = get_close_matches(name, ARCHITECTURES, 1, 0.5)
@@ -83,7 +83,7 @@ def load_model(gguf: GGUF) -> Model:
         )
     try:
         model: Model = model_class(name)(gguf)
-    except InvalidArgument as error:  # from a RoPE table; the values come from the file
+    except InvalidArgument as error:  # the file's values for a RoPE table
         raise GGUFError(f"{gguf.paths[0]}: {error}") from None
     return model
 

@@ -1,5 +1,5 @@
-"""stablelm (StableLM 3B, StableLM 2 1.6B): layer norms, RoPE on a part of each head, optional biases of q, k
-and v. Bellagamba et al. 2024, arXiv:2402.17834.
+"""stablelm (StableLM 3B, StableLM 2 1.6B): decoder.py with layer norms, RoPE on a part of each head, and
+optional biases of q, k and v. Bellagamba et al. 2024, arXiv:2402.17834.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Mamba-2 layers (Dao and Gu 2024, arXiv:2405.21060). In the file z, x, B, C and dt are rows of one matrix;
-one short convolution is applied to x, B and C. A plan splits heads with their rows of z, x and dt, and groups
-with their rows of B and C.
+"""Mamba-2 layers (Dao and Gu 2024, arXiv:2405.21060). In the file one matrix has the rows of z, x, B, C and
+dt, and one short convolution is applied to x, B and C. A plan splits z, x and dt by heads, and B and C by
+groups of heads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from vkbackend.ops.state_space import MAX_SSM_STATE
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """A head has `size` values; the heads of a group share B and C of `n_state` values each."""
+    """The sizes of a state space layer. A head has `size` values. The heads of a group share B and C, which
+    have `n_state` values each."""
 
     n_head: int
     n_group: int
@@ -58,7 +59,8 @@ class Scan:
 
 
 class StateSpaceDecoder(Decoder):
-    """Subclasses set `scan` and `recurrent` in `read_config`."""
+    """A decoder whose `recurrent` layers are state space layers. Subclasses set `scan` and `recurrent` in
+    `read_config`."""
 
     scan: Scan
     recurrent: Sequence[bool]

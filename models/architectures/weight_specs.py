@@ -1,4 +1,4 @@
-"""An architecture's weights: their names, shapes, roles in a plan, and rows in fused tensors."""
+"""Describes an architecture's weights by name, shape, role in a plan, and rows in fused tensors."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ FLOAT_TYPES = ("f32", "f16", "bf16")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of a fused tensor, seen as [repeat, total, ...]: the weight is begin:end of each repeat.
+    """A weight's rows in a fused tensor of shape [repeat, total, ...]. The weight is rows begin:end of each
+    repeat.
 
-    `repeat`: the number of heads or experts if parts alternate for each, else 1. `segments`: how many rows
-    each segment of a repeat has; the weight holds the first segment of every repeat, then the second of every
-    repeat, and so on.
+    `repeat` is the number of heads (or experts) if the fused weights alternate per head, else 1. `segments`
+    has the number of rows of each segment of a repeat. In the weight, the first segments of all repeats come
+    first, then the second segments.
     """
 
     tensor: str
@@ -35,7 +36,7 @@ class Part:
     segments: tuple[int, ...] = ()
 
     def cut(self, raw: np.ndarray) -> np.ndarray:
-        """The part's bytes with rows in order: a view, or a copy if there are segments."""
+        """Return the weight's bytes with rows in order. With segments this is a copy, otherwise a view."""
         part = raw.reshape(self.repeat, self.total, -1)[:, self.begin : self.end]
         if not self.segments:
             return part
@@ -43,7 +44,7 @@ class Part:
         return np.concatenate([run.reshape(-1, run.shape[-1]) for run in np.split(part, ends[:-1], axis=1)])
 
     def rows(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """The weight's rows of the repeats begin:end, one range per segment."""
+        """Return which rows of the weight belong to the repeats begin:end, as a range per segment."""
         ranges, before = [], 0
         for n in self.segments or (self.end - self.begin,):
             ranges.append((before * self.repeat + begin * n, before * self.repeat + end * n))
@@ -61,12 +62,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class WeightSpec:
-    """A weight: its GGUF name, shape (rows first) and role, which decides its slices.
+    """A weight's GGUF name, its shape (rows first), and its role, which decides how devices divide it.
 
-    `host`: stored in pinned host memory (tables from which a step reads a few rows). `source`: the tensor to
-    use if the file lacks `name` (a tied lm_head). `stacked`: the number of matrices in the file. `values`:
-    f32 values that no file has. `f32`: devices hold f32 for any float type in the file, as they do for
-    vectors, because ops read only f32.
+    A `host` weight is stored in pinned host memory, because a step reads only a few of its rows. `source` is
+    the tensor to use if the file lacks `name` (a tied lm_head). If `stacked`, the file's tensor stacks that
+    many matrices. `values` are the weight's values if no file has it. If `f32`, floats are converted to f32
+    on loading, as vectors always are, because ops read these weights only as f32.
     """
 
     name: str
@@ -88,7 +89,7 @@ class WeightSpec:
         return self.f32 or len(self.shape) == 1
 
     def shapes(self) -> list[tuple[int, ...]]:
-        """The shapes that a file's tensor may have, without regard to axes of one element (`fits`)."""
+        """Return the shapes that a file's tensor may have. `fits` ignores axes of one element."""
         if self.stacked:
             return [(self.stacked, self.shape[0] // self.stacked, *self.shape[1:])]
         return self.part.whole(self.shape) if self.part else [self.shape]
@@ -107,7 +108,7 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def fused(tensor: str, specs: Sequence[WeightSpec], repeat: int = 1) -> list[WeightSpec]:
-    """Make specs consecutive parts of one tensor, repeated for each expert or head."""
+    """Return the specs as consecutive rows of one tensor, repeated for each expert or head."""
     counts = [math.prod(spec.shape[: max(1, len(spec.shape) - 1)]) // repeat for spec in specs]
     ends, total = list(accumulate(counts)), sum(counts)
     return [

@@ -1,4 +1,4 @@
-"""Decoders with RMS norms of q and k over all heads at once, before RoPE. The norms have a weight for every
+"""Decoders with RMS norms of q and k before RoPE. Each norm spans all heads and has a weight for every
 value."""
 
 from __future__ import annotations
