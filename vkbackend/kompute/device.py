@@ -1,14 +1,14 @@
-"""A device of the kompute runtime, which uses the Python package `kp`.
+"""A device of the kompute runtime.
 
-kp records no barriers between dispatches. So each barrier of a recording becomes a copy of one word to the
-host. The copy waits for earlier dispatches, and the next dispatch waits for the copy (Vulkan 1.3, 7.2,
-execution dependencies). kp has only buffer barriers, so this makes all writes visible only if the driver
-flushes and invalidates caches for all memory (WORD_DRIVERS). On other drivers a submission ends at every
-barrier, because its fence covers all memory.
+Kompute's Python package `kp` records no barriers between dispatches. So each barrier of a recording becomes a
+copy of one word to the host. The copy waits for earlier dispatches, and the next dispatch waits for the copy
+(Vulkan 1.3, 7.2, execution dependencies). With the buffer barriers of a copy, all writes are visible only if
+the driver flushes and invalidates caches for all memory (WORD_DRIVERS). On other drivers a submission ends at
+every barrier, because a fence covers all memory.
 
-While kp waits, it holds the GIL and has no timeout. So every device has a worker process (worker.py). Devices
-then run in parallel, and waiting for a worker has a timeout. A worker shares the staging buffers with its
-parent, and copies the ranges that a segment uses to and from device memory.
+Waiting in `kp` holds the GIL and has no timeout. So every device has a worker process (worker.py), which lets
+devices run in parallel and gives waiting a timeout. The staging buffers are shared memory. The worker copies
+the ranges that a segment uses between the staging buffers and device memory.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ MAX_TENSOR_NBYTES = (1 << 32) - 256  # kp has 32-bit sizes
 
 
 class KomputeDevice(Device):
-    """A device that a kp Manager in a worker process controls. It has no optional features."""
+    """A device without optional features that a kp Manager in a worker process controls."""
 
     queue: KomputeQueue
     has_codebooks = True
@@ -132,7 +132,7 @@ class KomputeDevice(Device):
         return self._process.send((name, *args), fd)
 
     def release(self, name: str, number: int) -> None:
-        """Free an object in the worker. If the worker has ended, only log the error."""
+        """Free an object in the worker. Only log an error if the worker has ended."""
         try:
             self.call(name, number)
         except (DeviceLost, Timeout) as error:
@@ -145,7 +145,7 @@ class KomputeDevice(Device):
         return self._process.answer()
 
     def check(self, call: str) -> None:
-        """Raise the fault, if any, that is injected into this Vulkan call of kp."""
+        """Raise the fault that is injected into a Vulkan call of kp."""
         if faults.planned and (injected := faults.struck(self.name, call)):
             check(result_of(injected), f"{self.name} ({self.info.name}): {call}")
 
@@ -187,7 +187,7 @@ class KomputeDevice(Device):
         return buffer
 
     def _check_fits(self, nbytes: int, home: Home, label: str) -> None:
-        """Raise OutOfDeviceMemory if a buffer does not fit. kp does not report this."""
+        """Raise OutOfDeviceMemory if a buffer does not fit, which kp does not report."""
         hosts = (Home.STAGING, Home.HOST)
         local, every = home not in hosts, self.info.heaps
         heaps = [h for h in every if h.device_local == local] or every

@@ -19,11 +19,11 @@ from vkbackend.errors import DeviceLost, VkbackendError
 from vkbackend.vulkan.instance import VALIDATION_LAYER
 
 WORKER = Path(__file__).with_name("worker.py")
-ANSWER_S = 5.0  # seconds to wait for an answer in addition to VKBACKEND_TIMEOUT, and for the process to end
+ANSWER_S = 5.0  # seconds that are added to VKBACKEND_TIMEOUT for answers; also the limit for closing
 
 
 class Process:
-    """A worker process. Its answers arrive in the order of requests. If the process has ended, methods raise
+    """A worker process, which answers requests in order. After the process has ended, methods raise
     DeviceLost."""
 
     def __init__(self, name: str) -> None:
@@ -61,7 +61,7 @@ class Process:
                 socket.send_fds(self._socket, [b"+"], [fd])
         except OSError:
             raise self._death() from None
-        except BaseException:  # after half a message, the worker would misread the next one
+        except BaseException:  # the worker would misread the message after an incomplete one
             self.kill()
             raise
         return self._sent
@@ -108,7 +108,7 @@ class Process:
             self._process.wait(ANSWER_S)
 
     def close(self) -> None:
-        """Ask the process to free its objects and end. Kill it if it does not end."""
+        """Ask the process to free its objects and end. Kill the process if it does not end."""
         if self._conn.closed:
             return
         try:

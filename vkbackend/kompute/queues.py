@@ -16,7 +16,7 @@ from vkbackend.recording import Barrier, Copy, Cut, Dispatch, Range, Recording, 
 from vkbackend.runtime import Executable, Queue
 from vkbackend.transfers import Memory
 
-# Names of drivers whose buffer barriers flush and invalidate caches for all memory.
+# Prefixes of the names of drivers whose buffer barriers flush and invalidate caches for all memory.
 WORD_DRIVERS = ("llvmpipe", "radv", "Intel open-source Mesa driver", "SwiftShader", "turnip", "NVK", "venus")
 
 

@@ -6,11 +6,11 @@ import numpy as np
 
 
 def storage_only(code: bytes) -> bytes:
-    """Return the module with all buffers as storage buffers of one descriptor set. kp supports only this.
+    """Return the module with only storage buffers in one descriptor set, because kp supports no other
+    buffers.
 
-    Pointers and variables of storage class Uniform get the class StorageBuffer (SPIR-V 1.3, 3.7). Their
-    decorations and layouts are valid in both classes. Bindings of other sets are moved to set 0, after its
-    own bindings.
+    Pointers and variables of storage class Uniform get the class StorageBuffer (SPIR-V 1.3, 3.7). Decorations
+    and layouts are valid in both classes. Bindings of other sets are appended to set 0.
     """
     uniform, storage_buffer = 2, 12
     class_at = {32: 2, 59: 3}  # index of the operand for the storage class in OpTypePointer and OpVariable

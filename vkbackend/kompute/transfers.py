@@ -1,4 +1,4 @@
-"""Transfers of the kompute runtime. They use the op copy_words, because kp copies only complete tensors."""
+"""Transfers of the kompute runtime use the op copy_words, because kp copies only complete tensors."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from vkbackend.transfers import Transfers
 
 
 class KomputeTransfers(Transfers):
-    """Since the last executable ran, `canaries` has the offset and value of the last word written to each
-    buffer."""
+    """`canaries` maps each buffer to the offset and value of the last word that was written. Running an
+    executable clears it."""
 
     def __init__(self, device: WorkerDevice) -> None:
         super().__init__(device)

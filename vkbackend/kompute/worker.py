@@ -20,10 +20,10 @@ from typing import Any
 import kp
 import numpy as np
 
-# Numbers of the module, specialization constants, workgroups, numbers of tensors.
+# Module number, specialization constants, workgroups, tensor numbers.
 Key = tuple[int, tuple[int, ...], tuple[int, int, int], tuple[int, ...]]
 Command = tuple[Key, bytes] | None  # An algorithm and push constants, or None for a barrier.
-Span = tuple[int, int, int]  # A tensor, its first word and the end.
+Span = tuple[int, int, int]  # Tensor number, first word, end.
 BEAT_IN, BEAT_OUT = -1, -2  # Tensors of one word.
 
 
@@ -55,7 +55,8 @@ class Worker:
     def tensor(self, number: int, n_words: int, host: bool, shared: bool) -> None:
         """Allocate a tensor. If `shared`, the request is followed by a file descriptor that both processes
         map."""
-        # Receive the descriptor first. If an error came first, a later request would receive it.
+        # Receive the descriptor before an error can occur. Otherwise a later request would receive the
+        # descriptor.
         fds = socket.recv_fds(self._sock, 1, 1)[1] if shared else []
         try:
             kind = kp.TensorTypes.host if host else kp.TensorTypes.storage
@@ -120,8 +121,8 @@ class Worker:
         for tensor, begin, end in reads:
             self._mapped[tensor][begin:end] = self._shared[tensor][begin:end]
         for sequence in sequences:
-            # kp ignores errors of vkQueueSubmit and of waiting. So each sequence ends by copying a new number
-            # to another word. If the number does not arrive, the sequence did not run.
+            # kp ignores errors of vkQueueSubmit and of waiting. So each sequence ends with a copy of a new
+            # number to another word. If the number does not arrive, the sequence did not run.
             self._beat = (self._beat + 1) & 0xFFFFFFFF
             self._mapped[BEAT_IN][0] = self._beat
             sequence.eval()
