@@ -26,7 +26,7 @@ MAX_HEAD = 576
 
 
 class AttentionKeywords(TypedDict, total=False):
-    """Keywords of the attention ops. `attn_decode` explains them."""
+    """Keywords that `attn_decode` explains."""
 
     scale: Required[float]
     group: int | None
@@ -59,7 +59,7 @@ class Rotation:
 
 
 def _norm_args(norm: HeadNorm | None, head_dim: int, x: View) -> tuple[View, int, float]:
-    """Return the arguments (w, NORM, eps) of a shader. If there is no weight, w is a placeholder."""
+    """Return the shader's arguments (w, NORM, eps). Without a weight, w is a placeholder."""
     if not norm:
         return x, 0, 0.0
     assert norm.w is None or (norm.w.shape == (head_dim,) and norm.w.dtype == "f32"), (x, norm)
@@ -142,9 +142,9 @@ class AttentionOps(Target):
         """Write row r of `x` to its cell of `cache`, after an optional norm and rotation of the row's heads.
 
         `x` is [n_rows, width]. `cache` is [n_cells, width] of a type in CACHE_TYPES. The width is even and a
-        multiple of the type's block. `cells` is u32 [n_slots, blocks_per_slot]. Position p of slot s is in
-        cell cells[s, p / 32 % blocks_per_slot] * 32 + p % 32. With a quantized cache, norm and rotation are
-        not allowed. If a value of a quantized block is not finite, the block becomes NaN.
+        multiple of the type's block size. `cells` is u32 [n_slots, blocks_per_slot]. Position p of slot s is
+        in cell cells[s, p / 32 % blocks_per_slot] * 32 + p % 32. With a quantized cache, norm and rotation
+        are not allowed. A quantized block becomes NaN if one of its values is not finite.
         """
         width, unit = math.prod(cache.shape[1:]), 2 * block_of(cache.dtype)[0]  # elements of a thread
         n_rows = rows_of(x, width)
@@ -180,14 +180,14 @@ class AttentionOps(Target):
         `q` is [n_rows, n_heads, head_k]. The caches `k` [n_cells, n_kv * head_k] and `v` [n_cells, n_kv *
         head_v] have types in CACHE_TYPES. `part` is f32. If the keys are not split, `part` is the result
         [n_rows, n_heads, head_v]. Otherwise `part` is [n_rows, n_heads, n_splits, head_v + 2] for
-        attn_combine. It has (sum of p * v, maximum score, sum of p), where p is exp(score - maximum).
+        attn_combine. A split has (sum of p * v, maximum score, sum of p) with p = exp(score - maximum).
 
         Head h reads KV head (q_first + h) / group (Ainslie et al. 2023). The default of `group` is n_heads /
         n_kv. A device that has only some q heads of a group must pass `group`. With `window`, a row attends
-        to the last `window` positions, which include its own. With `chunk`, it attends to positions from the
-        last multiple of `chunk` on (Llama 4). With `softcap` c, a score s becomes c * tanh(s / c). `sinks`
-        f32 [n_heads] adds a logit per head to the softmax's denominator. If the keys are split, pass `sinks`
-        to attn_combine.
+        to the last `window` positions, which include its own. With `chunk`, a row attends to positions from
+        the last multiple of `chunk` on (Llama 4). With `softcap` c, a score s becomes c * tanh(s / c).
+        `sinks` f32 [n_heads] adds a logit per head to the softmax's denominator. If the keys are split, pass
+        `sinks` to attn_combine.
         """
         group = how.get("group") or _group(q, k)
         cut = rows_cut(self.limits, q.shape[2], group)
@@ -278,8 +278,8 @@ class AttentionOps(Target):
     def attn_prefill(
         self, q: View, k: View, v: View, cells: View, y: View, step: View, **how: Unpack[AttentionKeywords]
     ) -> None:
-        """Compute causal attention of the step's runs. `y` is [n_rows, n_heads, head_v]. attn_decode explains
-        the other arguments."""
+        """Compute causal attention of the step's runs. The result y is [n_rows, n_heads, head_v]. For the
+        other arguments, see attn_decode."""
         self._attend_runs(
             "attn_prefill", "f32", (q, k, v, cells, y, step), tile_of_rows(self.limits, q.shape[2]), **how
         )

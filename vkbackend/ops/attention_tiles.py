@@ -1,5 +1,4 @@
-"""Chooses the tile sizes of the attention shaders, and the number of parts into which decode splits the
-keys."""
+"""Chooses the tiles of the attention shaders, and the number of splits of the keys."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from vkbackend.ops.spec import SPECS
 CELL_BLOCK = 32  # Positions per entry of a cell table, as in shaders/lib/step.glsl.
 MAX_TILE = 1536  # Floats of q per tile of attn_decode, 6 KiB of shared memory. Scores and sums need 8 KiB.
 MAX_TILE_HEADS = 8
-MAX_SPLITS = 64  # The most splits of the keys. A row with 4 KV heads then has 256 workgroups.
+MAX_SPLITS = 64  # The most splits of the keys, which give a row with 4 KV heads 256 workgroups.
 MAX_UNIT_HEAD = 256  # The largest head on matrix units, because a subgroup has its output in registers.
 MIN_UNIT_GROUP = 4  # The fewest q heads per KV head for attn_decode_coop.
 # The fewest lanes of a subgroup for attn_decode_coop. With 16 lanes or fewer (Intel), reading a block spills
@@ -38,8 +37,8 @@ def attn_splits(
 
 
 def batch_of(limits: Limits) -> int:
-    """Return how many 4-element vectors of K or V a thread loads ahead. This is 8 on a GPU, and 1 on a CPU or
-    without subgroups."""
+    """Return how many 4-element vectors of K or V a thread loads ahead: 8 on a GPU, and 1 on a CPU or without
+    subgroups."""
     return 8 if limits.subgroup_size > 1 and not limits.is_cpu else 1
 
 
@@ -68,7 +67,7 @@ def rows_cut(limits: Limits, head_k: int, group: int) -> RowsCut:
 
 
 class Tile(NamedTuple):
-    """The rows per workgroup of an attention shader, and its specialization constants."""
+    """The rows per workgroup of an attention shader, and specialization constants."""
 
     rows: int
     consts: dict[str, int]
@@ -85,8 +84,8 @@ def tile_of_units(
 ) -> Tile | None:
     """Return the tile of attn_prefill_coop or attn_decode_coop. Return None without matrix units, or if their
     sizes do not divide heads, keys or subgroups. A tile has up to four groups of rows, limited by the number
-    of rows and by shared memory. For prefill, a group has the fewest subgroups whose registers can hold its
-    output. For decode, a group has as many subgroups as possible, so that more loads are in flight."""
+    of rows and by shared memory. A group of prefill has the fewest subgroups whose registers can hold its
+    output. A group of decode has as many subgroups as possible, so that more loads are in flight."""
     units = limits.matrix_units
     if not limits.features.issuperset(SPECS[op].needs) or max(head_k, head_v) > MAX_UNIT_HEAD:
         return None
@@ -94,8 +93,8 @@ def tile_of_units(
         return None
     if units.lanes % units.m or units.n % (units.lanes // units.m):
         return None
-    # `most` is the limit of registers per lane for a subgroup's output. It is 32 with 16 lanes or fewer
-    # (Intel).
+    # `most` limits the registers per lane for a subgroup's output. Subgroups of 16 lanes or fewer (Intel)
+    # have half as many.
     most, each = 32 if units.lanes <= 16 else 64, units.m * units.n // units.lanes
     in_row = units.lanes // units.m  # invocations per row, with at least four keys per invocation
     able = [
@@ -108,7 +107,7 @@ def tile_of_units(
     if not able:
         return None
     decodes = op == "attn_decode_coop"
-    # so an invocation has at most 16 keys
+    # limits an invocation to 16 keys
     few = next((parts for parts in able if parts * in_row > 1), able[0])
     parts = able[-1] if decodes else few
     held = CELL_BLOCK * (head_k + head_v) // 8
@@ -138,8 +137,8 @@ def attends_by_units(limits: Limits, n_rows: int, head_k: int, head_v: int) -> b
 
 
 def heads_by_units(limits: Limits, group: int, head_k: int, head_v: int) -> int:
-    """Return the heads per tile of attn_decode_coop, or 0 if attn_decode is faster. attn_decode_coop is
-    faster on GPUs with wide subgroups if a KV head has four or more q heads
+    """Return the heads per tile of attn_decode_coop, or 0 if attn_decode is faster. On GPUs with wide
+    subgroups, attn_decode_coop is faster for four or more q heads per KV head
     (docs/measurements/kernels.md)."""
     if limits.is_cpu or group < MIN_UNIT_GROUP or limits.matrix_units.lanes < MIN_UNIT_LANES:
         return 0

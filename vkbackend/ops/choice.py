@@ -1,4 +1,4 @@
-"""Chooses ops for matrices and experts. A matrix uses the fastest op that was measured (measured.py). Without
+"""Chooses ops for matrices and experts. A matrix uses the fastest measured op (measured.py). Without
 measurements, and for experts, the first suitable entry of table.py is used."""
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ def _mat_op(limits: Limits, rows: str, dtype: str) -> str:
     measured = dict(limits.choices).get(rows, ())
     suited = [op for op in MATRIX_OPS.values() if rows in op.rows and op.suits(limits)]
     if rows == "some":
-        # Matrix units are slow for 9 to 16 rows. The rows fill at most half of a tile, and converting w to
-        # F16 takes longer than multiplying. By instruction counts, integer dot products are 1.2 to 2.6 times
-        # as fast (tools/studies/row_choice.py).
+        # For 9 to 16 rows, prefer integer dot products to matrix units. By instruction counts, they are 1.2
+        # to 2.6 times as fast (tools/studies/row_choice.py), because 16 rows fill at most half of a tile, and
+        # converting w to F16 takes longer than multiplying.
         suited.sort(key=lambda op: op.x_type != "q8" or "matrix_units" in op.needs)
     return next(op for op in (*measured, *(op.name for op in suited)) if runs(limits, op, dtype))
 
 
 def operand_type(limits: Limits, n_rows: int, dtype: str) -> str:
-    """Return the type that x must have for `mat`: f32, q8 or f16s. `convert` produces q8 and f16s."""
+    """Return the type of x that `mat` needs: f32, q8 or f16s. `convert` produces q8 and f16s."""
     return MATRIX_OPS[mat_op(limits, n_rows, dtype)].x_type
 
 
@@ -56,13 +56,13 @@ def _experts_op(limits: Limits, x_type: str, dtype: str, *, grouped: bool) -> Ex
 def experts_operand_type(
     limits: Limits, n_rows: int, dtype: str, groups: Groups | None = None, *, whole_rows: bool = True
 ) -> str:
-    """Return the type that x must have for `mat_id` with weights of type `dtype`.
+    """Return the type of x that `mat_id` needs for weights of type `dtype`.
 
-    - The type is f16s if a matrix with this number of rows would use matrix units and the tiles of `groups`
-      fit the units. Rows must also be complete, because an incomplete row has no scale.
-    - Otherwise it is q8 if the device has q8 ops for experts, and has fast integer dot products or would use
-      q8 for a matrix.
-    - Otherwise it is f32.
+    - The type is f16s if a matrix would use matrix units, the tiles of `groups` fit the units, and rows of x
+      are complete. An incomplete row has no scale.
+    - Otherwise the type is q8 if the device has q8 ops for experts, and has fast integer dot products or
+      would use q8 for a matrix.
+    - Otherwise the type is f32.
     """
     op = MATRIX_OPS[mat_op(limits, n_rows, dtype)]
     if groups and whole_rows and "matrix_units" in op.needs and groups.tile % limits.matrix_units.n == 0:
@@ -72,13 +72,12 @@ def experts_operand_type(
 
 
 def tile_size(limits: Limits, n_pairs: int, n_experts: int) -> int:
-    """Return the number of (row, expert) pairs per tile. Return 0 if so few pairs share an expert that tiles
-    do not pay."""
+    """Return the number of (row, expert) pairs per tile. Return 0 if too few pairs share an expert."""
     if n_pairs < 2 * n_experts:
         return 0
     if fast_lanes(limits):
         return LANE_TILE
-    if limits.is_cpu:  # here barriers take longer than reading an expert's weights again
+    if limits.is_cpu:  # on a CPU, barriers take longer than reading an expert's weights again
         return 0
     return 16 if n_pairs < 16 * n_experts else 32
 

@@ -14,7 +14,7 @@ ACTS = (
     "gelu_alone",
     "relu2_alone",
 )  # In the order of shaders/glu.comp.
-COPY_GROUPS = 256  # Workgroups of copy_words. They suffice to hide the latency of a bus.
+COPY_GROUPS = 256  # Workgroups of copy_words, enough to hide the latency of a bus.
 
 
 class ElementwiseOps(Target):
@@ -22,8 +22,8 @@ class ElementwiseOps(Target):
         """Compute y = act(gate) * up for views of equal size (Shazeer 2020). `y` may be `gate` or `up`.
 
         `gelu` is the tanh approximation. With `swiglu_oai`, y is min(gate, 7) * sigmoid(1.702 * min(gate, 7))
-        * (clamp(up, -7, 7) + 1). `gelu_alone` is gelu(gate), and `relu2_alone` is max(gate, 0)^2. These two
-        do not read `up`.
+        * (clamp(up, -7, 7) + 1). `gelu_alone` is gelu(gate), and `relu2_alone` is max(gate, 0)^2. The last
+        two do not read `up`.
         """
         consts = {"LOCAL": 128, "ACT": ACTS.index(act)}
         self._each("glu", (gate, up, y), {}, consts)

@@ -4,14 +4,14 @@ The weight `w` has the experts in order, in any weight type. Each expert's FFN c
 devices. `starts` u32 [n_experts + 1] has the prefix sums of this device's columns per expert.
 
 With axis=ROWS (gate, up), w is [columns, k], and expert e is rows starts[e]..starts[e + 1]. The result y is
-[n_rows, n_used, y_stride]. `y_stride` is at least the number of columns of the widest expert. Elements past
-the columns of e are not written.
+[n_rows, n_used, y_stride]. `y_stride` is at least the columns of the widest expert. Elements past the columns
+of e are not written.
 
-With axis=COLUMNS (down), w has matrices [n, starts[e + 1] - starts[e]] one after the other. Their rows have
-complete blocks. The result y is [n_rows, n_used, n]. It is zero if expert e has no columns.
+With axis=COLUMNS (down), w has matrices [n, starts[e + 1] - starts[e]] one after the other. Rows of these
+matrices have complete blocks. The result y is [n_rows, n_used, n], with zeros if expert e has no columns.
 
-Operand `x` is [n_rows, x_stride] or [n_rows, n_used, x_stride]. `ids` is u32 [n_rows, n_used]. If a stack
-exceeds one storage binding, each dispatch gets experts first..first + count. It skips pairs of other experts.
+`x` is [n_rows, x_stride] or [n_rows, n_used, x_stride]. `ids` is u32 [n_rows, n_used]. If a stack exceeds one
+storage binding, each dispatch gets experts first..first + count. The dispatch skips pairs of other experts.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ SINGLE, GROUPED, EITHER = "single", "grouped", "either"
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The (row, expert) pairs, sorted by expert by moe_group. `order` is u32 [n_pairs]. `tiles` is u32
-    [n_tiles, 3] and describes tiles of at most `tile` pairs."""
+    """The (row, expert) pairs after moe_group sorted them by expert: `order` u32 [n_pairs], and `tiles` u32
+    [n_tiles, 3] of at most `tile` pairs."""
 
     order: View
     tiles: View
@@ -52,12 +52,12 @@ def tile_count(n_pairs: int, n_experts: int, tile: int) -> int:
 class ExpertsOp:
     """Records the shader `name`, which computes y[r, u] = W_e x[r] or W_e x[r, u] for e = ids[r, u].
 
-    A shader with EITHER has the specialization constant GROUPED. If it is 0, the bindings `order` and `tiles`
-    are both the ids.
+    A shader with EITHER has the specialization constant GROUPED. With GROUPED = 0, the bindings `order` and
+    `tiles` are both the ids.
     """
 
     name: str
-    # Called with the size of the widest expert and a tile's pairs as rows.
+    # Returns the grid for the widest expert and a tile's pairs.
     grid: Callable[[Limits, Size], Grid]
     consts: str  # Names of the grid's constants, in order.
     pairs: str  # SINGLE, GROUPED or EITHER

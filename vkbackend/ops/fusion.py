@@ -1,7 +1,6 @@
 """Fuses a dispatch with the only dispatch that reads its result. The result is then not written to memory.
 
-A model is recorded one op at a time. Then each fusion rule examines a dispatch and the dispatches that
-produce its inputs.
+A model is recorded one op at a time. A fusion rule examines a dispatch and the producers of its inputs.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ def fuse(recording: Recording, limits: Limits) -> Recording:
 
 
 class _Fusing:
-    """The state of `fuse`: the commands, and for each value the indices of the commands that use it. A
-    command is None after it was fused into another command."""
+    """The state of `fuse`: the commands, and the indices of the commands that use each value. A command that
+    was fused into another is None."""
 
     def __init__(self, recording: Recording, limits: Limits) -> None:
         self.limits = limits
@@ -171,7 +170,7 @@ def _norm_of_sum(f: _Fusing, at: int) -> None:
 
 def _quantized_norm(f: _Fusing, at: int) -> None:
     """Fuse quantize_q8 into the norm that produces its input. The fused dispatch has the norm's position,
-    because commands between the two may read the norm's residual."""
+    because later commands may read the norm's residual."""
     if (i := f.maker(at, "x", ("rms_norm", "add_partials"))) is None:
         return
     norm, q = f.commands[i], f.named(at)

@@ -1,5 +1,5 @@
-"""Ops of latent attention, MLA (DeepSeek-AI 2024, arXiv:2405.04434). They multiply by a matrix per head and
-concatenate heads."""
+"""Ops of latent attention, MLA (DeepSeek-AI 2024, arXiv:2405.04434): products with a matrix per head, and
+concatenation of heads."""
 
 from __future__ import annotations
 

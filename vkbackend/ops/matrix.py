@@ -1,6 +1,6 @@
 """Products with one matrix. For each shader, table.py has a `MatrixOp`.
 
-The ops differ in the type of x, in the devices and numbers of rows that they suit, and in their grid.
+The ops differ in the type of x, the grid, and the devices and numbers of rows that they suit.
 """
 
 from __future__ import annotations
@@ -53,12 +53,13 @@ class MatrixOp:
 
     name: str
     grid: Callable[[Limits, Size], Grid]
-    consts: str  # Specialization constants after LOCAL. `__call__` adds FOURS and WIDE, `grid` the others.
+    # Specialization constants after LOCAL. `__call__` adds FOURS and WIDE, and `grid` has the others.
+    consts: str
     rows: tuple[str, ...]  # Keys of ROW_CLASSES.
-    suits: Predicate  # Whether an unmeasured device uses this op in place of later entries.
+    suits: Predicate  # Whether a device without measurements prefers this op to later entries.
     x_type: str = "f32"
     needs: tuple[str, ...] = ()
-    gates: Predicate | None = None  # Whether a device fuses gate, up and glu. None if the shader cannot.
+    gates: Predicate | None = None  # Whether a device fuses gate, up and glu, or None if the shader cannot.
     gpus_only: bool = False  # `tune` skips this op on CPUs, where it is slow.
 
     @cached_property
@@ -82,7 +83,7 @@ class MatrixOp:
         """Record y[r, i] = sum over k of w[i, k] * x[r, k], plus bias[i] if given. Shapes: w [n, k] of a
         weight type, x [n_rows, k] of `x_type`, bias f32 [n].
 
-        Row r of y starts at element r * y_stride. The default stride is n; with a larger stride y is a slice
+        Row r of y starts at element r * y_stride. The default stride is n. With a larger stride, y is a slice
         of wider rows. With `up`, y is act(w x) * (up x) without a bias. The matrix `up` has the shape and
         type of w, and follows w in the same buffer.
         """
@@ -94,8 +95,8 @@ class MatrixOp:
         assert self.x_type != "f16s" or x.offset % 16 == 0, x
         assert bias is None or (bias.shape == (n,) and bias.dtype == "f32"), (w, bias)
         assert y_stride >= n and rows_of(y, 1) >= (n_rows - 1) * y_stride + n, (w, x, y, y_stride)
-        # `has_bias` is a push constant, because the branch costs little, and a specialization constant would
-        # need a second pipeline.
+        # `has_bias` is a push constant. The branch costs little, but a specialization constant would need a
+        # second pipeline.
         push: dict[str, int | float] = {"k": k, "n": n, "n_rows": n_rows, "y_stride": y_stride}
         push |= {"has_bias": int(bias is not None)}
         if self.gates:
@@ -111,7 +112,7 @@ class MatrixOp:
         size = Size(2 * n if up else n, k, n_rows, up is not None)
         consts, along_w, along_x = self.grid(limits, size)
         # With WIDE the shader reads 16 bytes at once, so all rows must begin at multiples of 16 bytes. Rows
-        # of q8 do if k is a multiple of 64.
+        # of q8 begin at multiples of 16 bytes if k is a multiple of 64.
         wide = k % 64 == 0 and not any(view.offset % 16 for view in (w, x, up or w))
         known = {"FOURS": k % 4 == 0, "WIDE": wide}
         consts = consts | {name: int(holds) for name, holds in known.items() if name in self.spec.consts}
@@ -123,8 +124,8 @@ class MatrixOp:
 
 
 def variant_of(spec: OpSpec, dtype: str, limits: Limits) -> str:
-    """Return the shader variant for weights of type `dtype`. Shaders for matrix units have a variant for each
-    of the two Vulkan extensions, khr and nv. Int8 shaders have only khr."""
+    """Return the shader variant for weights of type `dtype`. Shaders for matrix units have a variant per
+    Vulkan extension, khr and nv. Int8 shaders have only khr."""
     if "matrix_units" not in spec.needs:
         return dtype
     return f"{dtype}-{'khr' if 'int8_units' in spec.needs else limits.matrix_units.api}"
@@ -153,7 +154,7 @@ def rows_by_subgroups(limits: Limits, size: Size) -> Grid:
 
 def rows_by_lanes(limits: Limits, size: Size) -> Grid:
     """Return a grid in which a thread computes a row of w for up to MAX_VEC_ROWS rows of x. All threads have
-    equally many rows of x."""
+    the same number of rows."""
     local, tiles = 32, -(-size.n_rows // MAX_VEC_ROWS)
     consts = {
         "LOCAL": local,
@@ -177,8 +178,8 @@ def fills(n_rows: int, tile: int) -> bool:
 
 def dot_tiles(limits: Limits, size: Size) -> Grid:
     """Return the grid of `tiles_of_64`, but with 64 rows of x per tile if enough tiles remain to occupy a
-    GPU. Subgroups of 16 lanes or fewer (Intel) keep the smaller tiles, because 64 rows spilled up to 67 of
-    the 128 registers per lane."""
+    GPU. With subgroups of 16 lanes or fewer (Intel), tiles remain smaller, because 64 rows spilled up to 67
+    registers (a lane has 128)."""
     grid = tiles_of_64(limits, size)
     enough = size.n_rows > 32 and grid.along_w * -(-size.n_rows // 64) >= BUSY_TILES
     if limits.subgroup_size > 16 and enough and fills(size.n_rows, 64):
@@ -188,7 +189,7 @@ def dot_tiles(limits: Limits, size: Size) -> Grid:
 
 def tiles_by_size(limits: Limits, size: Size) -> Grid:
     """Return a grid with 16 x 8 threads per workgroup. A thread computes 8 x 8 values if enough tiles remain
-    to occupy a GPU. Otherwise it computes 4 x 4 values, or 4 x 2 for 16 rows of x or fewer."""
+    to occupy a GPU. Otherwise a thread computes 4 x 4 values, or 4 x 2 for 16 rows of x or fewer."""
     rm, rn = 4, 2 if size.n_rows <= 16 else 4
     enough = size.n_rows > 32 and -(-size.n // 128) * -(-size.n_rows // 64) >= BUSY_TILES
     if enough and fills(size.n_rows, 64):

@@ -1,8 +1,8 @@
-"""Stores the matrix ops that `vkbackend tune` measured as fastest, in the cache folder.
+"""Stores the speed order of matrix ops, measured by `vkbackend tune`, in the cache folder.
 
-Each driver version has one table. So all devices of a driver run the same ops, and their results are
-identical bit by bit. For each class of row counts, the table lists the ops by speed. A device uses the first
-op that it supports for the weight type (choice.py).
+Each driver version has one table. So all devices of a driver run the same ops and compute identical bits. For
+each class of row counts, the table lists the ops by speed. A device uses the first op that it supports for
+the weight type (choice.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def entry_name(info: DeviceInfo) -> str:
 
 
 def load(info: DeviceInfo) -> Table:
-    """Return the driver's table without unknown ops. It is empty if nothing was measured."""
+    """Return the driver's table without unknown ops, or an empty table if nothing was measured."""
     try:
         stored = cache_folder.read_json(entry_name(info)) or {}
         table = stored["ops"] if stored.get("format") == _FORMAT else {}

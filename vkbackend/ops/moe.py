@@ -1,8 +1,7 @@
 """Ops of a mixture of experts.
 
-A layer records these ops in order: moe_logits, moe_topk, moe_group, mat_id for gate and up, glu, mat_id for
-down, and moe_sum. If experts have biases, add_id follows each mat_id. The module experts.py explains
-`starts`.
+A layer records moe_logits, moe_topk, moe_group, mat_id for gate and up, glu, mat_id for down, and moe_sum.
+With biases, add_id follows each mat_id. The module experts.py explains `starts`.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ from vkbackend.ops.target import Target, rows_of
 
 MAX_EXPERTS, MAX_USED, MAX_GROUPS = 1024, 32, 64  # Limited by the shared memory of moe_topk.
 GATINGS = ("softmax", "sigmoid", "softmax_weight")  # In the order of shaders/moe_topk.comp.
-LOGITS_LOCAL = 32  # A fixed workgroup size gives the same order of summation on every device.
+LOGITS_LOCAL = 32  # Fixes the order of summation on every device.
 
 
 @dataclass(frozen=True, slots=True)
 class Gating:
     """Routing of a row to experts. The logits are l = logit_scale * (router * norm of h) + bias.
 
-    The probabilities are softmax(l) or sigmoid(l). With `softmax_weight` they are l, and the weights are the
-    softmax over the chosen experts. Experts with the largest probability + `select` are chosen. `select` does
-    not change the weights. If experts have groups, only experts of n_group_used groups can be chosen. A
-    group's score is the sum of its two best experts. `norm_w` divides the weights by max(their sum, 2^-14).
-    The weights are then multiplied by `scale`.
+    The probabilities are softmax(l) or sigmoid(l). With `softmax_weight`, probabilities are l itself, and
+    weights are the softmax over the chosen experts. Experts with the largest probability + `select` are
+    chosen. `select` does not change the weights. With groups, only experts of the n_group_used best groups
+    are chosen. A group's score is the sum of its two best experts. `norm_w` divides the weights by max(their
+    sum, 2^-14). The weights are then multiplied by `scale`.
     """
 
     kind: str = "softmax"
@@ -40,8 +39,8 @@ class Gating:
 
 class MoeOps(Target):
     def moe_logits(self, h: View, w_norm: View, w: View, logits: View) -> None:
-        """Compute logits[r, e] = sum over k of h[r, k] * (w_norm[k] * w[e, k]). The result is identical bit
-        by bit on every device.
+        """Compute logits[r, e] = sum over k of h[r, k] * (w_norm[k] * w[e, k]). The bits are identical on
+        every device.
 
         `h` [n_rows, n_embd] is the residual before the RMS norm with weight w_norm [n_embd]. `w` is f32
         [n_experts, n_embd]. `logits` [n_rows, n_experts] are not divided by rms(h), which does not change
@@ -76,11 +75,11 @@ class MoeOps(Target):
         gain: View | None = None,
     ) -> None:
         """Write the chosen experts to `ids` u32 [n_rows, n_used], best first, and their weights to `weights`
-        f32. Of equal experts the lower id is first. NaN is last.
+        f32. If probabilities are equal, the lower id is first. NaN is last.
 
         `logits` [n_rows, n_experts] are the result of moe_logits for `h`. The router's `bias`, `select` and
-        `gain` are f32 [n_experts]. `gain` multiplies the weights. The result is identical bit by bit on every
-        device and driver.
+        `gain` are f32 [n_experts]. `gain` multiplies the weights. The bits are identical on every device and
+        driver.
         """
         n_rows, n_used = ids.shape
         n_embd, n_experts, g = h.shape[-1], logits.shape[-1], gating

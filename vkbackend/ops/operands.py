@@ -1,9 +1,9 @@
 """Converts activations to the types q8 and f16s that products read. Matrices with the same input share the
 conversion.
 
-`q8` has blocks of 32 int8 codes with a scale and sums (shaders/lib/q8.glsl). Integer dot products read it,
+`q8` has blocks of 32 int8 codes with a scale and sums (shaders/lib/q8.glsl). Integer dot products read q8,
 for weights whose codes fit int8. `f16s` has rows of F16 with a scale (shaders/lib/half_rows.glsl). Matrix
-units read it. They also round weights to F16: weights above 65,504 are clipped, and weights below 6e-5 lose
+units read f16s, and weights rounded to F16. Weights above 65,504 are clipped, and weights below 6e-5 lose
 precision. Sums are f32.
 """
 
@@ -32,9 +32,9 @@ class OperandOps(Target):
         self.record("quantize_q8", "f32", (x, y), push, {"LOCAL": local}, groups, flops=2 * n_rows * k)
 
     def pack_f16(self, x: View, y: View) -> None:
-        """Convert x f32 to y f16s [n_rows, k]. |x - y| is at most the larger of 2^-11 |x| and 2^-25 times the
-        largest |x| of the row. Inf and NaN do not change. If a row has inf or NaN, its values above 65,520
-        become inf."""
+        """Convert x f32 to y f16s [n_rows, k]. The error |x - y| is at most 2^-11 |x| or 2^-25 times the
+        largest |x| of the row, whichever is larger. Inf and NaN do not change. If a row has inf or NaN, its
+        values above 65,520 become inf."""
         k = y.shape[-1]
         n_rows = rows_of(y, k, "f16s")
         assert rows_of(x, k) == n_rows, (x, y)

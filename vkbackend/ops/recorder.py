@@ -32,4 +32,4 @@ class Recorder(
     StateSpaceOps,
     StreamOps,
 ):
-    """Records ops for one device. The dispatches get the recorder's label."""
+    """Records ops for one device. Each dispatch gets the recorder's label."""

@@ -20,13 +20,13 @@ CHUNK, CHUNK_KDA = 64, 16  # Rows per chunk: 64 with gates per head, 16 with gat
 
 
 def _tiles(n_rows: int, size: int) -> int:
-    """Return an upper bound of the number of tiles. The runs have n_rows in total, and the last tile of each
-    run may be incomplete."""
+    """Return an upper bound of the number of tiles for n_rows. The last tile of each run may be
+    incomplete."""
     return min(n_rows, n_rows // size + min(n_rows, MAX_RUNS))
 
 
 class DeltaKeywords(TypedDict, total=False):
-    """Keywords of the delta net's ops. `delta_net` explains them."""
+    """Keywords that `delta_net` explains."""
 
     n_k: Required[int]
     tiled: bool
@@ -80,11 +80,11 @@ class RecurrentOps(Target):
         self, x: View, w: View, b: View | None, state: View, y: View, step: View, *, silu: bool = True
     ) -> None:
         """Compute y[t, c] = silu(b[c] + sum over j of w[c, j] * x[t - (d_conv - 1) + j, c]) within each run.
-        Rows of x before the run are read from the state. The run's last rows are then written to the state.
-        Without `silu`, y is the sum.
+        Rows before the run come from the state, which then gets the run's last rows. Without `silu`, y is the
+        sum.
 
         Shapes: x and y [n_rows, width], w f32 [width, d_conv], b [width] or None, state f32 [n_cells, width,
-        d_conv - 1]. The state has the oldest row first. Rows of y outside of runs are not written.
+        d_conv - 1]. The state has the oldest row first. Rows of y outside runs are not written.
         """
         width, d_conv = w.shape
         n_rows = rows_of(x, width)
@@ -121,8 +121,8 @@ class RecurrentOps(Target):
         )
 
     def delta_gates(self, a: View, dt: View, decay: View, b: View, g: View, beta: View) -> None:
-        """Compute the gates g = softplus(a + dt) * decay and beta = sigmoid(b). delta_net multiplies the
-        state by e^g, and beta is the strength of its update. With decay <= 0, g <= 0.
+        """Compute the gates g = softplus(a + dt) * decay and beta = sigmoid(b) of delta_net. The state is
+        multiplied by e^g, and beta scales its update. With decay <= 0, g <= 0.
 
         Shapes: b and beta [n_rows, n_heads], a and g [n_rows, n_heads * width], dt [n_heads * width], decay
         [n_heads]. The width is 1 for gates per head, or the head size for gates per key channel.
@@ -154,13 +154,13 @@ class RecurrentOps(Target):
         step: View,
         **rows: Unpack[DeltaKeywords],
     ) -> None:
-        """Compute the gated delta rule row by row. From the state M, N = e^g M, the new state M' = N + k
-        (beta (v - N^T k))^T, and y = M'^T q / sqrt(s).
+        """Compute the gated delta rule row by row. With the state M and N = e^g M, the new state is M' = N +
+        k (beta (v - N^T k))^T, and y = M'^T q / sqrt(s).
 
         Shapes: y and v [n_rows, n_heads, s], q and k [n_rows, n_k, s], g [n_rows, n_heads, 1 or s], beta
-        [n_rows, n_heads], state f32 [n_cells, n_heads, s, s] with the key index before the value index. No g
+        [n_rows, n_heads]. `state` f32 [n_cells, n_heads, s, s] has the key index before the value index. No g
         is positive. Rows of q and k begin at multiples of q_stride, and rows of v at multiples of v_stride.
-        Head h reads key head h / (n_heads / n_k), or h % n_k with `tiled`. Rows of y outside of runs are
+        Head h reads key head h / (n_heads / n_k), or h % n_k with `tiled`. Rows of y outside runs are
         zeros.
         """
         push, size, kda = _delta_push(q, k, v, g, beta, y, **rows)

@@ -12,7 +12,7 @@ from vkbackend.wire import F16_BLOCK, FORMATS, wire_words
 TOKENS, OUTPUTS, POSITIONS = 0, 1, 2  # Values of embed's argument `ids`.
 NO_OWN = 0xFFFFFFFF  # The index `own_index` of a device without a partial sum.
 MAX_TOP_K = 64  # The most candidates per row for sampling.
-MAX_SLOTS = 32  # The most partials of a sum. A push constant has a bit for each.
+MAX_SLOTS = 32  # The most partials of a sum, which have a bit each in a push constant.
 
 
 def _activation(y: View) -> str:
@@ -21,16 +21,16 @@ def _activation(y: View) -> str:
 
 
 def row_consts(limits: Limits, n: int) -> tuple[int, int]:
-    """Return (LOCAL, BATCH) for a workgroup per row of n elements. In a step of one row, a GPU has only one
-    workgroup. So its threads must read several elements at once, because a read takes 0.5 us, or 1 to 2 us
-    over a bus."""
+    """Return the constants (LOCAL, BATCH) of a shader with a workgroup per row of n elements. In a step of
+    one row, the only workgroup must overlap its reads, because a read takes 0.5 us, or 1 to 2 us over a
+    bus."""
     if limits.is_cpu:
         return 32 if n <= 256 else 128, 1
     return max(32, min(512, floor_pow2(limits.max_invocations), floor_pow2(n // 4))), 4
 
 
 def top_k_chunks(limits: Limits, n: int, k: int) -> tuple[int, int]:
-    """Return the elements per chunk and the number of chunks for top_k on rows of n elements."""
+    """Return the elements per chunk and the number of chunks of top_k for rows of n elements."""
     chunk = max(16_384 if limits.is_cpu else 4096, k)
     return chunk, -(-n // chunk)
 
@@ -40,9 +40,9 @@ class RowOps(Target):
         """Copy row id(r) of the table w to row r of y. The id is the token of row r (ids=TOKENS), the row
         index of output r (OUTPUTS) or the position of row r (POSITIONS).
 
-        Shapes: w [n_vocab, n_embd] of any weight type, y [n_rows, n_embd]. If an id is outside of the table,
-        its row of y is zero. A table that exceeds one storage binding needs a dispatch per piece, in order.
-        The piece w begins at row `first` of the table.
+        Shapes: w [n_vocab, n_embd] of any weight type, y [n_rows, n_embd]. A row of y is zero if its id is
+        not in the table. A table that exceeds one storage binding needs a dispatch per piece, in order. A
+        piece begins at row `first` of the table.
         """
         n_vocab, n_embd = w.shape
         n_rows = rows_of(y, n_embd)
@@ -110,9 +110,9 @@ class RowOps(Target):
         self.record("row_moments", "f32", (x, y), push, consts, (*self.fold(n_rows), 1), flops=3 * n * n_rows)
 
     def gaussian_topk(self, x: View, moments: View, y: View, *, width: int, c: float) -> None:
-        """Compute y = max(x - mean - c * deviation, 0) for rows of `width` elements (Gemma 3n, 2025). This
-        device has columns x [n_rows, n] of these rows. `moments` are the row_moments of the complete rows.
-        `y` may be `x`."""
+        """Compute y = max(x - mean - c * deviation, 0) for rows of `width` elements (Gemma 3n, 2025). `x`
+        [n_rows, n] has some columns of these rows. `moments` are the row_moments of the complete rows. `y`
+        may be `x`."""
         n_rows, n = x.shape
         assert rows_of(moments, 2) == rows_of(y, n) == n_rows and n <= width, (x, moments, y, width)
         push: dict[str, int | float] = {"n": n, "width": width, "n_rows": n_rows, "c": c}
@@ -131,10 +131,9 @@ class RowOps(Target):
         self.record("pack_bf16", "f32", (x, y), {"n": n}, {"LOCAL": 128}, groups, flops=n)
 
     def pack_halves(self, x: View, y: View, kept: View | None = None) -> None:
-        """Convert the n elements of x to the wire format f16 (wire.py), rounded to nearest even. The result
-        is written to `y` and `kept`, both u32 [wire_words("f16", n)].
+        """Convert the n elements of x to the wire format f16 (wire.py), rounded to nearest even. Both `y` and
+        `kept` get the result, u32 [wire_words("f16", n)].
 
-        Each block of 128 elements begins with a word for the exponent of its largest finite magnitude.
         Infinities remain, NaN becomes quiet, floats below 2^-126 become zero, and an odd n is padded with
         zero.
         """
@@ -164,11 +163,11 @@ class RowOps(Target):
         rms_norm(h) * w.
 
         Shapes: h, residual and y [n_rows, n], slots [n_slots, words per slot]. A slot begins with the partial
-        of one device. This is n_rows * n floats, or the result of pack_bf16 (wire="bf16") or pack_halves
-        ("f16"). Bit s of `writers` is set if slot s has a partial. This device's own partial, slot own_index,
-        is read from `own` instead. For f32 and bf16, `own` is f32, and bf16 rounds it here. For f16, `own` is
-        `kept` of pack_halves. `h` may be `residual`. `y` may be q8. With `slot_stride`, `slots` is
-        one-dimensional and ends with the last partial.
+        of one device. A partial is n_rows * n floats, or the result of pack_bf16 (wire="bf16") or pack_halves
+        ("f16"). Bit s of `writers` is set if slot s has a partial. The partial of this device, slot
+        own_index, is read from `own`. For f32 and bf16, `own` is f32, and the op rounds it to bf16. For f16,
+        `own` is the result `kept` of pack_halves. `h` may be `residual`. `y` may be q8. With `slot_stride`,
+        `slots` is one-dimensional and ends with the last partial.
         """
         n = h.shape[-1]
         n_rows = rows_of(h, n)
@@ -220,13 +219,13 @@ class RowOps(Target):
         mask: View | None = None,
         chunk: int,
     ) -> None:
-        """Find the k largest values in each chunk of each row of x [n_rows, n], in descending order. Of equal
-        values the lower position is first. NaN is treated as the largest value.
+        """Find the k largest values of each chunk of x [n_rows, n] in descending order. Of equal values the
+        lower position is first. NaN is treated as the largest value.
 
         `ids` u32 and `values` f32 are [n_rows, n_chunks, k], with k at most MAX_TOP_K. `ids` are positions,
         or the values of `source` u32 [n_rows, n] at these positions. `mask` u32 [n_rows, ceil(n / 32)] has a
-        bit per position, beginning with the lowest bit. A bit of 1 allows the position. If a chunk has fewer
-        than k allowed positions, the last ids are 0xffffffff with values -inf.
+        bit per position, lowest bit first. A bit of 1 allows the position. If a chunk has fewer than k
+        allowed positions, the last ids are 0xffffffff with values -inf.
         """
         n_rows, n = x.shape
         n_chunks, k = ids.shape[-2:]

@@ -18,7 +18,7 @@ class OpSpec:
 
     name: str
     args: tuple[str, ...]
-    # Pairs (name, "u" or "f"). A word offset per arg precedes these push constants.
+    # Pairs (name, "u" or "f"). The word offsets of the args precede these push constants.
     push: tuple[tuple[str, str], ...]
     consts: tuple[str, ...] = ("LOCAL",)  # Specialization constants in the order of their ids.
     step: bool = False  # Whether the shader reads StepParams, its last binding.
@@ -27,8 +27,8 @@ class OpSpec:
 
     @cached_property
     def addressed(self) -> bool:
-        """Return whether the shader gets 64-bit addresses of the args as push constants. Then the args have
-        no bindings."""
+        """Return whether the shader gets the args as 64-bit addresses in push constants, and not as
+        bindings."""
         return "buffer_address" in self.needs
 
     @cached_property

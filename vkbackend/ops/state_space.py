@@ -1,5 +1,5 @@
 """Ops of state space layers: the scan of Mamba-2 (Dao and Gu 2024, arXiv:2405.21060, section 7) and the group
-norm that follows. If a group is divided over devices, their sums of squares are added. The module
+norm that follows. If a group is divided over devices, the devices' sums of squares are added. The module
 recurrent.py explains states and runs."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class StateSpaceOps(Target):
 
         Shapes: x and y [n_rows, n_heads, p], dt [n_rows, n_heads], bias, a and d [n_heads], state f32
         [n_cells, n_heads, n, p]. No value of `a` is positive. `bc` [n_rows, 2, n_groups, n] has B and then C.
-        Head h reads group (first + h) / group. Rows of y outside of runs are zeros.
+        Head h reads group (first + h) / group. Rows of y outside runs are zeros.
         """
         (n_rows, n_heads, p), (n_groups, n) = y.shape, bc.shape[2:]
         assert bc.shape[:2] == (n_rows, 2) and x.dtype == y.dtype == bc.dtype == "f32", (x, bc, y)
@@ -75,8 +75,8 @@ class StateSpaceOps(Target):
     def group_squares(
         self, z: View | None, x: View, squares: View, *, group: int, first: int = 0, skip: int = 0
     ) -> None:
-        """Write the sums of x^2 per group of `group` columns to squares [n_rows, n_groups]. With `z`, the
-        sums are of (silu(z) x)^2. `x` and `z` [n_rows, width] are columns first..first + width of complete
+        """Write the sums of x^2 per group of `group` columns to squares [n_rows, n_groups]. With `z`,
+        (silu(z) x)^2 replaces x^2. `x` and `z` [n_rows, width] are columns first..first + width of complete
         rows. The first `skip` columns of x are excluded, because another device adds them."""
         width, n_groups = x.shape[-1], squares.shape[-1]
         n_rows = rows_of(x, width)

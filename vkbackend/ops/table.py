@@ -55,9 +55,8 @@ def on_gpus(limits: Limits) -> bool:
 
 
 def fast_lanes(limits: Limits) -> bool:
-    """Return whether the ops mat_lane and mat_lane_id are fast on this device. They are 5 to 10 times faster
-    than others on lavapipe, a CPU with 8 lanes. They are half as fast as others on SwiftShader, a CPU with 4
-    lanes."""
+    """Return whether mat_lane and mat_lane_id are the fastest ops. On lavapipe (8 lanes), these ops are 5 to
+    10 times as fast as others. On SwiftShader (4 lanes), these ops are half as fast."""
     return limits.is_cpu and limits.subgroup_size >= 8 and limits.features.issuperset(LANES)
 
 
@@ -66,8 +65,8 @@ def fast_dots(limits: Limits) -> bool:
 
 
 def fused(grid: Callable[[Limits, Size], Grid]) -> Callable[[Limits, Size], Grid]:
-    """Add the specialization constant FUSED to a grid. It is 1 on GPUs with dot product instructions, because
-    fma rounds only once there."""
+    """Add the specialization constant FUSED to a grid. FUSED is 1 on GPUs with dot product instructions,
+    because fma rounds only once on these GPUs."""
 
     def with_fused(limits: Limits, size: Size) -> Grid:
         cut = grid(limits, size)
@@ -77,18 +76,19 @@ def fused(grid: Callable[[Limits, Size], Grid]) -> Callable[[Limits, Size], Grid
 
 
 def fast_int8_units(limits: Limits) -> bool:
-    """Return whether int8 matrix units are four times as fast as F16. If they are only twice as fast, F16
-    products are faster, because int8 products must scale every block (docs/measurements/kernels.md)."""
+    """Return whether int8 matrix units are four times as fast as F16. With int8 units that are only twice as
+    fast, F16 products are faster, because int8 products must scale every block
+    (docs/measurements/kernels.md)."""
     return not limits.is_cpu and "int8_units_fast" in limits.features
 
 
 def fast_waves(limits: Limits) -> bool:
-    """Return whether subgroups are wide enough to compute a row of w each."""
+    """Return whether subgroups are wide enough for one subgroup per row of w."""
     return not limits.is_cpu and limits.subgroup_size >= 16
 
 
 def fast_tiles(limits: Limits) -> bool:
-    """Return whether mat_tile is faster than mat_mul. On SwiftShader it takes up to twice as long."""
+    """Return whether mat_tile is faster than mat_mul. On SwiftShader, mat_tile takes up to twice as long."""
     return not limits.is_cpu and limits.subgroup_size > 1
 
 
@@ -104,8 +104,8 @@ MATRIX_OPS: dict[str, MatrixOp] = {
         ),
         # Sums are combined within a subgroup.
         MatrixOp("mat_wave", rows_by_subgroups, "ROWS N WIDE", FEW, fast_waves, "f32", SUBGROUPS, anywhere),
-        # Sums are combined in shared memory. On a CPU this happens only with gate and up, because a thread
-        # otherwise computes a complete row of w.
+        # Sums are combined in shared memory. On a CPU, sums are combined only for gate and up; otherwise a
+        # thread computes a complete row of w.
         MatrixOp("mat_vec", rows_by_threads, "TPR N FOURS", FEW, anywhere, gates=on_gpus),
         MatrixOp(
             "mat_mul_dot_coop",

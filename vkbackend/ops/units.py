@@ -7,13 +7,13 @@ from vkbackend.ops.matrix import BUSY_TILES, Grid, Size, fills
 from vkbackend.ops.target import floor_pow2
 
 _TK = 32  # Elements of k per step of mat_mul_coop.
-UNIT_TILE = "M N K FM FN SM SN LANES"  # The specialization constants of unit_consts, after LOCAL.
-# Subgroups of 16 lanes or fewer have 128 registers per lane (Intel). With 32 sums per lane, matrices and
-# addresses fit too. With 128 sums, all kernels spilled up to 486 registers on DG2.
+UNIT_TILE = "M N K FM FN SM SN LANES"  # The specialization constants after LOCAL (unit_consts).
+# Subgroups of 16 lanes or fewer have 128 registers per lane (Intel). 32 sums per lane leave registers for
+# matrices and addresses. With 128 sums, all kernels spilled up to 486 registers on DG2.
 _NARROW, _NARROW_SUMS = 16, 32
 _MAX_SUBGROUPS = 64  # Subgroups per workgroup on Intel.
 _ROW_NBYTES = 2 * _TK + 16  # Shared memory per row of a tile in mat_mul_coop.
-# Shared memory per row in mat_mul_dot_coop: 64 codes, 16 bytes of padding, 2 floats per block.
+# Shared memory per row in mat_mul_dot_coop: 64 codes, 16 bytes, 2 floats per block.
 _INT8_ROW_NBYTES = 96
 
 
@@ -33,9 +33,9 @@ def int8_tiles_of_units(limits: Limits, size: Size) -> Grid:
 def coop_tile(
     limits: Limits, n: int, n_rows: int, row_nbytes: int = _ROW_NBYTES
 ) -> tuple[int, int, int, int]:
-    """Return (rows of w, rows of x, subgroups along w, subgroups along x) of the largest suitable tile. It
-    must fit shared memory, and more than half of its rows of x must be used. The largest size also needs
-    enough tiles to occupy a GPU, with little padding."""
+    """Return (rows of w, rows of x, subgroups along w, subgroups along x) of the largest suitable tile. A
+    suitable tile fits shared memory, and n_rows fills more than half of its rows of x. The largest size also
+    needs enough tiles to occupy a GPU, with little padding."""
     units = limits.matrix_units
     for tile_m, tile_n in ((128, 128), (64, 64), (64, 32)):
         across, down = subgroups(limits, tile_m, tile_n)
@@ -66,8 +66,8 @@ def unit_consts(units: MatrixUnits, tile_m: int, tile_n: int, across: int, down:
 
 
 def usable(units: MatrixUnits) -> bool:
-    """Return whether mat_mul_coop supports the matrix size. A matrix must fit the smallest tile, and its k
-    must divide 32. Its results must fit the shared memory that Vulkan guarantees."""
+    """Return whether mat_mul_coop supports the matrix size. A matrix must fit the smallest tile, and k must
+    divide 32. The results of a matrix must fit the shared memory that Vulkan guarantees."""
     fits = units.m <= 64 and units.n <= 32 and units.m * units.n <= 1024
     return fits and all(v & (v - 1) == 0 for v in units[1:]) and _TK % units.k == 0
 
