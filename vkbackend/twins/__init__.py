@@ -1,4 +1,4 @@
-"""Numpy twins of the ops. Tests compare every shader with its twin. For example, `twins.rows.rms_norm` is the
+"""Numpy twins of the ops, with which tests compare every shader. For example, `twins.rows.rms_norm` is the
 twin of `rms_norm.comp`.
 
 A twin has the name of its op. The docstring of the recorder's method has the formula. Matrix ops that compute

@@ -26,8 +26,8 @@ def bf16_values(bits: Array) -> Array:
 
 
 def f16_blocks(words: Array, n: int) -> list[tuple[Array, slice]]:
-    """Return a pair (words [n_blocks, 1 + width / 2], slice of elements) for the full blocks, and a second
-    pair for a shorter last block."""
+    """Return (words [n_blocks, 1 + width / 2], slice of elements) for the full blocks, and for a shorter last
+    block."""
     whole = n // F16_BLOCK * F16_BLOCK
     blocks = []
     for first, last, width in ((0, whole, F16_BLOCK), (whole, n, n - whole)):

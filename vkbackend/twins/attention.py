@@ -23,8 +23,8 @@ def cells_of(step: StepParams, row: int, cells: Array, blocks_per_slot: int) -> 
 
 
 def _head_norm(heads: Array, w: Array, norm: int, eps: float) -> Array:
-    """Norm heads [..., head_dim]. `norm` 0 returns them unchanged, 1 divides by their RMS, and 2 also
-    multiplies by w."""
+    """Return heads [..., head_dim] unchanged (`norm` 0), divided by the RMS (1), or divided by the RMS and
+    multiplied by w (2)."""
     if norm:
         heads = heads / np.sqrt(np.mean(heads * heads, axis=-1, keepdims=True) + eps)
     return heads * f64(w, heads.shape[-1]) if norm == 2 else heads
@@ -88,7 +88,7 @@ def attn_decode(
     chunk: int, scale: float, softcap: float, head_k: int, head_v: int, final: int = 0, has_sinks: int = 0,
     **_: Any,
 ) -> None:  # fmt: skip
-    """Here p is exp(score - max). With `final` the splits are combined."""
+    """In `part`, p is exp(score - max). With `final`, attn_combine combines the splits."""
     queries = f64(q, n_rows, n_heads, head_k)
     out = np.zeros((n_rows, n_heads, n_splits, head_v + 2))
     out[..., head_v] = NEG_LARGE
@@ -139,7 +139,7 @@ def attn_prefill(
     first_head: int, scale: float, softcap: float, head_k: int, head_v: int, groups: tuple[int, int, int],
     has_sinks: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """Rows outside of runs become zeros. Rows that attn_decode computes and heads of other dispatches are
+    """Rows outside runs become zeros. Rows that attn_decode computes and heads of other dispatches are
     unchanged."""
     heads = slice(first_head, first_head + groups[1])
     queries = f64(q, n_rows, n_heads, head_k)[:, heads]

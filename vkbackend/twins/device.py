@@ -69,7 +69,7 @@ class HostQueue(Queue):
 
     def __init__(self, device: HostDevice) -> None:
         self._device = device
-        # segments in order: (whether it waits for `allow`, commands)
+        # queued segments: (whether to wait for `allow`, commands)
         self._pending: list[tuple[bool, list[Any]]] = []
         self.submitted = self._done = self._allowed = 0
 

@@ -53,7 +53,7 @@ def exact_sigmoid(x: Array) -> Array:
 
 def exact_sum(x: Array) -> Array:
     """Return the sum over the last axis in the shader's order. Lane i % 128 adds element i. Then the upper
-    half of the lanes is added to the lower half until one lane remains."""
+    half of the lanes is added to the lower half, until one lane remains."""
     lanes = np.zeros((*x.shape[:-1], LANES), F32)
     for i in range(0, x.shape[-1], LANES):
         part = x[..., i : i + LANES]
@@ -70,7 +70,7 @@ def exact_sum(x: Array) -> Array:
 def moe_logits(
     h: Array, w_norm: Array, w: Array, logits: Array, *, n_embd: int, n_experts: int, n_rows: int, **_: Any
 ) -> None:
-    """Lane k % 32 sums its products in order of k. Then lanes are added as in `exact_sum`."""
+    """Lane k % 32 of 32 sums its products in order of k. The lanes are added as in `exact_sum`."""
     n_lanes = 32
     weight = w_norm.reshape(-1)[:n_embd] * w.reshape(-1)[: n_experts * n_embd].reshape(n_experts, n_embd)
     rows = h.reshape(-1)[: n_rows * n_embd].reshape(n_rows, 1, n_embd)

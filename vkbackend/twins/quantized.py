@@ -1,4 +1,4 @@
-"""Twin of 8-bit activations. All devices must produce the same codes. So the twin computes in float32 in the
+"""Twin of 8-bit activations. All devices must produce the same codes, so the twin computes in float32 in the
 shader's order."""
 
 from __future__ import annotations

@@ -83,7 +83,8 @@ def delta_chunk(
     kda: int = 0, **_: Any,
 ) -> None:  # fmt: skip
     """Write to `work` for each chunk: u, w, q' = scale e^c q, k' = e^(c_last - c) k, e^c_last, and the
-    products P_ts = scale q_t D_ts k_s. c is the running sum of g in the chunk, and D_ts = e^(c_t - c_s)."""
+    products P_ts = scale q_t D_ts k_s. Here c_t is the sum of g up to row t of the chunk, and D_ts = e^(c_t -
+    c_s)."""
     heads = _key_heads(n_heads, n_k, tiled)
     queries, keys = (_strided(x, n_rows, q_stride, n_k, s)[:, heads] for x in (q, k))
     values, gates = _strided(v, n_rows, v_stride, n_heads, s), f64(g, n_rows, n_heads, s if kda else 1)
