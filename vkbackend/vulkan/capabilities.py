@@ -86,7 +86,7 @@ def describe(instance: Any, physical: Any, instance_version: int) -> DeviceInfo 
     # Intel's matrix units need the smallest subgroup size.
     lanes = features["subgroup_min"] if vendor == "Intel" else p.subgroup.subgroupSize
     kind = _TYPES.get(properties.deviceType, "other")
-    # Intel's driver ANV also reports matrix units on GPUs that lack them. It emulates them with hundreds of
+    # Intel's driver ANV also reports matrix units on GPUs that lack them. ANV's emulation has hundreds of
     # register spills (858 on Tiger Lake). Intel GPUs with matrix units are discrete with mesh shaders, or
     # have subgroups of at least 16 lanes.
     has_units = int(lanes) > 8 or (kind == "discrete" and "VK_EXT_mesh_shader" in extensions)
@@ -170,7 +170,7 @@ def _limits(p: SimpleNamespace, timestamp_bits: int) -> dict[str, int]:
         "storage_align": limits.minStorageBufferOffsetAlignment,
         "uniform_align": limits.minUniformBufferOffsetAlignment,
         "host_import_align": p.host.minImportedHostPointerAlignment,
-        # The counter needs a finite period. With RADV_FORCE_FAMILY, the driver reports an infinite period.
+        # Timestamps need a finite period. With RADV_FORCE_FAMILY, the driver reports an infinite period.
         "timestamp_valid_bits": timestamp_bits if has_period else 0,
         "timestamp_ps": round(limits.timestampPeriod * 1000) if has_period else 0,
     }
@@ -179,16 +179,16 @@ def _limits(p: SimpleNamespace, timestamp_bits: int) -> dict[str, int]:
 def subgroup_size(vendor: str, reported: int, features: dict[str, bool | int | str]) -> int:
     """Return the subgroup size for pipelines, if the driver offers a choice.
 
-    Intel's driver reports 32 and can compile for 8, 16 or 32. With 32, shaders run out of registers, so this
-    returns 16.
+    Intel's driver reports 32 and can compile for 8, 16 or 32. With 32 lanes, shaders run out of registers, so
+    this function returns 16.
     """
     low, high = int(features["subgroup_min"]), int(features["subgroup_max"])
     return 16 if vendor == "Intel" and features["subgroup_size_control"] and low <= 16 <= high else reported
 
 
 def has_fast_int8_units(name: str) -> bool:
-    """Return whether int8 matrix units are four times as fast as F16. They are on a GeForce, where F16 with
-    F32 sums runs at half rate. Vulkan does not report this, so the name decides."""
+    """Return whether int8 matrix units are four times as fast as F16. A GeForce has such units, because F16
+    with F32 sums runs at half rate. Only the device's name shows this."""
     return "GeForce RTX" in name
 
 
@@ -242,8 +242,8 @@ def feature_structs(api: int, extensions: set[str]) -> dict[str, tuple[Any, dict
 def enabling(
     api: int, extensions: set[str], features: Mapping[str, Any]
 ) -> tuple[list[tuple[str, dict[str, int]]], set[str]]:
-    """Return (struct name, field values) of each struct that has an enabled feature, and the members of
-    `extensions` that no enabled feature needs."""
+    """Return (struct name, field values) of each struct with an enabled feature, and the unneeded members of
+    `extensions`."""
     chain, idle = [], set()
     for name, (version, extension, fields) in _STRUCTS.items():
         values = {theirs: int(bool(features.get(ours))) for ours, theirs in fields.items()}

@@ -126,9 +126,9 @@ class VulkanExecutable(Executable):
         lib.vkUpdateDescriptorSets(self._device.vk, len(views), writes, 0, NULL)
 
     def _base(self, view: View, uniform: bool = False) -> int:
-        """Return the offset of the view's descriptor, which is the view's offset rounded down to the device's
-        alignment. A push constant has the remainder. The alignment is at least 16, so a view at a multiple of
-        16 also begins at a multiple of 16 within the binding."""
+        """Return the view's offset rounded down to the device's alignment, for the descriptor. A push
+        constant has the remainder. The alignment is at least 16, so a view at a multiple of 16 is also
+        aligned within the binding."""
         limits = self._device.info.limits
         align = max(limits["uniform_align" if uniform else "storage_align"], 16)
         assert not uniform or view.offset % align == 0, f"uniform view at {view.offset}, alignment {align}"
@@ -216,7 +216,7 @@ def _address(view: View) -> int:
 
 
 class _CommandBuffers:
-    """A VkCommandBuffer[n] with a length. Its items are pointers, which VkSubmitInfo needs."""
+    """A VkCommandBuffer[n] with a length. An item is a pointer, as VkSubmitInfo requires."""
 
     def __init__(self, array: Any, n: int) -> None:
         self._array, self._n = array, n

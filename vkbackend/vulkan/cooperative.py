@@ -1,5 +1,5 @@
-"""Queries the matrix sizes of a device's matrix units with VK_KHR_cooperative_matrix and
-VK_NV_cooperative_matrix. The sums of F16 are F32, and the sums of int8 are int32."""
+"""Queries the matrix sizes of matrix units with VK_KHR_cooperative_matrix and VK_NV_cooperative_matrix, for
+F16 with F32 sums and int8 with int32 sums."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vkbackend.limits import MatrixUnits
 from vkbackend.ops.units import usable, usable_int8_k
 from vkbackend.vulkan.vk import NULL, C, enumerate_all, ffi, lib
 
-# Values of VkComponentTypeKHR and VkScopeKHR. Both extensions have the same values.
+# Values of VkComponentTypeKHR and VkScopeKHR, which are the same in both extensions.
 _F16, _F32, _INT8, _INT32, _SUBGROUP = 0, 1, 3, 5, 3
 HALVES, INTEGERS = (_F16, _F32), (_INT8, _INT32)  # The types of operands and of sums.
 # Features that matrix units need. If memory_model is enabled, atomics in every shader need
@@ -53,8 +53,8 @@ def _sizes(instance: Any, physical: Any, suffix: str) -> dict[tuple[int, int], S
 def best(
     api: str, sizes: Sizes, lanes: int, integers: Sequence[tuple[int, int, int]] = ()
 ) -> MatrixUnits | None:
-    """Return the size 16 x 16 x 16 if possible, because it is native on most GPUs. Otherwise return the
-    largest usable size. `int8_k` is the largest int8 k for the same m and n."""
+    """Return 16 x 16 x 16 (native on most GPUs) if possible, or else the largest usable size. `int8_k` is the
+    largest int8 k for this m and n."""
     able = [units for size in sizes if usable(units := MatrixUnits(api, *size, lanes))]
     if not able:
         return None

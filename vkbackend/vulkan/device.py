@@ -34,7 +34,7 @@ CLOSE_S = 5  # seconds that close() waits for running work
 
 class VulkanDevice(LogicalDevice, Device):
     """A logical device with all features that VKBACKEND_DISABLE does not turn off. With `captures` the device
-    only compiles pipelines for pipeline_report.py. This works without a GPU."""
+    only compiles pipelines for pipeline_report.py, which needs no GPU."""
 
     has_codebooks = True
 
@@ -158,8 +158,8 @@ class VulkanDevice(LogicalDevice, Device):
         return self.lost or result == C.VK_SUCCESS  # after other errors, work may still be running
 
     def close(self) -> None:
-        """Release all objects. If the device does not respond, release none, because destroying an object in
-        use is invalid, and waiting would not end."""
+        """Release all objects. If the device does not respond, release nothing, because objects in use must
+        not be destroyed."""
         if self.closed:
             return
         self.abandoned |= not self.abandoned and not self.settle()
@@ -177,8 +177,8 @@ class VulkanDevice(LogicalDevice, Device):
 
 
 def usable_units(info: DeviceInfo, name: str, features: Mapping[str, Any]) -> MatrixUnits | None:
-    """Return the first entry of `info.matrix_units` that is enabled, has a supported subgroup size and has a
-    shader. Return None if no entry does."""
+    """Return the first of `info.matrix_units` that is enabled and has a supported subgroup size and a shader,
+    or None."""
     if not all(features.get(name) for name in BESIDES):
         return None
     default, chosen = info.limits["subgroup_size"], features.get("subgroup_size_control")

@@ -154,8 +154,8 @@ _instance: Instance | None = None
 
 
 def instance() -> Instance:
-    """Return the Vulkan instance of this process. Raises UnsupportedFeature without a loader or driver.
-    Raises ForkedProcess in a forked child, because drivers do not work after a fork."""
+    """Return the Vulkan instance of this process. Raises UnsupportedFeature without a loader or driver, and
+    ForkedProcess in a forked child, where drivers do not work."""
     global _instance
     if _instance is not None and _instance.forked:
         raise forks.refusal("Vulkan")
@@ -168,8 +168,8 @@ def instance() -> Instance:
 
 
 def devices() -> list[DeviceInfo]:
-    """Return the devices that have Vulkan 1.1 and a compute queue. GPUs are before CPUs, and devices with F16
-    before others of their type."""
+    """Return the devices that have Vulkan 1.1 and a compute queue. GPUs are listed before CPUs, and devices
+    with F16 before other devices of the same type."""
     inst = instance()
     infos = []
     for physical in enumerate_all(
@@ -187,7 +187,7 @@ def devices() -> list[DeviceInfo]:
 
 
 def position(info: DeviceInfo) -> int:
-    """Return the index of a device in the loader's order. Other Vulkan programs use this order."""
+    """Return the index of a device in the loader's order, which other Vulkan programs use."""
     handle = instance().handle
     handles = enumerate_all(
         lib.vkEnumeratePhysicalDevices, "VkPhysicalDevice", handle, name="vkEnumeratePhysicalDevices"

@@ -25,7 +25,7 @@ def suitable(types: Types, allowed: int, home: Home) -> list[int]:
     """Return the best memory type of each suitable heap, best first. `allowed` has a bit for each type.
 
     STAGING prefers cached types, because the host reads uncached memory at 0.2 GB/s. HOST prefers memory that
-    is not device local. Other homes use device-local memory. They prefer types that are not host visible,
+    is not device local. Other homes use device-local memory, preferably types that are not host visible,
     because host-visible device memory may be small.
     """
 

@@ -39,7 +39,7 @@ class Compiled(NamedTuple):
 
 @cache
 def _threads(n: int) -> ThreadPoolExecutor:
-    """Return the pool of compiling threads. Its threads never end, because drivers' compilers leak memory
+    """Return the pool of compiling threads. The threads never end, because drivers' compilers leak memory
     when a thread ends."""
     return ThreadPoolExecutor(n, "vkbackend-compile")
 
@@ -76,8 +76,7 @@ class Programs:
         return used
 
     def _begin(self, wanted: dict[Key, PipelineLayout]) -> None:
-        """Start to compile the `wanted` pipelines. They are queued before all pipelines that have not
-        started."""
+        """Start to compile the `wanted` pipelines, before all pipelines that are still queued."""
         waiting = {key: layout for key, (layout, future) in self._begun.items() if future.cancel()}
         begun = {key: of_key for key, of_key in self._begun.items() if key not in waiting}
         missing = {key: layout for key, layout in (wanted | waiting).items() if key not in begun}

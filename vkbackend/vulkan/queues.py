@@ -19,7 +19,7 @@ from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 
 
 class TimelineQueue(Queue):
-    """Submits segments before they may run. So one vkQueueSubmit submits all segments of a step."""
+    """Submits segments before they may run, so one vkQueueSubmit submits all segments of a step."""
 
     ahead = True
 
@@ -93,8 +93,8 @@ class TimelineQueue(Queue):
             self._submit_infos(infos, firsts[first], firsts[first + count])
             self.submitted += count
             return
-        # Drivers may merge the submissions of one vkQueueSubmit. So a step with cuts needs a vkQueueSubmit
-        # for each submission.
+        # Drivers may merge the submissions of one vkQueueSubmit. A step with cuts needs a vkQueueSubmit for
+        # each submission.
         for s in range(first, first + count):
             for at in range(firsts[s], firsts[s + 1]):
                 self._submit_infos(infos, at, at + 1)

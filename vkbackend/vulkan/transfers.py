@@ -1,4 +1,4 @@
-"""Transfers on a Vulkan device. Each transfer is a submission, and the host waits until it ends."""
+"""Transfers on a Vulkan device. A transfer is a submission that the host waits for."""
 
 from __future__ import annotations
 

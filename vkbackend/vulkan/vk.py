@@ -1,7 +1,7 @@
 """The Vulkan binding: `ffi` and `lib` of the `vulkan` package, with helpers for results and structs.
 
-The package's Python wrapper is not used, because it frees memory that structs nested by value point to. An
-object that `new` returns keeps this memory alive.
+The package's Python wrapper is not used, because the wrapper frees memory that structs nested by value point
+to. An object that `new` returns keeps this memory alive.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ NULL = ffi.NULL
 API_1_1, API_1_2, API_1_3 = (1 << 22 | minor << 12 for minor in (1, 2, 3))
 
 # Values that the package lacks.
-ADDRESS_USAGE = 0x20000  # VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT
-ADDRESS_MEMORY = 0x2  # VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT
-FULL_SUBGROUPS = 0x2  # VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT
+ADDRESS_USAGE = 0x20000  # VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT.
+ADDRESS_MEMORY = 0x2  # VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT.
+FULL_SUBGROUPS = 0x2  # VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT.
 WHOLE_SIZE = (1 << 64) - 1  # The package's VK_WHOLE_SIZE overflows.
 
 RESULT_NAMES = {
@@ -123,8 +123,8 @@ def strings(names: list[str]) -> Any:
 
 
 def enumerate_all(call: Any, ctype: str, *args: Any, name: str) -> list[Any]:
-    """Return the elements of a Vulkan enumeration. `call` is called for the count, and again for the
-    elements. Each element keeps the array alive."""
+    """Return the elements of a Vulkan enumeration. `call` runs once for the count and once for the elements.
+    Each element keeps the array alive."""
     count = ffi.new("uint32_t *")
     result = call(*args, count, NULL)
     if result is not None:
