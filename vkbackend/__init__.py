@@ -1,7 +1,7 @@
 """Run GGUF language models on any mix of GPUs with Vulkan compute shaders.
 
-The public entry point is `from vkbackend import LLM`. `LLM` is imported on first use, so importing a lower
-layer such as `vkbackend.recording` does not import the layers above.
+The public entry point is `from vkbackend import LLM`. `LLM` is imported on first use, so a lower layer can be
+imported alone.
 """
 
 import sys

@@ -12,7 +12,7 @@ from vkbackend.errors import VkbackendError
 
 
 def check_target(path: str | os.PathLike[str], error: type[VkbackendError]) -> None:
-    """Raise `error` if the folder of `path` is not writable. Callers check this before a long computation."""
+    """Raise `error` if the folder of `path` is not writable. Call this before a long computation."""
     folder = os.path.dirname(os.path.realpath(path))
     if not os.access(folder, os.W_OK | os.X_OK):
         raise error(f"{path}: cannot be written: {folder} is not a folder to write to; give another name")
@@ -20,8 +20,8 @@ def check_target(path: str | os.PathLike[str], error: type[VkbackendError]) -> N
 
 @contextmanager
 def replacing(path: str | os.PathLike[str], error: type[VkbackendError]) -> Iterator[Path]:
-    """Yield a temporary file in the folder of `path`. The file replaces `path` if the block succeeds. If the
-    block fails, `path` is unchanged and the temporary file is deleted. Raises `error` for OS errors.
+    """Yield a temporary file in the folder of `path`. The file replaces `path` if the block succeeds.
+    Otherwise the temporary file is deleted. Raises `error` for OS errors.
     """
     if "\0" in os.fsdecode(path):
         raise error(f"{path!r}: is not a file name; give another")
@@ -41,4 +41,4 @@ def replacing(path: str | os.PathLike[str], error: type[VkbackendError]) -> Iter
         ) from None
     finally:
         with suppress(OSError):
-            os.unlink(part)  # after success the file is gone
+            os.unlink(part)  # after success, the temporary file has been renamed

@@ -1,7 +1,7 @@
 """Buffers and views.
 
-A `Buffer` is device memory. A `Virtual` is scratch memory to which `plan_scratch` has not yet given an
-address. A `View` is a typed, contiguous, row-major range of a `Buffer` or `Virtual`.
+A `Buffer` is device memory. A `Virtual` is scratch memory that `plan_scratch` has not placed yet. A `View` is
+a typed, contiguous, row-major range of a `Buffer` or `Virtual`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from vkbackend.formats import row_nbytes
 
-ALIGN = 256  # no device may require a larger alignment of storage and uniform offsets
+ALIGN = 256  # Vulkan's upper limit for a device's alignment of storage and uniform offsets
 
 
 def aligned(nbytes: int, align: int = ALIGN) -> int:
@@ -23,15 +23,15 @@ def aligned(nbytes: int, align: int = ALIGN) -> int:
 
 
 class Home(Enum):
-    """The purpose of a buffer. It determines the memory type."""
+    """The purpose of a buffer, which determines its memory type."""
 
     WEIGHTS = "weights"  # Device local. Written once.
     KV = "kv"  # Device local. Freed with the model.
     SCRATCH = "scratch"  # Device local. Reused within a step.
     HOST = "host"  # Pinned host memory for weights and caches that the device reads over the bus.
-    STAGING = "staging"  # Host visible, HOST_CACHED if available. The host reads and writes it.
+    STAGING = "staging"  # Host-visible memory that the host reads and writes, HOST_CACHED if available.
     PAGES = "pages"  # Pinned host pages that the device imports.
-    MAPPED = "mapped"  # Pages of a model file. Only devices that run on the host import them, read-only.
+    MAPPED = "mapped"  # Pages of a model file that a CPU device imports read-only.
 
 
 _ids = itertools.count(1)
@@ -46,7 +46,7 @@ class Buffer:
     label: str
     handle: Any = None
     host: Any = None  # Writable uint8 array over mapped memory, or None.
-    # Address for shaders that read by address. It is 0 if the device has no buffer addresses.
+    # Address for shaders that read by address, or 0.
     address: int = 0
     uid: int = field(default_factory=lambda: next(_ids))
 
@@ -84,7 +84,8 @@ class View:
     offset: int
     shape: tuple[int, ...]
     dtype: str = "f32"
-    # This is a field and not a property, because recording a large model reads `nbytes` millions of times.
+    # `nbytes` is a field, because a property would be slow: recording a large model reads it millions of
+    # times.
     nbytes: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -97,8 +98,8 @@ class View:
         return self.offset + self.nbytes
 
     def rows(self, begin: int, end: int) -> View:
-        """Return rows `begin`..`end` of the first axis. If `begin` is above 0, the row size must be a
-        multiple of 4 bytes."""
+        """Return rows `begin`..`end` of the first axis. If `begin` > 0, the row size must be a multiple of 4
+        bytes."""
         stride = math.prod(self.shape[1:-1]) * row_nbytes(self.dtype, self.shape[-1])
         return View(self.buffer, self.offset + begin * stride, (end - begin, *self.shape[1:]), self.dtype)
 

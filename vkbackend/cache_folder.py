@@ -1,8 +1,8 @@
 """Reads and writes the cache folder, which has compiled shaders, pipelines, measured speeds and chosen ops.
 
-Everything in the cache can be computed again, so a bad entry is ignored and reported once on stderr. An entry
-is read only if its checksum matches and its file is a regular file of this user or root. Other users must not
-have write access to the file or the folder.
+The cache can be computed again, so a bad entry is ignored and reported once on stderr. An entry is read only
+if its checksum matches and its file is a regular file of this user or root. Other users must not have write
+access to the file or folder.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _report_lock = Lock()
 
 
 class _Refused(Exception):
-    """An entry or the folder must not be used. The message says why."""
+    """The cache folder or an entry must not be used; the message says why."""
 
 
 def read(name: str, most_nbytes: int = MOST_NBYTES) -> bytes | None:
@@ -62,8 +62,8 @@ def read_json(name: str) -> Any:
 
 
 def write(name: str, data: bytes) -> bool:
-    """Replace the entry atomically. If this fails, print the reason once per folder on stderr and return
-    False."""
+    """Replace the entry atomically. On failure return False, and print the reason once per folder on
+    stderr."""
     with _folder(make=True) as folder:
         if folder is None:
             return False
@@ -87,7 +87,7 @@ def write_json(name: str, value: Any) -> bool:
 
 
 def writable() -> bool:
-    """Return whether entries can be written. Callers check this before a long computation."""
+    """Return whether entries can be written. Call this before a long computation."""
     with _folder(make=True) as folder:
         return folder is not None and os.access(".", os.W_OK | os.X_OK, dir_fd=folder)
 
@@ -175,7 +175,8 @@ def _check_owner(status: os.stat_result) -> None:
 
 
 def _head(name: str, data: bytes) -> bytes:
-    """Return the first line of an entry. Its checksum includes the name, so a renamed entry is refused."""
+    """Return the first line of an entry. The checksum includes the entry's name, so a renamed entry is
+    refused."""
     digest = hashlib.sha256(name.encode() + b"\0")
     digest.update(data)
     return _MAGIC + digest.hexdigest().encode() + b"\n"

@@ -28,7 +28,7 @@ def shown(value: Any) -> str:
     """Return `repr(value)` as one line of at most MAX_SHOWN characters."""
     try:
         text = re.sub(r"\s*\n\s*", " ", repr(value))
-    except Exception:  # repr raises for integers above 4300 digits, and a class may define a repr that raises
+    except Exception:  # repr raises for integers above 4300 digits, and may raise for any class
         bits = f" of {value.bit_length()} bits" if isinstance(value, int) else ""
         return f"<{type(value).__name__}{bits}>"
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."

@@ -1,8 +1,8 @@
 """Codebooks of GGML's I-quants (IQ2_XXS to IQ1_M). The shader file dequant_iq.glsl reads a codebook as
 descriptor set 1.
 
-The codebooks come from the `gguf` package. They are not constant arrays in the shaders, because lavapipe
-needs 2 ms per word to compile a constant array and fills the array in every invocation.
+The `gguf` package provides the codebooks. Shaders do not have codebooks as constant arrays, because lavapipe
+needs 2 ms per word to compile a constant array and fills it again in every invocation.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ FORMATS = ("iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_s", "iq1_m")
 
 
 def codebook_of(op: str, variant: str) -> str | None:
-    """Return the format whose codebook a shader variant reads, or None if the variant reads no codebook."""
+    """Return the format whose codebook a shader variant reads, or None."""
     owners = [owner for value in shaderlib.manifest()[op][variant].values() if (owner := owner_of(value))]
     return owners[0] if owners else None
 
 
 def owner_of(dtype: str) -> str | None:
-    """Return the format whose codebook `dtype` uses, or None if `dtype` has no codebook."""
+    """Return the format whose codebook `dtype` uses, or None."""
     return _OWNERS.get(dtype, dtype) if dtype in FORMATS else None
 
 

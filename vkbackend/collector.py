@@ -13,7 +13,7 @@ def collection_paused() -> Iterator[None]:
     Scanning the objects doubled the time to build a recording from 1.5 s to 3.0 s (512 rows of Qwen3-235B on
     two cards).
 
-    The collector is global. If two threads pause it, the thread that paused it first enables it again.
+    The collector is global. If two threads pause the collector, the first of the two enables it again.
     """
     enabled = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Describes a physical device. This module does not need a Vulkan loader."""
+"""Describes a physical device. Importing this module does not need a Vulkan loader."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Heap:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """A physical device. `index` is its position in the list that `devices()` returns. `uuid` does not change
-    with a reboot."""
+    """A physical device. `index` is the position in the list from `devices()`. `uuid` does not change with a
+    reboot."""
 
     index: int
     name: str
@@ -51,8 +51,7 @@ class DeviceInfo:
 
 
 def left_of(heaps: Sequence[Heap], budgets: Sequence[int], used: Sequence[int]) -> int | None:
-    """Return the free bytes of the device-local heap that has most. Return None if the driver reports no
-    budget."""
+    """Return the most free bytes of a device-local heap, or None if the driver reports no budget."""
     left = [
         max(0, min(budgets[i], heap.nbytes) - used[i])
         for i, heap in enumerate(heaps)

@@ -1,8 +1,7 @@
 """Reads all environment variables of the package (docs/env_vars.md).
 
-`DEBUG=1` prints devices, the plan and fallbacks. `DEBUG=2` adds the time of each dispatch. `DEBUG=3` adds
-barriers and submissions. `DEBUG=4` adds the shader variants that are compiled. `DEBUG=5` adds intermediate
-values.
+`DEBUG=1` prints devices, the plan and fallbacks, 2 also the time of each dispatch, 3 also barriers and
+submissions, 4 also compiled shader variants, and 5 also intermediate values.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def debug() -> int:
     return _integer("DEBUG", 0)
 
 
-# Optional features. The module vulkan/capabilities.py queries them under the same names.
+# Optional features, which vulkan/capabilities.py queries by these names.
 FEATURES = frozenset(
     "buffer_address cooperative_matrix cooperative_matrix_nv denorm_float16 device_map "
     "executable_info float16 full_subgroups host_import int8 int8_units_fast int_dot int_dot_accelerated "
@@ -52,7 +51,7 @@ def disabled() -> frozenset[str]:
 
 
 def without_gpu() -> bool:
-    """Return whether RADV_FORCE_FAMILY is set. With this variable, Mesa's RADV driver compiles shaders
+    """Return whether RADV_FORCE_FAMILY is set. RADV_FORCE_FAMILY makes Mesa's RADV driver compile shaders
     without an AMD GPU. RADV of Mesa 25.0 then crashes on queries of the memory budget (GFX1201, GFX1151,
     NAVI33)."""
     return bool(os.environ.get("RADV_FORCE_FAMILY"))
@@ -71,7 +70,7 @@ RUNTIME = "VKBACKEND_RUNTIME"
 
 
 def runtime() -> str:
-    """Return the default runtime: the value of VKBACKEND_RUNTIME, or native if the variable is not set."""
+    """Return the value of VKBACKEND_RUNTIME, or native if the variable is not set."""
     return os.environ.get(RUNTIME, "") or "native"
 
 
@@ -79,8 +78,9 @@ KOMPUTE_ORDER = "VKBACKEND_KOMPUTE_ORDER"
 
 
 def kompute_order() -> str:
-    """Return how the kompute runtime orders dependent dispatches. "word" copies one word to the host between
-    them. "submit" puts them into separate submissions. "" selects one of the two by driver."""
+    """Return how the kompute runtime orders dependent dispatches. With "word", it copies one word to the host
+    between dispatches. With "submit", each dispatch is in a separate submission. "" means the driver's
+    default."""
     order = os.environ.get(KOMPUTE_ORDER, "")
     if order not in ("", "word", "submit"):
         raise InvalidArgument(f"{KOMPUTE_ORDER}={order!r}: there are word and submit")
@@ -98,12 +98,12 @@ def timeout_s() -> int:
 
 
 def silence_s() -> int:
-    """Return the seconds after which a machine of a group that sends nothing is considered lost."""
+    """Return after how many seconds of silence a machine of a group is considered lost."""
     return max(2, _integer("VKBACKEND_SILENCE", 15))
 
 
 COMPILE_THREADS = "VKBACKEND_COMPILE_THREADS"
-MAX_COMPILE_THREADS = 8  # a driver's compiler uses up to 1 GB per thread, and the threads contend for locks
+MAX_COMPILE_THREADS = 8  # a driver's compiler uses up to 1 GB per thread, and threads share locks
 
 
 def compile_threads() -> int:
@@ -112,14 +112,12 @@ def compile_threads() -> int:
 
 
 def poison() -> bool:
-    """Return whether to fill new buffers with NaN. Then a read of memory that was never written yields
-    NaN."""
+    """Return whether to fill new buffers with NaN. Reading memory before it is written then yields NaN."""
     return os.environ.get("VKBACKEND_POISON", "") not in ("", "0")
 
 
 def faults() -> list[tuple[str, str, int, str]]:
-    """Return (device, call, nth, result) of each fault in VKBACKEND_FAULT. The module faults.py explains the
-    fields."""
+    """Return (device, call, nth, result) of each fault in VKBACKEND_FAULT (faults.py)."""
     planned = []
     for item in filter(None, os.environ.get("VKBACKEND_FAULT", "").split(",")):
         device, call, nth, result = (item.split(":") + [""] * 4)[:4]
@@ -143,7 +141,7 @@ def as_gpu() -> bool:
 
 
 def exact() -> bool:
-    """Return whether to compute activations in F32 only. The flag --exact does the same."""
+    """Return whether to compute activations in F32 only. The flag --exact has the same effect."""
     return os.environ.get("VKBACKEND_EXACT", "") not in ("", "0")
 
 
@@ -155,7 +153,7 @@ def caches() -> bool:
 
 
 def cache_dir() -> Path | None:
-    """Return the cache folder, or None if caching is off or the user has no home folder."""
+    """Return the cache folder, or None if caching is off or no home folder exists."""
     if not caches():
         return None
     path = os.environ.get(CACHE)

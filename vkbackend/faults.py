@@ -1,6 +1,6 @@
 """Fault injection for tests: makes a Vulkan call fail or a device hang.
 
-Use `inject`, or set the variable VKBACKEND_FAULT=DEVICE:CALL:NTH:RESULT. An example is
+Use `inject`, or set VKBACKEND_FAULT=DEVICE:CALL:NTH:RESULT, for example to
 Vulkan0.1:vkQueueSubmit:3:VK_ERROR_DEVICE_LOST. With `hang` as the result of vkSignalSemaphore, the device
 waits forever.
 """
@@ -48,5 +48,5 @@ def inject(fault: Fault) -> Iterator[Fault]:
 
 
 def struck(device: str, call: str) -> str | None:
-    """Return the result that a planned fault injects into this call, or None without such a fault."""
+    """Return the result that a planned fault injects into this call, or None."""
     return next((fault.result for fault in planned if fault.strikes(device, call)), None)

@@ -1,6 +1,5 @@
 """Marks objects that a forked child process must not use, because their threads, driver state and pipes
-belong to the parent. In the child, using a marked object raises ForkedProcess. Without the mark, the child
-could hang or crash."""
+belong to the parent. In the child, using a marked object raises ForkedProcess."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ class Owned(Protocol):
     """An object that only the process that created it may use."""
 
     def disown(self) -> None:
-        """Make later method calls raise the error from `refusal`, and make `close` do nothing. This runs in a
-        forked child."""
+        """Make later method calls raise the error from `refusal`, and make `close` do nothing. A forked child
+        calls this."""
 
 
 _owned: WeakSet[Any] = WeakSet()
@@ -29,7 +28,7 @@ def own(thing: Owned) -> None:
 
 
 def forget(clear: Callable[[], object]) -> None:
-    """Call `clear` in every forked child. `clear` empties a cache."""
+    """Call `clear`, which empties a cache, in every forked child."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=clear)
 

@@ -1,6 +1,6 @@
 """Number formats that shaders read: plain elements and quantized blocks.
 
-Quantized blocks have GGML's layouts, such as `block_q4_0`. Their sizes come from the `gguf` package. `q8` and
+Quantized blocks have GGML's layouts, such as `block_q4_0`. The `gguf` package has their sizes. `q8` and
 `f16s` are vkbackend's own formats for activations (shaders/lib/q8.glsl, half_rows.glsl).
 """
 
@@ -81,7 +81,7 @@ def widened(raw: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def narrowed(raw: np.ndarray, dtype: str) -> np.ndarray:
-    """Convert f32 bytes to f32, f16 or bf16 elements. This inverts `widened` exactly."""
+    """Convert f32 bytes to f32, f16 or bf16 elements. This function inverts `widened` exactly."""
     if dtype == "f32":
         return raw
     words = np.ascontiguousarray(raw).reshape(-1).view(np.uint32)

@@ -1,7 +1,7 @@
-"""Checks a recording with its barriers. Two accesses conflict if they overlap and one writes; each unordered
-conflict is reported.
+"""Checks a recording with its barriers and reports each unordered conflict. Two accesses conflict if they
+overlap and one is a write.
 
-The check shares no code with derive_barriers. Unlike Vulkan's validation layers, it covers write after write,
+The check shares no code with derive_barriers. Unlike validation layers, the check covers write after write,
 in-place updates, reused scratch memory, and host memory around exchanges.
 """
 
@@ -36,7 +36,7 @@ def _name(index: int, command: Dispatch | Copy) -> str:
 @dataclass(frozen=True, slots=True)
 class _Access:
     """A read or write. `open_to_copies` is true until a barrier makes later copies wait for this access.
-    `open_to_dispatches` is the same for dispatches."""
+    `open_to_dispatches` is true until a barrier makes later dispatches wait."""
 
     where: Range
     is_write: bool
@@ -46,7 +46,7 @@ class _Access:
     open_to_dispatches: bool = True
 
     def after(self, barrier: Barrier) -> _Access | None:
-        """Return the access as it is after a barrier, or None if every later command waits for the access."""
+        """Return the access after a barrier, or None if every later command waits for the access."""
         if self.is_copy and not barrier.after_copies:
             return self
         left = replace(
@@ -58,7 +58,7 @@ class _Access:
 def check(recording: Recording) -> list[Hazard]:
     hazards: list[Hazard] = []
     unordered: dict[Buffer | Virtual, list[_Access]] = defaultdict(list)
-    # Writes by the device to host memory that are not yet visible to the host.
+    # The device's writes that are not yet visible to the host.
     host_pending: list[tuple[Range, str]] = []
     host_wrote = True  # the host may have written since the last FROM_HOST barrier
 

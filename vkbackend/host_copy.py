@@ -1,8 +1,7 @@
 """Copies arrays into new memory during loading, and maps a file's pages before they are read.
 
 Page faults can take longer than the copy: three times as long on lavapipe with new shared pages of 4 KiB. So
-one call of madvise(2) with MADV_POPULATE_* populates all pages of a range. Several threads share a large
-copy.
+madvise(2) with MADV_POPULATE_* populates all pages of a range at once. Several threads share a large copy.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import numpy as np
 
 from vkbackend import forks
 
-# Constants of Linux 5.14. Older kernels return an error, and copies are slower.
+# Linux 5.14; older kernels return an error, and copies are slower.
 POPULATE_READ, POPULATE_WRITE = 22, 23
 PART_NBYTES = 512 << 10  # Each thread copies at least this many bytes in about 0.3 ms.
 N_THREADS = min(4, os.cpu_count() or 1)

@@ -13,9 +13,9 @@ INEXACT = frozenset({"int_dot", "matrix_units", "int8_units", "cooperative_matri
 
 
 class MatrixUnits(NamedTuple):
-    """The matrix sizes of a device's matrix units, which a subgroup of `lanes` invocations multiplies. F16
-    matrices are [m, k] by [k, n] with F32 sums. Int8 matrices are [m, int8_k] by [int8_k, n] with 32-bit
-    sums; `int8_k` is 0 without int8 units."""
+    """The matrix sizes of a device's matrix units. A subgroup of `lanes` invocations multiplies F16 matrices
+    [m, k] by [k, n] with F32 sums, and int8 matrices [m, int8_k] by [int8_k, n] with 32-bit sums. Without
+    int8 units, `int8_k` is 0."""
 
     api: str = "khr"  # extension: khr or nv
     m: int = 16
@@ -74,5 +74,5 @@ _GUARANTEED = {
 
 
 def plausible(reported: dict[str, int]) -> dict[str, int]:
-    """Replace each limit that a driver reports as 0 by the minimum that Vulkan guarantees."""
+    """Replace each limit that a driver reports as 0 by Vulkan's guaranteed minimum."""
     return {name: value or _GUARANTEED.get(name, 0) for name, value in reported.items()}

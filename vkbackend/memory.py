@@ -1,5 +1,4 @@
-"""Memory layout. Weights are packed into chunks. Scratch values that are not in use at the same time share
-memory."""
+"""Memory layout. Weights are packed into chunks. Scratch values with disjoint lifetimes share memory."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ def packed(views: Sequence[tuple[tuple[int, ...], str]], chunk_limit: int) -> Pa
 def allocate(
     device: Device, views: Sequence[tuple[tuple[int, ...], str]], home: Home, label: str
 ) -> list[View]:
-    """Allocate new chunks for `views`, which are pairs (shape, dtype). Returns a View for each pair."""
+    """Allocate new chunks, and return a View in them for each pair (shape, dtype) in `views`."""
     packing = packed(views, device.limits.max_allocation_nbytes)
     buffers = [device.buffer(n, home, f"{label}[{i}]") for i, n in enumerate(packing.chunks)]
     return [
@@ -70,8 +69,8 @@ def plan_scratch(recording: Recording, reuse: bool = True) -> tuple[dict[Virtual
     """Give each virtual value the lowest free address, in order of first use. Returns the byte offset of each
     value and the total bytes.
 
-    The outputs of a command never overlap its inputs. Without `reuse`, no values share memory, so all can be
-    read after the step.
+    The outputs of a command never overlap its inputs. Without `reuse`, values do not share memory, so every
+    value can be read after the step.
     """
     offsets: dict[Virtual, int] = {}
     alive: list[tuple[int, int, int]] = []  # (begin, end, last use) in order of address

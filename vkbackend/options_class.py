@@ -1,8 +1,8 @@
 """Tools for options. An options class is a frozen dataclass with a check per field. Functions accept the
 fields as keywords.
 
-A TypedDict next to the dataclass has the same names. It gives each option's type and description to editors
-and mypy (`**options: Unpack[...]`).
+A TypedDict next to the dataclass has the same names. From the TypedDict, editors and mypy get each option's
+type and description (`**options: Unpack[...]`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Host memory that devices can import. It has anonymous pages or pages of a mapped file."""
+"""Host memory that devices can import: anonymous pages, or pages of a mapped file."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class HostPages:
     """Page-aligned private anonymous memory that devices import.
 
     The mapping is private, because the amdgpu driver refuses file-backed memory, and a shared mapping is file
-    backed. In a forked child the pages contain zeros. With copy-on-write, the parent's next write could move
-    its data to new pages that the device does not use. With unmapped pages, a read by the child would crash.
+    backed. In a forked child the pages contain zeros. With copy-on-write, a write by the parent could create
+    new pages that the device does not use. With unmapped pages, a read by the child would crash.
     """
 
     home = Home.PAGES
@@ -62,7 +62,7 @@ class FilePages:
         self.lead = first % page
         self.address = first - self.lead
         self.nbytes = aligned(self.lead + end - begin, page)
-        # If the last page extends past the end of the file, it ends with zeros.
+        # Bytes of the last page past the end of the file are zeros.
         self.bytes = np.ctypeslib.as_array((ctypes.c_uint8 * self.nbytes).from_address(self.address))
         self.bytes.flags.writeable = False
 

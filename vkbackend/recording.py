@@ -1,8 +1,7 @@
-"""A recording is a list of dispatches and copies for one device, with the byte ranges that each reads and
-writes.
+"""A recording lists the dispatches and copies of one device, with the byte ranges that they read and write.
 
-A recording consists of segments. A segment ends when the device must exchange data with other devices. Only
-this module derives barriers. Vulkan, kompute, numpy and null devices execute recordings.
+A recording consists of segments. After a segment, the device exchanges data with other devices. Only this
+module derives barriers. Vulkan, kompute, numpy and null devices execute recordings.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def ranges(views: Iterable[View]) -> tuple[Range, ...]:
     return tuple([Range(v.buffer, v.offset, v.offset + v.nbytes) for v in views])
 
 
-FIRST_HEAD = "first_head"  # push constant of ops whose grid has one workgroup per head along its y axis
+FIRST_HEAD = "first_head"  # push constant of ops with one workgroup per head along y
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ class Dispatch:
     step: View | None = None
     label: str = ""
     flops: int = 0
-    # the shader gets 64-bit addresses of the args in place of bindings and word offsets
+    # the shader gets 64-bit addresses of the args, not bindings
     addressed: bool = False
     reads: tuple[Range, ...] = field(init=False, compare=False, repr=False)
     writes: tuple[Range, ...] = field(init=False, compare=False, repr=False)
@@ -102,7 +101,7 @@ class Copy:
 
 
 class Scope(Enum):
-    """Whose writes before a barrier are visible to whose reads after the barrier."""
+    """The writers before a barrier, and the readers that see these writes after the barrier."""
 
     DEVICE = "device -> device"
     TO_HOST = "device -> host"
@@ -111,9 +110,9 @@ class Scope(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """Makes later commands wait for earlier commands. Both stage masks have the compute stage. The source or
-    destination mask has the transfer stage only if there are copies before or after the barrier, because an
-    unused stage makes some GPUs wait longer."""
+    """Makes later commands wait for earlier commands. Both stage masks have the compute stage. A mask has the
+    transfer stage only if there are copies on its side of the barrier, because an unused stage makes some
+    GPUs wait longer."""
 
     scope: Scope
     after_copies: bool = True
@@ -122,8 +121,8 @@ class Barrier:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Ends a segment. The host and other devices then read what this device wrote to host memory. They may
-    change host memory before the next segment."""
+    """Ends a segment. The host and other devices then read what this device wrote to host memory, and may
+    write host memory for the next segment."""
 
     label: str = ""
 
@@ -141,7 +140,7 @@ HOST_HOMES = (Home.STAGING, Home.PAGES)
 
 @dataclass(slots=True)
 class Recording:
-    """A named list of commands. The methods `dispatch`, `copy` and `exchange` append commands. Then call
+    """A named list of commands. Append commands with `dispatch`, `copy` and `exchange`. After recording, call
     `place` and `derive_barriers`."""
 
     name: str
@@ -161,8 +160,7 @@ class Recording:
         return (c for c in self.commands if isinstance(c, Dispatch | Copy))
 
     def segments(self) -> list[list[Command]]:
-        """Return the commands of each segment. The number of segments is one more than the number of
-        exchanges."""
+        """Return the commands of each segment. There is one segment more than exchanges."""
         parts: list[list[Command]] = [[]]
         for command in self.commands:
             if isinstance(command, Exchange):
@@ -191,8 +189,8 @@ class Recording:
 
 
 def interleave(a: Recording, b: Recording, label: str) -> Recording:
-    """Merge two recordings by alternating their segments. If one recording has fewer segments, empty segments
-    are added to it. The exchanges that are added get `label`."""
+    """Merge two recordings by alternating their segments. The recording with fewer segments gets empty
+    segments. Additional exchanges get `label`."""
     lanes = [(r.segments(), exchanges(r)) for r in (a, b)]
     n = max(len(segments) for segments, _ in lanes)
     commands: list[Command] = []
@@ -210,7 +208,7 @@ OVER_BUS = (Home.HOST, Home.STAGING, Home.PAGES, Home.MAPPED)
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The bytes per second that a device reads from its own memory and from host memory. The defaults are for
+    """The bytes per second that a device reads from its memory and from host memory. The defaults are for
     slow GPUs."""
 
     memory: float = 10e9
@@ -218,14 +216,14 @@ class Pace:
 
     @property
     def flops(self) -> float:
-        """Estimate the FLOP/s as 10 per byte/s of memory bandwidth. The peak of GPUs without matrix units is
-        15 to 80 FLOP per byte; 15 is a small integrated GPU with one channel of DDR4. Long products reach two
-        thirds of the peak, so 10 is a lower bound."""
+        """Estimate the FLOP/s as 10 per byte/s of memory bandwidth. GPUs without matrix units have peaks of
+        15 FLOP per byte (a small integrated GPU with one channel of DDR4) to 80. Long products reach two
+        thirds of the peak, so 10 is safe."""
         return 10 * self.memory
 
     def seconds(self, command: Access) -> float:
-        """Estimate the longest time of a command. The estimate assumes that reads overlap with arithmetic but
-        not with other reads."""
+        """Estimate the longest time of a command, assuming that reads overlap with arithmetic but not with
+        other reads."""
         over_bus = in_memory = 0
         for r in command.reads:
             if isinstance(r.buffer, Buffer) and r.buffer.home in OVER_BUS:
@@ -270,12 +268,11 @@ def _is_host(ranges: Iterable[Range]) -> bool:
 def derive_barriers(recording: Recording) -> Recording:
     """Insert barriers between dependent commands.
 
-    A barrier covers all memory. A command needs a barrier if it accesses a range that was written since the
-    previous barrier, or writes a range that was read since that barrier. A segment begins with a FROM_HOST
-    barrier, which also makes the writes of earlier segments visible, because waiting for a segment orders
-    only execution. A segment that writes host memory ends with a TO_HOST barrier. A barrier waits for copies
-    only if a copy was recorded since the previous barrier. It delays copies only if a copy follows in the
-    segment.
+    A barrier covers all memory. A command needs a barrier if it accesses a range written since the previous
+    barrier, or writes a range read since that barrier. A segment begins with a FROM_HOST barrier, which also
+    makes the writes of earlier segments visible, because waiting for a segment orders only execution. A
+    segment that writes host memory ends with a TO_HOST barrier. A barrier waits for copies only if a copy was
+    recorded since the previous barrier. A barrier delays copies only if a copy follows in the segment.
     """
     commands: list[Command] = []
     marks = exchanges(recording)
@@ -306,8 +303,8 @@ def derive_barriers(recording: Recording) -> Recording:
 
 
 def push_constants(dispatch: Dispatch, heads: Sequence[int]) -> bytes:
-    """Return the bytes of all push constants. They begin with `heads`, the word offset or address of each
-    arg. The named push constants follow."""
+    """Return the bytes of all push constants: `heads`, the word offset or address of each arg, and then the
+    named push constants."""
     words = struct.pack(f"{len(heads)}{'Q' if dispatch.addressed else 'I'}", *heads)
     for _, value in dispatch.push:
         words += struct.pack("f", value) if isinstance(value, float) else struct.pack("I", value & 0xFFFFFFFF)

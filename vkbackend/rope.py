@@ -22,12 +22,12 @@ class RopeTable:
     """Computes the angles theta_i(pos) = pos * freq_base^(-2i / n_rot) / freq_factors[i] and scales them.
 
     The scaling `linear` divides theta by `factor`. The scaling `yarn` (Peng et al. 2023, arXiv:2309.00071)
-    does this only for pairs that make fewer than `beta_slow` turns in `orig_ctx` positions. It does not
-    change pairs with more than `beta_fast` turns, and interpolates for the pairs between these limits. YaRN
-    also multiplies cos and sin by 1 + 0.1 ln(factor).
+    divides theta only for pairs that make fewer than `beta_slow` turns in `orig_ctx` positions. YaRN does not
+    change pairs with more than `beta_fast` turns, and interpolates between these limits. YaRN also multiplies
+    cos and sin by 1 + 0.1 ln(factor).
 
-    Cos and sin are always multiplied by `attn_factor`. A `temperature` t multiplies them at position p by 1 +
-    t ln(1 + floor((p + temperature_offset) / temperature_length)). This scales q as well.
+    Cos and sin are always multiplied by `attn_factor`. A `temperature` t multiplies cos and sin at position p
+    by 1 + t ln(1 + floor((p + temperature_offset) / temperature_length)), so rotating q also scales q.
 
     `sections` divides the pairs among the four components of a multimodal position: time, height, width and
     an unused one (Wang et al. 2024, arXiv:2409.12191). The pairs of a component are contiguous or
@@ -117,8 +117,7 @@ class RopeTable:
         return self.attn_factor * (1.0 + 0.1 * math.log(self.factor) if grown else 1.0)
 
     def _pair_turning(self, rotations: float) -> float:
-        """Return the index of the pair that makes `rotations` turns in `orig_ctx` positions. The index has a
-        fraction."""
+        """Return the fractional index of the pair that makes `rotations` turns in `orig_ctx` positions."""
         return (
             self.n_rot * math.log(self.orig_ctx / (rotations * 2 * math.pi)) / (2 * math.log(self.freq_base))
         )

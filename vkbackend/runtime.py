@@ -1,8 +1,7 @@
-"""The interface that every runtime implements for its devices. The folder meta/ and the op tests use it.
+"""The interface of a device that every runtime implements.
 
-Only handles, bytes and integers pass through this interface. A device builds an executable from a recording
-and runs it. The device's queue numbers the submitted segments 1, 2, 3 and so on. The host sets the largest
-number that may run.
+Only handles, bytes and integers pass through this interface. A device runs executables built from recordings.
+The device's queue numbers the submitted segments from 1, and the host sets the largest number that may run.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Executable(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release the executable. It must not be running, except on an abandoned device."""
+        """Release the executable. Unless the device is abandoned, the executable must not be running."""
 
 
 class Queue(ABC):
@@ -46,7 +45,7 @@ class Queue(ABC):
 
     @abstractmethod
     def submit(self, executable: Any, first: int, count: int) -> None:
-        """Submit `count` segments of `executable`, from segment `first` on. They get the next numbers."""
+        """Submit `count` segments of `executable`, from segment `first` on, with the next numbers."""
 
     @abstractmethod
     def completed(self) -> int:
@@ -58,8 +57,7 @@ class Queue(ABC):
 
     @abstractmethod
     def wait(self, number: int, timeout_s: float) -> bool:
-        """Wait until segment `number` has finished. Returns False if that takes more than `timeout_s`
-        seconds."""
+        """Wait until segment `number` has finished. Returns False after `timeout_s` seconds."""
 
 
 QUEUE_REFUSED = "submit", "completed", "allow", "wait"  # methods that raise an error in a forked child
@@ -69,7 +67,7 @@ class Device(ABC):
     """A logical device with memory, executables and a queue. Only the process that opened a device may use
     it."""
 
-    # In a forked child, REFUSED methods raise an error and IGNORED methods do nothing.
+    # In a forked child, these methods raise an error (REFUSED) or do nothing (IGNORED).
     REFUSED: ClassVar[tuple[str, ...]] = (
         *("buffer", "import_pages", "free_nbytes", "write", "read", "flush", "invalidate"),
         *("compile", "build", "replay", "run"),
@@ -80,9 +78,9 @@ class Device(ABC):
     limits: Limits
     queue: Queue
     counts: Counter[str]  # The number of existing objects of each kind.
-    created: int  # The number of objects created so far. It does not grow during decode.
+    created: int  # The number of objects created so far, which is constant during decode.
     nbytes: Counter[Home]  # The bytes in use for each purpose.
-    abandoned: bool = False  # True if the device does not respond. Its objects must not be released.
+    abandoned: bool = False  # Whether the device does not respond, so its objects must not be released.
     imports_pages: bool = False  # Whether the device can import host pages.
     maps_files: bool = False  # Whether the device can import pages of a model file.
     compiled: Callable[[], None] | None = None  # Called after each shader compilation.
@@ -127,7 +125,7 @@ class Device(ABC):
         """Free the memory of a buffer."""
 
     def free_nbytes(self) -> int | None:
-        """Return the bytes of device memory that this process can still allocate, or None if unknown."""
+        """Return the bytes of device memory that this process can allocate, or None if unknown."""
         return None
 
     def import_pages(self, pages: Pages, label: str) -> Buffer:
@@ -136,22 +134,21 @@ class Device(ABC):
 
     @abstractmethod
     def write(self, view: View, data: np.ndarray) -> None:
-        """Copy an array into `view` and wait for the copy. The array may have any strides. The device must be
-        idle."""
+        """Copy an array of any strides into `view` and wait for the copy. The device must be idle."""
 
     @abstractmethod
     def read(self, view: View) -> np.ndarray:
         """Return a copy of the bytes of `view` as a uint8 array."""
 
     def drop_upload(self) -> None:  # noqa: B027 - a no-op if the host writes device memory itself
-        """Free the staging buffer of `write`. This is called after loading."""
+        """Free the staging buffer of `write` after loading."""
 
     def compile(self, recording: Recording) -> None:  # noqa: B027 - `build` compiles as well
-        """Compile the pipelines of a recording. Several devices may compile concurrently."""
+        """Compile a recording's pipelines. Several devices may compile concurrently."""
 
     def compile_ahead(self, recording: Recording) -> None:  # noqa: B027 - as above
-        """Start to compile the pipelines of a recording in the background. Pipelines that are requested later
-        are compiled first. A compile error is raised when its pipeline is requested."""
+        """Start to compile a recording's pipelines in the background. Pipelines that are requested later are
+        compiled first. Requesting a pipeline raises its compile error."""
 
     @abstractmethod
     def build(self, recording: Recording) -> Executable:
@@ -172,7 +169,7 @@ class Device(ABC):
         """Release all objects of the device. `counts` is then empty."""
 
     def replay(self, executable: Executable) -> None:
-        """Run an executable and wait for it. Tests, loading and measurements use this.
+        """Run an executable and wait for it. Loading, tests and measurements call this.
 
         Raises Timeout. After a timeout, `close` is the only valid call.
         """

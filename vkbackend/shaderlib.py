@@ -1,9 +1,8 @@
 """Provides the SPIR-V module of every op and variant in `shaders/variants.toml`.
 
-A module comes from `shaders/spv/`, the user's cache, or the compiler. The index of `shaders/spv/` has hashes
-of sources and modules. If a source has changed or a module is damaged, the shader is compiled again. A wheel
-contains all modules, so it needs no compiler. Drivers do not check modules, and a truncated module crashes
-some drivers.
+A module comes from `shaders/spv/`, the user's cache, or the compiler. The index of `shaders/spv/` has hashes,
+so changed sources and damaged modules are compiled again. A wheel contains all modules and needs no compiler.
+Drivers do not check modules, and a truncated module crashes some drivers.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from vkbackend import cache_folder, env
 from vkbackend.errors import UnsupportedFeature
 
 COMPILER = "glslangValidator"
-PRIVATE = ".glslang"  # A folder of the checkout. tools/setup.sh installs a newer glslang and its libc there.
+PRIVATE = ".glslang"  # The folder in which tools/setup.sh installs a newer glslang and its libc.
 _NEW = 13  # The first glslang version with GL_KHR_cooperative_matrix.
 _NEEDS_NEW = "API_KHR"  # The define of variants that use GL_KHR_cooperative_matrix.
 TARGET = "vulkan1.1"
@@ -43,8 +42,7 @@ def shaders_dir() -> Path:
 
 @cache
 def manifest() -> dict[str, dict[str, dict[str, str]]]:
-    """Return a dict of ops in the order of variants.toml. Each op maps the names of its variants to {axis:
-    value}."""
+    """Return {op: {variant: {axis: value}}} in the order of variants.toml."""
     tables: dict[str, Any] = _variants_toml()
     ops = {op: axes for op, axes in tables.items() if isinstance(axes, dict)}
     return {
@@ -111,8 +109,8 @@ class Compiler(NamedTuple):
 
 
 def private_tool(name: str) -> tuple[str, ...] | None:
-    """Return the command that runs a tool of the folder PRIVATE with that folder's loader and libc. Return
-    None if the tool is missing."""
+    """Return the command that runs a tool in PRIVATE with the loader and libc in PRIVATE, or None if the tool
+    is missing."""
     prefix = shaders_dir().parent / PRIVATE
     loaders = sorted((prefix / "lib").glob("ld-linux*"))
     if not loaders or not (prefix / name).exists():
@@ -177,9 +175,9 @@ def compile_variant(op: str, variant: str) -> bytes:
 
 
 def is_complete(code: bytes) -> bool:
-    """Return whether the bytes are a complete SPIR-V module. Every instruction begins with its length, and
-    the lengths must add up to the module's length. The last instruction must end a function, and every called
-    function must be defined."""
+    """Return whether the bytes are a complete SPIR-V module. The lengths of the instructions must add up to
+    the module's length. The last instruction must end a function, and every called function must be
+    defined."""
     if len(code) % 4 or not code.startswith(_SPIRV_MAGIC):
         return False
     words, at, opcode = memoryview(code).cast("I"), _HEADER_WORDS, 0

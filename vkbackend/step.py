@@ -1,7 +1,8 @@
-"""StepParams is a uniform block of at most 16 KiB. It has the values that change with every token.
+"""StepParams is a uniform block of at most 16 KiB with the values that change with every token.
 
 The layout is std140 and matches `shaders/lib/step.glsl`. The cos and sin of RoPE are in a storage buffer, f32
-[n_rows, n_rot / 2, 2]. For 512 rows they exceed the 16 KiB that Vulkan guarantees for a uniform block.
+[n_rows, n_rot / 2, 2]. For 512 rows, cos and sin exceed the 16 KiB that Vulkan guarantees for a uniform
+block.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ STEP_NBYTES = 4 * STEP_WORDS  # 12,304
 
 @dataclass(slots=True)
 class Run:
-    """Consecutive rows of one sequence. Row `first_row + i` has position `first_pos + i`. `states` are two
-    cells of the recurrent state: the cell to read and the cell to write. A run at position 0 reads no state.
-    If `states` is None, both cells are the slot's number."""
+    """Consecutive rows of one sequence. Row `first_row + i` has position `first_pos + i`. `states` are the
+    cells from which the recurrent state is read and to which it is written. A run at position 0 reads no
+    state. None means the cell of the slot's number."""
 
     slot: int
     first_row: int
@@ -36,8 +37,8 @@ class Run:
 
 
 class Mix(IntEnum):
-    """The kind of rows in a step. It selects the kernels. This is an IntEnum because hashing is three times
-    as fast as for an Enum, and every step looks up its recording in a dict."""
+    """The kind of rows in a step, which selects the kernels. An IntEnum hashes three times as fast as an
+    Enum, and every step looks up its recording in a dict."""
 
     DECODE = 1  # Few rows, or only runs of one row.
     PREFILL = 2  # Only longer runs.
@@ -49,8 +50,8 @@ def n_single(runs: Sequence[Run]) -> int:
 
 
 def cut_runs(runs: Sequence[Run], at: int) -> tuple[list[Run], list[Run]]:
-    """Divide the runs at row `at` into two lists. Row numbers begin at 0 in both lists. If a run crosses
-    `at`, its second part continues from the recurrent state of its first part."""
+    """Divide the runs at row `at` into two lists whose rows begin at 0. If a run crosses `at`, the second
+    part continues from the recurrent state of the first part."""
     front, back = [], []
     for run in runs:
         n = min(max(at - run.first_row, 0), run.n_rows)
@@ -68,10 +69,11 @@ class StepParams:
 
     def __init__(self, words: np.ndarray | None = None) -> None:
         self.words = np.zeros(STEP_WORDS, np.uint32) if words is None else words
-        self.header = self.words[_HEADER:_RUNS]  # n_rows, n_runs, n_outputs, n_decode
-        self.runs = self.words[_RUNS:_ROWS].reshape(MAX_RUNS, 4)  # slot, first_row, n_rows, first_pos
-        self.rows = self.words[_ROWS:_OUTPUTS].reshape(MAX_ROWS, 4)  # position, slot, token, states
-        self.outputs = self.words[_OUTPUTS:]  # row index of each output row
+        self.header = self.words[_HEADER:_RUNS]  # `n_rows`, `n_runs`, `n_outputs`, `n_decode`.
+        # `slot`, `first_row`, `n_rows`, `first_pos`.
+        self.runs = self.words[_RUNS:_ROWS].reshape(MAX_RUNS, 4)
+        self.rows = self.words[_ROWS:_OUTPUTS].reshape(MAX_ROWS, 4)  # Position, slot, token, states.
+        self.outputs = self.words[_OUTPUTS:]  # The row index of each output.
 
     @property
     def n_rows(self) -> int:

@@ -1,7 +1,7 @@
-"""Synchronous transfers outside of recordings. Loading, tests and measurements use them.
+"""Synchronous transfers outside recordings, for loading, tests and measurements.
 
-The host accesses host-visible memory directly. Transfers to other memory use a staging buffer that exists
-only during loading. Each runtime implements the copy between buffers.
+The host accesses host-visible memory directly. For other memory, a staging buffer exists during loading. Each
+runtime implements the copy between buffers.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Transfers(ABC):
         buffer = view.buffer
         assert isinstance(buffer, Buffer)
         if buffer.host is not None:
-            if buffer.home not in HOST_HOMES:  # for HOST_HOMES, recordings contain the barriers
+            if buffer.home not in HOST_HOMES:  # recordings have barriers for HOST_HOMES
                 self._order()
             self._memory.invalidate(buffer)
             return np.array(buffer.host[view.offset : view.end])

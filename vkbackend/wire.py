@@ -1,10 +1,10 @@
 """Formats in which devices exchange partial sums. A 32-bit word has one f32 number or two 16-bit numbers. The
-first of two is in the low 16 bits.
+first of two numbers is in the low 16 bits.
 
 The format `bf16` is the upper 16 bits of a float, with 8 bits of significand. The format `f16` has a sign, 5
-bits of exponent and 11 bits of significand. Its elements are in blocks of 128. A word before each block has
-the exponent of the block's largest element. So no element overflows, and only elements 2^29 times smaller
-become zero. These words add 1.6% of data.
+bits of exponent and 11 bits of significand. Elements of `f16` are in blocks of 128. A word before each block
+has the exponent of the block's largest element, which adds 1.6% of data. No element overflows, and only
+elements 2^29 times smaller than the largest become zero.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ F16_BLOCK = 128
 
 
 def wire_words(wire: str, elements: int) -> int:
-    """Return the number of words for `elements` elements. If the elements fill complete blocks, this is also
-    the word at which the next element begins."""
+    """Return the number of words for `elements` elements. If they fill complete blocks, the next block begins
+    at this word."""
     if wire == "f32":
         return elements
     return -(-elements // 2) + (-(-elements // F16_BLOCK) if wire == "f16" else 0)
