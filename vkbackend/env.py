@@ -1,7 +1,7 @@
 """Reads all environment variables of the package (docs/env_vars.md).
 
-`DEBUG=1` prints devices, the plan and fallbacks, 2 also the time of each dispatch, 3 also barriers and
-submissions, 4 also compiled shader variants, and 5 also intermediate values.
+`DEBUG=1` prints devices, the plan and fallbacks. Higher levels add: 2 the time of each dispatch, 3 barriers
+and submissions, 4 compiled shader variants, 5 intermediate values.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ KOMPUTE_ORDER = "VKBACKEND_KOMPUTE_ORDER"
 
 
 def kompute_order() -> str:
-    """Return how the kompute runtime orders dependent dispatches. With "word", it copies one word to the host
-    between dispatches. With "submit", each dispatch is in a separate submission. "" means the driver's
+    """Return how the kompute runtime orders dependent dispatches. With "word", a copy of one word to the host
+    separates dispatches. With "submit", dispatches are in separate submissions. "" means the driver's
     default."""
     order = os.environ.get(KOMPUTE_ORDER, "")
     if order not in ("", "word", "submit"):

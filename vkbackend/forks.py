@@ -12,11 +12,11 @@ from vkbackend.errors import ForkedProcess
 
 
 class Owned(Protocol):
-    """An object that only the process that created it may use."""
+    """An object for use only by the process that created it."""
 
     def disown(self) -> None:
-        """Make later method calls raise the error from `refusal`, and make `close` do nothing. A forked child
-        calls this."""
+        """In a forked child, make method calls raise the error from `refusal`, and make `close` do
+        nothing."""
 
 
 _owned: WeakSet[Any] = WeakSet()

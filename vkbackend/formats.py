@@ -1,6 +1,6 @@
 """Number formats that shaders read: plain elements and quantized blocks.
 
-Quantized blocks have GGML's layouts, such as `block_q4_0`. The `gguf` package has their sizes. `q8` and
+Quantized blocks have GGML's layouts, such as `block_q4_0`. The `gguf` package has the block sizes. `q8` and
 `f16s` are vkbackend's own formats for activations (shaders/lib/q8.glsl, half_rows.glsl).
 """
 

@@ -58,7 +58,7 @@ class _Access:
 def check(recording: Recording) -> list[Hazard]:
     hazards: list[Hazard] = []
     unordered: dict[Buffer | Virtual, list[_Access]] = defaultdict(list)
-    # The device's writes that are not yet visible to the host.
+    # Device writes that are not yet visible to the host.
     host_pending: list[tuple[Range, str]] = []
     host_wrote = True  # the host may have written since the last FROM_HOST barrier
 

@@ -44,7 +44,7 @@ class Dispatch:
     variant: str
     args: tuple[View, ...]
     written: tuple[int, ...]  # Indices of the args that the shader writes.
-    # Named push constants. The word offsets of the args precede them.
+    # Named push constants. The word offsets of the args precede these.
     push: tuple[tuple[str, int | float], ...]
     consts: tuple[tuple[str, int], ...]  # Named specialization constants in the order of their ids.
     groups: tuple[int, int, int]
@@ -101,7 +101,7 @@ class Copy:
 
 
 class Scope(Enum):
-    """The writers before a barrier, and the readers that see these writes after the barrier."""
+    """The writers before a barrier, and the readers after the barrier."""
 
     DEVICE = "device -> device"
     TO_HOST = "device -> host"
@@ -111,8 +111,8 @@ class Scope(Enum):
 @dataclass(frozen=True, slots=True)
 class Barrier:
     """Makes later commands wait for earlier commands. Both stage masks have the compute stage. A mask has the
-    transfer stage only if there are copies on its side of the barrier, because an unused stage makes some
-    GPUs wait longer."""
+    transfer stage only if its side of the barrier has copies, because an unused stage makes some GPUs wait
+    longer."""
 
     scope: Scope
     after_copies: bool = True
@@ -121,8 +121,8 @@ class Barrier:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Ends a segment. The host and other devices then read what this device wrote to host memory, and may
-    write host memory for the next segment."""
+    """Ends a segment. The host and other devices then read this device's writes to host memory, and may write
+    host memory for the next segment."""
 
     label: str = ""
 
@@ -160,7 +160,7 @@ class Recording:
         return (c for c in self.commands if isinstance(c, Dispatch | Copy))
 
     def segments(self) -> list[list[Command]]:
-        """Return the commands of each segment. There is one segment more than exchanges."""
+        """Return the commands of each segment. The last segment follows the last exchange."""
         parts: list[list[Command]] = [[]]
         for command in self.commands:
             if isinstance(command, Exchange):
@@ -269,10 +269,11 @@ def derive_barriers(recording: Recording) -> Recording:
     """Insert barriers between dependent commands.
 
     A barrier covers all memory. A command needs a barrier if it accesses a range written since the previous
-    barrier, or writes a range read since that barrier. A segment begins with a FROM_HOST barrier, which also
-    makes the writes of earlier segments visible, because waiting for a segment orders only execution. A
-    segment that writes host memory ends with a TO_HOST barrier. A barrier waits for copies only if a copy was
-    recorded since the previous barrier. A barrier delays copies only if a copy follows in the segment.
+    barrier, or writes a range read since that barrier. A segment begins with a FROM_HOST barrier. This
+    barrier also makes the writes of earlier segments visible, because waiting for a segment orders only
+    execution. A segment that writes host memory ends with a TO_HOST barrier. A barrier waits for copies only
+    if a copy was recorded since the previous barrier. A barrier delays copies only if a copy follows in the
+    segment.
     """
     commands: list[Command] = []
     marks = exchanges(recording)

@@ -1,4 +1,4 @@
-"""The interface of a device that every runtime implements.
+"""The interface between a runtime and its users: devices, queues and executables.
 
 Only handles, bytes and integers pass through this interface. A device runs executables built from recordings.
 The device's queue numbers the submitted segments from 1, and the host sets the largest number that may run.

@@ -27,7 +27,7 @@ STEP_NBYTES = 4 * STEP_WORDS  # 12,304
 class Run:
     """Consecutive rows of one sequence. Row `first_row + i` has position `first_pos + i`. `states` are the
     cells from which the recurrent state is read and to which it is written. A run at position 0 reads no
-    state. None means the cell of the slot's number."""
+    state. If `states` is None, both are the cell with the slot's number."""
 
     slot: int
     first_row: int

@@ -14,8 +14,8 @@ F16_BLOCK = 128
 
 
 def wire_words(wire: str, elements: int) -> int:
-    """Return the number of words for `elements` elements. If they fill complete blocks, the next block begins
-    at this word."""
+    """Return the number of words for `elements` elements. If the elements fill complete blocks, the next
+    block begins at this word."""
     if wire == "f32":
         return elements
     return -(-elements // 2) + (-(-elements // F16_BLOCK) if wire == "f16" else 0)

@@ -132,7 +132,7 @@ class KomputeDevice(Device):
         return self._process.send((name, *args), fd)
 
     def release(self, name: str, number: int) -> None:
-        """Free an object in the worker. Only log an error if the worker has ended."""
+        """Free an object in the worker. If the worker has ended, only log this."""
         try:
             self.call(name, number)
         except (DeviceLost, Timeout) as error:

@@ -11,7 +11,7 @@ from vkbackend.transfers import Transfers
 
 class KomputeTransfers(Transfers):
     """`canaries` maps each buffer to the offset and value of the last word that was written. Running an
-    executable clears it."""
+    executable clears `canaries`."""
 
     def __init__(self, device: WorkerDevice) -> None:
         super().__init__(device)

@@ -82,10 +82,10 @@ def tile_of_rows(limits: Limits, head_k: int) -> Tile:
 def tile_of_units(
     limits: Limits, n_rows: int, head_k: int, head_v: int, op: str = "attn_prefill_coop"
 ) -> Tile | None:
-    """Return the tile of attn_prefill_coop or attn_decode_coop. Return None without matrix units, or if their
-    sizes do not divide heads, keys or subgroups. A tile has up to four groups of rows, limited by the number
-    of rows and by shared memory. A group of prefill has the fewest subgroups whose registers can hold its
-    output. A group of decode has as many subgroups as possible, so that more loads are in flight."""
+    """Return the tile of attn_prefill_coop or attn_decode_coop. Return None without matrix units, or if
+    matrix sizes do not divide heads, keys or subgroups. A tile has up to four groups of rows, limited by the
+    number of rows and by shared memory. For prefill, a group has the fewest subgroups whose registers hold
+    the output. For decode, a group has as many subgroups as possible, so that more loads are in flight."""
     units = limits.matrix_units
     if not limits.features.issuperset(SPECS[op].needs) or max(head_k, head_v) > MAX_UNIT_HEAD:
         return None
@@ -107,7 +107,7 @@ def tile_of_units(
     if not able:
         return None
     decodes = op == "attn_decode_coop"
-    # limits an invocation to 16 keys
+    # this limits an invocation to 16 keys
     few = next((parts for parts in able if parts * in_row > 1), able[0])
     parts = able[-1] if decodes else few
     held = CELL_BLOCK * (head_k + head_v) // 8

@@ -30,9 +30,9 @@ def _mat_op(limits: Limits, rows: str, dtype: str) -> str:
     measured = dict(limits.choices).get(rows, ())
     suited = [op for op in MATRIX_OPS.values() if rows in op.rows and op.suits(limits)]
     if rows == "some":
-        # For 9 to 16 rows, prefer integer dot products to matrix units. By instruction counts, they are 1.2
-        # to 2.6 times as fast (tools/studies/row_choice.py), because 16 rows fill at most half of a tile, and
-        # converting w to F16 takes longer than multiplying.
+        # For 9 to 16 rows, prefer integer dot products to matrix units. By instruction counts, dot products
+        # are 1.2 to 2.6 times as fast (tools/studies/row_choice.py). On matrix units, 16 rows fill at most
+        # half of a tile, and converting w to F16 takes longer than multiplying.
         suited.sort(key=lambda op: op.x_type != "q8" or "matrix_units" in op.needs)
     return next(op for op in (*measured, *(op.name for op in suited)) if runs(limits, op, dtype))
 

@@ -23,7 +23,7 @@ class ChosenOps(Target):
         of the step, and p is each position 0..pos of its slot. Later positions of y are unchanged.
 
         Shapes: q [n_rows, n_heads, head], w [n_rows, n_heads], y [n_rows, n_positions]. The cache `k`
-        [n_cells, head] has a type in CACHE_TYPES. All heads share its keys.
+        [n_cells, head] has a type in CACHE_TYPES. All heads share the keys.
         """
         n_rows, n_heads, head = q.shape
         n_positions = cells.shape[1] * CELL_BLOCK

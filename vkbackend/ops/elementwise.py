@@ -21,9 +21,9 @@ class ElementwiseOps(Target):
     def glu(self, gate: View, up: View, y: View, *, act: str = "silu") -> None:
         """Compute y = act(gate) * up for views of equal size (Shazeer 2020). `y` may be `gate` or `up`.
 
-        `gelu` is the tanh approximation. With `swiglu_oai`, y is min(gate, 7) * sigmoid(1.702 * min(gate, 7))
-        * (clamp(up, -7, 7) + 1). `gelu_alone` is gelu(gate), and `relu2_alone` is max(gate, 0)^2. The last
-        two do not read `up`.
+        `gelu` is the tanh approximation. With `swiglu_oai`, y is (clamp(up, -7, 7) + 1) * g * sigmoid(1.702 *
+        g) for g = min(gate, 7). `gelu_alone` is gelu(gate), and `relu2_alone` is max(gate, 0)^2. The last two
+        do not read `up`.
         """
         consts = {"LOCAL": 128, "ACT": ACTS.index(act)}
         self._each("glu", (gate, up, y), {}, consts)
@@ -42,8 +42,8 @@ class ElementwiseOps(Target):
         self._each("softcap", (x, y), {"c": c}, {"LOCAL": 128})
 
     def xielu(self, x: View, y: View, *, alpha_p: float, alpha_n: float, beta: float, eps: float) -> None:
-        """Compute xIELU (Huang and Schlag 2024, arXiv:2411.13010). For x > 0, y = alpha_p x^2 + beta x.
-        Otherwise y = alpha_n (e^min(x, eps) - 1 - x) + beta x. `y` may be `x`."""
+        """Compute xIELU (Huang and Schlag 2024, arXiv:2411.13010). For x > 0, y = alpha_p x^2 + beta x. For
+        other x, y = alpha_n (e^min(x, eps) - 1 - x) + beta x. `y` may be `x`."""
         push = {"alpha_p": alpha_p, "alpha_n": alpha_n, "beta": beta, "eps": eps}
         self._each("xielu", (x, y), push, {"LOCAL": 128})
 

@@ -60,7 +60,7 @@ class ExpertsOp:
     # Returns the grid for the widest expert and a tile's pairs.
     grid: Callable[[Limits, Size], Grid]
     consts: str  # Names of the grid's constants, in order.
-    pairs: str  # SINGLE, GROUPED or EITHER
+    pairs: str  # SINGLE, GROUPED or EITHER.
     suits: Predicate  # Whether a device uses this op in place of later entries.
     x_type: str = "f32"
     needs: tuple[str, ...] = ()

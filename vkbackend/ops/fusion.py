@@ -170,7 +170,7 @@ def _norm_of_sum(f: _Fusing, at: int) -> None:
 
 def _quantized_norm(f: _Fusing, at: int) -> None:
     """Fuse quantize_q8 into the norm that produces its input. The fused dispatch has the norm's position,
-    because later commands may read the norm's residual."""
+    because commands between the two may read the norm's residual."""
     if (i := f.maker(at, "x", ("rms_norm", "add_partials"))) is None:
         return
     norm, q = f.commands[i], f.named(at)

@@ -140,7 +140,7 @@ def row_class(n_rows: int) -> str:
 
 def rows_by_threads(limits: Limits, size: Size) -> Grid:
     """Return a grid in which TPR threads compute a row of w. On a CPU, TPR is 1 except for a gated product,
-    so no sums are combined. On a GPU each thread has 8 elements or more."""
+    so sums need not be combined. On a GPU each thread has 8 elements or more."""
     alone = limits.is_cpu and not size.gated
     local, tpr = (32, 1) if alone else (128, min(64, max(4, floor_pow2(size.k // 8))))
     return Grid({"LOCAL": local, "TPR": tpr, "N": size.n_rows}, -(-size.n // (local // tpr)))
@@ -178,8 +178,8 @@ def fills(n_rows: int, tile: int) -> bool:
 
 def dot_tiles(limits: Limits, size: Size) -> Grid:
     """Return the grid of `tiles_of_64`, but with 64 rows of x per tile if enough tiles remain to occupy a
-    GPU. With subgroups of 16 lanes or fewer (Intel), tiles remain smaller, because 64 rows spilled up to 67
-    registers (a lane has 128)."""
+    GPU. Subgroups of 16 lanes or fewer (Intel) use the smaller tiles, because with 64 rows they spilled up to
+    67 registers per lane of 128."""
     grid = tiles_of_64(limits, size)
     enough = size.n_rows > 32 and grid.along_w * -(-size.n_rows // 64) >= BUSY_TILES
     if limits.subgroup_size > 16 and enough and fills(size.n_rows, 64):

@@ -117,8 +117,7 @@ class MoeOps(Target):
         )
 
     def moe_group(self, ids: View, groups: Groups, *, n_experts: int) -> None:
-        """Sort the (row, expert) pairs of `ids` u32 [n_rows, n_used] by expert. Write the result to
-        `groups`."""
+        """Sort the (row, expert) pairs of `ids` u32 [n_rows, n_used] by expert into `groups`."""
         n_pairs, n_tiles = ids.shape[0] * ids.shape[1], groups.tiles.shape[0]
         assert ids.dtype == groups.order.dtype == groups.tiles.dtype == "u32", (ids, groups)
         assert groups.order.shape == (n_pairs,) and groups.tiles.shape == (n_tiles, 3), (ids, groups)

@@ -1,7 +1,5 @@
-"""The recorder has a method for each op, which records a dispatch.
-
-A method asserts shapes, chooses the shader variant and the grid, and appends a `Dispatch`. Activations are
-contiguous f32 rows.
+"""The recorder, a class with a method for each op. A method asserts shapes, chooses the shader variant and
+the grid, and appends a `Dispatch`. Activations are contiguous f32 rows.
 """
 
 from __future__ import annotations
@@ -32,4 +30,4 @@ class Recorder(
     StateSpaceOps,
     StreamOps,
 ):
-    """Records ops for one device. Each dispatch gets the recorder's label."""
+    """Records ops for one device. Dispatches get its label."""

@@ -167,7 +167,7 @@ class RecurrentOps(Target):
         n_rows, n_heads = y.shape[:2]
         assert state.shape[1:] == (n_heads, size, size) and state.dtype == "f32", (state, y)
         local = min(floor_pow2(size & -size), 32)
-        assert size % local == 0, (size, local)  # because the shader has no bounds check
+        assert size % local == 0, (size, local)  # the shader has no bounds check
         self.record(
             "delta_net",
             "f32",

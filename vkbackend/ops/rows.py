@@ -165,7 +165,7 @@ class RowOps(Target):
         Shapes: h, residual and y [n_rows, n], slots [n_slots, words per slot]. A slot begins with the partial
         of one device. A partial is n_rows * n floats, or the result of pack_bf16 (wire="bf16") or pack_halves
         ("f16"). Bit s of `writers` is set if slot s has a partial. The partial of this device, slot
-        own_index, is read from `own`. For f32 and bf16, `own` is f32, and the op rounds it to bf16. For f16,
+        own_index, is read from `own`. For f32 and bf16, `own` is f32. For bf16, the op rounds `own`. For f16,
         `own` is the result `kept` of pack_halves. `h` may be `residual`. `y` may be q8. With `slot_stride`,
         `slots` is one-dimensional and ends with the last partial.
         """

@@ -23,7 +23,7 @@ class OpSpec:
     consts: tuple[str, ...] = ("LOCAL",)  # Specialization constants in the order of their ids.
     step: bool = False  # Whether the shader reads StepParams, its last binding.
     needs: tuple[str, ...] = ()  # Optional features that the shader needs.
-    twin: str = ""  # The op that shares its numpy twin, or "".
+    twin: str = ""  # Another op with the same numpy twin, or "".
 
     @cached_property
     def addressed(self) -> bool:

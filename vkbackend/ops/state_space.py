@@ -10,7 +10,7 @@ from vkbackend.ops.target import Target, floor_pow2, rows_of
 from vkbackend.step import MAX_RUNS
 
 MAX_SSM_STATE = 256  # The most values of B or C per head, limited by registers.
-# The most values of B and the most rows of a tile, which needs 14 KiB of shared memory.
+# The most values of B and the most rows of a tile, which needs up to 14 KiB of shared memory.
 TILE_VALUES, MOST_ROWS = 1024, 8
 
 

@@ -1,6 +1,6 @@
 """Ops of AltUp, a residual with several streams of n values per row (Baykal et al. 2023, arXiv:2301.13310).
 Each stream is predicted from all streams. The layer reads the first stream, and the layer's result corrects
-all predictions. The factors come from a router."""
+all predictions. A router computes the factors of predictions and corrections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vkbackend.ops.rows import row_consts
 from vkbackend.ops.target import Target, rows_of
 
 MAX_STREAMS = 8  # A thread has all streams in registers.
-LEAST = 1e-5  # A lower limit of mean squares.
+LEAST = 1e-5  # The lower limit for a mean square.
 
 
 class StreamOps(Target):

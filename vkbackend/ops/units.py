@@ -6,10 +6,10 @@ from vkbackend.limits import Limits, MatrixUnits
 from vkbackend.ops.matrix import BUSY_TILES, Grid, Size, fills
 from vkbackend.ops.target import floor_pow2
 
-_TK = 32  # Elements of k per step of mat_mul_coop.
+_TK = 32  # Elements of k per slice in mat_mul_coop.
 UNIT_TILE = "M N K FM FN SM SN LANES"  # The specialization constants after LOCAL (unit_consts).
-# Subgroups of 16 lanes or fewer have 128 registers per lane (Intel). 32 sums per lane leave registers for
-# matrices and addresses. With 128 sums, all kernels spilled up to 486 registers on DG2.
+# Subgroups of 16 lanes or fewer have 128 registers per lane (Intel). With 32 sums per lane, registers remain
+# for matrices and addresses. With 128 sums, all kernels spilled registers, up to 486 on DG2.
 _NARROW, _NARROW_SUMS = 16, 32
 _MAX_SUBGROUPS = 64  # Subgroups per workgroup on Intel.
 _ROW_NBYTES = 2 * _TK + 16  # Shared memory per row of a tile in mat_mul_coop.

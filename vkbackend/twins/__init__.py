@@ -1,5 +1,4 @@
-"""Numpy twins of the ops, with which tests compare every shader. For example, `twins.rows.rms_norm` is the
-twin of `rms_norm.comp`.
+"""Numpy twins of the ops. Tests compare `rms_norm.comp` with its twin `twins.rows.rms_norm`, for example.
 
 A twin has the name of its op. The docstring of the recorder's method has the formula. Matrix ops that compute
 the same product share a twin. The arguments are arrays in binding order, and StepParams if the op reads them.

@@ -1,8 +1,8 @@
 """Queues that run segments in order on a Vulkan device, with two timeline semaphores (`go`, `done`) or a
 fence.
 
-The host signals `go`. Segment n waits for `go` >= n and then signals `done` = n. A signal of the host orders
-only execution, so recordings contain memory barriers.
+The host signals `go`. Segment n waits for `go` >= n and signals `done` = n at its end. A signal of the host
+orders only execution, so recordings contain memory barriers.
 """
 
 from __future__ import annotations
