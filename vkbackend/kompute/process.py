@@ -39,7 +39,7 @@ class Process:
             environment["VK_INSTANCE_LAYERS"] = VALIDATION_LAYER
             environment["VK_LAYER_ENABLES"] = "VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT"
         with theirs:
-            # -P prevents imports from the script's folder. What drivers and layers print goes to stderr.
+            # -P prevents imports from the script's folder. Drivers and layers print to stderr.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", str(WORKER), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
