@@ -1,5 +1,5 @@
-"""Many callers share one engine, which has its own thread. Ctrl-C cannot interrupt that thread. Callers wait
-in short slices, so that Ctrl-C reaches them."""
+"""Many callers share one engine, which runs in its own thread. Ctrl-C does not interrupt the engine's thread.
+A caller waits in short time slices, so that Ctrl-C can interrupt the caller."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ EngineMaker = Callable[[Channel], Hosted]  # runs in the engine's thread
 
 
 class Mailbox:
-    """The callers' end of an engine. The engine is released when the mailbox is collected. Raises the errors
-    of loading; `progress` runs in the caller's thread."""
+    """Starts an engine and sends it the requests of callers. When the mailbox is garbage-collected, the
+    engine ends. The constructor raises the errors of loading the model, and calls `progress` in the caller's
+    thread."""
 
     def __init__(self, open_: EngineMaker, progress: Progress | None = None) -> None:
         self.channel = channel = Channel()
@@ -42,8 +43,8 @@ class Mailbox:
         self._ids = count()
         forks.own(self)
         try:
-            # start_new_thread is a single C call, which an interrupt cannot split. With Thread.start an
-            # interrupt could leave a thread half started.
+            # start_new_thread is a single call of C code, which Ctrl-C cannot interrupt. Ctrl-C during
+            # Thread.start could leave the thread partly started.
             _thread.start_new_thread(_start, (open_, channel, ref(self, channel.inbox.put)))
             self.info = self._loaded(progress)
         except BaseException:
@@ -66,8 +67,8 @@ class Mailbox:
                 progress(*news)
 
     def ask(self, make: Callable[[int], Request], *, eager: bool = False) -> Answers:
-        """Post the request that `make` builds from an id. `eager`: compute answers before the caller asks
-        for them."""
+        """Send the engine the request that `make` returns for a new id. If `eager`, the engine computes
+        answers before the caller asks for them."""
         return Answers(self, *self.make(make), eager)
 
     def make(self, make: Callable[[int], Request]) -> tuple[int, Request]:
@@ -84,14 +85,14 @@ class Mailbox:
             raise VkbackendError("this LLM is closed; open the model again with LLM(path, ...)")
 
     def close(self) -> None:
-        """Release the engine; may be called again. Raises Timeout if a step does not end in time; the engine
-        is then released after that step."""
-        # Enough time for a step to end, or for the engine's process to be killed.
+        """Release the engine; `close` may be called more than once. Raises Timeout if a step does not end in
+        time. The engine is then released when that step ends."""
+        # This is enough time for a step to end, or for killing the engine's process.
         if not self._end(env.timeout_s() + engine_process.ANSWER_MARGIN_S + engine_process.CLOSE_S):
             raise Timeout("the engine is still in a step; close the LLM again when that has ended")
 
     def end(self) -> None:
-        """As `close`, but raises no errors; for finalizers."""
+        """Release the engine like `close`, but raise no errors. Finalizers call this method."""
         self._end(engine_process.CLOSE_S)
 
     def _end(self, timeout_s: float) -> bool:
@@ -99,7 +100,7 @@ class Mailbox:
         if self._forked or self.channel.ended:
             return True
         self.channel.inbox.put(Close())
-        # A finalizer may run in the engine's thread.
+        # A finalizer may run in the engine's thread, which cannot wait for its own end.
         if self.channel.thread in (None, threading.get_ident()):
             return True
         return self.channel.wait_for_end(timeout_s)
@@ -109,7 +110,8 @@ class Mailbox:
 
 
 class Answers:
-    """The answers to one request. Closing or collecting them before the last answer cancels the request."""
+    """An iterable of the answers to one request. If it is closed or garbage-collected before the last answer,
+    the request is cancelled."""
 
     def __init__(self, mailbox: Mailbox, id_: int, request: Request, eager: bool) -> None:
         self._mailbox, self._id, self._eager = mailbox, id_, eager
@@ -128,7 +130,7 @@ class Answers:
             self.close()
 
     def events(self) -> Iterator[Event]:
-        """Yield events, for requests that are never answered by plain tokens."""
+        """Yield the answers to a request whose answers are all events, never plain tokens."""
         for answer in self:
             assert isinstance(answer, Event), answer
             yield answer
@@ -167,9 +169,10 @@ def _start(open_: EngineMaker, channel: Channel, owner: ref[Mailbox]) -> None:
 
 
 def _live(open_: EngineMaker, channel: Channel, owner: ref[Mailbox]) -> None:
-    """Run the engine. When the mailbox is collected, `owner` is put into the inbox."""
+    """Run the engine. `owner` is a weak reference to the mailbox. When the mailbox is garbage-collected,
+    Python puts `owner` into the inbox, which ends the engine."""
     if hasattr(signal, "pthread_sigmask"):
-        # A process that this thread starts inherits the signal mask.
+        # Block Ctrl-C (SIGINT), because a process that this thread starts inherits the signal mask.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     channel.thread = threading.get_ident()
     _working.add(channel)

@@ -1,4 +1,4 @@
-"""As answers.py, but for asyncio, where a coroutine waits instead of a thread."""
+"""Delivers answers to asyncio callers, like answers.py, but a coroutine waits instead of a thread."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from vkbackend.models.engine.messages import Answer, Request, is_last
 
 
 class LoopWaker:
-    """Wakes all coroutines of a loop that got answers in a step, with one system call, because each call
-    makes the loop's thread compete with the engine's thread for the interpreter."""
+    """Wakes all coroutines of an event loop that got answers in a step, with a single system call. Each
+    system call makes the loop's thread compete with the engine's thread for the interpreter lock."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = ref(loop)
@@ -37,7 +37,7 @@ _wakers: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWaker] = WeakKeyDictio
 
 
 class AsyncMail:
-    """The engine's thread puts answers here; one coroutine takes them."""
+    """A queue into which the engine's thread puts answers, and from which one coroutine reads them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop, self._items = loop, deque[Answer | None]()
@@ -59,7 +59,7 @@ class AsyncMail:
         return self._items.popleft() if self._items else None
 
     def arrival(self) -> asyncio.Future[None] | None:
-        """None if an answer came before `put` could see the waiter."""
+        """Return a future to wait for, or None if an answer has already arrived."""
         self._waiter = waiter = self._loop.create_future()
         if not self._items:
             return waiter
@@ -68,7 +68,8 @@ class AsyncMail:
 
 
 class AsyncAnswers(AsyncIterator[Answer]):
-    """As `Answers`, for the running loop. The request is cancelled when the mail is collected."""
+    """Like `Answers`, but an asynchronous iterator for the running event loop. The request is cancelled when
+    its mail is garbage-collected."""
 
     def __init__(self, mailbox: Mailbox, make: Callable[[int], Request], *, eager: bool) -> None:
         self._mailbox, self._eager, self._ended = mailbox, eager, False
@@ -81,7 +82,8 @@ class AsyncAnswers(AsyncIterator[Answer]):
         return self
 
     async def __anext__(self) -> Answer:
-        """A single coroutine, because it runs for every token."""
+        """Return the next answer. This is one coroutine without helper coroutines, because it runs for every
+        token."""
         if self._ended:
             self.close()
             raise StopAsyncIteration

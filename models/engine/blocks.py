@@ -7,23 +7,27 @@ from vkbackend.ops import CELL_BLOCK
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The blocks of a layer group. A row sees `window` positions (0: all)."""
+    """A number of cache blocks for one group of layers. A row of these layers attends to the last `window`
+    positions, or to all positions if `window` is 0."""
 
     n_blocks: int
     window: int = 0
 
     @property
     def seen(self) -> int:
-        """How many earlier blocks the first row of a block may see; 0: all."""
+        """Return the number of earlier blocks to which the first row of a block may attend. 0 means all
+        blocks."""
         return -(-(self.window - 1) // CELL_BLOCK) if self.window else 0
 
 
 @dataclass(slots=True)
 class SlotContent:
-    """A slot holds K and V of `tokens[:n_stored]`. `tokens` may have one more token, which has not run.
+    """The content of a slot. The cache has K and V of `tokens[:n_stored]`. `tokens` may end with one more
+    token, whose K and V are not computed yet.
 
-    The sequence can go on from `resumable` or later: layers with a window w have K and V from position
-    `resumable` - w + 1 on, or from 0 if `resumable` is 0.
+    A sequence can continue this content from position `resumable` or any later position. A layer with a
+    window of w positions has K and V from position `resumable` - w + 1 on. If `resumable` is 0, the layer has
+    K and V of all positions.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -33,17 +37,17 @@ class SlotContent:
 
 @dataclass(slots=True)
 class Usage:
-    """Counts blocks of the first layer group, and prompt tokens."""
+    """Counts the blocks of the first layer group, and prompt tokens."""
 
     n_blocks: int
     free: int
-    cached: int  # unused, but in the tree
-    shared: int = 0  # used by several slots
+    cached: int  # Blocks in the prefix tree that no slot uses.
+    shared: int = 0  # Blocks that several slots use.
     prompt_tokens: int = 0
-    shared_tokens: int = 0  # prompt tokens taken from the cache
+    shared_tokens: int = 0  # prompt tokens whose K and V came from the cache
 
     def stats(self) -> dict[str, float]:
-        """Return the counts of `LLM.stats`, in cells instead of blocks."""
+        """Return these counts for `LLM.stats`, in cells instead of blocks."""
         return {
             "cells": self.n_blocks * CELL_BLOCK,
             "cells_used": (self.n_blocks - self.free - self.cached) * CELL_BLOCK,

@@ -1,25 +1,25 @@
-"""Decides how many prompt rows a step computes while other sequences decode: enough to double its time.
+"""Chooses the number of prompt rows in a step that also decodes. The prompt rows may double the step's time.
 
-The time per row depends on device, model, depth and padding. So the number of rows grows while steps are fast
-enough, and shrinks after a slow step.
+The time per row depends on the device, the model, the context length and padding. The number of rows is
+therefore learned. It grows while steps are fast enough, and shrinks after a slow step.
 """
 
 from __future__ import annotations
 
 from vkbackend.meta.step_kind import bucket
 
-SLOWER = 2.0  # a step with prompt rows may take this many times as long as one without
-GROWTH = 1.15  # factor of the number of rows after a fast step
+SLOWER = 2.0  # A step with prompt rows may take this many times the time of a step without prompt rows.
+GROWTH = 1.15  # The number of rows is multiplied by this factor after a fast step.
 WEIGHT = 0.25
-REFRESH = 64  # steps until a step without prompts is measured again
-EVERY = 8  # one in so many decode-only steps is measured
+REFRESH = 64  # The time of a step without prompt rows is measured again after this many steps.
+EVERY = 8  # One of this many decode-only steps is measured.
 FIRST_ROWS = 8
-PADDED = 16  # from this many rows on, padding costs too much, so fill a bucket exactly
+PADDED = 16  # with this many rows, padding is expensive, so the rows fill a bucket exactly
 
 
 class PrefillBudget:
     def __init__(self) -> None:
-        self._alone: dict[int, float] = {}  # seconds of a step, by its padded number of decoding rows
+        self._alone: dict[int, float] = {}  # seconds of a decode-only step, by its padded number of rows
         self._age: dict[int, int] = {}
         self._rows = float(FIRST_ROWS)
         self._n_steps = 0
@@ -38,7 +38,8 @@ class PrefillBudget:
         return min(most, n)
 
     def took(self, n_decode: int, n_prompt: int, seconds: float) -> None:
-        """Learn from the time of a step that did not have to be recorded first."""
+        """Adjust the number of rows to the time of a step. The step must not have been recorded during that
+        time."""
         self._n_steps += 1
         if not n_decode or not (
             n_prompt or self._n_steps % EVERY == 0 or bucket(n_decode) not in self._alone
@@ -50,9 +51,9 @@ class PrefillBudget:
             self._alone[kind] = seconds if known is None else known + WEIGHT * (seconds - known)
             self._age[kind] = 0
         elif known is not None and seconds > SLOWER * known:
-            # The 0.5 limits the effect of a step that waited for something else.
+            # The step may be slow for another reason, so halve the number of rows at most.
             self._rows = max(1.0, self._rows * max(0.5, SLOWER * known / seconds))
-        elif known is not None and n_prompt >= int(self._rows) // 2:  # otherwise prompts had no more rows
+        elif known is not None and n_prompt >= int(self._rows) // 2:  # else the prompts were too short
             self._rows = min(self._rows * GROWTH, 1e4)
 
 

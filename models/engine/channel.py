@@ -1,8 +1,8 @@
-"""Connects the callers of an engine with the engine's threads: it passes requests in, and each event to its
-caller.
+"""Connects the callers of an engine with the engine's threads. A channel passes requests to the engine, and
+returns each answer to the caller that sent the request.
 
-A signal (Ctrl-C) may raise in the main thread between any two bytecodes. So a caller makes each change in one
-call of C code: it puts a letter into the inbox, or drops its queue.
+Ctrl-C may raise KeyboardInterrupt in the main thread between any two bytecodes. Each change by a caller is
+therefore a single call of C code, which puts a letter into the inbox or drops the caller's queue.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from vkbackend.models.engine.messages import (
     Resume,
 )
 
-# The longest time until a caller notices that the engine ended, if an interrupt dropped the message.
+# An interrupt may drop the message that the engine has ended. A caller notices the end after this time at the
+# latest.
 END_SLICE_S = 0.05
 
 
@@ -35,21 +36,23 @@ class Waker(Protocol):
 
 
 class Mail(Protocol):
-    """Receives the answers to a request, then None when the engine has ended."""
+    """A queue for the answers to a request. It receives None if the engine ends before the last answer."""
 
     def put(self, answer: Answer | None, /) -> Waker | None:
-        """Returns a waker to call after all answers of a step."""
+        """Add an answer. Return a waker if the caller must be woken after all answers of the step are
+        delivered."""
 
     def qsize(self) -> int: ...
 
 
-# More unread answers than this pause a request until its caller asks again.
+# A request with this many unread answers pauses until its caller asks for the next answer.
 MOST_UNREAD = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """Unless the letter is `eager`, the caller sends `Next` for each event."""
+    """A request and the mail for its answers. Unless the letter is `eager`, the caller sends a `Next` for
+    each answer that it wants."""
 
     id: int
     request: Request
@@ -63,27 +66,28 @@ class Next:
 
 
 class Reader(ref[Mail]):
-    """A weak reference to the mail of request `id`; when the mail is collected, the reference is put into
-    the inbox."""
+    """A weak reference to the mail of request `id`. When the mail is garbage-collected, Python puts this
+    reference into the inbox."""
 
     __slots__ = ("id",)
     id: int
 
 
-# Any other dead reference in the inbox points to the engine's owner.
+# When the `Mailbox` is garbage-collected, Python puts the weak reference to it into the inbox.
 Word: TypeAlias = Letter | Next | Pause | Close | ref[Any]
 
 
 class Abandoned(BaseException):
-    """Raised when the caller gives up while the model loads."""
+    """Raised when the caller closes the channel while the model loads."""
 
 
 class Channel:
-    """Callers change only `inbox` and their own mail."""
+    """The queues between an engine and its callers. Callers change only `inbox` and their own mail."""
 
     def __init__(self) -> None:
         self.inbox: SimpleQueue[Word] = SimpleQueue()
-        # While loading, it gets (bytes done, bytes in all), then the info or the error.
+        # While the model loads, this queue gets (bytes loaded, bytes in all), then the engine's info or the
+        # error.
         self.news: SimpleQueue[tuple[int, int] | EngineInfo | BaseException | None] = SimpleQueue()
         self.readers: dict[int, Reader] = {}
         self.engine: object = None
@@ -99,13 +103,13 @@ class Channel:
     # ---- the engine's threads ----
 
     def tell(self, done: int, total: int) -> None:
-        """Report the bytes loaded. Raises Abandoned if the caller has closed the channel."""
-        if not self.inbox.empty():  # while loading, only Close can have arrived
+        """Report the number of bytes loaded. Raises Abandoned if the caller has closed the channel."""
+        if not self.inbox.empty():  # during loading, any message means that the caller has given up
             raise Abandoned
         self.news.put((done, total))
 
     def sort(self, word: Word) -> Request | None:
-        """Return the request in `word`, if any."""
+        """Handle a message from the inbox. Return the request that the engine must process, or None."""
         if isinstance(word, Letter):
             reader = Reader(word.mail, self.inbox.put)
             reader.id = word.id
@@ -131,8 +135,8 @@ class Channel:
         return bool(self._awaited or self._eager)
 
     def deliver(self, news: News) -> None:
-        """Deliver answers. Callers that wait come last, so that on waking they have the answers to all their
-        requests."""
+        """Deliver answers to all callers, and to waiting callers last. A caller that wakes then has the
+        answers to all its requests."""
         awaited: list[tuple[int, Answer]] = []
         wakers: set[Waker] = set()
         for id_, answer in zip(news.ids, news.answers, strict=True):

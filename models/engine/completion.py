@@ -7,14 +7,15 @@ from vkbackend.models.engine.messages import Timings
 from vkbackend.models.sampling.logprobs import Logprobs
 
 
-@dataclass(slots=True)  # frozen would cost 2 us per token
+@dataclass(slots=True)  # a frozen class would cost 2 us per token
 class Chunk:
-    """`text`: the text that `token` completed, which may be empty. The last chunk has `finish_reason` and
-    `timings`. With `echo` or `prompt_logprobs` the first chunk is the prompt."""
+    """One piece of generated text. `text` is the text that `token` completed, and may be empty. Only the last
+    chunk has a `finish_reason` and `timings`. With `echo` or `prompt_logprobs` the first chunk is the prompt.
+    """
 
     text: str
-    token: int | None  # None in the prompt's chunk, and if max_tokens is 0
-    # "stop": a stop token or string; "length": max_tokens or the end of the context.
+    token: int | None  # None in the prompt's chunk, or if max_tokens is 0.
+    # "stop" means a stop token or a stop string. "length" means max_tokens or the end of the context.
     finish_reason: str | None = None
     timings: dict[str, float] | None = None
     slot: int = 0
@@ -24,12 +25,13 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """`tokens`: generated ids, including the stop token. `slot` holds the sequence until another sequence
-    runs there. `logprobs`: per token; `prompt_logprobs`: per token of the prompt, None for the first.
+    """The result of one request. `tokens` are the generated token ids, including the stop token. The sequence
+    is in `slot` until another sequence runs in that slot. `logprobs` has an entry for each generated token.
+    `prompt_logprobs` has an entry for each prompt token, and the first entry is None.
 
-    `timings` exclude recording and compiling: prompt_n (computed tokens of the prompt), prompt_ms,
-    prompt_tokens_per_second, decode_n, decode_ms, decode_tokens_per_second, n_reduces, reduce_us (mean host
-    time of an all-reduce).
+    `timings` exclude recording and compiling. The keys are prompt_n (computed prompt tokens), prompt_ms,
+    prompt_tokens_per_second, decode_n, decode_ms, decode_tokens_per_second, n_reduces and reduce_us (mean
+    host time of an all-reduce).
     """
 
     text: str
@@ -44,7 +46,7 @@ class Completion:
 
 
 def report(timings: Timings | None) -> dict[str, float]:
-    """Return timings in the units of the public API; a rate over zero seconds is 0."""
+    """Return timings in the units of the public API. A rate is 0 if its time is 0."""
     t = timings or Timings()
     raw = asdict(t)
     rates = {

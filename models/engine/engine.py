@@ -1,7 +1,7 @@
-"""Continuous batching of many sequences over the slots of one runner.
+"""Runs many sequences with continuous batching in the slots of one runner.
 
 Engine and caller exchange only messages (messages.py), so the engine can run in its own process
-(engine_process.py). It knows tokens, slots and sampling, but neither text nor devices.
+(engine_process.py). The engine handles tokens, slots and sampling. It knows nothing about text or devices.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """`submit` returns at once, unless the request reads or writes a slot; then it waits for the steps in
-    flight. `step` starts as many micro-batches as the runner takes and waits for the first."""
+    """For a request that reads or writes a slot, `submit` first waits for the steps in flight. For any other
+    request, `submit` returns at once. `step` starts as many micro-batches as the runner accepts, and waits
+    for the oldest one."""
 
     def __init__(self, runner: Runner, budget: PrefillBudget | None = None) -> None:
         self.runner, states = runner, runner.states
@@ -82,12 +83,13 @@ class Engine:
         self._news = News()
         self._n_submitted = 0
         self._in_flight: deque[StepInFlight] = deque()
-        self.is_stuck = False  # whether the last step had no rows
+        self.is_stuck = False  # whether the last call of `step` computed no rows
         self._broken: ErrorData | None = None
 
     @classmethod
     def open(cls, options: Options, progress: Progress | None = None) -> Engine:
-        """Raises the errors of the reader, the plan and the devices."""
+        """Load a model and return its engine. Raises the errors of the GGUF reader, the layout and the
+        devices."""
         from vkbackend.models.engine.runner import Runner
 
         return cls(Runner(options, progress=progress))
@@ -114,7 +116,7 @@ class Engine:
         }
 
     def close(self) -> None:
-        """Unfinished requests get no further event. May be called twice."""
+        """Release the runner; `close` may be called twice. Unfinished requests get no further events."""
         self._by_id.clear()
         self._in_flight.clear()
         self.scheduler.running.clear()
@@ -127,7 +129,7 @@ class Engine:
     # ---- requests ----
 
     def submit(self, request: Request) -> None:
-        """Errors of the request are reported as an event."""
+        """Process a request. An error in the request is returned as an event."""
         match request:
             case Generate() | Logits():
                 self._accept(request)
@@ -184,7 +186,7 @@ class Engine:
 
     def _run_on_slot(self, request: SaveState | LoadState | CopySlot | EraseSlot) -> None:
         try:
-            while self._in_flight:  # these steps still write into slots
+            while self._in_flight:  # steps in flight still write into slots
                 self._land()
             if self._broken:
                 raise self._broken.exception()
@@ -193,7 +195,7 @@ class Engine:
             if isinstance(error, DeviceLost | Timeout):
                 self._broken = ErrorData.of(error)
             self._news.add(Event(request.id, error=ErrorData.of(error)))
-        except MemoryError as error:  # numpy has no memory for a copy of the state
+        except MemoryError as error:  # numpy cannot allocate a copy of the state
             message = f"slot {request.slot}: the host has too little memory for its state ({error})"
             self._news.add(Event(request.id, error=ErrorData("StateError", message)))
 
@@ -255,7 +257,7 @@ class Engine:
     def _end(self, sequence: Sequence) -> None:
         sequence.is_over = True
         del self._by_id[sequence.request.id]
-        if sequence.in_flight:  # the step in flight moves the recurrent state on, past `n_stored`
+        if sequence.in_flight:  # the step in flight advances the recurrent state past `n_stored`
             sequence.n_stored = self.runner.resume_at(sequence.slot, sequence.n_stored)
         if sequence.slot >= 0:
             self.scheduler.release(sequence)
@@ -263,7 +265,8 @@ class Engine:
             self.scheduler.waiting.forget()
 
     def _fail(self, batch: Batch, error: VkbackendError) -> None:
-        """End the batch's requests. After a lost device or a timeout the engine ends, too."""
+        """End the requests of the batch with an error. After a lost device or a timeout, end all requests;
+        the engine is then unusable."""
         failed = [sequence for sequence, *_ in batch if not sequence.is_over]
         if isinstance(error, DeviceLost | Timeout):
             self._broken = ErrorData.of(error)

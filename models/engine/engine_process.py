@@ -1,6 +1,6 @@
-"""The engine in this process or in its own process, where other Python threads do not slow the relay between
-segments. That process is spawned, never forked. It ends when its pipe closes, and every wait for it has a
-deadline."""
+"""Runs the engine in the caller's process or in a separate process. In a separate process, other Python
+threads do not delay the relay, which synchronizes devices between segments of a step. The separate process is
+spawned, never forked. It ends when its pipe closes. The caller waits for it only with a deadline."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from vkbackend.models.engine.messages import (
 )
 from vkbackend.models.options import Options
 
-ANSWER_MARGIN_S = 15.0  # for the engine to drain and report after env.timeout_s()
-CLOSE_S = 10.0  # to release everything before the process is killed
+ANSWER_MARGIN_S = 15.0  # Time for the engine to finish its steps and report, after env.timeout_s().
+CLOSE_S = 10.0  # Time for releasing everything before the process is killed.
 WAIT_SLICE_S = 0.5
-STUCK_S = 0.02  # an engine without rows looks for work again after this time
+STUCK_S = 0.02  # an engine without rows to compute checks for work again after this time
 
 Open = Callable[[Options, Progress | None], Engine]
 
@@ -44,13 +44,14 @@ class Hosted(Protocol):
     info: EngineInfo
 
     def serve(self, channel: Channel) -> None:
-        """Runs until Close. Raises errors that end the engine."""
+        """Answer requests until Close arrives. Raises errors that end the engine."""
 
     def close(self) -> None: ...
 
 
 class LocalEngine:
-    """Computes only while a caller waits, so the same sequence of calls makes the same steps."""
+    """An engine in the caller's process. It computes only while a caller waits, so the same sequence of calls
+    leads to the same steps."""
 
     def __init__(self, options: Options, channel: Channel, open_: Open = Engine.open) -> None:
         self._engine = open_(options, channel.tell)
@@ -75,7 +76,7 @@ class LocalEngine:
         self._engine.close()
 
 
-# ---- a process of its own ----
+# ---- a separate process ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class _Loading:
 
 
 class Child(Protocol):
-    """The methods of multiprocessing.Process that are used here."""
+    """The methods of multiprocessing.Process that this module uses."""
 
     @property
     def pid(self) -> int | None: ...
@@ -103,15 +104,16 @@ class Child(Protocol):
 
 
 class RemoteEngine:
-    """Computes whether a caller waits or not. Raises the errors of loading, DeviceLost if the process dies,
-    Timeout if it is silent."""
+    """An engine in a separate process, which also computes while no caller waits. Raises the errors of
+    loading, DeviceLost if the process ends unexpectedly, and Timeout if the process does not answer in time.
+    """
 
     def __init__(self, options: Options, channel: Channel, open_: Open = Engine.open) -> None:
         self._channel = channel
-        self._selector = selectors.DefaultSelector()  # `wait` would create a selector per step
+        self._selector = selectors.DefaultSelector()  # `connection.wait` would create a selector per step
         self._process, self._conn = self._start(options, open_)
         self._selector.register(self._conn, selectors.EVENT_READ)
-        # A write to a process that does not read would block without a deadline, so a thread writes.
+        # A thread writes to the pipe, because a write without a reader blocks and has no deadline.
         self._writer = threading.Thread(target=self._write, name="vkbackend-writer", daemon=True)
         self._loaded, self._heard = False, time.monotonic()
         try:
@@ -160,7 +162,7 @@ class RemoteEngine:
                     return
 
     def _receive(self, purpose: str) -> Any:
-        """Returns None after a time slice or a requested exit."""
+        """Return the next message, or None after a time slice without a message or after a requested exit."""
         if self._selector.select(WAIT_SLICE_S):
             self._heard = time.monotonic()
             try:
@@ -194,7 +196,7 @@ class RemoteEngine:
         deadline = time.monotonic() + (CLOSE_S if self._loaded else 0)
         try:
             while self._process.is_alive() and time.monotonic() < deadline:
-                # A full pipe would block the process.
+                # Read the pipe, because a full pipe would block the process.
                 if self._conn.poll(WAIT_SLICE_S):
                     try:
                         self._conn.recv()
@@ -204,7 +206,8 @@ class RemoteEngine:
             if self._process.is_alive():
                 self._process.kill()
             if self._process.pid is not None:
-                self._process.join(CLOSE_S)  # a process that a driver holds in the kernel does not die
+                # This has a timeout, because a driver may block the process in the kernel
+                self._process.join(CLOSE_S)
                 if self._process.exitcode is not None:
                     self._process.close()
             if self._writer.is_alive():
@@ -223,16 +226,16 @@ Watch = Callable[[Callable[[VkbackendError], None]], None]
 def serve(
     conn: Connection, options: Options, open_: Open = Engine.open, watch: Watch = lambda tell: None
 ) -> None:
-    """Load, then answer requests until Close or the end of the pipe. `watch(tell)` makes a lost engine call
-    `tell`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the parent
+    """Load the model, then answer requests until Close arrives or the pipe closes. `watch(tell)` makes a
+    group of nodes call `tell` with an error when a node is lost."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent handles Ctrl-C
     inbox: SimpleQueue[Request | VkbackendError] = SimpleQueue()
     engine: Engine | None = None
     watch(inbox.put)
-    lock = threading.Lock()  # because devices compile in parallel
+    lock = threading.Lock()  # needed because devices compile in parallel
 
     def compiled() -> None:
-        """Send an empty message, so that a parent that waits for a step knows that the engine is alive."""
+        """Send an empty message while pipelines compile, to show the parent that the engine is alive."""
         with lock:
             conn.send(None)
 
@@ -270,14 +273,15 @@ def _report(conn: Connection, error: ErrorData) -> None:
 
 
 def _read(conn: Connection, inbox: SimpleQueue[Request | VkbackendError]) -> None:
-    """Receive in a thread, because a long request must not block a parent to which the engine is writing."""
+    """Receive requests in a thread. Otherwise a parent that sends a long request and an engine that sends
+    answers could block each other."""
     try:
         while not isinstance(request := conn.recv(), Close):
             inbox.put(request)
     except (EOFError, OSError):
         request = Close()
     inbox.put(request)
-    # A process that outlived its parent would keep the devices.
+    # Exit after a deadline, because a process that outlives its parent would keep the devices open.
     timer = threading.Timer(CLOSE_S, os._exit, (1,))
     timer.daemon = True
     timer.start()

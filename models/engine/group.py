@@ -16,13 +16,14 @@ from vkbackend.models.options import Options
 from vkbackend.rope import RopeTable
 from vkbackend.runtime import Device
 
-# device names (None: the best device) -> devices
+# A function that opens devices by name; None opens the best device.
 OpenDevices = Callable[[Sequence[str] | None], list[Device]]
 
 
 class Joining(Protocol):
-    """How nodes load together. `leads`: this node has the engine and decides. `sends_tables`: other nodes
-    round cos and sin differently, so each step sends this node's rows to them."""
+    """The steps by which a node loads a model together with other nodes. `leads` is True on the node that has
+    the engine and decides. If `sends_tables`, other nodes round RoPE's cos and sin differently, so each step
+    sends them this node's rows."""
 
     hosts: Hosts
     sends_tables: bool

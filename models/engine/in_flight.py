@@ -1,6 +1,6 @@
-"""Steps in flight have begun, but their output rows are not read yet. In a pipeline over nodes there is one
-step in flight per node, each with different sequences, so that all nodes compute. Otherwise there is one in
-all."""
+"""A step in flight has begun, but its output rows are not read yet. If nodes form a pipeline, one step per
+node is in flight. The steps have different sequences, so that all nodes compute at the same time. Without a
+pipeline, one step is in flight."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StepInFlight:
 
 
 def rows_of(batch: Batch) -> tuple[list[int], list[Run], list[int], int]:
-    """Return tokens, runs, outputs, and how many rows decode."""
+    """Return the tokens, runs and output rows of a batch, and how many of its rows decode."""
     tokens: list[int] = []
     runs: list[Run] = []
     outputs: list[int] = []
@@ -32,7 +32,7 @@ def rows_of(batch: Batch) -> tuple[list[int], list[Run], list[int], int]:
         first, start = len(tokens), sequence.n_stored
         runs.append(Run(sequence.slot, first, n, start))
         if n == 1:
-            n_decode += sequence.n_wanted == 1  # otherwise it is one row of a prompt
+            n_decode += sequence.n_wanted == 1  # otherwise the row belongs to a prompt
             tokens.append(sequence.tokens[start])
         else:
             tokens += sequence.tokens[start : start + n]
@@ -42,8 +42,8 @@ def rows_of(batch: Batch) -> tuple[list[int], list[Run], list[int], int]:
 
 
 def wanted_of(batch: Batch, most: int) -> Wanted:
-    """Ask for enough candidates for every sequence of a step, or for complete rows if more than `most` are
-    needed."""
+    """Return a `Wanted` with enough candidates for every sequence of the batch, or with complete rows of
+    logits if more than `most` candidates are needed."""
     k, summed = 0, False
     for sequence, _, n_outputs in batch:
         sampler = sequence.sampler

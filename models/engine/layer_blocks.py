@@ -1,4 +1,5 @@
-"""The blocks of one layer group. Each is free, in the prefix tree, or in slots."""
+"""Tracks the cache blocks of one layer group. A block is free, belongs to a node of the prefix tree, or
+belongs to a slot."""
 
 from __future__ import annotations
 
@@ -10,14 +11,14 @@ from vkbackend.models.engine.blocks import Pool
 from vkbackend.models.engine.prefix_tree import Node
 from vkbackend.ops import CELL_BLOCK
 
-# arguments: layer group, slot, index of the block in the slot, block
+# The arguments are the layer group, the slot, the block's index in the slot, and the block.
 Write = Callable[[int, int, int, int], None]
 
 
 @dataclass(slots=True)
 class Span:
-    """A slot has blocks `low`..`high`. The first of these belong to nodes; `blocks` has the others by
-    index."""
+    """The blocks of one slot, with indices from `low` to `high` - 1. The first blocks belong to nodes of the
+    prefix tree. `blocks` maps the other indices to the slot's own blocks."""
 
     blocks: dict[int, int] = field(default_factory=dict)
     low: int = 0
@@ -25,8 +26,8 @@ class Span:
 
 
 class LayerBlocks:
-    """`unused`: nodes whose block in this group no slot uses, least recently used first. `write` sends an
-    entry of the cell table to the devices."""
+    """The blocks of one layer group. `unused` has the nodes whose block in this group no slot uses, the least
+    recently used node first. `write` sends an entry of the cell table to the devices."""
 
     def __init__(self, group: int, pool: Pool, n_slots: int, write: Write) -> None:
         self.group, self.pool, self._write = group, pool, write
@@ -38,7 +39,7 @@ class LayerBlocks:
         return node.blocks[self.group]
 
     def sees(self, path: Sequence[Node]) -> bool:
-        """Whether the tree has all blocks that a row after `path` sees."""
+        """Return whether the tree has all blocks to which the row after `path` attends."""
         seen = self.pool.seen
         return not seen or all(self.block(node) >= 0 for node in path[-seen:])
 
@@ -69,7 +70,7 @@ class LayerBlocks:
         self._write(self.group, slot, index, block)
 
     def enter(self, slot: int, nodes: Sequence[Node], path: Sequence[Node]) -> None:
-        """Make the slot use the blocks of `path` after its nodes, in place of its own blocks."""
+        """Replace the slot's own blocks that follow its nodes by the blocks of `path`."""
         span, first, end = self.spans[slot], len(nodes), len(nodes) + len(path)
         for index in range(first, end):
             if (block := span.blocks.pop(index, -1)) >= 0:
@@ -82,8 +83,8 @@ class LayerBlocks:
         span.high = max(span.high, end)
 
     def share(self, slot: int, index: int, node: Node) -> None:
-        """Turn the slot's own block into the node's block. If the node has a block already, the slot uses
-        the node's block."""
+        """Give the slot's own block to the node. If the node already has a block, free the slot's block and
+        use the node's block."""
         span = self.spans[slot]
         block, known = span.blocks.pop(index, -1), self.block(node)
         if block >= 0 and known >= 0:
@@ -99,7 +100,7 @@ class LayerBlocks:
             self.unuse(node)
 
     def move_window(self, slot: int, nodes: Sequence[Node], position: int) -> None:
-        """Give back blocks that a row at `position` no longer sees."""
+        """Release the blocks to which a row at `position` no longer attends."""
         if self.pool.window:
             self.skip(slot, nodes, max(0, position - self.pool.window + 1) // CELL_BLOCK)
 

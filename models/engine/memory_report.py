@@ -9,10 +9,12 @@ from vkbackend.models.engine.group import Group
 
 
 def memory_report(mesh: Mesh, free_before: Sequence[int | None], group: Group | None) -> list[dict[str, Any]]:
-    """Return bytes per device of all nodes, by purpose; free bytes before loading and now (None: unknown).
+    """Return a dict for each device of all nodes, with bytes by purpose, and free bytes before loading and
+    now. Free bytes are None if unknown.
 
-    Host pages that all devices share are counted for the first device: tables as `shared`, the slots of
-    all-reduces as staging. `mapped` weights are read in the file, so the system may drop their pages.
+    Host pages that all devices share count for the first device. Tables count as `shared`, and the reduce
+    slots count as `staging`. `mapped` weights are read from the mapped file, so the system may drop their
+    pages.
     """
     report: list[dict[str, Any]] = []
     others = group.memory() if group else {}

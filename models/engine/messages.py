@@ -1,4 +1,4 @@
-"""Requests to the engine and its answers: picklable, with the checks of requests."""
+"""Requests to the engine and its answers, as picklable dataclasses, and checks of requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vkbackend.models.grammar.structure import Structure
 from vkbackend.models.sampling.logprobs import Logprobs
 from vkbackend.models.sampling.params import SamplingParams
 
-Progress = Callable[[int, int], None]  # called with bytes loaded, bytes in all
+Progress = Callable[[int, int], None]  # called with (bytes loaded, bytes in all)
 
 
 # ---- what is loaded ----
@@ -38,8 +38,9 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """Continue `tokens` by at most `max_tokens` (None: until the context is full) or up to a token of
-    `stop_ids`. With `slot`, wait for that slot and compute only tokens that the slot does not hold."""
+    """Continue `tokens` up to a token of `stop_ids`, or by at most `max_tokens` tokens. If `max_tokens` is
+    None, only the context limits the text. With `slot`, wait for that slot and compute only tokens that are
+    not in its cache."""
 
     id: int
     tokens: tuple[int, ...]
@@ -47,15 +48,15 @@ class Generate:
     sampling: SamplingParams
     stop_ids: frozenset[int] = frozenset()
     slot: int | None = None
-    priority: int = 0  # a lower number runs earlier
-    deadline_s: float | None = None  # after this time the request ends with DeadlineExceeded
-    timed: bool = False  # send timings with every token, because the caller may stop after any
-    structure: Structure | None = None  # needs SetVocabulary first
+    priority: int = 0  # A lower number runs earlier.
+    deadline_s: float | None = None  # After this time the request ends with DeadlineExceeded.
+    timed: bool = False  # Send timings with every token, because the caller may stop after any token.
+    structure: Structure | None = None  # Needs SetVocabulary first.
 
 
 @dataclass(frozen=True, slots=True)
 class SetVocabulary:
-    """The texts of tokens, for requests with a structure."""
+    """Send the texts of all tokens, which requests with a structure need."""
 
     id: int
     vocabulary: Vocabulary
@@ -63,7 +64,7 @@ class SetVocabulary:
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """Compute the logits of every position; several events return them."""
+    """Compute the logits of every position. Several events return the rows."""
 
     id: int
     tokens: tuple[int, ...]
@@ -83,7 +84,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class SaveState:
-    """Save positions `first`..`last` (None: all) of `slot`."""
+    """Save the positions of `slot` from `first` to `last` - 1, or to the end if `last` is None."""
 
     id: int
     path: str
@@ -103,7 +104,7 @@ class LoadState:
 
 @dataclass(frozen=True, slots=True)
 class CopySlot:
-    """`target` must be free. The answer has the tokens."""
+    """`target` must be free. The answer has the copied tokens."""
 
     id: int
     slot: int
@@ -149,8 +150,8 @@ Request = (
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Totals of the steps that computed rows of a sequence: `prompt` steps computed rows of its prompt,
-    `decode` steps computed one token."""
+    """Row counts and times of the steps that computed rows of one sequence. `prompt` fields are about rows of
+    its prompt, and `decode` fields about generated tokens."""
 
     prompt_n: int = 0
     prompt_s: float = 0.0
@@ -168,14 +169,16 @@ class ErrorData:
 
     @classmethod
     def of(cls, error: BaseException) -> ErrorData:
-        """An error that is not a VkbackendError is a bug, so the message has its traceback."""
+        """Return the data of an error. An error that is not a VkbackendError is a bug, so its message
+        contains the traceback."""
         if isinstance(error, VkbackendError):
             return cls(type(error).__name__, str(error), dict(vars(error)))
         trace = "".join(traceback.format_exception(error))
         return cls("VkbackendError", f"the engine failed: {trace}")
 
     def exception(self) -> VkbackendError:
-        """A new exception, because an exception raised in two threads would mix up their tracebacks."""
+        """Return a new exception, because one exception that is raised in two threads would mix their
+        tracebacks."""
         kind = getattr(errors, self.kind, VkbackendError)
         error: VkbackendError = kind(self.message, **self.fields)
         return error
@@ -183,7 +186,7 @@ class ErrorData:
 
 @dataclass(slots=True)
 class Event:
-    """`done`: this is the last answer to the request. `finish_reason`: "stop" or "length"."""
+    """An answer to a request. `done` is True in the last answer. `finish_reason` is "stop" or "length"."""
 
     id: int
     done: bool = True
@@ -204,7 +207,7 @@ Answer = Event | int  # an int is the next token
 
 @dataclass(slots=True)
 class News:
-    """Answers in order: request `ids[i]` gets `answers[i]`."""
+    """Answers in order. `answers[i]` belongs to request `ids[i]`."""
 
     ids: list[int] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
@@ -218,7 +221,7 @@ class News:
 
 
 def is_last(answer: Answer) -> bool:
-    """Raises the error that the answer carries."""
+    """Return whether this is the last answer to the request. Raises the answer's error, if any."""
     if isinstance(answer, int):
         return False
     if answer.error:
@@ -226,7 +229,7 @@ def is_last(answer: Answer) -> bool:
     return answer.done
 
 
-# ---- checks, which callers also use ----
+# ---- checks that callers also use ----
 
 
 def check_tokens(tokens: Sequence[int], n_vocab: int, n_ctx: int) -> None:

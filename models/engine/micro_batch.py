@@ -10,9 +10,9 @@ from vkbackend.step import Run
 
 
 class MicroBatch(NamedTuple):
-    """`runs` tile the rows in order. `outputs`: the rows whose logits are wanted. `masks`: the tokens that
-    may be candidates of each output row, uint32 [n_outputs, ceil(n_vocab / 32)], the lowest bit of a word
-    first; None: all tokens."""
+    """The rows of one step. `runs` cover all rows in order. `outputs` are the rows whose logits are wanted.
+    `masks` has a bit for each token that is allowed in an output row, uint32 [n_outputs, ceil(n_vocab / 32)],
+    with the lowest bit of a word first. None allows all tokens."""
 
     tokens: Sequence[int]
     runs: Sequence[Run]
@@ -20,14 +20,15 @@ class MicroBatch(NamedTuple):
     masks: np.ndarray | None = None
 
 
-# For the output rows of a step: ids of candidates (None: all logits of a row are given), logits, and
-# log(sum(e^logit)) of each row (None unless log probabilities of candidates are wanted).
+# The output rows of a step are (candidate ids, logits, sums). The ids are None if the logits are complete
+# rows. The sums are log(sum(e^logit)) of each row, or None if no log probabilities are wanted.
 Rows = tuple[np.ndarray | None, np.ndarray, np.ndarray | None]
 
 
 class StepHandle(NamedTuple):
-    """`k`: how many candidates of each output row the caller takes (0: all logits). `computed`: what the
-    step computes, which may be more. `place`: where the results are written."""
+    """A launched step. The caller gets `k` candidates of each output row, or complete rows of logits if `k`
+    is 0. `computed` describes the results that the step computes, which may be more. `place` selects the
+    memory for the results."""
 
     n_outputs: int
     k: int

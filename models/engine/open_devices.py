@@ -13,10 +13,12 @@ from vkbackend.twins.device import NumpyDevice
 def open_devices(
     specs: Sequence[str | int] | None, runtime: str | None = None, *, exact: bool = False
 ) -> list[Device]:
-    """Open devices by index, name or UUID; a device may be repeated. None: the best device.
+    """Open devices by index, name or UUID. A device may occur several times in `specs`. None opens the best
+    device.
 
-    `runtime`: None means VKBACKEND_RUNTIME, or native if unset. "numpy" runs the ops' numpy twins on the
-    host. `exact`: use only ops with F32 activations. Raises InvalidArgument, UnsupportedFeature.
+    A `runtime` of None means the value of VKBACKEND_RUNTIME, or native if the variable is unset. The device
+    "numpy" runs the numpy twins of the ops on the host. With `exact`, devices use only ops with F32
+    activations. Raises InvalidArgument, UnsupportedFeature.
     """
     env.disabled()  # raises on unknown names
     if specs is not None and not len(specs):
@@ -43,7 +45,7 @@ def open_devices(
 
 
 def _open_vulkan(spec: str | int, copy: int | None, runtime: str | None) -> Device:
-    # Import here, because a machine without a Vulkan loader can still run on numpy.
+    # Import this here, because numpy devices work on machines without a Vulkan loader.
     from vkbackend.vulkan.instance import devices, no_device_message, select
 
     present = devices()

@@ -1,4 +1,4 @@
-"""Which slot has which blocks of cells; sequences share the full blocks of a common prefix.
+"""Tracks which cache blocks each slot uses. Sequences share the full blocks of a common prefix.
 
 Full blocks are nodes of a radix tree. Cells after a slot's last full block belong to that slot alone.
 """
@@ -16,8 +16,9 @@ from vkbackend.ops import CELL_BLOCK
 
 
 class PrefixCache:
-    """`pools`: one for each layer group. The first group sees all positions; its pool may be empty. If
-    `share` is false, slots share no blocks."""
+    """The cache blocks of all slots. `pools` has a pool of blocks for each layer group. The layers of the
+    first group attend to all positions; the group may have no layers. If `share` is False, slots share no
+    blocks."""
 
     def __init__(
         self,
@@ -30,7 +31,7 @@ class PrefixCache:
     ) -> None:
         self.groups = [LayerBlocks(group, pool, n_slots, write) for group, pool in enumerate(pools)]
         self.tree, self.snapshots, self._share = PrefixTree(len(pools)), Snapshots(states), share
-        # nodes of each slot's leading full blocks
+        # The nodes of the full blocks at the start of each slot.
         self.nodes: list[list[Node]] = [[] for _ in range(n_slots)]
         self._idle: OrderedDict[int, None] = OrderedDict((slot, None) for slot in range(n_slots))
         self.prompt_tokens = self.shared_tokens = 0
@@ -38,7 +39,8 @@ class PrefixCache:
     # ---- look up ----
 
     def match(self, tokens: Sequence[int]) -> list[Node]:
-        """Return the longest prefix of `tokens`, without the last token, from which a sequence can go on."""
+        """Return the nodes of the longest cached prefix of `tokens` from which a sequence can continue. The
+        prefix never contains the last token."""
         path = list(self.tree.follow(self.tree.root, tokens, 0))
         while path and not (
             self.snapshots.resumes(path[-1]) and all([group.sees(path) for group in self.groups])
@@ -47,7 +49,7 @@ class PrefixCache:
         return path
 
     def holds(self, slot: int) -> bool:
-        """Whether the slot has blocks. They can be evicted while the slot is idle."""
+        """Return whether the slot has blocks. While the slot is idle, its blocks can be evicted."""
         return self.groups[0].spans[slot].high > 0
 
     def begins_with(self, slot: int, path: list[Node]) -> bool:
@@ -55,7 +57,8 @@ class PrefixCache:
         return not n or (len(nodes) >= n and nodes[n - 1] is path[-1])
 
     def idle(self) -> list[int]:
-        """Slots without a sequence: first empty slots, then others in order of release."""
+        """Return the slots without a sequence. Empty slots come first, then slots with blocks in the order of
+        their release."""
         return sorted(self._idle, key=lambda slot: (self.holds(slot), 0 if self.holds(slot) else slot))
 
     def resumable(self, slot: int) -> int:
@@ -63,8 +66,9 @@ class PrefixCache:
         return max([low * CELL_BLOCK + window - 1 for low, window in lows if low], default=0)
 
     def next_key(self, slot: int, tokens: Sequence[int], n_stored: int) -> tuple[int, tuple[int, ...]] | None:
-        """Return the parent node and tokens of the block that the slot computes next; slots with equal keys
-        would compute the same block. None within a block, at the end of the tokens, or without sharing."""
+        """Return a key for the block that the slot computes next, which consists of the parent node and the
+        tokens. Slots with equal keys would compute the same block. Return None within a block, at the end of
+        the tokens, or if slots share no blocks."""
         end = n_stored + CELL_BLOCK
         if not self._share or n_stored != CELL_BLOCK * len(self.nodes[slot]) or end >= len(tokens):
             return None
@@ -92,7 +96,8 @@ class PrefixCache:
         self._idle.pop(slot, None)
 
     def extend(self, slot: int, tokens: Sequence[int], n_stored: int) -> int:
-        """Take the next blocks that other slots have computed; return the new `n_stored`."""
+        """Make the slot use the next blocks of `tokens` that other slots have computed. Return the new
+        `n_stored`."""
         nodes = self.nodes[slot]
         if not self._share or n_stored != CELL_BLOCK * len(nodes):
             return n_stored
@@ -117,8 +122,8 @@ class PrefixCache:
     # ---- blocks ----
 
     def reserve(self, slot: int, end: int, group: int | None = None) -> bool:
-        """Reserve blocks for positions up to `end`, in all layer groups or in one. Returns False if no
-        blocks are left; the slot keeps the blocks that it got."""
+        """Allocate blocks for the slot's positions up to `end`, in all layer groups or in `group`. Return
+        False if no blocks are left. The slot keeps the blocks that are already allocated."""
         want = -(-end // CELL_BLOCK)
         for blocks in self.groups if group is None else (self.groups[group],):
             while (index := blocks.spans[slot].high) < want:
@@ -128,7 +133,8 @@ class PrefixCache:
         return True
 
     def _block(self, group: LayerBlocks, slot: int) -> int:
-        """Return a free block, else the least recently used block, else -1."""
+        """Return a free block, or evict the least recently used block and return it. Return -1 if all blocks
+        are in use."""
         while not group.free:
             if group.unused:
                 self._evict(group)
@@ -143,7 +149,7 @@ class PrefixCache:
         if group.group:
             group.evict(node)
             return
-        # Children were used no later than their parent, so this node has no children.
+        # A node's children are evicted before the node, so this node has no children.
         self.tree.remove(node)
         for blocks in self.groups:
             blocks.evict(node)
@@ -152,7 +158,7 @@ class PrefixCache:
     # ---- a step has run ----
 
     def stored(self, slot: int, tokens: Sequence[int], n_stored: int) -> None:
-        """Turn full blocks into nodes, and move windows on."""
+        """Turn the slot's full blocks into nodes, and release blocks outside the windows."""
         nodes = self.nodes[slot]
         self.snapshots.lent.pop(slot, None)
         while self._share and (end := (len(nodes) + 1) * CELL_BLOCK) <= n_stored:
@@ -164,7 +170,7 @@ class PrefixCache:
             group.move_window(slot, nodes, n_stored)
 
     def snapshot(self, slot: int, position: int) -> None:
-        """Keep the recurrent state after `position` positions for later requests with this prefix."""
+        """Store the recurrent state after `position` positions, for later requests with this prefix."""
         index = position // CELL_BLOCK - 1
         if position % CELL_BLOCK == 0 and 0 <= index < len(self.nodes[slot]):
             self.snapshots.keep(slot, position, self.nodes[slot][index])
@@ -172,8 +178,9 @@ class PrefixCache:
     # ---- a slot changes from outside ----
 
     def cut(self, slot: int, n: int) -> list[Copy] | None:
-        """Keep the first `n` positions. If the slot will write to a node's block, that block must be copied.
-        Returns None if no block is left for the copy; the slot is then empty."""
+        """Truncate the slot to its first `n` positions. If position `n` is inside a node's block, the slot
+        needs its own copy of that block. Return the copies that the caller must make. Return None if no block
+        is left for a copy; the slot is then empty."""
         if n == 0:
             self.drop(slot)
             return []
@@ -200,9 +207,9 @@ class PrefixCache:
         return copies
 
     def place(self, slot: int, last: int) -> dict[int, int] | None:
-        """Take blocks for positions up to `last`, which will be loaded. A layer group with a window gets
-        only blocks that a sequence at `last` still sees. Returns the first position with a block per window,
-        None if no blocks are left."""
+        """Allocate blocks for the positions up to `last`, which the caller will load. A layer group with a
+        window gets only the blocks to which position `last` still attends. Return the first position with a
+        block, by window, or None if no blocks are left."""
         for group in self.groups:
             group.move_window(slot, self.nodes[slot], last)
         if not self.reserve(slot, last):
@@ -211,10 +218,10 @@ class PrefixCache:
         return {group.pool.window: group.spans[slot].low * CELL_BLOCK for group in self.groups}
 
     def copy(self, source: int, target: int) -> list[Copy] | None:
-        """Give the target the same nodes, and copies of the source's own blocks. Returns None if no blocks
-        are left for the copies."""
+        """Make the target use the source's nodes, and allocate blocks for copies of the source's own blocks.
+        Return the copies that the caller must make, or None if no blocks are left."""
         was_idle = source in self._idle
-        self._idle.pop(source, None)  # otherwise the source's blocks might be taken for the copies
+        self._idle.pop(source, None)  # otherwise the source's blocks might be evicted for the copies
         try:
             return self._copy(source, target)
         finally:
@@ -241,8 +248,8 @@ class PrefixCache:
     # ---- a sequence ends ----
 
     def release(self, slot: int) -> None:
-        """The slot keeps its blocks until they are needed. If the sequence never ran, its recurrent state
-        still belongs to a node, so the slot is dropped."""
+        """Mark the slot as idle. Its blocks remain until other slots need them. If the sequence never ran,
+        its recurrent state still belongs to a node, so the slot is emptied."""
         if slot in self.snapshots.lent:
             self.drop(slot)
         self._idle[slot] = None
@@ -256,8 +263,8 @@ class PrefixCache:
         self.snapshots.drop(slot)
 
     def _shorten(self, slot: int, n_nodes: int) -> None:
-        """Give back the nodes from index `n_nodes` on. The deepest node goes first, so that it is evicted
-        before its parent."""
+        """Release the slot's nodes from index `n_nodes` on. The deepest node is released first, so that it is
+        evicted before its parent."""
         nodes = self.nodes[slot]
         for index in range(len(nodes) - 1, n_nodes - 1, -1):
             node = nodes.pop()

@@ -10,8 +10,9 @@ Key = tuple[int, ...]  # CELL_BLOCK tokens
 
 
 class Node:
-    """A node holds, per layer group, the block with K and V (-1: evicted), and how many slots use the block.
-    `state`: the cell of the recurrent state after the node."""
+    """A full block of tokens. For each layer group, `blocks` has the cache block with K and V, or -1 if the
+    block was evicted, and `users` counts the slots that use the block. `state` is the cell with the recurrent
+    state at the node's end."""
 
     __slots__ = ("blocks", "children", "key", "parent", "state", "users")
 
@@ -37,7 +38,7 @@ class PrefixTree:
             yield node
 
     def child(self, parent: Node, key: Key) -> Node:
-        """Return the child, which is added if the tree lacks it."""
+        """Return the parent's child with this key. If there is no such child, add it."""
         node = parent.children.get(key)
         if node is None:
             node = parent.children[key] = Node(parent, key, self._n_groups)
