@@ -32,11 +32,16 @@ from vkbackend.step import MAX_RUNS, Run, StepParams, cut_runs, n_single
 
 
 class Runner:
-    """`keep_values`: every intermediate tensor can be read after a step. `interleave`: compute large
-    micro-batches in two halves, one half while the sums of the other are exchanged (None: if there are
-    several physical devices). `group`: nodes that run the model together; devices are then written
-    NODE/DEVICE. `devices`: devices that are already open. `options` has what loading determined: context
-    length, shares, layers on devices. `prediction`: expected times."""
+    """Runs the steps of a model on its devices.
+
+    With `keep_values`, every intermediate tensor can be read after a step. With `interleave`, a large
+    micro-batch is split in two; one part computes while the other part's sums are exchanged. An `interleave`
+    of None splits if there are several physical devices. `group` is the group of nodes that run the model
+    together; device names are then NODE/DEVICE. `devices` are devices that are already open.
+
+    After loading, `options` has the final context length, shares and number of layers on devices, and
+    `prediction` has the expected times.
+    """
 
     def __init__(
         self,
@@ -49,7 +54,8 @@ class Runner:
         group: Group | None = None,
         devices: Sequence[Device] | None = None,
     ) -> None:
-        runtime = runtime_of(options.runtime)  # raises on an unknown name, so it comes first
+        # Check the runtime first, before anything is opened.
+        runtime = runtime_of(options.runtime)
         exact = options.exact or env.exact()
         self.group, self._joining = group, group.joining if group else None
         with GGUF.open(options.path) if gguf is None else nullcontext(gguf) as gguf:
@@ -91,8 +97,8 @@ class Runner:
     # ---- steps ----
 
     def step(self, tokens: Sequence[int], runs: Sequence[Run], outputs: Sequence[int]) -> np.ndarray:
-        """Run one micro-batch and return the logits of the output rows, float32 [len(outputs), n_vocab], a
-        view that the next step overwrites. Rows of a run are consecutive positions of one slot."""
+        """Run one micro-batch and return the logits of its output rows, float32 [len(outputs), n_vocab]. The
+        next step overwrites this array. The rows of a run are consecutive positions of one slot."""
         return self.collect(self.launch(MicroBatch(tokens, runs, outputs), Wanted()))[1]
 
     def step_top_k(
@@ -104,8 +110,8 @@ class Runner:
         masks: np.ndarray | None = None,
         summed: bool = False,
     ) -> TopK:
-        """Run a step and return the best `k` (up to `max_top_k`) tokens of each output row. `masks` as in
-        MicroBatch."""
+        """Run a step and return the best `k` tokens of each output row, with `k` at most `max_top_k`.
+        `MicroBatch` describes `masks`."""
         assert 0 < k and outputs
         handle = self.launch(MicroBatch(tokens, runs, outputs, masks), Wanted(k, summed))
         ids, logits, log_sums = self.collect(handle)
@@ -113,7 +119,8 @@ class Runner:
         return TopK(ids, logits, log_sums)
 
     def launch(self, batch: MicroBatch, wanted: Wanted) -> StepHandle:
-        """Up to `n_in_flight` micro-batches may be in flight; `collect` takes them in order."""
+        """Start a micro-batch. Up to `n_in_flight` micro-batches may be in flight, and `collect` returns
+        their results in the same order."""
         k = wanted.top_k
         assert k <= self.max_top_k and len(self._in_flight) < self.n_in_flight <= self._n_places
         computed = wanted if k < 2 else Wanted(self.max_top_k, wanted.summed)
@@ -140,8 +147,8 @@ class Runner:
         return handle
 
     def collect(self, handle: StepHandle) -> Rows:
-        """Return the output rows of the step launched first, a view that the next call overwrites. Raises
-        the errors of devices and nodes."""
+        """Wait for the oldest step in flight and return its output rows. The next call overwrites them.
+        Raises the errors of devices and nodes."""
         first = self._in_flight.popleft()
         assert first is handle
         n, k, computed, place = handle
@@ -165,8 +172,8 @@ class Runner:
         return self.mesh.recorded_step(kind)
 
     def compute(self, batch: MicroBatch, step: Step, tables: Mapping[str, np.ndarray] | None = None) -> None:
-        """Compute this node's part of a micro-batch; the runs name the recurrent states that they read and
-        write. `tables`: rows of cos and sin by name, used instead of this node's rows."""
+        """Compute this node's part of a micro-batch. The runs specify the recurrent states that they read and
+        write. `tables` has rows of cos and sin by name, which replace this node's rows."""
         tokens, runs, outputs, masks = batch
         n_rows, mix = len(tokens), step.kind.mix
         half = step.kind.n_rows // 2 if step.kind.halves else 0
@@ -187,13 +194,13 @@ class Runner:
 
     @property
     def pools(self) -> list[Pool]:
-        """A pool per layer group; the first has no window."""
+        """Return a pool of blocks for each layer group. The first group has no window."""
         width = -(-self.n_ctx // CELL_BLOCK)
         tables = self.kv.groups
         return [Pool(t.n_blocks, t.window) if t else Pool(width * self.n_slots) for t in tables]
 
     def set_block(self, group: int, slot: int, index: int, block: int) -> None:
-        """Takes effect from the next step on."""
+        """Change an entry of a cell table. The change takes effect in the next step."""
         if (table := self._tables[group]) is not None:
             table.set(slot, index, block)
 
@@ -205,7 +212,8 @@ class Runner:
         copy_state(self.mesh.devices, self.kv, source, target, n_stored)
 
     def tell_of_compiling(self, tell: Callable[[], None]) -> None:
-        """Call `tell` after each pipeline that a step waited for, in any thread."""
+        """Make the devices call `tell` after each pipeline for which a step waited. The call may come from
+        any thread."""
         for device in self.mesh.devices:
             device.compiled = tell
 
@@ -215,21 +223,21 @@ class Runner:
 
     @property
     def record_s(self) -> float:
-        """Seconds of recording and compiling so far."""
+        """Return the seconds spent on recording and compiling so far."""
         return self.mesh.steps.record_s
 
     @property
     def states(self) -> SlotStates | None:
-        """The cells with recurrent states; None without recurrent layers."""
+        """Return the cells with recurrent states, or None if the model has no recurrent layers."""
         return self.kv.states.slots if self.kv.states else None
 
     def resumable(self, n_stored: int) -> int:
-        """Return the first position at which a sequence with `n_stored` positions can go on."""
+        """Return the first position at which a sequence with `n_stored` positions can continue."""
         return self.kv.resumable(n_stored)
 
     def resume_at(self, slot: int, position: int) -> int:
-        """Return the last position, at most `position`, from which the slot can go on; with recurrent
-        layers, a position whose state was stored."""
+        """Return the last position, up to `position`, from which the slot can continue. With recurrent
+        layers, this is a position whose state was stored."""
         return self.kv.states.slots.resume_at(slot, position) if self.kv.states else position
 
     # ---- reports ----
@@ -241,14 +249,14 @@ class Runner:
         return memory_report(self.mesh, self._free_before, self.group)
 
     def reduce_stats(self) -> tuple[int, float]:
-        """The number of all-reduces so far, and seconds from the last writer's end to the release of the
-        readers."""
+        """Return the number of all-reduces so far, and their total time in seconds. An all-reduce takes from
+        the last writer's end to the release of the readers."""
         return self.mesh.relay.n_reduces, self.mesh.relay.reduce_s
 
     def close(self) -> None:
         """May be called twice."""
         if self.group:
-            with suppress(VkbackendError):  # errors of transfers into memory that is freed next
+            with suppress(VkbackendError):  # ignore errors of transfers, because their memory is freed next
                 while self._in_flight and not self.group.lost:
                     self.mesh.check_usable()
                     self.collect(self._in_flight[0])

@@ -1,6 +1,6 @@
-"""Saves and loads the K and V of a slot's positions, and their tokens, in a safetensors file.
+"""Saves a slot's tokens with their K and V to a safetensors file, and loads such files.
 
-The file has the heads in the model's order (docs/state_format.md), so it loads on any devices.
+The file has the attention heads in the model's order (docs/state_format.md), so any devices can load it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from vkbackend.models.placement.kv_cache import CellTable
 
 FORMAT, VERSION = "vkbackend.state", "1"
-MAX_HEADER_NBYTES = 1 << 20  # 2,048 caches of 1,024 layers take 0.4 MiB
-_DTYPES = {  # names in the header, and in numpy; quantized blocks are bytes
+MAX_HEADER_NBYTES = 1 << 20  # the header of 2,048 caches in 1,024 layers has 0.4 MiB
+_DTYPES = {  # (name in the header, name in numpy); quantized blocks are bytes
     "f32": ("F32", "<f4"),
     "f16": ("F16", "<f2"),
     "bf16": ("U16", "<u2"),
@@ -52,9 +52,9 @@ def save(
     first: int,
     last: int | None,
 ) -> None:
-    """Write positions `first`..`last` (None: all) to `path`, which is replaced completely or not at all.
-    Needs host memory as large as the file. Raises InvalidArgument for a range that the slot does not hold,
-    StateError if the file cannot be written."""
+    """Write the positions from `first` to `last` - 1 to `path`, or to the end if `last` is None. After an
+    error, an existing file is unchanged. Needs host memory of the file's size. Raises InvalidArgument for
+    positions that are not in the slot, and StateError if the file cannot be written."""
     stop = content.n_stored if last is None else last
     if not 0 <= first < stop <= content.n_stored:
         raise InvalidArgument(
@@ -71,7 +71,7 @@ def save(
             f"positions {first}..{stop} of slot {slot} cannot be saved alone: the model has recurrent "
             f"layers, whose state stands for all {content.n_stored} positions; save the slot without a range"
         )
-    # Without `last`, a token that has not run yet is saved, too.
+    # Without `last`, also save the newest token, which has not run yet.
     tokens = np.array(content.tokens[first : content.n_stored + 1 if last is None else stop], "<i4")
     tensors: dict[str, tuple[str, np.ndarray]] = {"tokens": ("I32", tokens)}
     with transfers(runner.mesh.devices) as devices:
@@ -110,12 +110,12 @@ def load(
     content: SlotContent,
     place: Callable[[int, int], dict[int, int]] | None = None,
 ) -> None:
-    """Load a saved range into a slot and update `content`. `place(first, last)` makes room after the checks,
-    and returns the first position with room per window.
+    """Load saved positions into a slot and update `content`. After the checks, `place(first, last)` allocates
+    blocks, and returns the first position with a block, by window.
 
-    A range from 0 replaces the content; any other range must continue it. Raises StateError for a file that
-    is damaged or does not fit; the slot then keeps its content. If a device fails, the slot keeps the
-    positions before the range.
+    If `first` is 0, the positions replace the content. Otherwise they must continue the content. Raises
+    StateError if the file is damaged or does not fit; the slot is then unchanged. If a device fails, the slot
+    keeps the positions before `first`.
     """
     _check_file(Path(path))
     try:
@@ -137,7 +137,7 @@ def load(
             for name, cache, _, table, window in _caches(runner):
                 rows = file.get_slice(name)
                 begin = _begin(window, saved, first, last)
-                # A window may have less room here than in the slot that was saved.
+                # This slot may have fewer cells for a window than the slot that was saved.
                 kept = max(begin, last - table.capacity, room.get(table.window, 0))
                 for at, cell, n in _runs(table, slot, kept, last, cache):
                     at += kept - begin
@@ -151,12 +151,12 @@ def load(
 
 def _check_file(path: Path) -> None:
     try:
-        status = path.stat()  # opening a named pipe would wait for a writer
+        status = path.stat()  # comes first, because opening a named pipe waits for a writer
         if not stat.S_ISREG(status.st_mode):
             raise StateError(f"{path}: is not a regular file; give the name of a saved state")
         with open(path, "rb") as file:
             header = int.from_bytes(file.read(8), "little")
-    except (OSError, ValueError) as error:  # ValueError: the path has a NUL
+    except (OSError, ValueError) as error:  # a path with NUL raises ValueError
         raise StateError(f"{path}: cannot be read: {error}; give the name of a saved state") from None
     if not 2 <= header <= min(MAX_HEADER_NBYTES, status.st_size - 8):
         raise StateError(
@@ -168,7 +168,8 @@ def _check_file(path: Path) -> None:
 def _check(
     runner: Runner, file: Any, path: str | os.PathLike[str], content: SlotContent
 ) -> tuple[int, int, list[int], int]:
-    """Return (first, last, tokens, resumable). Raises StateError unless the file is complete and fits."""
+    """Return (first, last, tokens, resumable). Raises StateError unless the file is complete and fits the
+    model and the slot."""
     meta = file.metadata() or {}
     if (kind := (meta.get("format"), meta.get("version"))) != (FORMAT, VERSION):
         raise StateError(
@@ -181,7 +182,7 @@ def _check(
                 f"{path}: saved with {key} {meta.get(key)!r}, here it is {here!r}; open {wanted}"
             )
     first, last = _position(meta, "first", path), _position(meta, "last", path)
-    saved = _position({"resumable": "0"} | meta, "resumable", path)  # files of earlier versions lack it
+    saved = _position({"resumable": "0"} | meta, "resumable", path)  # files of earlier versions lack this key
     if first >= last:
         raise StateError(f"{path}: positions {first}..{last} are not a range; the file is damaged")
     if saved > last:
@@ -239,8 +240,8 @@ def _identity(runner: Runner) -> dict[str, str]:
 
 
 def _caches(runner: Runner) -> Iterator[tuple[str, Weight, tuple[int, int], CellTable, int]]:
-    """Yield per layer: (name in the file, cache, (kv heads, head size in stored elements), cell table,
-    window)."""
+    """Yield (name in the file, cache, shape, cell table, window) for each array of each layer's cache. The
+    shape is (KV heads, head size in stored elements)."""
     for plan in runner.kv.plans:
         layer, table = runner.kv.own[plan.layer], runner.kv.tables[plan.ring]
         for (name, width, dtype), cache in zip(plan.arrays, layer.arrays, strict=True):
@@ -254,20 +255,20 @@ def _states(runner: Runner) -> Iterator[tuple[str, Weight]]:
 
 
 def _begin(window: int, resumable: int, first: int, last: int) -> int:
-    """Return the first of positions `first`..`last` that a layer with that window still holds."""
+    """Return the first position from `first` to `last` - 1 that a layer with this window still has."""
     return min(max(first, resumable - window + 1), last - 1) if window and resumable else first
 
 
 def _resumable(runner: Runner, content: SlotContent, first: int, last: int, saved: int) -> int:
-    """Return `content.resumable` after positions `first`..`last` are loaded. `saved`: the file's
-    `resumable`."""
+    """Return the value of `content.resumable` after the positions from `first` to `last` - 1 are loaded.
+    `saved` is the file's `resumable`."""
     return max(content.resumable if first else 0, saved, runner.resumable(last))
 
 
 def _runs(
     table: CellTable, slot: int, first: int, last: int, cache: Weight
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield runs of neighbouring cells: (offset from `first`, first cell, number of cells)."""
+    """Yield each run of consecutive cells as (offset from `first`, first cell, number of cells)."""
     cells = table.at(slot, np.arange(first, last))
     longest = max(1, PIECE_NBYTES // matrix_of(cache)[1])
     cuts = [0, *(np.flatnonzero(np.diff(cells) != 1) + 1).tolist(), len(cells)]

@@ -11,12 +11,13 @@ from vkbackend.models.sampling.logprobs import Logprobs
 from vkbackend.models.sampling.rows import Choice
 from vkbackend.models.sampling.sampler import Sampler
 
-PRIORITY_S = 10.0  # one less in priority counts as waiting this much longer
+PRIORITY_S = 10.0  # each unit of priority counts as this much waiting time
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`tokens[:n_stored]` are in the cache of the sequence's slot, which has room for `room` positions."""
+    """A request that the scheduler runs. The cache of its slot contains `tokens[:n_stored]`, and has blocks
+    for `room` positions."""
 
     request: Generate | Logits
     number: int
@@ -26,11 +27,11 @@ class Sequence:
     slot: int = -1
     n_stored: int = 0
     room: int = 0
-    served: int = -1  # the last step in which it had rows
-    known_slot: int = -1  # the slot in the last event to the caller
-    n_given: int = 0  # rows of logits that the caller has
+    served: int = -1  # The last step in which the sequence had rows.
+    known_slot: int = -1  # The slot in the last event to the caller.
+    n_given: int = 0  # The number of rows of logits that the caller has.
     is_over: bool = False
-    is_paused: bool = False  # its caller does not read
+    is_paused: bool = False  # its caller does not read answers
     in_flight: bool = False
     prompt_n: int = 0
     prompt_s: float = 0.0
@@ -45,7 +46,7 @@ class Sequence:
 
     @property
     def n_wanted(self) -> int:
-        """How many tokens are not computed yet; 1 while decoding."""
+        """Return the number of tokens that are not computed yet. While the sequence decodes, this is 1."""
         return len(self.tokens) - self.n_stored
 
     @property
@@ -58,13 +59,14 @@ class Sequence:
 
     @property
     def sharable(self) -> int:
-        """How many leading positions may come from the cache. The last position must be computed; for
-        `Logits`, so must every position whose logits the caller lacks."""
+        """Return the number of leading positions that may come from the cache. The last position must be
+        computed. A `Logits` request must also compute every position whose logits the caller does not have.
+        """
         return len(self.tokens) - 1 if isinstance(self.request, Generate) else self.n_given
 
     def n_outputs(self, n: int) -> int:
-        """How many of the next `n` rows need logits. `Logits`: rows that the caller lacks. `Generate`: 1 if
-        the last row is among them."""
+        """Return how many of the next `n` rows need logits. A `Logits` request needs all rows that the caller
+        does not have. A `Generate` request needs only the row of its last token."""
         if isinstance(self.request, Logits):
             return max(0, self.n_stored + n - max(self.n_stored, self.n_given))
         return int(n == self.n_wanted)
@@ -84,8 +86,8 @@ class Sequence:
         self.reduce_s += cost.reduce_s
 
     def answer(self, choice: Choice, n_ctx: int) -> Answer:
-        """Append the drawn token. The answer is an int if the caller knows the slot and wants nothing else.
-        An event with `done` set ends the sequence."""
+        """Append the chosen token and return the answer to the caller. The answer is an int if the caller
+        knows the slot and needs nothing but the token. An event with `done` set ends the sequence."""
         request = self.request
         assert isinstance(request, Generate)
         if isinstance(choice, VkbackendError):
@@ -114,7 +116,8 @@ class Sequence:
         )
 
     def give(self, logits: np.ndarray) -> Event:
-        """Return the logits of the last rows; `done` is set after the last token's row."""
+        """Return an event with the logits of the step's rows. If the last token's row is among them, `done`
+        is set."""
         self.n_given += len(logits)
         return Event(self.request.id, logits=logits.copy(), done=self.n_wanted == 0, slot=self.slot)
 

@@ -18,7 +18,8 @@ class SlotRequests:
         self._runner, self._cache, self._scheduler = runner, cache, scheduler
 
     def run(self, request: SaveState | LoadState | CopySlot | EraseSlot) -> tuple[int, ...]:
-        """Return the tokens of the slot. Raises InvalidArgument, StateError and the errors of devices."""
+        """Execute a request and return the tokens of the slot. Raises InvalidArgument, StateError and the
+        errors of devices."""
         check_slot(request.slot, self._runner.n_slots)
         content = self._scheduler.content(request.slot)
         if isinstance(request, SaveState):
@@ -38,7 +39,7 @@ class SlotRequests:
         return tuple(content.tokens)
 
     def _copy(self, source: int, content: SlotContent, target: int) -> None:
-        # The target's content is lost even if a device fails.
+        # Even if a device fails, the target's old content is lost.
         self._scheduler.put(target, SlotContent())
         copies = self._cache.copy(source, target)
         if copies is None:
@@ -68,7 +69,7 @@ class SlotRequests:
 
         try:
             saved_state.load(self._runner, request.path, slot, content, place)
-        finally:  # a device may have failed in the middle
+        finally:  # also if a device has failed during the load
             self._scheduler.put(slot, content)
         cache.stored(slot, content.tokens, content.n_stored)
         content.resumable = max(content.resumable, cache.resumable(slot))

@@ -1,5 +1,5 @@
-"""Recurrent states that nodes of the prefix tree keep. A state covers the complete prefix up to the node's
-end."""
+"""Manages the recurrent states of the prefix tree's nodes. A node's state is the state after the complete
+prefix up to the node's end."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class States(Protocol):
     """Implemented by placement/recurrent_state.py."""
 
     def take(self, slot: int, position: int) -> int | None:
-        """Return the cell with the slot's snapshot at `position`; the caller then owns the cell."""
+        """Return the cell with the slot's snapshot at `position`, or None. The caller then owns the cell."""
 
     def lend(self, slot: int, position: int, cell: int) -> None:
-        """Make the slot's next run begin at `position` and read that cell."""
+        """Make the slot's next run begin at `position` and read its state from `cell`."""
 
     def give_back(self, cell: int) -> None:
         """Free the cell."""
@@ -26,8 +26,8 @@ class States(Protocol):
 
 
 class Snapshots:
-    """`states`: None without recurrent layers. `lent`: for each slot, the node whose state the slot's next
-    run reads."""
+    """The recurrent states of nodes. `states` is None for models without recurrent layers. `lent` maps a slot
+    to the node whose state the slot's next run reads."""
 
     def __init__(self, states: States | None) -> None:
         self._states = states
@@ -38,13 +38,13 @@ class Snapshots:
         return self._states is None or node.state is not None
 
     def keep(self, slot: int, position: int, node: Node) -> None:
-        """Move the slot's snapshot at `position` (the node's end) to the node."""
+        """Move the slot's snapshot at `position`, which is the node's end, to the node."""
         if self._states and node.state is None and (cell := self._states.take(slot, position)) is not None:
             node.state = cell
             self._nodes[node] = None
 
     def lend(self, slot: int, position: int, node: Node) -> None:
-        """As `States.lend`; `position` is the node's end."""
+        """Make the slot's next run begin at `position`, the node's end, and read the node's state."""
         if self._states:
             assert node.state is not None
             self.lent[slot] = node
@@ -56,7 +56,8 @@ class Snapshots:
             self._states.drop(slot)
 
     def spare(self) -> int | None:
-        """Take the least recently used cell from its node; None if every cell is lent."""
+        """Remove the least recently used state from its node and return the cell. Return None if slots will
+        read all states."""
         lent = set(self.lent.values())
         node = next((node for node in self._nodes if node not in lent), None)
         if node is None:

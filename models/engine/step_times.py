@@ -19,20 +19,23 @@ class Counters(Protocol):
 
 
 class Mark(NamedTuple):
-    """time.perf_counter(), number of steps recorded so far, seconds spent on recording."""
+    """A moment. `at` is time.perf_counter(), `n_recorded` counts the steps recorded so far, and `record_s` is
+    the time that recording them took."""
 
     at: float
     n_recorded: int
     record_s: float
 
     def until(self, later: Mark) -> float:
-        """Seconds between two marks without recording and compiling, which happen once per kind of step."""
+        """Return the seconds between two marks, without the time for recording and compiling. Each kind of
+        step is recorded and compiled only once."""
         return later.at - self.at - (later.record_s - self.record_s)
 
 
 class StepCost(NamedTuple):
-    """`latency_s`: time since the step began. `step_s`: time since the step began or the previous step
-    ended, whichever is later; with several steps in flight this is the cost of a step."""
+    """The time of one step. `latency_s` is the time since the step began. `step_s` is the time since the step
+    began or since the previous step ended, whichever is later. With several steps in flight, `step_s` is the
+    cost of the step."""
 
     number: int
     step_s: float
@@ -65,7 +68,8 @@ class StepTimes:
         return StepCost(self.n_steps, step_s, began.until(now), n_reduces, reduce_s, recorded)
 
     def report(self) -> dict[str, float]:
-        """Return totals; milliseconds and rows of the last steps; host microseconds per all-reduce."""
+        """Return the numbers of steps and all-reduces, the milliseconds and rows of the last steps, and the
+        host microseconds per all-reduce."""
         counts = {"n_steps": self.n_steps, "n_reduces": self._reduced[0]}
         times = sorted(seconds for seconds, *_ in self._last)
         if not times:

@@ -1,4 +1,5 @@
-"""Requests that wait for a slot, by age and priority, and deadlines. Taking one request of n costs log n."""
+"""Queues of deadlines, and of requests that wait for a slot, by age and priority. Removing one of n requests
+takes O(log n) time."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class Waiting:
         self._n += 1
 
     def forget(self) -> None:
-        """Count a waiting request as over (`is_over`); it is dropped when it comes first in the queue."""
+        """Count a waiting request that has ended (`is_over`). The request is removed when it is first in the
+        queue."""
         self._n, self._n_dead = self._n - 1, self._n_dead + 1
         if self._n_dead > 64 + self._n:
             for heap in (self._any, *self._by_slot.values()):
@@ -61,7 +63,7 @@ class Waiting:
 class Deadlines:
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Sequence]] = []
-        self._most = 64  # at this length finished sequences are dropped
+        self._most = 64  # finished sequences are removed at this length
 
     def add(self, sequence: Sequence, at: float) -> None:
         if len(self._heap) >= self._most:

@@ -1,1 +1,1 @@
-"""Several machines run one model."""
+"""Runs one model on several machines."""

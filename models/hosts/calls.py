@@ -1,4 +1,4 @@
-"""Calls from node 0 to the other nodes, and their replies (node_messages.py)."""
+"""Sends calls from node 0 to the other nodes, and their replies to node 0 (node_messages.py)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from vkbackend.errors import DeviceLost
 from vkbackend.meta.transport import Lane, Transport
 from vkbackend.models.hosts import node_messages
 
-JOIN_S = 120.0  # to open devices and read the model's header
-RECORD_S = 900.0  # to record and compile a step, while beats show that a node is alive
-MAX_REPLY_NBYTES = 1 << 20  # for replies while nodes join
+JOIN_S = 120.0  # Time to open devices and read the model's header.
+RECORD_S = 900.0  # Time to record and compile a step, while heartbeats show that a node is alive.
+MAX_REPLY_NBYTES = 1 << 20  # Limit for replies while nodes join the group.
 
 
 class Calls:
@@ -48,7 +48,7 @@ class Calls:
         return self.transport.receive(node, Lane.REPLY, node_messages.MAX_REPLY_NBYTES, "an answer", None)
 
     def replies(self, type_: Any, name: str, timeout_s: float) -> Iterator[tuple[int, Any]]:
-        """Yield (node, reply of `type_`). `name` is used in errors."""
+        """Yield each node and its reply, decoded as `type_`. Error messages use `name` for the reply."""
         for node in self.transport.others:
             data = self.transport.receive(node, Lane.REPLY, MAX_REPLY_NBYTES, name, timeout_s)
             yield node, node_messages.decode(data, type_, self.names[node])

@@ -1,7 +1,7 @@
-"""A node that follows loads the model that node 0 names and obeys node 0's calls.
+"""Runs a node that follows node 0. The node loads the model that node 0 names and executes node 0's calls.
 
-A call is first checked against the loaded model. A node that cannot go on sends the reason, and the group
-ends.
+Each call is first checked against the loaded model. A node that cannot continue sends the reason, and the
+group ends.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from vkbackend.models.options import Options
 from vkbackend.recording import Recording
 from vkbackend.step import Run
 
-IDLE_S = 1e9  # between calls; beats show that node 0 is alive
+IDLE_S = 1e9  # no limit between calls, because heartbeats show that node 0 is alive
 
 
 def follow(group: Group, model: str | None = None) -> None:
-    """Obey node 0 until the call End. `model`: path on this node (default: as on node 0). Raises the error
-    that ended the group, if any."""
+    """Execute node 0's calls until the call End. `model` is the model's path on this node, or None for the
+    path on node 0. Raises the error that ended the group, if any."""
     try:
         call = group.expect(Open | Measure | Reduces | End, JOIN_S)
         while isinstance(call, Measure | Reduces):
@@ -73,7 +73,7 @@ def follow(group: Group, model: str | None = None) -> None:
 
 
 def obey(group: Group, runner: Runner, call: Any) -> None:
-    """Carry out a call. Raises DeviceLost for a call that does not fit the loaded model."""
+    """Execute a call. Raises DeviceLost for a call that does not fit the loaded model."""
     mesh = runner.mesh
     match call:
         case Step():

@@ -1,4 +1,5 @@
-"""The nodes that run one model, as a runner sees them. Node 0 leads, the others follow (following.py)."""
+"""The nodes that run one model, with the interface that a runner needs. Node 0 leads, and the other nodes
+follow (following.py)."""
 
 from __future__ import annotations
 
@@ -23,8 +24,9 @@ from vkbackend.models.hosts.joining import Joining
 
 
 class Group(Calls):
-    """`pulse`: send beats and watch the beats of other nodes; not needed if nodes are threads of one
-    process. `where`: interface and ports of this node, as text."""
+    """This node's connection to the group. With `pulse`, the node sends heartbeats and watches the heartbeats
+    of other nodes. Nodes that are threads of one process do not need `pulse`. `where` is a text with this
+    node's network interface and ports."""
 
     def __init__(self, transport: Transport, *, pulse: bool = True, where: str = "") -> None:
         super().__init__(transport)
@@ -55,7 +57,7 @@ class Group(Calls):
         self.tell(node_messages.Record.of(kind))
         try:
             yield
-        except BaseException as error:  # the other nodes have recorded the step, so the nodes no longer agree
+        except BaseException as error:  # the other nodes have recorded this step, and node 0 has not
             self.transport.lost = f"{self.names[0]} could not record a step: {error}"
             raise
         self.recorded()
@@ -64,8 +66,8 @@ class Group(Calls):
         self.transport.meet("the others to record a step", RECORD_S)
 
     def step(self, batch: MicroBatch, wanted: Wanted, tables: Mapping[str, np.ndarray] | None = None) -> None:
-        """Run a step on the other nodes. `tables`: rows of cos and sin by name, used instead of rows of
-        those nodes."""
+        """Run a step on the other nodes. `tables` has rows of cos and sin by name, which replace the rows of
+        the other nodes."""
         self.tell(node_messages.Step.of(batch, wanted, tables))
 
     # ---- devices of other nodes ----
@@ -92,7 +94,7 @@ class Group(Calls):
             self.tell_one(self.hosts.of[device], node_messages.CopyRanges(device, part))
 
     def memory(self) -> dict[int, dict[str, Any]]:
-        """Return memory by device; empty on a node that follows."""
+        """Return memory reports of the other nodes' devices, or an empty dict on a node that follows."""
         reports: dict[int, dict[str, Any]] = {}
         for node in self.transport.others if self.leads else ():
             data = self.ask(node, node_messages.AskMemory())
@@ -115,7 +117,7 @@ class Group(Calls):
         self.transport.close()
 
     def close(self) -> None:
-        """On node 0, end the group, once. Nothing is sent to a broken group."""
+        """End the group if this is node 0. Nothing is sent to a broken group, or a second time."""
         if self.leads and not self.lost and not self._ended:
             self._ended = True
             self.tell(node_messages.End())

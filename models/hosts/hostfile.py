@@ -1,12 +1,15 @@
-"""The hostfile has a line for each node of a group; the first line is node 0 (this machine).
+"""A hostfile has a line for each node of a group. The first line is node 0, which is this machine.
+
+Lines without an address apply to the group. `launcher=` is ssh (default), manual (which prints a command for
+each node) or a program that takes ssh's arguments. `secret=` is a file that all nodes have; by default the
+group gets a new secret. `pass=` names more environment variables for the other nodes. `public=yes` allows
+public addresses.
+
+An example:
 
 # address    devices   other settings
 10.0.0.1     dev=0,1
 10.0.0.2     dev=0     model=/data/model.gguf  interface=eth1
-
-Lines without an address apply to the group: `launcher=` ssh (default), manual (print a command for each node)
-or a program that takes ssh's arguments; `secret=` a file that all nodes have (default: a new secret); `pass=`
-more environment variables for the other nodes; `public=yes` allows public addresses.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from vkbackend.ops import MAX_SLOTS
 
 MAX_NBYTES = 1 << 16
 OWN, COMMON = ("dev", "model", "interface", "python"), ("launcher", "secret", "pass", "public")
-SHARED = ipaddress.ip_network("100.64.0.0/10")  # used by carriers and VPNs
+SHARED = ipaddress.ip_network("100.64.0.0/10")  # addresses that carriers and VPNs use
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +42,8 @@ class HostFile:
     hosts: tuple[HostLine, ...]
     launcher: str = "ssh"
     secret: str | None = None
-    passed: tuple[str, ...] = ()  # names of environment variables
-    addresses: tuple[str, ...] = field(default=())  # numeric addresses of the nodes
+    passed: tuple[str, ...] = ()  # The names of environment variables.
+    addresses: tuple[str, ...] = field(default=())  # The numeric addresses of the nodes.
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -48,7 +51,7 @@ class HostFile:
 
 
 def read_hostfile(path: str) -> HostFile:
-    """Raises InvalidArgument, also for public addresses without `public=yes`."""
+    """Read a hostfile. Raises InvalidArgument, also for public addresses without `public=yes`."""
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read(MAX_NBYTES + 1)
@@ -109,7 +112,7 @@ def is_private(address: str) -> bool:
 
 
 def secret_of(path: str) -> bytes:
-    """Raises InvalidArgument if others than the owner may read the file."""
+    """Read the group's secret. Raises InvalidArgument if users other than the owner may read the file."""
     try:
         file = Path(path)
         if (mode := file.stat().st_mode & 0o077) or not 16 <= file.stat().st_size <= 4096:

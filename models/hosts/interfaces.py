@@ -1,4 +1,4 @@
-"""Network interfaces of this machine, and ports of this process (Linux)."""
+"""Finds network interfaces of this machine and listening ports of this process (Linux)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def addresses_of(name: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Addres
 
 
 def listening_ports() -> list[str]:
-    """ADDRESS:PORT of this process's TCP sockets."""
+    """Return ADDRESS:PORT of each TCP socket on which this process listens."""
     sockets = set()
     with suppress(OSError):
         for fd in Path("/proc/self/fd").iterdir():
@@ -54,7 +54,7 @@ def listening_ports() -> list[str]:
 
 
 def _address(text: str) -> str:
-    """Read an address of /proc/net, where words have the processor's byte order."""
+    """Convert an address from /proc/net, where 32-bit words have the processor's byte order."""
     words = [int(text[i : i + 8], 16) for i in range(0, len(text), 8)]
     raw = b"".join(struct.pack("=I", word) for word in words)
     return str(ipaddress.ip_address(raw))

@@ -1,5 +1,6 @@
-"""Nodes load one model together. Each node opens its own devices, and makes stand-ins for the other devices.
-Node 0 decides. Before loading, nodes compare what must be equal."""
+"""Lets nodes load one model together. Each node opens its own devices, and creates placeholders for the
+devices of other nodes. Node 0 decides the layout. Before loading, nodes compare the values that must be
+equal."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from vkbackend.version import VERSION
 
 
 def place_of(word: str, n_nodes: int) -> tuple[int, str]:
-    """Return (node, device on the node) of NODE/DEVICE."""
+    """Split NODE/DEVICE into (node, device on the node)."""
     node, slash, device = word.partition("/")
     if not (slash and device and node.isascii() and node.isdecimal() and int(node) < n_nodes):
         raise InvalidArgument(f"device {word!r}: in a group of {n_nodes} nodes write NODE/DEVICE, as in 0/0")
@@ -35,8 +36,8 @@ def place_of(word: str, n_nodes: int) -> tuple[int, str]:
 
 
 class Joining:
-    """`hosts`: the node of each device. `sends_tables`: other nodes round cos and sin differently, so node 0
-    sends its rows."""
+    """Loads a model on this node together with the other nodes. `hosts` has the node of each device. If
+    `sends_tables`, other nodes round RoPE's cos and sin differently, so node 0 sends its rows."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls, self.hosts = calls, Hosts(calls.transport, ())
@@ -52,8 +53,8 @@ class Joining:
             self._calls.tell(node_messages.Open(json.dumps(given).encode(), interleave))
 
     def join(self, options: Options, open_devices: OpenDevices, *, speeds: bool) -> list[Device]:
-        """Return all devices in order, with stand-ins for devices of other nodes. `speeds`: measure devices
-        and network."""
+        """Return all devices in order, with placeholders for devices of other nodes. With `speeds`, also
+        measure the devices and the network."""
         transport = self._calls.transport
         places = [place_of(word, transport.size) for word in options.devices or ()]
         here = [d for d, (node, _) in enumerate(places) if node == transport.rank]
@@ -84,7 +85,8 @@ class Joining:
     def _exchange_cards(
         self, mine: node_messages.Cards
     ) -> tuple[dict[int, node_messages.CardData], dict[int, int | None]]:
-        """Return the cards of all nodes, through node 0, which also gets free host memory by node."""
+        """Exchange the nodes' descriptions of their devices (cards) through node 0, and return all cards.
+        Node 0 also gets the free host memory of each node."""
         calls = self._calls
         if not self.leads:
             calls.reply(node_messages.encode(mine))
@@ -97,8 +99,8 @@ class Joining:
         return cards, free
 
     def settled(self, options: Options) -> Options:
-        """Return options with the shares and layers that node 0 decided; on node 0 they are not decided
-        yet."""
+        """Return the options with the shares and layers that node 0 has decided. On node 0, return the
+        options unchanged."""
         if self.leads:
             return options
         call = self._calls.expect(node_messages.Settle, RECORD_S)
@@ -120,9 +122,9 @@ class Joining:
         sizes: object,
         ropes: Mapping[str, RopeTable],
     ) -> None:
-        """Compare with node 0 what must be equal. Raises PlanError, which names the node and the difference.
-        Rows of cos and sin may differ, because processors round differently."""
-        local = ("path", "control_vectors")  # these paths are different on each node
+        """Compare the values that must be equal on this node and node 0. Raises PlanError with the node and
+        the difference. Rows of cos and sin may differ, because processors round differently."""
+        local = ("path", "control_vectors")  # these paths may differ between nodes
         given = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in local}
         mine = node_messages.Likeness(
             VERSION,
@@ -155,8 +157,8 @@ class Joining:
         calls.tell(node_messages.Settle(None, None))  # nodes may go on
 
     def compare_providers(self, here: str) -> None:
-        """Raise PlanError unless all nodes reduce by the same provider, which decides how often nodes
-        exchange data. A node knows its provider only after trying it."""
+        """Raise PlanError unless all nodes use the same reduce provider. The provider determines how often
+        nodes exchange data. A node knows its provider only after trying it."""
         calls = self._calls
         if not self.leads:
             calls.reply(node_messages.encode(here))

@@ -1,8 +1,8 @@
-"""A group of nodes as a child of this process, with the methods of a `multiprocessing.Process`.
+"""Starts a group of nodes as a child of this process, with the interface of a `multiprocessing.Process`.
 
 `mpiexec` starts a process per node. Node 0's process has the engine, and connects to a socket in a folder
-that only this user can enter. At the end no process remains, because MPI's process manager ends all processes
-when the first ends, and a follower that receives nothing ends itself.
+that only this user can open. When one process ends, MPI's process manager ends all others. A follower that
+receives nothing ends itself, so that no process remains.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from vkbackend.meta.mpi import require_mpi
 from vkbackend.models.hosts.hostfile import HostFile, HostLine, secret_of
 from vkbackend.models.hosts.interfaces import interface_of
 
-START_S = 60.0  # for node 0's process to start
-KILL_S = 3.0  # for the process manager to end all
-# For all nodes to end after the first; longer than rank.END_S, which a follower waits after its last message.
-# The process manager ends the other nodes, except a stopped one (SIGSTOP).
+START_S = 60.0  # Time for node 0's process to start.
+KILL_S = 3.0  # Time for the process manager to end all processes.
+# Time for all nodes to end after the first. It is longer than rank.END_S, the time that a follower waits
+# after its last message. The process manager ends all nodes except a node that SIGSTOP has stopped.
 END_S = 8.0
 ENDED = "this node leaves the group"
-SECRET = "VKBACKEND_GROUP_SECRET"  # used if the nodes share no file
-# Passed to the other nodes. Each node chooses its own drivers.
+SECRET = "VKBACKEND_GROUP_SECRET"  # Used if the nodes share no secret file.
+# Variables with these prefixes are passed to the other nodes. Each node chooses its own drivers.
 PASSED = ("VKBACKEND_", "DEBUG", "COLUMNS", "UCX_", "MPIR_", "FI_", "PYTHONFAULTHANDLER")
-# Lines of mpiexec about a process that ended begin with these words.
+# mpiexec's lines about a process that ended begin with these words.
 _MANAGER = ("=", "[mpiexec@", "[proxy:", "YOUR APPLICATION", "This typically", "Please see the FAQ")
 _ENDED = re.compile(r"PID \d+ RUNNING AT (\S+)")
 
@@ -54,7 +54,7 @@ class GroupProcess:
         self._timer: threading.Timer | None = None
 
     def start(self) -> Connection:
-        """Return the pipe to the engine. Raises InvalidArgument, DeviceLost, Timeout."""
+        """Start the group and return the pipe to the engine. Raises InvalidArgument, DeviceLost, Timeout."""
         listener = socket.socket(socket.AF_UNIX)
         try:
             listener.bind(str(self._folder / "engine"))
@@ -68,7 +68,7 @@ class GroupProcess:
                 env=environment,
                 text=True,
                 errors="replace",
-                start_new_session=True,  # Ctrl-C is meant for the caller
+                start_new_session=True,  # only the caller handles Ctrl-C
             )
             self._reader = threading.Thread(target=self._listen, name="vkbackend-mpiexec", daemon=True)
             self._reader.start()
@@ -83,7 +83,7 @@ class GroupProcess:
     def _accept(self, listener: socket.socket) -> Connection:
         listener.settimeout(0.2)
         manual = self._hosts.launcher == "manual"
-        # no limit, because a person types the commands
+        # With `manual` there is no limit, because a person types the commands.
         deadline = time.monotonic() + (1e9 if manual else START_S)
         while True:
             with suppress(TimeoutError):
@@ -106,7 +106,8 @@ class GroupProcess:
         return environment
 
     def command(self, environment: dict[str, str], leads: Sequence[str] = ()) -> list[str]:
-        """`leads`: module and arguments for node 0, in place of the engine's process."""
+        """Return the command line of mpiexec. `leads` is a module with arguments that node 0 runs instead of
+        the engine."""
         hosts = self._hosts
         beside = Path(sys.executable).parent / "mpiexec"
         mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
@@ -144,7 +145,7 @@ class GroupProcess:
         return words + rest
 
     def _listen(self) -> None:
-        """Copy all output to stderr; keep the last lines for errors."""
+        """Copy all output to stderr, and store the last lines for error messages."""
         assert self._process is not None and self._process.stdout is not None
         to_type = iter(self._hosts.hosts)
         for line in self._process.stdout:
@@ -167,7 +168,7 @@ class GroupProcess:
             self._timer.start()
 
     def last_words(self) -> str:
-        """Return which node ended first, or the last line of output."""
+        """Return a text about the node that ended first, or the last line of output."""
         if self._reader is not None:
             self._reader.join(1.0)
         for line in self._said:
@@ -199,8 +200,8 @@ class GroupProcess:
                 self._process.wait(timeout)
 
     def kill(self) -> None:
-        """Let the process manager end all processes. If it does not, kill it; its helpers then end their
-        processes."""
+        """Ask the process manager to end all processes. If it does not, kill it. Its helper processes then
+        end the nodes."""
         if not self.is_alive():
             return
         assert self._process is not None

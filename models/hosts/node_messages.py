@@ -1,7 +1,8 @@
-"""Calls from node 0 and their replies, in msgpack. They are typed and bounded, and nothing is unpickled.
+"""Calls from node 0 and their replies, encoded with msgpack. All messages have types and size limits, and
+nothing is unpickled.
 
-Bytes that do not fit a type raise DeviceLost. The code that carries out a call checks the call's values
-(devices, names, ranges).
+Bytes that do not fit a type raise DeviceLost. The code that executes a call checks its devices, names and
+ranges.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from vkbackend.models.engine.micro_batch import MicroBatch
 from vkbackend.ops import MAX_SLOTS, MAX_TOP_K
 from vkbackend.step import MAX_ROWS, MAX_RUNS, Mix
 
-MAX_CALL_NBYTES = 2 * PIECE_NBYTES + (1 << 16)  # masks of all rows, or a piece of a state
+MAX_CALL_NBYTES = 2 * PIECE_NBYTES + (1 << 16)  # enough for the masks of all rows, or for a piece of a state
 MAX_REPLY_NBYTES = PIECE_NBYTES + (1 << 16)
 MAX_OPTIONS_NBYTES = 1 << 20
 MAX_COPIES = 1 << 16
@@ -40,22 +41,22 @@ class _Call(Struct, forbid_unknown_fields=True, tag=True):
 
 
 class Open(_Call):
-    """`options`: JSON of the fields of `Options`."""
+    """Load a model. `options` has the fields of `Options` as JSON."""
 
     options: Annotated[bytes, Meta(max_length=MAX_OPTIONS_NBYTES)]
     interleave: bool | None
 
 
 class Measure(_Call):
-    """Sent before Open: open devices, send their cards with speeds and a Place, then time exchanges of these
-    sizes in bytes."""
+    """Measure devices and the network, before Open. A node opens the devices, replies with their cards and
+    speeds and a Place, and then times exchanges of `sizes` bytes."""
 
     devices: Annotated[list[Name], Meta(max_length=MAX_SLOTS)]
     sizes: Annotated[list[Annotated[int, Meta(ge=4, le=PIECE_NBYTES)]], Meta(max_length=16)]
 
 
 class Reduces(_Call):
-    """Sent before Open: time all-reduces with these `ReduceOptions`. The reply is whether sums were exact."""
+    """Time all-reduces with these `ReduceOptions`, before Open. The reply is True if the sums were exact."""
 
     devices: Annotated[list[Name], Meta(max_length=MAX_SLOTS)]
     nbytes: Annotated[int, Meta(ge=4, le=1 << 28)]
@@ -66,7 +67,7 @@ class Reduces(_Call):
 
 
 class Settle(_Call):
-    """The shares and layers that node 0 decided."""
+    """The shares and the number of layers that node 0 has decided."""
 
     tensor_split: Annotated[list[Annotated[float, Meta(ge=0)]], Meta(max_length=MAX_SLOTS)] | None
     n_gpu_layers: U32 | None
@@ -97,7 +98,8 @@ class RunData(Struct, array_like=True, forbid_unknown_fields=True):
     first_row: Annotated[int, Meta(ge=0, lt=MAX_ROWS)]
     n_rows: Annotated[int, Meta(ge=1, le=MAX_ROWS)]
     first_pos: U32
-    read: Annotated[int, Meta(ge=-1, lt=1 << 16)] = -1  # cell of a recurrent state; -1: the slot's own
+    # Cells of recurrent states; -1 is the cell of the slot itself.
+    read: Annotated[int, Meta(ge=-1, lt=1 << 16)] = -1
     written: Annotated[int, Meta(ge=-1, lt=1 << 16)] = -1
 
 
@@ -128,7 +130,7 @@ class Write(_Call):
 
 
 class Read(_Call):
-    """Read bytes from the named memory of a device. The reply is the bytes."""
+    """Read bytes from the memory `name` of a device. The reply has the bytes."""
 
     device: Device
     name: Name
@@ -205,20 +207,20 @@ class CardData(Struct, forbid_unknown_fields=True):
 
 
 class Cards(Struct, forbid_unknown_fields=True):
-    """Cards by device number in the group; free host memory in bytes."""
+    """Cards by the device's number in the group, and the node's free host memory in bytes."""
 
     devices: Annotated[dict[Device, CardData], Meta(max_length=MAX_SLOTS)]
     host_free: U63 | None = None
 
 
 class Place(Struct, forbid_unknown_fields=True):
-    """Interface and ports of a node."""
+    """The network interface and ports of a node."""
 
     where: Text
 
 
 class Likeness(Struct, forbid_unknown_fields=True):
-    """Values that must be equal on all nodes."""
+    """Values that nodes compare. All except `tables` must be equal on all nodes."""
 
     version: Name
     settings: Text
@@ -234,7 +236,7 @@ MemoryRow = Annotated[dict[Name, U63 | Name | None], Meta(max_length=32)]
 
 
 class MemoryReport(Struct, forbid_unknown_fields=True):
-    """Rows of `Runner.memory`, by device."""
+    """The rows of `Runner.memory` by the device's number in the group."""
 
     devices: Annotated[dict[Device, MemoryRow], Meta(max_length=MAX_SLOTS)]
 
@@ -248,7 +250,7 @@ def encode(message: object) -> bytes:
 
 
 def decode(data: bytes, type_: Any, sender: str) -> Any:
-    """Raises DeviceLost for bytes of another type."""
+    """Decode a message. Raises DeviceLost if the bytes are not a message of `type_`."""
     decoder = _decoders.get(type_)
     if decoder is None:
         decoder = _decoders[type_] = msgspec.msgpack.Decoder(type_)

@@ -1,6 +1,6 @@
-"""The process of one node, started by MPI: `python -m vkbackend.models.hosts.rank`.
+"""Runs the process of one node, which MPI starts with `python -m vkbackend.models.hosts.rank`.
 
-Node 0's process has the engine; its caller is connected by a socket on the same machine. The other nodes
+Node 0's process has the engine. Its caller is connected by a socket on the same machine. The other nodes
 follow node 0.
 """
 
@@ -35,7 +35,7 @@ from vkbackend.models.hosts.interfaces import interface_of, listening_ports
 from vkbackend.models.hosts.launch import ENDED, SECRET
 from vkbackend.models.options import Options
 
-END_S = 5.0  # until a process of a lost group ends itself
+END_S = 5.0  # seconds until a process of a lost group ends itself
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +72,8 @@ def main() -> int:
         try:
             follow(group, args.model)
         except Exception:
-            # When a process ends, the manager ends all processes. Node 0 must receive the reason before that.
+            # When one process ends, the manager ends all processes. Wait, because node 0 must receive the
+            # reason first.
             time.sleep(END_S)
             raise
     group.leave()
@@ -80,11 +81,13 @@ def main() -> int:
 
 
 def end_after_the_cause() -> None:
-    """If this process crashes, delay its end. MPICH 5.0.2 crashes when it sends to a process that has ended.
-    The process manager names the first node that ended, and that should be the node that caused the loss.
+    """Delay the end of this process after a crash. MPICH 5.0.2 crashes when it sends to a process that has
+    ended. The process manager names the node that ended first, and that should be the node that caused the
+    loss.
 
-    The handler is glibc's `sleep`, which takes the signal's number as seconds (SIGABRT 6, SIGBUS 7, SIGSEGV
-    11). Then the same fault ends the process. The manager ends the other nodes within milliseconds.
+    The signal handler is glibc's `sleep`, which takes the signal's number as seconds (SIGABRT 6, SIGBUS 7,
+    SIGSEGV 11). After the sleep, the same fault ends the process. This is long enough, because the process
+    manager ends the other nodes within milliseconds.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "sysv_signal"):
@@ -95,11 +98,11 @@ def end_after_the_cause() -> None:
     for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT):
         libc.sysv_signal(number, ctypes.cast(libc.sleep, ctypes.c_void_p))
     if enabled:
-        faulthandler.enable()  # the handler calls the previous handler
+        faulthandler.enable()  # faulthandler's handler calls the previous handler
 
 
 def force_interface(interface: str | None, address: str) -> None:
-    """Make MPI use this interface; otherwise it may choose Wi-Fi."""
+    """Make MPI use this network interface. Otherwise MPI may choose Wi-Fi."""
     if interface is None:
         raise InvalidArgument(
             f"this node has no address {address}; name it as the hostfile does, or its interface"
@@ -128,7 +131,7 @@ def _end_soon() -> None:
 
 
 def run(main: Callable[[], int] = main) -> None:
-    """End at once after `main`, because a usual exit waits in MPI for nodes that have ended."""
+    """Run `main` and end the process at once. A usual exit would wait in MPI for nodes that have ended."""
     code = 1
     try:
         code = main()

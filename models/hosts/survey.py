@@ -22,8 +22,8 @@ N_MEASURED = 30  # exchanges of each size
 
 
 class Survey(NamedTuple):
-    """The caller closes `devices`. `where`: interface and ports by node. `times`: by node, median seconds of
-    an exchange of each size with node 0."""
+    """The result of a survey. The caller closes `devices`. `where` has the network interface and ports of
+    each node. `times` maps a node to the median seconds of an exchange with node 0, for each size."""
 
     devices: list[Device]
     where: list[str]
@@ -31,7 +31,7 @@ class Survey(NamedTuple):
 
 
 def survey(group: Group, places: Sequence[str], sizes: Sequence[int]) -> Survey:
-    """On node 0, measure the devices at `places`, and time exchanges of these sizes."""
+    """Measure the devices at `places`, and time exchanges of `sizes` bytes. Only node 0 calls this."""
     group.tell(node_messages.Measure(list(places), list(sizes)))
     devices = _join(group, places, speeds=True)
     replies = group.replies(node_messages.Place, "the interface", JOIN_S)
@@ -49,7 +49,7 @@ def answer_survey(group: Group, call: node_messages.Measure) -> None:
 def time_reduces(
     group: Group, places: Sequence[str], nbytes: int, how: ReduceOptions, repeats: int
 ) -> ReduceTime:
-    """As `meta.bench.time_reduce`, called on node 0."""
+    """Time all-reduces over all nodes, like `meta.bench.time_reduce`. Only node 0 calls this."""
     ways = how.reduce_type, how.reduce_provider, how.submit_ahead
     call = node_messages.Reduces(list(places), nbytes, repeats, *ways)
     group.tell(call)
