@@ -1,1 +1,1 @@
-"""Conversations: messages become a prompt, and the model's text becomes a message."""
+"""Turns messages into a prompt, and the model's text into a message."""

@@ -1,4 +1,4 @@
-"""Thought, content and tool calls of an answer, complete or in pieces."""
+"""Splits an answer into thought, content and tool calls, while it is generated."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from vkbackend.models.tool_calls.source import AnswerPart, ToolDelta
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """`arguments` should be JSON text; only a grammar guarantees it."""
+    """A tool call of the model. Its `arguments` are valid JSON only if a grammar forced the call."""
 
     id: str
     name: str
     arguments: str
 
 
-@dataclass(slots=True)  # not frozen, as in Chunk
+@dataclass(slots=True)  # not frozen, like Chunk
 class ChatChunk:
-    """The parts of one token's text. The last chunk has `finish_reason`: "stop", "length" or "tool_calls"."""
+    """The content, thought and tool calls in one token's text. The last chunk has `finish_reason`: "stop",
+    "length" or "tool_calls"."""
 
     content: str
     reasoning: str
@@ -37,7 +38,7 @@ class ChatChunk:
 
 @dataclass(frozen=True, slots=True)
 class ChatCompletion:
-    """`completion` has the answer's tokens, seed, timings, logprobs and raw text."""
+    """A complete answer. `completion` has the answer's tokens, seed, timings, logprobs and raw text."""
 
     content: str
     reasoning: str
@@ -60,8 +61,9 @@ class ChatCompletion:
 
 
 class AnswerReader:
-    """`thinking`: the answer begins in a thought. `format_`: the format of tool calls, or None. `single`: the
-    answer ends with its first call (`is_over`). `channels`: the answer is in Harmony."""
+    """Splits an answer as it arrives. If `thinking`, the answer begins in a thought. `format_` is the format
+    of tool calls, or None. If `single`, the answer ends with its first tool call (`is_over`). If `channels`,
+    the answer is in Harmony, gpt-oss's format."""
 
     def __init__(
         self,
@@ -107,7 +109,7 @@ class AnswerReader:
         return ChatChunk(content, thought, tuple(calls), reason, chunk)
 
     def _parts(self, text: str, last: bool) -> Iterable[tuple[AnswerPart, bool]]:
-        """Yield (part, whether the part is a thought)."""
+        """Return the parts of a text, each with a flag that is True for a thought."""
         if self._harmony:
             return list(self._of_channels(self._harmony, text, last))
         if self._calls is None:

@@ -1,8 +1,8 @@
-"""`Chat`: a conversation in one slot, so that a turn computes only new text.
+"""`Chat` has a conversation in one slot, so each turn computes only new text.
 
-Every turn renders the complete conversation, because a template may change earlier text. If the new text
-continues the slot's text, the model's own tokens are reused, because the tokenizer could cut that text
-differently.
+Every turn renders the complete conversation, because a template may change earlier text. If the rendered text
+begins with the slot's text, the chat keeps the slot's tokens, because tokenizing the text again could give
+other tokens.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from vkbackend.options_class import takes
 
 
 class Chat:
-    """One conversation in `slot` of an LLM. `system`: the system prompt. `template`: a jinja source or the
-    name of one of the model's templates (None: the model's default; ChatML if it has none, which `notes`
-    reports). `variables`: for the template, such as `tools` and `enable_thinking`.
+    """A conversation in `slot` of an LLM. `system` is the system prompt. `template` is a jinja source or the
+    name of one of the model's templates. The default is the model's default template, else ChatML, which
+    `notes` reports. `variables` are passed to the template, such as `tools` and `enable_thinking`.
 
     Special tokens in messages and documents count as plain text, unless `parse_special`. `protected` is False
-    if these could not be distinguished from the template's own tokens.
+    if special tokens of messages could not be distinguished from the template's special tokens.
 
-    `messages`: the conversation. The first `n_left_out` messages after the system prompt are no longer in the
-    context. `thinks`: the current answer begins in a thought that the template opened. `channels`: the answer
-    is in gpt-oss's channels.
+    `messages` is the conversation. The first `n_left_out` messages after the system prompt are no longer in
+    the context. `thinks` is True if the template opened a thought for the current answer. `channels` is True
+    if answers are in gpt-oss's channels.
 
-    Raises UnsupportedModel without a tokenizer, InvalidArgument for an invalid template.
+    Raises UnsupportedModel for a model without a tokenizer, and InvalidArgument for an invalid template.
     """
 
     def __init__(
@@ -73,16 +73,16 @@ class Chat:
         """Forget all messages except the system prompt."""
         self.messages = list(self._first)
         self.n_left_out = 0
-        self._text, self._ids = "", list[int]()  # a prefix of the slot's content
+        self._text, self._ids = "", list[int]()  # a prefix of the slot's text
 
     @takes(AnswerKeywords, GenerateOptions)
     def send(
         self, text: str, max_tokens: int | None = None, **options: Unpack[AnswerKeywords]
     ) -> Generator[Chunk, None, None]:
-        """Send a message and stream the answer; the keywords are `LLM.stream`'s, without `slot`.
+        """Send a message and stream the answer. The keywords are `LLM.stream`'s, except `slot`.
 
-        Closing the stream ends the answer; the text so far is stored. A message that is longer than the
-        context, or that the template refuses, raises InvalidArgument and is forgotten.
+        Closing the stream ends the answer; its text so far becomes a message. A message that is longer than
+        the context, or that the template refuses, raises InvalidArgument and is not stored.
         """
         return self._ask(
             [*self.messages, {"role": "user", "content": text_of("text", text)}], max_tokens, options
@@ -124,7 +124,8 @@ class Chat:
         options: AnswerKeywords,
     ) -> Generator[Chunk, None, None]:
         chunks, before = list[Chunk](), list[dict[str, float]]()
-        # With a grammar the context cannot slide, because the new request would restart the grammar.
+        # An answer with a grammar ends when the context is full, because a new request would restart the
+        # grammar.
         slides = not any(options.get(name) for name in KEYWORDS)
         new_ids: list[int] = []
         try:
@@ -156,15 +157,15 @@ class Chat:
             if new_ids and new_ids[-1] in tokenizer.stop_ids:
                 new_ids.pop()  # the template writes the token that ends a message
             self.messages = [*messages, answer_message(answer, self.thinks, self.channels)]
-            # Parts of characters and stop strings have tokens, but are not in the answer's text.
+            # `new_ids` may include incomplete characters and stop strings, which the answer's text lacks.
             whole = tokenizer.decode(new_ids, at_start=False) == answer
             self._text, self._ids = (prompt.text + answer, ids + new_ids) if whole else ("", [])
 
     # ---- messages in the context ----
 
     def _shortened(self, messages: list[Message], n_made: int) -> tuple[int, Prompt, list[int]] | None:
-        """Return `_fitting` with more messages left out, for an answer with `n_made` tokens so far; None if
-        no older message can be left out."""
+        """Leave out older messages and return `_fitting`'s result, for an answer with `n_made` tokens so far.
+        Return None if no older message can be left out."""
         older = self._older(messages, self.n_left_out)
         if older is None:
             return None
@@ -172,10 +173,10 @@ class Chat:
         return fitting if len(fitting[2]) + n_made < self._llm.n_ctx else None
 
     def _fitting(self, messages: list[Message], left_out: int, most: int) -> tuple[int, Prompt, list[int]]:
-        """Return how many messages to leave out so that the others have at most `most` tokens, the prompt,
-        and its ids.
+        """Leave out messages until the prompt has at most `most` tokens. Return the number of messages left
+        out, the prompt, and its ids.
 
-        If messages must be left out, half of the context is freed, so not every turn computes the complete
+        Leaving out messages frees half of the context, so the next turns need not compute the complete
         conversation again.
         """
         n_first = len(self._first)
@@ -189,8 +190,8 @@ class Chat:
             left_out, most = older, min(most, self._llm.n_ctx // 2)
 
     def _older(self, messages: list[Message], left_out: int) -> int | None:
-        """Return how many messages to leave out to drop one more exchange; None if only the last exchange is
-        left."""
+        """Return how many messages are left out if one more exchange is dropped, or None if only the last
+        exchange remains."""
         n_first = len(self._first)
         later = range(n_first + left_out + 1, len(messages))
         return next((i - n_first for i in later if messages[i]["role"] == "user"), None)
@@ -199,13 +200,14 @@ class Chat:
         tok = self._prompts.tokenizer
         if self._text and prompt.text.startswith(self._text) and (new := prompt.after(len(self._text))):
             rest = tok.encode(new.text, add_special=False, parse_special=True, plain=new.plain)
-            if rest and tok.is_marker(rest[0]):  # otherwise the new text may continue the slot's last word
+            if rest and tok.is_marker(rest[0]):  # The new text cannot continue a word of the slot.
                 return self._ids + rest
         return self._prompts.ids(prompt)
 
 
 def answer_message(answer: str, thinks: bool, channels: bool = False) -> Message:
-    """Return the message as templates expect it: the thought has Qwen's and gpt-oss's names."""
+    """Return an answer as a message. Its thought has both Qwen's and gpt-oss's keys, because templates read
+    either."""
     thought, content = reasoning.split(answer, thinks, channels)
     if not thought:
         return {"role": "assistant", "content": answer}

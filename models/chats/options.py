@@ -113,7 +113,7 @@ def variables(name: str, value: Any) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions(GenerateOptions):
-    """Checked options of a chat. Raises InvalidArgument."""
+    """The options of a chat, checked. Raises InvalidArgument."""
 
     parse_special: bool = option(False, switch)
     tools: tuple[Mapping[str, Any], ...] = option((), tool_list)

@@ -20,7 +20,7 @@ class PreparedChat:
     generations: list[Generation]
     mailbox: Mailbox
     tokenizer: Tokenizer
-    eager: bool = False  # the engine computes ahead in any case
+    eager: bool = False  # The engine computes ahead anyway.
 
     def stream(self) -> Generator[ChatChunk, None, None]:
         reader = self.request.reader()

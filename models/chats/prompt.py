@@ -15,13 +15,13 @@ from vkbackend.models.text.reasoning import MARKS, has_channels
 from vkbackend.models.text.tokenizer import Tokenizer
 from vkbackend.models.tool_calls.formats import ToolFormat, format_of
 
-MAX_KEPT = 4  # each template has a process
+MAX_KEPT = 4  # each has a process
 
 
 class PromptMaker:
-    """Makes prompts with one template: a jinja source, or the name of one of the model's `templates`. None:
-    the model's template for tools if `tools`, else its default; ChatML if it has none, which `notes` reports.
-    Raises InvalidArgument for an invalid template.
+    """Makes prompts with one template. `template` is a jinja source, or the name of one of the model's
+    `templates`. The default is the model's template for tools (if `tools`), its default template, or ChatML,
+    which `notes` reports. Raises InvalidArgument for an invalid template.
 
     Special tokens in messages are plain text, unless `parse_special`.
     """
@@ -60,13 +60,13 @@ class PromptMaker:
         return frozenset(i for text, i in self.tokenizer.markers(lambda _: False) if text in texts)
 
     def render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> Prompt:
-        """Raises the errors of ChatTemplate.render."""
+        """Render a conversation. Raises the errors of ChatTemplate.render."""
         if self._parse_special:
             return Prompt(self._template.render(messages, **variables))
         return self._protection.prompt(messages, variables)
 
     def ids(self, prompt: Prompt) -> list[int]:
-        """Add BOS if the model wants it and the template does not write it."""
+        """Return the prompt's tokens. Add BOS if the model wants it and the template does not write it."""
         tok = self.tokenizer
         ids = tok.encode(prompt.text, add_special=False, parse_special=True, plain=prompt.plain)
         if tok.add_bos and tok.bos_id is not None and ids[:1] != [tok.bos_id]:
@@ -75,7 +75,7 @@ class PromptMaker:
 
     @cached_property
     def text_arguments(self) -> bool:
-        """Whether a call's arguments must be JSON text, because the template does not write a dict as
+        """True if a tool call's arguments must be JSON text, because the template would not write a dict as
         JSON."""
         call = {"name": "f", "arguments": {"probed": [1]}}
         asked = {"role": "user", "content": "x"}
@@ -97,7 +97,7 @@ class PromptMakers:
     def of(self, options: ChatOptions) -> PromptMaker:
         key = options.template, bool(options.tools), options.parse_special
         maker = self._kept.get(key)
-        if maker is None:  # outside the lock, because starting a process takes time
+        if maker is None:  # without the lock, because it starts a process
             maker = PromptMaker(self._tokenizer, self._templates, key[0], tools=key[1], parse_special=key[2])
         with self._lock:
             maker = self._kept.setdefault(key, maker)

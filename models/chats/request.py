@@ -1,4 +1,4 @@
-"""A conversation to answer: the prompt, the grammar for tools and schema, and the reader of the answer."""
+"""Turns a conversation into a request for `LLM.generate` and a reader of the answer."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ SPACE = r"/[ \n]{0,4}/"  # between a thought and the text after it
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """`ids` and `text`: the prompt. `keywords`: for LLM.generate. `shown`: control tokens whose text the
-    reader needs. `protected`: False if special tokens in messages could not be distinguished from the
-    template's. `single`: the answer ends with its first call."""
+    """A chat request with its prompt (`ids`, `text`) and its `keywords` for LLM.generate. `shown` has the
+    control tokens whose text the reader needs. `protected` is False if special tokens in messages could not
+    be distinguished from the template's special tokens. If `single`, the answer ends with its first tool
+    call."""
 
     ids: list[int]
     keywords: dict[str, Any]
@@ -43,7 +44,8 @@ class ChatRequest:
 
 
 def chat_request(maker: PromptMaker, messages: Sequence[Message], options: ChatOptions) -> ChatRequest:
-    """Raises InvalidArgument for a conversation that the template refuses."""
+    """Return the request for a conversation. Raises InvalidArgument if the template refuses the
+    conversation."""
     choice = options.tool_choice
     tools = () if choice == "none" else options.tools
     if choice.startswith("="):
@@ -89,8 +91,9 @@ def _forced(
 def structured(
     maker: PromptMaker, structure: Structure, tools: Mapping[str, Any], thinking: bool, several: bool
 ) -> dict[str, Any]:
-    """Return keywords for an answer that has this structure or calls tools. A thought comes first if the
-    model thinks. The caller's own grammars (Lark, GBNF) are unchanged: they match the complete text."""
+    """Return keywords for a grammar that allows an answer of this structure, or tool calls. If the model
+    thinks, the grammar begins with a thought. The caller's own grammars (Lark, GBNF) match the complete text
+    and are not changed."""
     thought = _thought(maker, thinking)
     if structure.kind not in ("json_schema", "regex") or not (thought or tools):
         return {}
@@ -119,7 +122,7 @@ def _special(maker: PromptMaker) -> dict[str, int]:
 
 
 def _opener(maker: PromptMaker) -> str | None:
-    """Return the marker that opens a thought; None if it is unknown."""
+    """Return the marker that opens a thought, or None if it is unknown."""
     if maker.tool_format is GPT_OSS:
         return "<|channel|>analysis<|message|>"
     return next((mark for mark in THOUGHTS if mark in maker.source), None)
@@ -130,8 +133,8 @@ def _thought(maker: PromptMaker, thinking: bool) -> str:
 
 
 def _rules(maker: PromptMaker, thinking: bool) -> list[str]:
-    """Return rules for any text up to the end marker of a thought, after the opening marker unless the prompt
-    has it."""
+    """Return grammar rules for a thought up to its end marker. The rules include the opening marker unless
+    the prompt ends with it."""
     opener, special = _opener(maker), _special(maker)
     if not thinking and opener is None:
         return []

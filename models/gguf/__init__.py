@@ -1,1 +1,1 @@
-"""Reads GGUF files; everything in a file is checked before anything is loaded."""
+"""Reads GGUF files. A file's header is checked completely before tensors are loaded."""

@@ -1,4 +1,4 @@
-"""A hash of everything that K and V of a model depend on."""
+"""Hashes the properties of a model on which K and V depend."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 
 from vkbackend.models.gguf.reader import GGUF
 
-SAMPLE_NBYTES = 256  # first bytes of each tensor
+SAMPLE_NBYTES = 256  # of each tensor
 
 
 def fingerprint(gguf: GGUF) -> str:
-    """SHA-256 over hyper-parameters and every tensor's name, type, shape and first bytes. A file, its copy
-    and its parts have the same hash."""
+    """Return the SHA-256 of the hyper-parameters and of every tensor's name, type, shape and first bytes. A
+    copy of a file, or its parts after a split, have the same hash."""
     digest = hashlib.sha256(gguf.architecture.encode())
     for key in sorted(k for k in gguf.metadata if k.startswith(f"{gguf.architecture}.")):
         value = gguf.metadata[key]

@@ -1,8 +1,8 @@
-"""Parses the header of a GGUF file (versions 2 and 3, little endian): metadata index and tensor table.
+"""Parses the metadata index and the tensor table of a GGUF file (versions 2 and 3, little endian).
 
-The header is read with `pread` before the file is mapped: a short read is an error, but reading a map of a
-truncated file ends the process. Every count is checked before use, so a damaged file raises `GGUFError`
-quickly.
+The header is read with `pread` before the file is mapped. If the file is truncated, a short `pread` raises an
+error, but reading from a map would end the process. Every count is checked before use, so a damaged file
+raises `GGUFError` quickly.
 """
 
 import itertools
@@ -17,9 +17,9 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from vkbackend.errors import GGUFError, UnsupportedModel
 
-# Limits are several times the largest models' 262,144 tokens, 580,000 merges, 20 MB of header and 60,000
-# tensors.
-MAX_HEADER = 1 << 28  # bytes of metadata and tensor table
+# The limits are several times what the largest models have: 262,144 tokens, 580,000 merges, 20 MB of header
+# and 60,000 tensors.
+MAX_HEADER = 1 << 28  # Bytes of metadata and tensor table.
 MAX_KEYS = 1 << 14
 MAX_TENSORS = 1 << 18
 MAX_KEY_BYTES = 1 << 16  # the format's limit
@@ -56,19 +56,20 @@ U64 = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """`shape` is in numpy order (GGUF dims reversed), so a weight is [n_out, n_in]."""
+    """A tensor's entry in the file. `shape` is in numpy order (GGUF dims reversed), so a weight is [n_out,
+    n_in]."""
 
     name: str
     shape: tuple[int, ...]
     type: str
     nbytes: int
-    file: int  # index into GGUF.paths
-    offset: int  # bytes from the start of that file
+    file: int  # Index into GGUF.paths.
+    offset: int  # Bytes from the start of that file.
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """Not decoded yet; the payload is at bytes `start:stop`."""
+    """A metadata value that is not decoded yet. Its bytes are at `start:stop`."""
 
     type: int
     count: int  # elements; 1 for scalars and strings
@@ -85,7 +86,7 @@ class Value:
 
 
 class _Cursor:
-    """Checks before every read that the file has enough bytes."""
+    """A read position in the header. It checks before every read that the file has enough bytes."""
 
     def __init__(self, path: Path, fd: int) -> None:
         self.path, self.fd, self.pos = path, fd, 0
@@ -123,7 +124,7 @@ class _Cursor:
         return int(value)
 
     def count(self, code: str, name: str, limit: int, min_bytes: int) -> int:
-        """Read the number of items; each item takes at least `min_bytes`."""
+        """Read a number of items. Raise an error if the file is too short for items of `min_bytes` each."""
         n = self.number(code, name)
         if n > limit:
             raise self.error(f"{name} is {n}, at most {limit} are accepted; the file is damaged")
@@ -160,7 +161,8 @@ class _Cursor:
         return Value(kind, n, is_array, start, self.pos)
 
     def skip_strings(self, n: int, name: str) -> None:
-        """Takes 0.1 us per string; no other part of opening grows with the vocabulary."""
+        """Skip `n` strings. This takes 0.1 us per string; no other part of opening grows with the
+        vocabulary."""
         pos, unpack, buf, i = self.pos, U64.unpack_from, self.buf, 0
         while i < n:
             try:
@@ -184,10 +186,10 @@ class Part:
 
 def parse(path: Path, index: int) -> Part:
     try:
-        mode = path.stat().st_mode  # opening a named pipe would wait for a writer
+        mode = path.stat().st_mode  # Opening a named pipe would wait for a writer.
     except FileNotFoundError:
         raise GGUFError(f"{path}: no such file; check the path") from None
-    except (OSError, ValueError) as e:  # ValueError: the path contains a NUL
+    except (OSError, ValueError) as e:  # ValueError means that the path contains a NUL.
         raise GGUFError(f"{path}: cannot be read: {e}") from e
     if stat.S_ISDIR(mode):
         raise GGUFError(f"{path} is a directory; give the path of a .gguf file")
@@ -224,8 +226,8 @@ def _parse_header(cur: _Cursor, index: int) -> tuple[dict[str, Value], list[Tens
         raise GGUFError(
             f"{cur.path}: GGUF version {version} is not supported, only 2 and 3; convert the model again"
         )
-    # A tensor takes at least 32 bytes (empty name, one dim, type, offset), a key 13 (empty key, type, one
-    # byte).
+    # A tensor's entry takes at least 32 bytes (empty name, one dim, type, offset). A metadata entry takes at
+    # least 13 bytes (empty key, type, one byte).
     n_tensors = cur.count("Q", "the number of tensors", MAX_TENSORS, 0)
     n_keys = cur.count("Q", "the number of metadata keys", MAX_KEYS, 13)
 
@@ -253,7 +255,7 @@ def _parse_header(cur: _Cursor, index: int) -> tuple[dict[str, Value], list[Tens
 
 
 def _parse_tensor(cur: _Cursor, i: int, index: int) -> TensorInfo:
-    """The offset counts from the start of the data."""
+    """Read a tensor's entry. Its offset counts from the start of the data."""
     name = cur.string(f"the name of tensor {i}", MAX_NAME_BYTES)
     n_dims = cur.number("I", f"the dimension count of tensor {name!r}")
     if not 1 <= n_dims <= MAX_DIMS:
@@ -280,7 +282,8 @@ def _parse_tensor(cur: _Cursor, i: int, index: int) -> TensorInfo:
 
 
 def _place(cur: _Cursor, table: list[TensorInfo], data_start: int, alignment: int) -> list[TensorInfo]:
-    """Check names, alignment, the file's end and overlaps; make offsets count from the file's start."""
+    """Check tensors' names and alignment, and that they neither overlap nor exceed the file. Return them with
+    offsets from the file's start."""
     tensors, names = [], set()
     for t in table:
         start = data_start + t.offset

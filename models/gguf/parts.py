@@ -14,9 +14,9 @@ from vkbackend.models.gguf.header import DEFAULT_ALIGNMENT, TensorInfo
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.gguf.writer import header, padded
 
-MAX_PARTS = 65_535  # split.count is a u16
-PIECE_NBYTES = 16 << 20  # written at a time
-_U16, _I32 = 2, 5  # types of values
+MAX_PARTS = 65_535  # The key split.count is a u16.
+PIECE_NBYTES = 16 << 20  # Bytes per write.
+_U16, _I32 = 2, 5  # GGUF type ids.
 
 Progress = Callable[[int, int], None]  # bytes written, total bytes
 
@@ -24,8 +24,9 @@ Progress = Callable[[int, int], None]  # bytes written, total bytes
 def cut(
     tensors: Iterable[TensorInfo], *, max_tensors: int = 0, max_nbytes: int = 0, first_without: bool = False
 ) -> list[list[TensorInfo]]:
-    """Group the tensors, in order, into parts of at most `max_tensors` tensors or, if that is 0, `max_nbytes`
-    bytes; a larger tensor has its own part. If `first_without`, the first part has only metadata."""
+    """Group the tensors, in order, into parts of at most `max_tensors` tensors. If `max_tensors` is 0, a part
+    has at most `max_nbytes` bytes, and a larger tensor gets a separate part. If `first_without`, the first
+    part has only metadata."""
     parts: list[list[TensorInfo]] = [[]]
     nbytes = 0
     for info in tensors:
@@ -39,7 +40,8 @@ def cut(
 
 
 def part_paths(prefix: str | os.PathLike[str], count: int) -> list[Path]:
-    """Paths PREFIX-00001-of-0000N.gguf and so on, as llama.cpp names and finds them."""
+    """Return the paths of the parts, PREFIX-00001-of-0000N.gguf to PREFIX-0000N-of-0000N.gguf, as in
+    llama.cpp."""
     if count > MAX_PARTS:
         raise InvalidArgument(
             f"{count} parts, but a split model has at most {MAX_PARTS}; make the parts larger"
@@ -54,9 +56,9 @@ def split_gguf(
     parts: Sequence[Sequence[TensorInfo]],
     progress: Progress | None = None,
 ) -> list[Path]:
-    """Write one file per part (see `cut`), with the metadata in the first; return the paths. Raises
-    InvalidArgument if a path is a file of the source, GGUFError if a file cannot be written; then no file is
-    left.
+    """Write one file per part (see `cut`), and return their paths. The first file has the metadata. Raises
+    InvalidArgument if a path is a file of the source, and GGUFError if a file cannot be written. After an
+    error no part remains.
     """
     paths, n_tensors = part_paths(prefix, len(parts)), len(source.tensors)
     metadata = _whole(source)
@@ -73,8 +75,8 @@ def split_gguf(
 
 
 def merge_gguf(source: GGUF, path: str | os.PathLike[str], progress: Progress | None = None) -> None:
-    """Write the model as one file. Raises InvalidArgument if `path` is a file of the source, GGUFError if it
-    cannot be written; an error leaves `path` unchanged."""
+    """Write the model as one file. Raises InvalidArgument if `path` is a file of the source, and GGUFError if
+    it cannot be written. An error leaves `path` unchanged."""
     _write(source, [(Path(path), _whole(source), list(source.tensors.values()))], progress)
 
 

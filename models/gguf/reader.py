@@ -1,5 +1,5 @@
-"""GGUF model files: metadata (decoded on access), tensor table, and tensors' bytes as views of a memory map.
-A split model (`-00001-of-0000N.gguf`) is one `GGUF`.
+"""Opens GGUF model files. Metadata is decoded on access, and tensors' bytes are views of a memory map. All
+parts of a split model (`-00001-of-0000N.gguf`) form one `GGUF`.
 """
 
 import os
@@ -48,7 +48,8 @@ REQUIRED = _Required()
 
 
 class Metadata(Mapping[str, Any]):
-    """Decodes values on access: int, float, bool, str, list[str], numpy array."""
+    """A file's metadata. On access a value is decoded to an int, float, bool, str, list[str] or numpy
+    array."""
 
     def __init__(self, part: Part) -> None:
         self._path, self._buf, self._values = part.path, part.header, part.values
@@ -64,7 +65,7 @@ class Metadata(Mapping[str, Any]):
             array = array != 0
         return array if v.is_array else array[0].item()
 
-    def __contains__(self, key: object) -> bool:  # Mapping's method would decode the value
+    def __contains__(self, key: object) -> bool:  # Mapping's method would decode the value.
         return key in self._values
 
     def __iter__(self) -> Iterator[str]:
@@ -77,11 +78,12 @@ class Metadata(Mapping[str, Any]):
         return self._values[key].describe()
 
     def kind(self, key: str) -> tuple[int, bool]:
-        """GGUF type id of a value or of an array's elements, and whether the value is an array."""
+        """Return the GGUF type id of a value (for an array, of its elements), and whether the value is an
+        array."""
         return self._values[key].type, self._values[key].is_array
 
     def stored(self, key: str) -> bytes:
-        """Bytes in the file: type (and length, for an array), then payload."""
+        """Return a value as it is in the file: its type, its length if it is an array, and its data."""
         v = self._values[key]
         head = struct.pack("<IIQ", ARRAY, v.type, v.count) if v.is_array else struct.pack("<I", v.type)
         return head + bytes(self._buf[v.start : v.stop])
@@ -104,13 +106,13 @@ class Metadata(Mapping[str, Any]):
 
 
 class GGUF:
-    """A GGUF model of one file or several parts. A context manager.
+    """A GGUF model of one file or several parts. As a context manager, it unmaps the files at the end.
 
-    `metadata` comes from the first part; `tensors` covers all parts, in file order.
+    `metadata` is the first part's; `tensors` has the tensors of all parts in file order.
     """
 
     mapped = True
-    stated: Mapping[str, Any] = MappingProxyType({})  # values that replace the file's, by key
+    stated: Mapping[str, Any] = MappingProxyType({})  # They replace values of the file.
 
     def __init__(self, parts: list[Part]) -> None:
         self._parts = parts
@@ -122,8 +124,8 @@ class GGUF:
     def open(cls, path: str | os.PathLike[str]) -> Self:
         """Open a file, or a split model by any of its parts. All parts are checked.
 
-        Raises GGUFError (missing, truncated or malformed file, parts that disagree), UnsupportedModel (tensor
-        type).
+        Raises GGUFError if a file is missing, truncated or malformed, or if the parts do not match. Raises
+        UnsupportedModel for an unknown tensor type.
         """
         paths = _part_paths(Path(path))
         parts: list[Part] = []
@@ -148,16 +150,16 @@ class GGUF:
         self.close()
 
     def close(self) -> None:
-        """Unmap the files. A file whose bytes are viewed (`data`) stays mapped until the view is freed."""
+        """Unmap the files. A file stays mapped until all views of its bytes (`data`) are freed."""
         for part in self._parts:
             try:
                 part.buf.close()
-            except BufferError:  # the owner of the last view frees the map
+            except BufferError:  # The last view frees the map.
                 pass
         self._parts = []
 
     def data(self, name: str) -> npt.NDArray[np.uint8]:
-        """The stored bytes of a tensor: uint8 [nbytes], a read-only view of the map."""
+        """Return the stored bytes of a tensor as uint8 [nbytes], a read-only view of the map."""
         if (t := self.tensors.get(name)) is None:
             raise GGUFError(f"{self.paths[0]}: no tensor {name!r}")
         if not self._parts:
@@ -165,10 +167,10 @@ class GGUF:
         return np.frombuffer(self._parts[t.file].buf, np.uint8, t.nbytes, t.offset)
 
     def file(self, index: int) -> npt.NDArray[np.uint8]:
-        """The bytes of a file of the model, a read-only view of the map."""
+        """Return the bytes of one of the model's files as a read-only view of the map."""
         return np.frombuffer(self._parts[index].buf, np.uint8)
 
-    # ---- typed reads: the default if the key is absent, GGUFError for another type ----
+    # ---- typed reads (GGUFError for another type) ----
 
     def get(self, key: str, default: Any = REQUIRED) -> Any:
         return self._read(key, default, "a value", None, None)
@@ -231,7 +233,7 @@ class GGUF:
 
 
 def _part_paths(path: Path) -> list[Path]:
-    """Raises GGUFError with the missing parts."""
+    """Return the paths of all parts of a model. Raises GGUFError with the paths of missing parts."""
     if (m := _SPLIT_NAME.fullmatch(path.name)) is None:
         return [path]
     count = int(m["count"])
@@ -248,7 +250,8 @@ def _part_paths(path: Path) -> list[Path]:
 
 
 def _check_split(parts: list[Part]) -> None:
-    """Check split.no, split.count, split.tensors.count and the tensors' names against the files."""
+    """Check that the keys split.no, split.count and split.tensors.count match the files, and that no tensor
+    is in two files."""
     total, seen = sum(len(p.tensors) for p in parts), dict[str, Path]()
     for i, part in enumerate(parts):
         meta = Metadata(part)
@@ -264,7 +267,7 @@ def _check_split(parts: list[Part]) -> None:
             if is_array or kind not in INTEGERS:
                 raise GGUFError(f"{part.path}: {key!r} is {meta.describe(key)}, expected an integer")
             stated = meta[key]
-            # Some tools write a count of 0 into a file that is not split.
+            # Some tools write split.count = 0 into a file that is not split.
             lone = key == "split.count" and not required and stated == 0
             if stated != actual and not lone:
                 raise GGUFError(

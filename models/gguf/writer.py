@@ -1,6 +1,4 @@
-"""Encodes the head of a GGUF file, version 3: counts, metadata and the table of tensors
-(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
-"""
+"""Encodes the header of a GGUF file, version 3 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md)."""
 
 from __future__ import annotations
 
@@ -13,8 +11,8 @@ _TYPE_IDS = {name: number for number, (name, _, _) in TENSOR_TYPES.items()}
 
 
 def header(values: Mapping[str, bytes], tensors: Iterable[TensorInfo], alignment: int) -> bytes:
-    """Magic, counts, metadata and table of tensors, padded to the beginning of the data. `values` are as from
-    Metadata.stored; offsets follow from the tensors' order."""
+    """Return the magic, counts, metadata and table of tensors, padded so that the data can follow. `values`
+    have the encoding of Metadata.stored. The tensors' data must follow in the order of `tensors`."""
     table = list(tensors)
     out = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(table), len(values)))
     for key, stored in values.items():

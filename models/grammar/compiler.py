@@ -1,6 +1,6 @@
-"""Compiles structures to matchers on a separate thread, so that no step waits. The size of the source, the
-work of the compiler and of each mask, and the cache are limited; exceeding a limit is an error of the
-request.
+"""Compiles grammars and schemas on a separate thread, so the engine's steps do not wait. There are limits for
+the size of a grammar, the work to compile it, the work per mask, and the cache. A request that exceeds a
+limit fails.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 MAX_KEPT, MAX_KEPT_NBYTES = 64, 1 << 22
-MAX_ERROR = 600  # characters of the library's message
-EXIT_S = 10.0  # twice a grammar's limit. The process is killed; a library call cannot be killed
+MAX_ERROR = 600  # Characters of llguidance's error message.
+EXIT_S = 10.0  # Twice a grammar's limit. `close` kills the process, but cannot stop a library call.
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The bytes of every token, which tokens have no text, and the end tokens."""
+    """The bytes of every token, the tokens without text, and the end tokens."""
 
     pieces: tuple[bytes, ...]
     special_ids: tuple[int, ...]
@@ -41,8 +41,8 @@ class Vocabulary:
 
 
 class Matcher:
-    """The state of an answer in its grammar. `find` sets `words`: a bit for each token that may come next,
-    the lowest bit of a word first."""
+    """The state of an answer in its grammar. `find` sets one bit of `words` for each token that may come
+    next, beginning with the lowest bit of a word."""
 
     def __init__(self, matcher: LLMatcher, n_vocab: int) -> None:
         self._matcher, self.words = matcher, np.zeros(mask_words(n_vocab), np.uint32)
@@ -52,13 +52,14 @@ class Matcher:
         return bool(self._matcher.is_stopped())
 
     def find(self) -> None:
-        """Compute `words`. Beyond the limits no bit is set, and `stuck` gives the reason."""
+        """Compute `words`. If that exceeds the limits, all bits are 0 and `stuck` returns the reason."""
         self._matcher.unsafe_compute_mask_ptr(self.words.ctypes.data, self.words.nbytes)
         if self._matcher.is_error():
             self.words[:] = 0
 
     def allowed(self, n_vocab: int) -> np.ndarray:
-        """Return the ids of tokens that may come next, ascending. Raises VkbackendError if there are none."""
+        """Return the ids of tokens that may come next, in ascending order. Raises VkbackendError if no token
+        may."""
         ids = np.flatnonzero(np.unpackbits(self.words.view(np.uint8), bitorder="little")[:n_vocab])
         if not len(ids):
             raise self.stuck()
@@ -78,7 +79,7 @@ class Compiler:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         ends = vocabulary.stop_ids
-        # llguidance needs an end token. If the model has none, it is a new id after the vocabulary.
+        # llguidance needs an end token. If the model has no end token, this adds one after the vocabulary.
         self._stop_ids = ends or (len(vocabulary.pieces),)
         self._pieces = vocabulary.pieces if ends else (*vocabulary.pieces, b"<end>")
         self._special_ids = vocabulary.special_ids if ends else (*vocabulary.special_ids, *self._stop_ids)
@@ -86,19 +87,19 @@ class Compiler:
         self._probe = Probe()
         self._jobs: SimpleQueue[tuple[Structure, Future[LLMatcher]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._tokenizer: LLTokenizer | None = None  # created and used by the thread
+        self._tokenizer: LLTokenizer | None = None  # only the thread uses it
         self._kept: OrderedDict[Structure, Future[LLMatcher]] = OrderedDict()
 
     def start(self, compiled: LLMatcher) -> Matcher:
         return Matcher(compiled.deep_copy(), self._n_tokens)
 
     def compile(self, structure: Structure) -> Future[LLMatcher]:
-        """The future may raise InvalidArgument."""
+        """Return a future of the compiled grammar. The future may raise InvalidArgument."""
         future = self._kept.get(structure)
         if future is None:
             future = self._kept[structure] = Future()
             self._jobs.put((structure, future))
-            if self._thread is None:  # a daemon thread, so that programs end without waiting for its jobs
+            if self._thread is None:  # As a daemon thread it does not delay a program's end.
                 self._thread = threading.Thread(target=self._work, name="vkbackend-grammar", daemon=True)
                 self._thread.start()
                 _working.add(self)
@@ -131,14 +132,14 @@ class Compiler:
         grammar = LLMatcher.grammar_from_lark(lark)
         matcher = LLMatcher(self._of_vocabulary(), grammar, log_level=0, limits=limits)
         if not matcher.is_error():
-            # The first mask is the slowest. If it exceeds the limits, the grammar is refused here.
+            # The first mask is the slowest, so a grammar whose masks exceed the limits is refused here.
             matcher.compute_bitmask()
         if matcher.is_error():
             raise refused(structure.kind, structure.text, _error_line(matcher.get_error()))
         return matcher
 
     def _of_vocabulary(self) -> LLTokenizer:
-        """Takes 1 s for 152k tokens, once."""
+        """Return llguidance's tokenizer. The first call takes 1 s for 152,000 tokens."""
         if self._tokenizer is None:
             from llguidance import LLTokenizer
 
@@ -148,7 +149,7 @@ class Compiler:
         return self._tokenizer
 
     def close(self) -> None:
-        """Refuse pending jobs and end the thread, without waiting for it."""
+        """Make pending jobs fail, and make the thread end without waiting for it."""
         self._jobs.put(None)
         self._probe.close()
 
@@ -161,7 +162,7 @@ _working: set[Compiler] = set()
 
 
 def _end_all() -> None:
-    """Close all compilers before the interpreter ends, because a thread inside the library would crash the
+    """Close all compilers before the interpreter ends. Otherwise a thread inside llguidance would crash the
     program."""
     deadline = time.monotonic() + EXIT_S
     compilers = list(_working)
@@ -177,7 +178,8 @@ forks.forget(_working.clear)
 
 @dataclass(frozen=True, slots=True)
 class _LibraryTokenizer:
-    """The tokenizer interface that llguidance needs. It never cuts text: see structure.PREAMBLE."""
+    """The tokenizer interface that llguidance needs. llguidance never asks it to tokenize text (see
+    structure.PREAMBLE)."""
 
     tokens: tuple[bytes, ...]
     special_token_ids: tuple[int, ...]

@@ -1,5 +1,5 @@
-"""Compiles a grammar first in a process with limits of time and memory, over a vocabulary of bytes, because
-anybody may send a grammar, and some grammars take minutes and gigabytes.
+"""Compiles a grammar in a process with limits of time and memory, before the compiler compiles it. Anybody
+may send a grammar, and some grammars take minutes and gigabytes. The process uses a vocabulary of 256 bytes.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from typing import IO, Any
 from vkbackend import forks
 from vkbackend.errors import VkbackendError
 
-COMPILE_S = 5.0  # seconds per grammar; schemas of tools take milliseconds
-MEMORY = 1 << 30  # bytes; an idle process takes 30 MB
+COMPILE_S = 5.0  # Seconds per grammar. Schemas of tools take milliseconds.
+MEMORY = 1 << 30  # Bytes. An idle process takes 30 MB.
 START_S = 30.0
-# Limits for one mask: items of the parser and fuel of the lexer. Deliberately slow grammars fail after 0.4 s
-# per mask, with the library's 50,000 items after 3 s.
+# Limits for one mask: items of the parser and fuel of the lexer. A deliberately slow grammar fails after 0.4
+# s per mask. With llguidance's default of 50,000 items it would fail after 3 s.
 LIMITS: dict[str, Any] = {"step_max_items": 20_000, "step_lexer_fuel": 200_000, "verbose_errors": False}
 
-# Reads lines of hex and writes "ok", also for an invalid grammar, because the compiler reports that error.
+# Reads a grammar per line, as hex, and writes "ok" if compiling it ends. An invalid grammar is "ok", because
+# the compiler reports that error.
 PROGRAM = f"""
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))
@@ -42,7 +43,7 @@ for line in sys.stdin:
 
 
 class Probe:
-    """Serves one caller at a time. A process that ended is restarted."""
+    """Tests grammars in a process, for one caller at a time. If the process ended, another is started."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -51,8 +52,8 @@ class Probe:
         forks.own(self)
 
     def passes(self, lark: str) -> bool:
-        """Whether a grammar is within the limits. Raises VkbackendError if no process can be started, or
-        after `close`."""
+        """Return whether a grammar is within the limits. Raises VkbackendError after `close`, or if no
+        process can be started."""
         with self._lock:
             process = self._started()
             assert process.stdin is not None
@@ -84,7 +85,7 @@ class Probe:
         return self._process
 
     def close(self) -> None:
-        """End the process, even while it compiles; a waiting call of `passes` then raises."""
+        """End the process, even while it compiles. A running call of `passes` then raises VkbackendError."""
         self._closed = True
         if (process := self._process) is not None:
             process.kill()

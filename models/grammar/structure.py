@@ -1,4 +1,4 @@
-"""The structure of an answer: a JSON Schema, any JSON object, a regular expression or a grammar. It is
+"""The structure that a caller wants an answer to have. A JSON Schema, a regular expression or a grammar is
 checked and translated to llguidance's Lark (https://github.com/guidance-ai/llguidance, docs/syntax.md).
 """
 
@@ -13,12 +13,13 @@ from typing import Any, Literal
 from vkbackend.checks import refused
 from vkbackend.errors import InvalidArgument, UnsupportedFeature
 
-MAX_NBYTES = 1 << 17  # of a schema or grammar; 3,000 properties compile in 3 s
+MAX_NBYTES = 1 << 17  # Of a schema or grammar. A schema of 3,000 properties compiles in 3 s.
 MAX_DEPTH = 64
-# White space in JSON: one space, or a line break and an indent. Without this limit a model could write white
-# space for ever.
+# The white space that a model may write in JSON, which is one space, or a line break and an indent. Without a
+# limit a model could write white space forever.
 WHITE_SPACE = r"( |\n[ \t]{0,20})?"
-# Allows every tokenization of a valid text, so the model can write the tokens that it was trained on.
+# With "no_forcing", a valid text may have any tokenization, so the model can write the tokens that it was
+# trained on.
 PREAMBLE = '%llguidance {"no_forcing": true}\n'
 
 KEYWORDS = ("json_schema", "json_object", "regex", "lark", "grammar")
@@ -27,14 +28,14 @@ Kind = Literal["json_schema", "regex", "lark", "grammar"]
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """`text` in the language `kind`: JSON Schema, regular expression (Rust's syntax, for the complete
-    answer), Lark, or llama.cpp's GBNF ("grammar")."""
+    """A structure as `text` in the language `kind`. The languages are JSON Schema, regular expressions in
+    Rust's syntax, which match the complete answer, Lark, and llama.cpp's GBNF ("grammar")."""
 
     kind: Kind
     text: str
 
     def lark(self) -> str:
-        """Return the structure in llguidance's Lark. Raises InvalidArgument for text that is not GBNF."""
+        """Return the structure in llguidance's Lark. Raises InvalidArgument if a "grammar" is not GBNF."""
         if self.kind == "json_schema":
             return f"{PREAMBLE}start: {json_rule(self.text)}"
         if self.kind == "regex":
@@ -87,7 +88,7 @@ def grammar_text(name: str, value: Any) -> str | None:
 
 
 def schema_text(name: str, value: Any) -> str | None:
-    """Return a JSON Schema as compact JSON text, given its text, a dict, a bool, or a class with
+    """Return a JSON Schema as compact JSON text. `value` is a text, a dict, a bool, or a class with
     `model_json_schema()` (pydantic)."""
     expected = "expected a JSON Schema: a dict, or its text"
     if value is None or value == "":
@@ -128,7 +129,8 @@ def _is_deep(value: Any) -> bool:
 def structure_of(
     json_schema: str | None, json_object: bool, regex: str | None, lark: str | None, grammar: str | None
 ) -> Structure | None:
-    """Raises InvalidArgument for several structures, UnsupportedFeature without llguidance."""
+    """Return the structure that is not None. Raises InvalidArgument for several structures, and
+    UnsupportedFeature without llguidance."""
     any_object = '{"type":"object"}' if json_object else None
     given: list[tuple[str, Kind, str | None]] = [
         ("json_schema", "json_schema", json_schema), ("json_object", "json_schema", any_object),

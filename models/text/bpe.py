@@ -1,5 +1,6 @@
-"""BPE with ranked merges, run by the `tokenizers` library. It merges the bytes of a pre-tokenizer's words, or
-the characters of complete lines (Gemma 4) or words (`tokenizer.ggml.model` "whitespace").
+"""BPE with ranked merges, run by the `tokenizers` library. Most vocabularies merge the bytes of a
+pre-tokenizer's words. Gemma 4 merges the characters of complete lines; "whitespace" vocabularies
+(`tokenizer.ggml.model`) merge the characters of words.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _WORDS = re.compile(f"{SPACE}?[^{SPACE}]+|{SPACE}")
 
 
 def _byte_characters() -> dict[str, int]:
-    """Byte-level BPE: printable Latin-1 is unchanged, other bytes are numbered from U+0100."""
+    """Map the characters of byte-level BPE to bytes. Printable Latin-1 is unchanged; other bytes are numbered
+    from U+0100."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [b for b in range(256) if b not in plain]
     return {chr(b): b for b in plain} | {chr(0x100 + i): b for i, b in enumerate(rest)}
@@ -85,7 +87,7 @@ def _line_bpe(gguf: GGUF, vocabulary: Vocabulary, lines: LineTokenizer) -> Schem
     return Scheme(
         encode,
         spell_spaced,
-        # `always_bos` ignores the file's flag: the first files of Gemma 4 had it wrong.
+        # `always_bos` ignores the file's flag, because the first files of Gemma 4 had a wrong flag.
         add_bos=bos is not None if lines.always_bos else vocabulary.flag("add_bos_token", False),
         add_eos=vocabulary.flag("add_eos_token", False),
         bos=bos,
@@ -94,7 +96,7 @@ def _line_bpe(gguf: GGUF, vocabulary: Vocabulary, lines: LineTokenizer) -> Schem
 
 
 def whitespace_bpe(gguf: GGUF, vocabulary: Vocabulary) -> Scheme:
-    # Unknown characters become an empty token that is dropped later, so that no merge crosses them.
+    # An unknown character becomes an empty token, which no merge crosses. Empty tokens are removed later.
     backend = _backend(gguf, vocabulary, unk_token="")
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     lower, n_vocab = vocabulary.flag("normalizer.lowercase", False), len(vocabulary)
@@ -124,12 +126,12 @@ def _backend(
     byte_fallback: bool = False,
     unk_token: str | None = None,
 ) -> Backend:
-    # The first rank of a repeated merge counts; the library would use the last rank.
+    # If a merge is repeated, its first rank counts. The library would use its last rank.
     merges, ids = list(dict.fromkeys(gguf.strings("tokenizer.ggml.merges"))), vocabulary.ids
     pairs: list[Any] = [tuple(merge.split(" ", 1)) for merge in merges]
     try:
-        # The library raises an error if a side of a merge is not a token, but panics if the joined text is
-        # not.
+        # The library raises an error if a side of a merge is not a token, but it panics if the merged text is
+        # not a token.
         if not all(map(ids.__contains__, map("".join, pairs))):
             raise KeyError
         model = BPE(

@@ -1,7 +1,8 @@
-"""The character map of a SentencePiece vocabulary: replaces the longest known text at each position.
+"""The character map of a SentencePiece vocabulary, which replaces the longest known text at each position.
 
-A double array over UTF-8 bytes (Kanda 2018, XOR instead of addition). The 32 bits of a node are the byte that
-leads to it, whether a replaced text ends here, and the position of its children.
+The map is a trie over UTF-8 bytes, stored as a double array (Kanda 2018, XOR instead of addition). The 32
+bits of a node encode the byte that leads to it, a flag if a known text ends here, and the position of its
+children.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import numpy as np
 
 from vkbackend.errors import GGUFError
 
-# Positions in the texts have the highest bit set, so their label never equals a byte.
+# A node that holds an offset into the texts has the highest bit set, so its label never equals a byte.
 _LABEL = 1 << 31 | 0xFF
 
 
 class CharacterMap:
-    """`raw`: `tokenizer.ggml.precompiled_charsmap`, which may be empty."""
+    """Replaces texts by the map in `raw`, the file's `tokenizer.ggml.precompiled_charsmap`, which may be
+    empty."""
 
     def __init__(self, raw: Any, path: Path) -> None:
         stored = np.asarray(raw if len(raw) else [], np.uint8).tobytes()
@@ -47,7 +49,7 @@ class CharacterMap:
         return b"".join([*out, raw[copied:]]).decode(errors="replace")
 
     def _longest(self, raw: bytes, at: int) -> tuple[int, int]:
-        """Return (length of the longest match, 0 for none; offset of its replacement)."""
+        """Return the length of the longest match (0 if none), and the offset of its replacement."""
         nodes, n_nodes = self._nodes, len(self._nodes)
         length = where = 0
         node = _children(nodes[0])

@@ -1,8 +1,9 @@
 """A model's chat template, which turns messages into a prompt.
 
-Templates are part of model files, so they run in a separate process with limits of time and memory
-(template_process.py), in jinja2's immutable sandbox, with the additions of Hugging Face's
-`apply_chat_template`: loop controls, `{% generation %}`, `tojson`, `raise_exception`, `strftime_now`, ...
+Model files contain templates, which are not trusted. So a template runs in a separate process with limits of
+time and memory (template_process.py), and in jinja2's immutable sandbox. It may use the additions of Hugging
+Face's `apply_chat_template`, such as loop controls, `{% generation %}`, `tojson`, `raise_exception` and
+`strftime_now`.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.models.text.template_process import TemplateProcess
 from vkbackend.models.text.tokenizer import MAX_TEXT
 
-MAX_SOURCE = 1 << 20  # characters; the longest published template has 20,000
+MAX_SOURCE = 1 << 20  # characters; published templates have up to 20,000
 
-Message = Mapping[str, Any]  # keys: "role" ("system", "user", "assistant", "tool"), "content", and others
+Message = Mapping[str, Any]  # Keys include "role" ("system", "user", "assistant", "tool") and "content".
 
 CHATML = """\
 {%- for message in messages -%}
@@ -28,15 +29,15 @@ CHATML = """\
 <|im_start|>assistant
 {% endif -%}
 """
-REASONING = ("reasoning_content", "thinking", "reasoning")  # names that templates use for a message's thought
-TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # a template that trims contents removes the final space
+REASONING = ("reasoning_content", "thinking", "reasoning")  # Templates read a thought by one of these keys.
+TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # Templates that trim contents remove its final space.
 
 _in_use: WeakValueDictionary[tuple[str, str, str], TemplateProcess] = WeakValueDictionary()
 
 
 def choose(templates: Mapping[str, str], given: str | None, tools: bool) -> tuple[str, list[str]]:
-    """Return the template's source, and notes. `given`: a template's name, or a source. Default: the model's
-    template for tools if `tools`, then its default template, then ChatML."""
+    """Return a template's source, and notes for the user. `given` is a template's name or a source. The
+    default is the model's template for tools (if `tools`), else its default template, else ChatML."""
     if given is not None:
         return templates.get(given, given), []
     for name in ("tool_use", "default") if tools else ("default",):
@@ -49,9 +50,9 @@ def choose(templates: Mapping[str, str], given: str | None, tools: bool) -> tupl
 
 
 class ChatTemplate:
-    """A compiled template; equal templates share a process. `bos` and `eos`: texts of these tokens.
+    """A compiled template. Equal templates share a process. `bos` and `eos` are the texts of these tokens.
 
-    Raises InvalidArgument if the template is too long, invalid, or exceeds its limits; Timeout and
+    Raises InvalidArgument if the template is too long, invalid, or exceeds its limits. Raises Timeout or
     VkbackendError if its process cannot be started.
     """
 
@@ -71,12 +72,12 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
-        """Return the prompt for an answer to `messages`. `add_generation_prompt` False: only the messages.
-        `continue_final_message`: the text ends with the last message's content. `variables`: `tools`,
-        `documents`, ...
+        """Return the prompt for an answer to `messages`. Without `add_generation_prompt` the prompt does not
+        open an answer. With `continue_final_message` it ends with the last message's content. `variables` are
+        the template's, such as `tools` and `documents`.
 
-        Raises InvalidArgument if the template refuses the messages, fails, exceeds a limit, or makes more
-        text than a tokenizer accepts; Timeout.
+        Raises Timeout. Raises InvalidArgument if the template refuses the messages, fails, exceeds a limit,
+        or writes more text than a tokenizer accepts.
         """
         rendered = [with_thought(message) for message in messages]
         if continue_final_message:
@@ -90,7 +91,8 @@ class ChatTemplate:
 
 
 def with_thought(message: Message) -> Message:
-    """The thought gets all names that templates read, as with Hugging Face."""
+    """Return the message with its thought under both "thinking" and "reasoning_content", as Hugging Face
+    does."""
     thought = next((message[name] for name in REASONING if message.get(name) is not None), None)
     return message if thought is None else {"thinking": thought, **message, "reasoning_content": thought}
 

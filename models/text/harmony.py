@@ -16,12 +16,13 @@ ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
 MARKS = (*ENDS, "<|message|>", "<|constrain|>")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
-_HEADERS = ("<|", " to=", "to=", "assistant")  # possible beginnings of a header
+_HEADERS = ("<|", " to=", "to=", "assistant")  # a header begins with one of these
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`recipient`: the function of a call. `begins`: this is the first piece, which may be empty."""
+    """A piece of a message. `recipient` is the function of a tool call. `begins` marks a message's first
+    piece, which may be empty."""
 
     text: str
     is_thought: bool
@@ -30,7 +31,7 @@ class Part:
 
 
 class HarmonyReader:
-    """Reads the text that follows `<|start|>assistant`. Text without a header is the answer."""
+    """Splits the text after `<|start|>assistant` into messages. Text without a header is the answer."""
 
     def __init__(self) -> None:
         self._held, self._in_header, self._plain = "", True, True
@@ -45,7 +46,7 @@ class HarmonyReader:
         return out
 
     def _header(self, out: list[Part], last: bool) -> bool:
-        """Return False if more text is needed."""
+        """Read the next header or text, or return False if more text is needed."""
         if self._plain:  # the first message may have no header
             begun = any(self._held.startswith(mark) for mark in _HEADERS)
             may = any(mark.startswith(self._held) for mark in _HEADERS)

@@ -1,5 +1,5 @@
-"""Prompts for fill in the middle, in the order of llama-server's `/infill`: other files of the project, the
-file's name, the text before the gap, the text after it.
+"""Prompts for fill in the middle (FIM), in the order of llama-server's `/infill`. First come other files of
+the project, then the file's name, the text before the gap, and the text after the gap.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from vkbackend.errors import UnsupportedModel
 from vkbackend.models.text.tokenizer import Tokenizer
 
-PROJECT, FILE_NAME = "myproject", "filename"  # llama.cpp's defaults
-_SNIPPET = "\n\n--- snippet ---\n\n"  # separates files if the vocabulary has no token for it
+PROJECT, FILE_NAME = "myproject", "filename"  # As in llama.cpp.
+_SNIPPET = "\n\n--- snippet ---\n\n"  # Separates files if the vocabulary has no separator.
 _NEEDED = ("pre", "suf", "mid")
 
 
@@ -22,10 +22,10 @@ def infill_prompt(
     files: Mapping[str, str] | None = None,
     suffix_first: bool = False,
 ) -> list[int]:
-    """Return the ids of the prompt; special tokens in the texts count as plain text.
+    """Return the ids of the prompt. Special tokens in the texts count as plain text.
 
-    files: text by name. suffix_first: the suffix precedes the prefix (llama.cpp's `--spm-infill`). Raises
-    UnsupportedModel if the vocabulary lacks a token for it.
+    `files` has the texts of other files by name. With `suffix_first` the suffix precedes the prefix
+    (llama.cpp's `--spm-infill`). Raises UnsupportedModel if the vocabulary lacks a FIM token.
     """
     fim = tokenizer.fim_ids
     if missing := [name for name in _NEEDED if name not in fim]:

@@ -1,11 +1,11 @@
-"""Pre-tokenizers by their names in `tokenizer.ggml.pre` cut text into words before a BPE vocabulary merges
-them. Regular expressions in Oniguruma's syntax are applied in order; each cuts every piece into matches and
-the text between them.
+"""Pre-tokenizers by the names in `tokenizer.ggml.pre`. They cut text into words, within which BPE merges
+bytes. A pre-tokenizer applies regular expressions (in Oniguruma's syntax) in order. Each expression cuts
+every piece of text into its matches and the text between matches.
 """
 
 from dataclasses import dataclass
 
-# Not (?i:...): case folding would also match the long s (U+017F).
+# (?i:...) would also match the long s (U+017F), so both cases are listed.
 _SUFFIX = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
@@ -32,7 +32,7 @@ _BAILING = (
 
 
 def _cased(suffix: str, digits: str, but: str = "") -> str:
-    """Match words of capitals, then small letters; either part may be missing."""
+    """Return a pattern for words of capitals followed by small letters. Either part may be missing."""
     upper = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]"
     lower = rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]"
     before = r"[^\r\n\p{L}\p{N}]?"
@@ -42,8 +42,8 @@ def _cased(suffix: str, digits: str, but: str = "") -> str:
 _CASED_END = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES
 _TEKKEN = _cased("", r"\p{N}") + _CASED_END
 _GPT4O = _cased(_SUFFIX + "?", r"\p{N}{1,3}") + _CASED_END
-# Han characters are separated from other characters. Here (?i:...) is right, because the original tokenizer
-# folds case.
+# The first alternative separates Han characters from other characters. The original tokenizer folds case, so
+# this pattern uses (?i:...).
 _KIMI = (
     r"\p{Han}+|"
     + _cased(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?", r"\p{N}{1,3}", r"&&[^\p{Han}]")
@@ -52,7 +52,7 @@ _KIMI = (
 )
 
 _CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
-# Letters of scripts that have case, as of Unicode 10.
+# Letters of all scripts with upper and lower case in Unicode 10.
 _CASED_SCRIPTS = (
     "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af"
     "\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5"
@@ -83,16 +83,16 @@ _YOUTU = (
     "\ufe30-\ufe4f]+|[\u3105-\u312f]+|" + _HAN_KANA
 )
 
-# Digits in groups of three from the right, in linear time: the models' own expressions look ahead at each
-# group.
+# Cuts digits into groups of three from the right, in linear time. The models' own expressions look ahead at
+# each group, which takes quadratic time.
 _AFMOE_DIGITS = (r"\p{N}+", r"\A\p{N}{1,2}(?=(?:\p{N}{3})++\z)", r"\p{N}{3}")
-# Makes the same cuts as \d{1,3}(?=(?:\d{3})*\b): no cut if a letter follows the digits.
+# Makes the same cuts as \d{1,3}(?=(?:\d{3})*\b), which does not cut digits before a letter.
 _AYA_DIGITS = (
     r"(?<!\d)\d++\b",
     r"\A\d{1,2}(?=(?:\d{3})++\z)",
     r"(?:\A(?=\d++\z)|(?<=\d)\G)\d{3}",
 )
-# Makes the same cuts as (?=(\d{3})+(?!\d)): before groups, not after the last group.
+# Makes the same cuts as (?=(\d{3})+(?!\d)), which cuts before each group of three.
 _SUPERBPE_DIGITS = (
     r"\p{N}+",
     r"(?<=\A|\D|\A\d|\D\d|\A\d\d|\D\d\d)(?=(?:\d{3})++(?!\d))",
@@ -102,7 +102,8 @@ _SUPERBPE_DIGITS = (
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """`ignore_merges`: a word that is a token is not merged. `add_bos`: the default of the file's flag."""
+    """With `ignore_merges`, a word that is a token becomes that token without merges. `add_bos` applies if
+    the file does not state its flag."""
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
@@ -111,8 +112,8 @@ class PreTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class LineTokenizer:
-    """Merges characters of complete lines. `whole_runs`: runs of line feeds that are one token are not cut.
-    `words`: lines begin with a space and are cut before each space."""
+    """Cuts text into lines, whose characters are merged. With `whole_runs`, a run of line feeds that is a
+    token is not cut. With `words`, each line begins with a space and is cut before each space."""
 
     always_bos: bool = True
     whole_runs: bool = True

@@ -1,9 +1,9 @@
-"""Treats special tokens in the texts of users and tools as plain text, because `<|im_end|>` would end a
-message and let the author write in another role.
+"""Treats special tokens in the texts of users and tools as plain text. Otherwise a user could write
+`<|im_end|>` to end a message and continue in another role.
 
-The template also renders these texts with random sentinels next to them, which reveal the positions of the
-texts. The positions are used only if the rendering without the sentinels is the plain rendering, byte for
-byte, because a template may test how contents begin and end.
+The template renders the conversation a second time, with a random sentinel next to each special token of
+these texts. The sentinels show where these special tokens are in the prompt. A template may test how contents
+begin and end, so the positions are used only if removing the sentinels gives exactly the first rendering.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from vkbackend.models.text.special_tokens import SpecialTokens
 from vkbackend.models.text.tokenizer import Tokenizer, whole_characters
 
 Spans = tuple[tuple[int, int], ...]
-Change = Callable[[str, bool], str]  # arguments: a text, and whether the model itself wrote it
+Change = Callable[[str, bool], str]  # (text, whether the model wrote it) -> text
 TRUSTED = ("system", "developer")
-# In a message of a trusted role, this key holds texts by other authors (tool descriptions).
+# A message with this key is not trusted, even in a trusted role, because it holds texts of tools.
 UNTRUSTED = "_untrusted"
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A rendered conversation. `plain`: spans that look like special tokens but are text. `protected`: False
-    if these spans could not be distinguished from special tokens."""
+    """A rendered conversation. `plain` has the spans that look like special tokens but are text. `protected`
+    is False if these spans could not be distinguished from special tokens."""
 
     text: str
     plain: Spans = ()
     protected: bool = True
 
     def after(self, n: int) -> Prompt | None:
-        """Return None if the first `n` characters end inside a plain span."""
+        """Return the prompt after its first `n` characters, or None if they end inside a plain span."""
         if any(begin < n < end for begin, end in self.plain):
             return None
         spans = tuple((begin - n, end - n) for begin, end in self.plain if begin >= n)
@@ -44,7 +44,8 @@ class Prompt:
 
 
 class Protection:
-    """`source` is the template's text; user-defined tokens in `source` count as control tokens."""
+    """Makes prompts in which special tokens of messages are plain text. User-defined tokens that occur in
+    `source`, the template's text, count as special tokens."""
 
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, source: str) -> None:
         self._template = template
@@ -52,7 +53,7 @@ class Protection:
         self._special = SpecialTokens(tokenizer.markers(lambda text: text in source))
 
     def prompt(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> Prompt:
-        """Raises the errors of ChatTemplate.render."""
+        """Render a conversation. Raises the errors of ChatTemplate.render."""
         texts: list[str] = []
 
         def collect(text: str, by_model: bool) -> str:
@@ -64,7 +65,7 @@ class Protection:
         text = self._template.render(conversation, **given)
         if not texts:
             return Prompt(text)
-        # Try sentinels after the texts first, because most templates test how a content begins.
+        # Sentinels after the texts succeed more often, because many templates test how a content begins.
         for after in (True, False):
             if spans := self._by_sentinels(conversation, given, text, after):
                 return Prompt(text, spans)
@@ -77,7 +78,8 @@ class Protection:
     def _by_sentinels(
         self, messages: Sequence[Message], variables: Mapping[str, Any], text: str, after: bool
     ) -> Spans:
-        """Return no spans if the sentinels changed the rendering or moved away from their texts."""
+        """Return the plain spans, or none if the sentinels changed the rendering or are not next to their
+        texts."""
         code, marks = token_hex(8), list[str]()
 
         def mark(text: str, by_model: bool) -> str:
@@ -110,7 +112,8 @@ class Protection:
 
 
 def _by_contents(contents: list[str], text: str) -> Spans:
-    """Return spans only if each content occurs in `text` exactly as often as in the messages."""
+    """Return the spans of the contents in `text`, or none if a content occurs more or less often than in the
+    messages."""
     spans = set[tuple[int, int]]()
     for content in set(contents):
         whole = content if content in text else content.strip()

@@ -1,4 +1,4 @@
-"""Separates a model's thoughts from its answer, in text that arrives in pieces. Markers belong to neither."""
+"""Separates a model's thoughts from its answer while the text arrives. Markers belong to neither."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ def has_channels(template: str) -> bool:
 
 
 def opened(prompt: str) -> bool:
-    """Whether a prompt ends inside a thought."""
+    """Return whether a prompt ends inside a thought."""
     return prompt.rstrip().endswith(tuple(mark.rstrip() for mark in THOUGHTS))
 
 
 class ReasoningSplit:
-    """`thinking`: the text begins in a thought; `channels`: the text is in Harmony."""
+    """Splits a text as it arrives. If `thinking`, the text begins in a thought. If `channels`, the text is in
+    Harmony."""
 
     def __init__(self, thinking: bool = False, channels: bool = False) -> None:
         self._harmony = harmony.HarmonyReader() if channels else None
@@ -41,7 +42,8 @@ class ReasoningSplit:
         self._closers = tuple(THOUGHTS.values()) if thinking else ()
 
     def push(self, piece: str, *, last: bool = False) -> list[Piece]:
-        """Possible markers are held back until the `last` piece."""
+        """Return pieces of thoughts and answers. Text that may begin a marker is returned later, at the
+        latest with the `last` piece."""
         if self._harmony:
             parts = self._harmony.push(piece, last=last)
             return [Piece(part.text, part.is_thought) for part in parts if part.text]

@@ -1,5 +1,6 @@
-"""RWKV's tokenizer (`tokenizer.ggml.model` "rwkv"): takes the longest token, in bytes, at each position,
-without merges. Files escape tokens (`\\n`, `\\x80`), because a token may hold a part of a character.
+"""RWKV's tokenizer (`tokenizer.ggml.model` "rwkv"). It has no merges: the longest token (in bytes) is chosen
+at each position. A token may have only some bytes of a character, so files write tokens with escapes (`\\n`,
+`\\x80`).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def _unescaped(match: re.Match[bytes]) -> bytes:
 
 
 class _Longest:
-    """The first two bytes select the lengths of tokens to try; the longest length is tried first."""
+    """The next two bytes of the text select which token lengths to try, longest first."""
 
     def __init__(self, ids: dict[bytes, int]) -> None:
         self._ids = ids

@@ -1,8 +1,9 @@
-"""Cuts special tokens out of a text before the rest is merged.
+"""Cuts special tokens out of a text before the other text is merged.
 
-As in llama.cpp, the longest token (in bytes; on a tie the lower id) is cut out of the complete text first,
-then the next longest, which takes tokens x characters steps. Here the text is read once, in O(log tokens) per
-position; where tokens overlap, `_settle` selects them by rank.
+llama.cpp first cuts the longest token (in bytes; on a tie the lower id) out of the complete text, then the
+second longest. This takes tokens x characters steps. This module returns the same tokens, but reads the text
+once, in O(log tokens) per position. If tokens overlap, `_settle` selects them by rank, the order of length
+and id.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterable, Iterator
 
 from vkbackend.models.text.prefix import n_common
 
-MAX_LENGTH = 1024  # characters; published vocabularies have runs of at most 256 spaces or dashes
+MAX_LENGTH = 1024  # characters; tokens of published vocabularies are runs of up to 256 spaces or dashes
 
 
 def _escaped(characters: Iterable[str]) -> str:
@@ -22,12 +23,13 @@ def _escaped(characters: Iterable[str]) -> str:
 
 
 class SpecialTokens:
-    """`tokens`: (text, id) pairs of distinct texts of 1 to MAX_LENGTH characters."""
+    """Cuts `tokens` out of texts. They are pairs of text and id; texts are distinct and have 1 to MAX_LENGTH
+    characters."""
 
     def __init__(self, tokens: Iterable[tuple[str, int]]) -> None:
         ids = dict(tokens)
-        # A text begins with the last token that does not sort after the text, or with a prefix of this token.
-        # Index 0 means no token.
+        # Among tokens that sort before or equal to a text, take the last. A token that begins the text is
+        # that token or a prefix of it. Index 0 means no token.
         texts = self._texts = ["", *sorted(ids)]
         self._ids = [-1, *(ids[text] for text in texts[1:])]
         self._by_rank = sorted(range(1, len(texts)), key=lambda i: (-len(texts[i].encode()), self._ids[i]))
@@ -38,7 +40,7 @@ class SpecialTokens:
             self._best.setdefault(texts[i][0], rank)
         self._longest = max(map(len, texts))
         # A token begins only where the second character of some token follows. This excludes most positions
-        # if tokens begin with letters. `_ahead`: how many characters after the first the pattern reads.
+        # if tokens begin with letters. The pattern reads `_ahead` characters after the first.
         seconds = {text[1:2] for text in ids}
         self._ahead = 0 if "" in seconds else 1
         lookahead = f"(?=[{_escaped(seconds)}])" if self._ahead else ""
@@ -46,8 +48,9 @@ class SpecialTokens:
         self._link()
 
     def _link(self) -> None:
-        """For every token, store the longest other token that it begins with (`_prefix`), and a token further
-        up that chain (`_jump`), so that a search takes O(log length) steps (Myers 1983)."""
+        """Store for every token the longest other token that it begins with (`_prefix`). These links form
+        chains. A second link to a token further up the chain (`_jump`) lets a search take O(log length) steps
+        (Myers 1983)."""
         self._prefix, self._jump, depth = [0], [0], [0]
         for text in self._texts[1:]:
             i = len(self._prefix) - 1
@@ -83,7 +86,7 @@ class SpecialTokens:
                 at += len(self._texts[i])
 
     def _fitting(self, text: str, at: int, end: int) -> int:
-        """Return the longest token at `at` that ends at or before `end`; 0 if there is none."""
+        """Return the longest token that begins at `at` and ends at or before `end`, or 0."""
         part = text[at : min(end, at + self._longest)]
         i = bisect_right(self._texts, part) - 1
         if part.startswith(self._texts[i]):
@@ -96,7 +99,7 @@ class SpecialTokens:
         return i
 
     def _yields(self, text: str, at: int, i: int) -> bool:
-        """Whether a token of better rank begins inside token `i` at position `at`."""
+        """Return whether a token of better rank begins inside token `i`, which begins at `at`."""
         assert self._begin
         rank = self._rank[i]
         for match in self._begin.finditer(text, at + 1, at + len(self._texts[i]) + self._ahead):
@@ -106,12 +109,12 @@ class SpecialTokens:
         return False
 
     def _settle(self, text: str, begin: int) -> tuple[list[tuple[int, int]], int]:
-        """Return the tokens of a stretch, and its end: the first position after `begin` that no token
-        crosses.
+        """Select the tokens from `begin` up to the first position that no token crosses. Return these tokens
+        and this position.
 
-        Each position offers its longest token, and the best offer is taken. If a position's token overlaps
-        one that was taken, the position offers its longest token that still fits. A position makes
-        O(log length) offers, each longer than its next two together.
+        Each position offers its longest token, and the offer of best rank is selected. If a position's token
+        overlaps a selected token, the position next offers its longest token that still fits. An offer is
+        longer than the next two of its position together, so a position makes O(log length) offers.
         """
         assert self._begin
         n, end, offers = len(text), begin + 1, list[int]()

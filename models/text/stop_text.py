@@ -8,8 +8,9 @@ class StopText:
         self._stops, self._held, self.found = stops, "", False
 
     def push(self, piece: str, *, last: bool = False) -> str:
-        """Return text up to a stop string (then `found` is True); with `last` return all held text. The stop
-        string that begins first counts, even if a shorter one is complete earlier."""
+        """Return the text that cannot belong to a stop string. At a stop string, return the text before it
+        and set `found`. With `last`, return the held text as well. If several stop strings match, the one
+        that begins first counts, even if another is complete earlier."""
         text, self._held = self._held + piece, ""
         hit = min((at for stop in self._stops if (at := text.find(stop)) >= 0), default=len(text))
         n_held = 0 if last else max((overlap(text, stop) for stop in self._stops), default=0)
@@ -21,5 +22,5 @@ class StopText:
 
 
 def overlap(text: str, stop: str) -> int:
-    """Length of the longest proper prefix of `stop` that `text` ends with."""
+    """Return the length of the longest proper prefix of `stop` that `text` ends with."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,13 +1,13 @@
-"""The frames between template_process.py and template_worker.py: a head, then bytes. Both sides store the
-last conversation, and a frame has only the difference, because a megabyte takes 20 ms through JSON and a
-socket and 0.2 ms to compare.
+"""The format of frames between template_process.py and template_worker.py. A frame is a head, then bytes.
+Both processes store the last conversation, and a frame has only what changed. For a conversation of 1 MB,
+JSON and the socket take 20 ms; the comparison takes 0.2 ms.
 """
 
 import struct
 
-# The number of bytes; how many messages or characters are the same as in the last frame; the kind.
+# Number of bytes; number of messages or characters that are the same as in the last frame; kind.
 HEAD = struct.Struct("<IIB")
-# The bytes after the head, by kind: a JSON request; none; a text; an error message; an error message of a
-# process that ends.
+# The kinds of frames. After the head, ASKED has a JSON request, READY nothing, TEXT a text, REFUSED an error
+# message, and ENDED an error message of a process that ends.
 ASKED, READY, TEXT, REFUSED, ENDED = range(5)
 MAX_ERROR = 1000  # characters of an error message

@@ -1,6 +1,6 @@
 """Runs a chat template in a separate process (template_worker.py), because a template of 119 characters can
-crash an interpreter. The process is a new program, never a fork, and is replaced if it ends. Every wait has a
-deadline.
+crash the Python interpreter. The process is started as a new program, not forked. If the process ends,
+another is started. Every wait for the process has a deadline.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from vkbackend.errors import InvalidArgument, Timeout, VkbackendError
 from vkbackend.models.text.template_frames import ASKED, ENDED, HEAD, MAX_ERROR, READY, REFUSED, TEXT
 
 WORKER = "vkbackend.models.text.template_worker"
-# Like `python -m`, but with our sys.path appended, because a module next to the program may have the same
-# name as a module that the worker needs.
+# Like `python -m`, but our sys.path comes last, because a file next to the caller's program may have the name
+# of a module that the worker needs.
 START = f"import sys; sys.path += sys.argv[1:]; from {WORKER} import main; main()"
-MAX_REQUEST = 1 << 25  # bytes; twice the longest text that a tokenizer accepts
-CPU_S, WALL_S = 5, 30.0  # per request; the longest published templates compile in 0.1 s
-START_S = 60.0  # a start takes 0.2 s on two cores
-END_S = 5.0  # to wait for a killed process
+MAX_REQUEST = 1 << 25  # Bytes; twice the longest text that a tokenizer accepts.
+CPU_S, WALL_S = 5, 30.0  # Per request. The longest published templates compile in 0.1 s.
+START_S = 60.0  # A start takes 0.2 s on two cores.
+END_S = 5.0  # Limit for a killed process to end.
 ANOTHER = "give another one with --chat-template-file (in Python `template`)"
 
 Items = tuple[tuple[str, Any], ...]
 
 
 class Ended(Exception):
-    """`code`: the exit code, as in Popen."""
+    """Raised if the process ended; `code` is its exit code as in Popen."""
 
     def __init__(self, code: int | None) -> None:
         self.code = code
@@ -51,10 +51,10 @@ class Ended(Exception):
 
 
 class TemplateProcess:
-    """A compiled template. Threads may share it; one renders at a time.
+    """A compiled template. Threads may share it; only one thread renders at a time.
 
-    Raises InvalidArgument if the template is invalid, refuses a conversation, or exceeds a limit; Timeout and
-    VkbackendError if no process can be started.
+    Raises InvalidArgument if the template is invalid, refuses a conversation, or exceeds a limit. Raises
+    Timeout or VkbackendError if no process can be started.
     """
 
     def __init__(self, source: str, bos: str, eos: str, most: int) -> None:
@@ -72,14 +72,14 @@ class TemplateProcess:
         return self._ask([tuple(message.items()) for message in messages], dict(variables))
 
     def _ask(self, messages: list[Items] | None, variables: dict[str, Any] | None = None) -> str:
-        """Render `messages`. None: only start a worker, if needed, which compiles the template."""
-        if self._pid != os.getpid():  # after a fork the worker and the lock's holder belong to the parent
+        """Render `messages`. With None, only start a worker if needed, which compiles the template."""
+        if self._pid != os.getpid():  # After a fork, the worker and the lock belong to the parent.
             self._renew()
         lock = self._lock
         try:
             if not lock.acquire(timeout=WALL_S):
                 raise Timeout(f"the chat template was busy with other requests for {WALL_S:.0f} s; try again")
-            # The attribute is cleared first, so that an interrupt drops the worker with any pending answer.
+            # The attribute is None during a request, so an interrupt drops the worker and its pending reply.
             worker, self._worker = self._worker, None
             if worker is None or not worker.idle():
                 worker = _Worker()
@@ -95,7 +95,7 @@ class TemplateProcess:
             try:
                 lock.release()
             except RuntimeError:
-                pass  # the lock is not held. A flag could be wrong: an interrupt may come before it is set
+                pass  # not acquired (an interrupt could come before a flag is set)
 
 
 class _Worker:
@@ -126,7 +126,7 @@ class _Worker:
             ) from None
 
     def idle(self) -> bool:
-        """Whether the worker is alive and silent. Otherwise it is killed."""
+        """Return whether the worker is alive and has sent nothing. Otherwise kill it."""
         try:
             self._socket.setblocking(False)
             self._socket.recv(1)
@@ -146,8 +146,8 @@ class _Worker:
         return self._last[1]
 
     def ask(self, request: dict[str, Any], kept: int) -> tuple[int, str]:
-        """Send a request whose messages follow the first `kept` messages of the last request. Return how many
-        characters of the last text are the same, and the text after them."""
+        """Send a request. Its messages follow the first `kept` messages of the last request. Return how many
+        characters of the last text to keep, and the text that follows them."""
         try:
             text = json.dumps(request | {"cpu_s": CPU_S}, ensure_ascii=False)
         except (TypeError, ValueError, RecursionError) as error:
@@ -172,8 +172,8 @@ class _Worker:
         return kept, text
 
     def _exchange(self, frame: bytes, limit_s: float, expected: int) -> tuple[int, int, str]:
-        """Return a frame of the `expected` kind or a refusal. Any failure ends the process, because a late
-        answer would be taken for the next request's."""
+        """Send a frame and return the reply, which has the `expected` kind or is a refusal. Any failure kills
+        the process, because a late reply would be read as the next request's reply."""
         deadline = time.monotonic() + limit_s
         try:
             self._socket.settimeout(limit_s)
@@ -188,7 +188,7 @@ class _Worker:
             raise
         except (OSError, EOFError, UnicodeDecodeError):
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(END_S)  # the exit code of the process says more than the code of our kill
+                self._process.wait(END_S)  # Read the exit code before `kill` replaces it.
             code = self._process.returncode
             self.kill()
             raise Ended(code) from None
@@ -211,15 +211,16 @@ class _Worker:
 
 
 def _same(pair: tuple[Items, Items]) -> bool:
-    """Only messages of texts count, because other values may have been changed in place."""
+    """Return whether two messages are equal and have only texts. Other values may have been changed in place,
+    so the comparison would not see the change."""
     return pair[0] == pair[1] and all(isinstance(value, str) for _, value in pair[0])
 
 
 def _end(process: subprocess.Popen[bytes], ours: socket.socket, pid: int) -> None:
-    """Kill the process; a forked child only closes the socket."""
+    """Kill the process. In a forked child, only close the socket."""
     ours.close()
     if pid != os.getpid():
-        process.returncode = 0  # only the parent may wait for it
+        process.returncode = 0  # Only the parent may wait for the process.
         return
     process.kill()
     with suppress(subprocess.TimeoutExpired):

@@ -1,7 +1,8 @@
 """Compiles and renders a chat template under limits, for template_process.py.
 
-Its stdin is a socket; the process ends when the socket is closed. The first request is a template, all others
-are conversations. It imports little, to start fast and to leave the memory limit to the template.
+Its stdin is a socket; the process ends when the socket is closed. The first request is a template, and all
+later requests are conversations. It imports few modules, so it starts fast and leaves most of its memory
+limit to the template.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from vkbackend.models.text.prefix import n_common
 from vkbackend.models.text.template_frames import ASKED, ENDED, HEAD, MAX_ERROR, READY, REFUSED, TEXT
 
-READ_S = 60  # seconds of CPU time to answer and to read the next request
-MAX_MEMORY = 512 << 20  # bytes of address space; the interpreter and jinja2 take 25 MB of it
+READ_S = 60  # Limit of CPU seconds to send a reply and read the next request.
+MAX_MEMORY = 512 << 20  # Bytes of address space. The interpreter and jinja2 take 25 MB.
 SOCKET = 0
 
 
@@ -32,7 +33,8 @@ NOTHING = {"tools": None, "documents": None}
 
 
 class Refused(Exception):
-    """`by_template`: the template itself raised the error."""
+    """An error to report to the other process. `by_template` is True if the template called
+    `raise_exception`."""
 
     def __init__(self, why: str, by_template: bool = False) -> None:
         super().__init__(why)
@@ -59,7 +61,8 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Like Hugging Face's `tojson`: arguments in the same order, no escapes for HTML."""
+    """Return JSON like Hugging Face's `tojson`, with the same order of arguments and without escapes for
+    HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -84,13 +87,14 @@ def compiled(source: str, bos: str, eos: str) -> Template:
         return env.from_string(source)
     except MemoryError:
         raise
-    except Exception as error:  # Python's compiler has limits that jinja2 does not check
+    except Exception as error:  # Python's compiler raises errors that jinja2 does not catch.
         raise Refused(f"the chat template is not valid: {first_line(error)}") from None
 
 
 def rendered(template: Template, messages: list[Any], variables: dict[str, Any], most: int) -> str:
-    """Render with None for missing tools or documents, as Hugging Face does. If the template fails because it
-    loops over them (Hermes 2 and 3, Command R+), render again with them undefined, as llama.cpp does."""
+    """Render with None for missing tools or documents, as Hugging Face does. The templates of Hermes 2 and 3
+    and Command R+ loop over tools or documents and fail with None. So if a template fails, render again
+    without these names, as llama.cpp does."""
     try:
         return joined(template, {"messages": messages, **NOTHING, **variables}, most)
     except Refused as refusal:
@@ -113,7 +117,7 @@ def joined(template: Template, variables: dict[str, Any], most: int) -> str:
                 break
     except MemoryError:
         raise
-    except Exception as error:  # a template can raise any error, because it applies any operator to any value
+    except Exception as error:  # Templates can apply any operator to any value.
         by_template = type(error) is TemplateError
         raise Refused(
             f"the chat template does not take this conversation: {first_line(error)}", by_template
@@ -137,13 +141,13 @@ def limit(resource_id: int, most: int) -> None:
 
 
 def limit_cpu(seconds: float) -> None:
-    """Count CPU time from now on; at the limit SIGXCPU ends the process, even inside a long call."""
+    """Limit CPU time from now on. At the limit SIGXCPU ends the process, even inside a long call."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime + seconds))
 
 
 def receive(n_bytes: int) -> bytearray:
-    """Ends the process if the other side closed the socket."""
+    """Read bytes from the socket. End the process if the other side closed the socket."""
     data = bytearray()
     while len(data) < n_bytes:
         piece = os.read(SOCKET, n_bytes - len(data))
@@ -164,7 +168,7 @@ def send(kind: int, text: str, kept: int = 0) -> None:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the caller
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a program inherits blocked signals from its parent
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # The parent's blocked signals are inherited.
     limit(resource.RLIMIT_CORE, 0)
     limit(resource.RLIMIT_AS, MAX_MEMORY)
     try:

@@ -1,5 +1,6 @@
-"""Finds the roles of tokens by their texts (end of a generation, control, dropping the white space that
-follows), because converters often forget to mark them. The rules are llama.cpp's.
+"""Finds the roles of tokens by their texts, because converters often forget to mark roles in the file. A role
+is, for example, to end a generation, to be a control token, or to drop the white space after the token. The
+rules are llama.cpp's.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ _ENDS = frozenset(
     "<|end_of_text|> <end_of_turn> <end_of_utterance> <EOT> _<EOT> [EOT] [EOS] [e~[ <turn|> "
     "<|tool_response> <eos> </s>".split()
 ) | {"<\uff5cend\u2581of\u2581sentence\uff5c>"}
-# A key of the file names the token; otherwise it is the first of these texts that is a token. Models write it
-# at the end of a file.
+# Tokens that models write at the end of a file. A key of the GGUF file names the token. Without the key, it
+# is the first of these texts that is a token.
 _FILE_ENDS = {
     "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
@@ -44,7 +45,7 @@ _FILE_PARTS = {
                 "\u2581<MID>", "<|code_middle|>", "<|middle|>"),
 }  # fmt: skip
 _FORMER_KEYS = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}
-# gpt-oss marks thoughts and answers with these tokens, so they count as text.
+# gpt-oss marks thoughts and answers with these tokens, so a reply's text includes them.
 _CHANNELS = frozenset(("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"))
 _END_OF_MESSAGE = ({"<|return|>", "<|call|>"}, {"<|return|>", "<|calls|>"},
                    {"<|flush|>", "<|call|>"}, {"<|flush|>", "<|calls|>"})  # fmt: skip
@@ -56,7 +57,7 @@ _NOT_STRIPPING = frozenset(("<unk>", "<s>", "<|endoftext|>"))
 def settle_roles(
     ids: Mapping[str, int], types: list[int], named: Callable[[str], int | None]
 ) -> tuple[frozenset[int], dict[str, int]]:
-    """Correct `types`. Returns the tokens that end a generation, and the fill-in-the-middle tokens by short
+    """Correct `types`. Return the tokens that end a generation, and the fill-in-the-middle tokens by short
     name. `named(key)` returns the token that the file names by this key."""
     ends = {ids[text] for text in _ENDS & ids.keys()}
     for i in ends:
@@ -76,7 +77,7 @@ def settle_roles(
         types[ids[text]] = TokenType.USER_DEFINED
     ends.update(token for token in map(named, ("eos", "eot", "eom")) if token is not None)
     if "<|end|>" in ids and any(both <= ids.keys() for both in _END_OF_MESSAGE):
-        ends.discard(ids["<|end|>"])  # it ends a message, and the turn may continue
+        ends.discard(ids["<|end|>"])  # It ends a message, but not the turn.
         types[ids["<|end|>"]] = TokenType.USER_DEFINED
     if {"<|tool_response>", "</s>"} <= ids.keys():
         ends.discard(ids["</s>"])  # an HTML tag in Gemma 4
@@ -85,7 +86,7 @@ def settle_roles(
 
 
 def stripping(name: str, ids: Mapping[str, int], types: list[int]) -> frozenset[int]:
-    """Only Phi-3 has tokens that drop the white space after them. `name`: the model."""
+    """Return the tokens that drop the white space after them, which only Phi-3 has. `name`: the model."""
     if not any(phi in name.lower() for phi in ("phi-3", "phi3")):
         return frozenset()
     return frozenset(i for text, i in ids.items() if types[i] in MARKERS and text not in _NOT_STRIPPING)

@@ -1,5 +1,5 @@
 """Converts text to token ids and back, with the vocabulary of a GGUF file. Each kind of tokenizer has a
-module; special tokens and incremental decoding are here.
+separate module. This module handles special tokens and incremental decoding.
 """
 
 import codecs
@@ -19,7 +19,7 @@ from vkbackend.models.text.unigram import unigram
 from vkbackend.models.text.vocabulary import Vocabulary
 from vkbackend.models.text.wordpiece import wordpiece
 
-MAX_TEXT = 1 << 22  # characters; the regular expression engine fails after 10,000,000 steps of backtracking
+MAX_TEXT = 1 << 22  # Characters. The regular expression engine fails after 10,000,000 steps of backtracking.
 _KINDS = {  # by `tokenizer.ggml.model`
     "llama": ("SPM", spm),
     "gpt2": ("BPE", bpe),
@@ -32,7 +32,8 @@ _KINDS = {  # by `tokenizer.ggml.model`
 
 
 class Tokenizer:
-    """`stop_ids` end a generation. `fim_ids`: fill-in-the-middle tokens by short name (infill.py)."""
+    """`stop_ids` end a generation. A vocabulary with its encoder. `fim_ids` has the fill-in-the-middle tokens
+    by short name (infill.py)."""
 
     def __init__(self, gguf: GGUF) -> None:
         path, model = gguf.paths[0], gguf.string("tokenizer.ggml.model", None)
@@ -72,8 +73,8 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, gguf: GGUF) -> "Tokenizer":
-        """The tokenizer of a file. Raises UnsupportedModel (no tokenizer, or an unknown kind), GGUFError
-        (malformed vocabulary)."""
+        """Return a file's tokenizer. Raises UnsupportedModel if the tokenizer is missing or unknown, and
+        GGUFError if the vocabulary is malformed."""
         return cls(gguf)
 
     def _cutters(self, path: Path) -> tuple[SpecialTokens, SpecialTokens]:
@@ -95,11 +96,11 @@ class Tokenizer:
         parse_special: bool = False,
         plain: Sequence[tuple[int, int]] = (),
     ) -> list[int]:
-        """Return the ids of a text. `add_special`: add BOS and EOS if the model wants them.
+        """Return the ids of a text. `add_special` adds BOS and EOS if the model wants them.
 
-        User-defined tokens in the text always become tokens, control tokens only with `parse_special`, but
-        neither in the spans `plain` ((begin, end), in order). Lone surrogates become U+FFFD. Raises
-        InvalidArgument (not a str, longer than MAX_TEXT).
+        User-defined tokens in the text become tokens; control tokens do so only with `parse_special`. In the
+        spans `plain`, which are (begin, end) in order, both are plain text. Lone surrogates become U+FFFD.
+        Raises InvalidArgument if the text is not a str or is longer than MAX_TEXT.
         """
         if not isinstance(text, str):
             raise InvalidArgument(f"the text is a {type(text).__name__}, expected a str")
@@ -131,14 +132,14 @@ class Tokenizer:
         for begin, end in (*plain, (len(text), len(text))):
             for fragment in (*special.cut(text[done:begin]), text[begin:end]):
                 if isinstance(fragment, str) and out and isinstance(before := out[-1], str):
-                    out[-1] = before + fragment  # adjacent text is merged together
+                    out[-1] = before + fragment  # Adjacent texts are merged as one text.
                 elif fragment != "":
                     out.append(fragment)
             done = end
         return out
 
     def markers(self, wanted: Callable[[str], bool]) -> list[tuple[str, int]]:
-        """Return (text, id) of control and unknown tokens, and of user-defined tokens for which
+        """Return pairs of text and id for control and unknown tokens, and for user-defined tokens for which
         `wanted(text)` is true."""
         markers = ((text, i) for text, i in self._ids.items() if self.is_marker(i))
         return [(text, i) for text, i in markers if self.is_special(i) or wanted(text)]
@@ -146,11 +147,11 @@ class Tokenizer:
     # ---- ids to text ----
 
     def decode(self, ids: Iterable[int], skip_special: bool = True, *, at_start: bool = True) -> str:
-        """Return the text of ids; bytes that are not UTF-8 become U+FFFD. Raises InvalidArgument for an id
+        """Return the text of ids. Bytes that are not UTF-8 become U+FFFD. Raises InvalidArgument for an id
         out of range.
 
-        `at_start`: the ids begin a text, so the space that `encode` added is removed; False for ids that
-        continue a text (generated ids).
+        `at_start` removes the space that `encode` adds at the start of a text. It must be False for ids that
+        continue a text, such as generated ids.
         """
         stream = self.stream(skip_special, at_start=at_start)
         return "".join([stream.push(i) for i in ids]) + stream.flush()
@@ -159,15 +160,16 @@ class Tokenizer:
         return TextStream(self, skip_special, at_start)
 
     def is_special(self, token_id: int) -> bool:
-        """Whether `decode` leaves the token out: control and unknown tokens."""
+        """Return whether `decode` leaves the token out, because it is a control or unknown token."""
         return self._types[token_id] in (TokenType.CONTROL, TokenType.UNKNOWN)
 
     def is_marker(self, token_id: int) -> bool:
-        """Whether the token is cut out of a text before merging, whatever text surrounds it."""
+        """Return whether the token is cut out of a text before merging, so the text around it does not
+        matter."""
         return self._types[token_id] in MARKERS
 
     def piece(self, token_id: int) -> bytes:
-        """Return the bytes of a token, which may be a part of a character."""
+        """Return the bytes of a token, which may be an incomplete character."""
         try:
             index = operator.index(token_id)
         except TypeError:
@@ -198,7 +200,7 @@ def whole_characters(text: str) -> str:
 
 
 class TextStream:
-    """Incremental `decode` that holds back bytes until they form a complete character."""
+    """Decodes one id at a time, and holds back bytes until they form a complete character."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool, at_start: bool) -> None:
         self._tokenizer, self._skip_special = tokenizer, skip_special
@@ -206,8 +208,8 @@ class TextStream:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
-        """Return the text that this id completes, which may be empty. Raises InvalidArgument for an id out of
-        range."""
+        """Add an id and return the text that it completes, which may be empty. Raises InvalidArgument for an
+        id out of range."""
         piece = self._tokenizer.piece(token_id)
         if self._skip_special and self._tokenizer.is_special(token_id):
             return ""
@@ -217,14 +219,14 @@ class TextStream:
         return self._utf8.decode(piece)
 
     def flush(self) -> str:
-        """The bytes held back, as U+FFFD. The stream may continue."""
+        """Return the held bytes as U+FFFD. The stream may continue."""
         rest = self._utf8.decode(b"", final=True)
         self._utf8.reset()
         return rest
 
 
 def chat_templates(gguf: GGUF) -> dict[str, str]:
-    """The file's chat templates by name; the unnamed template is "default"."""
+    """Return the file's chat templates by name. The template without a name is "default"."""
     templates = {}
     for key in gguf.metadata:
         name = key.removeprefix("tokenizer.chat_template")
@@ -235,7 +237,7 @@ def chat_templates(gguf: GGUF) -> dict[str, str]:
 
 
 def end_ids(gguf: GGUF) -> frozenset[int]:
-    """The end-of-sequence token of a file without a usable tokenizer."""
+    """Return the end-of-sequence token of a file whose tokenizer is missing or unknown."""
     with suppress(GGUFError):
         eos = gguf.u32("tokenizer.ggml.eos_token_id", None)
         return frozenset() if eos is None else frozenset([eos])

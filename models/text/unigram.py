@@ -1,5 +1,5 @@
-"""Unigram (`tokenizer.ggml.model` "t5"): finds the tokens whose sum of scores is highest, with the
-`tokenizers` library. The file's character map rewrites the text first.
+"""Unigram (`tokenizer.ggml.model` "t5"), by the `tokenizers` library. It chooses the tokens with the highest
+sum of scores. The file's character map rewrites the text first.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def unigram(gguf: GGUF, vocabulary: Vocabulary) -> Scheme:
     pieces = [
         (vocabulary.tokens[i], 0.0 if types[i] == TokenType.USER_DEFINED else scores[i]) for i in text_ids
     ]
-    # The unknown token is an empty piece here, so that no text matches it.
+    # The unknown token gets an empty text, which no text matches.
     backend = Backend(models.Unigram([("", 0.0), *pieces], 0, False))
     rewrite = CharacterMap(gguf.get("tokenizer.ggml.precompiled_charsmap", b""), vocabulary.path)
     prefix = vocabulary.flag("add_space_prefix", False)

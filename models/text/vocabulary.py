@@ -1,4 +1,4 @@
-"""Checked tokens of a GGUF file: texts, ids, types, and tokens named by keys."""
+"""Reads and checks the tokens of a GGUF file."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from vkbackend.errors import GGUFError
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.text.token_roles import TokenType
 
-SPACE = "\u2581"  # stands for a space inside tokens
+SPACE = "\u2581"  # a space inside tokens
 _BYTE_TEXT = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How text becomes ids. `spell` returns the bytes of a normal token's text. Flags and tokens are from the
-    file, or defaults of the tokenizer's kind. `close`: the token that `add_eos` appends, if it is not
-    `eos`."""
+    """How text becomes ids. `spell` returns the bytes of a normal token's text. Flags and tokens come from
+    the file, or are the defaults of the tokenizer's kind. If `close` is not None, `add_eos` appends `close`
+    instead of `eos`."""
 
     encode: Callable[[str], list[int]]
     spell: Callable[[str], bytes]
@@ -31,7 +31,7 @@ class Scheme:
 
 
 class Vocabulary:
-    """`ids`: the id of each text that is not empty."""
+    """A file's tokens. `ids` maps every text that is not empty to its id."""
 
     def __init__(self, gguf: GGUF) -> None:
         self.path = gguf.paths[0]
@@ -66,8 +66,8 @@ class Vocabulary:
             )
 
     def named(self, name: str, default: int | None = None) -> int | None:
-        """Return the token of `tokenizer.ggml.NAME_token_id`; otherwise `default`, if the vocabulary has that
-        id."""
+        """Return the token of `tokenizer.ggml.NAME_token_id`. Without this key, return `default` if the
+        vocabulary has that id."""
         key = f"tokenizer.ggml.{name}_token_id"
         value = self._gguf.u32(key, None)
         if value is None:

@@ -1,4 +1,4 @@
-"""WordPiece (`tokenizer.ggml.model` "bert"), in the `tokenizers` library with BERT's normalizer: a word is
+"""WordPiece (`tokenizer.ggml.model` "bert"), by the `tokenizers` library with BERT's normalizer. A word is
 cut into the longest tokens. GGUF files mark a token that begins a word with U+2581; BERT's vocabulary marks a
 token that continues a word with ##.
 """
@@ -14,7 +14,7 @@ from vkbackend.models.text.token_roles import TokenType
 from vkbackend.models.text.vocabulary import SPACE, Scheme, Vocabulary, spell_spaced
 
 _ON = "##"
-_LONGEST_WORD = 100  # characters, as in BERT, because the search takes quadratic time
+_LONGEST_WORD = 100  # as in BERT; the search takes quadratic time
 
 
 def wordpiece(gguf: GGUF, vocabulary: Vocabulary) -> Scheme:

@@ -1,4 +1,4 @@
-"""Values of arguments: plain text is parsed by the tool's JSON Schema."""
+"""Converts arguments from plain text to values by the tool's JSON Schema."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 
 def value_of(text: str, schema: Any) -> Any:
-    """Return the text if the schema wants a string or the text is invalid JSON, else its JSON value."""
+    """Return an argument's value. If the schema wants a string, or if the text is invalid JSON, the value is
+    the text."""
     kinds, word = kinds_of(schema), text.strip()
     if "null" in kinds and word.lower() in ("null", "none"):
         return None
@@ -29,7 +30,7 @@ _KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", type(
 
 
 def kinds_of(schema: Any) -> set[str]:
-    """Return the types of a schema, its listed values and its alternatives; may be empty."""
+    """Return the types of a schema, of its listed values and of its alternatives. The set may be empty."""
     if not isinstance(schema, dict):
         return set()
     named = schema.get("type", [])
@@ -42,7 +43,7 @@ def kinds_of(schema: Any) -> set[str]:
 
 
 def resolved(schema: Any, whole: Any) -> Any:
-    """Return the schema that $ref names; other schemas are returned unchanged."""
+    """Return the schema that `schema`'s $ref names in `whole`. Without $ref, return `schema`."""
     for _ in range(8):
         where = schema.get("$ref") if isinstance(schema, dict) else None
         if not isinstance(where, str) or not where.startswith("#/"):

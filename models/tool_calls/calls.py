@@ -1,4 +1,4 @@
-"""Reads the parts of tool calls that several formats share, with generators over a `Source`."""
+"""Generators that read the parts of tool calls that several formats share, from a `Source`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from vkbackend.models.tool_calls.source import JsonEnd, Reading, Source, ToolDel
 _HEAD = re.compile(
     r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)', re.DOTALL
 )
-MAX_HEAD = 512  # characters of a call before its arguments
-ID_CHARACTERS, ID_LENGTH = string.ascii_letters + string.digits, 9  # accepted by Mistral's templates
+MAX_HEAD = 512  # Characters of a call before its arguments.
+ID_CHARACTERS, ID_LENGTH = (
+    string.ascii_letters + string.digits,
+    9,
+)  # for Mistral's templates
 
 
 def new_id() -> str:
@@ -23,7 +26,7 @@ def new_id() -> str:
 
 
 class CallReader:
-    """`tools`: the schema of the arguments by function."""
+    """Reads tool calls. `tools` has the schema of the arguments by function."""
 
     def __init__(self, tools: Mapping[str, Any]) -> None:
         self.source, self.tools, self.n_calls, self.n_done = Source(), tools, 0, 0
@@ -33,7 +36,7 @@ class CallReader:
         return ToolDelta(self.n_calls - 1, id_ or new_id(), name)
 
     def arguments(self) -> Reading:
-        """Stream the next JSON object as the last call's arguments; {} if no object follows."""
+        """Yield the next JSON object as the last call's arguments, or {} if no object follows."""
         yield from self.source.skip_space()
         if not self.source.text.startswith("{"):
             yield ToolDelta(self.n_calls - 1, arguments="{}")
@@ -57,8 +60,8 @@ class CallReader:
         self.n_done = self.n_calls
 
     def call_object(self, names: Collection[str] | None = None) -> Trying:
-        """Read {"name": ..., "arguments" or "parameters": {...}}, in any order. Returns whether it calls one
-        of the `names` (None: any name)."""
+        """Read an object with "name" and "arguments" (or "parameters") in any order. Return whether the
+        object calls one of the `names` (None: any function)."""
         source, end, seen = self.source, JsonEnd(), 0
         while True:
             # If the name is not in the first MAX_HEAD characters, it follows the arguments or is missing.

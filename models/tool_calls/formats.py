@@ -1,4 +1,5 @@
-"""Formats of tool calls by model family, recognised by how the chat template writes earlier calls."""
+"""The formats in which families of models write tool calls. A format is recognised by the chat template,
+which writes earlier calls."""
 
 from __future__ import annotations
 
@@ -15,9 +16,10 @@ from vkbackend.models.tool_calls.source import AnswerPart, Trying
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """`openers`: beginnings of calls. `read` reads the text after an opener and returns whether it was a
-    call. `inner`: further markers that may be control tokens. `at_start`: an answer that begins with "{" may
-    be a call. `described`: the prompt describes the tools, because the template does not."""
+    """A format of tool calls. A call begins with one of the `openers`. `read` reads the text from the opener
+    and returns whether the text was a call. `inner` has other markers that may be control tokens. If
+    `at_start`, an answer that begins with "{" may be a call. If `described`, the prompt has to describe the
+    tools, because the template does not."""
 
     name: str
     openers: tuple[str, ...]
@@ -56,15 +58,15 @@ def _json_answer(r: CallReader) -> Trying:
 
 
 def _lenient(r: CallReader) -> Trying:
-    """Read calls for templates that do not reveal how calls are written."""
+    """Read <tool_call> or plain JSON, for templates that do not show a format."""
     if r.source.text.startswith("<tool_call>"):
         return (yield from _hermes(r))
     return (yield from _json_answer(r))
 
 
 def _mistral(r: CallReader) -> Trying:
-    """Read [TOOL_CALLS][{...}, {...}], or the format since 2025: [TOOL_CALLS]name[ARGS]{...} for each
-    call."""
+    """Read [TOOL_CALLS][{...}, {...}], or Mistral's format since 2025, which has [TOOL_CALLS]name[ARGS]{...}
+    for each call."""
     yield from r.source.begins("[TOOL_CALLS]")
     yield from r.source.skip_space()
     if r.source.text[:1] in ("[", "{"):
@@ -83,7 +85,7 @@ def _mistral(r: CallReader) -> Trying:
 
 
 def _row(r: CallReader, closer: str) -> Trying:
-    """Read [{...}, {...}] and the marker after it."""
+    """Read calls in an array [{...}, {...}], and the marker `closer` after the array."""
     n = r.n_calls
     is_row = (yield from r.source.begins("[")) is not None
     while True:
@@ -105,7 +107,7 @@ def _phi4(r: CallReader) -> Trying:
 
 
 def _kimi(r: CallReader) -> Trying:
-    """Read calls whose id names the function: functions.NAME:INDEX."""
+    """Read calls whose id is functions.NAME:INDEX."""
     yield from r.source.begins("<|tool_calls_section_begin|>")
     n = r.n_calls
     while True:
@@ -128,8 +130,8 @@ SEPARATOR = "<\uff5ctool\u2581sep\uff5c>"
 
 
 def _deepseek(r: CallReader) -> Trying:
-    """Read calls of V3.1 (NAME, separator, JSON) or earlier ("function", separator, NAME, JSON in a
-    fence)."""
+    """Read calls of DeepSeek. V3.1 writes NAME, separator, JSON. Earlier versions write "function",
+    separator, NAME, and JSON in a code fence."""
     yield from r.source.begins(CALLS)
     n = r.n_calls
     while True:
@@ -160,7 +162,8 @@ def _schema(r: CallReader, name: str, argument: str) -> Any:
 
 
 def _coder(opener: str, closer: str) -> Callable[[CallReader], Trying]:
-    """Return a reader for parameters on separate lines, with optional markers around a call."""
+    """Return a reader of calls with each parameter on separate lines. The markers `opener` and `closer`
+    around calls are optional."""
 
     def read(r: CallReader) -> Trying:
         yield from r.source.begins(opener)
@@ -212,7 +215,7 @@ def _glm(r: CallReader) -> Trying:
 
 
 def _gemma(r: CallReader) -> Trying:
-    """Read call:NAME{key:value,...}, with Gemma's quotes around strings."""
+    """Read call:NAME{key:value,...}, in which Gemma's quote markers surround strings."""
     opener = yield from r.source.begins("<|tool_call>", "<start_function_call>")
     text, _ = yield from r.source.until("<tool_call|>", "<end_function_call>")
     call = re.fullmatch(r"\s*call:([^{\s]+)\s*(\{.*\})\s*", text, re.DOTALL)
@@ -225,7 +228,8 @@ def _gemma(r: CallReader) -> Trying:
 
 
 def _of_gemma(text: str, quote: str) -> Any:
-    """Keys and strings may lack quotes. Return None for invalid text."""
+    """Return the value of arguments in Gemma's format, in which keys and strings may lack quotes. Return None
+    for invalid text."""
     parts = text.split(quote)
     if len(parts) % 2 == 0:
         return None
@@ -269,7 +273,7 @@ KIMI = ToolFormat(
     ("<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",
      "<|tool_call_end|>"),
 )  # fmt: skip
-GPT_OSS = ToolFormat("gpt-oss", (), None)  # a call is a message, read by models/text/harmony.py
+GPT_OSS = ToolFormat("gpt-oss", (), None)  # models/text/harmony.py reads its calls
 GEMMA = ToolFormat("gemma 4", ("<|tool_call>",), _gemma, ("<tool_call|>", '<|"|>'))
 FUNCTION_GEMMA = ToolFormat(
     "functiongemma", ("<start_function_call>",), _gemma, ("<end_function_call>", "<escape>")
@@ -277,7 +281,7 @@ FUNCTION_GEMMA = ToolFormat(
 DEEPSEEK = ToolFormat("deepseek", (CALLS,), _deepseek, (CALLS_END, CALL, CALL_END, SEPARATOR))
 GENERIC = ToolFormat("generic", (), _json_answer, at_start=True, described=True)
 
-# A template's format is the first one whose signs all occur in the template.
+# A template has the first format whose texts all occur in the template.
 SIGNS: tuple[tuple[tuple[str, ...], ToolFormat], ...] = (
     (("<|channel|>", "functions."), GPT_OSS),
     (("<|tool_calls_section_begin|>",), KIMI),
@@ -300,5 +304,5 @@ FORMATS = (*dict.fromkeys(format_ for _, format_ in SIGNS), GENERIC)
 
 
 def format_of(template: str) -> ToolFormat:
-    """Return plain JSON if the template does not mention tools."""
+    """Return the format that a template uses. If the template does not mention tools, this is plain JSON."""
     return next((format_ for signs, format_ in SIGNS if all(sign in template for sign in signs)), GENERIC)

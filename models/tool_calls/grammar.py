@@ -1,4 +1,4 @@
-"""The grammar, in llguidance's Lark, that makes an answer call tools in the model's own format."""
+"""Writes a grammar (in llguidance's Lark) that forces an answer to call tools in the model's own format."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from vkbackend.models.tool_calls import formats
 from vkbackend.models.tool_calls.argument_values import kinds_of, resolved
 from vkbackend.models.tool_calls.formats import ToolFormat
 
-Special = Callable[[str], int | None]  # returns the control token of a text
+Special = Callable[[str], int | None]  # text -> its control token
 
 
 class CallGrammar:
-    """Rules for calls of `tools`, the schema of the arguments by function. `special` returns the control
-    token of a marker, which a grammar must name by id because the token has no text."""
+    """Writes rules for calls of `tools`, which has the schema of the arguments by function. `special` returns
+    the control token of a marker. A grammar must name this token by its id, because the token has no text."""
 
     def __init__(self, format_: ToolFormat, tools: Mapping[str, Any], special: Special) -> None:
         self._format, self._tools, self._special = format_, tools, special
         self._rules: list[str] = []
 
     def lark(self, *, several: bool) -> str:
-        """Return the rules. The first rule, `calls`, is one call, or one or more calls if `several`."""
+        """Return the rules. Return the rules. The first rule, `calls`, matches one call, or one or more calls
+        if `several`."""
         call = self._rule(" | ".join([self._rule(self._call(name)) for name in self._tools]))
         return "\n".join([f"calls: {self._row(call, several)}", *self._rules])
 
@@ -68,7 +69,7 @@ class CallGrammar:
         }
         begin, between, end = around.get(self._format, row)
         if self._format in (formats.LLAMA3, formats.GENERIC, formats.GPT_OSS):
-            several = False  # these templates have one call at a time
+            several = False  # These templates have one call per message.
         more = f" ({between} {call})*" if several else ""
         return f"{begin} {call}{more} {end}"
 
@@ -115,13 +116,13 @@ class CallGrammar:
         return rules.get(self._format, lambda: self._object(name))()
 
     def _properties(self, name: str) -> list[tuple[str, Any, bool]]:
-        """Return (argument, schema, whether the argument is required)."""
+        """Return each argument's name, its schema, and whether it is required."""
         schema = self._schema(name)
         properties, required = schema.get("properties") or {}, schema.get("required") or ()
         return [(key, property_, key in required) for key, property_ in properties.items()]
 
     def _by_key(self, name: str, head: str, opener: str, closer: str, end: str) -> str:
-        """Each value is between markers that name its key."""
+        """Return a rule for a call in which markers with the key surround each value."""
         before, after = opener.split("{}")
         parts = [literals(head, self._special)]
         for key, schema, must in self._properties(name):
@@ -131,7 +132,8 @@ class CallGrammar:
         return " ".join([*parts, literals(end, self._special)])
 
     def _value_by_key(self, name: str, schema: Any, closer: str) -> str:
-        """Return text up to the closing marker if the schema wants a string, else JSON."""
+        """Return a rule for a value and its closing marker. The value is plain text if the schema wants a
+        string, else JSON."""
         schema = resolved(schema, self._schema(name))
         kinds, end = kinds_of(schema), self._mark(closer)
         values = _values(schema)
@@ -161,8 +163,8 @@ class CallGrammar:
         return f"{json.dumps(key + ':')} {self._gemma_value(name, schema, quote, depth)}"
 
     def _gemma_value(self, name: str, schema: Any, quote: str, depth: int) -> str:
-        """Strings are between the marker `quote`. Raises InvalidArgument for more than `depth` levels of
-        arrays, objects and alternatives."""
+        """Return a rule for a value in Gemma's format, in which the marker `quote` surrounds strings. Raises
+        InvalidArgument for more than `depth` levels of arrays, objects and alternatives."""
         schema = resolved(schema, self._schema(name))
         mark, inner = self._mark(quote), depth - 1
         if not isinstance(schema, dict) or depth < 0:
@@ -204,11 +206,13 @@ class CallGrammar:
 
 
 def _members(pairs: Sequence[tuple[str, bool]]) -> str:
-    """Return a rule for (pair, required) in order, with commas between them."""
+    """Return a rule for key-value pairs in this order, with commas between them. Each pair has a flag that is
+    True if the pair is required."""
     rest, any_needed = "", False
     for i in reversed(range(len(pairs))):
         pair, needed = pairs[i]
-        # `this`: begins with this pair. `rest`: begins with this pair or a later pair.
+        # `this` matches pairs that begin with this pair. `rest` matches pairs that begin with this pair or a
+        # later pair.
         after = "".join(f' ("," {later})' + ("" if must else "?") for later, must in pairs[i + 1 :])
         this = f"{pair}{after}"
         rest = this if needed else f"({this}" + (f" | {rest})" if rest else ")" + ("" if any_needed else "?"))
@@ -217,7 +221,7 @@ def _members(pairs: Sequence[tuple[str, bool]]) -> str:
 
 
 def _values(schema: Any) -> list[Any] | None:
-    """The values of const or enum; None if the schema has neither."""
+    """Return the values of const or enum, or None if the schema has neither."""
     if not isinstance(schema, dict):
         return None
     return [schema["const"]] if "const" in schema else schema.get("enum") or None
@@ -248,7 +252,8 @@ def literals(text: str, special: Special) -> str:
 def text_up_to(name: str, mark: str, special: Special) -> str:
     token = special(mark)
     if token is not None:
-        # The text may not contain the marker, because a reader could not distinguish it from the token.
+        # The text must not contain the marker's characters, because a reader could not distinguish them from
+        # the token.
         spelled = re.escape(mark).replace("/", r"\/")
         return f"{name}: {name.upper()} <[{token}]>\n{name.upper()}: /(?s:.*)/ & ~/(?s:.*{spelled}.*)/"
     return f"{name}[suffix={json.dumps(mark, ensure_ascii=False)}]: /(?s:.*)/"

@@ -1,4 +1,4 @@
-"""Separates tool calls from the text around them, piece by piece."""
+"""Separates tool calls from the text around them while the text arrives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from vkbackend.models.tool_calls.source import AnswerPart, Reading
 
 
 class ToolReader(CallReader):
-    """Drops white space around calls. Text that only begins like a call is content."""
+    """Splits an answer into content and calls. White space around calls is dropped. Text that begins like a
+    call but is not a call is content."""
 
     def __init__(self, format_: ToolFormat, tools: Mapping[str, Any]) -> None:
         super().__init__(tools)
@@ -20,7 +21,7 @@ class ToolReader(CallReader):
         self._is_over = False
 
     def push(self, piece: str, *, last: bool = False) -> list[AnswerPart]:
-        """Return the parts that are certain so far."""
+        """Add a piece of text, and return the content and calls that later text cannot change."""
         self.source.text += piece
         self.source.ended |= last
         parts: list[AnswerPart] = []
@@ -39,7 +40,7 @@ class ToolReader(CallReader):
 
     def _read(self) -> Reading:
         source, openers = self.source, self._format.openers
-        space = ""  # white space after the content, returned if more content follows
+        space = ""  # White space at the end of the content, which is returned if more content follows.
         while source.text or not source.ended:
             hits = [(at, -len(mark)) for mark in openers if (at := source.text.find(mark)) >= 0]
             if not self._begun and self._format.at_start and source.text.lstrip()[:1] == "{":
@@ -55,7 +56,7 @@ class ToolReader(CallReader):
                 assert self._format.read is not None, "it has openers"
                 if (yield from self._format.read(self)):
                     space = ""
-                else:  # not a call: the text that was read, at least a character, is content
+                else:  # This was not a call, so the text that was read is content.
                     yield space + (source.taken or source.cut(1))
                     space = ""
             elif source.ended:

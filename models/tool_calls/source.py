@@ -1,5 +1,5 @@
-"""Text that arrives in pieces, and generators that read it. They yield parts, or None if they need more
-text."""
+"""Text that arrives in pieces, and generators that read the text. Generators yield the parts of an answer, or
+None to get more text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from vkbackend.models.text.stop_text import overlap
 
 @dataclass(frozen=True, slots=True)
 class ToolDelta:
-    """A part of a call: first the id and name, then the arguments as pieces of JSON text."""
+    """A part of a tool call. The first part has the id and name; later parts have the arguments as pieces of
+    JSON text."""
 
     index: int
     id: str | None = None
@@ -26,8 +27,8 @@ Trying = Generator[AnswerPart | None, None, bool]
 
 
 class Source:
-    """`text`: not read yet. `ended`: no more text will come. `taken`: the text read since `taken` was last
-    cleared."""
+    """Text to read. `text` is the text that is not read yet. `ended` is True if no more text will come.
+    `taken` collects the text that was read since `taken` was last cleared."""
 
     def __init__(self) -> None:
         self.text, self.taken, self.ended = "", "", False
@@ -45,7 +46,7 @@ class Source:
             yield None
 
     def begins(self, *marks: str) -> Generator[None, None, str | None]:
-        """Return the longest mark that begins the text, or None."""
+        """Read and return the longest mark that begins the text, or return None."""
         while True:
             for mark in sorted(marks, key=len, reverse=True):
                 if self.text.startswith(mark):
@@ -55,7 +56,8 @@ class Source:
             yield None
 
     def until(self, *marks: str) -> Generator[None, None, tuple[str, str]]:
-        """Return the text up to the first mark, and the mark; if no mark follows, all text and ""."""
+        """Read the text up to the first mark, and the mark; return both. Without a mark, read all text and
+        return it with ""."""
         while True:
             if hits := [(at, -len(m), m) for m in marks if (at := self.text.find(m)) >= 0]:
                 at, _, mark = min(hits)
@@ -69,7 +71,7 @@ class Source:
 
 
 class JsonEnd:
-    """Finds the end of a JSON object or array. `depth`: number of open levels."""
+    """Finds the end of a JSON object or array. At the start, `depth` levels are open."""
 
     _NEXT, _IN_STRING = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
 
@@ -77,7 +79,7 @@ class JsonEnd:
         self._depth, self._in_string, self._skip = depth, False, 0
 
     def push(self, text: str) -> int | None:
-        """Return how many characters precede the end; None without an end."""
+        """Add text. Return how many of its characters precede the end, or None if the end is not reached."""
         at = self._skip
         while True:
             match = (self._IN_STRING if self._in_string else self._NEXT).search(text, at)
