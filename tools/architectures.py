@@ -1,8 +1,8 @@
 """`vkbackend models`: list the architectures that run, and which features each supports.
 
-The table is computed: a small model of each architecture is laid out over devices, and each column is derived
-from the roles of its weights, its caches and its states. --json names the tests that prove each column
-(`pytest --all` runs them); --md prints the table of docs/architectures.md.
+The command computes the table. It lays out a small model of each architecture over devices, and derives each
+column from the model's weights, caches and states. --json names the tests that prove each column, which
+`pytest --all` runs. --md prints the table of docs/architectures.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vkbackend.tools.console import console, table, write_json
 from vkbackend.tools.measure.sketch import sketches
 
 TESTS = "tests/models/architectures/test_architectures.py"
-PROOFS = {  # column -> tests; in test_architectures.py unless a file is named
+PROOFS = {  # column -> tests; a test without a file is in TESTS
     "tensor parallel": (
         "test_oracles_on_numpy",
         "test_oracles_on_vulkan",
@@ -45,7 +45,7 @@ PROOFS = {  # column -> tests; in test_architectures.py unless a file is named
         "tests/models/architectures/test_mixture.py::test_all_devices_break_near_ties_alike",
     ),
     "sliding window": (
-        "test_oracles_on_numpy",  # per step: rings of 27 cells are overwritten cyclically
+        "test_oracles_on_numpy",  # its rings of 27 cells wrap around
         "tests/models/architectures/test_windows.py::test_rings_equal_a_full_mask",
         "tests/models/architectures/test_windows.py::test_a_saved_ring_continues_on_other_devices",
     ),
@@ -68,13 +68,13 @@ DIMS = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`split_by`: the dimensions that tensor parallelism splits."""
+    """An architecture in the table; `split_by` names the dimensions that tensor parallelism splits."""
 
     name: str  # general.architecture
     models: str
     split_by: tuple[str, ...]
     layer_split: bool
-    whole_slots: bool  # states are saved as a whole, not by positions
+    whole_slots: bool  # a saved state has no positions
     control_vectors: bool
     experts: bool
     windows: bool
@@ -112,8 +112,7 @@ def row_of(name: str) -> Row:
         MODELS[name],
         split_by(name),
         layer_split=split_by_layers(model),
-        # because such a state covers the complete sequence and cannot be cut at a position
-        whole_slots=recurrent,
+        whole_slots=recurrent,  # A recurrent state covers its complete sequence, so no position can cut it.
         control_vectors=any(spec.values is model.control[1] for spec in model.weights()),
         experts=model.n_used > 0,
         windows=any(kv.window > 0 for kv in map(kv_of, memories) if kv),
@@ -122,7 +121,7 @@ def row_of(name: str) -> Row:
 
 
 def plans_of(model: Model, split_mode: str = "tensor") -> list[Plan]:
-    """Return the plans of the layers on two devices; empty if the model refuses this split mode."""
+    """Return the layers' plans on two devices, or an empty list if the model refuses this split mode."""
     types = {spec.name: "f32" for spec in model.weights()}
     try:
         return lay_out(model, types, 2, Options.of("a sketch", n_ctx=64, split_mode=split_mode)).plans

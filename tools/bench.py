@@ -1,10 +1,10 @@
-"""`vkbackend bench`: measure tokens per second of prompts and single tokens, with llama-bench's flags and
-columns.
+"""`vkbackend bench`: measure tokens per second in prefill and decode, with llama-bench's flags and columns.
 
-Extra columns: the rate at which weights are read (GB/s over all devices) and its share of the devices' copy
-rate; host microseconds per all-reduce; seconds to load; the loading rate and its share of a second read of
-the file. csv and json use llama-bench's fields. Every test is warmed up first. `--compare llama-cpp`
-alternates with llama-cpp-python on the same model and devices, and adds its rate and the ratio.
+Extra columns: "weight GB/s" is the rate at which all devices read weights, "% of copy" its share of the
+devices' copy rate. "us/reduce" is host time per all-reduce. "load GB/s" is the loading rate, "% of read" its
+share of the rate of a second read of the file. csv and json use llama-bench's fields. Every test is warmed up
+first. `--compare llama-cpp` alternates with llama-cpp-python on the same model and devices, and adds the rate
+of llama-cpp-python and the ratio.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """`seconds`: until a step can run. Rates in bytes per second, of loading the weights and of reading the
-    file."""
+    """How long loading takes: `seconds` until a step can run, and bytes per second of loading the weights
+    (`rate`) and of reading the file (`read_rate`)."""
 
     seconds: float
     rate: float
@@ -66,7 +66,7 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A test of a model. `theirs`: llama.cpp's timing. Rates are in bytes per second."""
+    """The result of a test on a model. `theirs` is llama.cpp's timing. Rates are in bytes per second."""
 
     model: dict[str, Any]
     runner: dict[str, Any]
@@ -75,7 +75,7 @@ class Row:
     weight_rate: float | None
     copy_rate: float
     theirs: Timing | None = None
-    swept: dict[str, str] = field(default_factory=dict)  # the value of each flag that was given as a list
+    swept: dict[str, str] = field(default_factory=dict)  # flag that was given as a list -> its value
     time: str = field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
 
     def cells(self) -> list[str]:
@@ -177,7 +177,7 @@ def numbers(flag: str, text: str) -> list[int]:
 
 
 def tests_of(args: argparse.Namespace) -> list[Test]:
-    """Raises InvalidArgument if there are no tests."""
+    """Return the tests that the flags request. Raises InvalidArgument if there are none."""
     pairs = [(p, 0) for p in numbers("--n-prompt", ",".join(args.n_prompt or ["512"])) if p]
     pairs += [(0, n) for n in numbers("--n-gen", ",".join(args.n_gen or ["128"])) if n]
     for text in args.pg:
@@ -266,7 +266,7 @@ def run(args: argparse.Namespace) -> int:
     table = csv.writer(sys.stdout)
     for row in measure(args):
         if args.output == "md":
-            if not rows:  # only now, when the arguments are valid and the model is loaded
+            if not rows:  # the arguments are valid and the model is loaded
                 write_md(columns)
                 write_md(["---"] * 9 + ["---:"] * (len(columns) - 9))
             write_md(row.cells())

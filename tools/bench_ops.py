@@ -1,10 +1,9 @@
-"""`vkbackend bench-ops`: time the ops of one device, on the cases of the op tests and on matrices of real
-models.
+"""`vkbackend bench-ops`: time the ops of a device, on the tests' cases and on matrices of real models.
 
-A case is recorded many times into one submission. Devices with timestamps time every repeat; other
-devices, and software devices (which timestamps stall), time complete submissions. Columns: case;
-op.variant; us per run, minimum and median; CPU time of a run on software devices (least affected by other
-load); GB/s read and written and GFLOP/s at the minimum time.
+One submission runs a case many times. GPU timestamps time each run. Submissions are timed as a whole on
+devices without timestamps, and on software devices, which timestamps would stall. Columns: case; op.variant;
+minimum and median us per run; on software devices CPU time per run, which other load affects least; GB/s
+read and written, and GFLOP/s, both at the minimum time.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    """Yield each row when it is measured. Cases that the device cannot run are reported and skipped."""
+    """Measure and yield row after row. Report and skip the cases that the device cannot run."""
     whole_number("--repetitions", args.repetitions, 1, 1000)
     finite_number("--ms", args.ms, 0.0, 500.0)
     whole_number("--cold", args.cold, 0, 1 << 20)

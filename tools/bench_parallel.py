@@ -1,7 +1,7 @@
-"""`vkbackend bench --parallel 1,4,16`: many callers at once, with the engine in this process and in its own.
+"""`vkbackend bench --parallel 1,4,16`: measure concurrent callers, engine in this and in its own process.
 
-Prints for each number of callers: total tokens per second, milliseconds to the first token and between tokens
-(median and 99th percentile), and the share of prompt tokens reused from other requests.
+Columns, for each number of callers: total tokens per second, milliseconds to the first token and between
+tokens (median and 99th percentile), and the share of prompt tokens reused from other requests.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def measured(args: argparse.Namespace, sizes: Sequence[int], n_gen: int) -> Iter
 
 
 def run(args: argparse.Namespace, sizes: Sequence[int], n_gen: int) -> int:
-    """Raises InvalidArgument for sizes out of range."""
+    """Measure `sizes` concurrent callers, and print or plot the result. Return the exit code."""
     for n in sizes:
         whole_number("--parallel", n, 1, MAX_RUNS)
     whole_number("--n-gen", n_gen, 2, 4096)

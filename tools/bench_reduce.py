@@ -1,11 +1,11 @@
 """`vkbackend bench-reduce`: time the all-reduces of tensor parallelism between devices.
 
-Replays a step of many all-reduces for every combination, on the first 2, 3, ... devices of the list. Columns:
-devices; provider (pages: all devices import them; scatter: pages, and each device sums a part for all;
-host-sum: the host adds); wire (format of a partial sum); ahead (exchanges submitted before they may run);
-bytes of the f32 message; us per all-reduce (median, minimum, maximum); GB/s at the median. Wrong sums are
-marked, and the exit code is then 1. Over hosts (`vkbackend hosts run`) the last column shows how much of the
-us the network takes.
+Times a step of many all-reduces on the first 2, 3, ... devices of the list. Columns: devices; provider
+(pages: all devices import the same host pages; scatter: as pages, but each device sums one part and shares
+it; host-sum: the host adds); wire (format of a partial sum); ahead (exchanges submitted before they may run);
+bytes of the f32 message; us per all-reduce (median, minimum, maximum); GB/s of messages at the median. Wrong
+sums are marked, and the exit code is then 1. On several hosts (`vkbackend hosts run`) the last column is the
+network's part of the us.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COLUMNS = ("devices", "provider", "wire", "ahead", "bytes", "us", "us min", "us 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """All times are in microseconds."""
+    """A combination and its times in microseconds."""
 
     devices: tuple[str, ...]
     provider: str
@@ -46,7 +46,7 @@ class Row:
     us_min: float
     us_max: float
     exact: bool
-    us_network: float | None = None  # how much of `us` the network takes
+    us_network: float | None = None  # the network's part of `us`
 
     @property
     def gb_per_s(self) -> float:
@@ -96,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def words(name: str, text: str, known: Sequence[str] = ()) -> list[str]:
-    """Split a comma-separated list; each word must be in `known`, unless `known` is empty."""
+    """Split a comma-separated list. Raise InvalidArgument for a word that is not in a nonempty `known`."""
     items = [word.strip() for word in text.split(",") if word.strip()]
     for word in items:
         if known and word not in known:
@@ -107,8 +107,7 @@ def words(name: str, text: str, known: Sequence[str] = ()) -> list[str]:
 
 
 def combinations(args: argparse.Namespace) -> list[tuple[tuple[str, ...], int, str, str, str]]:
-    """(devices, bytes, provider, wire, ahead) of every row. Raises InvalidArgument before anything
-    runs."""
+    """Return (devices, bytes, provider, wire, ahead) of every row. Raises InvalidArgument."""
     devices = runner.places if runner.group else device_list("devices", args.devices) or ()
     if len(devices) < 2:
         raise InvalidArgument(
@@ -130,7 +129,7 @@ def combinations(args: argparse.Namespace) -> list[tuple[tuple[str, ...], int, s
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    """Yield each row when it is measured. Unsupported combinations are reported on stderr and skipped."""
+    """Measure and yield row after row. Report unsupported combinations on stderr and skip them."""
     err = console(stderr=True)
     jobs = combinations(args)
     for i, (devices, nbytes, provider, wire, ahead) in enumerate(jobs):
@@ -145,7 +144,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
                 result = time_reduce(open_devices(devices), nbytes, how, repeats=args.repetitions)
         except (UnsupportedFeature, OutOfDeviceMemory, PlanError) as error:
             if runner.group:
-                raise  # because the other hosts are waiting in the same exchange
+                raise  # the other hosts already wait in this exchange
             err.print(f"  left out: {printable(str(error))}", markup=False)
             continue
         us = [1e6 * s for s in result.seconds]

@@ -1,7 +1,8 @@
-"""`vkbackend bench-serve`: measure a server with OpenAI's API.
+"""`vkbackend bench-serve`: measure a server that has OpenAI's API.
 
-Prints for each number of streaming clients: total tokens per second, milliseconds to the first token and
-between events (median, 99th percentile), and the number of failed answers. Exit code 1: an answer failed.
+Columns, for each number of streaming clients: total tokens per second, milliseconds to the first token and
+between events (median, 99th percentile), and the number of failed answers. The exit code is 1 if an answer
+failed.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ async def _run(args: argparse.Namespace, endpoint: Endpoint) -> int:
     err = console(stderr=True)
     model = args.model or await model_of(endpoint)
     err.print(f"model {printable(model)} at {args.url}", markup=False)
-    await measure(endpoint, args.api, model, 1, 1, 2)  # so that all steps are recorded and compiled
+    await measure(endpoint, args.api, model, 1, 1, 2)  # records and compiles the steps
     loads = []
     for i, n in enumerate(args.parallel):
         err.print(f"{n} clients", markup=False)

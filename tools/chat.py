@@ -1,10 +1,10 @@
 """`vkbackend chat`: talk with a model.
 
-Every line is a message. End a line with a backslash to continue it; start with three double quotes to write
-until the next three. Answers stream to stdout (thoughts dimmed on a terminal), everything else goes to
-stderr. When the context is full, the oldest messages are dropped. /help lists the commands; /clear forgets
-the conversation; /exit, Ctrl-D or the end of the input quits. Ctrl-C stops an answer and keeps its text; at
-the prompt it quits.
+Every line is a message. A backslash at the end of a line continues the message on the next line; three double
+quotes begin and end a message of several lines. Answers stream to stdout, and a terminal dims thoughts.
+Everything else goes to stderr. When the context is full, the oldest messages are dropped. /help lists the
+commands; /clear forgets the conversation; /exit, Ctrl-D or the end of the input quits. Ctrl-C stops an answer
+and keeps its text; at the prompt Ctrl-C quits.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Conversation:
         self.timings: list[dict[str, float]] = []
 
     def hold(self, first: str | None, single_turn: bool) -> None:
-        """Answer messages until the input ends, or only one. `first` precedes the input."""
+        """Answer `first`, then the messages of the input. With `single_turn` answer only one message."""
         for text in messages(first):
             name, _, rest = text.partition(" ")
             if name == "/exit":
@@ -137,7 +137,7 @@ class Conversation:
             except InvalidArgument as error:
                 if single_turn or not sys.stdin.isatty():
                     raise
-                tell_notes([f"{error}; {FRESH}"], self.err)  # on a terminal the user can continue
+                tell_notes([f"{error}; {FRESH}"], self.err)  # the user may continue
             if text and single_turn:
                 return
 
@@ -190,8 +190,8 @@ class Conversation:
 
 
 def shown(thinks: bool, channels: bool = False) -> Callable[[str, bool], None]:
-    """Return a function of (text, whether it is the last piece) that writes an answer; on a terminal it shows
-    thoughts dimmed."""
+    """Return a function that writes the pieces of an answer and dims thoughts on a terminal. Its arguments
+    are a piece and whether it is the last."""
     if not sys.stdout.isatty():
         return lambda text, last: write_text(text) if text else None
     split = ReasoningSplit(thinks, channels)
@@ -210,8 +210,8 @@ def shown(thinks: bool, channels: bool = False) -> Callable[[str, bool], None]:
 
 @contextmanager
 def interrupts() -> Iterator[list[int]]:
-    """Within the block the first Ctrl-C is only added to the list, so that no step is interrupted; the second
-    raises."""
+    """Append the block's first Ctrl-C to the yielded list, so that no step is interrupted; raise on the
+    second."""
     pressed: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:

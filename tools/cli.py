@@ -1,7 +1,8 @@
 """The `vkbackend` command: one parser, and the exit code of each error.
 
-0: done. 1: the check failed. 2: wrong usage or a typed error, whose message is the last line on stderr
-(DEBUG=1 adds the traceback). 130: interrupted. 141: stdout was closed.
+Exit codes are 0 for success, 1 for a failed check, 2 for wrong usage or a typed error, 130 for an interrupt
+and 141 for a closed stdout. A typed error is one of vkbackend/errors.py. Its message is the last line on
+stderr, and DEBUG=1 adds the traceback.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from vkbackend.tools.parser import (
     with_sources,
 )
 
-COMMANDS = {  # name -> (module in this folder, imported on demand; description)
+COMMANDS = {  # name -> (module of this folder, description)
     "devices": ("devices", "List the Vulkan devices of this machine"),
     "models": ("architectures", "List the supported architectures"),
     "generate": ("generate", "Generate text with a GGUF model"),
@@ -59,14 +60,14 @@ NO_DEVICE = {
     "split",
     "merge",
     "completion",
-}  # commands that open no device
+}  # need no device
 LLAMA_CPP = {
     "generate",
     "chat",
     "serve",
     "bench",
     "perplexity",
-}  # commands that accept the flags of llama.cpp, or explain why a flag is not supported
+}  # commands that accept or refuse llama.cpp's flags
 EPILOG = """\
 examples:
   vkbackend devices
@@ -98,8 +99,8 @@ docs/env_vars.md describes the environment variables. DEBUG=1 shows devices, pla
 def build_parser(
     chosen: str, words: Sequence[str] = ()
 ) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """(the parser of all commands, the parser of `chosen`). Only `chosen` gets its arguments. Of
-    llama.cpp's flags that have no effect or are refused, only those in `words` are added."""
+    """Return the parser of all commands and the parser of `chosen`. Only `chosen` gets its flags. llama.cpp's
+    flags without effect and refused flags are added only if they are in `words`."""
     parser = Parser(
         prog="vkbackend",
         description="Runs GGUF language models on one or several Vulkan devices of any vendors at once.",
@@ -138,9 +139,8 @@ def build_parser(
 
 
 def parse(words: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
-    """Return the arguments, and the flag of each argument by name. Exits on an unknown flag. argparse would
-    read -t as -ts, -fa as -f a and -hf as -h, so flags must be written in full, and values must be separate
-    words."""
+    """Return the arguments, and a map from an argument's name to its flag. Exit on an unknown flag. argparse
+    would read -t as -ts, -fa as -f a and -hf as -h. So flags must be complete and apart from values."""
     chosen = words[0] if words else ""
     notes: list[str] = []
     if chosen in LLAMA_CPP:
@@ -154,7 +154,7 @@ def parse(words: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     if isinstance(command, Parser):
         command.sources = notes
     known = command._option_string_actions
-    after_dashes: Sequence[str] = []  # words after --, which form another command
+    after_dashes: Sequence[str] = []  # the words of `hosts run`'s command
     if command.get_default("words") is not None and "--" in words:
         words, after_dashes = words[: words.index("--")], words[words.index("--") + 1 :]
     unknown = [word for word in words if re.fullmatch("-[A-Za-z][A-Za-z-]*", word) and word not in known]
@@ -177,8 +177,8 @@ def parse(words: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
 
 
 def parse_line(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
-    """Like `parse`, but first resolves llama.cpp's spellings. For `bench`, `sweep` holds the arguments of
-    each line that its lists stand for, and `swept` the values."""
+    """Resolve llama.cpp's spellings, then `parse`. A line of `bench` with lists stands for several lines:
+    `sweep` has the arguments of each, and each one's `swept` has the values of its swept flags."""
     if list(argv[:1]) != ["bench"]:
         return parse(conversation(bind_values(argv)))
     from vkbackend.tools.flags.notes import note_first
@@ -189,7 +189,7 @@ def parse_line(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]
     for (args, _), swept in parsed:
         args.swept = swept
         if args is not first:
-            args.notes, args.noted = [], {}  # the first line has them
+            args.notes, args.noted = [], {}  # only the first line prints notes
     note_first(first, notes_of(argv))
     first.sweep = [args for (args, _), _ in parsed]
     return first, flags
@@ -218,7 +218,7 @@ def shows_tracebacks() -> bool:
 
 
 def message_of(error: VkbackendError, flags: Mapping[str, str]) -> str:
-    """Return the error's message; a parameter's name at its beginning is replaced by the flag."""
+    """Return the error's message. If it begins with a parameter's name, the flag replaces that name."""
     from vkbackend.tools.console import printable
 
     text, name = str(error), error.argument if isinstance(error, InvalidArgument) else ""
@@ -229,10 +229,10 @@ def message_of(error: VkbackendError, flags: Mapping[str, str]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # the caller closed the stream
+        if getattr(sys, name) is None:  # closed by the caller
             setattr(sys, name, open(os.devnull, "w"))
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # because the terminal may lack a character
+        if hasattr(stream, "reconfigure"):  # the terminal may lack a character
             stream.reconfigure(errors="backslashreplace")
     if "_ARGCOMPLETE" in os.environ:  # a shell requests completions
         complete()
@@ -240,13 +240,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args, flags = parse_line(sys.argv[1:] if argv is None else argv)
         for variable in (env.debug, env.timeout_s, env.disabled, env.faults):
-            variable()  # reject a bad value before any work
+            variable()  # reject a bad value early
         if hasattr(args, "runtime"):
             from vkbackend.open_device import runtime_of
 
             runtime = runtime_of(args.runtime)
             if args.runtime:
-                os.environ[env.RUNTIME] = runtime  # everything that opens devices reads this variable
+                os.environ[env.RUNTIME] = runtime  # read when a device is opened
         code = args.run(args)
         sys.stdout.flush()
         return code or 0
@@ -262,7 +262,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         mute_stdout()
         return 141
-    # an error of stdout (a full disk), because commands raise typed errors for their files
+    # Commands raise typed errors for their files, so this error is one of stdout, such as a full disk.
     except OSError as error:
         mute_stdout()
         sys.stderr.write(f"error: the output cannot be written: {error}; free space or write elsewhere\n")
@@ -270,7 +270,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def complete() -> None:
-    """Answer a shell's request for completions and exit. The word after `vkbackend` is the command."""
+    """Answer a shell's request for completions and exit."""
     import argcomplete
 
     words = os.environ.get("COMP_LINE", "").split()
@@ -278,7 +278,7 @@ def complete() -> None:
 
 
 def mute_stdout() -> None:
-    """Redirect stdout to nothing, because Python flushes it again at exit, which must not fail too."""
+    """Redirect stdout to /dev/null. Python flushes stdout again at exit, and that flush must not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

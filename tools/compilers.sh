@@ -1,13 +1,15 @@
-# Unpacks into .drivers/ compilers for GPUs that this machine lacks: ANV (Intel) and NVK (NVIDIA), each with a
-# Mesa shim that replaces the kernel's driver, and a lavapipe with matrix units. Sourced by setup.sh after
-# drivers.sh, whose private apt it uses. RADV (AMD) needs no shim: drivers.sh unpacks it.
+# Functions that unpack compilers for GPUs that this machine lacks, and a lavapipe with matrix units.
+# The compilers are the drivers ANV (Intel) and NVK (NVIDIA), each with a shim for the kernel's driver.
+# RADV (AMD) needs no shim, so drivers.sh unpacks it.
+# setup.sh sources this file after drivers.sh, whose function private_apt is used here.
 # tools/measure/compilers.py runs these compilers.
 
-# Debian suites with suitable mesa-vulkan-drivers. These drivers run with the libc that they were linked with.
+# These Debian suites have suitable versions of mesa-vulkan-drivers.
+# Each driver runs with the libc of its suite.
 nvk_suite=trixie
-matrix_units_suite=sid  # lavapipe from Mesa 25.2 on has matrices of 8 x 8
+matrix_units_suite=sid  # lavapipe has 8 x 8 matrix units since Mesa 25.2
 
-# build_shims WORK: build the shims from Mesa's source package in WORK/shims. Two minutes of CPU.
+# build_shims WORK: build the shims from Mesa's source package into WORK/shims, in two minutes of CPU time.
 build_shims() {
     local work=$1 build=$1/mesa/build
     [ ! -d "$work/shims" ] || return 0
@@ -17,7 +19,7 @@ build_shims() {
     {
         apt-get update && (cd "$work" && apt-get source --download-only --tar-only mesa) || return 2
         tar -x -C "$work/mesa" --strip-components=1 -f "$work"/mesa_*.orig.tar.* || return 2
-        # Mesa builds NVIDIA's shim only together with NVK; the lines below build it alone.
+        # Mesa builds NVIDIA's shim only together with NVK; these lines build the shim alone.
         cat >>"$work/mesa/src/drm-shim/meson.build" <<'MESON'
 shared_library('nouveau_noop_drm_shim', '../nouveau/drm-shim/nouveau_noop.c',
   include_directories: [inc_include, inc_src], dependencies: dep_drm_shim, gnu_symbol_visibility: 'hidden')
@@ -46,8 +48,9 @@ take_shim() {
 
 unpack_anv() { take_driver "$1" "$2" libvulkan_intel.so 'intel_icd*.json' && take_shim "$1" "$2" intel; }
 
-# unpack_suite WORK OUT SUITE LIBRARY MANIFEST [PACKAGE]: a driver of a later Debian with all its libraries
-# and libc; the ld.so of that libc starts programs. PACKAGE's program of the same name is unpacked too.
+# unpack_suite WORK OUT SUITE LIBRARY MANIFEST [PACKAGE]: unpack a later Debian's driver with its libraries.
+# The libraries include the suite's libc, whose ld.so starts programs.
+# PACKAGE's program of the same name is unpacked too.
 unpack_suite() {
     local work=$1 out=$2 suite=$3 library=$4 manifest=$5 program=${6:-} own=$1/$3
     local uri codename found="" packages lib dirs name path
@@ -60,10 +63,10 @@ unpack_suite() {
     [ "$found" ] || { echo "no mirror answers with $suite"; return 2; }
     export APT_CONFIG=$own/apt.conf
     : >"$own/status"  # nothing is installed yet
-    # shellcheck disable=SC2086  # $program may be empty
+    # shellcheck disable=SC2086  # may be empty
     packages=$(apt-get -o Dir::State::status="$own/status" install --no-install-recommends --print-uris \
         mesa-vulkan-drivers $program libc6 2>>"$own/log" | sed -n "s/^'[^']*' \([^_]*\)_.*/\1/p")
-    # shellcheck disable=SC2086  # a list of names
+    # shellcheck disable=SC2086  # a list
     fetch "$own" $packages || { echo "its packages could not be downloaded"; return 2; }
     lib=$(find "$own/root/usr/lib" -name "$library" | head -n 1)
     [ -n "$lib" ] || { echo "mesa-vulkan-drivers of $suite holds no $library"; return 1; }

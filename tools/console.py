@@ -29,9 +29,9 @@ from rich.text import Text
 MIB = 1 << 20
 SHORT_WORD = 12
 UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-MANY_COLUMNS = 8  # tables with more columns get less padding, to fit 80 characters
+MANY_COLUMNS = 8  # more columns get less padding
 ANY_WIDTH = 10_000
-PIPE_WIDTH = 160  # width without a terminal and COLUMNS, so that every table fits unwrapped
+PIPE_WIDTH = 160  # Every table fits into this width, which is used if neither a terminal nor COLUMNS has one.
 
 
 class _Table(Table):
@@ -41,7 +41,8 @@ class _Table(Table):
 
 class _Console(Console):
     def print(self, *objects: Any, crop: bool = False, **options: Any) -> None:
-        """Wrap text that is wider than the terminal (rich would crop it); print a wider table as a list."""
+        """Wrap text that is wider than the terminal, because rich would crop it. Print a wider table as a
+        list."""
         shown = (self._fitting(item) if isinstance(item, _Table) else item for item in objects)
         super().print(*shown, crop=crop, **options)
 
@@ -59,7 +60,7 @@ class _Console(Console):
         return Group(*lines)  # without trailing blanks
 
     def on_broken_pipe(self) -> None:
-        """Do nothing, because main(), not rich, handles a closed stdout."""
+        """Raise, because main() handles a closed stdout. Rich would exit here."""
         raise BrokenPipeError
 
 
@@ -70,7 +71,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Escape every character that controls a terminal, except the characters in `keep`."""
+    """Escape characters that control a terminal, except those in `keep`."""
     return "".join(
         c if c in keep or c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode()
         for c in text
@@ -78,7 +79,7 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
-    """Numbers are right-aligned, and markup in cells is not parsed."""
+    """Return a table with right-aligned numbers. Markup in cells is not parsed."""
     out = _Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     out.collapse_padding = len(columns) > MANY_COLUMNS
     for i, column in enumerate(columns):
@@ -88,12 +89,12 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
         short = [
             word for word in (*cells, *words) if numeric or len(word) <= SHORT_WORD or UUID.fullmatch(word)
         ]
-        whole = [*column.split(), *short]  # words that are never cut
+        whole = [*column.split(), *short]  # rich must not cut these words
         out.add_column(
             Text(column),
             justify="right" if numeric else "left",
             overflow="fold",
-            # because rich shrinks wide columns first and ignores min_width
+            # Rich shrinks wide columns first and ignores their min_width.
             no_wrap=any(map(UUID.fullmatch, words)),
             min_width=max(map(len, whole), default=1),
         )
@@ -104,9 +105,9 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
 
 
 def _narrow(table: _Table, excess: int) -> None:
-    """Shrink the widest columns by `excess` characters in total, but none below its longest word.
+    """Shrink the widest columns by `excess` characters in total, and no column below its longest word.
 
-    Rich ignores min_width while it distributes the width, then drops what does not fit.
+    Rich would ignore each column's min_width and then drop the text that does not fit.
     """
     texts = list(zip(table.names, *table.rows_of_cells, strict=True))
     widest = [max(map(cell_len, cells)) for cells in texts]
@@ -124,14 +125,14 @@ def _narrow(table: _Table, excess: int) -> None:
 
 
 def _list_of(table: _Table, width: int) -> Text:
-    """Return a block of `column  value` lines per row. Long values are below their column; words are never
-    cut."""
+    """Return a block of `column  value` lines for each row. A long value begins on the line below its
+    column's name, and no word is cut."""
     indent = "  "
     aligned = max(map(len, table.names[1:]), default=0)
     lines = [Text(str(table.title), "italic")] if table.title else []
     last = ""
     for first, *rest in table.rows_of_cells:
-        first = last = first or last  # an empty first cell repeats the row above
+        first = last = first or last  # an empty first cell means the row above's
         lines.append(Text(f"{table.names[0]} {first}", "bold"))
         for name, value in zip(table.names[1:], rest, strict=True):
             whole = f"{indent}{name:<{aligned}}  {value}"
@@ -161,7 +162,7 @@ def size(n_bytes: int) -> str:
 
 
 def write_json(value: Any, indent: int | None = None) -> None:
-    """Write one JSON document to stdout, ASCII only; NaN and infinity become strings."""
+    """Write one JSON document to stdout in ASCII. NaN and infinity become strings."""
     sys.stdout.write(json.dumps(jsonable(value), indent=indent, allow_nan=False) + "\n")
 
 
@@ -186,14 +187,14 @@ def tell_notes(notes: Iterable[str], err: Console) -> None:
 
 @contextmanager
 def progress_bar(out: Console, *columns: ProgressColumn | str, keep: bool = False) -> Iterator[Progress]:
-    """Show a progress bar on a terminal. With `keep` the bar remains after success, and without a terminal it
-    is printed once."""
+    """Show a progress bar on a terminal. With `keep` the bar remains after success, or is printed once if
+    there is no terminal."""
     bar = Progress(*columns, console=out, transient=not keep, disable=not out.is_terminal)
     with bar:
         try:
             yield bar
         except BaseException:
-            bar.live.transient = True  # hidden, because the error message follows
+            bar.live.transient = True  # an error message follows
             raise
     if keep and not out.is_terminal:
         out.print(bar)
@@ -203,8 +204,8 @@ def progress_bar(out: Console, *columns: ProgressColumn | str, keep: bool = Fals
 def byte_progress(
     out: Console, label: str, *, keep: bool = False, then: str = ""
 ) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar for bytes; yields a function of (done, total). `then` replaces the label after the
-    last byte, while other work continues."""
+    """Show a progress bar for bytes. Yield the function that sets the numbers of done and total bytes. After
+    the last byte, `then` replaces the label."""
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True)
     with progress_bar(out, *columns, TransferSpeedColumn(), keep=keep) as bar:
         task = bar.add_task(printable(label), total=None)

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# Generates text from a fresh checkout: sets up what is missing, shows the Vulkan devices, and runs the demo
-# model tensor-parallel on two of them. Arguments are passed on: bash tools/demo.sh -p "..." -n 40 --seed 3
+# Generate text from a fresh checkout. The script sets up the checkout and lists the Vulkan devices.
+# The script then runs the demo model with tensor parallelism on two devices.
+# Arguments go to `vkbackend generate`: bash tools/demo.sh -p "..." -n 40 --seed 3
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 bash tools/setup.sh
 vkbackend=.venv/bin/vkbackend
 
-# Takes two devices of one kind, otherwise the first device twice (a graphics card would only wait for a
-# software driver). Shares are equal, because shares by speed would assign so small a model to the faster
-# device alone.
+# Use two devices if both are GPUs or both are software drivers, otherwise open the first device twice.
+# (A GPU would only wait for a software driver.)
+# Shares are equal, because shares by speed would assign this small model to the faster device alone.
 pair=$("$vkbackend" devices --json | .venv/bin/python -c '
 import json, sys
 soft = ["cpu" in device["type"].lower() for device in json.load(sys.stdin)]

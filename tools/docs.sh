@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the documentation site into build/site; warnings are errors. Needs the extra `docs`: .venv/bin/pip
-# install -e '.[docs]' && bash tools/docs.sh
+# Build the documentation site into build/site. Warnings are errors.
+# The build needs the extra `docs`: .venv/bin/pip install -e '.[docs]' && bash tools/docs.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-.venv/bin/python}

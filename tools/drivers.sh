@@ -1,15 +1,16 @@
-# Unpacks Vulkan drivers into .drivers/: software drivers for tests, and RADV, which only compiles. Sourced by
-# setup.sh, which sets root and python and opens descriptor 3 as the caller's stdout. apt supplies its own
-# configuration (mirror, proxies, keys). Nothing outside .drivers/ is changed: package lists, archives and
-# pins are in a work folder there, which is removed at the end. unpack_drivers prints "NAME PATH-OF-ICD-JSON"
-# on stdout for each driver that runs; everything else goes to stderr.
+# Functions that unpack Vulkan drivers into .drivers/: software drivers for tests, and RADV.
+# setup.sh sources this file, sets root and python, and opens descriptor 3 as the caller's stdout.
+# The mirror, proxies and keys are those of the system's apt configuration.
+# Package lists and archives go to a work folder in .drivers/, so nothing else changes on the system.
+# unpack_drivers prints "NAME PATH-OF-ICD-JSON" on stdout for each driver that runs.
+# All other output goes to stderr.
 
 driver_dir=$root/.drivers
-missing_retry_minutes=1440  # try unavailable drivers again after a day, not on every run
+missing_retry_minutes=1440  # An unavailable driver is tried again after a day.
 
 
-# Prints candidate mirrors "URI CODENAME" from apt's sources: mirrors with this release's suite; conventional
-# addresses (…/debian, …/ubuntu) come first. Needs no package lists.
+# mirrors: print "URI CODENAME" of each mirror in apt's sources that has this release's suite.
+# Addresses that end in /debian or /ubuntu come first.
 mirrors() {
     local codename
     codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
@@ -18,8 +19,9 @@ mirrors() {
             !seen[$1]++ { print ($1 ~ /\/(debian|ubuntu)\/?$/ ? 0 : 1), $0 }' | sort -s -k1,1n | cut -d' ' -f2-
 }
 
-# private_apt WORK URI CODENAME: an apt configuration in WORK for URI, with the suites that may have a newer
-# Mesa; fails if the mirror lacks mesa-vulkan-drivers.
+# private_apt WORK URI CODENAME: write an apt configuration for the mirror URI into WORK.
+# The configuration includes the update and backport suites, which may have a newer Mesa.
+# private_apt fails if the mirror lacks mesa-vulkan-drivers.
 private_apt() {
     local work=$1 uri=$2 codename=$3 id keyring="" suite component=main
     id=$(. /etc/os-release && echo "$ID")
@@ -30,8 +32,8 @@ private_apt() {
     for suite in "$codename" "$codename-updates" "$codename-backports"; do
         echo "deb $keyring$uri $suite $component"
     done >"$work/sources.list"
-    # Release files pin backports to 100, so dependencies would be taken from the old suite; here all suites
-    # have equal priority.
+    # Release files give backports the priority 100, so apt would take dependencies from the older suite.
+    # This pin gives all suites the same priority.
     printf 'Package: *\nPin: release n=%s-backports\nPin-Priority: 500\n' "$codename" >"$work/preferences"
     {
         apt-config dump | grep -v 'Invoke'  # hooks would change the system's cache
@@ -50,16 +52,16 @@ APT::Sandbox::User "root";
 Acquire::Languages "none";
 Acquire::Retries "2";
 CONF
-        # A dated archive is always past its Valid-Until.
+        # The Valid-Until date of an archived snapshot has always passed.
         [[ $uri =~ [0-9]{8}T[0-9]{6}Z ]] && echo 'Acquire::Check-Valid-Until "false";'
     } >"$work/apt.conf"
     export APT_CONFIG=$work/apt.conf
-    # if the mirror lacks a suite, only that suite fails; checked below
+    # The update also fails if the mirror lacks one suite, so the next line checks for the package.
     apt-get update >>"$work/log" 2>&1 || true
     [ -n "$(apt-cache madison mesa-vulkan-drivers 2>/dev/null)" ]
 }
 
-# fetch WORK PACKAGE...: download and unpack into WORK/root.
+# fetch WORK PACKAGE...: download the packages and unpack them into WORK/root.
 fetch() {
     local work=$1 deb
     shift
@@ -71,10 +73,11 @@ fetch() {
     rm -rf "$work/debs"
 }
 
-# Drivers. Each function fills OUT with the manifest (package.json) and libraries, or prints a reason and
-# returns 1 (unavailable) or 2 (failed download: retry on the next run).
+# unpack_NAME WORK OUT: put a driver's libraries and its manifest (package.json) into OUT.
+# If the driver is unavailable, unpack_NAME prints the reason and returns 1.
+# If a download failed, unpack_NAME prints the reason and returns 2, and the next run tries again.
 
-# icd_json MANIFEST LIBRARY: the package's manifest with LIBRARY's absolute path.
+# icd_json MANIFEST LIBRARY: print the package's manifest with the absolute path LIBRARY.
 icd_json() {
     "$python" - "$1" "$2" <<'PY'
 import json, sys
@@ -84,16 +87,15 @@ print(json.dumps(manifest, indent=4))
 PY
 }
 
-# take_driver WORK OUT LIBRARY MANIFEST: a driver of mesa-vulkan-drivers; WORK may already contain other
-# drivers. Dependencies that the system lacks or has in too old a version are unpacked next to the driver. A
-# run path of $ORIGIN (set by patchelf, which is unpacked too) makes the driver load them, so no
-# LD_LIBRARY_PATH is needed.
+# take_driver WORK OUT LIBRARY MANIFEST: put a driver of mesa-vulkan-drivers into OUT.
+# Its missing or outdated dependencies are unpacked into OUT too.
+# patchelf sets the run path to $ORIGIN, so the driver loads these dependencies without LD_LIBRARY_PATH.
 take_driver() {
     local work=$1 out=$2 library=$3 manifest=$4 version packages lib dirs name path
     version=$(apt-cache policy mesa-vulkan-drivers | awk '$1 == "Candidate:" { print $2 }')
     if [ ! -e "$work/fetched" ]; then
-        # The packages that apt would install or upgrade, but only the driver's dependencies, because apt's
-        # resolver would also upgrade the OpenGL packages of an installed Mesa.
+        # Fetch only the driver's dependencies among the packages that apt would install or upgrade.
+        # Otherwise apt would also upgrade the OpenGL packages of an installed Mesa.
         apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces \
             --no-enhances mesa-vulkan-drivers 2>>"$work/log" | grep -E '^[a-z0-9]' | sort -u >"$work/depends"
         packages=$(apt-get install -y --reinstall --no-install-recommends --print-uris mesa-vulkan-drivers \
@@ -121,22 +123,21 @@ take_driver() {
 
 unpack_lavapipe() { take_driver "$1" "$2" libvulkan_lvp.so 'lvp_icd*.json'; }
 
-# RADV, AMD's driver, from lavapipe's package. Without an AMD GPU it can only compile, so no test runs on it
-# (tools/measure/compilers.py).
+# RADV, AMD's driver, comes in lavapipe's package.
+# RADV only compiles if there is no AMD GPU, so no test runs on RADV (tools/measure/compilers.py).
 unpack_radv() { take_driver "$1" "$2" libvulkan_radeon.so 'radeon_icd*.json'; }
 
-# SwiftShader has no package: Debian's chromium contains it (chromium-common since 150).
+# Debian's chromium package contains SwiftShader; since version 150 chromium-common does.
 unpack_swiftshader() {
     local work=$1 out=$2 package version
     for package in chromium-common chromium; do
-        # The archive's newest version; an installed chromium may be a security update that cannot be
-        # downloaded.
+        # Ask for the newest version in the archive, because an installed security update may not be there.
         version=$(apt-cache madison "$package" 2>/dev/null | awk 'NR == 1 { print $3 }')
         [ -n "$version" ] || continue
         rm -rf "$work/debs" && mkdir -p "$work/debs"
         (cd "$work/debs" && apt-get download "$package=$version") >>"$work/log" 2>&1 ||
             { echo "$package $version could not be downloaded"; return 2; }
-        # Only two files of the 300 MB are extracted.
+        # The package has 300 MB, of which these two files are extracted.
         dpkg-deb --fsys-tarfile "$work"/debs/*.deb | tar -x -C "$out" --strip-components=4 --wildcards \
             './usr/lib/*/libvk_swiftshader.so' './usr/lib/*/vk_swiftshader_icd.json' 2>>"$work/log" || true
         rm -rf "$work/debs"
@@ -151,7 +152,7 @@ unpack_swiftshader() {
 }
 
 
-# libraries_of FOLDER LIBRARY: the library's dependencies by ldd, with FOLDER's own loader if it has one.
+# libraries_of FOLDER LIBRARY: list the library's dependencies with FOLDER's ld.so, or else with ldd.
 libraries_of() {
     if [ -x "$1/ld.so" ]; then "$1/ld.so" --library-path "$1" --list "$1/$2"; else ldd "$1/$2"; fi
 }
@@ -214,7 +215,7 @@ unpack_drivers() {
         if [ -f "$driver_dir/$name.missing" ]; then
             step "left out $name: $(cat "$driver_dir/$name.missing")"
         else
-            # Written on every run, because manifests need absolute paths and the folder may have moved.
+            # A manifest needs an absolute path, and the checkout may have moved since the last run.
             icd_json "$driver_dir/$name/package.json" "$driver_dir/$name/${library[$name]}" \
                 >"$driver_dir/$name/icd.json.new"
             mv "$driver_dir/$name/icd.json.new" "$driver_dir/$name/icd.json"

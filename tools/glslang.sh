@@ -1,6 +1,7 @@
-# Unpacks a glslang with GL_KHR_cooperative_matrix into .glslang/ if the system's glslang lacks it, with
-# spirv-val and the libc that both need. The loader of that libc starts them (vkbackend/shaderlib.py), so the
-# system's libc may be older. Sourced by setup.sh after drivers.sh, whose private apt it uses.
+# A function that unpacks a newer glslang into .glslang/ if the system's lacks GL_KHR_cooperative_matrix.
+# spirv-val and the libc that both programs need are unpacked too, so the system's libc may be older.
+# vkbackend/shaderlib.py starts both programs with that libc's loader.
+# setup.sh sources this file after drivers.sh, whose function private_apt is used here.
 
 glslang_dir=$root/.glslang
 glslang_suite=trixie  # the first Debian release with glslang 15
@@ -12,7 +13,7 @@ unpack_glslang() {
     major=$(glslang_major glslangValidator) || true
     [ "${major:-0}" -ge 13 ] && return 0
     [ -x "$glslang_dir/glslang" ] && return 0
-    # If it was unavailable, try again after a day, not on every run.
+    # If glslang was unavailable, try again after a day.
     [ -n "$(find "$glslang_dir" -maxdepth 1 -name missing -mmin -1440 2>/dev/null)" ] && return 0
     [ "$(. /etc/os-release && echo "$ID")" = debian ] || return 0
     step "unpacking a newer glslang into .glslang/ (for the shaders of matrix units)"
@@ -31,7 +32,7 @@ unpack_glslang() {
         done
         cp "$work/root/usr/bin/spirv-val" "$glslang_dir/"
         cp "$work/root/usr/bin/glslang" "$glslang_dir/glslang.new"
-        # last, because its presence means that everything is complete
+        # Move this file last, because later runs only check that it exists.
         mv "$glslang_dir/glslang.new" "$glslang_dir/glslang"
     else
         touch "$glslang_dir/missing"

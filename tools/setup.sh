@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Makes a checkout ready to run: installs system packages through apt, a virtual environment in .venv
-# (.venv-kompute), and the package in it (editable). Idempotent: a second run changes nothing and takes a
-# second.
+# Make a checkout ready to run: install system packages through apt, then the package in a new environment.
+# The environment is in .venv, or .venv-kompute with --kompute, and the install is editable.
+# A second run changes nothing and takes a second.
 set -euo pipefail
 
 usage() {
@@ -47,8 +47,8 @@ done
 [ -z "$alone" ] || [ $# = 1 ] || { echo "setup: $alone goes alone" >&2 && usage >&2 && exit 2; }
 venv=$root/.venv${kompute:+-kompute}
 
-exec 3>&1 1>&2  # progress goes to stderr, driver lines to stdout
-exec 9<"$root${kompute:+/tools}" && flock 9  # two runs for one environment wait for each other
+exec 3>&1 1>&2  # Progress goes to stderr; drivers are printed to descriptor 3, the caller's stdout.
+exec 9<"$root${kompute:+/tools}" && flock 9  # Only one run at a time may change an environment.
 
 step() { echo "setup: $*"; }
 
@@ -59,7 +59,7 @@ die() {
     exit "${3:-1}"
 }
 
-# attempt TITLE WHAT-TO-DO COMMAND...: prints one line; on failure also the tail of the output.
+# attempt TITLE WHAT-TO-DO COMMAND...: print TITLE and run COMMAND; if it fails, print its end and exit.
 attempt() {
     local title=$1 advice=$2 log
     shift 2
@@ -78,7 +78,7 @@ installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = i
 
 has_loader() { PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2>/dev/null | grep -q 'libvulkan\.so\.1 '; }
 
-# Folders in which the Vulkan loader looks for manifests of one kind (icd.d, explicit_layer.d).
+# manifest_dirs KIND: print the folders of manifests (KIND icd.d or explicit_layer.d) of the Vulkan loader.
 manifest_dirs() {
     local dirs dir
     dirs=${XDG_CONFIG_HOME:-${HOME:-/nonexistent}/.config}:${XDG_CONFIG_DIRS:-/etc/xdg}:/usr/local/etc:/etc
@@ -113,7 +113,7 @@ setup: then run this script again"
         die "no apt here to install: $*" "install the equivalents by hand, then run this script again"
     if [ "$(id -u)" != 0 ]; then
         command -v sudo >/dev/null || die "missing $*, and neither root nor sudo to install it" "$by_hand"
-        # Ask for a password once, on a terminal only: elsewhere nothing may wait for input.
+        # Ask for a password only on a terminal, because no other run may wait for input.
         sudo -n true 2>/dev/null || { [ -t 0 ] && sudo -v; } ||
             die "missing $*, and sudo wants a password that cannot be asked for here" "$by_hand"
     fi
@@ -123,7 +123,7 @@ setup: then run this script again"
         apt-get -o DPkg::Lock::Timeout=300 install -y --no-install-recommends "$@"
 }
 
-# find_python BELOW: the name of a Python that is at least 3.11 and has a minor version below BELOW.
+# find_python BELOW: print the name of a Python from 3.11 up to, but not including, 3.BELOW.
 find_python() {
     local name
     for name in python3 python3.14 python3.13 python3.12 python3.11; do
@@ -149,7 +149,7 @@ system_packages() {
     if [ ! -x "$venv/bin/python" ] && ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
         missing+=("$python-venv")  # Debian ships python3 without ensurepip
     fi
-    # Build dependencies of kp; once kp is in the environment, only libfmt is needed.
+    # Building kp needs these packages; running it needs only libfmt.
     if [ "$kompute" ] && ! "$venv/bin/python" -c 'import kp' 2>/dev/null; then
         for package in libvulkan-dev libfmt-dev pybind11-dev; do
             installed "$package" || missing+=("$package")
@@ -162,7 +162,7 @@ system_packages() {
     if [ ${#missing[@]} -gt 0 ]; then install_packages "${missing[@]}"; fi
 }
 
-# The tests of the page are skipped without a browser, so a missing browser is not an error.
+# A missing browser is not an error, because the tests that need it skip.
 browser_for_tests() {
     local name
     [ "$level" = test ] && [ -z "$kompute" ] && command -v apt-get >/dev/null || return 0
@@ -173,13 +173,13 @@ browser_for_tests() {
 }
 
 
-# The inputs of the environment; the last line is its level. The path is included, because scripts in
-# .venv/bin and the editable install contain it.
+# wanted_stamp: print the environment's inputs, which are this path and pyproject.toml's hash.
+# Scripts in .venv/bin and the editable install contain the path.
 wanted_stamp() { echo "$root" && sha256sum <"$root/pyproject.toml"; }
 
-# The build of kp reads options from the environment: use Debian's fmt, pybind11 and Vulkan headers instead of
-# downloads; no debug layers, which it would enable if they are installed. VIRTUAL_ENV names the Python to
-# build for; on two cores the build may use both.
+# The build of kp reads these options from the environment.
+# The build uses Debian's fmt, pybind11 and Vulkan headers instead of downloads, and no Vulkan debug layers.
+# VIRTUAL_ENV names the Python for which kp is built.
 kompute_flags() {
     export KOMPUTE_OPT_USE_BUILT_IN_FMT=OFF KOMPUTE_OPT_USE_BUILT_IN_PYBIND11=OFF \
         KOMPUTE_OPT_USE_BUILT_IN_VULKAN_HEADER=OFF KOMPUTE_OPT_INSTALL=OFF \
@@ -190,7 +190,7 @@ environment() {
     local stamp=$venv/.setup-stamp want extras=() target="" have="" name=${venv##*/}
     want=$(wanted_stamp)
     [ -f "$stamp" ] && have=$(cat "$stamp")
-    case "$level ${have##*$'\n'}" in  # never remove an extra from an existing environment
+    case "$level ${have##*$'\n'}" in  # Keep the extras that the environment already has.
         "base "?* | *" test") level=${have##*$'\n'} ;;
         "serve hosts" | "hosts serve" | *" serve,hosts") level=serve,hosts ;;
     esac
@@ -215,8 +215,8 @@ environment() {
     printf '%s\n%s\n' "$want" "$level" >"$stamp"
 }
 
-# The finder of an editable install comes after Python's own finder, which would import a folder named
-# vkbackend in the current directory, such as this checkout. The line below puts the editable finder first.
+# finder_first: make Python ask the finder of the editable install first.
+# Python's own finder would import a folder named vkbackend in the current directory, such as this checkout.
 finder_first() {
     local site
     for site in "$venv"/lib/python*/site-packages; do

@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Sets up what is missing, unpacks the test drivers, then runs ruff, mypy and pytest; without arguments also
-# with the kompute runtime. Arguments are passed to pytest: bash tools/test.sh tests/vkbackend/ops -k rope,
-# bash tools/test.sh --all (the wide sweeps)
+# Set up the checkout, unpack the test drivers, then run ruff, mypy and pytest.
+# Arguments go to pytest: bash tools/test.sh tests/vkbackend/ops -k rope
+# `bash tools/test.sh --all` adds the wide sweeps.
+# Without arguments, and with --all, tests also run with the kompute runtime.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD
 bin=$root/.venv/bin
-# containers set it; then hundreds of processes would each compile the sources, in 0.4 s
+# Containers set this variable, which makes each of hundreds of processes compile the sources in 0.4 s.
 unset PYTHONDONTWRITEBYTECODE
 
 bash tools/setup.sh --test
 drivers=$(bash tools/setup.sh --drivers)
 
 
-# package-dir maps the folders under one import name, and mypy does not follow the import hook of an editable
-# install. So mypy gets a tree of links that looks like the installed package.
+# mypy ignores the import hook of an editable install, so it reads a tree of links that looks installed.
 mypy_tree() {
     "$bin/python" -m vkbackend.tools.checkout.linked_tree "$root/.mypy_cache/tree"
     cd "$root/.mypy_cache/tree"
@@ -36,8 +36,9 @@ if [ ${#failed[@]} -gt 0 ]; then
 fi
 
 
-# Tests find drivers by name in VKBACKEND_TEST_DRIVERS (NAME=JSON:NAME=JSON) and run on these drivers instead
-# of the system's. Vulkan loaders read VK_DRIVER_FILES, older loaders VK_ICD_FILENAMES.
+# Tests run on these drivers instead of the system's drivers.
+# VKBACKEND_TEST_DRIVERS maps the name of each driver to its manifest (NAME=JSON:NAME=JSON).
+# Vulkan loaders read VK_DRIVER_FILES, and older loaders read VK_ICD_FILENAMES.
 if [ -n "$drivers" ]; then
     VKBACKEND_TEST_DRIVERS=$(sed 's/ /=/' <<<"$drivers" | paste -sd:)
     VK_DRIVER_FILES=$(cut -d' ' -f2- <<<"$drivers" | paste -sd:)
@@ -48,15 +49,16 @@ else
 fi
 
 
-# mypy runs in the background, because tests often wait for processes. Without arguments the `runtimes` tests
-# also run with kompute, whose environment is made in the background (kp is compiled the first time).
+# mypy runs in the background, because tests often wait for processes.
+# The environment for kompute is also set up in the background, because its first set-up compiles kp.
 kompute="" workers=() logs=$(mktemp -d)
 mypy_tree >"$logs/mypy" 2>&1 </dev/null &
 mypy=$!
 trap 'kill "$mypy" $kompute 2>/dev/null || true; rm -rf "$logs"' EXIT
 if [ $# = 0 ] || [ "$*" = --all ]; then
-    # One worker more than cores, because tests wait for processes. Fixtures load models once per
-    # file. tests/conftest.py sets the order of the files.
+    # There is one worker more than cores, because tests wait for processes.
+    # A worker runs complete files, because fixtures load models once per file.
+    # tests/conftest.py sets the order of the files.
     workers=(-n "$(($(nproc) < 4 ? $(nproc) + 1 : 4))" --dist loadfile --no-loadscope-reorder)
     nice -n 10 bash tools/setup.sh --kompute --test >"$logs/kompute" 2>&1 </dev/null &
     kompute=$!

@@ -1,1 +1,1 @@
-"""Scripts for a checkout: its imports, its prose, its installed form. A wheel does not contain them."""
+"""Scripts that read a checkout: its imports and its prose. A wheel does not contain them."""

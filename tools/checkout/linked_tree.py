@@ -1,7 +1,7 @@
-"""Build the installed package out of links: `python -m vkbackend.tools.checkout.linked_tree FOLDER`.
+"""Link a checkout's files as an installed package: `python -m vkbackend.tools.checkout.linked_tree FOLDER`.
 
-Puts the checkout's folders below one import name, as `package-dir` in pyproject.toml maps them, for programs
-that ignore import hooks (mypy, the docs generator).
+pyproject.toml maps folders to packages (`package-dir`), and an editable install does so by an import hook.
+mypy and the docs generator ignore import hooks, so they read these links.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measure a checkout's prose: `python -m vkbackend.tools.checkout.prose [FOLDER]`.
 
-Counts words of documents, docstrings and comments, and turns of phrase that readers have to decode. `--list
-TURN` prints every place, `--sample N` draws sentences for a reader.
+Counts the words of documents, docstrings and comments, and the turns of phrase that readers have to decode.
+`--list TURN` prints each occurrence of a turn. `--sample N` prints N random sentences for a reader to judge.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from vkbackend.tools.console import console, table
 # Local names that do not describe their value; the field has a term for each value.
 NAMES = ("found", "made", "one", "own", "told", "turns", "what")
 
-# A sentence begins after a full stop, a colon, a list's dash, or at the start of a docstring or comment.
+# The beginning of a sentence: the start of a text, or after a full stop, a colon or a list's dash.
 _BEGIN = r"(?:^|(?<=[.!?:|] )|(?<=[.!?]\n))(?:[-*|] +)?"
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn of phrase. `anchors`: how often it occurs per 1,000 words in tinygrad, exllamav3, vello and uv.
-    `most`: the limit for this project, three times the highest anchor."""
+    """A turn of phrase. `anchors` are its rates per 1,000 words in tinygrad, exllamav3, vello and uv. `most`
+    is this project's limit, three times the highest anchor."""
 
     name: str
     pattern: re.Pattern[str]
@@ -57,7 +57,7 @@ TURNS = (
 
 @dataclass(frozen=True)
 class Passage:
-    """A docstring, a block of comments or a paragraph; `line` is its first line."""
+    """A docstring, a block of comments or a paragraph, which begins at `line`."""
 
     path: Path
     line: int
@@ -72,7 +72,7 @@ def passages(root: Path, under: str = "") -> Iterator[Passage]:
 
 
 def tracked(root: Path, under: str, *suffixes: str) -> Iterator[Path]:
-    """Yield the files below `root` that git tracks, relative to `root`, without test data."""
+    """Yield the paths, relative to `root`, of the files that git tracks, except test data."""
     listed = subprocess.run(
         ["git", "ls-files", f"{under}*"], cwd=root, capture_output=True, text=True, check=True
     )
@@ -82,8 +82,8 @@ def tracked(root: Path, under: str, *suffixes: str) -> Iterator[Path]:
 
 
 def of_python(source: str) -> Iterator[tuple[int, str]]:
-    """Yield docstrings and blocks of comments."""
-    strings: list[tuple[tuple[int, int], tuple[int, int]]] = []  # where docstrings begin and end
+    """Yield each docstring and each block of comments."""
+    strings: list[tuple[tuple[int, int], tuple[int, int]]] = []  # begin and end of each string
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
@@ -96,7 +96,7 @@ def of_python(source: str) -> Iterator[tuple[int, str]]:
             strings.append(((node.lineno, node.col_offset), end))
     block: list[str] = []
     first = last = -1
-    # The module `tokenize` would take twice as long. Columns of the syntax tree count bytes.
+    # Python's `tokenize` takes twice as long. The lines are bytes, because the tree's columns count bytes.
     for number, line in enumerate(source.encode().split(b"\n"), 1):
         signs = [(number, match.start()) for match in re.finditer(b"#", line)]
         free = [sign for sign in signs if not any(begin <= sign < end for begin, end in strings)]
@@ -114,7 +114,7 @@ def of_python(source: str) -> Iterator[tuple[int, str]]:
 
 
 def of_c(source: str) -> Iterator[tuple[int, str]]:
-    """Yield comments of GLSL and JavaScript; consecutive `//` lines are one comment."""
+    """Yield comments of GLSL, JavaScript and CSS. Consecutive `//` lines are one comment."""
     pattern = r"/\*(.*?)\*/|((?:(?<![:\"'`])//[^\n]*(?:\n[ \t]*(?=//))?)+)"
     for match in re.finditer(pattern, source, re.DOTALL):
         text = re.sub(r"^[ \t]*(?://|\*) ?", "", match[1] or match[2], flags=re.MULTILINE)
@@ -122,14 +122,14 @@ def of_c(source: str) -> Iterator[tuple[int, str]]:
 
 
 def of_shell(source: str) -> Iterator[tuple[int, str]]:
-    """Yield comments of shell and TOML."""
+    """Yield each line that has a shell or TOML comment."""
     for number, line in enumerate(source.splitlines(), 1):
         if match := re.search(r"(?:^|\s)# ?(?!!)(.*)$", line):
             yield number, match[1]
 
 
 def of_markdown(source: str) -> Iterator[tuple[int, str]]:
-    """Yield paragraphs and table rows, without code."""
+    """Yield paragraphs and tables of Markdown, without code."""
     text = re.sub(
         r"^( *)```.*?^\1```", lambda m: "\n" * m[0].count("\n"), source, flags=re.MULTILINE | re.DOTALL
     )
@@ -145,7 +145,7 @@ READERS = {
 
 
 def names_of(source: str) -> Iterator[tuple[int, str]]:
-    """Yield parameters and assigned local names that are in NAMES."""
+    """Yield the parameters and local variables whose names are in NAMES."""
     for node in ast.walk(ast.parse(source)):
         name = node.arg if isinstance(node, ast.arg) else node.id if isinstance(node, ast.Name) else ""
         if name in NAMES and not (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)):
@@ -161,7 +161,7 @@ def sentences(passage: Passage) -> list[str]:
 
 
 def words(text: str) -> int:
-    """Count words of prose; a name in code counts as one word."""
+    """Count the words of a text. A span of `code` counts as one word."""
     return len(re.findall(r"[A-Za-z][\w'.-]*", re.sub(r"`[^`]*`", " code ", text)))
 
 

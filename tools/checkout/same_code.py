@@ -1,7 +1,7 @@
 """Check that only prose changed: `python -m vkbackend.tools.checkout.same_code REVISION [REVISION]`.
 
-Compares Python and GLSL files of two revisions without docstrings and comments, and prints the files whose
-code differs. The second revision is the working tree by default.
+Prints the Python and GLSL files that differ between two revisions by more than docstrings and comments. The
+second revision defaults to the working tree.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ CODE = {".py": code_of_python, ".comp": code_of_glsl, ".glsl": code_of_glsl}
 
 
 def changed(old: str, new: str | None) -> list[str]:
-    """Return the files whose code differs between two revisions (`new` None: the working tree), including
-    added and removed files."""
+    """Return the files whose code changed between two revisions, with added and removed files. If `new` is
+    None, the second revision is the working tree."""
     names = git("diff", "--name-only", "--no-renames", old, *([new] if new else [])).splitlines()
     differ = []
     for name in names:
@@ -49,7 +49,8 @@ def changed(old: str, new: str | None) -> list[str]:
 
 
 def text_at(revision: str | None, name: str) -> str | None:
-    """Return a file's text at a revision (None: the working tree), or None if the file does not exist."""
+    """Return a file's text at a revision, or None if the file does not exist. The revision None is the
+    working tree."""
     try:
         return git("show", f"{revision}:{name}") if revision else (ROOT / name).read_text(encoding="utf-8")
     except (subprocess.CalledProcessError, FileNotFoundError):

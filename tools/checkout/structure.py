@@ -1,7 +1,7 @@
 """Measure a checkout's structure: `python -m vkbackend.tools.checkout.structure [FOLDER]`.
 
-Prints files and lines per package, imports between packages, and every import cycle, at run time and with
-imports for type checking. FOLDER is this checkout by default.
+Prints the files and lines of each package, the imports between packages, and every import cycle. Imports
+for type checking count only in cycles. FOLDER defaults to this checkout.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Imports = Mapping[str, frozenset[str]]  # module -> imported modules
 
 @dataclass(frozen=True)
 class Structure:
-    """The modules of a checkout by name, and their imports."""
+    """The modules of a checkout and their imports."""
 
     files: Mapping[str, Path]
     packages: frozenset[str]
@@ -37,7 +37,7 @@ class Structure:
         return Counter((a, b) for a, b in pairs if a != b)
 
     def cycles(self, *, typed: bool = False) -> list[list[str]]:
-        """Return groups of files that import each other. `typed`: with imports for type checking."""
+        """Return groups of modules that import each other. `typed` includes imports for type checking."""
         imports = self.typed if typed else self.imports
         reach = {module: reached(imports, module) for module in imports}
         groups = {frozenset(other for other in seen if module in reach[other])
@@ -46,7 +46,7 @@ class Structure:
 
 
 def read(root: Path) -> Structure:
-    """Read the checkout at `root`; its pyproject.toml maps folders to packages."""
+    """Read the modules of the checkout at `root`."""
     mapped = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
     files: dict[str, Path] = {}
     packages = set()
@@ -65,7 +65,7 @@ def read(root: Path) -> Structure:
 
 
 def imported(tree: ast.AST, files: Mapping[str, Path], *, typed: bool = False) -> Iterator[str]:
-    """Yield the modules in `files` that a module imports, also inside functions. `typed`: with imports for
+    """Yield the modules in `files` that a module imports, also inside functions. `typed` includes imports for
     type checking."""
     if not typed and isinstance(tree, ast.If) and ast.unparse(tree.test) == "TYPE_CHECKING":
         for node in tree.orelse:

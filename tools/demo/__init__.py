@@ -1,1 +1,1 @@
-"""Training data and model of the demo: stories from a grammar, a vocabulary, a small llama in PyTorch."""
+"""The demo model's training data (stories from a grammar), its vocabulary, and a small llama in PyTorch."""

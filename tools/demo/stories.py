@@ -1,6 +1,6 @@
-"""Short stories from a grammar, the only training data of the demo model.
+"""A grammar that generates short stories, the only training data of the demo model.
 
-Longer than 250 lines: most of it is the grammar's text.
+The file has more than 250 lines, because most of it is the grammar's text.
 """
 
 from __future__ import annotations
@@ -12,11 +12,16 @@ from functools import cache
 from itertools import islice
 from typing import TypeVar
 
-# Each line of a block is one alternative. Placeholders: h the hero's name, k the hero's kind, s/S o p/P the
-# hero's pronouns, a/t the thing with its indefinite and definite article, f/F the friend, nf the friend in
-# the scene where the hero meets the friend, fs fp the friend's pronouns, home/thome the home, gift, trait,
-# most (the trait's superlative). The first alternative is twice as likely as each other. With equal
-# probabilities, rounding would decide the greedy token, so the text would differ between devices.
+# Each line of a block is one alternative. The first is twice as likely as each of the others. If all were
+# equally likely, rounding would decide the greedy token, so the text would differ between devices.
+# Placeholders (capitals begin a sentence):
+# - h, k: the hero's name and kind
+# - s/S, o, p/P: the hero's pronouns
+# - a, t: the thing, with "a" and with "the"
+# - f/F, fs, fp: the friend and its pronouns
+# - nf: the friend when the hero meets it
+# - home, thome: the home, with "a" and with "the"
+# - most: the superlative of the trait
 
 NAMES = {
     "she": "Mia Lily Rosa Nora Ella Ivy Ruby Clara Zoe Hazel Poppy Daisy Anna Emma Luna Sara Olive Willa",
@@ -47,7 +52,7 @@ a lighthouse on the rocky shore
 a tiny house under an oak tree
 a house boat on the lake
 """
-FRIENDS = {  # and the friend's gift
+FRIENDS = {  # friend -> gift
     "owl": "a soft feather",
     "hedgehog": "a red apple",
     "frog": "a white water lily",
@@ -61,7 +66,7 @@ FRIENDS = {  # and the friend's gift
     "mouse": "a tiny piece of cheese",
     "badger": "a smooth blue stone",
 }
-# Quests: the thing and its short name; two troubles of the friend; two ways to solve them with the thing.
+# A quest has a thing and its short name, two troubles of the friend, and two ways in which the thing helps.
 QUESTS = """
 a small brass lantern: lantern
 It was growing dark, and {f} was afraid to walk home alone.
@@ -159,7 +164,7 @@ a shiny telescope: telescope
 {h} looked through the telescope, far and wide, and laughed when {s} saw somebody wave.
 {h} climbed up high and looked through the telescope, first left, then right, and there it was!
 """
-# The beats of a story in order. Beats with "?" are omitted at random, and from stories that are too long.
+# A story's beats (its steps) in order. Beats with "?" are left out at random, and if a story is too long.
 BEATS = """
 Once upon a time, there was a {trait} little {k} named {h}. {S} lived in {home}.
 Once upon a time, in {home}, there lived a {trait} little {k} named {h}.
@@ -251,7 +256,7 @@ WORDS_MIN, WORDS_MAX = 60, 150
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """A story and the facts in it; tests compare both."""
+    """A story and its facts, which tests look for in the text."""
 
     text: str
     hero: str
@@ -284,9 +289,9 @@ def _definite(phrase: str) -> str:
 
 
 def tell_story(rng: random.Random) -> Story:
-    """Return a story of 60 to 150 words in ASCII, reproducible from the state of rng.
+    """Return a story of 60 to 150 words in ASCII. The same state of `rng` gives the same story.
 
-    A quarter of the heroes have invented names, so that the model learns to copy an unseen name.
+    A quarter of the heroes have invented names, so that the model learns to copy unknown names.
     """
     pronoun = _choose(rng, ("she", "he"))
     s, o, p = PRONOUNS[pronoun]

@@ -1,4 +1,4 @@
-"""A small llama in PyTorch (imported on use). Tensors have their GGUF names."""
+"""A small llama in PyTorch, which is imported on use. Its tensors have GGUF's names."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """6 KV heads of 32 and 9 FFN blocks of 32, which can be split evenly on 3 devices and almost evenly on 2.
+    """The sizes of the model. 6 KV heads and 9 FFN blocks of 32 split evenly over 3 devices, almost over 2.
 
-    Every row is a multiple of 32, so that all matrices can be Q8_0. The output matrix is token_embd.
+    Rows of all matrices have multiples of 32 values, as Q8_0 needs. The output matrix is token_embd.
     """
 
     n_vocab: int = 1024
@@ -33,7 +33,7 @@ class Config:
         return self.n_embd // self.n_head
 
     def refusal(self, dtype: str) -> str:
-        """Why matrices of these sizes cannot have this type, or ""."""
+        """Return why matrices of these sizes cannot have the type `dtype`, or "" if they can."""
         if self.n_embd % (2 * self.n_head) or self.n_head % self.n_head_kv:
             return (
                 f"{self.n_embd} columns are no {self.n_head} heads of an even size over {self.n_head_kv} kv "
@@ -53,7 +53,7 @@ Weights = dict[str, "torch.Tensor"]
 
 
 def init_weights(config: Config, seed: int) -> Weights:
-    """Random weights by GGUF name, [n_out, n_in] as GGUF stores them."""
+    """Return random weights of shape [n_out, n_in] by their GGUF names."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -76,7 +76,7 @@ def init_weights(config: Config, seed: int) -> Weights:
         if len(shape) == 1:
             weights[name] = torch.ones(shape)
             continue
-        # Matrices that write into the residual start smaller, so that depth does not add variance.
+        # Weights that add to the residual stream start smaller, so its variance does not grow with depth.
         writes_residual = name.endswith(("attn_output.weight", "ffn_down.weight"))
         std = 0.02 if name == "token_embd.weight" else shape[1] ** -0.5
         std *= (2 * config.n_layer) ** -0.5 if writes_residual else 1.0
@@ -85,7 +85,7 @@ def init_weights(config: Config, seed: int) -> Weights:
 
 
 def forward(w: Weights, config: Config, tokens: torch.Tensor) -> torch.Tensor:
-    """Return logits [batch, n, n_vocab] of tokens [batch, n]: a llama with RoPE on adjacent pairs and GQA."""
+    """Return the logits [batch, n, n_vocab] of tokens [batch, n] (GQA, RoPE on adjacent pairs)."""
     import torch
     import torch.nn.functional as F
 
@@ -123,7 +123,7 @@ def forward(w: Weights, config: Config, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def sample(w: Weights, config: Config, ids: list[int], temperature: float, seed: int) -> list[int]:
-    """Continue `ids` until </s> or until the context is full; temperature 0 is greedy."""
+    """Generate tokens after `ids` until </s> or until the context is full. Temperature 0 is greedy."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""The demo model's vocabulary: pieces like SentencePiece's, learned from stories."""
+"""The demo model's vocabulary, whose pieces resemble SentencePiece's and are learned from stories."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content }}{{ eos_token }}"
     "{% else %}{{ bos_token }}{{ m.content }}{% endif %}{% endfor %}"
 )
-N_VOCAB_MIN = N_SPECIAL + 64  # the stories use 56 characters
-# No piece crosses the border of a chunk, so encoding each chunk separately equals SPM on the complete text.
+N_VOCAB_MIN = N_SPECIAL + 64  # The stories use 56 characters.
+# No piece spans two chunks, so encoding chunk by chunk gives SPM's tokens of the complete text.
 CHUNK = re.compile(rf"{SPACE}?[A-Za-z]+|'[a-z]+|{SPACE}?\"|[.,!?]+\"?|{SPACE}|.", re.DOTALL)
 
 
 class Vocabulary:
-    """SentencePiece-like: <unk> <s> </s>, 256 byte tokens, longer pieces, single characters."""
+    """A vocabulary in SentencePiece's order: <unk> <s> </s>, 256 byte tokens, longer pieces, characters."""
 
     def __init__(self, pieces: list[str], scores: list[float]) -> None:
         self.pieces, self.scores = pieces, scores
@@ -30,7 +30,7 @@ class Vocabulary:
         self._cache: dict[str, list[int]] = {}
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of the text after a space, without <s> and </s>."""
+        """Prepend a space to the text and return its token ids, without <s> and </s>."""
         ids: list[int] = []
         for chunk in CHUNK.findall(SPACE + text.replace(" ", SPACE)):
             if chunk not in self._cache:
@@ -39,7 +39,8 @@ class Vocabulary:
         return ids
 
     def _encode_chunk(self, chunk: str) -> list[int]:
-        """Merge the adjacent pair with the best score, leftmost first, until no pair is a piece."""
+        """Merge the adjacent pair with the best score until no pair is a piece. The leftmost pair wins a
+        tie."""
         symbols = list(chunk)
         while pairs := [
             (-self.scores[self._ids[a + b]], i)
@@ -60,7 +61,7 @@ class Vocabulary:
 
 
 def train_vocabulary(n_vocab: int, seed: int, n_stories: int = 6000) -> Vocabulary:
-    """Learn BPE merges on n_stories stories; a merge's rank becomes the piece's score."""
+    """Learn BPE merges on `n_stories` stories. The rank of a merge becomes the score of its piece."""
     from tokenizers import Tokenizer, models, trainers
 
     rng = random.Random(seed)
