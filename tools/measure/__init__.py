@@ -1,1 +1,1 @@
-"""Helpers of commands that measure: clocks, alternation, other programs, synthetic models."""
+"""Helpers of commands that measure, such as clocks, alternating runs, other programs and synthetic models."""

@@ -1,9 +1,10 @@
-"""Statistics of a compiler's assembly: instructions by class, loads in flight, loops, multiply-adds.
-dialects.py parses the vendors' texts.
+"""Computes statistics of a kernel's assembly, such as instructions by class, loads in flight, loops and
+multiply-adds. dialects.py parses the assembly of each vendor.
 
-Counts are weighted by lanes: an instruction of 32 lanes counts twice in a subgroup of 16. The hot loop is the
-smallest loop with more than half of all multiply-adds that are in loops, counting only the kernel's strongest
-kind: matrix units, otherwise integer dot products, otherwise floats. Inner loops are counted once.
+Counts are weighted by lanes, so an instruction of 32 lanes counts twice in a subgroup of 16. The hot loop is
+the smallest loop with more than half of all multiply-adds that are in loops. Only the kernel's fastest kind
+of multiply-add counts, which is matrix units, else integer dot products, else floats. The instructions of
+inner loops are counted once.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from itertools import pairwise
 
 @dataclass(frozen=True)
 class Op:
-    """`weight`: the op counted in instructions of the subgroup's width. `nbytes`: of a load or store, per
-    lane. `macs`: multiply-adds of the complete subgroup."""
+    """An instruction. It counts as `weight` instructions of the subgroup's width. A load or store has
+    `nbytes` per lane. `macs` is the number of multiply-adds of the complete subgroup."""
 
     name: str
     kind: str  # vector, scalar, matrix, load, store, shared, wait, barrier, branch
@@ -25,8 +26,8 @@ class Op:
     macs: int = 0
     power: int = 0  # kind of multiply-adds: 3 matrix units, 2 integers, 1 floats
     target: str = ""
-    token: str = ""  # signalled by a load
-    waits: tuple[str, ...] = ()  # tokens to wait for; "<n": until at most n loads are in flight
+    token: str = ""  # A load signals this token.
+    waits: tuple[str, ...] = ()  # Tokens to wait for. "<n" waits until at most n loads are in flight.
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Listing:
     loops: tuple[Sequence[int], ...]  # as indices of instructions
 
     def hot_loop(self) -> Sequence[Op]:
-        """The hot loop; all instructions if no loop multiplies."""
+        """Return the hot loop, or all instructions if no loop multiplies."""
         power = max((op.power for op in self.ops), default=0)
         looped = {i for loop in self.loops for i in loop}
         whole = sum(self.ops[i].macs for i in looped if self.ops[i].power == power)
@@ -58,7 +59,7 @@ class Counts:
     shared: int
     waits: int
     barriers: int
-    macs: int  # of the strongest kind, for the complete subgroup
+    macs: int  # multiply-adds of the fastest kind per subgroup
 
 
 def counts(ops: Sequence[Op]) -> Counts:
@@ -99,7 +100,7 @@ def in_flight(ops: Sequence[Op]) -> int:
 
 @dataclass(frozen=True)
 class Block:
-    """A basic block, for compilers that name its predecessors and may store a loop's blocks far apart."""
+    """A basic block. Some compilers name its predecessors and may write a loop's blocks far apart."""
 
     index: int
     reached_from: tuple[int, ...]
@@ -107,7 +108,7 @@ class Block:
 
 
 def natural_loops(blocks: Sequence[Block], n_ops: int) -> Iterator[Sequence[int]]:
-    """Yield the natural loop of every back edge: all blocks that reach the jump without passing its
+    """Yield the natural loop of every back edge, which has all blocks that reach the jump without passing its
     target."""
     by_index = {block.index: block for block in blocks}
     ends = {a.index: b.start for a, b in pairwise(blocks)} | {blocks[-1].index: n_ops} if blocks else {}

@@ -19,7 +19,7 @@ from vkbackend.tools.op_cases.setup import Case, Placed
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Times in microseconds, and the bytes and operations of one run."""
+    """A case's times in microseconds, and the bytes and operations of one run."""
 
     device: str
     case: str
@@ -37,7 +37,7 @@ class Row:
 
 
 class Chain:
-    """A case recorded `length` times. The runs use different copies of its arrays in turn, which together
+    """A case that is recorded `length` times. The runs alternate between copies of its arrays, which together
     exceed `cold_nbytes`."""
 
     def __init__(self, device: Device, case: Case, cold_nbytes: int = 0) -> None:
@@ -64,15 +64,16 @@ class Chain:
         return derive_barriers(cut_long(recording))
 
     def seconds(self, length: int, repeats: int) -> list[float]:
-        """Seconds of every run if the device has timestamps, otherwise the mean of each submission."""
+        """Return the seconds of every run if the device has timestamps. Otherwise return the mean per run of
+        each submission."""
         device, timed = self.device, has_clock(self.device)
         recording = self.recording(length)
-        build: Any = device.build  # only Vulkan devices take `timed`
+        build: Any = device.build  # Only Vulkan devices have `timed`.
         executable = build(recording, timed=True) if timed else build(recording)
         out: list[float] = []
         self.cpu_seconds = math.inf
         try:
-            for i in range(repeats + 1):  # the first is a warm-up
+            for i in range(repeats + 1):  # The first run is a warm-up.
                 began, cpu_began = time.perf_counter(), time.process_time()
                 device.replay(executable)
                 took = time.perf_counter() - began
@@ -94,7 +95,7 @@ class Chain:
 
 
 def has_clock(device: Device) -> bool:
-    """Whether timestamps of single dispatches do not stall the device."""
+    """Return whether the device can write a timestamp per dispatch without a stall."""
     info = device.physical
     return info is not None and not info.is_cpu and bool(info.limits["timestamp_valid_bits"])
 

@@ -1,4 +1,5 @@
-"""llama.cpp on the same file, devices and tests; it alternates with our runs, so other load slows both."""
+"""Runs llama.cpp on the same file, devices and tests. Its runs alternate with ours, so other load slows both
+programs."""
 
 from __future__ import annotations
 
@@ -23,11 +24,11 @@ from vkbackend.tools.measure.synthetic import Synthetic
 from vkbackend.tools.measure.timing import Test, Timer, Timing
 
 WORKER = "vkbackend.tools.measure.llama_cpp_worker"
-WAIT_S = 1800.0  # for an answer, a load or a test, because software devices compile for minutes
+WAIT_S = 1800.0  # Limit for an answer, a load or a test. Software devices compile for minutes.
 
 
 def check_comparable(args: argparse.Namespace) -> None:
-    """Raise before loading if llama.cpp is missing or would not do the same work."""
+    """Raise an error before the model is loaded if llama.cpp is missing or would not do the same work."""
     for flag, given in (
         ("control vectors", args.control_vectors),
         ("--override-tensor", args.override_tensor or args.host_tensors),
@@ -45,7 +46,7 @@ def check_comparable(args: argparse.Namespace) -> None:
 
 
 class LlamaCpp:
-    """llama-cpp-python in its own process, with the runner's model and devices.
+    """llama-cpp-python in a separate process, with the runner's model and devices.
 
     A synthetic model is first written to a temporary file. `build`: llama.cpp's version. Raises
     UnsupportedFeature if the package has no Vulkan backend or cannot load the file.
@@ -89,7 +90,7 @@ class LlamaCpp:
         self.close()
 
     def alternate(self, timer: Timer, test: Test, repetitions: int) -> tuple[Timing, Timing]:
-        """(our times, llama.cpp's times), measured alternately after both have warmed up."""
+        """Return our times and llama.cpp's times. Runs alternate after a warm-up of both programs."""
         self._run(timer, test)
         before = timer.runner.reduce_stats()
         ours, theirs = [], []
@@ -137,7 +138,7 @@ class LlamaCpp:
 
 
 def positions(runner: Runner) -> str:
-    """The devices' indices in the order of the Vulkan loader, as llama.cpp numbers them."""
+    """Return the devices' indices in the order of the Vulkan loader, which llama.cpp uses."""
     physical = [device.physical for device in runner.mesh.devices if device.physical]
     if len(physical) < len(runner.mesh.devices):
         raise UnsupportedFeature("--compare llama-cpp needs Vulkan devices; numpy is not one")

@@ -28,7 +28,8 @@ def dispatches_of(runner: Runner, n_rows: int) -> list[Dispatch]:
 def compile_times(
     runner: Runner, n_rows: int, threads: Sequence[int], repeats: int
 ) -> tuple[int, dict[str, list[float]]]:
-    """(number of pipelines of the first device, {number of threads or CACHED: seconds for all})."""
+    """Return the first device's number of pipelines, and the seconds for all pipelines by number of threads
+    (or CACHED)."""
     from vkbackend.vulkan.device import VulkanDevice
     from vkbackend.vulkan.program import Programs
 

@@ -1,6 +1,6 @@
-"""Compilers for GPUs that this machine lacks, unpacked by `tools/setup.sh --compilers`: runs a Python of this
-checkout with one of them as its only Vulkan driver. They compile and report, but cannot execute. A newer
-lavapipe with matrix units (8 x 8) can execute.
+"""Runs this checkout's Python with the compiler of an absent GPU as the only Vulkan driver. `tools/setup.sh
+--compilers` unpacks the compilers. These drivers compile and report statistics, but cannot execute. There is
+also a newer lavapipe with matrix units (8 x 8), which can execute.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _UNPACK = "run `bash tools/setup.sh"
 @dataclass(frozen=True)
 class Gpu:
     name: str
-    driver: str  # folder below .drivers
-    variable: str  # environment variable that selects the GPU in the driver
+    driver: str  # Folder in .drivers.
+    variable: str  # Environment variable by which the driver selects the GPU.
     value: str
 
 
@@ -34,7 +34,7 @@ GPUS = {
     for gpu in (
         Gpu("NAVI21", "radv", "RADV_FORCE_FAMILY", "NAVI21"),  # RDNA2
         Gpu("NAVI31", "radv", "RADV_FORCE_FAMILY", "NAVI31"),  # RDNA3
-        Gpu("GFX1201", "radv", "RADV_FORCE_FAMILY", "GFX1201"),  # RDNA4; no matrix units in Mesa 25.0
+        Gpu("GFX1201", "radv", "RADV_FORCE_FAMILY", "GFX1201"),  # RDNA4, without matrix units in Mesa 25.0
         Gpu("TGL", "anv", "INTEL_STUB_GPU_PLATFORM", "tgl"),  # Xe-LP
         Gpu("DG2", "anv", "INTEL_STUB_GPU_PLATFORM", "dg2"),  # Arc A
         Gpu("BMG", "anv", "INTEL_STUB_GPU_PLATFORM", "bmg"),  # Arc B
@@ -45,7 +45,7 @@ GPUS = {
 
 
 def gpu_of(name: str) -> Gpu:
-    """Raises if the GPU's compiler is missing."""
+    """Return the GPU of this name. Raises an error if its compiler is missing."""
     gpu = GPUS.get(name.upper())
     if gpu is None:
         raise VkbackendError(f"no compiler here is known for {name!r}; there are {', '.join(GPUS)}")
@@ -55,7 +55,7 @@ def gpu_of(name: str) -> Gpu:
 
 
 def missing(gpu: Gpu) -> str:
-    """Why the GPU's compiler is missing, or ""."""
+    """Return why the GPU's compiler is missing, or ""."""
     if (FOLDER / gpu.driver / "icd.json").exists():
         return ""
     option = "--drivers" if gpu.driver == "radv" else "--compilers"
@@ -67,8 +67,8 @@ def version(gpu: Gpu) -> str:
 
 
 def start(gpu: Gpu, module: str, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """(command, environment) of `python -m module` with the GPU's compiler as the only driver. For Intel and
-    NVIDIA a shim replaces the kernel's driver."""
+    """Return the command and environment that run `python -m module` with the GPU's compiler as the only
+    driver. For Intel and NVIDIA a shim library replaces the kernel driver."""
     command, env = _with_driver(gpu.driver, module, arguments)
     others = {other.variable for other in GPUS.values()} - {gpu.variable}
     env = {name: value for name, value in env.items() if name not in others}
@@ -79,7 +79,7 @@ def start(gpu: Gpu, module: str, arguments: Sequence[str]) -> tuple[list[str], d
 
 def start_with_matrix_units(module: str, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Return the command and environment that run `python -m module` on the lavapipe build with matrix units.
-    The ops are those chosen for a GPU. Raises UnsupportedFeature if the build is missing."""
+    Ops are chosen as for a GPU. Raises UnsupportedFeature if the build is missing."""
     if not (FOLDER / MATRIX_UNITS / "icd.json").exists():
         raise UnsupportedFeature(
             f"no lavapipe with matrix units is in {FOLDER.name}/: {_UNPACK} --compilers`"
@@ -89,7 +89,8 @@ def start_with_matrix_units(module: str, arguments: Sequence[str]) -> tuple[list
 
 
 def _with_driver(driver: str, module: str, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """(command, environment) with one driver. If the driver has its own libc, its loader starts Python."""
+    """Return a command and environment with one driver. A driver with its own libc also has a loader, which
+    starts Python."""
     folder = FOLDER / driver
     loader = folder / "ld.so"
     launcher = (

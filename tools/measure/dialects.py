@@ -1,5 +1,5 @@
-"""Parses assembly into the form of assembly.py: AMD (RADV, LLVM's disassembler), Intel (ANV, DG2 and later),
-NVIDIA (NVK).
+"""Parses the assembly of AMD (RADV, LLVM's disassembler), Intel (ANV, DG2 and later) and NVIDIA (NVK) into
+ops of assembly.py.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _amd_op(name: str, operands: str, lanes: int) -> Op:
         return Op(name, "matrix", macs=m * n * k, power=3)
     if name.startswith("v_"):
         macs, power = 0, 0
-        for part in (name, *re.findall(r":: (v_\w+)", operands)):  # a dual instruction contains two
+        for part in (name, *re.findall(r":: (v_\w+)", operands)):  # A dual instruction has two ops.
             for pattern, each, kind in _AMD_MACS:
                 if pattern.match(part):
                     macs, power = macs + each * lanes, kind
@@ -125,7 +125,7 @@ def _intel_op(
     if message:
         unit, action, bits, many, transposed = message.groups()
         nbytes = int(bits or 0) // 8 * int(many or 1)
-        if transposed:  # one message for the complete subgroup
+        if transposed:  # One message serves the subgroup.
             nbytes = -(-nbytes // lanes)
         kind = (
             {"load": "load", "store": "store"}.get(action, "scalar") if unit in ("ugm", "tgm") else "scalar"
@@ -203,7 +203,8 @@ _DIALECTS: dict[str, Callable[[str, int], Iterator[str | Block | Op]]] = {
 
 
 def listing(vendor: str, text: str, lanes: int) -> Listing:
-    """Return the instructions of a kernel with subgroups of `lanes`; empty for an unknown vendor."""
+    """Return the instructions of a kernel with subgroups of `lanes`. The listing is empty for an unknown
+    vendor."""
     read = _DIALECTS.get(vendor)
     ops: list[Op] = []
     labels: dict[str, int] = {}

@@ -1,16 +1,16 @@
-"""Predicts what a second host gains, from measured rates (docs/hosts.md describes the model)."""
+"""Predicts the gain of a second host from measured rates. docs/hosts.md describes the model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-LOCAL_REDUCE_S = 34e-6  # an all-reduce within one machine; the exchange between hosts is added
+LOCAL_REDUCE_S = 34e-6  # an all-reduce within a machine, without the exchange between hosts
 
 
 @dataclass(frozen=True, slots=True)
 class HostRates:
-    """A host: bytes per second that its devices read, and free bytes (None: unknown)."""
+    """The bytes per second that a host's devices read, and its free bytes (None: unknown)."""
 
     rate: float
     free: int | None
@@ -27,11 +27,11 @@ def placements(
     nbytes: int, n_layers: int, hosts: Sequence[HostRates], exchange_s: float, handover_s: float
 ) -> list[Placement]:
     """Return possible placements with their times. A token reads `nbytes` of weights. An exchange sends a
-    layer's sum to all hosts, a handover sends the residual to the next host."""
+    layer's sum to all hosts. A handover sends the residual to the next host."""
     every = sum(host.rate for host in hosts)
     choices = [
         Placement("tensor", nbytes / every + 2 * n_layers * (LOCAL_REDUCE_S + exchange_s), 2 * n_layers),
-        # Layers are assigned in proportion to speed; while one host reads its part, the others wait.
+        # Each host has layers in proportion to its speed, and only one host computes at a time.
         Placement("hosts", len(hosts) * nbytes / every + (len(hosts) - 1) * handover_s, len(hosts) - 1),
     ]
     if all(host.free is None or host.free >= nbytes for host in hosts):
@@ -41,8 +41,8 @@ def placements(
 
 
 def break_even_s(nbytes: int, n_layers: int, hosts: Sequence[HostRates]) -> float:
-    """The exchange time below which tensor parallelism over hosts is faster than hosts in sequence. Negative:
-    it never is."""
+    """Return the exchange time at which tensor parallelism over hosts is as fast as hosts in sequence. A
+    negative time means that tensor parallelism is always slower."""
     every = sum(host.rate for host in hosts)
     alone = len(hosts) * nbytes / every
     return (alone - nbytes / every) / (2 * n_layers) - LOCAL_REDUCE_S

@@ -1,6 +1,6 @@
-"""Streaming clients of an OpenAI endpoint, and the latencies of each client.
+"""Streaming clients of an OpenAI endpoint, which measure latencies.
 
-It uses only asyncio's connections, so it needs no extra and uses little of the measured machine.
+They use only asyncio's connections, so they need no extra packages and little CPU time.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from vkbackend.errors import InvalidArgument, VkbackendError
 from vkbackend.tools.measure.parallel import quantile
 
 WORDS = "the a cat dog house river green old walks sees finds under over near friend little day night".split()
-LENGTHS = 8, 24, 64, 160  # prompt lengths in words, used in turn
+LENGTHS = 8, 24, 64, 160  # Words of the prompts, by turns.
 TIMEOUT_S = 300.0
-LINE = 1 << 20  # maximum bytes of an event
+LINE = 1 << 20  # Limit of an event's bytes.
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The base address, to which /completions and /chat/completions are appended."""
+    """A server's base address, to which clients append /completions and /chat/completions."""
 
     host: str
     port: int
@@ -49,7 +49,8 @@ class Endpoint:
     async def ask(
         self, method: str, path: str, body: Any = None
     ) -> tuple[int, dict[str, str], AsyncIterator[bytes]]:
-        """Return status, headers and lines of an answer, on a new connection. Raises VkbackendError."""
+        """Send a request on a new connection, and return the answer's status, headers and lines. Raises
+        VkbackendError."""
         context = ssl.create_default_context() if self.tls else None
         try:
             reader, writer = await asyncio.open_connection(self.host, self.port, ssl=context, limit=LINE)
@@ -94,7 +95,8 @@ async def _lines(
 
 @dataclass(slots=True)
 class Text:
-    """Seconds at which the request was sent and each event arrived; token counts are the server's."""
+    """A streamed answer. It has the times in seconds at which the request was sent and each event arrived,
+    and the server's token count."""
 
     began: float
     times: list[float] = field(default_factory=list)
@@ -147,8 +149,8 @@ def _take(text: Text, line: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HttpLoad:
-    """Results of `n` clients: total tokens per second, milliseconds to the first event and between events,
-    number of failed answers."""
+    """Results of `n` clients. They have total tokens per second, milliseconds to the first event and between
+    events, and the number of failed answers."""
 
     n: int
     n_texts: int
@@ -201,7 +203,7 @@ async def model_of(endpoint: Endpoint) -> str:
 
 
 async def measure(endpoint: Endpoint, api: str, model: str, n: int, n_texts: int, n_gen: int) -> HttpLoad:
-    """Run `n` clients at once; each asks for several texts in sequence."""
+    """Run `n` clients at once. Each client requests several texts one after another."""
 
     async def client(i: int) -> list[Text]:
         rng, texts = random.Random(i), []

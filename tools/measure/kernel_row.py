@@ -1,4 +1,4 @@
-"""Describes a compiled kernel by figures that exist for all vendors: a row in the tables of
+"""Describes a compiled kernel by figures that exist for all vendors, as a row in the tables of
 count_instructions.
 """
 
@@ -11,8 +11,8 @@ from typing import Any
 from vkbackend.tools.measure.assembly import counts
 from vkbackend.tools.measure.dialects import listing
 
-# Our name -> the drivers' names of the statistic. Compilers estimate cycles (RADV: inverse throughput), so
-# compare cycles only within one compiler.
+# Our name -> the drivers' names of the statistic. Each compiler estimates cycles differently (RADV as inverse
+# throughput), so cycles of two compilers cannot be compared.
 _STATISTICS: dict[str, dict[str, tuple[str, ...]]] = {
     "AMD": {
         "instructions": ("Instructions",),
@@ -44,8 +44,9 @@ _ASSEMBLY = {"AMD": "Assembly", "Intel": "GEN Assembly", "NVIDIA": "NAK assembly
 
 @dataclass(frozen=True)
 class KernelRow:
-    """Fields up to `scratch` (bytes for spilled registers) describe the complete kernel, later fields the hot
-    loop. `vector`: instructions of the subgroup's width. None: unknown."""
+    """Figures of a kernel; None means unknown. Fields up to `scratch` (bytes for spilled registers) describe
+    the complete kernel. Later fields describe the hot loop. `vector` counts instructions of the subgroup's
+    width."""
 
     gpu: str
     kernel: str
@@ -69,14 +70,15 @@ class KernelRow:
 
     @property
     def vector_per_32(self) -> float | None:
-        """Vector instructions per 32 multiply-adds of a lane (32 weights times a row of x)."""
+        """Return vector instructions per 32 multiply-adds of a lane, for example for 32 weights and one row
+        of x."""
         return 32 * self.vector * self.lanes / self.macs if self.vector and self.macs else None
 
 
 def row_of(
     gpu: str, vendor: str, kernel: str, lanes: int, statistics: Mapping[str, float], texts: Mapping[str, str]
 ) -> KernelRow:
-    """Parse a driver's statistics and texts. lanes 0: unknown, because the driver chooses."""
+    """Parse a driver's statistics and texts. If the driver chooses the subgroup size, `lanes` is 0."""
     values: dict[str, int | None] = {}
     for ours, theirs in _STATISTICS.get(vendor, {}).items():
         known = [statistics[name] for name in theirs if name in statistics]
@@ -85,7 +87,7 @@ def row_of(
         values.setdefault(name, None)
     listed = listing(vendor, texts.get(_ASSEMBLY.get(vendor, ""), ""), lanes or 1)
     hot = dict.fromkeys(_HOT) | {n: v for n, v in asdict(counts(listed.hot_loop())).items() if n in _HOT}
-    if not any(op.kind == "vector" for op in listed.ops):  # the assembly could not be parsed
+    if not any(op.kind == "vector" for op in listed.ops):  # The assembly was not understood.
         hot = dict.fromkeys(_HOT)
     return KernelRow(gpu, kernel, lanes, **values, **hot)
 

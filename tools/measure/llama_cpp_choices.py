@@ -1,5 +1,5 @@
-"""Which kernels llama.cpp runs on a GPU, and their constants, according to its host code (ggml-vulkan.cpp in
-llama-cpp-python 0.3.36).
+"""Returns the kernels that llama.cpp runs on a GPU, and their constants. The rules are from llama.cpp's host
+code (ggml-vulkan.cpp in llama-cpp-python 0.3.36).
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ HEAD = 128
 
 @dataclass(frozen=True)
 class Theirs:
-    """A shader of llama.cpp: module, specialization constants from id 0 on, subgroup size."""
+    """A shader of llama.cpp with its module, its specialization constants from id 0 on, and its subgroup
+    size."""
 
     name: str
     consts: tuple[int, ...]
@@ -29,7 +30,7 @@ class Theirs:
         return f"{folder / self.name}.spv:{','.join(f'{a}={b}' for a, b in pairs)}:{self.lanes}"
 
 
-# GPU -> lanes of a subgroup in products with few rows (on Intel: of float products).
+# GPU -> subgroup size of products with few rows (on Intel, only if x is float).
 _LANES = {
     "NAVI21": 32,
     "NAVI31": 64,
@@ -43,7 +44,7 @@ _LANES = {
 
 
 def decode(gpu: str, kind: str, rows: int) -> Theirs:
-    """mul_mat_vec: x has 8 bits if ggml_vk_should_use_mmvq chooses that for k = 4,096, otherwise floats."""
+    """Return mul_mat_vec. Its x has 8 bits if ggml_vk_should_use_mmvq is true for k = 4,096, else floats."""
     driver, lanes = compilers.GPUS[gpu].driver, _LANES[gpu]
     if kind == "f16":
         return Theirs("mul_mat_vec_f16_f32_f32_subgroup_no_shmem", (lanes, 2, rows), lanes)
@@ -60,7 +61,8 @@ def decode(gpu: str, kind: str, rows: int) -> Theirs:
 
 
 def prefill(gpu: str, kind: str) -> Theirs:
-    """The tile for large matrices: 128 x 128 on matrix units, 64 x 64 with AMD's dot products."""
+    """Return the kernel for large matrices. Its tile is 128 x 128 on matrix units, and 64 x 64 with AMD's dot
+    products."""
     k_quant = kind in ("q4_k", "q6_k", "iq4_xs")
     if gpu == "NAVI31":
         if kind == "f16":
@@ -88,9 +90,9 @@ def prefill(gpu: str, kind: str) -> Theirs:
 
 
 def attention(gpu: str, kind: str, rows: int) -> Theirs:
-    """Flash attention with heads of 128 and 4 q heads per KV head: for one row (whose four heads become
-    rows), or for a prompt (quantized caches are converted to F16 first). It uses matrix units of 16 x 16 x
-    16, except on Turing; scores and sums are floats, which is llama.cpp's default."""
+    """Return flash attention with heads of size 128 and 4 q heads per KV head. For one row, its four heads
+    become the rows of a tile. For a prompt, quantized caches are converted to F16 first. The kernel uses
+    matrix units of 16 x 16 x 16 except on Turing. Scores and sums are f32, which is llama.cpp's default."""
     driver, prompt = compilers.GPUS[gpu].driver, rows > 8
     kind = "f16" if prompt and not (driver == "anv" and gpu != "BMG") else kind
     mask = 3 if prompt else 2
@@ -102,7 +104,7 @@ def attention(gpu: str, kind: str, rows: int) -> Theirs:
         return Theirs("flash_attn_f32_f16_cm1", consts, lanes)
     split = 1 if prompt and driver == "radv" else 4
     block = 4 if not prompt else 8 if split == 1 or driver == "anv" else 16
-    # unused shared memory, which limits the number of workgroups
+    # The kernel allocates this shared memory only to limit the number of workgroups.
     idle = 30 * 64 if prompt and driver == "radv" else 0
     subgroup = 0 if driver == "anv" else lanes  # 0: any subgroup size
     consts = (4 * lanes, block, 32, HEAD, HEAD, 0, 8, split, subgroup, staged, mask, idle, *cache)

@@ -1,4 +1,4 @@
-"""Builds llama.cpp's shaders as SPIR-V from llama-cpp-python's source package, with llama.cpp's generator and
+"""Builds llama.cpp's shaders as SPIR-V from llama-cpp-python's source package. Uses llama.cpp's generator and
 glslc.
 """
 
@@ -43,13 +43,13 @@ def glslc() -> list[str]:
 
 
 def built(sdist: Path | None, wanted: set[str]) -> Path:
-    """Return the folder of the `wanted` modules; missing modules are built."""
+    """Return the folder of the `wanted` modules. Build modules that it lacks."""
     CACHE.mkdir(parents=True, exist_ok=True)
     modules = CACHE / "spirv"
     if all((modules / f"{name}.spv").exists() for name in wanted):
         return modules
     source = unpacked(sdist)
-    command = CACHE / "glslc"  # a wrapper that compiles only the wanted variants out of a thousand
+    command = CACHE / "glslc"  # a wrapper that skips all but the wanted variants
     names = "|".join(sorted(wanted))
     command.write_text(
         '#!/bin/sh\nfor a in "$@"; do [ "$before" = -o ] && out=$a; before=$a; done\nname=${out##*/}\n'

@@ -1,8 +1,8 @@
-"""The process of llama.cpp for `vkbackend bench --compare llama-cpp`. Needs llama-cpp-python.
+"""Runs llama.cpp in a separate process for `vkbackend bench --compare llama-cpp`. Needs llama-cpp-python.
 
-Started as `python -m vkbackend.tools.measure.llama_cpp_worker JSON` (what to load). Its first line describes
-the build. Then it reads a JSON object per line (n_prompt, n_gen, n_depth, tokens) and answers {"seconds": S},
-timed like llama-bench, which waits for every decode.
+The command is `python -m vkbackend.tools.measure.llama_cpp_worker JSON`; JSON describes the model to load.
+The first line of output describes the build. For each line of input, a JSON object (n_prompt, n_gen, n_depth,
+tokens), the process writes {"seconds": S}. Like llama-bench, it waits for every decode.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Loaded:
         llama_cpp.llama_backend_init()
         model: Any = llama_cpp.llama_model_default_params()
         layers = wanted["n_gpu_layers"]
-        # all layers; in earlier versions -1 meant none
+        # all layers; earlier versions read -1 as none
         model.n_gpu_layers = 0x7FFF_FFFF if layers is None else layers
         model.split_mode = getattr(llama_cpp, f"LLAMA_SPLIT_MODE_{wanted['split_mode'].upper()}")
         self._shares = (ctypes.c_float * llama_cpp.llama_max_devices())(*wanted["tensor_split"])
@@ -38,7 +38,7 @@ class Loaded:
             raise SystemExit("llama.cpp does not load the file")
         context: Any = llama_cpp.llama_context_default_params()
         context.n_ctx, context.n_batch, context.n_ubatch = wanted["n_ctx"], self._n_ubatch, self._n_ubatch
-        # llama-cpp-python's number of host threads, because C's default of four is too many for few cores.
+        # As in llama-cpp-python. The C interface's default of four host threads is too many for few cores.
         context.n_threads = context.n_threads_batch = max(1, (os.cpu_count() or 1) // 2)
         context.offload_kqv = wanted["kv_offload"]
         context.type_k, context.type_v = wanted["type_k"], wanted["type_v"]

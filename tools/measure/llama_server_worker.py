@@ -1,7 +1,9 @@
-"""llama-server in its own process, for `studies.serving_beside`: `python FILE MODEL SLOTS`. Needs xllamacpp.
+"""Runs llama-server in a separate process for `studies.serving_beside`. The command is `python FILE MODEL
+SLOTS`. Needs xllamacpp.
 
-Its first line is the server's address. For each line read, a JSON list of requests, it answers all requests
-within the process, with a thread for each and without HTTP, and writes the seconds that took.
+The first line of output is the server's address. Each line of input is a JSON list of requests. The process
+calls the server for all requests at once, with a thread per request and without HTTP, and writes the seconds
+until all are answered.
 """
 
 from __future__ import annotations

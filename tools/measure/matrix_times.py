@@ -1,4 +1,4 @@
-"""Measures which op multiplies matrices fastest: times all ops that a device can run, and ranks them."""
+"""Times all matrix products that a device can run, and ranks them by speed."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from vkbackend.tools.op_cases.matrix import MatVec
 from vkbackend.tools.op_cases.quantized import QuantizeQ8
 from vkbackend.tools.op_cases.setup import Case
 
-ROWS = {"one": 1, "few": 4, "some": 12, "many": 128}  # rows of x per class
-TYPES = ("f16", "q8_0", "q4_0", "q4_k")  # every op with f32 activations supports the first type
-SHAPES = ((2048, 2048), (256, 1024))  # n, k
+ROWS = {"one": 1, "few": 4, "some": 12, "many": 128}  # Rows of x by class.
+TYPES = ("f16", "q8_0", "q4_0", "q4_k")  # Every op with f32 x supports the first type.
+SHAPES = ((2048, 2048), (256, 1024))  # N and k of the matrices.
 GAIN = 0.9
 PRODUCTS = {case.op.name: type(case) for case in CASES if isinstance(case, MatVec)}
 ROUNDING: dict[str, Any] = {"q8": QuantizeQ8, "f16s": PackF16}
-# Each matrix's share of the time to round x. A layer has 7 matrices but 4 roundings: q, k and v share one,
-# gate and up share one.
+# Each matrix's share of the time to round x. A layer has 7 matrices but 4 roundings of x, because q, k and v
+# share one rounding, and gate and up share another.
 ROUNDED = 4 / 7
-Times = dict[str, dict[str, dict[str, float]]]  # microseconds by row class, op and weight type
+Times = dict[str, dict[str, dict[str, float]]]  # microseconds by row class, op, type
 
 
 def cases_of(limits: Limits) -> list[Case]:
@@ -43,19 +43,19 @@ def cases_of(limits: Limits) -> list[Case]:
 
 
 def time_of(device: Device, case: Case, ms: float = 20.0) -> float:
-    """Microseconds of a case; on a software device, of CPU time."""
+    """Return the microseconds of a case. On a software device they are CPU time."""
     row = time_case(device, case, 3, ms)
     return row.us_cpu or row.us_min
 
 
 def times_of(device: Device, ms: float = 20.0) -> Times:
-    """Times of all ops that the device can run, summed over SHAPES. An op that needs x rounded includes its
-    share (ROUNDED) of that time."""
+    """Return the times of all ops that the device can run, summed over SHAPES. If an op reads rounded x, its
+    time includes a share (ROUNDED) of the rounding's time."""
     return times_by(device.limits, cache(lambda case: time_of(device, case, ms)))
 
 
 def times_by(limits: Limits, us: Callable[[Case], float]) -> Times:
-    """Like `times_of`, but `us` returns the microseconds of a case."""
+    """Return the times of all ops like `times_of`. `us` returns the microseconds of a case."""
 
     def us_of(op: str, kind: str, rows: int) -> float:
         rounding = ROUNDING.get(MATRIX_OPS[op].x_type)
@@ -76,10 +76,10 @@ def times_by(limits: Limits, us: Callable[[Case], float]) -> Times:
 
 
 def ranked(times: Iterable[Times], limits: Limits) -> measured.Table:
-    """Rank the ops of each row class, fastest first. An op comes before the built-in choice only if it is at
+    """Rank the ops of each row class, fastest first. An op ranks before the built-in choice only if it is at
     least a tenth faster (GAIN).
 
-    An op that lacks some types is compared on the types that it supports.
+    An op is compared only on the types that it supports.
     """
     total: Times = defaultdict(lambda: defaultdict(lambda: defaultdict(float)))
     for of_device in times:

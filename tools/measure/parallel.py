@@ -1,7 +1,7 @@
-"""Many callers at once: measures the latencies of each and the total rate.
+"""Measures many callers at once, by the latency of each caller and the total rate.
 
-Each caller asks for texts in sequence, with prompts of different lengths; every other prompt begins with the
-same prefix. An untimed round first records and compiles every step.
+Each caller requests several texts one after another, with prompts of different lengths. Every second prompt
+begins with a common prefix. An untimed round first records and compiles every step.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 
 from vkbackend.models.llm import LLM
 
-LENGTHS = 8, 24, 64, 160  # prompt tokens after the shared prefix, used in turn
+LENGTHS = 8, 24, 64, 160  # Tokens after the shared prefix, by turns.
 SHARED = 64
-WARM_UP = 4  # tokens per text in the untimed round
+WARM_UP = 4  # Tokens per text in the untimed round.
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Results of `n` callers: total tokens per second, milliseconds, and the share of prompt tokens that came
-    from the cache."""
+    """Results of `n` callers. They have total tokens per second, latencies in milliseconds, and the share of
+    prompt tokens that came from the cache."""
 
     n: int
     process: bool
@@ -44,7 +44,7 @@ def longest(n_gen: int) -> int:
 
 
 def prompts(n_vocab: int, seed: int) -> Callable[[], list[int]]:
-    """Return a generator of random prompts of different lengths, determined by the seed."""
+    """Return a generator of random prompts of different lengths. The seed determines the prompts."""
     rng = random.Random(seed)
     shared = [random.Random(-1).randrange(n_vocab) for _ in range(SHARED)]
     count = seed
@@ -88,7 +88,7 @@ def measure(llm: LLM, n: int, n_requests: int, n_gen: int, *, process: bool) -> 
 
 
 async def _round(llm: LLM, n: int, n_requests: int, n_gen: int, seed: int) -> list[list[float]]:
-    """Return for every text the seconds to the first token, and from each token to the next."""
+    """Return for every text the seconds to the first token, and between consecutive tokens."""
 
     async def caller(i: int) -> list[list[float]]:
         prompt, texts = prompts(llm.n_vocab, seed + i), []

@@ -24,7 +24,7 @@ def plotting():  # type: ignore[no-untyped-def]  # matplotlib is an extra
 
 
 def check_plot(path: str) -> None:
-    """Raise before measuring if the plot could not be drawn or written."""
+    """Raise an error before measuring if the plot could not be drawn or written."""
     kinds = plotting().figure().canvas.get_supported_filetypes()
     if Path(path).suffix.removeprefix(".").lower() not in kinds:
         raise InvalidArgument(
@@ -34,7 +34,7 @@ def check_plot(path: str) -> None:
 
 
 def save(figure: Any, path: str) -> None:
-    """Raises InvalidArgument if the file cannot be written."""
+    """Write the plot to a file. Raises InvalidArgument if the file cannot be written."""
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:

@@ -1,5 +1,5 @@
-"""Devices with the limits and heaps of a real card but no memory, and weights without bytes, so that models
-of any size can be planned, laid out and recorded, but not run.
+"""Simulated devices and models. Devices have the limits and heaps of a real card but no memory, and weights
+have no bytes. So models of any size can be planned, laid out and recorded, but not run.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from vkbackend.tools.measure.synthetic import Synthetic
 from vkbackend.twins.device import HostDevice, HostExecutable
 from vkbackend.vulkan.memory_types import CACHED, COHERENT, LOCAL, VISIBLE, suitable
 
-MAX_ALLOCATIONS = 4096  # Vulkan's guaranteed minimum, and the limit of AMD's and NVIDIA's drivers
+MAX_ALLOCATIONS = 4096  # Vulkan's minimum, and the limit of AMD's and NVIDIA's drivers
 BINDING_NBYTES = (1 << 32) - 1
 ALLOCATION_NBYTES = (1 << 32) - 4096
 BAR_NBYTES = 256 << 20
 HOST_NBYTES = 128 << 30
-# Memory types and heaps of a card without resizable BAR.
+# The memory types and heaps of a card without resizable BAR.
 TYPES = (
     (LOCAL, 0),
     (VISIBLE | COHERENT, 1),
@@ -48,8 +48,8 @@ LIMITS = Limits(
 
 
 class SimulatedDevice(HostDevice):
-    """One of several equal cards. `allocations`: number of allocations; `heaps`: bytes used per heap;
-    `largest`: the largest binding."""
+    """One of several equal cards. It counts `allocations`, the bytes used of each heap (`heaps`), and the
+    size of the largest binding (`largest`)."""
 
     def __init__(self, index: int, memory_nbytes: int, limits: Limits = LIMITS) -> None:
         super().__init__(f"card{index}", limits)
@@ -108,7 +108,7 @@ class SimulatedDevice(HostDevice):
 
 
 class Hollow(Synthetic):
-    """A synthetic model whose tensors have sizes but share one row of zeros."""
+    """A synthetic model whose tensors have sizes, but share one row of zeros."""
 
     def data(self, name: str) -> npt.NDArray[np.uint8]:
         return np.broadcast_to(np.zeros(1, np.uint8), (self.tensors[name].nbytes,))

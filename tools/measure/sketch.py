@@ -1,4 +1,5 @@
-"""A small model of any architecture, as a header without data: shows what can be known without a file.
+"""A header without data of a small model of any architecture. It shows properties of the architecture without
+a file.
 
 A `Sketch` replaces an opened GGUF file; its metadata values come from Synthetic.
 """
@@ -40,7 +41,7 @@ KEYS: dict[str, Any] = {
     "ssm.inner_size": 256,
 }
 EXPERTS = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 64}
-LATENT: dict[str, Any] = {  # latent attention has its own metadata keys
+LATENT: dict[str, Any] = {  # Latent attention has separate keys.
     "attention.head_count_kv": 1,
     "attention.kv_lora_rank": 32,
     "attention.key_length": 48,
@@ -56,7 +57,7 @@ INDEXER = {  # DeepSeek's sparse attention
 }
 CURVES = {f"xielu.{name}": 1.0 for name in ("alpha_p", "alpha_n", "beta", "eps")}  # apertus only
 SHORT_CONV = {"attention.head_count_kv": [0, 0, 0, 4] * (N_LAYER // 4), "shortconv.l_cache": 3}
-ONE_OF_THREE = {  # each layer is a scan, an attention or a feed-forward network
+ONE_OF_THREE = {  # A layer is a scan, attention or an FFN.
     "attention.head_count_kv": [0, 4, 0, 0] * (N_LAYER // 4),
     "feed_forward_length": [0, 0, 512, 0] * (N_LAYER // 4),
 }
@@ -81,7 +82,7 @@ OWN: dict[str, dict[str, Any]] = {
 
 
 class Sketch(GGUF):
-    """The header of a small model, with experts and a window if the architecture allows them."""
+    """The header of a small model. It has experts and a window if the architecture supports them."""
 
     def __init__(self, arch: str, experts: bool = True) -> None:
         model = model_class(arch)
@@ -105,7 +106,7 @@ class Sketch(GGUF):
 
 
 def sketches(arch: str) -> list[Model]:
-    """Return a model with experts and a dense model, as far as the architecture allows them."""
+    """Return a model with experts and a dense model, if the architecture supports them."""
     models = [load_model(Sketch(arch))]
     if models[0].n_used:
         with suppress(GGUFError):

@@ -1,5 +1,5 @@
-"""Compiles any SPIR-V as a pipeline, with layouts derived from the module's bindings. For shaders of other
-projects; ours use vkbackend/vulkan/program.py.
+"""Compiles SPIR-V of other projects as a pipeline, with layouts derived from the module's bindings. Our
+shaders use vkbackend/vulkan/program.py.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ BINDING, DESCRIPTOR_SET, UNIFORM = 33, 34, 2  # ids of decorations, and of the s
 
 
 def bindings(code: bytes) -> dict[int, set[int]]:
-    """Map each set to its bindings, all as storage buffers: language models' compute shaders use nothing
-    else, and compilers that only generate code accept a uniform block as one."""
+    """Map each descriptor set to its bindings. All bindings become storage buffers, because compute shaders
+    of language models use nothing else. Drivers that only compile accept a storage buffer for a uniform
+    block."""
     words = struct.unpack(f"<{len(code) // 4}I", code)
     if words[0] != MAGIC:
         raise VkbackendError("this is not SPIR-V: its first word is not 0x07230203")
@@ -42,8 +43,8 @@ def bindings(code: bytes) -> dict[int, set[int]]:
 def report_of_spirv(
     device: VulkanDevice, code: bytes, consts: Mapping[int, int], lanes: int = 0
 ) -> PipelineReport:
-    """The driver's report on a module with these specialization constants (by id) and subgroups of `lanes`,
-    if that is not 0 and the device supports several sizes."""
+    """Return the driver's report on a module with these specialization constants (by id). Subgroups have
+    `lanes` if this is not 0 and the device supports several sizes."""
     layouts, pipeline_layout = _layout(device, code)
     objects = []
     try:

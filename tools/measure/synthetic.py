@@ -1,7 +1,7 @@
-"""Models of published shapes with random weights, for benchmarks: `llama-8b:Q4_0` needs no file.
+"""Models of published shapes with random weights, for benchmarks without a file, such as `llama-8b:Q4_0`.
 
-A `Synthetic` replaces an opened GGUF file. Every matrix has the given type (f16 if the rows are not a
-multiple of its block); norms and routers are f32.
+A `Synthetic` replaces an opened GGUF file. Every matrix has the type in the name, or f16 if its rows are not
+a multiple of the type's block. Norms and routers are f32.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vkbackend.models.gguf.header import BOOL, SCALARS, STRING, TensorInfo
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.tools.op_cases.setup import weights
 
-# distinct random weights per type; tensors use them repeatedly, from different offsets
+# Random weights per type; tensors repeat them from different offsets.
 POOL_ELEMENTS = 1 << 20
 _TYPE_OF = {int: 4, float: 6, bool: BOOL, str: STRING}
 
@@ -114,8 +114,8 @@ class Values(Mapping[str, Any]):
 
 
 class Synthetic(GGUF):
-    """The model `spec`, which is SHAPE:TYPE such as "llama-8b:Q4_0". `n_layer` and `n_vocab` limit layers and
-    tokens. Raises InvalidArgument for an unknown shape or type."""
+    """A synthetic model. `spec` is SHAPE:TYPE, such as "llama-8b:Q4_0". `n_layer` and `n_vocab` limit the
+    numbers of layers and tokens. Raises InvalidArgument for an unknown shape or type."""
 
     mapped = False
 
@@ -131,7 +131,7 @@ class Synthetic(GGUF):
         values = values | {"block_count": n_layer or values["block_count"]}
         metadata: dict[str, Any] = {"general.architecture": arch, "general.name": f"{name} {dtype.upper()}"}
         metadata |= {f"{arch}.{key}": value for key, value in values.items()}
-        eps = float(np.float32(1e-6))  # rounded as in a file
+        eps = float(np.float32(1e-6))  # as a file stores it
         metadata |= {f"{arch}.attention.layer_norm_rms_epsilon": eps, f"{arch}.rope.freq_base": 500_000.0}
         metadata |= {f"{arch}.vocab_size": n_vocab, "tokenizer.ggml.model": "no_vocab"}
         self.metadata = Values(metadata)  # type: ignore[assignment]

@@ -1,5 +1,5 @@
-"""Timed runs of a loaded model as llama-bench defines them: a prompt or single tokens, after `depth` tokens
-in the cache.
+"""Times runs of a loaded model as llama-bench does. A run computes a prompt or single tokens, after `depth`
+tokens in the cache.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ MAX_READ_NBYTES = 4 << 30
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """`n_prompt` tokens in micro-batches, then `n_gen` single tokens, after `n_depth` other tokens."""
+    """A run of `n_prompt` tokens in micro-batches, then `n_gen` single tokens. `n_depth` tokens precede the
+    run in the cache."""
 
     n_prompt: int
     n_gen: int
@@ -37,14 +38,15 @@ class Test:
 
     @property
     def name(self) -> str:
-        """llama-bench's name: pp512, tg128, pp512+tg128, pp512 @ d4096."""
+        """Return llama-bench's name of the test, such as pp512, tg128, pp512+tg128 or pp512 @ d4096."""
         parts = [f"{kind}{n}" for kind, n in (("pp", self.n_prompt), ("tg", self.n_gen)) if n]
         return "+".join(parts) + (f" @ d{self.n_depth}" if self.n_depth else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of every repetition, and host microseconds per all-reduce (None: no reduces)."""
+    """The seconds of every repetition, and the host's microseconds per all-reduce (None if there are no
+    all-reduces)."""
 
     test: Test
     seconds: tuple[float, ...]
@@ -71,12 +73,12 @@ class Timer:
         self.tokens = np.random.default_rng(0).integers(0, runner.n_vocab, max_tokens).tolist()
 
     def once(self, test: Test) -> float:
-        """Seconds of one run; the `n_depth` tokens are computed before, untimed."""
+        """Return the seconds of one run. The `n_depth` tokens are computed before it and are not timed."""
         self._prompt(0, test.n_depth)
         return self.after(test.n_depth, test.n_prompt, test.n_gen)
 
     def after(self, depth: int, n_prompt: int, n_gen: int) -> float:
-        """Seconds of a prompt and then single tokens, starting at position `depth`."""
+        """Return the seconds of a prompt followed by single tokens, from position `depth` on."""
         began = time.perf_counter()
         self._prompt(depth, n_prompt)
         for position in range(depth + n_prompt, depth + n_prompt + n_gen):
@@ -97,7 +99,7 @@ class Timer:
         return self.timing(test, seconds, n, s)
 
     def timing(self, test: Test, seconds: Sequence[float], n: int, s: float) -> Timing:
-        """Return the test's Timing. `n`, `s`: the reduce counters before the runs."""
+        """Return the test's Timing. `n` and `s` are `reduce_stats` from before the runs."""
         after, spent = self.runner.reduce_stats()
         return Timing(test, tuple(seconds), 1e6 * (spent - s) / (after - n) if after > n else None)
 
@@ -114,13 +116,13 @@ def weight_nbytes_per_step(runner: Runner) -> int:
 
 
 def copy_rate(runner: Runner) -> float:
-    """Bytes per second, read plus written, of copies within the memory of the physical devices."""
+    """Return the bytes per second, read plus written, of copies within the memory of the physical devices."""
     rates = {resource_of(device): measure_copy(device) for device in runner.mesh.devices if not device.host}
     return sum(rates.values())
 
 
 def read_rate(paths: Sequence[Path]) -> float:
-    """Bytes per second of reading the files in order, up to 4 GiB."""
+    """Return the bytes per second at which the files are read in order, up to 4 GiB."""
     buffer, n, began = memoryview(bytearray(READ_NBYTES)), 0, time.perf_counter()
     for path in paths:
         with open(path, "rb", buffering=0) as file:

@@ -1,5 +1,5 @@
-"""Helpers of scripts that alternate between alternatives, so that other load slows all of them: a temporary
-environment variable, minimum and median, Markdown tables, errors.
+"""Helpers of scripts that alternate runs of several variants, so other load slows all variants. They set an
+environment variable temporarily, compute minimum and median, and write Markdown tables and errors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def variable(name: str, value: str) -> Iterator[None]:
 
 @contextmanager
 def exit_on_errors() -> Iterator[None]:
-    """End the script with one line and exit code 1 on an error of the user or the machine."""
+    """End the script with one line and exit code 1 after an error of the user or the machine."""
     try:
         yield
     except (VkbackendError, OSError) as error:
@@ -36,7 +36,8 @@ def exit_on_errors() -> Iterator[None]:
 
 
 def least_and_median(values: Sequence[float]) -> tuple[float, float]:
-    """The minimum is least affected by other load; the median shows how much load there was."""
+    """Return minimum and median. Other load affects the minimum least; the median shows how much load there
+    was."""
     return min(values), statistics.median(values)
 
 

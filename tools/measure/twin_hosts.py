@@ -1,4 +1,4 @@
-"""A group of hosts as threads of one process; host 0 runs in the caller's thread."""
+"""Runs a group of hosts as threads of one process. Host 0 runs in the caller's thread."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def twin_runner(
     models: list[str | None] | None = None,
     **options: Any,
 ) -> Iterator[Runner]:
-    """Open a runner on devices HOST/DEVICE of several hosts. `models`: each host's file, if it is not `path`.
-    `runner.group.transports`: the transports of all hosts."""
+    """Open a runner on devices HOST/DEVICE of several hosts. `models` has each host's file, if not all use
+    `path`. `runner.group.transports` has the transports of all hosts."""
     transports = TwinTransport.group(n_hosts)
     groups = [Group(transport, pulse=False) for transport in transports]
     groups[0].transports = transports  # type: ignore[attr-defined]

@@ -1,1 +1,2 @@
-"""Scripts that measured the figures in docs: `python -m vkbackend.tools.studies.NAME`, from a checkout."""
+"""Scripts that measured the figures in docs/. They run from a checkout with `python -m
+vkbackend.tools.studies.NAME`."""

@@ -1,8 +1,8 @@
-"""The cost of a decode step by number of sequences: `python -m vkbackend.tools.studies.batches -m
-model.gguf`.
+"""Measures decode steps of 1 to many sequences: `python -m vkbackend.tools.studies.batches -m model.gguf`.
 
-Prints the median milliseconds of a step of n sequences, and the time per token compared with the best smaller
-n and with a prompt of 64 rows. All are measured in turn, without queue and sampling.
+Prints the median milliseconds of a step of n sequences. Compares its time per token with the best smaller n
+and with a prompt of 64 rows. Batch sizes alternate, so other load slows all of them. The times exclude
+scheduling and sampling.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 for n in SIZES:
                     took[n].append(decode(runner, n, depth))
                 prompts.append(prefill(runner))
-                if i == 1:  # the first two rounds compile and warm up
+                if i == 1:  # Rounds 1 and 2 compile and warm up.
                     took, prompts = {n: [] for n in SIZES}, []
         finally:
             runner.close()

@@ -1,8 +1,8 @@
-"""The cost of a busy Python thread in the caller: `python -m vkbackend.tools.studies.bench_caller`.
+"""Measures how a busy Python thread slows reduces: `python -m vkbackend.tools.studies.bench_caller`.
 
-In one process, caller and engine share the interpreter's lock, so the relay between segments waits for the
-caller; with process=True the engine has a lock of its own. Prints median microseconds per reduce for a quiet
-and a busy caller.
+In one process, the caller and the engine share Python's global interpreter lock (GIL), so the relay between
+segments waits for the caller. With process=True the engine has a separate process and GIL. Prints median
+microseconds per all-reduce for an idle and for a busy caller.
 """
 
 from __future__ import annotations

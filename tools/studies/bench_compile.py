@@ -1,8 +1,8 @@
-"""Time to compile a model's pipelines: `python -m vkbackend.tools.studies.bench_compile -m model.gguf -dev
-0`.
+"""Times the compilation of a model's pipelines: `python -m vkbackend.tools.studies.bench_compile -m
+model.gguf -dev 0`.
 
-Prints minimum seconds for the pipelines of a decode step and a prompt: with one thread, with several threads,
-and with the pipeline cache of a first run. Disable the driver's own cache (Mesa:
+Prints the minimum seconds to compile the pipelines of a decode step and a prompt with one thread, with
+several threads, and with a filled pipeline cache. The driver's own cache must be disabled (in Mesa with
 MESA_SHADER_CACHE_DISABLE=true).
 """
 

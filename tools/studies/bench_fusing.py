@@ -1,7 +1,8 @@
-"""Time saved by fusing: `python -m vkbackend.tools.studies.bench_fusing -m model.gguf -dev 0`.
+"""Measures the time that fusing saves: `python -m vkbackend.tools.studies.bench_fusing -m model.gguf -dev 0`.
 
-Prints the cost of a tiny dispatch (from two chain lengths, so that the submission cancels out), the
-dispatches and barriers of a decode step, and minimum milliseconds per step with and without fusing.
+Prints the cost of a tiny dispatch, the numbers of dispatches and barriers in a decode step, and the minimum
+milliseconds per step with and without fusing. The cost of a dispatch is computed from two chain lengths,
+which cancels the cost of the submission.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ WAYS = {"fused": "1", "one by one": "0"}
 
 
 def per_dispatch(device: Device, dependent: bool, repeats: int) -> float:
-    """Return microseconds per dispatch of 32 elements. `dependent`: each reads the last result."""
+    """Return microseconds per dispatch of 32 elements. If `dependent`, each dispatch reads the result of the
+    previous dispatch."""
     buffer = device.buffer(512 * (LENGTHS[1] + 1), Home.SCRATCH, "chain")
     least = []
     for length in LENGTHS:
@@ -68,7 +70,7 @@ def per_step(path: str, devices: Sequence[str], repeats: int) -> None:
     with ExitStack() as stack:
         runners = {}
         for name, value in WAYS.items():
-            with variable(env.FUSE, value):  # until the steps are recorded
+            with variable(env.FUSE, value):  # env.FUSE applies when a step is recorded.
                 runner = Runner(options)
                 stack.callback(runner.close)
                 (

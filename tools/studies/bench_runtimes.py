@@ -1,9 +1,10 @@
-"""The native runtime against Kompute on one device: `python -m vkbackend.tools.studies.bench_runtimes -m
-model.gguf`.
+"""Compares the native runtime with Kompute on one device: `python -m vkbackend.tools.studies.bench_runtimes
+-m model.gguf`.
 
-Prints the tables of docs/runtimes.md: time per dispatch (a chain of tiny dispatches), per op, per token and
-per all-reduce on one to three logical devices, and memory. The runtimes are measured in turn. The minimum
-counts; the median shows other load. Needs kp, as in .venv-kompute.
+Prints the tables of docs/runtimes.md, which have the times per dispatch (in a chain of tiny dispatches), per
+op, per token and per all-reduce on one to three logical devices, and the memory. The runtimes alternate. The
+minimum is the result; the median shows how much other load there was. Needs the package kp, as in
+.venv-kompute.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from vkbackend.tools.measure.case_times import Chain
 from vkbackend.tools.measure.turns import exit_on_errors, least_and_median, table, variable
 from vkbackend.tools.op_cases.cases import CASES
 
-# With small shapes, arithmetic on a software driver costs less than a dispatch.
+# Shapes are small, so on a software driver a dispatch costs more than its arithmetic.
 OP_CASES = r"^(MatVec\(type='(f32|q8_0)'|RmsNorm|Rope|Add\(|KvStore|AttnDecode)"
 CHAIN = 64
 ROUNDS = 4
 N_CTX = 128
-# The runtimes, and the native runtime restricted to the shaders that kompute runs.
+# The second entry is the native runtime with only the shaders that Kompute can run.
 WAYS = {"native": "native", "native, portable shaders": "native", "kompute": "kompute"}
 
 

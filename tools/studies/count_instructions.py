@@ -1,9 +1,10 @@
-"""Instructions that GPU compilers generate: `python -m vkbackend.tools.studies.count_instructions -g
-NAVI31,DG2,AMPERE -c "MatDot"`.
+"""Counts the instructions that GPU compilers generate: `python -m vkbackend.tools.studies.count_instructions
+-g NAVI31,DG2,AMPERE -c "MatDot"`.
 
-Compiles cases of bench-ops, with the constants that ops choose for the device, or any SPIR-V (--spirv).
-Prints statistics of the complete kernel and instructions of its hot loop (tools/measure/assembly.py). -g:
-compilers from `tools/setup.sh --compilers`, which need no GPU; -dev: a present device.
+Compiles cases of `bench-ops` with the constants that ops choose for the device, or compiles any SPIR-V
+(--spirv). Prints statistics of the complete kernel and the instructions of its hot loop
+(tools/measure/assembly.py). -g selects compilers from `tools/setup.sh --compilers`, which need no GPU. -dev
+selects a device of this machine.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from vkbackend.twins.device import NumpyDevice
 if TYPE_CHECKING:
     from vkbackend.vulkan.pipeline_report import PipelineReport
 
-# The cases and GPUs in docs/measurements/kernels.csv.
+# docs/measurements/kernels.csv has these cases and GPUs.
 _KINDS, _ROWS = r"\(type='(q4_0|q4_k|q6_k|q8_0|f16)',", "(1|8|128|512)"
 RECORDED = f"Mat(Dot|Wave|Tile|MulDot|MulCoop|MulDotCoop){_KINDS} n=3072, k=1024, rows={_ROWS},"
 RECORDED_GPUS = ("NAVI21", "NAVI31", "DG2", "BMG", "AMPERE")

@@ -1,8 +1,8 @@
-"""The cost of structured output: `python -m vkbackend.tools.studies.grammars [-m MODEL]`.
+"""Measures the cost of structured output: `python -m vkbackend.tools.studies.grammars [-m MODEL]`.
 
-Prints milliseconds to compile a grammar; microseconds per token to find the allowed tokens and to advance,
-over random texts of the grammar (median and slowest of 100); and the time of a row of logits that is masked
-on the host. Reads only the model's vocabulary.
+Prints the milliseconds to compile a grammar. Prints the microseconds per token to compute the allowed tokens
+and to advance the grammar, as median and slowest of 100 tokens of random texts. Prints the time to mask a row
+of logits on the host. Reads only the model's vocabulary.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Rounds of interrupts.py, in a process that may hang or crash.
+"""Runs the rounds of interrupts.py, in a process that may hang or crash.
 
-Each round sends SIGINT into a call of `LLM` at a random moment, sometimes twice, then asks for known tokens.
-It prints a JSON line before the round and a line with the result.
+Each round sends SIGINT during a call of `LLM` at a random moment, sometimes twice. After that, the model must
+generate known tokens. The process prints a JSON line before each round and another with its result.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from vkbackend.runtime import Device
 PHASES = ("load", "prefill", "decode", "stream", "state", "close")
 WEIGHTS = (2, 2, 4, 2, 1, 1)  # weights of PHASES in the random choice
 N_CTX, N_PROMPT, N_DECODE, N_CHECKED = 128, 96, 12, 6
-AGAIN = 0.3  # share of rounds with a second interrupt
-AGAIN_S = 0.003  # longest time from the first interrupt to the second
-BEYOND = 1.2  # latest moment of the interrupt, in durations of the call
-RELEASED_S = 30.0  # limit for releasing objects of an interrupted call
+AGAIN = 0.3  # Share of rounds with two interrupts.
+AGAIN_S = 0.003  # Longest time between these.
+BEYOND = 1.2  # The latest interrupt, as a multiple of the call's duration.
+RELEASED_S = 30.0  # Limit for freeing the objects of an interrupted call.
 
 
 class Striker:
-    """A thread that interrupts the main thread. Between rounds, interrupts do not raise."""
+    """A thread that interrupts the main thread. Interrupts that arrive between rounds raise nothing."""
 
     def __init__(self) -> None:
         self.armed = self.pending = False
@@ -62,7 +62,7 @@ class Striker:
 
     def strike(self, call: Callable[[], object], waits: list[float], as_signal: bool) -> int:
         self.raised, self.pending, self.armed = 0, True, True
-        with suppress(KeyboardInterrupt):  # a second interrupt may come while the first is handled
+        with suppress(KeyboardInterrupt):  # A second interrupt may come during this.
             try:
                 self._orders.put((waits, as_signal))
                 call()
@@ -76,11 +76,12 @@ class Striker:
     def _wait(self) -> None:
         while self.pending:
             time.sleep(0.0005)
-        time.sleep(0.0005)  # a pending interrupt raises here at the latest
+        time.sleep(0.0005)  # A pending interrupt raises here.
 
 
 class Rounds:
-    """Keeps a model open. Rounds that open or close a model use another one."""
+    """Keeps a model open. Runs rounds on a model that stays open. Rounds that open or close a model use a
+    second model."""
 
     def __init__(self, path: str, devices: list[str], process: bool, folder: str) -> None:
         self._path = path
@@ -120,7 +121,7 @@ class Rounds:
         self.llm.copy_slot(1, 0)
 
     def run(self, phase: str, rng: random.Random, striker: Striker) -> tuple[int, str]:
-        """Return (number of interrupts that raised, the fault or "")."""
+        """Return how many interrupts raised KeyboardInterrupt, and the fault or ""."""
         i, slot = rng.randrange(len(self._prompts)), rng.choice((None, 0, 1))
         waits = [rng.uniform(0, BEYOND * self.seconds[phase])]
         if rng.random() < AGAIN:

@@ -1,8 +1,8 @@
-"""Ctrl-C at random moments: `python -m vkbackend.tools.studies.interrupts -dev 0 -dev numpy -n 100`.
+"""Tests Ctrl-C at random moments: `python -m vkbackend.tools.studies.interrupts -dev 0 -dev numpy -n 100`.
 
-Interrupts come while a model is loaded, reads a prompt, decodes, saves or loads a state, or is closed; then
-the same process must return known tokens. Counts wrong tokens, errors, leaks, hangs and crashes. The exit
-code is 1 if there are any.
+Interrupts come while a model is loaded, reads a prompt, decodes, saves or loads a state, or is closed. After
+each interrupt, the same process must generate known tokens. Counts wrong tokens, errors, leaks, hangs and
+crashes. The exit code is 1 if a count is not 0.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Batch:
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            self.process.send_signal(signal.SIGABRT)  # the process prints where it hangs
+            self.process.send_signal(signal.SIGABRT)  # It prints its stacks.
             return self.process.wait()
 
 

@@ -3,7 +3,7 @@
     python -m vkbackend.tools.studies.llama_cpp_flags LLAMA_CPP_FOLDER
 
 Prints rows for new flags (class `?`), and the names of flags that were removed or have another value,
-variable or program. Reads only names; the reasons in the table are ours.
+variable or program. The script reads only names from llama.cpp; the reasons in the table are this project's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Fact:
 
 
 def common_flags(source: str) -> Iterator[Fact]:
-    """Yield the flags of common/arg.cpp; a pair of --x and --no-x is two flags."""
+    """Yield the flags of common/arg.cpp. A pair of --x and --no-x yields two flags."""
     source = re.sub(r"^\s*//.*$", "", source, flags=re.MULTILINE)
     lists = dict(re.findall(r"initializer_list<enum llama_example> (\w+) = \{([^}]*)\}", source))
     for block in re.split(r"add_opt\(common_arg\(", source)[1:]:
@@ -56,7 +56,7 @@ def common_flags(source: str) -> Iterator[Fact]:
 
 
 def bench_flags(source: str) -> Iterator[Fact]:
-    """Yield the flags in the usage of tools/llama-bench/llama-bench.cpp."""
+    """Yield the flags in the usage text of tools/llama-bench/llama-bench.cpp."""
     for line in re.findall(r'printf\("  (-[^"]*)"', source):
         usage = re.split(r"\s{2,}|\(default|\\n", line)[0]
         names = tuple(re.findall(r"(?<![\w<-])-{1,2}[A-Za-z][\w-]*", usage.partition("<")[0]))

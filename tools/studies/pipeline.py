@@ -1,7 +1,7 @@
-"""Gain of several steps in flight in a pipeline over hosts: `python -m vkbackend.tools.studies.pipeline`.
+"""Measures the gain of two steps in flight over two hosts: `python -m vkbackend.tools.studies.pipeline`.
 
-Two hosts are threads of one process, each with a device that sleeps in every segment that multiplies with
-weights. Prints total tokens per second with one step in flight and with two.
+The hosts are two threads of one process. Each host has a device that only sleeps, in every segment that
+multiplies by weights. Prints total tokens per second with one step in flight and with two.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from vkbackend.tools.measure.turns import exit_on_errors, table
 from vkbackend.tools.measure.twin_hosts import twin_runner
 from vkbackend.twins.device import HostQueue, NullDevice
 
-N_TOKENS = 24  # tokens counted per sequence and round, after the first N_WARM
+N_TOKENS = 24  # Tokens measured per sequence and round, after N_WARM others.
 N_WARM = 4
 
 
 class Sleeping(NullDevice):
-    """Sleeps `seconds` per segment, or per row with `per_row`. Logits are 0."""
+    """A device that sleeps `seconds` per segment, or per row if `per_row`. Logits are 0."""
 
     seconds, per_row = 0.0, False
 

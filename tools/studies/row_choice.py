@@ -1,10 +1,11 @@
-"""Which op multiplies how many rows, by instruction counts: `python -m vkbackend.tools.studies.row_choice`.
+"""Estimates the fastest op for each number of rows: `python -m vkbackend.tools.studies.row_choice`.
 
-Compiles every op that multiplies an N x K matrix by 1 to 512 rows (rounded as steps are), for GPUs that may
-be absent. The time of an op is the larger of the memory time (bytes of matrix, x and y at the memory's
-rate) and the compute time (the hot loop's vector instructions at the cores' rate, plus the multiply-adds of
-matrix units at their peak rate). Partly filled tiles count as full; launches, latency and code outside the
-loop are ignored. These lower bounds compare ops, not GPUs.
+Compiles every op that multiplies an N x K matrix by 1 to 512 rows, for GPUs that may be absent. Numbers of
+rows are rounded up as in steps. The estimated time of an op is its memory time or its compute time, whichever
+is larger. The memory time is the bytes of matrix, x and y divided by the memory's rate. The compute time is
+the time of the hot loop's vector instructions plus the multiply-adds of matrix units at their peak rate.
+Partly filled tiles count as full tiles. Launches, latency and code outside the loop are ignored. The times
+are lower bounds, which can compare ops of a GPU but not GPUs.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ MODULE = "vkbackend.tools.studies.row_choice"
 
 @dataclass(frozen=True)
 class Rates:
-    nbytes: float  # of memory, per second
-    issues: float  # vector instructions of a subgroup per second, all cores
-    matrix: float = 0.0  # F16 multiply-adds on matrix units per second
-    dot: int = 1  # vector instructions per dot product of four bytes
-    int8: int = 1  # int8 multiply-adds on matrix units in the time of one F16 multiply-add
+    nbytes: float  # Bytes of memory per second.
+    issues: float  # Vector instructions per second, each of a subgroup, over all cores.
+    matrix: float = 0.0  # F16 multiply-adds on matrix units per second.
+    dot: int = 1  # Vector instructions per dot product of four bytes.
+    int8: int = 1  # The rate of int8 on matrix units divided by that of F16.
 
 
 RATES = {
@@ -95,7 +96,7 @@ def costs(gpu: str, kind: str) -> Iterator[Cost]:
     info, rates, seen = select("0", devices()), RATES[gpu], dict[object, float]()
     device = open_for_report(info)
     limits = device.limits
-    if rates.int8 == 4:  # NVK without a GPU does not report the feature of a GeForce
+    if rates.int8 == 4:  # A GeForce has this feature; NVK without a GPU does not report it
         limits = replace(limits, features=limits.features | {"int8_units_fast"})
     try:
         for n_rows in ROWS:
@@ -133,8 +134,8 @@ COLUMNS = ("GPU", "type", *(f"{n} rows" for n in SHOWN), "largest growth for a r
 
 
 def table_row(gpu: str, kind: str, costs_of_kind: Sequence[Cost]) -> tuple[str, ...]:
-    """Return the chosen ops with their microseconds, the steepest increase in time per row, and which other
-    op would be faster, and by what factor."""
+    """Return the chosen ops with their microseconds, the steepest increase in time per row, and the faster
+    op, if any, with the factor by which it is faster."""
     chosen = {cost.rows: cost for cost in costs_of_kind if cost.chosen}
     shown = (f"{chosen[n].op.removeprefix('mat_')} {chosen[n].us:.3g}" for n in SHOWN)
     growth, a, b = max((chosen[b].us / b / (chosen[a].us / a), a, b) for a, b in pairwise(ROWS))

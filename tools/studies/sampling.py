@@ -1,7 +1,8 @@
-"""The cost of sampling: `python -m vkbackend.tools.studies.sampling`.
+"""Measures the cost of sampling: `python -m vkbackend.tools.studies.sampling`.
 
-Prints microseconds per token for rows of 40 candidates: sampled one by one, together, and greedily (only
-`choose_rows`, best of 30 rounds). Also prints milliseconds for rows of 151,936 logits.
+Prints microseconds per token for rows of 40 candidates that are sampled one by one, together, and greedily.
+Only `choose_rows` is timed, and the best of 30 rounds is printed. Also prints milliseconds for rows of
+151,936 logits.
 """
 
 from __future__ import annotations

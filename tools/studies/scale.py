@@ -1,8 +1,8 @@
-"""Demands of large models on a host and its cards, without a card: `python -m vkbackend.tools.studies.scale`.
+"""Computes the demands of large models, without a card: `python -m vkbackend.tools.studies.scale`.
 
-Plans, lays out and records 8B, 70B and 235B models on 1, 2, 4 and 8 simulated devices
-(tools/measure/simulated.py), each in a process of its own. Prints the host's CPU seconds of a start, and a
-card's memory with the context that fits 8, 16 and 24 GiB.
+Plans, lays out and records models of 8B, 70B and 235B weights on 1, 2, 4 and 8 simulated devices
+(tools/measure/simulated.py). Each model has a separate process. Prints the CPU seconds of a start, and the
+memory of a card with the longest context that fits in 8, 16 and 24 GiB.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ MODELS = ("llama-8b:Q4_K", "llama-70b:Q4_K", "qwen3-235b-a22b:Q4_K")
 COUNTS = (1, 2, 4, 8)
 MEMORY_GIB = (8, 16, 24)
 N_CTX, N_PROMPT = 131_072, 512
-ROOM_NBYTES = 1 << 40  # of each simulated card, so every model fits; MEMORY_GIB has real sizes
-MEASURED = Pace(400e9 / 4, 20e9 / 4)  # a card measured at 400 GB/s; known_speed.py assumes a quarter
+ROOM_NBYTES = 1 << 40  # Every model fits in a simulated card. MEMORY_GIB has real sizes.
+MEASURED = Pace(400e9 / 4, 20e9 / 4)  # A card reads 400 GB/s. known_speed.py assumes a quarter.
 
 HOST = (
     *("model", "cards", "start s", "token s", "prompt s", "host MiB"),
@@ -75,7 +75,8 @@ def submissions(step: Step, pace: Pace) -> int:
 
 
 def context_in(memory_gib: int, fixed: int, kv: int) -> str:
-    """Return the longest context that fits next to `fixed` bytes if N_CTX tokens take `kv` bytes."""
+    """Return the longest context that fits in memory together with `fixed` bytes. N_CTX tokens take `kv`
+    bytes."""
     room = memory_gib * (1 << 30) * (1 - RESERVE) - fixed
     n_ctx = min(N_CTX, int(room / kv * N_CTX)) // 1024
     return f"{n_ctx}k" if n_ctx > 0 else "-"
@@ -105,10 +106,10 @@ def measure(
         override_tensor=tuple(overrides),
     )
     began = time.process_time()
-    with variable(env.CACHE, "off"):  # these cards have no known speed, and it cannot be measured
+    with variable(env.CACHE, "off"):  # The speed of simulated cards cannot be measured.
         runner = Runner(options, Hollow(spec), devices=devices)
         start_s = time.process_time() - began
-        token, token_s = recorded(runner, 1, 1)  # with top_k = 1, which no start records
+        token, token_s = recorded(runner, 1, 1)  # A start records no step with top_k = 1.
         prompt, prompt_s = recorded(runner, N_PROMPT, runner.max_top_k)
     host_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     first, last = pipelines(token), pipelines(prompt)

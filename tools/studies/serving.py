@@ -1,8 +1,8 @@
-"""The cost of the server: `python -m vkbackend.tools.studies.serving -m MODEL -dev 0 [-np 16] [-n 128]`.
+"""Measures the server's cost: `python -m vkbackend.tools.studies.serving -m MODEL -dev 0 [-np 16] [-n 128]`.
 
-Compares in turn a direct batch (`agenerate`, the engine in its own process), the same texts streamed over
-HTTP, and a bare Starlette and uvicorn server that streams the same bytes at the same pace. CPU time is for
-the server process only.
+Alternates three runs. The first calls `agenerate`, with the engine in a separate process. The second streams
+the same texts over HTTP. The third is a minimal server (Starlette, uvicorn) that streams the same bytes at
+the same rate. CPU time is the server process's only.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ async def direct(llm: LLM, n: int, n_gen: int, seed: int) -> int:
 
 
 def bare(n_events: int, n_bytes: int, pause_us: int) -> None:
-    """Run only Starlette and uvicorn, with `n_events` events of `n_bytes` bytes, `pause_us` apart."""
+    """Run the minimal server, which sends `n_events` events of `n_bytes` bytes with pauses of `pause_us`."""
     import uvicorn
     from starlette.applications import Starlette
     from starlette.requests import Request

@@ -1,9 +1,9 @@
-"""Long test of a server: `python -m vkbackend.tools.studies.serving_soak -m model.gguf -dev 0 --minutes 30`.
+"""Tests a server: `python -m vkbackend.tools.studies.serving_soak -m model.gguf -dev 0 --minutes 30`.
 
-Starts `vkbackend serve` and sends a mix of requests: greedy texts with known results, streams that are read
-or dropped, bad bodies. Sometimes it kills the engine's process. Prints results by kind, the time without a
-model, wrong texts, slots and sequences still in use, and the server's memory per minute. The exit code is 1
-after a wrong text, a leaked slot, or a 500.
+Starts `vkbackend serve` and sends requests for greedy texts with known results, for streams that it reads or
+drops, and with invalid bodies. Sometimes it kills the engine's process. Prints the results by kind of
+request, the time without a model, wrong texts, slots and sequences that are still in use, and the server's
+memory per minute. The exit code is 1 after a wrong text, a leaked slot, or HTTP status 500.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Soak:
                     result = await kind()
             except (OSError, ValueError, IndexError, EOFError, TimeoutError) as error:
                 result = type(error).__name__
-            except Exception as error:  # VkbackendError if the server is unreachable
+            except Exception as error:  # VkbackendError means that the server is unreachable.
                 result = f"{type(error).__name__}: {error}"[:60]
             self.seen[f"{kind.__name__}: {result}"] += 1
 
@@ -139,7 +139,7 @@ class Soak:
 
 
 def children(pid: int) -> list[int]:
-    """Return the child processes of all threads."""
+    """Return the ids of child processes, whichever thread started them."""
     pids: list[int] = []
     for thread in os.listdir(f"/proc/{pid}/task"):
         with suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:

@@ -1,9 +1,9 @@
-"""Time to start a server: `python -m vkbackend.tools.studies.serving_start -dev 0 [-m MODEL]`.
+"""Times the start of a server: `python -m vkbackend.tools.studies.serving_start -dev 0 [-m MODEL]`.
 
 Measures the time from the start of `vkbackend serve` until it listens, until the model is ready, and until a
-stream's first token; the time to the first token of a second request; and the CPU seconds of all its
-processes. `--vocab FILE` uses two small random layers with FILE's vocabulary, to isolate the vocabulary's
-cost.
+stream's first token. Also measures the time to the first token of a second request, and the CPU seconds of
+all processes of the server. `--vocab FILE` uses a model of two small random layers with FILE's vocabulary, to
+isolate the vocabulary's cost.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ READY_S = 300.0
 
 
 def tiny(vocab: str, path: Path) -> None:
-    """Write a Llama of a few thousand weights with the vocabulary of `vocab`."""
+    """Write a llama model with the vocabulary of `vocab` and a few thousand weights."""
     with GGUF.open(vocab) as source:
         kept = {key: value for key, value in source.metadata.items() if key.startswith("tokenizer.")}
     n_vocab = len(kept["tokenizer.ggml.tokens"])
@@ -88,7 +88,8 @@ async def first_token(endpoint: Endpoint) -> Text:
 
 
 async def start_times(endpoint: Endpoint, began: float) -> list[float]:
-    """Return the seconds until ready, to the first token, and to the second request's first token."""
+    """Return the seconds until the model is ready, to the first token, and to the second request's first
+    token."""
     while time.perf_counter() - began < READY_S:
         with suppress(VkbackendError):
             if (await endpoint.ask("GET", "/health"))[0] == 200:
@@ -100,7 +101,7 @@ async def start_times(endpoint: Endpoint, began: float) -> list[float]:
 
 
 def children_s() -> float:
-    """Return CPU seconds of child processes that have ended, and of their own children."""
+    """Return the CPU seconds of child processes that have ended, and of the processes that these started."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 

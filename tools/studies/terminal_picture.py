@@ -57,7 +57,7 @@ def printed(command: str) -> str:
     with subprocess.Popen(asked, stdout=terminal, stderr=terminal, env=os.environ | size) as process:
         os.close(terminal)
         said = b""
-        with suppress(OSError):  # EIO: every process has closed the terminal
+        with suppress(OSError):  # EIO means that every process has closed the terminal.
             while part := os.read(reader, 1 << 16):
                 said += part
         os.close(reader)
