@@ -1,6 +1,5 @@
-"""Checks of arguments of the public API and the command line. Each check returns a plain value, or raises
-InvalidArgument naming the argument.
-"""
+"""Checks the arguments of the public API and the command line. Each check returns a plain value, or raises an
+InvalidArgument that names the argument."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from vkbackend.errors import InvalidArgument
 HOST = "numpy"  # the host processor as a device
 MAX_LAYERS = 1 << 16
 MAX_CONTINUATIONS = 1024
-MAX_INDEX = (1 << 63) - 1  # far above any device or token
+MAX_INDEX = (1 << 63) - 1  # larger than any device index or token id
 
 
 def text_of(name: str, value: Any) -> str:
@@ -27,7 +26,8 @@ def text_of(name: str, value: Any) -> str:
 
 
 def layer_count(name: str, value: Any) -> int | Literal["auto"] | None:
-    """Check a number of layers: a number, None for "all", or "auto" (as many as fit; -1 in llama.cpp)."""
+    """Check a number of layers. Return the number, None for all layers, or "auto" for the largest number that
+    fits (-1 in llama.cpp)."""
     given = plain(value)
     if isinstance(given, str):
         if given == "auto":
@@ -58,12 +58,13 @@ def device_list(name: str, value: Any) -> tuple[str, ...] | None:
 
 
 def unlike(names: Sequence[str] | None) -> bool:
-    """Whether devices may differ in speed: several Vulkan devices, here or on several hosts."""
+    """Return whether the devices may differ in speed. Several Vulkan devices may differ, on one host or on
+    several hosts."""
     return len(set(names or ())) > 1 and HOST not in [name.rpartition("/")[2] for name in names or ()]
 
 
 def override_list(name: str, value: Any) -> tuple[tuple[str, str], ...]:
-    """Read (regex, target) pairs, or the text REGEX=TARGET,REGEX=TARGET,..."""
+    """Check tensor overrides, given as (regex, target) pairs or as the text REGEX=TARGET,REGEX=TARGET,..."""
     expected = "expected REGEX=CPU, REGEX=host or REGEX=INDEX"
     pairs: list[tuple[str, str]] = []
     for item in [value] if isinstance(value, str) else items(name, value, expected):

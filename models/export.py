@@ -1,6 +1,5 @@
-"""Writes a loaded model to GGUF: the metadata of the source file, byte for byte, and every tensor as it is on
-the devices.
-"""
+"""Writes a loaded model to a GGUF file. The metadata is copied byte for byte from the source file, and every
+tensor is read from the devices."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.gguf.writer import header, padded
 from vkbackend.runtime import Device
 
-Progress = Callable[[int, int], None]  # bytes written, total bytes
-WIDENED = {("f32", name) for name in FLOAT_TYPES}  # (type on the devices, type in the file)
+Progress = Callable[[int, int], None]  # Called with (bytes written, total bytes).
+WIDENED = {("f32", name) for name in FLOAT_TYPES}  # Pairs of (type on the devices, type in the file).
 
 
 def write_gguf(
@@ -34,12 +33,12 @@ def write_gguf(
     specs: Sequence[WeightSpec],
     progress: Progress | None = None,
 ) -> int:
-    """Write the model of `source` to the file `path` and return the number of bytes. `specs` name the
-    `weights` on `devices`; tensors that no device needs (RoPE factors) are read from the source. Needs 16 MiB
+    """Write the model of `source` to the file `path` and return the number of bytes. `specs` describe the
+    `weights` on `devices`. Tensors that no device needs (RoPE factors) are read from the source. Needs 16 MiB
     of host memory.
 
-    Raises InvalidArgument if `path` is the source; GGUFError if the devices hold a tensor in another form, or
-    if the file cannot be written. After an error `path` is unchanged.
+    Raises InvalidArgument if `path` is the source, and GGUFError if the devices have a tensor in another form
+    or the file cannot be written. After an error `path` is unchanged.
     """
     there = [part for part in source.paths if os.path.exists(part)]  # synthetic models have no file
     if os.path.exists(path) and any(os.path.samefile(path, part) for part in there):
@@ -48,7 +47,7 @@ def write_gguf(
     names = {spec.name for spec in specs}
     for spec in specs:
         name = spec.part.tensor if spec.part else spec.name
-        # A tied lm_head is skipped: its source has its own spec.
+        # Skip a tied lm_head, because its source tensor has its own spec.
         if name not in source.tensors and spec.source not in names:
             name = spec.source
         if name in source.tensors:
@@ -97,7 +96,7 @@ def joined(devices: Sequence[Device], held: Sequence[tuple[Part | None, Weight]]
         for _, weight in parts or held:
             yield from stream(devices, weight)
         return
-    nbytes = sum(math.prod(matrix_of(weight)) // repeat for _, weight in parts)  # of one repeat, all parts
+    nbytes = sum(math.prod(matrix_of(weight)) // repeat for _, weight in parts)  # all parts of one repeat
     step = max(1, PIECE_NBYTES // nbytes)
     for begin in range(0, repeat, step):
         end = min(begin + step, repeat)

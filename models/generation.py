@@ -62,7 +62,7 @@ class Generation:
 
 
 class Chunks:
-    """Makes a Chunk of each answer. `found` is True once a stop string has ended the text."""
+    """Converts each answer to a Chunk. `found` is True once a stop string has ended the text."""
 
     def __init__(self, generation: Generation, tokenizer: Tokenizer | None) -> None:
         self._tokenizer, self._text = tokenizer, StopText(generation.options.stop)
@@ -83,7 +83,7 @@ class Chunks:
             event, token, self._slot = answer, answer.token, answer.slot or 0  # type: ignore[assignment]
         done = event is not None and event.done
         piece = ""
-        # An embedding table may have more rows than the vocabulary has tokens; the extra ids have no text.
+        # An embedding table may have more rows than the vocabulary has tokens. The extra ids have no text.
         if self._decoder and token is not None and token < self._tokenizer.n_vocab:  # type: ignore[union-attr]
             piece = self._decoder.push(token)
             if token in self._shown:
@@ -179,7 +179,7 @@ async def astream(
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Generations requested together: `n` for each prompt of a list, or for a single prompt."""
+    """The generations that one call requests, with `n` continuations of each prompt."""
 
     generations: list[Generation]
     is_list: bool
@@ -203,14 +203,15 @@ def are_prompts(prompt: object) -> bool:
 def run_all(
     mailbox: Mailbox, generations: Sequence[Generation], tokenizer: Tokenizer | None, ahead: int
 ) -> list[Completion]:
-    """While one completion is read, up to `ahead` more run."""
+    """Run all generations and return their completions. While one completion is read, up to `ahead` others
+    run."""
     done: list[Completion] = []
     posted: deque[tuple[Generation, Answers]] = deque()
     left = iter(generations)
     try:
         while True:
             while len(posted) <= ahead and (generation := next(left, None)) is not None:
-                # Without stop strings every token is needed.
+                # Without stop strings the caller needs every token, so the engine computes ahead.
                 eager = not generation.options.stop or len(generations) > 1
                 posted.append((generation, mailbox.ask(generation.message, eager=eager)))
             if not posted:
@@ -234,7 +235,8 @@ def run_all(
 async def arun_all(
     mailbox: Mailbox, generations: Sequence[Generation], tokenizer: Tokenizer | None, ahead: int
 ) -> list[Completion]:
-    """If a generation fails or the caller is cancelled, the other generations are cancelled."""
+    """Run all generations for asyncio. If a generation fails or the caller is cancelled, the other
+    generations are cancelled."""
     room = asyncio.Semaphore(1 + ahead)
 
     async def one(generation: Generation) -> Completion:

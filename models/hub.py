@@ -1,7 +1,7 @@
-"""Downloads model files from the Hugging Face Hub: `user/repo:Q4_K_M` becomes the path of a local file.
+"""Downloads model files from the Hugging Face Hub. `user/repo:Q4_K_M` becomes the path of a local file.
 
-`huggingface_hub` (imported on first use) downloads and stores files (HF_HOME, HF_ENDPOINT, HF_TOKEN,
-HF_HUB_OFFLINE). This module chooses the file and checks the free disk space.
+The library `huggingface_hub`, imported on first use, downloads and stores files. It reads HF_HOME,
+HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE. This module chooses the file and checks the free disk space.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from vkbackend.errors import InvalidArgument, VkbackendError
 from vkbackend.models.arguments import text_of
 
 CONNECT_S = 8.0
-PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0")  # the order for names without a tag, as in llama.cpp
+PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0")  # the order of tags for names without a tag, as in llama.cpp
 _NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+?)(?::(?P<tag>[\w.-]+))?")
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 
 
 def fetch(name: str, file: str | None = None) -> str:
-    """Download `user/repo`, `user/repo:TAG` or `file` of the repository, and return its path (of a split
-    model, the path of the first part). Raises InvalidArgument (no such name, repository or file),
-    VkbackendError (no connection, not enough disk space)."""
+    """Download the model `user/repo` or `user/repo:TAG`, or the `file` of a repository. Return its path, or
+    the path of the first part of a split model. Raises InvalidArgument if the name, repository or file does
+    not exist, and VkbackendError without a connection or enough disk space."""
     match = _NAME.fullmatch(text_of("repository", name))
     if not match:
         raise InvalidArgument(f"{name!r} is not a repository; expected user/repo or user/repo:Q4_K_M")
@@ -65,7 +65,7 @@ def _online(repo: str) -> dict[str, int]:
     from huggingface_hub import HfApi, constants, get_session
     from huggingface_hub.errors import HTTPError
 
-    try:  # the library retries for half a minute
+    try:  # fail early, because the library retries for half a minute
         get_session().head(constants.ENDPOINT, timeout=CONNECT_S)
     except (HTTPError, OSError) as error:
         raise VkbackendError(

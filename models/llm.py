@@ -1,6 +1,5 @@
-"""The public Python API: `LLM`, a thin client of the engine. It checks arguments, owns the tokenizer, and
-turns events into text. Threads may share one `LLM`.
-"""
+"""The public Python API. `LLM` is a thin client of the engine. It checks arguments, owns the tokenizer, and
+turns events into text. Threads may share one `LLM`."""
 
 from __future__ import annotations
 
@@ -50,14 +49,16 @@ Prompts = list[str] | list[list[int]]
 class LLM(Chats, Slots):
     """A GGUF model on one or several Vulkan devices.
 
-    path: a .gguf file; of a split model, any part. process: run the engine in a separate process. progress: a
-    function that is called with (bytes loaded, total bytes). `Keywords` in models/options.py describes all
-    other keywords: `devices`, `tensor_split`, `n_ctx`, `n_slots` and more.
+    `path` is a .gguf file, or any part of a split model. `process` runs the engine in a separate process.
+    `progress` is a function that is called with (bytes loaded, total bytes). `Keywords` in models/options.py
+    describes all other keywords, such as `devices`, `tensor_split`, `n_ctx` and `n_slots`.
 
-    Attributes of the opened model: path, n_ctx, n_slots, n_vocab, device_names, chat_template (None without
-    one), chat_templates (by name), prediction (for measured devices) and notes. Raises the errors of
-    `vkbackend.errors`: InvalidArgument, GGUFError, UnsupportedModel, UnsupportedFeature, OutOfDeviceMemory,
-    PlanError, DeviceLost, Timeout, and ForkedProcess in a process that was forked after the model was opened.
+    The opened model has the attributes path, n_ctx, n_slots, n_vocab, device_names, chat_template (None
+    without one), chat_templates (by name), prediction (for measured devices) and notes.
+
+    Raises the errors of `vkbackend.errors`, which are InvalidArgument, GGUFError, UnsupportedModel,
+    UnsupportedFeature, OutOfDeviceMemory, PlanError, DeviceLost and Timeout. Calls in a process that was
+    forked after opening the model raise ForkedProcess.
     """
 
     @takes(Keywords, Options)
@@ -102,19 +103,20 @@ class LLM(Chats, Slots):
 
     @classmethod
     def from_pretrained(cls, name: str, file: str | None = None, **options: Any) -> Self:
-        """Open a model of the Hugging Face Hub, downloaded on first use: "user/repo:Q4_K_M", "user/repo", or
-        a `file` of the repository. Other keywords as in `LLM(path, ...)`.
+        """Open a model of the Hugging Face Hub, which is downloaded on first use. `name` is
+        "user/repo:Q4_K_M" or "user/repo". `file` selects a file of the repository. The other keywords are as
+        in `LLM(path, ...)`.
 
-        Raises the errors of `LLM`; InvalidArgument for a name, repository or file that does not exist;
-        VkbackendError without a connection or enough disk space.
+        Raises the errors of `LLM`. Raises InvalidArgument for a name, repository or file that does not exist,
+        and VkbackendError without a connection or enough disk space.
         """
         return cls(fetch(name, None if file is None else text_of("file", file)), **options)
 
     # ---- text ----
 
     def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Return the token ids of a text. add_special: add BOS and EOS if the model wants them.
-        parse_special: parse special tokens in the text as special tokens.
+        """Return the token ids of a text. `add_special` adds BOS and EOS if the model wants them.
+        `parse_special` converts the text of a special token, such as <|im_start|>, to that token.
 
         Raises UnsupportedModel if the model has no usable tokenizer, and InvalidArgument.
         """
@@ -123,14 +125,14 @@ class LLM(Chats, Slots):
         return tokenizer.encode(text_of("text", text), *special)
 
     def detokenize(self, tokens: Iterable[int], skip_special: bool = True) -> str:
-        """Return the text of token ids; bytes that are not UTF-8 become U+FFFD. Raises UnsupportedModel,
+        """Return the text of token ids. Bytes that are not UTF-8 become U+FFFD. Raises UnsupportedModel,
         InvalidArgument."""
         tokenizer = self.tokenizer
         return tokenizer.decode(token_ids("tokens", tokens), switch("skip_special", skip_special))
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer. Raises UnsupportedModel if it has no usable one."""
+        """Return the model's tokenizer. Raises UnsupportedModel if the model has no usable tokenizer."""
         self._check_open()
         if self._tokenizer is None:
             raise UnsupportedModel(self._no_tokenizer)
@@ -139,7 +141,8 @@ class LLM(Chats, Slots):
     # ---- the model ----
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
-        """Return the logits after every token, float32 [n_tokens, n_vocab], from position 0 in a free slot.
+        """Return the logits after every token, float32 [n_tokens, n_vocab]. The tokens run in a free slot,
+        from position 0.
 
         Waits for a slot. Raises InvalidArgument and device errors.
         """
@@ -184,12 +187,12 @@ class LLM(Chats, Slots):
         n: int | None = None,
         **options: Unpack[GenerateKeywords],
     ) -> Completion | list[Completion] | list[list[Completion]]:
-        """Continue a text or token ids, as `stream` does, and wait for the end.
+        """Continue a text or token ids, like `stream`, and wait for the end.
 
-        A list of prompts gives a list of answers in the same order; `n_slots` of them run together. With `n`,
-        each prompt gives a list of n continuations, and the prompt is computed once. With a seed,
-        continuation i uses seed + i. If a continuation fails, its error is raised and the others are
-        cancelled.
+        A list of prompts gives a list of answers in the same order. Up to `n_slots` prompts run together.
+        With `n`, each prompt gives a list of n continuations, and the prompt is computed once. With a seed,
+        continuation i uses seed + i. If a continuation fails, its error is raised and the other continuations
+        are cancelled.
         """
         batch = self._batch(prompt, max_tokens, n, options)
         done = run_all(self._open_mailbox(), batch.generations, self._tokenizer, 4 * self.n_slots)
@@ -206,12 +209,12 @@ class LLM(Chats, Slots):
         suffix_first: bool = False,
         **options: Unpack[GenerateKeywords],
     ) -> Completion:
-        """Fill in the text between `prefix` and `suffix`, with a model that was trained for it; the prompt
+        """Generate the text between `prefix` and `suffix`, with a model that was trained for this. The prompt
         has the format of llama-server's `/infill`.
 
-        files: other files of the project, text by name. suffix_first: put the suffix first, as some models
-        expect. Raises UnsupportedModel if the vocabulary has no tokens for this, and the errors of
-        `generate`.
+        `files` maps names of other project files to their texts. `suffix_first` puts the suffix first, as
+        some models expect. Raises UnsupportedModel if the vocabulary has no tokens for infilling, and the
+        errors of `generate`.
         """
         if files is not None and not isinstance(files, Mapping):
             raise refused("files", files, "expected texts by name, a mapping")
@@ -231,8 +234,8 @@ class LLM(Chats, Slots):
         n: int | None = None,
         **options: Unpack[GenerateKeywords],
     ) -> Completion | list[Completion] | list[list[Completion]]:
-        """`generate` for asyncio: other tasks run while it waits. Cancelling the task cancels its
-        generations."""
+        """Do the same as `generate`, for asyncio. Other tasks run while this coroutine waits. Cancelling the
+        task cancels its generations."""
         batch = await asyncio.to_thread(self._batch, prompt, max_tokens, n, options)
         done = await arun_all(self._open_mailbox(), batch.generations, self._tokenizer, 4 * self.n_slots)
         return batch.shaped(done)
@@ -241,13 +244,15 @@ class LLM(Chats, Slots):
     def stream(
         self, prompt: Prompt, max_tokens: int | None = None, **options: Unpack[GenerateKeywords]
     ) -> Generator[Chunk, None, None]:
-        """Yield a Chunk per token; the joined texts equal `Completion.text`.
+        """Yield a Chunk per token. The joined texts equal `Completion.text`.
 
-        max_tokens: None or -1 continues to a stop token or the end of the context. `GenerateKeywords`
-        describes the other keywords (sampling, stop, ignore_eos, slot, priority, deadline_s). Streams that
-        are read alternately are computed together; closing a stream frees its slot. The call itself checks
-        the arguments. It raises InvalidArgument, or UnsupportedModel if they need a tokenizer and the model
-        has none.
+        If `max_tokens` is None or -1, the text continues to a stop token or the end of the context.
+        `GenerateKeywords` describes the other keywords, such as sampling, stop, ignore_eos, slot, priority
+        and deadline_s. Streams that are read alternately are computed together. Closing a stream frees its
+        slot.
+
+        The arguments are checked in the call, before the first chunk is read. The call raises
+        InvalidArgument, or UnsupportedModel if the arguments need a tokenizer and the model has none.
         """
         generation = self._generation(prompt, max_tokens, options)
         return stream(self._open_mailbox(), generation, self._tokenizer)
@@ -258,7 +263,7 @@ class LLM(Chats, Slots):
     ) -> AsyncGenerator[Chunk, None]:
         """`stream` for asyncio: `async for chunk in llm.astream(...)`."""
         generation = self._generation(prompt, max_tokens, options)
-        # An engine in another process computes ahead in any case; `eager` saves messages.
+        # An engine in another process always computes ahead, so `eager` only saves messages.
         return astream(self._open_mailbox(), generation, self._tokenizer, eager=self._apart)
 
     def _batch(
@@ -295,7 +300,7 @@ class LLM(Chats, Slots):
         return Generation(ids, most, checked, frozenset(checked.stop_token_ids), echo)
 
     def _tell_vocabulary(self) -> None:
-        """Send the engine the vocabulary, before the first grammar. Raises UnsupportedModel."""
+        """Send the vocabulary to the engine, before the first grammar. Raises UnsupportedModel."""
         with self._telling:
             if not self._knows_vocabulary:
                 vocabulary = vocabulary_of(self.tokenizer)
@@ -303,20 +308,24 @@ class LLM(Chats, Slots):
                 self._knows_vocabulary = True
 
     def memory(self) -> list[dict[str, Any]]:
-        """Return one dict per device, in order, with bytes by purpose: "device" (its name), "weights",
-        "mapped" (weights in the mapped file, whose pages the system may drop), "kv", "scratch", "host"
-        (slices and caches in host memory), "shared" (tables that all devices read, counted for the first
-        device), "staging", "free_before" (before loading) and "free" (now). Both free values are None if the
-        driver does not report them."""
+        """Return a dict for each device, in order. "device" is the device's name. The other values are
+        numbers of bytes. Their keys are "weights", "mapped" (weights in the mapped file, whose pages the
+        system may drop), "kv", "scratch", "host" (slices and caches in host memory), "shared" (tables that
+        all devices read, counted for the first device), "staging", "free_before" (before loading) and "free"
+        (now). Both free values are None if the driver does not report them."""
         (event,) = self._ask(Memory).events()
         assert event.memory is not None
         return event.memory
 
     def stats(self) -> dict[str, Any]:
-        """Return the engine's counters. Now: requests that wait, run and decode; slots; KV cells: total,
-        used, cached (for requests with the same prefix) and shared (used by several). Since the start: prompt
-        tokens, how many of them were cached, and this share; preemptions; steps; all-reduces. Of the last 256
-        steps: milliseconds (median, 99th percentile), rows, and host microseconds of an all-reduce."""
+        """Return the engine's counters.
+
+        The current values are the numbers of waiting, running and decoding requests, of slots, and of KV
+        cells. KV cells are counted in total, used, cached (for requests with the same prefix) and shared
+        (used by several slots). The values since the start are prompt tokens, the number and share of cached
+        prompt tokens, preemptions, steps and all-reduces. The values of the last 256 steps are milliseconds
+        (median, 99th percentile), rows, and host microseconds of an all-reduce.
+        """
         (event,) = self._ask(Stats).events()
         assert event.stats is not None
         return event.stats
@@ -339,7 +348,7 @@ class LLM(Chats, Slots):
 
     @property
     def is_open(self) -> bool:
-        """False once the engine is closed or lost."""
+        """Return False if the engine is closed or lost."""
         try:
             self._check_open()
         except VkbackendError:
@@ -353,8 +362,8 @@ class LLM(Chats, Slots):
     # ---- the end ----
 
     def close(self) -> None:
-        """Release devices, memory and the engine's process. Running requests end with an error. May be called
-        again, also after an interrupt."""
+        """Release devices, memory and the engine's process. Running requests end with an error. `close` may
+        be called again, for example after an interrupt."""
         if self._mailbox is not None:
             self._mailbox.close()
 

@@ -1,6 +1,5 @@
-"""Completes sampling options with the model's tokens: end tokens, suppressed tokens, and DRY's sequence
-breakers.
-"""
+"""Adds the model's tokens to sampling options. These are end tokens, suppressed tokens, and DRY's sequence
+breakers."""
 
 from __future__ import annotations
 
@@ -21,21 +20,22 @@ Breaker = str | tuple[int, ...]
 
 
 def suppressed_ids(gguf: GGUF) -> frozenset[int]:
-    """The tokens that the model must never write (Gemma 4 Unified, MiniMax)."""
+    """Return the tokens that the model must never generate. Gemma 4 Unified and MiniMax have such tokens."""
     with suppress(GGUFError):
         return frozenset(int(token) for token in gguf.ints("tokenizer.ggml.suppress_tokens", ()))
     return frozenset()
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-    """Control tokens have no text."""
+    """Return the vocabulary for grammars. Control tokens have no text."""
     pieces = tuple(tokenizer.piece(token) for token in range(tokenizer.n_vocab))
     special = (i for i, piece in enumerate(pieces) if not piece or tokenizer.is_special(i))
     return Vocabulary(pieces, tuple(special), tuple(sorted(tokenizer.stop_ids)))
 
 
 class ModelTokens:
-    """`stop_ids` end a text; tokens in `suppressed` are never written; `tokenizer` may be None."""
+    """The special tokens of a model. `stop_ids` end a text, tokens in `suppressed` are never generated, and
+    `tokenizer` may be None."""
 
     def __init__(
         self, stop_ids: frozenset[int], suppressed: frozenset[int], tokenizer: Tokenizer | None
@@ -44,8 +44,8 @@ class ModelTokens:
         self._known: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
 
     def resolved(self, options: GenerateOptions, n_vocab: int) -> GenerateOptions:
-        """Return `options` with all end tokens in `stop_token_ids`. `logit_bias` then forbids suppressed
-        tokens and, with `ignore_eos`, the end tokens."""
+        """Return `options` with the model's end tokens in `stop_token_ids`, and with suppressed tokens
+        forbidden by `logit_bias`. With `ignore_eos`, the model's end tokens are forbidden instead."""
         named = [*options.stop_token_ids, *(token for token, _ in options.logit_bias)]
         if outside := [token for token in named if token >= n_vocab]:
             raise InvalidArgument(
@@ -66,7 +66,8 @@ class ModelTokens:
         )
 
     def _breakers(self, breakers: Sequence[Breaker]) -> tuple[tuple[int, ...], ...]:
-        """Without a tokenizer the default texts are dropped, and other texts raise UnsupportedModel."""
+        """Return the breakers as sequences of tokens. Without a tokenizer, the default texts are dropped, and
+        other texts raise UnsupportedModel."""
         texts = tuple(breaker for breaker in breakers if isinstance(breaker, str))
         sequences = tuple(breaker for breaker in breakers if not isinstance(breaker, str))
         tokenizer = self._tokenizer

@@ -1,7 +1,7 @@
 """The options of a model and of a generation.
 
-A new option needs an entry in `Keywords`, a field in `Options` (default and check), and a flag with the same
-destination in tools/flags.
+A new option needs an entry in `Keywords`, a field with default and check in `Options`, and a flag with the
+same `dest` in tools/flags.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class _ModelKeywords(TypedDict, total=False):
 
 
 class Keywords(_ModelKeywords, RopeKeywords, ReduceKeywords, total=False):
-    """The keywords of `LLM(path, ...)`: values for the fields of `Options`."""
+    """The keywords of `LLM(path, ...)`, which set the fields of `Options`."""
 
 
 def cache_type(name: str, value: Any) -> str:
@@ -125,7 +125,7 @@ def _runtime(name: str, value: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(RopeOptions):
-    """All options of a loaded model, checked. `Keywords` describes the fields.
+    """The checked options of a model. `Keywords` describes the fields.
 
     Raises InvalidArgument for an unusable value, before any file or device is opened.
     """
@@ -170,7 +170,7 @@ class Options(RopeOptions):
             if self.devices is not None:
                 expected = "the hostfile says which devices each host has (dev=0,1); leave one out"
                 raise refused("devices", list(self.devices), expected)
-            return  # checked when the hostfile is read
+            return  # the devices are checked when the hostfile is read
         n = len(self.devices or [None])
         shares = self.shares
         if shares is not None and len(shares) != n:
@@ -198,12 +198,13 @@ class Options(RopeOptions):
 
     @property
     def shares(self) -> tuple[float, ...] | None:
-        """The given or measured shares. None means equal shares."""
+        """Return the specified or measured shares. None means equal shares."""
         return None if self.tensor_split == "auto" else self.tensor_split
 
     @property
     def hosts(self) -> tuple[str, ...] | None:
-        """The host of each device, written HOST/DEVICE in a group. None if no devices are named."""
+        """Return the host of each device. In a group, a device is written HOST/DEVICE. Return None if no
+        devices are named."""
         heads = [word.partition("/")[0::2] for word in self.devices or ()]
         return tuple(host if device and host.isdecimal() else "" for host, device in heads) or None
 
@@ -214,7 +215,7 @@ class Options(RopeOptions):
 
 
 def with_a_share(options: Options) -> Options:
-    """Drop devices whose share is 0, because they would only repeat work."""
+    """Return options without devices whose share is 0, because such devices would only repeat work."""
     devices = options.devices
     if not devices:
         return options
@@ -255,7 +256,7 @@ class AnswerKeywords(SamplingKeywords, total=False):
 
 
 class GenerateKeywords(AnswerKeywords, total=False):
-    """The keywords of `LLM.generate` and `LLM.stream`: values for the fields of `GenerateOptions`."""
+    """The keywords of `LLM.generate` and `LLM.stream`, which set the fields of `GenerateOptions`."""
 
     echo: bool
     """True: the text begins with the prompt."""
@@ -278,7 +279,7 @@ class GenerateKeywords(AnswerKeywords, total=False):
 
 @dataclass(frozen=True, slots=True)
 class GenerateOptions(SamplingParams):
-    """Checked options of a generation. Raises InvalidArgument."""
+    """The checked options of a generation. Raises InvalidArgument."""
 
     stop: tuple[str, ...] = option((), stop_strings)
     ignore_eos: bool = option(False, switch)
@@ -296,7 +297,8 @@ class GenerateOptions(SamplingParams):
 
     @property
     def structure(self) -> Structure | None:
-        """Raises InvalidArgument for several structures, UnsupportedFeature without llguidance."""
+        """Return the schema or grammar that restricts the answer, or None. Raises InvalidArgument for several
+        structures, and UnsupportedFeature without llguidance."""
         return structure_of(self.json_schema, self.json_object, self.regex, self.lark, self.grammar)
 
     @classmethod

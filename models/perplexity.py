@@ -1,8 +1,9 @@
-"""Perplexity of a text in windows, as in llama.cpp, and the divergence from another model's logits.
+"""Computes the perplexity of a text in windows, as in llama.cpp, and the divergence from another model's
+logits.
 
-Windows have n_ctx tokens, and BOS replaces the first token if the model wants it; the second half of a window
-is scored. PPL = exp(mean negative log likelihood) (Jelinek et al. 1977); KL(base || model): Kullback and
-Leibler 1951.
+A window has n_ctx tokens. BOS replaces its first token if the model wants BOS. Only the second half of a
+window is scored. The perplexity is exp(mean negative log likelihood) (Jelinek et al. 1977). The divergence is
+KL(base || model) (Kullback and Leibler 1951).
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.models.engine.runner import Runner
 from vkbackend.step import Run
 
-LEVELS = 65_535  # steps of a saved log-probability, between the row's lowest value and 0
+LEVELS = 65_535  # steps between a row's lowest log probability and 0, in saved records
 LogProbs = npt.NDArray[np.float64]
 
 
 @dataclass(slots=True)
 class Score:
-    """Sums over the scored tokens. Compared with a base, `rise` is the rise of the negative log likelihood,
-    `dp2` the squared difference of the token's probability; `klds` has the divergence at every token. Names
-    that end in 2 are sums of squares."""
+    """Sums over the scored tokens. Names that end in 2 are sums of squares. In comparison with a base model,
+    `rise` is the rise of the negative log likelihood. `dp2` is the squared difference of the token's
+    probability, and `klds` has the divergence at every token."""
 
     n: int = 0
     nll: float = 0.0
@@ -88,7 +89,7 @@ def _error(total: float, squares: float, n: int) -> float:
 
 
 def windows(tokens: Sequence[int], n_ctx: int, bos: int | None, limit: int | None = None) -> list[list[int]]:
-    """Return windows of `n_ctx` tokens, at most `limit`. Raises InvalidArgument if the text is too short."""
+    """Return at most `limit` windows of `n_ctx` tokens. Raises InvalidArgument if the text is too short."""
     if n_ctx < 4:
         raise InvalidArgument(f"a window of {n_ctx} tokens is too short to score; give 4 or more")
     n = len(tokens) // n_ctx
@@ -105,7 +106,8 @@ def windows(tokens: Sequence[int], n_ctx: int, bos: int | None, limit: int | Non
 
 
 def scored(runner: Runner, window: Sequence[int]) -> Iterator[tuple[LogProbs, list[int]]]:
-    """Yield (log-probabilities [rows, n_vocab] float64, the next tokens) of one micro-batch at a time."""
+    """Run a window in micro-batches. For each micro-batch, yield the log probabilities, float64 [rows,
+    n_vocab], and the tokens that follow the rows."""
     first_scored, n = len(window) // 2, len(window)
     at = 0
     while at < n - 1:
@@ -133,8 +135,8 @@ def perplexity(
     base: Base | None = None,
     save: Saver | None = None,
 ) -> Score:
-    """Score all windows. `base` adds the divergence from the base; `save` stores the log-probabilities;
-    `progress` is called with (windows done, score so far).
+    """Score all windows. With `base`, also compute the divergence from the base model. `save` stores the log
+    probabilities. `progress` is called with (windows done, score so far).
 
     Raises InvalidArgument if the base was saved for another text or vocabulary, and the errors of a step.
     """
@@ -162,10 +164,11 @@ Saver = Callable[[LogProbs, Sequence[int]], None]
 
 
 class Saving:
-    """Yields the `Saver` of the .npy file `path`, with one record per token. After an error there is no file.
+    """A context manager that yields a `Saver` for the .npy file `path`. The file has one record per token.
+    After an error, `path` is unchanged.
 
-    A record has the next token, the row's lowest log-probability, and every log-probability as one of 65,536
-    levels between the lowest and 0.
+    A record has the next token, the row's lowest log probability, and every log probability as one of 65,536
+    levels between the lowest value and 0.
     """
 
     def __init__(self, path: str | os.PathLike[str], n_rows: int, n_vocab: int) -> None:
@@ -174,7 +177,8 @@ class Saving:
     def __enter__(self) -> Saver:
         with ExitStack() as stack:
             part = stack.enter_context(replacing(self._path, InvalidArgument))
-            self._file = stack.enter_context(open(part, "wb"))  # a full disk must be an error, so not mapped
+            # Not memory-mapped, so that a full disk raises an error.
+            self._file = stack.enter_context(open(part, "wb"))
             rows = {"descr": dtype_to_descr(self._type), "fortran_order": False, "shape": (self._n,)}
             write_array_header_1_0(self._file, rows)
             self._stack = stack.pop_all()
@@ -191,7 +195,8 @@ class Saving:
 
 
 class Base:
-    """Saved log-probabilities of another model for the same text. Raises InvalidArgument for other files."""
+    """Log probabilities of another model for the same text, read from a file. Raises InvalidArgument if the
+    file has another format or vocabulary."""
 
     def __init__(self, path: str | os.PathLike[str], n_vocab: int) -> None:
         try:
@@ -206,7 +211,8 @@ class Base:
         self.n_rows, self._path = len(self._rows), path
 
     def rows(self, first: int, following: Sequence[int]) -> LogProbs:
-        """Raises InvalidArgument unless the next tokens are `following`."""
+        """Return the log probabilities from record `first` on. Raises InvalidArgument unless the next tokens
+        of the records are `following`."""
         rows = self._rows[first : first + len(following)]
         if rows["token"].tolist() != list(following):
             raise InvalidArgument(f"{self._path}: was saved for another text or context size")

@@ -1,4 +1,4 @@
-"""Log probabilities of a prompt's tokens, computed as rows of logits arrive."""
+"""Computes the log probabilities of a prompt's tokens while rows of logits arrive."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vkbackend.models.sampling.logprobs import Logprobs, logprobs_of
 
 
 class PromptLogprobs:
-    """`logprobs` has an entry, with `n_top` alternatives, for each token so far; the first entry is None."""
+    """`logprobs` has an entry, with `n_top` alternatives, for each token so far. The first entry is None."""
 
     def __init__(self, tokens: Sequence[int], n_top: int) -> None:
         self._tokens, self._n_top = tokens, n_top

@@ -1,4 +1,4 @@
-"""Options that replace the RoPE values of the file to extend the context. Names are llama.cpp's."""
+"""Options that replace the file's RoPE values, to extend the context. Their names are llama.cpp's."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ class RopeOptions(ReduceOptions):
 
     @property
     def rope_factor(self) -> float | None:
-        """Raises InvalidArgument if the factor is given twice."""
+        """Return the factor by which the context grows. Raises InvalidArgument if rope_scale and
+        rope_freq_scale are both set."""
         if self.rope_scale and self.rope_freq_scale:
             raise refused("rope_scale", self.rope_scale, "rope_freq_scale is its reciprocal; leave one out")
         return 1.0 / self.rope_freq_scale if self.rope_freq_scale else self.rope_scale or None

@@ -22,13 +22,14 @@ class Slots(ABC):
     def save_state(
         self, path: str | os.PathLike[str], slot: int = 0, *, first: int = 0, last: int | None = None
     ) -> list[int]:
-        """Save the content of a slot to a file (docs/state_format.md): its tokens, and K and V of its
-        positions. Returns the tokens of its sequence.
+        """Save a slot's tokens, and K and V of their positions, to a file (docs/state_format.md). Returns the
+        tokens of the slot's sequence.
 
-        A slot stores its last sequence, prompt and generated tokens, until another sequence runs there. It
-        may be saved while a stream runs in it. `first`, `last`: save only these positions, `last` excluded
-        (None: all positions, and the newest token, which has not run yet). After an error the file is
-        unchanged. Raises InvalidArgument for a slot or positions out of range, StateError.
+        A slot stores the prompt and the generated tokens of its last sequence, until another sequence runs in
+        it. The slot may be saved while a stream runs in it. Only the positions from `first` to `last` - 1 are
+        saved. If `last` is None, all later positions are saved, and also the newest token, which has not run
+        yet. After an error the file is unchanged. Raises StateError, and InvalidArgument for a slot or
+        positions out of range.
         """
         slot, path = self._slot(slot), os.path.abspath(path_string("path", path, "a file to save to"))
         first = whole_number("first", first, 0, MAX_CONTEXT)
@@ -36,13 +37,13 @@ class Slots(ABC):
         return self._tokens(lambda id_: SaveState(id_, path, slot, first, last))
 
     def load_state(self, path: str | os.PathLike[str], slot: int = 0) -> list[int]:
-        """Load a saved state into a slot; returns the tokens of the slot's sequence.
+        """Load a saved state into a slot and return the tokens of the slot's sequence.
 
         `generate(tokens + more, slot=slot)` then computes only the new tokens. The model and the cache types
-        must be the same as in the saved state; devices, split, slot and n_ctx may differ. A file that was
-        saved with `first` continues the slot's content, which must be the same as when it was saved. Random
-        numbers are not saved, so a seeded run draws them from the start. Raises StateError, and the slot is
-        unchanged. Raises InvalidArgument while the slot is in use.
+        must be the same as in the saved state. Devices, split, slot and n_ctx may differ. A file that was
+        saved with `first` continues the slot's content, so the slot must have the same earlier tokens as the
+        saved slot. Random numbers are not saved, so a seeded run draws them from the start. Raises StateError
+        if the file does not fit; the slot is then unchanged. Raises InvalidArgument while the slot is in use.
         """
         slot, path = self._slot(slot), os.path.abspath(path_string("path", path, "a saved state"))
         return self._tokens(lambda id_: LoadState(id_, path, slot))
@@ -50,14 +51,14 @@ class Slots(ABC):
     def copy_slot(self, source: int, target: int) -> list[int]:
         """Copy slot `source` to slot `target` on the devices and return the tokens of the sequence.
 
-        The slots are then independent: compute a long prompt once, and continue it in several ways. Raises
-        InvalidArgument while the target is in use.
+        The slots are then independent, so a long prompt can be computed once and continued in several ways.
+        Raises InvalidArgument while the target is in use.
         """
         source, target = self._slot(source), self._slot(target)
         return self._tokens(lambda id_: CopySlot(id_, source, target))
 
     def erase_slot(self, slot: int) -> list[int]:
-        """Erase a slot's content and return its tokens. Full blocks are still in the prefix cache for other
+        """Erase a slot's content and return its tokens. Its full blocks remain in the prefix cache for other
         requests. Raises InvalidArgument while the slot is in use."""
         slot = self._slot(slot)
         return self._tokens(lambda id_: EraseSlot(id_, slot))

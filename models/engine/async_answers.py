@@ -68,8 +68,8 @@ class AsyncMail:
 
 
 class AsyncAnswers(AsyncIterator[Answer]):
-    """Like `Answers`, but an asynchronous iterator for the running event loop. The request is cancelled when
-    its mail is garbage-collected."""
+    """Works like `Answers`, as an asynchronous iterator for the running event loop. The request is cancelled
+    when its mail is garbage-collected."""
 
     def __init__(self, mailbox: Mailbox, make: Callable[[int], Request], *, eager: bool) -> None:
         self._mailbox, self._eager, self._ended = mailbox, eager, False

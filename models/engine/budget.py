@@ -12,9 +12,9 @@ SLOWER = 2.0  # A step with prompt rows may take this many times the time of a s
 GROWTH = 1.15  # The number of rows is multiplied by this factor after a fast step.
 WEIGHT = 0.25
 REFRESH = 64  # The time of a step without prompt rows is measured again after this many steps.
-EVERY = 8  # One of this many decode-only steps is measured.
+EVERY = 8  # A decode-only step is measured once in this many steps.
 FIRST_ROWS = 8
-PADDED = 16  # with this many rows, padding is expensive, so the rows fill a bucket exactly
+PADDED = 16  # with this many prompt rows or more, the step has no padding, which would be expensive
 
 
 class PrefillBudget:
@@ -38,8 +38,8 @@ class PrefillBudget:
         return min(most, n)
 
     def took(self, n_decode: int, n_prompt: int, seconds: float) -> None:
-        """Adjust the number of rows to the time of a step. The step must not have been recorded during that
-        time."""
+        """Adjust the number of rows to the time of a step. Call this only for steps that were already
+        recorded."""
         self._n_steps += 1
         if not n_decode or not (
             n_prompt or self._n_steps % EVERY == 0 or bucket(n_decode) not in self._alone

@@ -51,7 +51,7 @@ MOST_UNREAD = 1024
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A request and the mail for its answers. Unless the letter is `eager`, the caller sends a `Next` for
+    """A request and the queue for its answers. Unless the letter is `eager`, the caller sends a `Next` for
     each answer that it wants."""
 
     id: int
@@ -73,7 +73,7 @@ class Reader(ref[Mail]):
     id: int
 
 
-# When the `Mailbox` is garbage-collected, Python puts the weak reference to it into the inbox.
+# When the `Mailbox` is garbage-collected, Python puts a weak reference into the inbox.
 Word: TypeAlias = Letter | Next | Pause | Close | ref[Any]
 
 
@@ -82,7 +82,8 @@ class Abandoned(BaseException):
 
 
 class Channel:
-    """The queues between an engine and its callers. Callers change only `inbox` and their own mail."""
+    """The queues between an engine and its callers. Callers change only `inbox` and their own queues of
+    answers."""
 
     def __init__(self) -> None:
         self.inbox: SimpleQueue[Word] = SimpleQueue()
@@ -135,8 +136,8 @@ class Channel:
         return bool(self._awaited or self._eager)
 
     def deliver(self, news: News) -> None:
-        """Deliver answers to all callers, and to waiting callers last. A caller that wakes then has the
-        answers to all its requests."""
+        """Deliver answers to all callers, and to waiting callers last. A caller that wakes up has the answers
+        to all its requests."""
         awaited: list[tuple[int, Answer]] = []
         wakers: set[Waker] = set()
         for id_, answer in zip(news.ids, news.answers, strict=True):

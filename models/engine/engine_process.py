@@ -1,6 +1,6 @@
 """Runs the engine in the caller's process or in a separate process. In a separate process, other Python
 threads do not delay the relay, which synchronizes devices between segments of a step. The separate process is
-spawned, never forked. It ends when its pipe closes. The caller waits for it only with a deadline."""
+spawned, never forked. It ends when its pipe closes. Every wait of the caller has a deadline."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from vkbackend.models.engine.messages import (
 )
 from vkbackend.models.options import Options
 
-ANSWER_MARGIN_S = 15.0  # Time for the engine to finish its steps and report, after env.timeout_s().
+ANSWER_MARGIN_S = 15.0  # Time after env.timeout_s() for the engine to finish its steps and report.
 CLOSE_S = 10.0  # Time for releasing everything before the process is killed.
 WAIT_SLICE_S = 0.5
 STUCK_S = 0.02  # an engine without rows to compute checks for work again after this time
@@ -113,7 +113,7 @@ class RemoteEngine:
         self._selector = selectors.DefaultSelector()  # `connection.wait` would create a selector per step
         self._process, self._conn = self._start(options, open_)
         self._selector.register(self._conn, selectors.EVENT_READ)
-        # A thread writes to the pipe, because a write without a reader blocks and has no deadline.
+        # A thread writes to the pipe, because a write blocks without a deadline if nothing reads.
         self._writer = threading.Thread(target=self._write, name="vkbackend-writer", daemon=True)
         self._loaded, self._heard = False, time.monotonic()
         try:
@@ -206,7 +206,7 @@ class RemoteEngine:
             if self._process.is_alive():
                 self._process.kill()
             if self._process.pid is not None:
-                # This has a timeout, because a driver may block the process in the kernel
+                # This has a timeout, because a driver may block the process in the kernel.
                 self._process.join(CLOSE_S)
                 if self._process.exitcode is not None:
                     self._process.close()
@@ -216,7 +216,7 @@ class RemoteEngine:
             self._conn.close()
 
     def disown(self) -> None:
-        # Otherwise multiprocessing would end the parent's engine when a forked child exits.
+        # Otherwise a forked child that exits would end the parent's engine, through multiprocessing.
         getattr(multiprocessing.process, "_children", set()).discard(self._process)
 
 

@@ -21,9 +21,9 @@ OpenDevices = Callable[[Sequence[str] | None], list[Device]]
 
 
 class Joining(Protocol):
-    """The steps by which a node loads a model together with other nodes. `leads` is True on the node that has
-    the engine and decides. If `sends_tables`, other nodes round RoPE's cos and sin differently, so each step
-    sends them this node's rows."""
+    """An object through which a node loads a model together with other nodes. `leads` is True on the node
+    that has the engine and decides. If `sends_tables`, other nodes round RoPE's cos and sin differently, so
+    each step sends them this node's rows."""
 
     hosts: Hosts
     sends_tables: bool

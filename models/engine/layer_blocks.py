@@ -70,7 +70,8 @@ class LayerBlocks:
         self._write(self.group, slot, index, block)
 
     def enter(self, slot: int, nodes: Sequence[Node], path: Sequence[Node]) -> None:
-        """Replace the slot's own blocks that follow its nodes by the blocks of `path`."""
+        """Append the blocks of `path` to the blocks of the slot's nodes. They replace the slot's own blocks
+        at the same indices."""
         span, first, end = self.spans[slot], len(nodes), len(nodes) + len(path)
         for index in range(first, end):
             if (block := span.blocks.pop(index, -1)) >= 0:

@@ -138,9 +138,9 @@ class Loading:
 
 
 def n_stages(of: Sequence[int], split_mode: str, layout: Layout) -> int:
-    """Return how many steps may be in flight. If nodes compute one after the other, it is one step per node.
-    If node 0 computes the output, it is 1, because `launch` would not return before the step's end. `of` has
-    the node of each device."""
+    """Return how many steps may be in flight. If nodes compute one after the other, the number is one step
+    per node. If node 0 computes the output, the number is 1, because `launch` would not return before the
+    step's end. `of` has the node of each device."""
     if split_mode not in ("layer", "hosts"):
         return 1
     vocab = layout.output_plan.ranges["vocab"]

@@ -66,9 +66,9 @@ class PrefixCache:
         return max([low * CELL_BLOCK + window - 1 for low, window in lows if low], default=0)
 
     def next_key(self, slot: int, tokens: Sequence[int], n_stored: int) -> tuple[int, tuple[int, ...]] | None:
-        """Return a key for the block that the slot computes next, which consists of the parent node and the
-        tokens. Slots with equal keys would compute the same block. Return None within a block, at the end of
-        the tokens, or if slots share no blocks."""
+        """Return the parent node and the tokens of the block that the slot computes next, as a key. Slots
+        with equal keys would compute the same block. Return None within a block, at the end of the tokens, or
+        if slots share no blocks."""
         end = n_stored + CELL_BLOCK
         if not self._share or n_stored != CELL_BLOCK * len(self.nodes[slot]) or end >= len(tokens):
             return None
@@ -175,7 +175,7 @@ class PrefixCache:
         if position % CELL_BLOCK == 0 and 0 <= index < len(self.nodes[slot]):
             self.snapshots.keep(slot, position, self.nodes[slot][index])
 
-    # ---- a slot changes from outside ----
+    # ---- changes from outside ----
 
     def cut(self, slot: int, n: int) -> list[Copy] | None:
         """Truncate the slot to its first `n` positions. If position `n` is inside a node's block, the slot
@@ -209,7 +209,7 @@ class PrefixCache:
     def place(self, slot: int, last: int) -> dict[int, int] | None:
         """Allocate blocks for the positions up to `last`, which the caller will load. A layer group with a
         window gets only the blocks to which position `last` still attends. Return the first position with a
-        block, by window, or None if no blocks are left."""
+        block for each window, or None if no blocks are left."""
         for group in self.groups:
             group.move_window(slot, self.nodes[slot], last)
         if not self.reserve(slot, last):

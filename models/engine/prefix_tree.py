@@ -11,7 +11,7 @@ Key = tuple[int, ...]  # CELL_BLOCK tokens
 
 class Node:
     """A full block of tokens. For each layer group, `blocks` has the cache block with K and V, or -1 if the
-    block was evicted, and `users` counts the slots that use the block. `state` is the cell with the recurrent
+    block was evicted. `users` counts the slots that use the block. `state` is the cell with the recurrent
     state at the node's end."""
 
     __slots__ = ("blocks", "children", "key", "parent", "state", "users")

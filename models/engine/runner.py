@@ -35,9 +35,9 @@ class Runner:
     """Runs the steps of a model on its devices.
 
     With `keep_values`, every intermediate tensor can be read after a step. With `interleave`, a large
-    micro-batch is split in two; one part computes while the other part's sums are exchanged. An `interleave`
-    of None splits if there are several physical devices. `group` is the group of nodes that run the model
-    together; device names are then NODE/DEVICE. `devices` are devices that are already open.
+    micro-batch is split in two; one part computes while the other part's sums are exchanged. If `interleave`
+    is None, micro-batches are split only for several physical devices. `group` is the group of nodes that run
+    the model together; device names are then NODE/DEVICE. `devices` are devices that are already open.
 
     After loading, `options` has the final context length, shares and number of layers on devices, and
     `prediction` has the expected times.
@@ -212,8 +212,8 @@ class Runner:
         copy_state(self.mesh.devices, self.kv, source, target, n_stored)
 
     def tell_of_compiling(self, tell: Callable[[], None]) -> None:
-        """Make the devices call `tell` after each pipeline for which a step waited. The call may come from
-        any thread."""
+        """Make the devices call `tell` each time that a step has waited for a pipeline to compile. The call
+        may come from any thread."""
         for device in self.mesh.devices:
             device.compiled = tell
 
@@ -249,8 +249,8 @@ class Runner:
         return memory_report(self.mesh, self._free_before, self.group)
 
     def reduce_stats(self) -> tuple[int, float]:
-        """Return the number of all-reduces so far, and their total time in seconds. An all-reduce takes from
-        the last writer's end to the release of the readers."""
+        """Return the number of all-reduces so far, and their total time in seconds. The time of an all-reduce
+        is measured from the last writer's end to the release of the readers."""
         return self.mesh.relay.n_reduces, self.mesh.relay.reduce_s
 
     def close(self) -> None:

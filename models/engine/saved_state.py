@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from vkbackend.models.placement.kv_cache import CellTable
 
 FORMAT, VERSION = "vkbackend.state", "1"
-MAX_HEADER_NBYTES = 1 << 20  # the header of 2,048 caches in 1,024 layers has 0.4 MiB
-_DTYPES = {  # (name in the header, name in numpy); quantized blocks are bytes
+MAX_HEADER_NBYTES = 1 << 20  # The header of 2,048 caches in 1,024 layers has 0.4 MiB.
+_DTYPES = {  # Names in the header and in numpy. Quantized blocks are stored as bytes.
     "f32": ("F32", "<f4"),
     "f16": ("F16", "<f2"),
     "bf16": ("U16", "<u2"),
@@ -151,7 +151,7 @@ def load(
 
 def _check_file(path: Path) -> None:
     try:
-        status = path.stat()  # comes first, because opening a named pipe waits for a writer
+        status = path.stat()  # `stat` comes first, because opening a named pipe waits for a writer
         if not stat.S_ISREG(status.st_mode):
             raise StateError(f"{path}: is not a regular file; give the name of a saved state")
         with open(path, "rb") as file:
@@ -255,7 +255,7 @@ def _states(runner: Runner) -> Iterator[tuple[str, Weight]]:
 
 
 def _begin(window: int, resumable: int, first: int, last: int) -> int:
-    """Return the first position from `first` to `last` - 1 that a layer with this window still has."""
+    """Return the first of positions `first` to `last` - 1 that has K and V in a layer with this window."""
     return min(max(first, resumable - window + 1), last - 1) if window and resumable else first
 
 

@@ -91,7 +91,7 @@ class Scheduler:
         self._n_ubatch, self._max_outputs = n_ubatch, max_outputs
         self._resume_at, self._copy_blocks = resume_at, copy_blocks
         self._is_recurrent, self._share = is_recurrent, share
-        # whether the next request needs blocks and none was freed since the last attempt
+        # True if the next request needs blocks and none was freed since the last attempt
         self._is_blocked = False
 
     # ---- slots ----
@@ -238,9 +238,8 @@ class Scheduler:
         return batch
 
     def _moves_on(self, sequence: Sequence, computed: set[object]) -> bool:
-        """Return whether a prompt computes its next block now. If another sequence already computes the same
-        block, the prompt waits. Before that, the prompt gets the blocks that other sequences have computed.
-        """
+        """Make a prompt use the blocks that other sequences have computed. Then return whether the prompt
+        computes its next block now. It waits if another sequence already computes the same block."""
         if isinstance(sequence.request, Logits):
             return True
         sequence.n_stored = self.cache.extend(sequence.slot, sequence.tokens, sequence.n_stored)

@@ -56,8 +56,8 @@ class Snapshots:
             self._states.drop(slot)
 
     def spare(self) -> int | None:
-        """Remove the least recently used state from its node and return the cell. Return None if slots will
-        read all states."""
+        """Remove the least recently used state from its node and return the cell. Return None if all states
+        are lent to slots."""
         lent = set(self.lent.values())
         node = next((node for node in self._nodes if node not in lent), None)
         if node is None:

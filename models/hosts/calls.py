@@ -11,7 +11,7 @@ from vkbackend.models.hosts import node_messages
 
 JOIN_S = 120.0  # Time to open devices and read the model's header.
 RECORD_S = 900.0  # Time to record and compile a step, while heartbeats show that a node is alive.
-MAX_REPLY_NBYTES = 1 << 20  # Limit for replies while nodes join the group.
+MAX_REPLY_NBYTES = 1 << 20  # Limit in bytes for a reply while nodes join the group.
 
 
 class Calls:

@@ -43,8 +43,8 @@ IDLE_S = 1e9  # no limit between calls, because heartbeats show that node 0 is a
 
 
 def follow(group: Group, model: str | None = None) -> None:
-    """Execute node 0's calls until the call End. `model` is the model's path on this node, or None for the
-    path on node 0. Raises the error that ended the group, if any."""
+    """Execute node 0's calls until node 0 sends End. `model` is the model's path on this node, or None for
+    the path on node 0. Raises the error that ended the group, if any."""
     try:
         call = group.expect(Open | Measure | Reduces | End, JOIN_S)
         while isinstance(call, Measure | Reduces):

@@ -117,7 +117,7 @@ class Group(Calls):
         self.transport.close()
 
     def close(self) -> None:
-        """End the group if this is node 0. Nothing is sent to a broken group, or a second time."""
+        """End the group if this is node 0. Send nothing if the group is broken or has already ended."""
         if self.leads and not self.lost and not self._ended:
             self._ended = True
             self.tell(node_messages.End())

@@ -32,7 +32,7 @@ from vkbackend.models.hosts.interfaces import interface_of
 
 START_S = 60.0  # Time for node 0's process to start.
 KILL_S = 3.0  # Time for the process manager to end all processes.
-# Time for all nodes to end after the first. It is longer than rank.END_S, the time that a follower waits
+# Time for all nodes to end after the first node. It is longer than rank.END_S, the time that a follower waits
 # after its last message. The process manager ends all nodes except a node that SIGSTOP has stopped.
 END_S = 8.0
 ENDED = "this node leaves the group"
@@ -200,8 +200,8 @@ class GroupProcess:
                 self._process.wait(timeout)
 
     def kill(self) -> None:
-        """Ask the process manager to end all processes. If it does not, kill it. Its helper processes then
-        end the nodes."""
+        """Ask the process manager to end all processes. If it does not respond, kill it. Its helper processes
+        then end the nodes."""
         if not self.is_alive():
             return
         assert self._process is not None

@@ -98,7 +98,7 @@ class RunData(Struct, array_like=True, forbid_unknown_fields=True):
     first_row: Annotated[int, Meta(ge=0, lt=MAX_ROWS)]
     n_rows: Annotated[int, Meta(ge=1, le=MAX_ROWS)]
     first_pos: U32
-    # Cells of recurrent states; -1 is the cell of the slot itself.
+    # Cells of recurrent states; -1 means the slot's own cell.
     read: Annotated[int, Meta(ge=-1, lt=1 << 16)] = -1
     written: Annotated[int, Meta(ge=-1, lt=1 << 16)] = -1
 
@@ -207,7 +207,7 @@ class CardData(Struct, forbid_unknown_fields=True):
 
 
 class Cards(Struct, forbid_unknown_fields=True):
-    """Cards by the device's number in the group, and the node's free host memory in bytes."""
+    """Device cards by the device's number in the group, and the node's free host memory in bytes."""
 
     devices: Annotated[dict[Device, CardData], Meta(max_length=MAX_SLOTS)]
     host_free: U63 | None = None

@@ -86,8 +86,8 @@ def end_after_the_cause() -> None:
     loss.
 
     The signal handler is glibc's `sleep`, which takes the signal's number as seconds (SIGABRT 6, SIGBUS 7,
-    SIGSEGV 11). After the sleep, the same fault ends the process. This is long enough, because the process
-    manager ends the other nodes within milliseconds.
+    SIGSEGV 11). After the sleep, the same fault ends the process. The delay is long enough, because the
+    process manager ends the other nodes within milliseconds.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "sysv_signal"):

@@ -1,1 +1,1 @@
-"""Layout, caches, memory and time of a model on given devices."""
+"""Plans the layout, caches, memory and time of a model on given devices."""

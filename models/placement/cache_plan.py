@@ -1,8 +1,8 @@
-"""The K and V caches of a model: heads by device, cells per slot, memory.
+"""Plans the K and V caches of a model, with the heads on each device, the cells per slot and the memory.
 
-In a layer with a window, a slot needs window + micro-batch - 1 cells, because the first row of a step attends
-to `window` positions including its own and the last row is micro-batch - 1 later. One block is added, because
-these cells may begin inside a block.
+In a layer with a window, a slot needs window + micro-batch - 1 cells. The first row of a step attends to
+`window` positions, including its own, and the last row is micro-batch - 1 positions later. One block is
+added, because these cells may begin inside a block.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from vkbackend.ops import CELL_BLOCK
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """The caches of one layer that has no owner. `arrays`: (name, head size, type) of K, V and index keys."""
+    """The caches of one layer that does not read another layer's caches. `arrays` has (name, head size, type)
+    of K, V and index keys."""
 
     layer: int
     spec: KVSpec
     arrays: tuple[tuple[str, int, str], ...]
-    heads: Ranges  # kv heads per device
-    width: int  # blocks of CELL_BLOCK cells for all positions of a slot
-    ring: int  # blocks that a slot needs at once
-    n_blocks: int  # blocks of all slots
+    heads: Ranges  # KV heads per device.
+    width: int  # Blocks of CELL_BLOCK cells for all positions of a slot.
+    ring: int  # Blocks that a slot needs at the same time.
+    n_blocks: int  # Blocks of all slots.
     n_slots: int
     home: Home
 
@@ -41,7 +42,8 @@ class CachePlan:
 
     @property
     def window(self) -> int:
-        """Positions that a row attends to; 0 (all) also if the context fits in the window's blocks."""
+        """Return the number of positions to which a row attends. 0 means all positions, also if the context
+        fits in the window's blocks."""
         return self.spec.window if self.ring < self.width else 0
 
     def nbytes(self, device: int) -> list[int]:
@@ -52,10 +54,10 @@ class CachePlan:
 def plan_caches(
     specs: Sequence[MemorySpec], plans: Sequence[Plan], homes: Sequence[Home], options: Options
 ) -> list[CachePlan]:
-    """The caches of all layers without an owner, in the order of layers.
+    """Return the plans of all layers that have their own caches, in the order of layers.
 
-    Raises InvalidArgument if a head's size is not a multiple of the type's block, because splits are between
-    heads.
+    Raises InvalidArgument if a head's size is not a multiple of the cache type's block, because devices split
+    a cache between heads.
     """
     return [
         CachePlan(
@@ -93,7 +95,7 @@ def blocks_per_slot(window: int, options: Options) -> int:
 
 
 def n_blocks(ring: int, options: Options) -> int:
-    """Blocks for all slots. Raises InvalidArgument if one sequence needs more."""
+    """Return the number of blocks for all slots. Raises InvalidArgument if one sequence needs more blocks."""
     most, whole = ring * options.n_slots, blocks_per_slot(0, options)
     if options.kv_cells is None or ring < whole:
         return most
@@ -106,8 +108,8 @@ def n_blocks(ring: int, options: Options) -> int:
 
 
 def blocks_of_owners(layers: Sequence[Layer], specs: Sequence[MemorySpec]) -> list[Layer]:
-    """Give the owner of a shared cache, or of a shared choice of positions, the largest quant block of the
-    layers that read it, so that a split of the owner's heads fits these layers."""
+    """Set the quantization block of each layer whose cache, or choice of positions, other layers read. The
+    layer gets the largest block of its readers, so that a split of its heads also fits the readers."""
     units = list(layers)
     for il, spec in enumerate(specs):
         if isinstance(spec, KVSpec) and (leader := spec.leader) is not None:
@@ -129,7 +131,8 @@ def blocks_of_owners(layers: Sequence[Layer], specs: Sequence[MemorySpec]) -> li
 
 
 def heads_of_owners(plans: Sequence[Plan], specs: Sequence[MemorySpec]) -> list[Plan]:
-    """Give a layer that reads another layer's cache or choice the head ranges of that layer."""
+    """Return the plans with shared head ranges. A layer that reads another layer's cache or choice of
+    positions gets the other layer's head ranges."""
     return [
         replace(plan, ranges={**plan.ranges, **_heads(plans[spec.leader])})
         if isinstance(spec, KVSpec) and spec.leader is not None

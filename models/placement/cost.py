@@ -1,6 +1,5 @@
-"""Computes what a token costs under a layout (bytes held and read, all-reduces) without opening a device, for
-the automatic split and `vkbackend plan`.
-"""
+"""Computes the cost of a token under a layout without opening a device. The cost includes the bytes that
+devices hold and read, and the all-reduces. The automatic split and `vkbackend plan` use the cost."""
 
 from __future__ import annotations
 
@@ -30,11 +29,11 @@ def cost_function(
     limits: Sequence[Limits],
     n_ubatch: int = MAX_ROWS,
 ) -> Callable[[Shares], Cost]:
-    """Map shares (one per device, in any unit) to the cost of this split.
+    """Return a function that maps shares, one per device in any unit, to the cost of this split.
 
-    A device without a share is left out. A token's all-reduces are traced once per set of devices with a
-    share. Scratch is traced once (seconds for a large model) for the device that needs most; with fewer
-    devices scratch grows in proportion.
+    A device without a share is left out. A token's all-reduces are traced once for each set of devices with a
+    share. Scratch memory is traced only once, because this takes seconds for a large model. The function uses
+    the largest scratch memory of all devices. With fewer devices, scratch memory grows in proportion.
     """
     traced: dict[tuple[bool, ...], list[Reduce]] = {}
     stages = stages_of(options, len(limits))
@@ -43,7 +42,7 @@ def cost_function(
     def cost(shares: Shares) -> Cost:
         nonlocal scratch
         layout = lay_out(model, types, len(limits), replace(options, tensor_split=tuple(shares)))
-        # A device without a share may have tensors from -ot.
+        # The flag -ot may place tensors on a device without a share.
         busy = tuple(share > 0 or layout.holds(d) for d, share in enumerate(shares))
         if not scratch:
             shape = step_shape(model, layout, options, n_ubatch)
@@ -68,14 +67,14 @@ def cost_function(
 
 
 def stages_of(options: Options, n: int) -> tuple[Hashable, ...]:
-    """Devices with equal labels compute at the same time."""
+    """Return a label for each device. Devices with equal labels compute at the same time."""
     if options.split_mode == "layer":
         return tuple(range(n))
     return (options.split_mode == "hosts" and options.hosts) or (0,) * n
 
 
 def cost_of(model: Model, layout: Layout, reduces: tuple[int, ...]) -> Cost:
-    """A token reads only the experts that it uses."""
+    """Return the cost of a token, which reads only the experts that it uses."""
     n = layout.n_devices
     read = {Home.WEIGHTS: [0] * n, Home.HOST: [0] * n}
     for load in layout.loads:

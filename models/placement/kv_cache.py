@@ -1,8 +1,10 @@
-"""The KV cache. Its cells are addressed through tables, so that a slot's positions may be anywhere.
+"""The KV cache. Its cells are addressed through tables, so that any block may contain any positions of a
+slot.
 
-cell = table[slot][position // B] * B + position % B, with blocks of B cells. Layers with the same number of
-blocks per slot share a table. At first every slot has consecutive blocks, a ring of the newest positions if
-the blocks hold less than the context; later the engine's prefix cache may give any block to any slot.
+The cell of a position is table[slot][position // B] * B + position % B, with blocks of B cells. Layers with
+the same number of blocks per slot share a table. At first every slot has consecutive blocks. If these blocks
+have fewer cells than the context, they are a ring of the newest positions. Later the engine's prefix cache
+may assign any block to any slot.
 """
 
 from __future__ import annotations
@@ -25,16 +27,16 @@ class CellTable:
 
     def __init__(self, stores: Stores, plan: CachePlan) -> None:
         self._stores, self.ring, self.n_blocks = stores, plan.ring, plan.n_blocks
-        self.window = plan.window  # the widest window of its layers
+        self.window = plan.window  # the largest window of the table's layers
         index = np.arange(plan.width, dtype=np.uint32) % plan.ring
         slots = np.arange(plan.n_slots, dtype=np.uint32)[:, None]
         self.table = (slots * plan.ring + index) % np.uint32(plan.n_blocks)
         self.cells = stores.constant(f"cells.{plan.ring}", self.table)
-        self._changed: dict[int, tuple[int, int]] = {}  # by slot: begin and end of the changed entries
+        self._changed: dict[int, tuple[int, int]] = {}  # slot -> (begin, end) of the changed entries
 
     @property
     def capacity(self) -> int:
-        """The positions that a slot can hold even if they begin inside a block."""
+        """Return the number of positions that fit in a slot even if they begin inside a block."""
         return (self.ring - (self.ring < self.table.shape[1])) * CELL_BLOCK
 
     def at(self, slot: int, positions: np.ndarray) -> np.ndarray:
@@ -57,12 +59,12 @@ class CellTable:
 
 
 class KVCache:
-    """`own`: the layers' own caches. `layers`: the own cache, the owner's cache or the recurrent state that
-    each layer reads."""
+    """The caches and recurrent states of all layers. `own` has the caches of layers that do not read another
+    layer's cache. `layers` has the cache or recurrent state that each layer reads."""
 
     def __init__(self, stores: Stores, layout: Layout, options: Options) -> None:
         self.plans = layout.caches
-        self.tables: dict[int, CellTable] = {}  # by blocks that a slot needs at once
+        self.tables: dict[int, CellTable] = {}  # by the number of blocks that a slot needs at once
         self.states = RecurrentState(stores, layout.states, options)
         caches: dict[int, LayerCache] = {}
         for plan in self.plans:
@@ -89,7 +91,8 @@ class KVCache:
 
     @property
     def groups(self) -> list[CellTable | None]:
-        """The table of layers without a window (None if there are none), then tables with windows."""
+        """Return the cell tables. The first table is for layers without a window, or None if there are no
+        such layers. The tables with windows follow."""
         windows = [table for table in self.tables.values() if table.window]
         return [next((table for table in self.tables.values() if not table.window), None), *windows]
 
@@ -98,8 +101,8 @@ class KVCache:
             table.flush()
 
     def resumable(self, n_stored: int) -> int:
-        """The first position at which a sequence with `n_stored` positions can continue, because every ring
-        holds the positions that this row attends to."""
+        """Return the first position at which a sequence with `n_stored` positions can continue. Every ring
+        has the positions to which a row at that position attends."""
         first = 0
         for plan in self.plans:
             if n_stored > (capacity := self.tables[plan.ring].capacity):

@@ -1,7 +1,7 @@
-"""Decides where every part of a model goes (plans, homes, sizes) before anything is opened or allocated.
+"""Decides how a model is split and placed, before devices are opened and memory is allocated.
 
-Split (slices by device) and placement (device memory or pinned host memory) are independent: a tensor on the
-host is still split, and every device reads its slice there.
+The split assigns slices to devices. The placement chooses device memory or pinned host memory, independently
+of the split. A tensor on the host is also split, and every device reads its slice from the host.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Layout:
     output_plan: Plan
     loads: list[Load]
     caches: list[CachePlan]
-    cache_owners: list[int | None]  # the layer whose cache each layer reads; None: its own
+    cache_owners: list[int | None]  # the layer whose cache each layer reads, or None for its own
     states: list[StatePlan]
-    active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # devices that compute, by scope
+    active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # devices that compute, by layer
 
     def memories(self) -> list[CachePlan | StatePlan]:
         return [*self.caches, *self.states]
@@ -58,7 +58,7 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
     specs = model.weights()
     homes, plans, output_plan = _override(specs, options, plans, output_plan, layers, n_devices)
     plans = heads_of_owners(plans, kv)
-    on_devices = options.n_gpu_layers  # "auto" counts as all layers; fit.py finds the number
+    on_devices = options.n_gpu_layers  # "auto" means all layers here; fit.py finds the number
     first_on_device = max(0, model.n_layer + 1 - on_devices) if isinstance(on_devices, int) else 0
     loads = []
     for spec in specs:
@@ -82,7 +82,8 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
 def memories(
     layout: Layout, caches: Mapping[int, LayerCache], states: Mapping[int, LayerState]
 ) -> list[LayerMemory]:
-    """The cache (its own or its owner's) or state that each layer reads."""
+    """Return the memory that each layer reads, which is its own cache, another layer's cache or a recurrent
+    state."""
     by_layer: list[LayerMemory] = []
     for il, owner in enumerate(layout.cache_owners):
         if il in states:
@@ -120,7 +121,7 @@ def _plans(layers: Sequence[Layer], n_vocab: int, n: int, options: Options) -> t
 def _plans_of_hosts(
     layers: Sequence[Layer], n_vocab: int, n: int, options: Options
 ) -> tuple[list[Plan], Plan]:
-    """Give each host neighbouring layers, split over its devices. The output counts as one layer."""
+    """Assign consecutive layers to each host, split over its devices. The output counts as a layer."""
     hosts, shares = options.hosts or ("",) * n, normalise(options.shares, n)
     parts = {
         node: tuple(s if host == node else 0.0 for host, s in zip(hosts, shares, strict=True))
@@ -161,10 +162,11 @@ def _override(
     layers: Sequence[Layer],
     n: int,
 ) -> tuple[dict[str, Home], list[Plan], Plan]:
-    """Return homes and plans with the patterns' tensors on the host or on a device.
+    """Place tensors that match a pattern of -ot on the host or on a device. Return the homes and the new
+    plans.
 
-    A pattern with a device index moves the whole attention or FFN of the layer, because its tensors must be
-    split alike.
+    A pattern with a device index moves the complete attention or FFN of the layer, because all its tensors
+    need the same split.
     """
     plans = list(plans)
     homes: dict[str, Home] = {}
@@ -185,7 +187,7 @@ def _override(
                 f"override {text}={target}: the target must be CPU, host or a device index below {n}"
             )
         if not spec.role.dim:
-            continue  # mirrored, so the device already has the tensor
+            continue  # a mirrored tensor is already on the device
         il = layer_of(spec.name)
         if il is None:
             output_plan = Plan({"vocab": _whole(spec.shape[0], int(target), n)})
@@ -219,7 +221,7 @@ def _compile(text: str) -> re.Pattern[str]:
 
 
 def weight_nbytes(load: Load, device: int) -> int:
-    """Bytes on a device; 0 for a shared host table."""
+    """Return a weight's bytes on a device, or 0 for a table that devices share on the host."""
     if load.shared:
         return 0
     cuts = expert_slices(load, device) if len(load.shape) == 3 else slices_of(load, device)
@@ -227,7 +229,8 @@ def weight_nbytes(load: Load, device: int) -> int:
 
 
 def sizes(layout: Layout) -> list[dict[str, int]]:
-    """Bytes per device without padding: weights, kv, host (slices and caches on the host)."""
+    """Return the bytes of each device without padding, as weights, kv and host (slices and caches on the
+    host)."""
     report = []
     for d in range(layout.n_devices):
         n: dict[str, int] = {"weights": 0, "kv": 0, "host": 0}
@@ -240,5 +243,5 @@ def sizes(layout: Layout) -> list[dict[str, int]]:
 
 
 def largest_cache(layout: Layout, device: int) -> int:
-    """The largest array of a cache; shaders bind an array as one range."""
+    """Return the size of the largest cache array. Shaders bind an array as one range."""
     return max((max(cache.nbytes(device)) for cache in layout.memories()), default=0)

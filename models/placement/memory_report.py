@@ -1,7 +1,8 @@
-"""Computes the memory of every device, byte for byte, before anything is allocated.
+"""Computes the exact bytes on every device before memory is allocated.
 
-Sizes are those that the loader, the caches and the mesh request, padded as by the allocator, so they equal
-its counters. Weights that software devices read in the mapped file (`mapped`) count for each device.
+The sizes are the requests of the loader, the caches and the mesh, with the allocator's padding. They
+therefore equal the allocator's counters. Weights that software devices read from the mapped file (`mapped`)
+count for each device.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ ITEMS = ("model", "mirrored", "replicated", "kv", "tables", "scratch", "staging"
 
 @dataclass(slots=True)
 class Held:
-    """Bytes on one device. `homes`: allocated bytes by kind of memory. `items`: the same bytes by purpose.
-    Host pages that all devices read (`shared`) count for the first device."""
+    """The bytes on one device. `homes` has the allocated bytes by kind of memory. `items` has the same bytes
+    by purpose. Host pages that all devices read (`shared`) count for the first device."""
 
     homes: Counter[str] = field(default_factory=Counter)
     items: Counter[str] = field(default_factory=Counter)
@@ -43,9 +44,9 @@ class Held:
 def allocations(
     layout: Layout, devices: Sequence[Device], steps: StepSizes, reduce_provider: str = "auto"
 ) -> list[Held]:
-    """Reads only properties of the devices.
+    """Return the bytes that each device will hold. This uses properties of the devices, not their memory.
 
-    `items` counts all copies of weights as `weights`; `itemised` separates the copies.
+    `items` counts all copies of weights as `weights`. `itemised` separates the copies.
     """
     report = [Held(largest_cache=largest_cache(layout, d)) for d in range(len(devices))]
     slots = slots_nbytes(reduce_provider, devices, steps.slot)
@@ -97,8 +98,8 @@ def _add_caches(held: Held, layout: Layout, d: int) -> None:
 
 
 def _add_shared(report: Sequence[Held], layout: Layout, devices: Sequence[Device]) -> None:
-    """Add shared tables. Devices that can import host pages share one copy; every other device has its own
-    copy, unless it reads the mapped file."""
+    """Add tables that devices share. Devices that can import host pages share one copy. Every other device
+    has its own copy, unless it reads the mapped file."""
     page = max(device.limits.host_import_align for device in devices)
     for load in layout.loads:
         sharing = [d for d, device in enumerate(devices) if not mapped_pieces(load, d, device)]
@@ -115,10 +116,10 @@ def _add_shared(report: Sequence[Held], layout: Layout, devices: Sequence[Device
 
 
 def itemised(layout: Layout, report: Sequence[Held]) -> dict[str, int]:
-    """Sum ITEMS over all devices; `held` is the total.
+    """Return the sum of each of ITEMS over all devices, and the total as `held`.
 
-    `model`: all weights once (a tied lm_head counts). `mirrored`: further copies of mirrored tensors.
-    `replicated`: further copies of parts of split tensors.
+    `model` counts each weight once. A tied lm_head counts as a separate weight. `mirrored` counts further
+    copies of mirrored tensors. `replicated` counts further copies of parts of split tensors.
     """
     total: Counter[str] = sum((held.items for held in report), Counter())
     model = sum(map(stored_nbytes, layout.loads))

@@ -1,9 +1,10 @@
-"""Recurrent state: a few arrays of cells per layer, and the cells of each slot by position.
+"""Stores recurrent states in arrays of cells per layer, and tracks the cells of each slot by position.
 
-A state sums up a whole sequence and cannot be cut at a position, so a slot keeps snapshots to go back to. The
-next step reads the state's cell and writes another, so a snapshot costs no copy. A snapshot is taken before
-every step of several rows, and before a step of one row after such a step; it replaces the oldest snapshot if
-there is no room.
+A recurrent state summarizes all earlier positions and cannot be truncated. A slot therefore keeps snapshots,
+which are states at earlier positions. A snapshot needs no copy, because the next step reads the state's cell
+and writes another cell. A slot takes a snapshot before every step with several rows, and before the first
+single-row step after such a step. When a slot has the maximum number of snapshots, a new snapshot replaces
+the oldest.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from vkbackend.step import Run
 
 @dataclass(frozen=True, slots=True)
 class StatePlan:
-    """The state of one layer: arrays (`spec`), each device's units by dimension, cells of all slots."""
+    """The recurrent state of one layer. `spec` describes its arrays, `units` has the range of each device by
+    dimension, and `n_cells` counts the cells of all slots."""
 
     layer: int
     spec: StateSpec
@@ -31,7 +33,7 @@ class StatePlan:
     home: Home
 
     def arrays(self) -> list[tuple[str, int, State]]:
-        """(name, values per cell, split) of each array."""
+        """Return (name, values per cell, split) of each array."""
         arrays: list[tuple[str, int, State]] = []
         spec: StateSpec | None = self.spec
         while spec:
@@ -76,28 +78,29 @@ class RecurrentState:
 
 
 class SlotStates:
-    """The cell of each slot's state by position, on the host only."""
+    """Tracks in which cell each slot's state is, by position. The states themselves are on the devices."""
 
     def __init__(self, n_slots: int, n_snapshots: int) -> None:
         self._free = list(range(n_slots * (1 + n_snapshots) - 1, n_slots - 1, -1))
         self._most = n_snapshots
-        self._cells = list(range(n_slots))  # the cell that each slot's steps write
-        self._positions = [0] * n_slots  # positions in this cell's state; 0: no state
-        # By slot: position -> cell, oldest first.
+        self._cells = list(range(n_slots))  # The cell that each slot's steps write.
+        self._positions = [0] * n_slots  # The number of positions in that cell's state, 0 without a state.
+        # Each slot's snapshots, as position -> cell, oldest first.
         self._snapshots: list[dict[int, int]] = [{} for _ in range(n_slots)]
-        self._was_long = [False] * n_slots  # whether the last step had several rows
-        self._lent: dict[int, tuple[int, int]] = {}  # slot -> (position, cell)
-        self.spare: Callable[[], int | None] = lambda: None  # returns a cell of the prefix cache, or None
+        self._was_long = [False] * n_slots  # Whether the last step had several rows.
+        self._lent: dict[int, tuple[int, int]] = {}  # Slot -> (position, cell).
+        self.spare: Callable[[], int | None] = lambda: None  # Returns a cell of the prefix cache, or None.
 
     def resume_at(self, slot: int, position: int) -> int:
-        """The last position up to `position` at which the slot can continue; 0: from the beginning."""
+        """Return the last position, up to `position`, at which the slot can continue. 0 means from the
+        beginning."""
         known = [0, self._positions[slot], *self._snapshots[slot]]
         if slot in self._lent:
             known.append(self._lent[slot][0])
         return max(at for at in known if at <= position)
 
     def cell(self, slot: int, position: int) -> int:
-        """The cell with the state after `position` positions; `position` comes from `resume_at`."""
+        """Return the cell with the state after `position` positions. `position` comes from `resume_at`."""
         if position == self._positions[slot] and position:
             return self._cells[slot]
         if position == self._lent.get(slot, (-1, -1))[0]:
@@ -105,7 +108,7 @@ class SlotStates:
         return self._snapshots[slot][position]
 
     def advance(self, run: Run) -> tuple[int, int]:
-        """Move the slot to the end of a run; return the cells that the run reads and writes."""
+        """Advance the slot to the end of a run. Return the cells that the run reads and writes."""
         slot, at = run.slot, run.first_pos
         kept = self._snapshots[slot]
         lent_at, lent = self._lent.pop(slot, (-1, -1))
@@ -131,7 +134,7 @@ class SlotStates:
         return read, self._cells[slot]
 
     def put(self, slot: int, position: int) -> int:
-        """The cell into which the caller writes the state after `position` positions."""
+        """Return the cell into which the caller writes the state after `position` positions."""
         self._drop(slot, -1)
         self._positions[slot], self._was_long[slot] = position, True
         return self._cells[slot]
@@ -139,14 +142,14 @@ class SlotStates:
     # ---- states of shared prefixes ----
 
     def take(self, slot: int, position: int) -> int | None:
-        """Give the cell of a slot's snapshot at `position` to the caller, or None."""
+        """Remove the slot's snapshot at `position` and return its cell, or None without a snapshot."""
         return self._snapshots[slot].pop(position, None)
 
     def give_back(self, cell: int) -> None:
         self._free.append(cell)
 
     def lend(self, slot: int, position: int, cell: int) -> None:
-        """Let the slot's next run begin at `position` with another owner's cell."""
+        """Make the slot's next run begin at `position` and read `cell`, which the slot does not own."""
         self._drop(slot, -1)
         self._positions[slot], self._lent[slot] = 0, (position, cell)
 

@@ -1,7 +1,6 @@
-"""DRY's sequence breakers, texts at which a repetition ends, as sequences of tokens. As in llama.cpp
-(src/llama-sampler.cpp), a text may be inside one token, or begin at the end of a token and continue in the
-next tokens.
-"""
+"""Converts the sequence breakers of the DRY sampler, texts at which a repetition ends, to sequences of
+tokens. As in llama.cpp (src/llama-sampler.cpp), a text may be inside one token, or begin at the end of a
+token and continue in the next tokens."""
 
 from __future__ import annotations
 
@@ -9,14 +8,14 @@ from collections.abc import Callable, Iterable, Sequence
 
 from vkbackend.models.sampling.penalties import MAX_TAIL
 
-MAX_BYTES = 40  # of a text; longer texts are cut off
+MAX_BYTES = 40  # longer texts are truncated to this length
 
 
 def breaker_tokens(
     texts: Iterable[str], pieces: Sequence[bytes], encode: Callable[[str], list[int]]
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the tokens of breakers. `pieces`: the bytes of each token. `encode`: tokenizes a text without
-    special tokens."""
+    """Return the token sequences of the breakers `texts`. `pieces` has the bytes of each token. `encode`
+    tokenizes a text without special tokens."""
     breakers: dict[tuple[int, ...], None] = {}
     for text in texts:
         raw = text.encode()[:MAX_BYTES]

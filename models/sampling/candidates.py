@@ -6,8 +6,9 @@ import numpy as np
 
 
 class Candidates:
-    """ids int64 [n], scores float64 [n]. `ordered`: the best candidate is first, on ties the lower id.
-    `whole`: the ids are 0..n-1. A score of -inf is never drawn."""
+    """Candidates with `ids` int64 [n] and `scores` float64 [n]. If `ordered`, the best candidate is first,
+    and equal scores are ordered by id. If `whole`, the ids are 0..n-1. A candidate with a score of -inf is
+    never chosen."""
 
     __slots__ = ("ids", "ordered", "scores", "whole")
 
@@ -24,11 +25,11 @@ class Candidates:
 
     @property
     def peak(self) -> float:
-        """The best score; NaN if a score of a complete row is NaN."""
+        """Return the best score, or NaN if a score of a complete row is NaN."""
         return float(self.scores[0] if self.ordered else self.scores.max())
 
     def weights(self) -> np.ndarray:
-        """Probabilities up to a factor: exp(score - best score)."""
+        """Return exp(score - best score), the probabilities up to a common factor."""
         return np.exp(self.scores - self.peak)
 
     def probabilities(self) -> np.ndarray:
@@ -49,7 +50,8 @@ class Candidates:
         self.ordered = False
 
     def find(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (places of candidates among `tokens`, their indices in `tokens`)."""
+        """Find the candidates that occur in `tokens`. Return (their indices in the candidates, their indices
+        in `tokens`)."""
         if self.whole:
             return tokens, np.arange(len(tokens))
         by_id = self.ids.argsort()
@@ -59,7 +61,8 @@ class Candidates:
 
 
 def best(scores: np.ndarray, n: int) -> np.ndarray:
-    """Ids of the n (1..n_vocab) highest scores [n_vocab], best first, the lower id first on ties."""
+    """Return the ids of the n highest scores [n_vocab], best first, with n from 1 to n_vocab. Equal scores
+    are ordered by id."""
     threshold = np.partition(scores, len(scores) - n)[len(scores) - n]
     ids = np.flatnonzero(scores >= threshold)
     return ids[np.argsort(-scores[ids], kind="stable")[:n]]

@@ -1,6 +1,6 @@
-"""Samplers that remove candidates, and temperature; at least one candidate is left. Definitions: llama.cpp's
-(src/llama-sampler.cpp). Probabilities are relative to the candidates that earlier samplers have left.
-"""
+"""Samplers that remove candidates, and the temperature sampler. At least one candidate always remains. The
+definitions are llama.cpp's (src/llama-sampler.cpp). Probabilities are relative to the candidates that remain
+after earlier samplers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vkbackend.models.sampling.candidates import Candidates, best
 
 
 def top_k(c: Candidates, k: int) -> None:
-    """Keep the k most likely tokens, the lower id first on ties (Fan et al. 2018, arXiv:1805.04833)."""
+    """Keep the k most likely tokens (Fan et al. 2018, arXiv:1805.04833). On ties, keep the lower ids."""
     if c.whole and not c.ordered and k < len(c):
         c.keep(best(c.scores, k))
         c.ordered = True
@@ -27,7 +27,8 @@ def top_p(c: Candidates, p: float) -> None:
     total = weights.cumsum()
     reach = p * total[-1]
     if not c.ordered:
-        # First remove a tail whose sum is at most 1 - p, because sorting all of 152k scores would take 15 ms.
+        # First remove unlikely tokens, up to a total probability of 1 - p. Sorting all 152k scores takes 15
+        # ms.
         c.keep(weights >= (total[-1] - reach) / len(c))
         c.order()
         total = c.weights().cumsum()
@@ -35,14 +36,15 @@ def top_p(c: Candidates, p: float) -> None:
 
 
 def min_p(c: Candidates, p: float) -> None:
-    """Keep tokens at least p times as likely as the best token (Nguyen et al. 2024, arXiv:2407.01082)."""
+    """Keep tokens whose probability is at least p times the best token's probability (Nguyen et al. 2024,
+    arXiv:2407.01082)."""
     kept = c.scores - c.peak >= math.log(p)
     c.keep(slice(np.count_nonzero(kept)) if c.ordered else kept)
 
 
 def typical(c: Candidates, p: float) -> None:
-    """Keep tokens whose surprise -log(q) is nearest to the entropy, until their probabilities sum to more
-    than p (locally typical sampling, Meister et al. 2022, arXiv:2202.00666)."""
+    """Keep the tokens whose surprise, -log(probability), is nearest to the entropy, until their probabilities
+    sum to more than p (locally typical sampling, Meister et al. 2022, arXiv:2202.00666)."""
     q = c.probabilities()
     with np.errstate(divide="ignore"):
         surprise = -np.log(q)
@@ -53,26 +55,28 @@ def typical(c: Candidates, p: float) -> None:
 
 
 def top_n_sigma(c: Candidates, n: float) -> None:
-    """Keep tokens at most n standard deviations of all scores below the best (Tang et al. 2024,
-    arXiv:2411.07641). As in llama.cpp the other tokens get a score of -inf."""
+    """Keep tokens whose score is at most n standard deviations below the best score (Tang et al. 2024,
+    arXiv:2411.07641). The standard deviation is over all scores. As in llama.cpp, the other tokens get a
+    score of -inf."""
     if len(c) > 1:
         sigma = c.scores[c.scores > -np.inf].std()
         c.scores[c.scores < c.peak - n * sigma] = -np.inf
 
 
 def xtc(c: Candidates, probability: float, threshold: float, random: np.random.Generator) -> None:
-    """With a chance of `probability`, remove all tokens at least as probable as `threshold`, except the least
-    likely of them ("exclude top choices", p-e-w, github.com/oobabooga/text-generation-webui/pull/6335)."""
+    """With a chance of `probability`, remove the tokens whose probability is at least `threshold`, except the
+    least likely of these tokens. The sampler is called "exclude top choices" (p-e-w,
+    github.com/oobabooga/text-generation-webui/pull/6335)."""
     if len(c) < 2 or random.random() > probability:
         return
     c.order()
-    # Forbidden tokens (probability 0) do not count.
+    # Forbidden tokens, whose probability is 0, are not counted.
     n_above = np.count_nonzero(c.probabilities() >= max(threshold, 1e-300))
     c.keep(slice(max(n_above - 1, 0), None))
 
 
 def temperature(c: Candidates, t: float) -> None:
-    """Divide scores by t; 0 keeps only the best token, on ties the lowest id."""
+    """Divide the scores by t. If t is 0, keep only the best token. On ties, keep the lowest id."""
     if t <= 0 and c.whole:
         place = int(c.scores.argmax())
         c.keep(slice(place, place + 1))
@@ -80,14 +84,14 @@ def temperature(c: Candidates, t: float) -> None:
         c.order()
         c.keep(slice(1))
     else:
-        # Subtract the best score first. It becomes 0, so a tiny temperature cannot overflow.
+        # Subtract the best score first, so that a tiny temperature cannot make it infinite.
         c.scores = (c.scores - c.peak) / t
 
 
 def dynamic_temperature(c: Candidates, t: float, spread: float, exponent: float) -> None:
-    """Set the temperature to t - spread if one token is certain, to t + spread if all are equally likely;
-    between them it depends on (entropy / largest possible entropy) ** exponent (kalomaze, llama.cpp pull
-    request 4972)."""
+    """Apply a temperature from t - spread, for one certain token, to t + spread, for equally likely tokens.
+    In between, the temperature depends on (entropy / largest possible entropy) ** exponent (kalomaze,
+    llama.cpp pull request 4972)."""
     if len(c) > 1:
         low, high = max(0.0, t - spread), t + spread
         share = _entropy(c.probabilities()) / math.log(len(c))

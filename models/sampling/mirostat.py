@@ -1,6 +1,6 @@
-"""Mirostat: controls the surprise of the text, -log2 of each token's probability, to be near a target (Basu
-et al. 2020, arXiv:2007.14966). It draws the token itself. Formulas and constants: llama.cpp's.
-"""
+"""The Mirostat sampler keeps the surprise of the text near a target (Basu et al. 2020, arXiv:2007.14966). A
+token's surprise is -log2 of its probability. Mirostat chooses the token itself. Formulas and constants are
+llama.cpp's."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 from vkbackend.models.sampling.candidates import Candidates, best
 from vkbackend.models.sampling.filters import top_k
 
-N_ESTIMATED = 100  # number of tokens in the fit of version 1
+N_ESTIMATED = 100  # number of tokens to which version 1 fits an exponent
 
 
 class Mirostat:
-    """Keeps tokens up to a surprise of `mu`. Each token changes `mu` by `eta` times the difference between
-    the target `tau` and the token's surprise."""
+    """A sampler that keeps tokens up to a surprise of `mu`. Each chosen token changes `mu` by `eta` times the
+    difference between the target `tau` and the token's surprise."""
 
     def __init__(self, version: int, tau: float, eta: float) -> None:
         self.version, self.tau, self.eta, self.mu = version, tau, eta, 2 * tau
@@ -35,13 +35,13 @@ class Mirostat:
         self.mu -= self.eta * (-math.log2(probability) - self.tau)
 
     def _n_by_surprise(self, c: Candidates) -> int:
-        """Version 2 counts the tokens whose surprise is at most mu."""
+        """Return how many tokens have a surprise of at most `mu` (version 2)."""
         with np.errstate(divide="ignore"):
             return int(np.count_nonzero(-np.log2(c.probabilities()) <= self.mu))
 
     def _n_by_exponent(self, c: Candidates) -> int:
-        """Version 1 returns the rank k whose surprise is mu if probabilities fall as rank ** -s; s is fitted
-        to the most likely tokens."""
+        """Return the rank at which the surprise is `mu` (version 1). Probabilities are assumed to fall as
+        rank ** -s, with s fitted to the most likely tokens."""
         q = c.probabilities()
         q = q[best(q, min(N_ESTIMATED, len(q)))]
         q = q[q > 0]

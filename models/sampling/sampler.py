@@ -1,6 +1,5 @@
-"""A request's chain of samplers and its state; order and meaning are llama.cpp's. It computes in float64 on
-the host with the request's own random numbers, so other requests of a batch cannot change its output.
-"""
+"""The samplers of a request and their state, with llama.cpp's order and meaning. They compute in float64 on
+the host with the request's own random numbers, so other requests of a batch cannot change their output."""
 
 from __future__ import annotations
 
@@ -23,10 +22,10 @@ Step = Callable[[Candidates, History], None]
 
 
 class Sampler:
-    """The sampling state of one request; random numbers from PCG64(seed).
+    """The sampling state of one request, with random numbers from PCG64(seed).
 
-    `plain`: greedy, or only top-k, top-p, min-p and temperature in this order, without `forbidden`
-    candidates. `choose_rows` chooses for many plain rows at once.
+    A `plain` sampler is greedy, or has only top-k, top-p, min-p and temperature in this order. `choose_rows`
+    chooses for many plain rows at once, if no candidate is `forbidden`.
     """
 
     def __init__(self, params: SamplingParams, constrained: bool = False) -> None:
@@ -57,24 +56,25 @@ class Sampler:
         self._n_decisive, self._n_candidates = params.n_decisive, params.n_candidates
         self._n_shown = params.logprobs or 0
         if constrained and params.logprobs is not None:
-            # Complete rows are needed: logprobs list the best of all tokens, but candidates are only those
-            # that the grammar allows.
+            # Logprobs list the best of all tokens, but candidates are only the tokens that the grammar
+            # allows. Complete rows are therefore needed.
             self._n_decisive = self._n_candidates = 0
         self.ranked = self.plain and not self.forbidden and self._n_candidates > 0
         self._varies = self._n_decisive > 0 and bool({"penalties", "dry"} & set(self._names))
 
     def n_candidates(self, history: History) -> int:
-        """Return how many candidates are needed, including lowered tokens; 0: the complete row."""
+        """Return how many candidates are needed, including lowered tokens. 0 means the complete row."""
         n = self._n_decisive + len(self._lowered(history)) if self._varies else self._n_candidates
         return n and max(n, self._n_shown)
 
     def sample(self, logits: np.ndarray, history: History) -> int:
-        """Return the next token for float32 `logits` [n_vocab]; `history`: the tokens so far, oldest first.
+        """Return the next token for float32 `logits` [n_vocab]. `history` has the tokens so far, oldest
+        first.
 
-        Raises VkbackendError if the logits hold NaN or +inf, or only -inf.
+        Raises VkbackendError if a logit is NaN or +inf, or if all logits are -inf.
         """
         if self.ranked:
-            peak = int(logits.argmax())  # the index of a NaN if there is one
+            peak = int(logits.argmax())  # argmax returns the index of a NaN, if any
             check_finite(float(logits[peak]))
             if self.greedy:
                 return peak
@@ -93,9 +93,10 @@ class Sampler:
     def choose(
         self, ids: np.ndarray, logits: np.ndarray, history: History = (), log_sum: float = math.nan
     ) -> int:
-        """Like `sample`, from at least the `n_candidates` best allowed tokens: ids [n] and float32 logits
-        [n], best first. `log_sum`: log(sum(exp(logits))) of all tokens, for logprobs."""
-        if self.matcher:  # if fewer tokens are allowed, the others are -inf
+        """Return the next token, like `sample`, but from the best allowed tokens, at least `n_candidates` of
+        them. `ids` [n] and float32 `logits` [n] have the best token first. `log_sum` is log(sum(exp(logits)))
+        of all tokens, which log probabilities need."""
+        if self.matcher:  # the logits of tokens that are not allowed are -inf
             n = int(np.count_nonzero(logits != -np.inf))
             if not n:
                 raise self.matcher.stuck()
@@ -109,7 +110,8 @@ class Sampler:
         return token
 
     def _choose_plain(self, ids: np.ndarray, logits: np.ndarray) -> int:
-        """Takes two thirds of the time of `_choose`, because each filter keeps the first few candidates."""
+        """Choose a token for a plain sampler. This takes two thirds of the time of `_choose`, because each
+        filter only shortens an ordered list."""
         t, top_p, least, top_k = self.values
         below = logits[:top_k].astype(np.float64)
         below -= float(below[0])
@@ -144,7 +146,7 @@ class Sampler:
         return int(c.ids[min(place, len(c) - 1)])
 
     def _processed(self, logits: np.ndarray, history: History) -> np.ndarray:
-        """The caller's functions get a copy."""
+        """Apply the caller's logits processors. Each function gets a copy of the logits."""
         for number, process in enumerate(self.params.logits_processors):
             try:
                 result = np.asarray(process(list(history), logits.copy()), np.float32)
@@ -162,7 +164,8 @@ class Sampler:
         return self._early if self._n_chosen < self.params.min_tokens else {}
 
     def _dry(self, history: History) -> dict[int, float]:
-        """Cached because it takes 130 us for a text of 4,000 tokens."""
+        """Return DRY's penalties. They are cached, because computing them takes 130 us for a text of 4,000
+        tokens."""
         if self._dried[0] != len(history):
             p = self.params
             window = recent(history, p.dry_penalty_last_n)
