@@ -1,6 +1,6 @@
 """`vkbackend completion`: print a shell script that completes commands and flags.
 
-Tab runs `vkbackend`, which answers from its parser, so the script never changes. Install it once:
+In the script, Tab runs `vkbackend`, whose parser gives the answers. So install the script only once:
 
 bash: vkbackend completion bash > ~/.local/share/bash-completion/completions/vkbackend; zsh: vkbackend
 completion zsh > "${fpath[1]}/_vkbackend"; fish: vkbackend completion fish >

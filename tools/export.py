@@ -1,8 +1,8 @@
 """`vkbackend export`: load a model onto devices, read it back, and write it as GGUF.
 
-Tensors are rejoined from the devices' slices, so comparing the copy with the original checks loading and
-splitting; a split model becomes one file. With --synthetic no device is used: a model of random weights is
-written, for tools that need a file.
+The devices' slices of each tensor are joined, so the written file must equal the loaded file. A model in
+several files becomes one file. With --synthetic the command uses no device and writes a model of random
+weights.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> None:
     with GGUF.open(args.model) as source:
         with byte_progress(err, "loading", keep=True) as progress:
             patterns = host_patterns(args, source.tensors)
-            # The smallest context, because only the weights are needed.
+            # Only the weights are needed, so the context is the smallest.
             options = options_of(args, args.model, n_ctx=1, n_ubatch=1, override_tensor=patterns)
             refuse_hostfile(options)
             runner = Runner(options, source, progress=progress)

@@ -1,7 +1,7 @@
 """`vkbackend generate`: continue a prompt.
 
-The text streams to stdout, everything else goes to stderr. Without -m it uses the embedded demo model;
-without -p and -f it reads a piped prompt.
+The text streams to stdout, and everything else goes to stderr. The default model is the embedded demo model.
+Without -p and -f the prompt comes from a pipe.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_prompt(args: argparse.Namespace) -> str:
-    """Return the prompt of -p, -f or a pipe, without one final newline."""
+    """Return the prompt of -p, -f or a pipe. Remove one newline at the end."""
     name = "-" if args.file is None and args.prompt is None and text_is_piped() else args.file
     if name is None:
         return args.prompt or ""
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> None:
                     write_text(chunk.text)
         except VkbackendError:
             if chunks and not args.json:
-                write_text("\n")  # so that the error starts on a new line
+                write_text("\n")  # before the error
             raise
         timings, memory = chunks[-1].timings or {}, llm.memory()
         n_tokens = sum(chunk.token is not None for chunk in chunks)

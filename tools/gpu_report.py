@@ -1,11 +1,11 @@
 """`vkbackend gpu-report`: check and measure GPUs; write one Markdown and one JSON file.
 
-In order of value: every op verified; layers of real models against numpy; tune; the copy rate and each op's
-share of it; tokens per second of synthetic 1B, 8B and 30B (experts) models after 0, 4,096 and 32,768 tokens;
-all-reduces of every pair of devices; compile times; llama.cpp, if llama-bench is installed. Every part runs
-in its own process, so a lost device or a hang costs one case. Both files are rewritten after every part, list
-what is unfinished, and contain no host name, user name or path, so they can be attached to an issue. Exit
-code 1: a check failed or a part could not finish.
+The parts, most valuable first: verify every op; compare layers of real models with numpy; tune; measure the
+copy rate and each op's share of it; decode and prefill synthetic models of 1B, 8B and 30B (experts) after 0,
+4,096 and 32,768 tokens; time all-reduces of every pair of devices; time compiling; run llama-bench if it is
+installed. Each part runs in its own process, so a lost device or a hang costs only one case. Both files are
+rewritten after every part and list unfinished cases. They contain no host name, user name or path, so you can
+attach them to an issue. The exit code is 1 if a check failed or a part could not finish.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from vkbackend.tools.report.machine import machine
 from vkbackend.tools.report.parts import PARTS
 from vkbackend.tools.report.worker import DEVICES
 
-LOOK_S = 120.0  # time for the process that lists devices
-# Fraction of a case's deadline for VKBACKEND_TIMEOUT, so that a hang raises an error before its process is
+LOOK_S = 120.0  # The process that lists devices may take this long.
+# VKBACKEND_TIMEOUT is this fraction of a case's deadline, so a hang raises an error before its process is
 # killed.
 WAITED = 0.8
 
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen_parts(text: str | None) -> list[str]:
-    """The parts are in order of value. Raises InvalidArgument."""
+    """Return the names of the chosen parts, the most valuable first. Raises InvalidArgument."""
     if text is None:
         return list(PARTS)
     asked = [word.strip() for word in text.split(",")]
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
             "numpy is the reference that devices are checked against; pass one of `vkbackend devices`"
         )
     report = Report(minutes, datetime.now(UTC).strftime("%Y-%m-%d"), machine())
-    report.save(folder)  # to fail on an unwritable folder before the work begins
+    report.save(folder)  # fails early if it cannot write
     with tempfile.TemporaryDirectory(prefix="vkbackend-report-") as scratch:
         _measure(report, parts, words, folder, Path(scratch))
     out = console()
@@ -82,7 +82,7 @@ def _measure(
     report: Report, parts: Sequence[str], words: Sequence[str] | None, folder: Path, scratch: Path
 ) -> None:
     began, seconds, err = time.monotonic(), 60 * report.minutes, console(stderr=True)
-    # The report measures a first start, so it uses its own cache folder.
+    # The report measures a start without caches, so its cache folder is empty.
     environment = {CACHE: str(scratch / "cache")}
     with err.status("") as status:
 

@@ -1,4 +1,4 @@
-"""The process of host 0: `vkbackend hosts run` and `hosts check` start it, and run their command in it."""
+"""The process of host 0, in which `vkbackend hosts run` and `hosts check` run their command."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vkbackend.tools.flags import runner
 from vkbackend.tools.measure.host_advice import HostRates, advice, placements
 
 SIZES = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
-EXCHANGE_NBYTES = 16 << 10  # a layer's sum for one token of 4,096 floats
+EXCHANGE_NBYTES = 16 << 10  # the sum of a layer of width 4,096, for one token
 
 
 def main() -> int:
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def _end(error: VkbackendError) -> None:
-    """Exit at once, because waiting for a lost host would never end."""
+    """Exit at once, because a normal exit would wait forever for the lost host."""
     print(f"vkbackend: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
     os._exit(2)
 

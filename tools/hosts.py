@@ -1,9 +1,9 @@
 """`vkbackend hosts`: use several hosts as one. The hostfile lists a host per line, this machine first.
 
 `hosts run --hostfile FILE -- COMMAND ...` runs generate, chat, serve, bench, sweep, perplexity, plan or
-bench-reduce over the devices of all hosts. `hosts check --hostfile FILE` starts a process on each host and
-shows its interface and ports, its devices and their speed, and the time of exchanges by size; with -m it also
-shows the speed of each possible placement of that model. Set-up: docs/hosts.md.
+bench-reduce over the devices of all hosts. `hosts check --hostfile FILE` starts a process on each host. It
+shows each host's interface, ports, devices and their speed, and the time of exchanges by size. With -m it
+also shows the speed of each possible placement of the model. Set-up: docs/hosts.md.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.models.hosts.hostfile import read_hostfile
 from vkbackend.models.hosts.launch import GroupProcess
 
-CHILD = ("generate", "chat", "serve")  # commands that run here and start the hosts as child processes
-# commands that run in the process of host 0
+CHILD = ("generate", "chat", "serve")  # These commands run here and start the hosts as child processes.
+# These commands run in the process of host 0.
 INSIDE = ("bench", "sweep", "perplexity", "plan", "bench-reduce")
 
 
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if command in INSIDE:
         return _inside(args.hostfile, args.words)
-    read_hostfile(args.hostfile)  # fail before the model loads
+    read_hostfile(args.hostfile)  # fails early
     words = [command, "--hostfile", os.path.abspath(args.hostfile), *args.words[1:]]
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "vkbackend", *words])
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 def _inside(hostfile: str, words: list[str]) -> int:
     group = GroupProcess(read_hostfile(hostfile))
     environment = group.environment()
-    if sys.stdout.isatty():  # because the child writes into a pipe and cannot ask for the width
+    if sys.stdout.isatty():  # the child writes into a pipe, which has no width
         environment["COLUMNS"] = str(shutil.get_terminal_size().columns)
     leads = ["vkbackend.tools.host_command", "--hostfile", os.path.abspath(hostfile), "--", *words]
     try:

@@ -1,4 +1,4 @@
-"""Reads messages from stdin; a message has one or several lines."""
+"""Read messages from stdin, each of one or several lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ QUOTES = '"""'
 
 
 def messages(first: str | None) -> Iterator[str]:
-    """Yield `first`, then the messages of stdin, stripped."""
+    """Yield `first` and the messages of stdin without surrounding blanks."""
     if first is not None:
         yield first.strip()
     if hasattr(sys.stdin, "reconfigure"):
@@ -36,7 +36,8 @@ def _whole(line: str) -> str:
 
 
 def read_line(prompt: str = "> ") -> str | None:
-    """Read a line of stdin; None at the end. On a terminal it prompts, but never on a piped stdout."""
+    """Return the next line of stdin, or None at its end. If stdin is a terminal, print `prompt`, but never to
+    a piped stdout."""
     if sys.stdin.isatty() and sys.stdout.isatty():
         try:
             return input(prompt)

@@ -1,6 +1,6 @@
 """`vkbackend info`: show metadata and tensors of a GGUF file.
 
-Reads only the header: it needs no device and accepts models that vkbackend cannot run.
+The command reads only the header, so it needs no device and accepts models that vkbackend cannot run.
 """
 
 from __future__ import annotations

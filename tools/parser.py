@@ -1,4 +1,4 @@
-"""The argument parser of `vkbackend`: an error is one line that says what to type instead."""
+"""The argument parser of `vkbackend`, whose error is one line that says what to type instead."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ CONVERSATION = {
 }
 FREE_TEXT = {"-p": "--prompt", "-sys": "--system-prompt", "-r": "--reverse-prompt"}
 
-HINT = 0.75  # how alike a flag must be to be suggested, as difflib counts
+HINT = 0.75  # A flag is suggested if its similarity by difflib is at least this.
 
 
 class Parser(argparse.ArgumentParser):
-    sources: Sequence[str] = ()  # lines "--flag comes from VARIABLE"
+    sources: Sequence[str] = ()  # "--flag comes from VARIABLE"
 
     def error(self, message: str) -> NoReturn:
         message = with_sources(message, self.sources)
@@ -30,21 +30,23 @@ class Parser(argparse.ArgumentParser):
 
 
 def with_sources(message: str, lines: Iterable[str]) -> str:
-    """The message, and where a flag that it names comes from, if not from the command line."""
+    """Return the message. If it names a flag that an environment variable set, append that line of
+    `lines`."""
     named = (line for line in lines if re.search(rf"(?<![\w-]){line.partition(' ')[0]}(?![\w-])", message))
     return "; ".join((message, *(line for line in named if " comes from " in line)))
 
 
 def bind_values(argv: Sequence[str]) -> list[str]:
-    """Join free text to its option: argparse would take "-1,2" or "- a list" for an option."""
+    """Join free text to its option with "=", because argparse would read "-1,2" or "- a list" as an
+    option."""
     long_names = {"-ts": "--tensor-split"} | (FREE_TEXT if argv[:1] and argv[0] in TALKS else {})
     long_names |= {name: name for name in long_names.values()}
     out: list[str] = []
     words = iter(argv)
     for word in words:
-        if word == "--":  # the words of another command
+        if word == "--":  # another command follows
             return [*out, word, *words]
-        if word.startswith("--"):  # llama.cpp takes --ctx_size for --ctx-size
+        if word.startswith("--"):  # llama.cpp accepts --ctx_size too
             name, equals, rest = word.partition("=")
             word = name.replace("_", "-") + equals + rest
         value = next(words, None) if word in long_names else None
@@ -53,7 +55,7 @@ def bind_values(argv: Sequence[str]) -> list[str]:
 
 
 def conversation(words: Sequence[str]) -> list[str]:
-    """Apply -cnv (`generate` becomes `chat`) and -no-cnv (the reverse); the last one wins."""
+    """Change `generate` to `chat` for -cnv, and `chat` to `generate` for -no-cnv. The last flag wins."""
     if not words or words[0] not in TALKS:
         return list(words)
     chosen = [CONVERSATION[word] for word in words if word in CONVERSATION]
@@ -70,7 +72,7 @@ def unknown_command(word: str, commands: Iterable[str]) -> str:
 def unknown_arguments(
     words: Sequence[str], command: argparse.ArgumentParser, other: argparse.ArgumentParser | None
 ) -> list[str]:
-    """Sentences about all words that `command` does not know; `other` may know some."""
+    """Return sentences about the words that `command` does not know. The command `other` may know some."""
     known = command._option_string_actions
     shown = [name for name, action in known.items() if action.help != argparse.SUPPRESS]
     flags = list(dict.fromkeys(word.partition("=")[0] for word in words if is_flag(word)))
@@ -96,5 +98,5 @@ def is_flag(word: str) -> bool:
 
 
 def _bare(flag: str) -> str:
-    """The flag without --no-: the opposite of a flag is no hint."""
+    """Return the flag without --no-, because a flag's opposite is not suggested."""
     return flag.removeprefix("--no-").lstrip("-")

@@ -1,9 +1,9 @@
 """`vkbackend perplexity`: measure how well a model predicts a text, in windows as llama.cpp does.
 
-The text is cut into windows of --ctx-size tokens, and the second half of each window is scored.
---save-all-logits saves log probabilities. --kl-divergence-base compares with log probabilities saved by
-another model (another quantization, other devices): KL divergence, change of the token's probability, and how
-often both models prefer the same token.
+A window has --ctx-size tokens, and only the tokens in its second half are scored. --save-all-logits saves log
+probabilities. --kl-divergence-base compares with log probabilities that another model saved, for example
+another quantization or other devices. The comparison prints the KL divergence, the change of the token's
+probability, and how often both models prefer the same token.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`vkbackend plan`: show how a model would be split over devices, without loading it.
 
-Shows the heads, FFN columns and vocabulary rows of each device, its bytes, the all-reduces of one token, and
-the predicted time per token (without attention over the context). Measures devices that were not measured
-yet, about a second each. Exit code 1: the model does not fit.
+The plan has the heads, FFN columns, vocabulary rows and bytes of each device, the all-reduces of one token,
+and the predicted time per token without attention over the context. The command measures each new device for
+about a second. The exit code is 1 if the model does not fit.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from vkbackend.wire import wire_words
 
 AUTO = "auto"
 SHOWN_ITEMS = dict(zip(ITEMS, ITEMS, strict=True)) | {"mirrored": "mirrored again", "kv": "KV cache"}
-RECURRENT = ("k_heads", "ssm_heads", "ssm_groups")  # shown only if a layer has them
+RECURRENT = ("k_heads", "ssm_heads", "ssm_groups")  # hidden without such layers
 DIMS = {
     "heads": "heads",
     "kv_heads": "kv heads",
@@ -76,8 +76,8 @@ class Report:
     sizes: list[Held]
     reduces: list[Reduce]
     prediction: Prediction
-    misfit: str  # why the model does not fit and what to change, or ""
-    notes: tuple[str, ...] = ()  # which parts of the file are not used
+    misfit: str  # If the model does not fit, the reason and what to change.
+    notes: tuple[str, ...] = ()  # The file's unused parts.
 
     def per_device(self) -> list[dict[str, Any]]:
         cost = cost_of(self.model, self.layout, ())
@@ -101,15 +101,15 @@ class Report:
         return rows
 
     def traffic(self) -> dict[str, int]:
-        """Describe the all-reduces of one token: number, message bytes, and bytes that all devices write to
-        shared memory."""
+        """Return the number of all-reduces of one token, the bytes of their messages, and the bytes that all
+        devices write to shared memory."""
         nbytes = [4 * wire_words(reduce.wire, reduce.elements) for reduce in self.reduces]
         written = sum(n * len(reduce.writers) for n, reduce in zip(nbytes, self.reduces, strict=True))
         return {"reduces": len(nbytes), "bytes": sum(nbytes), "written": written}
 
 
 def report(args: argparse.Namespace) -> Report:
-    """Plan the model. Raises the errors of loading, except that too little memory is reported as `misfit`."""
+    """Plan the model. Report too little memory as `misfit`, but raise all other errors of loading."""
     given = Keywords(devices=runner.places) if runner.group else Keywords()
     if args.host_tensors:
         with GGUF.open(args.model) as gguf:
@@ -163,7 +163,7 @@ def _report(model: Model, types: Mapping[str, str], devices: list[Device], optio
 
 
 def runs(plans: Sequence[Plan], names: Sequence[str]) -> list[tuple[str, Plan]]:
-    """Group equal consecutive plans as ("blk.0..3", plan)."""
+    """Merge consecutive layers that have equal plans, for example into ("blk.0..3", plan)."""
     out: list[tuple[str, str, Plan]] = []
     for name, plan in zip(names, plans, strict=True):
         if out and out[-1][2] == plan:
@@ -183,8 +183,8 @@ def shown_dims(layout: Layout) -> list[str]:
 
 
 def plan_rows(layout: Layout, devices: Sequence[Device]) -> list[list[str]]:
-    """Return a row per device for each run of equal layers: begin:end of every dimension; for experts, how
-    many columns."""
+    """Return a row per device for each group of equal layers. A row has "begin:end" of every dimension, and
+    the number of columns of experts."""
     rows = []
     for name, plan in named_plans(layout):
         for d, device in enumerate(devices):

@@ -1,1 +1,1 @@
-"""Flags that several commands share, and the objects that they stand for."""
+"""Flags that several commands share, and the objects that commands build from flags."""

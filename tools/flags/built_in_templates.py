@@ -1,4 +1,4 @@
-"""Chat templates by llama.cpp's names, for --chat-template NAME."""
+"""Built-in chat templates for --chat-template NAME, under llama.cpp's names."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from vkbackend.tools.flags.options import adder
 
 
 class _Files(argparse.Action):
-    """Comma-separated files; repeated flags add up."""
+    """Append a comma-separated list of files to the files of earlier flags."""
 
     def __call__(
         self,

@@ -25,7 +25,7 @@ class _Rows(argparse.Action):
 def add_device_arguments(
     parser: argparse.ArgumentParser, *, shares: str = AUTO_WHERE_UNLIKE, steps: bool = True
 ) -> None:
-    """-dev, -ts and, with `steps`, -ub and the cache flags. `shares`: the default of -ts."""
+    """Add -dev and -ts, and with `steps` also -ub and the cache flags. `shares` is the default of -ts."""
     add = adder(parser, "devices and memory")
     add(
         "devices",
@@ -72,7 +72,8 @@ def add_device_arguments(
 
 
 def parse_split(text: str) -> list[float | str] | str:
-    """ "3,1" (also "3/1" and "3:1") as numbers, "auto" unchanged. The option's check rejects other words."""
+    """Return the numbers of "3,1", "3/1" or "3:1", and "auto" unchanged. The option's check rejects other
+    words."""
     return text if text == "auto" else [_number(part) for part in re.split("[,/:]", text)]
 
 

@@ -1,4 +1,4 @@
-"""LLAMA_ARG_* variables: as in llama.cpp each one is a flag, and the command line wins."""
+"""LLAMA_ARG_* variables, each of which sets a flag as in llama.cpp. The command line overrides variables."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from vkbackend.tools.flags.table import OFF, ON, Flag, flags_of
 
-READ_BY = ("generate", "chat", "serve", "perplexity")  # llama-bench reads none
-OTHERS = ("HF_TOKEN", "MTMD_BACKEND_DEVICE")  # read elsewhere, or without a meaning here
+READ_BY = ("generate", "chat", "serve", "perplexity")  # llama-bench reads none.
+OTHERS = ("HF_TOKEN", "MTMD_BACKEND_DEVICE")  # Other modules read the first. The second has no meaning here.
 EXCLUSIVE = (
     ("-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo"),
     ("--chat-template", "--chat-template-file"),
@@ -20,7 +20,8 @@ NO = "LLAMA_ARG_NO_"
 def words_of_environment(
     command: str, line: Sequence[str], environ: Mapping[str, str] = os.environ
 ) -> tuple[list[str], list[str]]:
-    """(words to put before those of the line, notes). Notes name no values: a key may be one."""
+    """Return the words of the variables' flags, to be put before the command line, and notes about them.
+    Notes do not contain values, because a value may be a key."""
     words: list[str] = []
     notes: list[str] = []
     if command not in READ_BY:
@@ -45,7 +46,7 @@ def words_of_environment(
 def _words(flag: Flag, value: str, flags: Mapping[str, Flag]) -> list[str]:
     if not flag.switch:
         return [f"{flag.long_name}={value}"]
-    if flag.env.startswith(NO) or value in ON:  # the variable of a --no- flag counts whatever its value is
+    if flag.env.startswith(NO) or value in ON:  # any value sets a --no- flag
         return [flag.long_name]
     opposite = flags.get(_opposite(flag.env))
     return [opposite.long_name] if opposite and value in OFF else []

@@ -1,4 +1,4 @@
-"""Flags for experiments with how devices share a model; they come last in --help."""
+"""Flags for experiments with how devices share a model. They are the last group in --help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""llama.cpp's flags that several commands share: texts, batches, models of the Hub, the log."""
+"""llama.cpp's flags that several commands share, for texts, batches, models of the Hugging Face Hub and
+logs."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ class _Verbosity(argparse.Action):
 
 
 class _Set(argparse.Action):
-    """Store the value in an environment variable that a library reads."""
+    """Store the flag's value in an environment variable, which a library reads."""
 
     def __init__(self, *args: Any, variable: str, **how: Any) -> None:
         super().__init__(*args, **how)
@@ -49,7 +50,7 @@ class _Set(argparse.Action):
 
 
 def add_llama_cpp_arguments(parser: argparse.ArgumentParser) -> None:
-    """-r, -e and the flags that measuring commands take too."""
+    """Add -r, -e and the flags of `add_common_arguments`."""
     add = add_common_arguments(parser)
     add("-r", "--reverse-prompt", dest="stop", action="append", default=[], metavar="TEXT",
         help="stop before TEXT; may be given several times")  # fmt: skip
@@ -59,7 +60,7 @@ def add_llama_cpp_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> Any:
-    """-b, -lm, -hf, --list-devices, --log-file and others. Returns the group's `add_argument`."""
+    """Add -b, -lm, -hf, --list-devices, --log-file and more flags. Return the group's `add_argument`."""
     add = parser.add_argument_group("llama.cpp's flags (docs/llama-cpp.md lists all)").add_argument
     add("-b", "--batch-size", dest="n_batch", type=int, metavar="N",
         help="tokens of a prompt in one batch; a value below -ub lowers -ub (default: -ub)")  # fmt: skip
@@ -86,8 +87,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> Any:
 
 
 def settle(args: argparse.Namespace, path: str = "") -> None:
-    """Apply these flags to the options they stand for. `path`: the model without -m. Raises
-    InvalidArgument."""
+    """Set options from llama.cpp's flags. `path` is the model without -m. Raises InvalidArgument."""
     settle_common(args)
     if args.hf_repo is not None:
         args.model = fetch(args.hf_repo, args.hf_file)
@@ -105,7 +105,7 @@ def settle(args: argparse.Namespace, path: str = "") -> None:
 
 
 def settle_common(args: argparse.Namespace) -> None:
-    """The part of `settle` for every command; of -hf only the check."""
+    """Do the part of `settle` that all commands share. Check -hf, but do not fetch its model."""
     if args.log_file is not None:
         log_to(args.log_file)
     if args.n_batch is not None:
@@ -119,7 +119,7 @@ def settle_common(args: argparse.Namespace) -> None:
 
 
 def unescaped(text: str) -> str:
-    """Replace llama.cpp's escapes; leave others alone. Consecutive \\xHH bytes may form one character."""
+    """Replace the escapes that llama.cpp knows. Consecutive \\xHH bytes may form one character."""
 
     def read(match: re.Match[str]) -> str:
         if match[1]:

@@ -1,4 +1,4 @@
-"""--log-file: stderr goes to a file too, without the codes for colours and for the cursor."""
+"""--log-file copies stderr to a file, without the codes for colours and for the cursor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Tee:
 
 
 def log_to(path: str) -> None:
-    """Once a process. Raises InvalidArgument."""
+    """Copy stderr to the file from now on. A second call does nothing. Raises InvalidArgument."""
     if isinstance(sys.stderr, _Tee) and sys.stderr.path == path:
         return
     try:

@@ -1,4 +1,4 @@
-"""Lines for stderr that come from flags; commands print them after the arguments are checked."""
+"""Notes about flags. A command prints them to stderr after it has checked its arguments."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Hashable, Iterable
 
 
 def note(namespace: argparse.Namespace, line: str, *, of: Hashable = None) -> None:
-    """Queue a line, once for each `of` (default: the line)."""
+    """Queue a line. Only the first line for each `of` is queued, which is the line itself by default."""
     lines = getattr(namespace, "noted", {})
     _keep(namespace, lines if (of or line) in lines else {**lines, of or line: line})
 
 
 def note_first(namespace: argparse.Namespace, lines: Iterable[str]) -> None:
-    """Queue lines before those of flags."""
+    """Queue lines before all other lines."""
     _keep(namespace, {**dict.fromkeys(lines, ""), **getattr(namespace, "noted", {})})
 
 

@@ -1,4 +1,4 @@
-"""From flags to options: a flag's destination is the name of its option."""
+"""Build options from flags. The destination of a flag is the name of its option."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Add = Callable[..., argparse.Action]
 
 
 def adder(parser: argparse.ArgumentParser, title: str, options: type = Options) -> Add:
-    """`add(name, "-f", "--flag", ...)` adds a flag for option `name` to the group `title`; the default comes
-    from the dataclass `options`."""
+    """Return `add`. `add(name, "-f", "--flag", ...)` adds a flag for the option `name` to the group `title`.
+    The dataclass `options` has the default."""
     group = parser.add_argument_group(title)
     defaults = {field.name: field.default for field in fields(options)}
 

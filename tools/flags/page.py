@@ -47,7 +47,8 @@ vkbackend.tools.studies.llama_cpp_flags FOLDER` compares that list with a newer 
 
 
 def counts() -> str:
-    """Flags per program; a flag with several names counts once, in the class of the first command."""
+    """Return a Markdown table of the number of flags per program and class. A program's first command sets a
+    flag's class."""
     lines = ["| program | " + " | ".join(CLASSES.values()) + " | all |", "|---" * (len(CLASSES) + 2) + "|"]
     for program, (command, *_) in COMMANDS.items():
         count = Counter(

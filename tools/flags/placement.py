@@ -1,4 +1,4 @@
-"""Flags for where tensors are stored, how devices share them and how exactly they compute."""
+"""Flags that set where tensors are stored, how devices share tensors, and how exactly devices compute."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vkbackend.models.options import SPLIT_MODES
 from vkbackend.tools.flags.notes import note
 from vkbackend.tools.flags.options import adder
 
-# llama.cpp's patterns for -cmoe, -ncmoe and -ncffn.
+# llama.cpp's patterns for -cmoe and -ncmoe, and for -ncffn.
 EXPERTS, DENSE = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps", r"\.ffn_(up|down|gate)\."
 
 
@@ -23,7 +23,7 @@ class _SplitMode(argparse.Action):
 
 
 class _HostTensors(argparse.Action):
-    """Collect (flag, pattern) of tensors that stay on the host."""
+    """Collect the flags and the patterns of tensors that stay on the host."""
 
     def __init__(self, *args: Any, pattern: str, **how: Any) -> None:
         super().__init__(*args, **how)
@@ -113,7 +113,8 @@ def add_placement_arguments(parser: argparse.ArgumentParser, *, steps: bool = Tr
 
 
 def host_patterns(args: argparse.Namespace, names: Iterable[str]) -> list[str]:
-    """-ot's patterns with those of -cmoe, -ncmoe and -ncffn after them. Notes say what these became."""
+    """Return the patterns of -ot, then of -cmoe, -ncmoe and -ncffn. Notes show the last three as -ot
+    patterns."""
     patterns = list(args.override_tensor)
     for flag, pattern in args.host_tensors or ():
         if any(re.search(pattern, name) for name in names):

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
     from vkbackend.device_info import DeviceInfo
 
-WIDE = 140  # enough columns for the UUID in the same table
+WIDE = 140  # At this width of the terminal, the table has a column for UUIDs.
 
 
 def present() -> list[DeviceInfo]:
-    """Raises UnsupportedFeature without a device or a Vulkan loader."""
+    """Return this machine's devices. Raise UnsupportedFeature without a device or a Vulkan loader."""
     from vkbackend.vulkan.instance import devices, no_device_message
 
     if not (infos := devices()):
@@ -26,7 +26,7 @@ def present() -> list[DeviceInfo]:
 
 
 def show_devices(infos: Sequence[DeviceInfo], out: Console, title: str = "") -> None:
-    """One row per device; on a narrow terminal the UUIDs get their own table."""
+    """Print a table with a row per device. On a narrow terminal, UUIDs are in a second table."""
     columns = ["index", "name", "vendor", "type", "driver", "Vulkan", "memory", "PCI"]
     rows = [
         [

@@ -1,4 +1,4 @@
-"""The flags of measuring commands, and the runner that they open."""
+"""The flags of measuring commands, and functions that open models and a runner from these flags."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
     from vkbackend.models.hosts.group import Group
 
 
-# The group of hosts that runs this command, and its devices; `hosts run` sets them in host 0's process.
+# The group of hosts that runs this command, and the group's devices. `hosts run` sets both in host 0's
+# process.
 group: Group | None = None
 places: tuple[str, ...] = ()
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, *, synthetic: bool = True) -> None:
-    """-m, --synthetic, and the flags of devices, placement, RoPE, control vectors and experiments."""
+    """Add -m, --synthetic, and the flags of devices, placement, RoPE, control vectors and experiments."""
     add = parser.add_argument
     add("-m", "--model", action="append", default=[], metavar="FILE",
         help="a model, a .gguf file" + ("; may be given several times" if synthetic else ""))  # fmt: skip
@@ -54,7 +55,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, synthetic: bool = Tr
 
 
 def settle_models(args: argparse.Namespace) -> None:
-    """Apply llama.cpp's flags, if the command has them, to the options they stand for."""
+    """Set options from llama.cpp's flags if the command has these flags."""
     if hasattr(args, "hf_repo"):
         settle_common(args)
         if args.hf_repo is not None:
@@ -62,7 +63,8 @@ def settle_models(args: argparse.Namespace) -> None:
 
 
 def open_models(args: argparse.Namespace, stack: ExitStack) -> list[GGUF]:
-    """Open the named files and synthetic models until the stack unwinds. Raises InvalidArgument for none."""
+    """Return the synthetic models and the opened files, which `stack` closes. Raise InvalidArgument if no
+    model was given."""
     settle_models(args)
     models: list[GGUF] = [stack.enter_context(GGUF.open(path)) for path in args.model]
     models += [Synthetic(spec) for spec in getattr(args, "synthetic", [])]
@@ -73,7 +75,7 @@ def open_models(args: argparse.Namespace, stack: ExitStack) -> list[GGUF]:
 
 
 def refuse_hostfile(options: Options) -> None:
-    """Raise InvalidArgument if a command that opens devices itself gets a hostfile."""
+    """Raise InvalidArgument if there is a hostfile, because this command only runs with `hosts run`."""
     if options.hostfile is not None:
         raise InvalidArgument(
             "this command runs in node 0's process: write "
@@ -82,8 +84,8 @@ def refuse_hostfile(options: Options) -> None:
 
 
 def open_runner(gguf: GGUF, args: argparse.Namespace, **changed: Unpack[Keywords]) -> Runner:
-    """Load the model; `changed` replaces flags. Progress, measured shares and unused parts of the file go to
-    stderr. Raises the errors of loading."""
+    """Load the model. `changed` overrides options that flags set. Print progress, measured shares and unused
+    parts of the file to stderr."""
     err, path = console(stderr=True), gguf.paths[0]
     if group is not None:
         changed["devices"] = places

@@ -1,4 +1,4 @@
-"""The flags of sampling: llama.cpp's names, in the order the samplers are applied."""
+"""The flags of sampling, with llama.cpp's names and in the order in which samplers are applied."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ NUMBERS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
 
 
 class _Collect(argparse.Action):
-    """Every use appends to a list; the first replaces the default."""
+    """Collect the values of a repeated flag in a list, which replaces the default."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: Any = None) -> None:
         before = getattr(namespace, self.dest)
@@ -80,7 +80,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def sampling_of(args: argparse.Namespace) -> SamplingParams:
-    """Draws a random seed if none was given."""
+    """Return the sampling parameters of the flags, with a random seed if no flag set it."""
     return SamplingParams(**fields_given(args, SamplingParams))
 
 
@@ -104,7 +104,7 @@ def token_list(text: str) -> list[Any]:
 
 
 def letters(text: str) -> list[str]:
-    """Sampler names for the letters of --sampler-seq."""
+    """Return the names of the samplers for the letters of --sampler-seq."""
     if unknown := [letter for letter in text if letter not in LETTERS]:
         known = ", ".join(f"{letter} ({name})" for letter, name in LETTERS.items())
         raise argparse.ArgumentTypeError(f"{text!r}: {unknown[0]!r} is not a sampler; there are: {known}")

@@ -10,8 +10,7 @@ from vkbackend.models.grammar.structure import KEYWORDS, MAX_NBYTES
 
 
 class _OfFile(argparse.Action):
-    """Store a file's text under the sibling flag: --grammar-file FILE acts like --grammar with the
-    file's text."""
+    """Store the text of a file, so that --grammar-file FILE acts like --grammar with that text."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, flag: Any = None) -> None:
         try:

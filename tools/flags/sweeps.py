@@ -1,11 +1,11 @@
-"""llama-bench's lists: a flag with several values is measured with each of them, in all combinations."""
+"""Expand llama-bench's lists. `bench` measures all combinations of the values of flags that have lists."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise, product
 
-LISTS = {  # flag -> its short form, the name of a column
+LISTS = {  # flag -> its short form, which names a column
     "--batch-size": "-b", "--ubatch-size": "-ub", "--cache-type-k": "-ctk", "--cache-type-v": "-ctv",
     "--n-gpu-layers": "-ngl", "--gpu-layers": "-ngl", "--split-mode": "-sm", "--main-gpu": "-mg",
     "--n-cpu-moe": "-ncmoe", "--load-mode": "-lm",
@@ -17,7 +17,8 @@ DEVICES, OVERRIDES = ("-dev", "--device"), ("-ot", "--override-tensor")
 
 
 def lines_of(words: Sequence[str]) -> list[tuple[list[str], dict[str, str]]]:
-    """The command lines that a line of `bench` stands for, each with the values of its swept flags."""
+    """Return the command lines that a line of `bench` stands for, and for each the values of its swept
+    flags."""
     parts: list[list[tuple[list[str], dict[str, str]]]] = []
     rest = list(words)
     while rest:
@@ -30,7 +31,7 @@ def lines_of(words: Sequence[str]) -> list[tuple[list[str], dict[str, str]]]:
         if flag in SWITCHES:
             values = rest[0].split(",") if not joined and rest else joined.split(",")
             if not set(values) <= {"0", "1"}:
-                parts.append([([word], {})])  # without a value, as in the other commands
+                parts.append([([word], {})])  # a flag without a value
                 continue
             if not joined:
                 rest.pop(0)
@@ -58,7 +59,7 @@ def lines_of(words: Sequence[str]) -> list[tuple[list[str], dict[str, str]]]:
 
 
 def notes_of(words: Sequence[str]) -> list[str]:
-    """A line for each flag whose comma means another thing in llama-bench."""
+    """Return a note for each flag in whose value a comma has a different meaning in llama-bench."""
     flags = (*DEVICES, *SHARES, *OVERRIDES)
     pairs = [(flag, value) for flag, value in pairwise(words) if flag in flags and "," in value]
     return [

@@ -1,5 +1,5 @@
-"""llama.cpp's flags and what becomes of each here, read from llama_cpp.tsv: the parser, docs/llama-cpp.md and
-the tests read this one table."""
+"""The table of llama.cpp's flags and of vkbackend's treatment of each, read from llama_cpp.tsv. The parser,
+docs/llama-cpp.md and the tests use this table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CLASSES = {
     "mapped": "works under another name",
     "refused": "refused",
 }
-COMMANDS = {  # llama.cpp's program -> commands of vkbackend
+COMMANDS = {  # program of llama.cpp -> vkbackend's commands
     "cli": ("chat", "generate"),
     "completion": ("generate", "chat"),
     "server": ("serve",),
@@ -25,9 +25,13 @@ ON, OFF = ("on", "enabled", "true", "1"), ("off", "disabled", "false", "0")
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """`env`: the variable that sets it. `neutral`: values that ask for what happens anyway. `text`: for kind
-    "none" why it has no effect, for "mapped" to what, for "refused" why and what to use. `earlier`: it is
-    not in the version that the list was read from."""
+    """A flag of llama.cpp.
+
+    `env` is the environment variable that sets the flag. `neutral` values change nothing, so even a refused
+    flag accepts them. `text` says for kind "none" why the flag has no effect, for "mapped" what replaces it,
+    for "refused" why it is refused and what to use instead. `earlier` flags are missing in the llama.cpp
+    version of the table.
+    """
 
     names: tuple[str, ...]
     value: str
@@ -49,7 +53,7 @@ class Flag:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The words that llama.cpp takes; empty: any."""
+        """The values that llama.cpp accepts. An empty tuple means any value."""
         inner = self.value[1:-1]
         if self.value in ("[on|off|auto]", "<on|off|auto>", "[on|off]"):
             return (*ON, *OFF, *(("auto", "-1") if "auto" in inner else ()))

@@ -1,4 +1,4 @@
-"""Flags of llama.cpp that no command defines itself: taken without effect, or refused, as the table says."""
+"""Flags of llama.cpp that vkbackend accepts without effect or refuses, as the table of flags says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vkbackend.tools.flags.table import OFF, Flag, flags_of
 
 
 def add_table_arguments(parser: argparse.ArgumentParser, command: str, words: Iterable[str]) -> None:
-    """Add the flags among `words` that are without effect or refused; all of them would take a while."""
+    """Add flags that have no effect or are refused. Add only flags in `words`, because adding all is slow."""
     known = parser._option_string_actions
     given = {word.partition("=")[0] for word in words}
     for flag in flags_of(command):
@@ -22,7 +22,7 @@ def add_table_arguments(parser: argparse.ArgumentParser, command: str, words: It
 
 
 def summary(command: str) -> str:
-    """The end of the help: the flags that it does not list."""
+    """Return the end of the help, which names the flags that the help does not describe."""
     none, refused = (
         ", ".join(flag.long_name for flag in flags_of(command) if flag.kind == kind)
         for kind in ("none", "refused")
@@ -71,7 +71,7 @@ class _Refused(_OfTable):
 
 
 def refusals(namespace: argparse.Namespace) -> list[str]:
-    """One sentence for the refused flags of each reason."""
+    """Return a sentence for each reason, with the flags that were refused for it."""
     reasons: dict[str, list[str]] = {}
     for name, text in getattr(namespace, "refused", ()):
         reasons.setdefault(text, []).append(name)

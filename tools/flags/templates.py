@@ -14,7 +14,7 @@ from vkbackend.tools.flags.table import OFF, ON
 
 
 def add_template_arguments(parser: argparse.ArgumentParser, then: str = "") -> None:
-    """`then` extends the help of --chat-template-kwargs."""
+    """Add the flags. `then` is appended to the help of --chat-template-kwargs."""
     add = parser.add_argument
     source = parser.add_mutually_exclusive_group().add_argument
     source("--chat-template-file", metavar="FILE",
@@ -38,7 +38,7 @@ class _Merge(argparse.Action):
 
 
 class _Reasoning(argparse.Action):
-    """Set variables of the template, over those of --chat-template-kwargs before."""
+    """Set variables of the template. They override the variables of earlier --chat-template-kwargs."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, flag: Any = None) -> None:
         if "--reasoning-effort" in self.option_strings:
@@ -60,7 +60,7 @@ class _Reasoning(argparse.Action):
 
 
 def template_text(text: str) -> str:
-    """A built-in template's text for its name; text with braces unchanged."""
+    """Return the built-in template of this name. Return text that contains a brace unchanged."""
     if text in TEMPLATES:
         return TEMPLATES[text]
     if "{" in text:
@@ -72,7 +72,7 @@ def template_text(text: str) -> str:
 
 
 def template_of(args: argparse.Namespace) -> str | None:
-    """The text of --chat-template or --chat-template-file. Raises InvalidArgument."""
+    """Return the text of --chat-template or --chat-template-file. Raises InvalidArgument."""
     if args.chat_template is not None:
         return str(args.chat_template)
     return None if args.chat_template_file is None else read_template(args.chat_template_file)

@@ -1,4 +1,5 @@
-"""Shared by `generate`, `chat` and `serve`: flags, opening the model, its description on stderr."""
+"""Code that `generate`, `chat` and `serve` share. It adds flags, opens the model, and describes the model on
+stderr."""
 
 from __future__ import annotations
 
@@ -33,9 +34,10 @@ MEMORY_PARTS = ("weights", "mapped", "kv", "scratch", "host", "shared", "staging
 def add_length_arguments(
     parser: argparse.ArgumentParser, *, n_ctx: int, ends: str, capped: bool = False
 ) -> None:
-    """-n, -c and --ignore-eos. `n_ctx`: default of -c. `ends`: what ends a text without a limit.
+    """Add -n, -c and --ignore-eos. `n_ctx` is the default of -c. `ends` describes in the help what ends a
+    text.
 
-    `capped`: the default is None, and the command caps `n_ctx` at the model's context.
+    With `capped` the default of -c is None, and the command uses the model's context, but at most `n_ctx`.
     """
     add = parser.add_argument
     most = f"tokens to generate at most; -1: until {ends} or the context is full (default: -1)"
@@ -67,7 +69,7 @@ def own_context(path: str) -> int:
 
 
 def chosen_devices(options: Options) -> list[DeviceInfo | None]:
-    """The device of each word, None for the host. Devices with a share of 0 are left out."""
+    """Return the device of each word of -dev, or None for the host. Leave out devices with a share of 0."""
     words = options.devices
     if words is None:
         return [present()[0]]
@@ -82,7 +84,7 @@ def chosen_devices(options: Options) -> list[DeviceInfo | None]:
 
 
 def open_model(args: argparse.Namespace, err: Console) -> tuple[LLM, list[DeviceInfo | None]]:
-    """(model, devices) of the flags. Notes about the file go to stderr."""
+    """Open the model and the devices of the flags. Print notes about the file to stderr."""
     path = demo_model() if args.model is None else args.model
     infos = chosen_devices(options_of(args, path))
     with byte_progress(err, "loading", keep=True, then="compiling shaders") as progress:
@@ -120,6 +122,6 @@ def show_timings(timings: dict[str, float], seed: int | None, err: Console) -> N
 
 
 def write_text(text: str) -> None:
-    """Write text at once; a terminal gets control characters escaped."""
+    """Write text to stdout and flush. On a terminal, escape control characters."""
     sys.stdout.write(printable(text, keep="\n\t") if sys.stdout.isatty() else text)
     sys.stdout.flush()

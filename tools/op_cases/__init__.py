@@ -1,1 +1,1 @@
-"""The cases of every op: shapes and inputs for tests, `verify`, `bench-ops` and `tune`."""
+"""The cases of every op, which are shapes and inputs for tests, `verify`, `bench-ops` and `tune`."""

@@ -30,9 +30,9 @@ from vkbackend.tools.op_cases.setup import (
 
 @dataclass(frozen=True)
 class KvStore(Case):
-    """Values range from below f16's subnormals to above its maximum, and one block is all zeros if there are
-    several. Bytes must match. With norm or RoPE, values have one magnitude and are compared as numbers,
-    because an element between two codes may round either way."""
+    """Values range from below F16's subnormals to above its maximum. If there are several blocks, one is
+    zero. Stored bytes must equal the twin's. With norm or RoPE, values have one magnitude and are compared as
+    numbers, because a value between two codes may round to either."""
 
     type: str = "f16"
     width: int = 64
@@ -42,12 +42,12 @@ class KvStore(Case):
     head_dim: int = 0
     n_rot: int = 0
     half_split: bool = False
-    norm: str = ""  # "plain", "weighted"
-    broken: bool = False  # NaN and inf in three blocks
+    norm: str = ""  # "plain" or "weighted".
+    broken: bool = False  # Three blocks have NaN and inf.
 
     @property
     def tolerance(self) -> float:  # type: ignore[override]
-        """NMSE if one element in 64 gets the neighbouring code."""
+        """Return the NMSE that results if one element in 64 gets a neighbouring code."""
         codes = {"f32": 1e-10, "f16": 1e-8, "bf16": 1e-6}
         return codes[self.type] if self.head_dim else 0.0
 
@@ -89,7 +89,8 @@ class KvStore(Case):
 
 @dataclass(frozen=True)
 class AttnDecode(Case):
-    """The rows of the runs plus one more, over scattered cells. `n_splits` None: the splits are combined."""
+    """The cache cells are scattered, and one more row belongs to no run. If `n_splits` is None, the result is
+    the complete sum instead of the sums of the splits."""
 
     tolerance: ClassVar[float] = 1e-9
     runs: tuple[RunSpec, ...] = ((0, 0, 1),)
@@ -129,8 +130,8 @@ class AttnDecode(Case):
 
 @dataclass(frozen=True)
 class AttnDecodeCoop(AttnDecode):
-    """Errors as in AttnPrefillCoop. With a single split, an error of the largest score affects all sums of
-    the split."""
+    """Rounding causes the errors that AttnPrefillCoop describes. If there is one split, an error of its
+    largest score changes all of its sums."""
 
     tolerance: ClassVar[float] = 4e-6
 
@@ -145,9 +146,9 @@ class AttnDecodeCoop(AttnDecode):
 
 @dataclass(frozen=True)
 class AttnPrefill(Case):
-    """Like AttnDecode, with `pad` rows outside any run. With `both`, attn_decode computes the leading runs of
-    one row; its dispatch also covers later rows and must not write them. `n_parts` dispatches share the
-    heads."""
+    """The cache cells are scattered, and `pad` rows belong to no run. With `both`, attn_decode computes the
+    leading runs of one row. Its dispatch also covers later rows, which it must not write. `n_parts`
+    dispatches share the heads."""
 
     tolerance: ClassVar[float] = 1e-9
     runs: tuple[RunSpec, ...] = ((0, 0, 5),)
@@ -195,8 +196,8 @@ class AttnPrefill(Case):
 
 @dataclass(frozen=True)
 class AttnPrefillCoop(AttnPrefill):
-    """q and k are rounded to F16 (u = 2^-11): scores of about +-10 err by 10 u / sqrt(head), probabilities by
-    u; squared, this is 1e-7 of the result."""
+    """Rounding q and k to F16 has a relative error u of 2^-11. So scores of about +-10 have errors of
+    10 u / sqrt(head_k), and probabilities have errors of u. The result's NMSE is 1e-7."""
 
     tolerance: ClassVar[float] = 1e-6
 
@@ -221,8 +222,8 @@ def _attention_tensors(
     return {
         "q": uniform(
             rng, rows, case.n_heads, case.head_k, span=8.0
-        ),  # scores of about +-10: the maximum changes
-        # matrix units read caches 16 bytes at a time
+        ),  # Scores of about +-10 make the running maximum change.
+        # Matrix units read caches 16 bytes at a time.
         "k": replace(cache(rng, case.type_k, cells, n_cells, case.n_kv * case.head_k, *stored), align=align),
         "v": replace(cache(rng, case.type_v, cells, n_cells, case.n_kv * case.head_v, *stored), align=align),
         "cells": cells,
@@ -266,8 +267,8 @@ def quick() -> list[Case]:
         KvStore("f32", 24, 6, _RUNS),
         KvStore("f16", 2, 1, ((0, 31, 1),)),
         KvStore("bf16", 24, 6, _RUNS),
-        # Rows of 3 blocks share words with neighbouring rows. Single cells and pairs are stored, with and
-        # without a stored neighbour.
+        # A row of 3 blocks begins or ends inside a word, which it shares with the neighbouring row. The runs
+        # store single rows and pairs of rows, next to a stored row or alone.
         KvStore("q8_0", 96, 8, ((2, 29, 4), (0, 0, 1), (3, 95, 2))),
         KvStore("q4_0", 96, 6, _RUNS, broken=True),
         KvStore("q8_0", 128, 6, _RUNS, broken=True),
@@ -337,8 +338,8 @@ def quick() -> list[Case]:
 
 
 def wide() -> list[Case]:
-    """Every head size with every number of keys and of q heads per KV head; the other options vary in turn.
-    Every pair of cache types at head size 32."""
+    """Return cases of every head size with every number of keys, in which all other options take turns.
+    Add every pair of cache types at head size 32."""
     cases: list[Case] = []
     for i, head in enumerate(_HEADS):
         types = [t for t in ops.CACHE_TYPES if head % block_of(t)[0] == 0]
@@ -365,7 +366,7 @@ def wide() -> list[Case]:
 
 
 def bench() -> list[Case]:
-    """A layer of an 8B model at 4,096 positions."""
+    """Return the attention ops of an 8B model's layer at 4,096 positions."""
     cases: list[Case] = [
         KvStore(kind, 1024, n, ((0, 64, n),)) for kind in ("f16", "q8_0", "q4_0") for n in (1, 32)
     ]

@@ -1,4 +1,4 @@
-"""All cases, quick and wide. The name of a case is its repr."""
+"""The lists of cases. Quick cases always run, wide cases only on request. The name of a case is its repr."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _cases() -> _Sweep:
 
 
 def _format_cases() -> _Sweep:
-    """Every weight type, with rows of three blocks, which begin at every alignment."""
+    """Return cases of every weight type. Their rows have three blocks and so begin at every alignment."""
     s = _Sweep()
     for kind in shaderlib.weight_types():
         block = block_of(kind)[0]
@@ -175,7 +175,7 @@ WIDE_CASES: list[Case] = list(_SWEPT)[len(CASES) :]
 
 
 def cases_named(pattern: str, shapes: str) -> list[Case]:
-    """Return the cases that match `pattern`. Raises InvalidArgument if there are none."""
+    """Return the cases whose names match `pattern`. Raise InvalidArgument if no name matches."""
     cases = [*(CASES if shapes != "real" else ()), *(BENCH_CASES if shapes != "tests" else ())]
     try:
         matches = [case for case in cases if re.search(pattern, repr(case))]

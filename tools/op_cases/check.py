@@ -1,7 +1,6 @@
-"""Runs an op case on a device and compares the result with the numpy twin, for the op tests and `vkbackend
-verify`.
+"""Run an op case on a device and compare the result with the numpy twin's, for tests and `vkbackend verify`.
 
-Outputs must have NaN and inf in the same places as the twin's, and an error within the tolerance. Bytes
+Outputs must have NaN and inf where the twin's outputs have them, and an error within the tolerance. Bytes
 outside the outputs must not change.
 """
 
@@ -23,14 +22,15 @@ from vkbackend.tools.op_cases.cases import FORMAT_CASES
 from vkbackend.tools.op_cases.setup import Case, Placed
 from vkbackend.twins.device import NumpyDevice
 
-# With 3 groups in x, small cases also use y, as cases of more than 65,535 workgroups do.
+# The limit of 3 workgroups in x makes small cases use y too, as only 65,536 workgroups would otherwise do.
 FLOOR = replace(Limits.floor(), max_groups=(3, 65_535, 65_535))
 _ARRAYS = {"f32": np.float32, "f16": np.float16, "u32": np.uint32}
 
 
 def limits_for(case: Case, device: Device, *, once: bool) -> list[Limits]:
     """Return the device's limits and, unless `once`, the portable limits with the features that the case
-    needs. Omits limits that the op cannot run under. The list is empty if the device lacks a feature."""
+    needs. Limits under which the op cannot run are left out. The list is empty if the device lacks a
+    feature."""
     have = device.limits
     if not have.features.issuperset(case.needs):
         return []
@@ -42,12 +42,13 @@ def limits_for(case: Case, device: Device, *, once: bool) -> list[Limits]:
 
 
 class Mismatch(AssertionError):
-    """A device's result differs from the twin's result."""
+    """An error that reports a difference between a device's result and the twin's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The dispatches of a case under some limits: names (op.variant), constants, grids."""
+    """The dispatches of a case under some limits. `names` has op.variant of each, `how` constants and
+    grids."""
 
     names: tuple[str, ...]
     how: tuple[object, ...]
@@ -63,7 +64,7 @@ def shape_of(case: Case, limits: Limits, seed: int) -> Shape:
 
 
 def run_case(case: Case, device: Device, limits: Limits, seed: int) -> float:
-    """Return the largest NMSE of the outputs (0 if the bits must be equal). Raises Mismatch."""
+    """Run a case and return the largest NMSE of its outputs. Raises Mismatch."""
     setup = case.setup(np.random.default_rng(seed))
     here, oracle = Placed(device, setup), Placed(NumpyDevice("numpy"), setup)
     worst = 0.0
@@ -149,11 +150,11 @@ def _check(case: Case, part: str, got: np.ndarray, want: np.ndarray) -> float:
 
 
 def _unbounded(recording: Recording, max_range: int) -> Recording:
-    """Extend every binding to the end of its buffer or to the binding limit. Drivers may drop accesses beyond
-    a binding (lavapipe does), and then the guard words would not show them."""
+    """Extend every binding to the end of its buffer or to the binding limit. Drivers such as lavapipe may
+    drop writes beyond a binding, so the guard words would not show these writes."""
 
     def widen(view: View) -> View:
-        # 256 bytes less, because a binding starts at an aligned offset before the view
+        # The binding may start up to 256 bytes before the view, at an aligned offset.
         reach = min(view.buffer.nbytes - view.offset, max_range - 256)
         nbytes = max(view.nbytes, reach)
         return View(view.buffer, view.offset, (nbytes // 4,), "u32")

@@ -51,8 +51,8 @@ class IndexScores(Case):
 
 @dataclass(frozen=True)
 class IndexTopK(Case):
-    """Scores have `values` different values, so there are ties, and zeros of both signs; `nan` adds NaN and
-    infinities. The largest score is after the row's position."""
+    """Scores have only `values` different values, so there are ties, and zeros of both signs. `nan` adds NaN
+    and infinities. The positions after the row's own have the largest scores and must not be chosen."""
 
     tolerance: ClassVar[float] = 0.0
     runs: tuple[RunSpec, ...] = ((0, 0, 1),)
@@ -81,7 +81,8 @@ class IndexTopK(Case):
 
 @dataclass(frozen=True)
 class AttnChosen(Case):
-    """Like AttnDecode, with scattered positions. The unused end of a list has positions that do not exist."""
+    """Each row attends to its own list of chosen positions. Unused entries at a list's end are positions that
+    do not exist."""
 
     tolerance: ClassVar[float] = 1e-9
     runs: tuple[RunSpec, ...] = ((0, 0, 1),)
@@ -168,7 +169,7 @@ def wide() -> list[Case]:
 
 
 def bench() -> list[Case]:
-    """A layer of DeepSeek V3.2 at 16,384 positions, on one of four devices."""
+    """Return the ops of a DeepSeek V3.2 layer at 16,384 positions on one of four devices."""
     runs = ((0, 16_383, 1),)
     return [
         IndexScores(runs, 64, 128),

@@ -1,6 +1,7 @@
-"""Wide cases with shapes of llama.cpp's test-backend-ops and of published models. Missing: batched matrix
-products, permuted views, softmax and triangular solves alone, head sizes that are not multiples of 8, more
-than 32 experts per token, 5-bit K and V. Cases that would take gigabytes have fewer experts or rows."""
+"""Wide cases with shapes of llama.cpp's test-backend-ops and of published models. These cases of llama.cpp
+are left out: batched matrix products, permuted views, softmax and triangular solves as single ops, head sizes
+that are not multiples of 8, more than 32 experts per token, 5-bit K and V. Cases that would take gigabytes
+have fewer experts or rows."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ TOPK = (  # experts, experts used
 
 
 class Equal(tuple[int, ...]):
-    """Equal widths of all experts, with a short repr."""
+    """The widths of all experts if they are equal, with a short repr."""
 
     def __repr__(self) -> str:
         return f"({self[0]},) * {len(self)}"

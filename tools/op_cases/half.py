@@ -13,8 +13,8 @@ from vkbackend.tools.op_cases.setup import Case, Setup, Tensor
 
 @dataclass(frozen=True)
 class PackF16(Case):
-    """All magnitudes except subnormal floats, which drivers may flush to 0; `special` adds zeros, NaN, inf,
-    extremes and ties."""
+    """Values have all magnitudes except subnormal floats, which drivers may flush to 0. `special` adds zeros,
+    NaN, inf, extremes and ties."""
 
     tolerance: ClassVar[float] = 0.0
     k: int = 64
@@ -24,7 +24,7 @@ class PackF16(Case):
     def setup(self, rng: np.random.Generator) -> Setup:
         x = rng.uniform(-1, 1, (self.rows, self.k)).astype(np.float32)
         x *= np.exp2(rng.integers(-80, 100, (self.rows, 1))).astype(np.float32)
-        x *= np.exp2(rng.integers(-30, 1, x.shape)).astype(np.float32)  # some too small for F16
+        x *= np.exp2(rng.integers(-30, 1, x.shape)).astype(np.float32)  # some underflow F16
         if self.special:
             x[0], x[1, 5], x[2] = 0, np.nan, rng.uniform(-1e6, 1e6, self.k)
             x[2, 7], x[3], x[4] = -np.inf, 3.4e38, 2e-38
@@ -39,7 +39,7 @@ class MatMulCoop(MatMul):
     tolerance = 1e-6
 
     def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
-        return {name: array.reshape(self.rows, -1) / row_scales(self.rows)}  # so all rows have equal weight
+        return {name: array.reshape(self.rows, -1) / row_scales(self.rows)}  # weighs rows equally
 
 
 def quick() -> list[Case]:

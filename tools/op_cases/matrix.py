@@ -12,14 +12,14 @@ from vkbackend.tools.op_cases.setup import Case, Setup, Views, operand, output, 
 
 
 def row_scales(rows: int) -> np.ndarray:
-    """Return powers of two [rows, 1]."""
+    """Return a power of two for each row, as an array [rows, 1]."""
     return np.exp2(np.arange(rows)[:, None] % 7 - 3).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class MatVec(Case):
-    """w [n, k] by x [rows, k] (+ a bias); rows of y are n + `pad` elements apart. `act`: with gate and up.
-    `nan`: the last row of x has one NaN."""
+    """Multiply w [n, k] by x [rows, k]. Rows of y are n + `pad` elements apart. With `act`, w is the gate
+    matrix and a second matrix is `up`. With `nan`, the last row of x has one NaN."""
 
     op: ClassVar[ops.MatrixOp] = ops.MATRIX_OPS["mat_vec"]
     tolerance: ClassVar[float] = 1e-9
@@ -41,7 +41,7 @@ class MatVec(Case):
     def setup(self, rng: np.random.Generator) -> Setup:
         stride = self.n + self.pad
         x = rng.uniform(-self.span, self.span, (self.rows, self.k)).astype(np.float32)
-        if self.op.x_type == "f16s":  # f16s has a scale per row
+        if self.op.x_type == "f16s":  # has row scales
             x *= row_scales(self.rows)
         if self.nan:
             x[-1, rng.integers(0, self.k)] = np.nan
@@ -55,8 +55,8 @@ class MatVec(Case):
         if self.act:
             tensors["up"] = weights(rng, self.type, self.n, self.k, scale=self.scale)
         for name in {"w", "x", "up"} & tensors.keys():
-            # Tensors are aligned as in a model. Exceptions with the minimum alignment: odd n, and `up` in
-            # padded cases.
+            # Tensors have a model's alignment. If n is odd, and for `up` in padded cases, they have the
+            # minimum.
             least = self.n % 2 == 1 or (name == "up" and self.pad)
             tensors[name].align = 4 if least else 256
 
@@ -110,7 +110,7 @@ def quick() -> list[Case]:
         MatTile("f32", 1, 1, 9),
         MatTile("f16", 67, 35, 33, pad=3, bias=True),
         MatVec("f16", 33, 67, 3, pad=2, act="silu"),
-        MatVec("q4_0", 1, 32, 3, act="swiglu_oai"),  # one or two values may cancel to almost nothing
+        MatVec("q4_0", 1, 32, 3, act="swiglu_oai"),  # values may almost cancel
         MatWave("q8_0", 33, 96, 3, pad=1, act="gelu"),
         MatWave("f32", 1, 1),
         MatWave("f16", 33, 2051, 8, pad=3, bias=True),
@@ -137,7 +137,7 @@ def wide(kind: str) -> list[Case]:
         *(MatVec(kind, n, k, rows) for n in (1, 31, 32, 33) for rows in range(1, 9)),
         *(MatMul(kind, n, k, rows) for n in (63, 64, 65) for rows in (15, 16, 17, 32, 33)),
         *(MatTile(kind, n, k, rows) for n in (63, 64, 65) for rows in (15, 16, 17, 32, 33)),
-        MatTile(kind, 8065, k, 65),  # tiles of 128 x 64, which lavapipe compiles for 15 s
+        MatTile(kind, 8065, k, 65),  # lavapipe needs 15 s to compile its tiles of 128 x 64
         *(MatWave(kind, n, 2 * k, rows) for n in (1, 31, 33) for rows in (1, 3, 8)),
         *(MatLane(kind, n, 2 * k, rows) for n in (1, 31, 33) for rows in (1, 3, 9, 25)),
         MatVec(kind, 2880, 2880 // block * block, 2),
@@ -152,12 +152,12 @@ def some_of(kind: str, k: int) -> list[Case]:
 
 
 def some_of_gpus(kind: str, k: int) -> list[Case]:
-    """CPUs compile these pipelines slowly."""
+    """Return wide cases, which are not quick because CPUs compile their pipelines slowly."""
     return [MatTile(kind, 3, k)]
 
 
 def bench(kind: str) -> list[Case]:
-    """A layer of a 0.6B model (n_embd 1024), and a matrix that fits every cache."""
+    """Return products with matrices of a 0.6B model (n_embd 1024) and with one that fits every cache."""
     return [
         *(MatVec(kind, 3072, 1024, rows) for rows in (1, 2, 4, 8)),
         MatVec(kind, 1024, 3072),

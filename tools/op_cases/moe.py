@@ -17,8 +17,8 @@ SOFTMAX, UNSCALED = Gating(), Gating(norm_w=False)
 
 @dataclass(frozen=True)
 class MoeLogits(Case):
-    """Wide magnitudes expose another order of summation or a fused multiply-add. With `near`, experts differ
-    in the last bit of one weight."""
+    """Values differ so much in magnitude that a different order of summation or a fused multiply-add changes
+    the result. With `near`, the rows of experts differ only in the last bits of single weights."""
 
     tolerance: ClassVar[float] = 0.0
     n_embd: int = 64
@@ -49,8 +49,8 @@ class MoeLogits(Case):
 
 @dataclass(frozen=True)
 class MoeTopk(Case):
-    """Logits have `values` different values, with zeros of both signs. With `nan`, half of the first row and
-    all of the last row are NaN."""
+    """Logits have `values` different values, among them zeros of both signs. With `nan`, every second logit
+    of the first row and all logits of the last row are NaN."""
 
     exact: ClassVar[tuple[str, ...]] = ("ids", "weights")
     n_experts: int = 8
@@ -91,8 +91,9 @@ class MoeTopk(Case):
 
 @dataclass(frozen=True)
 class MatVecId(Case):
-    """Experts have `widths` columns, in `pieces` bindings; ragged rows have at least `pad` unused elements. x
-    is NaN after an expert's columns, and y stays NaN after the expert's rows."""
+    """Expert i has `widths[i]` columns, and the experts are in `pieces` bindings. Rows of x or y are as long
+    as the widest expert plus `pad`. In a narrower expert's rows, the unused end of x is NaN, and the unused
+    end of y must stay NaN."""
 
     op: ClassVar[ops.ExpertsOp] = ops.EXPERTS_OPS["mat_vec_id"]
     tolerance: ClassVar[float] = 1e-9
@@ -105,7 +106,7 @@ class MatVecId(Case):
     x_per_used: bool = False
     pad: int = 0
     pieces: int = 1
-    tile: int = 0  # pairs per tile if they are sorted by expert
+    tile: int = 0  # pairs per tile; 0: not sorted by expert
     span: float = 1.0
 
     @property
@@ -163,7 +164,7 @@ class MatMulId(MatVecId):
 
 @dataclass(frozen=True)
 class MatMulIdCoop(MatVecId):
-    """With COLUMNS, widths must be equal and nothing is padded."""
+    """If `axis` is COLUMNS, all widths must be equal, and `pad` must be 0."""
 
     op = ops.EXPERTS_OPS["mat_mul_id_coop"]
     tolerance = 1e-6
@@ -172,7 +173,7 @@ class MatMulIdCoop(MatVecId):
 
 @dataclass(frozen=True)
 class MatLaneId(MatVecId):
-    """Pairs are in tiles; with tile=0 they are computed one by one."""
+    """A tile has `tile` pairs of a row and an expert. With tile=0 the op computes each pair alone."""
 
     op = ops.EXPERTS_OPS["mat_lane_id"]
     tile: int = 8

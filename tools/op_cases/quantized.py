@@ -18,7 +18,7 @@ UNIT_TYPES = shaderlib.types_of("mat_mul_dot_coop")
 
 @dataclass(frozen=True)
 class QuantizeQ8(Case):
-    """Blocks of all magnitudes; `special` adds zeros, NaN, inf, extremes and values that are too small."""
+    """Blocks have all magnitudes. `special` adds zeros, NaN, inf, extremes, ties and subnormal numbers."""
 
     tolerance: ClassVar[float] = 0.0
     k: int = 64
@@ -33,8 +33,8 @@ class QuantizeQ8(Case):
             blocks[0], blocks[1, 5], blocks[2, 31] = 0, np.nan, -np.inf
             for i, largest in ((3, 3e38), (4, 1e-36)):
                 blocks[i] = rng.uniform(-1, 1, 32) * largest
-            blocks[5], blocks[5, 0] = 0.5, 127  # ties
-            blocks[6], blocks[6, 7] = 1e-41, -1e-3  # subnormal and normal numbers
+            blocks[5], blocks[5, 0] = 0.5, 127  # Ties.
+            blocks[6], blocks[6, 7] = 1e-41, -1e-3  # Subnormal numbers.
         tensors = {
             "x": Tensor(x.shape, "f32", x),
             "y": Tensor(x.shape, "q8", written=True),
@@ -90,7 +90,7 @@ def quick() -> list[Case]:
         MatMulDot("q6_k", 129, 256, 40),
         MatMulDot("q4_0", 5, 96, 2, nan=True),
         MatMulDotCoop("q4_0", 67, 32, 33, pad=3, bias=True),
-        MatMulDotCoop("q8_0", 129, 96, 65, nan=True),  # some slices of 64 are incomplete
+        MatMulDotCoop("q8_0", 129, 96, 65, nan=True),  # has incomplete slices of 64 values
         MatMulDotCoop("q4_k", 64, 256, 20, bias=True),
         MatDotId("q8_0", side=96, widths=(17, 32, 0, 40), rows=2, pieces=2),
         MatDotId("q4_0", side=33, widths=(32, 0, 96, 64), rows=2, used=4, pieces=2, **down),

@@ -10,15 +10,15 @@ from vkbackend.ops import Recorder
 from vkbackend.step import STEP_WORDS, Run, StepParams
 from vkbackend.tools.op_cases.setup import Case, Setup, Tensor, Views, output, uniform
 
-StateRun = tuple[int, int, int, int]  # first position, rows, state cell read, state cell written
+StateRun = tuple[int, int, int, int]  # a run's first position and rows, the state cells it reads and writes
 
-# The first run writes the cell that it reads, the second writes another cell, and the third is a new
-# sequence, whose cell holds NaN.
+# The first run writes the state cell that it reads, and the second writes a different cell. The third run
+# begins a new sequence, so its cell has only NaN.
 RUNS: tuple[StateRun, ...] = ((5, 3, 2, 2), (9, 1, 0, 3), (0, 2, 1, 1))
 
 
 def step_of(rng: np.random.Generator, runs: tuple[StateRun, ...]) -> StepParams:
-    """Unused entries hold values that a shader must not use."""
+    """Return a step's parameters. Unused entries have values that a shader must not use."""
     step = StepParams(np.full(STEP_WORDS, 0x7FFFFFFF, np.uint32))
     table, row = [], 0
     for i, (first_pos, n_rows, read, written) in enumerate(runs):
@@ -43,7 +43,7 @@ def n_rows_of(runs: tuple[StateRun, ...]) -> int:
 
 @dataclass(frozen=True)
 class SsmConv(Case):
-    """`pad` rows are outside any run."""
+    """The last `pad` rows belong to no run."""
 
     width: int = 64
     d_conv: int = 4
@@ -71,7 +71,7 @@ class SsmConv(Case):
 
 @dataclass(frozen=True)
 class L2Norm(Case):
-    """Rows of x are `gap` values apart; the first head is zeros."""
+    """Each row of x is followed by `gap` unused values. The first head is zero."""
 
     n: int = 64
     n_heads: int = 2
@@ -93,7 +93,7 @@ class L2Norm(Case):
 
 @dataclass(frozen=True)
 class DeltaGates(Case):
-    """Inputs range from where softplus(x) is e^x to where it is x."""
+    """Inputs x include values at which softplus(x) rounds to e^x and values at which it rounds to x."""
 
     n_heads: int = 3
     width: int = 1
@@ -117,16 +117,16 @@ class DeltaGates(Case):
         return Setup(tensors, record)
 
     def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
-        small = np.abs(array) < 1e-4  # separate, because an inaccurate logarithm shows only here
-        # exp may overflow above e^88, and then a sigmoid below 1e-38 may be any small number. Adding 1e-30
-        # hides this.
+        small = np.abs(array) < 1e-4  # Only small values show an inaccurate logarithm.
+        # exp(x) may overflow if x is above 88, so a sigmoid below 1e-38 may be any small number. Adding 1e-30
+        # hides such differences.
         return {f"{name} small": np.where(small, array + 1e-30, 0), name: np.where(small, 0, array)}
 
 
 @dataclass(frozen=True)
 class DeltaNet(Case):
-    """n_k key heads have `repeat` value heads each; rows of q, k, v have `gap` values between them. A row
-    multiplies the state by at least e^`least`."""
+    """Each of `n_k` key heads has `repeat` value heads. Each row of q, k and v is followed by `gap` unused
+    values. A row multiplies the state by at least e^`least`."""
 
     tolerance: ClassVar[float] = 1e-9
     n_k: int = 2

@@ -22,8 +22,8 @@ from vkbackend.wire import F16_BLOCK, wire_words
 
 @dataclass(frozen=True)
 class PackBf16(Case):
-    """Random bits after fixed values: ties, the largest float, inf, NaN with the smallest payload,
-    subnormals, zeros of both signs."""
+    """The first values are ties, the largest float, inf, NaN with the smallest payload, subnormals and zeros
+    of both signs. Random bits follow."""
 
     tolerance: ClassVar[float] = 0.0
     n: int = 64
@@ -39,9 +39,9 @@ class PackBf16(Case):
 
 @dataclass(frozen=True)
 class PackHalves(Case):
-    """Magnitudes in a block span 45 powers of two, more than the wire format represents. The first block also
-    has extremes, inf and NaN. The second block has ties, a maximum that rounds up, and numbers near the limit
-    of rounding to zero. The last block is zeros."""
+    """Magnitudes in a block span 45 powers of two, which is more than the wire format represents. The first
+    block also has extremes, inf and NaN. The second block has ties, a maximum that rounds up, and numbers at
+    the limit below which numbers round to zero. The last block, if incomplete, has only zeros."""
 
     tolerance: ClassVar[float] = 0.0
     n: int = 64
@@ -67,9 +67,7 @@ class PackHalves(Case):
         ]
         bits[F16_BLOCK : F16_BLOCK + len(pattern)] = pattern[: max(0, self.n - F16_BLOCK)]
         if self.n > 2 * F16_BLOCK:
-            bits[F16_BLOCK + len(pattern) : 2 * F16_BLOCK] &= (
-                0xBFFFFFFF  # magnitudes below 2: the block has the exponent of its first number
-            )
+            bits[F16_BLOCK + len(pattern) : 2 * F16_BLOCK] &= 0xBFFFFFFF  # keeps magnitudes below 2
             bits[self.n // F16_BLOCK * F16_BLOCK :] = 0x80000000
         tensors = {"x": Tensor((self.n,), "f32", bits)}
         for name in ("y", "kept") if self.keeps else ("y",):
@@ -79,7 +77,7 @@ class PackHalves(Case):
 
 @dataclass(frozen=True)
 class AddPartials(Case):
-    """Slots outside `writers` and the device's own slot are NaN, because they must not be read."""
+    """The device's own slot and slots outside `writers` have NaN, because the shader must not read them."""
 
     exact: ClassVar[tuple[str, ...]] = ("h", "residual")
     n: int = 64
@@ -101,7 +99,8 @@ class AddPartials(Case):
         return Q8_FLIP if self.out == "q8" else 1e-10
 
     def packed(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Return (slots, this device's share) in the f16 wire format, with two words between slots."""
+        """Return the slots and this device's partial sum in the f16 wire format. Two words follow each
+        slot."""
         n = self.rows * self.n
         n_words = wire_words("f16", n)
         sizes = np.exp2(rng.integers(-8, 1, -(-n // F16_BLOCK)).repeat(F16_BLOCK)[:n]).astype(np.float32)
@@ -118,7 +117,7 @@ class AddPartials(Case):
             if s == self.own or not self.writers >> s & 1:
                 slots[s] = np.nan
         shape = (self.rows, self.n)
-        if self.wire == "bf16":  # the upper 16 bits of a float are its bfloat16
+        if self.wire == "bf16":  # a float's upper 16 bits
             halves = slots.view(np.uint16)[:, 1::2][:, : stride // 2 * 2]
             slots = np.ascontiguousarray(halves).view(np.uint32)
         sum_of = uniform(rng, *shape)

@@ -25,7 +25,8 @@ from vkbackend.tools.op_cases.setup import (
 
 @dataclass(frozen=True)
 class Embed(Case):
-    """Embeds `used` of `rows` rows from a table in `pieces` bindings; one id is out of range."""
+    """Fill `used` of `rows` output rows from an embedding table that is split into `pieces` bindings. One
+    token id is out of range."""
 
     tolerance: ClassVar[float] = 1e-12
     type: str = "f32"
@@ -188,9 +189,9 @@ class Xielu(Softcap):
 
 @dataclass(frozen=True)
 class TopK(Case):
-    """Rows of `values` different numbers, with zeros of both signs and infinities. `nan`: the last row has
-    NaN. `mapped`: ids are from a table. `allowed`: the share of each row that is not masked; the first row is
-    masked completely."""
+    """Values are `values` different numbers, zeros of both signs, and infinities. With `nan`, the last row
+    has one NaN. With `mapped`, the returned ids come from a table. The mask allows a fraction `allowed` of
+    each row, and nothing of the first row."""
 
     tolerance: ClassVar[float] = 0.0
     n: int = 64
@@ -230,7 +231,8 @@ class TopK(Case):
 
 @dataclass(frozen=True)
 class LogSumExp(Case):
-    """A `spread` of hundreds overflows unless the maximum is subtracted. The first chunk of row 0 is -inf."""
+    """A `spread` of hundreds makes exp overflow if the op does not subtract the maximum. The first chunk of
+    row 0 is -inf."""
 
     n: int = 64
     rows: int = 2

@@ -1,5 +1,5 @@
-"""The parts of an op case. `Setup` has the tensors and records the ops. `Placed` puts the tensors into one
-buffer, with guard words between them and NaN in every output."""
+"""The parts of an op case. A `Setup` has the tensors and records the ops. A `Placed` puts the tensors into
+one buffer, with guard words between them and NaN in every output."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from vkbackend.rope import RopeTable
 from vkbackend.runtime import Device
 from vkbackend.step import STEP_WORDS, Mix, Run, StepParams
 
-Q8_FLIP = 1e-5  # NMSE if one code in 64 rounds the other way
-GUARD_WORDS = 37  # odd, so views start at every word alignment
+Q8_FLIP = 1e-5  # The NMSE (normalized mean squared error) if one code in 64 rounds the other way.
+GUARD_WORDS = 37  # The number is odd, so views start at every word alignment.
 CELL_BLOCK = ops.CELL_BLOCK
 
 Views = dict[str, View]
-RunSpec = tuple[int, int, int]  # slot, first position, rows
+RunSpec = tuple[int, int, int]  # a run: its slot, its first position, its number of rows
 
 
 @dataclass
 class Tensor:
-    """An array at a multiple of `align` bytes. `raw` has the stored bytes; None fills it with NaN."""
+    """An array at a multiple of `align` bytes. If `raw` is None, the array is filled with NaN."""
 
     shape: tuple[int, ...]
     dtype: str = "f32"
@@ -85,8 +85,8 @@ class Placed:
 
 
 class Case:
-    """`tolerance` is the largest NMSE against the twin, 0 if bits must be equal. The bits of outputs in
-    `exact` must be equal."""
+    """The base class of cases. `tolerance` is the largest allowed NMSE against the twin's result; 0 demands
+    equal bits. Outputs in `exact` must always have equal bits."""
 
     tolerance: ClassVar[float] = 1e-10
     exact: ClassVar[tuple[str, ...]] = ()
@@ -102,13 +102,13 @@ class Case:
         raise NotImplementedError
 
     def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
-        """Split an output into parts that are compared separately because their magnitudes differ."""
+        """Split an output into parts whose magnitudes differ, so that each part is compared alone."""
         return {name: array}
 
 
 def nan_words(n: int) -> np.ndarray:
-    """Return uint32 [n]. Each word is NaN as f32 and as two f16, and differs from its neighbours, which
-    exposes reads of unwritten memory and overwrites."""
+    """Return `n` words that expose reads of unwritten memory and overwrites. Each word is NaN as an F32 and
+    as two F16, and differs from its neighbours."""
     return (0x7FC07C01 + np.arange(n) * 389 % 1022).astype(np.uint32)
 
 
@@ -121,7 +121,8 @@ def cos_sin_of(rng: np.random.Generator, n_rows: int, n_rot: int) -> Tensor:
     return Tensor((n_rows, n_rot // 2, 2), "f32", rows)
 
 
-# Byte offsets of a block's F16 scales, and the largest |value / scale|. Other bytes are codes.
+# Type -> the byte offsets of a block's F16 scales, and the largest |value / scale|. All other bytes are
+# codes.
 SCALES: dict[str, tuple[tuple[int, ...], float]] = {
     "q4_0": ((0,), 8), "q4_1": ((0, 2), 16), "q5_0": ((0,), 16), "q5_1": ((0, 2), 32), "q8_0": ((0,), 128),
     "q2_k": ((80, 82), 45), "q3_k": ((108,), 128), "q4_k": ((0, 2), 945), "q5_k": ((0, 2), 1953),
@@ -132,7 +133,7 @@ SCALES: dict[str, tuple[tuple[int, ...], float]] = {
 
 
 def weights(rng: np.random.Generator, dtype: str, *shape: int, scale: float = 1.0) -> Tensor:
-    """Values of about +-scale; quantized blocks contain every code."""
+    """Return random weights of about +-`scale`. Quantized blocks contain every code."""
     if dtype in ("f32", "f16", "bf16"):
         values = rng.uniform(-scale, scale, shape).astype(np.float32)
         if dtype == "bf16":
@@ -140,10 +141,10 @@ def weights(rng: np.random.Generator, dtype: str, *shape: int, scale: float = 1.
         return Tensor(shape, dtype, values.astype(np.float16 if dtype == "f16" else np.float32))
     elements, nbytes = block_of(dtype)
     blocks = rng.integers(0, 256, (math.prod(shape) // elements, nbytes), np.uint8)
-    if dtype == "mxfp4":  # a power of two, times up to 12
+    if dtype == "mxfp4":  # values: up to 12 scales
         blocks[:, 0] = 124 + int(math.log2(scale)) - rng.integers(0, 6, len(blocks))
         return Tensor(shape, dtype, blocks)
-    if dtype == "iq1_m":  # the bits of an F16 in the high nibbles of four words, times up to 17
+    if dtype == "iq1_m":  # an F16 scale in the high nibbles of four words; values are up to 17 scales
         scales = (rng.uniform(0.5, 1, len(blocks)) * scale / 17).astype("<f2").view("<u2")
         for i in range(4):
             blocks[:, 49 + 2 * i] = blocks[:, 49 + 2 * i] & 15 | scales >> 4 * i << 4 & 0xF0
@@ -158,7 +159,7 @@ def weights(rng: np.random.Generator, dtype: str, *shape: int, scale: float = 1.
 
 
 def operand(x: np.ndarray, dtype: str) -> Tensor:
-    """Return f32 rows as matrix ops read them, packed by the twins."""
+    """Convert f32 rows to the type that a matrix op reads. The twins do the conversion."""
     k = x.shape[-1]
     if dtype == "f32":
         return Tensor(x.shape, dtype, x)
@@ -179,7 +180,7 @@ def step_of(
     outputs: tuple[int, ...] = (),
     mix: Mix = Mix.DECODE,
 ) -> StepParams:
-    """Unused entries hold values that a shader must not use."""
+    """Return a step's parameters. Unused entries have values that a shader must not use."""
     step = StepParams(np.full(STEP_WORDS, 0x7FFFFFFF, np.uint32))
     table, row = [], 0
     for slot, first_pos, n_rows in runs:
@@ -192,8 +193,8 @@ def step_of(
 def cell_table(
     rng: np.random.Generator, runs: tuple[RunSpec, ...], ring: int | None = None
 ) -> tuple[Tensor, int]:
-    """Return a table [n_slots, blocks_per_slot] of scattered blocks, and the number of cells. `ring`: blocks
-    per slot."""
+    """Return a table [n_slots, blocks_per_slot] of scattered cache blocks, and the number of cache cells.
+    `ring` sets the number of blocks per slot."""
     n_slots = max(slot for slot, _, _ in runs) + 1
     blocks_per_slot = ring or max(-(-(first + n) // CELL_BLOCK) for _, first, n in runs) + 1
     n_blocks = n_slots * blocks_per_slot + 1
@@ -210,7 +211,7 @@ def cache(
     runs: tuple[RunSpec, ...],
     window: int = 0,
 ) -> Tensor:
-    """Cells that the runs see have values; all others have NaN."""
+    """Return a K or V cache. Cells that the runs attend to have values, and all others have NaN."""
     assert cells.raw is not None
     table = cells.raw.reshape(cells.shape)
     plain = {"f16": np.float16, "f32": np.float32}.get(dtype)
@@ -232,7 +233,7 @@ def n_rows_of(runs: tuple[RunSpec, ...]) -> int:
 
 
 def split_parts(array: np.ndarray, head_v: int) -> dict[str, np.ndarray]:
-    """The maximum of a split without keys is not compared."""
+    """Split the output of attention splits into its parts. Skip the maximum of a split without keys."""
     has_keys = array[..., head_v + 1] > 0
     return {
         "acc": array[..., :head_v],

@@ -12,8 +12,8 @@ from vkbackend.tools.op_cases.setup import Case, Setup, Tensor, Views, output, u
 
 @dataclass(frozen=True)
 class SsmScan(Case):
-    """Heads of p over states of n values; `group` heads share B and C. Steps range from where softplus(x) is
-    e^x to where it is x, decays down to e^-`span`."""
+    """Each value of a head of size `p` has a state of `n` values, and `group` heads share B and C. Time steps
+    include values x at which softplus(x) rounds to e^x or to x. Decays go down to e^-`span`."""
 
     n_heads: int = 4
     p: int = 16
