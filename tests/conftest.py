@@ -1,4 +1,4 @@
-"""Options, markers, Vulkan devices and model files for all tests."""
+"""Define options, markers, Vulkan devices and model files for all tests."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
-# Set before anything imports numpy, because the threads of numpy and of a software driver compete for cores:
-# a float64 forward of 512 tokens took 1.2 s with two threads, 0.2 s with one.
+# Set this before the import of numpy, whose threads would compete with a software driver's threads for cores.
+# A float64 forward pass over 512 tokens took 1.2 s with two threads and 0.2 s with one.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-os.environ.pop("COLUMNS", None)  # workers of xdist have it, and would cut tables in pipes to that width
+# xdist sets COLUMNS in its workers, which would narrow the tables that commands print to a pipe
+os.environ.pop("COLUMNS", None)
 
 from places import ROOT  # noqa: E402
 
@@ -56,7 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    gc.disable()  # searching half a million objects took a tenth of the time of a run
+    gc.disable()  # garbage collection over half a million objects took a tenth of a run's time
     # Tests expect F32 activations, which some devices would round.
     os.environ["VKBACKEND_EXACT"] = "1"
     if runtime := config.getoption("--runtime"):
@@ -83,7 +84,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     out = [item for item in items if any(marker in item.keywords for marker in markers)]
     config.hook.pytest_deselected(items=out)
     items[:] = [item for item in items if not any(marker in item.keywords for marker in markers)]
-    # A worker that begins a slow file late ends late.
+    # Run slow files first. A worker that starts a slow file last delays the end of the run.
     items.sort(key=lambda item: item.path.name not in DEAREST)
     if (runtime := os.environ.get("VKBACKEND_RUNTIME", "native")) != "native":
         for item in items:
@@ -97,7 +98,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Tests above `vkbackend/vulkan` share devices (kept_devices.py)."""
+    """Share devices between tests, except the tests of `vkbackend/vulkan` (see kept_devices.py)."""
     if module := sys.modules.get("kept_devices"):
         module.on = not item.path.is_relative_to(ROOT / "tests" / "vkbackend" / "vulkan")
 
@@ -129,7 +130,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[object]:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All model files (see material.py)."""
+    """Return a folder with all model files (see material.py)."""
     from material import lay_out_models
 
     folder = tmp_path_factory.mktemp("models")
@@ -170,7 +171,7 @@ def no_device_opens(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture(autouse=True)
 def silent_layer() -> Iterator[None]:
-    """With VKBACKEND_VALIDATION=1, fail a test if the layer reports an error of this process."""
+    """Fail a test if the validation layer reports an error and VKBACKEND_VALIDATION is 1."""
     from vkbackend import env
 
     if not env.validation():

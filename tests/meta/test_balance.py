@@ -1,4 +1,4 @@
-"""Automatic split: the arithmetic, with invented speeds."""
+"""The automatic split computes shares from speeds, which these tests invent."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_ratios_are_bounded_and_scale_free(speeds: list[float], factor: float) -
     shares = ratios(speeds, kinds, kinds)
     assert max(shares) == 16 and min(shares) >= 0
     assert all(abs(r - 16 * s / max(speeds)) <= 0.5 + 1e-9 for r, s in zip(shares, speeds, strict=True))
-    # Multiplying by a power of two does not round, so the result must not change.
+    # Scaling all speeds by a power of two rounds nothing, so the shares must not change.
     assert ratios([2.0 * s for s in speeds], kinds, kinds) == shares
 
 
@@ -152,7 +152,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch) -> list[NumpyDevice]:
-    """One device is fast, one half as fast, one slow; a reduce takes 100 us per device."""
+    """Return three devices with invented speeds. An all-reduce takes 100 us per device."""
     rates = {"fast": 4e9, "half": 2e9, "slow": 1e8}
     monkeypatch.setattr(balance, "measure_speed", lambda d: Speed(rates[d.name], rates[d.name] / 10))
     monkeypatch.setattr(balance, "class_of", lambda d: d.name)

@@ -1,4 +1,4 @@
-"""Counts in shaders, bindings and push constants remain within 32 bits, also in contexts of 128k."""
+"""Bindings, push constants and the counts in shaders fit in 32 bits, even with contexts of 128k tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TYPES = st.sampled_from(shaderlib.weight_types())
 
 
 def reach(shape: tuple[int, ...], dtype: str) -> int:
-    """Return the largest end of a view, counted from the aligned offset where its binding begins."""
+    """Return the largest offset at which a view ends, relative to the aligned start of its binding."""
     return ALIGN - 4 + math.prod(shape[:-1]) * row_nbytes(dtype, shape[-1])
 
 
@@ -49,7 +49,7 @@ def test_pieces_of_a_matrix_are_within_32_bits(dtype: str, n: int, blocks: int) 
 def test_pieces_of_experts_are_within_32_bits(
     dtype: str, n_expert: int, n: int, blocks: int, axis: int
 ) -> None:
-    """Up to 512 experts of 16,384 by 16,384, which exceed one binding."""
+    """The weight has up to 512 experts of 16,384 by 16,384 elements, too many for one binding."""
     k = blocks * block_of(dtype)[0]
     shape = (n_expert, 256 * n, k)
     state = split_experts(axis, [((0, shape[axis]),)] * n_expert)
@@ -64,7 +64,8 @@ CARDS, DEPTH = (1, 4), 1 << 17
 @pytest.mark.parametrize("n", CARDS)
 @pytest.mark.parametrize("name", ["llama-70b", "qwen3-235b-a22b"])
 def test_long_contexts_are_recorded(name: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four slots of 128k. Every dispatch asserts that its push constants and groups are within the limits."""
+    """Record steps with four slots of 128k tokens. Every dispatch asserts that its push constants and groups
+    are within the limits."""
     monkeypatch.setenv("VKBACKEND_CACHE", "off")
     devices = [SimulatedDevice(i, 1 << 40) for i in range(n)]
     options = Options.of(

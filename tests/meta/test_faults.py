@@ -1,4 +1,4 @@
-"""A device that hangs or is lost causes a typed error within its deadline, and a new model can be loaded
+"""If a device hangs or is lost, a typed error is raised within the deadline. A new model can be loaded
 afterwards.
 """
 
@@ -44,7 +44,7 @@ def load(models: Path, devices: list[str], **options: Any) -> Runner:
 
 @contextmanager
 def hurry() -> Iterator[None]:
-    """Set short deadlines; use this only for calls that hang."""
+    """Set short deadlines. Use this function only around calls that hang."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VKBACKEND_TIMEOUT", "2")
         patch.setattr(relay, "DRAIN_S", 2.0)
@@ -57,7 +57,7 @@ def works_again(models: Path, devices: list[str]) -> None:
     runner.close()
 
 
-@pytest.mark.native  # the kompute runtime has its own test, because its devices wait for nothing
+@pytest.mark.native  # kompute devices never wait for a semaphore and have their own test
 @pytest.mark.parametrize("devices", some(SETS, 2))
 def test_device_that_stops_answering(
     models: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch
@@ -65,7 +65,7 @@ def test_device_that_stops_answering(
     runner = load(models, devices)
     step(runner)
     stuck = runner.mesh.devices[1]
-    # The step is submitted but never released, so the device waits for a value that is never signalled.
+    # The device waits for a semaphore value that is never signalled.
     monkeypatch.setattr(stuck.queue, "allow", lambda number: None)
     with hurry():
         with pytest.raises(Timeout, match=stuck.name):
@@ -105,8 +105,8 @@ def test_lost_device(models: Path, devices: list[str], monkeypatch: pytest.Monke
 def test_interrupt_in_the_middle_of_a_step(
     models: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Interrupt between two calls that belong together; then the runner can only be closed. Callers of LLM
-    are not affected, because its engine runs in its own thread."""
+    """Interrupt a step between two calls that belong together. Afterwards the runner can only be closed.
+    An interrupt in a caller of LLM has no such effect, because the engine runs in its own thread."""
     runner = load(models, devices)
     step(runner)
     queue, calls = runner.mesh.devices[1].queue, []
@@ -130,7 +130,7 @@ def test_interrupt_in_the_middle_of_a_step(
 
 @pytest.mark.native
 def test_a_replay_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device that finishes later is closed completely."""
+    """A device that finishes after its deadline can still be closed completely."""
     (device,) = open_devices(["0"])
     view = View(device.buffer(256, Home.STAGING, "words"), 0, (64,))
     recording = Recording("two segments")

@@ -1,4 +1,4 @@
-"""Tensors are rejoined from slices and rows written back, in every format, split and alignment."""
+"""Tensors are gathered from slices, and rows are written to slices, in every format, split and alignment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vkbackend.meta.tensor import Weight
 
 
 class Bytes:
-    """A file of one tensor."""
+    """A model file with a single tensor."""
 
     def __init__(self, raw: np.ndarray) -> None:
         self.raw = raw
@@ -38,7 +38,7 @@ def test_split_then_join_is_the_identity(case: tuple[Load, int], max_range: int)
     devices = numpy_devices(n, max_storage_range=max_range)
     try:
         weights, _pages = load_weights(devices, [load], Bytes(raw))
-    except PlanError:  # an expert exceeds a binding
+    except PlanError:  # one expert needs more bytes than a binding has
         assert max_range == 4096
         return
     assert np.array_equal(gather(devices, weights["w"]), raw)
@@ -79,7 +79,7 @@ def test_heads_that_several_devices_hold() -> None:
         [extent] = extents(weight, d)
         assert np.array_equal(devices[d].read(extent.view).reshape(8, -1), rows[:, columns])
     assert extents(weight, 2) == []
-    for d in (1, 3):  # change devices 1 and 3; columns 16 to 32 are still read from device 0
+    for d in (1, 3):  # change the copies on devices 1 and 3; gather_rows reads columns 16 to 32 from device 0
         [extent] = extents(weight, d)
         devices[d].write(extent.view, 255 - devices[d].read(extent.view))
     got = gather_rows(devices, weight, 2, 5)
@@ -118,7 +118,7 @@ def test_a_large_tensor_comes_in_pieces() -> None:
 @pytest.mark.runtimes
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_on_drivers(device: Any, dtype: str) -> None:
-    """Rows begin at addresses between words."""
+    """Rows begin at byte offsets that are not multiples of 4."""
     width = 3 * block_of(dtype)[0]
     load = Load("w", (11, width), dtype, split(0, ((0, 5), (5, 11))))
     raw = noise(11 * row_nbytes(dtype, width)).reshape(11, -1)

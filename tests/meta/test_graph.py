@@ -1,4 +1,4 @@
-"""A model on numpy devices: exchanges, hazards, and any number of devices and shares."""
+"""A model runs on numpy devices. Tests cover exchanges, hazards, and numbers and shares of devices."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ def test_two_exchanges_per_layer_and_none_on_one_device(models: Path, n: int, ro
 
 @pytest.mark.parametrize("n", [2, 5])
 def test_bytes_per_exchange(models: Path, n: int) -> None:
-    """Each writer sends rows * n_embd floats; a device without a share of the layer sends nothing."""
+    """Each device that writes a partial sum sends rows * n_embd floats. A device without a share of the layer
+    sends nothing."""
     rows = 4
     with on_numpy(models, n) as runner:
         step = runner.mesh.recorded_step(StepKind.of_run(rows, 1))
@@ -159,7 +160,7 @@ def test_depth_and_provider_change_no_bit(models: Path, provider: str, ahead: in
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_unwritten_memory_does_not_affect_results(models: Path, n: int) -> None:
-    """All memory of a numpy device is initially NaN; scratch and unused cells are reset to NaN between
+    """The memory of a numpy device is initially NaN. The test sets scratch and unused cells to NaN between
     steps."""
     with on_numpy(models, n, n_slots=2) as runner:
         want = prefill(runner, TOKENS)
@@ -167,7 +168,7 @@ def test_unwritten_memory_does_not_affect_results(models: Path, n: int) -> None:
         for step in range(3):
             for arena in runner.mesh.steps.arenas:
                 arena.host[:] = 0xFF
-            tokens = TOKENS[: 5 + step]  # padded to a bucket of 8 rows
+            tokens = TOKENS[: 5 + step]  # the runner pads every count here to 8 rows
             got = runner.step(tokens, [Run(1, 0, len(tokens), 0)], [len(tokens) - 1])
             assert nmse(got, want[len(tokens) - 1 : len(tokens)]) <= 1e-9
 
@@ -181,7 +182,7 @@ def test_null_devices_replay_a_whole_model(models: Path, monkeypatch: pytest.Mon
             assert isinstance(device, NullDevice)
             assert device.executed["add_partials"] == 2 * layers
             assert device.executed["attn_decode"] == layers and not device.executed["attn_combine"]
-            assert device.executed["mat_vec"] == 6 * layers + 1  # gate and up are one dispatch
+            assert device.executed["mat_vec"] == 6 * layers + 1  # one dispatch computes both gate and up
             assert device.executed["kv_store"] == 2 * layers
 
 
@@ -203,7 +204,8 @@ def test_prompts_attend_on_matrix_units(models: Path, monkeypatch: pytest.Monkey
 def test_groups_of_heads_decode_on_matrix_units(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int
 ) -> None:
-    """Eight heads per kv head, cut within a group, with the keys in splits, give the result of other ops."""
+    """Attention on matrix units gives the results of the other ops. Eight heads share a kv head, devices
+    split such a group, and several dispatches split the keys."""
     monkeypatch.delenv("VKBACKEND_EXACT", raising=False)
     write_tiny(tmp_path / "tiny.gguf", Tiny("qwen3", n_head=16, head_dim=32, n_layer=1))
     features, ran = frozenset(OPS["attn_decode_coop"].needs), Counter[str]()
@@ -228,7 +230,7 @@ def test_groups_of_heads_decode_on_matrix_units(
 
 
 def test_devices_compile_in_parallel(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each compilation waits for the other to start, so compiling one device after another would never
+    """Each compilation waits until the other starts. If devices compiled in sequence, this test would never
     end."""
     meeting, compiled = threading.Barrier(2), []
 

@@ -1,4 +1,5 @@
-"""Devices read weights from the model's file where they can, give the same logits, and leave no file open."""
+"""Devices that can read weights in place, from the mapped model file, give the same logits. They leave no
+file open."""
 
 from __future__ import annotations
 
@@ -33,13 +34,13 @@ from vkbackend.twins.device import NumpyDevice
 
 
 class Mapping(NumpyDevice):
-    """A numpy device that reads files in place, like software devices."""
+    """A numpy device that reads weights in place from the mapped file, as software devices do."""
 
     maps_files = True
 
 
 class File:
-    """A mapped file of one tensor, which begins at byte `begin`."""
+    """A mapped file whose only tensor begins at byte `begin`."""
 
     def __init__(self, raw: np.ndarray, begin: int = 0) -> None:
         with tempfile.TemporaryFile() as file:
@@ -63,7 +64,8 @@ def noise_in_file(load: Load) -> tuple[Load, np.ndarray]:
 @settings(max_examples=200, deadline=None)
 @given(loads())
 def test_contiguous_slices_are_found(case: tuple[Load, int]) -> None:
-    """Compares with the device's own copy, because random bytes occur only once in the file."""
+    """The test compares each mapped slice with the device's own copy. The random bytes occur only once in the
+    file."""
     (load, raw), n = noise_in_file(case[0]), case[1]
     devices = numpy_devices(n)
     weights, _ = load_weights(devices, [load], File(raw))
@@ -75,7 +77,7 @@ def test_contiguous_slices_are_found(case: tuple[Load, int]) -> None:
         held = b"".join(device.read(view).tobytes() for _, view in weights["w"].pieces[d])
         if run:
             assert held[: run[1] - run[0]] == raw[slice(*run)].tobytes() and len(held) < run[1] - run[0] + 4
-        elif row_nbytes(load.dtype, block_of(load.dtype)[0]) >= 4:  # smaller blocks may look like padding
+        elif row_nbytes(load.dtype, block_of(load.dtype)[0]) >= 4:  # blocks below 4 bytes may equal padding
             assert not held or held[: len(held) - 3] not in raw.tobytes()
 
 
@@ -87,7 +89,7 @@ def test_mapped_pieces_equal_the_tensor(case: tuple[Load, int], max_range: int, 
     devices = [(Mapping if d % 3 else NumpyDevice)(f"numpy.{d}", limits) for d in range(1, n + 1)]
     try:
         weights, _pages = load_weights(devices, [load], File(raw, begin))
-    except PlanError:  # an expert exceeds a binding
+    except PlanError:  # one expert needs more bytes than a binding has
         assert max_range == 4096
         return
     for d, device in enumerate(devices):

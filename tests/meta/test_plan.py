@@ -1,4 +1,5 @@
-"""Shares become ranges that tile every dimension exactly; the plan determines the slices of each weight."""
+"""A plan divides every dimension into ranges without gaps or overlaps. The ranges determine each weight's
+slices."""
 
 from __future__ import annotations
 

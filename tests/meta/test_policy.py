@@ -1,4 +1,5 @@
-"""Split policies: llama.cpp's policy equals the oracle of its arithmetic; ours is aligned and never worse."""
+"""Tests compare two split policies. llama.cpp's policy equals the oracle of its arithmetic; our policy aligns
+cuts and never balances worse."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def planned(case: Case) -> list[list[int]]:
     return [*rows, widths(outside.ranges["vocab"])]
 
 
-# ---- answers of the oracle: stored (tests/data/make_splits.py), and new if it is next to the checkout ----
+# ---- answers of the oracle: stored ones (tests/data/make_splits.py), and new ones if it is installed ----
 
 KEPT = json.loads((DATA / "splits.json").read_text())
 
@@ -77,7 +78,8 @@ if ORACLE.is_file():
 
 
 def busiest(plan_ranges: list[Ranges], shares: tuple[float, ...]) -> float:
-    """Return the units of the device with the most units per share, over ranges that run in parallel."""
+    """Return the largest ratio of a device's units to its share. The ranges run in parallel, so their units
+    are added."""
     held = [sum(widths(ranges)[d] for ranges in plan_ranges) for d in range(len(shares))]
     return max(
         (n / share if share else float("inf") if n else 0.0) for n, share in zip(held, shares, strict=True)
@@ -105,8 +107,8 @@ def test_ours_is_aligned_tiles_and_is_never_less_balanced() -> None:
                 sums[which] += attention + 3 * busiest(experts, shares)
         sums[0] += busiest([ours_outside.ranges["vocab"]], shares)
         sums[1] += busiest([theirs_outside.ranges["vocab"]], shares)
-        # llama.cpp's grain follows head_k; with a different head_v it may cut within blocks, and such a split
-        # cannot run.
+        # llama.cpp aligns cuts to multiples of head_k. If head_v differs, a cut may fall within a block, and
+        # the split cannot run.
         cuts = {begin * a.head_dim_v % a.block for plan in theirs for begin, _ in plan.ranges["heads"]}
         compared += cuts == {0}
         assert cuts != {0} or sums[0] <= sums[1] * (1 + 1e-9), case

@@ -1,8 +1,8 @@
-"""llama.cpp's propagation rules for split states in our terms: each rule gives the same state here, or a
-PlanError, or we have no op that needs it.
+"""llama.cpp's rules derive the split state of an op's result. For each rule, our op gives the same state or
+raises PlanError, or no model here needs the op.
 
-llama.cpp's axes are [width, rows] for activations and [in, out] for weights. "A0" of an activation is our
-split of the width, "A0" of a weight our split of columns, "A1" a split of rows, "A2" of heads.
+llama.cpp's axes are [width, rows] for activations and [in, out] for weights. For activations, "A0" is our
+split of the width. For weights, "A0" is our split of columns, "A1" of rows and "A2" of heads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WIDTH, OTHER = split(1, A), split(1, B)
 ROWS, COLUMNS = split(0, A), split(1, A)
 SUM = partial((0, 1))
 EXPERTS = split_experts(1, [A, A]), split_experts(2, [A, A])
-# four q heads, and two kv heads of 8 elements
+# four q heads, and two kv heads, of 8 elements each
 HEADS = split(1, ((0, 16), (16, 32))), split(1, ((0, 8), (8, 16)))
 
 
@@ -102,7 +102,7 @@ REFUSED: list[tuple[str, Callable[[], State]]] = [
     ("FLASH_ATTN sinks mirrored beside split heads", lambda: _sinks(HEADS[0], MIRRORED)),
 ]  # fmt: skip
 
-# Rules of the reference that no model here needs; without an op, the state cannot occur.
+# No model here needs these ops of llama.cpp, so their split states cannot occur.
 ABSENT = """
 reshape cont permute transpose pad repeat dup sum cumsum mean argmax count_equal norm
 argsort soft_max clamp leaky_relu fill sub div out_prod set diag conv_2d pool_2d upscale arange tri solve_tri

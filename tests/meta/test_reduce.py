@@ -1,5 +1,5 @@
-"""All-reduce: every provider and depth gives the same bits, bfloat16 errors are bounded, delays change
-nothing.
+"""Every all-reduce provider gives the same bits at any depth and with any delays. The errors of bfloat16 are
+bounded.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ROWS, WIDTH = 4, 130
 
 
 class Sum:
-    """Sums partials in device memory, `length` times in sequence."""
+    """A recording that sums the devices' partials in device memory `length` times in sequence."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ def expected(values: np.ndarray, writers: list[int]) -> np.ndarray:
     return total
 
 
-# The error of a number below 1 is half a unit of the last of 8 bits (bf16), or of 11 bits (f16).
+# The error of a number below 1 is at most half of its last bit: bf16 has 8 bits, f16 has 11.
 OFF = {"f32": 0.0, "bf16": 2**-9, "f16": 2**-12}
 
 
@@ -150,8 +150,9 @@ def test_bit_equal_over_many_runs_with_delays(
 
 
 def awkward(rng: np.random.Generator, n: int, elements: int) -> np.ndarray:
-    """Return shares of any scale; some elements are zero, subnormal, infinite or NaN. All other elements are
-    at least 2^-80, because drivers may flush subnormal sums."""
+    """Return one array per device, with values of very different sizes. Some elements are zero, subnormal,
+    infinite or NaN. The magnitude of all other elements is at least 2^-80, because drivers may set subnormal
+    sums to zero."""
     sizes = np.exp2(rng.uniform(-80, 120, (n, -(-elements // 50))).repeat(50, axis=1)[:, :elements])
     values = (rng.standard_normal((n, elements)) * sizes).astype(np.float32)
     values[np.abs(values) < 2.0**-80] = 0
@@ -183,15 +184,15 @@ def test_every_device_gets_the_same_bits_over_the_f16_wire(names: list[str], pro
             ((*results,),) = summed.run()
             want = expected(np.stack([sent_over_wire(share) for share in values]), list(range(len(names))))
         for got in results:
-            np.testing.assert_array_equal(got.reshape(-1), want)  # NaN must be at the same elements
+            np.testing.assert_array_equal(got.reshape(-1), want)  # this also compares the positions of NaN
 
 
 @pytest.mark.no_vulkan
 @given(st.integers(0, 2**32 - 1), st.integers(1, 700))
 def test_precision_of_the_f16_wire(seed: int, n: int) -> None:
-    """11 bits of every number down to 2^-29 of the largest in its block, infinities and NaN are preserved.
-    The mean squared error is that of uniform rounding: 1/12 of the square of the last bit, the tenth after
-    the leading bit."""
+    """The wire keeps 11 bits of numbers down to 2^-29 of the block's largest number, and keeps infinities and
+    NaN. The mean squared error is 1/12 of the square of the last bit, as with uniform rounding. The last bit
+    is the tenth after the leading bit."""
     rng = np.random.default_rng(seed)
     (share,) = awkward(rng, 1, n)
     with np.errstate(invalid="ignore"):
@@ -201,7 +202,8 @@ def test_precision_of_the_f16_wire(seed: int, n: int) -> None:
         for at in range(0, n, 128):
             block = slice(at, at + 128)
             x, y = share[block][finite[block]].astype(np.float64), got[block][finite[block]]
-            doubled = np.abs(x) >= 2.0**128 * (1 - 2.0**-12)  # rounded to the next power of two
+            # these numbers round up to 2^128, which is infinite
+            doubled = np.abs(x) >= 2.0**128 * (1 - 2.0**-12)
             assert np.isinf(y[doubled]).all()
             x, y = x[~doubled], y[~doubled]
             top = np.abs(share[block][finite[block]]).max(initial=0)
@@ -213,8 +215,8 @@ def test_precision_of_the_f16_wire(seed: int, n: int) -> None:
 
 @pytest.mark.no_vulkan
 def test_slots_hold_the_scales_too() -> None:
-    """A slot has four bytes per element, because it also holds sums. Only a message of one element needs
-    more."""
+    """Slots also hold F32 sums, so they have four bytes per element. Only a message with one element needs
+    more bytes."""
     assert [wire_words("f16", n) for n in (0, 1, 2, 127, 128, 129, 256)] == [0, 2, 2, 65, 65, 67, 130]
     assert all(wire_words("f16", n) <= n for n in range(2, 1000))
     for shape, slot in (((1, 1), 8), ((1, 2), 8), ((3, 43), 516)):
@@ -248,7 +250,7 @@ def test_logits_do_not_depend_on_provider_or_depth(
     want = logits(models, *devices)
     assert np.array_equal(logits(models, *devices, **how), want)
     if ahead is not None:
-        return  # each provider has its own wires
+        return  # the rounding wires are tested once per provider
     # Rounding to 11 bits has 1/64 of the squared error of rounding to 8 bits.
     assert nmse(logits(models, *devices, **how, reduce_type="bf16"), want) <= 1e-4
     assert nmse(logits(models, *devices, **how, reduce_type="f16"), want) <= 1e-4 / 64

@@ -1,4 +1,4 @@
-"""Sizing plans only one of several equal devices, with the same result as planning each."""
+"""Memory is planned for only one of several equal devices, with the same result as a plan for each device."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_repeated_layers_are_planned_once(
     built.clear()
     monkeypatch.setattr(traced_steps, "repeating", len)
     assert sizes_of(name, shares, halves=False) == sizes
-    assert commands(built) > 1.25 * n_short  # with uneven shares every third layer is equal
+    assert commands(built) > 1.25 * n_short  # with uneven shares a layer equals the third layer after it
 
 
 def commands(graphs: list[Graph]) -> int:
@@ -87,7 +87,8 @@ def commands(graphs: list[Graph]) -> int:
 
 
 def test_shorter_models_that_need_less_are_not_used(deep: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This planner needs more memory for every command, so all kinds of steps are planned in full."""
+    """This replaced planner needs memory for every command, so a shorter model cannot predict the size. Every
+    kind of step is planned with all layers."""
     monkeypatch.setattr(sizing, "plan_scratch", lambda recording, reuse: ({}, 999 * len(recording.commands)))
     sizes = sizes_of("dense", (1,), halves=False)
     monkeypatch.setattr(traced_steps, "repeating", len)

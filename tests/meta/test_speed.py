@@ -1,4 +1,4 @@
-"""Speeds are measured once and stored in a file, which may be damaged or not writable."""
+"""Each speed is measured once and stored in a file. The file may be damaged or not writable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The split-state algebra: each rule, and each combination that is refused."""
+"""Tests cover every rule that derives split states, and every combination of states that a rule refuses."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ SUM = partial((0, 1))
 
 
 def attend(q: State, k: State, v: State) -> State:
-    """Four q heads over two kv heads; keys have 8 elements and values 16."""
+    """Apply the rule of attention with four q heads and two kv heads. Each kv head has 8 elements in K and 16
+    in V."""
     return rules.attention(q, k, v, heads=4, kv_heads=2, head_dim_k=8, head_dim_v=16)
 
 
 Q, K, V = split(1, ((0, 16), (16, 32))), split(1, ((0, 8), (8, 16))), split(1, ((0, 16), (16, 32)))
 
-# Two experts with different cuts; one expert is not on device 0.
+# The two experts are cut at different rows or columns. Device 0 has no part of the second expert.
 BY_ROWS, BY_COLUMNS = (split_experts(axis, [HALVES, ((0, 0), (0, 16))]) for axis in (1, 2))
 
 
@@ -47,13 +48,13 @@ def mix(
 
 
 def sinks(y: State, w: State) -> State:
-    """One value per head of 8. The rule returns no state, so y is returned."""
+    """Check the rule for a weight with one value per head of 8 elements, and return y."""
     rules.per_head_weight("sinks", y, w, 8)
     return y
 
 
-# Heads have 8 elements. Two value heads read each key head; they are adjacent, or (TILED) a key head apart.
-# The tensor with q, k and v as segments is cut by key heads.
+# Heads have 8 elements. Two value heads use each key head. The two are adjacent, or with TILED as far apart
+# as there are key heads. Devices split the tensor with the segments q, k and v by key heads.
 KEYS, VALUES, TILED = (split(1, ((0, 1), (1, 2)), n) for n in ([8], [16], [8, 8]))
 QKV, TILED_QKV = (split(1, ((0, 1), (1, 2)), n) for n in ([8, 8, 16], [8, 8, 8, 8]))
 BETA, TILED_BETA = rules.resized(VALUES, 1, 8), rules.resized(TILED, 1, 8)
@@ -80,8 +81,8 @@ def delta(
     return rules.delta_net(parts, g, beta, state, 8, width)
 
 
-# Six heads of 8 in groups of two. B and C of a group (4 values each) are on all devices that need them, so
-# the second group is on both.
+# Six heads of 8 elements are in groups of two. Every device that needs B and C of a group, 4 values each, has
+# a copy. Both devices have the second group.
 HEADS, GROUPS = split(1, ((0, 3), (3, 6)), [1]), split(1, ((0, 2), (1, 3)), [4, 4])
 INNER, SCANNED = rules.resized(HEADS, 8), rules.resized(HEADS, 32)
 

@@ -1,4 +1,4 @@
-"""Sums over numpy devices, exchanged only when an op needs the whole sum."""
+"""Partial sums of numpy devices are exchanged only when an op needs the complete sum."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def leaf(graph: Graph, values: list[list[float] | None], state: State) -> Tensor
 def replay(
     graph: Graph, devices: list[NumpyDevice], provider: Provider | None, y: Tensor
 ) -> list[list[float]]:
-    """Run the recordings in lock step. Returns the row of y on each device."""
+    """Run the devices' recordings segment by segment. Return the row of y on each device."""
     arenas, executables = [], []
     for device, recording in zip(devices, graph.recordings, strict=True):
         offsets, total = plan_scratch(recording)
@@ -102,7 +102,7 @@ def test_the_mirrored_addend_is_added_once() -> None:
 
 
 def test_two_branches_on_a_base_share_one_reduce() -> None:
-    """As in a parallel attention and FFN: h + attention(h) + ffn(h)."""
+    """The graph computes h + attention(h) + ffn(h), as models with parallel attention and FFN do."""
     graph, devices, provider = graph_of(2)
     h = leaf(graph, [BASE] * 2, MIRRORED)
     y = h + leaf(graph, [A, B], partial((0, 1))) + leaf(graph, [B, A], partial((0, 1)))

@@ -1,5 +1,6 @@
-"""Arguments of any type and value: numpy's scalars and arrays are numbers and lists, -1 has llama.cpp's
-meaning, and other values raise InvalidArgument, whose single line names the argument.
+"""The public functions accept or refuse arguments of any type and value. numpy's scalars and arrays are
+numbers and lists, and -1 has llama.cpp's meaning. Other values raise InvalidArgument, whose single line names
+the argument.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trained models through the public interface on every device set, against llama.cpp."""
+"""Trained models give llama.cpp's results through the public interface, on every device set."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ CHECK = SHARED / "oracles" / "check_models.py"
 
 @pytest.mark.parametrize(("devices", "name"), covering(SETS, FILES, each=2))
 def test_files(models: Path, name: str, devices: list[str]) -> None:
-    """llama.cpp rounds activations to 8 bits; these files have wide enough margins."""
+    """llama.cpp rounds activations to 8 bits. The margins between the best tokens of these files are larger
+    than the rounding errors."""
     expected = json.loads((models / "expected.json").read_text())[name]
     want = np.load(models / "expected_logits.npz")[name]
     exact = name.endswith(("F32", "F16"))
@@ -35,7 +36,8 @@ def test_files(models: Path, name: str, devices: list[str]) -> None:
 
 
 if CHECK.is_file():
-    # A case opens 4 or 16 files. By default one runs: test_files above has each device set.
+    # Each case opens 4 or 16 files. One case runs by default, because test_files above already covers each
+    # device set.
     @pytest.mark.parametrize("devices", [p if p.id == "0,1" else wide(p) for p in DEVICE_SETS])
     @pytest.mark.parametrize(
         ("folder", "only", "n"),

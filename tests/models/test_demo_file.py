@@ -1,6 +1,4 @@
-"""The committed demo model, read with gguf-py and run in float64 numpy, without Vulkan and without our
-reader.
-"""
+"""gguf-py reads the committed demo model and float64 numpy runs it, without Vulkan and without our reader."""
 
 import random
 from importlib.resources import files
@@ -18,7 +16,7 @@ PATH = Path(str(files("vkbackend.models"))) / "demo" / "demo.gguf"
 HELD_OUT_SEED = 99_991
 N_STORIES = 24
 MAX_LOSS = 0.25
-MIN_MARGIN = 0.02  # logits; the two best tokens of the story differ by at least 0.032
+MIN_MARGIN = 0.02  # in logits; the two best tokens of each step of the story differ by at least 0.032
 GREEDY_STORY = (
     "Once upon a time, there was a kind little girl named Mia. She lived in a white house by the sea. "
     "One sunny morning, Mia found a small brass lantern under a bush. Then she went through the singing "
@@ -52,7 +50,7 @@ def vocabulary(meta: dict[str, Any]) -> Vocabulary:
 
 
 def forward(w: dict[str, np.ndarray], meta: dict[str, Any], ids: list[int]) -> np.ndarray:
-    """Logits [n, n_vocab] of all positions at once; RoPE on adjacent pairs."""
+    """Return the logits [n, n_vocab] of all positions, computed at once. RoPE rotates adjacent pairs."""
     n_head, n_kv = meta["llama.attention.head_count"], meta["llama.attention.head_count_kv"]
     eps, n = meta["llama.attention.layer_norm_rms_epsilon"], len(ids)
     half = meta["llama.rope.dimension_count"] // 2
@@ -132,8 +130,9 @@ def test_vocabulary(meta: dict[str, Any], vocabulary: Vocabulary) -> None:
 def test_the_weights_predict_the_stories(
     weights: dict[str, np.ndarray], meta: dict[str, Any], vocabulary: Vocabulary
 ) -> None:
-    """Rotating halves instead of adjacent pairs gives 3.8 nats, reversed KV heads in one layer 0.27. For
-    recall, every token of the word must be the best where the grammar allows no other."""
+    """The loss detects wrong layouts: RoPE that pairs the two halves of a head gives 3.8 nats, and reversed
+    KV heads in one layer 0.27 nats. A word counts as recalled if each of its tokens is the best token,
+    wherever the grammar allows no other word."""
     rng = random.Random(HELD_OUT_SEED)
     losses: list[float] = []
     recalled: list[bool] = []

@@ -1,4 +1,5 @@
-"""GGUF -> devices -> GGUF: the copy has the bytes of the original for every split."""
+"""A model that is loaded to devices and exported again has the bytes of the original file, for every
+split."""
 
 from __future__ import annotations
 
@@ -103,7 +104,7 @@ def test_untied(models: Path, tmp_path: Path, name: str, n: int, split: list[int
     ("n", "options"),
     [
         (3, {}),
-        (8, {}),  # KV heads on several devices
+        (8, {}),  # several devices share each KV head
         (2, {"n_gpu_layers": 2}),
         (3, {"split_mode": "layer"}),
         (3, {"override_tensor": (("ffn", "CPU"),)}),

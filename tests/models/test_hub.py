@@ -1,4 +1,4 @@
-"""Models by name, from a fake Hub."""
+"""Models can be loaded by name. A fake Hugging Face Hub answers the requests."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ for words in json.loads(sys.argv[1]):
 
 
 def generate(env: dict[str, str], *commands: list[str]) -> list[tuple[int, str, str]]:
-    """Return code, stdout and stderr of each command. One new process runs them all, because the library
-    reads its environment on import."""
+    """Return the exit code, stdout and stderr of each command. All commands run in one new process, because
+    huggingface_hub reads its environment on import."""
     done = subprocess.run(
         [sys.executable, "-c", COMMANDS, json.dumps(commands)],
         env=env, capture_output=True, text=True, timeout=100, cwd=ROOT,
@@ -118,7 +118,7 @@ def test_a_model_is_downloaded_once_and_opens_offline(hub: dict[str, str]) -> No
 
 
 def test_an_interrupted_download_continues(hub: dict[str, str]) -> None:
-    """The file is larger than the library's write size of 10 MB."""
+    """The file is larger than 10 MB, the unit in which huggingface_hub writes."""
     FILES["big.gguf"] = bytes(range(256)) * (21 << 12)
     Hub.cut = 15 << 20
     code = "from vkbackend.models.hub import fetch; print(fetch('me/demo', 'big.gguf'))"
@@ -148,7 +148,7 @@ def test_no_connection_and_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(f"refused, said {SECRET}\nand more")
 
     monkeypatch.setenv("HF_TOKEN", SECRET)
-    with monkeypatch.context() as patch:  # a failed connection is not tried again
+    with monkeypatch.context() as patch:  # a failed connection is not retried
         patch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
         patch.setenv("NO_PROXY", "*")
         with pytest.raises(

@@ -1,4 +1,4 @@
-"""`LLM` on a runner without a model: text, arguments, batches, asyncio."""
+"""An `LLM` runs without a model. These tests cover text, arguments, batches and asyncio."""
 
 from __future__ import annotations
 

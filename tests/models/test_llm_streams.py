@@ -1,4 +1,4 @@
-"""Streams, slots, threads and the end of an `LLM` on a runner without a model."""
+"""An `LLM` runs without a model. These tests cover streams, slots, threads and `close`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sampling options resolved for a model: end tokens, suppressed tokens, breakers of DRY."""
+"""Sampling options depend on the model's tokens: end tokens, suppressed tokens, breakers of DRY."""
 
 import math
 import sys
@@ -58,7 +58,7 @@ def test_ends(llm: LLM) -> None:
     third = without.index(without[2])
     named = llm.generate(prompt, 9, ignore_eos=True, stop_token_ids=[without[2]], **GREEDY)
     assert named.tokens == without[: third + 1] and named.finish_reason == "stop"
-    # stop_token_ids restores an end token that ignore_eos forbids
+    # stop_token_ids allows an end token that ignore_eos would forbid
     assert llm.generate(prompt, 9, ignore_eos=True, stop_token_ids=[2], **GREEDY).tokens == [2]
 
 

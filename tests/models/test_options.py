@@ -1,4 +1,4 @@
-"""Keywords, fields and flags of the options agree, values are plain, errors suggest similar names."""
+"""Keywords, fields and flags of the options agree. Values are plain, and errors suggest similar names."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_keywords_are_the_fields(keywords: type, options: type) -> None:
 @pytest.mark.parametrize("keywords", [_ModelKeywords, ReduceKeywords, RopeKeywords, SamplingKeywords,
                                       AnswerKeywords, GenerateKeywords])  # fmt: skip
 def test_every_keyword_is_described_with_its_default(keywords: type) -> None:
-    """Editors show this text. Switches and stop strings need no default."""
+    """Editors show this text. Descriptions of switches and of stop strings need no default."""
     (tree,) = ast.parse(inspect.getsource(keywords)).body
     assert isinstance(tree, ast.ClassDef)
     entries = [i for i, node in enumerate(tree.body) if isinstance(node, ast.AnnAssign)]
@@ -144,7 +144,7 @@ def test_devices_without_a_share_are_left_out() -> None:
 # ---- flags ----
 
 LOADING = ("generate", "chat", "plan", "bench", "sweep", "perplexity", "export")
-# Here `chat` is given `n_ctx`, `sweep` has a longer default, and `plan` balances by default.
+# The test passes `n_ctx` to `chat`. `sweep` has a longer default context, and `plan` balances by default.
 OWN = {"chat": {"n_ctx": 64}, "sweep": {"n_ctx": 4096}, "plan": {"tensor_split": "auto"}}
 NEEDED = {
     "chat": ["-c", "64"],

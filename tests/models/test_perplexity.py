@@ -1,4 +1,4 @@
-"""Perplexity against a float64 numpy forward, divergence between files, errors."""
+"""Perplexity equals a float64 numpy forward pass. The divergence between files and errors are tested too."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_equals_a_numpy_forward(models: Path, capsys: Any) -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.timeout(900)  # 264 windows three times, at 0.2 to 0.5 s each
+@pytest.mark.timeout(900)  # the test computes 264 windows three times, at 0.2 to 0.5 s per window
 def test_the_whole_text(models: Path, capsys: Any) -> None:
     text = (models / "stories.txt").read_text()
     want = numpy_ppl(models / "stories-narrow-F32.gguf", text, 512, 1 << 30)

@@ -1,4 +1,4 @@
-"""RoPE options override the file's; state files depend on them."""
+"""RoPE options override the values of the model file, and a saved state fits only the same RoPE options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers that follow a schema or grammar, on every device and together with unconstrained requests."""
+"""Answers follow a schema or grammar on every device, also next to unconstrained requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ POINT = {
 
 
 def random_schema(rng: random.Random, depth: int = 3) -> dict[str, Any]:
-    """Values are bounded, because a random model makes the longest text that is allowed."""
+    """Return a schema whose values are bounded, because a random model generates the longest allowed text."""
     kinds = ["string", "integer", "number", "boolean", "null", "enum", "pattern"]
     if depth:
         kinds += ["object", "array", "anyOf", "ref", "object"]
@@ -108,8 +108,8 @@ def test_many_random_schemas(models: Path, name: str, seed: int) -> None:
 def test_masks_on_the_devices_give_the_same_text_as_complete_rows(
     models: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str]
 ) -> None:
-    """The mask is applied before top-k; no device has a multiple of 32 tokens; an unconstrained request runs
-    too."""
+    """Devices apply the mask before top-k. No device's share of the vocabulary is a multiple of 32 tokens,
+    and an unconstrained request runs at the same time."""
 
     def run() -> list[str]:
         with LLM(path, devices=devices, n_ctx=128, n_slots=3, tensor_split=shares) as llm:
@@ -187,7 +187,7 @@ def test_an_end_that_the_grammar_allows_is_the_models_end_token(models: Path) ->
 
 
 def test_a_failing_grammar_is_an_error_of_its_request_only(models: Path) -> None:
-    """The request's bias forbids all tokens that its grammar allows."""
+    """The request's logit bias forbids all tokens that its grammar allows."""
     with LLM(models / "stories-narrow-Q8_0.gguf", devices=["numpy"], n_ctx=128, n_slots=2) as llm:
         other = llm.stream("Once", 30, temperature=0)
         first = next(other).text

@@ -1,4 +1,4 @@
-"""Shaders are compiled to valid SPIR-V, cached and packed into the wheel; damaged modules are refused."""
+"""Shaders compile to valid SPIR-V, which is cached and packed into the wheel. Damaged modules are refused."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def test_compiles_and_validates(op: str, variant: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def compiled_before() -> list[Path]:
-    """Modules that other tests have compiled; request this fixture before `library`."""
+    """Return the modules that other tests have compiled. Request this fixture before `library`, which
+    replaces the cache."""
     return compiled()
 
 
@@ -58,7 +59,7 @@ def link_private_tools(project: Path) -> None:
 
 @pytest.fixture
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Use a copy of the sources, an empty cache and no shipped modules."""
+    """Use a copy of the sources and an empty cache, without shipped modules."""
     folder = tmp_path / "shaders"
     shutil.copytree(shaderlib.shaders_dir(), folder, ignore=shutil.ignore_patterns("spv"))
     monkeypatch.setattr(shaderlib, "shaders_dir", lambda: folder)
@@ -155,7 +156,7 @@ def test_without_compiler(library: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_shipped_modules_need_no_compiler(
     compiled_before: list[Path], library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Compiling all variants would take a minute.
+    # Use modules that exist, because compiling all variants would take a minute.
     fill(library.parent / "cache", compiled_before)
     link_private_tools(library.parent)
     forget()
@@ -176,7 +177,7 @@ def test_shipped_modules_need_no_compiler(
 def test_damaged_package_is_reported(
     library: Path, damage: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A damaged module is compiled again; without a compiler it is refused."""
+    """A damaged module is compiled again. Without a compiler it is refused."""
     monkeypatch.setattr(shaderlib, "variants", lambda: [("add", "f32")])
     assert shaderlib.build(library / "spv") == 1
     code, module = shaderlib.spirv("add", "f32"), library / "spv" / "add.f32.spv"
@@ -206,7 +207,7 @@ def test_incomplete_modules_are_recognised(library: Path) -> None:
 
 @needs_compiler
 def test_compiler_with_full_disk(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """glslang exits with 0 even if it could not write the module."""
+    """glslang exits with 0 even if the disk is full and the module is incomplete."""
     run = subprocess.run
 
     def truncating_run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
@@ -258,7 +259,7 @@ BUILD = {"vkbackend.shaderlib", "vkbackend.cache_folder", "vkbackend.env", "vkba
 
 @pytest.mark.parametrize("module", sorted(BUILD))
 def test_build_imports_only_the_standard_library(module: str) -> None:
-    """setup.py imports shaderlib with only setuptools installed."""
+    """setup.py imports shaderlib while only setuptools is installed."""
     tree = ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text())
     imported = {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
     for n in ast.walk(tree):

@@ -1,4 +1,4 @@
-"""Shader sources agree with the op specs, the manifest and the layout of StepParams."""
+"""Shader sources agree with the op specs, the manifest and StepParams."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def source(op: str) -> str:
     return text(f"{op}.comp")
 
 
-# ---- every op has an entry in each place ----
+# ---- every op has an entry in each table ----
 
 
 def has_twin(op: str) -> bool:
@@ -139,7 +139,7 @@ def test_push_constants(op: str) -> None:
         for name in names.split(",")
     ]
     heads = [(f"{name}_off", "u") for name in spec.arg_names]
-    if spec.addressed:  # write-only types cannot be read, others cannot be written
+    if spec.addressed:  # `Out` types cannot be read, and other types cannot be written
         kinds = [kind for _, kind in fields[: len(spec.args)]]
         assert [kind.endswith("Out") for kind in kinds] == [arg.endswith(":w") for arg in spec.args]
         heads = [(name, kind[0]) for name, kind in zip(spec.arg_names, kinds, strict=True)]
@@ -156,12 +156,12 @@ def test_specialization_constants(op: str) -> None:
 
 @pytest.mark.parametrize("op", ops.OPS)
 def test_portable_floor(op: str) -> None:
-    """Ops without `needs` use no extension but includes and compiler hints, no types of 8 or 16 bits, no
-    functions of an angle."""
+    """Ops without `needs` run on every GPU. Their only extensions are includes and compiler hints, and they
+    use neither types of 8 or 16 bits nor trigonometric functions."""
     code = source(op)
     if ops.OPS[op].needs:
         assert "#extension" in code, f"{op} needs {ops.OPS[op].needs} and asks for nothing"
-        # Subgroup operations need full subgroups.
+        # An op that uses subgroup operations needs full subgroups.
         assert "full_subgroups" in ops.OPS[op].needs or not re.search(r"\b(subgroup[A-Z]|gl_Subgroup)", code)
         return
     free = {"GL_GOOGLE_include_directive", "GL_EXT_control_flow_attributes"}
@@ -180,8 +180,9 @@ def test_step_layout() -> None:
 
 @pytest.mark.parametrize("path", sorted(shaderlib.shaders_dir().rglob("*.[cg]*")), ids=lambda path: path.name)
 def test_lanes_of_a_subgroup_take_the_same_rounds(path: Path) -> None:
-    """If the number of rounds depends on the lane, a sum or shuffle after the loop may miss lanes that are
-    still in it. Only maximal reconvergence, which few drivers have, prevents this."""
+    """If lanes run a loop for different numbers of rounds, a subgroup sum or shuffle after the loop may miss
+    lanes that are still in the loop. Only drivers with maximal reconvergence, which are few, wait for all
+    lanes."""
     text = path.read_text()
     if re.search(r"\bsubgroup(Add|Mul|Min|Max|Shuffle|Broadcast|Inclusive|Exclusive)", text):
         loops = re.findall(r"\bfor \(([^)]*)\)", text)

@@ -1,5 +1,5 @@
-"""Opens Chromium with playwright for tests of the page, or skips the test with a message that names what is
-missing."""
+"""Opens Chromium with playwright for tests of the page. If something is missing, the test is skipped with a
+message that names it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def browser() -> Iterator[Any]:
     path = next(filter(None, map(shutil.which, NAMES)), None)
     if path is None:
         pytest.skip(f"needs a browser on the PATH: one of {', '.join(NAMES)}")
-    as_root = ["--no-sandbox"] if os.geteuid() == 0 else []  # root cannot use Chromium's sandbox
+    as_root = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium's sandbox does not work as root
     with api.sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=path, args=as_root)
         yield opened
@@ -29,8 +29,8 @@ def browser() -> Iterator[Any]:
 
 @contextmanager
 def page_of(opened: Any, port: int, width: int = 1280, height: int = 800, **options: Any) -> Iterator[Any]:
-    """Open a page in a fresh profile. Fails if the page contacts another server, throws, or breaks its
-    policy."""
+    """Open a page in a fresh profile. Fail if the page contacts another server, throws an exception, or
+    violates its content security policy."""
     address = f"http://127.0.0.1:{port}/"
     wrong: list[str] = []
     viewport = {"width": width, "height": height}

@@ -1,4 +1,4 @@
-"""Cache folders for tests, so that pipelines are compiled only once."""
+"""Makes cache folders for tests, so that pipelines are compiled only once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def compiled() -> list[Path]:
 
 
 def fill(folder: Path, entries: Iterable[Path]) -> None:
-    """Add `entries` as hard links or copies, because the cache ignores symbolic links."""
+    """Add hard links to `entries`, or copies, because the cache ignores symbolic links."""
     folder.mkdir(mode=0o700, exist_ok=True)
     for entry in entries:
         try:

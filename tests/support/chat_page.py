@@ -1,4 +1,4 @@
-"""Actions on the chat page."""
+"""Functions that act on the chat page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from serving import until
 
 
 def wait_for(page: Any, expression: str) -> None:
-    """Wait until the expression is true. playwright's wait function needs eval, which the policy forbids."""
+    """Wait until the JavaScript expression is true. playwright's own function needs eval, which the page's
+    policy forbids."""
     until(lambda: bool(page.evaluate(expression)))
 
 

@@ -1,4 +1,4 @@
-"""Words, and the markers of TURNS, for a runner without a model."""
+"""A vocabulary of words and of the markers in TURNS, for a runner without a model."""
 
 from __future__ import annotations
 

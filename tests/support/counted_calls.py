@@ -1,4 +1,4 @@
-"""Counts calls of Python and C functions; unlike time, the count is the same on any machine."""
+"""Counts calls of Python and C functions. Unlike a time, this count is the same on any machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def counted_calls() -> Iterator[Counter[str]]:
             counts[frame.f_code.co_name if event == "call" else function.__name__] += 1
 
     before, collects = sys.getprofile(), gc.isenabled()
-    gc.disable()  # a garbage collection calls finalizers and hypothesis' callback
+    gc.disable()  # garbage collection would add calls of finalizers and of hypothesis' callback
     sys.setprofile(on_event)
     try:
         yield counts

@@ -1,4 +1,4 @@
-"""Every architecture with placement options gives the logits of one device."""
+"""Every architecture, with each placement option, gives the logits of one device."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Every architecture against golden logits, on which transformers and llama.cpp agree.
+"""Every architecture gives the golden logits, on which transformers and llama.cpp agree.
 
-Models come from a seed (`oracles/fixtures.py`), logits from `oracles/make_golden.py`. `-m oracle` runs both
-programs again if they are installed.
+`oracles/fixtures.py` makes the models from a seed, and `oracles/make_golden.py` the logits. `-m oracle` runs
+transformers and llama.cpp again if they are installed.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from vkbackend.models.engine.runner import Runner
 from vkbackend.step import Run
 
 EXACT = 1e-5  # NMSE against the oracles; measured on lavapipe: 5e-13 to 2e-11
-TWINS = 1e-9  # the same for the numpy twins; the oracles differ by at most 4e-11 (1e-6 with llama.cpp's GELU)
-SAME = 1e-9  # several devices of one driver
-DRIVERS = 1e-6  # devices of two drivers
+TWINS = 1e-9  # NMSE of numpy devices; transformers and llama.cpp differ by at most 4e-11, or 1e-6 with GELU
+SAME = 1e-9  # NMSE between numbers of devices of one driver
+DRIVERS = 1e-6  # NMSE between devices of different drivers
 N = len(PROMPT)
 
 single, three = (next(p for p in DEVICE_SETS if p.id == devices) for devices in ("0", "0,0,0"))
@@ -83,8 +83,8 @@ def stepped(runner: Runner) -> np.ndarray:
 
 
 def run(folder: Path, name: str, devices: list[str], way: str, **options: Any) -> Result:
-    """Return cached logits of the prompt. In steps a window of 12 takes 12 + 16 - 1 cells, so it wraps
-    around."""
+    """Return the result for the prompt from a cache, or compute it. If `way` is "in steps", a window of 12
+    uses a ring of 12 + 16 - 1 cells, and positions wrap around."""
     key = (name, *devices, way, repr(options))
     if key not in _made:
         n_ubatch = N_CTX if way == "at once" else 16
@@ -99,8 +99,9 @@ def run(folder: Path, name: str, devices: list[str], way: str, **options: Any) -
 
 
 def check_golden(folder: Path, name: str, devices: list[str], way: str, **options: Any) -> None:
-    """Check the logits and the exchanges per layer: at most two, one if attention and FFN are added together
-    or one is missing, and one more of a few values per row for norms over split heads."""
+    """Check the logits and the number of exchanges per layer. A layer has at most two exchanges, or one if
+    attention and FFN are added together or one of them is missing. Norms over split heads add an exchange of
+    a few values per row."""
     result = run(folder, name, devices, way, **options)
     assert nmse(result.logits, golden(name)) <= (TWINS if devices[0] == "numpy" else EXACT)
     if len(devices) > 1 and "split_mode" not in options:
@@ -116,8 +117,8 @@ def check_one(folder: Path, name: str, devices: list[str], way: str, bound: floa
 
 
 ON_VULKAN = covering(FIXTURES, product([three, single], WAYS[::-1]))
-# One model for each memory: full, windows, chunks, shared, latent, sparse, four kinds of states, state and
-# cache in one layer.
+# Each model needs another kind of memory: full caches, windows, chunks, shared caches, latents, sparse
+# attention, four kinds of recurrent state, and state with a cache in one layer.
 MEMORIES = """
     llama gemma2 llama4+chunks gemma4+shared deepseek2 deepseek32 qwen3next kimi-linear lfm2 mamba2 falcon-h1
 """.split()
@@ -263,7 +264,7 @@ def test_a_second_sequence_changes_nothing(folder: Path, name: str) -> None:
 def test_a_saved_slot_continues_on_other_devices(
     folder: Path, tmp_path: Path, name: str, n_before: int, n_after: int
 ) -> None:
-    """The slot is saved after two and a half micro-batches."""
+    """Save the slot after two and a half micro-batches, and load it on other devices."""
     with opened(model(folder, name), ["numpy"] * n_before, **OPTIONS | dict(n_ubatch=16)) as runner:
         for pos in range(0, N_PREFILL, 16):
             n = min(16, N_PREFILL - pos)

@@ -1,4 +1,4 @@
-"""Whole models with 8-bit activations, and the option `exact`."""
+"""Complete models run with 8-bit activations, and with the option `exact`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ SETS = {param.id: param for param in DEVICE_SETS}
 
 @pytest.fixture
 def dots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make every driver prefer 8-bit activations through a cache folder, which processes share."""
+    """Make every driver prefer 8-bit activations, through measurements in a cache folder that child processes
+    read too."""
     fill(tmp_path, compiled())
     monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
     monkeypatch.delenv("VKBACKEND_EXACT")
@@ -60,8 +61,8 @@ def ops_of(runner: Runner, rows: int) -> set[str]:
 
 
 def check_file(models: Path, name: str, devices: list[str]) -> np.ndarray:
-    """Check the logits of a prompt, and of its last token alone, against llama.cpp's (NMSE of at most 2e-3).
-    llama.cpp rounds activations too."""
+    """Check the logits of a prompt, and of its last token alone, against llama.cpp's logits. The bound is an
+    NMSE of 2e-3, because llama.cpp rounds activations too."""
     path = models / f"{name}.gguf"
     prompt = json.loads((models / "expected.json").read_text())[path.stem]["prompt_tokens"]
     want = np.load(models / "expected_logits.npz")[path.stem]
@@ -98,7 +99,8 @@ def test_experts_in_numpy(numpy_dots: None, models: Path, name: str, n: int) -> 
 
 @pytest.mark.parametrize("name", ["stories-wide-Q4_0", "stories-w256-Q4_K"])
 def test_slices_begin_on_blocks(numpy_dots: None, models: Path, name: str) -> None:
-    """Another order of sums may move a value to the next code, by 1/254 of the largest value in the block."""
+    """With another order of sums, an activation may round to the next code. This changes it by 1/254 of the
+    block's largest value."""
     single, three = (check_file(models, name, ["numpy"] * n) for n in (1, 3))
     assert nmse(three, single) <= 2e-4
 

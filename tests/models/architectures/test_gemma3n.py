@@ -1,4 +1,4 @@
-"""gemma3n beyond its golden logits: largest gates, stacked matrices, refusals."""
+"""These tests of gemma3n cover what its golden logits do not: sparse gates, stacked matrices, refusals."""
 
 from __future__ import annotations
 
@@ -63,9 +63,7 @@ def test_any_shares_and_export(tmp_path: Path) -> None:
                     write_gguf(out, source, runner.mesh.devices, runner.mesh.weights, runner.model.weights())
         finally:
             runner.close()
-    assert (
-        nmse(results[1], results[0]) <= 1e-6 and nmse(results[2], results[0]) <= 1e-6
-    )  # the sums are exchanged in F16
+    assert nmse(results[1], results[0]) <= 1e-6 and nmse(results[2], results[0]) <= 1e-6  # the wire is F16
     assert out.read_bytes() == path.read_bytes()
 
 
@@ -87,7 +85,7 @@ def test_refusals(tmp_path: Path, change: dict[str, Any], error: type[Exception]
 
 
 def test_the_cut_decides_how_many_gates_are_used(tmp_path: Path) -> None:
-    """In the first layer one in twenty gates is used; the second layer uses all."""
+    """The first layer uses one gate in twenty, and the second layer all gates."""
     fixture = two_layers()
     fixture.keys["activation_sparsity_scale"] = [1.6448536, -np.inf]
     path = write(fixture, tmp_path / "model.gguf")

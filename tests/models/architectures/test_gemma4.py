@@ -1,4 +1,5 @@
-"""gemma4 beyond its golden logits: sums exchanged together, unread tensors."""
+"""These tests of gemma4 cover what its golden logits do not: sums that are exchanged together, and unread
+tensors."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def loaded(path: Path, n: int, **options: Any) -> Runner:
 
 
 def logits_and_writers(path: Path, n: int, **options: Any) -> tuple[np.ndarray, list[tuple[int, ...]]]:
-    """Logits of two equal steps, with NaN in all scratch between them, and the writers of each exchange."""
+    """Return the logits of two equal steps and the writers of each exchange. All scratch becomes NaN between
+    the steps."""
     runner = loaded(path, n, **options)
     try:
         both = []
@@ -50,7 +52,7 @@ def logits_and_writers(path: Path, n: int, **options: Any) -> tuple[np.ndarray, 
 
 @pytest.mark.parametrize("shares", [None, (5, 1, 1, 1), (1, 0, 1, 3)])
 def test_dense_and_expert_sums_are_exchanged_together(tmp_path: Path, shares: Any) -> None:
-    """Of four devices, one has no block of dense columns but has columns of experts."""
+    """One of the four devices has columns of experts but no dense columns."""
     path = write(build("gemma4+experts"), tmp_path / "model.gguf", quantize=True)
     want, none = logits_and_writers(path, 1)
     got, writers = logits_and_writers(path, 4, tensor_split=shares)

@@ -1,5 +1,5 @@
-"""Attention to chosen positions: golden logits with any shares; index keys move with K and V; layers without
-an indexer use an earlier choice.
+"""Attention reads only positions that an indexer chooses. Golden logits hold with any shares, index keys move
+with K and V, and layers without an indexer use an earlier layer's choice.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def test_slots_return_to_a_prefix_and_are_copied_and_saved(folder: Path, name: s
 
 
 def test_layers_that_share_a_choice_are_on_one_device(folder: Path) -> None:
-    """With -sm layer, layers 2 and 3 attend on the device of layer 1."""
+    """With -sm layer, layers 2 and 3 run on the device of layer 1, whose choice they use."""
     path = model(folder, "glm-dsa+shared")
     runner = load_runner(path, devices=["numpy"] * 3, split_mode="layer", n_ubatch=64, **F32)
     try:

@@ -1,4 +1,5 @@
-"""llama with trained weights: float64 numpy, n devices, prefill and steps, several sequences."""
+"""A trained llama model gives the logits of float64 numpy, on any number of devices, in prefill and single
+steps, for several sequences."""
 
 from __future__ import annotations
 

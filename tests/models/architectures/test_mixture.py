@@ -1,4 +1,5 @@
-"""Mixtures beyond the fixtures: fused and scaled experts, groups, near ties, devices without a share."""
+"""These tests of experts cover what the fixtures do not: fused and scaled experts, groups, near ties, devices
+without a share."""
 
 from __future__ import annotations
 
@@ -95,8 +96,7 @@ def test_gate_and_up_in_one_tensor(tmp_path: Path, name: str, devices: list[str]
 
 
 def test_factors_of_experts(tmp_path: Path) -> None:
-    """Factors that are powers of two cause no rounding, whether applied to the result of ffn_down or to its
-    weights."""
+    """Powers of two as factors cause no rounding. The results of ffn_down may be scaled, or its weights."""
     factors = np.float32(2.0) ** np.arange(-4, N_EXPERT - 4, dtype=np.float32)
 
     def scale(fixture: Fixture, prefix: str) -> None:
@@ -114,7 +114,8 @@ def test_factors_of_experts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0", "0,0,0")])
 def test_experts_of_the_best_groups(tmp_path: Path, devices: list[str]) -> None:
-    """If one of four groups is used, both experts come from it. If all are used, groups change nothing."""
+    """If the router uses one of four groups, this group contains both chosen experts. If the router uses all
+    groups, grouping changes nothing."""
     changed_path = changed(
         tmp_path, "glm4moe", lambda fixture, prefix: None, expert_group_count=4, expert_group_used_count=1
     )
@@ -138,7 +139,8 @@ def test_experts_of_the_best_groups(tmp_path: Path, devices: list[str]) -> None:
 )
 @pytest.mark.parametrize("name", ["glm4moe", "gpt-oss"])
 def test_all_devices_break_near_ties_alike(tmp_path: Path, name: str, devices: list[str]) -> None:
-    """Groups of three router rows are equal up to the last bits; devices still agree."""
+    """Three router rows at a time are equal up to their last bits. All devices still choose the same
+    experts."""
 
     def tie(fixture: Fixture, prefix: str) -> None:
         rng = np.random.default_rng(3)
@@ -167,7 +169,7 @@ def test_all_devices_break_near_ties_alike(tmp_path: Path, name: str, devices: l
     + [pytest.param(*p.values, 1e-6, id=p.id, marks=p.marks) for p in DEVICE_SETS],
 )
 def test_published_formats_of_gpt_oss(tmp_path: Path, devices: list[str], bound: float) -> None:
-    """MXFP4 experts with biases, other matrices in Q8_0."""
+    """Store the experts in MXFP4 with biases, and other matrices in Q8_0."""
     fixture, blocks = build("gpt-oss"), {}
     for name, values in fixture.tensors.items():
         kind = MXFP4 if name.endswith("_exps.weight") else Q8_0

@@ -1,4 +1,5 @@
-"""qwen2, qwen3, qwen3moe and llama's experts against llama.cpp, float64 numpy, and one device."""
+"""qwen2, qwen3, qwen3moe and llama with experts give the logits of llama.cpp, of float64 numpy, and of one
+device."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ FILES = [  # MXFP4: test_weight_formats.py
     "stories-moe8x-Q4_0", "stories-qwen2-Q8_0",
     *shared_models("stories260K-moe8x-Q4_0", "stories260K-qwen2-Q8_0"),
 ]  # fmt: skip
-NEAR = 0.05  # rounding may change the order of logits closer than this
+NEAR = 0.05  # rounding may reorder logits whose difference is smaller
 DENSE = [Tiny("qwen2", keys={"attention.sliding_window": 256}), Tiny("qwen3", "Q8_0"), Tiny("llama", "F16")]
 MIXED = [
     Tiny("qwen3moe", "Q8_0", n_expert=10, n_used=3, keys={"expert_weights_scale": 2.5}),
@@ -94,7 +95,8 @@ def check_expected(models: Path, name: str, devices: list[str], shares: tuple[in
     with opened(models / f"{name}.gguf", devices, tensor_split=shares, n_ubatch=64) as runner:
         logits = prefill(runner, prompt)
         assert nmse(logits, want) <= 1e-3
-        # Rounding decides: each of llama.cpp's tokens must be nearly the best after its predecessors.
+        # If rounding may change the best token, each of llama.cpp's tokens must nearly be the best after the
+        # tokens before it.
         if expected["min_margin"] <= NEAR:
             later = runner.step(
                 greedy[:-1], [Run(0, 0, len(greedy) - 1, len(prompt))], range(len(greedy) - 1)
@@ -108,7 +110,7 @@ def check_expected(models: Path, name: str, devices: list[str], shares: tuple[in
         assert tokens == greedy
 
 
-# ---- against float64, and devices against one ----
+# ---- compared with float64, and several devices with one ----
 
 
 @pytest.mark.parametrize("tiny", [*DENSE, *MIXED], ids=repr)
@@ -179,7 +181,8 @@ def test_devices_of_a_driver_equal_one(folder: Path, tiny: Tiny, devices: list[s
 
 
 def chosen(runner: Runner, n_rows: int = len(TOKENS)) -> list[np.ndarray]:
-    """Return the experts of the last prefill by layer [n_rows, n_used], which are equal on all devices."""
+    """Return the experts that each layer chose in the last prefill, [n_rows, n_used]. Check that all devices
+    chose the same."""
     rows = bucket(n_rows)
     values = runner.mesh.recorded_step(StepKind.of_run(rows, rows)).values
     layers = []
@@ -208,7 +211,7 @@ NUMPY_SETS = [pytest.param(["numpy"] * 3, id="numpy*3")]
 
 @pytest.mark.parametrize("devices", NUMPY_SETS + [p for p in DEVICE_SETS if p.id in ("0,0", "0,1", "1,0")])
 def test_all_devices_break_near_ties_alike(folder: Path, devices: list[str]) -> None:
-    """Rounding decides near ties, so the float64 model gets the chosen experts."""
+    """Rounding decides near ties, so the float64 model uses the experts that the devices chose."""
     path = model(folder, TIED)
     with opened(path, devices, keep_values=True) as runner:
         logits, ids = prefill(runner), chosen(runner)
@@ -260,7 +263,7 @@ def test_a_device_without_columns_does_not_compute(folder: Path) -> None:
 @pytest.mark.parametrize("rows", [1, 16])
 @pytest.mark.parametrize("tiny", [DENSE[0], DENSE[1], MIXED[0], MIXED[2]], ids=repr)
 def test_two_exchanges_of_n_embd_per_layer(folder: Path, tiny: Tiny, rows: int) -> None:
-    """A row-parallel matrix with a bias, or three experts, exchange as much as a plain FFN."""
+    """An FFN with a bias after its sum, or with three experts, exchanges as many values as a plain FFN."""
     with opened(model(folder, tiny), ["numpy"] * 3) as runner:
         step = runner.mesh.recorded_step(StepKind.of_run(rows, 1))
         assert [r.elements for r in step.reduces] == [rows * tiny.n_embd] * (2 * tiny.n_layer)

@@ -1,5 +1,5 @@
-"""Real files pass strict reading: optional biases, off values, soft-caps, multi-token prediction layers,
-unread tensors.
+"""The strict reader accepts real files: optional biases, disabled values, soft-caps, multi-token prediction
+layers, unread tensors.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ OFF: dict[str, Any] = {
 
 
 def read_model(fixture: Fixture, path: Path) -> tuple[Model, list[str]]:
-    """Return the model of a file and its notes."""
+    """Return a file's model and the notes about it."""
     with GGUF.open(write(fixture, path)) as gguf:
         model = load_model(gguf)
         check_weights(gguf, model)
@@ -94,7 +94,7 @@ def test_biases_of_attention_are_optional(tmp_path: Path, name: str) -> None:
         path = write(fixture, tmp_path / f"{kind}.gguf")
         single = logits(path, 1)
         if kind == "attn_k" and not plain(name).ropes(64):
-            # Softmax ignores a constant that is added to all scores of a row.
+            # A constant that is added to all scores of a row does not change their softmax.
             assert nmse(single, zeros) <= 1e-9
             continue
         assert nmse(single, zeros) > 1e-4, kind

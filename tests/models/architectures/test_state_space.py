@@ -1,4 +1,5 @@
-"""Mamba-2 models: any shares give one device's logits and the planned exchanges; slots move."""
+"""Mamba-2 models give one device's logits with any shares. Their exchanges are as planned, and their slots
+can move."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every weight format in whole models against llama.cpp and float64 numpy."""
+"""Models in every weight format give the logits of llama.cpp and of float64 numpy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FILES = [
 ]  # fmt: skip
 NUMPY = (["numpy"] * 3, (5, 3, 2))
 SETS = {param.id: param for param in DEVICE_SETS}
-USUAL = [  # the other formats are wide, because compiling a format takes seconds
+USUAL = [  # other formats run only with --all, because compiling a format takes seconds
     pytest.param(name, *SETS[dtype].values, id=f"{name}-{dtype}", marks=SETS[dtype].marks)
     for name, dtype in (
         ("stories-w256-Q4_K", "0"),
@@ -45,7 +45,8 @@ USUAL = [  # the other formats are wide, because compiling a format takes second
 
 
 def check_file(models: Path, name: str, devices: list[str], shares: tuple[int, ...] | None = None) -> None:
-    """Check logits to 1e-6 of float64 numpy's and to 2e-3 of llama.cpp's, which rounds activations."""
+    """Check that the NMSE is at most 1e-6 against float64 numpy, and 2e-3 against llama.cpp, which rounds
+    activations."""
     path = models / f"{name}.gguf"
     expected = json.loads((models / "expected.json").read_text())[name]
     prompt, greedy = expected["prompt_tokens"], expected["greedy_tokens"]
@@ -152,7 +153,7 @@ def test_export_of_all_formats_equals_the_file(all_formats: Path, tmp_path: Path
     assert exported(all_formats, tmp_path) == all_formats.read_bytes()
 
 
-# ---- floats that devices store as f32 ----
+# ---- float formats that devices store as f32 ----
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])

@@ -1,4 +1,5 @@
-"""Windows in rings of cells, and shared caches, against float64 numpy with a full mask."""
+"""Windows in rings of cells, and caches that layers share, give the logits of float64 numpy with a full
+mask."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.recording import Dispatch
 from vkbackend.step import Run
 
-WINDOW, UBATCH = 20, 16  # 35 cells, so a ring of two blocks
+WINDOW, UBATCH = 20, 16  # 20 + 16 - 1 = 35 cells need a ring of two blocks
 WINDOWS = (WINDOW, 0, WINDOW, WINDOW)
 OWNERS = (0, 1, 2, 0)
 TINY = Tiny("llama")
@@ -129,7 +130,7 @@ def test_a_shared_cache_under_every_split(path: Path, want: np.ndarray, options:
 def test_sizes_of_rings_and_shared_caches(path: Path) -> None:
     with windowed_runner(path, ["numpy"] * 2) as runner:
         cell = 2 * 2 * 16 * 4  # K and V of two heads of 16 floats
-        # For each slot: two windows and a full layer; the sharing layer has no cells.
+        # Each slot has cells for two windows and one full layer. The layer that shares a cache has no cells.
         cells = 2 * (96 + 160 + 96)
         assert sum(s["kv"] for s in sizes(runner.layout)) == cell * cells
         tables = 2 * 2 * 2 * 4 * 160 // 32
@@ -164,8 +165,8 @@ def generate(engine: Engine, tokens: list[int], slot: int, n: int) -> tuple[list
 
 
 def test_a_prefix_is_reused_if_its_windows_are_stored(path: Path) -> None:
-    """After 108 positions a window of 20 holds the positions from 64 on, so a request can continue from
-    83."""
+    """After 108 positions a window of 20 tokens still has the cells of positions from 64 on. A request can
+    therefore continue at position 83."""
     with windowed_runner(path, ["numpy"], n_slots=1, prefix_cache=False) as runner:
         whole = Engine(runner)
         prompts = {common: [*TOKENS[:common], 5, 6, 7] for common in (62, 70, 90)}

@@ -1,4 +1,4 @@
-"""Metadata of any type and value is read, or refused by a typed error that names the key."""
+"""Metadata of any type and value is either read or refused by a typed error that names the key."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CONTAINER = ("general.alignment", "split.count", "split.no", "split.tensors.coun
 
 
 def lay_out_model(gguf: GGUF) -> None:
-    """Do everything that metadata decides before a device is opened."""
+    """Derive everything that depends on the metadata, up to the point where a device would be opened."""
     model = load_model(gguf)
     types = check_weights(gguf, model)
     notes(gguf, model, 64)
@@ -110,7 +110,7 @@ def values(draw: st.DrawFn) -> bytes:
     return struct.pack("<IIQ", ARRAY, kind, len(items)) + b"".join(payload(kind, value) for value in items)
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy warns of huge numbers
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the test's huge numbers cause numpy warnings
 @pytest.mark.parametrize(
     "name",
     [

@@ -1,4 +1,5 @@
-"""`LLM.chat`: messages become thought, content and tool calls, at once, streamed and with asyncio."""
+"""`LLM.chat` turns messages into an answer's thought, content and tool calls: complete, streamed, and with
+asyncio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations: the template, and the tokens a turn computes."""
+"""These tests cover the template of a conversation, and the tokens that each turn computes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.models.chats.conversation import Chat
 from vkbackend.models.text.chat_template import ChatTemplate
 
-model = words_model  # the name of the fixture
+model = words_model  # pytest finds the fixture by this name
 
 
 # ---- the template ----
@@ -40,7 +40,7 @@ def test_json_takes_the_arguments_of_hugging_face() -> None:
     value = "{{ {'b': 'é', 'a': [1]} | tojson(%s) }}"
     cases = {
         "": '{"b": "é", "a": [1]}',
-        "true": '{"b": "\\u00e9", "a": [1]}',  # the first one is ensure_ascii
+        "true": '{"b": "\\u00e9", "a": [1]}',  # the first positional argument is ensure_ascii
         "ensure_ascii=true, sort_keys=true": '{"a": [1], "b": "\\u00e9"}',
         "separators=(',', ':')": '{"b":"é","a":[1]}',
         "false, 1": '{\n "b": "é",\n "a": [\n  1\n ]\n}',
@@ -50,8 +50,8 @@ def test_json_takes_the_arguments_of_hugging_face() -> None:
 
 
 def test_templates_that_loop_over_tools_without_asking() -> None:
-    """Hugging Face gives None for no tools, which the templates of Hermes 2 and 3 and Command R+ cannot loop
-    over."""
+    """Without tools, transformers passes `tools=None`, over which the templates of Hermes 2 and 3 and Command
+    R+ cannot loop."""
     looped = ChatTemplate("{% for t in tools %}{{ t.name }},{% endfor %}{{ tools | default('none') }}")
     assert looped.render([]) == "none" and looped.render([], tools=[{"name": "f"}])[:2] == "f,"
     assert ChatTemplate("{{ documents is none }}").render([]) == "True"
@@ -107,7 +107,7 @@ def test_a_turn_computes_only_new_tokens(model: Path) -> None:
 
 
 def test_a_beginning_token_need_not_be_text(model: Path) -> None:
-    """A template may write special tokens as text; here BOS is a byte token."""
+    """A template may write special tokens as text, but BOS is a byte token here, which has no text."""
     raw = model.read_bytes().replace(b"<0x41>", b"<0xFF>")
     extra = key("tokenizer.ggml.bos_token_id", U32, TOKENS.index("<0x41>"))
     n_keys = struct.unpack_from("<Q", raw, 16)[0] + 1

@@ -54,7 +54,7 @@ def test_one_request(n_ubatch: int) -> None:
 @settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_concurrent_requests_get_the_same_tokens_as_alone(data: st.DataObject) -> None:
-    """Requests, slots and limits are random."""
+    """Draw random requests, numbers of slots, and limits."""
     n_ubatch = data.draw(st.integers(1, 12))
     options = {
         "n_slots": data.draw(st.integers(1, 6)), "n_ubatch": n_ubatch, "n_ctx": 24,
@@ -89,7 +89,7 @@ def test_decoding_continues_during_a_long_prompt() -> None:
     engine.submit(Generate(0, (1, 2), 30, GREEDY))
     engine.step()
     engine.submit(Generate(1, tuple(range(30)), 5, GREEDY))
-    for _ in range(4):  # 7 rows of the prompt and 1 decoded row each
+    for _ in range(4):  # each step has 7 prompt rows of request 1 and 1 decoded row of request 0
         assert [e.id for e in events_of(engine.step()) if e.id == 0] == [0]
         assert sorted(r.n_rows for r in runner.steps[-1]) == [1, 7]
     assert {e.id for e in events_of(engine.step())} == {0, 1}
@@ -137,7 +137,7 @@ def test_cancel_frees_the_slot() -> None:
 
 
 def test_context_end() -> None:
-    """The last token needs no cell."""
+    """The last token is never computed, so it needs no cell of the cache."""
     for n_prompt, n_out in ((5, 4), (8, 1)):
         prompt = tuple(range(n_prompt))
         events = finish(make(n_ctx=8)[0], [Generate(0, prompt, None, GREEDY)])[0]
@@ -234,7 +234,7 @@ def test_remote_engine() -> None:
     try:
         assert (1, 2) in seen and seen[-1] == (2, 2) and mailbox.info.n_ctx == 4000
         generated = mailbox.ask(lambda id_: Generate(id_, (1, 2), 9, GREEDY))
-        # Request and answer are both larger than a pipe's buffer.
+        # Both the request and the answer are larger than a pipe's buffer.
         logits = mailbox.ask(lambda id_: Logits(id_, tuple(range(40)) * 90))
         (memory,) = mailbox.ask(Memory)
         assert tokens_of(list(generated)) == continuation((1, 2), 9)
@@ -318,7 +318,8 @@ def test_no_process_outlives_its_parent(tmp_path: Path, how: signal.Signals) -> 
     parent = subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job ignores SIGINT
+        # processes that a shell starts in the background ignore SIGINT
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     assert parent.stdout is not None
     child = int(parent.stdout.readline())

@@ -1,4 +1,4 @@
-"""The child of a fork refuses to use its parent's model, and the parent can go on."""
+"""A forked child cannot use its parent's model, and the parent continues to work."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
 ]
-CHILD_S = 30  # after this time the child is stuck
+CHILD_S = 30  # a child that runs longer hangs
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 SETS = [["numpy", "numpy"], *([["0"]] if device_infos() else [])]
 
@@ -41,7 +41,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_child(check: Callable[[], object]) -> int:
-    """Fork and return the child's exit code: 0 if `check` passed, negative for a signal."""
+    """Fork, run `check` in the child, and return the child's exit code. The code is 0 if `check` passed, and
+    negative after a signal."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -147,7 +148,7 @@ def test_runner_and_device(tiny: Path, devices: list[str]) -> None:
 
 
 def test_pages() -> None:
-    """The child sees zeros and may free the pages."""
+    """The child reads zeros in the parent's pages and may free its copy."""
     pages = HostPages(1 << 16)
     pages.bytes[:] = 7
 
@@ -162,7 +163,7 @@ def test_pages() -> None:
 
 
 def test_a_model_of_the_child(tiny: Path) -> None:
-    """A child can use Vulkan only if its parent has not, because drivers do not survive a fork."""
+    """Vulkan drivers do not survive a fork, so a child can use Vulkan only if its parent has not."""
     with LLM(tiny, devices=["numpy"], n_ctx=64) as llm:
         want = llm.generate([1, 2], 8, **GREEDY).tokens
 
@@ -176,7 +177,7 @@ def test_a_model_of_the_child(tiny: Path) -> None:
         with pytest.raises(ForkedProcess, match="Vulkan was in use"):
             LLM(tiny, devices=["0"], n_ctx=64)
 
-    if device_infos():  # this creates the Vulkan instance
+    if device_infos():  # opening this model creates the Vulkan instance
         assert in_child(refuses) == 0
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C in a call of LLM, before every bytecode and at random moments."""
+"""Ctrl-C interrupts calls of LLM, before every bytecode and at random moments."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Runner(FakeRunner):
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model whose runner computes nothing. `Runner.opened` lists the runners."""
+    """Return the path of a model whose runner computes nothing. `Runner.opened` lists the runners."""
     monkeypatch.setitem(sys.modules, "vkbackend.models.engine.runner", SimpleNamespace(Runner=Runner))
     monkeypatch.setattr(Runner, "opened", [])
     path = tmp_path / "none.gguf"
@@ -68,7 +68,7 @@ def all_released() -> bool:
 
 
 def test_generate_and_stream(model: Path) -> None:
-    """The next request gets its own tokens, and the interrupted request stops."""
+    """The interrupted request stops, and the next request gets its own tokens."""
     with LLM(model, n_ctx=64) as llm:
         options = {"temperature": 0, "ignore_eos": True}
 
@@ -87,7 +87,8 @@ def test_generate_and_stream(model: Path) -> None:
 
 @pytest.fixture
 def silent_finalizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove pytest's hook for interrupts in `__del__`, which keeps the exception and so the model."""
+    """Disable pytest's hook for interrupts in `__del__`. The hook would keep the exception, and thereby the
+    model."""
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
 
 
@@ -102,7 +103,7 @@ def test_load(model: Path) -> None:
 
 
 def test_close(model: Path) -> None:
-    """After an interrupt, `close` can be called again."""
+    """If an interrupt stops `close`, a second call closes the model."""
     opened: list[LLM] = []
 
     def close_again() -> None:
@@ -118,7 +119,7 @@ def test_close(model: Path) -> None:
 
 @pytest.mark.usefixtures("silent_finalizers")
 def test_drop(model: Path) -> None:
-    """The model is released, even if its finalizer is interrupted."""
+    """A dropped model is closed even if its finalizer is interrupted."""
     opened: list[LLM] = []
 
     def after() -> None:

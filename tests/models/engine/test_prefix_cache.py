@@ -1,4 +1,4 @@
-"""The runner's caches hold tokens, so that a wrong cell changes the next logits."""
+"""The fake runner's caches store tokens, so a wrong cell changes the next logits."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ def prompt(n: int, seed: int = 0) -> tuple[int, ...]:
 
 
 def blocks_in_use(engine: Engine) -> list[tuple[int, int]]:
-    """Numbers of unused blocks (free or in the tree) and of all blocks, by layer group."""
+    """Return, for each layer group, the number of unused blocks and of all blocks. Unused blocks are free or
+    in the tree."""
     cache = engine.cache
     return [(len(group.free) + len(group.unused), group.pool.n_blocks) for group in cache.groups]
 
 
 def check_sound(engine: Engine) -> None:
-    """Check that every block has one owner, and that a node counts the slots that use it."""
+    """Check that every block has one owner. Check that each node of the tree counts the slots that use it."""
     cache = engine.cache
     nodes, stack = [], list(cache.tree.root.children.values())
     while stack:
@@ -109,7 +110,7 @@ def test_a_chat_of_a_recurrent_model_resumes() -> None:
         assert answer == continuation(turn, 20)
         assert i == 0 or runner.n_rows - before <= 30 + 1 + 19
         turn = (*turn, *answer, *prompt(30, i))
-    # Another slot begins after the prompt's last full block while the first slot is busy.
+    # Another slot reuses the prompt up to its last full block, while the first slot is busy.
     engine.submit(Generate(9, (*turn, 1), 30, GREEDY))
     engine.step()
     before = runner.n_rows
@@ -163,7 +164,8 @@ def test_the_youngest_is_preempted_and_resumes() -> None:
 def test_the_least_recently_used_block_is_evicted_first() -> None:
     engine, runner = make(n_slots=1, n_ctx=128, n_ubatch=64, blocks=8)
     a, b, c = (prompt(100, i) for i in range(3))
-    for i, tokens in enumerate((a, b, a, c)):  # each has 3 full blocks, and 4 while it runs
+    # each request leaves 3 full blocks, and uses 4 blocks while it runs
+    for i, tokens in enumerate((a, b, a, c)):
         finish(engine, [Generate(i, tokens, 1, GREEDY)])
     before = runner.n_rows
     finish(engine, [Generate(4, a, 1, GREEDY)])
@@ -173,7 +175,8 @@ def test_the_least_recently_used_block_is_evicted_first() -> None:
 
 @pytest.mark.parametrize("n_in_flight", [1, 2, 3])
 def test_tokens_are_in_order_when_a_copy_ends_several_steps(n_in_flight: int) -> None:
-    """Copying waits for all steps in flight, so one News may have several tokens of a request."""
+    """Copying a slot waits for all steps in flight. A single News may therefore have several tokens of a
+    request."""
     asked = [prompt(n, n) for n in (75, 38, 60)]
     for n_steps in range(40):
         engine, _ = make(n_slots=4, n_ctx=96, n_ubatch=8, n_in_flight=n_in_flight)
@@ -193,7 +196,7 @@ def test_tokens_are_in_order_when_a_copy_ends_several_steps(n_in_flight: int) ->
 @given(st.data())
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_trees_of_prompts(kind: str, data: st.DataObject) -> None:
-    """Every request gets the same tokens as when it runs alone, and no block is lost."""
+    """Every request gets the tokens that it gets alone, and no block is lost."""
     rng = random.Random(data.draw(st.integers(0, 1 << 30)))
     n_slots, n_ctx = rng.randint(1, 5), 192
     engine, _ = make(
@@ -245,7 +248,7 @@ def test_trees_of_prompts(kind: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("n", [600, pytest.param(10_000, marks=pytest.mark.wide)])
 @pytest.mark.parametrize(("kind", "n_in_flight"), [*((kind, 1) for kind in KINDS), ("both", 2)])
 def test_many_requests_leave_no_objects(kind: str, n_in_flight: int, n: int) -> None:
-    """Cancels, priorities and deadlines are random."""
+    """Cancel requests at random, and draw their priorities and deadlines."""
     rng = random.Random(n)
     engine, _ = make(n_slots=4, n_ctx=128, n_ubatch=48, blocks=10, n_in_flight=n_in_flight, **KINDS[kind])
     bases = [prompt(80, i) for i in range(5)]

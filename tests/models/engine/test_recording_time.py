@@ -17,7 +17,8 @@ RECORDING_S, STEP_S = 2.0, 0.01
 
 
 class Clocked(FakeRunner):
-    """A step advances the clock by STEP_S, the first step by RECORDING_S more."""
+    """A fake runner whose steps advance a clock. Each step takes STEP_S, and the first step RECORDING_S
+    more."""
 
     now = 0.0
 

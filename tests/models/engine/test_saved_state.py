@@ -34,7 +34,7 @@ def test_a_state_saved_on_two_devices_continues_on_three(models: Path, tmp_path:
         llm.save_state(path)
         went_on = llm.generate(PROMPT + begun.tokens, 20, temperature=0, slot=0)
     assert begun.tokens + went_on.tokens == whole.tokens
-    assert went_on.timings["prompt_n"] == 1  # the newest token, which had not run
+    assert went_on.timings["prompt_n"] == 1  # only the newest token remained to be computed
     with open_llm(models, 3, tensor_split=[1, 2, 1], n_slots=3, n_ctx=64) as llm:
         tokens = llm.load_state(path, slot=2)
         assert tokens == PROMPT + begun.tokens
@@ -44,7 +44,7 @@ def test_a_state_saved_on_two_devices_continues_on_three(models: Path, tmp_path:
 
 
 def move_cells(runner: Runner) -> None:
-    """Put the cells into a random order."""
+    """Permute the cells of the caches at random."""
     for cells in runner.kv.tables.values():
         cells.table[:] = np.random.default_rng(3).permutation(cells.table.size).reshape(cells.table.shape)
         cells.update()
@@ -53,8 +53,8 @@ def move_cells(runner: Runner) -> None:
 def logits_after_moving(
     models: Path, path: Path, after: list[str], name: str = "stories-narrow-Q8_0", **options: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return logits of the last 10 of 50 tokens: after the first 40 were saved and loaded on the devices
-    `after`, and without saving."""
+    """Return the logits of the last 10 of 50 tokens twice. The first result loads a saved state of 40
+    positions on the devices `after`, the second saves nothing."""
     runner = open_runner(models, ["numpy"] * 2, name)
     try:
         whole = prefill(runner, TOKENS)[40:]
@@ -80,7 +80,7 @@ def logits_after_moving(
         ("narrow-F32", 1, {}),
         ("narrow-F32", 3, {"tensor_split": [2, 1, 1]}),
         ("narrow-Q4_0", 3, {"tensor_split": [1, 0, 3]}),
-        ("narrow-Q8_0", 8, {}),  # 8 heads, 4 kv heads, so each kv head is on two devices
+        ("narrow-Q8_0", 8, {}),  # two devices share each of the 4 kv heads
         ("narrow-Q8_0", 2, {"n_gpu_layers": 3, "kv_offload": False}),
         ("narrow-Q8_0", 3, {"split_mode": "layer"}),
         ("moe8x-Q4_0", 3, {}),
@@ -93,7 +93,7 @@ def test_logits_after_moving(models: Path, tmp_path: Path, name: str, n: int, op
 
 
 def test_logits_after_moving_between_drivers(models: Path, tmp_path: Path, device: Any) -> None:
-    """Move from numpy devices to one driver opened three times."""
+    """Save on numpy devices, and load on one driver that is opened three times."""
     index = str(device.info.index)
     got, want = logits_after_moving(models, tmp_path / "a", [index] * 3, tensor_split=[2, 1, 1])
     assert nmse(got, want) <= 1e-9
@@ -158,7 +158,8 @@ def test_a_range_continues_the_content_of_the_slot(models: Path, tmp_path: Path)
         again = llm.generate(tokens, 8, temperature=0, slot=1)
         assert again.timings["prompt_n"] == 1
         assert again.tokens == llm.generate(tokens, 8, temperature=0).tokens
-        assert llm.load_state(begin, slot=1) == tokens[:12]  # a shorter state replaces the longer one
+        # this shorter state replaces the longer state of the slot
+        assert llm.load_state(begin, slot=1) == tokens[:12]
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 0), (3, 3), (5, 3), (0, 11), (10, None)])
@@ -188,7 +189,7 @@ def test_empty_and_missing_slots(models: Path, tmp_path: Path) -> None:
 
 
 def test_save_and_load_during_a_stream(models: Path, tmp_path: Path) -> None:
-    """Saving works; loading is refused."""
+    """During a stream, a slot can be saved but not loaded."""
     with open_llm(models, n_slots=2) as llm:
         stream = llm.stream(PROMPT, 30, temperature=0, slot=0)
         seen = [next(stream).token for _ in range(10)]
@@ -240,7 +241,7 @@ def test_a_request_waits_for_its_slot() -> None:
 def test_reuse_does_not_change_tokens(data: st.DataObject) -> None:
     n_slots, n_ubatch = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 8))
     engine, _ = make(n_slots=n_slots, n_ubatch=n_ubatch, n_ctx=24)
-    alphabet = st.integers(0, 1)  # few different tokens, to get common prefixes
+    alphabet = st.integers(0, 1)  # with two different tokens, common prefixes are frequent
     expected: dict[int, list[int]] = {}
     got: dict[int, list[int]] = {}
     for i in range(data.draw(st.integers(1, 12))):

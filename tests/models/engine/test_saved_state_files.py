@@ -29,7 +29,7 @@ from vkbackend.models.gguf.reader import GGUF
 
 @pytest.fixture(scope="module")
 def saved(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A saved state of 24 positions."""
+    """Return the file of a saved state with 24 positions."""
     path = tmp_path_factory.mktemp("saved") / "a.safetensors"
     with open_llm(models) as llm:
         llm.generate(TOKENS[:20], 5, temperature=0, slot=0)
@@ -39,7 +39,7 @@ def saved(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def held(models: Path) -> Iterator[tuple[Runner, SlotContent]]:
-    """A runner with a slot that has content."""
+    """Yield a runner, and the content of its slot 0."""
     runner = open_runner(models, ["numpy"], n_ctx=32)
     prefill(runner, TOKENS[20:40])
     yield runner, SlotContent(TOKENS[20:40], 20)
@@ -47,7 +47,8 @@ def held(models: Path) -> Iterator[tuple[Runner, SlotContent]]:
 
 
 def refuses(held: tuple[Runner, SlotContent], path: Path, match: str | None = None) -> None:
-    """Check that loading raises StateError, and leaves content and caches unchanged."""
+    """Check that loading the file raises StateError, and that the slot's content and caches remain
+    unchanged."""
     runner, content = held
     before = SlotContent(list(content.tokens), content.n_stored)
     caches = [gather_rows(runner.mesh.devices, layer.k, 0, 32) for layer in runner.kv.layers]
@@ -70,7 +71,8 @@ def test_another_model_cache_or_context(models: Path, saved: Path) -> None:
 
 
 def test_fingerprints(models: Path, tmp_path: Path) -> None:
-    """A copy under another name has the same fingerprint; other weights or hyper-parameters change it."""
+    """A copy of the file has the same fingerprint. Other weights or hyper-parameters give another
+    fingerprint."""
     source, copy = model(models, "stories-narrow-F32"), tmp_path / "copy.gguf"
     raw = source.read_bytes()
 
@@ -83,12 +85,12 @@ def test_fingerprints(models: Path, tmp_path: Path) -> None:
         assert fingerprint(gguf) == mark(raw)
         places = [gguf.tensors[name].offset for name in ("token_embd.weight", "blk.3.ffn_up.weight")]
     key = b"llama.attention.layer_norm_rms_epsilon"
-    for at in (*places, raw.index(key) + len(key) + 4):  # 4 bytes of type follow a key
+    for at in (*places, raw.index(key) + len(key) + 4):  # a 4-byte type follows the key
         assert mark(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]) != mark(raw)
 
 
 def rewritten(saved: Path, path: Path, metadata: dict[str, str] | None = None, **tensors: Any) -> Path:
-    """Write `saved` to `path` with some metadata and tensors changed; None removes an entry."""
+    """Write `saved` to `path` with changes to its metadata and tensors. None removes an entry."""
     with safe_open(saved, "numpy") as file:
         meta = {k: v for k, v in (file.metadata() | (metadata or {})).items() if v is not None}
     entries = {k: v for k, v in (load_file(saved) | tensors).items() if v is not None}
@@ -132,7 +134,7 @@ def test_files_with_wrong_metadata(
 
 
 def test_exchanged_tensors(saved: Path, tmp_path: Path, held: Any) -> None:
-    """Every name, type, shape and byte is still in the file, but two tensors are exchanged."""
+    """Two tensors in the file are exchanged. Names, types and shapes remain the same."""
     stored, path = load_file(saved), tmp_path / "b"
     k0, v0, k1 = (stored[name] for name in ("cache_k_l0", "cache_v_l0", "cache_k_l1"))
     refuses(
@@ -160,7 +162,7 @@ def test_tensors_exchanged_with_their_checksums(saved: Path, tmp_path: Path, hel
 
 
 def test_a_tensor_of_another_state(models: Path, saved: Path, tmp_path: Path, held: Any) -> None:
-    """The tensor comes from another state with the same model and positions, and has a valid checksum."""
+    """A tensor comes from another state of the same model and positions, with a valid checksum of its own."""
     with open_llm(models) as llm:
         llm.generate(TOKENS[:22], 4, temperature=0, slot=0)
         llm.save_state(tmp_path / "longer")
@@ -171,14 +173,14 @@ def test_a_tensor_of_another_state(models: Path, saved: Path, tmp_path: Path, he
 
 
 def test_metadata_of_another_state(saved: Path, tmp_path: Path, held: Any) -> None:
-    """Checksums also cover metadata that would fit."""
+    """A checksum also covers the metadata, even values that would be valid."""
     refuses(held, rewritten(saved, tmp_path / "b", {"resumable": "3"}), "does not match its checksum")
     refuses(held, rewritten(saved, tmp_path / "b", {"comment": "mine"}), "does not match its checksum")
 
 
 @pytest.mark.parametrize("kept", ["sha256_tokens", "sha256_nothing"])
 def test_missing_checksums(saved: Path, tmp_path: Path, held: Any, kept: str) -> None:
-    """A file has all checksums or none, because a tensor without a checksum could have any content."""
+    """A file must have all checksums or none. A tensor without a checksum could have any content."""
     with safe_open(saved, "numpy") as file:
         sums = [key for key in file.metadata() if key.startswith("sha256_")]
     assert len(sums) == 11
@@ -198,7 +200,7 @@ def test_a_flipped_byte_of_the_tensors(saved: Path, held: Any) -> None:
 def test_files_without_checksums(
     models: Path, saved: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The files load, and a line on stderr names them."""
+    """Files without checksums load, and a message on stderr names them."""
     with safe_open(saved, "numpy") as file:
         old: Any = dict.fromkeys(key for key in file.metadata() if key.startswith("sha256_"))
     path = rewritten(saved, tmp_path / "old", old)
@@ -213,7 +215,7 @@ def test_files_without_checksums(
 def test_checksums_of_pieces(
     models: Path, saved: Path, tmp_path: Path, held: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Checksums do not depend on how many bytes are read at once."""
+    """A checksum does not depend on the size of the reads."""
     runner = open_runner(models, ["numpy"])
     for nbytes in (1, 256, 1000):
         monkeypatch.setattr(state_checksums, "PIECE_NBYTES", nbytes)
@@ -258,7 +260,8 @@ def test_malicious_headers(saved: Path, tmp_path: Path, held: Any) -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 1499), st.integers(1, 255))
 def test_a_flipped_byte_of_the_header(saved: Path, held: Any, at: int, flip: int) -> None:
-    """The file is refused unless it still fits (a space, or the order of entries, changed)."""
+    """A file with a changed header is refused, unless the header's meaning is unchanged, for example with
+    another space or another order of entries."""
     raw = bytearray(saved.read_bytes())
     at %= 8 + struct.unpack("<Q", raw[:8])[0]
     raw[at] ^= flip
@@ -318,7 +321,7 @@ def test_a_failed_save_keeps_the_previous_file(
 def test_a_device_that_fails_in_the_middle(
     models: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The slot then holds the positions before the range."""
+    """If loading fails, the slot still has the positions before the range."""
     runner = open_runner(models, ["numpy"])
     calls = 0
 

@@ -14,8 +14,9 @@ from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import CopySlot, Generate, Request
 
 N_CTX = 160
-MODELS = "llama", "gemma3", "qwen3next", "kimi-linear"  # all positions, windows, recurrent layers
-N_VOCAB = 32  # ids of the prompts
+# layers that attend to all positions, layers with windows, recurrent layers
+MODELS = "llama", "gemma3", "qwen3next", "kimi-linear"
+N_VOCAB = 32  # prompts use token ids below this number
 SETS = [
     next(p for p in DEVICE_SETS if p.id == "0"),
     pytest.param(["numpy"] * 3, id="numpy,numpy,numpy"),
@@ -29,7 +30,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def branches(seed: int, n: int) -> list[tuple[tuple[int, ...], int]]:
-    """Return prompts that branch off earlier prompts, and how many tokens are wanted."""
+    """Return pairs of a prompt, which continues part of an earlier prompt, and its number of tokens to
+    generate."""
     rng = random.Random(seed)
 
     def some(n: int) -> tuple[int, ...]:
@@ -57,8 +59,8 @@ def test_branches(folder: Path, name: str, devices: list[str]) -> None:
     alone = engine_of(path, devices, prefix_cache=False)
     want = [tokens_of(finish(alone, [Generate(0, tokens, n, GREEDY)])[0]) for tokens, n in asked]
     alone.close()
-    # There are blocks for little more than one sequence, so sequences are preempted, and shared blocks
-    # evicted.
+    # The cache has blocks for little more than one sequence. The engine therefore preempts sequences and
+    # evicts shared blocks.
     engine = engine_of(path, devices, n_slots=3, kv_cells=N_CTX + 64)
     requests: list[Request] = [Generate(i, tokens, n, GREEDY) for i, (tokens, n) in enumerate(asked)]
     first = finish(engine, requests[:4])

@@ -17,12 +17,13 @@ from vkbackend.step import Run
 pytestmark = [pytest.mark.own_process, pytest.mark.timeout(600)]
 
 
-# not the fixture `models`, because each process would derive its files again
+# This is no file of the fixture `models`, which each process would derive again.
 MODEL = DATA / "stories-narrow-F16.gguf"
 
 
 def rss_bytes() -> int:
-    """Return resident bytes, after malloc has returned the unused memory of every thread's arena."""
+    """Return the process's resident memory in bytes, after malloc has returned unused memory to the
+    system."""
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # a function of glibc
         trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -34,7 +35,7 @@ def decode(runner: Runner, first: int, n: int) -> None:
         assert np.isfinite(logits).all()
 
 
-# In "0,1" both drivers are used.
+# The set "0,1" uses both drivers.
 SETS = [p if p.id in ("0", "0,1") else wide(p) for p in DEVICE_SETS]
 TWO = [p for p in SETS if p.id in ("0,0", "0,1")]
 
@@ -46,13 +47,13 @@ def test_decode_allocates_nothing(devices: list[str]) -> None:
     decode(runner, 0, 8)
     steps = runner.mesh.steps
     before = [(d.created, dict(d.counts), dict(d.nbytes), len(steps.by_kind)) for d in meshed]
-    decode(runner, 8, 60)  # crosses the ends of two blocks
+    decode(runner, 8, 60)  # these positions cross the ends of two blocks
     assert [(d.created, dict(d.counts), dict(d.nbytes), len(steps.by_kind)) for d in meshed] == before
     runner.close()
     assert all(not d.counts for d in meshed), [d.counts for d in meshed]
 
 
-# Each opens 9 models, which takes 0.6 s per model.
+# Each case opens 9 models, at 0.6 s per model.
 @pytest.mark.parametrize("devices", [p if p.id == "0,1" else wide(p) for p in TWO])
 def test_open_and_close_does_not_grow(devices: list[str]) -> None:
     def round_trip() -> None:
@@ -68,7 +69,7 @@ def test_open_and_close_does_not_grow(devices: list[str]) -> None:
         sizes.append(rss_bytes())
         objects.append(len(gc.get_objects()))
     assert objects[-1] <= objects[2] + 50
-    # SwiftShader compiles in threads, so it is sometimes 10 MB larger for a round.
+    # SwiftShader compiles in threads of its own, so the process is sometimes 10 MB larger for a round.
     assert min(sizes[-3:]) <= 1.03 * max(sizes[:3]), sizes
 
 
@@ -77,7 +78,7 @@ def test_open_and_close_does_not_grow(devices: list[str]) -> None:
 def test_ten_thousand_steps_do_not_grow(devices: list[str]) -> None:
     runner = load_runner(MODEL, devices=devices, n_ctx=512)
     meshed = runner.mesh.devices
-    for _ in range(3):  # drivers first fill their pools
+    for _ in range(3):  # the drivers allocate their pools in these rounds
         decode(runner, 0, 500)
     gc.collect()
     before, counts = rss_bytes(), [(d.created, dict(d.counts), dict(d.nbytes)) for d in meshed]

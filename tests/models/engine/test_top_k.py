@@ -15,7 +15,7 @@ from vkbackend.step import Run
 from vkbackend.tools.measure import synthetic
 from vkbackend.tools.measure.synthetic import Synthetic
 
-# several chunks of the vocabulary on every device
+# every device has several chunks of this vocabulary
 LARGE = ("llama", 40_000, True, synthetic._dense(1, 64, 4, 2, 16, 96))
 
 
@@ -40,7 +40,7 @@ def test_candidates_equal_the_best_logits(large: Synthetic, devices: list[str]) 
 
 @pytest.mark.parametrize("devices", [["numpy"] * 3, *DEVICE_SETS], ids=str)
 def test_candidates_under_a_mask(large: Synthetic, devices: list[str]) -> None:
-    """The mask allows a few tokens in the first row, all tokens in the second."""
+    """The mask allows a few tokens in the first row and all tokens in the second row."""
     runner = load_runner(large, devices=devices, n_ctx=32, n_ubatch=4, n_slots=2)
     runs = [Run(0, 0, 2, 0), Run(1, 2, 2, 0)]
     logits = runner.step([5, 6, 7, 8], runs, [1, 3]).copy()
@@ -74,7 +74,7 @@ def test_sums_equal_sums_of_complete_rows(large: Synthetic, devices: list[str]) 
 def test_tokens_equal_tokens_from_complete_rows(
     models: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str]
 ) -> None:
-    """Sampled and greedy requests run together with one that needs complete rows."""
+    """Sampled and greedy requests run together with a request that needs complete rows of logits."""
 
     def run(**options: Any) -> list[list[int]]:
         with LLM(path, devices=devices, n_ctx=64, n_slots=3) as llm:

@@ -1,4 +1,4 @@
-"""GGUF files with damage of every kind raise typed errors."""
+"""Damaged GGUF files of every kind raise typed errors."""
 
 from __future__ import annotations
 
@@ -161,7 +161,8 @@ CUT_SHORT = """if True:
     [("value", 50), ("value", 4096), ("skip_strings", 70_000), ("_place", 4096), ("_place", -1)],
 )
 def test_a_file_truncated_while_it_is_read(tmp_path: Path, function: str, left: int) -> None:
-    """Another program truncates the file; reading a map would end the process."""
+    """Another program truncates the file while it is read. A read through a memory map would end the
+    process."""
     raw = gguf_bytes([ARCH, array("long", STRING, ["x"] * 200_000)], [tensor("t", [64])], bytes(256))
     path = write(tmp_path, raw)
     command = [sys.executable, "-c", CUT_SHORT, str(path), function, str(left % len(raw))]
@@ -185,7 +186,7 @@ def test_a_large_hostile_array_costs_little(tmp_path: Path) -> None:
         f.write(head)
         f.truncate(1 << 33)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with GGUF.open(path) as g:  # takes 1.7 s on two cores
+    with GGUF.open(path) as g:  # opening the file takes 1.7 s on two cores
         assert g.metadata.describe("k") == "an array of 16777216 string"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 4 << 20, "KiB"
     with open(path, "r+b") as f:

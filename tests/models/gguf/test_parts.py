@@ -1,4 +1,4 @@
-"""Splitting and joining files keep tensors and metadata."""
+"""Files that are split and joined again have the same tensors and metadata."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vkbackend.tools.cli import main
 
 pytestmark = pytest.mark.no_vulkan
 
-NBYTES = [4, 400, 40, 1200, 4, 4]  # sizes of the tensors, whose elements are floats
+NBYTES = [4, 400, 40, 1200, 4, 4]  # bytes of each tensor of floats
 
 
 def file_of(path: Path, align: int = 64) -> Path:

@@ -1,4 +1,5 @@
-"""The GGUF reader: real files against the reference reader, and typed reads."""
+"""The GGUF reader gives the values of the reference reader on real files, and reads values of a requested
+type."""
 
 from __future__ import annotations
 
@@ -89,7 +90,7 @@ def test_opening_costs_one_call_per_token(tmp_path: Path) -> None:
 
 
 def test_a_value_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`in` does not decode the value, because decoding a vocabulary takes 0.1 s."""
+    """The operator `in` decodes no value, because decoding a vocabulary takes 0.1 s."""
     decoded, decode = list[str](), Metadata._strings
     monkeypatch.setattr(
         Metadata, "_strings", lambda self, key, v: decoded.append(key) or decode(self, key, v)

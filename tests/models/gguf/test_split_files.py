@@ -1,4 +1,4 @@
-"""Models in several files: any part opens the model; wrong parts are refused."""
+"""A model may be split into several files. Any of them opens the model, and a wrong file is refused."""
 
 from __future__ import annotations
 

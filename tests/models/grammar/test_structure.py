@@ -1,4 +1,4 @@
-"""Structures: accepted values, refused values, limits."""
+"""A `Structure` accepts some values, refuses others, and limits sizes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Hosts are processes in network namespaces. Logits and states are equal, and every way to lose a host gives
-an error."""
+"""In these tests, hosts are processes in network namespaces. Logits and states equal the results of a single
+host. Every loss of a host gives an error."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ pytest.importorskip("mpi4py")
 pytestmark = pytest.mark.skipif(bool(namespaces.unavailable()), reason=namespaces.unavailable() or "-")
 
 SILENCE_S = 3
-LIMIT_S = 100.0  # the start of a group may take 60 s
+LIMIT_S = 100.0  # starting a group may take 60 s
 OPTIONS = {"n_ctx": 128, "n_slots": 2, "reduce_type": "f32", "type_k": "f32", "type_v": "f32"}
 PROMPT = [5, 17, 99, 3, 64, 21, 7, 80, 2, 45]
-LONG = 9 * PROMPT  # more than a block of cells; if devices differ, it is computed in two halves
+LONG = 9 * PROMPT  # this exceeds a block of cells; different devices compute it in two halves
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[namespaces.Net]:
 
 class Caller:
     def __init__(self, net: namespaces.Net, folder: Path, **wanted: Any) -> None:
-        # Otherwise MPI uses shared memory.
+        # Without these variables MPI would use shared memory between the hosts.
         more = {"UCX_TLS": "tcp,self", "MPIR_CVAR_NOLOCAL": "1", "VKBACKEND_SILENCE": str(SILENCE_S)}
         words = json.dumps({"options": OPTIONS, "prompt": PROMPT} | wanted)
         self.process = subprocess.Popen(
@@ -80,7 +80,7 @@ def wait_until(condition: Any, seconds: float = LIMIT_S) -> None:
         time.sleep(0.05)
 
 
-CASES = [  # (architecture, devices of each host, options)
+CASES = [  # (architecture, each host's devices, options)
     ("llama", ["0", "0"], {"n_ubatch": 32}),
     ("qwen3moe", ["0,0", "0"], {"tensor_split": [3, 1, 2]}),
     ("qwen35", ["numpy", "numpy"], {}),
@@ -137,8 +137,9 @@ def test_more_logits_and_states(net: namespaces.Net, tmp_path: Path) -> None:
 def check_killed_or_stopped(
     net: namespaces.Net, tmp_path: Path, when: str, host: int, number: int, late: float = 0.0
 ) -> None:
-    """After a signal to a host's process, a typed error is raised in time, no process remains, and a new
-    group gives the same tokens. `late`: seconds until the process manager notices."""
+    """Send a signal to a host's process. Check that a typed error is raised in time, no process remains, and
+    a new group gives the same tokens. `late` delays the process manager's notice of the signal, in
+    seconds."""
     path = str(write(build("llama"), tmp_path / "model.gguf"))
     hostfile = str(net.hostfile(tmp_path / "hosts", ["numpy", "numpy", "numpy"]))
     caller = Caller(net, tmp_path, when=when, path=path, hostfile=hostfile, again=hostfile)
@@ -162,7 +163,8 @@ def check_killed_or_stopped(
             caller.go_on()
         error = caller.heard()
         assert error["error"] in ("DeviceLost", "Timeout"), error
-        limit = 70 if when == "load" else SILENCE_S + 25  # the wait is longer for a host that never started
+        # the timeout is longer for a host that never started
+        limit = 70 if when == "load" else SILENCE_S + 25
         assert time.monotonic() - struck_at < limit
         if host and number == signal.SIGKILL:
             assert f"node {host} ({net.address(host)})" in error["words"], error
@@ -177,7 +179,8 @@ def check_killed_or_stopped(
 
 @pytest.mark.wide
 def test_a_cut_link(net: namespaces.Net, tmp_path: Path) -> None:
-    """Both sides end by themselves, even the side that cannot be reached."""
+    """The processes on both sides of a cut link end by themselves, even on the host that cannot be
+    reached."""
     path = str(write(build("llama"), tmp_path / "model.gguf"))
     hostfile = str(net.hostfile(tmp_path / "hosts", ["numpy", "numpy"]))
     caller = Caller(net, tmp_path, when="step", path=path, hostfile=hostfile, again=hostfile)
@@ -199,7 +202,7 @@ def test_a_cut_link(net: namespaces.Net, tmp_path: Path) -> None:
 STRUCK = [(when, host, number) for when in ("load", "step", "idle") for host in (0, 1, 2)
           for number in (signal.SIGKILL, signal.SIGSTOP)]  # fmt: skip
 SOME = [("step", 2, signal.SIGKILL), ("idle", 1, signal.SIGSTOP)]
-LATE_S = 3 * BEAT_S  # until the manager notices, others send to the dead process, which crashes MPICH
+LATE_S = 3 * BEAT_S  # before the manager notices, other hosts send to the dead process, which crashes MPICH
 
 
 @pytest.mark.parametrize(("when", "host", "number"), SOME)

@@ -19,13 +19,14 @@ from vkbackend.tools.studies.pipeline import Sleeping
 pytestmark = pytest.mark.no_vulkan
 
 N_ROWS, N_STEPS = 64, 30
-# allocated at one time in a step: its message, tokens and runs as arrays, rows of cos and sin
+# A step may allocate this much at one time, for its message, its tokens and runs as arrays, and rows of cos
+# and sin.
 MOST_NBYTES = 32 << 10
 TINY = Tiny("llama", n_embd=512, n_head=8, n_head_kv=4, n_vocab=3000, n_layer=2)
 
 
 class Shared(_TwinTransfers):
-    """The receiver copies from the sender's memory, as a network does."""
+    """Transfers whose receiver copies from the sender's memory, as a network does."""
 
     boxes: dict[Any, deque[Any]]
 
@@ -54,7 +55,7 @@ class Shared(_TwinTransfers):
 def test_a_step_over_hosts_allocates_nothing(
     tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The devices compute nothing, so all allocations come from the hosts' code."""
+    """These devices compute nothing, so all allocations come from the code for hosts."""
     zeros = lambda names, *_, **__: [Sleeping(word) for word in names]  # noqa: E731
     monkeypatch.setattr(runners, "open_devices", zeros)
     monkeypatch.setattr(Shared, "boxes", {}, raising=False)
@@ -87,7 +88,7 @@ def test_a_step_over_hosts_allocates_nothing(
         assert [device.created for device in runner.mesh.devices] == created
         moved = (sum(t.n_bytes for t in transports) - moved) // N_STEPS
         assert max(peaks) < MOST_NBYTES and moved > 20 * MOST_NBYTES, (max(peaks), moved)
-        assert grown < 200 * N_STEPS, grown  # the measurement itself takes 40 bytes a step
+        assert grown < 200 * N_STEPS, grown  # 40 bytes per step come from the measurement
 
 
 ALONE = """
@@ -114,7 +115,7 @@ transfers.close()
 
 
 def test_messages_of_mpi_are_prepared_once() -> None:
-    """This process sends 1 MiB to itself."""
+    """A child process sends 1 MiB to itself."""
     pytest.importorskip("mpi4py")
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr

@@ -1,5 +1,5 @@
-"""Several hosts, as threads of one process, are compared with one host that has all devices: results,
-transfers, refusals."""
+"""Threads of one process act as several hosts. One host with all devices is the reference for results. Tests
+also cover transfers and refusals."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def here(places: list[str]) -> list[str]:
 
 
 def logits_of_two_slots(runner: Runner) -> np.ndarray:
-    """Logits of two prompts in one step, of two more tokens for each, and of a third token for one of
-    them."""
+    """Return the logits of two prompts in one step, then of two more tokens for each prompt, then of a third
+    token for one prompt."""
     out = [runner.step(TOKENS[:80], [Run(0, 0, 50, 0), Run(1, 50, 30, 0)], [49, 79]).copy()]
     for i in range(2):
         runs = [Run(0, 0, 1, 50 + i), Run(1, 1, 1, 30 + i)]
@@ -56,9 +56,11 @@ def logits_of_two_slots(runner: Runner) -> np.ndarray:
 
 
 def check(path: Path, places: list[str], interleave: bool = False, **options: Any) -> None:
-    """`interleave`: compute in two halves."""
+    """Check the logits of several hosts against a single host. With `interleave`, a step computes two halves
+    of its rows."""
     options = OPTIONS | options
-    with pytest.MonkeyPatch.context() as patch:  # layers may end with a host, so let one host act as several
+    # a layer's slices may end with a host, so this single host pretends to be several
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Options, "hosts", tuple(place[0] for place in places))
         single = load_runner(path, devices=here(places), interleave=interleave, **options)
     want = logits_of_two_slots(single)
@@ -115,7 +117,7 @@ def test_large_sums_are_scattered_over_hosts(
 
 
 def test_rows_of_cos_and_sin_of_host_0_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tables' hashes differ, so node 0 sends its rows."""
+    """The hashes of the hosts' tables differ, so node 0 sends its rows of cos and sin."""
     path = write(build("llama"), tmp_path / "model.gguf")
     with monkeypatch.context() as patch:
         from vkbackend.models.hosts import joining
@@ -130,7 +132,8 @@ def test_rows_of_cos_and_sin_of_host_0_are_used(tmp_path: Path, monkeypatch: pyt
 
 
 def sent_in_a_step(runner: Runner, n_rows: int = 1) -> list[tuple[int, int]]:
-    """Return (messages, bytes) that each of two hosts sent in a step that was recorded before."""
+    """Return, for each of two hosts, the numbers of messages and bytes that it sent in a step. The step was
+    recorded before."""
 
     def step(at: int) -> None:
         runner.step(TOKENS[:n_rows], [Run(0, 0, n_rows, at)], [n_rows - 1])
@@ -147,7 +150,7 @@ def sent_in_a_step(runner: Runner, n_rows: int = 1) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("places", [TWO, THREE])
 def test_transfers_in_tensor_mode(tmp_path: Path, places: list[str]) -> None:
-    """Hosts send two sums per layer, a call and its logits, and nothing else."""
+    """Per step, hosts send two sums per layer, the call of node 0, and the logits. They send nothing else."""
     tiny = Tiny("llama", n_head=6, n_head_kv=3, n_vocab=192)
     path = write_tiny(tmp_path / "model.gguf", tiny)
     with twin_runner(path, places, 2, **OPTIONS) as runner:
@@ -162,10 +165,12 @@ def test_transfers_in_tensor_mode(tmp_path: Path, places: list[str]) -> None:
 @pytest.mark.parametrize(
     ("places", "provider", "slots"),
     [
-        (TWO, "host-sum", [1, 1]),  # sending parts would need as many bytes, in two exchanges
-        (HOSTS, "host-sum", [4 / 3] * 3),  # instead of two complete slots
+        # two hosts send complete slots, because parts would need as many bytes and a second exchange
+        (TWO, "host-sum", [1, 1]),
+        # complete slots would need 2 slots per host
+        (HOSTS, "host-sum", [4 / 3] * 3),
         (HOSTS, "auto", [4 / 3] * 3),
-        # node 0 sends two halves of slots, and half of the sum
+        # node 0 sends two slots' halves and half of the sum
         (["0/numpy", "0/numpy", "1/numpy"], "host-sum", [3 / 2, 1]),
     ],
     ids=str,
@@ -173,7 +178,8 @@ def test_transfers_in_tensor_mode(tmp_path: Path, places: list[str]) -> None:
 def test_transfers_of_large_sums(
     tmp_path: Path, places: list[str], provider: str, slots: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted in slots. If parts need fewer bytes, hosts do not send complete slots to all other hosts."""
+    """If parts of a sum need fewer bytes, hosts do not send complete slots to all other hosts. `slots` lists
+    the bytes that each host sends, in units of a slot."""
     monkeypatch.setattr(reduces, "SCATTER_NBYTES", 1 << 12)
     tiny, n_rows = Tiny("llama", n_embd=96, n_head=6, n_head_kv=3, n_layer=1), 64
     path = write_tiny(tmp_path / "model.gguf", tiny)
@@ -181,12 +187,13 @@ def test_transfers_of_large_sums(
         sent = [nbytes for _, nbytes in sent_in_a_step(runner, n_rows)]
     slot, n_sums = 4 * n_rows * tiny.n_embd, 2 * tiny.n_layer
     for nbytes, n_slots in zip(sent, slots, strict=True):
-        assert 0 <= nbytes - n_sums * n_slots * slot < 1000, (sent, slot)  # a call, logits of a row
+        # the rest is a call and a row of logits
+        assert 0 <= nbytes - n_sums * n_slots * slot < 1000, (sent, slot)
 
 
 @pytest.mark.parametrize("places", [TWO, HOSTS], ids=str)
 def test_transfers_in_a_pipeline(tmp_path: Path, places: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The residual is sent once, to the next host; the last host sends the logits."""
+    """Each host sends the residual only once, to the next host. The last host sends the logits."""
     monkeypatch.setattr(reduces, "SCATTER_NBYTES", 1 << 8)
     tiny = Tiny("llama", n_layer=3)
     path, n = write_tiny(tmp_path / "model.gguf", tiny), len(places)
@@ -198,7 +205,7 @@ def test_transfers_in_a_pipeline(tmp_path: Path, places: list[str], monkeypatch:
 
 
 def test_transfers_with_slices_within_hosts(tmp_path: Path) -> None:
-    """Sums are exchanged within a host; at the boundary each device sends one slot."""
+    """Devices exchange sums within a host. Each device sends one slot to the next host."""
     tiny = Tiny("llama", n_head=6, n_head_kv=3, n_vocab=192, n_layer=3)
     path = write_tiny(tmp_path / "model.gguf", tiny)
     with twin_runner(path, FOUR, 2, split_mode="hosts", **OPTIONS) as runner:
@@ -209,7 +216,7 @@ def test_transfers_with_slices_within_hosts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("split_mode", ["tensor", "layer"])
 def test_control_vectors(tmp_path: Path, split_mode: str) -> None:
-    """Host 1 has the control vectors next to its copy of the model."""
+    """Host 1 reads the control vectors from a file next to its copy of the model."""
     tiny, rng = Tiny("llama", n_layer=3), np.random.default_rng(0)
     vectors = {il: rng.normal(size=tiny.n_embd).astype(np.float32) for il in (1, 2)}
     for folder in (tmp_path / "a", tmp_path / "b"):
@@ -273,7 +280,7 @@ def test_states_move_from_two_hosts_to_one_and_back(tmp_path: Path, name: str) -
 
 
 def tokens_of(runner: Runner) -> list[list[int]]:
-    """Tokens of requests with a common prefix, and of a copied slot."""
+    """Return the tokens of requests with a common prefix, and of a request on a copied slot."""
     engine = Engine(runner)
     out: dict[int, list[int]] = {}
 
@@ -332,7 +339,8 @@ def test_steady_state_allocates_nothing(tmp_path: Path) -> None:
 def test_a_step_that_cannot_be_recorded_ends_the_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other hosts have recorded it, so the group cannot go on."""
+    """If recording fails on one host, the group cannot continue, because the other hosts have recorded the
+    step."""
     path = write_tiny(tmp_path / "model.gguf", Tiny("llama", n_layer=1))
 
     def fail(kind: object) -> None:
@@ -350,7 +358,7 @@ def test_a_step_that_cannot_be_recorded_ends_the_group(
 
 
 def test_another_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shapes are equal, so only the handshake can distinguish the models."""
+    """The two models have equal shapes, so only the handshake can distinguish them."""
     paths = [write_tiny(tmp_path / f"{seed}.gguf", Tiny("llama", seed=seed)) for seed in (0, 1)]
     with (
         pytest.raises(PlanError, match="node 1 differs in its model"),
@@ -392,5 +400,5 @@ def test_host_memory_is_counted_per_host(monkeypatch: pytest.MonkeyPatch) -> Non
     budgets = fit.host_budgets([NumpyDevice("numpy"), *there, NumpyDevice("numpy.1")])
     assert [(b.name, b.nbytes, b.members) for b in budgets] == [
         ("host memory", 980, (0, 3)),
-        ("memory of node 1", 490, (1,)),  # node 2 does not report its memory
+        ("memory of node 1", 490, (1,)),  # node 2 reports no memory
     ]

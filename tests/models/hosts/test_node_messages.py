@@ -1,4 +1,4 @@
-"""Greetings, messages and hostfiles: anything wrong gives a typed error."""
+"""Invalid greetings, messages and hostfiles raise typed errors."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_values_out_of_bounds(wrong: Any) -> None:
 
 
 class Follower:
-    """A runner on node 1; the test acts as node 0."""
+    """A runner on node 1, to which the test sends calls as node 0 would."""
 
     def __init__(self, path: Path) -> None:
         self.led, self.here = TwinTransport.group(2)
@@ -130,7 +130,7 @@ UNFIT = [
     node_messages.Record(200, 0, 1, 0, False, False, False),
     node_messages.Record(1, 1, 1, 9, False, False, False),
     node_messages.Record(1, 1, 1, 0, False, True, False),
-    node_messages.Read(0, "cells.4", 0, 4),  # this cache is on another host
+    node_messages.Read(0, "cells.4", 0, 4),  # another host has this cache
     node_messages.Read(1, "nothing", 0, 4),
     node_messages.Read(1, "cells.4", 2, 4),
     node_messages.Read(1, "cells.4", 0, 6),
@@ -156,8 +156,8 @@ small = st.integers(-2, 70) | st.sampled_from([0, 1, 4, 64, 1 << 31, (1 << 32) -
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_random_calls(follower: Follower, data: st.DataObject) -> None:
-    """A random call is carried out or refused, and nothing else in the process changes. Valid steps are left
-    out, because they would wait for devices of the test."""
+    """The node executes or refuses a random call. Nothing else in the process changes. The calls contain no
+    valid steps, because valid steps would wait for devices of node 0."""
     name = data.draw(st.sampled_from(["cells.4", "cache_k_l3", "state_conv_l0", "x"]))
     draw = lambda: data.draw(small)  # noqa: E731
     wanted = data.draw(st.sampled_from(["Read", "Write", "CopyRanges", "Step"]))
@@ -194,7 +194,7 @@ def test_a_message_that_is_too_long_is_refused() -> None:
 
 
 def greet(first: bytes, second: bytes, tamper: Any = None) -> list[BaseException | None]:
-    """Return the outcome on both hosts."""
+    """Exchange greetings between two hosts, and return the error or None of each host."""
     transports = TwinTransport.group(2)
     if tamper:
         tamper(transports)
@@ -225,7 +225,7 @@ def test_a_host_with_another_secret() -> None:
 
 
 def test_a_greeting_that_is_sent_back() -> None:
-    """A host without the secret sends back the greeting."""
+    """A host that does not know the secret sends the received greeting back."""
 
     def mirror(transports: list[TwinTransport]) -> None:
         send = transports[1].send
@@ -312,7 +312,7 @@ def test_a_hostfile_names_the_devices() -> None:
 
 
 def test_the_largest_message_is_within_the_limits() -> None:
-    """Masks of all rows of a vocabulary of 262,144 fit in a call."""
+    """A call can contain the masks of 512 rows of a vocabulary of 262,144 tokens."""
     masks = np.zeros((512, 262_144 // 32), np.uint32).tobytes()
     call = node_messages.Step([1], [RUN], [0], 1, masks)
     data = node_messages.encode(call)

@@ -1,5 +1,5 @@
-"""In a pipeline over hosts several steps are in flight. They overlap, never deadlock, and give the same
-tokens as on one host."""
+"""Hosts can form a pipeline in which several steps are in flight. The steps overlap, never deadlock, and give
+the tokens of a single host."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("model") / "model.gguf", Tiny("llama", n_layer=3))
 
 
-# ---- how many steps are in flight ----
+# ---- the number of steps in flight ----
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,8 @@ def test_each_step_has_its_share_of_the_sequences() -> None:
 
 
 def test_one_sequence_does_not_wait_for_others() -> None:
-    """With two steps in flight there are as many steps and calls with news as with one."""
+    """A single sequence needs as many steps, and as many calls with news, whether one or two steps may be in
+    flight."""
     calls = []
     for n_in_flight in (1, 2):
         engine, runner = make(n_in_flight=n_in_flight)
@@ -114,7 +115,7 @@ def test_one_sequence_does_not_wait_for_others() -> None:
 
 
 def test_hosts_compute_different_steps_at_once(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Host 1 ends a step only after node 0 has computed its part of the next step."""
+    """The test lets host 1 end a step only after node 0 has computed its part of the next step."""
     begun, ended, together = Counter[int](), Counter[int](), 0
     state = threading.Condition()
     real, leader = NumpyDevice.execute, threading.get_ident()
@@ -132,7 +133,8 @@ def test_hosts_compute_different_steps_at_once(llama: Path, monkeypatch: pytest.
 
     with twin_runner(llama, TWO, **OPTIONS | {"prefix_cache": False}) as runner:
         engine, wanted = engine_of(runner), requests(4)
-        finish(engine, wanted)  # this records the steps; recording makes hosts wait for each other
+        # this records the steps first, because hosts wait for each other while they record
+        finish(engine, wanted)
         monkeypatch.setattr(NumpyDevice, "execute", execute)
         finish(engine, wanted)
         monkeypatch.undo()
@@ -143,7 +145,7 @@ def test_hosts_compute_different_steps_at_once(llama: Path, monkeypatch: pytest.
 
 
 class Rendezvous(_TwinTransfers):
-    """As MPI does with long messages, sending waits until the other side receives."""
+    """Transfers whose send waits until the receiver has posted its buffer, as MPI's long messages do."""
 
     posted, sent = Counter[Any](), Counter[Any]()
 
@@ -165,7 +167,7 @@ class Rendezvous(_TwinTransfers):
 def test_long_messages_do_not_deadlock(
     llama: Path, places: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This also holds while steps are recorded, slots are copied and memory is asked for."""
+    """The pipeline does not deadlock while steps are recorded, slots are copied and memory is queried."""
     monkeypatch.setenv("VKBACKEND_TIMEOUT", "20")
     monkeypatch.setattr(Rendezvous, "posted", Counter())
     monkeypatch.setattr(Rendezvous, "sent", Counter())
@@ -189,9 +191,9 @@ def test_long_messages_do_not_deadlock(
 
 
 def test_tokens_with_slices_within_hosts(llama: Path) -> None:
-    """The devices of a host exchange sums in each layer while the other host computes another step."""
+    """The devices of one host exchange sums in each layer while the other host computes another step."""
     options, wanted = OPTIONS | {"split_mode": "hosts"}, requests(5, 12)
-    with pytest.MonkeyPatch.context() as patch:  # one host acts as two
+    with pytest.MonkeyPatch.context() as patch:  # this host pretends to be two
         patch.setattr(Options, "hosts", ("0", "0", "1", "1"))
         single = load_runner(llama, devices=["numpy"] * 4, **options)
     want = {r.id: tokens_of(finish(engine_of(single), [r])[r.id]) for r in wanted}
@@ -226,7 +228,7 @@ def test_candidates_masks_and_logits_of_steps_in_flight(tmp_path: Path) -> None:
             flights.append(runner.launch(*step))
             got.append(copied(runner.collect(flights.pop(0))))
         got.append(copied(runner.collect(flights.pop(0))))
-        flights.append(runner.launch(*steps[0]))  # its results are never collected
+        flights.append(runner.launch(*steps[0]))  # no call collects the results of this step
     for ours, theirs in zip(got, want, strict=True):
         assert [a is None for a in ours] == [b is None for b in theirs]
         assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None)
@@ -262,7 +264,7 @@ def test_slots_are_read_and_copied_after_steps_in_flight(tmp_path: Path, name: s
 
 @pytest.fixture(scope="module")
 def pair(llama: Path) -> Iterator[tuple[Runner, Runner]]:
-    """A runner over two hosts, and a runner on one host."""
+    """Yield a runner over two hosts and a runner on one host."""
     single = load_runner(llama, devices=["numpy"], **OPTIONS | {"prefix_cache": False})
     with twin_runner(llama, TWO, **OPTIONS) as runner:
         yield runner, single
@@ -272,7 +274,8 @@ def pair(llama: Path) -> Iterator[tuple[Runner, Runner]]:
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 1 << 30))
 def test_concurrent_requests_get_the_same_tokens_as_alone(pair: tuple[Runner, Runner], seed: int) -> None:
-    """Requests have common prefixes and few cells; some are cancelled while steps are in flight."""
+    """The requests have common prefixes and few cells of the cache. Some requests are cancelled while steps
+    are in flight."""
     rng, (runner, single) = random.Random(seed), pair
     engine, wanted, got, gone = engine_of(runner), [], dict[int, list[Event]](), set[int]()
     for i in range(rng.randint(3, 9)):

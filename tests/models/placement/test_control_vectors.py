@@ -1,4 +1,4 @@
-"""Control vectors on one device and on three, against the numpy forward."""
+"""Control vectors on one device and on three give the logits of the numpy forward pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fused weights are cut on load, split separately, and joined on export."""
+"""Fused weights are separated on load, split over devices separately, and joined again on export."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class Parts:
 
 @st.composite
 def layouts(draw: st.DrawFn) -> tuple[list[WeightSpec], str, list[State], int]:
-    """Draw parts of a vector, matrix or stack of experts, mirrored or split on any axis."""
+    """Draw the parts of a fused vector, matrix or stack of experts. The parts are mirrored, or split on any
+    axis."""
     dtype, n = draw(st.sampled_from(MATRIX_TYPES)), draw(st.integers(1, 4))
     block, ndim, repeat = block_of(dtype)[0], draw(st.integers(1, 3)), draw(st.integers(1, 4))
     if ndim == 1:

@@ -1,4 +1,4 @@
-"""Placement does not change the logits: -ngl, -ot, -nkvo, -sm, any shares."""
+"""Placement options do not change the logits: -ngl, -ot, -nkvo, -sm, any shares."""
 
 from __future__ import annotations
 
@@ -105,10 +105,10 @@ def test_every_placement_on_every_number_of_devices(
     models: Path, kind: str, options: dict[str, Any], devices: str
 ) -> None:
     name = "stories-moe8x-Q4_0" if kind == "experts" else "stories-narrow-F32"
-    # Copy weights instead of reading the mapped file.
+    # Copy the weights to memory, without a memory map of the file.
     logits, runner = run(models, devices.split(","), name, use_mmap=False, **options)
     assert nmse(logits, reference(models, "0", name)) <= (1e-6 if "1" in devices else 1e-9)
-    # The table is always copied; -ngl 6 puts all layers on devices.
+    # The embedding table is always a copy, and -ngl 6 puts all layers on devices.
     if kind not in ("embedding", "-ngl 6"):
         assert any(row["host"] for row in runner.report)  # type: ignore[attr-defined]
 
@@ -141,7 +141,7 @@ def test_layer_mode_exchanges_once_per_boundary(models: Path, n: int, split: lis
 
 
 def test_hosts_split_layers_over_their_devices(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each layer has two sums; the next host reads one."""
+    """Each layer has two sums, and the next host reads the second."""
     monkeypatch.setattr(Options, "hosts", ("0", "1", "1", "0"))
     runner = same(models, ["numpy"] * 4, split_mode="hosts", tensor_split=[1, 1, 1, 3])
     assert runner.layout.active["blk.0"] == (0, 3) and runner.layout.active[""] == (1, 2)
@@ -211,7 +211,7 @@ def test_auto_takes_as_many_layers_as_fit(
 
 
 def test_layers_fit_both_device_and_host(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device has room for 4 layers, the host for the others."""
+    """The device has memory for 4 layers. The other layers need host memory."""
 
     def held(n: int) -> tuple[int, int]:
         [row] = run(models, ["numpy"], n_gpu_layers=n)[1].report  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Recurrent state in slots: cells, snapshots, saving and loading."""
+"""Slots with recurrent state have cells and snapshots, and can be saved and loaded."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_export_equals_the_file(tmp_path: Path, name: str) -> None:
 
 
 def older(fixture: Fixture) -> Fixture:
-    """Store q, k, v and the gate in ssm_in, one key head after the other, as older files do."""
+    """Store q, k, v and the gate in one matrix ssm_in, ordered by key head, as older files do."""
     n_k = fixture.keys["ssm.group_count"]
     for prefix in [name.removesuffix("attn_qkv.weight") for name in fixture.tensors if "attn_qkv" in name]:
         qkv, gate = (fixture.tensors.pop(f"{prefix}attn_{name}.weight") for name in ("qkv", "gate"))

@@ -1,4 +1,5 @@
-"""Automatic splits count scratch; a refusal names shares that would fit."""
+"""An automatic split includes scratch memory in its budget. If the model does not fit, the error names shares
+that would."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from vkbackend.models.engine import loading
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.placement import fit
 
-BUDGET = 2_600_000  # for weights, caches and scratch; the model needs more than 4/3 of this
+BUDGET = 2_600_000  # bytes for weights, caches and scratch; the model needs more than 4/3 of this budget
 
 
 @pytest.fixture

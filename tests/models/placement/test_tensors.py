@@ -1,4 +1,4 @@
-"""Reading a file's tensors: off values, multi-token prediction layers, unread tensors."""
+"""The reader handles disabled values, multi-token prediction layers and unread tensors of a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DRY's breakers as tokens of real vocabularies, against llama.cpp."""
+"""The sequence breakers of DRY become the same tokens as in llama.cpp, for real vocabularies."""
 
 from importlib.util import find_spec
 
@@ -43,7 +43,7 @@ def test_every_sequence_writes_a_breaker(name: str) -> None:
 @pytest.mark.oracle
 @pytest.mark.parametrize("name", ["llama-spm", "qwen2"])
 def test_llama_cpp_finds_the_same(name: str) -> None:
-    """The length of a repetition shows which of its tokens are breakers."""
+    """The test derives llama.cpp's breakers from the length of a penalised repetition."""
     if find_spec("xllamacpp") is None:
         pytest.skip("needs xllamacpp")
     from oracles import llama_cpp, llama_samplers

@@ -1,4 +1,4 @@
-"""Every sampler against llama.cpp: remaining tokens, probabilities, draws."""
+"""Every sampler agrees with llama.cpp on the remaining tokens, their probabilities and the drawn tokens."""
 
 import json
 import math
@@ -17,7 +17,7 @@ from vkbackend.models.sampling.sampler import Sampler
 pytestmark = pytest.mark.no_vulkan
 
 FOUND = json.loads((GOLDEN / "samplers.json").read_text())
-# llama.cpp computes in float32, and the file has 6 digits.
+# llama.cpp computes in float32, and the file stores 6 digits.
 TOLERANCE = 5e-6
 
 

@@ -1,4 +1,4 @@
-"""Invariants of the samplers for any logits."""
+"""The samplers keep these invariants for any logits."""
 
 import math
 from typing import Any
@@ -47,7 +47,7 @@ FILTERS: dict[str, Any] = {
 @settings(max_examples=60, deadline=None)
 @given(logits=LOGITS, x=SHARE, shift=st.integers(-3, 3))
 def test_filters(name: str, logits: list[float], x: float, shift: int) -> None:
-    """All filters but XTC and typical keep the best token."""
+    """All filters except XTC and typical keep the best token."""
     left = []
     for c in (whole(logits), sorted_(logits), whole([v + shift for v in logits])):
         FILTERS[name](c, x)
@@ -113,7 +113,8 @@ def test_dry_follows_the_definition(window: list[int], allowed: int, breakers: B
 
 
 def test_dry_of_long_repetitions_is_bounded() -> None:
-    """The power stops growing at the largest float32, with an exponent of 158 for 1.75."""
+    """The exponent of the penalty is limited so that float32 does not overflow. For the base 1.75 the limit
+    is 158."""
     assert dry_penalties([7] * 20_000, 1.0, 1.75, 2, {}) == {7: 1.75**158}
     assert dry_penalties([7] * 20_000, 2.0, 1.0, 2, {}) == {7: 2.0}
 

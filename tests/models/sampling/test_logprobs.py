@@ -1,4 +1,4 @@
-"""Log probabilities against the definition, and callers' functions that change logits."""
+"""Log probabilities follow their definition, and functions of the caller may change logits."""
 
 import math
 from typing import Any

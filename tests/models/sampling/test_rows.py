@@ -1,4 +1,4 @@
-"""Choices over many rows against `Sampler` for each row, with equal random numbers."""
+"""The choice of tokens for many rows equals a `Sampler` per row with the same random numbers."""
 
 import math
 from collections import Counter

@@ -1,4 +1,5 @@
-"""Sampling against a plain version of the chain (full sorts), its limits, invalid values."""
+"""The sampler equals a plain version of the chain that sorts all tokens. Limits and invalid values are tested
+too."""
 
 import math
 from collections import Counter
@@ -167,7 +168,8 @@ def test_numpy_numbers_are_numbers() -> None:
     "params", [{}, {"top_k": 0}, {"top_k": 0, "min_p": 0.0}, {"temperature": 0}], ids=repr
 )
 def test_large_vocabularies_take_few_steps(params: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most a third of 152k tokens is sorted, with as many Python calls as for 1,000 tokens."""
+    """The sampler sorts at most a third of 152k tokens, and makes as many Python calls as for 1,000
+    tokens."""
     n_sorted, sort = [0], np.argsort
 
     def argsort(values: np.ndarray, **how: Any) -> np.ndarray:
@@ -206,8 +208,8 @@ def test_candidates_and_all_logits_choose_the_same(params: SamplingParams) -> No
 
 
 def test_a_penalty_needs_more_candidates() -> None:
-    """One more candidate for each token that the penalty lowers. Samplers that raise tokens need complete
-    rows."""
+    """The sampler needs one more candidate for each token whose logit a penalty lowers. If a sampler may raise
+    logits, it needs complete rows."""
 
     def wanted(history: list[int], *args: Any, **params: Any) -> int:
         return Sampler(SamplingParams(*args, **params)).n_candidates(history)

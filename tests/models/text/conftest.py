@@ -1,4 +1,4 @@
-"""Tokenizers of files and of vocabularies."""
+"""Fixtures that make tokenizers from files and vocabularies."""
 
 from __future__ import annotations
 

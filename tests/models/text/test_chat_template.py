@@ -1,4 +1,4 @@
-"""The exchange with the process that renders chat templates."""
+"""A separate process renders chat templates. These tests cover the messages between it and its parent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.no_vulkan
 
 
 def test_conversations_of_every_kind_are_rendered_completely() -> None:
-    """Only the difference from the last conversation is sent to the process."""
+    """The parent sends only the difference from the previous conversation."""
     template = ChatTemplate(ECHO)
     talks: list[list[str]] = [
         [],
@@ -35,7 +35,7 @@ def test_conversations_of_every_kind_are_rendered_completely() -> None:
 
 
 def test_a_lost_answer_is_not_the_base_of_the_next() -> None:
-    """A signal may arrive between receiving an answer and storing it."""
+    """A signal may arrive after the parent receives an answer and before it stores the answer."""
     template = ChatTemplate(ECHO)
     assert template.render(user_messages("a", "b")) == "[a][b]"
     worker = template._process._worker
@@ -96,7 +96,8 @@ def test_a_busy_template_is_waited_for_with_a_deadline(monkeypatch: pytest.Monke
 
 
 def test_interrupts_leave_a_template_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interrupt may come at any bytecode. The next text is correct and takes no longer."""
+    """An interrupt may arrive at any bytecode. Afterwards the template renders the next text correctly,
+    without a longer wait."""
 
     class Worker:
         def idle(self) -> bool:

@@ -1,4 +1,4 @@
-"""The expressions of pre-tokenizers make the right cuts, lose nothing, and take linear time."""
+"""The regular expressions of pre-tokenizers cut a text correctly, lose no character, and take linear time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cuts(name: str, text: str) -> list[str]:
 
 @pytest.fixture(params=DISTINCT)
 def byte_level(request: pytest.FixtureRequest, build: Build) -> Tokenizer:
-    """The 256 bytes, and merges that show where the pre-tokenizer cuts."""
+    """Return a tokenizer of the 256 bytes, whose merges show where the pre-tokenizer cuts."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = [chr(b) for b in plain] + [chr(0x100 + i) for i in range(256 - len(plain))]
     pairs = ["1 1", "a a", "\u0120 a", "a 1", "\u010a \u010a", "\u0120 \u0120"]
@@ -38,7 +38,7 @@ def byte_level(request: pytest.FixtureRequest, build: Build) -> Tokenizer:
 
 
 def test_pre_tokenizers(byte_level: Tokenizer, request: pytest.FixtureRequest) -> None:
-    """Letters and digits are separated, except in Bloom's words."""
+    """Every pre-tokenizer except Bloom's cuts between letters and digits."""
     text = 'aa11 a  \n\n é日本\'S Ünï, 12345\t"x" ー。Ω\u212a\u1f7d'
     assert byte_level.decode(byte_level.encode(text, add_special=False)) == text
     pieces = [byte_level.piece(i) for i in byte_level.encode("a1", add_special=False)]
@@ -55,7 +55,7 @@ def test_pre_tokenizers(byte_level: Tokenizer, request: pytest.FixtureRequest) -
 )
 @pytest.mark.parametrize("name", DISTINCT)
 def test_cuts_of_long_runs(name: str, runs: Sequence[str]) -> None:
-    """\\s+$ would take 250 s, quadratic time, on spaces before a digit."""
+    """A run of spaces before a digit takes linear time. The expression \\s+$ would take quadratic time, 250 s."""
     for run in runs:
         assert "".join(cuts(name, run * 200_000 + "1")) == run * 200_000 + "1"
 

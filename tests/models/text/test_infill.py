@@ -1,4 +1,4 @@
-"""Prompts for fill in the middle: llama-server's format and each vocabulary's tokens."""
+"""Prompts for fill in the middle have llama-server's format, with the tokens of each vocabulary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""WordPiece, Unigram, RWKV's tokenizer and lower-case words against llama.cpp's ids in `golden/`."""
+"""WordPiece, Unigram, RWKV's tokenizer and lower-case words give llama.cpp's ids, which `golden/` stores."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_ids(name: str, tmp_path: Path) -> None:
     for text, ids, parsed in rows:
         assert tokenizer.encode(text, add_special=False) == ids, repr(text)
         assert tokenizer.encode(text, parse_special=True) == parsed, repr(text)
-    if name != "words":  # llama.cpp reads their characters as bytes
+    if name != "words":  # llama.cpp reads the characters of "words" as bytes
         assert [tokenizer.piece(i).hex() for i in range(tokenizer.n_vocab)] == vocabulary["pieces"]
 
 

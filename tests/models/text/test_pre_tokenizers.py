@@ -1,4 +1,4 @@
-"""Cuts of pre-tokenizers, compared with ids by llama.cpp or by the models' own expressions, in `golden/`."""
+"""Pre-tokenizers cut as llama.cpp or the models' own expressions do. `golden/` stores the expected ids."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ LLAMA_CPP = """
 
 
 def test_names() -> None:
-    """The names of xllamacpp 2026.10; "whitespace" is a separate kind."""
+    """Our names are the pre-tokenizers of xllamacpp 2026.10. "whitespace" is a separate kind of tokenizer
+    here."""
     assert sorted({*PRE_TOKENIZERS, *LINE_TOKENIZERS, *LLAMA_CPP}) == LLAMA_CPP
     assert sorted(KEPT["found"]) == sorted(oracle.names())
 

@@ -1,4 +1,4 @@
-"""Separates thoughts and answers in pieces of any size."""
+"""Thoughts and answers are separated in streams of pieces of any size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Special tokens in a text: the definition, and the costs."""
+"""Special tokens in a text are found as the definition says, in bounded time."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ USER_DEFINED, BYTE = 4, 6
 
 
 def defined(text: str, tokens: list[str]) -> list[str | int]:
-    """Cut out all occurrences of the longest token (in bytes), then of the next token in the remaining
-    text."""
+    """Define the result: cut out every occurrence of the longest token in bytes, then of each shorter token
+    in the remaining text."""
     parts: list[str | int] = [text] if text else []
     for token in sorted(tokens, key=lambda token: (-len(token.encode()), tokens.index(token))):
         cut: list[str | int] = []
@@ -126,7 +126,8 @@ def test_costs_do_not_grow_with_the_vocabulary(tmp_path: Path, name: str) -> Non
 
 
 def test_overlapping_tokens_cost_no_more() -> None:
-    """Most offers do not fit, because the longest tokens overlap the ends of others."""
+    """Most tokens that `_fitting` proposes do not fit, because the longest tokens overlap the ends of shorter
+    tokens."""
     costs = []
     for n in (32, 128, 512):
         runs = ["c" * n + "a" * (n // 2), *("a" * k for k in range(2, n))]

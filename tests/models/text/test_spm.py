@@ -1,4 +1,4 @@
-"""SentencePiece merges by score follow the definition, in few steps and little memory."""
+"""Merges by score follow SentencePiece's definition, in few steps and little memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from vkbackend.models.text.vocabulary import SPACE
 
 
 def plain_merge(text: str, ids: dict[str, int], scores: Sequence[float]) -> list[str]:
-    """The definition, in quadratic time: merge the best pair, the leftmost on a tie."""
+    """Define the result in quadratic time: merge the pair with the best score, and the leftmost pair of equal
+    scores."""
     symbols = list(text)
     while True:
         pairs = [(ids.get(a + b), i) for i, (a, b) in enumerate(itertools.pairwise(symbols))]
@@ -50,8 +51,8 @@ def plain_merge(text: str, ids: dict[str, int], scores: Sequence[float]) -> list
 def test_merges_follow_the_definition(
     tokens: set[str], text: str, rng: random.Random, max_pairs: int
 ) -> None:
-    """Scores tie, some characters are not tokens, and tokens contain spaces between words (written "_"
-    above)."""
+    """Some scores are equal, some characters are not tokens, and some tokens contain spaces between words,
+    which the cases above write as "_"."""
     tokens, text = {token.replace("_", SPACE) for token in tokens}, text.replace("_", SPACE)
     ids = {t: i for i, t in enumerate(sorted(tokens))}
     scores = [float(rng.randint(0, 3)) for _ in ids]
@@ -65,7 +66,7 @@ def test_merges_follow_the_definition(
 
 
 def test_words_are_cached_next_to_tokens_that_contain_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in Gemma 3, which took three times as long without cached words."""
+    """Gemma 3 has such tokens. Its encoding took three times as long without cached words."""
     merged = list[str]()
     monkeypatch.setattr(SpmMerger, "_merge", lambda self, word: merged.append(word) or [0])
     ids = {text: i for i, text in enumerate(("a", f"a{SPACE}b", f";{SPACE}", f"{SPACE}a"))}
@@ -87,7 +88,8 @@ def test_merging_takes_n_log_n_steps(letter: str) -> None:
 
 
 def test_ranked_merges_cannot_express_leftmost_of_equal_scores() -> None:
-    """The tokenizers library cannot run SPM, because each ranking of the merges is wrong for one text."""
+    """The `tokenizers` library ranks merges, and each ranking gives wrong tokens for one of the texts. It
+    cannot run SPM."""
     ids, scores = {"a": 0, "b": 1, "ab": 2, "ba": 3}, [0.0] * 4
     merger = SpmMerger(ids, scores, [0] * 256)
     assert (merger.encode("aba"), merger.encode("bab")) == ([2, 0], [3, 1])
@@ -97,7 +99,7 @@ def test_ranked_merges_cannot_express_leftmost_of_equal_scores() -> None:
 
 
 def test_cached_words_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """65,536 cached words took 20 MB, which was too much for a server."""
+    """A cache of 65,536 words took 20 MB, too much for a server."""
     merged = {f"{SPACE}{i:x}abcd": [i % 300, 301, 302] for i in range(40_000)}
     monkeypatch.setattr(SpmMerger, "_merge", lambda self, word: merged[word].copy())
     merger = SpmMerger({"a": 0}, [0.0], range(256))

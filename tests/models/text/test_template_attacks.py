@@ -1,4 +1,4 @@
-"""Attacks by chat templates, and the process that runs them."""
+"""Hostile chat templates cannot harm the process that runs them or its parent."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SEGV = (
 )
 ATTACKS = {
     "crash": (SEGV, "ended the process that ran it|computed for"),
-    # Python's own compiler refuses these templates.
+    # Jinja accepts these templates, but Python's compiler refuses the code that it generates.
     "break": ("{% break %}", "not valid: 'break' outside loop"),
     "argument twice": ("{{ dict(a=1,a=2) }}", "not valid: keyword argument repeated"),
     "loops in loops": (
@@ -99,7 +99,7 @@ def cpu_limit_s(pid: int) -> int:
 
 
 def test_each_conversation_has_the_full_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time to read a conversation counts too."""
+    """The time limit includes the time to read a conversation."""
     monkeypatch.setattr(template_process, "CPU_S", 0.9)
     template = ChatTemplate("{% for a in range(20000) %}{{ loop.index }}{% endfor %}" + ECHO)
     pid = pid_of(template)

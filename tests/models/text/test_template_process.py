@@ -1,4 +1,5 @@
-"""The process that renders chat templates: its environment, its end, and programs that use it."""
+"""A separate process renders chat templates. These tests cover its environment, its end, and programs that
+use it."""
 
 from __future__ import annotations
 
@@ -134,7 +135,7 @@ def test_an_answer_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
-    """Runs a program without `if __name__ == "__main__"`."""
+    """Return a function that runs a program without `if __name__ == "__main__"`."""
 
     def run_(source: str, *flags: str) -> subprocess.CompletedProcess[str]:
         path = tmp_path / "program.py"

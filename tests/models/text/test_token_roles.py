@@ -1,4 +1,5 @@
-"""Roles of tokens by their texts: end tokens, gpt-oss's channels, white space after Phi-3's markers."""
+"""The texts of tokens determine their roles: end tokens, gpt-oss's channels, white space after Phi-3's
+markers."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def ends(tokenizer: Tokenizer) -> set[str]:
 
 
 def test_channel_markers_of_gpt_oss_are_text(make: Make) -> None:
-    """Without the text of these control tokens a stream has no channels."""
+    """Without the text of these control tokens, a stream could not be divided into channels."""
     markers = ["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>"]
     tokenizer = make([*markers, "<|return|>", "<|call|>"])
     said = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>Yes"

@@ -1,4 +1,4 @@
-"""Tokenizers: test vectors of vocabularies, streaming, hostile texts."""
+"""Tokenizers give the ids of test vectors, for streams and hostile texts too."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_prompts_of_the_models(models: Path) -> None:
         tokenizer = load(models / f"{name}.gguf")
         assert tokenizer.encode(case["prompt"]) == case["prompt_tokens"]
         assert tokenizer.decode(case["prompt_tokens"]) == case["prompt"]
-        # Generated ids continue a text. llama.cpp's own detokenizer gave these texts.
+        # Generated ids continue a text, so no space is removed at their start. llama.cpp's detokenizer gave the text.
         assert tokenizer.decode(case["greedy_tokens"], at_start=False) == case["greedy_text"]
 
 
@@ -106,7 +106,7 @@ def test_round_trip_of_prose(real: Tokenizer, models: Path) -> None:
 def test_round_trip_of_any_text(text: str) -> None:
     for path in VOCABULARIES:
         tokenizer = load(path)
-        # SPM writes a space as U+2581 and decodes U+2581 as a space
+        # SPM encodes a space as U+2581, so it also decodes a U+2581 of the text as a space
         want = text.replace("\u2581", " ") if "spm" in path.stem else text
         assert tokenizer.decode(tokenizer.encode(text)) == want
 
@@ -117,7 +117,7 @@ def test_round_trip_of_any_text(text: str) -> None:
 @settings(max_examples=40, deadline=None)
 @given(text=st.text(max_size=80), seed=st.integers(0, 1 << 32), skip=st.booleans(), at_start=st.booleans())
 def test_stream_equals_decode(text: str, seed: int, skip: bool, at_start: bool) -> None:
-    """Random ids are rarely valid UTF-8."""
+    """Decode random ids, which are rarely valid UTF-8."""
     rng = random.Random(seed)
     for path in VOCABULARIES:
         tokenizer = load(path)

@@ -1,4 +1,4 @@
-"""Small vocabularies: flags, byte tokens, user-defined tokens, errors."""
+"""Small vocabularies test flags, byte tokens, user-defined tokens and errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vkbackend.models.text.vocabulary import SPACE
 
 
 def test_ignore_merges(build: Build) -> None:
-    """Llama 3 uses a word's token even if no merges lead to it."""
+    """Llama 3 encodes a word as its own token even if no merges produce this token."""
     tokens = ["a", "b", "c", "ab", "abc"]
     extra = [*bpe_extra(["a b"], "llama-bpe"), key("tokenizer.ggml.bos_token_id", U32, 0)]
     assert build("gpt2", tokens, extra).encode("abc", add_special=False) == [4]

@@ -1,4 +1,4 @@
-"""Tool calls in every format: complete, in pieces, next to text, damaged."""
+"""Every format's tool calls are parsed: complete, in pieces, next to text, damaged."""
 
 from __future__ import annotations
 

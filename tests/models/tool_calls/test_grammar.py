@@ -1,4 +1,4 @@
-"""Every format parses all calls that its grammar allows."""
+"""For every format, the parser accepts all calls that the format's grammar allows."""
 
 from __future__ import annotations
 
