@@ -1,5 +1,5 @@
-"""command-r (Command R, and Command R+ files without norms of q and k). Attention and FFN read the same layer
-norm, and their results are added. Cohere 2024.
+"""command-r (Command R, and Command R+ if the file has no norms of q and k): attention and FFN read the same
+layer norm, and their results are added. Cohere 2024.
 """
 
 from __future__ import annotations

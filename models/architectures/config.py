@@ -22,15 +22,15 @@ from vkbackend.models.gguf.reader import GGUF
 class LayerConfig:
     n_head: int
     n_head_kv: int
-    head_dim: int  # elements per head of q and k
+    head_dim: int  # Size of a head of q and k.
     head_dim_v: int
     n_ff: int
     scale: float  # The factor of q k^T.
     n_rot: int  # RoPE rotates this many dimensions of each head.
     rope: str = "rope"
-    window: int = 0  # A row attends to so many positions, including its own (0: to all).
+    window: int = 0  # Number of positions that a row attends to, including its own (0: all).
     mixture: Mixture | None = None  # Replaces the dense FFN.
-    chunk: int = 0  # A row attends only to its own chunk of so many positions (0: no chunks).
+    chunk: int = 0  # Positions per chunk, if a row attends only to its own chunk (0: no chunks).
 
 
 @dataclass(frozen=True, slots=True)

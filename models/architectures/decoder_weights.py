@@ -26,7 +26,7 @@ from vkbackend.rope import RopeTable
 
 
 class DecoderWeights:
-    """The weights of the decoder. The attributes below are defaults, which subclasses replace."""
+    """The decoder's weights. Subclasses replace the attributes below."""
 
     mixture: Mixture | None = None  # The experts' defaults, or None.
     freq_factors = False

@@ -22,7 +22,7 @@ from vkbackend.models.gguf.reader import GGUF
 from vkbackend.rope import RopeTable
 
 PERIOD = 6
-N_LAYER_27B = 62  # Only this size scales q k^T by another size than head_dim; its files do not say so.
+N_LAYER_27B = 62  # The only size whose scale of q k^T is not head_dim^-0.5; files do not state it.
 
 
 class Model(Decoder):

@@ -1,6 +1,6 @@
-"""kimi-linear (Kimi-Linear-48B-A3B): layers with kv heads have latent attention without RoPE. The others are
-delta nets with a gate per key channel. The first layers have a dense FFN; later layers have a shared expert,
-and experts chosen by sigmoid. Kimi Team 2025, arXiv:2510.26692.
+"""kimi-linear (Kimi-Linear-48B-A3B): layers with kv heads have latent attention without RoPE. Other layers
+are delta nets with a gate per key channel. The first layers have a dense FFN; later layers have a shared
+expert, and experts chosen by sigmoid. Kimi Team 2025, arXiv:2510.26692.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Model(LatentAttention):
         for name in "qkv":
             specs.append(WeightSpec(f"attn_{name}", (n, n_embd), by_heads))
             specs.append(WeightSpec(f"ssm_conv1d_{name}", (n, self.d_conv), by_heads, f32=True))
-        for name in ("ssm_f", "ssm_g"):  # Two products each; the first is small and not split.
+        for name in ("ssm_f", "ssm_g"):  # The first of the two matrices is small and not split.
             specs.append(WeightSpec(f"{name}_a", (size, n_embd)))
             specs.append(WeightSpec(f"{name}_b", (n, size), by_heads))
         return [

@@ -22,7 +22,7 @@ from vkbackend.ops.moe import Gating
 from vkbackend.rope import RopeTable
 
 PERIOD = 4
-CHUNK = 8192  # the default; with 0 all layers attend to all positions, with RoPE
+CHUNK = 8192  # default; 0: all layers attend to all positions, with RoPE
 TEMPERATURE = 0.1
 N_EXPERT_WITHOUT_NORMS = 128
 

@@ -1,6 +1,6 @@
 """qwen3next (Qwen3-Next-80B-A3B): three of four layers are gated delta nets (Yang et al., arXiv:2412.06464)
-with short convolutions. The fourth has attention with an output gate, whose rows follow q's in each head of
-attn_q. All layers have experts and a gated shared expert.
+with short convolutions. The fourth has attention with an output gate. In each head of attn_q, the gate's rows
+follow q's rows. All layers have experts and a gated shared expert.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from vkbackend.ops.recurrent import MAX_DELTA_HEAD
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The heads of a gated delta net. A weight of q, k and v consists of segments that plans split along key
-    heads; `qkv` has each segment's number of heads per key head. `v` has these numbers for v alone."""
+    """The heads of a gated delta net. Plans split each segment of q, k and v along key heads. `qkv` has the
+    heads per key head of each segment, and `v` only of v's segments."""
 
     n_k: int
     n_v: int

@@ -71,8 +71,8 @@ def read_n_layer(gguf: GGUF) -> int:
 
 
 def read_windowed(gguf: GGUF, n_layer: int, period: int) -> tuple[bool, ...]:
-    """Return whether each layer has a window. The file has a flag per layer; otherwise all layers have a
-    window except every `period`-th. The file may state the period."""
+    """Return whether each layer has a window. If the file has no flag per layer, all layers have a window
+    except every `period`-th. The file may state the period."""
     key = "attention.sliding_window_pattern"
     name = f"{gguf.architecture}.{key}"
     if name in gguf.metadata and gguf.metadata.kind(name)[1]:
@@ -94,7 +94,7 @@ def check_off(gguf: GGUF, key: str, off: float = 0) -> None:
         return
     value = gguf.metadata[name]
     allowed = np.array_equal(value, off)
-    # If `off` is True, the key must be true. Otherwise 0, false and empty values are off too.
+    # If `off` is not True, then 0, false and empty values also mean off.
     if off is not True:
         allowed = allowed or is_off(value)
     if not allowed:

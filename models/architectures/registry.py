@@ -83,7 +83,7 @@ def load_model(gguf: GGUF) -> Model:
         )
     try:
         model: Model = model_class(name)(gguf)
-    except InvalidArgument as error:  # the file's values for a RoPE table
+    except InvalidArgument as error:  # a RoPE table refused the file's values
         raise GGUFError(f"{gguf.paths[0]}: {error}") from None
     return model
 

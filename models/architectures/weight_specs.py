@@ -66,7 +66,7 @@ class WeightSpec:
 
     A `host` weight is stored in pinned host memory, because a step reads only a few of its rows. `source` is
     the tensor to use if the file lacks `name` (a tied lm_head). If `stacked`, the file's tensor stacks that
-    many matrices. `values` are the weight's values if no file has it. If `f32`, floats are converted to f32
+    many matrices. `values` are f32 values of a weight that no file has. If `f32`, floats are converted to f32
     on loading, as vectors always are, because ops read these weights only as f32.
     """
 

@@ -17,7 +17,7 @@ from vkbackend.models.tool_calls.source import AnswerPart, ToolDelta
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call of the model. Its `arguments` are valid JSON only if a grammar forced the call."""
+    """A tool call of the model. Only a grammar guarantees that `arguments` are valid JSON."""
 
     id: str
     name: str

@@ -157,7 +157,8 @@ class Chat:
             if new_ids and new_ids[-1] in tokenizer.stop_ids:
                 new_ids.pop()  # the template writes the token that ends a message
             self.messages = [*messages, answer_message(answer, self.thinks, self.channels)]
-            # `new_ids` may include incomplete characters and stop strings, which the answer's text lacks.
+            # `new_ids` may have tokens of stop strings and incomplete characters that the answer's text
+            # lacks.
             whole = tokenizer.decode(new_ids, at_start=False) == answer
             self._text, self._ids = (prompt.text + answer, ids + new_ids) if whole else ("", [])
 
@@ -206,8 +207,8 @@ class Chat:
 
 
 def answer_message(answer: str, thinks: bool, channels: bool = False) -> Message:
-    """Return an answer as a message. Its thought has both Qwen's and gpt-oss's keys, because templates read
-    either."""
+    """Return an answer as a message. The message has the thought under Qwen's and gpt-oss's keys, because
+    templates read either."""
     thought, content = reasoning.split(answer, thinks, channels)
     if not thought:
         return {"role": "assistant", "content": answer}

@@ -69,7 +69,7 @@ class Chats(ABC):
         separate fields for thought, content and tool calls. To continue the conversation, append
         `answer.message` to the messages.
 
-        With `n` it returns a list of n answers; answer i uses seed + i. Special tokens in a message are plain
+        With `n`, return a list of n answers; answer i uses seed + i. Special tokens in a message are plain
         text. Raises InvalidArgument, for example if the template refuses the messages; UnsupportedModel if
         the model has no tokenizer; and the errors of `generate`.
         """
@@ -126,7 +126,8 @@ class Chats(ABC):
         self, messages: Messages, max_tokens: int | None = None, *, n: int | None = None,
         **options: Unpack[ChatKeywords],
     ) -> PreparedChat:  # fmt: skip
-        """Return the request that `chat` would send, to be streamed later. May run in any thread."""
+        """Return the request that `chat` would send, to be streamed later. Any thread may call this
+        method."""
         several = continuation_count("n", n) or 1
         most = token_limit("max_tokens", max_tokens)
         request = self._request(messages, ChatOptions.of(**options))

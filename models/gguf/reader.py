@@ -78,8 +78,7 @@ class Metadata(Mapping[str, Any]):
         return self._values[key].describe()
 
     def kind(self, key: str) -> tuple[int, bool]:
-        """Return the GGUF type id of a value (for an array, of its elements), and whether the value is an
-        array."""
+        """Return the GGUF type id of a value or of an array's elements, and whether the value is an array."""
         return self._values[key].type, self._values[key].is_array
 
     def stored(self, key: str) -> bytes:
@@ -106,13 +105,13 @@ class Metadata(Mapping[str, Any]):
 
 
 class GGUF:
-    """A GGUF model of one file or several parts. As a context manager, it unmaps the files at the end.
+    """A GGUF model of one file or several parts. Its context manager unmaps the files.
 
     `metadata` is the first part's; `tensors` has the tensors of all parts in file order.
     """
 
     mapped = True
-    stated: Mapping[str, Any] = MappingProxyType({})  # They replace values of the file.
+    stated: Mapping[str, Any] = MappingProxyType({})  # key -> a value that replaces the file's
 
     def __init__(self, parts: list[Part]) -> None:
         self._parts = parts

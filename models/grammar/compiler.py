@@ -52,14 +52,15 @@ class Matcher:
         return bool(self._matcher.is_stopped())
 
     def find(self) -> None:
-        """Compute `words`. If that exceeds the limits, all bits are 0 and `stuck` returns the reason."""
+        """Compute `words`. If the computation exceeds the limits, all bits are 0 and `stuck` returns the
+        reason."""
         self._matcher.unsafe_compute_mask_ptr(self.words.ctypes.data, self.words.nbytes)
         if self._matcher.is_error():
             self.words[:] = 0
 
     def allowed(self, n_vocab: int) -> np.ndarray:
         """Return the ids of tokens that may come next, in ascending order. Raises VkbackendError if no token
-        may."""
+        is allowed."""
         ids = np.flatnonzero(np.unpackbits(self.words.view(np.uint8), bitorder="little")[:n_vocab])
         if not len(ids):
             raise self.stuck()
@@ -162,7 +163,7 @@ _working: set[Compiler] = set()
 
 
 def _end_all() -> None:
-    """Close all compilers before the interpreter ends. Otherwise a thread inside llguidance would crash the
+    """Close all compilers before the interpreter ends, because a thread inside llguidance would crash the
     program."""
     deadline = time.monotonic() + EXIT_S
     compilers = list(_working)
@@ -178,7 +179,7 @@ forks.forget(_working.clear)
 
 @dataclass(frozen=True, slots=True)
 class _LibraryTokenizer:
-    """The tokenizer interface that llguidance needs. llguidance never asks it to tokenize text (see
+    """The tokenizer interface that llguidance needs. llguidance never calls this tokenizer (see
     structure.PREAMBLE)."""
 
     tokens: tuple[bytes, ...]

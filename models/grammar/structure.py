@@ -28,8 +28,9 @@ Kind = Literal["json_schema", "regex", "lark", "grammar"]
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """A structure as `text` in the language `kind`. The languages are JSON Schema, regular expressions in
-    Rust's syntax, which match the complete answer, Lark, and llama.cpp's GBNF ("grammar")."""
+    """A structure as `text` in the language `kind`. The languages are JSON Schema, regular expressions, Lark,
+    and llama.cpp's GBNF ("grammar"). A regular expression has Rust's syntax and matches the complete
+    answer."""
 
     kind: Kind
     text: str
@@ -129,8 +130,8 @@ def _is_deep(value: Any) -> bool:
 def structure_of(
     json_schema: str | None, json_object: bool, regex: str | None, lark: str | None, grammar: str | None
 ) -> Structure | None:
-    """Return the structure that is not None. Raises InvalidArgument for several structures, and
-    UnsupportedFeature without llguidance."""
+    """Return the structure of the argument that is not None. Raises InvalidArgument for several structures,
+    and UnsupportedFeature without llguidance."""
     any_object = '{"type":"object"}' if json_object else None
     given: list[tuple[str, Kind, str | None]] = [
         ("json_schema", "json_schema", json_schema), ("json_object", "json_schema", any_object),

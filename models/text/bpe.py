@@ -126,7 +126,7 @@ def _backend(
     byte_fallback: bool = False,
     unk_token: str | None = None,
 ) -> Backend:
-    # If a merge is repeated, its first rank counts. The library would use its last rank.
+    # If a merge is repeated, its first rank counts. The library would use the last rank.
     merges, ids = list(dict.fromkeys(gguf.strings("tokenizer.ggml.merges"))), vocabulary.ids
     pairs: list[Any] = [tuple(merge.split(" ", 1)) for merge in merges]
     try:

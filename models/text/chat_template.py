@@ -1,9 +1,9 @@
 """A model's chat template, which turns messages into a prompt.
 
 Model files contain templates, which are not trusted. So a template runs in a separate process with limits of
-time and memory (template_process.py), and in jinja2's immutable sandbox. It may use the additions of Hugging
-Face's `apply_chat_template`, such as loop controls, `{% generation %}`, `tojson`, `raise_exception` and
-`strftime_now`.
+time and memory (template_process.py), and in jinja2's immutable sandbox. Templates may use the additions of
+Hugging Face's `apply_chat_template`, such as loop controls, `{% generation %}`, `tojson`, `raise_exception`
+and `strftime_now`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CHATML = """\
 {% endif -%}
 """
 REASONING = ("reasoning_content", "thinking", "reasoning")  # Templates read a thought by one of these keys.
-TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # Templates that trim contents remove its final space.
+TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # A template that trims contents removes the final space.
 
 _in_use: WeakValueDictionary[tuple[str, str, str], TemplateProcess] = WeakValueDictionary()
 
@@ -73,8 +73,8 @@ class ChatTemplate:
         **variables: Any,
     ) -> str:
         """Return the prompt for an answer to `messages`. Without `add_generation_prompt` the prompt does not
-        open an answer. With `continue_final_message` it ends with the last message's content. `variables` are
-        the template's, such as `tools` and `documents`.
+        open an answer. With `continue_final_message` the prompt ends with the last message's content.
+        `variables` are the template's, such as `tools` and `documents`.
 
         Raises Timeout. Raises InvalidArgument if the template refuses the messages, fails, exceeds a limit,
         or writes more text than a tokenizer accepts.

@@ -1,5 +1,5 @@
-"""Prompts for fill in the middle (FIM), in the order of llama-server's `/infill`. First come other files of
-the project, then the file's name, the text before the gap, and the text after the gap.
+"""Prompts for fill in the middle (FIM), as in llama-server's `/infill`. The order is other files of the
+project, the file's name, the text before the gap, and the text after the gap.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Pre-tokenizers by the names in `tokenizer.ggml.pre`. They cut text into words, within which BPE merges
-bytes. A pre-tokenizer applies regular expressions (in Oniguruma's syntax) in order. Each expression cuts
-every piece of text into its matches and the text between matches.
+"""Pre-tokenizers by the names in `tokenizer.ggml.pre`. Pre-tokenizers cut text into words, within which BPE
+merges bytes. A pre-tokenizer applies regular expressions (in Oniguruma's syntax) in order. Each expression
+cuts every piece of text into its matches and the text between matches.
 """
 
 from dataclasses import dataclass
 
-# (?i:...) would also match the long s (U+017F), so both cases are listed.
+# The classes list both cases, because (?i:...) would also match the long s (U+017F).
 _SUFFIX = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
@@ -102,8 +102,8 @@ _SUPERBPE_DIGITS = (
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """With `ignore_merges`, a word that is a token becomes that token without merges. `add_bos` applies if
-    the file does not state its flag."""
+    """With `ignore_merges`, a word that is a token becomes that token without merges. `add_bos` is the
+    default for the file's flag of this name."""
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False

@@ -1,5 +1,5 @@
-"""Treats special tokens in the texts of users and tools as plain text. Otherwise a user could write
-`<|im_end|>` to end a message and continue in another role.
+"""Treats special tokens in the texts of users and tools as plain text. Without this module, a user could
+write `<|im_end|>` to end a message and continue in another role.
 
 The template renders the conversation a second time, with a random sentinel next to each special token of
 these texts. The sentinels show where these special tokens are in the prompt. A template may test how contents
@@ -78,8 +78,8 @@ class Protection:
     def _by_sentinels(
         self, messages: Sequence[Message], variables: Mapping[str, Any], text: str, after: bool
     ) -> Spans:
-        """Return the plain spans, or none if the sentinels changed the rendering or are not next to their
-        texts."""
+        """Return the plain spans, or none if the sentinels changed the rendering or were moved away from
+        their texts."""
         code, marks = token_hex(8), list[str]()
 
         def mark(text: str, by_model: bool) -> str:

@@ -1,9 +1,9 @@
 """Cuts special tokens out of a text before the other text is merged.
 
 llama.cpp first cuts the longest token (in bytes; on a tie the lower id) out of the complete text, then the
-second longest. This takes tokens x characters steps. This module returns the same tokens, but reads the text
-once, in O(log tokens) per position. If tokens overlap, `_settle` selects them by rank, the order of length
-and id.
+second longest. llama.cpp's algorithm takes tokens x characters steps. This module returns the same tokens,
+but reads the text once, in O(log tokens) per position. If tokens overlap, `_settle` selects them by rank, the
+order of length and id.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def _escaped(characters: Iterable[str]) -> str:
 
 
 class SpecialTokens:
-    """Cuts `tokens` out of texts. They are pairs of text and id; texts are distinct and have 1 to MAX_LENGTH
-    characters."""
+    """Cuts special tokens out of texts. `tokens` are pairs of text and id. Their texts are distinct and have
+    1 to MAX_LENGTH characters."""
 
     def __init__(self, tokens: Iterable[tuple[str, int]]) -> None:
         ids = dict(tokens)
@@ -39,8 +39,8 @@ class SpecialTokens:
             self._rank[i] = rank
             self._best.setdefault(texts[i][0], rank)
         self._longest = max(map(len, texts))
-        # A token begins only where the second character of some token follows. This excludes most positions
-        # if tokens begin with letters. The pattern reads `_ahead` characters after the first.
+        # A token begins only where the second character of some token follows. This test excludes most
+        # positions if tokens begin with letters. The pattern reads `_ahead` characters after the first.
         seconds = {text[1:2] for text in ids}
         self._ahead = 0 if "" in seconds else 1
         lookahead = f"(?=[{_escaped(seconds)}])" if self._ahead else ""

@@ -8,8 +8,8 @@ class StopText:
         self._stops, self._held, self.found = stops, "", False
 
     def push(self, piece: str, *, last: bool = False) -> str:
-        """Return the text that cannot belong to a stop string. At a stop string, return the text before it
-        and set `found`. With `last`, return the held text as well. If several stop strings match, the one
+        """Add `piece`, and return the text that cannot begin a stop string. At a stop string, return only the
+        text before it and set `found`. With `last`, hold back nothing. If several stop strings match, the one
         that begins first counts, even if another is complete earlier."""
         text, self._held = self._held + piece, ""
         hit = min((at for stop in self._stops if (at := text.find(stop)) >= 0), default=len(text))

@@ -1,6 +1,6 @@
 """Runs a chat template in a separate process (template_worker.py), because a template of 119 characters can
 crash the Python interpreter. The process is started as a new program, not forked. If the process ends,
-another is started. Every wait for the process has a deadline.
+another is started. Each wait for the process has a time limit.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class TemplateProcess:
             try:
                 lock.release()
             except RuntimeError:
-                pass  # not acquired (an interrupt could come before a flag is set)
+                pass  # The lock is not acquired.
 
 
 class _Worker:
@@ -146,8 +146,8 @@ class _Worker:
         return self._last[1]
 
     def ask(self, request: dict[str, Any], kept: int) -> tuple[int, str]:
-        """Send a request. Its messages follow the first `kept` messages of the last request. Return how many
-        characters of the last text to keep, and the text that follows them."""
+        """Send a request, whose messages follow the first `kept` messages of the last request. Return how
+        many characters of the last text to keep, and the text that follows them."""
         try:
             text = json.dumps(request | {"cpu_s": CPU_S}, ensure_ascii=False)
         except (TypeError, ValueError, RecursionError) as error:

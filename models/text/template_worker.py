@@ -1,8 +1,8 @@
 """Compiles and renders a chat template under limits, for template_process.py.
 
-Its stdin is a socket; the process ends when the socket is closed. The first request is a template, and all
-later requests are conversations. It imports few modules, so it starts fast and leaves most of its memory
-limit to the template.
+The process reads requests from a socket, its stdin, and ends when the socket is closed. The first request is
+a template, and all later requests are conversations. The process imports few modules, so it starts fast and
+leaves most of its memory limit to the template.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Refused(Exception):
 
 
 class Generation(Extension):
-    """`{% generation %}` marks the model's words for training. Here its body is rendered unchanged."""
+    """`{% generation %}` marks the model's words for training. This extension renders the body unchanged."""
 
     tags = {"generation"}  # noqa: RUF012  (as jinja2 declares it)
 

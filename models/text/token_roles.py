@@ -29,8 +29,8 @@ _ENDS = frozenset(
     "<|end_of_text|> <end_of_turn> <end_of_utterance> <EOT> _<EOT> [EOT] [EOS] [e~[ <turn|> "
     "<|tool_response> <eos> </s>".split()
 ) | {"<\uff5cend\u2581of\u2581sentence\uff5c>"}
-# Tokens that models write at the end of a file. A key of the GGUF file names the token. Without the key, it
-# is the first of these texts that is a token.
+# Tokens that models write at the end of a file. A key of the GGUF file names the token. Without the key, the
+# first of these texts that is a token has the role.
 _FILE_ENDS = {
     "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
@@ -77,7 +77,7 @@ def settle_roles(
         types[ids[text]] = TokenType.USER_DEFINED
     ends.update(token for token in map(named, ("eos", "eot", "eom")) if token is not None)
     if "<|end|>" in ids and any(both <= ids.keys() for both in _END_OF_MESSAGE):
-        ends.discard(ids["<|end|>"])  # It ends a message, but not the turn.
+        ends.discard(ids["<|end|>"])  # <|end|> ends a message, but not the turn.
         types[ids["<|end|>"]] = TokenType.USER_DEFINED
     if {"<|tool_response>", "</s>"} <= ids.keys():
         ends.discard(ids["</s>"])  # an HTML tag in Gemma 4

@@ -19,7 +19,7 @@ from vkbackend.models.text.unigram import unigram
 from vkbackend.models.text.vocabulary import Vocabulary
 from vkbackend.models.text.wordpiece import wordpiece
 
-MAX_TEXT = 1 << 22  # Characters. The regular expression engine fails after 10,000,000 steps of backtracking.
+MAX_TEXT = 1 << 22  # Characters. The regular expression engine fails after 10,000,000 steps.
 _KINDS = {  # by `tokenizer.ggml.model`
     "llama": ("SPM", spm),
     "gpt2": ("BPE", bpe),
@@ -98,9 +98,9 @@ class Tokenizer:
     ) -> list[int]:
         """Return the ids of a text. `add_special` adds BOS and EOS if the model wants them.
 
-        User-defined tokens in the text become tokens; control tokens do so only with `parse_special`. In the
-        spans `plain`, which are (begin, end) in order, both are plain text. Lone surrogates become U+FFFD.
-        Raises InvalidArgument if the text is not a str or is longer than MAX_TEXT.
+        User-defined tokens in the text become tokens; control tokens do so only with `parse_special`. The
+        spans `plain`, which are (begin, end) in order, become ordinary text without such tokens. Lone
+        surrogates become U+FFFD. Raises InvalidArgument if the text is not a str or is longer than MAX_TEXT.
         """
         if not isinstance(text, str):
             raise InvalidArgument(f"the text is a {type(text).__name__}, expected a str")
@@ -150,8 +150,8 @@ class Tokenizer:
         """Return the text of ids. Bytes that are not UTF-8 become U+FFFD. Raises InvalidArgument for an id
         out of range.
 
-        `at_start` removes the space that `encode` adds at the start of a text. It must be False for ids that
-        continue a text, such as generated ids.
+        `at_start` removes the space that `encode` adds at the start of a text. `at_start` must be False for
+        ids that continue a text, such as generated ids.
         """
         stream = self.stream(skip_special, at_start=at_start)
         return "".join([stream.push(i) for i in ids]) + stream.flush()

@@ -1,5 +1,5 @@
-"""Unigram (`tokenizer.ggml.model` "t5"), by the `tokenizers` library. It chooses the tokens with the highest
-sum of scores. The file's character map rewrites the text first.
+"""Unigram (`tokenizer.ggml.model` "t5"), by the `tokenizers` library. A text becomes the tokens with the
+highest sum of scores. The file's character map rewrites the text first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Generators that read the parts of tool calls that several formats share, from a `Source`."""
+"""Generators that read tool calls from a `Source`, for the parts that several formats share."""
 
 from __future__ import annotations
 

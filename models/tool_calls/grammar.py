@@ -69,7 +69,7 @@ class CallGrammar:
         }
         begin, between, end = around.get(self._format, row)
         if self._format in (formats.LLAMA3, formats.GENERIC, formats.GPT_OSS):
-            several = False  # These templates have one call per message.
+            several = False  # Templates with these formats have one call per message.
         more = f" ({between} {call})*" if several else ""
         return f"{begin} {call}{more} {end}"
 
@@ -252,7 +252,7 @@ def literals(text: str, special: Special) -> str:
 def text_up_to(name: str, mark: str, special: Special) -> str:
     token = special(mark)
     if token is not None:
-        # The text must not contain the marker's characters, because a reader could not distinguish them from
+        # The text must not spell the marker in other tokens, because a reader could not distinguish them from
         # the token.
         spelled = re.escape(mark).replace("/", r"\/")
         return f"{name}: {name.upper()} <[{token}]>\n{name.upper()}: /(?s:.*)/ & ~/(?s:.*{spelled}.*)/"

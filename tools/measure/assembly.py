@@ -16,8 +16,8 @@ from itertools import pairwise
 
 @dataclass(frozen=True)
 class Op:
-    """An instruction. It counts as `weight` instructions of the subgroup's width. A load or store has
-    `nbytes` per lane. `macs` is the number of multiply-adds of the complete subgroup."""
+    """An instruction. An instruction counts as `weight` instructions of the subgroup's width. A load or store
+    has `nbytes` per lane. `macs` is the number of multiply-adds of the complete subgroup."""
 
     name: str
     kind: str  # vector, scalar, matrix, load, store, shared, wait, barrier, branch
@@ -100,7 +100,8 @@ def in_flight(ops: Sequence[Op]) -> int:
 
 @dataclass(frozen=True)
 class Block:
-    """A basic block. Some compilers name its predecessors and may write a loop's blocks far apart."""
+    """A basic block of the compilers that name a block's predecessors. They may write a loop's blocks far
+    apart."""
 
     index: int
     reached_from: tuple[int, ...]

@@ -64,8 +64,8 @@ class Chain:
         return derive_barriers(cut_long(recording))
 
     def seconds(self, length: int, repeats: int) -> list[float]:
-        """Return the seconds of every run if the device has timestamps. Otherwise return the mean per run of
-        each submission."""
+        """Return the seconds of every run if the device has timestamps. Without timestamps, return the mean
+        per run of each submission."""
         device, timed = self.device, has_clock(self.device)
         recording = self.recording(length)
         build: Any = device.build  # Only Vulkan devices have `timed`.

@@ -1,5 +1,5 @@
-"""Runs llama.cpp on the same file, devices and tests. Its runs alternate with ours, so other load slows both
-programs."""
+"""Runs llama.cpp on the same file, devices and tests. Runs of llama.cpp alternate with ours, so other load
+slows both programs."""
 
 from __future__ import annotations
 

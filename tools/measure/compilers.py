@@ -1,6 +1,6 @@
 """Runs this checkout's Python with the compiler of an absent GPU as the only Vulkan driver. `tools/setup.sh
---compilers` unpacks the compilers. These drivers compile and report statistics, but cannot execute. There is
-also a newer lavapipe with matrix units (8 x 8), which can execute.
+--compilers` unpacks the compilers. The compilers report statistics, but cannot execute. There is also a newer
+lavapipe with matrix units (8 x 8), which can execute.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Streaming clients of an OpenAI endpoint, which measure latencies.
 
-They use only asyncio's connections, so they need no extra packages and little CPU time.
+The clients use only asyncio's connections, so they need no extra packages and little CPU time.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ async def _lines(
 
 @dataclass(slots=True)
 class Text:
-    """A streamed answer. It has the times in seconds at which the request was sent and each event arrived,
-    and the server's token count."""
+    """A streamed answer. The seconds at which the request was sent and each event arrived, and the server's
+    token count."""
 
     began: float
     times: list[float] = field(default_factory=list)
@@ -149,8 +149,8 @@ def _take(text: Text, line: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HttpLoad:
-    """Results of `n` clients. They have total tokens per second, milliseconds to the first event and between
-    events, and the number of failed answers."""
+    """Total tokens per second of `n` clients, their milliseconds to the first event and between events, and
+    the number of failed answers."""
 
     n: int
     n_texts: int

@@ -87,7 +87,7 @@ def row_of(
         values.setdefault(name, None)
     listed = listing(vendor, texts.get(_ASSEMBLY.get(vendor, ""), ""), lanes or 1)
     hot = dict.fromkeys(_HOT) | {n: v for n, v in asdict(counts(listed.hot_loop())).items() if n in _HOT}
-    if not any(op.kind == "vector" for op in listed.ops):  # The assembly was not understood.
+    if not any(op.kind == "vector" for op in listed.ops):  # The assembly could not be parsed.
         hot = dict.fromkeys(_HOT)
     return KernelRow(gpu, kernel, lanes, **values, **hot)
 

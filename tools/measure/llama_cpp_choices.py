@@ -44,7 +44,8 @@ _LANES = {
 
 
 def decode(gpu: str, kind: str, rows: int) -> Theirs:
-    """Return mul_mat_vec. Its x has 8 bits if ggml_vk_should_use_mmvq is true for k = 4,096, else floats."""
+    """Return mul_mat_vec, for x with 8 bits if ggml_vk_should_use_mmvq is true for k = 4,096, else for
+    floats."""
     driver, lanes = compilers.GPUS[gpu].driver, _LANES[gpu]
     if kind == "f16":
         return Theirs("mul_mat_vec_f16_f32_f32_subgroup_no_shmem", (lanes, 2, rows), lanes)
@@ -61,7 +62,7 @@ def decode(gpu: str, kind: str, rows: int) -> Theirs:
 
 
 def prefill(gpu: str, kind: str) -> Theirs:
-    """Return the kernel for large matrices. Its tile is 128 x 128 on matrix units, and 64 x 64 with AMD's dot
+    """Return the kernel for large matrices. Tiles are 128 x 128 on matrix units, and 64 x 64 with AMD's dot
     products."""
     k_quant = kind in ("q4_k", "q6_k", "iq4_xs")
     if gpu == "NAVI31":

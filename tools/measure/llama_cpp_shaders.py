@@ -43,7 +43,7 @@ def glslc() -> list[str]:
 
 
 def built(sdist: Path | None, wanted: set[str]) -> Path:
-    """Return the folder of the `wanted` modules. Build modules that it lacks."""
+    """Return the folder of the `wanted` modules. Build modules that the folder lacks."""
     CACHE.mkdir(parents=True, exist_ok=True)
     modules = CACHE / "spirv"
     if all((modules / f"{name}.spv").exists() for name in wanted):

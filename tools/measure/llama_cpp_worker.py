@@ -2,7 +2,7 @@
 
 The command is `python -m vkbackend.tools.measure.llama_cpp_worker JSON`; JSON describes the model to load.
 The first line of output describes the build. For each line of input, a JSON object (n_prompt, n_gen, n_depth,
-tokens), the process writes {"seconds": S}. Like llama-bench, it waits for every decode.
+tokens), the process writes {"seconds": S}. The time includes a wait for every decode, as in llama-bench.
 """
 
 from __future__ import annotations

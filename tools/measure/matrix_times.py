@@ -43,7 +43,7 @@ def cases_of(limits: Limits) -> list[Case]:
 
 
 def time_of(device: Device, case: Case, ms: float = 20.0) -> float:
-    """Return the microseconds of a case. On a software device they are CPU time."""
+    """Return the microseconds of a case, or on a software device the microseconds of CPU time."""
     row = time_case(device, case, 3, ms)
     return row.us_cpu or row.us_min
 
@@ -55,7 +55,7 @@ def times_of(device: Device, ms: float = 20.0) -> Times:
 
 
 def times_by(limits: Limits, us: Callable[[Case], float]) -> Times:
-    """Return the times of all ops like `times_of`. `us` returns the microseconds of a case."""
+    """Return the times of all ops, where `us` returns the microseconds of a case."""
 
     def us_of(op: str, kind: str, rows: int) -> float:
         rounding = ROUNDING.get(MATRIX_OPS[op].x_type)

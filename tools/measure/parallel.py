@@ -23,8 +23,8 @@ WARM_UP = 4  # Tokens per text in the untimed round.
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Results of `n` callers. They have total tokens per second, latencies in milliseconds, and the share of
-    prompt tokens that came from the cache."""
+    """Total tokens per second of `n` callers, their latencies in milliseconds, and the share of prompt tokens
+    that came from the cache."""
 
     n: int
     process: bool

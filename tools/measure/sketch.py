@@ -1,5 +1,5 @@
-"""A header without data of a small model of any architecture. It shows properties of the architecture without
-a file.
+"""A header of a small model of any architecture, without tensors' data. It shows an architecture's properties
+if no file is present.
 
 A `Sketch` replaces an opened GGUF file; its metadata values come from Synthetic.
 """
@@ -82,7 +82,7 @@ OWN: dict[str, dict[str, Any]] = {
 
 
 class Sketch(GGUF):
-    """The header of a small model. It has experts and a window if the architecture supports them."""
+    """The header of a small model, which has experts and a window if the architecture supports them."""
 
     def __init__(self, arch: str, experts: bool = True) -> None:
         model = model_class(arch)

@@ -43,8 +43,8 @@ def bindings(code: bytes) -> dict[int, set[int]]:
 def report_of_spirv(
     device: VulkanDevice, code: bytes, consts: Mapping[int, int], lanes: int = 0
 ) -> PipelineReport:
-    """Return the driver's report on a module with these specialization constants (by id). Subgroups have
-    `lanes` if this is not 0 and the device supports several sizes."""
+    """Return the driver's report on a module with these specialization constants (by id). If `lanes` is not 0
+    and the device supports several subgroup sizes, subgroups have `lanes` lanes."""
     layouts, pipeline_layout = _layout(device, code)
     objects = []
     try:

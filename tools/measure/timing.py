@@ -73,7 +73,8 @@ class Timer:
         self.tokens = np.random.default_rng(0).integers(0, runner.n_vocab, max_tokens).tolist()
 
     def once(self, test: Test) -> float:
-        """Return the seconds of one run. The `n_depth` tokens are computed before it and are not timed."""
+        """Return the seconds of one run. The `n_depth` tokens are computed before the run and are not
+        timed."""
         self._prompt(0, test.n_depth)
         return self.after(test.n_depth, test.n_prompt, test.n_gen)
 

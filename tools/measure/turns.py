@@ -1,5 +1,5 @@
-"""Helpers of scripts that alternate runs of several variants, so other load slows all variants. They set an
-environment variable temporarily, compute minimum and median, and write Markdown tables and errors.
+"""Helpers of scripts that alternate runs of several variants, so other load slows all variants. The helpers
+set an environment variable temporarily, compute minimum and median, and write Markdown tables and errors.
 """
 
 from __future__ import annotations

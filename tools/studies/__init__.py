@@ -1,2 +1,2 @@
-"""Scripts that measured the figures in docs/. They run from a checkout with `python -m
-vkbackend.tools.studies.NAME`."""
+"""Scripts that measured the figures in docs/. `python -m vkbackend.tools.studies.NAME` runs a script from a
+checkout."""

@@ -1,8 +1,8 @@
 """Measures host time per decoded token: `python -m vkbackend.tools.studies.host_cost -m model.gguf`.
 
-The devices compute nothing, so the times are Python's, for the engine's step, sampling, and the delivery of
-answers. Prints minimum microseconds of CPU time per token for each number of sequences. `--against CHECKOUT`
-alternates runs of this checkout and another, which needs a .venv.
+The devices compute nothing, so Python takes all of the time, for the engine's step, sampling, and the
+delivery of answers. Prints minimum microseconds of CPU time per token for each number of sequences.
+`--against CHECKOUT` alternates runs of this checkout and another, which needs a .venv.
 """
 
 from __future__ import annotations

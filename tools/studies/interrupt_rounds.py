@@ -28,7 +28,7 @@ from vkbackend.runtime import Device
 PHASES = ("load", "prefill", "decode", "stream", "state", "close")
 WEIGHTS = (2, 2, 4, 2, 1, 1)  # weights of PHASES in the random choice
 N_CTX, N_PROMPT, N_DECODE, N_CHECKED = 128, 96, 12, 6
-AGAIN = 0.3  # Share of rounds with two interrupts.
+AGAIN = 0.3  # The share of rounds with two interrupts.
 AGAIN_S = 0.003  # Longest time between these.
 BEYOND = 1.2  # The latest interrupt, as a multiple of the call's duration.
 RELEASED_S = 30.0  # Limit for freeing the objects of an interrupted call.
@@ -62,7 +62,7 @@ class Striker:
 
     def strike(self, call: Callable[[], object], waits: list[float], as_signal: bool) -> int:
         self.raised, self.pending, self.armed = 0, True, True
-        with suppress(KeyboardInterrupt):  # A second interrupt may come during this.
+        with suppress(KeyboardInterrupt):  # A second interrupt may come during `_wait`.
             try:
                 self._orders.put((waits, as_signal))
                 call()

@@ -51,7 +51,7 @@ class Batch:
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            self.process.send_signal(signal.SIGABRT)  # It prints its stacks.
+            self.process.send_signal(signal.SIGABRT)  # The process prints its stacks.
             return self.process.wait()
 
 

@@ -5,7 +5,7 @@ rows are rounded up as in steps. The estimated time of an op is its memory time 
 is larger. The memory time is the bytes of matrix, x and y divided by the memory's rate. The compute time is
 the time of the hot loop's vector instructions plus the multiply-adds of matrix units at their peak rate.
 Partly filled tiles count as full tiles. Launches, latency and code outside the loop are ignored. The times
-are lower bounds, which can compare ops of a GPU but not GPUs.
+are lower bounds. They can rank the ops of a GPU, but not GPUs.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def costs(gpu: str, kind: str) -> Iterator[Cost]:
     info, rates, seen = select("0", devices()), RATES[gpu], dict[object, float]()
     device = open_for_report(info)
     limits = device.limits
-    if rates.int8 == 4:  # A GeForce has this feature; NVK without a GPU does not report it
+    if rates.int8 == 4:  # NVK reports this feature only for a present GPU.
         limits = replace(limits, features=limits.features | {"int8_units_fast"})
     try:
         for n_rows in ROWS:
@@ -134,8 +134,8 @@ COLUMNS = ("GPU", "type", *(f"{n} rows" for n in SHOWN), "largest growth for a r
 
 
 def table_row(gpu: str, kind: str, costs_of_kind: Sequence[Cost]) -> tuple[str, ...]:
-    """Return the chosen ops with their microseconds, the steepest increase in time per row, and the faster
-    op, if any, with the factor by which it is faster."""
+    """Return the chosen ops with their microseconds, and the steepest increase in time per row. If another op
+    would be faster, return it with the factor."""
     chosen = {cost.rows: cost for cost in costs_of_kind if cost.chosen}
     shown = (f"{chosen[n].op.removeprefix('mat_')} {chosen[n].us:.3g}" for n in SHOWN)
     growth, a, b = max((chosen[b].us / b / (chosen[a].us / a), a, b) for a, b in pairwise(ROWS))

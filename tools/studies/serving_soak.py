@@ -1,7 +1,7 @@
 """Tests a server: `python -m vkbackend.tools.studies.serving_soak -m model.gguf -dev 0 --minutes 30`.
 
 Starts `vkbackend serve` and sends requests for greedy texts with known results, for streams that it reads or
-drops, and with invalid bodies. Sometimes it kills the engine's process. Prints the results by kind of
+drops, and with invalid bodies. Sometimes the test kills the engine's process. Prints the results by kind of
 request, the time without a model, wrong texts, slots and sequences that are still in use, and the server's
 memory per minute. The exit code is 1 after a wrong text, a leaked slot, or HTTP status 500.
 """
