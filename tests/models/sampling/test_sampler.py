@@ -208,8 +208,8 @@ def test_candidates_and_all_logits_choose_the_same(params: SamplingParams) -> No
 
 
 def test_a_penalty_needs_more_candidates() -> None:
-    """The sampler needs one more candidate for each token whose logit a penalty lowers. If a sampler may raise
-    logits, it needs complete rows."""
+    """The sampler needs one more candidate for each token whose logit a penalty lowers. Samplers that may
+    raise logits need complete rows."""
 
     def wanted(history: list[int], *args: Any, **params: Any) -> int:
         return Sampler(SamplingParams(*args, **params)).n_candidates(history)

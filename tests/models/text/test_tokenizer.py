@@ -68,7 +68,7 @@ def test_prompts_of_the_models(models: Path) -> None:
         tokenizer = load(models / f"{name}.gguf")
         assert tokenizer.encode(case["prompt"]) == case["prompt_tokens"]
         assert tokenizer.decode(case["prompt_tokens"]) == case["prompt"]
-        # Generated ids continue a text, so no space is removed at their start. llama.cpp's detokenizer gave the text.
+        # Generated ids continue a text, so no space is removed at their start.
         assert tokenizer.decode(case["greedy_tokens"], at_start=False) == case["greedy_text"]
 
 
