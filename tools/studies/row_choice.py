@@ -40,7 +40,7 @@ class Rates:
     issues: float  # Vector instructions per second, each of a subgroup, over all cores.
     matrix: float = 0.0  # F16 multiply-adds on matrix units per second.
     dot: int = 1  # Vector instructions per dot product of four bytes.
-    int8: int = 1  # The rate of int8 on matrix units divided by that of F16.
+    int8: int = 1  # The rate of int8 on matrix units, divided by F16's rate.
 
 
 RATES = {
