@@ -1,4 +1,4 @@
-"""Checks the arguments of the public API and the command line. Each check returns a plain value, or raises an
+"""Checks arguments of the public API and the command line. Each check returns a plain value, or raises an
 InvalidArgument that names the argument."""
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ def text_of(name: str, value: Any) -> str:
 
 
 def layer_count(name: str, value: Any) -> int | Literal["auto"] | None:
-    """Check a number of layers. Return the number, None for all layers, or "auto" for the largest number that
-    fits (-1 in llama.cpp)."""
+    """Check a number of layers. None means all layers, and "auto" means as many as fit (-1 in llama.cpp)."""
     given = plain(value)
     if isinstance(given, str):
         if given == "auto":
@@ -58,13 +57,12 @@ def device_list(name: str, value: Any) -> tuple[str, ...] | None:
 
 
 def unlike(names: Sequence[str] | None) -> bool:
-    """Return whether the devices may differ in speed. Several Vulkan devices may differ, on one host or on
-    several hosts."""
+    """Return whether devices may differ in speed. Several Vulkan devices may, on one host or several."""
     return len(set(names or ())) > 1 and HOST not in [name.rpartition("/")[2] for name in names or ()]
 
 
 def override_list(name: str, value: Any) -> tuple[tuple[str, str], ...]:
-    """Check tensor overrides, given as (regex, target) pairs or as the text REGEX=TARGET,REGEX=TARGET,..."""
+    """Read (regex, target) pairs, or the text REGEX=TARGET,REGEX=TARGET,..."""
     expected = "expected REGEX=CPU, REGEX=host or REGEX=INDEX"
     pairs: list[tuple[str, str]] = []
     for item in [value] if isinstance(value, str) else items(name, value, expected):

@@ -1,5 +1,5 @@
-"""Writes a loaded model to a GGUF file. The metadata is copied byte for byte from the source file, and every
-tensor is read from the devices."""
+"""Writes a loaded model to GGUF. Metadata is copied byte for byte from the source file, and every tensor is
+read from the devices."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write_gguf(
     `weights` on `devices`. Tensors that no device needs (RoPE factors) are read from the source. Needs 16 MiB
     of host memory.
 
-    Raises InvalidArgument if `path` is the source, and GGUFError if the devices have a tensor in another form
+    Raises InvalidArgument if `path` is the source, and GGUFError if a tensor has another form on the devices
     or the file cannot be written. After an error `path` is unchanged.
     """
     there = [part for part in source.paths if os.path.exists(part)]  # synthetic models have no file
@@ -47,7 +47,7 @@ def write_gguf(
     names = {spec.name for spec in specs}
     for spec in specs:
         name = spec.part.tensor if spec.part else spec.name
-        # Skip a tied lm_head, because its source tensor has its own spec.
+        # Skip a tied lm_head, because its source has its own spec.
         if name not in source.tensors and spec.source not in names:
             name = spec.source
         if name in source.tensors:

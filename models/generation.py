@@ -179,7 +179,7 @@ async def astream(
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The generations that one call requests, with `n` continuations of each prompt."""
+    """Generations requested together, with `n` continuations of each prompt."""
 
     generations: list[Generation]
     is_list: bool
@@ -203,15 +203,14 @@ def are_prompts(prompt: object) -> bool:
 def run_all(
     mailbox: Mailbox, generations: Sequence[Generation], tokenizer: Tokenizer | None, ahead: int
 ) -> list[Completion]:
-    """Run all generations and return their completions. While one completion is read, up to `ahead` others
-    run."""
+    """While one completion is read, up to `ahead` other generations run."""
     done: list[Completion] = []
     posted: deque[tuple[Generation, Answers]] = deque()
     left = iter(generations)
     try:
         while True:
             while len(posted) <= ahead and (generation := next(left, None)) is not None:
-                # Without stop strings the caller needs every token, so the engine computes ahead.
+                # without stop strings, the caller needs every token
                 eager = not generation.options.stop or len(generations) > 1
                 posted.append((generation, mailbox.ask(generation.message, eager=eager)))
             if not posted:
@@ -235,8 +234,7 @@ def run_all(
 async def arun_all(
     mailbox: Mailbox, generations: Sequence[Generation], tokenizer: Tokenizer | None, ahead: int
 ) -> list[Completion]:
-    """Run all generations for asyncio. If a generation fails or the caller is cancelled, the other
-    generations are cancelled."""
+    """If a generation fails or the caller is cancelled, the other generations are cancelled."""
     room = asyncio.Semaphore(1 + ahead)
 
     async def one(generation: Generation) -> Completion:

@@ -1,7 +1,7 @@
 """Downloads model files from the Hugging Face Hub. `user/repo:Q4_K_M` becomes the path of a local file.
 
-The library `huggingface_hub`, imported on first use, downloads and stores files. It reads HF_HOME,
-HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE. This module chooses the file and checks the free disk space.
+`huggingface_hub` (imported on first use) downloads and stores files, and reads HF_HOME, HF_ENDPOINT, HF_TOKEN
+and HF_HUB_OFFLINE. This module chooses the file and checks the free disk space.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from vkbackend.errors import InvalidArgument, VkbackendError
 from vkbackend.models.arguments import text_of
 
 CONNECT_S = 8.0
-PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0")  # the order of tags for names without a tag, as in llama.cpp
+PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0")  # the order for names without a tag, as in llama.cpp
 _NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+?)(?::(?P<tag>[\w.-]+))?")
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 
 
 def fetch(name: str, file: str | None = None) -> str:
-    """Download the model `user/repo` or `user/repo:TAG`, or the `file` of a repository. Return its path, or
-    the path of the first part of a split model. Raises InvalidArgument if the name, repository or file does
-    not exist, and VkbackendError without a connection or enough disk space."""
+    """Download `user/repo`, `user/repo:TAG` or `file` of the repository, and return its path. For a split
+    model, this is the path of the first part. Raises InvalidArgument if the name, repository or file does not
+    exist, and VkbackendError without a connection or enough disk space."""
     match = _NAME.fullmatch(text_of("repository", name))
     if not match:
         raise InvalidArgument(f"{name!r} is not a repository; expected user/repo or user/repo:Q4_K_M")

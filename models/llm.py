@@ -50,15 +50,14 @@ class LLM(Chats, Slots):
     """A GGUF model on one or several Vulkan devices.
 
     `path` is a .gguf file, or any part of a split model. `process` runs the engine in a separate process.
-    `progress` is a function that is called with (bytes loaded, total bytes). `Keywords` in models/options.py
-    describes all other keywords, such as `devices`, `tensor_split`, `n_ctx` and `n_slots`.
+    `progress` is called with (bytes loaded, total bytes). `Keywords` in models/options.py describes all other
+    keywords, such as `devices`, `tensor_split`, `n_ctx` and `n_slots`.
 
     The opened model has the attributes path, n_ctx, n_slots, n_vocab, device_names, chat_template (None
     without one), chat_templates (by name), prediction (for measured devices) and notes.
 
-    Raises the errors of `vkbackend.errors`, which are InvalidArgument, GGUFError, UnsupportedModel,
-    UnsupportedFeature, OutOfDeviceMemory, PlanError, DeviceLost and Timeout. Calls in a process that was
-    forked after opening the model raise ForkedProcess.
+    Raises InvalidArgument, GGUFError, UnsupportedModel, UnsupportedFeature, OutOfDeviceMemory, PlanError,
+    DeviceLost, Timeout, and ForkedProcess in a process that was forked after the model was opened.
     """
 
     @takes(Keywords, Options)
@@ -103,12 +102,11 @@ class LLM(Chats, Slots):
 
     @classmethod
     def from_pretrained(cls, name: str, file: str | None = None, **options: Any) -> Self:
-        """Open a model of the Hugging Face Hub, which is downloaded on first use. `name` is
-        "user/repo:Q4_K_M" or "user/repo". `file` selects a file of the repository. The other keywords are as
-        in `LLM(path, ...)`.
+        """Open a model of the Hugging Face Hub, downloaded on first use. `name` is "user/repo:Q4_K_M" or
+        "user/repo", and `file` is a file of the repository. Other keywords are as in `LLM(path, ...)`.
 
-        Raises the errors of `LLM`. Raises InvalidArgument for a name, repository or file that does not exist,
-        and VkbackendError without a connection or enough disk space.
+        Also raises InvalidArgument for a name, repository or file that does not exist, and VkbackendError
+        without a connection or enough disk space.
         """
         return cls(fetch(name, None if file is None else text_of("file", file)), **options)
 
@@ -116,9 +114,9 @@ class LLM(Chats, Slots):
 
     def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Return the token ids of a text. `add_special` adds BOS and EOS if the model wants them.
-        `parse_special` converts the text of a special token, such as <|im_start|>, to that token.
+        `parse_special` parses texts such as <|im_start|> as special tokens.
 
-        Raises UnsupportedModel if the model has no usable tokenizer, and InvalidArgument.
+        Raises UnsupportedModel without a usable tokenizer, and InvalidArgument.
         """
         tokenizer = self.tokenizer
         special = switch("add_special", add_special), switch("parse_special", parse_special)
@@ -132,7 +130,7 @@ class LLM(Chats, Slots):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Return the model's tokenizer. Raises UnsupportedModel if the model has no usable tokenizer."""
+        """Raises UnsupportedModel if the model has no usable tokenizer."""
         self._check_open()
         if self._tokenizer is None:
             raise UnsupportedModel(self._no_tokenizer)
@@ -141,10 +139,9 @@ class LLM(Chats, Slots):
     # ---- the model ----
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
-        """Return the logits after every token, float32 [n_tokens, n_vocab]. The tokens run in a free slot,
-        from position 0.
+        """Return the logits after every token, float32 [n_tokens, n_vocab], from position 0 on.
 
-        Waits for a slot. Raises InvalidArgument and device errors.
+        Waits for a free slot. Raises InvalidArgument and device errors.
         """
         ids = self._prompt(tokens)
         result = np.empty((len(ids), self.n_vocab), np.float32)
@@ -189,10 +186,10 @@ class LLM(Chats, Slots):
     ) -> Completion | list[Completion] | list[list[Completion]]:
         """Continue a text or token ids, like `stream`, and wait for the end.
 
-        A list of prompts gives a list of answers in the same order. Up to `n_slots` prompts run together.
-        With `n`, each prompt gives a list of n continuations, and the prompt is computed once. With a seed,
-        continuation i uses seed + i. If a continuation fails, its error is raised and the other continuations
-        are cancelled.
+        A list of prompts gives a list of answers in the same order. Up to `n_slots` run together. With `n`,
+        each prompt gives a list of n continuations, and the prompt is computed once. With a seed,
+        continuation i uses seed + i. If a continuation fails, its error is raised and the others are
+        cancelled.
         """
         batch = self._batch(prompt, max_tokens, n, options)
         done = run_all(self._open_mailbox(), batch.generations, self._tokenizer, 4 * self.n_slots)
@@ -212,9 +209,9 @@ class LLM(Chats, Slots):
         """Generate the text between `prefix` and `suffix`, with a model that was trained for this. The prompt
         has the format of llama-server's `/infill`.
 
-        `files` maps names of other project files to their texts. `suffix_first` puts the suffix first, as
-        some models expect. Raises UnsupportedModel if the vocabulary has no tokens for infilling, and the
-        errors of `generate`.
+        `files` maps names of other project files to texts. `suffix_first` puts the suffix first, as some
+        models expect. Raises UnsupportedModel if the vocabulary has no tokens for infilling, and the errors
+        of `generate`.
         """
         if files is not None and not isinstance(files, Mapping):
             raise refused("files", files, "expected texts by name, a mapping")
@@ -234,8 +231,8 @@ class LLM(Chats, Slots):
         n: int | None = None,
         **options: Unpack[GenerateKeywords],
     ) -> Completion | list[Completion] | list[list[Completion]]:
-        """Do the same as `generate`, for asyncio. Other tasks run while this coroutine waits. Cancelling the
-        task cancels its generations."""
+        """`generate` for asyncio. Other tasks run while it waits. Cancelling the task cancels its
+        generations."""
         batch = await asyncio.to_thread(self._batch, prompt, max_tokens, n, options)
         done = await arun_all(self._open_mailbox(), batch.generations, self._tokenizer, 4 * self.n_slots)
         return batch.shaped(done)
@@ -247,12 +244,11 @@ class LLM(Chats, Slots):
         """Yield a Chunk per token. The joined texts equal `Completion.text`.
 
         If `max_tokens` is None or -1, the text continues to a stop token or the end of the context.
-        `GenerateKeywords` describes the other keywords, such as sampling, stop, ignore_eos, slot, priority
-        and deadline_s. Streams that are read alternately are computed together. Closing a stream frees its
-        slot.
+        `GenerateKeywords` describes the other keywords (sampling, stop, ignore_eos, slot, priority,
+        deadline_s). Streams that are read alternately are computed together. Closing a stream frees its slot.
 
-        The arguments are checked in the call, before the first chunk is read. The call raises
-        InvalidArgument, or UnsupportedModel if the arguments need a tokenizer and the model has none.
+        The call itself checks the arguments. It raises InvalidArgument, or UnsupportedModel if the arguments
+        need a tokenizer and the model has none.
         """
         generation = self._generation(prompt, max_tokens, options)
         return stream(self._open_mailbox(), generation, self._tokenizer)
@@ -308,23 +304,23 @@ class LLM(Chats, Slots):
                 self._knows_vocabulary = True
 
     def memory(self) -> list[dict[str, Any]]:
-        """Return a dict for each device, in order. "device" is the device's name. The other values are
-        numbers of bytes. Their keys are "weights", "mapped" (weights in the mapped file, whose pages the
-        system may drop), "kv", "scratch", "host" (slices and caches in host memory), "shared" (tables that
-        all devices read, counted for the first device), "staging", "free_before" (before loading) and "free"
-        (now). Both free values are None if the driver does not report them."""
+        """Return a dict per device, in order. "device" is its name. The keys with bytes are "weights",
+        "mapped" (weights in the mapped file, whose pages the system may drop), "kv", "scratch", "host"
+        (slices and caches in host memory), "shared" (tables that all devices read, counted for the first
+        device), "staging", "free_before" (before loading) and "free" (now). Both free values are None if the
+        driver does not report them."""
         (event,) = self._ask(Memory).events()
         assert event.memory is not None
         return event.memory
 
     def stats(self) -> dict[str, Any]:
-        """Return the engine's counters.
+        """Return the engine's counters. The current values are waiting, running and decoding requests, slots,
+        and KV cells in total, used, cached (for requests with the same prefix) and shared (used by several
+        slots).
 
-        The current values are the numbers of waiting, running and decoding requests, of slots, and of KV
-        cells. KV cells are counted in total, used, cached (for requests with the same prefix) and shared
-        (used by several slots). The values since the start are prompt tokens, the number and share of cached
-        prompt tokens, preemptions, steps and all-reduces. The values of the last 256 steps are milliseconds
-        (median, 99th percentile), rows, and host microseconds of an all-reduce.
+        The values since the start are prompt tokens, number and share of cached prompt tokens, preemptions,
+        steps and all-reduces. The values of the last 256 steps are milliseconds (median, 99th percentile),
+        rows, and host microseconds of an all-reduce.
         """
         (event,) = self._ask(Stats).events()
         assert event.stats is not None
@@ -362,8 +358,8 @@ class LLM(Chats, Slots):
     # ---- the end ----
 
     def close(self) -> None:
-        """Release devices, memory and the engine's process. Running requests end with an error. `close` may
-        be called again, for example after an interrupt."""
+        """Release devices, memory and the engine's process. Running requests end with an error. May be called
+        again, also after an interrupt."""
         if self._mailbox is not None:
             self._mailbox.close()
 

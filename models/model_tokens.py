@@ -1,5 +1,4 @@
-"""Adds the model's tokens to sampling options. These are end tokens, suppressed tokens, and DRY's sequence
-breakers."""
+"""Adds the model's end tokens, suppressed tokens and DRY breakers to sampling options."""
 
 from __future__ import annotations
 
@@ -20,22 +19,21 @@ Breaker = str | tuple[int, ...]
 
 
 def suppressed_ids(gguf: GGUF) -> frozenset[int]:
-    """Return the tokens that the model must never generate. Gemma 4 Unified and MiniMax have such tokens."""
+    """Return the tokens that the model must never write (for Gemma 4 Unified and MiniMax)."""
     with suppress(GGUFError):
         return frozenset(int(token) for token in gguf.ints("tokenizer.ggml.suppress_tokens", ()))
     return frozenset()
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-    """Return the vocabulary for grammars. Control tokens have no text."""
+    """Control tokens have no text in the vocabulary."""
     pieces = tuple(tokenizer.piece(token) for token in range(tokenizer.n_vocab))
     special = (i for i, piece in enumerate(pieces) if not piece or tokenizer.is_special(i))
     return Vocabulary(pieces, tuple(special), tuple(sorted(tokenizer.stop_ids)))
 
 
 class ModelTokens:
-    """The special tokens of a model. `stop_ids` end a text, tokens in `suppressed` are never generated, and
-    `tokenizer` may be None."""
+    """`stop_ids` end a text, and tokens in `suppressed` are never written."""
 
     def __init__(
         self, stop_ids: frozenset[int], suppressed: frozenset[int], tokenizer: Tokenizer | None
@@ -44,8 +42,8 @@ class ModelTokens:
         self._known: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
 
     def resolved(self, options: GenerateOptions, n_vocab: int) -> GenerateOptions:
-        """Return `options` with the model's end tokens in `stop_token_ids`, and with suppressed tokens
-        forbidden by `logit_bias`. With `ignore_eos`, the model's end tokens are forbidden instead."""
+        """Return `options` with the model's end tokens in `stop_token_ids`. `logit_bias` forbids suppressed
+        tokens. With `ignore_eos`, it forbids the end tokens instead."""
         named = [*options.stop_token_ids, *(token for token, _ in options.logit_bias)]
         if outside := [token for token in named if token >= n_vocab]:
             raise InvalidArgument(
@@ -66,8 +64,7 @@ class ModelTokens:
         )
 
     def _breakers(self, breakers: Sequence[Breaker]) -> tuple[tuple[int, ...], ...]:
-        """Return the breakers as sequences of tokens. Without a tokenizer, the default texts are dropped, and
-        other texts raise UnsupportedModel."""
+        """Without a tokenizer, the default texts are dropped, and other texts raise UnsupportedModel."""
         texts = tuple(breaker for breaker in breakers if isinstance(breaker, str))
         sequences = tuple(breaker for breaker in breakers if not isinstance(breaker, str))
         tokenizer = self._tokenizer

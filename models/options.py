@@ -203,8 +203,7 @@ class Options(RopeOptions):
 
     @property
     def hosts(self) -> tuple[str, ...] | None:
-        """Return the host of each device. In a group, a device is written HOST/DEVICE. Return None if no
-        devices are named."""
+        """Return the host of each device, written HOST/DEVICE in a group, or None if no devices are named."""
         heads = [word.partition("/")[0::2] for word in self.devices or ()]
         return tuple(host if device and host.isdecimal() else "" for host, device in heads) or None
 
@@ -215,7 +214,7 @@ class Options(RopeOptions):
 
 
 def with_a_share(options: Options) -> Options:
-    """Return options without devices whose share is 0, because such devices would only repeat work."""
+    """Drop devices whose share is 0, because they would only repeat work."""
     devices = options.devices
     if not devices:
         return options
@@ -297,8 +296,8 @@ class GenerateOptions(SamplingParams):
 
     @property
     def structure(self) -> Structure | None:
-        """Return the schema or grammar that restricts the answer, or None. Raises InvalidArgument for several
-        structures, and UnsupportedFeature without llguidance."""
+        """Return the schema or grammar of the answer. Raises InvalidArgument for several of them, and
+        UnsupportedFeature without llguidance."""
         return structure_of(self.json_schema, self.json_object, self.regex, self.lark, self.grammar)
 
     @classmethod

@@ -1,8 +1,8 @@
 """Computes the perplexity of a text in windows, as in llama.cpp, and the divergence from another model's
 logits.
 
-A window has n_ctx tokens. BOS replaces its first token if the model wants BOS. Only the second half of a
-window is scored. The perplexity is exp(mean negative log likelihood) (Jelinek et al. 1977). The divergence is
+A window has n_ctx tokens. BOS replaces the first token if the model wants BOS. Only the second half of a
+window is scored. Perplexity is exp(mean negative log likelihood) (Jelinek et al. 1977), and divergence is
 KL(base || model) (Kullback and Leibler 1951).
 """
 
@@ -30,9 +30,9 @@ LogProbs = npt.NDArray[np.float64]
 
 @dataclass(slots=True)
 class Score:
-    """Sums over the scored tokens. Names that end in 2 are sums of squares. In comparison with a base model,
-    `rise` is the rise of the negative log likelihood. `dp2` is the squared difference of the token's
-    probability, and `klds` has the divergence at every token."""
+    """Sums over the scored tokens. Names that end in 2 are sums of squares. Compared with a base, `rise` is
+    the rise of the negative log likelihood. `dp2` is the squared difference of the token's probability, and
+    `klds` has the divergence at every token."""
 
     n: int = 0
     nll: float = 0.0
@@ -106,8 +106,7 @@ def windows(tokens: Sequence[int], n_ctx: int, bos: int | None, limit: int | Non
 
 
 def scored(runner: Runner, window: Sequence[int]) -> Iterator[tuple[LogProbs, list[int]]]:
-    """Run a window in micro-batches. For each micro-batch, yield the log probabilities, float64 [rows,
-    n_vocab], and the tokens that follow the rows."""
+    """Yield (log probabilities float64 [rows, n_vocab], next tokens) of one micro-batch at a time."""
     first_scored, n = len(window) // 2, len(window)
     at = 0
     while at < n - 1:
@@ -135,8 +134,8 @@ def perplexity(
     base: Base | None = None,
     save: Saver | None = None,
 ) -> Score:
-    """Score all windows. With `base`, also compute the divergence from the base model. `save` stores the log
-    probabilities. `progress` is called with (windows done, score so far).
+    """Score all windows. `base` adds the divergence from the base. `save` stores the log probabilities.
+    `progress` is called with (windows done, score so far).
 
     Raises InvalidArgument if the base was saved for another text or vocabulary, and the errors of a step.
     """
@@ -164,8 +163,8 @@ Saver = Callable[[LogProbs, Sequence[int]], None]
 
 
 class Saving:
-    """A context manager that yields a `Saver` for the .npy file `path`. The file has one record per token.
-    After an error, `path` is unchanged.
+    """Yields a `Saver` for the .npy file `path`, with one record per token. After an error, `path` is
+    unchanged.
 
     A record has the next token, the row's lowest log probability, and every log probability as one of 65,536
     levels between the lowest value and 0.
@@ -195,8 +194,8 @@ class Saving:
 
 
 class Base:
-    """Log probabilities of another model for the same text, read from a file. Raises InvalidArgument if the
-    file has another format or vocabulary."""
+    """Saved log probabilities of another model for the same text. Raises InvalidArgument if the file has
+    another format or vocabulary."""
 
     def __init__(self, path: str | os.PathLike[str], n_vocab: int) -> None:
         try:
@@ -211,8 +210,7 @@ class Base:
         self.n_rows, self._path = len(self._rows), path
 
     def rows(self, first: int, following: Sequence[int]) -> LogProbs:
-        """Return the log probabilities from record `first` on. Raises InvalidArgument unless the next tokens
-        of the records are `following`."""
+        """Raises InvalidArgument unless the records' next tokens are `following`."""
         rows = self._rows[first : first + len(following)]
         if rows["token"].tolist() != list(following):
             raise InvalidArgument(f"{self._path}: was saved for another text or context size")

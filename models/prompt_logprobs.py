@@ -1,4 +1,4 @@
-"""Computes the log probabilities of a prompt's tokens while rows of logits arrive."""
+"""Log probabilities of a prompt's tokens, computed as rows of logits arrive."""
 
 from __future__ import annotations
 

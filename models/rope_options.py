@@ -60,8 +60,7 @@ class RopeOptions(ReduceOptions):
 
     @property
     def rope_factor(self) -> float | None:
-        """Return the factor by which the context grows. Raises InvalidArgument if rope_scale and
-        rope_freq_scale are both set."""
+        """Raises InvalidArgument if rope_scale and rope_freq_scale are both set."""
         if self.rope_scale and self.rope_freq_scale:
             raise refused("rope_scale", self.rope_scale, "rope_freq_scale is its reciprocal; leave one out")
         return 1.0 / self.rope_freq_scale if self.rope_freq_scale else self.rope_scale or None

@@ -25,11 +25,11 @@ class Slots(ABC):
         """Save a slot's tokens, and K and V of their positions, to a file (docs/state_format.md). Returns the
         tokens of the slot's sequence.
 
-        A slot stores the prompt and the generated tokens of its last sequence, until another sequence runs in
-        it. The slot may be saved while a stream runs in it. Only the positions from `first` to `last` - 1 are
-        saved. If `last` is None, all later positions are saved, and also the newest token, which has not run
-        yet. After an error the file is unchanged. Raises StateError, and InvalidArgument for a slot or
-        positions out of range.
+        A slot stores the prompt and the generated tokens of its last sequence until another sequence runs
+        there. It may be saved while a stream runs in it. Only positions `first` to `last` - 1 are saved. If
+        `last` is None, all later positions are saved, and also the newest token, which has not run yet. After
+        an error the file is unchanged. Raises StateError, and InvalidArgument for a slot or positions out of
+        range.
         """
         slot, path = self._slot(slot), os.path.abspath(path_string("path", path, "a file to save to"))
         first = whole_number("first", first, 0, MAX_CONTEXT)
@@ -41,9 +41,9 @@ class Slots(ABC):
 
         `generate(tokens + more, slot=slot)` then computes only the new tokens. The model and the cache types
         must be the same as in the saved state. Devices, split, slot and n_ctx may differ. A file that was
-        saved with `first` continues the slot's content, so the slot must have the same earlier tokens as the
-        saved slot. Random numbers are not saved, so a seeded run draws them from the start. Raises StateError
-        if the file does not fit; the slot is then unchanged. Raises InvalidArgument while the slot is in use.
+        saved with `first` continues the slot's content, which must be the same as when it was saved. Random
+        numbers are not saved, so a seeded run draws them from the start. If StateError is raised, the slot is
+        unchanged. Raises InvalidArgument while the slot is in use.
         """
         slot, path = self._slot(slot), os.path.abspath(path_string("path", path, "a saved state"))
         return self._tokens(lambda id_: LoadState(id_, path, slot))

@@ -1,1 +1,1 @@
-"""The engine, which turns requests into events, the runner that computes its steps, and saved states."""
+"""The engine, its runner, and saved states."""

@@ -1,5 +1,5 @@
-"""Many callers share one engine, which runs in its own thread. Ctrl-C does not interrupt the engine's thread.
-A caller waits in short time slices, so that Ctrl-C can interrupt the caller."""
+"""Many callers share one engine, which has its own thread. Ctrl-C does not interrupt this thread. Callers
+wait in short slices, so that Ctrl-C can interrupt them."""
 
 from __future__ import annotations
 
@@ -33,9 +33,8 @@ EngineMaker = Callable[[Channel], Hosted]  # runs in the engine's thread
 
 
 class Mailbox:
-    """Starts an engine and sends it the requests of callers. When the mailbox is garbage-collected, the
-    engine ends. The constructor raises the errors of loading the model, and calls `progress` in the caller's
-    thread."""
+    """Starts an engine and sends it requests. The engine ends when the mailbox is garbage-collected. Raises
+    the errors of loading. `progress` runs in the caller's thread."""
 
     def __init__(self, open_: EngineMaker, progress: Progress | None = None) -> None:
         self.channel = channel = Channel()
@@ -43,8 +42,8 @@ class Mailbox:
         self._ids = count()
         forks.own(self)
         try:
-            # start_new_thread is a single call of C code, which Ctrl-C cannot interrupt. Ctrl-C during
-            # Thread.start could leave the thread partly started.
+            # start_new_thread is one call of C code, which Ctrl-C cannot interrupt. In Thread.start, it could
+            # leave a thread partly started.
             _thread.start_new_thread(_start, (open_, channel, ref(self, channel.inbox.put)))
             self.info = self._loaded(progress)
         except BaseException:
@@ -67,8 +66,8 @@ class Mailbox:
                 progress(*news)
 
     def ask(self, make: Callable[[int], Request], *, eager: bool = False) -> Answers:
-        """Send the engine the request that `make` returns for a new id. If `eager`, the engine computes
-        answers before the caller asks for them."""
+        """Send the request that `make` returns for a new id. If `eager`, the engine computes answers before
+        the caller asks for them."""
         return Answers(self, *self.make(make), eager)
 
     def make(self, make: Callable[[int], Request]) -> tuple[int, Request]:
@@ -85,14 +84,14 @@ class Mailbox:
             raise VkbackendError("this LLM is closed; open the model again with LLM(path, ...)")
 
     def close(self) -> None:
-        """Release the engine; `close` may be called more than once. Raises Timeout if a step does not end in
-        time. The engine is then released when that step ends."""
-        # This is enough time for a step to end, or for killing the engine's process.
+        """Release the engine; may be called again. Raises Timeout if a step does not end in time. The engine
+        is released after that step."""
+        # Time for a step to end, or for killing the engine's process.
         if not self._end(env.timeout_s() + engine_process.ANSWER_MARGIN_S + engine_process.CLOSE_S):
             raise Timeout("the engine is still in a step; close the LLM again when that has ended")
 
     def end(self) -> None:
-        """Release the engine like `close`, but raise no errors. Finalizers call this method."""
+        """Release the engine without raising errors, for finalizers."""
         self._end(engine_process.CLOSE_S)
 
     def _end(self, timeout_s: float) -> bool:
@@ -100,7 +99,7 @@ class Mailbox:
         if self._forked or self.channel.ended:
             return True
         self.channel.inbox.put(Close())
-        # A finalizer may run in the engine's thread, which cannot wait for its own end.
+        # A finalizer may run in the engine's thread.
         if self.channel.thread in (None, threading.get_ident()):
             return True
         return self.channel.wait_for_end(timeout_s)
@@ -110,8 +109,8 @@ class Mailbox:
 
 
 class Answers:
-    """An iterable of the answers to one request. If it is closed or garbage-collected before the last answer,
-    the request is cancelled."""
+    """An iterable of the answers to one request. Closing or dropping it before the last answer cancels the
+    request."""
 
     def __init__(self, mailbox: Mailbox, id_: int, request: Request, eager: bool) -> None:
         self._mailbox, self._id, self._eager = mailbox, id_, eager
@@ -130,7 +129,7 @@ class Answers:
             self.close()
 
     def events(self) -> Iterator[Event]:
-        """Yield the answers to a request whose answers are all events, never plain tokens."""
+        """Yield events, for requests without plain tokens as answers."""
         for answer in self:
             assert isinstance(answer, Event), answer
             yield answer
@@ -169,10 +168,10 @@ def _start(open_: EngineMaker, channel: Channel, owner: ref[Mailbox]) -> None:
 
 
 def _live(open_: EngineMaker, channel: Channel, owner: ref[Mailbox]) -> None:
-    """Run the engine. `owner` is a weak reference to the mailbox. When the mailbox is garbage-collected,
-    Python puts `owner` into the inbox, which ends the engine."""
+    """Run the engine. Python puts the weak reference `owner` into the inbox when the mailbox is
+    garbage-collected."""
     if hasattr(signal, "pthread_sigmask"):
-        # Block Ctrl-C (SIGINT), because a process that this thread starts inherits the signal mask.
+        # A process that this thread starts inherits the signal mask.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     channel.thread = threading.get_ident()
     _working.add(channel)

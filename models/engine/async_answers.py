@@ -1,4 +1,4 @@
-"""Delivers answers to asyncio callers, like answers.py, but a coroutine waits instead of a thread."""
+"""Delivers answers to coroutines, as answers.py does to threads."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from vkbackend.models.engine.messages import Answer, Request, is_last
 
 
 class LoopWaker:
-    """Wakes all coroutines of an event loop that got answers in a step, with a single system call. Each
-    system call makes the loop's thread compete with the engine's thread for the interpreter lock."""
+    """Wakes all coroutines of an event loop that got answers in a step, with one system call. Each call makes
+    the loop's thread compete with the engine's thread for the interpreter."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = ref(loop)
@@ -37,7 +37,7 @@ _wakers: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWaker] = WeakKeyDictio
 
 
 class AsyncMail:
-    """A queue into which the engine's thread puts answers, and from which one coroutine reads them."""
+    """A queue from the engine's thread to one coroutine."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop, self._items = loop, deque[Answer | None]()
@@ -59,7 +59,7 @@ class AsyncMail:
         return self._items.popleft() if self._items else None
 
     def arrival(self) -> asyncio.Future[None] | None:
-        """Return a future to wait for, or None if an answer has already arrived."""
+        """Return a future to wait for, or None if an answer has arrived."""
         self._waiter = waiter = self._loop.create_future()
         if not self._items:
             return waiter
@@ -68,8 +68,7 @@ class AsyncMail:
 
 
 class AsyncAnswers(AsyncIterator[Answer]):
-    """Works like `Answers`, as an asynchronous iterator for the running event loop. The request is cancelled
-    when its mail is garbage-collected."""
+    """`Answers` for asyncio. The request is cancelled when the mail is garbage-collected."""
 
     def __init__(self, mailbox: Mailbox, make: Callable[[int], Request], *, eager: bool) -> None:
         self._mailbox, self._eager, self._ended = mailbox, eager, False
@@ -82,8 +81,7 @@ class AsyncAnswers(AsyncIterator[Answer]):
         return self
 
     async def __anext__(self) -> Answer:
-        """Return the next answer. This is one coroutine without helper coroutines, because it runs for every
-        token."""
+        """This is a single coroutine for speed, because it runs for every token."""
         if self._ended:
             self.close()
             raise StopAsyncIteration

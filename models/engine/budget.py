@@ -1,20 +1,20 @@
-"""Chooses the number of prompt rows in a step that also decodes. The prompt rows may double the step's time.
+"""Chooses how many prompt rows a decoding step also computes. They may double the step's time.
 
-The time per row depends on the device, the model, the context length and padding. The number of rows is
-therefore learned. It grows while steps are fast enough, and shrinks after a slow step.
+The time per row depends on device, model, depth and padding. The number of rows therefore grows while steps
+are fast enough, and shrinks after a slow step.
 """
 
 from __future__ import annotations
 
 from vkbackend.meta.step_kind import bucket
 
-SLOWER = 2.0  # A step with prompt rows may take this many times the time of a step without prompt rows.
-GROWTH = 1.15  # The number of rows is multiplied by this factor after a fast step.
+SLOWER = 2.0  # Limit of a step's time, relative to a step without prompt rows.
+GROWTH = 1.15  # Factor of the number of rows after a fast step.
 WEIGHT = 0.25
-REFRESH = 64  # The time of a step without prompt rows is measured again after this many steps.
+REFRESH = 64  # Steps until the time without prompt rows is measured again.
 EVERY = 8  # A decode-only step is measured once in this many steps.
 FIRST_ROWS = 8
-PADDED = 16  # with this many prompt rows or more, the step has no padding, which would be expensive
+PADDED = 16  # from this many prompt rows on, the step has no padding
 
 
 class PrefillBudget:
@@ -38,8 +38,7 @@ class PrefillBudget:
         return min(most, n)
 
     def took(self, n_decode: int, n_prompt: int, seconds: float) -> None:
-        """Adjust the number of rows to the time of a step. Call this only for steps that were already
-        recorded."""
+        """Learn from the time of a step that was already recorded."""
         self._n_steps += 1
         if not n_decode or not (
             n_prompt or self._n_steps % EVERY == 0 or bucket(n_decode) not in self._alone
@@ -51,7 +50,7 @@ class PrefillBudget:
             self._alone[kind] = seconds if known is None else known + WEIGHT * (seconds - known)
             self._age[kind] = 0
         elif known is not None and seconds > SLOWER * known:
-            # The step may be slow for another reason, so halve the number of rows at most.
+            # The step may be slow for another reason, so halve the number at most.
             self._rows = max(1.0, self._rows * max(0.5, SLOWER * known / seconds))
         elif known is not None and n_prompt >= int(self._rows) // 2:  # else the prompts were too short
             self._rows = min(self._rows * GROWTH, 1e4)

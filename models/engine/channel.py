@@ -1,7 +1,6 @@
-"""Connects the callers of an engine with the engine's threads. A channel passes requests to the engine, and
-returns each answer to the caller that sent the request.
+"""Passes requests from callers to the engine's threads, and answers to the callers.
 
-Ctrl-C may raise KeyboardInterrupt in the main thread between any two bytecodes. Each change by a caller is
+Ctrl-C may raise KeyboardInterrupt between any two bytecodes of the main thread. Each change by a caller is
 therefore a single call of C code, which puts a letter into the inbox or drops the caller's queue.
 """
 
@@ -26,8 +25,7 @@ from vkbackend.models.engine.messages import (
     Resume,
 )
 
-# An interrupt may drop the message that the engine has ended. A caller notices the end after this time at the
-# latest.
+# The longest time until a caller notices the engine's end, if an interrupt has dropped the message.
 END_SLICE_S = 0.05
 
 
@@ -36,11 +34,10 @@ class Waker(Protocol):
 
 
 class Mail(Protocol):
-    """A queue for the answers to a request. It receives None if the engine ends before the last answer."""
+    """Receives the answers to a request, or None if the engine ends first."""
 
     def put(self, answer: Answer | None, /) -> Waker | None:
-        """Add an answer. Return a waker if the caller must be woken after all answers of the step are
-        delivered."""
+        """Add an answer. Return a waker to call after all answers of the step."""
 
     def qsize(self) -> int: ...
 
@@ -51,8 +48,7 @@ MOST_UNREAD = 1024
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A request and the queue for its answers. Unless the letter is `eager`, the caller sends a `Next` for
-    each answer that it wants."""
+    """A request. Unless it is `eager`, the caller sends a `Next` for each answer."""
 
     id: int
     request: Request
@@ -66,14 +62,14 @@ class Next:
 
 
 class Reader(ref[Mail]):
-    """A weak reference to the mail of request `id`. When the mail is garbage-collected, Python puts this
-    reference into the inbox."""
+    """A weak reference to the mail of request `id`. Python puts it into the inbox when the mail is
+    garbage-collected."""
 
     __slots__ = ("id",)
     id: int
 
 
-# When the `Mailbox` is garbage-collected, Python puts a weak reference into the inbox.
+# A `ref` that is not a `Reader` refers to the `Mailbox`.
 Word: TypeAlias = Letter | Next | Pause | Close | ref[Any]
 
 
@@ -82,13 +78,11 @@ class Abandoned(BaseException):
 
 
 class Channel:
-    """The queues between an engine and its callers. Callers change only `inbox` and their own queues of
-    answers."""
+    """Callers change only `inbox` and their own mail."""
 
     def __init__(self) -> None:
         self.inbox: SimpleQueue[Word] = SimpleQueue()
-        # While the model loads, this queue gets (bytes loaded, bytes in all), then the engine's info or the
-        # error.
+        # While loading, receives (bytes loaded, bytes in all), then the info or the error.
         self.news: SimpleQueue[tuple[int, int] | EngineInfo | BaseException | None] = SimpleQueue()
         self.readers: dict[int, Reader] = {}
         self.engine: object = None
@@ -104,13 +98,13 @@ class Channel:
     # ---- the engine's threads ----
 
     def tell(self, done: int, total: int) -> None:
-        """Report the number of bytes loaded. Raises Abandoned if the caller has closed the channel."""
-        if not self.inbox.empty():  # during loading, any message means that the caller has given up
+        """Report the bytes loaded. Raises Abandoned if the caller has closed the channel."""
+        if not self.inbox.empty():  # any message during loading ends the loading
             raise Abandoned
         self.news.put((done, total))
 
     def sort(self, word: Word) -> Request | None:
-        """Handle a message from the inbox. Return the request that the engine must process, or None."""
+        """Handle a message from the inbox. Return it if it is a request for the engine."""
         if isinstance(word, Letter):
             reader = Reader(word.mail, self.inbox.put)
             reader.id = word.id
@@ -136,8 +130,8 @@ class Channel:
         return bool(self._awaited or self._eager)
 
     def deliver(self, news: News) -> None:
-        """Deliver answers to all callers, and to waiting callers last. A caller that wakes up has the answers
-        to all its requests."""
+        """Deliver answers. Waiting callers are last, because they should wake up with the answers to all
+        their requests."""
         awaited: list[tuple[int, Answer]] = []
         wakers: set[Waker] = set()
         for id_, answer in zip(news.ids, news.answers, strict=True):

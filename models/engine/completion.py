@@ -9,9 +9,8 @@ from vkbackend.models.sampling.logprobs import Logprobs
 
 @dataclass(slots=True)  # a frozen class would cost 2 us per token
 class Chunk:
-    """One piece of generated text. `text` is the text that `token` completed, and may be empty. Only the last
-    chunk has a `finish_reason` and `timings`. With `echo` or `prompt_logprobs` the first chunk is the prompt.
-    """
+    """`text` is the text that `token` completed, and may be empty. Only the last chunk has a `finish_reason`
+    and `timings`. With `echo` or `prompt_logprobs`, the first chunk is the prompt."""
 
     text: str
     token: int | None  # None in the prompt's chunk, or if max_tokens is 0.
@@ -25,9 +24,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The result of one request. `tokens` are the generated token ids, including the stop token. The sequence
-    is in `slot` until another sequence runs in that slot. `logprobs` has an entry for each generated token.
-    `prompt_logprobs` has an entry for each prompt token, and the first entry is None.
+    """`tokens` are the generated ids, including the stop token. `slot` has the sequence until another
+    sequence runs there. `logprobs` has an entry per generated token, and `prompt_logprobs` per prompt token,
+    with None for the first.
 
     `timings` exclude recording and compiling. The keys are prompt_n (computed prompt tokens), prompt_ms,
     prompt_tokens_per_second, decode_n, decode_ms, decode_tokens_per_second, n_reduces and reduce_us (mean

@@ -1,7 +1,7 @@
 """Runs many sequences with continuous batching in the slots of one runner.
 
 Engine and caller exchange only messages (messages.py), so the engine can run in its own process
-(engine_process.py). The engine handles tokens, slots and sampling. It knows nothing about text or devices.
+(engine_process.py). The engine knows tokens, slots and sampling, but no text and no devices.
 """
 
 from __future__ import annotations
@@ -53,9 +53,8 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """For a request that reads or writes a slot, `submit` first waits for the steps in flight. For any other
-    request, `submit` returns at once. `step` starts as many micro-batches as the runner accepts, and waits
-    for the oldest one."""
+    """`submit` waits for the steps in flight if the request reads or writes a slot. `step` starts as many
+    micro-batches as the runner accepts, and waits for the oldest."""
 
     def __init__(self, runner: Runner, budget: PrefillBudget | None = None) -> None:
         self.runner, states = runner, runner.states
@@ -88,8 +87,7 @@ class Engine:
 
     @classmethod
     def open(cls, options: Options, progress: Progress | None = None) -> Engine:
-        """Load a model and return its engine. Raises the errors of the GGUF reader, the layout and the
-        devices."""
+        """Raises the errors of the GGUF reader, the layout and the devices."""
         from vkbackend.models.engine.runner import Runner
 
         return cls(Runner(options, progress=progress))
@@ -116,7 +114,7 @@ class Engine:
         }
 
     def close(self) -> None:
-        """Release the runner; `close` may be called twice. Unfinished requests get no further events."""
+        """Unfinished requests get no further events. `close` may be called twice."""
         self._by_id.clear()
         self._in_flight.clear()
         self.scheduler.running.clear()
@@ -129,7 +127,7 @@ class Engine:
     # ---- requests ----
 
     def submit(self, request: Request) -> None:
-        """Process a request. An error in the request is returned as an event."""
+        """Errors of the request are returned as an event."""
         match request:
             case Generate() | Logits():
                 self._accept(request)
@@ -265,8 +263,8 @@ class Engine:
             self.scheduler.waiting.forget()
 
     def _fail(self, batch: Batch, error: VkbackendError) -> None:
-        """End the requests of the batch with an error. After a lost device or a timeout, end all requests;
-        the engine is then unusable."""
+        """End the requests of the batch. A lost device or a timeout ends all requests and makes the engine
+        unusable."""
         failed = [sequence for sequence, *_ in batch if not sequence.is_over]
         if isinstance(error, DeviceLost | Timeout):
             self._broken = ErrorData.of(error)

@@ -1,6 +1,9 @@
-"""Runs the engine in the caller's process or in a separate process. In a separate process, other Python
-threads do not delay the relay, which synchronizes devices between segments of a step. The separate process is
-spawned, never forked. It ends when its pipe closes. Every wait of the caller has a deadline."""
+"""Runs the engine in this process or in a separate one. In a separate process, other Python threads do not
+delay the relay, which synchronizes devices between segments.
+
+The separate process is spawned, never forked, and ends when its pipe closes. Every wait for it has a
+deadline.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +35,10 @@ from vkbackend.models.engine.messages import (
 )
 from vkbackend.models.options import Options
 
-ANSWER_MARGIN_S = 15.0  # Time after env.timeout_s() for the engine to finish its steps and report.
-CLOSE_S = 10.0  # Time for releasing everything before the process is killed.
+ANSWER_MARGIN_S = 15.0  # Time after env.timeout_s() for the engine to finish and report.
+CLOSE_S = 10.0  # Time to release everything before the process is killed.
 WAIT_SLICE_S = 0.5
-STUCK_S = 0.02  # an engine without rows to compute checks for work again after this time
+STUCK_S = 0.02  # an engine without rows checks for work again after this time
 
 Open = Callable[[Options, Progress | None], Engine]
 
@@ -50,8 +53,7 @@ class Hosted(Protocol):
 
 
 class LocalEngine:
-    """An engine in the caller's process. It computes only while a caller waits, so the same sequence of calls
-    leads to the same steps."""
+    """Computes only while a caller waits, so the same sequence of calls leads to the same steps."""
 
     def __init__(self, options: Options, channel: Channel, open_: Open = Engine.open) -> None:
         self._engine = open_(options, channel.tell)
@@ -86,7 +88,7 @@ class _Loading:
 
 
 class Child(Protocol):
-    """The methods of multiprocessing.Process that this module uses."""
+    """The methods of multiprocessing.Process that are used here."""
 
     @property
     def pid(self) -> int | None: ...
@@ -104,16 +106,15 @@ class Child(Protocol):
 
 
 class RemoteEngine:
-    """An engine in a separate process, which also computes while no caller waits. Raises the errors of
-    loading, DeviceLost if the process ends unexpectedly, and Timeout if the process does not answer in time.
-    """
+    """Computes even while no caller waits. Raises the errors of loading, DeviceLost if the process dies, and
+    Timeout if it is silent for too long."""
 
     def __init__(self, options: Options, channel: Channel, open_: Open = Engine.open) -> None:
         self._channel = channel
         self._selector = selectors.DefaultSelector()  # `connection.wait` would create a selector per step
         self._process, self._conn = self._start(options, open_)
         self._selector.register(self._conn, selectors.EVENT_READ)
-        # A thread writes to the pipe, because a write blocks without a deadline if nothing reads.
+        # A thread writes, because writing to a process that does not read would block without a deadline.
         self._writer = threading.Thread(target=self._write, name="vkbackend-writer", daemon=True)
         self._loaded, self._heard = False, time.monotonic()
         try:
@@ -162,7 +163,7 @@ class RemoteEngine:
                     return
 
     def _receive(self, purpose: str) -> Any:
-        """Return the next message, or None after a time slice without a message or after a requested exit."""
+        """Return the next message, or None after a time slice or a requested exit."""
         if self._selector.select(WAIT_SLICE_S):
             self._heard = time.monotonic()
             try:
@@ -196,7 +197,7 @@ class RemoteEngine:
         deadline = time.monotonic() + (CLOSE_S if self._loaded else 0)
         try:
             while self._process.is_alive() and time.monotonic() < deadline:
-                # Read the pipe, because a full pipe would block the process.
+                # A full pipe would block the process.
                 if self._conn.poll(WAIT_SLICE_S):
                     try:
                         self._conn.recv()
@@ -206,7 +207,7 @@ class RemoteEngine:
             if self._process.is_alive():
                 self._process.kill()
             if self._process.pid is not None:
-                # This has a timeout, because a driver may block the process in the kernel.
+                # `join` has a timeout, because a driver may block the process in the kernel.
                 self._process.join(CLOSE_S)
                 if self._process.exitcode is not None:
                     self._process.close()
@@ -216,7 +217,7 @@ class RemoteEngine:
             self._conn.close()
 
     def disown(self) -> None:
-        # Otherwise a forked child that exits would end the parent's engine, through multiprocessing.
+        # Otherwise a forked child that exits would end the parent's engine.
         getattr(multiprocessing.process, "_children", set()).discard(self._process)
 
 
@@ -226,8 +227,8 @@ Watch = Callable[[Callable[[VkbackendError], None]], None]
 def serve(
     conn: Connection, options: Options, open_: Open = Engine.open, watch: Watch = lambda tell: None
 ) -> None:
-    """Load the model, then answer requests until Close arrives or the pipe closes. `watch(tell)` makes a
-    group of nodes call `tell` with an error when a node is lost."""
+    """Load the model, then answer requests until Close or the end of the pipe. `watch(tell)` makes a group
+    call `tell` when a node is lost."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent handles Ctrl-C
     inbox: SimpleQueue[Request | VkbackendError] = SimpleQueue()
     engine: Engine | None = None
@@ -235,7 +236,7 @@ def serve(
     lock = threading.Lock()  # needed because devices compile in parallel
 
     def compiled() -> None:
-        """Send an empty message while pipelines compile, to show the parent that the engine is alive."""
+        """Send an empty message, which shows the parent that the engine is alive."""
         with lock:
             conn.send(None)
 
@@ -273,15 +274,15 @@ def _report(conn: Connection, error: ErrorData) -> None:
 
 
 def _read(conn: Connection, inbox: SimpleQueue[Request | VkbackendError]) -> None:
-    """Receive requests in a thread. Otherwise a parent that sends a long request and an engine that sends
-    answers could block each other."""
+    """Receive in a thread. Otherwise a parent that sends a long request and an engine that sends answers
+    could block each other."""
     try:
         while not isinstance(request := conn.recv(), Close):
             inbox.put(request)
     except (EOFError, OSError):
         request = Close()
     inbox.put(request)
-    # Exit after a deadline, because a process that outlives its parent would keep the devices open.
+    # A process that outlives its parent would keep the devices open.
     timer = threading.Timer(CLOSE_S, os._exit, (1,))
     timer.daemon = True
     timer.start()

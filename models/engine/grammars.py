@@ -1,5 +1,5 @@
-"""Compiles grammars while steps run. A request waits until its grammar is compiled. Then each step computes
-which tokens the grammar allows next."""
+"""Requests wait while their grammars are compiled, in parallel with steps. Then each step asks which tokens
+may come next."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Grammars:
         self._masks = np.empty(self._shape, np.uint32)
 
     def compile(self, sequence: Sequence) -> bool:
-        """Start compiling the request's grammar. Return True if the request must wait for the grammar. Raises
-        the grammar's error if the error is already known."""
+        """Return True if the request must wait for its grammar. Raises the grammar's error if it is already
+        known."""
         request = sequence.request
         if not isinstance(request, Generate) or request.structure is None:
             return False
@@ -59,7 +59,7 @@ class Grammars:
         return self._compiling.pop(sequence.request.id, None) is not None
 
     def compiled(self) -> Iterator[tuple[Sequence, VkbackendError | None]]:
-        """Yield each request whose grammar is now compiled, with the grammar's error or None."""
+        """Yield requests whose grammars are now compiled, with the grammar's error or None."""
         for sequence, compiled in list(self._compiling.values()):
             if compiled.done():
                 del self._compiling[sequence.request.id]
@@ -69,8 +69,8 @@ class Grammars:
                 yield sequence, wrong
 
     def masks(self, batch: Batch) -> np.ndarray | None:
-        """Return bit masks of the allowed tokens of each output row, uint32 [n_outputs, words], or None if no
-        sequence has a grammar."""
+        """Return bit masks of the allowed tokens of each output row, uint32 [n_outputs, words], or None
+        without grammars."""
         if self._masks is None or not any(s.sampler.matcher for s, *_ in batch if s.sampler):
             return None
         row = 0
@@ -92,7 +92,7 @@ class Grammars:
 
 
 def _wrong(compiled: Future[LLMatcher]) -> VkbackendError | None:
-    """Return the error of a grammar, or None. Each request gets a new exception, because an exception that is
-    raised again keeps the stack frames of earlier callers."""
+    """Return a new exception per request. An exception that is raised repeatedly keeps the stack frames of
+    all callers that caught it."""
     error = compiled.exception()
     return None if error is None else ErrorData.of(error).exception()

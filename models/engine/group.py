@@ -16,14 +16,13 @@ from vkbackend.models.options import Options
 from vkbackend.rope import RopeTable
 from vkbackend.runtime import Device
 
-# A function that opens devices by name; None opens the best device.
+# Opens devices by name; None opens the best device.
 OpenDevices = Callable[[Sequence[str] | None], list[Device]]
 
 
 class Joining(Protocol):
-    """An object through which a node loads a model together with other nodes. `leads` is True on the node
-    that has the engine and decides. If `sends_tables`, other nodes round RoPE's cos and sin differently, so
-    each step sends them this node's rows."""
+    """`leads` is True on the node that has the engine and decides. If `sends_tables`, each step sends this
+    node's rows of cos and sin, because other nodes round differently."""
 
     hosts: Hosts
     sends_tables: bool

@@ -1,6 +1,5 @@
-"""A step in flight has begun, but its output rows are not read yet. If nodes form a pipeline, one step per
-node is in flight. The steps have different sequences, so that all nodes compute at the same time. Without a
-pipeline, one step is in flight."""
+"""A step in flight has begun, but its output rows are not read yet. If nodes form a pipeline, each node has a
+step in flight, with different sequences. Otherwise one step is in flight."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ class StepInFlight:
 
 
 def rows_of(batch: Batch) -> tuple[list[int], list[Run], list[int], int]:
-    """Return the tokens, runs and output rows of a batch, and how many of its rows decode."""
+    """Return tokens, runs, output rows, and the number of rows that decode."""
     tokens: list[int] = []
     runs: list[Run] = []
     outputs: list[int] = []
@@ -42,8 +41,8 @@ def rows_of(batch: Batch) -> tuple[list[int], list[Run], list[int], int]:
 
 
 def wanted_of(batch: Batch, most: int) -> Wanted:
-    """Return a `Wanted` with enough candidates for every sequence of the batch, or with complete rows of
-    logits if more than `most` candidates are needed."""
+    """Return how many candidates are enough for every sequence of the batch. If more than `most` are needed,
+    complete rows are requested."""
     k, summed = 0, False
     for sequence, _, n_outputs in batch:
         sampler = sequence.sampler

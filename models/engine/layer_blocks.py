@@ -1,5 +1,5 @@
-"""Tracks the cache blocks of one layer group. A block is free, belongs to a node of the prefix tree, or
-belongs to a slot."""
+"""Tracks the blocks of one layer group. A block is free, or belongs to a node of the prefix tree or to a
+slot."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from vkbackend.models.engine.blocks import Pool
 from vkbackend.models.engine.prefix_tree import Node
 from vkbackend.ops import CELL_BLOCK
 
-# The arguments are the layer group, the slot, the block's index in the slot, and the block.
+# The arguments are layer group, slot, index of the block in the slot, and block.
 Write = Callable[[int, int, int, int], None]
 
 
 @dataclass(slots=True)
 class Span:
-    """The blocks of one slot, with indices from `low` to `high` - 1. The first blocks belong to nodes of the
-    prefix tree. `blocks` maps the other indices to the slot's own blocks."""
+    """A slot's blocks, `low` to `high` - 1. The first blocks belong to nodes. `blocks` maps the other indices
+    to the slot's own blocks."""
 
     blocks: dict[int, int] = field(default_factory=dict)
     low: int = 0
@@ -26,8 +26,8 @@ class Span:
 
 
 class LayerBlocks:
-    """The blocks of one layer group. `unused` has the nodes whose block in this group no slot uses, the least
-    recently used node first. `write` sends an entry of the cell table to the devices."""
+    """`unused` has the nodes whose block in this group no slot uses, least recently used first. `write` sends
+    an entry of the cell table to the devices."""
 
     def __init__(self, group: int, pool: Pool, n_slots: int, write: Write) -> None:
         self.group, self.pool, self._write = group, pool, write
@@ -70,8 +70,7 @@ class LayerBlocks:
         self._write(self.group, slot, index, block)
 
     def enter(self, slot: int, nodes: Sequence[Node], path: Sequence[Node]) -> None:
-        """Append the blocks of `path` to the blocks of the slot's nodes. They replace the slot's own blocks
-        at the same indices."""
+        """Append the blocks of `path` to the blocks of the slot's nodes, instead of the slot's own blocks."""
         span, first, end = self.spans[slot], len(nodes), len(nodes) + len(path)
         for index in range(first, end):
             if (block := span.blocks.pop(index, -1)) >= 0:
@@ -84,8 +83,8 @@ class LayerBlocks:
         span.high = max(span.high, end)
 
     def share(self, slot: int, index: int, node: Node) -> None:
-        """Give the slot's own block to the node. If the node already has a block, free the slot's block and
-        use the node's block."""
+        """Give the slot's own block to the node. If the node already has a block, use that block and free the
+        slot's."""
         span = self.spans[slot]
         block, known = span.blocks.pop(index, -1), self.block(node)
         if block >= 0 and known >= 0:
@@ -101,7 +100,7 @@ class LayerBlocks:
             self.unuse(node)
 
     def move_window(self, slot: int, nodes: Sequence[Node], position: int) -> None:
-        """Release the blocks to which a row at `position` no longer attends."""
+        """Release blocks to which a row at `position` no longer attends."""
         if self.pool.window:
             self.skip(slot, nodes, max(0, position - self.pool.window + 1) // CELL_BLOCK)
 

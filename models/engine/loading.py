@@ -30,8 +30,8 @@ from vkbackend.step import MAX_ROWS
 
 
 class Loading:
-    """Loads a model. `options` has the settings that are decided so far. With `joining`, several nodes load
-    the model together. Without it, this process loads the model alone, on `devices` if they are not None."""
+    """`options` has the settings decided so far. With `joining`, several nodes load the model together.
+    Otherwise this process loads it alone, on `devices` unless they are None."""
 
     def __init__(
         self,
@@ -71,8 +71,8 @@ class Loading:
         return Mesh(devices, options, keep_values=keep_values, hosts=joining.hosts)
 
     def plan(self, mesh: Mesh) -> None:
-        """Decide which tensors each device holds, and how much memory the steps need. Nodes compare their
-        plans. Raises an error if the model does not fit."""
+        """Decide what each device holds, and the memory that steps need. Nodes compare their plans. Raises an
+        error if the model does not fit."""
         if self._joining is None:
             measure_gpus(mesh.devices)
         if self._leads and self.options.auto_split and len(mesh.devices) > 1:
@@ -120,11 +120,10 @@ class Loading:
         return cost_function(self.model, self._types, self.options, limits, self.n_ubatch)
 
     def load(self, mesh: Mesh, progress: Progress | None, n_places: int) -> KVCache:
-        """Load the weights, allocate the caches and prepare the steps. Up to `n_places` steps may be in
-        flight."""
+        """Up to `n_places` steps may be in flight."""
         model, layout, options = self.model, self.layout, self.options
         limits = [device.limits for device in mesh.devices]
-        # The pipelines of a decode step compile while the weights are read.
+        # The pipelines of a decode step compile while weights are read.
         begin_all(mesh.devices, token_recordings(model, layout, options, limits, self.shape))
         source = FileSource(self._gguf, model.weights())
         mesh.stores.load(layout.loads, source, progress or (lambda done, total: None))
@@ -138,9 +137,9 @@ class Loading:
 
 
 def n_stages(of: Sequence[int], split_mode: str, layout: Layout) -> int:
-    """Return how many steps may be in flight. If nodes compute one after the other, the number is one step
-    per node. If node 0 computes the output, the number is 1, because `launch` would not return before the
-    step's end. `of` has the node of each device."""
+    """Return how many steps may be in flight. The number is one per node if nodes compute one after the
+    other. The number is 1 if node 0 computes the output, because `launch` would then last until the step's
+    end. `of` has each device's node."""
     if split_mode not in ("layer", "hosts"):
         return 1
     vocab = layout.output_plan.ranges["vocab"]

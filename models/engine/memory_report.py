@@ -9,12 +9,10 @@ from vkbackend.models.engine.group import Group
 
 
 def memory_report(mesh: Mesh, free_before: Sequence[int | None], group: Group | None) -> list[dict[str, Any]]:
-    """Return a dict for each device of all nodes, with bytes by purpose, and free bytes before loading and
-    now. Free bytes are None if unknown.
+    """Return bytes by purpose for each device of all nodes. Free bytes are None if unknown.
 
-    Host pages that all devices share count for the first device. Tables count as `shared`, and the reduce
-    slots count as `staging`. `mapped` weights are read from the mapped file, so the system may drop their
-    pages.
+    Host pages that all devices share count for the first device, tables as `shared` and reduce slots as
+    `staging`. `mapped` weights are read from the mapped file, so the system may drop their pages.
     """
     report: list[dict[str, Any]] = []
     others = group.memory() if group else {}

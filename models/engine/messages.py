@@ -1,4 +1,4 @@
-"""Requests to the engine and its answers, as picklable dataclasses, and checks of requests."""
+"""Requests to the engine and its answers, which are picklable, and checks of requests."""
 
 from __future__ import annotations
 
@@ -38,9 +38,8 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """Continue `tokens` up to a token of `stop_ids`, or by at most `max_tokens` tokens. If `max_tokens` is
-    None, only the context limits the text. With `slot`, wait for that slot and compute only tokens that are
-    not in its cache."""
+    """Continue `tokens` up to a token of `stop_ids`, or by `max_tokens` tokens. A limit of None continues to
+    the end of the context. With `slot`, wait for that slot and compute only tokens that it does not hold."""
 
     id: int
     tokens: tuple[int, ...]
@@ -50,13 +49,13 @@ class Generate:
     slot: int | None = None
     priority: int = 0  # A lower number runs earlier.
     deadline_s: float | None = None  # After this time the request ends with DeadlineExceeded.
-    timed: bool = False  # Send timings with every token, because the caller may stop after any token.
+    timed: bool = False  # Send timings with every token, because the caller may stop after any.
     structure: Structure | None = None  # Needs SetVocabulary first.
 
 
 @dataclass(frozen=True, slots=True)
 class SetVocabulary:
-    """Send the texts of all tokens, which requests with a structure need."""
+    """The texts of tokens, which requests with a structure need."""
 
     id: int
     vocabulary: Vocabulary
@@ -84,7 +83,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class SaveState:
-    """Save the positions of `slot` from `first` to `last` - 1, or to the end if `last` is None."""
+    """Save positions `first` to `last` - 1 of `slot`, or up to the end if `last` is None."""
 
     id: int
     path: str
@@ -150,8 +149,8 @@ Request = (
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Row counts and times of the steps that computed rows of one sequence. `prompt` fields are about rows of
-    its prompt, and `decode` fields about generated tokens."""
+    """Totals of the steps that computed rows of a sequence. `prompt` counts rows of its prompt, and `decode`
+    counts generated tokens."""
 
     prompt_n: int = 0
     prompt_s: float = 0.0
@@ -169,16 +168,14 @@ class ErrorData:
 
     @classmethod
     def of(cls, error: BaseException) -> ErrorData:
-        """Return the data of an error. An error that is not a VkbackendError is a bug, so its message
-        contains the traceback."""
+        """An error that is not a VkbackendError is a bug, so the message has its traceback."""
         if isinstance(error, VkbackendError):
             return cls(type(error).__name__, str(error), dict(vars(error)))
         trace = "".join(traceback.format_exception(error))
         return cls("VkbackendError", f"the engine failed: {trace}")
 
     def exception(self) -> VkbackendError:
-        """Return a new exception, because one exception that is raised in two threads would mix their
-        tracebacks."""
+        """Return a new exception. Raising one exception in two threads would mix their tracebacks."""
         kind = getattr(errors, self.kind, VkbackendError)
         error: VkbackendError = kind(self.message, **self.fields)
         return error
@@ -186,7 +183,7 @@ class ErrorData:
 
 @dataclass(slots=True)
 class Event:
-    """An answer to a request. `done` is True in the last answer. `finish_reason` is "stop" or "length"."""
+    """`done` is True in the last answer. `finish_reason` is "stop" or "length"."""
 
     id: int
     done: bool = True
@@ -207,7 +204,7 @@ Answer = Event | int  # an int is the next token
 
 @dataclass(slots=True)
 class News:
-    """Answers in order. `answers[i]` belongs to request `ids[i]`."""
+    """`answers[i]` belongs to request `ids[i]`."""
 
     ids: list[int] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
@@ -221,7 +218,7 @@ class News:
 
 
 def is_last(answer: Answer) -> bool:
-    """Return whether this is the last answer to the request. Raises the answer's error, if any."""
+    """Return whether this answer is the last. Raises the answer's error."""
     if isinstance(answer, int):
         return False
     if answer.error:

@@ -10,9 +10,9 @@ from vkbackend.step import Run
 
 
 class MicroBatch(NamedTuple):
-    """The rows of one step. `runs` cover all rows in order. `outputs` are the rows whose logits are wanted.
-    `masks` has a bit for each token that is allowed in an output row, uint32 [n_outputs, ceil(n_vocab / 32)],
-    with the lowest bit of a word first. None allows all tokens."""
+    """`runs` cover all rows in order. `outputs` are the rows whose logits are wanted. `masks` has a bit for
+    each token that an output row allows, uint32 [n_outputs, ceil(n_vocab / 32)], lowest bit first. None
+    allows all tokens."""
 
     tokens: Sequence[int]
     runs: Sequence[Run]
@@ -20,15 +20,14 @@ class MicroBatch(NamedTuple):
     masks: np.ndarray | None = None
 
 
-# The output rows of a step are (candidate ids, logits, sums). The ids are None if the logits are complete
-# rows. The sums are log(sum(e^logit)) of each row, or None if no log probabilities are wanted.
+# (candidate ids, logits, sums). The ids are None for complete rows of logits. The sums are log(sum(e^logit))
+# of each row, or None if no log probabilities are wanted.
 Rows = tuple[np.ndarray | None, np.ndarray, np.ndarray | None]
 
 
 class StepHandle(NamedTuple):
-    """A launched step. The caller gets `k` candidates of each output row, or complete rows of logits if `k`
-    is 0. `computed` describes the results that the step computes, which may be more. `place` selects the
-    memory for the results."""
+    """The caller gets `k` candidates of each output row, or all logits if `k` is 0. `computed` is the result
+    that the step computes, which may have more. `place` selects the memory for the results."""
 
     n_outputs: int
     k: int

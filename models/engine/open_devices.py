@@ -13,12 +13,11 @@ from vkbackend.twins.device import NumpyDevice
 def open_devices(
     specs: Sequence[str | int] | None, runtime: str | None = None, *, exact: bool = False
 ) -> list[Device]:
-    """Open devices by index, name or UUID. A device may occur several times in `specs`. None opens the best
-    device.
+    """Open devices by index, name or UUID, or the best device for None. A device may be repeated.
 
-    A `runtime` of None means the value of VKBACKEND_RUNTIME, or native if the variable is unset. The device
-    "numpy" runs the numpy twins of the ops on the host. With `exact`, devices use only ops with F32
-    activations. Raises InvalidArgument, UnsupportedFeature.
+    A `runtime` of None means VKBACKEND_RUNTIME, or native if unset. "numpy" runs the numpy twins of the ops
+    on the host. With `exact`, devices use only ops with F32 activations. Raises InvalidArgument,
+    UnsupportedFeature.
     """
     env.disabled()  # raises on unknown names
     if specs is not None and not len(specs):
@@ -45,7 +44,7 @@ def open_devices(
 
 
 def _open_vulkan(spec: str | int, copy: int | None, runtime: str | None) -> Device:
-    # Import this here, because numpy devices work on machines without a Vulkan loader.
+    # Import this here, because numpy devices need no Vulkan loader.
     from vkbackend.vulkan.instance import devices, no_device_message, select
 
     present = devices()

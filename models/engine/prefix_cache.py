@@ -16,9 +16,8 @@ from vkbackend.ops import CELL_BLOCK
 
 
 class PrefixCache:
-    """The cache blocks of all slots. `pools` has a pool of blocks for each layer group. The layers of the
-    first group attend to all positions; the group may have no layers. If `share` is False, slots share no
-    blocks."""
+    """`pools` has a pool of blocks per layer group. The first group attends to all positions, and may have no
+    layers. If `share` is False, slots share no blocks."""
 
     def __init__(
         self,
@@ -31,7 +30,7 @@ class PrefixCache:
     ) -> None:
         self.groups = [LayerBlocks(group, pool, n_slots, write) for group, pool in enumerate(pools)]
         self.tree, self.snapshots, self._share = PrefixTree(len(pools)), Snapshots(states), share
-        # The nodes of the full blocks at the start of each slot.
+        # nodes of the full blocks at the start of each slot
         self.nodes: list[list[Node]] = [[] for _ in range(n_slots)]
         self._idle: OrderedDict[int, None] = OrderedDict((slot, None) for slot in range(n_slots))
         self.prompt_tokens = self.shared_tokens = 0
@@ -39,8 +38,8 @@ class PrefixCache:
     # ---- look up ----
 
     def match(self, tokens: Sequence[int]) -> list[Node]:
-        """Return the nodes of the longest cached prefix of `tokens` from which a sequence can continue. The
-        prefix never contains the last token."""
+        """Return the longest cached prefix of `tokens` from which a sequence can continue. The prefix
+        excludes the last token."""
         path = list(self.tree.follow(self.tree.root, tokens, 0))
         while path and not (
             self.snapshots.resumes(path[-1]) and all([group.sees(path) for group in self.groups])
@@ -49,7 +48,7 @@ class PrefixCache:
         return path
 
     def holds(self, slot: int) -> bool:
-        """Return whether the slot has blocks. While the slot is idle, its blocks can be evicted."""
+        """Return whether the slot has blocks, which can be evicted while the slot is idle."""
         return self.groups[0].spans[slot].high > 0
 
     def begins_with(self, slot: int, path: list[Node]) -> bool:
@@ -57,8 +56,7 @@ class PrefixCache:
         return not n or (len(nodes) >= n and nodes[n - 1] is path[-1])
 
     def idle(self) -> list[int]:
-        """Return the slots without a sequence. Empty slots come first, then slots with blocks in the order of
-        their release."""
+        """Return slots without a sequence. Empty slots are first, then other slots in order of release."""
         return sorted(self._idle, key=lambda slot: (self.holds(slot), 0 if self.holds(slot) else slot))
 
     def resumable(self, slot: int) -> int:
@@ -66,9 +64,9 @@ class PrefixCache:
         return max([low * CELL_BLOCK + window - 1 for low, window in lows if low], default=0)
 
     def next_key(self, slot: int, tokens: Sequence[int], n_stored: int) -> tuple[int, tuple[int, ...]] | None:
-        """Return the parent node and the tokens of the block that the slot computes next, as a key. Slots
-        with equal keys would compute the same block. Return None within a block, at the end of the tokens, or
-        if slots share no blocks."""
+        """Return the parent node and the tokens of the block that the slot computes next. Slots with equal
+        keys would compute the same block. Return None within a block, at the end of the tokens, or if slots
+        share no blocks."""
         end = n_stored + CELL_BLOCK
         if not self._share or n_stored != CELL_BLOCK * len(self.nodes[slot]) or end >= len(tokens):
             return None
@@ -96,8 +94,7 @@ class PrefixCache:
         self._idle.pop(slot, None)
 
     def extend(self, slot: int, tokens: Sequence[int], n_stored: int) -> int:
-        """Make the slot use the next blocks of `tokens` that other slots have computed. Return the new
-        `n_stored`."""
+        """Make the slot use the next blocks if other slots have computed them. Return the new `n_stored`."""
         nodes = self.nodes[slot]
         if not self._share or n_stored != CELL_BLOCK * len(nodes):
             return n_stored
@@ -122,8 +119,8 @@ class PrefixCache:
     # ---- blocks ----
 
     def reserve(self, slot: int, end: int, group: int | None = None) -> bool:
-        """Allocate blocks for the slot's positions up to `end`, in all layer groups or in `group`. Return
-        False if no blocks are left. The slot keeps the blocks that are already allocated."""
+        """Allocate blocks for positions up to `end`, in all layer groups or in `group`. Return False if no
+        blocks are left. The slot keeps the blocks that it has."""
         want = -(-end // CELL_BLOCK)
         for blocks in self.groups if group is None else (self.groups[group],):
             while (index := blocks.spans[slot].high) < want:
@@ -133,8 +130,7 @@ class PrefixCache:
         return True
 
     def _block(self, group: LayerBlocks, slot: int) -> int:
-        """Return a free block, or evict the least recently used block and return it. Return -1 if all blocks
-        are in use."""
+        """Return a free block, else the least recently used block, else -1."""
         while not group.free:
             if group.unused:
                 self._evict(group)
@@ -149,7 +145,7 @@ class PrefixCache:
         if group.group:
             group.evict(node)
             return
-        # A node's children are evicted before the node, so this node has no children.
+        # Children are evicted before their parent, so this node has none.
         self.tree.remove(node)
         for blocks in self.groups:
             blocks.evict(node)
@@ -170,7 +166,7 @@ class PrefixCache:
             group.move_window(slot, nodes, n_stored)
 
     def snapshot(self, slot: int, position: int) -> None:
-        """Store the recurrent state after `position` positions, for later requests with this prefix."""
+        """Store the recurrent state after `position` positions for later requests."""
         index = position // CELL_BLOCK - 1
         if position % CELL_BLOCK == 0 and 0 <= index < len(self.nodes[slot]):
             self.snapshots.keep(slot, position, self.nodes[slot][index])
@@ -178,9 +174,9 @@ class PrefixCache:
     # ---- changes from outside ----
 
     def cut(self, slot: int, n: int) -> list[Copy] | None:
-        """Truncate the slot to its first `n` positions. If position `n` is inside a node's block, the slot
-        needs its own copy of that block. Return the copies that the caller must make. Return None if no block
-        is left for a copy; the slot is then empty."""
+        """Truncate the slot to its first `n` positions. If position `n` is in a node's block, the slot needs
+        a copy of that block. Return the copies to make, or None if no block is left; the slot is then empty.
+        """
         if n == 0:
             self.drop(slot)
             return []
@@ -207,9 +203,9 @@ class PrefixCache:
         return copies
 
     def place(self, slot: int, last: int) -> dict[int, int] | None:
-        """Allocate blocks for the positions up to `last`, which the caller will load. A layer group with a
-        window gets only the blocks to which position `last` still attends. Return the first position with a
-        block for each window, or None if no blocks are left."""
+        """Allocate blocks for positions up to `last`, which will be loaded. Layers with a window get only
+        blocks to which position `last` attends. Return the first position with a block for each window, or
+        None if no blocks are left."""
         for group in self.groups:
             group.move_window(slot, self.nodes[slot], last)
         if not self.reserve(slot, last):
@@ -218,10 +214,10 @@ class PrefixCache:
         return {group.pool.window: group.spans[slot].low * CELL_BLOCK for group in self.groups}
 
     def copy(self, source: int, target: int) -> list[Copy] | None:
-        """Make the target use the source's nodes, and allocate blocks for copies of the source's own blocks.
-        Return the copies that the caller must make, or None if no blocks are left."""
+        """Make the target use the source's nodes, and allocate copies of the source's own blocks. Return the
+        copies to make, or None if no blocks are left."""
         was_idle = source in self._idle
-        self._idle.pop(source, None)  # otherwise the source's blocks might be evicted for the copies
+        self._idle.pop(source, None)  # otherwise the copies might evict the source's blocks
         try:
             return self._copy(source, target)
         finally:
@@ -248,8 +244,8 @@ class PrefixCache:
     # ---- a sequence ends ----
 
     def release(self, slot: int) -> None:
-        """Mark the slot as idle. Its blocks remain until other slots need them. If the sequence never ran,
-        its recurrent state still belongs to a node, so the slot is emptied."""
+        """The slot keeps its blocks until other slots need them. If the sequence never ran, the recurrent
+        state still belongs to a node, so the slot is emptied."""
         if slot in self.snapshots.lent:
             self.drop(slot)
         self._idle[slot] = None
@@ -263,8 +259,8 @@ class PrefixCache:
         self.snapshots.drop(slot)
 
     def _shorten(self, slot: int, n_nodes: int) -> None:
-        """Release the slot's nodes from index `n_nodes` on. The deepest node is released first, so that it is
-        evicted before its parent."""
+        """Release the nodes from index `n_nodes` on, the deepest first, so that it is evicted before its
+        parent."""
         nodes = self.nodes[slot]
         for index in range(len(nodes) - 1, n_nodes - 1, -1):
             node = nodes.pop()

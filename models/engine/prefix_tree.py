@@ -10,9 +10,8 @@ Key = tuple[int, ...]  # CELL_BLOCK tokens
 
 
 class Node:
-    """A full block of tokens. For each layer group, `blocks` has the cache block with K and V, or -1 if the
-    block was evicted. `users` counts the slots that use the block. `state` is the cell with the recurrent
-    state at the node's end."""
+    """For each layer group, `blocks` has the cache block with K and V, or -1 if it was evicted. `users`
+    counts the slots that use the block. `state` is the cell with the recurrent state after the node."""
 
     __slots__ = ("blocks", "children", "key", "parent", "state", "users")
 
@@ -38,7 +37,7 @@ class PrefixTree:
             yield node
 
     def child(self, parent: Node, key: Key) -> Node:
-        """Return the parent's child with this key. If there is no such child, add it."""
+        """Return the child with this key, and add it if the tree lacks it."""
         node = parent.children.get(key)
         if node is None:
             node = parent.children[key] = Node(parent, key, self._n_groups)

@@ -6,7 +6,7 @@ import numpy as np
 
 from vkbackend.rope import RopeTable
 
-CACHE_NBYTES = 64 << 20  # a table up to this size is computed for all positions in advance
+CACHE_NBYTES = 64 << 20  # tables up to this size are computed for all positions
 
 
 class RopeRows:
@@ -19,8 +19,8 @@ class RopeRows:
         }
 
     def at(self, positions: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the rows of cos and sin at these positions, by table name, float32 [n_positions, n_rot / 2,
-        2]. The next call overwrites them."""
+        """Return rows of cos and sin by table, float32 [n_positions, n_rot / 2, 2]. The next call overwrites
+        them."""
         rope: dict[str, np.ndarray] = {}
         for name, table in self._rows.items():
             every, rope[name] = self._all[name], table[: len(positions)]

@@ -32,15 +32,13 @@ from vkbackend.step import MAX_RUNS, Run, StepParams, cut_runs, n_single
 
 
 class Runner:
-    """Runs the steps of a model on its devices.
+    """With `keep_values`, every intermediate tensor can be read after a step. With `interleave`, large
+    micro-batches are split in two. One part computes while the other part's sums are exchanged. An
+    `interleave` of None means True for several physical devices. `group` is the group of nodes that run the
+    model together, with devices named NODE/DEVICE. `devices` are already open.
 
-    With `keep_values`, every intermediate tensor can be read after a step. With `interleave`, a large
-    micro-batch is split in two; one part computes while the other part's sums are exchanged. If `interleave`
-    is None, micro-batches are split only for several physical devices. `group` is the group of nodes that run
-    the model together; device names are then NODE/DEVICE. `devices` are devices that are already open.
-
-    After loading, `options` has the final context length, shares and number of layers on devices, and
-    `prediction` has the expected times.
+    After loading, `options` has the final context length, shares and layers on devices. `prediction` has the
+    expected times.
     """
 
     def __init__(
@@ -54,7 +52,7 @@ class Runner:
         group: Group | None = None,
         devices: Sequence[Device] | None = None,
     ) -> None:
-        # Check the runtime first, before anything is opened.
+        # This line is first, because it raises an error for an unknown name.
         runtime = runtime_of(options.runtime)
         exact = options.exact or env.exact()
         self.group, self._joining = group, group.joining if group else None
@@ -97,8 +95,8 @@ class Runner:
     # ---- steps ----
 
     def step(self, tokens: Sequence[int], runs: Sequence[Run], outputs: Sequence[int]) -> np.ndarray:
-        """Run one micro-batch and return the logits of its output rows, float32 [len(outputs), n_vocab]. The
-        next step overwrites this array. The rows of a run are consecutive positions of one slot."""
+        """Run one micro-batch and return the logits of its output rows, float32 [len(outputs), n_vocab],
+        which the next step overwrites. Rows of a run are consecutive positions of one slot."""
         return self.collect(self.launch(MicroBatch(tokens, runs, outputs), Wanted()))[1]
 
     def step_top_k(
@@ -110,8 +108,8 @@ class Runner:
         masks: np.ndarray | None = None,
         summed: bool = False,
     ) -> TopK:
-        """Run a step and return the best `k` tokens of each output row, with `k` at most `max_top_k`.
-        `MicroBatch` describes `masks`."""
+        """Run a step and return the best `k` tokens of each output row, at most `max_top_k`. `MicroBatch`
+        describes `masks`."""
         assert 0 < k and outputs
         handle = self.launch(MicroBatch(tokens, runs, outputs, masks), Wanted(k, summed))
         ids, logits, log_sums = self.collect(handle)
@@ -119,8 +117,8 @@ class Runner:
         return TopK(ids, logits, log_sums)
 
     def launch(self, batch: MicroBatch, wanted: Wanted) -> StepHandle:
-        """Start a micro-batch. Up to `n_in_flight` micro-batches may be in flight, and `collect` returns
-        their results in the same order."""
+        """Start a micro-batch. Up to `n_in_flight` may be in flight, and `collect` returns their results in
+        order."""
         k = wanted.top_k
         assert k <= self.max_top_k and len(self._in_flight) < self.n_in_flight <= self._n_places
         computed = wanted if k < 2 else Wanted(self.max_top_k, wanted.summed)
@@ -172,8 +170,8 @@ class Runner:
         return self.mesh.recorded_step(kind)
 
     def compute(self, batch: MicroBatch, step: Step, tables: Mapping[str, np.ndarray] | None = None) -> None:
-        """Compute this node's part of a micro-batch. The runs specify the recurrent states that they read and
-        write. `tables` has rows of cos and sin by name, which replace this node's rows."""
+        """Compute this node's part of a micro-batch. The runs name the recurrent states that they read and
+        write. `tables` has rows of cos and sin that replace this node's rows."""
         tokens, runs, outputs, masks = batch
         n_rows, mix = len(tokens), step.kind.mix
         half = step.kind.n_rows // 2 if step.kind.halves else 0
@@ -194,13 +192,13 @@ class Runner:
 
     @property
     def pools(self) -> list[Pool]:
-        """Return a pool of blocks for each layer group. The first group has no window."""
+        """Return a pool per layer group. The first group has no window."""
         width = -(-self.n_ctx // CELL_BLOCK)
         tables = self.kv.groups
         return [Pool(t.n_blocks, t.window) if t else Pool(width * self.n_slots) for t in tables]
 
     def set_block(self, group: int, slot: int, index: int, block: int) -> None:
-        """Change an entry of a cell table. The change takes effect in the next step."""
+        """Change a cell table from the next step on."""
         if (table := self._tables[group]) is not None:
             table.set(slot, index, block)
 
@@ -212,8 +210,7 @@ class Runner:
         copy_state(self.mesh.devices, self.kv, source, target, n_stored)
 
     def tell_of_compiling(self, tell: Callable[[], None]) -> None:
-        """Make the devices call `tell` each time that a step has waited for a pipeline to compile. The call
-        may come from any thread."""
+        """Make devices call `tell`, in any thread, each time that a step has waited for a pipeline."""
         for device in self.mesh.devices:
             device.compiled = tell
 
@@ -223,12 +220,12 @@ class Runner:
 
     @property
     def record_s(self) -> float:
-        """Return the seconds spent on recording and compiling so far."""
+        """Return the seconds of recording and compiling so far."""
         return self.mesh.steps.record_s
 
     @property
     def states(self) -> SlotStates | None:
-        """Return the cells with recurrent states, or None if the model has no recurrent layers."""
+        """Return the cells with recurrent states, or None without recurrent layers."""
         return self.kv.states.slots if self.kv.states else None
 
     def resumable(self, n_stored: int) -> int:
@@ -237,7 +234,7 @@ class Runner:
 
     def resume_at(self, slot: int, position: int) -> int:
         """Return the last position, up to `position`, from which the slot can continue. With recurrent
-        layers, this is a position whose state was stored."""
+        layers, the state at that position was stored."""
         return self.kv.states.slots.resume_at(slot, position) if self.kv.states else position
 
     # ---- reports ----
@@ -249,14 +246,14 @@ class Runner:
         return memory_report(self.mesh, self._free_before, self.group)
 
     def reduce_stats(self) -> tuple[int, float]:
-        """Return the number of all-reduces so far, and their total time in seconds. The time of an all-reduce
-        is measured from the last writer's end to the release of the readers."""
+        """Return the number of all-reduces and their seconds, from the last writer's end to the release of
+        the readers."""
         return self.mesh.relay.n_reduces, self.mesh.relay.reduce_s
 
     def close(self) -> None:
         """May be called twice."""
         if self.group:
-            with suppress(VkbackendError):  # ignore errors of transfers, because their memory is freed next
+            with suppress(VkbackendError):  # ignore errors of transfers into memory that is freed next
                 while self._in_flight and not self.group.lost:
                     self.mesh.check_usable()
                     self.collect(self._in_flight[0])

@@ -1,6 +1,6 @@
-"""Saves a slot's tokens with their K and V to a safetensors file, and loads such files.
+"""Saves a slot's tokens, K and V to a safetensors file, and loads them.
 
-The file has the attention heads in the model's order (docs/state_format.md), so any devices can load it.
+The file has the heads in the model's order (docs/state_format.md), so any devices can load it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from vkbackend.models.placement.kv_cache import CellTable
 
 FORMAT, VERSION = "vkbackend.state", "1"
-MAX_HEADER_NBYTES = 1 << 20  # The header of 2,048 caches in 1,024 layers has 0.4 MiB.
+MAX_HEADER_NBYTES = 1 << 20  # 2,048 caches in 1,024 layers take 0.4 MiB.
 _DTYPES = {  # Names in the header and in numpy. Quantized blocks are stored as bytes.
     "f32": ("F32", "<f4"),
     "f16": ("F16", "<f2"),
@@ -52,9 +52,9 @@ def save(
     first: int,
     last: int | None,
 ) -> None:
-    """Write the positions from `first` to `last` - 1 to `path`, or to the end if `last` is None. After an
-    error, an existing file is unchanged. Needs host memory of the file's size. Raises InvalidArgument for
-    positions that are not in the slot, and StateError if the file cannot be written."""
+    """Write positions `first` to `last` - 1 to `path`, or up to the end if `last` is None. After an error,
+    `path` is unchanged. Needs host memory of the file's size. Raises InvalidArgument for positions that the
+    slot does not hold, and StateError if the file cannot be written."""
     stop = content.n_stored if last is None else last
     if not 0 <= first < stop <= content.n_stored:
         raise InvalidArgument(
@@ -111,11 +111,11 @@ def load(
     place: Callable[[int, int], dict[int, int]] | None = None,
 ) -> None:
     """Load saved positions into a slot and update `content`. After the checks, `place(first, last)` allocates
-    blocks, and returns the first position with a block, by window.
+    blocks, and returns the first position with a block for each window.
 
-    If `first` is 0, the positions replace the content. Otherwise they must continue the content. Raises
-    StateError if the file is damaged or does not fit; the slot is then unchanged. If a device fails, the slot
-    keeps the positions before `first`.
+    Positions from 0 on replace the content. Other positions must continue it. Raises StateError for a file
+    that is damaged or does not fit; the slot is then unchanged. If a device fails, the slot keeps the
+    positions before `first`.
     """
     _check_file(Path(path))
     try:
@@ -151,7 +151,7 @@ def load(
 
 def _check_file(path: Path) -> None:
     try:
-        status = path.stat()  # `stat` comes first, because opening a named pipe waits for a writer
+        status = path.stat()  # `stat` first, because opening a named pipe waits for a writer
         if not stat.S_ISREG(status.st_mode):
             raise StateError(f"{path}: is not a regular file; give the name of a saved state")
         with open(path, "rb") as file:
@@ -168,8 +168,7 @@ def _check_file(path: Path) -> None:
 def _check(
     runner: Runner, file: Any, path: str | os.PathLike[str], content: SlotContent
 ) -> tuple[int, int, list[int], int]:
-    """Return (first, last, tokens, resumable). Raises StateError unless the file is complete and fits the
-    model and the slot."""
+    """Return (first, last, tokens, resumable). Raises StateError unless the file is complete and fits."""
     meta = file.metadata() or {}
     if (kind := (meta.get("format"), meta.get("version"))) != (FORMAT, VERSION):
         raise StateError(
@@ -260,8 +259,8 @@ def _begin(window: int, resumable: int, first: int, last: int) -> int:
 
 
 def _resumable(runner: Runner, content: SlotContent, first: int, last: int, saved: int) -> int:
-    """Return the value of `content.resumable` after the positions from `first` to `last` - 1 are loaded.
-    `saved` is the file's `resumable`."""
+    """Return `content.resumable` after positions `first` to `last` - 1 are loaded. `saved` is the file's
+    `resumable`."""
     return max(content.resumable if first else 0, saved, runner.resumable(last))
 
 

@@ -1,7 +1,7 @@
 """Assigns requests to slots, and chooses the rows of the next step.
 
-The cached prefix of a request is not computed again. If no cache block is left, the youngest request is
-preempted and runs again later.
+A request skips its cached prefix. If no cache block is left, the youngest request is preempted and runs again
+later.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def n_common(a: list[int], b: list[int], most: int) -> int:
 
 @dataclass(slots=True)
 class RowsLeft:
-    """The rows of a step that are not assigned yet. One row and one output are reserved for each of the
-    `n_decode` decoding sequences that are still to come."""
+    """The rows of a step that are not assigned. One row and one output are reserved for each of the
+    `n_decode` decoding sequences still to come."""
 
     n: int
     n_prompt: int  # rows that prompts may still get
@@ -48,8 +48,8 @@ class RowsLeft:
         n = min(sequence.n_wanted, self.n, max(1, self.n - self.n_decode))
         if not decodes:
             n = min(n, self.n_prompt)
-            # Recurrent layers can resume only where a state was stored. A step of a prompt therefore ends
-            # after the prompt's last full block.
+            # Recurrent layers resume only where a state was stored. A prompt therefore pauses after its last
+            # full block.
             start, last = sequence.n_stored, (len(sequence.tokens) - 1) // CELL_BLOCK * CELL_BLOCK
             if is_recurrent and start < last < start + n:
                 n = last - start
@@ -67,8 +67,8 @@ class RowsLeft:
 
 
 class Scheduler:
-    """Schedules requests. A step has at most `n_ubatch` rows and `max_outputs` rows with logits. `resume_at`
-    and `copy_blocks` are methods of the runner."""
+    """A step has at most `n_ubatch` rows and `max_outputs` rows with logits. `resume_at` and `copy_blocks`
+    are methods of the runner."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Scheduler:
         self._n_ubatch, self._max_outputs = n_ubatch, max_outputs
         self._resume_at, self._copy_blocks = resume_at, copy_blocks
         self._is_recurrent, self._share = is_recurrent, share
-        # True if the next request needs blocks and none was freed since the last attempt
+        # the next request needs blocks, and none was freed since the last try
         self._is_blocked = False
 
     # ---- slots ----
@@ -118,7 +118,7 @@ class Scheduler:
             self._is_blocked = not is_in
 
     def _start(self, sequence: Sequence) -> bool:
-        """Start the sequence in a slot. Return False if no blocks are left for its tokens."""
+        """Start the sequence in a slot. Return False if too few blocks are left."""
         tokens, wanted = sequence.tokens, sequence.wanted_slot
         path = self.cache.match(tokens[: sequence.sharable + 1]) if self._share else []
         idle = self.cache.idle() if wanted is None else [wanted]
@@ -148,8 +148,8 @@ class Scheduler:
         return True
 
     def _longest(self, idle: list[int], tokens: list[int], most: int, path: list[Node]) -> tuple[int, int]:
-        """Return the idle slot that has the longest prefix of the tokens, and the length of that prefix. The
-        prefix may end within a block. Return (-1, 0) if no slot has a prefix."""
+        """Return the idle slot that has the longest prefix of the tokens, and the prefix's length, which may
+        end within a block. Return (-1, 0) if no slot has a prefix."""
         best = -1, 0
         for slot in idle:
             if not self.cache.holds(slot) or not self.cache.begins_with(slot, path):
@@ -197,12 +197,12 @@ class Scheduler:
     # ---- rows ----
 
     def compose(self, n_steps: int = 1) -> Batch:
-        """Return the rows of the next step. Sequences with one row come first. Up to `n_steps` steps with
+        """Return the rows of the next step, sequences with one row first. Up to `n_steps` steps with
         different sequences may be in flight.
 
-        The sequence that was computed least recently gets its rows first. One row is reserved for each
-        decoding sequence, and prompts share the other rows within the budget. The first sequence gets a row,
-        unless it is a prompt and the budget allows no prompt rows.
+        The sequence that was computed least recently is first. One row is reserved for each decoding
+        sequence, and prompts share the other rows within the budget. The first sequence gets a row, unless it
+        is a prompt and the budget allows no prompt rows.
         """
         line = sorted([s for s in self.running if not (s.is_paused or s.in_flight)], key=_turn)
         computed: set[object] = set()  # keys of the prompt blocks that steps in flight compute
@@ -219,7 +219,7 @@ class Scheduler:
         return [entry for entry in batch if entry[0].slot >= 0]
 
     def _mixed(self, line: list[Sequence], n_decode: int, computed: set[object]) -> Batch:
-        """Return the rows of a step with prompts, or with more sequences than rows."""
+        """Return rows for steps with prompts, or with more sequences than rows."""
         n_prompt = self.budget.rows(n_decode, self._n_ubatch) if n_decode < len(line) else self._n_ubatch
         left = RowsLeft(self._n_ubatch, n_prompt, self._max_outputs, n_decode)
         batch: Batch = []
@@ -238,8 +238,8 @@ class Scheduler:
         return batch
 
     def _moves_on(self, sequence: Sequence, computed: set[object]) -> bool:
-        """Make a prompt use the blocks that other sequences have computed. Then return whether the prompt
-        computes its next block now. It waits if another sequence already computes the same block."""
+        """Use blocks that other sequences have computed. Return whether the prompt computes its next block
+        now; it waits if another sequence computes the same block."""
         if isinstance(sequence.request, Logits):
             return True
         sequence.n_stored = self.cache.extend(sequence.slot, sequence.tokens, sequence.n_stored)
@@ -253,8 +253,7 @@ class Scheduler:
         return self.cache.next_key(sequence.slot, sequence.tokens, sequence.n_stored)
 
     def _has_room(self, sequence: Sequence, n: int) -> bool:
-        """Allocate blocks for the next `n` positions. If too few are left, preempt sequences, the youngest
-        first. Return False if the sequence must wait."""
+        """Allocate blocks for the next `n` positions. If necessary, preempt sequences, the youngest first."""
         end = sequence.n_stored + n
         if end <= sequence.room:
             return True

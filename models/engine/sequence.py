@@ -16,8 +16,7 @@ PRIORITY_S = 10.0  # each unit of priority counts as this much waiting time
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request that the scheduler runs. The cache of its slot contains `tokens[:n_stored]`, and has blocks
-    for `room` positions."""
+    """The slot's cache has `tokens[:n_stored]`, and blocks for `room` positions."""
 
     request: Generate | Logits
     number: int
@@ -29,7 +28,7 @@ class Sequence:
     room: int = 0
     served: int = -1  # The last step in which the sequence had rows.
     known_slot: int = -1  # The slot in the last event to the caller.
-    n_given: int = 0  # The number of rows of logits that the caller has.
+    n_given: int = 0  # Rows of logits that the caller has.
     is_over: bool = False
     is_paused: bool = False  # its caller does not read answers
     in_flight: bool = False
@@ -46,7 +45,7 @@ class Sequence:
 
     @property
     def n_wanted(self) -> int:
-        """Return the number of tokens that are not computed yet. While the sequence decodes, this is 1."""
+        """Return how many tokens are not computed yet, which is 1 while decoding."""
         return len(self.tokens) - self.n_stored
 
     @property
@@ -59,14 +58,13 @@ class Sequence:
 
     @property
     def sharable(self) -> int:
-        """Return the number of leading positions that may come from the cache. The last position must be
-        computed. A `Logits` request must also compute every position whose logits the caller does not have.
-        """
+        """Return how many leading positions may come from the cache. The last position must be computed. For
+        `Logits`, every position whose logits the caller lacks must be computed."""
         return len(self.tokens) - 1 if isinstance(self.request, Generate) else self.n_given
 
     def n_outputs(self, n: int) -> int:
-        """Return how many of the next `n` rows need logits. A `Logits` request needs all rows that the caller
-        does not have. A `Generate` request needs only the row of its last token."""
+        """Return how many of the next `n` rows need logits. `Logits` needs the rows that the caller lacks.
+        `Generate` needs only the row of the last token."""
         if isinstance(self.request, Logits):
             return max(0, self.n_stored + n - max(self.n_stored, self.n_given))
         return int(n == self.n_wanted)
@@ -86,8 +84,8 @@ class Sequence:
         self.reduce_s += cost.reduce_s
 
     def answer(self, choice: Choice, n_ctx: int) -> Answer:
-        """Append the chosen token and return the answer to the caller. The answer is an int if the caller
-        knows the slot and needs nothing but the token. An event with `done` set ends the sequence."""
+        """Append the chosen token and return the answer. The answer is an int if the caller knows the slot
+        and needs only the token. An event with `done` set ends the sequence."""
         request = self.request
         assert isinstance(request, Generate)
         if isinstance(choice, VkbackendError):
@@ -116,8 +114,7 @@ class Sequence:
         )
 
     def give(self, logits: np.ndarray) -> Event:
-        """Return an event with the logits of the step's rows. If the last token's row is among them, `done`
-        is set."""
+        """Return the logits of the step's rows. `done` is set if the last token's row is among them."""
         self.n_given += len(logits)
         return Event(self.request.id, logits=logits.copy(), done=self.n_wanted == 0, slot=self.slot)
 

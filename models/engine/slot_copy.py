@@ -1,4 +1,4 @@
-"""Copies cache blocks (K, V and index keys) and recurrent states without the host."""
+"""Copies blocks of K, V and index keys, and recurrent states, without the host."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ def copy_blocks(devices: Sequence[Device], kv: KVCache, copies: Sequence[Copy]) 
 
 
 def copy_state(devices: Sequence[Device], kv: KVCache, source: int, target: int, n_stored: int) -> None:
-    """Copy the recurrent state after `n_stored` positions from slot `source` to slot `target`. Snapshots are
-    not copied."""
+    """Copy the recurrent state after `n_stored` positions, without snapshots."""
     states = kv.states
     if not states or not n_stored:
         return
@@ -48,9 +47,9 @@ def _run(devices: Sequence[Device], recordings: Sequence[Recording]) -> None:
 
 
 def _runs(blocks: np.ndarray) -> list[tuple[int, int, int]]:
-    """Merge copies of consecutive blocks. `blocks` [2, n] has source and target blocks. Return (first source
-    block, first target block, count) of each merged copy. With a copy per block of a long context, deriving
-    barriers would take minutes."""
+    """Merge copies of consecutive blocks. `blocks` [2, n] has sources and targets. Return (first source
+    block, first target block, count) of each merged copy. Deriving barriers for single blocks of a long
+    context would take minutes."""
     breaks = np.flatnonzero((np.diff(blocks) != 1).any(axis=0)) + 1
     return [(int(run[0, 0]), int(run[1, 0]), run.shape[1]) for run in np.split(blocks, breaks, axis=1)]
 

@@ -18,8 +18,7 @@ class SlotRequests:
         self._runner, self._cache, self._scheduler = runner, cache, scheduler
 
     def run(self, request: SaveState | LoadState | CopySlot | EraseSlot) -> tuple[int, ...]:
-        """Execute a request and return the tokens of the slot. Raises InvalidArgument, StateError and the
-        errors of devices."""
+        """Return the tokens of the slot. Raises InvalidArgument, StateError and the errors of devices."""
         check_slot(request.slot, self._runner.n_slots)
         content = self._scheduler.content(request.slot)
         if isinstance(request, SaveState):
@@ -39,7 +38,7 @@ class SlotRequests:
         return tuple(content.tokens)
 
     def _copy(self, source: int, content: SlotContent, target: int) -> None:
-        # Even if a device fails, the target's old content is lost.
+        # The target's old content is lost even if a device fails.
         self._scheduler.put(target, SlotContent())
         copies = self._cache.copy(source, target)
         if copies is None:

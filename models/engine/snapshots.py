@@ -1,5 +1,5 @@
-"""Manages the recurrent states of the prefix tree's nodes. A node's state is the state after the complete
-prefix up to the node's end."""
+"""Recurrent states that nodes of the prefix tree own. A node's state is the state after the complete prefix
+up to the node's end."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class States(Protocol):
 
 
 class Snapshots:
-    """The recurrent states of nodes. `states` is None for models without recurrent layers. `lent` maps a slot
-    to the node whose state the slot's next run reads."""
+    """`states` is None without recurrent layers. `lent` maps a slot to the node whose state the slot's next
+    run reads."""
 
     def __init__(self, states: States | None) -> None:
         self._states = states
@@ -38,13 +38,13 @@ class Snapshots:
         return self._states is None or node.state is not None
 
     def keep(self, slot: int, position: int, node: Node) -> None:
-        """Move the slot's snapshot at `position`, which is the node's end, to the node."""
+        """Move the slot's snapshot at `position`, the node's end, to the node."""
         if self._states and node.state is None and (cell := self._states.take(slot, position)) is not None:
             node.state = cell
             self._nodes[node] = None
 
     def lend(self, slot: int, position: int, node: Node) -> None:
-        """Make the slot's next run begin at `position`, the node's end, and read the node's state."""
+        """Make the slot's next run begin at `position`, the node's end, with the node's state."""
         if self._states:
             assert node.state is not None
             self.lent[slot] = node
@@ -56,8 +56,8 @@ class Snapshots:
             self._states.drop(slot)
 
     def spare(self) -> int | None:
-        """Remove the least recently used state from its node and return the cell. Return None if all states
-        are lent to slots."""
+        """Remove the least recently used state from its node. Return its cell, or None if all states are
+        lent."""
         lent = set(self.lent.values())
         node = next((node for node in self._nodes if node not in lent), None)
         if node is None:

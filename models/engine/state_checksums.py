@@ -1,7 +1,7 @@
 """Stores a checksum of each tensor of a saved state in the file's metadata (docs/state_format.md).
 
-A checksum covers the tensor's name, type, shape and bytes, and all other metadata. Swapped tensors are
-therefore detected, too.
+A checksum covers the tensor's name, type, shape and bytes, and the other metadata. Swapped tensors are
+therefore detected.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PREFIX = "sha256_"  # followed by the tensor's name
 
 
 def checksums(metadata: Mapping[str, str], tensors: Mapping[str, tuple[str, np.ndarray]]) -> dict[str, str]:
-    """Return the checksums as metadata entries. `tensors` maps names to (type in the file, array)."""
+    """Return metadata entries. `tensors` maps names to (type in the file, array)."""
     return {
         _PREFIX + name: _digest(metadata, name, dtype, array.shape, [array])
         for name, (dtype, array) in tensors.items()
@@ -27,8 +27,8 @@ def checksums(metadata: Mapping[str, str], tensors: Mapping[str, tuple[str, np.n
 
 
 def check(file: Any, path: Any) -> bool:
-    """Check all tensors. Return False if the file has no checksums, because an earlier version wrote it.
-    Raises StateError if a checksum is wrong or missing."""
+    """Check all tensors. Return False for files of earlier versions, which have no checksums. Raises
+    StateError if a checksum is wrong or missing."""
     metadata = file.metadata() or {}
     expected = {
         key.removeprefix(_PREFIX): value for key, value in metadata.items() if key.startswith(_PREFIX)
@@ -62,7 +62,7 @@ def _digest(
 
 
 def _pieces(entry: Any, shape: Sequence[int]) -> Iterator[np.ndarray]:
-    """Yield the tensor in pieces of a few MiB, so that no state is in memory twice."""
+    """Yield pieces of a few MiB, so that no state is in memory twice."""
     step = max(1, PIECE_NBYTES // (8 * max(1, int(np.prod(shape[1:])))))
     for begin in range(0, shape[0], step):
         yield entry[begin : min(begin + step, shape[0])]

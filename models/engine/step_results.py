@@ -17,13 +17,12 @@ if TYPE_CHECKING:
 class StepResults:
     def __init__(self, runner: Runner, cache: PrefixCache) -> None:
         self._cache, self._n_ctx = cache, runner.n_ctx
-        # Without windows and recurrent states, the prefix cache needs an update only when a block becomes
-        # full.
+        # Without windows and recurrent states, the prefix cache changes only when a block becomes full.
         self._stores_always = any(pool.window for pool in runner.pools) or runner.states is not None
 
     def take(self, batch: Batch, rows: Rows, cost: StepCost, news: News) -> list[Sequence]:
-        """Update the sequences of a step, choose their next tokens from the step's output rows, and add the
-        answers to `news`. Return the sequences that have ended."""
+        """Choose the sequences' next tokens from the step's output rows, and add the answers to `news`.
+        Return the sequences that have ended."""
         over: list[Sequence] = []
         drawing: list[Sequence] = []
         draw_rows: list[int] = []

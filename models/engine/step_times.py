@@ -19,23 +19,22 @@ class Counters(Protocol):
 
 
 class Mark(NamedTuple):
-    """A moment. `at` is time.perf_counter(), `n_recorded` counts the steps recorded so far, and `record_s` is
-    the time that recording them took."""
+    """`at` is time.perf_counter(). `n_recorded` counts recorded steps, and `record_s` is the time spent on
+    recording."""
 
     at: float
     n_recorded: int
     record_s: float
 
     def until(self, later: Mark) -> float:
-        """Return the seconds between two marks, without the time for recording and compiling. Each kind of
-        step is recorded and compiled only once."""
+        """Return the seconds between two marks, without recording and compiling, which happen once per kind
+        of step."""
         return later.at - self.at - (later.record_s - self.record_s)
 
 
 class StepCost(NamedTuple):
-    """The time of one step. `latency_s` is the time since the step began. `step_s` is the time since the step
-    began or since the previous step ended, whichever is later. With several steps in flight, `step_s` is the
-    cost of the step."""
+    """`latency_s` is the time since the step began. `step_s` is the time since the step began or the previous
+    step ended, whichever is later. With several steps in flight, `step_s` is a step's cost."""
 
     number: int
     step_s: float
@@ -68,8 +67,8 @@ class StepTimes:
         return StepCost(self.n_steps, step_s, began.until(now), n_reduces, reduce_s, recorded)
 
     def report(self) -> dict[str, float]:
-        """Return the numbers of steps and all-reduces, the milliseconds and rows of the last steps, and the
-        host microseconds per all-reduce."""
+        """Return the numbers of steps and all-reduces, milliseconds and rows of the last steps, and host
+        microseconds per all-reduce."""
         counts = {"n_steps": self.n_steps, "n_reduces": self._reduced[0]}
         times = sorted(seconds for seconds, *_ in self._last)
         if not times:

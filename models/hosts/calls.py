@@ -11,7 +11,7 @@ from vkbackend.models.hosts import node_messages
 
 JOIN_S = 120.0  # Time to open devices and read the model's header.
 RECORD_S = 900.0  # Time to record and compile a step, while heartbeats show that a node is alive.
-MAX_REPLY_NBYTES = 1 << 20  # Limit in bytes for a reply while nodes join the group.
+MAX_REPLY_NBYTES = 1 << 20  # Limit in bytes for replies while nodes join.
 
 
 class Calls:
@@ -48,7 +48,7 @@ class Calls:
         return self.transport.receive(node, Lane.REPLY, node_messages.MAX_REPLY_NBYTES, "an answer", None)
 
     def replies(self, type_: Any, name: str, timeout_s: float) -> Iterator[tuple[int, Any]]:
-        """Yield each node and its reply, decoded as `type_`. Error messages use `name` for the reply."""
+        """Yield (node, reply of `type_`). Error messages call the reply `name`."""
         for node in self.transport.others:
             data = self.transport.receive(node, Lane.REPLY, MAX_REPLY_NBYTES, name, timeout_s)
             yield node, node_messages.decode(data, type_, self.names[node])

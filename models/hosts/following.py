@@ -1,7 +1,7 @@
-"""Runs a node that follows node 0. The node loads the model that node 0 names and executes node 0's calls.
+"""A follower loads the model that node 0 names and executes node 0's calls.
 
-Each call is first checked against the loaded model. A node that cannot continue sends the reason, and the
-group ends.
+A call is first checked against the loaded model. A node that cannot continue sends the reason, and the group
+ends.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from vkbackend.models.options import Options
 from vkbackend.recording import Recording
 from vkbackend.step import Run
 
-IDLE_S = 1e9  # no limit between calls, because heartbeats show that node 0 is alive
+IDLE_S = 1e9  # no limit, because heartbeats show that node 0 is alive
 
 
 def follow(group: Group, model: str | None = None) -> None:
-    """Execute node 0's calls until node 0 sends End. `model` is the model's path on this node, or None for
-    the path on node 0. Raises the error that ended the group, if any."""
+    """Execute node 0's calls until End. `model` is the path on this node, if it differs from the path on node
+    0. Raises the error that ended the group, if any."""
     try:
         call = group.expect(Open | Measure | Reduces | End, JOIN_S)
         while isinstance(call, Measure | Reduces):

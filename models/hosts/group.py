@@ -1,5 +1,5 @@
-"""The nodes that run one model, with the interface that a runner needs. Node 0 leads, and the other nodes
-follow (following.py)."""
+"""The nodes that run one model, with the interface that a runner needs. Node 0 leads, and the others follow
+(following.py)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ from vkbackend.models.hosts.joining import Joining
 
 
 class Group(Calls):
-    """This node's connection to the group. With `pulse`, the node sends heartbeats and watches the heartbeats
-    of other nodes. Nodes that are threads of one process do not need `pulse`. `where` is a text with this
-    node's network interface and ports."""
+    """With `pulse`, the node sends heartbeats and watches the heartbeats of other nodes. Nodes that are
+    threads of one process do not need `pulse`. `where` is a text with this node's interface and ports."""
 
     def __init__(self, transport: Transport, *, pulse: bool = True, where: str = "") -> None:
         super().__init__(transport)
@@ -57,7 +56,7 @@ class Group(Calls):
         self.tell(node_messages.Record.of(kind))
         try:
             yield
-        except BaseException as error:  # the other nodes have recorded this step, and node 0 has not
+        except BaseException as error:  # the other nodes have recorded this step, node 0 has not
             self.transport.lost = f"{self.names[0]} could not record a step: {error}"
             raise
         self.recorded()
@@ -66,8 +65,7 @@ class Group(Calls):
         self.transport.meet("the others to record a step", RECORD_S)
 
     def step(self, batch: MicroBatch, wanted: Wanted, tables: Mapping[str, np.ndarray] | None = None) -> None:
-        """Run a step on the other nodes. `tables` has rows of cos and sin by name, which replace the rows of
-        the other nodes."""
+        """Run a step on the other nodes. `tables` has rows of cos and sin that replace theirs."""
         self.tell(node_messages.Step.of(batch, wanted, tables))
 
     # ---- devices of other nodes ----
@@ -94,7 +92,7 @@ class Group(Calls):
             self.tell_one(self.hosts.of[device], node_messages.CopyRanges(device, part))
 
     def memory(self) -> dict[int, dict[str, Any]]:
-        """Return memory reports of the other nodes' devices, or an empty dict on a node that follows."""
+        """Return memory by device of the other nodes, or an empty dict on a node that follows."""
         reports: dict[int, dict[str, Any]] = {}
         for node in self.transport.others if self.leads else ():
             data = self.ask(node, node_messages.AskMemory())
@@ -117,7 +115,7 @@ class Group(Calls):
         self.transport.close()
 
     def close(self) -> None:
-        """End the group if this is node 0. Send nothing if the group is broken or has already ended."""
+        """On node 0, end the group once, unless it is broken."""
         if self.leads and not self.lost and not self._ended:
             self._ended = True
             self.tell(node_messages.End())

@@ -14,8 +14,8 @@ from vkbackend.models.options import Options
 
 
 class GroupEngine(RemoteEngine):
-    """An engine in the process of node 0. The constructor starts the nodes of `options.hostfile`. Its errors
-    name the node."""
+    """An engine in the process of node 0. It starts the nodes of `options.hostfile`, and its errors name the
+    node."""
 
     def __init__(self, options: Options, channel: Channel) -> None:
         assert options.hostfile is not None

@@ -42,8 +42,8 @@ class HostFile:
     hosts: tuple[HostLine, ...]
     launcher: str = "ssh"
     secret: str | None = None
-    passed: tuple[str, ...] = ()  # The names of environment variables.
-    addresses: tuple[str, ...] = field(default=())  # The numeric addresses of the nodes.
+    passed: tuple[str, ...] = ()  # Names of environment variables.
+    addresses: tuple[str, ...] = field(default=())  # Numeric addresses of the nodes.
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -51,7 +51,7 @@ class HostFile:
 
 
 def read_hostfile(path: str) -> HostFile:
-    """Read a hostfile. Raises InvalidArgument, also for public addresses without `public=yes`."""
+    """Raises InvalidArgument, also for public addresses without `public=yes`."""
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read(MAX_NBYTES + 1)
@@ -112,7 +112,7 @@ def is_private(address: str) -> bool:
 
 
 def secret_of(path: str) -> bytes:
-    """Read the group's secret. Raises InvalidArgument if users other than the owner may read the file."""
+    """Raises InvalidArgument if users other than the owner may read the file."""
     try:
         file = Path(path)
         if (mode := file.stat().st_mode & 0o077) or not 16 <= file.stat().st_size <= 4096:

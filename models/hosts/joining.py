@@ -1,6 +1,5 @@
-"""Lets nodes load one model together. Each node opens its own devices, and creates placeholders for the
-devices of other nodes. Node 0 decides the layout. Before loading, nodes compare the values that must be
-equal."""
+"""Nodes load one model together. Each node opens its own devices, and creates placeholders for other nodes'
+devices. Node 0 decides the layout. Before loading, nodes compare the values that must be equal."""
 
 from __future__ import annotations
 
@@ -36,8 +35,8 @@ def place_of(word: str, n_nodes: int) -> tuple[int, str]:
 
 
 class Joining:
-    """Loads a model on this node together with the other nodes. `hosts` has the node of each device. If
-    `sends_tables`, other nodes round RoPE's cos and sin differently, so node 0 sends its rows."""
+    """`hosts` has the node of each device. If `sends_tables`, node 0 sends its rows of cos and sin, because
+    other nodes round differently."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls, self.hosts = calls, Hosts(calls.transport, ())
@@ -85,8 +84,8 @@ class Joining:
     def _exchange_cards(
         self, mine: node_messages.Cards
     ) -> tuple[dict[int, node_messages.CardData], dict[int, int | None]]:
-        """Exchange the nodes' descriptions of their devices (cards) through node 0, and return all cards.
-        Node 0 also gets the free host memory of each node."""
+        """Exchange cards (descriptions of devices) through node 0, and return all of them. Node 0 also gets
+        each node's free host memory."""
         calls = self._calls
         if not self.leads:
             calls.reply(node_messages.encode(mine))
@@ -99,8 +98,8 @@ class Joining:
         return cards, free
 
     def settled(self, options: Options) -> Options:
-        """Return the options with the shares and layers that node 0 has decided. On node 0, return the
-        options unchanged."""
+        """Return options with the shares and layers that node 0 decided. On node 0, return `options`
+        unchanged."""
         if self.leads:
             return options
         call = self._calls.expect(node_messages.Settle, RECORD_S)
@@ -122,8 +121,8 @@ class Joining:
         sizes: object,
         ropes: Mapping[str, RopeTable],
     ) -> None:
-        """Compare the values that must be equal on this node and node 0. Raises PlanError with the node and
-        the difference. Rows of cos and sin may differ, because processors round differently."""
+        """Compare values that must be equal with node 0. Raises PlanError, which names the node and the
+        difference. Rows of cos and sin may differ, because processors round differently."""
         local = ("path", "control_vectors")  # these paths may differ between nodes
         given = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in local}
         mine = node_messages.Likeness(
@@ -157,8 +156,8 @@ class Joining:
         calls.tell(node_messages.Settle(None, None))  # nodes may go on
 
     def compare_providers(self, here: str) -> None:
-        """Raise PlanError unless all nodes use the same reduce provider. The provider determines how often
-        nodes exchange data. A node knows its provider only after trying it."""
+        """Raise PlanError unless all nodes use the same reduce provider, which determines how often they
+        exchange data. A node knows its provider only after trying it."""
         calls = self._calls
         if not self.leads:
             calls.reply(node_messages.encode(here))

@@ -1,8 +1,8 @@
-"""Starts a group of nodes as a child of this process, with the interface of a `multiprocessing.Process`.
+"""A group of nodes as a child of this process, with the methods of a `multiprocessing.Process`.
 
 `mpiexec` starts a process per node. Node 0's process has the engine, and connects to a socket in a folder
 that only this user can open. When one process ends, MPI's process manager ends all others. A follower that
-receives nothing ends itself, so that no process remains.
+receives nothing ends itself.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from vkbackend.models.hosts.interfaces import interface_of
 
 START_S = 60.0  # Time for node 0's process to start.
 KILL_S = 3.0  # Time for the process manager to end all processes.
-# Time for all nodes to end after the first node. It is longer than rank.END_S, the time that a follower waits
-# after its last message. The process manager ends all nodes except a node that SIGSTOP has stopped.
+# Time for all nodes to end after the first. It is longer than rank.END_S, which a follower waits after its
+# last message. The process manager ends all nodes except one that SIGSTOP has stopped.
 END_S = 8.0
 ENDED = "this node leaves the group"
 SECRET = "VKBACKEND_GROUP_SECRET"  # Used if the nodes share no secret file.
-# Variables with these prefixes are passed to the other nodes. Each node chooses its own drivers.
+# Variables with these prefixes are passed to other nodes. Each node chooses its own drivers.
 PASSED = ("VKBACKEND_", "DEBUG", "COLUMNS", "UCX_", "MPIR_", "FI_", "PYTHONFAULTHANDLER")
 # mpiexec's lines about a process that ended begin with these words.
 _MANAGER = ("=", "[mpiexec@", "[proxy:", "YOUR APPLICATION", "This typically", "Please see the FAQ")
@@ -54,7 +54,7 @@ class GroupProcess:
         self._timer: threading.Timer | None = None
 
     def start(self) -> Connection:
-        """Start the group and return the pipe to the engine. Raises InvalidArgument, DeviceLost, Timeout."""
+        """Return the pipe to the engine. Raises InvalidArgument, DeviceLost, Timeout."""
         listener = socket.socket(socket.AF_UNIX)
         try:
             listener.bind(str(self._folder / "engine"))
@@ -83,7 +83,7 @@ class GroupProcess:
     def _accept(self, listener: socket.socket) -> Connection:
         listener.settimeout(0.2)
         manual = self._hosts.launcher == "manual"
-        # With `manual` there is no limit, because a person types the commands.
+        # There is no limit, because a person types the commands.
         deadline = time.monotonic() + (1e9 if manual else START_S)
         while True:
             with suppress(TimeoutError):
@@ -106,8 +106,7 @@ class GroupProcess:
         return environment
 
     def command(self, environment: dict[str, str], leads: Sequence[str] = ()) -> list[str]:
-        """Return the command line of mpiexec. `leads` is a module with arguments that node 0 runs instead of
-        the engine."""
+        """`leads` is a module with arguments that node 0 runs instead of the engine."""
         hosts = self._hosts
         beside = Path(sys.executable).parent / "mpiexec"
         mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
@@ -145,7 +144,7 @@ class GroupProcess:
         return words + rest
 
     def _listen(self) -> None:
-        """Copy all output to stderr, and store the last lines for error messages."""
+        """Copy all output to stderr, and store the last lines for errors."""
         assert self._process is not None and self._process.stdout is not None
         to_type = iter(self._hosts.hosts)
         for line in self._process.stdout:
@@ -168,7 +167,7 @@ class GroupProcess:
             self._timer.start()
 
     def last_words(self) -> str:
-        """Return a text about the node that ended first, or the last line of output."""
+        """Return which node ended first, or the last line of output."""
         if self._reader is not None:
             self._reader.join(1.0)
         for line in self._said:
@@ -200,7 +199,7 @@ class GroupProcess:
                 self._process.wait(timeout)
 
     def kill(self) -> None:
-        """Ask the process manager to end all processes. If it does not respond, kill it. Its helper processes
+        """Make the process manager end all processes. If it does not respond, kill it; its helper processes
         then end the nodes."""
         if not self.is_alive():
             return

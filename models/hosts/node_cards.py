@@ -1,4 +1,4 @@
-"""Describes devices for other nodes (cards), and hashes the values that nodes compare."""
+"""Descriptions of devices (cards) that nodes exchange, and hashes that nodes compare."""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ def limits_data(limits: Limits) -> node_messages.LimitsData:
 
 
 def card_of(node: str, data: node_messages.CardData) -> Card:
-    """Return the card of another node's device. The node is added to the UUID, because devices of two nodes
-    may have the same UUID."""
+    """The node is added to the UUID, because devices of two nodes may have the same UUID."""
     values = {f.name: getattr(data.limits, f.name) for f in fields(Limits)}
     values |= {
         "max_groups": tuple(data.limits.max_groups),
@@ -72,7 +71,7 @@ def card_of(node: str, data: node_messages.CardData) -> Card:
 
 
 def settings() -> str:
-    """Return the settings from environment variables that change recorded steps."""
+    """Return environment variables that change recorded steps."""
     words = {
         "fuse": env.fusing(),
         "exact": env.exact(),

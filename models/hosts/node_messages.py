@@ -1,5 +1,4 @@
-"""Calls from node 0 and their replies, encoded with msgpack. All messages have types and size limits, and
-nothing is unpickled.
+"""Calls from node 0 and their replies, in msgpack. Types and sizes are limited, and nothing is unpickled.
 
 Bytes that do not fit a type raise DeviceLost. The code that executes a call checks its devices, names and
 ranges.
@@ -21,7 +20,7 @@ from vkbackend.models.engine.micro_batch import MicroBatch
 from vkbackend.ops import MAX_SLOTS, MAX_TOP_K
 from vkbackend.step import MAX_ROWS, MAX_RUNS, Mix
 
-MAX_CALL_NBYTES = 2 * PIECE_NBYTES + (1 << 16)  # enough for the masks of all rows, or for a piece of a state
+MAX_CALL_NBYTES = 2 * PIECE_NBYTES + (1 << 16)  # holds masks of all rows, or a piece of a state
 MAX_REPLY_NBYTES = PIECE_NBYTES + (1 << 16)
 MAX_OPTIONS_NBYTES = 1 << 20
 MAX_COPIES = 1 << 16
@@ -41,15 +40,15 @@ class _Call(Struct, forbid_unknown_fields=True, tag=True):
 
 
 class Open(_Call):
-    """Load a model. `options` has the fields of `Options` as JSON."""
+    """`options` has the fields of `Options` as JSON."""
 
     options: Annotated[bytes, Meta(max_length=MAX_OPTIONS_NBYTES)]
     interleave: bool | None
 
 
 class Measure(_Call):
-    """Measure devices and the network, before Open. A node opens the devices, replies with their cards and
-    speeds and a Place, and then times exchanges of `sizes` bytes."""
+    """Measure devices and network, before Open. A node replies with its devices' cards and speeds, then with
+    a Place, then times exchanges of `sizes` bytes."""
 
     devices: Annotated[list[Name], Meta(max_length=MAX_SLOTS)]
     sizes: Annotated[list[Annotated[int, Meta(ge=4, le=PIECE_NBYTES)]], Meta(max_length=16)]
@@ -67,7 +66,7 @@ class Reduces(_Call):
 
 
 class Settle(_Call):
-    """The shares and the number of layers that node 0 has decided."""
+    """The shares and layers that node 0 has decided."""
 
     tensor_split: Annotated[list[Annotated[float, Meta(ge=0)]], Meta(max_length=MAX_SLOTS)] | None
     n_gpu_layers: U32 | None
@@ -130,7 +129,7 @@ class Write(_Call):
 
 
 class Read(_Call):
-    """Read bytes from the memory `name` of a device. The reply has the bytes."""
+    """Read bytes from a device's memory `name`. The reply has the bytes."""
 
     device: Device
     name: Name
@@ -207,20 +206,20 @@ class CardData(Struct, forbid_unknown_fields=True):
 
 
 class Cards(Struct, forbid_unknown_fields=True):
-    """Device cards by the device's number in the group, and the node's free host memory in bytes."""
+    """Cards by the device's number in the group, and free host memory in bytes."""
 
     devices: Annotated[dict[Device, CardData], Meta(max_length=MAX_SLOTS)]
     host_free: U63 | None = None
 
 
 class Place(Struct, forbid_unknown_fields=True):
-    """The network interface and ports of a node."""
+    """The interface and ports of a node."""
 
     where: Text
 
 
 class Likeness(Struct, forbid_unknown_fields=True):
-    """Values that nodes compare. All except `tables` must be equal on all nodes."""
+    """Values that must be equal on all nodes, except `tables`."""
 
     version: Name
     settings: Text
@@ -236,7 +235,7 @@ MemoryRow = Annotated[dict[Name, U63 | Name | None], Meta(max_length=32)]
 
 
 class MemoryReport(Struct, forbid_unknown_fields=True):
-    """The rows of `Runner.memory` by the device's number in the group."""
+    """Rows of `Runner.memory` by device."""
 
     devices: Annotated[dict[Device, MemoryRow], Meta(max_length=MAX_SLOTS)]
 
@@ -250,7 +249,7 @@ def encode(message: object) -> bytes:
 
 
 def decode(data: bytes, type_: Any, sender: str) -> Any:
-    """Decode a message. Raises DeviceLost if the bytes are not a message of `type_`."""
+    """Raises DeviceLost if the bytes are not a message of `type_`."""
     decoder = _decoders.get(type_)
     if decoder is None:
         decoder = _decoders[type_] = msgspec.msgpack.Decoder(type_)

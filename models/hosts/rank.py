@@ -1,7 +1,7 @@
-"""Runs the process of one node, which MPI starts with `python -m vkbackend.models.hosts.rank`.
+"""The process of one node, which MPI starts with `python -m vkbackend.models.hosts.rank`.
 
-Node 0's process has the engine. Its caller is connected by a socket on the same machine. The other nodes
-follow node 0.
+Node 0's process has the engine, and a socket to its caller on the same machine. The other nodes follow node
+0.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from vkbackend.models.hosts.interfaces import interface_of, listening_ports
 from vkbackend.models.hosts.launch import ENDED, SECRET
 from vkbackend.models.options import Options
 
-END_S = 5.0  # seconds until a process of a lost group ends itself
+END_S = 5.0  # until a process of a lost group ends itself
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,8 +72,7 @@ def main() -> int:
         try:
             follow(group, args.model)
         except Exception:
-            # When one process ends, the manager ends all processes. Wait, because node 0 must receive the
-            # reason first.
+            # The manager ends all processes when one ends. Node 0 must receive the reason first.
             time.sleep(END_S)
             raise
     group.leave()
@@ -82,12 +81,11 @@ def main() -> int:
 
 def end_after_the_cause() -> None:
     """Delay the end of this process after a crash. MPICH 5.0.2 crashes when it sends to a process that has
-    ended. The process manager names the node that ended first, and that should be the node that caused the
-    loss.
+    ended. The process manager names the node that ended first, which should be the node that caused the loss.
 
-    The signal handler is glibc's `sleep`, which takes the signal's number as seconds (SIGABRT 6, SIGBUS 7,
-    SIGSEGV 11). After the sleep, the same fault ends the process. The delay is long enough, because the
-    process manager ends the other nodes within milliseconds.
+    The handler is glibc's `sleep`, which takes the signal's number as seconds (SIGABRT 6, SIGBUS 7, SIGSEGV
+    11). Then the same fault ends the process. The process manager ends the other nodes within milliseconds,
+    before the sleep is over.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "sysv_signal"):
@@ -131,7 +129,7 @@ def _end_soon() -> None:
 
 
 def run(main: Callable[[], int] = main) -> None:
-    """Run `main` and end the process at once. A usual exit would wait in MPI for nodes that have ended."""
+    """Run `main` and end at once, because a usual exit waits in MPI for nodes that have ended."""
     code = 1
     try:
         code = main()

@@ -22,8 +22,8 @@ N_MEASURED = 30  # exchanges of each size
 
 
 class Survey(NamedTuple):
-    """The result of a survey. The caller closes `devices`. `where` has the network interface and ports of
-    each node. `times` maps a node to the median seconds of an exchange with node 0, for each size."""
+    """The caller closes `devices`. `where` has each node's interface and ports. `times` maps a node to the
+    median seconds of an exchange with node 0, for each size."""
 
     devices: list[Device]
     where: list[str]
@@ -31,7 +31,7 @@ class Survey(NamedTuple):
 
 
 def survey(group: Group, places: Sequence[str], sizes: Sequence[int]) -> Survey:
-    """Measure the devices at `places`, and time exchanges of `sizes` bytes. Only node 0 calls this."""
+    """On node 0, measure the devices at `places`, and time exchanges of `sizes` bytes."""
     group.tell(node_messages.Measure(list(places), list(sizes)))
     devices = _join(group, places, speeds=True)
     replies = group.replies(node_messages.Place, "the interface", JOIN_S)
@@ -49,7 +49,7 @@ def answer_survey(group: Group, call: node_messages.Measure) -> None:
 def time_reduces(
     group: Group, places: Sequence[str], nbytes: int, how: ReduceOptions, repeats: int
 ) -> ReduceTime:
-    """Time all-reduces over all nodes, like `meta.bench.time_reduce`. Only node 0 calls this."""
+    """Call `meta.bench.time_reduce` on all nodes, from node 0."""
     ways = how.reduce_type, how.reduce_provider, how.submit_ahead
     call = node_messages.Reduces(list(places), nbytes, repeats, *ways)
     group.tell(call)

@@ -1,1 +1,1 @@
-"""Plans the layout, caches, memory and time of a model on given devices."""
+"""Layout, caches, memory and time of a model on given devices."""

@@ -1,8 +1,8 @@
-"""Plans the K and V caches of a model, with the heads on each device, the cells per slot and the memory.
+"""Plans the K and V caches of a model.
 
 In a layer with a window, a slot needs window + micro-batch - 1 cells. The first row of a step attends to
-`window` positions, including its own, and the last row is micro-batch - 1 positions later. One block is
-added, because these cells may begin inside a block.
+`window` positions, including its own, and the last row is micro-batch - 1 later. One block is added, because
+these cells may begin inside a block.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from vkbackend.ops import CELL_BLOCK
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """The caches of one layer that does not read another layer's caches. `arrays` has (name, head size, type)
-    of K, V and index keys."""
+    """The caches of a layer that reads no other layer's caches. `arrays` has (name, head size, type) of K, V
+    and index keys."""
 
     layer: int
     spec: KVSpec
@@ -42,8 +42,8 @@ class CachePlan:
 
     @property
     def window(self) -> int:
-        """Return the number of positions to which a row attends. 0 means all positions, also if the context
-        fits in the window's blocks."""
+        """Return how many positions a row attends to, or 0 for all. Also return 0 if the context fits in the
+        window's blocks."""
         return self.spec.window if self.ring < self.width else 0
 
     def nbytes(self, device: int) -> list[int]:
@@ -56,8 +56,8 @@ def plan_caches(
 ) -> list[CachePlan]:
     """Return the plans of all layers that have their own caches, in the order of layers.
 
-    Raises InvalidArgument if a head's size is not a multiple of the cache type's block, because devices split
-    a cache between heads.
+    Raises InvalidArgument if a head's size is not a multiple of the type's block, because splits are between
+    heads.
     """
     return [
         CachePlan(
@@ -95,7 +95,7 @@ def blocks_per_slot(window: int, options: Options) -> int:
 
 
 def n_blocks(ring: int, options: Options) -> int:
-    """Return the number of blocks for all slots. Raises InvalidArgument if one sequence needs more blocks."""
+    """Return the blocks of all slots. Raises InvalidArgument if one sequence needs more."""
     most, whole = ring * options.n_slots, blocks_per_slot(0, options)
     if options.kv_cells is None or ring < whole:
         return most
@@ -108,8 +108,8 @@ def n_blocks(ring: int, options: Options) -> int:
 
 
 def blocks_of_owners(layers: Sequence[Layer], specs: Sequence[MemorySpec]) -> list[Layer]:
-    """Set the quantization block of each layer whose cache, or choice of positions, other layers read. The
-    layer gets the largest block of its readers, so that a split of its heads also fits the readers."""
+    """Some layers read another layer's cache or choice of positions. Give the other layer the largest
+    quantization block of its readers, so that a split of its heads fits them."""
     units = list(layers)
     for il, spec in enumerate(specs):
         if isinstance(spec, KVSpec) and (leader := spec.leader) is not None:
@@ -131,8 +131,7 @@ def blocks_of_owners(layers: Sequence[Layer], specs: Sequence[MemorySpec]) -> li
 
 
 def heads_of_owners(plans: Sequence[Plan], specs: Sequence[MemorySpec]) -> list[Plan]:
-    """Return the plans with shared head ranges. A layer that reads another layer's cache or choice of
-    positions gets the other layer's head ranges."""
+    """Give a layer that reads another layer's cache or choice of positions the other layer's head ranges."""
     return [
         replace(plan, ranges={**plan.ranges, **_heads(plans[spec.leader])})
         if isinstance(spec, KVSpec) and spec.leader is not None

@@ -1,9 +1,7 @@
-"""Reads control vectors (Zou et al. 2023, arXiv:2310.01405), which are directions added to the residual after
-layers.
+"""Control vectors (Zou et al. 2023, arXiv:2310.01405), which are added to the residual after layers.
 
-A GGUF file of the architecture "controlvector" has a tensor direction.N, f32 [n_embd], for layer N. Layers
-are counted from 0, and the first layer has no direction. The vectors of several files are multiplied by their
-scales and added.
+A GGUF file of the architecture "controlvector" has a tensor direction.N, f32 [n_embd], for each layer N from
+1 on. Several files are added, each multiplied by its scale.
 """
 
 from __future__ import annotations
@@ -24,9 +22,9 @@ _NAME = re.compile(r"direction\.(\d+)")
 def read_control_vectors(
     files: Sequence[tuple[str, float]], n_layer: int, n_embd: int, layers: tuple[int, int] | None = None
 ) -> dict[int, np.ndarray]:
-    """Return the sum of scale times direction over all files, f32 [n_embd], by layer. `layers` is (first,
-    last), both included. Raises GGUFError for an unsuitable file, and InvalidArgument for layers that the
-    model does not have."""
+    """Return the sum of scale times direction for each of `layers` (first, last, both included), f32
+    [n_embd]. Raises GGUFError for an unsuitable file, and InvalidArgument for layers that the model does not
+    have."""
     first, last = layers or (1, n_layer - 1)
     if not 0 <= first <= last < n_layer:
         raise InvalidArgument(

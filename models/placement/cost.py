@@ -1,5 +1,5 @@
-"""Computes the cost of a token under a layout without opening a device. The cost includes the bytes that
-devices hold and read, and the all-reduces. The automatic split and `vkbackend plan` use the cost."""
+"""Computes the cost of a token under a layout, in bytes and all-reduces, without opening a device. The
+automatic split and `vkbackend plan` use this cost."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def cost_function(
     limits: Sequence[Limits],
     n_ubatch: int = MAX_ROWS,
 ) -> Callable[[Shares], Cost]:
-    """Return a function that maps shares, one per device in any unit, to the cost of this split.
+    """Return a function from shares (one per device, in any unit) to the cost of this split.
 
-    A device without a share is left out. A token's all-reduces are traced once for each set of devices with a
-    share. Scratch memory is traced only once, because this takes seconds for a large model. The function uses
-    the largest scratch memory of all devices. With fewer devices, scratch memory grows in proportion.
+    Devices without a share are left out. A token's all-reduces are traced once per set of devices with a
+    share. Scratch memory is traced only once, because this takes seconds for a large model. The size on the
+    device that needs most is used. With fewer devices, this size grows in proportion.
     """
     traced: dict[tuple[bool, ...], list[Reduce]] = {}
     stages = stages_of(options, len(limits))
@@ -42,7 +42,7 @@ def cost_function(
     def cost(shares: Shares) -> Cost:
         nonlocal scratch
         layout = lay_out(model, types, len(limits), replace(options, tensor_split=tuple(shares)))
-        # The flag -ot may place tensors on a device without a share.
+        # -ot may place tensors on a device without a share.
         busy = tuple(share > 0 or layout.holds(d) for d, share in enumerate(shares))
         if not scratch:
             shape = step_shape(model, layout, options, n_ubatch)
@@ -74,7 +74,7 @@ def stages_of(options: Options, n: int) -> tuple[Hashable, ...]:
 
 
 def cost_of(model: Model, layout: Layout, reduces: tuple[int, ...]) -> Cost:
-    """Return the cost of a token, which reads only the experts that it uses."""
+    """A token reads only the experts that it uses."""
     n = layout.n_devices
     read = {Home.WEIGHTS: [0] * n, Home.HOST: [0] * n}
     for load in layout.loads:

@@ -15,7 +15,7 @@ from vkbackend.models.placement.layout import lay_out
 from vkbackend.models.placement.memory_report import Held, allocations
 from vkbackend.runtime import Device
 
-RESERVE = 0.02  # share of a heap that is left to the drivers
+RESERVE = 0.02  # share of a heap for the drivers
 ON_DEVICE, ON_HOST = ("weights", "kv", "scratch"), ("host", "shared", "staging")
 NAMES = {
     "weights": "weights",
@@ -30,8 +30,8 @@ Sizes = Callable[[Options], list[Held]]
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The bytes that a physical device or a host can hold now. `members` are its logical devices. `homes` are
-    the kinds of memory that the budget limits."""
+    """Bytes that a physical device or a host can hold now. `members` are its logical devices, and `homes` the
+    kinds of memory that the budget limits."""
 
     name: str
     nbytes: int
@@ -44,7 +44,7 @@ class Budget:
 
 
 def budgets_of(devices: Sequence[Device]) -> list[Budget]:
-    """Return a budget for each physical device. numpy and null devices have no budget."""
+    """Return a budget per physical device. numpy and null devices have none."""
     groups: dict[str, list[int]] = {}
     for d, device in enumerate(devices):
         if device.physical:
@@ -61,8 +61,7 @@ def budgets_of(devices: Sequence[Device]) -> list[Budget]:
 
 
 def host_budgets(devices: Sequence[Device]) -> list[Budget]:
-    """Return a budget for each host whose free memory is known. The budget limits the host memory of the
-    host's devices."""
+    """Return a budget per host whose free memory is known, for its devices' memory on the host."""
     members: dict[str, list[int]] = {}
     for d, device in enumerate(devices):
         members.setdefault(device.host, []).append(d)
@@ -87,7 +86,7 @@ def host_free_nbytes() -> int | None:
 
 
 def sizes_with(model: Model, types: Mapping[str, str], devices: Sequence[Device], steps: StepSizes) -> Sizes:
-    """Return a function that maps options to bytes on each device. `steps` is the same for all options."""
+    """Return a function from options to bytes on each device, with the same `steps`."""
 
     def sizes_of(changed: Options) -> list[Held]:
         layout = lay_out(model, types, len(devices), changed)
@@ -110,8 +109,8 @@ def unreadable(sizes: Sequence[Held], budgets: Sequence[Budget]) -> tuple[Budget
 
 
 def check_fit(devices: Sequence[Device], options: Options, sizes_of: Sizes, n_layer: int) -> None:
-    """Raise OutOfDeviceMemory if the layout does not fit. The message has the sizes and the smallest change
-    that would fit."""
+    """Raise OutOfDeviceMemory if the layout does not fit, with the sizes and the smallest change that would
+    fit."""
     budgets = budgets_of(devices) + host_budgets(devices)
     planned = sizes_of(options)
     full = shortfall(planned, budgets)
@@ -139,7 +138,7 @@ def check_fit(devices: Sequence[Device], options: Options, sizes_of: Sizes, n_la
 def with_fitting_layers(
     devices: Sequence[Device], options: Options, sizes_of: Sizes, n_layer: int
 ) -> Options:
-    """Return options with the largest number of layers that fits on devices. Host memory is not checked."""
+    """Put the largest number of layers that fits on the devices, without checking the host."""
     most = n_layer + 1  # the output counts as a layer
     n = most_layers(most, options, sizes_of, budgets_of(devices))
     return replace(options, n_gpu_layers=None if n == most else n)
@@ -182,7 +181,7 @@ def advice(options: Options, sizes_of: Sizes, budgets: Sequence[Budget], n_layer
 
 
 def largest(least: int, most: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest multiple of `least` up to `most` that fits, or 0. The search is a bisection."""
+    """Return the largest multiple of `least` up to `most` that fits, or 0, by bisection."""
     low, high = 0, most // least + 1  # in units of `least`; `low` fits and `high` does not
     while high - low > 1:
         middle = (low + high) // 2

@@ -1,10 +1,9 @@
-"""The KV cache. Its cells are addressed through tables, so that any block may contain any positions of a
-slot.
+"""The KV cache. Its cells are addressed through tables, so that any block may hold a slot's positions.
 
-The cell of a position is table[slot][position // B] * B + position % B, with blocks of B cells. Layers with
-the same number of blocks per slot share a table. At first every slot has consecutive blocks. If these blocks
-have fewer cells than the context, they are a ring of the newest positions. Later the engine's prefix cache
-may assign any block to any slot.
+A position's cell is table[slot][position // B] * B + position % B, with blocks of B cells. Layers with the
+same number of blocks per slot share a table. At first every slot has consecutive blocks. If these blocks hold
+less than the context, they are a ring of the newest positions. Later the engine's prefix cache may assign any
+block to any slot.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class CellTable:
 
     def __init__(self, stores: Stores, plan: CachePlan) -> None:
         self._stores, self.ring, self.n_blocks = stores, plan.ring, plan.n_blocks
-        self.window = plan.window  # the largest window of the table's layers
+        self.window = plan.window  # the widest window of its layers
         index = np.arange(plan.width, dtype=np.uint32) % plan.ring
         slots = np.arange(plan.n_slots, dtype=np.uint32)[:, None]
         self.table = (slots * plan.ring + index) % np.uint32(plan.n_blocks)
@@ -36,7 +35,7 @@ class CellTable:
 
     @property
     def capacity(self) -> int:
-        """Return the number of positions that fit in a slot even if they begin inside a block."""
+        """Return how many positions a slot can hold even if they begin inside a block."""
         return (self.ring - (self.ring < self.table.shape[1])) * CELL_BLOCK
 
     def at(self, slot: int, positions: np.ndarray) -> np.ndarray:
@@ -59,12 +58,12 @@ class CellTable:
 
 
 class KVCache:
-    """The caches and recurrent states of all layers. `own` has the caches of layers that do not read another
-    layer's cache. `layers` has the cache or recurrent state that each layer reads."""
+    """`own` has the caches of layers that have their own. `layers` has the cache or recurrent state that each
+    layer reads."""
 
     def __init__(self, stores: Stores, layout: Layout, options: Options) -> None:
         self.plans = layout.caches
-        self.tables: dict[int, CellTable] = {}  # by the number of blocks that a slot needs at once
+        self.tables: dict[int, CellTable] = {}  # by blocks that a slot needs at once
         self.states = RecurrentState(stores, layout.states, options)
         caches: dict[int, LayerCache] = {}
         for plan in self.plans:
@@ -91,8 +90,7 @@ class KVCache:
 
     @property
     def groups(self) -> list[CellTable | None]:
-        """Return the cell tables. The first table is for layers without a window, or None if there are no
-        such layers. The tables with windows follow."""
+        """Return the table of layers without a window (or None), then the tables of layers with windows."""
         windows = [table for table in self.tables.values() if table.window]
         return [next((table for table in self.tables.values() if not table.window), None), *windows]
 
@@ -102,7 +100,7 @@ class KVCache:
 
     def resumable(self, n_stored: int) -> int:
         """Return the first position at which a sequence with `n_stored` positions can continue. Every ring
-        has the positions to which a row at that position attends."""
+        still has the positions to which a row at that position attends."""
         first = 0
         for plan in self.plans:
             if n_stored > (capacity := self.tables[plan.ring].capacity):

@@ -1,7 +1,7 @@
-"""Decides how a model is split and placed, before devices are opened and memory is allocated.
+"""Decides where every part of a model is placed, before anything is opened or allocated.
 
-The split assigns slices to devices. The placement chooses device memory or pinned host memory, independently
-of the split. A tensor on the host is also split, and every device reads its slice from the host.
+Split (slices by device) and placement (device memory or pinned host memory) are independent. A tensor on the
+host is also split, and every device reads its slice from the host.
 """
 
 from __future__ import annotations
@@ -82,8 +82,7 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
 def memories(
     layout: Layout, caches: Mapping[int, LayerCache], states: Mapping[int, LayerState]
 ) -> list[LayerMemory]:
-    """Return the memory that each layer reads, which is its own cache, another layer's cache or a recurrent
-    state."""
+    """Return the cache or recurrent state that each layer reads."""
     by_layer: list[LayerMemory] = []
     for il, owner in enumerate(layout.cache_owners):
         if il in states:
@@ -121,7 +120,7 @@ def _plans(layers: Sequence[Layer], n_vocab: int, n: int, options: Options) -> t
 def _plans_of_hosts(
     layers: Sequence[Layer], n_vocab: int, n: int, options: Options
 ) -> tuple[list[Plan], Plan]:
-    """Assign consecutive layers to each host, split over its devices. The output counts as a layer."""
+    """Give each host consecutive layers, split over its devices. The output counts as a layer."""
     hosts, shares = options.hosts or ("",) * n, normalise(options.shares, n)
     parts = {
         node: tuple(s if host == node else 0.0 for host, s in zip(hosts, shares, strict=True))
@@ -162,11 +161,9 @@ def _override(
     layers: Sequence[Layer],
     n: int,
 ) -> tuple[dict[str, Home], list[Plan], Plan]:
-    """Place tensors that match a pattern of -ot on the host or on a device. Return the homes and the new
-    plans.
+    """Place tensors that match a pattern of -ot on the host or on a device.
 
-    A pattern with a device index moves the complete attention or FFN of the layer, because all its tensors
-    need the same split.
+    A device index moves the complete attention or FFN of a layer, because its tensors need the same split.
     """
     plans = list(plans)
     homes: dict[str, Home] = {}
@@ -221,7 +218,7 @@ def _compile(text: str) -> re.Pattern[str]:
 
 
 def weight_nbytes(load: Load, device: int) -> int:
-    """Return a weight's bytes on a device, or 0 for a table that devices share on the host."""
+    """Return the bytes on a device, or 0 for a shared host table."""
     if load.shared:
         return 0
     cuts = expert_slices(load, device) if len(load.shape) == 3 else slices_of(load, device)
@@ -229,8 +226,7 @@ def weight_nbytes(load: Load, device: int) -> int:
 
 
 def sizes(layout: Layout) -> list[dict[str, int]]:
-    """Return the bytes of each device without padding, as weights, kv and host (slices and caches on the
-    host)."""
+    """Return bytes per device without padding, as weights, kv and host (slices and caches on the host)."""
     report = []
     for d in range(layout.n_devices):
         n: dict[str, int] = {"weights": 0, "kv": 0, "host": 0}
@@ -243,5 +239,5 @@ def sizes(layout: Layout) -> list[dict[str, int]]:
 
 
 def largest_cache(layout: Layout, device: int) -> int:
-    """Return the size of the largest cache array. Shaders bind an array as one range."""
+    """Return the bytes of the largest cache array. Shaders bind an array as one range."""
     return max((max(cache.nbytes(device)) for cache in layout.memories()), default=0)

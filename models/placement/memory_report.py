@@ -1,8 +1,7 @@
 """Computes the exact bytes on every device before memory is allocated.
 
-The sizes are the requests of the loader, the caches and the mesh, with the allocator's padding. They
-therefore equal the allocator's counters. Weights that software devices read from the mapped file (`mapped`)
-count for each device.
+The loader, the caches and the mesh request these sizes. With padding, the sizes equal the allocator's
+counters. Weights that software devices read from the mapped file (`mapped`) count for each device.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ ITEMS = ("model", "mirrored", "replicated", "kv", "tables", "scratch", "staging"
 
 @dataclass(slots=True)
 class Held:
-    """The bytes on one device. `homes` has the allocated bytes by kind of memory. `items` has the same bytes
-    by purpose. Host pages that all devices read (`shared`) count for the first device."""
+    """Bytes on one device. `homes` has allocated bytes by kind of memory, `items` the same bytes by purpose.
+    Host pages that all devices read (`shared`) count for the first device."""
 
     homes: Counter[str] = field(default_factory=Counter)
     items: Counter[str] = field(default_factory=Counter)
@@ -44,7 +43,7 @@ class Held:
 def allocations(
     layout: Layout, devices: Sequence[Device], steps: StepSizes, reduce_provider: str = "auto"
 ) -> list[Held]:
-    """Return the bytes that each device will hold. This uses properties of the devices, not their memory.
+    """Return the bytes that each device will hold, from properties of the devices.
 
     `items` counts all copies of weights as `weights`. `itemised` separates the copies.
     """
@@ -98,8 +97,8 @@ def _add_caches(held: Held, layout: Layout, d: int) -> None:
 
 
 def _add_shared(report: Sequence[Held], layout: Layout, devices: Sequence[Device]) -> None:
-    """Add tables that devices share. Devices that can import host pages share one copy. Every other device
-    has its own copy, unless it reads the mapped file."""
+    """Add shared tables. Devices that can import host pages share one copy. Every other device has its own
+    copy, unless it reads the mapped file."""
     page = max(device.limits.host_import_align for device in devices)
     for load in layout.loads:
         sharing = [d for d, device in enumerate(devices) if not mapped_pieces(load, d, device)]
@@ -118,8 +117,8 @@ def _add_shared(report: Sequence[Held], layout: Layout, devices: Sequence[Device
 def itemised(layout: Layout, report: Sequence[Held]) -> dict[str, int]:
     """Return the sum of each of ITEMS over all devices, and the total as `held`.
 
-    `model` counts each weight once. A tied lm_head counts as a separate weight. `mirrored` counts further
-    copies of mirrored tensors. `replicated` counts further copies of parts of split tensors.
+    `model` counts all weights once, including a tied lm_head. `mirrored` counts further copies of mirrored
+    tensors, and `replicated` further copies of parts of split tensors.
     """
     total: Counter[str] = sum((held.items for held in report), Counter())
     model = sum(map(stored_nbytes, layout.loads))

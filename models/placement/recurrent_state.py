@@ -1,10 +1,9 @@
-"""Stores recurrent states in arrays of cells per layer, and tracks the cells of each slot by position.
+"""Recurrent states in arrays of cells per layer, and the cells of each slot by position.
 
-A recurrent state summarizes all earlier positions and cannot be truncated. A slot therefore keeps snapshots,
-which are states at earlier positions. A snapshot needs no copy, because the next step reads the state's cell
-and writes another cell. A slot takes a snapshot before every step with several rows, and before the first
-single-row step after such a step. When a slot has the maximum number of snapshots, a new snapshot replaces
-the oldest.
+A recurrent state summarizes all earlier positions and cannot be truncated, so a slot keeps snapshots of
+earlier states. A snapshot needs no copy, because the next step reads the state's cell and writes another
+cell. A slot takes a snapshot before every step of several rows, and before the first single-row step after
+such a step. If the slot has no room, the snapshot replaces the oldest.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from vkbackend.step import Run
 
 @dataclass(frozen=True, slots=True)
 class StatePlan:
-    """The recurrent state of one layer. `spec` describes its arrays, `units` has the range of each device by
-    dimension, and `n_cells` counts the cells of all slots."""
+    """A layer's recurrent state. `spec` describes its arrays, `units` has each device's range by dimension,
+    and `n_cells` counts the cells of all slots."""
 
     layer: int
     spec: StateSpec
@@ -78,13 +77,13 @@ class RecurrentState:
 
 
 class SlotStates:
-    """Tracks in which cell each slot's state is, by position. The states themselves are on the devices."""
+    """Tracks the cell of each slot's state by position, on the host only."""
 
     def __init__(self, n_slots: int, n_snapshots: int) -> None:
         self._free = list(range(n_slots * (1 + n_snapshots) - 1, n_slots - 1, -1))
         self._most = n_snapshots
         self._cells = list(range(n_slots))  # The cell that each slot's steps write.
-        self._positions = [0] * n_slots  # The number of positions in that cell's state, 0 without a state.
+        self._positions = [0] * n_slots  # Positions in this cell's state, or 0 without a state.
         # Each slot's snapshots, as position -> cell, oldest first.
         self._snapshots: list[dict[int, int]] = [{} for _ in range(n_slots)]
         self._was_long = [False] * n_slots  # Whether the last step had several rows.
@@ -92,8 +91,7 @@ class SlotStates:
         self.spare: Callable[[], int | None] = lambda: None  # Returns a cell of the prefix cache, or None.
 
     def resume_at(self, slot: int, position: int) -> int:
-        """Return the last position, up to `position`, at which the slot can continue. 0 means from the
-        beginning."""
+        """Return the last position up to `position` at which the slot can continue; 0 is the beginning."""
         known = [0, self._positions[slot], *self._snapshots[slot]]
         if slot in self._lent:
             known.append(self._lent[slot][0])
@@ -142,14 +140,14 @@ class SlotStates:
     # ---- states of shared prefixes ----
 
     def take(self, slot: int, position: int) -> int | None:
-        """Remove the slot's snapshot at `position` and return its cell, or None without a snapshot."""
+        """Remove the slot's snapshot at `position` and return its cell, or None."""
         return self._snapshots[slot].pop(position, None)
 
     def give_back(self, cell: int) -> None:
         self._free.append(cell)
 
     def lend(self, slot: int, position: int, cell: int) -> None:
-        """Make the slot's next run begin at `position` and read `cell`, which the slot does not own."""
+        """Make the slot's next run begin at `position` with another owner's cell."""
         self._drop(slot, -1)
         self._positions[slot], self._lent[slot] = 0, (position, cell)
 

@@ -1,5 +1,5 @@
-"""Traces steps of a layout on devices without memory. This finds the scratch sizes, the all-reduces, and the
-programs of a token."""
+"""Traces steps of a layout on devices without memory, to find scratch sizes, all-reduces, and the programs of
+a token."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ LOGITS_NBYTES = 16 << 20  # approximate limit for the host-visible logits of one
 
 
 def in_halves(devices: Sequence[Device], options: Options) -> bool:
-    """Return whether large micro-batches are computed in two halves. The sums of one half are exchanged while
-    the other half is computed, which needs several physical devices."""
+    """Return whether large micro-batches are computed in two halves. One half's sums are exchanged while the
+    other half is computed. This needs several physical devices."""
     return options.split_mode == "tensor" and len({resource_of(device) for device in devices}) > 1
 
 
 def step_shape(
     model: Model, layout: Layout, options: Options, n_ubatch: int, halves: bool = False
 ) -> StepShape:
-    """Return the shape of the largest step. With `halves`, large micro-batches are computed in two halves."""
+    """With `halves`, large micro-batches are computed in two halves."""
     rows = bucket(min(n_ubatch, options.n_ctx * options.n_slots, MAX_ROWS))
     fits = max(LOGITS_NBYTES // (4 * model.n_vocab), 1)
     outputs = min(rows, max(bucket(options.n_slots), 1 << fits.bit_length() - 1))
@@ -68,8 +68,7 @@ def step_sizes(
     shape: StepShape,
     reuse: bool = True,
 ) -> StepSizes:
-    """Return the memory that steps need in addition to weights and caches. With `reuse`, intermediate values
-    share memory."""
+    """Return the memory that steps need besides weights and caches. With `reuse`, values share memory."""
     devices, build = _traced(model, layout, limits)
     n = repeating(layers_of(layout, devices)) if reuse else model.n_layer
     short = _traced(model, layout, limits, n)[1] if n < model.n_layer else None
@@ -79,8 +78,7 @@ def step_sizes(
 def token_recordings(
     model: Model, layout: Layout, options: Options, limits: Sequence[Limits], shape: StepShape
 ) -> list[Recording]:
-    """Record a step of one token for each device. Repeated layers are left out, but the recordings use all
-    programs of the step."""
+    """Record a step of one token on each device, without repeated layers but with all programs."""
     devices, _ = _traced(model, layout, limits)
     build = _traced(model, layout, limits, repeating(layers_of(layout, devices)))[1]
     inputs = [shape.unplaced(d) for d in range(len(devices))]
@@ -96,8 +94,8 @@ REPEATS = 3
 
 
 def repeating(layers: Sequence[object]) -> int:
-    """Return the smallest number of first layers that represent the model. They contain every pair of
-    neighbouring layers up to REPEATS times, and their last layer is like the model's last layer."""
+    """Return how many of the first layers contain every pair of neighbouring layers up to REPEATS times and
+    end like the model."""
     pairs = list(pairwise(layers))
     missing = Counter({pair: min(count, REPEATS) for pair, count in Counter(pairs).items()})
     for n, pair in enumerate(pairs, 2):
@@ -108,8 +106,8 @@ def repeating(layers: Sequence[object]) -> int:
 
 
 def layers_of(layout: Layout, devices: Sequence[Device]) -> list[object]:
-    """Return a description of each layer's caches, and of the shapes of its weights by device. Repeated
-    layers have equal descriptions."""
+    """Return a description of each layer's caches and shapes of weights by device, which is equal for
+    repeated layers."""
     parts: list[list[object]] = [[] for _ in layout.plans]
     for load in layout.loads:
         if (il := layer_of(load.name)) is not None:
@@ -143,8 +141,7 @@ def trace_reduces(
 def _traced(
     model: Model, layout: Layout, limits: Sequence[Limits], n_layer: int | None = None
 ) -> tuple[list[NullDevice], Build]:
-    """Return devices without memory, and a function that builds the step of the model or of its first
-    `n_layer` layers."""
+    """Return devices without memory, and the builder of a step of the model or its first `n_layer` layers."""
     devices = [NullDevice(f"traced.{d}", limit) for d, limit in enumerate(limits)]
     places = [_Places() for _ in devices]
     weights = Weights({load.name: _weight(load, devices, places) for load in layout.loads})
@@ -153,8 +150,7 @@ def _traced(
 
 
 class _Places:
-    """Assigns addresses to weights without allocating memory. Weights are in loading order, so that products
-    of neighbouring weights can be fused."""
+    """Places weights without memory, in loading order, so that products of neighbours can be fused."""
 
     def __init__(self) -> None:
         self._buffer, self._end = nowhere(Home.WEIGHTS, "traced"), 0

@@ -1,6 +1,6 @@
-"""Converts the sequence breakers of the DRY sampler, texts at which a repetition ends, to sequences of
-tokens. As in llama.cpp (src/llama-sampler.cpp), a text may be inside one token, or begin at the end of a
-token and continue in the next tokens."""
+"""DRY's sequence breakers, which are texts at which a repetition ends, as sequences of tokens. As in
+llama.cpp (src/llama-sampler.cpp), a text may be inside one token, or begin at the end of a token and continue
+in the next tokens."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Sequence
 
 from vkbackend.models.sampling.penalties import MAX_TAIL
 
-MAX_BYTES = 40  # longer texts are truncated to this length
+MAX_BYTES = 40  # longer texts are cut off
 
 
 def breaker_tokens(
     texts: Iterable[str], pieces: Sequence[bytes], encode: Callable[[str], list[int]]
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the token sequences of the breakers `texts`. `pieces` has the bytes of each token. `encode`
-    tokenizes a text without special tokens."""
+    """Return the breakers' tokens. `pieces` has the bytes of each token. `encode` tokenizes without special
+    tokens."""
     breakers: dict[tuple[int, ...], None] = {}
     for text in texts:
         raw = text.encode()[:MAX_BYTES]

@@ -6,9 +6,8 @@ import numpy as np
 
 
 class Candidates:
-    """Candidates with `ids` int64 [n] and `scores` float64 [n]. If `ordered`, the best candidate is first,
-    and equal scores are ordered by id. If `whole`, the ids are 0..n-1. A candidate with a score of -inf is
-    never chosen."""
+    """ids int64 [n], scores float64 [n]. If `ordered`, the best candidate is first, and on ties the lower id.
+    If `whole`, the ids are 0..n-1. A score of -inf is never chosen."""
 
     __slots__ = ("ids", "ordered", "scores", "whole")
 
@@ -29,7 +28,7 @@ class Candidates:
         return float(self.scores[0] if self.ordered else self.scores.max())
 
     def weights(self) -> np.ndarray:
-        """Return exp(score - best score), the probabilities up to a common factor."""
+        """Return exp(score - best score), the probabilities up to a factor."""
         return np.exp(self.scores - self.peak)
 
     def probabilities(self) -> np.ndarray:
@@ -50,8 +49,7 @@ class Candidates:
         self.ordered = False
 
     def find(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Find the candidates that occur in `tokens`. Return (their indices in the candidates, their indices
-        in `tokens`)."""
+        """Return (indices of candidates that are among `tokens`, their indices in `tokens`)."""
         if self.whole:
             return tokens, np.arange(len(tokens))
         by_id = self.ids.argsort()
@@ -61,8 +59,8 @@ class Candidates:
 
 
 def best(scores: np.ndarray, n: int) -> np.ndarray:
-    """Return the ids of the n highest scores [n_vocab], best first, with n from 1 to n_vocab. Equal scores
-    are ordered by id."""
+    """Return the ids of the n highest scores [n_vocab], best first, on ties the lower id first. n is
+    1..n_vocab."""
     threshold = np.partition(scores, len(scores) - n)[len(scores) - n]
     ids = np.flatnonzero(scores >= threshold)
     return ids[np.argsort(-scores[ids], kind="stable")[:n]]

@@ -1,6 +1,5 @@
-"""Samplers that remove candidates, and the temperature sampler. At least one candidate always remains. The
-definitions are llama.cpp's (src/llama-sampler.cpp). Probabilities are relative to the candidates that remain
-after earlier samplers."""
+"""Samplers that remove candidates, but never all, and temperature. Definitions are llama.cpp's
+(src/llama-sampler.cpp). Probabilities are relative to the candidates that earlier samplers have left."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from vkbackend.models.sampling.candidates import Candidates, best
 
 
 def top_k(c: Candidates, k: int) -> None:
-    """Keep the k most likely tokens (Fan et al. 2018, arXiv:1805.04833). On ties, keep the lower ids."""
+    """Keep the k most likely tokens, on ties the lower ids (Fan et al. 2018, arXiv:1805.04833)."""
     if c.whole and not c.ordered and k < len(c):
         c.keep(best(c.scores, k))
         c.ordered = True
@@ -27,8 +26,8 @@ def top_p(c: Candidates, p: float) -> None:
     total = weights.cumsum()
     reach = p * total[-1]
     if not c.ordered:
-        # First remove unlikely tokens, up to a total probability of 1 - p. Sorting all 152k scores takes 15
-        # ms.
+        # First remove unlikely tokens whose total probability is at most 1 - p. Sorting all 152k scores would
+        # take 15 ms.
         c.keep(weights >= (total[-1] - reach) / len(c))
         c.order()
         total = c.weights().cumsum()
@@ -55,28 +54,27 @@ def typical(c: Candidates, p: float) -> None:
 
 
 def top_n_sigma(c: Candidates, n: float) -> None:
-    """Keep tokens whose score is at most n standard deviations below the best score (Tang et al. 2024,
-    arXiv:2411.07641). The standard deviation is over all scores. As in llama.cpp, the other tokens get a
-    score of -inf."""
+    """Keep tokens whose score is at most n standard deviations of all scores below the best (Tang et al.
+    2024, arXiv:2411.07641). As in llama.cpp, the other tokens get a score of -inf."""
     if len(c) > 1:
         sigma = c.scores[c.scores > -np.inf].std()
         c.scores[c.scores < c.peak - n * sigma] = -np.inf
 
 
 def xtc(c: Candidates, probability: float, threshold: float, random: np.random.Generator) -> None:
-    """With a chance of `probability`, remove the tokens whose probability is at least `threshold`, except the
-    least likely of these tokens. The sampler is called "exclude top choices" (p-e-w,
-    github.com/oobabooga/text-generation-webui/pull/6335)."""
+    """With a chance of `probability`, remove all tokens whose probability is at least `threshold`, except the
+    least likely of them ("exclude top choices", p-e-w, github.com/oobabooga/text-generation-webui/pull/6335).
+    """
     if len(c) < 2 or random.random() > probability:
         return
     c.order()
-    # Forbidden tokens, whose probability is 0, are not counted.
+    # Do not count forbidden tokens, whose probability is 0.
     n_above = np.count_nonzero(c.probabilities() >= max(threshold, 1e-300))
     c.keep(slice(max(n_above - 1, 0), None))
 
 
 def temperature(c: Candidates, t: float) -> None:
-    """Divide the scores by t. If t is 0, keep only the best token. On ties, keep the lowest id."""
+    """Divide scores by t. If t is 0, keep only the best token, on ties the lowest id."""
     if t <= 0 and c.whole:
         place = int(c.scores.argmax())
         c.keep(slice(place, place + 1))
@@ -89,9 +87,9 @@ def temperature(c: Candidates, t: float) -> None:
 
 
 def dynamic_temperature(c: Candidates, t: float, spread: float, exponent: float) -> None:
-    """Apply a temperature from t - spread, for one certain token, to t + spread, for equally likely tokens.
-    In between, the temperature depends on (entropy / largest possible entropy) ** exponent (kalomaze,
-    llama.cpp pull request 4972)."""
+    """Choose a temperature from t - spread, if one token is certain, to t + spread, if all are equally
+    likely. Between them, it depends on (entropy / largest possible entropy) ** exponent (kalomaze, llama.cpp
+    pull request 4972)."""
     if len(c) > 1:
         low, high = max(0.0, t - spread), t + spread
         share = _entropy(c.probabilities()) / math.log(len(c))

@@ -1,4 +1,4 @@
-"""Computes log probabilities of tokens from the model's logits, before any sampler."""
+"""Log probabilities of tokens, from the model's logits before any sampler."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from vkbackend.models.sampling.candidates import best
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """The log probability of a token. `top` has the most likely tokens with their log probabilities, best
-    first."""
+    """`top` has the most likely tokens with their log probabilities, best first."""
 
     logprob: float
     top: tuple[tuple[int, float], ...]
 
 
 def logprobs_of(logits: np.ndarray, token: int, n_top: int) -> Logprobs:
-    """Return log probabilities from one row of logits [n_vocab]. A log probability is logit -
-    log(sum(exp(logits)))."""
+    """Return log probabilities for one row of logits [n_vocab], which are logit - log(sum(exp(logits)))."""
     scores = logits.astype(np.float64)
     ids = best(scores, min(n_top, len(scores))) if n_top else np.empty(0, np.int64)
     peak = scores.max()
@@ -30,8 +28,8 @@ def logprobs_of(logits: np.ndarray, token: int, n_top: int) -> Logprobs:
 
 
 def logprobs_of_best(ids: np.ndarray, logits: np.ndarray, log_sum: float, token: int, n_top: int) -> Logprobs:
-    """Return the same as `logprobs_of`, but computed from a row's best tokens. These tokens are sorted, best
-    first, and include `token`. `log_sum` is log(sum(exp(logits))) of the complete row."""
+    """Return the same as `logprobs_of`, from a row's best tokens, best first, which include `token`.
+    `log_sum` is log(sum(exp(logits))) of the complete row."""
     scores = logits.astype(np.float64) - log_sum
     top = tuple(zip(ids[:n_top].tolist(), scores[:n_top].tolist(), strict=True))
     return Logprobs(float(scores[ids == token][0]), top)

@@ -1,6 +1,5 @@
-"""The Mirostat sampler keeps the surprise of the text near a target (Basu et al. 2020, arXiv:2007.14966). A
-token's surprise is -log2 of its probability. Mirostat chooses the token itself. Formulas and constants are
-llama.cpp's."""
+"""Mirostat keeps the surprise of the text, -log2 of each token's probability, near a target (Basu et al.
+2020, arXiv:2007.14966). It chooses the token itself. Formulas and constants are llama.cpp's."""
 
 from __future__ import annotations
 
@@ -11,12 +10,12 @@ import numpy as np
 from vkbackend.models.sampling.candidates import Candidates, best
 from vkbackend.models.sampling.filters import top_k
 
-N_ESTIMATED = 100  # number of tokens to which version 1 fits an exponent
+N_ESTIMATED = 100  # number of tokens in the fit of version 1
 
 
 class Mirostat:
-    """A sampler that keeps tokens up to a surprise of `mu`. Each chosen token changes `mu` by `eta` times the
-    difference between the target `tau` and the token's surprise."""
+    """Keeps tokens up to a surprise of `mu`. Each chosen token changes `mu` by `eta` times the difference
+    between the target `tau` and the token's surprise."""
 
     def __init__(self, version: int, tau: float, eta: float) -> None:
         self.version, self.tau, self.eta, self.mu = version, tau, eta, 2 * tau
@@ -35,13 +34,13 @@ class Mirostat:
         self.mu -= self.eta * (-math.log2(probability) - self.tau)
 
     def _n_by_surprise(self, c: Candidates) -> int:
-        """Return how many tokens have a surprise of at most `mu` (version 2)."""
+        """For version 2, return how many tokens have a surprise of at most `mu`."""
         with np.errstate(divide="ignore"):
             return int(np.count_nonzero(-np.log2(c.probabilities()) <= self.mu))
 
     def _n_by_exponent(self, c: Candidates) -> int:
-        """Return the rank at which the surprise is `mu` (version 1). Probabilities are assumed to fall as
-        rank ** -s, with s fitted to the most likely tokens."""
+        """For version 1, return the rank whose surprise is `mu` if probabilities fall as rank ** -s. The
+        exponent s is fitted to the most likely tokens."""
         q = c.probabilities()
         q = q[best(q, min(N_ESTIMATED, len(q)))]
         q = q[q > 0]

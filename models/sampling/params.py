@@ -1,5 +1,5 @@
-"""The sampling parameters of a request, with their keywords, checks and defaults. Names, order, meaning and
-defaults are from llama.cpp, except `min_tokens` and `stop_token_ids`, which are from vLLM."""
+"""Sampling parameters of a request, with keywords, checks and defaults. Names, order, meaning and defaults
+are llama.cpp's. Only `min_tokens` and `stop_token_ids` are from vLLM."""
 
 from __future__ import annotations
 
@@ -182,8 +182,8 @@ def _sigma(name: str, value: Any) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """The sampling parameters of a request. The defaults are llama.cpp's. `SamplingKeywords` describes the
-    fields. Raises InvalidArgument."""
+    """Sampling parameters, with llama.cpp's defaults. `SamplingKeywords` describes the fields. Raises
+    InvalidArgument."""
 
     temperature: float = option(0.8, finite(0, math.inf, " (0: greedy)"))
     top_k: int = option(40, whole(0, 1 << 31, " (0: all tokens)"))
@@ -238,8 +238,8 @@ class SamplingParams:
 
     @property
     def chain(self) -> tuple[str, ...]:
-        """Return the samplers that have an effect, in order. If sampling is greedy, filters after the last
-        penalty are dropped, because they always keep the best token."""
+        """Return the samplers that have an effect, in order. If greedy, filters after the last penalty are
+        dropped, because they keep the best token."""
         if self.mirostat:
             return ("temperature",)
         works = {
@@ -256,8 +256,8 @@ class SamplingParams:
 
     @property
     def n_decisive(self) -> int:
-        """Return how many of the most likely tokens can be chosen, without counting tokens whose logits are
-        lowered. 0 means that any token can be chosen."""
+        """Return how many of the most likely tokens can be chosen, besides lowered tokens, or 0 for any
+        token."""
         if self.logits_processors or self.mirostat or any(bias > 0 for _, bias in self.logit_bias):
             return 0
         lowers = self.repeat_penalty >= 1 and self.presence_penalty >= 0 and self.frequency_penalty >= 0
@@ -273,8 +273,8 @@ class SamplingParams:
 
     @property
     def n_candidates(self) -> int:
-        """Return how many of the most likely tokens are enough for any history. This is `n_decisive`, plus
-        one for each token that `logit_bias` or `min_tokens` lowers. 0 means that complete rows are needed."""
+        """Return how many of the most likely tokens are enough for any history, or 0 for complete rows. This
+        is `n_decisive`, plus one for each token that `logit_bias` or `min_tokens` lowers."""
         if {"penalties", "dry"} & set(self.chain):
             return 0  # `Sampler.n_candidates` knows the lowered tokens
         lowered = {token for token, _ in self.logit_bias}

@@ -1,4 +1,4 @@
-"""The samplers that lower the scores of repeated tokens, penalties and DRY. Their definitions are llama.cpp's
+"""Samplers that lower the scores of repeated tokens, which are penalties and DRY. Definitions are llama.cpp's
 (src/llama-sampler.cpp)."""
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def recent(history: Sequence[int], n: int) -> Sequence[int]:
 
 
 def penalize(c: Candidates, window: Sequence[int], repeat: float, frequency: float, presence: float) -> None:
-    """Lower the logits of the tokens in the window. Divide a positive logit by `repeat`, and multiply a
-    negative logit by `repeat` (Keskar et al. 2019, arXiv:1909.05858). Then subtract n * frequency + presence
-    for a token that occurs n times (OpenAI's API reference)."""
+    """Divide positive logits and multiply negative logits of tokens in the window by `repeat` (Keskar et al.
+    2019, arXiv:1909.05858). Then subtract n * frequency + presence for a token that occurs n times (OpenAI's
+    API reference)."""
     if not window:
         return
     tokens, counts = np.unique(np.asarray(window, np.int64), return_counts=True)
@@ -36,8 +36,8 @@ def penalize(c: Candidates, window: Sequence[int], repeat: float, frequency: flo
 def dry_penalties(
     window: Sequence[int], multiplier: float, base: float, allowed: int, breakers: Breakers
 ) -> dict[int, float]:
-    """Return a penalty for each token that would extend a repetition of the last n >= allowed tokens. The
-    penalty is multiplier * base ** (n - allowed) ("don't repeat yourself", p-e-w,
+    """Return a penalty, multiplier * base ** (n - allowed), for each token that would extend a repetition of
+    the last n >= allowed tokens ("don't repeat yourself", p-e-w,
     github.com/oobabooga/text-generation-webui/pull/5677). Repetitions end at breakers."""
     n_window = len(window)
     if n_window <= allowed:
@@ -60,7 +60,7 @@ def dry_penalties(
 
 
 def _since_breaker(window: Sequence[int], breakers: Breakers, enough: int) -> int:
-    """Return the number of tokens after the last breaker. The search ends after `enough` tokens."""
+    """Return how many tokens follow the last breaker. The search ends after `enough` tokens."""
     n = len(window)
     for i in range(min(n, enough + MAX_TAIL + 1) if breakers else 0):
         matching = [
@@ -74,8 +74,8 @@ def _since_breaker(window: Sequence[int], breakers: Breakers, enough: int) -> in
 
 
 def _repeats(tokens: np.ndarray, longest: int) -> np.ndarray:
-    """Return, for each position except the last, how many tokens up to that position equal the last tokens of
-    the text. The count is at most `longest`."""
+    """For each position except the last, return how many tokens that end there equal the last tokens, at most
+    `longest`."""
     n = len(tokens)
     lengths = np.zeros(n - 1, np.int64)
     ends = np.flatnonzero(tokens[:-1] == tokens[-1])

@@ -1,6 +1,6 @@
-"""Chooses the next tokens of many sequences at once, like `Sampler.choose`. Each row has its own random
-generator. Each sum is over one row and starts at the best candidate. The other rows of a step therefore never
-change the choice for a row."""
+"""Chooses tokens of many sequences at once, like `Sampler.choose`. Each row has its own random generator and
+its own sums, which start at the best candidate. The other rows of a step therefore never change a row's
+choice."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import numpy as np
 from vkbackend.errors import VkbackendError
 from vkbackend.models.sampling.sampler import Sampler
 
-# From this number of rows on, computing all rows as one array is faster. The array takes 45 us plus 2.3 us
-# per row, and separate rows take 12 us each (tools/studies/sampling.py).
+# From this number of rows on, one array is faster. It takes 45 us plus 2.3 us a row, separate rows take 12 us
+# each (tools/studies/sampling.py).
 TOGETHER = 5
 
 Choice = int | VkbackendError
@@ -29,9 +29,9 @@ def choose_rows(
 ) -> list[Choice]:
     """Return the next token of each row, or the error of the row.
 
-    `ids` [n, k] and float32 `logits` [n, k] are the candidates of each row, best first. There are at least
-    `n_candidates` of each sampler. If `ids` is None, `logits` has complete rows [n, n_vocab]. `log_sums`
-    float64 [n] has log(sum(exp(logits))) of the complete rows, which log probabilities of candidates need.
+    ids [n, k] and float32 logits [n, k] are candidates, best first, at least `n_candidates` of each sampler.
+    Without ids, the logits are complete rows [n, n_vocab]. log_sums float64 [n] has log(sum(exp(logits))) of
+    the complete rows, for log probabilities of candidates.
     """
     sums = [math.nan] * len(samplers) if log_sums is None else log_sums.tolist()
     if ids is None:
@@ -40,7 +40,7 @@ def choose_rows(
             whole = zip(samplers, logits, histories, strict=True)
             return [_tried(sampler.sample, *row) for sampler, *row in whole]
         if all([sampler.greedy for sampler in samplers]):
-            best: list[Choice] = logits.argmax(axis=1).tolist()  # on ties, argmax returns the lowest id
+            best: list[Choice] = logits.argmax(axis=1).tolist()  # on ties the lowest id
             return best
         ids, logits = best_of_rows(logits, max(sampler.n_candidates(()) for sampler in samplers))
     if not all(map(math.isfinite, logits[:, 0].tolist())):
@@ -67,11 +67,11 @@ def choose_rows(
 
 
 def best_of_rows(logits: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ids and logits, both [n, k], of the k best tokens of each row, best first. Equal logits are
-    ordered by id. `logits` is float32 [n, n_vocab] without NaN."""
+    """Return ids and logits, both [n, k], of the k best tokens of each row, best first, on ties the lower id
+    first. `logits` is float32 [n, n_vocab] without NaN."""
     k = min(k, logits.shape[1])
-    # Compute an integer per token that sorts by logit, then by id. The high 32 bits are the logit's bits,
-    # which sort as integers once negative logits are inverted. The low 32 bits are n_vocab - 1 - id.
+    # One integer per token sorts by logit, then by id. The high 32 bits are the logit's bits, which sort as
+    # integers once negative logits are inverted. The low 32 bits are n_vocab - 1 - id.
     bits = (logits + np.float32(0)).view(np.int32)  # Adding 0 turns -0 into 0.
     rank = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).astype(np.int64) << 32
     rank |= np.arange(logits.shape[1] - 1, -1, -1)

@@ -1,5 +1,5 @@
-"""The samplers of a request and their state, with llama.cpp's order and meaning. They compute in float64 on
-the host with the request's own random numbers, so other requests of a batch cannot change their output."""
+"""A request's chain of samplers and its state, with llama.cpp's order and meaning. It computes in float64 on
+the host with the request's own random numbers, so other requests of a batch cannot change its output."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Sampler:
     """The sampling state of one request, with random numbers from PCG64(seed).
 
     A `plain` sampler is greedy, or has only top-k, top-p, min-p and temperature in this order. `choose_rows`
-    chooses for many plain rows at once, if no candidate is `forbidden`.
+    chooses many plain rows at once if no candidate is `forbidden`.
     """
 
     def __init__(self, params: SamplingParams, constrained: bool = False) -> None:
@@ -56,14 +56,14 @@ class Sampler:
         self._n_decisive, self._n_candidates = params.n_decisive, params.n_candidates
         self._n_shown = params.logprobs or 0
         if constrained and params.logprobs is not None:
-            # Logprobs list the best of all tokens, but candidates are only the tokens that the grammar
-            # allows. Complete rows are therefore needed.
+            # Complete rows are needed, because logprobs list the best of all tokens. Candidates are only the
+            # tokens that the grammar allows.
             self._n_decisive = self._n_candidates = 0
         self.ranked = self.plain and not self.forbidden and self._n_candidates > 0
         self._varies = self._n_decisive > 0 and bool({"penalties", "dry"} & set(self._names))
 
     def n_candidates(self, history: History) -> int:
-        """Return how many candidates are needed, including lowered tokens. 0 means the complete row."""
+        """Return how many candidates are needed, including lowered tokens, or 0 for the complete row."""
         n = self._n_decisive + len(self._lowered(history)) if self._varies else self._n_candidates
         return n and max(n, self._n_shown)
 
@@ -93,9 +93,9 @@ class Sampler:
     def choose(
         self, ids: np.ndarray, logits: np.ndarray, history: History = (), log_sum: float = math.nan
     ) -> int:
-        """Return the next token, like `sample`, but from the best allowed tokens, at least `n_candidates` of
-        them. `ids` [n] and float32 `logits` [n] have the best token first. `log_sum` is log(sum(exp(logits)))
-        of all tokens, which log probabilities need."""
+        """Return the next token, like `sample`, but from the best allowed tokens, at least `n_candidates`.
+        ids [n] and float32 logits [n] are sorted, best first. `log_sum` is log(sum(exp(logits))) of all
+        tokens, for log probabilities."""
         if self.matcher:  # the logits of tokens that are not allowed are -inf
             n = int(np.count_nonzero(logits != -np.inf))
             if not n:
@@ -110,8 +110,7 @@ class Sampler:
         return token
 
     def _choose_plain(self, ids: np.ndarray, logits: np.ndarray) -> int:
-        """Choose a token for a plain sampler. This takes two thirds of the time of `_choose`, because each
-        filter only shortens an ordered list."""
+        """Choose in two thirds of the time of `_choose`. Each filter only keeps the first few candidates."""
         t, top_p, least, top_k = self.values
         below = logits[:top_k].astype(np.float64)
         below -= float(below[0])
@@ -146,7 +145,7 @@ class Sampler:
         return int(c.ids[min(place, len(c) - 1)])
 
     def _processed(self, logits: np.ndarray, history: History) -> np.ndarray:
-        """Apply the caller's logits processors. Each function gets a copy of the logits."""
+        """Apply the caller's functions to a copy of the logits."""
         for number, process in enumerate(self.params.logits_processors):
             try:
                 result = np.asarray(process(list(history), logits.copy()), np.float32)
@@ -164,8 +163,7 @@ class Sampler:
         return self._early if self._n_chosen < self.params.min_tokens else {}
 
     def _dry(self, history: History) -> dict[int, float]:
-        """Return DRY's penalties. They are cached, because computing them takes 130 us for a text of 4,000
-        tokens."""
+        """Return DRY's penalties. They are cached, because they take 130 us for a text of 4,000 tokens."""
         if self._dried[0] != len(history):
             p = self.params
             window = recent(history, p.dry_penalty_last_n)
