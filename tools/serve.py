@@ -1,8 +1,8 @@
 """`vkbackend serve`: serve a model over HTTP.
 
-Speaks OpenAI's API, Anthropic's messages and llama-server's endpoints, and has a page at / (docs/serving.md).
-It listens at once and answers 503 until the model is loaded. The flags are llama-server's. SIGTERM or Ctrl-C
-finishes running answers and exits; a second signal exits at once.
+The server has OpenAI's API, Anthropic's messages, llama-server's endpoints, and a page at /
+(docs/serving.md). It listens at once and answers 503 until the model is loaded. The flags are llama-server's.
+On SIGTERM or Ctrl-C the server finishes running answers and exits. A second signal ends it at once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 N_CTX, N_SLOTS = 8192, 4
 KEY_VARIABLE = "VKBACKEND_API_KEY"
-# options that only requests can set
+# Only requests set these options.
 NOT_DEFAULTS = ("seed", "logits_processors", "logprobs", "stop_token_ids")
 
 
@@ -119,14 +119,14 @@ def run(args: argparse.Namespace) -> None:
         ) from None
     settle(args, demo_model())
     path = demo_model() if args.model is None else args.model
-    if args.n_slots == -1:  # as in llama-server, -1 lets the server choose
+    if args.n_slots == -1:  # the server chooses
         args.n_slots = N_SLOTS
     share_context(args, path)
-    options_of(args, path)  # to reject wrong options before listening
+    options_of(args, path)  # rejects wrong options early
     config = config_of(args, path)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("vkbackend.serve").setLevel(logging.INFO)
-    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # because its warnings quote requests
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # its warnings quote requests
     err = console(stderr=True)
     if args.model is None:
         tell_notes([NO_MODEL], err)
@@ -145,7 +145,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def share_context(args: argparse.Namespace, path: str) -> None:
-    """-c is shared by all slots unless --kv-cells is given."""
+    """Set the context size. All slots share -c tokens of cache unless --kv-cells is given."""
     if not args.n_ctx:
         args.n_ctx = own_context(path) if args.n_ctx == 0 else min(own_context(path), N_CTX)
     if args.kv_cells is None:
@@ -205,7 +205,7 @@ def names_of(text: str) -> tuple[str, ...]:
 
 
 def defaults_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the defaults for requests: the flags that differ from the built-in defaults."""
+    """Return the defaults of requests, which are the flags that differ from the built-in defaults."""
     sampling = sampling_of(args)
     given = asdict(sampling)
     defaults: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """`vkbackend sweep`: measure tokens per second as the context grows.
 
-At every depth it times a prompt of --n-prompt tokens, then --n-gen single tokens. Prints a table; --plot
-draws it and needs matplotlib (extra "plot").
+At every depth the command times a prompt of --n-prompt tokens, then --n-gen single tokens. It prints a table,
+and --plot also draws the table. --plot needs matplotlib (extra "plot").
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def measure(args: argparse.Namespace) -> Iterator[Point]:
                 timer.warm_up(Test(n_prompt, n_gen))
                 for depth in range(0, n_ctx - n_prompt - n_gen + 1, n_prompt):
                     err.print(f"{name}: depth {depth}", markup=False)
-                    # The previous points left the tokens before `depth` in the cache.
+                    # The cache already has the tokens before `depth` from the previous points.
                     pp = n_prompt / timer.after(depth, n_prompt, 0)
                     yield Point(name, depth, pp, n_gen / timer.after(depth + n_prompt, 0, n_gen))
 
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     write = csv.writer(sys.stdout).writerow if args.output == "csv" else write_md
     for point in measure(args):
         if args.output != "json":
-            if not points:  # only now, when the arguments are valid and the model is loaded
+            if not points:  # the arguments are valid and the model is loaded
                 write(COLUMNS)
                 if args.output == "md":
                     write(["---", "---:", "---:", "---:"])
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def draw(points: Sequence[Point], path: str) -> None:
-    """Draw prefill and decode side by side, a line per model. Raises InvalidArgument if FILE cannot be
+    """Draw prefill and decode side by side, with a line per model. Raise InvalidArgument if `path` cannot be
     written."""
     figure, axes = plotting().subplots(1, 2, figsize=(10, 4), layout="constrained")
     for axis, kind, title in zip(axes, ("pp", "tg"), ("prefill", "decode"), strict=True):

@@ -1,7 +1,6 @@
-"""Train the demo model: a vocabulary and a small llama learned from generated stories, written as one GGUF
-file.
+"""Train the demo model on generated stories, and write its vocabulary and its weights as one GGUF file.
 
-Knows PyTorch (imported only when training) and the GGUF writer, not Vulkan or the engine.
+The script uses PyTorch, imported only to train, and the GGUF writer. It does not use Vulkan or the engine.
 """
 
 from __future__ import annotations
@@ -31,7 +30,8 @@ console = Console(stderr=True, highlight=False)
 
 
 def token_rows(vocabulary: Vocabulary, seed: int, n: int) -> Iterator[list[int]]:
-    """Yield rows of n + 1 ids, each beginning with a story: <s> story </s> <s> story ..., cut at the end."""
+    """Yield rows of n + 1 token ids. A row begins with a story and is cut at its end: <s> story </s> <s>
+    story."""
     rng = random.Random(seed)
     while True:
         row: list[int] = []
@@ -55,8 +55,8 @@ def train(
     """Train with AdamW and a cosine schedule that ends after `steps` steps or `minutes` minutes, whichever
     comes first.
 
-    For four fifths of the time, rows have half the context, in which most stories end; then they have the
-    full context. Validation stories come from a seed that training never uses.
+    In the first four fifths of the time, rows have half the context's length, in which most stories fit.
+    After that, rows have the full length. Validation stories come from a seed that training never uses.
     """
     import torch
 
@@ -106,7 +106,8 @@ def train(
 def write_gguf(
     path: Path, weights: dict[str, np.ndarray], vocabulary: Vocabulary, config: Config, dtype: str = "Q8_0"
 ) -> None:
-    """Write {GGUF name: float32 [n_out, n_in] or [n]} as a llama GGUF: matrices in `dtype`, norms in F32."""
+    """Write a llama GGUF with matrices [n_out, n_in] in `dtype` and norms [n] in F32. `weights` has GGUF's
+    names."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("vkbackend demo")
     writer.add_description("Little stories from a grammar; made by tools/train_demo.py")
@@ -152,7 +153,7 @@ def write_gguf(
 
 
 def read_weights(path: Path) -> Weights:
-    """Return the dequantized weights of the file, so that the sample shows what users will get."""
+    """Return the dequantized weights of the file, so that samples have the users' precision."""
     import torch
 
     tensors = gguf.GGUFReader(path).tensors
@@ -200,7 +201,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Return 0 when the file is written, 2 with one line on stderr when something is missing."""
+    """Return 0 if the file was written. If something is missing, print one line to stderr and return 2."""
     args = _parser().parse_args(argv)
     if args.stories:
         rng = random.Random(args.seed)

@@ -1,9 +1,10 @@
 """`vkbackend tune`: measure which ops multiply matrices fastest, and remember the ranking for this driver.
 
-Times every op on the same matrices, in all its types, with 1, 4, 12 and 128 rows; 4/7 of the time to round
-activations is added to ops that read rounded activations. The table is stored per driver and version and used
-for all devices of the driver (results must have the same bits), so pass all of them: their times are added.
-An op replaces the built-in choice if it needs less than 0.9 of its time.
+The command times every op on the same matrices, in all types of the op, with 1, 4, 12 and 128 rows. If an op
+reads rounded activations, 4/7 of the time to round them is added to its time. The ranking is stored per
+driver and version. All devices of a driver use the same ranking, so that results have the same bits. So pass
+all devices of the driver, whose times are added. An op replaces the built-in choice if it takes less than 0.9
+of the choice's time.
 """
 
 from __future__ import annotations

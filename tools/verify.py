@@ -1,8 +1,8 @@
 """`vkbackend verify`: check every op on every device against its numpy twin.
 
-Prints the device, driver and features, and for each op and variant the passed and failed cases and the
-largest error against the allowed error. Paste the output into a bug report. Inputs are random; --seed repeats
-a run. Exit code 1: something failed.
+The output has the device, its driver and features, and for each op and variant the passed and failed cases,
+the largest error and the allowed error. Paste the output into a bug report. Inputs are random, and --seed
+repeats a run. The exit code is 1 if a case failed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Result:
     worst: float = 0.0
     allowed: float = 0.0
     failures: list[str] = field(default_factory=list)
-    lacks: tuple[str, ...] = ()  # features that the device lacks
+    lacks: tuple[str, ...] = ()  # missing features
 
     @property
     def verdict(self) -> str:
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def verify(device: Device, pattern: re.Pattern[str], wide: bool, seed: int) -> list[Result]:
-    """Run the cases and return a result for every variant in the manifest. Progress is written to stderr."""
+    """Run the cases and return a result for every variant in the manifest. Print progress to stderr."""
     results = {
         f"{op}.{variant}": Result(
             device.name, f"{op}.{variant}", lacks=tuple(sorted({*OPS[op].needs} - device.limits.features))

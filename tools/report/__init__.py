@@ -1,1 +1,1 @@
-"""`vkbackend gpu-report`: its parts, their processes, and the two files."""
+"""The parts of `vkbackend gpu-report`, the processes that run the parts, and the two files of results."""

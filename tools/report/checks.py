@@ -1,4 +1,4 @@
-"""Parts that check results: every op against its twin, and layers of real models against the numpy device."""
+"""Parts that compare every op with its twin, and layers of real models with the numpy device."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ SEED = 0
 
 
 def in_turns(cases: Sequence[Case]) -> list[Case]:
-    """Order cases as the first of every kind, the second of every kind, ..., so that a run cut short has
-    covered all ops."""
+    """Order cases so that the first case of every op comes before any second case. An incomplete run then
+    covers all ops."""
     kinds: dict[type, list[Case]] = defaultdict(list)
     for case in cases:
         kinds[type(case)].append(case)
@@ -63,7 +63,7 @@ class Verify(Part):
 
     @classmethod
     def columns(cls, rows: Sequence[Row]) -> tuple[Sequence[str], list[Sequence[object]]]:
-        """One line per op, with the error that is nearest to its bound."""
+        """Return the table, which has one line per op, with the error that is nearest to its limit."""
         by_op: dict[tuple[str, str], list[Row]] = defaultdict(list)
         for row in rows:
             for op in dict.fromkeys(name.partition(".")[0] for name in row["shaders"]):
@@ -76,18 +76,19 @@ class Verify(Part):
         return ("device", "op", "cases", "failed", "worst NMSE", "allowed"), lines
 
 
-# One layer of each model: heads of 64 and a tied output; norms of heads; 128 experts.
+# The first model has heads of 64 and a tied output, the second head norms, and the third 128 experts.
 SHAPES = ("llama-1b", "qwen3-8b", "qwen3-30b-a3b")
 TYPE, N_LAYER = "Q4_K", 1
-N_VOCAB = 4096  # numpy unpacks every matrix in each step, so 128k tokens would take ten seconds
-PROMPTS = (33, 4, 1)  # the lengths use different ops
-# exact: only the order of F32 sums differs. fast: activations of 8 or 16 bits cause errors of 5e-5 to 9e-5
-# per product, more if nearly equal experts are swapped. A wrong result has an error of about 1.
+N_VOCAB = 4096  # Numpy unpacks every matrix in each step, so 128k tokens would take ten seconds.
+PROMPTS = (33, 4, 1)  # Each length uses different ops.
+# "exact" ops differ from numpy only in the order of F32 sums. "fast" ops have activations of 8 or 16 bits,
+# which cause errors of 5e-5 to 9e-5 per product, or more if nearly equal experts swap. Wrong results have
+# errors of about 1.
 ALLOWED = {"exact": 1e-6, "fast": 2e-2}
 
 
 class Shapes(Part):
-    """Compares logits of prompts of several lengths, and of a token after each, with the numpy device."""
+    """Compares the logits of prompts of several lengths, and of a next token, with the numpy device's."""
 
     title = "Layers of real models against the numpy device"
     share, deadline_s = 0.08, 240.0
@@ -101,7 +102,7 @@ class Shapes(Part):
         for how, allowed in ALLOWED.items():
             got = logits(case, self.devices[0], exact=how == "exact")
             error = [float(np.sum((a - b) ** 2) / np.sum(b * b)) for a, b in zip(got, want, strict=True)]
-            worst = float(np.max(error))  # np.max returns NaN if any error is NaN
+            worst = float(np.max(error))  # keeps NaN
             same = sum(int(a.argmax() == b.argmax()) for a, b in zip(got, want, strict=True))
             rows.append(
                 {
@@ -121,7 +122,7 @@ class Shapes(Part):
 
 
 def logits(spec: str, device: str, exact: bool) -> list[np.ndarray]:
-    """Return the logits, as float64, of each prompt's last row and of one token after the prompt."""
+    """Return the float64 logits of each prompt's last token and of one token after the prompt."""
     options = Options.of(spec, devices=[device], n_ctx=64, n_ubatch=64, exact=exact)
     runner = Runner(options, Synthetic(spec, N_LAYER, N_VOCAB))
     try:

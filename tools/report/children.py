@@ -1,7 +1,7 @@
-"""Runs parts in their own processes, case by case, so that a crash or hang costs one case.
+"""Run parts in their own processes, case by case, so that a crash or hang costs one case.
 
-Parts share the total time; unused time is added to the next part. A started process runs at least one case,
-and a running case may take until its deadline.
+Parts share the total time, and the next part may use time that is left. Each started process runs at least
+one case, and a running case may take until its deadline.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from vkbackend.tools.report.part import Group, Row
 
 WORKER = (sys.executable, "-m", "vkbackend.tools.report.worker")
 START_S = 120.0
-KILL_S = 10.0  # afterwards a killed process that a driver still blocks is abandoned
-MAX_LOSSES = 8  # per part and devices; afterwards the part is abandoned
-Tell = Callable[[str, int, int], None]  # (starting case, number of finished cases, number of cases)
+KILL_S = 10.0  # If a driver still blocks a killed process after this time, the process is abandoned.
+MAX_LOSSES = 8  # After this many lost processes, a part is abandoned on these devices.
+Tell = Callable[[str, int, int], None]  # Arguments: starting case, number of finished cases, number of cases.
 
 
 @dataclass(slots=True)
 class Outcome:
-    """Results of a part on a group of devices. `unfinished`: which cases are missing, or ""."""
+    """The results of a part on a group of devices. `unfinished` describes the missing cases."""
 
     devices: Group
     rows: list[Row] = field(default_factory=list)
@@ -40,11 +40,11 @@ class Outcome:
     cases: list[str] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
     unfinished: str = ""
-    stuck: bool = False  # a process could not be killed
+    stuck: bool = False  # an unkillable process
 
 
 class Child:
-    """A worker process; leaving the block kills it and its children."""
+    """A worker process. Leaving the `with` block kills the process and its children."""
 
     def __init__(self, job: dict[str, Any], environment: dict[str, str], folder: Path) -> None:
         self._log = open(folder / "worker.log", "w+", errors="replace")
@@ -55,7 +55,7 @@ class Child:
             stderr=self._log,
             text=True,
             env={**os.environ, **environment},
-            start_new_session=True,  # so that llama-bench in a worker is killed too
+            start_new_session=True,  # so llama-bench is killed too
         )
         self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         threading.Thread(target=self._listen, daemon=True).start()
@@ -68,19 +68,19 @@ class Child:
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            with suppress(ValueError):  # a dying process may write an incomplete line
+            with suppress(ValueError):  # the line may be incomplete
                 self._messages.put(json.loads(line))
         self._messages.put(None)
 
     def next(self, timeout_s: float) -> dict[str, Any] | None:
-        """Return the next message, None after the last. Raises TimeoutError."""
+        """Return the next message, or None after the last message. Raises TimeoutError."""
         try:
             return self._messages.get(timeout=max(0.0, timeout_s))
         except queue.Empty:
             raise TimeoutError from None
 
     def how_it_ended(self) -> str:
-        """How a process ended that sends no more messages; "" if it succeeded."""
+        """Wait for the process, and describe how it ended. Return "" if it succeeded."""
         code = self._process.wait(KILL_S)
         if not code:
             return ""
@@ -104,7 +104,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A part on a group of devices. `until`: the end of its time, in time.monotonic()."""
+    """A part to run on a group of devices. `until` is the time.monotonic() at which its time ends."""
 
     part: str
     devices: Group
@@ -175,7 +175,7 @@ def _note(outcome: Outcome, case: str, message: dict[str, Any]) -> None:
 
 
 def _fail(outcome: Outcome, case: str, why: str) -> None:
-    """Record the case that killed its process; without a case, the part could not start."""
+    """Record the case that ended its process. If `case` is empty, the part could not start."""
     if case:
         outcome.done.append(case)
         outcome.failed.append((case, why))

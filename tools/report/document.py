@@ -1,7 +1,6 @@
-"""The report as Markdown and JSON; both files are rewritten after every part.
+"""The report, a Markdown and a JSON file, which are both rewritten after every part.
 
-Neither contains the name of the host or the user, or a path: these are removed from errors and drivers'
-texts.
+Host names, user names and paths are removed from errors and from texts of drivers, so neither file has any.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from vkbackend.tools.report.part import Row
 from vkbackend.tools.report.parts import PARTS
 
 NAME = "gpu-report"
-SHORTEST = 3  # shorter names could be parts of words
-# A path: a slash that does not follow a word, then names and slashes.
+SHORTEST = 3  # A shorter name could be part of a word.
+# A path begins with a slash that does not follow a word. Names and slashes follow.
 _PATH = re.compile(r"(?<![\w.)/])~?(?:/[^\s/'\":,;()\[\]<>|]+){2,}/?")
 
 
@@ -67,7 +66,7 @@ class Report:
         return [{"device": self.names(outcome)} | row for outcome in self.parts[name] for row in outcome.rows]
 
     def save(self, folder: Path) -> None:
-        """Replace both files. Raises InvalidArgument if they cannot be written."""
+        """Replace both files. Raise InvalidArgument if a file cannot be written."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -148,13 +147,13 @@ def _cell(value: object) -> str:
 
 @cache
 def _private() -> tuple[list[str], re.Pattern[str] | None]:
-    """(folders of this machine, pattern of the names of host and user)."""
+    """Return private folders of this machine, and a pattern of the names of its host and user."""
     folders = {str(Path.home()), str(Path.cwd()), tempfile.gettempdir(), sys.prefix}
     folders |= {str(Path(folder).resolve()) for folder in folders}
     names = {platform.node(), platform.node().partition(".")[0]}
     try:
         names.add(getpass.getuser())
-    except (OSError, KeyError):  # the user may have no name
+    except (OSError, KeyError):  # no user name
         pass
     words = sorted((re.escape(name) for name in names if len(name) >= SHORTEST), key=len, reverse=True)
     pattern = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(words)})(?![A-Za-z0-9])", re.I) if words else None
@@ -162,7 +161,7 @@ def _private() -> tuple[list[str], re.Pattern[str] | None]:
 
 
 def scrubbed(value: Any) -> Any:
-    """Replace paths and names by "(path)" and "(name)" in all texts of `value`."""
+    """Replace private paths by "(path)" and names by "(name)" in all texts of `value`."""
     if isinstance(value, dict):
         return {key: scrubbed(item) for key, item in value.items()}
     if isinstance(value, list):

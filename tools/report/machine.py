@@ -1,4 +1,4 @@
-"""Describes the machine and its devices, without anything that identifies the owner."""
+"""Describe the machine and its devices, but omit everything that identifies the owner."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from vkbackend.device_info import DeviceInfo
 from vkbackend.tools.console import size
 
-PRIVATE = ("uuid", "driver_uuid")  # because a card's serial number identifies its owner
+PRIVATE = ("uuid", "driver_uuid")  # A card's serial number identifies its owner.
 
 
 def chosen(words: tuple[str, ...] | None) -> list[dict[str, Any]]:
-    """Return the named devices; by default all GPUs, or all devices if there is no GPU. Raises
+    """Return the named devices. The default is all GPUs, or all devices on a machine without a GPU. Raises
     InvalidArgument, UnsupportedFeature."""
     from vkbackend.tools.flags.present import present  # needs the Vulkan loader
     from vkbackend.vulkan.instance import select
@@ -34,7 +34,7 @@ def of_device(info: DeviceInfo) -> dict[str, Any]:
 
 def machine() -> dict[str, Any]:
     values: dict[str, Any] = {"cores": os.cpu_count(), "python": platform.python_version()}
-    version = re.match(r"[\d.]*", platform.release())  # the rest may contain the builder's name
+    version = re.match(r"[\d.]*", platform.release())  # without the builder's name
     values["system"] = f"{platform.system()} {version and version[0]} {platform.machine()}"
     for name, path, key in (
         ("processor", "/proc/cpuinfo", "model name"),

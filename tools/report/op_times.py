@@ -1,4 +1,4 @@
-"""Parts that time ops: the ranking of `vkbackend tune`, and each product's share of the copy rate."""
+"""Parts that time ops. One ranks ops as `vkbackend tune` does, one compares products with the copy rate."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RANKING = "ranking"
 
 
 class Tune(Part):
-    """Saves the ranking in the report's cache folder, so later parts use it."""
+    """Ranks ops. The ranking is stored in the report's cache folder, so later parts use it."""
 
     title = "Which op multiplies matrices fastest (`tune`)"
     share, deadline_s = 0.1, 60.0
@@ -65,14 +65,14 @@ TYPES = ("q4_0", "q4_k", "q8_0", "q6_k", "f16", "mxfp4", "iq4_xs")
 SIDE, SOFTWARE_SIDE = 4096, 1024
 ROWS = {"one": 1, "few": 8, "some": 16, "many": 512}
 SOFTWARE_ROWS = ROWS | {"many": 32}
-COLD_NBYTES = 512 << 20  # bytes of all copies of the arrays; larger than any cache
-HEAP_SHARE = 8  # copies take at most 1 / HEAP_SHARE of a device's memory
+COLD_NBYTES = 512 << 20  # The copies of a case's arrays have this many bytes, more than any cache.
+HEAP_SHARE = 8  # The copies use at most 1 / HEAP_SHARE of a device's memory.
 COPY = "copies within the memory"
 EXPERT_TYPES = ("q4_k",)
 
 
 class Products(Part):
-    """Times the copy rate, products with matrices and experts, and attention at 4,096 positions."""
+    """Times copies, products with matrices and experts, and attention at 4,096 positions."""
 
     title = "The copy rate, and each op's share of it"
     share, deadline_s = 0.14, 60.0
@@ -90,7 +90,7 @@ class Products(Part):
         ]
         for kind in EXPERT_TYPES:
             cases += [*expert_cases(kind), *(case for case in quantized_cases(kind) if "Id" in repr(case))]
-        if not is_cpu:  # on a processor a prompt after 4,096 positions takes minutes
+        if not is_cpu:  # a CPU would take minutes
             cases += attention_cases()
         return {repr(case): case for case in cases}
 
@@ -98,7 +98,7 @@ class Products(Part):
         return [COPY, *self._named]
 
     def run(self, case: str) -> list[Row]:
-        copied = measure_copy(self.device)  # cached after the first call
+        copied = measure_copy(self.device)  # cached
         if case == COPY:
             return [{"case": COPY, "GB/s": copied / 1e9}]
         asked = self._named[case]

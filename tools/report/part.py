@@ -1,7 +1,7 @@
-"""A part of the report: named cases on some devices, whose results are rows of plain values.
+"""A part of the report has named cases, which run on some devices and return rows of plain values.
 
-A part runs in its own process (worker.py). If the process dies, another process continues after the fatal
-case, so a case may use only `rows`, the results of the part on these devices so far.
+A part runs in its own process (worker.py). If the process crashes, a new process continues after the failed
+case. So a case shares only `rows` with earlier cases, which are the part's results on these devices.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ Group = tuple[str, ...]
 
 
 class LeftOut(Exception):
-    """Raised with the reason why a case does not apply to these devices."""
+    """An error with the reason why a case does not apply to these devices."""
 
 
 class Part:
     title: ClassVar[str]
-    share: ClassVar[float]  # fraction of the total time; time left by earlier parts is added
-    deadline_s: ClassVar[float]  # per case; a case that exceeds it counts as a hang
+    share: ClassVar[float]  # The part may use this fraction of the time, and earlier parts' unused time.
+    deadline_s: ClassVar[float]  # A case that takes longer than this is a hang.
     environment: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, devices: Group, rows: list[Row]) -> None:
@@ -32,7 +32,7 @@ class Part:
 
     @staticmethod
     def groups(devices: Sequence[str]) -> list[Group]:
-        """Groups of devices that are measured one after another. Default: each device alone."""
+        """Return groups of devices to measure one after another. By default each device is a group."""
         return [(device,) for device in devices]
 
     @property
@@ -42,11 +42,11 @@ class Part:
         return self.opened
 
     def cases(self) -> list[str]:
-        """Return the names of the cases, the most valuable first. Raises the errors of opening devices."""
+        """Return the names of the cases, the most valuable first. Raises errors of opening devices."""
         raise NotImplementedError
 
     def run(self, case: str) -> list[Row]:
-        """Return the results of a case. Raises LeftOut, and VkbackendError for a failure."""
+        """Return the results of a case. Raises LeftOut, or a VkbackendError if the case fails."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -59,6 +59,6 @@ class Part:
 
     @classmethod
     def columns(cls, rows: Sequence[Row]) -> tuple[Sequence[str], list[Sequence[object]]]:
-        """(header, lines) of the table for all groups."""
+        """Return the header and the lines of the table for all groups."""
         head = list(dict.fromkeys(name for row in rows for name in row))
         return head, [[row.get(name, "") for name in head] for row in rows]

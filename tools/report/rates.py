@@ -1,4 +1,4 @@
-"""Parts that run complete models: decode and prefill at depth, compile times, llama.cpp."""
+"""Parts that run complete models. They measure decode and prefill at depth, compile times, and llama.cpp."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from vkbackend.tools.report.part import Group, LeftOut, Part, Row
 MODELS = ("llama-1b:Q4_K", "llama-8b:Q4_K", "qwen3-30b-a3b:Q4_K")
 DEPTHS = (0, 4096, 32_768)
 N_PROMPT, MOST_TOKENS, LEAST_TOKENS = 512, 64, 3
-ROOM = N_PROMPT + MOST_TOKENS + 64  # cells after the deepest context
-BOX_S = 2.0  # how long the timed tokens of a case should take
-SLOW_PROMPT_S = 20.0  # if a prompt is slower, fewer tokens are timed
+ROOM = N_PROMPT + MOST_TOKENS + 64  # A cache has this many cells after the depth.
+BOX_S = 2.0  # The timed tokens of a case should take this long.
+SLOW_PROMPT_S = 20.0  # If a prompt takes longer than this, a shorter prompt is timed.
 
 
 class Rates(Part):
-    """Measures each device alone, then all together. The context is not computed, because a step's time does
-    not depend on the cells' content."""
+    """Measures each device alone, then all devices together. The tokens of the context are not computed,
+    because a step's time does not depend on the values in the cache."""
 
     title = "Tokens per second of synthetic models"
     share, deadline_s = 0.22, 180.0
@@ -75,8 +75,8 @@ class Rates(Part):
         return [row | ({"us/reduce": 1e6 * spent / n} if n else {})]
 
     def _opened_for(self, spec: str) -> Runner:
-        """Open the model with the deepest context that fits; if none fits, with half the layers, a quarter,
-        ..."""
+        """Open the model with the deepest context that fits. While no context fits, halve the number of
+        layers."""
         if self._runner is None or self._spec != spec:
             self.close()
             self._runner, self._depth, self._why = open_model(spec, self.devices)
@@ -91,8 +91,8 @@ class Rates(Part):
 
 
 def open_model(spec: str, devices: Group) -> tuple[Runner, int, str]:
-    """(runner, deepest context that fits, why not deeper). Raises LeftOut if not even one layer
-    fits."""
+    """Return the runner, the deepest context that fits, and why a deeper context does not fit. Raise LeftOut
+    if one layer does not fit."""
     why = ""
     for n_layer in halved(spec):
         for depth in reversed(DEPTHS):
@@ -112,7 +112,7 @@ def halved(spec: str) -> Iterator[int]:
 
 
 def prompt_length(timer: Timer, depth: int) -> int:
-    """Return 512, or how many tokens a slow device reads in 20 s, estimated from shorter prompts."""
+    """Return 512, or the length of a prompt that a slow device computes in at most 20 s."""
     n = 16
     while n < N_PROMPT:
         timer.after(depth, n, 0)
@@ -123,7 +123,7 @@ def prompt_length(timer: Timer, depth: int) -> int:
 
 
 class Compiling(Part):
-    """Measures a first start, because the caches of the drivers are disabled."""
+    """Measures a start without caches, because the caches of the drivers are disabled."""
 
     title = "Seconds to compile the pipelines of a token and a prompt"
     share, deadline_s = 0.04, 240.0

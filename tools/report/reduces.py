@@ -1,4 +1,4 @@
-"""Times all-reduces of every pair of devices, by size, provider and number of segments submitted ahead."""
+"""Time all-reduces of every pair of devices, by size, provider and number of segments submitted ahead."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.tools.measure.reduce_sizes import AHEAD, SIZES, parse_size
 from vkbackend.tools.report.part import Group, LeftOut, Part, Row
 
-AHEAD_SIZES = ("16K", "1M")  # sizes for a token and for a prompt
+AHEAD_SIZES = ("16K", "1M")  # for a token, a prompt
 
 
 class Reduces(Part):
-    """Opens a single device twice, which shows how its driver handles host pages."""
+    """Times pairs of devices. A single device is opened twice, which shows how its driver handles host
+    pages."""
 
     title = "All-reduces of every pair of devices"
     share, deadline_s = 0.08, 60.0

@@ -1,9 +1,9 @@
-"""The process of a part: `python -m vkbackend.tools.report.worker`. It may crash.
+"""The process that runs a part: `python -m vkbackend.tools.report.worker`. The process may crash.
 
-Reads a JSON job from stdin: part, devices, finished cases and their rows. Writes a JSON object per line:
-{"cases": [...]}, then per case {"begin": name} and {"end": name, "rows": [...]}, with "left_out", or "failed"
-and "lost" (the device is unusable) if the case did not succeed. {"unable": why} replaces "cases" if the part
-has no cases.
+It reads a JSON job from stdin: part, devices, finished cases and their rows. It writes one JSON object per
+line. The first is {"cases": [...]}, or {"unable": why} for a part without cases. Each case writes {"begin":
+name}, then {"end": name, "rows": [...]}. A failed case adds "left_out" or "failed", and "lost" if the device
+is unusable.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def work(part: Part, done: set[str], out: TextIO) -> None:
             message["lost"] = True
         tell(out, end=name, **message)
         if message.get("lost"):
-            os._exit(0)  # closing a device that does not answer would hang
+            os._exit(0)  # closing the device would hang
     with suppress(VkbackendError):
         part.close()
 
@@ -63,7 +63,7 @@ def work(part: Part, done: set[str], out: TextIO) -> None:
 def main() -> None:
     job = json.loads(sys.stdin.readline())
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # because drivers may print to stdout
+    os.dup2(2, 1)  # drivers may print to stdout
     try:
         if job["part"] == DEVICES:
             describe(job["devices"], out)

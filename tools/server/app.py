@@ -1,4 +1,4 @@
-"""The ASGI application: checks a request, calls its endpoint, reports errors."""
+"""The ASGI application, which checks requests, calls their endpoints and reports errors."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return  # uvicorn is configured for HTTP only
+            return  # uvicorn only serves HTTP
         answer = Answer(self.service, scope, send)
         scope[BODY_SEND] = send
         try:
@@ -91,11 +91,11 @@ class App:
 
     def _check(self, answer: Answer, scope: Scope) -> None:
         """Raises Refusal."""
-        scope["app"], scope["path"] = self, answer.path  # without "app", Starlette would answer errors itself
+        scope["app"], scope["path"] = self, answer.path  # "app" stops Starlette's error pages
         scope["state"] = {}
         headers = dict(scope["headers"])
         answer.cors = self.service.config.guard.cors(headers, scope["method"])
-        answer.is_page = answer.path in static.FILES  # the page asks for the key itself
+        answer.is_page = answer.path in static.FILES  # the page asks for keys
         self.service.config.guard.check(answer.path, scope["method"], headers, answer.is_page)
         if self.service.is_draining and scope["method"] == "POST":
             raise Refusal(503, "the server is shutting down", retry_s=5)
@@ -123,7 +123,7 @@ class Answer:
         await self._send(message)
 
     async def fail(self, error: Exception) -> None:
-        """Send an error response, unless the answer has begun."""
+        """Send an error response if the answer has not begun."""
         refusal = self.service.refusal(error)
         self.service.note(error)
         if not isinstance(refusal, Refusal) or as_refusal(error).status == 500:
@@ -141,7 +141,7 @@ class Answer:
         await reply(self.send, refusal.status, encode(self.api.body(refusal)), headers)
 
     def log(self, scope: Scope) -> None:
-        """Log a request, without contents, keys, queries and unknown paths."""
+        """Log a request, but no contents, keys, query strings or unknown paths."""
         route = scope.get("route")
         path = (
             getattr(route, "path", "page" if self.status < 400 else "unknown")

@@ -1,6 +1,6 @@
-"""Reads a request's body within limits; its fields are checked on access.
+"""Read a request's body within limits. Each field is checked when it is used.
 
-A null field counts as missing. Unknown fields are ignored, because clients of newer APIs send them.
+A field that is null counts as missing. Unknown fields are ignored, because clients of newer APIs send them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Receive = Callable[[], Awaitable[Any]]
 T = TypeVar("T")
 U = TypeVar("U")
 
-# larger bodies are decoded one at a time in a thread, because 8 MiB may become 200 MiB
+# A thread decodes larger bodies, one at a time, because a body of 8 MiB may need 200 MiB when decoded.
 LARGE_NBYTES = 256 << 10
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _NO_BRACKET = bytes(c for c in range(256) if c not in b"[]{}")
@@ -57,7 +57,8 @@ def _too_large(limits: Limits) -> Refusal:
 async def read_fields(
     receive: Receive, headers: Mapping[bytes, bytes], limits: Limits, large: asyncio.Lock
 ) -> Fields:
-    """`large` admits one large body at a time. Raises Refusal, ClientGone."""
+    """Read a body and decode its fields. The lock `large` admits one large body at a time. Raises Refusal,
+    ClientGone."""
     body = await read_body(receive, headers, limits)
     if len(body) <= LARGE_NBYTES:
         return decode(body, limits)
@@ -80,7 +81,7 @@ def decode(body: bytes, limits: Limits) -> Fields:
 
 
 def depth_of(body: bytes) -> int:
-    """Return the nesting depth of valid JSON, counted before a recursive parser reads it."""
+    """Return the nesting depth of valid JSON, without recursion and before a recursive parser reads it."""
     if body.count(b"[") + body.count(b"{") <= 1:
         return 1
     brackets = _STRING.sub(b"", body).translate(None, _NO_BRACKET)
@@ -104,8 +105,8 @@ def _json_type(value: object) -> str:
 
 
 class Fields:
-    """The fields of an object. `where` is put before their names in messages, e.g. "tools[0].". All methods
-    raise InvalidArgument with the field's name."""
+    """The fields of a JSON object. `where` precedes their names in messages, for example "tools[0].". All
+    methods raise InvalidArgument with the name of the wrong field."""
 
     def __init__(self, values: dict[str, Any], where: str = "") -> None:
         self.values, self._where = values, where
@@ -170,7 +171,7 @@ class Fields:
             raise InvalidArgument(f"{self.name(name)} is missing", argument=self.name(name))
 
     def refuse(self, name: str, *harmless: Any, why: str) -> None:
-        """Refuse an unsupported field unless its value is in `harmless`."""
+        """Raise InvalidArgument for an unsupported field, except if its value is in `harmless`."""
         value = self.values.get(name)
         if value is not None and not any(value == same and type(value) is type(same) for same in harmless):
             raise InvalidArgument(f"{self.name(name)}={shown(value)}: {why}", argument=self.name(name))

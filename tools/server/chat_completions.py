@@ -36,7 +36,7 @@ REFUSED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
 
 
 def chat_options(service: Service, fields: Fields, llm: LLM) -> dict[str, Any]:
-    """Keyword arguments of `LLM.chat`. Raises InvalidArgument."""
+    """Return the keyword arguments of `LLM.chat`. Raises InvalidArgument."""
     for name, harmless, why in REFUSED:
         fields.refuse(name, *harmless, why=why)
     options = service.sampling(fields, llm)
@@ -52,7 +52,7 @@ def chat_options(service: Service, fields: Fields, llm: LLM) -> dict[str, Any]:
 
 
 def template_options(service: Service, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """A request's `variables` override the variables of the command line."""
+    """Return the template's options. A request's `variables` override the variables of the command line."""
     options: dict[str, Any] = {"template_variables": dict(service.config.template_fields) | dict(variables)}
     return options if service.config.template is None else options | {"template": service.config.template}
 
@@ -80,7 +80,7 @@ async def respond(
 async def rendered_prompt(
     service: Service, request: Request, as_chat: Callable[[Fields], Fields] = lambda fields: fields
 ) -> ChatRequest:
-    """A thread waits for the template's process."""
+    """Render the request's prompt in a thread, which waits for the template's process."""
     chat, llm = as_chat(await service.fields(request)), service.ready()
     messages, options = messages_of(chat, llm), chat_options(service, chat, llm)
     return await asyncio.to_thread(lambda: llm.chat_prompt(messages, **options))
@@ -95,7 +95,7 @@ async def apply_template(service: Service, request: Request) -> Response:
 
 
 async def count_input_tokens(service: Service, request: Request) -> Response:
-    """llama-server's /v1/chat/completions/input_tokens."""
+    """Answer llama-server's /v1/chat/completions/input_tokens."""
     prompt = await rendered_prompt(service, request)
     return Json({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 
@@ -177,7 +177,7 @@ class CheckedChat:
         yield streams.DONE
 
     def _plain_head(self, head: dict[str, Any], index: int) -> bytes:
-        """Return the bytes before an event's text; most events share these bytes."""
+        """Return the bytes before the text of an event. Most events share these bytes."""
         choice = {"index": index, "finish_reason": None, "logprobs": None, "delta": {"content": ""}}
         return streams.event(head | {"choices": [choice]}).removesuffix(b'""}}]}\n\n')
 

@@ -1,4 +1,4 @@
-"""Makes jobs from conversations in OpenAI's format, and blocks from answers, for the three chat APIs."""
+"""Build jobs from conversations in OpenAI's format, and blocks from answers, for the three chat APIs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vkbackend.tools.server.body import Fields
 from vkbackend.tools.server.generations import Job
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-# Templates receive only these fields of a message.
+# Only these fields of a message are passed to templates.
 MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning")
 TEMPLATE_FIELDS = (
     "enable_thinking", "thinking", "thinking_budget", "reasoning_effort", "preserve_thinking",
@@ -40,7 +40,7 @@ class ChatJob(Job):
 async def chat_jobs(
     llm: LLM, messages: Sequence[Mapping[str, Any]], most: int | None, n: int, options: dict[str, Any]
 ) -> list[ChatJob]:
-    """A thread waits for the template's process. Raises InvalidArgument."""
+    """Return a job per answer. A thread waits for the template's process. Raises InvalidArgument."""
 
     def prepare() -> PreparedChat:
         return llm.prepare_chat(messages, most, n=n, **options)
@@ -57,21 +57,21 @@ async def chat_jobs(
 
 
 def messages_of(fields: Fields, llm: LLM) -> list[dict[str, Any]]:
-    """Return OpenAI's messages, reduced to MESSAGE_FIELDS."""
+    """Return OpenAI's messages with only the fields in MESSAGE_FIELDS."""
     fields.required("messages")
     messages = []
     for message in fields.objects("messages", MAX_MESSAGES):
         message.required("role")
         role = message.word("role", ROLES, "user")
         if role == "developer" and "developer" not in (llm.chat_template or ""):
-            role = "system"  # most templates know only this older name
+            role = "system"  # the older name
         kept = {name: message.get(name) for name in MESSAGE_FIELDS if message.has(name)}
         messages.append(kept | {"role": role})
     return messages
 
 
 def template_fields(given: Fields | None, effort: str | None) -> dict[str, Any]:
-    """Return template variables; `effort` "none" turns thinking off."""
+    """Return the variables of the template. The effort "none" turns thinking off."""
     variables: dict[str, Any] = {}
     if effort == "none":
         variables["enable_thinking"] = False
@@ -103,7 +103,7 @@ def _plain(name: str, value: Any) -> Any:
 
 @dataclass(slots=True)
 class Block:
-    """A part of an answer: a "thought", a "text", or a "call" with id and name."""
+    """A part of an answer, of kind "thought", "text", or "call" with an id and a name."""
 
     kind: str
     index: int
@@ -117,8 +117,8 @@ class Block:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The call's arguments. Without a grammar the text may not be a JSON object; then {"arguments":
-        text}."""
+        """The call's arguments. Without a grammar, the text may not be a JSON object, and the result is
+        {"arguments": text}."""
         try:
             arguments = json.loads(self.text or "{}")
         except (ValueError, RecursionError):
@@ -132,7 +132,7 @@ class Blocks:
         self._open: Block | None = None
 
     def push(self, chunk: ChatChunk) -> Iterator[tuple[str, Block, str]]:
-        """Yield ("begin", block, ""), ("piece", block, text) and ("end", block, "")."""
+        """Yield ("begin", block, "") at a block's begin, ("piece", block, text) and ("end", block, "")."""
         if chunk.reasoning:
             yield from self._go_on("thought", chunk.reasoning)
         if chunk.content:

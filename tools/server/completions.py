@@ -40,7 +40,7 @@ async def completions(service: Service, request: Request) -> Response:
 
 
 class LogprobTable:
-    """OpenAI's `logprobs` of a completion, including each token's offset in the text."""
+    """OpenAI's `logprobs` of a completion, with each token's offset in the text."""
 
     def __init__(self, llm: LLM) -> None:
         self._llm, self._offset = llm, 0
@@ -108,7 +108,7 @@ class CheckedCompletion:
         return None
 
     def _text(self, job: Job, chunk: Chunk) -> str:
-        """The prompt's text is returned as sent, without special tokens."""
+        """Return a chunk's text. An echoed prompt is the text of the request, without special tokens."""
         is_prompt = self.echo and chunk.token is None and chunk.finish_reason is None
         return job.text if is_prompt and job.text is not None else chunk.text
 
@@ -130,7 +130,8 @@ class CheckedCompletion:
                 timings = {"timings": timings_of(tally)} if reason else {}
                 data = streams.event(self.head | {"choices": [choice]} | timings)
             if chunk.token is None and reason is None:
-                # hold back the prompt: until the first token, an error can set the status
+                # Send the prompt with the first token, because an error before the first event sets the
+                # status.
                 held += data
                 continue
             yield held + data
@@ -141,7 +142,7 @@ class CheckedCompletion:
         yield streams.DONE
 
     def _event_head(self, index: int) -> bytes:
-        """Return the bytes before an event's text; most events share these bytes."""
+        """Return the bytes before the text of an event. Most events share these bytes."""
         choice = {"index": index, "logprobs": None, "finish_reason": None, "text": ""}
         return streams.event(self.head | {"choices": [choice]}).removesuffix(b'""}]}\n\n')
 

@@ -1,4 +1,4 @@
-"""Turns errors into HTTP responses: a status, and a body in the format of the called API.
+"""Convert errors to HTTP responses, which have a status and a body in the format of the called API.
 
 The SDKs of OpenAI and Anthropic retry only after 408, 409, 429 and 5xx.
 """
@@ -22,7 +22,7 @@ from vkbackend.errors import (
     VkbackendError,
 )
 
-TYPES = {  # error types of OpenAI and Anthropic by status
+TYPES = {  # status -> OpenAI's and Anthropic's error type
     400: ("invalid_request_error", "invalid_request_error"),
     401: ("authentication_error", "authentication_error"),
     403: ("permission_error", "permission_error"),
@@ -35,13 +35,14 @@ TYPES = {  # error types of OpenAI and Anthropic by status
     504: ("timeout_error", "api_error"),
 }
 
-# Clients recognize an overlong conversation by the message, not only by this code: LiteLLM by llama-server's
-# "exceeds the available context size", Claude Code by Anthropic's "prompt is too long".
+# Clients recognize an overlong conversation by this code and by the message. LiteLLM looks for llama-server's
+# "exceeds the available context size", Claude Code for Anthropic's "prompt is too long".
 TOO_LONG = "context_length_exceeded"
 
 
 class Refusal(VkbackendError):
-    """`param`: the wrong field; `code`: OpenAI's error code; `retry_s`: Retry-After; `extra`: more fields."""
+    """An error that becomes a response. `param` names the wrong field, `code` is OpenAI's error code,
+    `retry_s` sets Retry-After, and `extra` has more fields of the body."""
 
     def __init__(
         self,
@@ -82,8 +83,8 @@ OPENAI, ANTHROPIC = Api(), Api(anthropic=True)
 
 
 def as_refusal(error: BaseException) -> Refusal:
-    """Return a typed error as a Refusal. Other errors are bugs; their text is withheld, because it may
-    contain a client's text."""
+    """Convert a typed error to a Refusal. Untyped errors are bugs. Their messages are not sent, because they
+    may contain a client's text."""
     if isinstance(error, Refusal):
         return error
     text = str(error)

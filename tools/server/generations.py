@@ -16,20 +16,20 @@ from vkbackend.models.engine.messages import check_tokens
 from vkbackend.models.llm import LLM
 from vkbackend.models.sampling.params import MAX_SEED
 
-SHORT_TEXT = 4096  # characters, which take about 1 ms; longer texts are tokenized in a thread
+SHORT_TEXT = 4096  # So many characters take about 1 ms to tokenize. A thread tokenizes longer texts.
 PROMPT = "expected a string, a list of token ids, or a list of such prompts"
 Piece = Chunk | ChatChunk
-EAGER_CHUNKS = 64  # chunks that may wait in the queue of a request
+EAGER_CHUNKS = 64  # A request's queue has at most this many chunks.
 
 
 @dataclass(slots=True)
 class Job:
-    """One sequence to generate; `index` is its position in the answer."""
+    """A sequence to generate. `index` is its position among the answer's choices."""
 
     ids: list[int]
     max_tokens: int | None
     options: dict[str, Any]
-    text: str | None = None  # the prompt, if it was a string
+    text: str | None = None  # a prompt string
     index: int = 0
 
     def start(self, llm: LLM) -> AsyncGenerator[Piece, None]:
@@ -45,7 +45,7 @@ class Tally:
     finish_reason: str | None = None
     timings: dict[str, float] = field(default_factory=dict)
     slot: int = 0
-    is_known: bool = False  # whether the service's `running` has it
+    is_known: bool = False  # is in `Service.running`
 
     def add(self, piece: Piece) -> None:
         chunk = piece if isinstance(piece, Chunk) else piece.chunk
@@ -58,7 +58,8 @@ class Tally:
 
     @property
     def cached_n(self) -> int:
-        """Prompt tokens from the cache. A preempted sequence may compute more tokens than its prompt has."""
+        """The number of prompt tokens from the cache. It is 0 if a preempted sequence computed
+        tokens twice."""
         computed = int(self.timings.get("prompt_n", self.prompt_n))
         return max(0, self.prompt_n - computed)
 
@@ -76,7 +77,8 @@ async def tokenize(llm: LLM, text: str, *, add_special: bool = True, parse_speci
 
 
 async def prompt_of(llm: LLM, name: str, value: Any) -> tuple[list[int], str | None]:
-    """Return the ids of a prompt, which is a string (also returned), token ids, or a list of both."""
+    """Return the token ids of a prompt, which is a string, token ids, or a list of both. A prompt string is
+    also returned."""
     if isinstance(value, str):
         return await tokenize(llm, value), value
     if isinstance(value, dict):
@@ -85,7 +87,7 @@ async def prompt_of(llm: LLM, name: str, value: Any) -> tuple[list[int], str | N
         return await prompt_of(llm, name, value.get("prompt_string"))
     if not isinstance(value, list):
         raise refused(name, value, PROMPT)
-    if len(value) > llm.n_ctx:  # fail early, because 8 MiB may contain four million tokens
+    if len(value) > llm.n_ctx:  # 8 MiB may have four million tokens
         check_tokens([0] * len(value), llm.n_vocab, llm.n_ctx)
     if not any(isinstance(part, str) for part in value):
         return list(token_ids(name, value, PROMPT)), None
@@ -101,7 +103,7 @@ async def prompt_of(llm: LLM, name: str, value: Any) -> tuple[list[int], str | N
 async def prompts_of(
     llm: LLM, name: str, value: Any, most: int
 ) -> tuple[list[tuple[list[int], str | None]], bool]:
-    """Return a field's prompts, and whether the field is a list of prompts."""
+    """Return the prompts of a field, and whether the field is a list of prompts."""
     is_list = isinstance(value, list) and bool(value) and _are_prompts(value)
     parts = value if is_list else [value]
     if len(parts) > most:
@@ -113,14 +115,14 @@ async def prompts_of(
 
 
 def _are_prompts(value: Sequence[Any]) -> bool:
-    """Whether a list contains prompts; [1, "a"] is a single prompt."""
+    """Return whether a list is a list of prompts. The list [1, "a"] is a single prompt."""
     return all(isinstance(part, str) for part in value) or any(
         isinstance(part, list | dict) for part in value
     )
 
 
 def several(job: Job, n: int) -> list[Job]:
-    """Return `n` copies; a given seed increases by one per copy."""
+    """Return `n` copies of a job. If it has a seed, each copy's seed is one higher."""
     seed = job.options.get("seed")
     jobs = []
     for i in range(n):
@@ -135,7 +137,7 @@ def several(job: Job, n: int) -> list[Job]:
 
 
 async def merged(llm: LLM, jobs: Sequence[J]) -> AsyncGenerator[tuple[J, Piece], None]:
-    """Yield chunks of all jobs as they arrive; if one job fails, all end."""
+    """Yield the chunks of all jobs as they arrive. If a job fails, end all jobs."""
     queue: asyncio.Queue[tuple[J, Piece | BaseException | None]] = asyncio.Queue(EAGER_CHUNKS)
 
     async def read(job: J) -> None:
@@ -180,7 +182,8 @@ def stop_met(llm: LLM, tally: Tally, text: str, stops: Sequence[str]) -> str:
 
 
 def usage_of(tallies: Sequence[Tally], n_prompt: int) -> dict[str, Any]:
-    """Return OpenAI's `usage`; `n_prompt` counts each prompt once, whatever `n` is."""
+    """Return OpenAI's `usage`. `n_prompt` is the number of prompt tokens, in which `n` answers share a
+    prompt."""
     n_generated = sum(tally.n_tokens for tally in tallies)
     cached = min(n_prompt, sum(tally.cached_n for tally in tallies))
     return {

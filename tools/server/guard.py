@@ -1,4 +1,4 @@
-"""Access control before the body is read, by host names (DNS rebinding), origins and API keys."""
+"""Check the host name, the origin and the API key of a request before its body is read."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from urllib.parse import urlsplit
 from vkbackend.errors import InvalidArgument
 from vkbackend.tools.server.failures import Refusal
 
-PUBLIC = ("/health",)  # for monitoring; it reveals nothing about requests
+PUBLIC = ("/health",)  # has no requests' data
 MAX_KEYS, MAX_KEY_LENGTH = 1024, 4096
 CORS_HEADERS = b"authorization, content-type, x-api-key, anthropic-version, anthropic-beta"
 CORS_AGE_S = b"600"
 
 
 def normal_path(path: str) -> str:
-    """Return the path without /v1 and doubled slashes, which some clients send."""
+    """Remove /v1 and doubled slashes, which some clients send, from the path."""
     path = re.sub("/{2,}", "/", path)
     if path == "/v1" or path.startswith("/v1/"):
         path = path[3:]
@@ -38,7 +38,7 @@ def is_loopback(host: str) -> bool:
 
 
 def read_keys(keys: Iterable[str], path: str | None) -> tuple[str, ...]:
-    """The file has one key per line. Raises InvalidArgument."""
+    """Return `keys` and the keys of the file, which has one key per line. Raises InvalidArgument."""
     all_keys = [key for text in keys for key in text.split(",")]
     if path is not None:
         try:
@@ -68,8 +68,8 @@ def _host_of_origin(origin: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """`hosts`: allowed names besides addresses, localhost and the machine's name. `origins`: allowed origins
-    of pages; "*" allows all."""
+    """The access rules. `hosts` are allowed host names; addresses, localhost and the machine's name are
+    always allowed. `origins` are allowed origins of pages, and "*" allows all."""
 
     keys: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
@@ -85,10 +85,10 @@ class Guard:
     # ---- Host and Origin ----
 
     def _check_host(self, headers: Mapping[bytes, bytes]) -> None:
-        """Another site can point its own name at this address (DNS rebinding)."""
+        """Refuse unknown host names, because any site can point its name at this address (DNS rebinding)."""
         given = headers.get(b"host")
         if given is None:
-            return  # an HTTP/1.0 client; browsers always send Host
+            return  # browsers always send Host
         name = host_of(given)
         if name is None or not (_is_address(name) or name in self._names()):
             raise Refusal(
@@ -131,7 +131,7 @@ class Guard:
     # ---- keys ----
 
     def _check_key(self, headers: Mapping[bytes, bytes]) -> None:
-        """Compare all keys in constant time."""
+        """Compare the request's key with all keys, in constant time."""
         if not self.keys:
             return
         given = headers.get(b"x-api-key", b"")
@@ -148,7 +148,7 @@ class Guard:
 
 
 def host_of(header: bytes) -> str | None:
-    """The host without port; None if invalid."""
+    """Return the host without its port, or None if the header is invalid."""
     match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?", header.decode("latin-1"))
     return match[1].strip("[]").lower().rstrip(".") if match else None
 
@@ -161,7 +161,7 @@ def _is_address(name: str) -> bool:
 
 
 def _is_same(origin: bytes, host: bytes | None) -> bool:
-    """Whether a page has the server's own origin; a proxy may have changed the scheme."""
+    """Return whether a page has the server's own origin. The scheme may differ, because proxies change it."""
     with suppress(ValueError):
         parts = urlsplit(origin.decode("latin-1"))
         if host is not None and parts.scheme in ("http", "https"):

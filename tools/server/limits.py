@@ -11,24 +11,24 @@ MAX_RETRY_S = 60
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """In addition, uvicorn buffers 64 KiB per client, then waits (`drain_s`)."""
+    """The server's limits. For each client uvicorn also buffers 64 KiB, then waits `drain_s` seconds."""
 
     body_nbytes: int = 8 << 20
-    json_depth: int = 64  # levels of lists and objects
-    header_nbytes: int = 32 << 10  # request line and headers
-    connections: int = 512  # half of the default limit of open files
-    streams: int = 128  # concurrent
-    queue: int = 256  # sequences waiting for a slot
-    prompts: int = 128  # per request
-    stops: int = 32  # stop strings, and DRY's breakers
-    stop_length: int = 1024  # characters of each
-    biases: int = 1024  # entries of logit_bias
-    header_s: float = 10.0  # to receive the headers
-    body_s: float = 10.0  # to receive the body
-    drain_s: float = 10.0  # for a client to read its buffered data
-    idle_s: float = 65.0  # for a connection without a request; longer than the 60 s of proxies
-    ping_s: float = 15.0  # an idle stream gets a comment this often, so that proxies keep it open
-    shutdown_s: float = 30.0  # for running requests after SIGTERM
+    json_depth: int = 64
+    header_nbytes: int = 32 << 10  # Includes the request line.
+    connections: int = 512  # The default limit of open files is twice as high.
+    streams: int = 128
+    queue: int = 256  # So many sequences may wait for a slot.
+    prompts: int = 128
+    stops: int = 32  # Limits stop strings, and DRY's breakers.
+    stop_length: int = 1024
+    biases: int = 1024
+    header_s: float = 10.0
+    body_s: float = 10.0
+    drain_s: float = 10.0  # A client has this time to read its buffered data.
+    idle_s: float = 65.0  # A connection without a request stays open longer than the 60 s of proxies.
+    ping_s: float = 15.0  # An idle stream gets a comment this often, so that proxies keep the stream open.
+    shutdown_s: float = 30.0  # Running requests may continue this long after SIGTERM.
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Admission:
     n_sequences: int = 0
     n_streams: int = 0
     n_refused: int = 0
-    _took_s: float = field(default=1.0)  # moving average of request durations
+    _took_s: float = field(default=1.0)  # a moving average
 
     @property
     def n_waiting(self) -> int:
@@ -46,7 +46,7 @@ class Admission:
 
     @contextmanager
     def enter(self, n: int, *, streams: bool) -> Iterator[None]:
-        """Admit `n` sequences while the block runs. Raises Refusal (429)."""
+        """Admit `n` sequences for the duration of the `with` block. Raises Refusal (429)."""
         most = self.n_slots + self.limits.queue
         if self.n_sequences + n > most:
             reason = (

@@ -1,5 +1,4 @@
-"""llama-server's /completion and /infill. Every field either works or is refused by name
-(docs/serving.md)."""
+"""llama-server's /completion and /infill. A field that does not work is refused by name (docs/serving.md)."""
 
 from __future__ import annotations
 
@@ -24,9 +23,9 @@ from vkbackend.tools.server.service import Json, Service
 
 MAX_PROBS = 100
 MAX_MS = 1 << 31
-MAX_EXTRA = 256  # context files of an infill
+MAX_EXTRA = 256  # files in `input_extra`
 MAX_RESPONSE_FIELDS = 64
-# (field, harmless values, why other values are refused)
+# Each entry has a field, its harmless values, and why other values are refused.
 REFUSED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("n_indent", (0,), "a minimum indentation is not supported"),
     ("n_keep", (0, -1), "a full context ends the text, it is not shifted; omit this field"),
@@ -57,7 +56,7 @@ async def completion(service: Service, request: Request) -> Response:
 
 
 async def infill(service: Service, request: Request) -> Response:
-    """Fill the gap between `input_prefix` and `input_suffix`; the result begins with `prompt`."""
+    """Fill the gap between `input_prefix` and `input_suffix`. The text in the gap begins with `prompt`."""
     fields = await service.fields(request)
     llm = service.ready()
     fields.required("input_prefix")
@@ -124,7 +123,8 @@ class LlamaCompletion:
     async def _chunks(
         self, request: Request, *, streamed: bool
     ) -> AsyncGenerator[tuple[Job, Chunk, Tally], None]:
-        """As `Service.generate`, but after `t_max_predict_ms` a sequence ends if it has a line break."""
+        """Yield the chunks of `Service.generate`. After `t_max_predict_ms`, end a sequence that has a line
+        break."""
         began = None
         source = self.service.generate(request, self.llm, self.jobs, streamed=streamed)
         async with aclosing(source):
@@ -214,7 +214,7 @@ class LlamaCompletion:
         }
 
     def _end(self, job: Job, tally: Tally) -> tuple[str, str]:
-        """llama-server's `stop_type` and `stopping_word`."""
+        """Return llama-server's `stop_type` and `stopping_word`."""
         if tally.finish_reason == "length":
             return "limit", ""
         word = stop_met(self.llm, tally, "".join(tally.text), job.options.get("stop", ()))
@@ -229,7 +229,7 @@ class LlamaCompletion:
         return {"id": token, "token": text, "bytes": list(piece), "logprob": logprob}
 
     def _fitted(self, result: dict[str, Any]) -> dict[str, Any]:
-        """Return only the requested fields; a path "a/b" becomes the field b."""
+        """Return only the requested fields. A path "a/b" becomes the field b of the result."""
         if not self.response_fields:
             return result
         fitted: dict[str, Any] = {}

@@ -22,7 +22,8 @@ from vkbackend.tools.server.generations import Tally, stop_met
 from vkbackend.tools.server.service import Json, Service
 
 MAX_BLOCKS = 10_000
-# Claude Code begins its system prompt with this block, whose changes would defeat the prefix cache.
+# Claude Code's system prompt begins with this block, which is removed. It changes between requests, so the
+# prefix cache would never match.
 BILLING = "x-anthropic-billing-header:"
 CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": "tool"}
 
@@ -73,7 +74,7 @@ def as_chat(fields: Fields) -> Fields:
 
 
 def _texts(fields: Fields, name: str) -> list[str]:
-    """Raises InvalidArgument for blocks other than text."""
+    """Return the texts of a field. Raise InvalidArgument if it has other blocks."""
     value = fields.get(name)
     if value is None or isinstance(value, str):
         return [value] if value else []
@@ -97,7 +98,7 @@ def _blocks(message: Fields) -> list[Fields]:
 
 
 def _user(message: Fields, role: str) -> list[dict[str, Any]]:
-    """Turn tool results into separate messages before the user's text."""
+    """Return each tool result as a message of its own, then the user's text."""
     results, texts = [], []
     for block in _blocks(message):
         if block.get("type") == "tool_result":
@@ -164,14 +165,14 @@ class CheckedMessage:
         }  # fmt: skip
 
     def _usage(self, tally: Tally) -> dict[str, int]:
-        """Anthropic's API counts cached tokens separately from computed tokens."""
+        """Return Anthropic's usage, in which `input_tokens` does not include tokens from the cache."""
         return {
             "input_tokens": tally.prompt_n - tally.cached_n, "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": tally.cached_n, "output_tokens": tally.n_tokens,
         }  # fmt: skip
 
     def _end(self, tally: Tally, reason: str) -> dict[str, Any]:
-        """`stop_reason` and the matched stop sequence."""
+        """Return `stop_reason` and the stop sequence that ended the text."""
         if reason == "tool_calls":
             return {"stop_reason": "tool_use", "stop_sequence": None}
         if reason == "length":

@@ -1,4 +1,4 @@
-"""Counters in Prometheus' text format, under llama-server's names if it has the same counter."""
+"""Counters in Prometheus' text format. Counters that llama-server also has use its names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class Metrics:
-    """`requests` counts by route and status, which both come from short lists."""
+    """The counters. `requests` counts requests by route and status, of which there are few."""
 
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)
     prompt_tokens: int = 0
@@ -45,7 +45,7 @@ class Metrics:
     whole_request: Histogram = field(default_factory=Histogram)
 
     def text(self, now: Mapping[str, Any], stats: Mapping[str, Any]) -> str:
-        """`now`: values and help texts by name; `stats`: statistics of the engine."""
+        """Return all metrics. `now` has more values with help texts, and `stats` the engine's statistics."""
         lines: list[str] = []
 
         def add(name: str, kind: str, help_text: str, *values: str) -> None:

@@ -1,5 +1,5 @@
-"""A server's model. It is opened in a thread while the server already answers, and reopened after its
-process or a device is lost."""
+"""A server's model. A thread opens the model while the server already answers, and opens it again after the
+loss of its process or of a device."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from vkbackend.models.llm import LLM
 from vkbackend.tools.server.failures import Refusal
 
 T = TypeVar("T")
-WATCH_S = 1.0  # the loss of an idle engine is noticed after at most this time
-# The wait before reopening doubles each time the model is lost early.
+WATCH_S = 1.0  # The loss of an idle engine is noticed within this time.
+# The delay before reopening doubles each time that the model is lost within LASTED_S.
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 60.0
-# After a model worked for this long, the wait restarts at FIRST_WAIT_S. Otherwise a server whose engine is
-# killed each minute would soon wait a minute each time.
+# If the model worked longer, the delay is FIRST_WAIT_S again. Without this rule, an engine that is killed
+# once a minute would soon have a delay of a minute.
 LASTED_S = 10.0
 CLOSE_S = 15.0
 LOADING_RETRY_S = 2
@@ -39,11 +39,12 @@ class State(Enum):
 
 
 class Abandoned(Exception):
-    """The server shuts down while the model loads."""
+    """An error that stops loading because the server shuts down."""
 
 
 class Model:
-    """`run` sets `llm` while the model is ready; `stats`: the engine's latest statistics."""
+    """The model and its state. While the model is ready, `run` sets `llm`. `stats` are the engine's latest
+    statistics."""
 
     def __init__(self, open_: Open) -> None:
         self._open = open_
@@ -57,7 +58,7 @@ class Model:
 
     @property
     def llm(self) -> LLM:
-        """Raises Refusal (503) unless the model is ready."""
+        """The model. Raises Refusal (503) if the model is not ready."""
         if self._llm is None or self.state is not State.READY:
             raise self.not_ready()
         return self._llm
@@ -74,7 +75,7 @@ class Model:
     # ---- lifecycle ----
 
     async def run(self) -> None:
-        """Keep the model open until `close`. Raises errors of the first opening."""
+        """Keep the model open until `close`. Raise an error of the first opening."""
         wait_s = FIRST_WAIT_S / 2
         while True:
             began = time.monotonic()
@@ -112,7 +113,7 @@ class Model:
         self.bytes_loaded, self.bytes_total = done, total
 
     async def _watch(self, llm: LLM) -> None:
-        """Poll the engine's stats until the engine is lost or the server shuts down."""
+        """Read the engine's statistics until the engine is lost or the server shuts down."""
         while not self._lost.is_set():
             try:
                 self.stats = await in_thread(llm.stats)
@@ -124,19 +125,19 @@ class Model:
                 await asyncio.wait_for(self._lost.wait(), WATCH_S)
 
     def failed(self, error: BaseException, llm: LLM) -> None:
-        """Reopen the model if the error means that it is lost."""
+        """Make `run` reopen the model if the error means that the model is lost."""
         is_broken = isinstance(error, DeviceLost | Timeout) or not llm.is_open
         if is_broken and llm is self._llm:
             self._lost.set()
 
     def close(self) -> None:
-        """Make `run` release the model, which ends running requests."""
+        """Make `run` close the model, which ends running requests."""
         self._ending, self.state = True, State.ENDED
         self._lost.set()
 
 
 async def in_thread(function: Callable[[], T]) -> T:
-    """Run a function in a daemon thread, so that a hang in a driver does not block the process's exit."""
+    """Run a function in a daemon thread. If the function hangs in a driver, the process can still exit."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 

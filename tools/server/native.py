@@ -1,4 +1,4 @@
-"""Endpoints of llama-server and OpenAI that generate no text."""
+"""The endpoints of llama-server and OpenAI that do not generate text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _NOT_OPTIONS = ("seed", "logits_processors", "stop_token_ids", "logprobs")
 
 
 async def health(service: Service, request: Request) -> Response:
-    """This needs no key, because it reveals nothing about requests."""
+    """Return whether the model is ready. No key is needed, because the answer reveals nothing about
+    requests."""
     model = service.model
     if model.state is not State.READY or service.is_draining:
         raise model.not_ready()
@@ -68,7 +69,7 @@ _PARAMS = set(SamplingParams.__dataclass_fields__)
 
 
 async def props(service: Service, request: Request) -> Response:
-    """This never waits for the engine, because the page requests it first."""
+    """Return the server's properties without waiting for the engine, because the page requests them first."""
     llm = service.ready()
     try:
         ends = llm.tokenizer.bos_id, llm.tokenizer.eos_id
@@ -123,7 +124,7 @@ async def stats(service: Service, request: Request) -> Response:
 
 
 async def slots(service: Service, request: Request) -> Response:
-    """Counts per slot, without texts."""
+    """Return the counts of each slot, but no texts."""
     _check_slots_shown(service)
     llm = service.ready()
     if "fail_on_no_slot" in request.query_params and len(service.running) >= llm.n_slots:
@@ -176,7 +177,8 @@ async def slot_action(service: Service, request: Request) -> Response:
 
 
 def slot_file(folder: str, name: str) -> str:
-    """Refuse names with folders, and links, which could leave the folder. Raises InvalidArgument."""
+    """Return the path of a file in `folder`. Raise InvalidArgument for a name with a folder or for a link,
+    which could be outside `folder`."""
     if not FILE_NAME.fullmatch(name):
         raise InvalidArgument(
             "filename: expected 1..200 letters, digits and . _ - (none of . - first), without a folder",
@@ -210,7 +212,7 @@ async def tokens_of(service: Service, request: Request) -> Response:
 
 
 def _piece(piece: bytes) -> str | list[int]:
-    """The text, or its bytes if it ends inside a character."""
+    """Return the text of a token, or its bytes if they are not complete characters."""
     try:
         return piece.decode()
     except UnicodeDecodeError:
@@ -222,6 +224,6 @@ async def text_of(service: Service, request: Request) -> Response:
     llm = service.ready()
     fields.required("tokens")
     given = fields.items("tokens", service.config.limits.body_nbytes)
-    # A thread is used because there may be four million tokens.
+    # Four million tokens are possible, so a thread converts them.
     text = await asyncio.to_thread(lambda: llm.detokenize(token_ids("tokens", given), skip_special=False))
     return Json({"content": text})

@@ -1,4 +1,4 @@
-"""Adds limits to uvicorn's HTTP connection: size and time of headers, unread data, connections."""
+"""Add limits to uvicorn's HTTP connections, for the size and time of headers, unread data and connections."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from vkbackend.tools.server.limits import Limits
 
-MAX_BODIES = 4  # the connection ends after this many times the maximum size of a body
+MAX_BODIES = 4  # A body of more than this many times the maximum size ends the connection.
 ANSWERS = {
     408: b"HTTP/1.1 408 Request Timeout\r\n",
     431: b"HTTP/1.1 431 Request Header Fields Too Large\r\n",
@@ -65,7 +65,7 @@ class BoundedConnection(HttpToolsProtocol):
             return
         if self._in_headers:
             self._await_headers()
-            # asyncio delivers up to 256 KiB, which are parsed before the limit is checked.
+            # asyncio delivers up to 256 KiB, which uvicorn parses before the limit is checked.
             self._n_header_bytes += len(data)
         super().data_received(data)
         if self._in_headers and self._n_header_bytes > self.bounds.header_nbytes:
@@ -86,8 +86,8 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Discard the body of a refused request, because clients read the answer only after sending
-        everything."""
+        """Accept the body of a refused request, because clients read the answer only after they have sent the
+        body."""
         self._n_body_bytes += len(body)
         if self._n_body_bytes > MAX_BODIES * self.bounds.body_nbytes:
             self.transport.abort()
@@ -96,12 +96,12 @@ class BoundedConnection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._set_timer(None, None)
         super().on_message_complete()
-        self._in_headers = True  # the time limit of the next request starts at its first byte
+        self._in_headers = True  # of the next request
 
     # ---- writing ----
 
     def pause_writing(self) -> None:
-        """Called when 64 KiB are buffered for the client."""
+        """Start the time limit `drain_s`. uvicorn calls this when 64 KiB are buffered for the client."""
         super().pause_writing()
         if self._drain is None:
             self._drain = self.loop.call_later(self.bounds.drain_s, self.transport.abort)

@@ -1,4 +1,5 @@
-"""OpenAI's /v1/responses. The server stores nothing, so each request contains the whole conversation."""
+"""OpenAI's /v1/responses. The server stores nothing, so each request must contain the complete
+conversation."""
 
 from __future__ import annotations
 
@@ -83,7 +84,8 @@ def _tool(tool: Fields) -> dict[str, Any]:
 
 
 def _add_items(fields: Fields, messages: list[dict[str, Any]]) -> None:
-    """Append the items of `input`; thoughts and calls become part of the assistant's message."""
+    """Append the items of `input` to `messages`. Thoughts and calls become part of the assistant's
+    message."""
 
     def assistant() -> dict[str, Any]:
         if not messages or messages[-1]["role"] != "assistant":
@@ -140,7 +142,7 @@ class CheckedResponse:
         self.service, self.llm, self.jobs = service, llm, jobs
         self._fields, self._most, self._created = fields, most, now()
         self.id = _id("resp")
-        self._ids: list[str] = []  # ids of the output items
+        self._ids: list[str] = []  # of output items
 
     @classmethod
     async def of(cls, service: Service, fields: Fields, llm: LLM) -> CheckedResponse:

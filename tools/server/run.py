@@ -18,7 +18,7 @@ from vkbackend.tools.server.model import Model, Open
 from vkbackend.tools.server.protocol import protocol
 from vkbackend.tools.server.service import Config, Service
 
-LAST_EVENT_S = 5.0  # time after `shutdown_s` to deliver the error events
+LAST_EVENT_S = 5.0  # The last error events may take this long after `shutdown_s`.
 BACKLOG = 256
 
 log = logging.getLogger("vkbackend.serve")
@@ -41,7 +41,7 @@ def address_of(sock: socket.socket, *, tls: bool) -> str:
 
 
 class Server(uvicorn.Server):
-    """`failed`: the error of opening the model."""
+    """The HTTP server. `failed` is the error of opening the model."""
 
     def __init__(self, config: Config, open_: Open, *, key_file: str | None, cert_file: str | None) -> None:
         self.service = Service(config, Model(open_))
@@ -55,7 +55,7 @@ class Server(uvicorn.Server):
             log_config=None,
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # clients could forge their addresses
+            proxy_headers=False,  # clients could forge addresses
             timeout_keep_alive=int(limits.idle_s),
             timeout_graceful_shutdown=int(limits.shutdown_s + LAST_EVENT_S + 1),
             ssl_keyfile=key_file,
@@ -91,7 +91,7 @@ class Server(uvicorn.Server):
                 len(service.running),
                 service.config.limits.shutdown_s,
             )
-        # Closing the model ends the remaining streams with an error event.
+        # Closing the model ends each remaining stream with an error event.
         timer = asyncio.get_running_loop().call_later(service.config.limits.shutdown_s, service.model.close)
         await super().shutdown(sockets)
         timer.cancel()
@@ -102,9 +102,9 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As in uvicorn, but the process exits with 0 after a signal."""
+        """Handle signals as uvicorn does, but let the process exit with 0 after a signal."""
         if threading.current_thread() is not threading.main_thread():
-            yield  # signal handlers run in the main thread only
+            yield  # no signals in this thread
             return
         before = {
             number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)
@@ -125,7 +125,7 @@ class Server(uvicorn.Server):
 def serve(
     config: Config, open_: Open, sock: socket.socket, *, key_file: str | None, cert_file: str | None
 ) -> None:
-    """Serve until a signal. Raises errors of opening the model."""
+    """Serve until a signal arrives. Raise the error of opening the model."""
     server = Server(config, open_, key_file=key_file, cert_file=cert_file)
     server.run(sockets=[sock])
     if server.failed is not None:

@@ -1,4 +1,4 @@
-"""Turns a request's fields into generation options."""
+"""Convert the fields of a request to generation options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vkbackend.models.sampling.params import MAX_SEED
 from vkbackend.tools.server.body import Fields
 from vkbackend.tools.server.limits import Limits
 
-# These are passed on unchanged; the engine checks them.
+# These fields go to the engine unchanged, which checks their values.
 SAME = (
     "top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold",
     "dynatemp_range", "dynatemp_exponent", "repeat_penalty", "repeat_last_n", "presence_penalty",
@@ -21,14 +21,15 @@ SAME = (
     "mirostat", "mirostat_tau", "mirostat_eta", "samplers", "min_tokens", "ignore_eos",
 )  # fmt: skip
 MAX_SAMPLERS = 32
-MAX_BIAS_TEXT = 16_384  # characters in total, which take 10 ms to tokenize
+MAX_BIAS_TEXT = 16_384  # So many characters take 10 ms to tokenize.
 Tokenize = Callable[[str], list[int]]
 
 
 def sampling_of(
     fields: Fields, defaults: Mapping[str, Any], limits: Limits, tokenize: Tokenize
 ) -> dict[str, Any]:
-    """Keyword arguments of `LLM.astream`; `defaults` come from the command line. Raises InvalidArgument."""
+    """Return the keyword arguments of `LLM.astream`. `defaults` are the command line's. Raises
+    InvalidArgument."""
     options = dict(defaults)
     for name in SAME:
         if (value := fields.get(name)) is not None:
@@ -36,7 +37,7 @@ def sampling_of(
     if isinstance(options.get("samplers"), list) and len(options["samplers"]) > MAX_SAMPLERS:
         raise refused("samplers", len(options["samplers"]), f"at most {MAX_SAMPLERS} may be given")
     if (temperature := fields.number("temperature", -math.inf, math.inf, None)) is not None:
-        options["temperature"] = max(0.0, temperature)  # as in llama-server, a negative value means greedy
+        options["temperature"] = max(0.0, temperature)  # negative is greedy
     if fields.has("seed"):
         options["seed"] = fields.whole("seed", -1, MAX_SEED, None)
     if fields.has("logit_bias"):
@@ -52,8 +53,8 @@ def sampling_of(
 
 
 def structure_of(fields: Fields) -> dict[str, Any] | None:
-    """Return the structure from OpenAI's `response_format` or llama-server's `json_schema` and `grammar`. {}
-    means free text, None that the request has no such field."""
+    """Return the structure that OpenAI's `response_format` or llama-server's `json_schema` or `grammar` asks
+    for. {} means free text, and None means that the request has none of these fields."""
     given = {
         name: fields.get(name) for name in ("json_schema", "grammar") if fields.get(name) not in (None, "")
     }
@@ -66,7 +67,7 @@ def structure_of(fields: Fields) -> dict[str, Any] | None:
         return given
     if given:
         raise refused("response_format", kind, f"it cannot be combined with {', '.join(given)}")
-    schema = form.get("schema")  # where llama-server puts the schema
+    schema = form.get("schema")  # as in llama-server
     if kind == "json_schema" and schema is None:
         inner = form.inner("json_schema")
         if inner is None or inner.get("schema") is None:
@@ -88,7 +89,7 @@ def texts_of(name: str, value: Any, limits: Limits) -> list[str]:
 
 
 def bias_of(value: Any, limits: Limits, tokenize: Tokenize) -> list[tuple[int, float]]:
-    """Return (token, bias) from {"id or text": bias} or [[id or text, bias or false], ...]."""
+    """Return pairs (token, bias) from {"id or text": bias} or [[id or text, bias or false], ...]."""
     expected = "expected {token id: bias} or [[token id or text, bias or false], ...]"
     pairs = list(value.items()) if isinstance(value, dict) else value
     biases: dict[int, float] = {}

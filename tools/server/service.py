@@ -24,12 +24,12 @@ from vkbackend.tools.server.metrics import Metrics
 from vkbackend.tools.server.model import Model, State
 from vkbackend.tools.server.sampling import sampling_of
 
-BODY_SEND = "vkbackend.body_send"  # the key of uvicorn's own `send` in a scope
+BODY_SEND = "vkbackend.body_send"  # the scope's key of uvicorn's `send`
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Settings of the command line; `defaults`: sampling options."""
+    """The settings of the command line. `defaults` are sampling options."""
 
     model_path: str
     alias: str
@@ -45,7 +45,7 @@ class Config:
     other_names: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     shows_page: bool = True
-    reasoning_format: str = "auto"  # for requests that do not name a format
+    reasoning_format: str = "auto"  # requests may choose another
 
 
 class Json(Response):
@@ -67,7 +67,7 @@ class Events(Response):
         def fail(error: BaseException) -> bytes:
             return self._fail(self._service.refusal(error))
 
-        # `body_send` is uvicorn's own `send`, so events bypass the wrapper that adds headers.
+        # Events use uvicorn's own `send`, so they bypass the wrapper that adds headers.
         body_send = scope.get(BODY_SEND, send)
         stream = streams.EventStream(send, body_send, self._service.config.limits.ping_s, fail)
         failed = await stream.run(self._events, receive)
@@ -98,7 +98,7 @@ class Service:
         return await read_fields(request.receive, headers, self.config.limits, self._large)
 
     def ready(self) -> LLM:
-        """Raises Refusal (503) if the model is not ready."""
+        """Return the model. Raise Refusal (503) if it is not ready."""
         llm = self.model.llm
         self.admission.n_slots = llm.n_slots
         return llm
@@ -110,8 +110,8 @@ class Service:
         return sampling_of(fields, self.config.defaults, self.config.limits, tokenize)
 
     def max_tokens(self, fields: Fields, *names: str) -> int | None:
-        """Return the value of the first field that is given; None and -1 mean up to the end of the
-        context."""
+        """Return the limit of tokens from the first of `names` that the request has, or else the server's
+        limit. None, which is -1 in the request, means that only the context limits the answer."""
         for name in names:
             if fields.has(name):
                 most = fields.whole(name, -1, (1 << 31) - 1, None)
@@ -129,7 +129,7 @@ class Service:
     async def generate(
         self, request: Request, llm: LLM, jobs: Sequence[J], *, streamed: bool
     ) -> AsyncGenerator[tuple[J, Any, Tally], None]:
-        """Yield chunks of all jobs as they arrive. Raises Refusal (429) and the engine's errors."""
+        """Yield the chunks of all jobs as they arrive. Raises Refusal (429) and the engine's errors."""
         tallies = {id(job): Tally(len(job.ids)) for job in jobs}
         began = time.monotonic()
         with self.admission.enter(len(jobs), streams=streamed):
@@ -148,9 +148,7 @@ class Service:
             except VkbackendError as error:
                 self.model.failed(error, llm)
                 if type(error) is VkbackendError and llm.is_open:
-                    raise Refusal(
-                        400, str(error)
-                    ) from None  # biases forbid every token, or the grammar allows none
+                    raise Refusal(400, str(error)) from None  # no token is allowed
                 raise
             finally:
                 self._count(tallies.values(), time.monotonic() - began)
@@ -192,13 +190,13 @@ class Service:
     # ---- errors ----
 
     def refusal(self, error: BaseException) -> BaseException:
-        """Return the response for an error; 503 while shutting down."""
+        """Return the response for an error, which is 503 while the server shuts down."""
         refusal = as_refusal(error)
         return (
             self.model.not_ready() if refusal.status == 503 and self.model.state is State.ENDED else refusal
         )
 
     def note(self, error: BaseException) -> None:
-        """Keep an untyped error, which is a bug, for the log."""
+        """Store an untyped error, which is a bug, for the log."""
         if not isinstance(error, VkbackendError):
             self.notes = [*self.notes[-9:], error]

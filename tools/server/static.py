@@ -1,4 +1,5 @@
-"""The files of the page, read once. Requests name a key of FILES, never a path."""
+"""The files of the page, which are read once. Requests name keys of FILES, so they cannot name other
+paths."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from starlette.responses import Response
 from vkbackend.tools.server.service import Service
 
 FOLDER = Path(__file__).parent / "page"
-# Python's guess depends on the system, and browsers do not run JavaScript that is sent as text/plain.
+# Python's `mimetypes` depends on the system, and browsers do not run JavaScript of type text/plain.
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -34,7 +35,8 @@ TAGS = {path: f'"{hashlib.sha256(content).hexdigest()[:32]}"' for path, content 
 
 
 async def page(service: Service, request: Request) -> Response:
-    """Browsers revalidate each time, so files of different versions are never mixed."""
+    """Send a file of the page. Browsers revalidate each file, so they never mix files of different
+    versions."""
     path = request.scope["path"]
     headers = {"cache-control": "no-cache", "etag": TAGS[path]}
     if request.headers.get("if-none-match") == TAGS[path]:

@@ -1,7 +1,7 @@
-"""Sends answers: JSON at once, or server-sent events as they arrive.
+"""Send answers, either as one JSON document or as server-sent events.
 
-A disconnect cancels the generation. An error before the first event sets the status; a later error is sent as
-an event. Comments during a long wait keep proxies connected.
+If the client disconnects, the generation is cancelled. An error before the first event sets the status, and a
+later error is sent as an event. Comments keep proxies connected while no event arrives.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ JSON = (b"content-type", b"application/json")
 EVENTS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),  # stops nginx from buffering events
+    (b"x-accel-buffering", b"no"),  # disables nginx's buffering
 ]
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -30,7 +30,7 @@ encode = msgspec.json.Encoder().encode
 
 
 def event(value: Any, name: str | None = None) -> bytes:
-    """Encoded JSON contains no line feeds, so one data line is enough."""
+    """Encode an event. One data line is enough, because encoded JSON has no line feeds."""
     head = f"event: {name}\n".encode() if name else b""
     return b"%sdata: %s\n\n" % (head, encode(value))
 
@@ -45,7 +45,7 @@ async def reply(
 
 @asynccontextmanager
 async def while_connected(receive: Receive) -> AsyncIterator[None]:
-    """Raise ClientGone in the block when the client disconnects. The body must have been read."""
+    """Raise ClientGone in the `with` block when the client disconnects. Read the body before the block."""
     task, gone, left = asyncio.current_task(), asyncio.ensure_future(receive()), False
     assert task is not None
 
@@ -67,7 +67,7 @@ async def while_connected(receive: Receive) -> AsyncIterator[None]:
 
 
 class EventStream:
-    """Sends encoded events. `fail` encodes an error as the last event."""
+    """A stream of encoded events. `fail` encodes an error as the last event."""
 
     def __init__(
         self, begin: Send, send: Send, ping_s: float, fail: Callable[[BaseException], bytes]
@@ -80,12 +80,13 @@ class EventStream:
         self._ping: asyncio.Task[None] | None = None
 
     async def run(self, events: AsyncGenerator[bytes, None], receive: Receive) -> BaseException | None:
-        """Raises an error that occurs before the first event; sends and returns a later error."""
+        """Send all events. Raise an error that occurs before the first event; send and return a later
+        error."""
         self._timer = self._loop.call_later(self._ping_s, self._look)
         try:
             async with while_connected(receive):
-                # A separate task is used because otherwise each event would resume every await of the
-                # routing.
+                # The events have a task of their own, because otherwise each event would resume every await
+                # of the routing.
                 failed = await asyncio.create_task(self._send_all(events))
         finally:
             self._timer.cancel()
@@ -116,7 +117,7 @@ class EventStream:
         await self._send_head({"type": "http.response.start", "status": 200, "headers": EVENTS})
 
     def _look(self) -> None:
-        """Send a comment after `ping_s` without an event."""
+        """Send a comment if there was no event for `ping_s` seconds."""
         idle_s = self._loop.time() - self._last_s
         if idle_s >= self._ping_s:
             self._last_s, idle_s = self._loop.time(), 0.0

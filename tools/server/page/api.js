@@ -1,8 +1,8 @@
-// Client of the server's API. Addresses are relative to the page.
+// A client of the server's API. Addresses are relative to the page's address.
 
-const KEY = "vkbackend.key"; // in sessionStorage, so it is lost with the tab
+const KEY = "vkbackend.key"; // sessionStorage deletes it with the tab
 
-/** An error from the server; status 0: the server was not reached. */
+/** An error from the server. The status is 0 if the server was not reached. */
 export class ApiError extends Error {
   constructor(status, { message, code, progress } = {}) {
     super(message || `The server answered ${status}.`);
@@ -26,7 +26,7 @@ export class EventLines {
 }
 
 export class Api {
-  /** `askKey` resolves to a key or null. */
+  /** `askKey` resolves to a key, or to null if the user cancelled. */
   constructor(askKey) {
     this.askKey = askKey;
     this.asking = null;
@@ -47,7 +47,7 @@ export class Api {
     throw new ApiError(response.status, (await response.json().catch(() => null))?.error);
   }
 
-  /** Whether to retry with a key other than `sent`; concurrent requests ask only once. */
+  /** Return whether to retry with a different key than `sent`. Concurrent requests ask the user only once. */
   async newKey(sent) {
     if (sessionStorage.getItem(KEY) !== sent) return true;
     this.asking ??= this.askKey(sent !== null).finally(() => (this.asking = null));

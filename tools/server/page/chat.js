@@ -1,10 +1,10 @@
-// Actions on a conversation: send, stop, regenerate, edit.
+// The actions on a conversation are send, stop, regenerate and edit.
 
 import { ApiError } from "./api.js";
 import { announce } from "./dom.js";
 import { ROOT, add, openCalls, path, pathTo, place, remove, turn } from "./tree.js";
 
-const SAVE_MS = 2000; // while an answer is generated
+const SAVE_MS = 2000; // during generation
 const SHOW_MS = 50;
 
 export class Chat {
@@ -36,7 +36,7 @@ export class Chat {
     if (this.store.get(chat.id)) this.save(chat);
   }
 
-  /** Send a question, or the result of the first call without a result. */
+  /** Send the text as a question, or as the result of the first tool call that has no result. */
   send(text) {
     const chat = this.current;
     if (this.isRunning() || !text.trim()) return false;
@@ -86,7 +86,7 @@ export class Chat {
     this.show();
   }
 
-  /** Generate an answer below `above`, even while another conversation is open. */
+  /** Generate an answer below the message `above`. The conversation need not be open. */
   async answer(chat, above) {
     const node = add(chat, above, "assistant", "");
     const run = { node, controller: new AbortController(), began: 0, n: 0 };
@@ -158,7 +158,7 @@ function reason(error) {
   return error.message;
 }
 
-/** Return request fields with the messages from the first to the one given. */
+/** Return request fields with the messages from the first one to `last`. */
 export function requestOf(chat, last) {
   const messages = pathTo(chat, last).map((node) => {
     const { role, content } = node;
@@ -172,9 +172,9 @@ export function requestOf(chat, last) {
   const said = [];
   for (const one of messages) {
     const before = said.at(-1);
-    if (one.role === "assistant" && !one.content && !one.tool_calls) continue; // stopped before the first token
+    if (one.role === "assistant" && !one.content && !one.tool_calls) continue; // has no token
     if (one.role === "user" && before?.role === "user") before.content += `\n\n${one.content}`;
-    else said.push(one); // join questions, because many templates refuse consecutive questions
+    else said.push(one); // many templates refuse consecutive questions
   }
   const system = chat.system.trim() ? [{ role: "system", content: chat.system }] : [];
   return { messages: [...system, ...said], stream: true, stream_options: { include_usage: true } };

@@ -1,8 +1,8 @@
-// A live view of devices: memory by purpose, share of the weights, cost of a reduce.
+// A live view of each device's memory by purpose and its share of the weights, and of the time of a reduce.
 
 import { bytes, element, find, number } from "./dom.js";
 
-const POLL_MS = 2000; // interval while the view is visible
+const POLL_MS = 2000; // if visible
 const PURPOSES = ["weights", "mapped", "kv", "scratch", "host", "shared", "staging"];
 const NAMES = { mapped: "mapped file", kv: "KV cache", host: "in host memory" };
 
@@ -35,7 +35,7 @@ export class Devices {
       told.textContent = "";
     } catch (error) {
       told.textContent = error.message;
-      if (error.status === 401) return; // do not ask for the key repeatedly
+      if (error.status === 401) return; // ask only once
     }
     if (!this.panel.hidden && !document.hidden) this.timer = setTimeout(() => this.poll(), POLL_MS);
   }

@@ -1,6 +1,6 @@
-// Creates elements. Texts become text nodes, so a model's output is never parsed as HTML.
+// Functions for elements. Texts become text nodes, so a model's output is never parsed as HTML.
 
-/** `data-*` and `aria-*` become attributes, `on*` become listeners, others become properties. */
+/** Create an element. `data-*` and `aria-*` become attributes, `on*` listeners, and all others properties. */
 export function element(tag, properties = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -19,7 +19,7 @@ export function button(text, onclick, properties = {}) {
 
 export const find = (id) => document.getElementById(id);
 
-/** Announce to screen readers; a repeated text counts as a change. */
+/** Announce a text to screen readers. A repeated text is announced again. */
 export function announce(text) {
   const said = element("p", {}, text);
   const log = find("announcements");
@@ -27,7 +27,7 @@ export function announce(text) {
   while (log.childElementCount > 20) log.firstChild.remove();
 }
 
-/** `clipboard` requires https; without https, a selection can be copied. */
+/** Copy a text. `clipboard` requires https; without https, a selection is copied. */
 export async function copy(text, source) {
   try {
     if (navigator.clipboard) await navigator.clipboard.writeText(text);
@@ -65,7 +65,7 @@ export function bytes(n) {
   return `${value >= 100 || unit === 0 ? Math.round(value) : value.toPrecision(2)} ${UNITS[unit]}`;
 }
 
-/** Format with two significant digits, or all digits before the point: 0.53, 7.1, 42, 1,234. */
+/** Format a number with two significant digits, or as an integer from 20 on: 0.53, 7.1, 42, 1,234. */
 export function number(value) {
   const digits = value >= 20 || Number.isInteger(value) ? 0 : value >= 1 ? 1 : 2;
   return value.toLocaleString("en", { maximumFractionDigits: digits });

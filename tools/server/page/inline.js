@@ -1,18 +1,18 @@
-// Parses Markdown inside a block: emphasis, code, links. A node is a string or {type, ...}. The stack is
-// bounded, which keeps the time linear.
+// Parses the Markdown inside a block, such as emphasis, code and links. A node is a string or {type, ...}.
+// The size of the stack is limited, so the time is linear.
 
-const MAX_OPEN = 32; // marks that may be open at once
+const MAX_OPEN = 32; // The stack has at most this many open marks.
 const ESCAPABLE = /[!-/:-@[-`{-~]/;
 const ENTITIES = { "&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&#39;": "'", "&nbsp;": "\u00a0" };
 const PLAIN = /[^\\`*_~[\]!<&\n:]+/y;
 const RUN = { "*": /\*+/y, _: /_+/y, "~": /~+/y, "`": /`+/y };
-const BARE_URL = /:\/\/[^\s<>"`]{0,2000}[^\s<>"`.,;:!?'*_~)\]]/y; // does not match final punctuation
+const BARE_URL = /:\/\/[^\s<>"`]{0,2000}[^\s<>"`.,;:!?'*_~)\]]/y; // not the final punctuation
 const ANGLE_URL = /<((?:https?:\/\/|mailto:)[^\s<>]{0,2000})>/iy;
-// (address "title"); bounded, because many [](a would otherwise take quadratic time
+// Matches (address "title"). The lengths are limited, because many [](a would otherwise take quadratic time.
 const TARGET =
   /\([ \n]?(?:<([^<>\n]{0,2000})>|((?:[^\s()\\]|\\.|\([^\s()]{0,200}\)){0,2000}))(?:[ \n](?:"[^"]{0,500}"|'[^']{0,500}'))?[ \n]?\)/y;
 
-/** Return a link's address, or null if it is not allowed. */
+/** Return the address of a link, or null for an address that is not allowed. */
 export function safeHref(text) {
   if (!/^(https?:\/\/|mailto:)./i.test(text)) return null;
   return URL.canParse(text) ? text : null;
@@ -31,7 +31,7 @@ class Inline {
   constructor(text) {
     this.text = text;
     this.stack = [{ mark: "", nodes: [] }];
-    this.unclosed = new Set(); // lengths of unclosed runs of `
+    this.unclosed = new Set(); // lengths of unclosed backtick runs
   }
 
   get top() {
@@ -45,7 +45,7 @@ class Inline {
     else nodes.push(node);
   }
 
-  /** Turn the marks of frames from `depth` on into text. */
+  /** Convert the marks of all stack frames from `depth` on to text. */
   flatten(depth) {
     while (this.stack.length > depth) {
       const frame = this.stack.pop();
@@ -61,7 +61,7 @@ class Inline {
     return this.stack[0].nodes;
   }
 
-  /** Parse one node at `at`; return where it ends. */
+  /** Parse the node at the position `at`, and return the position of its end. */
   step(at, char) {
     const plain = match(PLAIN, this.text, at);
     if (plain) return this.put(plain[0]), at + plain[0].length;
@@ -144,13 +144,13 @@ class Inline {
     return at + mark.length;
   }
 
-  /** Close the nearest emphasis of `char`; return the number of marks used. */
+  /** Close the nearest emphasis that `char` opened. Return the number of marks used. */
   closeEmphasis(char, n, whole, opens) {
     for (let i = this.stack.length - 1; i > 0; i--) {
       const frame = this.stack[i];
-      if (frame.char === undefined) return 0; // a possible link takes precedence
+      if (frame.char === undefined) return 0; // an open link wins
       if (frame.char !== char || (char === "~" && frame.n !== n)) continue;
-      const sum = frame.whole + whole; // CommonMark's rule of three: *a**b* is one emphasis
+      const sum = frame.whole + whole; // by CommonMark's rule of three, *a**b* is one emphasis
       if ((opens || frame.closes) && sum % 3 === 0 && whole % 3 !== 0) continue;
       this.flatten(i + 1);
       const used = char === "~" ? n : Math.min(2, n, frame.n);
@@ -177,7 +177,7 @@ class Inline {
     if (i === 0) return this.put("]"), at + 1;
     const found = match(TARGET, this.text, at + 1);
     if (!found) {
-      const [frame] = this.stack.splice(i, 1); // not a link, but marks inside it remain open
+      const [frame] = this.stack.splice(i, 1); // The text is not a link, but marks inside it stay open.
       [frame.mark, ...frame.nodes].forEach((node) => this.put(node, this.stack[i - 1]));
       return this.put("]"), at + 1;
     }
@@ -197,7 +197,7 @@ class Inline {
     return at + found[0].length;
   }
 
-  /** Parse a bare address, whose scheme was already read as text. */
+  /** Parse an address without marks. Its scheme was already parsed as text. */
   bare(at) {
     const { nodes } = this.top;
     const last = nodes[nodes.length - 1];

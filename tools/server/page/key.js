@@ -1,6 +1,6 @@
 import { find } from "./dom.js";
 
-/** Resolves to a key, or null if cancelled. */
+/** Ask the user for a key. Resolves to the key, or to null if the user cancelled. */
 export function askKey(isWrong) {
   const dialog = find("key");
   const field = find("key-input");

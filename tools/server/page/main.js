@@ -1,4 +1,4 @@
-// Connects the parts of the page: open conversation, buttons, keys, server state.
+// Connects the page's parts, which are the open conversation, buttons, keys and the server's state.
 
 import { Api } from "./api.js";
 import { Chat } from "./chat.js";
@@ -13,7 +13,7 @@ import { Store } from "./store.js";
 import { nextTheme, showTheme } from "./theme.js";
 import { newConversation, openCalls, path } from "./tree.js";
 
-const RETRY_MS = 1000; // while the model is loading
+const RETRY_MS = 1000; // while the model loads
 
 const store = new Store(localStorage);
 const api = new Api(async (isWrong) => {
@@ -138,7 +138,7 @@ find("close-notice").addEventListener("click", () => tell(""));
 
 // ---- panels ----
 
-/** On a phone the list covers the conversation. */
+/** Open or close the list of conversations, which covers the conversation on a phone. */
 function openSidebar(isOpen = true) {
   document.body.classList.toggle("sidebar-open", isOpen);
   find("menu").setAttribute("aria-expanded", String(isOpen));
@@ -189,7 +189,7 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-// Another tab has changed the store.
+// The event means that another tab changed the store.
 window.addEventListener("storage", (event) => {
   if (chat.runs.has(chat.current.id)) return;
   const id = store.refresh(event.key);
@@ -207,5 +207,5 @@ const wanted = location.hash.slice(1);
 const draft = new URLSearchParams(location.search).get("q");
 if (store.get(wanted)) open(wanted);
 else openNew();
-if (draft) input.value = draft; // a link may fill the field, but never sends it
+if (draft) input.value = draft; // a link only fills the field; the user sends it
 askServer();

@@ -1,5 +1,5 @@
-// Parses Markdown into blocks for render.js. HTML remains text, images become links.
-// A block is {type, ...}: heading, paragraph, code, quote, list, table, rule.
+// Parses Markdown into blocks for render.js. HTML remains text, and images become links.
+// A block is {type, ...}. The types are heading, paragraph, code, quote, list, table and rule.
 
 import { parseInline } from "./inline.js";
 
@@ -16,17 +16,17 @@ export function parse(text) {
   return parseLines(linesOf(text), 0).map((found) => found.block);
 }
 
-/** Parses a growing text; only the last block is parsed again. */
+/** A parser of growing text. Only the blocks that may still change are parsed again. */
 export class BlockStream {
   constructor() {
-    this.offset = 0; // end of the settled blocks
+    this.offset = 0; // where settled blocks end
   }
 
-  /** Take the complete text so far; return newly settled blocks and blocks that may still change. */
+  /** Parse all text so far. Return the newly settled blocks, and the open blocks, which may still change. */
   push(text, isWhole = false) {
     const lines = text.slice(this.offset).split("\n");
     const found = parseLines(lines.map(cleaned), 0);
-    // An incomplete line ("-") may still join the previous block ("- item"); a table needs its second line.
+    // An incomplete line "-" may become "- item" and join the previous block. A table needs its second line.
     const last = found.at(-1);
     const isSure = last && last.line + (last.block.type === "table" ? 1 : 0) < lines.length - 1;
     const n = isWhole ? found.length : Math.max(0, found.length - (isSure ? 1 : 2));
@@ -41,7 +41,7 @@ const cleaned = (line) => (line.endsWith("\r") ? line.slice(0, -1) : line);
 const linesOf = (text) => text.split("\n").map(cleaned);
 const isBlank = (line) => line.trim() === "";
 
-/** Columns of indentation; tab stops are multiples of four. */
+/** Return the columns of a line's indentation. Tab stops are multiples of four. */
 function indentOf(line) {
   let columns = 0;
   for (const char of line) {
@@ -63,7 +63,7 @@ function dedent(line, n) {
   return " ".repeat(Math.max(0, columns - n)) + line.slice(i);
 }
 
-/** Kinds of blocks, by their first lines. */
+/** Parse lines into blocks. The first line of a block determines its type. */
 function parseLines(lines, depth) {
   const found = [];
   let at = 0;
@@ -102,7 +102,7 @@ function codeAt(lines, at, [, mark, language]) {
     if (end.test(lines[next])) return [{ type: "code", language, text: text.join("\n") }, next + 1];
     text.push(indent ? dedent(lines[next], indent) : lines[next]);
   }
-  if (text.at(-1) === "") text.pop(); // the last line is not complete yet
+  if (text.at(-1) === "") text.pop(); // the line is incomplete
   return [{ type: "code", language, text: text.join("\n") }, next];
 }
 
@@ -117,7 +117,7 @@ function quoteAt(lines, at, depth) {
   return [{ type: "quote", blocks: parseLines(inner, depth + 1).map((one) => one.block) }, next];
 }
 
-/** Return an item's mark and the column of its text. */
+/** Return the mark of a list item and the column of its text. */
 function itemOf(line) {
   const found = ITEM.exec(line.replace(/^[ \t]+/, (space) => " ".repeat(indentOf(space))));
   if (!found || RULE.test(line)) return null;
@@ -133,7 +133,7 @@ function listAt(lines, at, depth) {
   let isLoose = false;
   while (next < lines.length) {
     const item = itemOf(lines[next]);
-    // Models indent items below "1." by two columns as often as by three.
+    // Below "1.", models indent items by two or by three columns.
     if (!item || item.kind !== first.kind || item.indent > first.indent + 1) break;
     const text = lines[next].trimStart().slice(item.mark.length);
     const inner = [text.replace(/^ {1,4}(?! )|^ /, "")];
@@ -164,7 +164,7 @@ function itemBlock(lines, depth) {
   return { task: task ? task[1] !== " " : null, blocks };
 }
 
-/** Whether a line ends the paragraph above. A number other than 1 does not, because it may be a year. */
+/** Return whether a line ends the paragraph above. An item with a number other than 1 may be a year. */
 function startsBlock(lines, at, depth) {
   const line = lines[at];
   if (FENCE.test(line) || HEADING.test(line) || RULE.test(line)) return true;

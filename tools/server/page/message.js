@@ -1,4 +1,4 @@
-// The element of a message: text, thoughts, calls, buttons, editor.
+// The element of a message, with its text, thoughts, calls, buttons and editor.
 
 import { button, copy, element, number } from "./dom.js";
 import { LiveText, markdown } from "./render.js";
@@ -52,7 +52,7 @@ export class MessageView {
     return made;
   }
 
-  /** Show a complete text; only answers are Markdown. */
+  /** Show the complete text, which is Markdown only in answers. */
   fill() {
     const { node } = this;
     if (node.role === "assistant") this.body.replaceChildren(...markdown(node.content));
@@ -95,7 +95,7 @@ export class MessageView {
     this.turns.children[2].disabled = index === n - 1;
   }
 
-  /** Edit a question; the original remains as another branch. */
+  /** Edit a question. The original question remains as a different branch. */
   edit() {
     if (this.element.querySelector("form")) return;
     const area = element("textarea", { value: this.node.content, rows: 3, "aria-label": "Edit the message" });
@@ -124,7 +124,7 @@ export class MessageView {
   }
 }
 
-/** Whether Enter was pressed, except to end the composition of a Chinese or Japanese word. */
+/** Return whether Enter was pressed to send. Enter can also end the input of a Chinese or Japanese word. */
 export const isSend = (event) =>
   event.key === "Enter" && !event.shiftKey && !event.isComposing && event.keyCode !== 229;
 
@@ -135,7 +135,7 @@ function pretty(json) {
   try {
     return JSON.stringify(JSON.parse(json), null, 2);
   } catch {
-    return json; // the JSON is not complete yet
+    return json; // the JSON is incomplete
   }
 }
 

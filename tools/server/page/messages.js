@@ -1,13 +1,13 @@
-// Shows a conversation's messages. Each message keeps its element when others change.
+// Shows a conversation's messages. A change of one message does not replace the elements of other messages.
 
 import { find } from "./dom.js";
 import { MessageView } from "./message.js";
 import { path, place } from "./tree.js";
 
-const NEAR_PX = 80; // the view follows the answer if it is closer to the end than this
+const NEAR_PX = 80; // Within this distance from the end, the view scrolls with a growing answer.
 
 export class Messages {
-  /** `actions`: edit(node, text), again(node), turn(node, step), remove(node). */
+  /** `actions` has edit(node, text), again(node), turn(node, step) and remove(node). */
   constructor(actions) {
     this.actions = actions;
     this.log = find("messages");
@@ -19,7 +19,7 @@ export class Messages {
     new ResizeObserver(() => this.follows && this.toEnd()).observe(this.log);
   }
 
-  /** `running`: ids of answers that are not complete. */
+  /** Show a conversation. `running` has the ids of incomplete answers. */
   show(conversation, running) {
     if (conversation !== this.conversation) {
       this.views.clear();

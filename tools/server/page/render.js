@@ -1,5 +1,5 @@
-// Renders Markdown blocks with createElement and text nodes only. Links may be http, https or mail. Images
-// are shown as links and never loaded.
+// Renders Markdown blocks with only createElement and text nodes. Links may be http, https or mailto.
+// Images are shown as links and are never loaded.
 
 import { announce, button, copy, element } from "./dom.js";
 import { BlockStream, parse } from "./markdown.js";
@@ -28,7 +28,7 @@ function codeBlock({ language, text }) {
     element("span", {}, language),
     button("Copy", (event) => copy(code.textContent, event.target), { "aria-label": "Copy the code" }),
   );
-  // focusable, so that the keyboard can scroll it
+  // Focus lets the keyboard scroll the code.
   const label = `Code${language ? ` in ${language}` : ""}`;
   return element("div", { className: "code" }, head, element("pre", { tabIndex: 0, role: "region", "aria-label": label }, code));
 }
@@ -56,7 +56,7 @@ function table({ align, head, rows }) {
 
 export function rendered(block) {
   switch (block.type) {
-    case "heading": // start at h3, because the page has h1 and h2
+    case "heading": // The page itself has h1 and h2.
       return element(`h${Math.min(6, block.level + 2)}`, {}, ...inlines(block.nodes));
     case "paragraph":
       return element("p", {}, ...inlines(block.nodes));
@@ -75,7 +75,7 @@ export function rendered(block) {
 
 export const markdown = (text) => parse(text).map(rendered);
 
-/** Renders a growing text. Settled blocks are not changed, so a screen reader reads them once. */
+/** A renderer of growing text. Elements of settled blocks never change, so screen readers read them once. */
 export class LiveText {
   constructor(container) {
     this.container = container;
@@ -98,7 +98,7 @@ export class LiveText {
     this.container.append(...this.open);
   }
 
-  /** Growing code keeps its element and scroll position. */
+  /** Append to a growing code block, so that it keeps its element and scroll position. */
   extendsCode(open) {
     if (open.length !== 1 || open[0].type !== "code" || this.kinds.join() !== "code") return false;
     const code = this.open[0].querySelector("code");

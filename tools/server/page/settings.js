@@ -1,4 +1,4 @@
-// Request settings under the API's names. Empty fields are not sent.
+// The settings of requests, which have the API's names. Empty fields are not sent.
 
 import { element, find } from "./dom.js";
 
@@ -28,9 +28,9 @@ const NUMBERS = [
   ["max_tokens", 1, 1000000, 1, "maximum length of an answer"],
 ];
 const EFFORTS = ["", "none", "minimal", "low", "medium", "high"];
-const COMMON = 4; // number of settings that are always visible
+const COMMON = 4; // always visible
 
-/** Return request fields from the form's values. Throws an Error if tools are not a list. */
+/** Convert the form's values to request fields. Throws an Error if the tools are not a list. */
 export function fieldsOf(values) {
   const fields = {};
   for (const [name] of NUMBERS) {
@@ -56,7 +56,7 @@ export function toolsOf(text) {
 }
 
 export class Settings {
-  /** `chat()` returns the open conversation; `changed()` is called when the dialog closes. */
+  /** `chat()` returns the open conversation. The dialog calls `changed()` when it closes. */
   constructor(store, chat, changed) {
     this.values = store.settings();
     this.dialog = find("settings");

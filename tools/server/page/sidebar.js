@@ -1,7 +1,7 @@
 import { button, download, element, find } from "./dom.js";
 
 export class Sidebar {
-  /** `actions`: open(id), remove(id), renamed(chat), tell(text). */
+  /** `actions` has open(id), remove(id), renamed(chat) and tell(text). */
   constructor(store, actions) {
     this.store = store;
     this.actions = actions;
@@ -36,7 +36,7 @@ export class Sidebar {
 
   rename(chat, row) {
     const input = element("input", { value: chat.title, "aria-label": "Title", maxLength: 200 });
-    let isDone = false; // removing the field also blurs it
+    let isDone = false; // its removal also blurs the field
     const done = (isKept) => {
       if (isDone) return;
       isDone = true;

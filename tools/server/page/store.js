@@ -1,29 +1,29 @@
-// Stores settings and conversations (one entry each) in this browser. The server receives only the messages
-// of requests.
+// Stores the settings and each conversation as entries in this browser. The server receives only the messages
+// in requests.
 
 import { checked, newId } from "./tree.js";
 
 const CHAT = "vkbackend.chat.";
 const SETTINGS = "vkbackend.settings";
-const ID = /^[0-9a-f]{24}$/; // an id is part of the address
+const ID = /^[0-9a-f]{24}$/; // part of the address
 const KIND = "vkbackend-conversations";
 
 export class Store {
-  /** `storage`: localStorage or an object with the same methods. */
+  /** `storage` is localStorage or an object with its methods. */
   constructor(storage) {
     this.storage = storage;
     this.chats = new Map();
     for (let i = 0; i < storage.length; i++) this.refresh(storage.key(i));
   }
 
-  /** Reload an entry that another tab changed. Returns the conversation's id. */
+  /** Reload an entry that another tab changed. Return the id of its conversation. */
   refresh(key) {
     if (!key?.startsWith(CHAT)) return null;
     const id = key.slice(CHAT.length);
     try {
       this.chats.set(id, checked(JSON.parse(this.storage.getItem(key) ?? "null")));
     } catch {
-      this.chats.delete(id); // it was removed, or is not a conversation
+      this.chats.delete(id); // removed or invalid
     }
     return id;
   }
@@ -32,7 +32,7 @@ export class Store {
     return this.chats.get(id);
   }
 
-  /** Return conversations, newest first; all `words` must occur in the title or in a message. */
+  /** Return the conversations that contain all `words`, in the title or in messages, the newest first. */
   list(words = "") {
     const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
     const has = (chat) => {
@@ -44,7 +44,7 @@ export class Store {
     return found.sort((a, b) => b.updated - a.updated);
   }
 
-  /** Throws an Error if the storage is full. */
+  /** Save a conversation. Throws an Error if the storage is full. */
   save(chat) {
     this.chats.set(chat.id, chat);
     try {
@@ -59,13 +59,13 @@ export class Store {
     this.storage.removeItem(CHAT + id);
   }
 
-  /** All or some conversations as JSON. */
+  /** Return the conversations with these ids as JSON. */
   export(ids = [...this.chats.keys()]) {
     const conversations = ids.map((id) => this.chats.get(id));
     return JSON.stringify({ kind: KIND, version: 1, conversations }, null, 1);
   }
 
-  /** Add and return the conversations of a file; ids that exist already are replaced. Throws an Error. */
+  /** Add and return the conversations of a file. An id that exists is replaced by a new id. Throws an Error. */
   import(text) {
     let file;
     try {
@@ -76,7 +76,7 @@ export class Store {
     if (file?.kind !== KIND || !Array.isArray(file.conversations)) {
       throw new Error("The file is not an export of this page.");
     }
-    const found = file.conversations.map(checked); // check all conversations before storing any
+    const found = file.conversations.map(checked); // checks all before storing any
     for (const chat of found) {
       if (this.chats.has(chat.id) || !ID.test(chat.id)) chat.id = newId();
       this.save(chat);

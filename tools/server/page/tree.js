@@ -1,6 +1,6 @@
-// A conversation is a tree of messages: edited questions and further answers are siblings. `nodes` maps an id
-// to {id, parent, children, chosen, role, content, ...}; the root "" is empty, `chosen` is the visible
-// child's index.
+// A conversation is a tree of messages, in which edited questions and further answers are siblings. `nodes`
+// maps an id to {id, parent, children, chosen, role, content, ...}. The root "" has no content. `chosen` is
+// the index of the visible child.
 
 const ROLES = new Set(["user", "assistant", "tool"]);
 const TITLE_LENGTH = 60;
@@ -24,7 +24,7 @@ export function path(conversation) {
   return shown;
 }
 
-/** Return the messages from the first to the one with `id`. */
+/** Return the messages from the first one to the message `id`. */
 export function pathTo(conversation, id) {
   const found = [];
   for (let node = conversation.nodes[id]; node && node.id !== ROOT; node = conversation.nodes[node.parent]) {
@@ -49,13 +49,13 @@ export function titleOf(text) {
   return line.length > TITLE_LENGTH ? `${line.slice(0, TITLE_LENGTH - 1)}…` : line;
 }
 
-/** Index among the siblings, and the number of siblings. */
+/** Return a message's index among its siblings, and the number of siblings with it. */
 export function place(conversation, node) {
   const all = conversation.nodes[node.parent].children;
   return [all.indexOf(node.id), all.length];
 }
 
-/** Show the sibling `step` positions away, with its branch. */
+/** Show the branch of the sibling that is `step` positions away. */
 export function turn(conversation, node, step) {
   const above = conversation.nodes[node.parent];
   above.chosen = Math.max(0, Math.min(above.children.length - 1, above.children.indexOf(node.id) + step));
@@ -74,7 +74,7 @@ export function remove(conversation, node) {
   }
 }
 
-/** Return the calls of the last answer that have no result. */
+/** Return the tool calls of the last answer that have no result. */
 export function openCalls(shown) {
   const done = new Set();
   for (const node of [...shown].reverse()) {
@@ -84,7 +84,7 @@ export function openCalls(shown) {
   return [];
 }
 
-/** Return a file's conversation with only known, checked fields. Throws an Error. */
+/** Check a conversation from a file, and return only its known fields. Throws an Error. */
 export function checked(value) {
   const wrong = (what) => {
     throw new Error(`not a conversation of this page: ${what}`);
