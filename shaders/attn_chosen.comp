@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// attn_decode over the positions that index_top_k chose, for every row. The cells of 32 positions are looked
-// up together. Rows that belong to no run give zeros.
+// Like attn_decode, but each row attends only to the positions that index_top_k chose. The cache cells of 32
+// positions are looked up together. A row that belongs to no run gets zeros.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint HEAD_K = 64;
@@ -29,14 +29,14 @@ layout(set = 0, binding = 5) writeonly buffer Part { float part[]; };
 #include "lib/cells.glsl"
 #include "lib/kv_quads.glsl"
 
-shared uint key_cells[2 * CELL_BLOCK]; // of this block and of the last, which some threads may still read
-uint half_of; // where this block's cells begin
+shared uint key_cells[2 * CELL_BLOCK]; // cells of this block and of the previous block
+uint half_of; // index of this block's first cell in key_cells
 
 uint n_keys_of(uint row) { return row < step_n_rows() ? min(step_params.rows[row].x + 1, n_chosen) : 0; }
 
 uint first_key_of(uint n_keys) { return 0; }
 
-// The last block repeats its last position.
+// An incomplete last block is filled with copies of the last position.
 void open_block(uint slot, uint block, uint n_keys) {
     half_of = block % 2 * CELL_BLOCK;
     for (uint j = gl_LocalInvocationID.x; j < CELL_BLOCK; j += LOCAL) {

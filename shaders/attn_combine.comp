@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Joins the splits of attn_decode: y = sum of exp(m_s - m) * acc_s / sum of exp(m_s - m) * l_s; without keys
-// y is zeros. For sinks see lib/sinks.glsl.
+// Combine the splits s of attn_decode: y = sum of exp(m_s - m) * acc_s / sum of exp(m_s - m) * l_s. A row
+// without keys gets zeros. For sinks see lib/sinks.glsl.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint HEAD_V = 64;

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Attention of one row over one split of its keys (lib/row_attention.glsl). Rows of attn_prefill give zeros,
-// which attn_prefill overwrites later.
+// Compute the attention of one row over one split of its keys (lib/row_attention.glsl). Rows of attn_prefill
+// get zeros, which attn_prefill overwrites later.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint HEAD_K = 64;
@@ -40,7 +40,7 @@ uint first_key_of(uint n_keys) {
     return first_key;
 }
 
-uint cell; // of the block's first key
+uint cell; // cell of the block's first key
 
 void open_block(uint slot, uint block, uint n_keys) { cell = block_cell(slot, block); }
 

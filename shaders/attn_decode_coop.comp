@@ -1,18 +1,18 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// attn_decode on matrix units (lib/unit_attention.glsl): the q heads of a kv head are the rows of a tile.
-// Workgroup (tile of heads, split, row). V of a block is loaded while the block's keys are scored; K of the
-// next block is loaded until the block is done. Heads of 128 and a group of 16 rows take 19 KiB of shared
-// memory.
+// Compute attn_decode on matrix units (lib/unit_attention.glsl). The q heads of a kv head are the rows of a
+// tile. The workgroup ID is (tile of heads, split, row). V of a block is loaded while the block's keys are
+// scored. Loading the next block's K overlaps the current block's computation. With heads of 128 dimensions
+// and a group of 16 rows, this takes 19 KiB of shared memory.
 #include "lib/types.glsl"
 
-layout(constant_id = 1) const uint UNIT_M = 16; // matrices of the device: [M, K] by [K, N]
+layout(constant_id = 1) const uint UNIT_M = 16; // the matrix units multiply [M, K] by [K, N]
 layout(constant_id = 2) const uint UNIT_N = 16;
 layout(constant_id = 3) const uint UNIT_K = 16;
 layout(constant_id = 4) const uint LANES = 32;
 layout(constant_id = 5) const uint ROW_GROUPS = 1;
 layout(constant_id = 6) const uint V_PARTS = 2;
-layout(constant_id = 7) const uint UNROLL = 1; // matrices of q or p per round
+layout(constant_id = 7) const uint UNROLL = 1; // matrices of q or p per iteration of a loop
 layout(constant_id = 8) const uint HEAD_K = 64; // a multiple of UNROLL * UNIT_K
 layout(constant_id = 9) const uint HEAD_V = 64; // a multiple of V_PARTS * UNIT_N
 layout(constant_id = 10) const uint HAS_SINKS = 0; // used with FINAL
@@ -32,7 +32,7 @@ layout(push_constant) uniform Push {
 };
 layout(set = 0, binding = 0) readonly buffer Q { float q[]; };
 layout(set = 0, binding = 1) readonly buffer KCache { uint k[]; };
-// The same buffers, not readonly, because RADV may move readonly loads down to their use.
+// The caches are also declared without readonly, because RADV may move readonly loads down to their use.
 layout(set = 0, binding = 1) buffer KCache1 { uint k1[]; };
 layout(set = 0, binding = 1) buffer KCache4 { uvec4 k4[]; };
 layout(set = 0, binding = 2) readonly buffer VCache { uint v[]; };
@@ -53,7 +53,7 @@ const bool KEEPS = true;
 #include "lib/unit_pieces.glsl"
 
 int first_head;
-uint begin_head, end_head; // the device's rows of the tile
+uint begin_head, end_head; // the tile's rows on this device
 
 uint result_of(uint row) {
     const uint index = gl_WorkGroupID.z * n_heads + uint(first_head + int(row));
@@ -71,11 +71,11 @@ void main() {
     const uint first_in_group = gl_WorkGroupID.x % tiles * TQ;
     const uint step_row = gl_WorkGroupID.z;
     const uint slot = step_params.rows[step_row].y;
-    // As in row_attention.glsl, a device's heads may begin and end in the middle of a group.
+    // A device's heads may begin and end in the middle of a group.
     first_head = int(kv_head * group + first_in_group) - int(q_first);
     begin_head = uint(max(-first_head, 0));
     end_head = uint(clamp(int(n_heads) - first_head, 0, int(min(TQ, group - first_in_group))));
-    if (begin_head >= end_head) return; // another device has the tile
+    if (begin_head >= end_head) return; // another device has this tile's heads
 
     const uint n_keys = step_row < step_n_decode() ? step_params.rows[step_row].x + 1 : 0;
     uint first_key = window > 0 && n_keys > window ? n_keys - window : 0;
@@ -101,7 +101,7 @@ void main() {
 
     for (uint block = first_block; block < end_block; ++block) {
         const uint block_pos = block * CELL_BLOCK;
-        barrier(); // until V of the last block has been multiplied
+        barrier(); // wait until V of the previous block has been multiplied
         store_k();
         barrier();
         hold_v(cell);

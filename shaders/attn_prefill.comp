@@ -1,8 +1,9 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Causal attention of TQ rows of one run over blocks of 32 keys, by online softmax. Workgroup (tile, head -
-// first_head); several dispatches may divide the heads. Workgroups after the last tile zero the rows that
-// belong to no run. TQ is chosen so that shared memory is at most 15.6 KiB.
+// Compute the causal attention of a tile of TQ rows of one run, by online softmax over blocks of 32 keys.
+// The workgroup ID is (tile, head - first_head), because several dispatches may divide the heads. Workgroups
+// after the last tile write zeros to the rows that belong to no run. TQ is chosen so that shared memory is at
+// most 15.6 KiB.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint TQ = 4; // 4, 8 or 16
@@ -36,7 +37,7 @@ layout(set = 0, binding = 5) writeonly buffer Y { float y[]; };
 #include "lib/v_quads.glsl"
 
 const uint K_QUADS = HEAD_K / 4;
-const uint S_GROUPS = LOCAL / CELL_BLOCK; // groups of threads that divide the rows
+const uint S_GROUPS = LOCAL / CELL_BLOCK; // groups of threads; each scores S_ROWS rows
 const uint S_ROWS = TQ / S_GROUPS;
 const uint V_GROUPS = LOCAL / V_QUADS >= 4 ? 4 : (LOCAL / V_QUADS >= 2 ? 2 : 1);
 const uint V_ROWS = TQ / V_GROUPS;
@@ -48,7 +49,7 @@ const bool K_PIECE_OF_BLOCKS = K_PIECE % 8 == 0;
 const bool K_SETS_FIT_BLOCK = 8 % S_GROUPS == 0;
 const bool K_WORDS = K_QUANTIZED && K_WHOLE_PAIRS && K_PIECE_OF_BLOCKS && K_SETS_FIT_BLOCK;
 const uint V_BATCH = BATCH > V_ROUNDS ? BATCH / V_ROUNDS : 1; // keys whose V is in flight
-const uint K_STRIDE = K_PIECE + 1; // odd, so that keys begin at different banks
+const uint K_STRIDE = K_PIECE + 1; // odd, so that keys begin at different memory banks
 
 shared vec4 q_tile[TQ * K_QUADS];
 shared float score[TQ * CELL_BLOCK]; // then the probabilities
@@ -60,9 +61,9 @@ shared vec4 k_tile[CELL_BLOCK * K_STRIDE]; // [key][quad]
 uint thread = gl_LocalInvocationID.x;
 uint score_key = thread % CELL_BLOCK;
 uint s_row0 = thread / CELL_BLOCK * S_ROWS;
-uint v_row0 = min(thread / V_QUADS, V_GROUPS - 1) * V_ROWS; // sums of surplus threads are not read
+uint v_row0 = min(thread / V_QUADS, V_GROUPS - 1) * V_ROWS; // the sums of surplus threads are never read
 float m = NEG_LARGE; // maximum of row `thread`
-float s[S_ROWS]; // scores of score_key for the rows from s_row0 on
+float s[S_ROWS]; // scores of the key score_key for the rows from s_row0 on
 float l[V_ROWS]; // sums of p
 vec4 acc[V_ROWS * V_ROUNDS]; // sums of p * v
 
@@ -73,11 +74,11 @@ void clear_sums() {
 
 QueryTile tile;
 uint head, kv_head;
-uint first_key; // of all rows of the tile
+uint first_key; // first key that any row of the tile attends to
 
 struct Block {
     uint cell, pos; // of its first key
-    uint first_valid, n_valid; // keys that a row sees
+    uint first_valid, n_valid; // keys that some row of the tile attends to
 };
 
 void read_queries() {
@@ -106,12 +107,12 @@ void multiply_own_key(Block block, bool valid) {
     }
 }
 
-// K goes through shared memory; otherwise 32 threads would read 32 cache lines at a time.
+// K is copied to shared memory, because direct reads by 32 threads would touch 32 cache lines at a time.
 void multiply_pieces(Block block, bool valid) {
     const uint key = thread / S_GROUPS;
     const uint quad = thread % S_GROUPS;
     const uint base = (block.cell * n_kv + kv_head) * K_QUADS;
-    // cells of invalid keys can be read, because all cells of a block exist
+    // Reading the cells of invalid keys is safe, because all cells of a block exist.
     const uint key_base = base + key * n_kv * K_QUADS;
     for (uint at = base; at < base + K_QUADS; at += K_PIECE) {
         const uint first = at - base;
@@ -137,16 +138,16 @@ void multiply_pieces(Block block, bool valid) {
 void score_block(Block block) {
     const bool valid = score_key >= block.first_valid && score_key < block.n_valid;
     [[unroll]] for (uint a = 0; a < S_ROWS; ++a) s[a] = 0.0;
-    // The bounds of both loops are not constants, because drivers would then unroll the loops and take
-    // seconds to compile.
+    // The loops in multiply_own_key and multiply_pieces have variable bounds, because drivers would unroll
+    // constant loops and take seconds to compile.
     if (S_GROUPS == 1) {
         multiply_own_key(block, valid);
     } else {
         multiply_pieces(block, valid);
     }
     [[unroll]] for (uint a = 0; a < S_ROWS; ++a) {
-        // While all keys of a row are masked, the row's maximum is NEG_LARGE, and each key adds exp(0) = 1.
-        // The first key that is not masked clears these sums, because exp(NEG_LARGE - m) is 0.
+        // While all keys of a row are masked, the row's maximum is NEG_LARGE, and each key adds exp(0) = 1 to
+        // the sums. The first key that is not masked clears these sums, because exp(NEG_LARGE - m) is 0.
         const uint row_pos = tile.first_pos + s_row0 + a;
         const uint key_pos = block.pos + score_key;
         const bool masked = key_pos > row_pos || key_pos < first_key_of(row_pos);
@@ -180,7 +181,7 @@ void add_values(Block block) {
         [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] *= row_rescale[v_row0 + a];
     }
     for (uint first = BATCH > 1 ? 0 : block.first_valid; first < block.n_valid; first += V_BATCH) {
-        vec4 value[V_BATCH * V_ROUNDS]; // a key that is not seen is replaced by one that is
+        vec4 value[V_BATCH * V_ROUNDS]; // a masked key is replaced by the nearest valid key
         [[unroll]] for (uint u = 0; u < V_BATCH; ++u) {
             const uint key = clamp(first + u, block.first_valid, block.n_valid - 1);
             const uint base = ((block.cell + key) * n_kv + kv_head) * V_QUADS;
@@ -228,7 +229,7 @@ void main() {
         score_block(block);
         soften_block(block.n_valid);
         add_values(block);
-        if (S_GROUPS == 1) barrier(); // before scores are written again; multiply_pieces has a barrier
+        if (S_GROUPS == 1) barrier(); // before scores are overwritten; multiply_pieces has a barrier
     }
     if (thread / V_QUADS < V_GROUPS) put_results();
 }

@@ -1,7 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = x - mean(x) of every row. A router reads y, so all devices must get the same bits. Therefore 32 lanes
-// sum in order, a tree adds their sums, and the mean is a product with 1 / n.
+// Subtract the mean of each row: y = x - mean(x). A router reads y, so y must have the same bits on all
+// devices. Therefore 32 lanes sum in a fixed order, a tree adds their sums, and the sum is multiplied by 1 /
+// n instead of divided by n.
 #include "lib/types.glsl"
 
 layout(push_constant) uniform Push {

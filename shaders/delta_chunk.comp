@@ -1,12 +1,12 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// The part of a gated delta net that does not depend on the state, for all chunks of C rows at once
-// (delta_scan does the rest). Workgroup (chunk, head). With c_t the sum of g up to row t of the chunk, D_ts =
-// e^(c_t - c_s):
-//   L_ts = beta_t k_t D_ts k_s, s < t;  u = (I + L)^-1 beta v;  w = (I + L)^-1 beta e^c k, by forward substitution
-//   q' = scale e^c q;  k' = e^(c_last - c) k;  products scale q_t D_ts k_s for s <= t
-// g <= 0, so no exponent is positive. A row of `work` has u, w, q', k', e^c_last (S values each; e^c_last
-// only in the chunk's first row), then C products. Shared memory: at most 10.6 KiB.
+// Compute the part of a gated delta net that does not depend on the state, for all chunks of C rows at once;
+// delta_scan computes the rest. The workgroup ID is (chunk, head). Let c_t be the sum of g up to row t of the
+// chunk, and D_ts = e^(c_t - c_s). No exponent is positive, because g <= 0.
+//   L_ts = beta_t k_t D_ts k_s, s < t;  u = (I + L)^-1 beta v;  w = (I + L)^-1 beta e^c k
+//   q' = scale e^c q;  k' = e^(c_last - c) k;  P_ts = scale q_t D_ts k_s, s <= t.
+// Forward substitution computes u and w. A row of `work` has u, w, q', k' and e^c_last of S values each,
+// then C products P. Only the chunk's first row has e^c_last. Shared memory: at most 10.6 KiB.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint S = 128; // head size
@@ -34,7 +34,7 @@ const uint GATES = KDA != 0 ? S : 1;
 const uint STRIDE = 5 * S + C;
 
 shared float sums[C * GATES]; // sums of g
-shared float lower[C * (C - 1) / 2]; // L, row t at t (t - 1) / 2
+shared float lower[C * (C - 1) / 2]; // row t of L begins at t (t - 1) / 2
 
 float gate_sum(uint t, uint i) { return sums[t * GATES + (KDA != 0 ? i : 0)]; }
 
@@ -86,7 +86,7 @@ void main() {
         for (uint t = 0; t < n; ++t) {
             float value = is_u ? v[v_at + t * v_stride + i] : k[k_at + t * q_stride + i] * exp(gate_sum(t, i));
             value *= beta[beta_at + t * n_heads];
-            const uint row = t * (t - 1) / 2; // 0 also for t = 0, where t - 1 wraps
+            const uint row = t * (t - 1) / 2; // 0 for t = 0, although t - 1 wraps around
             for (uint s = 0; s < t; ++s) value -= lower[row + s] * solved[s];
             solved[t] = value;
             work[work_at + t * next + column] = value;

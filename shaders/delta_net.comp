@@ -1,8 +1,9 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// The gated delta rule token by token, for runs of a few rows. Workgroup (columns of the state, head, run).
-// Only one invocation reads and writes column j of the state M [key i, value j], so the state may change in
-// place. With d = beta (v - (e^g M)^T k):  M' = e^g M + k d^T,  o = scale M'^T q.
+// Compute the gated delta rule token by token, for runs of a few rows. The workgroup ID is (columns of the
+// state, head, run). The state is M [key i, value j]. A single invocation reads and writes column j, so M may
+// change in place. With d = beta (v - (e^g M)^T k), the new state is M' = e^g M + k d^T and the output is o =
+// scale M'^T q.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint S = 128; // head size
@@ -46,7 +47,7 @@ void main() {
     bool is_zero = is_fresh(run);
 
     for (uint row = run.y; row < run.y + run.z; ++row) {
-        barrier(); // until the values of the last row have been used
+        barrier(); // wait until all threads have used the values of the previous row
         for (uint i = thread; i < S; i += LOCAL) {
             const uint at = row * q_stride + key_head(h) * S + i;
             decay[i] = exp(g[gate_at(row, h) + (KDA != 0 ? i : 0)]);

@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Sums of squares per row and group of `group` columns, of x or (HAS_Z) of silu(z) x. One workgroup per group
-// of a row. x has columns first..first + width of all columns; another device counts the first `skip` columns
-// of x.
+// Sum the squares of x, or with HAS_Z of silu(z) x, for each row and each group of `group` columns. One
+// workgroup sums a group of a row. The device has columns first..first + width of the full row. Another
+// device adds the first `skip` of these columns.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 

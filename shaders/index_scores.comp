@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// The indexer's scores of positions 0..pos for each row (DeepSeek-AI 2025, arXiv:2512.02556): y = sum over
-// the indexer's heads of w * max(q . k, 0). Workgroup (block of LOCAL positions, -, row), one thread per
-// position. HEADS heads share a read of the key.
+// Compute the indexer's scores of positions 0..pos for each row (DeepSeek-AI 2025, arXiv:2512.02556): y = sum
+// over the indexer's heads of w * max(q . k, 0). The workgroup ID is (block of LOCAL positions, -, row); each
+// thread scores one position. A thread reads a key once for HEADS heads.
 #include "lib/types.glsl"
 #include "lib/cache_types.glsl"
 
@@ -44,7 +44,7 @@ void main() {
     const uint slot = step_params.rows[first_row + row].y;
     if (gl_WorkGroupID.x * LOCAL > pos) return;
     const uint own = gl_WorkGroupID.x * LOCAL + thread;
-    const uint seen = min(own, pos); // later cells may never have been written
+    const uint seen = min(own, pos); // cells of later positions may be uninitialised
     const uint base = (block_cell(slot, seen / CELL_BLOCK) + seen % CELL_BLOCK) * QUADS;
 
     float sum = 0.0;
@@ -61,7 +61,7 @@ void main() {
         barrier();
         float s[HEADS];
         [[unroll]] for (uint a = 0; a < HEADS; ++a) s[a] = 0.0;
-        // The bounds are not constants, because drivers would then unroll the loop.
+        // The loop has variable bounds, because drivers would unroll a constant loop.
         for (uint turn = base; turn < base + QUADS; turn += BATCH) {
             vec4 value[BATCH];
             [[unroll]] for (uint i = 0; i < BATCH; ++i) value[i] = k_quad(turn + i);

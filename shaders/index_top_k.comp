@@ -1,8 +1,9 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// The positions of the n_chosen largest scores among 0..pos of each row, ascending. On ties the lower
-// position wins; NaN counts as largest. One workgroup per row finds the least chosen score byte by byte, from
-// the highest byte on: it counts the values of a byte among the scores that agree in the bytes above.
+// Write, for each row, the positions of its n_chosen largest scores among positions 0..pos, in ascending
+// order. Among equal scores the lowest positions are chosen. NaN counts as the largest score. One workgroup
+// per row determines the smallest chosen score byte by byte, from the highest byte on. For each byte it
+// builds a histogram of the scores whose higher bytes match.
 #include "lib/types.glsl"
 #include "lib/order.glsl"
 
@@ -22,8 +23,8 @@ const uint N_GROUPS = 16; // groups of counters
 
 shared uint count[N_GROUPS * N_GROUPS];
 shared uint group_count[N_GROUPS];
-shared uint found; // the byte of the least chosen score
-shared uint left; // how many scores with that byte are chosen
+shared uint found; // this byte of the smallest chosen score
+shared uint left; // how many scores with this byte are chosen
 shared uint above_of[LOCAL];
 shared uint equal_of[LOCAL];
 
@@ -39,9 +40,9 @@ void main() {
         return;
     }
 
-    uint least = 0; // known bytes of the least chosen score
+    uint least = 0; // known bytes of the smallest chosen score
     uint known = 0;
-    uint need = n_chosen; // scores to choose among the scores with these bytes
+    uint need = n_chosen; // how many scores to choose among the scores with these bytes
     for (uint shift = 32; shift > 0;) {
         shift -= 8;
         for (uint i = thread; i < N_GROUPS * N_GROUPS; i += LOCAL) count[i] = 0;
@@ -90,7 +91,7 @@ void main() {
     equal_of[thread] = equal;
     barrier();
     above = 0;
-    equal = 0; // now counted over the earlier threads
+    equal = 0; // from here on, counts over the earlier threads
     for (uint t = 0; t < thread; ++t) {
         above += above_of[t];
         equal += equal_of[t];

@@ -1,11 +1,12 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// cache[cell of the row's position] = x[row]. For F32, F16, BF16 a thread stores a pair of elements (one word
-// in F16), with NORM normed (one workgroup per head), and the first n_rot dimensions rotated. For Q8_0 and
-// Q4_0 a thread quantizes blocks of 32 as ggml's reference does: d = max|x| / 127 for Q8_0, the x of the
-// largest magnitude / -8 for Q4_0, NaN if an x is not finite. Blocks have an odd number of 16-bit units, so
-// two blocks share a word. One thread stores both, even across rows, because host memory may lack the atomics
-// that two threads would need.
+// Write each row of x to the cache cell of the row's position. For F32, F16 and BF16 a thread stores two
+// elements. The first n_rot dimensions of a head are rotated. With NORM each head is normed first, by one
+// workgroup. For Q8_0 and Q4_0 a thread quantizes blocks of 32 elements like ggml's reference. The scale d is
+// max|x| / 127 for Q8_0, and the x of the largest magnitude / -8 for Q4_0. If an x is not finite, d is NaN.
+// A block has an odd number of 16-bit units, so two neighbouring blocks share a word. One thread stores both
+// blocks, even if they belong to different rows, because host memory may lack the atomics that two threads
+// would need.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 #include "lib/half.glsl"
@@ -14,7 +15,7 @@
 #include "lib/divide.glsl"
 
 layout(constant_id = 1) const uint TYPE = 1;
-layout(constant_id = 2) const uint NORM = 0; // 1: each head is divided by its RMS, 2: and multiplied by w
+layout(constant_id = 2) const uint NORM = 0; // 1: divide each head by its RMS; 2: also multiply it by w
 
 layout(push_constant) uniform Push {
     uint x_off, w_off, cos_sin_off, cells_off, cache_off;
@@ -35,8 +36,8 @@ layout(set = 0, binding = 4) buffer Cache { uint cache[]; };
 const bool QUANTIZED = TYPE == CACHE_Q8_0 || TYPE == CACHE_Q4_0;
 const uint N_CODES = TYPE == CACHE_Q8_0 ? 8 : 4; // words of codes per block
 
-// Return element e of the row, normed and rotated. Quantized caches store x as it is, because they read each
-// element twice.
+// Return element e of the row after norm and rotation. Quantized caches do not call this function, because
+// they read each element twice. For these caches other ops norm and rotate x first.
 float element(uint e) {
     const uint row = gl_WorkGroupID.z;
     const uint i = e % head_dim;
@@ -67,7 +68,7 @@ uint code4(float value, float inverse) {
     return uint(min(int(shifted), 15));
 }
 
-// d as F16, and 1 / d. `used` is false if an x is not finite; then all codes are zeros.
+// The scale d as F16, and 1 / d. If an x is not finite, `used` is false and all codes are zeros.
 struct Scale {
     uint half_d;
     float inverse;
@@ -84,7 +85,7 @@ Scale scale_of(uint from) {
     }
     if (!is_finite) return Scale(0x7e00u, 0.0, false);
     float d = TYPE == CACHE_Q8_0 ? abs(top) : top * -0.125;
-    const bool is_zero = abs(d) < 1.0e-30; // far below the smallest F16
+    const bool is_zero = abs(d) < 1.0e-30; // 1e-30 is far below the smallest F16
     if (TYPE == CACHE_Q8_0 && !is_zero) d = divide(d, 127.0);
     const float inverse = is_zero ? 0.0 : divide(1.0, abs(d));
     return Scale(half_bits(d), d < 0.0 ? -inverse : inverse, true);
@@ -110,18 +111,19 @@ bool stores(uint row, uint pos, uint slot) {
     return row < step_n_rows() && step_params.rows[row].xy == uvec2(pos, slot);
 }
 
-// Store pair number `unit` of the pairs of blocks that contain a block of this cell. The first pair may begin
-// with the last block of the previous cell, the last pair may end with the first block of the next cell.
+// Blocks are stored in pairs. Store pair number `unit` of the pairs that contain a block of this cell. The
+// first pair may begin with the last block of the previous cell, the last pair may end with the first block
+// of the next cell.
 void put_blocks(uint cell, uint unit) {
     const uint row = gl_WorkGroupID.z;
     const uint pos = step_params.rows[row].x;
     const uint slot = step_params.rows[row].y;
     const uint n = width / BLOCK;
-    const uint before = cell & n & 1u; // blocks of the previous cell in the first pair
+    const uint before = cell & n & 1u; // how many blocks of the first pair belong to the previous cell
     bool has_first = unit >= before;
     bool has_second = 2 * unit - before + 1 < n;
     uint from = x_off + row * width + BLOCK * (2 * unit - before);
-    if (!has_first && stores(row - 1, pos - 1, slot)) return; // the thread of that row stores both
+    if (!has_first && stores(row - 1, pos - 1, slot)) return; // the previous row's thread stores both blocks
     if (!has_second) has_second = stores(row + 1, pos + 1, slot);
 
     const uint word = cache_off + (cell * n / 2 + unit) * (2 * N_CODES + 1);

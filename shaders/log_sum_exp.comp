@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = the largest element of each chunk of each row, and the sum of exp(x - largest). Workgroup (chunk, -,
-// row).
+// Write the largest element of each chunk of each row, and the chunk's sum of exp(x - largest). The workgroup
+// ID is (chunk, -, row).
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 
@@ -37,7 +37,7 @@ void main() {
     }
     peak = peaks[0];
 
-    // A chunk of -inf adds nothing; NaN and +inf make the sum NaN.
+    // A chunk of only -inf has the sum 0. NaN or +inf in a chunk makes the sum NaN.
     const float shift = peak == uintBitsToFloat(0xff800000u) ? 0.0 : peak;
     float sum = 0.0;
     for (uint first = begin + thread; first < end; first += BATCH * LOCAL) {

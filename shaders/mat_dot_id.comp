@@ -2,11 +2,11 @@
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
-// mat_vec_id with x in 8 bits: y[r, u] = W_e x for the experts e = ids[r, u]. Workgroup (rows of W_e, -, (r,
-// u)); a subgroup multiplies two rows at a time.
+// Compute mat_vec_id with x in 8 bits: y[r, u] = W_e x for the experts e = ids[r, u]. The workgroup ID is
+// (rows of W_e, -, pair (r, u)). A subgroup multiplies two rows at a time.
 #include "lib/types.glsl"
 
-layout(constant_id = 1) const uint ROWS = 8; // of W_e per workgroup, even
+layout(constant_id = 1) const uint ROWS = 8; // rows of W_e per workgroup, an even number
 layout(constant_id = 2) const uint AXIS = 0; // see lib/expert.glsl
 
 layout(push_constant) uniform Push {

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y[r, h, i] = sum over k of w[h, i, k] * x[r, h, k], with one matrix per head. TPR threads share a row of w.
-// Workgroup (rows of w, -, tile of N rows of x).
+// Multiply each head by its own matrix: y[r, h, i] = sum over k of w[h, i, k] * x[r, h, k]. TPR threads share
+// a row of w. The workgroup ID is (rows of w, -, tile of N rows of x).
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint TPR = 32; // a power of two, at most LOCAL

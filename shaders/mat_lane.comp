@@ -3,10 +3,10 @@
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
-// mat_vec and mat_mul for software devices, where an invocation is a SIMD lane and a read of a buffer costs
-// dozens of multiply-adds. A thread multiplies a row of w by N rows of x. A block of w is copied to registers
-// once; a subgroup reads SUBGROUP neighbouring elements of x and shuffles them. Arrays are read by address,
-// because the bounds of a binding are checked lane by lane.
+// Compute mat_vec and mat_mul on software devices, where an invocation is a SIMD lane and reading a buffer
+// takes as long as dozens of multiply-adds. Each thread multiplies a row of w by N rows of x. A thread copies
+// each block of w to registers once. A subgroup reads SUBGROUP neighbouring elements of x and shuffles them.
+// Arrays are read by address, because software devices check the bounds of a binding lane by lane.
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 #include "lib/addresses.glsl"
@@ -29,7 +29,7 @@ layout(push_constant) uniform Push {
 
 void main() {
     const uint index = product_tile_of_w(n_rows, N) * LOCAL + gl_LocalInvocationID.x;
-    const uint row = act == 0 ? index : index / 2; // act: threads of gate and up alternate
+    const uint row = act == 0 ? index : index / 2; // with act, threads of gate and up alternate
     const bool is_up = act != 0 && index % 2 == 1;
     const uint first_r = product_tile_of_x(n_rows, N) * N;
     [[unroll]] for (uint r = 0; r < N; ++r) x_row[r] = min(first_r + r, n_rows - 1) * k;

@@ -3,8 +3,9 @@
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
-// mat_vec_id and mat_mul_id on software devices (see mat_lane): a thread multiplies a row of W_e by N pairs
-// of row and expert. Without GROUPED a workgroup has one pair, and `tiles` contains ids.
+// Compute mat_vec_id and mat_mul_id on software devices (see mat_lane). Each thread multiplies a row of W_e
+// by the rows of x of N pairs (row, expert). Without GROUPED a workgroup has one pair, and `tiles` contains
+// expert ids.
 #include "lib/types.glsl"
 #include "lib/addresses.glsl"
 
@@ -37,7 +38,7 @@ void main() {
         begin = tiles.at[3 * tile + 1];
         n_pairs = tiles.at[3 * tile + 2];
     }
-    if (e_id - first >= count || n_pairs == 0) return; // expert in another piece of the stack, or empty tile
+    if (e_id - first >= count || n_pairs == 0) return; // other piece of the stack, or empty tile
     const Expert e = expert_of(starts.at[e_id], starts.at[e_id + 1], starts.at[first]);
     if (group_index() * LOCAL >= e.n) return;
 

@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// mat_vec for many rows of x, in tiles of 64 rows of w by 8 RN rows of x (lib/mul_tile.glsl).
+// Compute mat_vec for many rows of x, in tiles of 64 rows of w by 8 RN rows of x (lib/mul_tile.glsl).
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 

@@ -1,17 +1,17 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// mat_mul on matrix units: x is F16 from pack_f16, w becomes F16 in shared memory (clamped to +-65,504), sums
-// are F32. SM x SN subgroups compute a tile of M FM SM rows of w by N FN SN rows of x, each subgroup FM x FN
-// matrices.
+// Compute mat_mul on matrix units. The input x is F16 from pack_f16. The weights w are clamped to +-65,504
+// and converted to F16 in shared memory. Sums are F32. SM x SN subgroups compute a tile of M FM SM rows of w
+// by N FN SN rows of x. Each subgroup computes FM x FN matrices.
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 
-layout(constant_id = 1) const uint M = 16; // matrices of the device: [M, K] by [K, N], K divides 32
+layout(constant_id = 1) const uint M = 16; // the matrix units multiply [M, K] by [K, N]; K divides 32
 layout(constant_id = 2) const uint N = 16;
 layout(constant_id = 3) const uint K = 16;
-layout(constant_id = 4) const uint FM = 2; // matrices of a subgroup along w and x
+layout(constant_id = 4) const uint FM = 2; // Matrices of a subgroup along w and x.
 layout(constant_id = 5) const uint FN = 2;
-layout(constant_id = 6) const uint SM = 2; // subgroups along w and x
+layout(constant_id = 6) const uint SM = 2; // Subgroups along w and x.
 layout(constant_id = 7) const uint SN = 2; // LOCAL is SM * SN * LANES
 layout(constant_id = 8) const uint LANES = 32;
 layout(constant_id = 9) const uint WIDE = 0; // 1: k % 64 is 0; w and its rows are aligned to 16 bytes
@@ -63,12 +63,14 @@ void main() {
         barrier();
     }
 
-    // Goes through shared memory, because only the driver knows which values of a matrix a thread holds.
+    // Write the sums through shared memory, because only the driver knows which values of a matrix a thread
+    // has.
     const uint begin = gl_SubgroupID * M * N;
     [[unroll]] for (uint m = 0; m < FM * FN; ++m) {
         STORE_COLUMNS(sum[m], results, begin, M);
         subgroupBarrier();
-        // Unrolled; otherwise ANV does not unroll the outer loop and keeps the sums in memory.
+        // This loop is unrolled, because ANV would otherwise not unroll the outer loop and would store the
+        // sums in memory.
         [[unroll]] for (uint first = 0; first < M * N; first += LANES) {
             const uint e = first + gl_SubgroupInvocationID;
             const uint i = first_i + own_i + m % FM * M + e % M;

@@ -1,11 +1,11 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// mat_dot for many rows of x, in tiles of 64 rows of w by 8 RN rows of x (lib/dot_tile.glsl).
+// Compute mat_dot for many rows of x, in tiles of 64 rows of w by 8 RN rows of x (lib/dot_tile.glsl).
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 
 layout(constant_id = 1) const uint RN = 4; // rows of x per thread, 1..8
-layout(constant_id = 2) const uint FUSED = 0; // 1: scale dots by an fma that rounds once
+layout(constant_id = 2) const uint FUSED = 0; // 1: scale dot products by an fma that rounds once
 
 layout(push_constant) uniform Push {
     uint w_off, x_off, b_off, y_off;

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// mat_mul_dot on matrix units, for devices where int8 is so much faster than F16 that it makes up for scaling
-// each block (three instructions per value of a tile). Tiles are as in mat_mul_coop.
+// Compute mat_mul_dot on matrix units. The shader is for devices whose int8 is much faster than F16, because
+// scaling each block takes three instructions per value of a tile. Tiles are as in mat_mul_coop.
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 
@@ -75,11 +75,11 @@ void main() {
                     [[unroll]] for (uint part = 0; part < 32 / K; ++part) {
                         dots = coopMatMulAdd(rows[f * 32 / K + part], columns[part], dots);
                     }
-                    // An invocation holds the same elements of all matrices of one type.
+                    // An invocation has the same elements of all matrices of one type.
                     const MATRIX_SUM value = MATRIX_SUM(dots);
                     for (uint e = 0; e < value.length(); ++e) sum[g * FM + f][e] += value[e] * scale[f][e] * of_x[e];
 #ifdef HAS_LOW
-                    MATRIX_SUM low; // loaded here, because loading it earlier spills registers
+                    MATRIX_SUM low; // loaded late, because an earlier load spills registers
                     LOAD_COLUMN(low, w_low, block * TM + own_i + f * M);
                     for (uint e = 0; e < low.length(); ++e) sum[g * FM + f][e] += low[e] * sum_x[e];
 #endif
@@ -89,7 +89,7 @@ void main() {
         barrier();
     }
 
-    // Goes through shared memory, as in mat_mul_coop.
+    // Write the sums through shared memory, as in mat_mul_coop.
     const uint begin = gl_SubgroupID * M * N;
     [[unroll]] for (uint m = 0; m < FM * FN; ++m) {
         coopMatStore(sum[m], results, begin, M, gl_CooperativeMatrixLayoutColumnMajor);

@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// mat_mul_id on matrix units; x is F16 from pack_f16, tiles are as in mat_mul_coop. With AXIS 1 every expert
-// has x_stride columns (the op asserts this), because values of x after an expert's columns would affect the
-// row's scale, and NaN among them would stay NaN.
+// Compute mat_mul_id on matrix units. The input x is F16 from pack_f16, and tiles are as in mat_mul_coop.
+// With AXIS 1 the op asserts that every expert has x_stride columns. Values of x after an expert's columns
+// would change the row's scale, and NaN among these values would reach the result.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint M = 16; // constants as in mat_mul_coop.comp
@@ -46,7 +46,7 @@ void main() {
     const uint e_id = tiles[tile];
     const uint begin = tiles[tile + 1];
     const uint n_pairs = tiles[tile + 2];
-    if (e_id - first >= count || n_pairs == 0) return; // expert in another piece of the stack, or empty tile
+    if (e_id - first >= count || n_pairs == 0) return; // other piece of the stack, or empty tile
     const uint s = starts_off;
     expert = expert_of(starts[s + e_id], starts[s + e_id + 1], starts[s + first]);
     const uint first_i = group_index() * TM;

@@ -1,8 +1,9 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// mat_mul for GPUs: 16 x 8 threads compute a tile of 16 RM rows of w by 8 RN rows of x. For each k a thread
-// reads RM + RN floats of shared memory, four at a time, for RM RN multiply-adds. That is 2 multiply-adds per
-// float in tiles of 64 x 32, and 4 in tiles of 128 x 64, which also read w and x half as often.
+// Compute mat_mul on GPUs. A workgroup of 16 x 8 threads computes a tile of 16 RM rows of w by 8 RN rows of
+// x. For each k a thread reads RM + RN floats from shared memory, four at a time, and computes RM RN
+// multiply-adds. A tile of 64 x 32 has 2 multiply-adds per float read. A tile of 128 x 64 has 4, and reads w
+// and x half as often.
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 

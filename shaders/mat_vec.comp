@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for the N rows of x. TPR threads share a row of w, 8
-// elements each at a time; neighbouring threads read neighbouring words. A tree in shared memory adds their
-// sums.
+// Multiply N rows of x by w, with an optional bias: y[r, i] = sum over k of w[i, k] * x[r, k] + b[i]. TPR
+// threads share a row of w. Each thread reads 8 elements at a time, and neighbouring threads read
+// neighbouring words. A tree in shared memory adds the threads' sums.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint TPR = 32; // a power of two, at most LOCAL
@@ -27,8 +27,8 @@ void main() {
     const uint thread = gl_LocalInvocationID.x;
     const uint lane = thread % TPR;
     const uint slot = group_index() * (LOCAL / TPR) + thread / TPR;
-    const uint row = act == 0 ? slot : slot / 2; // act: rows of gate and up alternate
-    uint start = row_start(min(row, n - 1), k); // surplus threads repeat the last row
+    const uint row = act == 0 ? slot : slot / 2; // With act, rows of gate and up alternate.
+    uint start = row_start(min(row, n - 1), k); // Surplus threads repeat the last row.
     if (act != 0 && slot % 2 == 1) start += 4 * up_at;
 
     float sum[N];

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y[r, u] = W_e x for the experts e = ids[r, u], which w contains in order. Workgroup (rows of W_e, -, (r,
-// u)). TPR threads share a row.
+// Multiply by chosen experts' matrices: y[r, u] = W_e x for the experts e = ids[r, u]. The matrices in w are
+// in the order of the experts. The workgroup ID is (rows of W_e, -, pair (r, u)). TPR threads share a row.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint TPR = 32; // a power of two, at most LOCAL

@@ -2,11 +2,11 @@
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
-// mat_vec without shared memory or barriers: a subgroup multiplies two rows of w at a time, each thread takes
-// 8 elements, and the subgroup adds the sums.
+// Compute mat_vec without shared memory or barriers. A subgroup multiplies two rows of w at a time, 8
+// elements per thread, and adds the threads' sums.
 #include "lib/types.glsl"
 
-layout(constant_id = 1) const uint ROWS = 8; // of w per workgroup, even
+layout(constant_id = 1) const uint ROWS = 8; // rows of w per workgroup, an even number
 layout(constant_id = 2) const uint N = 1; // 1..8
 layout(constant_id = 3) const uint WIDE = 0; // 1: k % 64 is 0; w, x and their rows are aligned to 16 bytes
 #define WIDE_W (WIDE != 0)
@@ -34,7 +34,7 @@ vec4 x_at(uint row, uint i) { // elements 4 i..4 i + 3
 void main() {
     const uint lane = gl_SubgroupInvocationID;
     const uint first = group_index() * ROWS;
-    const uint end = min(first + ROWS, act == 0 ? n : 2 * n); // act: rows of gate and up alternate
+    const uint end = min(first + ROWS, act == 0 ? n : 2 * n); // with act, rows of gate and up alternate
     const uint k8 = k & ~7u;
     for (uint row = first + 2 * gl_SubgroupID; row < end; row += 2 * gl_NumSubgroups) {
         const uint start0 = row_start(act == 0 ? row : row / 2, k);

@@ -1,8 +1,9 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Sorts the pairs (row, used expert) by expert, in one workgroup. order[] contains pair numbers, ascending
-// within an expert. Each tile in tiles[] (expert, first place in order, number of pairs) has at most `tile`
-// pairs of one expert; zeros follow the last tile. A pair whose id is beyond the experts is in no tile.
+// Sort the pairs (row, used expert) by expert, in one workgroup. The array order[] gets the pair numbers,
+// ascending within an expert. Each entry of tiles[] is (expert, first index in order[], number of pairs),
+// with at most `tile` pairs of one expert. Zeros follow the last tile. A pair whose expert id is out of range
+// is in no tile.
 #include "lib/types.glsl"
 
 const uint MAX_EXPERTS = 1024;
@@ -16,7 +17,8 @@ layout(set = 0, binding = 1) writeonly buffer Order { uint order[]; };
 layout(set = 0, binding = 2) writeonly buffer Tiles { uint tiles[]; };
 
 shared uint chunk[LOCAL];
-// Per expert: the number of pairs, later their first place in order[], at last the next free place.
+// Per expert, this is first the number of pairs, then the index in order[] of the first pair, then the next
+// free index.
 shared uint place[MAX_EXPERTS + 1];
 shared uint tile_of[MAX_EXPERTS + 1]; // first tile of the expert
 

@@ -1,13 +1,14 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Router: logits[r, e] = sum over k of h[r, k] * (w_norm[k] * w[e, k]), one workgroup per expert and N rows.
-// All devices must choose the same experts and therefore get the same bits: 32 lanes sum in order, a tree
-// adds their sums, and no multiply is fused with an add. h is not normalised, because the factor would not
-// change the order and drivers round it differently. Some drivers flush subnormal products; a sum above
-// 2^-100 loses them anyway.
+// Compute the router's logits[r, e] = sum over k of h[r, k] * (w_norm[k] * w[e, k]). One workgroup computes N
+// rows of one expert. All devices must choose the same experts, so logits have the same bits on all devices:
+// 32 lanes sum in a fixed order, a tree adds their sums, and no multiplication is fused with an addition. The
+// row h is not normalised, because the norm's factor would not change the order of the logits, and drivers
+// round it differently. Some drivers flush subnormal products to zero, but such products are lost anyway in a
+// sum above 2^-100.
 #include "lib/types.glsl"
 
-layout(constant_id = 1) const uint N = 1; // rows that share a read of w, at most 32
+layout(constant_id = 1) const uint N = 1; // rows for which w is read once, at most 32
 
 layout(push_constant) uniform Push {
     uint h_off, w_norm_off, w_off, logits_off;

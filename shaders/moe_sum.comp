@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y[r, i] = sum over u, in order, of weights[r, u] * x[r, u, i]
+// Add the chosen experts' outputs in order: y[r, i] = sum over u of weights[r, u] * x[r, u, i].
 #include "lib/types.glsl"
 
 layout(push_constant) uniform Push {

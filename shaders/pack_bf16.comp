@@ -1,6 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = x as bfloat16, two per word, the first in the low 16 bits; an odd end is filled with zero.
+// Convert x to bfloat16, two values per word, the first in the low 16 bits. If x has an odd length, the last
+// word is filled with zero.
 #include "lib/types.glsl"
 #include "lib/bf16.glsl"
 

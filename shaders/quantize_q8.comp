@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = x in 8 bits, in blocks of 32 (lib/quantize.glsl).
+// Convert x to 8 bits, in blocks of 32 (lib/quantize.glsl).
 #include "lib/types.glsl"
 
 layout(push_constant) uniform Push {

@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = x / sqrt(mean(x^2) + eps) * w
+// Compute the RMS norm of each row: y = x / sqrt(mean(x^2) + eps) * w.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 

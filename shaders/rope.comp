@@ -1,12 +1,12 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Rotates pairs of the first n_rot dimensions of each head by angles whose cos and sin the host computed. One
-// thread per pair; with NORM one workgroup per head.
+// Rotate pairs of the first n_rot dimensions of each head. The host has computed the cos and sin of the
+// angles. A thread rotates one pair; with NORM a workgroup norms and rotates one head.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 
-layout(constant_id = 1) const uint HALF_SPLIT = 0; // 0: pairs (2i, 2i + 1), 1: pairs (i, i + n_rot / 2)
-layout(constant_id = 2) const uint NORM = 0; // 1: each head is divided by its RMS, 2: and multiplied by w
+layout(constant_id = 1) const uint HALF_SPLIT = 0; // 0: pairs (2i, 2i + 1); 1: pairs (i, i + n_rot / 2).
+layout(constant_id = 2) const uint NORM = 0; // 1: divide each head by its RMS; 2: also multiply it by w.
 
 layout(push_constant) uniform Push {
     uint x_off, w_off, cos_sin_off, y_off;

@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y[r] = the sum of a row of x and the row's sum of squares.
+// Write two values per row of x: the row's sum and its sum of squares.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 

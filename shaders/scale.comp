@@ -1,6 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = c * x; zero for c = 0 even if x is NaN, because x may be unwritten memory.
+// Multiply by a factor: y = c * x. With c = 0, y is zero even if x is NaN, because x may be uninitialised
+// memory.
 #include "lib/types.glsl"
 
 layout(push_constant) uniform Push {

@@ -1,8 +1,9 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = silu(causal depthwise convolution of each run's rows + bias). The state has the last D_CONV - 1 columns
-// before the run, and afterwards the last columns of the run. Workgroup (channels, tile of 16 rows). Only a
-// run's first tile reads and writes the state, each invocation one channel, so the state may change in place.
+// Compute y = silu(causal depthwise convolution of each run's rows + bias). Before the run, the state has the
+// D_CONV - 1 columns that precede the run. Afterwards it has the run's last columns. The workgroup ID is
+// (channels, tile of 16 rows). Only a run's first tile accesses the state, and each invocation accesses one
+// channel, so the state may change in place.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint D_CONV = 4;
@@ -37,7 +38,7 @@ void main() {
     const uint at = run.y * width + channel;
 
     float taps[D_CONV];
-    float window[D_CONV]; // the columns up to the row, oldest first
+    float window[D_CONV]; // the last columns up to this row, oldest first
     [[unroll]] for (uint j = 0; j < D_CONV; ++j) taps[j] = w[w_off + channel * D_CONV + j];
     [[unroll]] for (uint j = 0; j < N_STATE; ++j) {
         if (tile.first > 0) {
@@ -51,7 +52,9 @@ void main() {
             float value = 0.0;
             if (run.z + j >= N_STATE) {
                 value = x[x_off + at + (run.z + j - N_STATE) * width];
-            } else { // a short run keeps columns of the previous state, or zeros if it is fresh
+            } else {
+                // A run of fewer than N_STATE rows keeps some columns of the previous state. A sequence's first
+                // run has zeros instead of these columns.
                 [[unroll]] for (uint i = 1; i < D_CONV; ++i) value = i == run.z + j + 1 ? window[i] : value;
             }
             state[to + j] = value;

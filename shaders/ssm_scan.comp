@@ -1,11 +1,11 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// The scan of Mamba-2 (Dao and Gu 2024, arXiv:2405.21060), row by row: with t = softplus(dt + bias), the
-// state M [N, P],
+// Compute the scan of Mamba-2 row by row (Dao and Gu 2024, arXiv:2405.21060). With the state M [N, P] and
+// t = softplus(dt + bias), a row computes:
 //   M = e^(t a) M + t B x^T;  y = M^T C + d x.
-// Workgroup (columns of M, head, run). A thread keeps a part of one column in registers for the complete run,
-// so the state may change in place. Chunks of C rows would take 4 N P + 2 C P operations per row and head;
-// this takes 5 N P. Shared memory: at most 14 KiB.
+// The workgroup ID is (columns of M, head, run). A thread has a part of one column in registers during the
+// run, so the state may change in place. This scan takes 5 N P operations per row and head. A scan in chunks
+// of C rows would take 4 N P + 2 C P. Shared memory: at most 14 KiB.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint P = 64; // head size
@@ -31,7 +31,7 @@ layout(set = 0, binding = 7) writeonly buffer Y { float y[]; };
 #include "lib/runs.glsl"
 #include "lib/softplus.glsl"
 
-const uint PARTS = LOCAL / COLUMNS; // of a column, each of one thread
+const uint PARTS = LOCAL / COLUMNS; // parts of a column, one per thread
 const uint QUADS = N / 4 / PARTS; // per part
 
 shared vec4 b[ROWS * N / 4];

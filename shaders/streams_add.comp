@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// A row of x has n_streams streams of n values; y = x with a added to all streams but the first
+// A row of x has n_streams streams of n values. Add a to all streams except the first.
 #include "lib/types.glsl"
 
 layout(push_constant) uniform Push {

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// A row of x has STREAMS streams x_i of n values; r is the row of `routed`.
-// y_i = x_i + (1 + sum over k of w[i, k] tanh(scale r_k)) (a - x_0); z = y_0 g
+// A row of x has STREAMS streams x_i of n values, and r is the row of `routed`. Compute y_i = x_i + (1 + sum
+// over k of w[i, k] tanh(scale r_k)) (a - x_0) and z = y_0 g.
 #include "lib/types.glsl"
 #include "lib/tanh.glsl"
 

@@ -1,17 +1,19 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// The K largest elements of each chunk of each row, largest first. On ties the lower place wins; NaN counts
-// as largest. Workgroup (chunk, -, row). K times, the best of all threads' best elements is written, and the
-// thread that had it searches its next best element. ids are places in the row, or with KIND 1 the values of `source` at
-// these places. With KIND 2 `source` is a mask with one bit per place; places with bit 0 are left out.
+// Write the K largest elements of each chunk of each row, the largest first. Equal elements are ordered by
+// index, and NaN counts as largest. The workgroup ID is (chunk, -, row). Each thread knows its own largest
+// element. K times, the workgroup writes the largest of the threads' elements, and the thread that had this
+// element searches for its next largest. The ids written are indices in the row, or with KIND 1 the values of
+// `source` at these indices. With KIND 2 `source` is a mask with one bit per index; elements with bit 0 are
+// left out.
 #include "lib/types.glsl"
 #include "lib/order.glsl"
 
 layout(constant_id = 1) const uint K = 64;
-// of `source`; 0: not read, 1: ids, 2: a mask, rows padded to words
+// The contents of `source` are 0: unused, 1: ids, 2: a mask whose rows are padded to words.
 layout(constant_id = 2) const uint KIND = 0;
 
-const uint NONE = 0xffffffffu; // id of an empty place; its value is -inf
+const uint NONE = 0xffffffffu; // id if fewer than K elements exist; the value is then -inf
 
 layout(push_constant) uniform Push {
     uint x_off, source_off, ids_off, values_off;
@@ -46,7 +48,7 @@ void main() {
                 if (KIND == 2 && (source[source_off + row * ((n + 31) / 32) + i / 32] >> (i % 32) & 1) == 0) continue;
                 const uint key = order_key(x[base + i]);
                 const bool after = fresh || key < last_key || (key == last_key && i > last_at);
-                if (after && key > own_key) { // on ties the first one wins
+                if (after && key > own_key) { // the first of equal elements wins
                     own_key = key;
                     own_at = i;
                 }

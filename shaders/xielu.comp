@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = alpha_p x^2 + beta x for x > 0, else alpha_n (e^min(x, eps) - 1 - x) + beta x
+// Compute y = alpha_p x^2 + beta x for x > 0, and y = alpha_n (e^min(x, eps) - 1 - x) + beta x otherwise.
 #include "lib/types.glsl"
 
 layout(push_constant) uniform Push {
@@ -11,7 +11,7 @@ layout(push_constant) uniform Push {
 layout(set = 0, binding = 0) readonly buffer X { float x[]; };
 layout(set = 0, binding = 1) writeonly buffer Y { float y[]; };
 
-// Return e^x - 1 - x for x <= 0. Near 0 the difference cancels, so the Taylor series is summed; at -0.5 the
+// Return e^x - 1 - x for x <= 0. Near 0 the subtraction would cancel, so a Taylor series is used. At -0.5 the
 // first omitted term is 3e-9 of the sum.
 float exp_beyond_line(float x) {
     if (x < -0.5) return exp(x) - 1.0 - x;

@@ -1,8 +1,8 @@
-// Reads four elements of a KV cache as floats. Include once per cache, after lib/cache_types.glsl. CACHE(i)
-// is word i of the cache's buffer, CACHE_OFF the first word of the cache.
+// Functions that read four elements of a KV cache as floats. Include this file once per cache, after
+// lib/cache_types.glsl. CACHE(i) is word i of the cache's buffer. The cache begins at word CACHE_OFF.
 
-// Return elements 4 quad..4 quad + 3 of the quantized block that begins `h` 16-bit units after word `word`. A
-// block may begin in the middle of a word, so four codes may span two words.
+// Return elements 4 quad..4 quad + 3 of a quantized block. The block begins `h` 16-bit units after word
+// `word`. A block may begin in the middle of a word, so four codes may span two words.
 vec4 CACHE_BLOCK_QUAD(uint word, uint h, uint quad) {
     const vec2 pair = unpackHalf2x16(CACHE(word + (h >> 1)));
     const uint code = h + 1 + 2 * (CACHE_TYPE == CACHE_Q8_0 ? quad : quad & 3u);

@@ -1,7 +1,7 @@
-// Maps positions to cells of the cache.
+// The mapping from positions to cells of the cache.
 
-// Return the first cell of a block of CELL_BLOCK positions, which have consecutive cells. A sequence that is
-// longer than its slot uses the slot as a ring.
+// Return the first cell of a block of CELL_BLOCK positions. The positions of a block have consecutive cells.
+// If a sequence is longer than its slot, the slot is a ring buffer.
 uint block_cell(uint slot, uint block) {
     return cells[cells_off + slot * blocks_per_slot + block % blocks_per_slot] * CELL_BLOCK;
 }

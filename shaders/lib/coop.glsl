@@ -21,7 +21,7 @@ QUAD quad_of(vec4 v) { return uvec2(packFloat2x16(f16vec2(v.xy)), packFloat2x16(
 
 uvec2 words_of(QUAD q) { return q; }
 
-// Return element i of each of the four QUADs.
+// Return a QUAD with element i of each of the four QUADs.
 QUAD quad_across(QUAD q[4], uint i) {
     const uvec4 halves = uvec4(q[0][i / 2], q[1][i / 2], q[2][i / 2], q[3][i / 2]) >> (16 * (i % 2)) & 0xFFFFu;
     return halves.xz | halves.yw << 16;
@@ -47,6 +47,6 @@ uvec2 words_of(QUAD q) { return uvec2(packFloat2x16(q.xy), packFloat2x16(q.zw));
 QUAD quad_across(QUAD q[4], uint i) { return f16vec4(q[0][i], q[1][i], q[2][i], q[3][i]); }
 #endif
 
-// Multiply element by element. Only the driver knows which elements of a matrix an invocation holds, but they
-// are the same for all matrices of one type.
+// Multiply element by element. Only the driver knows which elements of a matrix an invocation has. An
+// invocation has the same elements of all matrices of one type.
 #define SCALE_BY(m, r) for (uint e_ = 0; e_ < m.length(); ++e_) m[e_] *= r[e_]

@@ -1,6 +1,6 @@
-// A tile of an int8 product on matrix units: codes of w (lib/quants.glsl) times x in 8 bits (lib/q8.glsl),
-// slice by slice in shared memory. The product of a block of 32 elements is scaled by one float for the row
-// of w and one for the row of x. A tile has SM x SN subgroups, each with FM x FN matrices.
+// Compute a tile of an int8 product on matrix units. Slices of w's codes (lib/quants.glsl) and of x in 8 bits
+// (lib/q8.glsl) are copied to shared memory. The dot product of two blocks of 32 elements is multiplied by
+// the scales of both blocks. A tile has SM x SN subgroups, each with FM x FN matrices.
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_EXT_shader_explicit_arithmetic_types_int8 : require
@@ -12,12 +12,12 @@
 #define CODES_B coopmat<int8_t, gl_ScopeSubgroup, K, N, gl_MatrixUseB>
 #define MATRIX_DOTS coopmat<int, gl_ScopeSubgroup, M, N, gl_MatrixUseAccumulator>
 #define MATRIX_SUM coopmat<float, gl_ScopeSubgroup, M, N, gl_MatrixUseAccumulator>
-// Load K codes of each row from `row` on, starting with element k of the slice.
+// Load a matrix of codes: rows of the tile from `row` on, K codes each, starting with element k of the slice.
 #define LOAD_W_CODES(m, row, k) \
     coopMatLoad(m, w_codes, (row) * STRIDE + (k) / 8, STRIDE, gl_CooperativeMatrixLayoutRowMajor)
 #define LOAD_X_CODES(m, row, k) \
     coopMatLoad(m, x_codes, (row) * STRIDE + (k) / 8, STRIDE, gl_CooperativeMatrixLayoutColumnMajor)
-// A stride of 0 makes all columns (or all rows) equal.
+// Load a matrix whose columns (or rows) are all equal, by a stride of 0.
 #define LOAD_COLUMN(m, from, at) coopMatLoad(m, from, at, 0, gl_CooperativeMatrixLayoutColumnMajor)
 #define LOAD_ROW(m, from, at) coopMatLoad(m, from, at, 0, gl_CooperativeMatrixLayoutRowMajor)
 
@@ -27,7 +27,7 @@ const uint TN = N * FN * SN;
 const uint TK = LANES > 16 ? 64 : 32;
 const uint BLOCKS = TK / 32;
 const uint PIECES = TK / 16; // pieces of 16 codes in a row
-const uint STRIDE = TK / 8 + 2; // in units of 8 codes; eight rows of 80 bytes begin at different banks
+const uint STRIDE = TK / 8 + 2; // in units of 8 codes; 8 rows begin at different memory banks
 const uint W_ROUNDS = (TM * PIECES + LOCAL - 1) / LOCAL;
 const uint X_ROUNDS = (TN * PIECES + LOCAL - 1) / LOCAL;
 
@@ -37,12 +37,12 @@ shared float w_scale[BLOCKS * TM]; // [block][row of w]
 shared float x_scale[BLOCKS * TN]; // [block][row of x]
 #ifdef HAS_LOW
 shared float w_low[BLOCKS * TM];
-shared float x_sum[BLOCKS * TN]; // sums of the values, not of the codes
+shared float x_sum[BLOCKS * TN]; // sum of the dequantized values of a block
 #endif
 
 uint piece(uint round) { return gl_LocalInvocationID.x + round * LOCAL; }
 
-uint w_row_of(uint round) { return piece(round) / PIECES; } // may return a row after the tile
+uint w_row_of(uint round) { return piece(round) / PIECES; } // may exceed the last row of the tile
 
 uint x_row_of(uint round) { return piece(round) / PIECES; }
 
@@ -51,7 +51,7 @@ uvec4 x_codes_at(uint at) {
     return uvec4(x[at], x[at + 1], x[at + 2], x[at + 3]);
 }
 
-// Return four unsigned codes minus CODE_OFFSET, as int8.
+// Subtract CODE_OFFSET from the four unsigned codes of each word; return int8.
 uvec4 signed_codes(uvec4 codes) {
 #ifndef SIGNED_CODES
     if (CODE_OFFSET != 0) return (codes + (128 - CODE_OFFSET) * 0x01010101u) ^ 0x80808080u;
@@ -59,8 +59,8 @@ uvec4 signed_codes(uvec4 codes) {
     return codes;
 }
 
-// Copy the slice that begins at element k of rows of n elements to shared memory. `w_at`, `x_at`: where the
-// thread's rows start. Scales of w after the last block are 0.
+// Copy a slice of rows of n elements to shared memory; the slice begins at element k. `w_at` and `x_at` are
+// the starts of the thread's rows. The scales of w are set to 0 after the row's last block.
 void hold_slice(uint w_at[W_ROUNDS], uint x_at[X_ROUNDS], uint k, uint n) {
     uvec4 codes[X_ROUNDS];
     uvec2 block[X_ROUNDS];

@@ -1,15 +1,16 @@
-// Converts weights of every format to floats. The including file declares `uint w[]`. Each format has a block
-// description and a function decode4, in the file of its family (included below); a TYPE without them is an
-// #error.
+// Functions that convert weights of every format to floats. The including file declares `uint w[]`. Each
+// format has a block description and a function decode4, in its family's file (included below). A TYPE
+// without these gives an #error.
 //
-//     uint row_start(uint row, uint n)      where a row of n elements starts
-//     ROW_UNIT                              the length of a row is a multiple of this
-//     vec4 dequant4(uint start, uint k)     elements k..k+3 of a row; k is a multiple of 4
-//     vec4 dequant4_tail(start, k, n)       the same, with zeros from element n on
-//     mat2x4 dequant8(uint start, uint k)   elements k..k+7; k is a multiple of 8; shared bits are unpacked once
+// - `uint row_start(uint row, uint n)` returns the address of a row, where rows have n elements.
+// - `ROW_UNIT` is a number that divides the length of every row.
+// - `vec4 dequant4(uint start, uint k)` returns elements k..k+3 of a row, where k is a multiple of 4.
+// - `vec4 dequant4_tail(start, k, n)` returns the same, with zeros from element n on.
+// - `mat2x4 dequant8(uint start, uint k)` returns elements k..k+7, where k is a multiple of 8. Bits that the
+//   elements share are unpacked once.
 //
-// Addresses are in bytes (an MXFP4 block has 17); no binding spans 4 GiB. Only words that contain requested
-// bytes are read.
+// Addresses count bytes, because an MXFP4 block has 17 bytes. A binding is smaller than 4 GiB, so 32 bits
+// suffice. The functions read only words that contain requested bytes.
 
 uint u32_at(uint at); // `at` is a multiple of 4 if BLOCK_NBYTES is
 uint u16_at(uint at); // `at` is even
@@ -17,21 +18,22 @@ uint u8_at(uint at);
 float f16_at(uint at); // `at` is even
 uvec4 words4_at(uint i); // 16 bytes from word i on
 
-// Return the four bytes of a word, each shifted right and masked; `mask` must clear the bits that come from
-// the next byte. Compilers turn this form into the GPU's instruction that converts a byte to a float.
+// Shift each of the four bytes of a word right, mask it, and return the bytes. `mask` must clear the bits
+// that come from the next byte. Compilers recognise this expression and use the GPU's instruction that
+// converts a byte to a float.
 uvec4 codes4(uint word, uint shift, uint mask) {
     const uint codes = (word >> shift) & (mask * 0x01010101u);
     return uvec4(codes, codes >> 8, codes >> 16, codes >> 24) & 0xFFu;
 }
 
-// vec4 decode4(uint b, uint k, uint part) returns elements k + part..k + part + 3 of the block at address b;
-// k is a multiple of 8, part is 0 or 4. Few expressions should depend on `part`, because the compiler
-// computes all others once for both parts.
+// vec4 decode4(uint b, uint k, uint part) returns elements k + part..k + part + 3 of the block at address b,
+// where k is a multiple of 8 and part is 0 or 4. Expressions that do not depend on `part` are computed once
+// for both parts, so few should depend on it.
 
 #if defined(TYPE_F32)
 #define ROW_UNIT 1u
 #define BLOCK_NBYTES 4u
-#define HAS_TAIL // row lengths need not be multiples of 4
+#define HAS_TAIL // a row may have any length
 
 float decode1(uint b) { return uintBitsToFloat(u32_at(b)); }
 
@@ -73,14 +75,14 @@ vec4 decode4(uint b, uint k, uint part) { return floats_of(uvec2(u32_at(b), u32_
 #error unknown TYPE has no block description and no decode4 in dequant.glsl or the file of its family
 #endif
 
-// WHOLE_FOURS: row lengths are multiples of 4, so four elements of 2 bytes are two words, and no row ends
-// among them.
+// WHOLE_FOURS: row lengths are multiples of 4. Then four elements of 2 bytes are two complete words of one
+// row.
 #ifndef WHOLE_FOURS
 #define WHOLE_FOURS false
 #endif
 
 #ifdef HOLD
-// HOLD: hold(address) copies HELD elements to registers, reading each word once; all other functions then
+// HOLD: hold(address) copies HELD elements to registers and reads each word once. All other functions then
 // read this copy, which begins at address 0. The including file declares w as an address
 // (lib/addresses.glsl).
 const uint w_off = 0;
@@ -107,7 +109,7 @@ void hold(uint b) {
 uint word_at(uint i) { return held[i]; }
 
 #ifdef HAS_TAIL
-float tail1(uint b) { // an element after the last complete group of HELD
+float tail1(uint b) { // return an element after the last complete group of HELD elements
     held[0] = w.at[b >> 2] >> (8 * (b & 3u));
     return decode1(0);
 }
@@ -116,8 +118,8 @@ float tail1(uint b) { // an element after the last complete group of HELD
 uint word_at(uint i) { return w[i]; }
 #endif
 
-// Compilers for NVIDIA split loads of 16 bytes of unknown alignment. With WIDE_W, w and its rows are aligned
-// to 16 bytes, and w4 is the same buffer as w.
+// Compilers for NVIDIA GPUs split a load of 16 bytes if they do not know its alignment. With WIDE_W, w and
+// its rows are aligned to 16 bytes, and w4 is the same buffer as w.
 uvec4 words4_at(uint i) {
 #ifdef WIDE_W
     if (WIDE_W) return w4[i / 4];
@@ -125,8 +127,8 @@ uvec4 words4_at(uint i) {
     return uvec4(word_at(i), word_at(i + 1), word_at(i + 2), word_at(i + 3));
 }
 
-// Return the 32 bits of two words that begin at bit `shift` of the first word. There is no branch, because
-// SwiftShader took 30 s instead of 1 s to compile mat_dot with one.
+// Return 32 bits from two consecutive words, beginning at bit `shift` of the first word. With a branch,
+// SwiftShader took 30 s instead of 1 s to compile mat_dot.
 uint joined(uint low, uint high, uint shift) {
     return mix((low >> shift) | (high << (32 - shift)), low, shift == 0);
 }
@@ -134,7 +136,7 @@ uint joined(uint low, uint high, uint shift) {
 uint u32_at(uint at) {
     const uint low = word_at(at >> 2);
     if (BLOCK_NBYTES % 4 == 0) return low;
-#if defined(TYPE_F16) || defined(TYPE_BF16) // SwiftShader keeps branches on specialization constants
+#if defined(TYPE_F16) || defined(TYPE_BF16) // SwiftShader does not remove branches on specialization constants
     if (WHOLE_FOURS) return low;
 #endif
     return joined(low, word_at((at + 3) >> 2), 8 * (at & 3u));
@@ -177,7 +179,7 @@ mat2x4 dequant8(uint start, uint k) {
 float dequant1(uint start, uint k) { return decode1(start + k * BLOCK_NBYTES); }
 
 vec4 dequant4_tail(uint start, uint k, uint n) {
-    if (WHOLE_FOURS) { // without a branch, so that reads of several rows overlap
+    if (WHOLE_FOURS) { // no branch, so that reads of several rows overlap
         const vec4 value = dequant4(start, min(k, n - 4));
         return k < n ? value : vec4(0.0);
     }

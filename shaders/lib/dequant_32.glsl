@@ -1,17 +1,17 @@
-// Blocks of 32 elements with one scale; part of dequant.glsl. `nibbles` are 16 bytes; byte j has element j in
-// the low nibble and element j + 16 in the high nibble.
+// Blocks of 32 elements with one scale; part of dequant.glsl. Below, `nibbles` are 16 bytes; byte j has
+// element j in the low nibble and element j + 16 in the high nibble.
 
 uvec4 nibbles4(uint at, uint k, uint part) { return codes4(u32_at(at + (k & 15u) + part), (k & 16u) >> 2, 15u); }
 
 #if defined(TYPE_Q4_0)
-// f16 d; nibbles q                                     d * (q - 8)
+// A block is f16 d, nibbles q. An element is d * (q - 8).
 #define ROW_UNIT 32u
 #define BLOCK_NBYTES 18u
 
 vec4 decode4(uint b, uint k, uint part) { return f16_at(b) * (vec4(nibbles4(b + 2, k, part)) - 8.0); }
 
 #elif defined(TYPE_Q4_1)
-// f16 d, m; nibbles q                                  d * q + m
+// A block is f16 d, f16 m, nibbles q. An element is d * q + m.
 #define ROW_UNIT 32u
 #define BLOCK_NBYTES 20u
 
@@ -44,7 +44,7 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_Q8_0)
-// f16 d; int8 q[32]                                    d * q
+// A block is f16 d, int8 q[32]. An element is d * q.
 #define ROW_UNIT 32u
 #define BLOCK_NBYTES 34u
 
@@ -54,7 +54,8 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_MXFP4)
-// u8 e; nibbles q: a sign bit, then 3 bits for 0, 1, 2, 3, 4, 6, 8, 12                       2^(e - 128) * value
+// A block is u8 e, nibbles q. A nibble has a sign bit, then 3 bits that stand for the values 0, 1, 2, 3, 4,
+// 6, 8, 12. An element is 2^(e - 128) * value.
 #define ROW_UNIT 32u
 #define BLOCK_NBYTES 17u
 

@@ -1,9 +1,9 @@
-// K-quants; part of dequant.glsl. Blocks have 256 elements in groups of 16 or 32, whose scales are codes,
-// too. Below, i, j and l are defined by k = 128 i + 32 j + l for element k of a block.
+// K-quants; part of dequant.glsl. A block has 256 elements in groups of 16 or 32, and the scale of a group is
+// a code, too. Below, element k of a block has the indices i, j and l with k = 128 i + 32 j + l.
 
 #if defined(TYPE_Q2_K)
-// u8 s[16], per 16 elements a scale (low nibble) and a min (high nibble); u8 q[64], bits 2j and 2j + 1 of
-// byte 32 i + l; f16 d, m                               d * scale * q - m * min
+// A block is u8 s[16], u8 q[64], f16 d, f16 m. Each s has the scale (low nibble) and min (high nibble) of 16
+// elements. The code q is bits 2j and 2j + 1 of byte 32 i + l. An element is d * scale * q - m * min.
 #define ROW_UNIT 256u
 #define BLOCK_NBYTES 84u
 
@@ -19,8 +19,9 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_Q3_K)
-// u8 h[32], bit k / 32 of byte l; u8 q[64] as in Q2_K; u8 s[12], 16 codes of 6 bits: the low 4 bits in the
-// nibbles of bytes 0..7, the high 2 in bytes 8..11; f16 d       d * (code - 32) * (q + 4 h - 4)
+// A block is u8 h[32], u8 q[64], u8 s[12], f16 d. The code h is bit k / 32 of byte l, and q is stored as in
+// Q2_K. The array s has 16 codes of 6 bits: the low 4 bits in the nibbles of bytes 0..7, the high 2 bits in
+// bytes 8..11. An element is d * (code - 32) * (q + 4 h - 4).
 #define ROW_UNIT 256u
 #define BLOCK_NBYTES 110u
 
@@ -38,11 +39,12 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_Q4_K) || defined(TYPE_Q5_K)
-// Q4_K: f16 d, m; u8 s[12]; u8 q[128], element k in byte 32 (k / 64) + l, in the low nibble if k / 32 is even
-// Q5_K: f16 d, m; u8 s[12]; u8 h[32], bit k / 32 of byte l is the code's fifth bit; u8 q[128]
-// s: scale and min, 6 bits each, of the eight groups k / 32. Groups 0..3: the low 6 bits of bytes 0..3 (scale) and 4..7
-// (min). Groups 4..7: the low 4 bits are the low (scale) and high (min) nibble of bytes 8..11, the high 2 bits are the
-// top bits of bytes 0..3 (scale) and 4..7 (min)         d * scale * q - m * min
+// A block of Q4_K is f16 d, f16 m, u8 s[12], u8 q[128]. The code of element k is in byte 32 (k / 64) + l of
+// q, in the low nibble if k / 32 is even. A block of Q5_K has u8 h[32] before q; bit k / 32 of byte l is the
+// code's fifth bit. Each of the eight groups k / 32 has a scale and a min of 6 bits each in s. Groups 0..3
+// have scales in the low 6 bits of bytes 0..3, and mins in the low 6 bits of bytes 4..7. Groups 4..7 have the
+// low 4 bits of scales and mins in the low and high nibbles of bytes 8..11. The high 2 bits of scales and
+// mins are the top bits of bytes 0..3 and 4..7. An element is d * scale * q - m * min.
 #define ROW_UNIT 256u
 #ifdef TYPE_Q4_K
 #define BLOCK_NBYTES 144u
@@ -72,8 +74,9 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_Q6_K)
-// u8 q[128], element k in byte 64 i + k % 64, in the low nibble if k % 128 < 64; u8 h[64], bits 2j and
-// 2j + 1 of byte 32 i + l; int8 scale[16]; f16 d        d * scale * (q + 16 h - 32)
+// A block is u8 q[128], u8 h[64], int8 scale[16], f16 d. The code q of element k is in byte 64 i + k % 64, in
+// the low nibble if k % 128 < 64. The code h is bits 2j and 2j + 1 of byte 32 i + l. An element is d * scale
+// * (q + 16 h - 32).
 #define ROW_UNIT 256u
 #define BLOCK_NBYTES 210u
 

@@ -1,10 +1,10 @@
-// Ternary formats: blocks of 256 elements of -d, 0 or d; part of dequant.glsl.
+// Ternary formats; part of dequant.glsl. A block has 256 elements, which are -d, 0 or d.
 
 #if defined(TYPE_TQ1_0)
-// u8 q[52]; f16 d                                       d * (digit - 1)
-// A byte holds five elements (each of the last four bytes: four) as the base-3 digits of q / 256. Digit n is
-// the carry of 3 * (3^n q mod 256). Element k is digit k / 32 of byte k % 32 for k < 160, digit (k - 160) /
-// 16 of byte 32 + k % 16 for k < 240, else digit (k - 240) / 4 of byte 48 + k % 4.
+// A block is u8 q[52], f16 d. An element is d * (digit - 1). A byte stores five elements as the base-3 digits
+// of q / 256; each of the last four bytes stores four elements. Digit n is 3 * (3^n q mod 256) / 256, rounded
+// down. For k < 160, element k is digit k / 32 of byte k % 32. For 160 <= k < 240, it is digit (k - 160) / 16
+// of byte 32 + k % 16. For k >= 240, it is digit (k - 240) / 4 of byte 48 + k % 4.
 #define ROW_UNIT 256u
 #define BLOCK_NBYTES 54u
 
@@ -18,7 +18,8 @@ vec4 decode4(uint b, uint k8, uint part) {
 }
 
 #elif defined(TYPE_TQ2_0)
-// u8 q[64], bits 2j and 2j + 1 of byte 32 i + l for element 128 i + 32 j + l; f16 d      d * (q - 1)
+// A block is u8 q[64], f16 d. The code of element 128 i + 32 j + l is bits 2j and 2j + 1 of byte 32 i + l. An
+// element is d * (q - 1).
 #define ROW_UNIT 256u
 #define BLOCK_NBYTES 66u
 

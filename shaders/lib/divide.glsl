@@ -1,11 +1,11 @@
-// Return a / b rounded to nearest, ties to even, for positive normal a, b and quotient. The division of a
-// driver may be 2.5 ulp off, but stored caches must be equal on all devices.
+// Return a / b rounded to nearest, ties to even. The arguments and the quotient must be positive normal
+// numbers. A driver's division may be 2.5 ulp off, but all devices must store the same caches.
 float divide(float a, float b) {
     const uint a_bits = floatBitsToUint(a);
     const uint b_bits = floatBitsToUint(b);
     const uint divisor = (b_bits & 0x7fffffu) | 0x800000u;
     uint rest = (a_bits & 0x7fffffu) | 0x800000u;
-    const bool below = rest < divisor; // then the quotient is in [1/2, 1)
+    const bool below = rest < divisor; // then the quotient of the significands is in [1/2, 1)
     const uint exponent = (a_bits >> 23) - (b_bits >> 23) + 127u - (below ? 1u : 0u);
     if (below) rest <<= 1;
     uint quotient = 0u;

@@ -1,6 +1,7 @@
-// Tiles of mat_mul_dot and mat_mul_dot_id: 64 rows of w by 8 RN rows of x. Each of 16 x 8 threads computes 4
-// by RN values, from slices of 64 elements of k as packed codes in shared memory (at most 13.5 KiB). A thread
-// reads all its values of a slice before it stores the first, so that its loads overlap.
+// Compute the tiles of mat_mul_dot and mat_mul_dot_id, 64 rows of w by 8 RN rows of x. Each of 16 x 8 threads
+// computes 4 by RN values. The threads copy slices of 64 elements along k to shared memory as packed codes
+// (at most 13.5 KiB). A thread loads all its values of a slice before it stores the first value, so that
+// loads overlap.
 
 const uint TM = 64; // rows of w in a tile
 const uint TK = 64; // two blocks of x
@@ -8,14 +9,14 @@ const uint M_THREADS = 16;
 const uint N_THREADS = 8; // LOCAL is M_THREADS * N_THREADS
 const uint TN = N_THREADS * RN;
 const uint PIECES = TK / 16; // pieces of 16 codes in a row
-const uint STRIDE = PIECES + 1; // eight rows of four words begin at different banks
+const uint STRIDE = PIECES + 1; // eight rows of four words begin at different memory banks
 const uint GROUPS = TK / GROUP;
 const uint X_ROUNDS = (TN * PIECES + M_THREADS * N_THREADS - 1) / (M_THREADS * N_THREADS);
 
-// FUSED: a dot begins with the bits of the float BIAS = 1.5 * 2^23, so the sum (of 32 products, |dot| <=
-// 2^19) has the bits of the float BIAS + dot. One fma then scales it without a conversion; BIAS * scale is
-// exact, because scales have at most 19 bits. Drivers for CPUs round an fma twice, which gives an NMSE of up
-// to 1e-6.
+// FUSED: the integer sum of a dot product starts at the bits of the float BIAS = 1.5 * 2^23. A dot of 32
+// products has |dot| <= 2^19, so the final sum has the bits of the float BIAS + dot. One fma then converts
+// and scales the dot. BIAS * scale is exact, because a scale has at most 19 bits. Drivers for CPUs round an
+// fma twice, which gives a normalised mean squared error of up to 1e-6.
 const float BIAS = 12582912.0;
 
 shared uvec4 w_codes[TM * STRIDE]; // [row of w][piece]: code - CODE_OFFSET
@@ -33,13 +34,13 @@ uint w_block() { return gl_LocalInvocationID.x % (TK / 32); }
 
 uint x_row_of(uint round) { return min(piece(round) / PIECES, TN - 1); }
 
-// Copy the slice that begins at element k of rows of n elements to shared memory. `w_at`, `x_at`: where the
-// thread's rows of w and x start; rows of x have `width` elements.
+// Copy a slice of rows of n elements to shared memory; the slice begins at element k. `w_at` and `x_at` are
+// the starts of the thread's rows of w and x. Rows of x have `width` elements.
 void hold_slice(uint w_at, uint x_at[X_ROUNDS], uint width, uint k, uint n) {
     uvec4 codes[X_ROUNDS];
     uvec2 block[X_ROUNDS];
     [[unroll]] for (uint j = 0; j < X_ROUNDS; ++j) {
-        // elements after n are multiplied by zeros of w
+        // elements of x after n are multiplied by zeros
         const uint i = min(k + piece(j) % PIECES * 16, n - 16);
         const uint at = x_at[j] + i / 4;
         codes[j] = uvec4(x[at], x[at + 1], x[at + 2], x[at + 3]);
@@ -61,7 +62,7 @@ void hold_slice(uint w_at, uint x_at[X_ROUNDS], uint width, uint k, uint n) {
     }
 }
 
-// Add the products of 16 codes of four rows of w and of a row of x.
+// Add the dot products of 16 codes: of four rows of w with a row of x.
 ivec4 add_dots(ivec4 dots, uvec4 wv[4], uvec4 xv) {
     [[unroll]] for (uint j = 0; j < 4; ++j) {
         const int v = int(xv[j]);
@@ -71,14 +72,14 @@ ivec4 add_dots(ivec4 dots, uvec4 wv[4], uvec4 xv) {
     return dots;
 }
 
-// Add the dots of the group that ends with piece p to sum[c].
+// Scale the dot products of the group that ends with piece p, and add them to sum[c].
 void add_group(uint c, ivec4 dots, uint p, uint tm, uint tn) {
     const uint at = p * 16 / GROUP * TM + tm;
     const vec2 s[4] = vec2[](w_scale[at], w_scale[at + 16], w_scale[at + 32], w_scale[at + 48]);
     const uvec2 block = x_block[p / 2 * TN + tn + c * N_THREADS];
     const vec4 scale = vec4(s[0].x, s[1].x, s[2].x, s[3].x);
     precise vec4 product = scale * vec4(dots);
-    // precise, because compilers would turn this into (dots - BIAS) * scale
+    // `precise` prevents compilers from computing (dots - BIAS) * scale.
     if (FUSED != 0) product = fma(intBitsToFloat(dots), scale, -BIAS * scale);
 #ifdef HAS_LOW
     const vec4 value = product + vec4(s[0].y, s[1].y, s[2].y, s[3].y) * float(group_sum(block.y, p * 16 % 32));
@@ -88,8 +89,9 @@ void add_group(uint c, ivec4 dots, uint p, uint tm, uint tn) {
     sum[c] += uintBitsToFloat(block.x) * value;
 }
 
-// Dots of one piece are scaled at once, dots of two pieces after all rows of x. In the other order NVK emits
-// more moves (one piece), and ANV halves the subgroup (two pieces).
+// If a group has one piece, a dot product is scaled at once. If it has two pieces, dot products are scaled
+// after the loop over rows of x. Otherwise NVK emits more moves for one piece, and ANV halves the subgroup
+// size for two pieces.
 void add_slice() {
     const uint tm = gl_LocalInvocationID.x % M_THREADS;
     const uint tn = gl_LocalInvocationID.x / M_THREADS;

@@ -1,8 +1,8 @@
-// Functions that give the same bits on every driver, for values that decide choices. They use only precise
-// multiplies and adds, floor and integers, because drivers round exp, division and roots differently. Results
-// are a few ulp off.
+// Functions that give the same bits on every driver, for values on which a choice (of experts, for example)
+// depends. They use only `precise` multiplications and additions, floor and integers, because drivers round
+// exp, division and roots differently. Results are a few ulp off.
 
-// Return a * b + c, rounded twice.
+// Return a * b + c, rounded after each operation.
 float exact_mad(float a, float b, float c) {
     precise const float product = a * b;
     precise const float sum = product + c;
@@ -21,18 +21,18 @@ float exact_reciprocal(float x) {
     return y;
 }
 
-// Return 1 / sqrt(x) for x >= 0, a large number for 0. The first approximation is 3 % off.
+// Return 1 / sqrt(x) for x > 0, and a large number for x = 0. The first approximation is 3 % off.
 float exact_inverse_sqrt(float x) {
     float y = uintBitsToFloat(0x5f375a86u - (floatBitsToUint(x) >> 1));
     for (uint i = 0; i < 4; ++i) y = exact_mul(y, exact_mad(exact_mul(-0.5, exact_mul(x, y)), y, 1.5));
     return y;
 }
 
-// Return e^x for x clamped to -87..88, as 2^n times the Taylor series of the rest, which is within +-0.35.
+// Return e^x for x clamped to -87..88, as 2^n e^f. A Taylor series computes e^f for f within +-0.35.
 float exact_exp(float x) {
     x = min(max(x, -87.0), 88.0);
     const float n = floor(exact_mad(x, 1.4426950408889634, 0.5));
-    // ln 2 is subtracted in two parts; n times the first part is exact
+    // n ln 2 is subtracted in two parts, of which the first is exact
     const float f = exact_mad(n, 2.12194440e-4, exact_mad(n, -0.693359375, x));
     float sum = exact_mad(1.0 / 5040.0, f, 1.0 / 720.0);
     sum = exact_mad(sum, f, 1.0 / 120.0);
@@ -44,5 +44,5 @@ float exact_exp(float x) {
     return exact_mul(sum, uintBitsToFloat(uint(int(n) + 127) << 23));
 }
 
-// Return 1 / (1 + e^-x), at least 2e-35.
+// Return 1 / (1 + e^-x), but at least 2e-35.
 float exact_sigmoid(float x) { return exact_reciprocal(exact_mad(1.0, exact_exp(min(-x, 80.0)), 1.0)); }

@@ -1,12 +1,13 @@
-// 16-bit floats with one exponent per block of 128 (vkbackend/wire.py), stored in the block's word `bias`.
-// Uses integers only, because drivers round to F16 differently and every device must get the same bits.
+// 16-bit floats whose blocks of 128 share an exponent, stored in the block's word `bias` (vkbackend/wire.py).
+// The functions use only integers, because drivers round to F16 differently and all devices must get the same
+// bits.
 
-// Return how much the exponent of a float exceeds the exponent of its code, at bit 23. `top`: bits of the
-// largest finite magnitude, whose code gets exponent 30 of 0..31.
+// Return the difference between a float's exponent and its code's exponent, shifted to bit 23. `top` has the
+// bits of the block's largest finite magnitude, whose code gets exponent 30 of 0..31.
 uint f16_bias(uint top) { return max(top & 0x7f800000u, 0x00800000u) - (30u << 23); }
 
-// Return a code with ten bits of fraction, rounded to nearest, ties to even. Floats below 2^-126, or with a
-// code exponent below 1, become zero.
+// Return the code of a float, with ten bits of fraction, rounded to nearest, ties to even. A float becomes
+// zero if it is below 2^-126 or if its code's exponent would be below 1.
 uint f16_bits(uint bits, uint bias) {
     const uint size = bits & 0x7fffffffu;
     uint code = 0;
@@ -15,13 +16,13 @@ uint f16_bits(uint bits, uint bias) {
     return ((bits >> 16) & 0x8000u) | code;
 }
 
-// Return the exact value of a code. The largest value of a block may have been rounded up to exponent 31; if
-// that exceeds the range of float, it becomes inf.
+// Return the exact value of a code. Rounding may have raised a block's largest value to exponent 31. If that
+// exceeds the range of float, the result is inf.
 float f16_value(uint pair, uint i, uint bias) {
     const uint code = (i & 1u) == 0u ? pair << 16 : pair;
     const uint size = code >> 3 & 0x0fffe000u;
     uint bits = size == 0u ? 0u : size + bias;
-    // With exponent 31 and a fraction other than 0, fraction 0x200 is inf, all others are NaN.
+    // At exponent 31, fraction 0 is a number, fraction 0x200 is inf, and all other fractions are NaN.
     if (size > 0x0f800000u) bits = size == 0x0fc00000u ? 0x7f800000u : 0x7fc00000u;
     return uintBitsToFloat((code & 0x80000000u) | bits);
 }

@@ -1,5 +1,5 @@
-// Round to the nearest F16, ties to even, overflow to inf. packHalf2x16 may round up or down, but caches must
-// be equal on all devices.
+// Round a float to the nearest F16, ties to even; an overflow becomes inf. All devices must store the same
+// caches, but the rounding of packHalf2x16 depends on the driver.
 uint half_bits(float value) {
     const uint bits = floatBitsToUint(value);
     const uint sign = (bits >> 16) & 0x8000u;
@@ -10,7 +10,7 @@ uint half_bits(float value) {
         return sign | ((mag - 0x38000000u + 0xfffu + ((mag >> 13) & 1u)) >> 13);
     }
     if (mag < 0x33000000u) return sign; // below half of the smallest subnormal
-    const uint shift = 126u - (mag >> 23); // 14..24 of the 24 bits are dropped
+    const uint shift = 126u - (mag >> 23); // drops 14..24 of the 24 bits
     const uint significand = (mag & 0x7fffffu) | 0x800000u;
     const uint kept = significand >> shift;
     const uint rest = significand & ((1u << shift) - 1u);

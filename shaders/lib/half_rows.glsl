@@ -1,5 +1,5 @@
-// The layout of a row that pack_f16 writes: k F16 values in pairs, zeros up to a multiple of 32 elements, the
-// scale as a float, three zero words. Every slice of 32 elements begins at a multiple of 16 bytes.
+// pack_f16 writes a row as k F16 values, zeros up to a multiple of 32 elements, the scale as a float, and
+// three zero words. So every slice of 32 elements begins at a multiple of 16 bytes.
 
 uint half_words(uint k) { return (k + 31u) / 32u * 16u; }
 

@@ -2,7 +2,8 @@
 
 float inverse_rms = 1.0;
 
-// Set `inverse_rms` for the head of x at word `base`; all threads of the workgroup must call this.
+// Compute `inverse_rms` of the head of x at word `base`. All threads of the workgroup must call this
+// function.
 void measure(uint base) {
     float sum = 0.0;
     for (uint i = gl_LocalInvocationID.x; i < head_dim; i += LOCAL) {

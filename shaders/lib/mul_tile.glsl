@@ -1,12 +1,12 @@
-// Tiles of mat_mul and mat_mul_id: 64 rows of w by 8 RN rows of x. Each of 16 x 8 threads computes 4 by RN
-// values, from slices of 32 elements of k in shared memory (12.3 KiB).
+// Compute the tiles of mat_mul and mat_mul_id, 64 rows of w by 8 RN rows of x. Each of 16 x 8 threads
+// computes 4 by RN values, from slices of 32 elements along k in shared memory (12.3 KiB).
 
 const uint TM = 64;
 const uint TK = 32;
 const uint M_THREADS = 16;
 const uint N_THREADS = 8; // LOCAL is M_THREADS * N_THREADS
 const uint TN = N_THREADS * RN;
-const uint W_STRIDE = TM + 1; // odd, so that the transposing writes use different banks
+const uint W_STRIDE = TM + 1; // odd, so that transposed writes use different memory banks
 const uint X_STRIDE = TN + 1;
 
 shared float w_tile[TK * W_STRIDE]; // [k][row of w]

@@ -4,12 +4,12 @@ struct QueryTile {
     uint slot;
     uint first_row;
     uint first_pos;
-    uint n; // rows; 0 after the last tile, where rows from first_row on belong to no run
+    uint n; // number of rows; 0 after the last tile, where rows from first_row on have no run
 };
 
 QueryTile find_query_tile(uint number) {
     uint tile = number;
-    for (uint r = step_n_decode(); r < step_n_runs(); ++r) { // attn_decode handles the earlier runs
+    for (uint r = step_n_decode(); r < step_n_runs(); ++r) { // attn_decode processes the earlier runs
         const uvec4 run = step_params.runs[r];
         const uint n_tiles = (run.z + TQ - 1) / TQ;
         if (tile < n_tiles) return QueryTile(run.x, run.y + tile * TQ, run.w + tile * TQ, min(run.z - tile * TQ, TQ));

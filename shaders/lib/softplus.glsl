@@ -1,4 +1,4 @@
-// softplus(x) = log(1 + e^x), exact to rounding for every x.
+// softplus(x) = log(1 + e^x), without cancellation or overflow.
 
 // Return log(1 + e), exact even if 1 + e loses most bits of e.
 float log1p(float e) {

@@ -1,5 +1,5 @@
-// StepParams: the values that change from step to step (vkbackend/step.py). They are the op's last binding,
-// STEP_BINDING.
+// StepParams has the values that change from step to step (vkbackend/step.py). This buffer is the op's last
+// binding, STEP_BINDING.
 
 const uint CELL_BLOCK = 32; // positions per entry of the cell table
 
@@ -16,7 +16,8 @@ uint step_n_runs() { return step_params.header.y; }
 
 uint step_n_outputs() { return step_params.header.z; }
 
-// The number of runs of one row. These come first; attn_decode handles them, attn_prefill the others.
+// Return the number of runs with one row, which come first. The op attn_decode processes these runs, and
+// attn_prefill processes the longer runs.
 uint step_n_decode() { return step_params.header.w; }
 
 uint step_output(uint i) { return step_params.outputs[i >> 2][i & 3u]; }

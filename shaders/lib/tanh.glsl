@@ -1,8 +1,8 @@
-// The tanh of some drivers loses bits near 0 or gives inf beyond 88.
+// The built-in tanh of some drivers loses bits near 0 or gives inf beyond 88.
 
 float tanh_safe(float x) {
     const float a = abs(x);
-    if (a < 1.0) { // Lambert's continued fraction, 2e-9 off at 1
+    if (a < 1.0) { // Lambert's continued fraction, with an error of 2e-9 at 1
         const float s = x * x;
         return x * (135135.0 + s * (17325.0 + s * (378.0 + s))) / (135135.0 + s * (62370.0 + s * (3150.0 + s * 28.0)));
     }
@@ -10,5 +10,5 @@ float tanh_safe(float x) {
     return sign(x) * (1.0 - e) / (1.0 + e);
 }
 
-// Cap x smoothly to +-c; c = 0 means no cap.
+// Limit x smoothly to +-c; c = 0 means no limit.
 float soft_cap(float x, float c) { return c > 0.0 ? c * tanh_safe(x / c) : x; }

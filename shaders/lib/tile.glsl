@@ -1,5 +1,5 @@
-// Tiles of a product, with operands in shared memory: 16 RM rows of w by 8 RN rows of x, in slices of TK
-// elements of k.
+// A tile of a product is 16 RM rows of w by 8 RN rows of x. The operands are copied to shared memory in
+// slices of TK elements along k.
 
 const uint M_THREADS = 16;
 const uint N_THREADS = 8; // LOCAL is M_THREADS * N_THREADS
@@ -7,10 +7,11 @@ const uint TM = M_THREADS * RM;
 const uint TN = N_THREADS * RN;
 const uint TK = 128 / RM; // at most 13.3 KiB of floats per slice
 const uint QM = RM / 4;
-const uint W_STRIDE = TM / 4 + 1; // in vec4; odd, so that the transposing writes use different banks
-const uint X_STRIDE = TN + 4; // a multiple of 4, so that one wide read gets a thread's values
+const uint W_STRIDE = TM / 4 + 1; // in vec4; odd, so that transposed writes use different memory banks
+const uint X_STRIDE = TN + 4; // a multiple of 4, so that a thread reads four values at once
 
-// Return rows i..i+3 of w, one column per element. Elements after k are zeros; rows after the last repeat it.
+// Return four elements of rows i..i+3 of w, as a matrix with a column per element. Elements after k are
+// zeros, and rows after the last row repeat the last row.
 mat4 w_quad(uint i, uint kk, uint n, uint k) {
     mat4 rows;
     for (uint j = 0; j < 4; ++j) rows[j] = dequant4_tail(row_start(min(i + j, n - 1), k), kk, k);

@@ -1,8 +1,8 @@
-// Attention of a tile of rows on matrix units: q, k, v and probabilities are F16, sums are F32. A tile has
-// ROW_GROUPS groups of M rows. V_PARTS subgroups work on a group; they divide a block's keys for scores, and
-// the dimensions of V for p * v. The output stays in matrices and is rescaled by a matrix of the rows'
-// factors. The including file fills q_tile, and for each block kv_tile, puts a barrier between steps, and
-// defines put.
+// Compute the attention of a tile of rows on matrix units. The operands are F16 and the sums are F32. A
+// tile has ROW_GROUPS groups of M rows. V_PARTS subgroups share a group of rows. They divide a block's keys
+// for the scores, and the dimensions of V for p * v. The output stays in matrices, which are rescaled by a
+// matrix of the rows' factors. The including file fills q_tile once and kv_tile for each block, adds a
+// barrier between steps, and defines put.
 void put(uint row, uint d, float value); // stores dimension d of a row's output
 
 const uint TQ = M * ROW_GROUPS;
@@ -11,7 +11,7 @@ const uint V_QUADS = HEAD_V / 4;
 const uint PARTS = V_PARTS * (LANES / M); // invocations per row
 const uint FK = CELL_BLOCK / N / V_PARTS; // matrices of scores per subgroup
 const uint FV = HEAD_V / N / V_PARTS; // matrices of output per subgroup
-const uint EACH = CELL_BLOCK / PARTS; // keys per invocation
+const uint EACH = CELL_BLOCK / PARTS; // Keys per invocation.
 // The strides of rows, in QUADs, are odd multiples of 16 bytes, so that eight rows begin at different banks.
 const uint Q_STRIDE = K_QUADS + 2;
 const uint K_STRIDE = K_QUADS + 2;
@@ -21,9 +21,9 @@ const uint V_SIZE = HEAD_V * P_STRIDE;
 const uint S_STRIDE = CELL_BLOCK + 4; // floats
 
 shared QUAD q_tile[TQ * Q_STRIDE]; // [row][dimension]
-shared QUAD kv_tile[K_SIZE > V_SIZE ? K_SIZE : V_SIZE]; // K as [key][dimension], then V as [dimension][key]
+shared QUAD kv_tile[K_SIZE > V_SIZE ? K_SIZE : V_SIZE]; // K as [key][dimension], later V as [dimension][key]
 shared QUAD p_tile[TQ * P_STRIDE]; // [row][key]
-shared float s_tile[TQ * S_STRIDE]; // scores [row][key]; then per subgroup factors, or results, [row][N]
+shared float s_tile[TQ * S_STRIDE]; // scores [row][key]; later each subgroup's factors or results [row][N]
 shared float part_of[LOCAL];
 
 QUAD half_quad(vec4 value) { return quad_of(clamp(value, -65504.0, 65504.0)); }
@@ -40,7 +40,7 @@ QUAD v_halves(uint i) {
 
 uint v_part() { return gl_SubgroupID % V_PARTS; }
 
-uint own() { return gl_SubgroupID / V_PARTS * M; } // first row of this subgroup
+uint own() { return gl_SubgroupID / V_PARTS * M; } // the subgroup's first row of the tile
 
 uint lane_part() { return gl_SubgroupInvocationID / M; }
 
@@ -50,7 +50,7 @@ uint row_of_tile() { return own() + gl_SubgroupInvocationID % M; }
 
 uint staged() { return own() * S_STRIDE + v_part() * M * N; }
 
-// Where the row's PARTS values begin; they are M apart.
+// Return the index in part_of of the row's first value. The row's PARTS values are M apart.
 uint parts() { return gl_SubgroupID / V_PARTS * PARTS * M + gl_SubgroupInvocationID % M; }
 
 float m = NEG_LARGE; // the maximum score so far
@@ -65,8 +65,8 @@ void score_keys() {
     MATRIX_SUM score[FK];
     [[unroll]] for (uint g = 0; g < FK; ++g) score[g] = MATRIX_SUM(0.0);
     const uint own_q = own() * Q_STRIDE;
-    // The bounds are not constants, here and for V, because drivers would then unroll the loop and take
-    // minutes to compile.
+    // The loops here and in add_values have variable bounds, because drivers would unroll constant loops and
+    // take minutes to compile.
     for (uint first = own_q; first < own_q + K_QUADS; first += UNROLL * K / 4) {
         [[unroll]] for (uint u = 0; u < UNROLL; ++u) {
             const uint at = first + u * K / 4;
@@ -84,13 +84,13 @@ void score_keys() {
     }
 }
 
-// Turn scores into probabilities for the keys from position `begin` to the row's own position `end`. Contains
-// one barrier.
+// Convert scores to probabilities for the keys from position `begin` to the row's own position `end`.
+// Contains one barrier.
 void weigh_keys(uint block_pos, uint begin, uint end) {
     float s[EACH];
     float top = NEG_LARGE;
     [[unroll]] for (uint i = 0; i < EACH; ++i) {
-        // The first key that is not masked clears sums over masked keys, as in attn_prefill.comp.
+        // The first key that is not masked clears the sums over earlier masked keys, as in attn_prefill.comp.
         const uint key_pos = block_pos + key_part() * EACH + i;
         const bool masked = key_pos > end || key_pos < begin;
         s[i] = s_tile[row_of_tile() * S_STRIDE + key_part() * EACH + i] * scale;
@@ -133,14 +133,14 @@ void add_values() {
     LOAD_ROWS(factors, s_tile, staged(), N);
     [[unroll]] for (uint g = 0; g < FV; ++g) SCALE_BY(sum[g], factors);
     const uint first = own() * P_STRIDE;
-    if (UNROLL * K == CELL_BLOCK) { // a loop of one round would copy all sums between registers
+    if (UNROLL * K == CELL_BLOCK) { // a loop of one iteration would copy all sums between registers
         add_round(first);
     } else {
         for (uint at = first; at < first + CELL_BLOCK / 4; at += UNROLL * K / 4) add_round(at);
     }
 }
 
-// Set l to the sum over all keys of the row.
+// Sum l over all invocations of the row.
 void join_sums() {
     barrier();
     part_of[parts() + key_part() * M] = l;
@@ -149,13 +149,13 @@ void join_sums() {
     [[unroll]] for (uint i = 0; i < PARTS; ++i) l += part_of[parts() + i * M];
 }
 
-// Goes through shared memory, as in mat_mul_coop.comp.
+// Write the results through shared memory, as in mat_mul_coop.comp.
 void put_results(float factor) {
     [[unroll]] for (uint g = 0; g < FV; ++g) {
         STORE_ROWS(sum[g], s_tile, staged(), N);
         barrier();
         const uint from = staged() + gl_SubgroupInvocationID % M * N + lane_part();
-        // ANV must know this loop's count; otherwise it keeps all sums in memory
+        // The loop count is constant, because ANV would otherwise store all sums in memory.
         [[unroll]] for (uint c = 0; c < N; c += LANES / M) {
             put(row_of_tile(), (v_part() * FV + g) * N + c + lane_part(), s_tile[from + c] * factor);
         }
