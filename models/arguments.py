@@ -57,7 +57,7 @@ def device_list(name: str, value: Any) -> tuple[str, ...] | None:
 
 
 def unlike(names: Sequence[str] | None) -> bool:
-    """Return whether devices may differ in speed. Several Vulkan devices may, on one host or several."""
+    """Return whether devices may differ in speed, as is possible with several Vulkan devices."""
     return len(set(names or ())) > 1 and HOST not in [name.rpartition("/")[2] for name in names or ()]
 
 

@@ -186,8 +186,8 @@ class LLM(Chats, Slots):
     ) -> Completion | list[Completion] | list[list[Completion]]:
         """Continue a text or token ids, like `stream`, and wait for the end.
 
-        A list of prompts gives a list of answers in the same order. Up to `n_slots` run together. With `n`,
-        each prompt gives a list of n continuations, and the prompt is computed once. With a seed,
+        A list of prompts gives a list of answers in the same order. Up to `n_slots` prompts run together.
+        With `n`, each prompt gives a list of n continuations, and the prompt is computed once. With a seed,
         continuation i uses seed + i. If a continuation fails, its error is raised and the others are
         cancelled.
         """
@@ -314,9 +314,9 @@ class LLM(Chats, Slots):
         return event.memory
 
     def stats(self) -> dict[str, Any]:
-        """Return the engine's counters. The current values are waiting, running and decoding requests, slots,
-        and KV cells in total, used, cached (for requests with the same prefix) and shared (used by several
-        slots).
+        """Return the engine's counters. The current values are the waiting, running and decoding requests,
+        the slots, and the KV cells. The cells are counted in total, used, cached (for requests with the same
+        prefix) and shared (used by several slots).
 
         The values since the start are prompt tokens, number and share of cached prompt tokens, preemptions,
         steps and all-reduces. The values of the last 256 steps are milliseconds (median, 99th percentile),

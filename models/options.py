@@ -296,7 +296,7 @@ class GenerateOptions(SamplingParams):
 
     @property
     def structure(self) -> Structure | None:
-        """Return the schema or grammar of the answer. Raises InvalidArgument for several of them, and
+        """Return the schema or grammar of the answer. Raises InvalidArgument for several structures, and
         UnsupportedFeature without llguidance."""
         return structure_of(self.json_schema, self.json_object, self.regex, self.lark, self.grammar)
 

@@ -30,9 +30,9 @@ LogProbs = npt.NDArray[np.float64]
 
 @dataclass(slots=True)
 class Score:
-    """Sums over the scored tokens. Names that end in 2 are sums of squares. Compared with a base, `rise` is
-    the rise of the negative log likelihood. `dp2` is the squared difference of the token's probability, and
-    `klds` has the divergence at every token."""
+    """Sums over the scored tokens. Names that end in 2 are sums of squares. Compared with a base model,
+    `rise` is the rise of the negative log likelihood. `dp2` is the squared difference of the token's
+    probability, and `klds` has the divergence at every token."""
 
     n: int = 0
     nll: float = 0.0

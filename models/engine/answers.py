@@ -42,8 +42,8 @@ class Mailbox:
         self._ids = count()
         forks.own(self)
         try:
-            # start_new_thread is one call of C code, which Ctrl-C cannot interrupt. In Thread.start, it could
-            # leave a thread partly started.
+            # start_new_thread is one call of C code, which Ctrl-C cannot interrupt. Ctrl-C in Thread.start
+            # could leave a thread partly started.
             _thread.start_new_thread(_start, (open_, channel, ref(self, channel.inbox.put)))
             self.info = self._loaded(progress)
         except BaseException:
@@ -129,7 +129,7 @@ class Answers:
             self.close()
 
     def events(self) -> Iterator[Event]:
-        """Yield events, for requests without plain tokens as answers."""
+        """Yield the answers, which must all be events, not plain tokens."""
         for answer in self:
             assert isinstance(answer, Event), answer
             yield answer

@@ -1,4 +1,4 @@
-"""Chooses how many prompt rows a decoding step also computes. They may double the step's time.
+"""Chooses the number of prompt rows in a decoding step. The prompt rows may double the step's time.
 
 The time per row depends on device, model, depth and padding. The number of rows therefore grows while steps
 are fast enough, and shrinks after a slow step.
@@ -38,7 +38,7 @@ class PrefillBudget:
         return min(most, n)
 
     def took(self, n_decode: int, n_prompt: int, seconds: float) -> None:
-        """Learn from the time of a step that was already recorded."""
+        """Learn from the time of a step, unless the step had to be recorded first."""
         self._n_steps += 1
         if not n_decode or not (
             n_prompt or self._n_steps % EVERY == 0 or bucket(n_decode) not in self._alone

@@ -48,7 +48,7 @@ MOST_UNREAD = 1024
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A request. Unless it is `eager`, the caller sends a `Next` for each answer."""
+    """A request. Unless the request is `eager`, the caller sends a `Next` for each answer."""
 
     id: int
     request: Request
@@ -62,7 +62,7 @@ class Next:
 
 
 class Reader(ref[Mail]):
-    """A weak reference to the mail of request `id`. Python puts it into the inbox when the mail is
+    """A weak reference to the mail of request `id`. Python puts the reference into the inbox when the mail is
     garbage-collected."""
 
     __slots__ = ("id",)
@@ -104,7 +104,7 @@ class Channel:
         self.news.put((done, total))
 
     def sort(self, word: Word) -> Request | None:
-        """Handle a message from the inbox. Return it if it is a request for the engine."""
+        """Handle a message from the inbox. Return the request that the engine must process, or None."""
         if isinstance(word, Letter):
             reader = Reader(word.mail, self.inbox.put)
             reader.id = word.id
@@ -130,8 +130,8 @@ class Channel:
         return bool(self._awaited or self._eager)
 
     def deliver(self, news: News) -> None:
-        """Deliver answers. Waiting callers are last, because they should wake up with the answers to all
-        their requests."""
+        """Deliver answers. Waiting callers come last, so that they wake up after all their answers are
+        delivered."""
         awaited: list[tuple[int, Answer]] = []
         wakers: set[Waker] = set()
         for id_, answer in zip(news.ids, news.answers, strict=True):

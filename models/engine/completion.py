@@ -24,9 +24,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """`tokens` are the generated ids, including the stop token. `slot` has the sequence until another
-    sequence runs there. `logprobs` has an entry per generated token, and `prompt_logprobs` per prompt token,
-    with None for the first.
+    """`tokens` are the generated ids, including the stop token. The sequence is in `slot` until another
+    sequence runs there. `logprobs` has an entry per generated token. `prompt_logprobs` has an entry per
+    prompt token, and None for the first.
 
     `timings` exclude recording and compiling. The keys are prompt_n (computed prompt tokens), prompt_ms,
     prompt_tokens_per_second, decode_n, decode_ms, decode_tokens_per_second, n_reduces and reduce_us (mean

@@ -1,7 +1,7 @@
 """Runs the engine in this process or in a separate one. In a separate process, other Python threads do not
 delay the relay, which synchronizes devices between segments.
 
-The separate process is spawned, never forked, and ends when its pipe closes. Every wait for it has a
+The separate process is spawned, never forked, and ends when its pipe closes. Every wait for the process has a
 deadline.
 """
 
@@ -227,8 +227,8 @@ Watch = Callable[[Callable[[VkbackendError], None]], None]
 def serve(
     conn: Connection, options: Options, open_: Open = Engine.open, watch: Watch = lambda tell: None
 ) -> None:
-    """Load the model, then answer requests until Close or the end of the pipe. `watch(tell)` makes a group
-    call `tell` when a node is lost."""
+    """Load the model, then answer requests until Close or the end of the pipe. `watch(tell)` makes a group of
+    nodes call `tell` when a node is lost."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent handles Ctrl-C
     inbox: SimpleQueue[Request | VkbackendError] = SimpleQueue()
     engine: Engine | None = None

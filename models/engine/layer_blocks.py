@@ -70,7 +70,7 @@ class LayerBlocks:
         self._write(self.group, slot, index, block)
 
     def enter(self, slot: int, nodes: Sequence[Node], path: Sequence[Node]) -> None:
-        """Append the blocks of `path` to the blocks of the slot's nodes, instead of the slot's own blocks."""
+        """Make the slot use the blocks of `path` after its nodes' blocks, instead of its own blocks."""
         span, first, end = self.spans[slot], len(nodes), len(nodes) + len(path)
         for index in range(first, end):
             if (block := span.blocks.pop(index, -1)) >= 0:
@@ -84,7 +84,7 @@ class LayerBlocks:
 
     def share(self, slot: int, index: int, node: Node) -> None:
         """Give the slot's own block to the node. If the node already has a block, use that block and free the
-        slot's."""
+        slot's block."""
         span = self.spans[slot]
         block, known = span.blocks.pop(index, -1), self.block(node)
         if block >= 0 and known >= 0:

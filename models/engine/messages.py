@@ -39,7 +39,8 @@ class EngineInfo:
 @dataclass(frozen=True, slots=True)
 class Generate:
     """Continue `tokens` up to a token of `stop_ids`, or by `max_tokens` tokens. A limit of None continues to
-    the end of the context. With `slot`, wait for that slot and compute only tokens that it does not hold."""
+    the end of the context. With `slot`, wait for that slot and compute only tokens that the slot does not
+    hold."""
 
     id: int
     tokens: tuple[int, ...]

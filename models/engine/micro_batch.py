@@ -26,8 +26,9 @@ Rows = tuple[np.ndarray | None, np.ndarray, np.ndarray | None]
 
 
 class StepHandle(NamedTuple):
-    """The caller gets `k` candidates of each output row, or all logits if `k` is 0. `computed` is the result
-    that the step computes, which may have more. `place` selects the memory for the results."""
+    """The caller gets `k` candidates of each output row, or all logits if `k` is 0. `computed` describes the
+    result that the step computes, which may have more candidates. `place` selects the memory for the results.
+    """
 
     n_outputs: int
     k: int

@@ -259,7 +259,7 @@ class PrefixCache:
         self.snapshots.drop(slot)
 
     def _shorten(self, slot: int, n_nodes: int) -> None:
-        """Release the nodes from index `n_nodes` on, the deepest first, so that it is evicted before its
+        """Release the nodes from index `n_nodes` on, the deepest first, so that a node is evicted before its
         parent."""
         nodes = self.nodes[slot]
         for index in range(len(nodes) - 1, n_nodes - 1, -1):

@@ -113,9 +113,9 @@ def load(
     """Load saved positions into a slot and update `content`. After the checks, `place(first, last)` allocates
     blocks, and returns the first position with a block for each window.
 
-    Positions from 0 on replace the content. Other positions must continue it. Raises StateError for a file
-    that is damaged or does not fit; the slot is then unchanged. If a device fails, the slot keeps the
-    positions before `first`.
+    Positions from 0 on replace the content. Positions that begin later must continue the content. Raises
+    StateError for a file that is damaged or does not fit; the slot is then unchanged. If a device fails, the
+    slot keeps the positions before `first`.
     """
     _check_file(Path(path))
     try:
@@ -151,7 +151,7 @@ def load(
 
 def _check_file(path: Path) -> None:
     try:
-        status = path.stat()  # `stat` first, because opening a named pipe waits for a writer
+        status = path.stat()  # `stat` comes first, because opening a named pipe waits for a writer
         if not stat.S_ISREG(status.st_mode):
             raise StateError(f"{path}: is not a regular file; give the name of a saved state")
         with open(path, "rb") as file:

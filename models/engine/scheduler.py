@@ -200,7 +200,7 @@ class Scheduler:
         """Return the rows of the next step, sequences with one row first. Up to `n_steps` steps with
         different sequences may be in flight.
 
-        The sequence that was computed least recently is first. One row is reserved for each decoding
+        The sequence that was computed least recently gets rows first. One row is reserved for each decoding
         sequence, and prompts share the other rows within the budget. The first sequence gets a row, unless it
         is a prompt and the budget allows no prompt rows.
         """

@@ -65,7 +65,7 @@ class Group(Calls):
         self.transport.meet("the others to record a step", RECORD_S)
 
     def step(self, batch: MicroBatch, wanted: Wanted, tables: Mapping[str, np.ndarray] | None = None) -> None:
-        """Run a step on the other nodes. `tables` has rows of cos and sin that replace theirs."""
+        """Run a step on the other nodes. `tables` has rows of cos and sin for the other nodes."""
         self.tell(node_messages.Step.of(batch, wanted, tables))
 
     # ---- devices of other nodes ----

@@ -121,7 +121,7 @@ class Joining:
         sizes: object,
         ropes: Mapping[str, RopeTable],
     ) -> None:
-        """Compare values that must be equal with node 0. Raises PlanError, which names the node and the
+        """Compare with node 0 the values that must be equal. Raises PlanError, which names the node and the
         difference. Rows of cos and sin may differ, because processors round differently."""
         local = ("path", "control_vectors")  # these paths may differ between nodes
         given = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in local}
@@ -156,7 +156,7 @@ class Joining:
         calls.tell(node_messages.Settle(None, None))  # nodes may go on
 
     def compare_providers(self, here: str) -> None:
-        """Raise PlanError unless all nodes use the same reduce provider, which determines how often they
+        """Raise PlanError unless all nodes use the same reduce provider, which determines how often nodes
         exchange data. A node knows its provider only after trying it."""
         calls = self._calls
         if not self.leads:

@@ -1,8 +1,8 @@
 """Plans the K and V caches of a model.
 
 In a layer with a window, a slot needs window + micro-batch - 1 cells. The first row of a step attends to
-`window` positions, including its own, and the last row is micro-batch - 1 later. One block is added, because
-these cells may begin inside a block.
+`window` positions, including its own, and the last row is micro-batch - 1 positions later. One block is
+added, because these cells may begin inside a block.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def blocks_per_slot(window: int, options: Options) -> int:
 
 
 def n_blocks(ring: int, options: Options) -> int:
-    """Return the blocks of all slots. Raises InvalidArgument if one sequence needs more."""
+    """Return how many blocks all slots have together. Raises InvalidArgument if one sequence needs more."""
     most, whole = ring * options.n_slots, blocks_per_slot(0, options)
     if options.kv_cells is None or ring < whole:
         return most
@@ -131,7 +131,7 @@ def blocks_of_owners(layers: Sequence[Layer], specs: Sequence[MemorySpec]) -> li
 
 
 def heads_of_owners(plans: Sequence[Plan], specs: Sequence[MemorySpec]) -> list[Plan]:
-    """Give a layer that reads another layer's cache or choice of positions the other layer's head ranges."""
+    """A layer that reads another layer's cache or choice of positions gets that layer's head ranges."""
     return [
         replace(plan, ranges={**plan.ranges, **_heads(plans[spec.leader])})
         if isinstance(spec, KVSpec) and spec.leader is not None

@@ -33,7 +33,7 @@ def cost_function(
 
     Devices without a share are left out. A token's all-reduces are traced once per set of devices with a
     share. Scratch memory is traced only once, because this takes seconds for a large model. The size on the
-    device that needs most is used. With fewer devices, this size grows in proportion.
+    device that needs most memory is used. With fewer devices, this size grows in proportion.
     """
     traced: dict[tuple[bool, ...], list[Reduce]] = {}
     stages = stages_of(options, len(limits))

@@ -30,7 +30,7 @@ Sizes = Callable[[Options], list[Held]]
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Bytes that a physical device or a host can hold now. `members` are its logical devices, and `homes` the
+    """Bytes that a physical device or a host can hold now. `members` are its logical devices. `homes` are the
     kinds of memory that the budget limits."""
 
     name: str
@@ -44,7 +44,7 @@ class Budget:
 
 
 def budgets_of(devices: Sequence[Device]) -> list[Budget]:
-    """Return a budget per physical device. numpy and null devices have none."""
+    """Return a budget per physical device. numpy and null devices have no budget."""
     groups: dict[str, list[int]] = {}
     for d, device in enumerate(devices):
         if device.physical:

@@ -58,8 +58,8 @@ class CellTable:
 
 
 class KVCache:
-    """`own` has the caches of layers that have their own. `layers` has the cache or recurrent state that each
-    layer reads."""
+    """`own` has the caches of layers that do not read another layer's cache. `layers` has the cache or
+    recurrent state that each layer reads."""
 
     def __init__(self, stores: Stores, layout: Layout, options: Options) -> None:
         self.plans = layout.caches

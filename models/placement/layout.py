@@ -163,7 +163,8 @@ def _override(
 ) -> tuple[dict[str, Home], list[Plan], Plan]:
     """Place tensors that match a pattern of -ot on the host or on a device.
 
-    A device index moves the complete attention or FFN of a layer, because its tensors need the same split.
+    A pattern with a device index moves the complete attention or FFN of a layer, because its tensors need the
+    same split.
     """
     plans = list(plans)
     homes: dict[str, Home] = {}

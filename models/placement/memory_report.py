@@ -26,8 +26,8 @@ ITEMS = ("model", "mirrored", "replicated", "kv", "tables", "scratch", "staging"
 
 @dataclass(slots=True)
 class Held:
-    """Bytes on one device. `homes` has allocated bytes by kind of memory, `items` the same bytes by purpose.
-    Host pages that all devices read (`shared`) count for the first device."""
+    """Bytes on one device. `homes` has allocated bytes by kind of memory. `items` has the same bytes by
+    purpose. Host pages that all devices read (`shared`) count for the first device."""
 
     homes: Counter[str] = field(default_factory=Counter)
     items: Counter[str] = field(default_factory=Counter)
@@ -118,7 +118,7 @@ def itemised(layout: Layout, report: Sequence[Held]) -> dict[str, int]:
     """Return the sum of each of ITEMS over all devices, and the total as `held`.
 
     `model` counts all weights once, including a tied lm_head. `mirrored` counts further copies of mirrored
-    tensors, and `replicated` further copies of parts of split tensors.
+    tensors. `replicated` counts further copies of parts of split tensors.
     """
     total: Counter[str] = sum((held.items for held in report), Counter())
     model = sum(map(stored_nbytes, layout.loads))

@@ -40,8 +40,8 @@ class FileSource:
 
 
 def offset_in_file(gguf: GGUF, spec: WeightSpec) -> int | None:
-    """Return a weight's offset in the file, or None if it is not a multiple of 4 or devices need another form
-    of the weight."""
+    """Return a weight's offset in the file, or None if the offset is not a multiple of 4, or if devices need
+    another form of the weight."""
     info = spec.tensor(gguf)
     if info is None or not gguf.mapped or (spec.widened and info.type != "f32"):
         return None

@@ -94,8 +94,8 @@ REPEATS = 3
 
 
 def repeating(layers: Sequence[object]) -> int:
-    """Return how many of the first layers contain every pair of neighbouring layers up to REPEATS times and
-    end like the model."""
+    """Return how many of the first layers represent the model. They contain every pair of neighbouring layers
+    up to REPEATS times, and end with the same kind of layer."""
     pairs = list(pairwise(layers))
     missing = Counter({pair: min(count, REPEATS) for pair, count in Counter(pairs).items()})
     for n, pair in enumerate(pairs, 2):
@@ -106,8 +106,8 @@ def repeating(layers: Sequence[object]) -> int:
 
 
 def layers_of(layout: Layout, devices: Sequence[Device]) -> list[object]:
-    """Return a description of each layer's caches and shapes of weights by device, which is equal for
-    repeated layers."""
+    """Describe each layer by its caches and its weights' shapes on each device. Repeated layers have equal
+    descriptions."""
     parts: list[list[object]] = [[] for _ in layout.plans]
     for load in layout.loads:
         if (il := layer_of(load.name)) is not None:

@@ -1,6 +1,6 @@
-"""DRY's sequence breakers, which are texts at which a repetition ends, as sequences of tokens. As in
-llama.cpp (src/llama-sampler.cpp), a text may be inside one token, or begin at the end of a token and continue
-in the next tokens."""
+"""Converts DRY's sequence breakers to tokens. A breaker is a text at which a repetition ends. As in llama.cpp
+(src/llama-sampler.cpp), a text may be inside one token, or begin at the end of a token and continue in the
+next tokens."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Samplers that remove candidates, but never all, and temperature. Definitions are llama.cpp's
-(src/llama-sampler.cpp). Probabilities are relative to the candidates that earlier samplers have left."""
+"""Samplers that remove candidates, and the temperature. One candidate always remains. Definitions are
+llama.cpp's (src/llama-sampler.cpp). Probabilities are relative to the candidates that earlier samplers have
+left."""
 
 from __future__ import annotations
 
@@ -54,8 +55,8 @@ def typical(c: Candidates, p: float) -> None:
 
 
 def top_n_sigma(c: Candidates, n: float) -> None:
-    """Keep tokens whose score is at most n standard deviations of all scores below the best (Tang et al.
-    2024, arXiv:2411.07641). As in llama.cpp, the other tokens get a score of -inf."""
+    """Keep tokens whose score is below the best score by at most n standard deviations of all scores (Tang et
+    al. 2024, arXiv:2411.07641). As in llama.cpp, the other tokens get a score of -inf."""
     if len(c) > 1:
         sigma = c.scores[c.scores > -np.inf].std()
         c.scores[c.scores < c.peak - n * sigma] = -np.inf
@@ -88,8 +89,8 @@ def temperature(c: Candidates, t: float) -> None:
 
 def dynamic_temperature(c: Candidates, t: float, spread: float, exponent: float) -> None:
     """Choose a temperature from t - spread, if one token is certain, to t + spread, if all are equally
-    likely. Between them, it depends on (entropy / largest possible entropy) ** exponent (kalomaze, llama.cpp
-    pull request 4972)."""
+    likely. In between, the temperature depends on (entropy / largest possible entropy) ** exponent (kalomaze,
+    llama.cpp pull request 4972)."""
     if len(c) > 1:
         low, high = max(0.0, t - spread), t + spread
         share = _entropy(c.probabilities()) / math.log(len(c))

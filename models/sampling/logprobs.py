@@ -28,7 +28,7 @@ def logprobs_of(logits: np.ndarray, token: int, n_top: int) -> Logprobs:
 
 
 def logprobs_of_best(ids: np.ndarray, logits: np.ndarray, log_sum: float, token: int, n_top: int) -> Logprobs:
-    """Return the same as `logprobs_of`, from a row's best tokens, best first, which include `token`.
+    """Return the same as `logprobs_of`, from the best tokens of a row, sorted and including `token`.
     `log_sum` is log(sum(exp(logits))) of the complete row."""
     scores = logits.astype(np.float64) - log_sum
     top = tuple(zip(ids[:n_top].tolist(), scores[:n_top].tolist(), strict=True))

@@ -256,7 +256,7 @@ class SamplingParams:
 
     @property
     def n_decisive(self) -> int:
-        """Return how many of the most likely tokens can be chosen, besides lowered tokens, or 0 for any
+        """Return how many of the most likely tokens can be chosen, in addition to lowered tokens. 0 means any
         token."""
         if self.logits_processors or self.mirostat or any(bias > 0 for _, bias in self.logit_bias):
             return 0

@@ -21,9 +21,9 @@ def recent(history: Sequence[int], n: int) -> Sequence[int]:
 
 
 def penalize(c: Candidates, window: Sequence[int], repeat: float, frequency: float, presence: float) -> None:
-    """Divide positive logits and multiply negative logits of tokens in the window by `repeat` (Keskar et al.
-    2019, arXiv:1909.05858). Then subtract n * frequency + presence for a token that occurs n times (OpenAI's
-    API reference)."""
+    """For tokens in the window, divide positive logits and multiply negative logits by `repeat` (Keskar et
+    al. 2019, arXiv:1909.05858). Then subtract n * frequency + presence for a token that occurs n times
+    (OpenAI's API reference)."""
     if not window:
         return
     tokens, counts = np.unique(np.asarray(window, np.int64), return_counts=True)
@@ -74,8 +74,8 @@ def _since_breaker(window: Sequence[int], breakers: Breakers, enough: int) -> in
 
 
 def _repeats(tokens: np.ndarray, longest: int) -> np.ndarray:
-    """For each position except the last, return how many tokens that end there equal the last tokens, at most
-    `longest`."""
+    """For each position except the last, return how many tokens up to that position equal the last tokens, at
+    most `longest`."""
     n = len(tokens)
     lengths = np.zeros(n - 1, np.int64)
     ends = np.flatnonzero(tokens[:-1] == tokens[-1])

@@ -13,8 +13,8 @@ import numpy as np
 from vkbackend.errors import VkbackendError
 from vkbackend.models.sampling.sampler import Sampler
 
-# From this number of rows on, one array is faster. It takes 45 us plus 2.3 us a row, separate rows take 12 us
-# each (tools/studies/sampling.py).
+# From this number of rows on, one array is faster. The array takes 45 us plus 2.3 us a row, and separate rows
+# take 12 us each (tools/studies/sampling.py).
 TOGETHER = 5
 
 Choice = int | VkbackendError
@@ -29,9 +29,9 @@ def choose_rows(
 ) -> list[Choice]:
     """Return the next token of each row, or the error of the row.
 
-    ids [n, k] and float32 logits [n, k] are candidates, best first, at least `n_candidates` of each sampler.
-    Without ids, the logits are complete rows [n, n_vocab]. log_sums float64 [n] has log(sum(exp(logits))) of
-    the complete rows, for log probabilities of candidates.
+    `ids` [n, k] and float32 `logits` [n, k] are candidates, best first, at least `n_candidates` of each
+    sampler. Without ids, the logits are complete rows [n, n_vocab]. `log_sums` float64 [n] has
+    log(sum(exp(logits))) of the complete rows, for log probabilities of candidates.
     """
     sums = [math.nan] * len(samplers) if log_sums is None else log_sums.tolist()
     if ids is None:
