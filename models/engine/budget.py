@@ -11,7 +11,7 @@ from vkbackend.meta.step_kind import bucket
 SLOWER = 2.0  # Limit of a step's time, relative to a step without prompt rows.
 GROWTH = 1.15  # Factor of the number of rows after a fast step.
 WEIGHT = 0.25
-REFRESH = 64  # Steps until the time without prompt rows is measured again.
+REFRESH = 64  # A step without prompt rows is measured again after this many steps.
 EVERY = 8  # A decode-only step is measured once in this many steps.
 FIRST_ROWS = 8
 PADDED = 16  # from this many prompt rows on, the step has no padding
@@ -52,7 +52,8 @@ class PrefillBudget:
         elif known is not None and seconds > SLOWER * known:
             # The step may be slow for another reason, so halve the number at most.
             self._rows = max(1.0, self._rows * max(0.5, SLOWER * known / seconds))
-        elif known is not None and n_prompt >= int(self._rows) // 2:  # else the prompts were too short
+        # fewer rows mean that the prompts were short
+        elif known is not None and n_prompt >= int(self._rows) // 2:
             self._rows = min(self._rows * GROWTH, 1e4)
 
 

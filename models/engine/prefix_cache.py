@@ -120,7 +120,7 @@ class PrefixCache:
 
     def reserve(self, slot: int, end: int, group: int | None = None) -> bool:
         """Allocate blocks for positions up to `end`, in all layer groups or in `group`. Return False if no
-        blocks are left. The slot keeps the blocks that it has."""
+        blocks are left. The slot then keeps its blocks."""
         want = -(-end // CELL_BLOCK)
         for blocks in self.groups if group is None else (self.groups[group],):
             while (index := blocks.spans[slot].high) < want:

@@ -238,8 +238,8 @@ class Scheduler:
         return batch
 
     def _moves_on(self, sequence: Sequence, computed: set[object]) -> bool:
-        """Use blocks that other sequences have computed. Return whether the prompt computes its next block
-        now; it waits if another sequence computes the same block."""
+        """Make the prompt use blocks that other sequences have computed. Return whether the prompt computes
+        its next block now; it waits if another sequence computes the same block."""
         if isinstance(sequence.request, Logits):
             return True
         sequence.n_stored = self.cache.extend(sequence.slot, sequence.tokens, sequence.n_stored)

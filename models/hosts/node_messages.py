@@ -1,4 +1,5 @@
-"""Calls from node 0 and their replies, in msgpack. Types and sizes are limited, and nothing is unpickled.
+"""Calls from node 0 and their replies, in msgpack. Every message has a type and a size limit, and no message
+is unpickled.
 
 Bytes that do not fit a type raise DeviceLost. The code that executes a call checks its devices, names and
 ranges.

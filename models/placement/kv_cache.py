@@ -1,4 +1,4 @@
-"""The KV cache. Its cells are addressed through tables, so that any block may hold a slot's positions.
+"""Addresses the cells of the KV cache through tables, so that any block may hold a slot's positions.
 
 A position's cell is table[slot][position // B] * B + position % B, with blocks of B cells. Layers with the
 same number of blocks per slot share a table. At first every slot has consecutive blocks. If these blocks hold

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from vkbackend.models.sampling.penalties import MAX_TAIL
 
-MAX_BYTES = 40  # longer texts are cut off
+MAX_BYTES = 40  # longer texts are truncated to this many bytes
 
 
 def breaker_tokens(

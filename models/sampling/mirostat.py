@@ -1,5 +1,5 @@
 """Mirostat keeps the surprise of the text, -log2 of each token's probability, near a target (Basu et al.
-2020, arXiv:2007.14966). It chooses the token itself. Formulas and constants are llama.cpp's."""
+2020, arXiv:2007.14966). Mirostat chooses the token itself. Formulas and constants are llama.cpp's."""
 
 from __future__ import annotations
 
