@@ -52,7 +52,7 @@ class PrefillBudget:
         elif known is not None and seconds > SLOWER * known:
             # The step may be slow for another reason, so halve the number at most.
             self._rows = max(1.0, self._rows * max(0.5, SLOWER * known / seconds))
-        # fewer rows mean that the prompts were short
+        # A step with fewer prompt rows only had short prompts, so the limit does not grow.
         elif known is not None and n_prompt >= int(self._rows) // 2:
             self._rows = min(self._rows * GROWTH, 1e4)
 
