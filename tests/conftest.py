@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
-# Set this before the import of numpy, whose threads would compete with a software driver's threads for cores.
-# A float64 forward pass over 512 tokens took 1.2 s with two threads and 0.2 s with one.
+# Set this before the import of numpy. Its threads would compete with a software driver's threads for cores. A
+# float64 forward pass over 512 tokens took 1.2 s with two threads and 0.2 s with one.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# xdist sets COLUMNS in its workers, which would narrow the tables that commands print to a pipe
+# xdist sets COLUMNS in its workers, which would narrow the tables that tests read from pipes
 os.environ.pop("COLUMNS", None)
 
 from places import ROOT  # noqa: E402
@@ -57,7 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    gc.disable()  # garbage collection over half a million objects took a tenth of a run's time
+    gc.disable()  # The garbage collector took a tenth of a run's time.
     # Tests expect F32 activations, which some devices would round.
     os.environ["VKBACKEND_EXACT"] = "1"
     if runtime := config.getoption("--runtime"):
@@ -84,7 +84,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     out = [item for item in items if any(marker in item.keywords for marker in markers)]
     config.hook.pytest_deselected(items=out)
     items[:] = [item for item in items if not any(marker in item.keywords for marker in markers)]
-    # Run slow files first. A worker that starts a slow file last delays the end of the run.
+    # Run slow files first. A worker that starts a slow file at the end delays the run.
     items.sort(key=lambda item: item.path.name not in DEAREST)
     if (runtime := os.environ.get("VKBACKEND_RUNTIME", "native")) != "native":
         for item in items:

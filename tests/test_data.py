@@ -1,4 +1,4 @@
-"""The files of `tests/data` match its README, and derived files match their sources."""
+"""The files of `tests/data` match the README there, and derived files match their sources."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MAX_NBYTES, MAX_WEIGHTS = 15 << 20, 700_000
 README = (DATA / "README.md").read_text()
 FILES = sorted(path for path in DATA.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
 MODELS = sorted(DATA.glob("*.gguf"))
-# Bounds of a matrix's NMSE, a fifth above the measured NMSE: a wrong block, scale or bit order gives far
-# more.
+# These bounds on the NMSE of a matrix are a fifth above the measured errors. A wrong block, scale or bit
+# order gives a far larger error.
 ERRORS = {
     "Q2_K": 0.11, "Q3_K": 0.028, "Q4_K": 6.3e-3, "Q5_K": 1.6e-3, "Q6_K": 3.9e-4, "IQ4_NL": 7.1e-3,
     "IQ4_XS": 7.2e-3, "IQ3_S": 0.024, "IQ3_XXS": 0.044, "IQ2_S": 0.08, "IQ2_XS": 0.12, "IQ2_XXS": 0.15,
@@ -72,14 +72,14 @@ def test_quantized_files_hold_the_trained_weights(dtype: str) -> None:
 
 @pytest.mark.parametrize("name", ["wide-F16", "wide-Q8_0"])
 def test_a_widened_model_is_the_same_function(models: Path, name: str) -> None:
-    """F16 values times powers of two lose bits only if they are small. Q8_0 rounds to 1e-5."""
+    """Multiplied by a power of two, F16 values lose bits only if they are small. Q8_0 rounds to 1e-5."""
     want = forward(models / "stories-narrow-F16.gguf", TOKENS)
     got = forward(models / f"stories-{name}.gguf", TOKENS)
     assert nmse(got, want) <= (1e-8 if name.endswith("F16") else 1e-3)
 
 
 def test_biases_and_the_choice_of_experts_matter(models: Path) -> None:
-    """The bound is a hundred times the tests' tolerance."""
+    """The bound is a hundred times the tolerance of other tests."""
     want = forward(models / "stories-wide-Q8_0.gguf", TOKENS)
     assert nmse(forward(models / "stories-qwen2-Q8_0.gguf", TOKENS), want) > 1e-2
     path = models / "stories-moe8x-Q4_0.gguf"

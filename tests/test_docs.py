@@ -1,4 +1,4 @@
-"""Files, packages, hooks and threads named in docs/architecture.md exist."""
+"""The files, packages, hooks and threads that docs/architecture.md names exist."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def test_hooks_are_attributes_of_the_decoder() -> None:
     names = {
         name for hook in hooks for name in re.findall(r"`(?:LayerConfig\.)?([a-z_]+)(?: =[^`]*)?`", hook)
     }
-    other = {"attn_sinks", "owner"}  # a weight, and a field of KVSpec
+    other = {"attn_sinks", "owner"}  # names of a weight and of a field of KVSpec
     known = set(dir(Decoder)) | set(LayerConfig.__dataclass_fields__) | other
     assert len(names) > 12 and names <= known, names - known
 
 
 def test_the_picture_matches_its_source() -> None:
-    """Every box of the source is in the picture."""
+    """Every box of architecture.dot is in architecture.svg."""
     source = (ROOT / "docs" / "architecture.dot").read_text()
     picture = (ROOT / "docs" / "architecture.svg").read_text()
     for label in re.findall(r'\[label="([^"]+)"\]', source):
@@ -64,7 +64,7 @@ def test_the_picture_matches_its_source() -> None:
 
 
 def test_quoted_lines_are_in_their_files() -> None:
-    """Each stop quotes at most five lines of its file, in order; `...` marks omitted lines."""
+    """Each stop quotes at most five lines of its file, in order. `...` marks omitted lines."""
     stops = re.findall(r"^\*\*\d+\. `([\w/.]+)`\*\*.*?\n\n```\w+\n(.*?)```", PAGE, re.MULTILINE | re.DOTALL)
     assert len(stops) == 12
     for path, text in stops:

@@ -1,4 +1,5 @@
-"""The documentation: pages are in the site, links resolve, public names are in the reference."""
+"""All pages of the documentation are in the site, links resolve, and the reference contains the public
+names."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def prose(path: Path) -> str:
 
 
 def anchors(path: Path) -> set[str]:
-    """Link targets in a page: headings, as GitHub and the site write them."""
+    """Return the link targets of a page, which GitHub and the site derive from its headings."""
     titles = re.findall(r"^#+ (.+)$", re.sub(r"(?ms)^```.*?^```$", "", path.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
@@ -87,7 +88,7 @@ def public_members() -> list[str]:
 
 
 def test_every_public_method_has_a_docstring() -> None:
-    """The reference omits methods without a docstring."""
+    """The reference omits methods that have no docstring."""
     members = [member.split(".") for member in public_members()]
     assert not [
         f"{class_}.{name}"

@@ -1,4 +1,4 @@
-"""The folders are layers: imports point in one direction, and never in cycles."""
+"""The folders are layers. Imports point in one direction and never form cycles."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.no_vulkan
 
 LAYERS = ("shaders", "vkbackend", "meta", "models", "tools")
 MODULES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
-PACKAGE = ROOT / "vkbackend" / "__init__.py"  # lazy imports: test_package_is_lazy
-COMMAND = ROOT / "vkbackend" / "__main__.py"  # `python -m vkbackend`; nothing imports it
+PACKAGE = ROOT / "vkbackend" / "__init__.py"  # Another test checks its imports.
+COMMAND = ROOT / "vkbackend" / "__main__.py"  # `python -m vkbackend` runs this file. No module imports it.
 NOT_INSTALLED = {"vkbackend.tools.checkout", "vkbackend.tools.studies"}
 MAY_PRINT = ("tools/", "vkbackend/profiling.py")
 
@@ -36,7 +36,8 @@ def name_of(path: Path) -> str:
 
 
 def layer_of(module: str) -> str | None:
-    """The folder of a module such as `vkbackend.meta.plan`; None for another project's module."""
+    """Return the folder of a module, for example of `vkbackend.meta.plan`, or None for a module of another
+    project."""
     parts = module.split(".")
     if parts[0] != "vkbackend":
         return None
@@ -44,8 +45,8 @@ def layer_of(module: str) -> str | None:
 
 
 def imported(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
-    """Yield (line, module) of every import, also in functions, TYPE_CHECKING blocks and
-    import_module("...")."""
+    """Yield the line and the module of every import, including imports in functions, in TYPE_CHECKING blocks,
+    and by import_module("...")."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -103,7 +104,8 @@ def test_no_cycles() -> None:
 
 
 def test_a_cycle_is_named(tmp_path: Path) -> None:
-    """Two of three files import each other, once inside a function. An import for typing does not count."""
+    """The files a and b import each other, one of them inside a function. The files d and e import each other
+    only for type checking, which does not count."""
     (tmp_path / "p").mkdir()
     (tmp_path / "pyproject.toml").write_text('[tool.setuptools.package-dir]\np = "p"\n')
     sources = {
@@ -125,7 +127,8 @@ def test_every_package_is_installed() -> None:
 
 
 def test_commands_and_studies_are_never_imported() -> None:
-    """Shared code belongs below the commands. A wheel contains neither studies nor checkout."""
+    """A module that several commands share is not a command. Nothing may depend on `studies` or `checkout`,
+    because a wheel does not contain them."""
     commands = {f"vkbackend.tools.{module}" for module, _ in COMMANDS.values()}
     tree = checkout()
     wrong = [
@@ -138,7 +141,7 @@ def test_commands_and_studies_are_never_imported() -> None:
 
 
 def test_package_is_lazy() -> None:
-    """Only type checkers follow the package's imports."""
+    """At run time, importing the package imports no other layer. Only type checkers see those imports."""
     tree = ast.parse(PACKAGE.read_text())
     guarded = [n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
     hidden = {id(node) for block in guarded for node in ast.walk(block)}
@@ -147,7 +150,7 @@ def test_package_is_lazy() -> None:
 
 
 def test_no_module_has_a_standard_library_name() -> None:
-    """If such a module is run by its path, it shadows the standard module."""
+    """If a program runs such a module by its path, the module replaces the standard module."""
     assert not [name_of(path) for path in MODULES if path.stem in sys.stdlib_module_names]
 
 

@@ -1,4 +1,4 @@
-"""Metadata, systems other than Linux, and the contents of distributions."""
+"""These tests cover package metadata, systems other than Linux, and the contents of distributions."""
 
 from __future__ import annotations
 

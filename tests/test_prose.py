@@ -1,4 +1,4 @@
-"""The prose stays plain: the turns of phrase that `vkbackend.tools.checkout.prose` counts stay rare."""
+"""The prose is plain: phrases that `vkbackend.tools.checkout.prose` counts must be rare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bindings, push constants and the counts in shaders fit in 32 bits, even with contexts of 128k tokens."""
+"""Offsets, counts and push constants fit in 32 bits, even for contexts of 128k tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TYPES = st.sampled_from(shaderlib.weight_types())
 
 
 def reach(shape: tuple[int, ...], dtype: str) -> int:
-    """Return the largest offset at which a view ends, relative to the aligned start of its binding."""
+    """Return how far a view may reach beyond the aligned start of its binding, in bytes."""
     return ALIGN - 4 + math.prod(shape[:-1]) * row_nbytes(dtype, shape[-1])
 
 

@@ -57,7 +57,7 @@ def works_again(models: Path, devices: list[str]) -> None:
     runner.close()
 
 
-@pytest.mark.native  # kompute devices never wait for a semaphore and have their own test
+@pytest.mark.native  # kompute devices wait for no semaphore; another file tests them
 @pytest.mark.parametrize("devices", some(SETS, 2))
 def test_device_that_stops_answering(
     models: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch
@@ -65,7 +65,7 @@ def test_device_that_stops_answering(
     runner = load(models, devices)
     step(runner)
     stuck = runner.mesh.devices[1]
-    # The device waits for a semaphore value that is never signalled.
+    # The device waits for a semaphore value that the host never signals.
     monkeypatch.setattr(stuck.queue, "allow", lambda number: None)
     with hurry():
         with pytest.raises(Timeout, match=stuck.name):
@@ -105,8 +105,8 @@ def test_lost_device(models: Path, devices: list[str], monkeypatch: pytest.Monke
 def test_interrupt_in_the_middle_of_a_step(
     models: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Interrupt a step between two calls that belong together. Afterwards the runner can only be closed.
-    An interrupt in a caller of LLM has no such effect, because the engine runs in its own thread."""
+    """An interrupt separates two calls that belong together. Afterwards the runner can only be closed.
+    Callers of LLM cannot cause this, because the engine runs in its own thread."""
     runner = load(models, devices)
     step(runner)
     queue, calls = runner.mesh.devices[1].queue, []

@@ -1,4 +1,5 @@
-"""Tensors are gathered from slices, and rows are written to slices, in every format, split and alignment."""
+"""Slices on devices are gathered into a tensor, and rows are written back, for every format, split and
+alignment."""
 
 from __future__ import annotations
 
@@ -21,8 +22,6 @@ from vkbackend.meta.tensor import Weight
 
 
 class Bytes:
-    """A model file with a single tensor."""
-
     def __init__(self, raw: np.ndarray) -> None:
         self.raw = raw
 

@@ -1,4 +1,5 @@
-"""A model runs on numpy devices. Tests cover exchanges, hazards, and numbers and shares of devices."""
+"""A model runs on numpy devices. The tests cover exchanges, hazards, and any number of devices with any
+shares."""
 
 from __future__ import annotations
 
@@ -168,7 +169,7 @@ def test_unwritten_memory_does_not_affect_results(models: Path, n: int) -> None:
         for step in range(3):
             for arena in runner.mesh.steps.arenas:
                 arena.host[:] = 0xFF
-            tokens = TOKENS[: 5 + step]  # the runner pads every count here to 8 rows
+            tokens = TOKENS[: 5 + step]  # the runner pads these steps to 8 rows
             got = runner.step(tokens, [Run(1, 0, len(tokens), 0)], [len(tokens) - 1])
             assert nmse(got, want[len(tokens) - 1 : len(tokens)]) <= 1e-9
 
@@ -182,7 +183,7 @@ def test_null_devices_replay_a_whole_model(models: Path, monkeypatch: pytest.Mon
             assert isinstance(device, NullDevice)
             assert device.executed["add_partials"] == 2 * layers
             assert device.executed["attn_decode"] == layers and not device.executed["attn_combine"]
-            assert device.executed["mat_vec"] == 6 * layers + 1  # one dispatch computes both gate and up
+            assert device.executed["mat_vec"] == 6 * layers + 1  # one dispatch computes gate and up
             assert device.executed["kv_store"] == 2 * layers
 
 
@@ -204,8 +205,8 @@ def test_prompts_attend_on_matrix_units(models: Path, monkeypatch: pytest.Monkey
 def test_groups_of_heads_decode_on_matrix_units(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int
 ) -> None:
-    """Attention on matrix units gives the results of the other ops. Eight heads share a kv head, devices
-    split such a group, and several dispatches split the keys."""
+    """Attention on matrix units gives the results of the other ops. Eight q heads share a kv head. Devices
+    split these eight heads, and several dispatches split the keys."""
     monkeypatch.delenv("VKBACKEND_EXACT", raising=False)
     write_tiny(tmp_path / "tiny.gguf", Tiny("qwen3", n_head=16, head_dim=32, n_layer=1))
     features, ran = frozenset(OPS["attn_decode_coop"].needs), Counter[str]()
@@ -230,8 +231,7 @@ def test_groups_of_heads_decode_on_matrix_units(
 
 
 def test_devices_compile_in_parallel(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each compilation waits until the other starts. If devices compiled in sequence, this test would never
-    end."""
+    """Each compilation waits until the other starts, so sequential compilations would never end."""
     meeting, compiled = threading.Barrier(2), []
 
     def compile_(device: NumpyDevice, recording: Recording) -> None:

@@ -38,7 +38,7 @@ def in_steps(models: Path, devices: list[str], name: str, interleave: bool, **op
         assert any(kind.halves for kind in runner.mesh.steps.by_kind) is interleave
         rows.append(runner.step(TOKENS[32:], [Run(0, 0, 32, 27)], [31]).copy())
         rows.append(runner.step(TOKENS[:1], [Run(0, 0, 1, 59)], [0]).copy())
-        # a requested output in the first half prevents the division into halves
+        # a step with an output in its first half is not divided
         rows.append(runner.step(TOKENS[:32], RUNS, [3, 31]).copy())
         return np.concatenate(rows)
     finally:
@@ -95,7 +95,7 @@ def test_a_recurrent_sequence_across_both_halves(tmp_path: Path, name: str) -> N
             results.append(np.concatenate(rows))
         finally:
             runner.close()
-    assert nmse(results[1], results[0]) <= 1e-9  # chunks begin at other rows if the batch is divided
+    assert nmse(results[1], results[0]) <= 1e-9  # a divided batch has chunks at other rows
 
 
 def test_a_segment_waits_for_the_exchange_before_the_last(

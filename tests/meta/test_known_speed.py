@@ -45,13 +45,13 @@ def test_the_pace_is_a_part_of_the_known_speed(cache: Path, monkeypatch: pytest.
     remember(f"speed {key_of(device)}", [8e11, 2e10])
     assert known_speed.known_speed(device) == speed.measure_speed(device) == Speed(8e11, 2e10)
     assert pace_of(device) == Pace(TRUSTED * 8e11, TRUSTED * 2e10)
-    monkeypatch.setenv("VKBACKEND_FLOOR", "1")  # this variable selects other kernels, whose speed is unknown
+    monkeypatch.setenv("VKBACKEND_FLOOR", "1")  # this variable selects kernels of unknown speed
     assert pace_of(device) == SLOW
 
 
 def stepped(models: Path, devices: list[str]) -> tuple[np.ndarray, list[int], bool]:
-    """Return the logits of a prompt, the cuts per device in all recorded steps, and whether several
-    dispatches share the attention heads."""
+    """Return the logits of a prompt, each device's number of cuts in all recorded steps, and whether
+    attention heads are divided among dispatches."""
     runner = load_runner(models / "stories-narrow-F32.gguf", devices=devices, n_ctx=32, n_ubatch=16)
     try:
         return prefill(runner, TOKENS), cuts(runner), bool(max(first_heads(runner)))
@@ -97,8 +97,8 @@ def test_a_step_that_is_cut_gives_the_same_bits(models: Path, devices: list[str]
 
 @pytest.mark.no_vulkan
 def test_a_gpu_is_measured_before_it_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt runs through a model of eight billion weights, first on a GPU of unknown speed, then on one
-    that reads 800 GB/s."""
+    """A prompt runs through a model of eight billion weights, on a GPU of unknown speed and on a GPU that
+    reads 800 GB/s."""
     monkeypatch.setenv("VKBACKEND_CACHE", "off")
     monkeypatch.setattr(speed, "measure_speed", lambda device: pytest.fail("measured at every start"))
     unknown = cuts_of_a_prompt()

@@ -1,5 +1,5 @@
-"""Devices that can read weights in place, from the mapped model file, give the same logits. They leave no
-file open."""
+"""Devices that read weights directly from the mapped model file give the same logits. They leave no file
+open."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from vkbackend.twins.device import NumpyDevice
 
 
 class Mapping(NumpyDevice):
-    """A numpy device that reads weights in place from the mapped file, as software devices do."""
+    """A numpy device that reads weights directly from the mapped file, as software devices do."""
 
     maps_files = True
 

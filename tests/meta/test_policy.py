@@ -1,5 +1,5 @@
-"""Tests compare two split policies. llama.cpp's policy equals the oracle of its arithmetic; our policy aligns
-cuts and never balances worse."""
+"""llama.cpp's split policy is implemented exactly, according to an oracle of its arithmetic. Our own policy
+aligns cuts and never balances worse."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ if ORACLE.is_file():
 
 
 def busiest(plan_ranges: list[Ranges], shares: tuple[float, ...]) -> float:
-    """Return the largest ratio of a device's units to its share. The ranges run in parallel, so their units
-    are added."""
+    """Return the load of the busiest device: its units divided by its share. The units of all ranges are
+    added."""
     held = [sum(widths(ranges)[d] for ranges in plan_ranges) for d in range(len(shares))]
     return max(
         (n / share if share else float("inf") if n else 0.0) for n, share in zip(held, shares, strict=True)

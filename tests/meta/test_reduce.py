@@ -38,7 +38,7 @@ ROWS, WIDTH = 4, 130
 
 
 class Sum:
-    """A recording that sums the devices' partials in device memory `length` times in sequence."""
+    """An object that sums the devices' partial sums in device memory, `length` times in sequence."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ def expected(values: np.ndarray, writers: list[int]) -> np.ndarray:
     return total
 
 
-# The error of a number below 1 is at most half of its last bit: bf16 has 8 bits, f16 has 11.
+# The error of a number below 1 is at most half of its last bit. bf16 has 8 bits, and f16 has 11.
 OFF = {"f32": 0.0, "bf16": 2**-9, "f16": 2**-12}
 
 
@@ -150,9 +150,9 @@ def test_bit_equal_over_many_runs_with_delays(
 
 
 def awkward(rng: np.random.Generator, n: int, elements: int) -> np.ndarray:
-    """Return one array per device, with values of very different sizes. Some elements are zero, subnormal,
-    infinite or NaN. The magnitude of all other elements is at least 2^-80, because drivers may set subnormal
-    sums to zero."""
+    """Return one array per device, with values of very different magnitudes. Some elements are zero,
+    subnormal, infinite or NaN. The magnitude of all other elements is at least 2^-80, because drivers may set
+    subnormal sums to zero."""
     sizes = np.exp2(rng.uniform(-80, 120, (n, -(-elements // 50))).repeat(50, axis=1)[:, :elements])
     values = (rng.standard_normal((n, elements)) * sizes).astype(np.float32)
     values[np.abs(values) < 2.0**-80] = 0
@@ -190,9 +190,9 @@ def test_every_device_gets_the_same_bits_over_the_f16_wire(names: list[str], pro
 @pytest.mark.no_vulkan
 @given(st.integers(0, 2**32 - 1), st.integers(1, 700))
 def test_precision_of_the_f16_wire(seed: int, n: int) -> None:
-    """The wire keeps 11 bits of numbers down to 2^-29 of the block's largest number, and keeps infinities and
-    NaN. The mean squared error is 1/12 of the square of the last bit, as with uniform rounding. The last bit
-    is the tenth after the leading bit."""
+    """The wire keeps 11 bits of each number above 2^-29 of the block's largest number. It keeps infinities
+    and NaN. The mean squared error is 1/12 of the square of the last bit, as with uniform rounding. The last
+    bit is the tenth after the leading bit."""
     rng = np.random.default_rng(seed)
     (share,) = awkward(rng, 1, n)
     with np.errstate(invalid="ignore"):
@@ -250,7 +250,7 @@ def test_logits_do_not_depend_on_provider_or_depth(
     want = logits(models, *devices)
     assert np.array_equal(logits(models, *devices, **how), want)
     if ahead is not None:
-        return  # the rounding wires are tested once per provider
+        return  # Wires that round are tested once per provider.
     # Rounding to 11 bits has 1/64 of the squared error of rounding to 8 bits.
     assert nmse(logits(models, *devices, **how, reduce_type="bf16"), want) <= 1e-4
     assert nmse(logits(models, *devices, **how, reduce_type="f16"), want) <= 1e-4 / 64

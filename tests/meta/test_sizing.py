@@ -1,4 +1,5 @@
-"""Memory is planned for only one of several equal devices, with the same result as a plan for each device."""
+"""If several devices are equal, memory is planned for one of them. The result equals a plan for each
+device."""
 
 from __future__ import annotations
 
@@ -79,7 +80,7 @@ def test_repeated_layers_are_planned_once(
     built.clear()
     monkeypatch.setattr(traced_steps, "repeating", len)
     assert sizes_of(name, shares, halves=False) == sizes
-    assert commands(built) > 1.25 * n_short  # with uneven shares a layer equals the third layer after it
+    assert commands(built) > 1.25 * n_short  # with uneven shares, layers repeat with period three
 
 
 def commands(graphs: list[Graph]) -> int:
@@ -87,8 +88,8 @@ def commands(graphs: list[Graph]) -> int:
 
 
 def test_shorter_models_that_need_less_are_not_used(deep: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This replaced planner needs memory for every command, so a shorter model cannot predict the size. Every
-    kind of step is planned with all layers."""
+    """This fake planner needs memory for every command, so shorter models would need less than the complete
+    model. Every kind of step is planned with all layers."""
     monkeypatch.setattr(sizing, "plan_scratch", lambda recording, reuse: ({}, 999 * len(recording.commands)))
     sizes = sizes_of("dense", (1,), halves=False)
     monkeypatch.setattr(traced_steps, "repeating", len)

@@ -1,4 +1,4 @@
-"""The slices of a weight rejoin to the complete weight, and each piece of a slice fits a binding."""
+"""The slices of a weight, put together, give the complete weight. Each piece of a slice fits a binding."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_slices_rejoin_to_the_whole(case: tuple[Load, int, int]) -> None:
     else:
         assert np.array_equal((~np.isnan(got)).sum(0), np.ones(want.shape))
         assert np.array_equal(np.nansum(got, 0), want)
-    if progress:  # the count of loaded bytes omits the padding of views to words
+    if progress:  # the progress counts no padding of views
         assert [done for done, _ in progress] == sorted(done for done, _ in progress)
         assert 0 <= progress[-1][1] - progress[-1][0] < 4 * sum(map(len, weights["w"].pieces))
 
@@ -118,7 +118,7 @@ def test_host_tables_are_whole_on_every_device(case: tuple[Load, int, int]) -> N
     weights, pages = load_weights(devices, [replace(load, state=MIRRORED, home=Home.HOST)], Bytes(w=raw))
     assert len(pages) == 1 and pages[0].bytes[: raw.size].tobytes() == raw.tobytes()
     for pieces in weights["w"].pieces:
-        # A binding begins at an aligned offset, up to 252 bytes before the piece.
+        # A binding begins at an aligned offset, which is up to 252 bytes before its piece.
         assert all(view.nbytes + view.offset % ALIGN <= limits.max_storage_range for _, view in pieces)
         assert [first for first, _ in pieces] == list(np.cumsum([0, *(v.shape[0] for _, v in pieces)])[:-1])
         got = np.concatenate([array_of(view) for _, view in pieces])

@@ -1,4 +1,5 @@
-"""Tests cover every rule that derives split states, and every combination of states that a rule refuses."""
+"""The tests cover every rule that derives a split state, and every combination of states that a rule
+refuses."""
 
 from __future__ import annotations
 
@@ -48,13 +49,14 @@ def mix(
 
 
 def sinks(y: State, w: State) -> State:
-    """Check the rule for a weight with one value per head of 8 elements, and return y."""
+    """Apply the rule for a weight with one value per head, here of 8 elements, and return y."""
     rules.per_head_weight("sinks", y, w, 8)
     return y
 
 
-# Heads have 8 elements. Two value heads use each key head. The two are adjacent, or with TILED as far apart
-# as there are key heads. Devices split the tensor with the segments q, k and v by key heads.
+# Heads have 8 elements. Each key head serves two value heads. The two value heads are adjacent, or with
+# TILED, their distance is the number of key heads. Key heads determine how devices split the tensor with the
+# segments q, k and v.
 KEYS, VALUES, TILED = (split(1, ((0, 1), (1, 2)), n) for n in ([8], [16], [8, 8]))
 QKV, TILED_QKV = (split(1, ((0, 1), (1, 2)), n) for n in ([8, 8, 16], [8, 8, 8, 8]))
 BETA, TILED_BETA = rules.resized(VALUES, 1, 8), rules.resized(TILED, 1, 8)
@@ -81,8 +83,8 @@ def delta(
     return rules.delta_net(parts, g, beta, state, 8, width)
 
 
-# Six heads of 8 elements are in groups of two. Every device that needs B and C of a group, 4 values each, has
-# a copy. Both devices have the second group.
+# Six heads of 8 elements are in groups of two. B and C of a group have 4 values each. Every device that needs
+# a group has a copy. Both devices need the second group.
 HEADS, GROUPS = split(1, ((0, 3), (3, 6)), [1]), split(1, ((0, 2), (1, 3)), [4, 4])
 INNER, SCANNED = rules.resized(HEADS, 8), rules.resized(HEADS, 32)
 

@@ -1,6 +1,6 @@
-"""The public functions accept or refuse arguments of any type and value. numpy's scalars and arrays are
-numbers and lists, and -1 has llama.cpp's meaning. Other values raise InvalidArgument, whose single line names
-the argument.
+"""Public functions accept or refuse arguments of any type and value. Scalars and arrays of numpy count as
+numbers and lists, and -1 has llama.cpp's meaning. For other values they raise InvalidArgument, with one line
+that names the argument.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ CHECK = SHARED / "oracles" / "check_models.py"
 
 @pytest.mark.parametrize(("devices", "name"), covering(SETS, FILES, each=2))
 def test_files(models: Path, name: str, devices: list[str]) -> None:
-    """llama.cpp rounds activations to 8 bits. The margins between the best tokens of these files are larger
-    than the rounding errors."""
+    """llama.cpp rounds activations to 8 bits. In these files the best token leads by more than this rounding
+    error."""
     expected = json.loads((models / "expected.json").read_text())[name]
     want = np.load(models / "expected_logits.npz")[name]
     exact = name.endswith(("F32", "F16"))

@@ -1,5 +1,4 @@
-"""A model that is loaded to devices and exported again has the bytes of the original file, for every
-split."""
+"""An export of a loaded model has the bytes of the original file, for every split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An `LLM` runs without a model. These tests cover text, arguments, batches and asyncio."""
+"""These tests of `LLM` use a runner without a model. They cover text, arguments, batches and asyncio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An `LLM` runs without a model. These tests cover streams, slots, threads and `close`."""
+"""These tests of `LLM` use a runner without a model. They cover streams, slots, threads and `close`."""
 
 from __future__ import annotations
 

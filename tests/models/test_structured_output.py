@@ -1,4 +1,4 @@
-"""Answers follow a schema or grammar on every device, also next to unconstrained requests."""
+"""Answers follow a schema or grammar on every device, even if unconstrained requests run at the same time."""
 
 from __future__ import annotations
 

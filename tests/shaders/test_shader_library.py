@@ -156,7 +156,7 @@ def test_without_compiler(library: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_shipped_modules_need_no_compiler(
     compiled_before: list[Path], library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Use modules that exist, because compiling all variants would take a minute.
+    # Use existing modules, because compiling all variants would take a minute.
     fill(library.parent / "cache", compiled_before)
     link_private_tools(library.parent)
     forget()

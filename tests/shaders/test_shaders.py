@@ -139,7 +139,7 @@ def test_push_constants(op: str) -> None:
         for name in names.split(",")
     ]
     heads = [(f"{name}_off", "u") for name in spec.arg_names]
-    if spec.addressed:  # `Out` types cannot be read, and other types cannot be written
+    if spec.addressed:  # shaders cannot read types `Out`, and cannot write other types
         kinds = [kind for _, kind in fields[: len(spec.args)]]
         assert [kind.endswith("Out") for kind in kinds] == [arg.endswith(":w") for arg in spec.args]
         heads = [(name, kind[0]) for name, kind in zip(spec.arg_names, kinds, strict=True)]
@@ -156,8 +156,8 @@ def test_specialization_constants(op: str) -> None:
 
 @pytest.mark.parametrize("op", ops.OPS)
 def test_portable_floor(op: str) -> None:
-    """Ops without `needs` run on every GPU. Their only extensions are includes and compiler hints, and they
-    use neither types of 8 or 16 bits nor trigonometric functions."""
+    """Ops without `needs` run on every GPU. They include files and give compiler hints, but use no other
+    extension, no types of 8 or 16 bits, and no trigonometric functions."""
     code = source(op)
     if ops.OPS[op].needs:
         assert "#extension" in code, f"{op} needs {ops.OPS[op].needs} and asks for nothing"
@@ -180,9 +180,8 @@ def test_step_layout() -> None:
 
 @pytest.mark.parametrize("path", sorted(shaderlib.shaders_dir().rglob("*.[cg]*")), ids=lambda path: path.name)
 def test_lanes_of_a_subgroup_take_the_same_rounds(path: Path) -> None:
-    """If lanes run a loop for different numbers of rounds, a subgroup sum or shuffle after the loop may miss
-    lanes that are still in the loop. Only drivers with maximal reconvergence, which are few, wait for all
-    lanes."""
+    """If the lanes of a subgroup run different numbers of rounds, a sum or shuffle after the loop may miss
+    lanes. Only maximal reconvergence, which few drivers have, makes all lanes wait."""
     text = path.read_text()
     if re.search(r"\bsubgroup(Add|Mul|Min|Max|Shuffle|Broadcast|Inclusive|Exclusive)", text):
         loops = re.findall(r"\bfor \(([^)]*)\)", text)

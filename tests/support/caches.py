@@ -17,7 +17,7 @@ def compiled() -> list[Path]:
 
 
 def fill(folder: Path, entries: Iterable[Path]) -> None:
-    """Add hard links to `entries`, or copies, because the cache ignores symbolic links."""
+    """Add `entries` to the folder as hard links or copies, because the cache ignores symbolic links."""
     folder.mkdir(mode=0o700, exist_ok=True)
     for entry in entries:
         try:

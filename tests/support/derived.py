@@ -1,7 +1,7 @@
-"""Makes model files from `tests/data`: other formats, other shapes of the same function, experts.
+"""Derives model files from `tests/data`. The derived models have other formats, other shapes, or experts.
 
-Every step is exact or rounds in one way, and random numbers come from numpy's frozen generator, so a file is
-the same everywhere and `tests/data/derived` can store llama.cpp's results.
+Every step is exact or rounds deterministically, and random numbers come from numpy's frozen generator. The
+files are therefore equal everywhere, and `tests/data/derived` can store llama.cpp's results for them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-COPIES = 4  # copies of every channel, head element and pair in a widened model
+COPIES = 4  # number of copies of every channel and head element in a widened model
 FFN_WIDE = 256
 N_EXPERT, N_USED = 8, 2
 SHARES = (0.5, 0.25, 0.125, 0.125)
@@ -29,14 +29,15 @@ SHARES = (0.5, 0.25, 0.125, 0.125)
 
 @dataclass(frozen=True)
 class Model:
-    """Keys have no architecture prefix; tensors are float32."""
+    """A model whose keys lack the architecture's prefix and whose tensors are float32."""
 
     arch: str
     keys: Mapping[str, tuple[Any, list[gguf.GGUFValueType]]]
     tensors: Mapping[str, np.ndarray]
 
     def with_keys(self, **values: int) -> Model:
-        """Replace counts under the architecture; `__` means `.`, as in `attention__key_length`."""
+        """Replace integer keys of the architecture. `__` in a name means `.`, for example in
+        `attention__key_length`."""
         kind = [gguf.GGUFValueType.UINT32]
         named = {f"{{arch}}.{name.replace('__', '.')}": (value, kind) for name, value in values.items()}
         return replace(self, keys={**self.keys, **named})
@@ -53,8 +54,9 @@ def load(path: Path) -> Model:
 
 
 def store(path: Path, model: Model, dtype: str, quantize: Callable[..., np.ndarray] | None = None) -> Path:
-    """Store matrices in `dtype`, or in F16 if a row is not a multiple of the block; vectors and routers in
-    F32. `quantize(name, values, dtype)` replaces gguf-py's quantizers."""
+    """Write the model to `path`. Matrices are stored in `dtype`, or in F16 if a row is not a multiple of the
+    block. Vectors and routers are stored in F32. `quantize(name, values, dtype)` replaces gguf-py's
+    quantizers."""
     writer = gguf.GGUFWriter(path, model.arch)
     for name, (value, types) in model.keys.items():
         sub_type = types[-1] if types[0] == gguf.GGUFValueType.ARRAY else None
@@ -98,8 +100,9 @@ def kind_of(name: str, values: np.ndarray, dtype: str) -> gguf.GGMLQuantizationT
 
 @dataclass(frozen=True)
 class Copies:
-    """Writes each of n elements to four places with random signs. A matrix that reads them has a share for
-    each copy; the shares sum to one. Norms give the same result, because the mean square does not change."""
+    """The copies of n elements: each element is stored in four positions with random signs. A matrix that
+    reads the elements divides each weight among the four copies. Copies do not change norms, because the mean
+    square remains."""
 
     signs: np.ndarray
     shares: np.ndarray
@@ -123,9 +126,9 @@ class Copies:
 
 
 def widened(model: Model) -> Model:
-    """The same function with rows of 256: four times the channels and head elements, 256 FFN columns, untied.
-    Every fourth RoPE pair of a head has one of the original frequencies, so the original elements go
-    there."""
+    """Return an equivalent model whose rows have 256 elements. The model has four times the channels and head
+    elements, 256 FFN columns, and separate output weights. In a wide head, every fourth RoPE pair has an
+    original frequency. The original elements are in these pairs."""
     rng, t = np.random.RandomState(64), model.tensors
     channels = Copies.drawn(t["output_norm.weight"].size, rng)
     n_head, n_kv = (
@@ -136,8 +139,8 @@ def widened(model: Model) -> Model:
     real = 2 * COPIES * (np.arange(head) // 2) + np.arange(head) % 2
 
     def heads(rows: np.ndarray, scale: float, rest: float) -> np.ndarray:
-        """Widen the rows of q or k: the original rows times `scale` at `real`, other rows times `rest`
-        elsewhere. `rest` is 0 for k, so scores ignore these."""
+        """Widen the rows of q or k. The rows at `real` are the original rows times `scale`. The other rows
+        are shifted copies times `rest`. For k, `rest` is 0, so scores ignore the other rows."""
         rows = rows.reshape(-1, head, rows.shape[-1])
         wide = rest * np.tile(np.roll(rows, 1, 1), (1, COPIES, 1))
         wide[:, real] = scale * rows
@@ -156,7 +159,7 @@ def widened(model: Model) -> Model:
             p + f"{norm}.weight": channels.repeated(t[p + f"{norm}.weight"])
             for norm in ("attn_norm", "ffn_norm")
         }
-        # q is twice as large, because scores are divided by sqrt(head size)
+        # the divisor sqrt(head size) of scores doubles, so q doubles too
         wide[p + "attn_q.weight"] = channels.read(heads(t[p + "attn_q.weight"], COPIES**0.5, 1.0))
         wide[p + "attn_k.weight"] = channels.read(heads(t[p + "attn_k.weight"], 1.0, 0.0))
         wide[p + "attn_v.weight"] = channels.read(np.concatenate(v))
@@ -164,7 +167,7 @@ def widened(model: Model) -> Model:
         order = rng.permutation(FFN_WIDE) % n_ff
         spare = np.arange(FFN_WIDE) >= 0
         _, first = np.unique(order, return_index=True)
-        spare[first] = False  # only a column's first copy computes; the other copies give 0
+        spare[first] = False  # only the first copy of a column computes; the other copies give 0
         for name in ("ffn_gate", "ffn_up"):
             wide[p + f"{name}.weight"] = channels.read(t[p + f"{name}.weight"][order])
         down = np.where(spare, 0, t[p + "ffn_down.weight"][:, order]).astype(np.float32)
@@ -176,7 +179,7 @@ def widened(model: Model) -> Model:
 
 
 def as_qwen2(model: Model) -> Model:
-    """Convert to qwen2: each head's rows in half-split order, and random biases."""
+    """Convert to qwen2, with random biases. RoPE pairs the two halves of each head's rows."""
     rng, tensors = np.random.RandomState(2), dict(model.tensors)
     head = int(model.keys["{arch}.attention.key_length"][0])
     halves = np.r_[0:head:2, 1:head:2]
@@ -191,8 +194,9 @@ def as_qwen2(model: Model) -> Model:
 
 
 def as_mixture(model: Model) -> Model:
-    """Replace the FFN by eight experts, two per token. Each has the FFN's columns in another order, with up
-    and down rescaled and a different eighth of the columns zero, so the choice of experts matters."""
+    """Replace the FFN by eight experts, of which each token uses two. An expert has the FFN's columns in
+    another order, and its up and down weights are rescaled. Each expert lacks another eighth of the columns,
+    so the choice of experts changes the result."""
     rng, tensors = np.random.RandomState(8), dict(model.tensors)
     for il in range(int(model.keys["{arch}.block_count"][0])):
         p = f"blk.{il}."
@@ -211,7 +215,7 @@ def as_mixture(model: Model) -> Model:
 
 # ---- the files ----
 
-# Name -> (source in `tests/data`, shape, formats).
+# name: (source in `tests/data`, change of shape, formats)
 FAMILIES: dict[str, tuple[str, Callable[[Model], Model], tuple[str, ...]]] = {
     "w256": (
         "stories-w256-F16",
@@ -234,8 +238,8 @@ def derive(data: Path, folder: Path) -> None:
 
 
 def derived_once(data: Path, cache: Path) -> Path:
-    """Make the derived files (2 s, 29 MB) once for all runs. The folder's name is a digest of everything that
-    decides their bytes."""
+    """Derive the files once for all test runs, in 2 s and 29 MB, and return their folder. The folder's name
+    is a digest of all inputs that determine the files."""
     sources = [Path(__file__), *(data / f"{name}.gguf" for name in sorted({f[0] for f in FAMILIES.values()}))]
     digest = hashlib.sha256(version("gguf").encode())
     for source in sources:
@@ -255,7 +259,7 @@ def derived_once(data: Path, cache: Path) -> Path:
 
 
 def remove_unused(cache: Path, kept: Path) -> None:
-    """Remove folders that no run used in the last day."""
+    """Remove folders of derived files that no run used in the last day."""
     for folder in cache.glob("derived-*"):
         if folder != kept and folder.stat().st_mtime < time.time() - 86400:
             shutil.rmtree(folder)

@@ -1,5 +1,5 @@
-"""Device sets for whole-model tests: one to three devices of the first driver, and two drivers in both
-orders."""
+"""Device sets for tests of complete models: one to three devices of the first driver, and devices of two
+drivers in both orders."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if _N:
     kept_devices.install()
 two_drivers = pytest.mark.skipif(_N < 2, reason=f"needs devices of two drivers, {_N} present")
 one_driver = pytest.mark.skipif(_N < 1, reason="no Vulkan device is present")
-QUICKEST = ["0" if _N else "numpy"]  # for tests of texts, whichever device computes them
+QUICKEST = ["0" if _N else "numpy"]  # a device for tests that only need some text
 DEVICE_SETS = [
     pytest.param(spec.split(","), id=spec, marks=two_drivers if "1" in spec else one_driver)
     for spec in ("0", "0,0", "0,0,0", "0,1", "1,0")
@@ -58,13 +58,13 @@ def product(rows: Iterable[Any], columns: Iterable[Any]) -> list[Any]:
 
 
 def some(params: Iterable[Any], every: int) -> list[Any]:
-    """Mark all parameters as wide except the first and every `every`-th after it."""
+    """Mark parameters as wide, except the first and every `every`-th parameter after it."""
     return [p if i % every == 0 else wide(p) for i, p in enumerate(map(_parameter, params))]
 
 
 def covering(rows: Sequence[Any], columns: Sequence[Any], each: int = 1) -> list[Any]:
-    """Return the product with most pairs wide. Each row runs with the next `each` columns, so every column
-    runs with some row."""
+    """Return all pairs of a row and a column, most of them marked as wide. Each row runs by default with the
+    next `each` columns, so each column runs with some row."""
     assert len(rows) * each >= len(columns) >= each, "some column is met by no row"
     params = product(rows, columns)
     for i in range(len(rows)):
@@ -93,7 +93,7 @@ needs_layer = pytest.mark.skipif(
 
 
 def nmse(got: np.ndarray, want: np.ndarray) -> float:
-    """Normalised mean squared error; NaN or infinity is an error."""
+    """Return the normalised mean squared error. NaN and infinity fail."""
     assert got.shape == want.shape and np.isfinite(got).all(), "shape differs or values are not finite"
     got, want = got.astype(np.float64), want.astype(np.float64)
     return float(((got - want) ** 2).sum() / (want**2).sum())

@@ -1,4 +1,4 @@
-"""Computes a model's exchanges from its plan, independently of the recording."""
+"""Computes the exchanges of a step from the model's plan. The recording is not used."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from vkbackend.models.engine.runner import Runner
 
 
 def planned(runner: Runner, rows: int) -> list[int]:
-    """Elements of every exchange of a step for layers on several devices. Attention (or its replacement) and
-    FFN exchange a row of the residual each, or one row if they are added together. Per row, norms of q and k
-    over all heads add two values, split norms of state space heads one value per group, and FFNs with largest
-    gates two values."""
+    """Return the number of elements of each exchange in a step whose layers are on several devices. Per
+    token, attention or its replacement exchanges a row of the residual, and the FFN exchanges another row.
+    The two exchange one row if the model adds them together. Some layers add exchanges. Norms of q and k over
+    all heads exchange two values, split norms of state space heads one per group, and FFNs with sparse gates
+    two."""
     wanted, m = [], runner.model
     names = {spec.name for spec in m.weights()}
     for il, plan in enumerate(runner.layout.plans):

@@ -1,5 +1,5 @@
-"""A runner without a model that asserts its arguments. A row's logits depend on all tokens of its sequence,
-so a wrong slot changes them. Spawned processes can import it.
+"""A runner without a model, which asserts that its arguments are valid. The logits of a row depend on all
+tokens of its sequence, so a wrong slot changes them. Spawned processes can import this module.
 """
 
 import os
@@ -28,7 +28,7 @@ DEATH, HANG, LOST, NAN, SLOW = 44, 45, 46, 47, 48
 
 
 def row_of(tokens: Sequence[int]) -> np.ndarray:
-    """Logits [N_VOCAB] after `tokens`; special tokens never have the highest logit."""
+    """Return the logits [N_VOCAB] after `tokens`. Special tokens never have the highest logit."""
     rng = np.random.default_rng(hash(tuple(tokens)) & 0xFFFFFFFF)
     logits = rng.normal(0, 2, N_VOCAB).astype(np.float32)
     logits[40:] -= 100
@@ -45,9 +45,9 @@ def continuation(tokens: Sequence[int], n: int, without: Sequence[int] = ()) -> 
 
 
 class FakeRunner:
-    """A cell holds a token instead of K and V. A step reads a sequence's tokens from the cells, so a wrong
-    cell changes the logits; windows and recurrent states must have the same tokens. `blocks`: shared by all
-    slots (None: enough for all slots)."""
+    """A runner whose cells store a token instead of K and V. A step reads the tokens of a sequence from its
+    cells, so a wrong cell changes the logits. Windows and recurrent states must contain the same tokens. All
+    slots share `blocks` blocks. None gives enough blocks for all slots."""
 
     n_vocab = N_VOCAB
     max_top_k = 0
@@ -111,7 +111,8 @@ class FakeRunner:
         return self.cells[group][self.tables[group][slot, at // CELL_BLOCK], at % CELL_BLOCK].tolist()  # type: ignore[no-any-return]
 
     def launch(self, batch: MicroBatch, wanted: Wanted) -> Any:
-        """Compute in launch order, as devices do; the host sees no result before it collects."""
+        """Compute steps in launch order, as devices do. The host reads a result only when it collects the
+        step."""
         assert not wanted.top_k and batch.masks is None and len(self.in_flight) < self.n_in_flight
         logits = self.step(batch.tokens, batch.runs, batch.outputs)
         self.in_flight.append((logits, len(self.steps)))

@@ -1,6 +1,6 @@
-"""The gated delta rule of one head in float64 numpy: token by token, and for all tokens by solving. Both
-share only the definition: S_t = diag(a_t) S_t-1 + k_t u_t^T, u_t = beta_t (v_t - the value of k_t), y_t =
-S_t^T q_t / sqrt(size). States are [keys, values].
+"""Two oracles of the gated delta rule for one head in float64 numpy. One computes token by token, the other
+solves one system for all tokens. The definition is S_t = diag(a_t) S_t-1 + k_t u_t^T, u_t = beta_t (v_t - the
+value of k_t), y_t = S_t^T q_t / sqrt(size). States are [keys, values].
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import numpy as np
 def recurrent(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray, beta: np.ndarray, state: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return y and the state for q, k [n, size], v [n, values], g [n, 1 or size] (the log of the decay), beta
-    [n]."""
+    """Return y and the final state. q and k are [n, size], v is [n, values], beta is [n], and g is the log of
+    the decay, [n, 1 or size]."""
     s, y = state.astype(np.float64), np.empty(v.shape)
     for t in range(len(v)):
         s = s * np.exp(g[t].astype(np.float64))[:, None]
@@ -25,10 +25,10 @@ def recurrent(
 def solved(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray, beta: np.ndarray, state: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the same from one triangular system for all u."""
+    """Return what `recurrent` returns, from one triangular system for all u."""
     (n, size), sums = k.shape, np.broadcast_to(g, k.shape).astype(np.float64).cumsum(0)
-    kept = np.exp(sums)  # factor of the first state at each token
-    since = np.exp(np.minimum(sums[:, None] - sums, 0.0))  # decay at row t of row s <= t, [t, s, keys]
+    kept = np.exp(sums)  # The decay of the first state until each token.
+    since = np.exp(np.minimum(sums[:, None] - sums, 0.0))  # The decay from row s to row t, [t, s, keys].
     keys, queries = (np.tril(np.einsum("ti,si,tsi->ts", x, k, since)) for x in (k, q))
     unseen = beta[:, None] * (v - (k * kept) @ state)
     u = np.linalg.solve(np.eye(n) + beta[:, None] * np.tril(keys, -1), unseen)

@@ -50,7 +50,8 @@ def gguf_bytes(
 
 
 def with_keys(source: GGUF, changed: Mapping[str, bytes]) -> bytes:
-    """Return a file of one part with other values; each value is its type, array length, and bytes."""
+    """Return the bytes of a GGUF file with changed values. `changed` maps names to a value's type, array
+    length and bytes."""
     keys = [string(name) + source.metadata.stored(name) for name in source.metadata if name not in changed]
     keys += [string(name) + value for name, value in changed.items()]
     kinds = {name: number for number, (name, _, _) in TENSOR_TYPES.items()}

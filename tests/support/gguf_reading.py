@@ -1,4 +1,4 @@
-"""A small GGUF file, and functions that read a whole file."""
+"""A small GGUF file, and functions that read complete files."""
 
 from __future__ import annotations
 

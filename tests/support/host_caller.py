@@ -1,5 +1,5 @@
-"""A program on node 0 that uses a group of hosts and prints JSON lines. It waits for a line before an
-interrupt."""
+"""A program on node 0 that uses a group of hosts and prints JSON lines. Before an interrupt, the program
+waits for a line on stdin."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def main() -> None:
                 llm.save_state(model["state"], 0)
                 reported = [row["device"] for row in llm.memory()]
                 long = shared(llm, model["long"]) if model["long"] else None
-            with patch.object(Options, "hosts", tuple(model["places"])):  # -sm hosts splits by `hosts`
+            # with -sm hosts, the split depends on `hosts`
+            with patch.object(Options, "hosts", tuple(model["places"])):
                 alone = LLM(model["path"], devices=model["devices"], **options | model.get("options", {}))
             with alone as llm:
                 same = bool((llm.logits(prompt) == group).all())

@@ -1,4 +1,4 @@
-"""Runs functions of the page's modules in node or a browser."""
+"""Runs functions of the page's JavaScript modules in node or a browser."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Run = Callable[..., Any]
 
 @contextmanager
 def runner(folder: Path) -> Iterator[Run]:
-    """Yield run(module, function, value), which returns what a function of (module's exports, value)
-    returns."""
+    """Yield run(module, function, value). It calls the JavaScript `function` with the module's exports and
+    the value, and returns the result."""
     if node := shutil.which("node"):
         shutil.copytree(FOLDER, folder, dirs_exist_ok=True)
         (folder / "package.json").write_text('{"type": "module"}')

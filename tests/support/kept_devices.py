@@ -1,7 +1,7 @@
-"""VkDevices that tests share, with their layouts and pipelines.
+"""VkDevices that tests share, together with their layouts and pipelines.
 
-A software driver compiles a pipeline in 10 to 130 ms, which is more than half of the time of a model's test.
-Memory, queue, recordings and object counts are new for each test.
+A software driver compiles a pipeline in 10 to 130 ms. Without sharing, compilation would take more than half
+of a model test's time. Each test has its own memory, queue, recordings and object counts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vkbackend.vulkan.pipeline_layout import Layouts, PipelineLayout
 from vkbackend.vulkan.program import Compiled, Programs
 from vkbackend.vulkan.vk import NULL, lib
 
-MOST_PIPELINES = 200  # pipelines per VkDevice before it is destroyed; compiled code takes memory
+MOST_PIPELINES = 200  # a VkDevice with more pipelines is destroyed, because compiled code needs memory
 
 
 @dataclass
@@ -38,7 +38,7 @@ forks.forget(_idle.clear)
 
 
 def install() -> None:
-    """Patch the classes; objects opened while `on` was false are not affected."""
+    """Patch the classes. Objects that were opened while `on` was false are not shared."""
     vars_of: Any = LogicalDevice
     vars_of.kept = None
     vars_of._create, vars_of.destroy = create, destroy
@@ -48,7 +48,7 @@ def install() -> None:
 
 @contextmanager
 def fresh() -> Iterator[None]:
-    """Do not share devices opened inside the block."""
+    """Open new devices inside the block, which no other test shares."""
     global on
     before, on = on, False
     try:

@@ -1,5 +1,5 @@
-"""The whole-model oracle: llama, qwen2, qwen3 and qwen3moe in float64 numpy on dequantized weights. RoPE
-depends on the architecture; biases, head norms and experts on the file.
+"""An oracle that computes complete llama, qwen2, qwen3 and qwen3moe models in float64 numpy on dequantized
+weights. RoPE depends on the architecture. Biases, head norms and experts depend on the file.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ def forward(
     control: Mapping[int, np.ndarray] | None = None,
     squares: dict[str, np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Return logits float64 [n_tokens, n_vocab]; K and V are rounded to the type `cache`. By layer: `ids`,
-    the experts to use, [n_tokens, n_used]; `windows`, the number of positions that a token attends to, 0 for
-    all; `owners`, the layer whose K and V are read; `control`, the vector added to the residual after the
-    layer. `squares` gets, by matrix, the sum over all tokens of x * x of the matrix's input x."""
+    """Return logits, float64 [n_tokens, n_vocab]. K and V are rounded to the type `cache`. Some arguments
+    have one entry per layer. `ids` are the experts to use, [n_tokens, n_used]. `windows` are the numbers of
+    positions that a token attends to, where 0 means all positions. `owners` are the layers whose K and V are
+    read. `control` are the vectors that are added to the residual after a layer. For each matrix, `squares`
+    receives the sum over all tokens of x * x, where x is the matrix's input."""
     with GGUF.open(path) as gguf:
         w = {
             t.name: dequantize(gguf.data(t.name), t.type, t.shape).astype(np.float64)

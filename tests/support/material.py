@@ -1,4 +1,4 @@
-"""Test data: `tests/data`, files derived from it, and more parameters if `../shared` exists."""
+"""Test data are files in `tests/data`, files derived from these, and more files if `../shared` exists."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def shared_models(*names: str) -> list[str]:
 
 
 def lay_out_models(folder: Path) -> None:
-    """Put all model files into one folder, with `expected.json`, `expected_logits.npz` and `stories.txt` (100
-    KB of words that the models know)."""
+    """Link all model files into one folder, and write `expected.json`, `expected_logits.npz` and
+    `stories.txt` next to them. `stories.txt` has 100 KB of words that the models know."""
     expected: dict[str, Any] = {}
     logits: dict[str, np.ndarray] = {}
     for source in (DATA, DATA / "derived", derived_once(DATA, CACHE), SHARED_MODELS):

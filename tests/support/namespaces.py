@@ -1,5 +1,5 @@
-"""Hosts on one machine: network namespaces on an isolated bridge, and an ssh that runs commands in them with
-their own environment."""
+"""Simulates hosts on one machine by network namespaces on an isolated bridge. A replacement for ssh runs
+commands in a namespace with an environment of its own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(*words: str) -> None:
 
 @cache
 def unavailable() -> str:
-    """Return why namespaces are impossible here, or an empty string."""
+    """Return why this machine cannot make namespaces, or an empty string if it can."""
     if not shutil.which("ip"):
         return "there is no command ip (iproute2)"
     name = f"vkprobe{os.getpid()}"
@@ -44,7 +44,8 @@ def unavailable() -> str:
 
 @dataclass
 class Net:
-    """`names[n]`: the namespace of host n; `launcher`: mpiexec's replacement for ssh."""
+    """The namespaces of a simulated network. `names[n]` is the namespace of host n, and mpiexec uses
+    `launcher` in place of ssh."""
 
     names: list[str]
     launcher: Path
@@ -96,8 +97,8 @@ class Net:
 
 @contextmanager
 def hosts(n: int, folder: Path) -> Iterator[Net]:
-    """Create namespaces for n hosts; remove them and their processes at the end. Host 0 also has the
-    bridge."""
+    """Create namespaces for n hosts. At the end, remove the namespaces and their processes. The bridge is in
+    the namespace of host 0."""
     prefix = f"vk{os.getpid() % 100_000}x"
     net = Net([f"{prefix}{number + 1}" for number in range(n)], folder / "launch")
     net.launcher.write_text(LAUNCHER.format(ip=shutil.which("ip"), prefix=prefix))
@@ -106,7 +107,7 @@ def hosts(n: int, folder: Path) -> Iterator[Net]:
         for number, name in enumerate(net.names):
             run("ip", "netns", "add", name)
             run("ip", "-n", name, "link", "set", "lo", "up")
-            if number == 0:  # MPI does not use the bridge's own interface
+            if number == 0:  # MPI does not use this interface
                 run("ip", "-n", name, "link", "add", "bridge", "type", "bridge")
                 run("ip", "-n", name, "link", "set", "bridge", "up")
             port = f"port{number}"

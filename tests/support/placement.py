@@ -8,7 +8,7 @@ from vkbackend.recording import Recording
 
 
 def check_placement(recording: Recording, offsets: dict[Virtual, int]) -> list[str]:
-    """Return a message for each pair of values that share bytes while both are live."""
+    """Return a message for each pair of values that share bytes while both values are needed."""
     lives = list(lifetimes(recording).items())
     clashes = []
     for i, (a, (a_first, a_last)) in enumerate(lives):

@@ -1,4 +1,4 @@
-"""Paths of the checkout, the test data, and the material next to the checkout."""
+"""Paths of the checkout, of the test data, and of files next to the checkout."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ ROOT = SUPPORT.parents[1]
 DATA = ROOT / "tests" / "data"
 GOLDEN = DATA / "golden"
 SHARED = Path(os.environ.get("VKBACKEND_SHARED", ROOT.parent / "shared"))
-CACHE = ROOT / ".pytest_cache" / "models"  # not .cache, which building the docs site empties
+CACHE = ROOT / ".pytest_cache" / "models"  # a build of the docs site empties .cache

@@ -1,4 +1,4 @@
-"""A model on devices, and the logits of a prompt."""
+"""Functions that open a model on devices and return the logits of a prompt."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def opened(path: Path, devices: list[str], **options: Any) -> Iterator[Runner]:
 
 
 def prefill(runner: Runner, tokens: list[int] = TOKENS, slot: int = 0, first: int = 0) -> np.ndarray:
-    """Logits of all tokens, at positions from `first` on."""
+    """Return the logits of all tokens, whose positions begin at `first`."""
     return runner.step(tokens, [Run(slot, 0, len(tokens), first)], range(len(tokens))).copy()
 
 
 def prefilled(path: Path, devices: list[str], tokens: list[int] = TOKENS, **options: Any) -> np.ndarray:
-    """Open a model for one prompt; return the logits of all tokens."""
+    """Open a model, run one prompt, and return the logits of all tokens."""
     with opened(path, devices, **options) as runner:
         return prefill(runner, tokens)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from vkbackend.buffer import Buffer, Home, View, Virtual
 from vkbackend.recording import Barrier, Copy, Dispatch, Recording
 
-WORDS = 64  # words of every buffer here
+WORDS = 64  # 32-bit words of every buffer in these tests
 
 
 def buffer(home: Home = Home.SCRATCH, label: str = "b") -> Buffer:
@@ -37,8 +37,9 @@ def views(draw: st.DrawFn, of: Sequence[Any]) -> View:
 
 @st.composite
 def recordings(draw: st.DrawFn, virtual: bool = False) -> Recording:
-    """Draw 1 to 4 segments over buffers of every home. Each segment begins with a read of host memory, as in
-    a step; no command reads what it writes. `virtual`: scratch has no addresses yet."""
+    """Draw 1 to 4 segments over buffers of every home. Each segment begins with a read of host memory, as the
+    segments of a step do. Commands never read what they write. With `virtual`, scratch buffers have no
+    addresses yet."""
     host = [buffer(Home.STAGING, "staging"), buffer(Home.PAGES, "pages")]
     scratch = [
         Virtual(4 * WORDS * draw(st.integers(1, 9)), f"v{i}") if virtual else buffer(label=f"s{i}")
@@ -67,7 +68,7 @@ def recordings(draw: st.DrawFn, virtual: bool = False) -> Recording:
 
 
 def without_each_barrier(recording: Recording) -> Iterator[tuple[Barrier, Recording]]:
-    """Yield (barrier, the recording without it) for each barrier."""
+    """Yield each barrier together with the recording without this barrier."""
     for i, command in enumerate(recording.commands):
         if isinstance(command, Barrier):
             yield command, Recording(recording.name, recording.commands[:i] + recording.commands[i + 1 :])

@@ -21,7 +21,7 @@ def load_runner(
     interleave: bool | None = None,
     **options: Unpack[Keywords],
 ) -> Runner:
-    """Load a model. Shares are equal by default; the speeds of differing devices are not measured."""
+    """Load a model. By default all devices have equal shares, so no device's speed is measured."""
     gguf = model if isinstance(model, GGUF) else None
     wanted = Options.of(gguf.paths[0] if gguf else model, **options)  # type: ignore[arg-type]
     if wanted.tensor_split is None and wanted.devices:

@@ -21,7 +21,7 @@ GREEDY = SamplingParams(temperature=0)
 
 
 class Everything(PrefillBudget):
-    """Gives all rows to prompts, so no step depends on the clock."""
+    """A budget that gives all rows to prompts, so no step depends on the clock."""
 
     def rows(self, n_decode: int, most: int) -> int:
         return most

@@ -21,7 +21,7 @@ class Thought:
 
 @dataclass(frozen=True)
 class Wait:
-    """Waits, as a piece of a script, until the client disconnects."""
+    """A piece of a script that waits until the client disconnects."""
 
 
 Piece = str | Thought | ToolDelta | Wait | Exception

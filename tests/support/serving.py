@@ -1,4 +1,4 @@
-"""The real server in a thread, with a model that has no engine."""
+"""Runs the real server in a thread, with a model that has no engine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class ByteTokenizer:
 
 @dataclass
 class FakeModel:
-    """Continues every prompt with "x", a token every `pause_s` seconds; `active`: running generations."""
+    """A model that continues every prompt with "x", one token every `pause_s` seconds. `active` counts
+    the running generations."""
 
     pause_s: float = 0.0
     n_ctx: int = 512
@@ -155,7 +156,7 @@ def served(model: Any, config: Config | None = None, open_: Any = None) -> Itera
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait until the condition holds. Only a deadlock reaches the deadline."""
+    """Wait until the condition holds, or until a deadline that only a deadlock exceeds."""
     done = threading.Event()
     for _ in range(int(HANG_S / 0.01)):
         if condition():
@@ -165,7 +166,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 class Command:
-    """A server process; `log`: the lines that it has printed."""
+    """A server process. `log` has the lines that it printed."""
 
     def __init__(self, *words: str) -> None:
         command = [sys.executable, "-m", "vkbackend", "serve", "-dev", "numpy", "--port", "0", *words]

@@ -1,4 +1,4 @@
-"""Weights split over numpy devices: any split, any format, any bytes."""
+"""Draws weights and splits them over numpy devices, with any split, format and bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from vkbackend.meta.slices import Load
 from vkbackend.meta.split import MIRRORED, Ranges, split, split_experts
 from vkbackend.twins.device import NumpyDevice
 
-DTYPES = shaderlib.weight_types()  # rows of many types begin at odd multiples of 2 bytes, MXFP4's at any byte
+# rows of many of these types begin at odd multiples of 2 bytes, and rows of MXFP4 at any byte
+DTYPES = shaderlib.weight_types()
 
 
 def noise(nbytes: int, seed: int = 0) -> np.ndarray:
@@ -28,7 +29,7 @@ def numpy_devices(n: int, **limits: Any) -> list[NumpyDevice]:
 
 @st.composite
 def tilings(draw: st.DrawFn, units: int, n: int, size: int) -> Ranges:
-    """Draw n ranges, some empty, that tile units * size."""
+    """Draw n ranges, some empty, that divide `units * size` elements without gaps."""
     cuts = sorted(draw(st.lists(st.integers(0, units), min_size=n - 1, max_size=n - 1)))
     return tuple((b * size, e * size) for b, e in zip([0, *cuts], [*cuts, units], strict=True))
 

@@ -1,4 +1,4 @@
-"""A slot that returns to a prefix and is copied, saved, and loaded on other devices."""
+"""Checks a slot that returns to a prefix, is copied and saved, and is loaded on other devices."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from vkbackend import LLM
 
 
 def check_slot_journey(path: Path, state: Path, **options: Any) -> None:
-    """Check that three devices and two give the tokens of a new slot on one device. The saved slot is left at
-    `state`."""
+    """Check that the slot, on three devices and then on two, gives the tokens of a new slot on one device.
+    The file of the saved slot remains at `state`."""
     prompt = PROMPT[:30]
     other, few = [*prompt, 7, 8, 9], {"temperature": 0, "ignore_eos": True}
     with LLM(path, devices=["numpy"], **options) as llm:

@@ -1,4 +1,5 @@
-"""A slow link between two hosts: tap devices in their namespaces, and a thread that delays packets."""
+"""Simulates a slow link between two hosts, with tap devices in their namespaces and a thread that delays
+packets."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ NET = "10.213.78"
 def _tap(namespace: str, address: str) -> int:
     result: list[int | OSError] = []
 
-    def enter() -> None:  # runs in a thread, because setns changes the network namespace of its thread only
+    def enter() -> None:  # a thread calls this, because setns changes only its own thread's network namespace
         try:
             with open(f"/run/netns/{namespace}") as there:
                 if ctypes.CDLL(None, use_errno=True).setns(there.fileno(), _CLONE_NEWNET):
@@ -47,7 +48,8 @@ def _tap(namespace: str, address: str) -> int:
 
 @contextmanager
 def slow_link(names: list[str], delay_s: float) -> Iterator[list[str]]:
-    """Yield the addresses of two hosts on such a link. Raises OSError if tap devices are impossible."""
+    """Yield the addresses of two hosts on a slow link. Raise OSError if this machine cannot make tap
+    devices."""
     addresses = [f"{NET}.{n + 1}" for n in range(2)]
     ends = [_tap(name, address) for name, address in zip(names, addresses, strict=True)]
     ended = threading.Event()

@@ -1,4 +1,4 @@
-"""Random models to split, and llama.cpp's splits as the oracle computes them."""
+"""Draws random models to split, and computes llama.cpp's splits with the oracle."""
 
 from __future__ import annotations
 
@@ -59,17 +59,18 @@ def matrices(case: Case) -> list[tuple[str, int]]:
 
 
 def load_oracle(path: Path) -> ModuleType:
-    """Import the script `split_oracle.py`, and add the block sizes of all formats."""
+    """Import the script `split_oracle.py`, and add the block sizes of all our formats."""
     spec = spec_from_file_location("split_oracle", path)
     assert spec and spec.loader
-    module = sys.modules["split_oracle"] = module_from_spec(spec)  # its dataclasses look up their module
+    # dataclasses of the script need its module here
+    module = sys.modules["split_oracle"] = module_from_spec(spec)
     spec.loader.exec_module(module)
     module.BLCK |= BLOCKS
     return module
 
 
 def answers(oracle: ModuleType) -> Callable[[Case], list[list[int]]]:
-    """Map a case to each device's share of its `matrices`."""
+    """Return a function that maps a case to each device's share of the case's `matrices`."""
 
     def answer(case: Case) -> list[list[int]]:
         fmt, layers, _, n, split = case

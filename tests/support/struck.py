@@ -10,12 +10,13 @@ from typing import Any
 
 Where = Callable[[CodeType], bool]
 ANYWHERE = ("",)
-SIGNALLED = ("CALL", "RESUME", "JUMP_BACKWARD")  # after these bytecodes CPython checks for signals
+SIGNALLED = ("CALL", "RESUME", "JUMP_BACKWARD")  # CPython checks for signals after these bytecodes
 
 
 def strike(n: int, call: Callable[[], object], where: Where, after_ops: tuple[str, ...] = ANYWHERE) -> bool:
-    """Run `call` and raise KeyboardInterrupt before bytecode `n` of the functions `where`, counting only
-    bytecodes after one of `after_ops`. Return False if there are fewer."""
+    """Run `call`, and raise KeyboardInterrupt before bytecode `n` of functions that `where` selects. Only
+    bytecodes that follow one of `after_ops` count. Return False if `call` executes fewer of these
+    bytecodes."""
     left, last = n, dict[FrameType, str]()
 
     def count(frame: FrameType, event: str, _: Any) -> Any:
@@ -54,8 +55,8 @@ def interrupt_everywhere(
     stride: int = 1,
     least: int = 20,
 ) -> None:
-    """Interrupt `call` at every `stride`-th of these bytecodes, at least `least` times, and run `after` each
-    time."""
+    """Interrupt `call` before every `stride`-th of the bytecodes that `strike` counts. Run `after` after each
+    interrupt. At least `least` interrupts must occur."""
     n = 0
     while strike(n * stride, call, where, after_ops):
         after()

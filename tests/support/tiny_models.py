@@ -17,13 +17,14 @@ from vkbackend.tools.op_cases.setup import weights
 
 @dataclass(frozen=True)
 class Tiny:
-    """Four layers of 8 q heads over 2 kv heads; the head size is not n_embd / 8. FFN columns are 3 blocks."""
+    """The shape of a tiny model. By default four layers have 8 q heads over 2 kv heads, and a head is wider
+    than n_embd / 8. FFN columns are 3 blocks."""
 
     arch: str
     dtype: str = "F32"
     n_expert: int = 0
     n_used: int = 2
-    tied: bool = False  # groups of three of the router's rows are equal up to rounding
+    tied: bool = False  # whether three router rows at a time are equal up to rounding
     n_layer: int = 4
     n_embd: int = 64
     n_head: int = 8
@@ -92,8 +93,8 @@ def write_tiny(
     change: Mapping[str, np.ndarray | None] | None = None,
     types: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write the model; `change` replaces, adds or removes (None) tensors. Tensors in `types` are random
-    blocks of that type, or floats if the type has no blocks."""
+    """Write the model. `change` replaces and adds tensors, and None removes a tensor. Each tensor in `types`
+    has random blocks of its type, or floats if the type has no blocks."""
     t = tiny
     writer = gguf.GGUFWriter(path, t.arch)
     keys: dict[str, Any] = {
@@ -138,8 +139,8 @@ def write_tiny(
 
 
 def stored_as(dtype: str, values: np.ndarray) -> np.ndarray:
-    """Return values, or random blocks of similar size, as uint8 [..., row bytes]; zeros for types without a
-    shader."""
+    """Return the values in the type `dtype`, as uint8 [..., row bytes]. If the type has blocks, the blocks
+    are random and of similar size. If it has no shader, they are zeros."""
     if dtype not in shaderlib.weight_types():
         raw = np.zeros((*values.shape[:-1], row_nbytes(dtype, values.shape[-1])), np.uint8)
     elif block_of(dtype)[0] == 1:

@@ -1,4 +1,5 @@
-"""Vocabularies: files of `tests/data/vocab`, real ones next to the checkout, and parts for tests."""
+"""Vocabularies for tests: files of `tests/data/vocab`, real files next to the checkout, and parts for small
+ones."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ THEIRS = [
     path for vocabulary in OWN if (path := SHARED_VOCABULARIES / f"ggml-vocab-{vocabulary.name}").is_file()
 ]
 VOCABULARIES = [*OWN, *THEIRS]
-Build = Callable[..., Tokenizer]  # the fixture `build`(model, tokens, extra keys, types=...)
+Build = Callable[..., Tokenizer]  # the type of the fixture `build`(model, tokens, extra keys, types=...)
 
 
 @cache

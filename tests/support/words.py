@@ -1,4 +1,4 @@
-"""40 words and bytes for a runner without a model, and an LLM on this runner."""
+"""A vocabulary of 40 words and bytes for a runner without a model, and an LLM on this runner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bench, sweep and verify: output, synthetic models, errors."""
+"""These tests cover bench, sweep and verify: output, synthetic models, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bench --parallel, with the engine here and in its own process."""
+"""bench --parallel runs with the engine in this process or in its own process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vkbackend bench-serve` against our server, with a working and a failing model."""
+"""`vkbackend bench-serve` measures our server, with a working and a failing model."""
 
 from __future__ import annotations
 

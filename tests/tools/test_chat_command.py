@@ -1,4 +1,4 @@
-"""`vkbackend chat` on pipes and on a terminal."""
+"""`vkbackend chat` runs on pipes and on a terminal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from vkbackend.tools.chat import FRESH, Conversation, interrupts, shown
 from vkbackend.tools.console import console
 from vkbackend.tools.message_lines import messages
 
-model = words_model  # the name of the fixture
+model = words_model  # pytest finds the fixture by this name
 
 
 class Terminal(io.StringIO):
@@ -91,7 +91,8 @@ def test_the_oldest_messages_leave_a_full_context(model: Path, capsys: pytest.Ca
         assert [c.token for c in said] == fake_runner.continuation(asked[-1], 12, [2])
         chat.clear()
         list(chat.send("w1.", 20, temperature=0, ignore_eos=True))
-        long = list(chat.send("w2.", 35, temperature=0, ignore_eos=True))  # 30 + 35 tokens do not fit in 60
+        # 30 + 35 tokens exceed the context of 60
+        long = list(chat.send("w2.", 35, temperature=0, ignore_eos=True))
         assert len(long) == 35 and chat.n_left_out == 2
         assert [c.finish_reason for c in long] == [None] * 34 + ["length"]
         assert long[-1].timings is not None and long[-1].timings["decode_n"] >= 33

@@ -1,7 +1,7 @@
-"""The command line: help, results, exit codes, one clear last line for bad input.
+"""The command line gives help, results, exit codes, and one clear last line for invalid input.
 
-Tests of a process (streams, signals, environment) and one case of each kind start a process. The others call
-`main`, which saves a second each.
+Some tests start a process: tests of streams, signals and the environment, and one case of each other kind.
+Other tests call `main`, which saves a second per test.
 """
 
 import argparse
@@ -277,7 +277,7 @@ def test_no_device_and_no_loader(tmp_path: Path) -> None:
     for command in (["devices"], ["devices", "--json"], ["generate", "-n", "1"]):
         env = {"VK_DRIVER_FILES": "/nowhere.json", "VK_ICD_FILENAMES": "/nowhere.json"}
         check_error(run(*command, env=env), "VK_DRIVER_FILES names '/nowhere.json', which|Vulkan loader")
-        # `vulkan` raises this if dlopen finds no libvulkan.
+        # The package `vulkan` raises this error if dlopen finds no libvulkan.
         check_error(run(*command, env={"PYTHONPATH": str(no_loader)}), "no Vulkan loader.*apt-get install")
     numpy = generate("-n", "1", env={"PYTHONPATH": str(no_loader)})
     assert numpy.returncode == 0, numpy.stderr
@@ -291,7 +291,7 @@ def test_debug_shows_the_traceback_before_the_last_line() -> None:
 
 
 def restore_interrupts() -> None:
-    """Handle SIGINT, which a shell's background job and its children ignore."""
+    """Handle SIGINT, which a background job of a shell and its children would ignore."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -1,4 +1,4 @@
-"""Shell completion: the scripts are valid, and their requests are answered."""
+"""The scripts for shell completion are valid, and vkbackend answers their requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vkbackend.tools.cli import COMMANDS, main
 
 pytestmark = pytest.mark.no_vulkan
 
-# Bash passes the words before the cursor and the word at the cursor.
+# Bash passes the words before the cursor, and the word that contains the cursor.
 TAB = """
 eval "$(vkbackend completion bash)"
 COMP_LINE="$1" COMP_POINT=${#1} COMP_TYPE=9

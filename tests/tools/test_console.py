@@ -1,4 +1,4 @@
-"""Output on terminals of any width, and failed progress displays."""
+"""Commands print to terminals of any width, and survive failures of progress displays."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""count_instructions, with a recorded text, with drivers that report counts, and with compilers of absent
-GPUs.
-"""
+"""count_instructions takes its counts from a recorded text, from drivers, or from compilers for absent
+GPUs."""
 
 from __future__ import annotations
 

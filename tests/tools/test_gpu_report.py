@@ -1,4 +1,4 @@
-"""gpu-report: a crash or hang costs only its case, no file identifies the user, every part fills its
+"""A crash or hang in gpu-report affects only one case. No file identifies the user, and every part fills its
 table."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every command of the guides prints the text that the guide shows."""
+"""Every command of a guide prints the text that the guide shows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from places import ROOT
 
 PAGES = [ROOT / "docs" / "index.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
 STORY = "generate .*Once upon a time.*--temp 0"
-PRINTS = {  # first words after `vkbackend` -> expected output
+PRINTS = {  # Each entry maps the words after `vkbackend` to an expression for the output.
     "devices": r"index +name +vendor.*\n +0 ",
     "plan ": r"(?s)blk\.0\S* +Vulkan0.*predicted +[\d.]+ ms per token",
     STORY: r"(?s)^, there was (?!.*Once upon a time)(\S+\s+){4,}",

@@ -1,5 +1,5 @@
-"""`vkbackend hosts`: errors, advice by the model of docs/hosts.md, and both commands over network
-namespaces."""
+"""`vkbackend hosts` reports errors and gives advice according to docs/hosts.md. Both commands run over
+network namespaces."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ def test_possible_placements() -> None:
     every = placements(nbytes, layers, ONE_500, 60e-6, 60e-6)
     assert [placement.name for placement in every] == ["replicas", "tensor", "hosts"]
     assert [placement.n_exchanges for placement in every] == [0, 160, 1]
-    assert 1 / every[1].seconds == pytest.approx(14, rel=0.1)  # tokens/s, as in the table for 25 GbE
+    # 14 tokens/s, the value in the table for 25 GbE
+    assert 1 / every[1].seconds == pytest.approx(14, rel=0.1)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""llama.cpp's flags: each flag runs, and each error is one line."""
+"""Each of llama.cpp's flags either runs or gives an error of one line."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_each_flag_acts_as_in_the_table(command: str, capsys: pytest.CaptureFixt
     line = capsys.readouterr().err
     assert line.count("\n") == 1
     for flag in flags["refused"]:
-        names = set(flag.names) - {"-sys"}  # joined to its text, under the long name
+        names = set(flag.names) - {"-sys"}  # the line shows -sys together with its value, under the long name
         assert flag.text in line and all(re.search(rf"[ ,]{name}[,:]", line) for name in names), flag
         for value in flag.neutral:
             assert "it is so" in parse(command, flag.names[-1], value).notes[0]
@@ -263,7 +263,7 @@ def test_uuids_never_wrap(width: int) -> None:
         assert len(line.rstrip()) <= width
 
 
-# Command lines tried with llama.cpp's flags: (command, line, the error's sentence or "" if it runs).
+# Command lines with llama.cpp's flags: (command, arguments, the error's text or "" if the command runs).
 LINES = [
     ("generate", "-ngl 99 -fa on -c 32768 --jinja", ""),
     ("generate", "-no-cnv --no-warmup", ""),
@@ -383,7 +383,8 @@ def test_built_in_templates() -> None:
 
 
 def test_variables_of_llama_cpp() -> None:
-    """As in llama.cpp: a variable acts as a flag, the command line wins, and a switch has two names."""
+    """As in llama.cpp, environment variables act as flags, the command line has priority over them, and a
+    switch has two names."""
     environ = {"LLAMA_ARG_CTX_SIZE": "64", "LLAMA_ARG_N_GPU_LAYERS": "9", "LLAMA_ARG_MODEL": "a.gguf",
                "LLAMA_ARG_NO_MMAP": "0", "LLAMA_ARG_ENDPOINT_SLOTS": "0", "LLAMA_ARG_UI": "on",
                "LLAMA_ARG_CPU_MOE": "false", "LLAMA_ARG_FLASH_ATTN": "on"}  # fmt: skip
@@ -438,5 +439,5 @@ def test_the_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_page_lists_the_table() -> None:
-    """To update the page: python -m vkbackend.tools.flags.page > docs/llama-cpp.md"""
+    """This command updates the page: python -m vkbackend.tools.flags.page > docs/llama-cpp.md"""
     assert (ROOT / "docs" / "llama-cpp.md").read_text() == page()

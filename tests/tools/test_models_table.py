@@ -1,4 +1,4 @@
-"""`vkbackend models`: the table matches the models and their tests."""
+"""`vkbackend models` prints a table that matches the models and their tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan command predicts loading: the same slices, bytes and all-reduces."""
+"""The plan command predicts how a model loads: its slices, bytes and all-reduces."""
 
 from __future__ import annotations
 

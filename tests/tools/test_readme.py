@@ -1,4 +1,4 @@
-"""Every command of the README prints the text that the README shows; the Python examples of the docs run."""
+"""Every command of the README prints the text that the README shows. The Python examples of the docs run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from device_sets import device_infos
 from places import ROOT
 
 SETUP = ("bash tools/setup.sh", "bash tools/demo.sh", "bash tools/test.sh")
-STORY = r"(?s)^, there was (?!.*Once upon a time)(\S+\s+){25,}"  # 60 tokens of continuation
-PRINTS = {  # first words after `vkbackend` -> expected output
+STORY = r"(?s)^, there was (?!.*Once upon a time)(\S+\s+){25,}"  # The command generates 60 tokens.
+PRINTS = {  # Each entry maps the words after `vkbackend` to an expression for the output.
     "devices": r"index +name +vendor.*\n +0 ",
     'generate -p "Once upon a time" -n 60 --temp 0': STORY,
     "plan ": r"(?s)blk\.0 +Vulkan0\.0 .*Vulkan0\.1 .*predicted +[\d.]+ ms per token",

@@ -1,4 +1,4 @@
-"""Ops by number of rows, chosen by counted instructions."""
+"""Counted instructions determine which op is chosen for each number of rows."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from vkbackend.tools.studies.row_choice import COLUMNS, ROWS, Cost, table_row
 
 
 def test_a_row_of_the_table() -> None:
-    """One op is limited by memory up to 8 rows and by instruction issue above; with 12 and 16 rows the other
-    op is twice as fast."""
+    """The first op is limited by memory up to 8 rows, and by instruction issue above. The second op is twice
+    as fast with 12 and 16 rows."""
     costs = [Cost(n, "mat_dot", True, 10.0, 1.25 * n) for n in ROWS]
     other = [Cost(n, "mat_wave", False, 10.0, 7.5 if n in (12, 16) else 5.0 * n) for n in ROWS]
     row = dict(zip(COLUMNS, table_row("A", "q4_0", [*costs, *other]), strict=True))
@@ -29,6 +29,6 @@ def test_no_cliff_and_no_op_that_is_much_slower(gpu: str, kind: str) -> None:
     asked = compilers.ask(compilers.gpu_of(gpu), row_choice.MODULE, ["--alone", "-g", gpu, "-t", kind])
     row = dict(zip(COLUMNS, table_row(gpu, kind, [Cost(**cost) for cost in asked]), strict=True))
     assert float(row["largest growth for a row"].split()[0]) < 1.4
-    # By this count int8 on matrix units of BMG is 1.27 times as fast as F16; it is slower if F16 matrix
-    # instructions hide vector instructions (docs/measurements/kernels.md).
+    # By this count int8 on matrix units of BMG is 1.27 times as fast as F16. If F16 matrix instructions hide
+    # vector instructions, int8 is slower (docs/measurements/kernels.md).
     assert row["slowest choice"] == "-" or float(row["slowest choice"].split()[0]) < 1.3

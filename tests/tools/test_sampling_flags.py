@@ -1,4 +1,4 @@
-"""Sampling flags: llama.cpp's names and values, one-line errors."""
+"""The sampling flags have llama.cpp's names and values. Errors have one line."""
 
 import math
 from typing import Any

@@ -72,7 +72,7 @@ def test_the_tables(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ("n", "gib", "overrides"), [(8, 80, ()), (4, 24, (("_exps", "CPU"),))], ids=["8 x 80 GiB", "4 x 24 GiB"]
 )
 def test_a_model_of_671b_fits(n: int, gib: int, overrides: tuple[tuple[str, str], ...]) -> None:
-    """The model is in Q4_K; with few cards the experts are in host memory."""
+    """The model's format is Q4_K. With few cards, the experts are in host memory."""
     gguf = synthetic.Synthetic("deepseek-671b-a37b:Q4_K")
     n_values = sum(math.prod(info.shape) for info in gguf.tensors.values())
     assert 670e9 < n_values < 673e9
@@ -80,7 +80,8 @@ def test_a_model_of_671b_fits(n: int, gib: int, overrides: tuple[tuple[str, str]
     types = {spec.name: tensor.type for spec in model.weights() if (tensor := spec.tensor(gguf))}
     options = Options("a shape", n_ctx=32_768, devices=["numpy"] * n, override_tensor=overrides)
     layout = lay_out(model, types, n, options)
-    # Every card has the single head of the latent, 576 values of two bytes, and 512 values of V.
+    # The latent cache has a single head, which every card stores: 576 values of two bytes for K, and 512 for
+    # V.
     latent = 61 * 32_768 * 2 * (576 + 512)
     for size in sizes(layout):
         assert size["kv"] == latent

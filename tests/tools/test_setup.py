@@ -1,6 +1,6 @@
-"""The set-up scripts: syntax, options, errors, and a second run that changes nothing.
+"""The set-up scripts have valid syntax, options and errors. A second run changes nothing.
 
-Nothing is installed: fake tools on PATH replace everything that needs root or the network.
+The tests install nothing. Fake tools on PATH replace everything that needs root or the network.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def test_second_run_changes_nothing() -> None:
 
 
 def test_a_folder_of_the_same_name_does_not_hide_the_package(tmp_path: Path) -> None:
-    """Python may start in a folder that contains a checkout named vkbackend."""
+    """A folder named vkbackend in the current folder must not hide the package."""
     if not STAMP.exists():
         pytest.skip("this environment was not made by tools/setup.sh (no .venv/.setup-stamp)")
     assert run("bash", "tools/setup.sh").returncode == 0
@@ -122,8 +122,8 @@ def test_a_folder_of_the_same_name_does_not_hide_the_package(tmp_path: Path) -> 
 
 @pytest.fixture
 def bare_checkout(tmp_path: Path) -> tuple[Path, dict[str, str], Path]:
-    """Return the checkout, the environment, and the folder on PATH for fake tools such as apt-get. The fake
-    dpkg reports no package."""
+    """Return a checkout, its environment, and a folder on PATH for fake tools such as apt-get. The fake dpkg
+    reports that no package is installed."""
     checkout, bin_dir = tmp_path / "checkout with space", tmp_path / "bin"
     bin_dir.mkdir()
     (checkout / "tools").mkdir(parents=True)

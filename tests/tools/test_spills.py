@@ -1,5 +1,6 @@
-"""No kernel spills registers, according to the compilers of absent GPUs: a sample for AMD by default, every
-kernel of bench-ops for every GPU with --all. Counts are compared with docs/measurements/kernels.csv.
+"""No kernel spills registers, according to compilers for absent GPUs. By default this checks a sample for
+AMD, and with --all every kernel of bench-ops for every GPU. Counts of instructions must equal
+docs/measurements/kernels.csv.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from vkbackend.tools.measure import compilers
 from vkbackend.tools.measure.kernel_row import KernelRow
 from vkbackend.tools.studies.count_instructions import RECORDED, RECORDED_GPUS, rows_of
 
-# On all GPUs: one kernel of every product, one format per family, attention, norms.
+# The sample for every GPU has one kernel of every product, one format per family, attention and norms.
 SAMPLE = (
     r"'(f16|q4_0|q6_k)', n=3072, k=1024, rows=(1|16|512),|Id\((type=)?'(f16|q4_0|q6_k)'"
     "|^Attn|^Index|^RmsNorm|^Rope|^KvStore|^MoeTopk|^SsmScan"
 )
-# Known spills, (driver, kernel): arrays whose index the compiler does not know, and a kernel that is never
-# chosen.
+# Pairs (driver, kernel) that are known to spill: kernels with arrays whose index the compiler does not know,
+# and a kernel that is never chosen.
 ARRAYS = (
     ("anv", "delta_chunk."),
     ("anv", "attn_decode_coop."),
@@ -77,8 +78,8 @@ def wide_but(usual: str) -> list[Any]:
 
 @pytest.mark.parametrize("gpu", wide_but("NAVI31"))
 def test_counts_equal_the_recorded_counts(gpu: str) -> None:
-    """Applies to the recorded Mesa version. After a change of a kernel, record the counts again and explain
-    the change."""
+    """The counts are valid for the recorded Mesa version. If a kernel changes, record the counts again and
+    explain the change."""
     with (ROOT / "docs" / "measurements" / "kernels.csv").open() as file:
         recorded = [row for row in csv.DictReader(file) if row["gpu"] == gpu]
     assert recorded

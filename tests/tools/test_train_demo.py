@@ -1,5 +1,5 @@
-"""The demo model's grammar and vocabulary: stories are consistent, and joined pieces equal the text.
-Needs neither PyTorch nor Vulkan.
+"""The demo model's grammar and vocabulary give consistent stories, and joined pieces equal the text. The
+tests run without PyTorch and Vulkan.
 """
 
 import random
@@ -106,7 +106,8 @@ def test_vocabulary_is_used(vocabulary: Vocabulary, stories: list[Story]) -> Non
 
 
 def spm_whole_text(vocabulary: Vocabulary, text: str) -> list[str]:
-    """SentencePiece's rule: merge the adjacent pair with the best score, leftmost first."""
+    """Tokenize by SentencePiece's rule: merge the adjacent pair with the best score, and the leftmost of
+    equal pairs."""
     scores = dict(zip(vocabulary.pieces, vocabulary.scores, strict=True))
     symbols = list(SPACE + text.replace(" ", SPACE))
     while True:

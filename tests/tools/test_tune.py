@@ -1,4 +1,4 @@
-"""VKBACKEND_DISABLE and the choices measured by `tune` appear in `Device.limits`."""
+"""`Device.limits` contains the effects of VKBACKEND_DISABLE and the choices that `tune` measured."""
 
 from __future__ import annotations
 

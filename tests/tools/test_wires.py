@@ -1,4 +1,4 @@
-"""The study of wire formats: two devices against one."""
+"""The study of wire formats compares two devices with one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_error_of_each_wire_follows_its_bits(
     cells = re.findall(r"\| (\w+) \| ([-.e0-9]+) \|", capsys.readouterr().out)
     assert [wire for wire, _ in cells] == ["f32", "bf16", "f16"]
     f32, bf16, f16 = (float(nmse) for _, nmse in cells)
-    # Three more bits give 1/64 of the squared error; the bounds allow a factor of 4 for chance. F32 has 13
+    # Three more bits divide the squared error by 64. The bounds allow a factor of 4 for chance. F32 has 13
     # bits more.
     assert 16 <= bf16 / f16 <= 256 and f32 < f16 / 1e4
 

@@ -1,4 +1,4 @@
-"""Block sizes are GGUF's, and dequantization inverts the quantizers of `gguf`."""
+"""The block sizes are GGUF's, and dequantization inverts the quantizers of the package `gguf`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests packing, the planning of scratch memory, and host pages for import."""
+"""These tests cover packing, the planning of scratch memory, and host pages that devices import."""
 
 from __future__ import annotations
 
@@ -127,7 +127,8 @@ def test_host_pages_are_private_anonymous_and_not_inherited() -> None:
 
 
 def test_a_forked_child_sees_zeros() -> None:
-    """With shared pages, the parent's next write would miss the device's pages."""
+    """If a child shared the pages, the parent's next write would go to a copy, which the device does not
+    read."""
     pages = HostPages(4096)
     pages.bytes[:] = 5
     pid = os.fork()

@@ -1,4 +1,4 @@
-"""The choice of runtime, and the changes to shaders for kp, without Vulkan."""
+"""The choice of a runtime, and the changes to shaders for kp, need no Vulkan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Derived barriers order every conflict without excess; the checker notices each missing barrier."""
+"""The derived barriers order every conflict, without superfluous barriers. The checker detects every missing
+barrier."""
 
 from __future__ import annotations
 
@@ -70,7 +71,7 @@ def test_recordings_without_barriers_are_detected(recording: Recording) -> None:
 @settings(max_examples=100, deadline=None)
 @given(recordings())
 def test_order_by_depth_keeps_dependencies(recording: Recording) -> None:
-    """Conflicting commands are not reordered, and no barrier is added."""
+    """Commands that conflict are not reordered, and no barrier is added."""
     sorted_ = by_depth(recording)
     for before, after in zip(recording.segments(), sorted_.segments(), strict=True):
         place = {id(command): i for i, command in enumerate(after)}
@@ -171,7 +172,7 @@ def test_host_memory_around_an_exchange(home: Home) -> None:
 
 
 def test_to_host_barrier_does_not_order_the_device() -> None:
-    """In a later segment, reads of earlier scratch wait only for FROM_HOST."""
+    """A later segment waits only for FROM_HOST before it reads scratch of an earlier segment."""
     host, local, other = buffer(Home.PAGES), buffer(), buffer()
     placed = recording_of(
         dispatch([], [view(host), view(local)]), Exchange(), dispatch([view(local)], [view(other)])
@@ -204,7 +205,7 @@ SPEEDS = st.sampled_from([0.01, 0.5, 1.0, 3.0, 100.0])
 
 @given(st.lists(st.floats(0.01, 1.5), max_size=30))
 def test_submissions_are_estimated_below_the_limit(costs: list[float]) -> None:
-    """Single commands may take longer."""
+    """A submission with a single command may take longer than the limit."""
     recording = Recording("long", [heavy(cost) for cost in costs])
     cut = cut_long(recording)
     assert [c for c in cut.commands if not isinstance(c, Cut)] == recording.commands
@@ -260,7 +261,7 @@ def attention(seconds: float, heads: int, first: int = 0) -> Dispatch:
 
 @given(st.integers(1, 70), st.integers(0, 5), st.floats(0.01, 9))
 def test_long_attention_is_split(heads: int, first: int, seconds: float) -> None:
-    """The parts have consecutive heads, each head once."""
+    """The parts of a split attention have consecutive heads, and each head is in one part."""
     whole = attention(seconds, heads, first)
     parts = [c for c in cut_long(Recording("", [whole])).commands if isinstance(c, Dispatch)]
     assert len(parts) == min(heads, math.ceil(SLOW.seconds(whole) / SUBMISSION_S))
@@ -286,7 +287,7 @@ def test_an_exchange_starts_a_new_submission() -> None:
 @settings(max_examples=50, deadline=None)
 @given(recordings())
 def test_a_cut_orders_nothing(recording: Recording) -> None:
-    """A barrier orders all command buffers of a queue."""
+    """A cut between submissions orders nothing, and needs no new barriers."""
     commands: list = []  # type: ignore[type-arg]
     for command in recording.commands:
         commands += [Cut(), command] if commands and isinstance(command, Dispatch) else [command]

@@ -1,4 +1,4 @@
-"""RoPE tables against closed forms, limits of the scalings, and YaRN in scalar arithmetic."""
+"""RoPE tables equal closed forms, the limits of the scalings, and YaRN in scalar arithmetic."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_linear_scaling_is_a_position_divided() -> None:
 
 
 def yarn_by_scalars(i: int, n_rot: int, base: float, factor: float, ctx: int) -> float:
-    """Return the radians per position of pair i, with the paper's ramp from 32 turns to 1."""
+    """Return the radians per position of pair i, with the YaRN paper's ramp between 32 turns and 1."""
     theta = 1.0 / base ** (2 * i / n_rot)
 
     def dim(rotations: float) -> float:

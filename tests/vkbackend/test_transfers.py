@@ -1,4 +1,4 @@
-"""Loading through the staging buffer, as on GPUs with unmappable memory."""
+"""Models load through the staging buffer, which GPUs need if their memory cannot be mapped."""
 
 from __future__ import annotations
 

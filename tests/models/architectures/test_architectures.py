@@ -38,10 +38,10 @@ from vkbackend.models.engine.blocks import SlotContent
 from vkbackend.models.engine.runner import Runner
 from vkbackend.step import Run
 
-EXACT = 1e-5  # NMSE against the oracles; measured on lavapipe: 5e-13 to 2e-11
-TWINS = 1e-9  # NMSE of numpy devices; transformers and llama.cpp differ by at most 4e-11, or 1e-6 with GELU
-SAME = 1e-9  # NMSE between numbers of devices of one driver
-DRIVERS = 1e-6  # NMSE between devices of different drivers
+EXACT = 1e-5  # Bound on the NMSE against the oracles. On lavapipe it is 5e-13 to 2e-11.
+TWINS = 1e-9  # Bound for numpy devices. The oracles differ by at most 4e-11, or 1e-6 with GELU.
+SAME = 1e-9  # Bound between different numbers of devices with one driver.
+DRIVERS = 1e-6  # Bound between devices of different drivers.
 N = len(PROMPT)
 
 single, three = (next(p for p in DEVICE_SETS if p.id == devices) for devices in ("0", "0,0,0"))
@@ -83,8 +83,8 @@ def stepped(runner: Runner) -> np.ndarray:
 
 
 def run(folder: Path, name: str, devices: list[str], way: str, **options: Any) -> Result:
-    """Return the result for the prompt from a cache, or compute it. If `way` is "in steps", a window of 12
-    uses a ring of 12 + 16 - 1 cells, and positions wrap around."""
+    """Return the result for the prompt. With the way "in steps", a window of 12 has a ring of 12 + 16 - 1
+    cells, which is reused."""
     key = (name, *devices, way, repr(options))
     if key not in _made:
         n_ubatch = N_CTX if way == "at once" else 16
@@ -99,9 +99,9 @@ def run(folder: Path, name: str, devices: list[str], way: str, **options: Any) -
 
 
 def check_golden(folder: Path, name: str, devices: list[str], way: str, **options: Any) -> None:
-    """Check the logits and the number of exchanges per layer. A layer has at most two exchanges, or one if
-    attention and FFN are added together or one of them is missing. Norms over split heads add an exchange of
-    a few values per row."""
+    """Check the logits and the number of exchanges per layer. A layer has at most two exchanges. It has one
+    if attention and FFN are added together, or if one of them is missing. Norms over split heads add an
+    exchange of a few values per row."""
     result = run(folder, name, devices, way, **options)
     assert nmse(result.logits, golden(name)) <= (TWINS if devices[0] == "numpy" else EXACT)
     if len(devices) > 1 and "split_mode" not in options:
@@ -117,8 +117,8 @@ def check_one(folder: Path, name: str, devices: list[str], way: str, bound: floa
 
 
 ON_VULKAN = covering(FIXTURES, product([three, single], WAYS[::-1]))
-# Each model needs another kind of memory: full caches, windows, chunks, shared caches, latents, sparse
-# attention, four kinds of recurrent state, and state with a cache in one layer.
+# Each model needs another kind of cache or state: full, windows, chunks, shared, latent, sparse, four
+# recurrent states, and a layer with both state and cache.
 MEMORIES = """
     llama gemma2 llama4+chunks gemma4+shared deepseek2 deepseek32 qwen3next kimi-linear lfm2 mamba2 falcon-h1
 """.split()

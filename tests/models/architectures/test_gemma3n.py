@@ -1,4 +1,4 @@
-"""These tests of gemma3n cover what its golden logits do not: sparse gates, stacked matrices, refusals."""
+"""gemma3n has sparse gates and stacked matrices. Files with wrong metadata are refused."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""These tests of gemma4 cover what its golden logits do not: sums that are exchanged together, and unread
-tensors."""
+"""gemma4 exchanges two sums together, and its files have unread tensors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Attention reads only positions that an indexer chooses. Golden logits hold with any shares, index keys move
-with K and V, and layers without an indexer use an earlier layer's choice.
+"""Attention reads only positions that an indexer chooses. Devices with any shares give the golden logits.
+Index keys move with K and V. Layers without an indexer use an earlier layer's choice.
 """
 
 from __future__ import annotations

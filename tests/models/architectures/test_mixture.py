@@ -1,5 +1,5 @@
-"""These tests of experts cover what the fixtures do not: fused and scaled experts, groups, near ties, devices
-without a share."""
+"""Models with experts have variants that the fixtures lack: fused and scaled experts, groups, near ties,
+devices without a share."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ def test_gate_and_up_in_one_tensor(tmp_path: Path, name: str, devices: list[str]
 
 
 def test_factors_of_experts(tmp_path: Path) -> None:
-    """Powers of two as factors cause no rounding. The results of ffn_down may be scaled, or its weights."""
+    """The factors are powers of two, so no product rounds. A factor may scale the result of ffn_down or its
+    weights."""
     factors = np.float32(2.0) ** np.arange(-4, N_EXPERT - 4, dtype=np.float32)
 
     def scale(fixture: Fixture, prefix: str) -> None:
@@ -139,7 +140,7 @@ def test_experts_of_the_best_groups(tmp_path: Path, devices: list[str]) -> None:
 )
 @pytest.mark.parametrize("name", ["glm4moe", "gpt-oss"])
 def test_all_devices_break_near_ties_alike(tmp_path: Path, name: str, devices: list[str]) -> None:
-    """Three router rows at a time are equal up to their last bits. All devices still choose the same
+    """Groups of three router rows are equal except for rounding. All devices still choose the same
     experts."""
 
     def tie(fixture: Fixture, prefix: str) -> None:

@@ -31,7 +31,7 @@ FILES = [  # MXFP4: test_weight_formats.py
     "stories-moe8x-Q4_0", "stories-qwen2-Q8_0",
     *shared_models("stories260K-moe8x-Q4_0", "stories260K-qwen2-Q8_0"),
 ]  # fmt: skip
-NEAR = 0.05  # rounding may reorder logits whose difference is smaller
+NEAR = 0.05  # if two logits differ by less, rounding may reorder them
 DENSE = [Tiny("qwen2", keys={"attention.sliding_window": 256}), Tiny("qwen3", "Q8_0"), Tiny("llama", "F16")]
 MIXED = [
     Tiny("qwen3moe", "Q8_0", n_expert=10, n_used=3, keys={"expert_weights_scale": 2.5}),
@@ -95,8 +95,7 @@ def check_expected(models: Path, name: str, devices: list[str], shares: tuple[in
     with opened(models / f"{name}.gguf", devices, tensor_split=shares, n_ubatch=64) as runner:
         logits = prefill(runner, prompt)
         assert nmse(logits, want) <= 1e-3
-        # If rounding may change the best token, each of llama.cpp's tokens must nearly be the best after the
-        # tokens before it.
+        # Each of llama.cpp's tokens must nearly be the best token after the tokens before it.
         if expected["min_margin"] <= NEAR:
             later = runner.step(
                 greedy[:-1], [Run(0, 0, len(greedy) - 1, len(prompt))], range(len(greedy) - 1)
@@ -110,7 +109,7 @@ def check_expected(models: Path, name: str, devices: list[str], shares: tuple[in
         assert tokens == greedy
 
 
-# ---- compared with float64, and several devices with one ----
+# ---- float64 and several devices ----
 
 
 @pytest.mark.parametrize("tiny", [*DENSE, *MIXED], ids=repr)
@@ -181,8 +180,8 @@ def test_devices_of_a_driver_equal_one(folder: Path, tiny: Tiny, devices: list[s
 
 
 def chosen(runner: Runner, n_rows: int = len(TOKENS)) -> list[np.ndarray]:
-    """Return the experts that each layer chose in the last prefill, [n_rows, n_used]. Check that all devices
-    chose the same."""
+    """Return, for each layer, the experts that the last prefill chose, [n_rows, n_used]. All devices must
+    have chosen the same experts."""
     rows = bucket(n_rows)
     values = runner.mesh.recorded_step(StepKind.of_run(rows, rows)).values
     layers = []
@@ -263,7 +262,7 @@ def test_a_device_without_columns_does_not_compute(folder: Path) -> None:
 @pytest.mark.parametrize("rows", [1, 16])
 @pytest.mark.parametrize("tiny", [DENSE[0], DENSE[1], MIXED[0], MIXED[2]], ids=repr)
 def test_two_exchanges_of_n_embd_per_layer(folder: Path, tiny: Tiny, rows: int) -> None:
-    """An FFN with a bias after its sum, or with three experts, exchanges as many values as a plain FFN."""
+    """An FFN with a bias or with three experts exchanges as many values as a plain FFN."""
     with opened(model(folder, tiny), ["numpy"] * 3) as runner:
         step = runner.mesh.recorded_step(StepKind.of_run(rows, 1))
         assert [r.elements for r in step.reduces] == [rows * tiny.n_embd] * (2 * tiny.n_layer)

@@ -1,5 +1,5 @@
-"""Windows in rings of cells, and caches that layers share, give the logits of float64 numpy with a full
-mask."""
+"""Window layers store K and V in rings of cells, and some layers share caches. Their logits equal float64
+numpy with a full mask."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_shared_cache_under_every_split(path: Path, want: np.ndarray, options:
 
 def test_sizes_of_rings_and_shared_caches(path: Path) -> None:
     with windowed_runner(path, ["numpy"] * 2) as runner:
-        cell = 2 * 2 * 16 * 4  # K and V of two heads of 16 floats
+        cell = 2 * 2 * 16 * 4  # K and V have two heads of 16 floats.
         # Each slot has cells for two windows and one full layer. The layer that shares a cache has no cells.
         cells = 2 * (96 + 160 + 96)
         assert sum(s["kv"] for s in sizes(runner.layout)) == cell * cells
@@ -166,7 +166,7 @@ def generate(engine: Engine, tokens: list[int], slot: int, n: int) -> tuple[list
 
 def test_a_prefix_is_reused_if_its_windows_are_stored(path: Path) -> None:
     """After 108 positions a window of 20 tokens still has the cells of positions from 64 on. A request can
-    therefore continue at position 83."""
+    therefore reuse 83 positions."""
     with windowed_runner(path, ["numpy"], n_slots=1, prefix_cache=False) as runner:
         whole = Engine(runner)
         prompts = {common: [*TOKENS[:common], 5, 6, 7] for common in (62, 70, 90)}

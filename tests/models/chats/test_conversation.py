@@ -50,8 +50,8 @@ def test_json_takes_the_arguments_of_hugging_face() -> None:
 
 
 def test_templates_that_loop_over_tools_without_asking() -> None:
-    """Without tools, transformers passes `tools=None`, over which the templates of Hermes 2 and 3 and Command
-    R+ cannot loop."""
+    """Without tools, transformers passes `tools=None`. The templates of Hermes 2 and 3 and Command R+ cannot
+    loop over None."""
     looped = ChatTemplate("{% for t in tools %}{{ t.name }},{% endfor %}{{ tools | default('none') }}")
     assert looped.render([]) == "none" and looped.render([], tools=[{"name": "f"}])[:2] == "f,"
     assert ChatTemplate("{{ documents is none }}").render([]) == "True"
@@ -107,7 +107,7 @@ def test_a_turn_computes_only_new_tokens(model: Path) -> None:
 
 
 def test_a_beginning_token_need_not_be_text(model: Path) -> None:
-    """A template may write special tokens as text, but BOS is a byte token here, which has no text."""
+    """A template may write special tokens as text. Here BOS is a byte token, which has no text."""
     raw = model.read_bytes().replace(b"<0x41>", b"<0xFF>")
     extra = key("tokenizer.ggml.bos_token_id", U32, TOKENS.index("<0x41>"))
     n_keys = struct.unpack_from("<Q", raw, 16)[0] + 1

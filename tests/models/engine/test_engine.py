@@ -54,7 +54,6 @@ def test_one_request(n_ubatch: int) -> None:
 @settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_concurrent_requests_get_the_same_tokens_as_alone(data: st.DataObject) -> None:
-    """Draw random requests, numbers of slots, and limits."""
     n_ubatch = data.draw(st.integers(1, 12))
     options = {
         "n_slots": data.draw(st.integers(1, 6)), "n_ubatch": n_ubatch, "n_ctx": 24,
@@ -137,7 +136,7 @@ def test_cancel_frees_the_slot() -> None:
 
 
 def test_context_end() -> None:
-    """The last token is never computed, so it needs no cell of the cache."""
+    """The model never computes the last token, so this token needs no cell."""
     for n_prompt, n_out in ((5, 4), (8, 1)):
         prompt = tuple(range(n_prompt))
         events = finish(make(n_ctx=8)[0], [Generate(0, prompt, None, GREEDY)])[0]
@@ -210,7 +209,7 @@ def test_messages_are_picklable_and_errors_keep_their_type() -> None:
 
 @contextmanager
 def impatient() -> Iterator[None]:
-    """Shorten time limits only around calls that hang, because a busy machine is slow."""
+    """Use these short time limits only around calls that hang, because a busy machine is slow."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VKBACKEND_TIMEOUT", "1")
         patch.setattr(engine_process, "CLOSE_S", 2.0)

@@ -87,8 +87,8 @@ def test_generate_and_stream(model: Path) -> None:
 
 @pytest.fixture
 def silent_finalizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Disable pytest's hook for interrupts in `__del__`. The hook would keep the exception, and thereby the
-    model."""
+    """Disable pytest's hook for interrupts in `__del__`. This hook would keep the exception, which refers to
+    the model."""
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
 
 
@@ -119,7 +119,7 @@ def test_close(model: Path) -> None:
 
 @pytest.mark.usefixtures("silent_finalizers")
 def test_drop(model: Path) -> None:
-    """A dropped model is closed even if its finalizer is interrupted."""
+    """A model without references is closed even if an interrupt stops its finalizer."""
     opened: list[LLM] = []
 
     def after() -> None:

@@ -11,8 +11,8 @@ from vkbackend.models.engine.runner import Runner
 from vkbackend.recording import Dispatch
 from vkbackend.step import Mix, Run
 
-N_CTX = 512  # with this many blocks, a GPU divides the keys among dispatches
-DEPTHS = 140, 33  # positions in the two slots that decode
+N_CTX = 512  # With this context, a GPU divides the keys of attention.
+DEPTHS = 140, 33  # The two decoding slots have these numbers of positions.
 PROMPT = 21
 
 
@@ -21,7 +21,7 @@ def tokens_of(slot: int, n: int) -> list[int]:
 
 
 def stored(path: Path, devices: list[str]) -> Runner:
-    """Return a runner whose first two slots have the numbers of positions in DEPTHS."""
+    """Return a runner whose first two slots contain DEPTHS positions."""
     runner = load_runner(path, devices=devices, n_ctx=N_CTX, n_slots=3, n_ubatch=256, **F32)
     for slot, depth in enumerate(DEPTHS):
         runner.step(tokens_of(slot, depth), [Run(slot, 0, depth, 0)], [])

@@ -175,8 +175,8 @@ def test_the_least_recently_used_block_is_evicted_first() -> None:
 
 @pytest.mark.parametrize("n_in_flight", [1, 2, 3])
 def test_tokens_are_in_order_when_a_copy_ends_several_steps(n_in_flight: int) -> None:
-    """Copying a slot waits for all steps in flight. A single News may therefore have several tokens of a
-    request."""
+    """Copying a slot waits for all steps in flight. A single News message may therefore have several tokens
+    of a request."""
     asked = [prompt(n, n) for n in (75, 38, 60)]
     for n_steps in range(40):
         engine, _ = make(n_slots=4, n_ctx=96, n_ubatch=8, n_in_flight=n_in_flight)
@@ -196,7 +196,7 @@ def test_tokens_are_in_order_when_a_copy_ends_several_steps(n_in_flight: int) ->
 @given(st.data())
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_trees_of_prompts(kind: str, data: st.DataObject) -> None:
-    """Every request gets the tokens that it gets alone, and no block is lost."""
+    """A request gets the same tokens alone and next to other requests. No block is lost."""
     rng = random.Random(data.draw(st.integers(0, 1 << 30)))
     n_slots, n_ctx = rng.randint(1, 5), 192
     engine, _ = make(
@@ -248,7 +248,6 @@ def test_trees_of_prompts(kind: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("n", [600, pytest.param(10_000, marks=pytest.mark.wide)])
 @pytest.mark.parametrize(("kind", "n_in_flight"), [*((kind, 1) for kind in KINDS), ("both", 2)])
 def test_many_requests_leave_no_objects(kind: str, n_in_flight: int, n: int) -> None:
-    """Cancel requests at random, and draw their priorities and deadlines."""
     rng = random.Random(n)
     engine, _ = make(n_slots=4, n_ctx=128, n_ubatch=48, blocks=10, n_in_flight=n_in_flight, **KINDS[kind])
     bases = [prompt(80, i) for i in range(5)]

@@ -17,7 +17,7 @@ RECORDING_S, STEP_S = 2.0, 0.01
 
 
 class Clocked(FakeRunner):
-    """A fake runner whose steps advance a clock. Each step takes STEP_S, and the first step RECORDING_S
+    """A fake runner whose steps advance a clock. Each step takes STEP_S. The first step takes RECORDING_S
     more."""
 
     now = 0.0

@@ -53,8 +53,8 @@ def move_cells(runner: Runner) -> None:
 def logits_after_moving(
     models: Path, path: Path, after: list[str], name: str = "stories-narrow-Q8_0", **options: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the logits of the last 10 of 50 tokens twice. The first result loads a saved state of 40
-    positions on the devices `after`, the second saves nothing."""
+    """Return two results for the logits of the last 10 of 50 tokens. The first follows a save and a load of
+    40 positions on the devices `after`, the second does not."""
     runner = open_runner(models, ["numpy"] * 2, name)
     try:
         whole = prefill(runner, TOKENS)[40:]

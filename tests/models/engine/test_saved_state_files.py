@@ -39,7 +39,7 @@ def saved(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def held(models: Path) -> Iterator[tuple[Runner, SlotContent]]:
-    """Yield a runner, and the content of its slot 0."""
+    """Yield a runner and the content of its slot 0."""
     runner = open_runner(models, ["numpy"], n_ctx=32)
     prefill(runner, TOKENS[20:40])
     yield runner, SlotContent(TOKENS[20:40], 20)
@@ -162,7 +162,7 @@ def test_tensors_exchanged_with_their_checksums(saved: Path, tmp_path: Path, hel
 
 
 def test_a_tensor_of_another_state(models: Path, saved: Path, tmp_path: Path, held: Any) -> None:
-    """A tensor comes from another state of the same model and positions, with a valid checksum of its own."""
+    """A tensor and its valid checksum come from another state of the same model and positions."""
     with open_llm(models) as llm:
         llm.generate(TOKENS[:22], 4, temperature=0, slot=0)
         llm.save_state(tmp_path / "longer")
@@ -173,7 +173,7 @@ def test_a_tensor_of_another_state(models: Path, saved: Path, tmp_path: Path, he
 
 
 def test_metadata_of_another_state(saved: Path, tmp_path: Path, held: Any) -> None:
-    """A checksum also covers the metadata, even values that would be valid."""
+    """A checksum covers the metadata, so changes to valid values are refused too."""
     refuses(held, rewritten(saved, tmp_path / "b", {"resumable": "3"}), "does not match its checksum")
     refuses(held, rewritten(saved, tmp_path / "b", {"comment": "mine"}), "does not match its checksum")
 
@@ -260,8 +260,7 @@ def test_malicious_headers(saved: Path, tmp_path: Path, held: Any) -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 1499), st.integers(1, 255))
 def test_a_flipped_byte_of_the_header(saved: Path, held: Any, at: int, flip: int) -> None:
-    """A file with a changed header is refused, unless the header's meaning is unchanged, for example with
-    another space or another order of entries."""
+    """A file with a changed header is refused, except if only a space or the order of entries changed."""
     raw = bytearray(saved.read_bytes())
     at %= 8 + struct.unpack("<Q", raw[:8])[0]
     raw[at] ^= flip

@@ -30,8 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def branches(seed: int, n: int) -> list[tuple[tuple[int, ...], int]]:
-    """Return pairs of a prompt, which continues part of an earlier prompt, and its number of tokens to
-    generate."""
+    """Return prompts that continue parts of earlier prompts, each with its number of tokens to generate."""
     rng = random.Random(seed)
 
     def some(n: int) -> tuple[int, ...]:

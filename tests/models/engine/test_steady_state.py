@@ -17,13 +17,12 @@ from vkbackend.step import Run
 pytestmark = [pytest.mark.own_process, pytest.mark.timeout(600)]
 
 
-# This is no file of the fixture `models`, which each process would derive again.
+# Each process would derive the files of the fixture `models` again, so the tests use this file.
 MODEL = DATA / "stories-narrow-F16.gguf"
 
 
 def rss_bytes() -> int:
-    """Return the process's resident memory in bytes, after malloc has returned unused memory to the
-    system."""
+    """Return the process's resident memory in bytes, without memory that malloc can return to the system."""
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # a function of glibc
         trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,5 +1,4 @@
-"""The GGUF reader gives the values of the reference reader on real files, and reads values of a requested
-type."""
+"""The GGUF reader gives the values of the reference reader on real files, and checks the types of values."""
 
 from __future__ import annotations
 
@@ -90,7 +89,7 @@ def test_opening_costs_one_call_per_token(tmp_path: Path) -> None:
 
 
 def test_a_value_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The operator `in` decodes no value, because decoding a vocabulary takes 0.1 s."""
+    """`name in metadata` decodes no value, because decoding a vocabulary takes 0.1 s."""
     decoded, decode = list[str](), Metadata._strings
     monkeypatch.setattr(
         Metadata, "_strings", lambda self, key, v: decoded.append(key) or decode(self, key, v)

@@ -1,5 +1,5 @@
 """In these tests, hosts are processes in network namespaces. Logits and states equal the results of a single
-host. Every loss of a host gives an error."""
+host. The loss of any host gives an error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SILENCE_S = 3
 LIMIT_S = 100.0  # starting a group may take 60 s
 OPTIONS = {"n_ctx": 128, "n_slots": 2, "reduce_type": "f32", "type_k": "f32", "type_v": "f32"}
 PROMPT = [5, 17, 99, 3, 64, 21, 7, 80, 2, 45]
-LONG = 9 * PROMPT  # this exceeds a block of cells; different devices compute it in two halves
+LONG = 9 * PROMPT  # this prompt exceeds a block of cells; different devices compute it in two halves
 
 
 @pytest.fixture(scope="module")
@@ -138,8 +138,7 @@ def check_killed_or_stopped(
     net: namespaces.Net, tmp_path: Path, when: str, host: int, number: int, late: float = 0.0
 ) -> None:
     """Send a signal to a host's process. Check that a typed error is raised in time, no process remains, and
-    a new group gives the same tokens. `late` delays the process manager's notice of the signal, in
-    seconds."""
+    a new group gives the same tokens. The process manager notices the signal `late` seconds later."""
     path = str(write(build("llama"), tmp_path / "model.gguf"))
     hostfile = str(net.hostfile(tmp_path / "hosts", ["numpy", "numpy", "numpy"]))
     caller = Caller(net, tmp_path, when=when, path=path, hostfile=hostfile, again=hostfile)

@@ -19,8 +19,8 @@ from vkbackend.tools.studies.pipeline import Sleeping
 pytestmark = pytest.mark.no_vulkan
 
 N_ROWS, N_STEPS = 64, 30
-# A step may allocate this much at one time, for its message, its tokens and runs as arrays, and rows of cos
-# and sin.
+# A step may allocate this much at once, for its message, its arrays of tokens and runs, and rows of cos and
+# sin.
 MOST_NBYTES = 32 << 10
 TINY = Tiny("llama", n_embd=512, n_head=8, n_head_kv=4, n_vocab=3000, n_layer=2)
 
@@ -55,7 +55,7 @@ class Shared(_TwinTransfers):
 def test_a_step_over_hosts_allocates_nothing(
     tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """These devices compute nothing, so all allocations come from the code for hosts."""
+    """The devices compute nothing, so only code for hosts allocates memory."""
     zeros = lambda names, *_, **__: [Sleeping(word) for word in names]  # noqa: E731
     monkeypatch.setattr(runners, "open_devices", zeros)
     monkeypatch.setattr(Shared, "boxes", {}, raising=False)
@@ -88,7 +88,7 @@ def test_a_step_over_hosts_allocates_nothing(
         assert [device.created for device in runner.mesh.devices] == created
         moved = (sum(t.n_bytes for t in transports) - moved) // N_STEPS
         assert max(peaks) < MOST_NBYTES and moved > 20 * MOST_NBYTES, (max(peaks), moved)
-        assert grown < 200 * N_STEPS, grown  # 40 bytes per step come from the measurement
+        assert grown < 200 * N_STEPS, grown  # the measurement allocates 40 bytes per step
 
 
 ALONE = """

@@ -45,7 +45,7 @@ def here(places: list[str]) -> list[str]:
 
 
 def logits_of_two_slots(runner: Runner) -> np.ndarray:
-    """Return the logits of two prompts in one step, then of two more tokens for each prompt, then of a third
+    """Return the logits of three kinds of steps: two prompts, then twice one token for each prompt, then one
     token for one prompt."""
     out = [runner.step(TOKENS[:80], [Run(0, 0, 50, 0), Run(1, 50, 30, 0)], [49, 79]).copy()]
     for i in range(2):
@@ -59,7 +59,7 @@ def check(path: Path, places: list[str], interleave: bool = False, **options: An
     """Check the logits of several hosts against a single host. With `interleave`, a step computes two halves
     of its rows."""
     options = OPTIONS | options
-    # a layer's slices may end with a host, so this single host pretends to be several
+    # hosts can limit how layers are split, so this single host pretends to be several
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Options, "hosts", tuple(place[0] for place in places))
         single = load_runner(path, devices=here(places), interleave=interleave, **options)
@@ -132,8 +132,8 @@ def test_rows_of_cos_and_sin_of_host_0_are_used(tmp_path: Path, monkeypatch: pyt
 
 
 def sent_in_a_step(runner: Runner, n_rows: int = 1) -> list[tuple[int, int]]:
-    """Return, for each of two hosts, the numbers of messages and bytes that it sent in a step. The step was
-    recorded before."""
+    """Return how many messages and bytes each of two hosts sent in a step. This kind of step was recorded
+    before."""
 
     def step(at: int) -> None:
         runner.step(TOKENS[:n_rows], [Run(0, 0, n_rows, at)], [n_rows - 1])
@@ -170,7 +170,7 @@ def test_transfers_in_tensor_mode(tmp_path: Path, places: list[str]) -> None:
         # complete slots would need 2 slots per host
         (HOSTS, "host-sum", [4 / 3] * 3),
         (HOSTS, "auto", [4 / 3] * 3),
-        # node 0 sends two slots' halves and half of the sum
+        # node 0 sends half a slot for each of its two devices, and half of the sum
         (["0/numpy", "0/numpy", "1/numpy"], "host-sum", [3 / 2, 1]),
     ],
     ids=str,
@@ -187,7 +187,7 @@ def test_transfers_of_large_sums(
         sent = [nbytes for _, nbytes in sent_in_a_step(runner, n_rows)]
     slot, n_sums = 4 * n_rows * tiny.n_embd, 2 * tiny.n_layer
     for nbytes, n_slots in zip(sent, slots, strict=True):
-        # the rest is a call and a row of logits
+        # the difference is a call and a row of logits
         assert 0 <= nbytes - n_sums * n_slots * slot < 1000, (sent, slot)
 
 
@@ -280,7 +280,7 @@ def test_states_move_from_two_hosts_to_one_and_back(tmp_path: Path, name: str) -
 
 
 def tokens_of(runner: Runner) -> list[list[int]]:
-    """Return the tokens of requests with a common prefix, and of a request on a copied slot."""
+    """Return the tokens of requests that share a prefix, and of a request on a copied slot."""
     engine = Engine(runner)
     out: dict[int, list[int]] = {}
 

@@ -100,8 +100,8 @@ def test_each_step_has_its_share_of_the_sequences() -> None:
 
 
 def test_one_sequence_does_not_wait_for_others() -> None:
-    """A single sequence needs as many steps, and as many calls with news, whether one or two steps may be in
-    flight."""
+    """Whether one or two steps may be in flight, a single sequence needs the same number of steps and of
+    calls with news."""
     calls = []
     for n_in_flight in (1, 2):
         engine, runner = make(n_in_flight=n_in_flight)
@@ -145,7 +145,7 @@ def test_hosts_compute_different_steps_at_once(llama: Path, monkeypatch: pytest.
 
 
 class Rendezvous(_TwinTransfers):
-    """Transfers whose send waits until the receiver has posted its buffer, as MPI's long messages do."""
+    """Transfers that send only after the receiver has posted its buffer, as MPI does with long messages."""
 
     posted, sent = Counter[Any](), Counter[Any]()
 

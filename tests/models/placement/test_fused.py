@@ -1,4 +1,5 @@
-"""Fused weights are separated on load, split over devices separately, and joined again on export."""
+"""Fused weights are separated on load. Each part is split over devices, and an export joins the parts
+again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Placement options do not change the logits: -ngl, -ot, -nkvo, -sm, any shares."""
+"""The placement options -ngl, -ot, -nkvo, -sm, and any shares, do not change the logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The samplers keep these invariants for any logits."""
+"""The samplers satisfy these invariants for any logits."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""A separate process renders chat templates. These tests cover the messages between it and its parent."""
+"""A separate process renders chat templates. The tests cover messages between this process and its parent."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_conversations_of_every_kind_are_rendered_completely() -> None:
 
 
 def test_a_lost_answer_is_not_the_base_of_the_next() -> None:
-    """A signal may arrive after the parent receives an answer and before it stores the answer."""
+    """A signal may arrive just before the parent stores a received answer."""
     template = ChatTemplate(ECHO)
     assert template.render(user_messages("a", "b")) == "[a][b]"
     worker = template._process._worker

@@ -1,4 +1,4 @@
-"""Templates like the published ones render the texts that transformers renders."""
+"""Templates that resemble published templates render the same texts as in transformers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ KEPT = json.loads((GOLDEN / "templates.json").read_text(encoding="utf-8"))
 
 @pytest.mark.parametrize("name", NAMES)
 def test_texts_equal_transformers(name: str) -> None:
-    """Our renderer refuses the templates that transformers refuses, with one exception. A loop over documents
-    or tools that are None runs zero times in our renderer."""
+    """Both renderers refuse the same templates, with one exception. If documents or tools are None, a loop
+    over them runs zero times in our renderer."""
     source = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
     template = ChatTemplate(source, TOKENS["bos_token"], TOKENS["eos_token"])
     n_texts = 0

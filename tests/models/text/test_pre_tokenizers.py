@@ -1,4 +1,5 @@
-"""Pre-tokenizers cut as llama.cpp or the models' own expressions do. `golden/` stores the expected ids."""
+"""Pre-tokenizers cut as llama.cpp does, or as the model's own expression does. `golden/` stores the expected
+ids."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ LLAMA_CPP = """
 
 
 def test_names() -> None:
-    """Our names are the pre-tokenizers of xllamacpp 2026.10. "whitespace" is a separate kind of tokenizer
-    here."""
+    """Our names of pre-tokenizers are the names in xllamacpp 2026.10. "whitespace" is a separate kind of
+    tokenizer here."""
     assert sorted({*PRE_TOKENIZERS, *LINE_TOKENIZERS, *LLAMA_CPP}) == LLAMA_CPP
     assert sorted(KEPT["found"]) == sorted(oracle.names())
 

@@ -119,9 +119,9 @@ def test_any_mixture(tmp_path_factory: pytest.TempPathFactory, name: str, seed: 
 
 
 def test_templates_that_alter_messages(folder: Path) -> None:
-    """A sentinel after each special token of a message marks it in the prompt, or a sentinel before it if the
-    template does not render the first. If both fail, the message's content must occur only once in the
-    prompt, or the prompt is unprotected."""
+    """The renderer puts a sentinel after each special token of a message, or before it if that fails, to find
+    the token in the prompt. If both fail, the content must occur only once in the prompt. Else the prompt is
+    unprotected."""
     tok = tokenizer(folder, "qwen3")
     end = "<|im_end|>"
 

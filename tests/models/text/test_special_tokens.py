@@ -1,4 +1,4 @@
-"""Special tokens in a text are found as the definition says, in bounded time."""
+"""Special tokens in a text are found in bounded time, according to a definition."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ USER_DEFINED, BYTE = 4, 6
 
 
 def defined(text: str, tokens: list[str]) -> list[str | int]:
-    """Define the result: cut out every occurrence of the longest token in bytes, then of each shorter token
-    in the remaining text."""
+    """Cut out every occurrence of the longest token in bytes, then of each shorter token in the remaining
+    text."""
     parts: list[str | int] = [text] if text else []
     for token in sorted(tokens, key=lambda token: (-len(token.encode()), tokens.index(token))):
         cut: list[str | int] = []

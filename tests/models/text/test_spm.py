@@ -27,8 +27,8 @@ from vkbackend.models.text.vocabulary import SPACE
 
 
 def plain_merge(text: str, ids: dict[str, int], scores: Sequence[float]) -> list[str]:
-    """Define the result in quadratic time: merge the pair with the best score, and the leftmost pair of equal
-    scores."""
+    """Merge the pair with the best score, or the leftmost of equal pairs, in quadratic time. This is the
+    definition."""
     symbols = list(text)
     while True:
         pairs = [(ids.get(a + b), i) for i, (a, b) in enumerate(itertools.pairwise(symbols))]
@@ -51,8 +51,8 @@ def plain_merge(text: str, ids: dict[str, int], scores: Sequence[float]) -> list
 def test_merges_follow_the_definition(
     tokens: set[str], text: str, rng: random.Random, max_pairs: int
 ) -> None:
-    """Some scores are equal, some characters are not tokens, and some tokens contain spaces between words,
-    which the cases above write as "_"."""
+    """Some scores are equal, some characters are not tokens, and some tokens contain spaces, which the cases
+    write as "_"."""
     tokens, text = {token.replace("_", SPACE) for token in tokens}, text.replace("_", SPACE)
     ids = {t: i for i, t in enumerate(sorted(tokens))}
     scores = [float(rng.randint(0, 3)) for _ in ids]
@@ -88,8 +88,8 @@ def test_merging_takes_n_log_n_steps(letter: str) -> None:
 
 
 def test_ranked_merges_cannot_express_leftmost_of_equal_scores() -> None:
-    """The `tokenizers` library ranks merges, and each ranking gives wrong tokens for one of the texts. It
-    cannot run SPM."""
+    """The `tokenizers` library ranks merges. Each ranking is wrong for one of these texts. It cannot run
+    SPM."""
     ids, scores = {"a": 0, "b": 1, "ab": 2, "ba": 3}, [0.0] * 4
     merger = SpmMerger(ids, scores, [0] * 256)
     assert (merger.encode("aba"), merger.encode("bab")) == ([2, 0], [3, 1])

@@ -1,4 +1,4 @@
-"""Hostile chat templates cannot harm the process that runs them or its parent."""
+"""A separate process runs chat templates, and limits the damage of hostile templates."""
 
 from __future__ import annotations
 

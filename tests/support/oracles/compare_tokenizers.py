@@ -1,13 +1,16 @@
-"""Prints tables that compare tokenizers with llama.cpp's on random lines and by the time of loading and
-encoding.
+"""Prints tables that compare our tokenizers with llama.cpp's: ids of random lines, and the time to load and
+to encode.
 
     PYTHONPATH=tests/support python tests/support/oracles/compare_tokenizers.py           # all three tables
     PYTHONPATH=tests/support python tests/support/oracles/compare_tokenizers.py speed     # one table
 
-speed: vocabularies of `../shared/vocab` (else the small ones of tests/data): lines that differ; CPU seconds
-to load, the best of three; MB per CPU second of English, `cold` (right after loading) and `warm` (once more).
+speed: the vocabularies of `../shared/vocab`, or the small vocabularies of tests/data. The columns are the
+number of lines that differ, the load time in CPU seconds (best of three), and the MB of English encoded per
+CPU second. `cold` is the first encoding after loading, `warm` the second.
+
 cuts: every pre-tokenizer with its own cuts, over a vocabulary of all pairs of bytes. `own` counts lines that
 differ because llama.cpp does not cut as the model does (see make_pre_tokenizers.py).
+
 kinds: small vocabularies of the other kinds. Needs xllamacpp.
 """
 
@@ -53,7 +56,8 @@ def differing(ours: Tokenizer, theirs: llama_cpp.Vocabulary, lines: Sequence[str
 
 
 def with_inner_space(path: Path, folder: Path) -> Path:
-    """Copy the vocabulary, but put a space inside its last token, as Gemma 3's tokens have."""
+    """Copy the vocabulary with a space inside its last token, because Gemma 3 has tokens with inner
+    spaces."""
     with GGUF.open(path) as gguf:
         tokens = gguf.strings("tokenizer.ggml.tokens")
         tokens[-1] = "q\u2581q"
@@ -120,7 +124,8 @@ def cuts(lines: list[str]) -> None:
 
 
 def kinds(lines: list[str]) -> None:
-    """For BERT, `own` counts lines with spacing marks, which BERT's normalizer keeps and llama.cpp drops."""
+    """Print the table of tokenizer kinds. For BERT, `own` counts lines with spacing marks, which BERT's
+    normalizer keeps and llama.cpp drops."""
     print("| kind | lines | differ | own | unexplained |\n" + "|---" * 5 + "|")
     for name, make in make_kinds.MAKE.items():
         with tempfile.TemporaryDirectory() as folder:

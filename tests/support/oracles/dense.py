@@ -29,7 +29,7 @@ def llama3_factors(n_rot: int, freq_base: float) -> np.ndarray:
 
 @fixture("llama")
 def llama(m: Fixture) -> None:
-    """Frequency factors, and biases in all layers."""
+    """Build a model with RoPE frequency factors, and with biases in all layers."""
     base(m, 4)
     m.put("rope_freqs.weight", llama3_factors(HEAD_DIM, 1000.0))
     for il in range(4):
@@ -44,7 +44,8 @@ SHORT_FACTORS = [1.0, 1.0, 1.05, 1.1, 1.2, 1.4, 1.7, 2.1]
 
 
 def longrope(m: Fixture, original: int, n_rot: int = HEAD_DIM) -> None:
-    """Long factors above the original context length, short factors below."""
+    """Add long RoPE factors for positions above the original context length, and short factors for lower
+    positions."""
     scale = m.keys["context_length"] / original
     m.keys |= {
         "rope.scaling.original_context_length": original,
@@ -67,7 +68,8 @@ def llama_longrope(m: Fixture) -> None:
 
 @fixture("mistral3")
 def mistral3(m: Fixture) -> None:
-    """YaRN, and q multiplied by 1 + scale * ln(1 + floor(position / original context length))."""
+    """Build a model with YaRN. q is multiplied by 1 + scale * ln(1 + floor(position / original context
+    length))."""
     base(
         m, 4, rope__scaling__type="yarn", rope__scaling__factor=16.0,
         rope__scaling__original_context_length=16, rope__scaling__yarn_beta_fast=4.0,
@@ -228,8 +230,8 @@ def olmo2(m: Fixture) -> None:
 
 @fixture("olmo2+window")
 def olmo2_window(m: Fixture) -> None:
-    """Like OLMo 3: sliding windows in some layers, YaRN in the layers with full attention. Devices copy the
-    single kv head."""
+    """Build a model like OLMo 3, with sliding windows in some layers, and YaRN in the layers with full
+    attention. Every device has a copy of the single kv head."""
     base(
         m, 5, n_kv=1, attention__sliding_window=16, rope__scaling__type="yarn", rope__scaling__factor=8.0,
         rope__scaling__original_context_length=32,

@@ -1,5 +1,5 @@
-"""The metadata and tensors of a tiny random model, written as GGUF. Each tensor's name seeds a generator, so
-weights are the same in any order and are never stored.
+"""The metadata and tensors of a tiny random model, written as GGUF. The name of a tensor seeds its random
+values. Weights do not depend on the order of tensors, and are not stored.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ N_VOCAB = 128
 N_CTX = 64
 PROMPT = np.random.default_rng(48).integers(0, N_VOCAB, 48).tolist()
 N_STEERED = 8
-N_PREFILL = 40  # prompt tokens of the first batch, if the other 8 come singly
+N_PREFILL = 40  # prompt tokens of the first batch, before 8 batches of one token
 
 
 @dataclass
 class Fixture:
-    """A model. `keys` have no architecture prefix."""
+    """A model. The names in `keys` lack the architecture's prefix."""
 
     name: str
     arch: str
@@ -65,7 +65,7 @@ class Fixture:
 
 
 Q8_0, MXFP4 = gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.MXFP4
-# F32 in quantized files, as all vectors are.
+# Quantized files store these tensors, and all vectors, in F32.
 KEPT = re.compile(r"\.bias$|ffn_gate_inp|ssm_(conv1d|a$|d$)|_norm\.|^rope_")
 
 
@@ -93,7 +93,8 @@ def write(
     quantize: bool = False,
     blocks: Mapping[str, tuple[np.ndarray, gguf.GGMLQuantizationType]] | None = None,
 ) -> Path:
-    """Write the model without a vocabulary: `blocks` as given, other matrices as Q8_0 if `quantize`."""
+    """Write the model without a vocabulary. `blocks` has encoded tensors. With `quantize`, other matrices
+    become Q8_0."""
     writer = gguf.GGUFWriter(path, fixture.arch)
     writer.add_string("tokenizer.ggml.model", "none")
     for key, value in {"vocab_size": N_VOCAB, **fixture.keys}.items():

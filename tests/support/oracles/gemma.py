@@ -71,8 +71,9 @@ CUT = 1.6448533535003662  # the quantile of 0.95
 
 @fixture("gemma3n")
 def gemma3n(m: Fixture) -> None:
-    """Four streams; the last five of 25 layers read the caches of layers 18 and 19. llama.cpp's standard
-    deviation divides by n - 1, the model's by n; the cut compensates for this."""
+    """Build a model with four residual streams. The last five of 25 layers read the caches of the two layers
+    before them. llama.cpp's standard deviation divides by n - 1, but the model's divides by n. The
+    threshold of gates compensates for this."""
     n_layer, n = 20 + N_SHARED, N_EMBD
     base(
         m, n_layer, attention__sliding_window=12, rope__freq_base=20000.0, rope__freq_base_swa=500.0,
@@ -101,7 +102,7 @@ def gemma3n(m: Fixture) -> None:
         m.matrix(p + "laurel_l", RANK, n)
         m.matrix(p + "laurel_r", n, RANK)
         for name in ("post_attention_norm", "post_ffw_norm", "post_norm", "laurel_post_norm"):
-            m.norm(p + name, n)  # small, because 25 layers would amplify GELU's error
+            m.norm(p + name, n)  # small norms, because 25 layers amplify GELU's error
             m.tensors[f"{p}{name}.weight"] *= np.float32(0.3)
         for name in ("altup_router_norm", "altup_correct_scale"):
             m.norm(p + name, n)
@@ -109,7 +110,8 @@ def gemma3n(m: Fixture) -> None:
 
 
 def gemma4_base(m: Fixture, windowed: list[bool], n_kv: int, n_kv_full: int, **keys: Any) -> None:
-    """Heads of 16 in layers with a window, else heads of 32, a quarter rotated."""
+    """Add the keys and tensors of gemma4. Heads have 16 elements in layers with a window. In other layers
+    they have 32 elements, and RoPE rotates a quarter of them."""
     base(
         m, len(windowed), n_kv=[n_kv if swa else n_kv_full for swa in windowed],
         attention__sliding_window=12, attention__sliding_window_pattern=windowed,
@@ -120,7 +122,7 @@ def gemma4_base(m: Fixture, windowed: list[bool], n_kv: int, n_kv_full: int, **k
         final_logit_softcapping=4.0,
     )  # fmt: skip
     m.keys |= keys
-    m.unread = (f"blk.{len(windowed) - 1}.layer_output_scale",)  # the final norm cancels it
+    m.unread = (f"blk.{len(windowed) - 1}.layer_output_scale",)  # the final norm cancels this scale
     tied(m, 0.2)
     m.put("rope_freqs.weight", np.array([1.0] * (HEAD_DIM // 4) + [1e30] * (HEAD_DIM * 3 // 4)))
 
@@ -177,8 +179,8 @@ def gemma4_experts(m: Fixture) -> None:
 
 @fixture("gemma4+shared")
 def gemma4_shared(m: Fixture) -> None:
-    """Per-layer embeddings; the last three layers share caches, have a wider FFN, and do not read their keys
-    and values, as in published files."""
+    """Build a model with per-layer embeddings. As in published files, the last three layers share caches,
+    have a wider FFN, and do not read their K and V weights."""
     size, n_layer, owners = 16, 7, 4
     gemma4_base(m, [True, False, True, False, True, True, False], 1, 1)
     m.keys |= {

@@ -1,5 +1,6 @@
-"""Hugging Face `transformers` as an oracle: float32, eager attention. Builders undo the conversion to GGUF:
-names, interleaved q and k rows of llama, the 1 that is added to some norm weights, fused projections.
+"""Uses Hugging Face `transformers` as an oracle, in float32 with eager attention. Its builders undo the
+changes that GGUF files contain: names, interleaved q and k rows of llama, the 1 that is added to some norm
+weights, and fused projections.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def versions() -> str:
 def logits(
     fixture: Fixture, batches: Sequence[Sequence[int]], steering: Mapping[int, np.ndarray] | None = None
 ) -> np.ndarray:
-    """Logits of consecutive batches, float32 [n_tokens, n_vocab]; `steering`: control vectors by layer."""
+    """Return the logits of consecutive batches, float32 [n_tokens, n_vocab]. `steering` maps layers to
+    control vectors."""
     network = model(fixture)
     for il, direction in (steering or {}).items():
         base = network.base_model

@@ -96,7 +96,8 @@ def glm4moe(m: Fixture) -> tuple[Any, State]:
 
 @builder("gpt-oss")
 def gpt_oss(m: Fixture) -> tuple[Any, State]:
-    """llama.cpp always rounds (`truncate`) the bounds of the YaRN ramp; GGUF has no key for this."""
+    """Build gpt-oss. GGUF has no key for `truncate`, which is true because llama.cpp always rounds the bounds
+    of the YaRN ramp."""
     k = m.keys
     n_layer = k["block_count"]
     config = transformers.GptOssConfig(

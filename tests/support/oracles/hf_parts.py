@@ -13,7 +13,7 @@ State = dict[str, np.ndarray]
 Builder = Callable[[Fixture], tuple[Any, State]]
 BUILDERS: dict[str, Builder] = {}
 
-NAMES = {  # a layer's tensors, GGUF -> transformers; builders add the others
+NAMES = {  # A layer's tensor names in GGUF and in transformers. Builders add more names.
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -134,7 +134,8 @@ def minus_one(state: State, pattern: str = r"norm\.weight$") -> None:
 
 
 def gate_rows(m: Fixture, state: State) -> None:
-    """The shared expert's gate is a vector in GGUF and a matrix of one row in transformers."""
+    """Reshape the gate of the shared expert, which is a vector in GGUF and a matrix of one row in
+    transformers."""
     for il in layers(m, "ffn_gate_inp_shexp.weight"):
         name = f"model.layers.{il}.mlp.shared_expert_gate.weight"
         state[name] = state[name][None]

@@ -81,7 +81,8 @@ def qwen3next(m: Fixture) -> tuple[Any, State]:
 
 
 def grouped(m: Fixture, values: np.ndarray, axis: int = 0) -> np.ndarray:
-    """Reorder value heads from tiled (h reads key head h % n) to transformers' grouped order (h // r)."""
+    """Reorder value heads from tiled order to the grouped order of transformers. Value head h reads key head
+    h % n in tiled order, and key head h // r in grouped order."""
     n_k, n_v = m.keys["ssm.group_count"], m.keys["ssm.time_step_rank"]
     values = np.moveaxis(values, axis, 0)
     heads = values.reshape(n_v // n_k, n_k, -1, *values.shape[1:])
@@ -143,7 +144,8 @@ def qwen35moe(m: Fixture) -> tuple[Any, State]:
 
 @builder("kimi-linear")
 def kimi_linear(m: Fixture) -> tuple[Any, State]:
-    """GGUF stores the latent's up-projection as V [values, latent] and K transposed [latent, keys]."""
+    """Build kimi-linear. GGUF stores the up-projection of the latent as two tensors: V is [values, latent],
+    and K is transposed, [latent, keys]."""
     k = m.keys
     size, rank, shared = (
         k["attention.value_length_mla"],

@@ -64,7 +64,7 @@ def deepseek2_keys(m: Fixture, n_layer: int, **more: Any) -> None:
 
 @fixture("deepseek2")
 def deepseek2(m: Fixture) -> None:
-    """Like V3: q from a latent, sigmoid, groups, YaRN."""
+    """Build a model like DeepSeek V3, with q from a latent, sigmoid routing, groups of experts, and YaRN."""
     deepseek2_keys(
         m, 4, attention__q_lora_rank=24, expert_gating_func=2, expert_weights_scale=2.5,
         expert_weights_norm=True, expert_group_count=4, expert_group_used_count=2,
@@ -76,7 +76,8 @@ def deepseek2(m: Fixture) -> None:
 
 @fixture("deepseek2+heads")
 def deepseek2_heads(m: Fixture) -> None:
-    """Like V2 in files from before April 2025: every head has keys and values of its own."""
+    """Build a model like DeepSeek V2 in files from before April 2025, where every head has its own keys and
+    values."""
     deepseek2_keys(m, 3, attention__q_lora_rank=24, expert_gating_func=1, expert_weights_scale=1.5)
     m.keys |= {
         "attention.head_count_kv": m.keys["attention.head_count"],
@@ -91,7 +92,7 @@ def deepseek2_heads(m: Fixture) -> None:
 
 @fixture("deepseek2+softmax")
 def deepseek2_softmax(m: Fixture) -> None:
-    """Like V2: softmax, weights not normalised."""
+    """Build a model like DeepSeek V2, with softmax routing and expert weights that are not normalised."""
     deepseek2_keys(m, 3, attention__q_lora_rank=24, expert_gating_func=1, expert_weights_scale=1.5)
     deepseek2_layers(m, 3)
 
@@ -107,12 +108,12 @@ def mistral4(m: Fixture) -> None:
     deepseek2_layers(m, 3)
 
 
-# The last chosen and the first unchosen score of a row differ by at least 1e-4 of the largest score, 100
-# times the error of F32. With eight heads few scores are 0.
+# In every row, the last chosen score exceeds the next score by at least 1e-4 of the largest score. This
+# margin is 100 times the error of F32. With eight index heads, few scores are 0.
 TOP_K, N_INDEX = 19, 8
 
 
-INDEX_DIM = 64  # llama.cpp's Hadamard matrix for index keys needs at least 64
+INDEX_DIM = 64  # the smallest size of llama.cpp's Hadamard matrix for index keys
 
 
 RANK_Q = 24
@@ -157,7 +158,7 @@ def glm_dsa(m: Fixture) -> None:
 
 @fixture("glm-dsa+shared")
 def glm_dsa_shared(m: Fixture) -> None:
-    """Like GLM-5.2: two layers use an earlier layer's choice."""
+    """Build a model like GLM-5.2, in which two layers use the positions that an earlier layer chose."""
     full = [True, True, False, False, True]
     sparse_keys(m, len(full), attention__indexer__types=full)
     deepseek2_layers(m, len(full))

@@ -1,5 +1,6 @@
-"""llama.cpp as an oracle: the C library in `xllamacpp`, by ctypes on the CPU, with an F32 KV cache and
-without flash attention. Parameter layouts are not a stable interface, so their defaults are checked first.
+"""Uses llama.cpp as an oracle, through ctypes and the C library in `xllamacpp`. It runs on the CPU with an
+F32 KV cache and without flash attention. The layouts of its parameters are not stable, so their defaults are
+checked first.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-F32, F16 = 0, 1  # values of ggml_type
-# offset: (default, value here)
+F32, F16 = 0, 1  # Numbers of types in ggml.
+# Each entry is the offset of a parameter: (default, value here).
 CONTEXT = {
     0: (512, 64),
     4: (2048, 64),
     8: (512, 64),
-    28: (4, 1),  # n_threads: one order for every sum
+    28: (4, 1),  # n_threads: a single thread adds in a fixed order
     32: (4, 1),
     52: (-1, 0),  # flash attention: automatic -> off
     104: (F16, F32),
@@ -160,8 +161,8 @@ def logits(
     n_vocab: int,
     steering: Mapping[int, np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Logits of consecutive batches, float32 [n_tokens, n_vocab]; `steering`: control vectors by layer, from
-    layer 1 on."""
+    """Return the logits of consecutive batches, float32 [n_tokens, n_vocab]. `steering` maps layers, from
+    layer 1 on, to control vectors."""
     context = Context(path, n_vocab, steering)
     rows = [context.decode(tokens) for tokens in batches]
     context.close()
@@ -169,8 +170,8 @@ def logits(
 
 
 def quantized(values: np.ndarray, kind: int, importance: np.ndarray | None = None) -> np.ndarray:
-    """Quantize rows of float32 [n, k] to the ggml type `kind`, uint8 [n, row bytes], as `llama-quantize
-    --pure`."""
+    """Quantize rows of float32 [n, k] to the ggml type `kind`, as `llama-quantize --pure` does. The result is
+    uint8 [n, row bytes]."""
     n, k = values.shape
     values, lib = np.ascontiguousarray(values, np.float32), library()
     weights = None if importance is None else np.ascontiguousarray(importance, np.float32)
@@ -187,7 +188,7 @@ class Vocabulary:
     def __init__(self, path: Path) -> None:
         self._lib = library()
         params = self._lib.llama_model_default_params()
-        # Set this switch; of the four switches the third is on by default.
+        # Set the first of four switches. The third switch is on by default.
         params.set(VOCAB_ONLY, 0x00010000, 0x00010001)
         self._model = self._lib.llama_model_load_from_file(str(path).encode(), params)
         if not self._model:

@@ -1,4 +1,4 @@
-"""llama.cpp's samplers as an oracle: a chain on one row of logits."""
+"""Uses llama.cpp's samplers as an oracle: a chain of samplers processes one row of logits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oracles import llama_cpp
 from vkbackend.models.sampling.params import SamplingParams
 
 ALL = 1 << 20
-# The C++ interface takes breakers as texts, the test interface as tokens.
+# The usual interface of DRY takes breakers as texts. This interface for tests takes breakers as tokens.
 DRY = "_Z30llama_sampler_init_dry_testingffiiRKSt6vectorIS_IiSaIiEESaIS1_EE"
 
 
@@ -65,7 +65,7 @@ def _dry(p: SamplingParams, breakers: Sequence[Sequence[int]]) -> int:
 
 
 def _samplers(p: SamplingParams, n_vocab: int) -> Iterator[int]:
-    """The chain of common/sampling.cpp without the final draw."""
+    """Yield the samplers of the chain in common/sampling.cpp, without the final draw."""
     if p.logit_bias:
         pairs = (_Bias * len(p.logit_bias))(*(_Bias(*pair) for pair in p.logit_bias))
         yield _make("logit_bias", n_vocab, len(pairs), pairs)
@@ -95,7 +95,7 @@ def _samplers(p: SamplingParams, n_vocab: int) -> Iterator[int]:
         ),
     }
     for name in p.samplers:
-        if name != "dry" or p.dry:  # the test interface expects DRY to be on
+        if name != "dry" or p.dry:  # this constructor of DRY cannot disable it
             yield make[name]()
 
 
@@ -146,7 +146,8 @@ def distribution(p: SamplingParams, logits: np.ndarray, history: Sequence[int]) 
 def dry_of_texts(
     vocabulary: llama_cpp.Vocabulary, n_vocab: int, breakers: Sequence[str], history: Sequence[int]
 ) -> dict[int, float]:
-    """DRY penalty of each token (multiplier 0.8, base 1.75, from 2 tokens on)."""
+    """Return the DRY penalty of each token, with multiplier 0.8 and base 1.75, for repetitions from 2 tokens
+    on."""
     texts = (ctypes.c_char_p * len(breakers))(*(text.encode() for text in breakers))
     values = _f(0.8), _f(1.75), 2, ALL, texts, ctypes.c_size_t(len(texts))
     sampler, lib = ctypes.c_void_p(_make("dry", vocabulary.pointer, *values)), llama_cpp.library()

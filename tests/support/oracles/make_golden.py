@@ -1,9 +1,9 @@
-"""Makes `golden/*.npz`: the logits of every fixture from two independent programs that must agree.
+"""Makes `golden/*.npz`, the logits of every fixture, on which two independent programs must agree.
 
     PYTHONPATH=tests/support python tests/support/oracles/make_golden.py [NAME ...]
 
-Needs torch, transformers and xllamacpp. Each file has transformers' logits, the versions, the NMSE between
-the programs, and the least effect of a tensor.
+Needs torch, transformers and xllamacpp. Each file stores transformers' logits, the versions, the NMSE between
+both programs, and the smallest effect of a tensor on the logits.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from oracles.fixtures import FIXTURES, build
 from places import GOLDEN
 
 STEPS = [PROMPT[:N_PREFILL], *([token] for token in PROMPT[N_PREFILL:])]
-# NMSE between the programs, and between one batch and single tokens in one program. llama.cpp's GELU table is
-# F16, so values are off by up to 5e-4, and rounding chooses between entries.
+# Bounds on the NMSE between the two programs, and between one batch and single tokens in one program.
+# llama.cpp's GELU uses an F16 table with errors of up to 5e-4, and rounding decides which entry is read.
 BOUNDS, WITH_GELU = (1e-10, 1e-11), (1e-6, 1e-8)
-MATTERS = 1e-2  # least relative RMS change of the logits when a tensor is made neutral
+MATTERS = 1e-2  # least relative RMS change of the logits if a tensor becomes neutral
 
 
 def nmse(got: np.ndarray, want: np.ndarray) -> float:
@@ -73,7 +73,7 @@ def changes(fixture: Fixture, logits: np.ndarray, folder: Path) -> dict[str, flo
         neutral.tensors[name] = np.ones_like(values) if multiplies else np.zeros_like(values)
         path = write(neutral, folder / "neutral.gguf")
         change = nmse(llama_cpp.logits(path, [PROMPT], N_VOCAB), logits) ** 0.5
-        errors[name] = inf if isnan(change) else change  # NaN: something is divided by this tensor's zeros
+        errors[name] = inf if isnan(change) else change  # a division by the tensor's zeros gives NaN
     return errors
 
 

@@ -1,5 +1,5 @@
-"""Makes `golden/kind-*.json`: small vocabularies of WordPiece, Unigram, RWKV and lower-case words, with
-llama.cpp's ids of random lines and prose.
+"""Makes `golden/kind-*.json`: small vocabularies of WordPiece, Unigram, RWKV and lower-case words, and
+llama.cpp's ids of random lines and prose for each vocabulary.
 
     PYTHONPATH=tests/support python tests/support/oracles/make_kinds.py
 
@@ -32,7 +32,7 @@ MAP = {
 
 
 def character_map(replaced: Mapping[str, str]) -> bytes:
-    """Return a precompiled map: size of the double array, array, texts."""
+    """Return a precompiled character map: the size of a double array, the array, and the replacing texts."""
     texts, tree = b"", {}
     for text, other in replaced.items():
         node = tree
@@ -47,7 +47,8 @@ def character_map(replaced: Mapping[str, str]) -> bytes:
         free = (
             b for b in range(1, 1 << 16) if b not in bases and all((b ^ c) not in units for c in children)
         )
-        bases.add(base := next(free))  # no two nodes share a base, so a byte identifies its parent
+        # each node has its own base, so the byte at an entry identifies its parent node
+        bases.add(base := next(free))
         for label, child in children.items():
             leaf = label == 0
             units[base ^ label] = child | 1 << 31 if leaf else label

@@ -1,10 +1,10 @@
-"""Makes `golden/pre-tokenizers.json`: ids of random lines from each pre-tokenizer that has its own cuts.
+"""Makes `golden/pre-tokenizers.json`: ids of random lines for each pre-tokenizer that cuts in its own manner.
 
     PYTHONPATH=tests/support python tests/support/oracles/make_pre_tokenizers.py
 
-Every pair of bytes is a token, in random order, so another cut nearly always gives other ids. The ids come
-from llama.cpp. Where its expression differs from the published one, they come from `tokenizers` with the
-published expression. Needs xllamacpp.
+Every pair of bytes is a token, in random order, so a different cut nearly always gives different ids. The ids
+come from llama.cpp. If llama.cpp's expression differs from the published expression, they come from
+`tokenizers` with the published one. Needs xllamacpp.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ _CASED = (
 )
 _SUFFIX = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _GPT4O = _CASED % (_SUFFIX, _SUFFIX, r"\p{N}{1,3}")
-# The models' own expressions where llama.cpp deviates: most of its capital letters are ASCII or missing; it
-# groups tiny_aya's digits before letters; it takes only ASCII digits for superbpe.
+# These are the models' own expressions, from which llama.cpp deviates. Most of llama.cpp's capital letters
+# are ASCII or missing. llama.cpp groups tiny_aya's digits before letters, and knows only ASCII digits for
+# superbpe.
 ORIGINALS: dict[str, tuple[str, ...]] = {
     "tekken": (_CASED % ("", "", r"\p{N}"),),
     "gpt-4o": (_GPT4O,),
@@ -51,8 +52,9 @@ ORIGINALS: dict[str, tuple[str, ...]] = {
         _CASED % (_SUFFIX, _SUFFIX, r"\p{N}"),
     ),
 }
-# Lines on which llama.cpp deviates: it takes wide spaces as white space in character classes, groups
-# deepseek-llm's digits, and joins characters before a number with the number's first digits.
+# llama.cpp deviates on lines that match these expressions. llama.cpp treats wide spaces as white space in
+# character classes. llama.cpp also groups deepseek-llm's digits, and joins characters before a number with
+# its first digits.
 DEVIATING = {
     "deepseek-llm": r"\d\d|[\u2000-\u3000²³½Ⅷ]",
     "deepseek-coder": r"[\u2000-\u3000]",
@@ -68,7 +70,8 @@ def names() -> list[str]:
 
 
 def pairs_of(lines: Iterable[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Return tokens and merges: all bytes, all pairs of the lines' bytes in random order, WHOLE."""
+    """Return tokens and merges. The tokens are all bytes, all pairs of the lines' bytes in random order, and
+    WHOLE."""
     shown = byte_characters()
     used = sorted({b for line in lines for b in line.encode()})
     merges = [(shown[a], shown[b]) for a in used for b in used]

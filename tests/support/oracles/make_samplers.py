@@ -3,9 +3,9 @@
     PYTHONPATH=tests/support python tests/support/oracles/make_samplers.py            # writes the file
     PYTHONPATH=tests/support python tests/support/oracles/make_samplers.py --table    # prints a comparison
 
-The table has per case: random rows of 2,000 logits that keep the same tokens, the largest difference of a
-probability, and for one row the chi-square of 100,000 of our draws (10,000 if more than 500 tokens are left).
-Needs xllamacpp.
+Each line of the table shows one case. Its columns are the number of random rows of 2,000 logits for which
+both samplers keep the same tokens, the largest difference of a probability, and chi-square for 100,000 of our
+draws from one row. If at least 500 tokens remain, chi-square uses 10,000 draws. Needs xllamacpp.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def written(logits: np.ndarray) -> list[float]:
 
 
 def chi_square(observed: np.ndarray, expected: np.ndarray) -> tuple[float, int]:
-    """Return (chi-square, degrees of freedom); tokens expected fewer than 5 times are merged."""
+    """Return chi-square and its degrees of freedom. Tokens with fewer than 5 expected draws are merged."""
     rare = expected < 5
     observed = np.append(observed[~rare], observed[rare].sum())
     expected = np.append(expected[~rare], expected[rare].sum())

@@ -1,10 +1,10 @@
-"""Makes `golden/tokenizer-*.json`: small vocabularies, and the ids that other programs give to texts.
+"""Makes `golden/tokenizer-*.json`: small vocabularies, and the ids of texts according to other programs.
 
     PYTHONPATH=tests/support python tests/support/oracles/make_tokenizers.py
 
-Needs tokenizers, transformers, tiktoken and xllamacpp. For Gemma 4 transformers and llama.cpp must agree. For
-Kimi K2 the ids are tiktoken's; llama.cpp does not cut between small and capital letters, so each file states
-how often it agrees.
+Needs tokenizers, transformers, tiktoken and xllamacpp. For Gemma 4, transformers and llama.cpp must agree on
+the ids. For Kimi K2, the ids come from tiktoken. llama.cpp does not cut between small and capital letters, so
+each file states how often llama.cpp agrees.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def byte_characters() -> dict[int, str]:
 
 
 def halves(ranks: dict[bytes, int], token: bytes) -> list[bytes]:
-    """Return the two tokens whose merge by lower ranks gives a token, as in the converters to GGUF."""
+    """Return the two tokens that the last merge of `token` joins, as converters to GGUF do."""
     parts = [bytes([b]) for b in token]
     while len(parts) > 2:
         joined = [ranks.get(a + b, len(ranks)) for a, b in pairwise(parts)]
@@ -169,7 +169,7 @@ def kimi_k2() -> dict[str, Any]:
     import tiktoken
     from tiktoken._educational import bpe_train
 
-    # Merges of windows of five characters cross the expression's cuts.
+    # Training on windows of five characters gives merges across the expression's cuts.
     text = "".join("\n".join(PROSE)[i:] for i in range(5))
     ranks = bpe_train(text, 900, "(?s).{5}", visualise=None)
     engine = tiktoken.Encoding("kimi", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})

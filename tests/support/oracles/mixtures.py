@@ -165,7 +165,8 @@ def llama4(m: Fixture) -> None:
 
 @fixture("llama4+chunks")
 def llama4_chunks(m: Fixture) -> None:
-    """Chunks of 16; the temperature grows every 16 positions."""
+    """Build a model with chunks of 16 positions, in which the attention temperature grows every 16
+    positions."""
     m.alone = "llama.cpp has chunks of 8,192 alone"
     llama4_layers(m, 4, attention__sliding_window=16, attention__temperature_length=16)
 

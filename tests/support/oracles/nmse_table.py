@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests/support python tests/support/oracles/nmse_table.py [NAME ...]
 
-The last tokens of the prompt are computed singly. Caches, sums and wire are F32.
+The last tokens of the prompt are computed one by one. Caches, sums and the wire are F32.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SETS = {"numpy": ["numpy"], "numpy x 3": ["numpy"] * 3, "0,0,0": ["0"] * 3, "0,1
 
 
 def logits(path: Path, devices: list[str]) -> np.ndarray:
-    """Return logits [len(PROMPT), n_vocab]."""
+    """Return the logits of the prompt, [len(PROMPT), n_vocab]."""
     how = {"type_k": "f32", "type_v": "f32", "reduce_type": "f32"}
     runner = load_runner(path, devices=devices, n_ctx=N_CTX, n_ubatch=N_CTX, **how)
     try:

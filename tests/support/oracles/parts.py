@@ -1,7 +1,8 @@
-"""Parts of fixtures: the registry, common keys, attention, feed-forward, experts.
+"""Parts that fixtures share: the registry, common keys, attention, feed-forward layers, experts.
 
-A fixture has more layers than one period of its pattern, windows shorter than the prompt, GQA or MQA, two of
-eight experts, and biases that matter, at sizes for a software driver.
+A fixture has more layers than a period of its layer pattern, windows shorter than the prompt, and GQA or MQA.
+It uses two of eight experts, and its biases change the logits. Its sizes are small enough for a software
+driver.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def tied(m: Fixture, gain: float) -> None:
 def attention(
     m: Fixture, il: int, *, bias: str = "", head_norms: bool = False, norm: str = "attn_norm"
 ) -> None:
-    """`bias`: the projections that have a bias, as letters of "qkvo"."""
+    """Add the attention of a layer. `bias` names the projections with a bias, as letters of "qkvo"."""
     p = f"blk.{il}."
     n_head, n_kv = m.keys["attention.head_count"], m.keys["attention.head_count_kv"]
     head_dim = m.keys["attention.key_length"]

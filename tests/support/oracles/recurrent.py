@@ -99,7 +99,7 @@ QWEN35: dict[str, Any] = {
 
 @fixture("qwen35")
 def qwen35(m: Fixture) -> None:
-    """Tiled value heads: value head h reads key head h % 4."""
+    """Build a model with tiled value heads, in which value head h reads key head h % 4."""
     base(m, 5, **QWEN35, **ssm(4, 12))
     qwen35_layers(m)
     for il in range(5):

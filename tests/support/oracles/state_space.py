@@ -109,7 +109,7 @@ KINDS = "S", "F", "A", "F", "S"
 
 
 def one_of_three(m: Fixture, n_ff: int, **keys: Any) -> list[int]:
-    """Add layers of each kind; return the feed-forward layers, which have only their norms so far."""
+    """Add layers of each kind. Return the feed-forward layers, which have only norms so far."""
     kv = [2 * (kind == "A") for kind in KINDS]
     base(
         m,

@@ -1,4 +1,4 @@
-"""The scripts that count a checkout's prose and code, on a small repository."""
+"""Scripts count the prose and the code of a checkout, here of a small repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A browser and a server with a scripted model."""
+"""Fixtures that open a browser, and a server with a scripted model."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 @pytest.fixture(scope="module")
 def opened() -> Iterator[Any]:
-    """Open one per module, because a test cannot run its own event loop while playwright runs."""
+    """Yield one browser per module, because no test can run its own event loop while playwright runs."""
     with browser() as chromium:
         yield chromium
 
@@ -75,13 +75,13 @@ def address(model: ScriptedModel) -> Iterator[Address]:
 @pytest.fixture(scope="module")
 def shared_page(opened: Any, address: Address) -> Iterator[Any]:
     with page_of(opened, address.port) as page:
-        page.goto("/page/icon.svg")  # a file of this origin that loads none of the page's modules
+        page.goto("/page/icon.svg")  # this file of the same origin loads no module of the page
         yield page
 
 
 @pytest.fixture
 def page(shared_page: Any) -> Iterator[Any]:
-    """The page with empty storage; a new profile per test would take a second."""
+    """Yield the page with empty storage. A new profile per test would take a second."""
     shared_page.evaluate("localStorage.clear(), sessionStorage.clear()")
     shared_page.goto("/")
     yield shared_page

@@ -22,7 +22,7 @@ def config(**limits: float) -> Config:
 
 
 def answer_of(sock: socket.socket) -> bytes:
-    """Return all bytes until the server closes."""
+    """Return all bytes that the server sends before it closes the connection."""
     pieces = []
     while piece := sock.recv(65536):
         pieces.append(piece)
@@ -43,7 +43,7 @@ def test_body_of_too_many_bytes(plain: Address) -> None:
     status, answer, _ = plain.post("/tokenize", body)
     assert status == 413 and "8 MiB" in answer["error"]["message"]
     head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
-    with plain.connect() as sock:  # without Content-Length, the server counts the bytes
+    with plain.connect() as sock:  # without Content-Length, the server counts the received bytes
         sock.sendall(head)
         chunk = b"%x\r\n%s\r\n" % (1 << 20, b" " * (1 << 20))
         with pytest.raises(OSError, match=r"reset|Broken pipe"):
@@ -100,14 +100,14 @@ def test_slow_headers_and_bodies() -> None:
             sock.sendall(b"GET /health HTTP/1.1\r\nHost: loc")
             assert answer_of(sock).startswith(b"HTTP/1.1 408 ")
         with address.connect() as sock:
-            assert answer_of(sock).startswith(b"HTTP/1.1 408 ")  # the client has sent nothing
+            assert answer_of(sock).startswith(b"HTTP/1.1 408 ")  # this client sends no bytes
         with address.connect() as sock:
             sock.sendall(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
             assert answer_of(sock).startswith(b"HTTP/1.1 408 ")
 
 
 def test_a_connection_of_many_requests_may_last_long() -> None:
-    """Each request restarts the headers' time limit."""
+    """The time limit for headers starts again with each request."""
     with served(FakeModel(pause_s=0.05), config(header_s=0.2)) as address:
         connection = http.client.HTTPConnection("127.0.0.1", address.port, timeout=30)
         for _ in range(6):
@@ -119,12 +119,13 @@ def test_a_connection_of_many_requests_may_last_long() -> None:
 
 
 def test_comments_are_sent_during_silence() -> None:
-    """Comments are sent even before the first event."""
+    """The server sends comments even before the first event."""
     with served(FakeModel(pause_s=0.5), config(ping_s=0.1)) as address:
         status, text, _ = address.post("/completions", {"prompt": "a", "max_tokens": 2, "stream": True})
         assert status == 200 and text.startswith(": ping\n\n") and text.count(": ping\n\n") >= 4
         assert text.count('"text":"x"') == 2
-        assert text.replace(": ping\n\n", "").endswith("data: [DONE]\n\n")  # a comment may still arrive
+        # a comment may follow the last event
+        assert text.replace(": ping\n\n", "").endswith("data: [DONE]\n\n")
 
 
 def test_a_client_that_does_not_read_is_cancelled() -> None:
@@ -243,7 +244,7 @@ def test_prompt_longer_than_the_context(plain: Address) -> None:
     status, answer, _ = plain.post("/completions", {"prompt": "a" * 513})
     assert status == 400 and answer["error"]["code"] == "context_length_exceeded"
     assert answer["error"]["n_prompt_tokens"] == 513
-    # LiteLLM and Claude Code match these messages.
+    # LiteLLM and Claude Code recognise errors by these messages.
     assert "exceeds the available context size" in answer["error"]["message"]
     error = ANTHROPIC.body(PromptTooLong("...", n_tokens=513, n_ctx=512))["error"]
     assert error["message"] == "prompt is too long: 513 tokens > 512 maximum"

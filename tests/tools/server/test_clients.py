@@ -106,7 +106,7 @@ def test_logprobs_and_several(client: openai.OpenAI) -> None:
 
 
 def test_tools(client: openai.OpenAI) -> None:
-    """The call is forced, because the model would not call a tool by itself."""
+    """The test forces the call, because the demo model never calls tools by itself."""
     done = client.chat.completions.create(
         model="demo", messages=ASKED, tools=TOOLS, tool_choice="required", parallel_tool_calls=False
     )
@@ -284,7 +284,7 @@ def curl(server: Command, *words: str) -> str:
 def test_curl(server: Command, expected: str) -> None:
     url = f"http://127.0.0.1:{server.address.port}/v1"
     body = json.dumps({"messages": ASKED, "max_tokens": 12})
-    # curl does not send JSON's Content-Type
+    # curl does not set the Content-Type of JSON by default
     answer = json.loads(curl(server, f"{url}/chat/completions", "-d", body))
     assert answer["choices"][0]["message"]["content"] == expected
     streamed = curl(server, f"{url}//chat/completions", "-d", body[:-1] + ', "stream": true}')

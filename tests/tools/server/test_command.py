@@ -48,7 +48,7 @@ def test_the_context_is_shared() -> None:
     for words in ((), ("-c", "0")):
         args = parsed(*words)
         serve.share_context(args, demo_model())
-        assert (args.n_ctx, args.kv_cells) == (512, 512)  # the context of the demo model
+        assert (args.n_ctx, args.kv_cells) == (512, 512)  # the demo model has a context of 512
     args = parsed("-c", "300", "--kv-cells", "900")
     serve.share_context(args, demo_model())
     assert args.kv_cells == 900

@@ -48,7 +48,7 @@ def test_keys() -> None:
 
 
 def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """compare_digest compares every key, no matter which key is right."""
+    """compare_digest compares the request's key with every valid key, even after a match."""
     compared, digest = [], hmac.compare_digest
 
     def compare(a: bytes, b: bytes) -> bool:
@@ -87,7 +87,7 @@ def test_files_of_keys(tmp_path: Path) -> None:
     ("localhost@evil.example", 403), ("", 403), ("127.0.0.1.evil.example", 403), ("a b", 403),
 ])  # fmt: skip
 def test_names_of_the_server(host: str, status: int) -> None:
-    """After DNS rebinding, a page sends its own name."""
+    """After DNS rebinding, a hostile page sends its own host name to the server."""
     guard = Guard(hosts=("known.example",))
     from vkbackend.tools.server.failures import Refusal
 
@@ -103,7 +103,7 @@ def test_host_is_checked_on_the_wire() -> None:
     with served(FakeModel(), config()) as address:
         assert address.get("/health", Host="evil.example")[0] == 403
         assert address.post("/completions", {"prompt": "a"}, Host="evil.example")[0] == 403
-        with address.connect() as sock:  # HTTP/1.0 without Host, as HAProxy's checks send it
+        with address.connect() as sock:  # HAProxy's health checks send HTTP/1.0 without a Host header
             sock.sendall(b"GET /health HTTP/1.0\r\n\r\n")
             assert sock.recv(65536).startswith(b"HTTP/1.1 200 ")
 

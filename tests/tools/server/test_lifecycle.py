@@ -53,7 +53,8 @@ def test_a_model_that_cannot_be_opened_ends_the_server() -> None:
 
 
 def test_a_lost_model_is_opened_again() -> None:
-    """Streams end with an error event, other requests get 503, and the server keeps running."""
+    """If the model is lost, its streams end with an error event. Other requests get 503, and the server
+    continues."""
     go = threading.Event()
     models = [FakeModel(pause_s=0.01, n_ctx=1 << 20), FakeModel()]
     first, opened = models[0], []
@@ -85,7 +86,7 @@ def test_a_lost_model_is_opened_again() -> None:
 
 
 def test_a_model_lost_while_idle_is_opened_again() -> None:
-    """A 503 means that the model will be reopened, even while the lost model is still closing."""
+    """If a request gets 503, the model will be opened again, even while the lost model still closes."""
     go = threading.Event()
 
     class Closing(FakeModel):
@@ -112,7 +113,7 @@ def test_a_model_lost_while_idle_is_opened_again() -> None:
 def test_the_wait_restarts_after_a_model_has_lasted(
     lasted_s: float, waits: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The wait doubles each time the model fails early."""
+    """The wait before opening the model again doubles each time the model fails early."""
     monkeypatch.setattr("vkbackend.tools.server.model.LASTED_S", lasted_s)
     logged: list[str] = []
 
@@ -139,7 +140,7 @@ def test_an_error_of_one_request_restarts_nothing() -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_running_answers_finish_after_a_shutdown(streamed: bool) -> None:
-    """After SIGTERM running answers finish; new requests are refused."""
+    """After SIGTERM, the server finishes running answers and refuses new requests."""
     model = FakeModel(pause_s=0.02)
     with served(model, config()) as address:
         sock = address.send("/completions", {"prompt": "a", "max_tokens": 20, "stream": streamed})
@@ -155,7 +156,7 @@ def test_running_answers_finish_after_a_shutdown(streamed: bool) -> None:
 
 
 def test_a_shutdown_has_a_time_limit() -> None:
-    """After `shutdown_s` running answers end with an error event."""
+    """After `shutdown_s` seconds, running answers end with an error event."""
 
     class Closing(FakeModel):
         def close(self) -> None:

@@ -1,6 +1,6 @@
-"""LiteLLM and LangChain's ChatOpenAI use the command with a real model.
+"""LiteLLM and LangChain's ChatOpenAI use `vkbackend serve` with a real model.
 
-They need 100 packages (400 MB): `pip install -e .[clients]`.
+The clients need 100 packages, 400 MB: `pip install -e .[clients]`.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def expected() -> str:
 
 @pytest.fixture(autouse=True)
 def only_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither package may call other servers, for example for prices or telemetry."""
+    """The packages may not connect to other servers, for example for prices or telemetry."""
     for name in ("LITELLM_LOCAL_MODEL_COST_MAP", "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS"):
-        monkeypatch.setenv(name, "True")  # the package reads this when it is imported
+        monkeypatch.setenv(name, "True")  # LiteLLM reads this on import
     monkeypatch.setenv("LANGSMITH_TRACING", "false")
     look_up = socket.getaddrinfo
 

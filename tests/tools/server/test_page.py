@@ -1,4 +1,4 @@
-"""No request of the page goes to other servers."""
+"""The page sends no request to other servers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_settled_blocks_are_unchanged_while_the_last_block_grows(page: Any) -> N
     assert page.inner_text(".assistant pre") == "print(1)"
     assert page.locator(".assistant > .body > *").count() == 4
     said = page.text_content("#announcements")
-    # a screen reader reads each text once
+    # a screen reader must read each text only once
     assert said.count("One fine day.") == 1 and said.count("End.") == 1
 
 
@@ -88,7 +88,7 @@ def test_an_answer_cannot_be_html(page: Any) -> None:
     links = [(link.get_attribute("href"), link.get_attribute("rel")) for link in body.locator("a").all()]
     rel = "noopener noreferrer"
     assert links == [("http://elsewhere.example/a.png", rel), ("https://elsewhere.example/", rel)]
-    foot(page, 0, "Edit")  # user messages are not Markdown
+    foot(page, 0, "Edit")  # a user's message is not rendered as Markdown
     page.fill(".edit textarea", "<img src=x onerror='window.pwned = 1'>")
     page.click(".edit [type=submit]")
     page.wait_for_selector("#send:visible")

@@ -27,7 +27,7 @@ def test_files_are_sent_with_their_policy_and_without_a_key() -> None:
             assert headers["content-security-policy"] == CSP.decode()
             assert address.request("GET", path, headers={"if-none-match": headers["etag"]})[0] == 304
         assert address.get("/?q=hello")[0] == 200
-        # without a key, the server does not reveal which files exist
+        # a client without a key must not learn which files exist
         assert address.get("/page/none.js")[0] == 401
         assert address.get("/page/none.js", authorization="Bearer secret")[0] == 404
         for path in ("/page/../static.py", "/page/%2e%2e/static.py", "/page/..%2fstatic.py", "/page"):
@@ -48,6 +48,7 @@ def test_files_neither_make_html_of_texts_nor_name_other_sites(file: object) -> 
     assert not re.search(
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text
     )
-    assert not re.search(r"<[^>]*\s(style|on\w+)=", text)  # the content security policy forbids this
-    sites = set(re.findall(r"https?://[\w.]+", text)) - {"http://www.w3.org"}  # the namespace of SVG
+    # the content security policy forbids inline styles and handlers
+    assert not re.search(r"<[^>]*\s(style|on\w+)=", text)
+    sites = set(re.findall(r"https?://[\w.]+", text)) - {"http://www.w3.org"}  # SVG's namespace is no address
     assert not sites

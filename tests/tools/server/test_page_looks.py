@@ -16,7 +16,7 @@ OVERFLOW = "document.scrollingElement.scrollWidth - document.documentElement.cli
 
 
 def brightness(page: Any, selector: str) -> int:
-    """Return the mean of red, green and blue of the background, 0..255."""
+    """Return the mean of the background's red, green and blue, from 0 to 255."""
     color = page.evaluate(f"getComputedStyle(document.querySelector('{selector}')).backgroundColor")
     parts = [int(part) for part in color.split("(")[1].rstrip(")").split(",")[:3]]
     return sum(parts) // 3
@@ -49,7 +49,7 @@ def long_page(page: Any) -> Any:
 
 
 def test_500_messages_are_unchanged_when_a_message_is_added(long_page: Any) -> None:
-    """Creating messages again would slow long conversations."""
+    """Long conversations would be slow if the page created old messages again."""
     page = long_page
     page.evaluate("""() => {
         window.touched = 0;
@@ -72,7 +72,7 @@ def test_500_messages_are_unchanged_when_a_message_is_added(long_page: Any) -> N
         const { scrollHeight, scrollTop, clientHeight } = document.querySelector("#scroller");
         return scrollHeight - scrollTop - clientHeight < 90;
     })()""",
-    )  # the view shows the end of the answer
+    )  # the view is at the end of the answer
 
 
 def test_the_view_does_not_move_after_scrolling_up(long_page: Any) -> None:
@@ -96,7 +96,7 @@ def test_dark_by_the_system_and_by_the_switch(page: Any) -> None:
     page.click("#theme")
     assert brightness(page, "body") > 200
     page.reload()
-    assert brightness(page, "body") > 200  # the chosen theme is stored
+    assert brightness(page, "body") > 200  # the page stores the chosen theme
     page.click("#theme")
     page.emulate_media(color_scheme="light")
     assert brightness(page, "body") < 60
@@ -167,7 +167,7 @@ def test_keyboard(page: Any) -> None:
     assert page.input_value("#input") == "one\ntwo"
     page.evaluate("""document.querySelector("#input").dispatchEvent(
         new KeyboardEvent("keydown", { key: "Enter", isComposing: true, bubbles: true }))""")
-    assert not texts(page)  # this Enter ended the composition of an input method
+    assert not texts(page)  # this Enter only confirms the composition of an input method
 
 
 AXE = """async () => {

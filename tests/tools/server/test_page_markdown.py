@@ -99,7 +99,8 @@ FRAGMENTS = (
 
 
 def test_a_growing_text_parses_like_the_complete_text(run: Run) -> None:
-    """Blocks are settled only when they cannot change, no matter how the text is cut."""
+    """The parser finishes a block only if later text cannot change it, however the text is divided into
+    pieces."""
     chance = random.Random(1)
     cases = []
     for _ in range(1500):
@@ -130,6 +131,6 @@ PIECES = (
 
 
 def test_long_texts_take_linear_time(run: Run) -> None:
-    """With 100,000 characters, a parser that takes quadratic time exceeds the time limit."""
+    """A parser with quadratic time would exceed the time limit on 100,000 characters."""
     function = "(m, pieces) => pieces.map((one) => m.parse(one.repeat(100000 / one.length)).length)"
     assert all(n >= 1 for n in run("markdown.js", function, PIECES))

@@ -1,4 +1,4 @@
-"""The page's modules without a browser: tree, store, events, settings."""
+"""The page's modules run without a browser: tree, store, events, settings."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ BAD_CHATS: list[Any] = [
 
 
 def test_a_wrong_conversation_is_refused(run: Run) -> None:
-    """Loops and ids like "constructor" are refused, too."""
+    """Conversations with loops, or with ids such as "constructor", are refused too."""
     function = """(m, chats) => chats.map((chat) => {
         try { m.checked(chat); return "taken"; } catch (error) { return error.message; }
     })"""
@@ -133,7 +133,7 @@ def test_fields_of_settings(run: Run) -> None:
 
 
 def test_messages_of_a_request(run: Run) -> None:
-    """A stopped answer without text is left out; its question is joined with the next question."""
+    """A stopped answer without text is omitted, and its question is joined with the next question."""
     texts = [("user", "a"), ("assistant", ""), ("user", "b"), ("assistant", "c"), ("user", "d")]
     nodes = {
         str(i): {"id": str(i), "parent": str(i - 1) if i else "", "role": role, "content": content}

@@ -1,4 +1,4 @@
-"""Random invalid bodies, sent to every endpoint, never give a 500, and leak nothing."""
+"""Random invalid bodies, sent to every endpoint, never cause a 500 or a leak."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ VALUES: tuple[Any, ...] = (
 
 
 def changed(rng: random.Random, value: Any, depth: int = 0) -> Any:
-    """Return the value with one part replaced, removed or doubled."""
+    """Return the value with one of its parts replaced, removed or duplicated."""
     if not value or not isinstance(value, dict | list) or (depth and rng.random() < 0.3):
         return rng.choice(VALUES)
     if isinstance(value, list):
@@ -105,7 +105,8 @@ def changed(rng: random.Random, value: Any, depth: int = 0) -> Any:
 
 
 def body_of(rng: random.Random, full: dict[str, Any]) -> bytes:
-    """Return a valid body with missing and changed fields, and sometimes changed bytes."""
+    """Return a body that was valid before fields were removed and changed. Sometimes its bytes are changed
+    too."""
     kept = {name: value for name, value in full.items() if rng.random() < 0.4 or name in list(full)[:1]}
     for _ in range(rng.choice((0, 1, 1, 1, 2, 3))):
         kept = changed(rng, kept)
@@ -126,7 +127,7 @@ def body_of(rng: random.Random, full: dict[str, Any]) -> bytes:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     folder = tmp_path_factory.mktemp("slots")
     command = Command("-np", "2", "-c", "128", "-n", "1", "--slot-save-path", str(folder), "--log-disable")
-    # a slot for the endpoints that save slots
+    # this slot is for the endpoints that save slots
     assert command.address.post("/completion", {"prompt": "Once", "id_slot": 0})[0] == 200
     yield command
     assert command.end() == 0, command.log
@@ -152,7 +153,8 @@ def test_never_a_500(server: Command, path: str, request: pytest.FixtureRequest)
         else:
             assert b'"error":' not in text or b'"error":null' in text, (seed, body, text)
     connection.close()
-    # There were valid and invalid bodies. No test model has infill tokens.
+    # Some bodies must be valid and some invalid. All bodies of /infill fail, because no test model has infill
+    # tokens.
     assert len(set(statuses)) > 1 or path == "/infill", statuses
     until(lambda: server.address.get("/health")[0] == 200)
     until(lambda: "llamacpp:requests_processing 0" in server.address.get("/metrics")[1])

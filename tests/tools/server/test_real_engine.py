@@ -87,7 +87,8 @@ def test_echo_and_logprobs(server: Command, direct: LLM) -> None:
 
 
 def test_an_error_after_the_prompt_sets_the_status(server: Command) -> None:
-    """The echoed prompt does not begin the stream, so a later error can still set the status."""
+    """The server does not start the stream with the echoed prompt, so a later error can still set the
+    status."""
     body = {"prompt": TEXT, "max_tokens": 2, "echo": True, "stream": True, "json_schema": {"type": "no such"}}
     status, answer, _ = server.address.post("/completions", body)
     assert status == 400 and "json_schema" in answer["error"]["message"]
@@ -182,7 +183,7 @@ def test_slots_and_metrics_during_a_request(server: Command) -> None:
 
 
 def test_a_killed_engine_is_started_again(server: Command, direct: LLM) -> None:
-    """A running stream ends with an error event; later texts are right."""
+    """If the engine is killed, its stream ends with an error event. Texts of the new engine are correct."""
     sock = server.address.send("/completions", {"prompt": TEXT, "stream": True, "ignore_eos": True})
     pieces = [sock.recv(65536)]
     os.kill(server.engine(), signal.SIGKILL)
@@ -222,7 +223,7 @@ def test_wrong_words(words: list[str], said: str, capsys: pytest.CaptureFixture[
 
 
 def test_structured_answers(server: Command) -> None:
-    """The model would not write this format by itself."""
+    """Without a schema the model would not write this format."""
     schema = {
         "type": "object",
         "properties": {"a": {"enum": [7]}},

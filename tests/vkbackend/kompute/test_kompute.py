@@ -1,4 +1,4 @@
-"""Behaviour of the kompute runtime alone: order, deadlines and checks that kp omits."""
+"""These tests cover what only the kompute runtime does: order, deadlines, and checks that kp omits."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ pytestmark = [
     pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present"),
 ]
 
-# Each copy reads the previous copy's output and overwrites its input. "bare" removes the barriers.
+# Each copy command reads the previous copy's output and overwrites the previous copy's input. "bare" removes
+# the barriers.
 CHAIN = """
 import sys
 import numpy as np
@@ -79,9 +80,9 @@ def device(request: pytest.FixtureRequest) -> Iterator[KomputeDevice]:
 @needs_layer
 @pytest.mark.parametrize("order", ["bare", "word", "submit"])
 def test_order(order: str) -> None:
-    """Synchronization validation reports hazards of execution and memory without barriers, no execution
-    hazards with a synced word, and none between submissions. (With a word it reports memory hazards, because
-    it does not know that drivers handle caches for all memory; see kompute/device.py.)"""
+    """Without barriers, synchronization validation reports hazards of execution and of memory. With a synced
+    word it reports no hazards of execution. With a submission per barrier it reports none. Its memory
+    hazards with a word are false, because drivers handle caches for all memory (see kompute/device.py)."""
     env = {"VKBACKEND_VALIDATION": "1", "VKBACKEND_KOMPUTE_ORDER": "word" if order == "bare" else order}
     done = subprocess.run(
         [sys.executable, "-c", CHAIN, order],
@@ -112,7 +113,7 @@ def test_too_large_buffers_are_refused(device: KomputeDevice) -> None:
 
 
 def test_canary(device: KomputeDevice) -> None:
-    """Wrong canary words, as after a failed allocation, are detected."""
+    """Wrong canary words, which a failed allocation would cause, are detected."""
     view = View(device.buffer(4096, Home.WEIGHTS, "weights"), 0, (1000,), "u32")
     other = View(device.buffer(4096, Home.WEIGHTS, "other"), 0, (1000,), "u32")
     for target in (view, other):
@@ -128,7 +129,7 @@ def test_canary(device: KomputeDevice) -> None:
 
 
 def test_submission_that_does_not_run() -> None:
-    """The worker reads a copy of the word, where the device's number does not arrive."""
+    """The worker reads a copy of the word, into which the device never writes."""
     from vkbackend.kompute.worker import BEAT_OUT, Worker
 
     ours, theirs = socket.socketpair()
@@ -195,8 +196,8 @@ def test_too_many_storage_buffers_are_refused(device: KomputeDevice) -> None:
 
 
 def test_stopped_worker_does_not_block_other_devices() -> None:
-    """Each of two workers is stopped in turn. Submitting to it does not block, and the other worker
-    finishes."""
+    """The test stops each of two workers in turn. A submission to a stopped worker does not block, and the
+    other worker finishes."""
     devices = [open_device(device_infos()[0], f"Vulkan0.{d}", runtime="kompute") for d in range(2)]
     executables = []
     try:

@@ -1,4 +1,4 @@
-"""The choice of matrix ops per device. Every optional feature can be disabled."""
+"""The matrix ops are chosen per device. Every optional feature can be switched off."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ LAVAPIPE = Limits(subgroup_size=8, is_cpu=True, features=ALL)
 SWIFTSHADER = Limits(subgroup_size=4, is_cpu=True, features=ALL)
 GPU = Limits(subgroup_size=32, features=PLAIN)
 UNITS = replace(GPU, features=GPU.features | {"matrix_units"})
-# int8 is once or twice as fast as F16 with INTEGERS, four times as fast with FAST_INTEGERS.
+# Compared with F16, int8 is as fast or twice as fast with INTEGERS, and four times as fast with
+# FAST_INTEGERS.
 INTEGERS = replace(UNITS, features=UNITS.features | {"int8_units"})
 FAST_INTEGERS = replace(INTEGERS, features=INTEGERS.features | {"int8_units_fast"})
 FAST_DOTS = replace(GPU, features=GPU.features | {"int_dot_accelerated"})
@@ -114,7 +115,7 @@ def test_experts(
 
 
 def test_tiles_fit_the_registers() -> None:
-    """A lane of a narrow subgroup has 128 registers, so 8 x 8 values per thread would spill."""
+    """With 8 x 8 values per thread, a lane of a narrow subgroup would spill its 128 registers."""
     size = Size(4096, 4096, 512)
     narrow, wide = (replace(GPU, subgroup_size=n) for n in (16, 32))
     assert [dot_tiles(narrow, size).consts["RN"], dot_tiles(wide, size).consts["RN"]] == [4, 8]

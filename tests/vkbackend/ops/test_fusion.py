@@ -1,4 +1,4 @@
-"""Fused dispatches equal separate ops, and never hide a value that another command reads."""
+"""Fused dispatches give the results of separate ops, and never remove a value that another command reads."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def logits_and_ops(path: Path, n: int, **options: Any) -> tuple[np.ndarray, list
         runner.close()
 
 
-# Both pairings of RoPE; norms of q, k and (unweighted) v; k used as v; biases; sinks; experts; a delta net
-# with partial rotation.
+# The models have both RoPE pairings, norms of q and k, unweighted norms of v, k used as v, biases, sinks,
+# experts, and a delta net with partial rotation.
 @pytest.mark.parametrize(
     ("name", "n"),
     covering(["llama", "gemma3", "gemma4", "gpt-oss", "qwen2", "qwen3moe", "qwen3next"], [1, 2]),
@@ -259,7 +259,7 @@ def test_different_products_are_not_fused(difference: str) -> None:
 
 @pytest.mark.parametrize("read", [False, True])
 def test_norm_and_quantization_are_fused(read: bool) -> None:
-    """The fused op is at the norm's position: its residual may be read before the quantization."""
+    """The fused op runs where the norm was, so its residual may be read before the quantization."""
     on, part, h, y = Recorder(Recording("q8"), LIMITS), stored(256, 64), scratch(2, 32), scratch(2, 32)
     out, z = replace(scratch(2, 40), shape=(2, 32), dtype="q8"), scratch(2, 32)
     how: dict[str, Any] = {"own_index": None, "writers": 1, "slot_stride": 64}

@@ -1,5 +1,5 @@
-"""The gated delta net, per row and in chunks, on numpy and Vulkan, against float64
-(`gated_delta_float64.py`)."""
+"""The gated delta net agrees with float64 (`gated_delta_float64.py`), per row and in chunks, on numpy and
+Vulkan."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vkbackend.twins.device import NumpyDevice
 
 EXACT = 1e-7
 LENGTHS = (1, 4, 33, 64, 65, 127, 200)
-SHAPES = (  # n_k, size, repeat, sequences; some are from llama.cpp's tests of the op
+SHAPES = (  # (n_k, size, repeat, sequences); some shapes come from llama.cpp's tests of the op
     (4, 64, 1, 1), (4, 64, 1, 2), (4, 64, 2, 1), (4, 32, 3, 2), (2, 128, 2, 1), (16, 64, 1, 2), (8, 32, 2, 2),
     (32, 16, 1, 1),
 )  # fmt: skip
@@ -122,7 +122,8 @@ if (THEIRS := SHARED / "oracles" / "gdn_oracle.py").is_file():
     @pytest.mark.parametrize("width", [1, 32])
     @pytest.mark.parametrize("rows", LENGTHS)
     def test_another_oracle_agrees(rows: int, width: int) -> None:
-        """The other oracle follows ggml's sources: sequences come first, and states are [values, keys]."""
+        """The other oracle follows ggml's sources: its first dimension is the sequence, and its states are
+        [values, keys]."""
         spec = spec_from_file_location("gdn_oracle", THEIRS)
         assert spec and spec.loader
         spec.loader.exec_module(theirs := module_from_spec(spec))

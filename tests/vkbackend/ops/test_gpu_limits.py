@@ -1,4 +1,4 @@
-"""Ops on GPUs above the floor, with the largest workgroups and several quads read ahead."""
+"""Ops run with limits above the Vulkan minimum: the largest workgroups, and several quads read ahead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from vkbackend.tools.op_cases.setup import Case
 
 CASES = [
     RmsNorm(2050, 2),
-    RmsNorm(4128, 2, out="q8"),  # more blocks of 32 than 512 invocations read at once as four quads each
+    # 512 invocations, at four quads each, read fewer blocks of 32 at once than these rows have
+    RmsNorm(4128, 2, out="q8"),
     AddPartials(2050, 2, n_slots=3, own=1, writers=0b111, in_place=True),
     AddPartials(4128, 2, n_slots=3, own=1, writers=0b101, out="q8"),
 ]
@@ -46,7 +47,8 @@ ATTENTION = [
     AttnPrefill(((1, 0, 17), *RUNS[:2], (3, 40, 33)), 4, 2, 64, 64, pad=10, window=20),
     AttnPrefill(((0, 60, 9),), 2, 2, 160, 40, 7, "q8_0", "f32", sinks=True),
     AttnPrefill(((0, 60, 9),), 2, 1, 64, 128, 7, "q4_0", "q8_0"),
-    AttnPrefill(((0, 60, 9),), 2, 1, 128, 64, 7, "q8_0", "q4_0"),  # two blocks of K are a multiple of 4 bytes
+    # two blocks of K together are a multiple of 4 bytes
+    AttnPrefill(((0, 60, 9),), 2, 1, 128, 64, 7, "q8_0", "q4_0"),
 ]
 
 
@@ -60,7 +62,7 @@ def test_attention_with_many_concurrent_reads(case: Case, device: Device) -> Non
 
 @dataclass(frozen=True)
 class FusedDot(MatMulDot):
-    tolerance: ClassVar[float] = 4e-6  # CPU drivers round an fma twice, which gives 1e-6 with Q2_K
+    tolerance: ClassVar[float] = 4e-6  # CPU drivers round an fma twice, with an error of 1e-6 for Q2_K
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The chosen size of matrix units, and the tiles of products."""
+"""These tests cover the choice of a size of matrix units, and the tiles of products."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vkbackend.vulkan.device import usable_units
 pytestmark = pytest.mark.no_vulkan
 
 
-# Sizes for F16 and int8, as reported by NVIDIA, AMD RDNA3, two Intel GPUs and lavapipe.
+# Sizes of matrix units for F16 and int8 that NVIDIA, AMD RDNA3, two Intel GPUs and lavapipe report.
 REPORTED = {
     "nvidia": ([(16, 16, 16), (16, 8, 16), (16, 8, 8)], [(16, 8, 16), (16, 16, 32), (8, 8, 16)], 32),
     "amd": ([(16, 16, 16)], [(16, 16, 16)], 64),
@@ -45,7 +45,8 @@ def test_the_usual_size_comes_first() -> None:
     ("api", "integers", "k"),
     [
         ("khr", [(16, 16, 16), (16, 16, 32)], 32),
-        ("khr", [(16, 16, 64), (16, 8, 32)], 0),  # k = 64 exceeds a block, and n = 8 would need other tiles
+        # k = 64 exceeds a block, and n = 8 differs from the tiles of F16
+        ("khr", [(16, 16, 64), (16, 8, 32)], 0),
         ("khr", [], 0),
         ("nv", [(16, 16, 32)], 0),
     ],
@@ -108,7 +109,7 @@ def test_tiles_are_multiples_of_matrices_within_limits(
 
 
 HEADS = {(64, 64), (80, 80), (128, 128), (192, 128), (256, 256), (576, 512)}
-ATTENDS = {  # in narrow subgroups, no division of 80 or 256 into parts fits the registers
+ATTENDS = {  # in narrow subgroups, heads of 80 or 256 cannot be divided into parts that fit the registers
     "nvidia": HEADS - {(576, 512)},
     "amd": HEADS - {(576, 512)},
     "intel dg2": {(64, 64), (128, 128), (192, 128)},
@@ -138,7 +139,7 @@ def test_attention_requires_heads_that_are_multiples_of_matrices(name: str, head
 @pytest.mark.parametrize("name", UNITS)
 @pytest.mark.parametrize("group", [1, 3, 4, 8, 16, 24])
 def test_heads_of_a_group_decode_as_rows(name: str, group: int) -> None:
-    """Groups of at least four heads do so, in wide subgroups."""
+    """In wide subgroups, matrix units decode groups of at least four heads, with one row per head."""
     units, needs = UNITS[name], frozenset(ops.OPS["attn_decode_coop"].needs)
     assert units
     gpu = Limits(max_invocations=1024, max_shared_nbytes=49_152, features=needs, matrix_units=units)

@@ -1,5 +1,4 @@
-"""Compares ops with twins, and runs prompts, on a lavapipe with matrix units (`tools/setup.sh
---compilers`)."""
+"""Ops equal their twins, and prompts run, on a lavapipe with matrix units (`tools/setup.sh --compilers`)."""
 
 from __future__ import annotations
 
@@ -22,7 +21,8 @@ def run(module: str, *arguments: str, given: str = "", timeout_s: float) -> subp
         command, env = start_with_matrix_units(module, arguments)
     except UnsupportedFeature as why:
         pytest.skip(str(why))
-    env |= {"DEBUG": "4", "VKBACKEND_EXACT": "0"}  # log shader variants; allow 16-bit activations
+    # DEBUG logs shader variants; EXACT=0 allows 16-bit activations
+    env |= {"DEBUG": "4", "VKBACKEND_EXACT": "0"}
     done = subprocess.run(
         command, env=env, input=given, capture_output=True, text=True, check=False, timeout=timeout_s
     )
@@ -43,7 +43,7 @@ def test_ops_of_matrix_units() -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("shape", ["llama-1b", "qwen3-30b-a3b"])
 def test_prompts_of_models(shape: str) -> None:
-    """Each model has a layer of real widths, as in `vkbackend gpu-report`."""
+    """Each model has a layer of realistic widths, like the models of `vkbackend gpu-report`."""
     others = [f"{name}:Q4_K" for name in ("llama-1b", "qwen3-8b", "qwen3-30b-a3b") if name != shape]
     job = {"part": "shapes", "devices": ["0"], "done": others, "rows": []}
     done = run("vkbackend.tools.report.worker", given=json.dumps(job) + "\n", timeout_s=1100)

@@ -1,8 +1,9 @@
-"""Every op case on every Vulkan device, against the numpy twins.
+"""Every op case runs on every Vulkan device and must equal the numpy twins.
 
-Cases run with the device's constants and, unless that needs too much compiling (every weight type), with the
-floor's constants and folded grids. One case: pytest tests/vkbackend/ops/test_ops.py --case "MatVec.*q4_0". A
-failure's seed: VKBACKEND_TEST_SEED=N pytest
+Cases run with the device's constants, and with the constants of the smallest GPU and folded grids. Cases of
+every weight type run only once, because compiling them takes long. This command runs one case: pytest
+tests/vkbackend/ops/test_ops.py --case "MatVec.*q4_0". VKBACKEND_TEST_SEED=N pytest repeats a failure with its
+seed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from vkbackend.tools.op_cases.setup import Case
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     pattern = re.compile(metafunc.config.getoption("--case") or "")
-    kinds: set[object] = set()  # every runtime runs the first case of each op, and the first with a codebook
+    # every runtime runs the first case of each op, and the first case with a codebook
+    kinds: set[object] = set()
     params = []
     for case in (*CASES, *WIDE_CASES) if metafunc.config.getoption("--all") else CASES:
         marks = []

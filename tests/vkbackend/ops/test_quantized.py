@@ -1,4 +1,5 @@
-"""The error of 8-bit activations, against float64 products of unrounded activations."""
+"""These tests bound the error of 8-bit activations, compared with float64 products of unrounded
+activations."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ DOTS = Limits(features=frozenset(ops.OPS["mat_dot"].needs), choices=CHOICES)
 
 
 def error(device: Device, limits: Limits, kind: str, n_rows: int) -> float:
-    """Return the NMSE for normal activations, with a tenth of them 4 times as large."""
+    """Return the NMSE for normally distributed activations, of which a tenth is 4 times as large."""
     rng, n, k = np.random.default_rng(n_rows), 33, 768
     raw = np.ascontiguousarray(weights(rng, kind, n, k).raw).reshape(-1).view(np.uint8)
     x = rng.normal(size=(n_rows, k)) * rng.choice([1, 4], (n_rows, k), p=[0.9, 0.1])
@@ -48,7 +49,7 @@ def error(device: Device, limits: Limits, kind: str, n_rows: int) -> float:
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_error_in_numpy(kind: str) -> None:
-    """The measured errors are 5e-5 to 9e-5."""
+    """The measured NMSEs are 5e-5 to 9e-5."""
     assert 1e-7 < error(NumpyDevice("numpy"), DOTS, kind, 9) <= 5e-4
 
 

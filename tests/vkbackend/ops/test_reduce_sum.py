@@ -1,4 +1,4 @@
-"""Calls `reduce_sum` (shaders/lib/reduce.glsl) repeatedly in one shader, which no op does yet."""
+"""A test shader calls `reduce_sum` (shaders/lib/reduce.glsl) repeatedly, which no op does yet."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ void main() {{
 def test_sums_one_after_another(
     device: Any, local: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some invocations begin the next sum while others read the previous sum."""
+    """Some invocations start the next sum while other invocations still read the previous sum."""
     compiler = next(iter(shaderlib.compilers()), None)
     if compiler is None:
         pytest.skip(f"no {shaderlib.COMPILER} is here")

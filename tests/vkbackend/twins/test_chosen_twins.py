@@ -1,4 +1,4 @@
-"""Twins of attention to chosen positions, against scalar loops and attn_decode."""
+"""The twins of attention to chosen positions equal scalar loops and attn_decode."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def f32(*shape: int) -> np.ndarray:
 
 
 def step() -> StepParams:
-    """Return a step with positions 39 and 40 of slot 1 and position 5 of slot 0; row 3 is in no run."""
+    """Return a step with positions 39 and 40 of slot 1 and position 5 of slot 0. Row 3 belongs to no run."""
     params = StepParams()
     params.fill([0] * 3, [Run(1, 0, 2, 39), Run(0, 2, 1, 5)], [])
     return params

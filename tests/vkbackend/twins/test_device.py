@@ -1,4 +1,4 @@
-"""The order of segments and the execution on devices without a driver."""
+"""Devices without a driver execute segments in order."""
 
 from __future__ import annotations
 

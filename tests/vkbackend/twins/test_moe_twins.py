@@ -1,4 +1,4 @@
-"""Twins of mixtures of experts and the bfloat16 wire, against independent formulas and SPIR-V."""
+"""The twins of expert ops and of the bfloat16 wire equal independent formulas and SPIR-V."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def test_moe_logits_uses_the_stated_order_of_operations(n_embd: int) -> None:
 
 @pytest.mark.parametrize(("op", "functions"), [("moe_logits", set()), ("moe_topk", {8, 37, 40})])
 def test_choices_never_fuse_a_multiply_with_its_add(op: str, functions: set[int]) -> None:
-    """Float multiplies and adds have NoContraction; other float operations are negation, floor, min, max."""
+    """Float multiplies and adds have the decoration NoContraction. The only other float operations are
+    negation, floor, min and max."""
     if shutil.which(shaderlib.COMPILER) is None:
         pytest.skip(f"no {shaderlib.COMPILER} (apt install glslang-tools)")
     negate, f_add, f_sub, f_mul, umin, umax, no_contraction = 127, 129, 131, 133, 38, 41, 42
@@ -100,7 +101,7 @@ def softmax(values: list[float]) -> list[float]:
 
 
 def formula(logits: np.ndarray, h: np.ndarray, n_used: int, **p: Any) -> tuple[list[int], list[float]]:
-    """Compute one row in float64, from the papers (Mixtral; DeepSeek-V3 2.1.2, arXiv:2412.19437)."""
+    """Compute one row in float64 by the papers' formulas (Mixtral; DeepSeek-V3 2.1.2, arXiv:2412.19437)."""
     n = len(logits)
     rms = math.sqrt(math.fsum(float(v) ** 2 for v in h) / len(h) + 0.5)
     router = [
@@ -150,7 +151,7 @@ def test_ties_go_to_the_lower_id_and_zeros_are_equal(norm_w: int) -> None:
 
 
 def test_small_sums_are_not_scaled_up() -> None:
-    """The sigmoids of -20 sum to less than 2^-14, so 2^-14 divides them."""
+    """The sum of the sigmoids of -20 is less than 2^-14, so 2^-14 is the divisor."""
     _, weights = topk(
         np.full((1, 4), -20.0, np.float32), np.ones((1, 8), np.float32), 2, gating=1, norm_w=1, eps=0.0
     )
@@ -196,7 +197,7 @@ def test_order_does_not_change_with_the_norm_of_the_row() -> None:
 
 @pytest.mark.parametrize("x_per_used", [False, True])
 def test_slices_of_experts_sum_to_the_experts(x_per_used: bool) -> None:
-    """Each of two devices has some columns of each expert, in unequal numbers."""
+    """Each of two devices has some columns of each expert. The numbers of columns differ."""
     n_embd, n_ff, n_experts, rows = 6, 7, 3, 2
     gate, down = f32(n_experts, n_ff, n_embd), f32(n_experts, n_embd, n_ff)
     ids = np.array([[2, 0], [1, 2]], np.uint32)

@@ -1,4 +1,4 @@
-"""Twins of recurrent ops against scalar loops, and chunks against single tokens."""
+"""The twins of recurrent ops equal scalar loops, and chunks give the results of single tokens."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ def test_l2_norm_has_unit_length() -> None:
 
 @pytest.mark.parametrize("rows", [1, 7, 64])
 def test_the_scan_is_a_masked_product(rows: int) -> None:
-    """Duality (Dao and Gu 2024, eq. 6): y_t = sum over s <= t of e^(A (T_t - T_s)) C_t B_s t_s x_s, where T
-    is the running sum of the steps t. The initial state decays likewise."""
+    """The state space duality (Dao and Gu 2024, eq. 6) is y_t = sum over s <= t of e^(A (T_t - T_s)) C_t B_s
+    t_s x_s. T_t is the running sum of the steps t_s. The initial state decays by the same rule."""
     heads, p, n = 6, 5, 8
     shapes = {"x": (heads, p), "bc": (2, 2, n), "dt": (heads,)}
     a = {name: RNG.uniform(-1, 1, (rows, *shape)).astype(np.float32) for name, shape in shapes.items()}
@@ -138,7 +138,7 @@ def test_the_scan_is_a_masked_product(rows: int) -> None:
 
 
 def test_a_norm_of_groups_over_two_devices() -> None:
-    """The devices have columns 0..20 and 20..36 of three groups of 12."""
+    """One device has columns 0 to 20, the other 20 to 36, of three groups of 12 columns."""
     x, z, w = (RNG.uniform(-2, 2, shape).astype(np.float32) for shape in ((2, 36), (2, 36), (36,)))
     gated = z / (1 + np.exp(-z.astype(np.float64))) * x
     squares = (gated * gated).reshape(2, 3, 12).mean(axis=2)

@@ -1,4 +1,4 @@
-"""Twins of streams and row moments against their formulas."""
+"""The twins of residual streams and of row moments equal their formulas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numpy twins against scalar loops and identities."""
+"""The numpy twins equal scalar loops and satisfy identities."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_rope_is_a_complex_product(half_split: int) -> None:
     np.testing.assert_array_equal(in_place, y)
 
 
-CELLS = np.array([[3, 0], [4, 1]], np.uint32)  # two slots of 64 positions in 5 blocks
+CELLS = np.array([[3, 0], [4, 1]], np.uint32)  # two slots of 64 positions share 5 blocks
 
 
 def cell(slot: int, pos: int) -> int:
@@ -133,7 +133,8 @@ def attention_by_scalars(
     softcap: float = 0.0,
     sinks: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Compute one row from q [heads, head_k], k [keys, n_kv * head_k], v [keys, n_kv * head_v]."""
+    """Compute attention for one row. q is [heads, head_k], k is [keys, n_kv * head_k], v is [keys, n_kv *
+    head_v]."""
     n_heads, head_k, head_v = len(q), q.shape[1], v.shape[1] // n_kv
     out = np.zeros((n_heads, head_v))
     for h, g in enumerate(kv_heads):
@@ -156,7 +157,7 @@ def attention_by_scalars(
 def test_attention(
     n_splits: int, q_first: int, kv_heads: list[int], window: int, chunk: int, softcap: float, has_sinks: int
 ) -> None:
-    """Keys after the position or before the window or chunk do not count; a sink counts once."""
+    """Attention ignores keys after the position, and keys before the window or chunk. A sink counts once."""
     heads, n_kv, head_k, head_v, rows = len(kv_heads), 2, 8, 16, 6
     runs = [Run(1, 0, 3, 31), Run(0, 3, 1, 0), Run(0, 4, 1, 1)]
     step = step_of(runs)

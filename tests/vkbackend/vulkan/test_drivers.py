@@ -1,4 +1,4 @@
-"""Interprets drivers' reports, without a driver."""
+"""Drivers' reports are interpreted without a driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounding modes are added to SPIR-V at the right places, and drivers accept the result."""
+"""Rounding modes are added to SPIR-V at valid positions, and drivers accept the result."""
 
 from __future__ import annotations
 

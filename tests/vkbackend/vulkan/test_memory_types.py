@@ -1,4 +1,4 @@
-"""The choice of memory types as reported by GPUs' drivers, and full heaps."""
+"""Memory types are chosen from the types that GPUs' drivers report. Full heaps are handled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ pytestmark = pytest.mark.no_vulkan
 
 
 MIB, GIB = 1 << 20, 1 << 30
-# (flags, heap) of each type, and the types for weights, staging, and weights on the host.
+# For each GPU: (flags, heap) of each memory type, then the types for weights, for staging, and for weights on
+# the host.
 DEVICES: dict[str, tuple[list[tuple[int, int]], list[int], list[int], list[int]]] = {
     "nvidia": ([(0, 1), (1, 0), (6, 1), (14, 1), (7, 2)], [1, 4], [3, 4], [2, 4]),
     "nvidia, rdma type first": ([(0x101, 0), (1, 0), (6, 1), (14, 1), (7, 0)], [1], [3, 4], [2, 4]),

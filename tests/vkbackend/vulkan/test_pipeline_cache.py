@@ -1,4 +1,4 @@
-"""A driver gets only cache data that was made by the same device and driver."""
+"""A driver receives cache data only if the same device and driver made it."""
 
 from __future__ import annotations
 

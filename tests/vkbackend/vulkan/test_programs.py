@@ -1,4 +1,4 @@
-"""Parallel compilation of pipelines, with failures and the cache file."""
+"""Pipelines compile in parallel. The tests cover failures and the cache file."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Driver:
 
 
 def test_pipelines_compile_in_parallel(programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sequential calls would never pass the thread barrier."""
+    """Two threads meet at this barrier, so sequential calls would block forever."""
     from vkbackend.vulkan import program
 
     real, meeting = program.lib.vkCreateComputePipelines, threading.Barrier(2)
@@ -158,7 +158,7 @@ def test_cache_is_saved_after_long_compilation(
 
 
 def test_data_of_another_driver_in_a_valid_file(device: Any, caches: Path) -> None:
-    """Checksum and device are right, but the data is another driver's."""
+    """The file's checksum and device are valid, but another driver made the data."""
     from vkbackend.vulkan import pipeline_cache
 
     name = pipeline_cache.entry_name(device)
@@ -185,7 +185,7 @@ def test_compiled_is_called_for_every_pipeline(
 def test_requested_pipelines_are_compiled_before_begun_pipelines(
     programs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A later pipeline is requested while the only thread compiles the first."""
+    """A later pipeline is requested while the only compile thread compiles the first pipeline."""
     from vkbackend.vulkan import program
 
     monkeypatch.setenv(env.COMPILE_THREADS, "1")

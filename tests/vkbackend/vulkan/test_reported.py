@@ -1,4 +1,4 @@
-"""Wrong values that some drivers report."""
+"""Some drivers report wrong values."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_zeros_become_vulkan_guarantees(device: Any, monkeypatch: pytest.MonkeyP
 def test_the_smaller_of_allocation_and_buffer(
     device: Any, allocation: int, buffer: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Since maintenance4 buffers have a separate limit."""
+    """VK_KHR_maintenance4 has a separate limit for the size of buffers."""
     seen = []
 
     def change(name: str, struct: Any) -> None:
@@ -134,7 +134,7 @@ def test_failing_device_does_not_hide_others(device: Any, monkeypatch: pytest.Mo
 
 
 def test_too_large_counter_means_a_lost_device(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a device is lost, drivers may set the semaphore to the largest value."""
+    """If a device is lost, its driver may set the semaphore to the largest value."""
     from vkbackend.vulkan.queues import TimelineQueue
     from vkbackend.vulkan.vk import C
 
@@ -157,7 +157,7 @@ def test_too_large_counter_means_a_lost_device(device: Any, monkeypatch: pytest.
 
 
 def test_settle_fails_if_the_fence_is_refused(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`settle` cannot submit a fence, so objects that may be in use must not be destroyed."""
+    """If `settle` cannot submit a fence, objects may still be in use and must not be destroyed."""
     from vkbackend.vulkan import device as module
     from vkbackend.vulkan.vk import C
 

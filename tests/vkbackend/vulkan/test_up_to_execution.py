@@ -1,5 +1,5 @@
-"""Runs all but execution on Intel's and NVIDIA's drivers. Mesa's shims replace the kernel drivers, so a step
-ends in Timeout."""
+"""Models run on Intel's and NVIDIA's drivers, except for execution. Mesa's shims replace the kernel drivers,
+so every step ends in Timeout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from places import SUPPORT
 from vkbackend.tools.measure import compilers
 
 pytestmark = [pytest.mark.wide, pytest.mark.timeout(1800)]
-# Features unknown to Debian 12's validation layer (1.3.239).
+# Debian 12's validation layer, 1.3.239, does not know this feature.
 UNKNOWN_TO_VALIDATION = "cooperative_matrix"
 MODELS_OF_A_PROCESS = 4
 

@@ -1,4 +1,4 @@
-"""Models cause no messages of synchronization validation, which is shown to be active."""
+"""Models cause no messages of synchronization validation. A test shows that this validation is active."""
 
 from __future__ import annotations
 
