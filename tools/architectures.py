@@ -1,8 +1,8 @@
 """`vkbackend models`: list the architectures that run, and which features each supports.
 
-The command computes the table. It lays out a small model of each architecture over devices, and derives each
-column from the model's weights, caches and states. --json names the tests that prove each column, which
-`pytest --all` runs. --md prints the table of docs/architectures.md.
+The command lays out a small model of each architecture over devices, and derives each column from the model's
+weights, caches and states. --json names the tests that prove each column, which `pytest --all` runs. --md
+prints the table of docs/architectures.md.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PROOFS = {  # column -> tests; a test without a file is in TESTS
         "tests/models/architectures/test_mixture.py::test_all_devices_break_near_ties_alike",
     ),
     "sliding window": (
-        "test_oracles_on_numpy",  # its rings of 27 cells wrap around
+        "test_oracles_on_numpy",  # its rings wrap around
         "tests/models/architectures/test_windows.py::test_rings_equal_a_full_mask",
         "tests/models/architectures/test_windows.py::test_a_saved_ring_continues_on_other_devices",
     ),
@@ -74,7 +74,7 @@ class Row:
     models: str
     split_by: tuple[str, ...]
     layer_split: bool
-    whole_slots: bool  # a saved state has no positions
+    whole_slots: bool  # states have no positions
     control_vectors: bool
     experts: bool
     windows: bool
@@ -112,7 +112,7 @@ def row_of(name: str) -> Row:
         MODELS[name],
         split_by(name),
         layer_split=split_by_layers(model),
-        whole_slots=recurrent,  # A recurrent state covers its complete sequence, so no position can cut it.
+        whole_slots=recurrent,  # A recurrent state covers the complete sequence, so no part can be saved.
         control_vectors=any(spec.values is model.control[1] for spec in model.weights()),
         experts=model.n_used > 0,
         windows=any(kv.window > 0 for kv in map(kv_of, memories) if kv),

@@ -1,10 +1,10 @@
 """`vkbackend bench`: measure tokens per second in prefill and decode, with llama-bench's flags and columns.
 
-Extra columns: "weight GB/s" is the rate at which all devices read weights, "% of copy" its share of the
-devices' copy rate. "us/reduce" is host time per all-reduce. "load GB/s" is the loading rate, "% of read" its
-share of the rate of a second read of the file. csv and json use llama-bench's fields. Every test is warmed up
-first. `--compare llama-cpp` alternates with llama-cpp-python on the same model and devices, and adds the rate
-of llama-cpp-python and the ratio.
+In the extra columns, "weight GB/s" is the rate at which all devices together read weights. "% of copy" is
+that rate relative to the devices' copy rate. "us/reduce" is host time per all-reduce. "load GB/s" is the
+loading rate. "% of read" is that rate relative to a second read of the file. csv and json use llama-bench's
+fields. Every test is warmed up first. `--compare llama-cpp` alternates with llama-cpp-python on the same
+model and devices, and adds its rate and the ratio of both rates.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """How long loading takes: `seconds` until a step can run, and bytes per second of loading the weights
-    (`rate`) and of reading the file (`read_rate`)."""
+    """`seconds` is the time until a step can run. `rate` and `read_rate` are bytes per second, of loading the
+    weights and of reading the file."""
 
     seconds: float
     rate: float
@@ -266,7 +266,7 @@ def run(args: argparse.Namespace) -> int:
     table = csv.writer(sys.stdout)
     for row in measure(args):
         if args.output == "md":
-            if not rows:  # the arguments are valid and the model is loaded
+            if not rows:  # arguments are valid now
                 write_md(columns)
                 write_md(["---"] * 9 + ["---:"] * (len(columns) - 9))
             write_md(row.cells())

@@ -1,4 +1,4 @@
-"""`vkbackend bench --parallel 1,4,16`: measure concurrent callers, engine in this and in its own process.
+"""`vkbackend bench --parallel 1,4,16`: measure concurrent callers of an engine in this or its own process.
 
 Columns, for each number of callers: total tokens per second, milliseconds to the first token and between
 tokens (median and 99th percentile), and the share of prompt tokens reused from other requests.

@@ -1,11 +1,11 @@
 """`vkbackend bench-reduce`: time the all-reduces of tensor parallelism between devices.
 
-Times a step of many all-reduces on the first 2, 3, ... devices of the list. Columns: devices; provider
-(pages: all devices import the same host pages; scatter: as pages, but each device sums one part and shares
-it; host-sum: the host adds); wire (format of a partial sum); ahead (exchanges submitted before they may run);
-bytes of the f32 message; us per all-reduce (median, minimum, maximum); GB/s of messages at the median. Wrong
-sums are marked, and the exit code is then 1. On several hosts (`vkbackend hosts run`) the last column is the
-network's part of the us.
+Times a step of many all-reduces on the first 2, 3, ... devices of the list. Columns: devices; provider; wire
+(format of a partial sum); ahead (exchanges submitted before they may run); bytes of the f32 message; us per
+all-reduce (median, minimum, maximum); GB/s of messages at the median. With the provider "pages" all devices
+import the same host pages. With "scatter" each device also sums one part for all devices. With "host-sum" the
+host adds. Wrong sums are marked, and the exit code is then 1. On several hosts (`vkbackend hosts run`) the
+last column is the network's part of the time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COLUMNS = ("devices", "provider", "wire", "ahead", "bytes", "us", "us min", "us 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A combination and its times in microseconds."""
+    """A measured combination. Times are in microseconds."""
 
     devices: tuple[str, ...]
     provider: str
@@ -96,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def words(name: str, text: str, known: Sequence[str] = ()) -> list[str]:
-    """Split a comma-separated list. Raise InvalidArgument for a word that is not in a nonempty `known`."""
+    """Split a comma-separated list. If `known` is not empty, each word must be in it."""
     items = [word.strip() for word in text.split(",") if word.strip()]
     for word in items:
         if known and word not in known:
@@ -129,7 +129,7 @@ def combinations(args: argparse.Namespace) -> list[tuple[tuple[str, ...], int, s
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    """Measure and yield row after row. Report unsupported combinations on stderr and skip them."""
+    """Yield each row when it is measured. Report and skip unsupported combinations."""
     err = console(stderr=True)
     jobs = combinations(args)
     for i, (devices, nbytes, provider, wire, ahead) in enumerate(jobs):

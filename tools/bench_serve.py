@@ -59,7 +59,7 @@ async def _run(args: argparse.Namespace, endpoint: Endpoint) -> int:
     err = console(stderr=True)
     model = args.model or await model_of(endpoint)
     err.print(f"model {printable(model)} at {args.url}", markup=False)
-    await measure(endpoint, args.api, model, 1, 1, 2)  # records and compiles the steps
+    await measure(endpoint, args.api, model, 1, 1, 2)  # records all steps
     loads = []
     for i, n in enumerate(args.parallel):
         err.print(f"{n} clients", markup=False)

@@ -190,8 +190,7 @@ class Conversation:
 
 
 def shown(thinks: bool, channels: bool = False) -> Callable[[str, bool], None]:
-    """Return a function that writes the pieces of an answer and dims thoughts on a terminal. Its arguments
-    are a piece and whether it is the last."""
+    """Return `show(text, last)`, which writes the pieces of an answer and dims thoughts on a terminal."""
     if not sys.stdout.isatty():
         return lambda text, last: write_text(text) if text else None
     split = ReasoningSplit(thinks, channels)
@@ -210,8 +209,7 @@ def shown(thinks: bool, channels: bool = False) -> Callable[[str, bool], None]:
 
 @contextmanager
 def interrupts() -> Iterator[list[int]]:
-    """Append the block's first Ctrl-C to the yielded list, so that no step is interrupted; raise on the
-    second."""
+    """Append the first Ctrl-C to the yielded list, so that the current step finishes. Raise on the second."""
     pressed: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:

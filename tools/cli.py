@@ -1,4 +1,4 @@
-"""The `vkbackend` command: one parser, and the exit code of each error.
+"""The `vkbackend` command, with one parser and an exit code for each error.
 
 Exit codes are 0 for success, 1 for a failed check, 2 for wrong usage or a typed error, 130 for an interrupt
 and 141 for a closed stdout. A typed error is one of vkbackend/errors.py. Its message is the last line on
@@ -99,8 +99,8 @@ docs/env_vars.md describes the environment variables. DEBUG=1 shows devices, pla
 def build_parser(
     chosen: str, words: Sequence[str] = ()
 ) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """Return the parser of all commands and the parser of `chosen`. Only `chosen` gets its flags. llama.cpp's
-    flags without effect and refused flags are added only if they are in `words`."""
+    """Return the parser of all commands and the parser of `chosen`, which alone gets flags. It gets a flag of
+    llama.cpp that is refused or has no effect only if the flag is in `words`."""
     parser = Parser(
         prog="vkbackend",
         description="Runs GGUF language models on one or several Vulkan devices of any vendors at once.",
@@ -177,8 +177,9 @@ def parse(words: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
 
 
 def parse_line(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
-    """Resolve llama.cpp's spellings, then `parse`. A line of `bench` with lists stands for several lines:
-    `sweep` has the arguments of each, and each one's `swept` has the values of its swept flags."""
+    """Resolve llama.cpp's spellings of flags, then call `parse`. If flags of `bench` have lists, the line
+    stands for several lines. `sweep` has the arguments of each line, and `swept` the values of a line's
+    listed flags."""
     if list(argv[:1]) != ["bench"]:
         return parse(conversation(bind_values(argv)))
     from vkbackend.tools.flags.notes import note_first
@@ -218,7 +219,7 @@ def shows_tracebacks() -> bool:
 
 
 def message_of(error: VkbackendError, flags: Mapping[str, str]) -> str:
-    """Return the error's message. If it begins with a parameter's name, the flag replaces that name."""
+    """Return the error's message. Replace a parameter's name at its beginning by the flag."""
     from vkbackend.tools.console import printable
 
     text, name = str(error), error.argument if isinstance(error, InvalidArgument) else ""
@@ -262,7 +263,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         mute_stdout()
         return 141
-    # Commands raise typed errors for their files, so this error is one of stdout, such as a full disk.
+    # Commands raise typed errors for their files, so this error comes from stdout (a full disk).
     except OSError as error:
         mute_stdout()
         sys.stderr.write(f"error: the output cannot be written: {error}; free space or write elsewhere\n")

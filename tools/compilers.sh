@@ -63,10 +63,10 @@ unpack_suite() {
     [ "$found" ] || { echo "no mirror answers with $suite"; return 2; }
     export APT_CONFIG=$own/apt.conf
     : >"$own/status"  # nothing is installed yet
-    # shellcheck disable=SC2086  # may be empty
+    # shellcheck disable=SC2086  # optional
     packages=$(apt-get -o Dir::State::status="$own/status" install --no-install-recommends --print-uris \
         mesa-vulkan-drivers $program libc6 2>>"$own/log" | sed -n "s/^'[^']*' \([^_]*\)_.*/\1/p")
-    # shellcheck disable=SC2086  # a list
+    # shellcheck disable=SC2086  # list
     fetch "$own" $packages || { echo "its packages could not be downloaded"; return 2; }
     lib=$(find "$own/root/usr/lib" -name "$library" | head -n 1)
     [ -n "$lib" ] || { echo "mesa-vulkan-drivers of $suite holds no $library"; return 1; }
@@ -78,7 +78,7 @@ unpack_suite() {
     for path in "$lib" ${program:+"$out/$program"}; do
         "$out/ld.so" --library-path "$dirs" --list "$path" | awk -v w="$own/" 'index($3, w) == 1 { print $1, $3 }'
     done | sort -u | while read -r name path; do cp -L "$path" "$out/$name"; done
-    # shellcheck disable=SC2086  # a pattern
+    # shellcheck disable=SC2086  # pattern
     cp "$(find "$own/root/usr/share/vulkan" -name $manifest | head -n 1)" "$out/package.json"
     apt-cache policy mesa-vulkan-drivers | awk '$1 == "Candidate:" { print $2 }' >"$out/version"
 }

@@ -1,6 +1,6 @@
 """`vkbackend completion`: print a shell script that completes commands and flags.
 
-In the script, Tab runs `vkbackend`, whose parser gives the answers. So install the script only once:
+The script runs `vkbackend` on Tab, whose parser prints the completions. So install the script only once:
 
 bash: vkbackend completion bash > ~/.local/share/bash-completion/completions/vkbackend; zsh: vkbackend
 completion zsh > "${fpath[1]}/_vkbackend"; fish: vkbackend completion fish >

@@ -29,7 +29,7 @@ from rich.text import Text
 MIB = 1 << 20
 SHORT_WORD = 12
 UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-MANY_COLUMNS = 8  # more columns get less padding
+MANY_COLUMNS = 8  # Tables with more columns get less padding.
 ANY_WIDTH = 10_000
 PIPE_WIDTH = 160  # Every table fits into this width, which is used if neither a terminal nor COLUMNS has one.
 
@@ -105,7 +105,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
 
 
 def _narrow(table: _Table, excess: int) -> None:
-    """Shrink the widest columns by `excess` characters in total, and no column below its longest word.
+    """Shrink the widest columns by `excess` characters in total, but keep the longest word of each column.
 
     Rich would ignore each column's min_width and then drop the text that does not fit.
     """
@@ -132,7 +132,7 @@ def _list_of(table: _Table, width: int) -> Text:
     lines = [Text(str(table.title), "italic")] if table.title else []
     last = ""
     for first, *rest in table.rows_of_cells:
-        first = last = first or last  # an empty first cell means the row above's
+        first = last = first or last  # empty if as above
         lines.append(Text(f"{table.names[0]} {first}", "bold"))
         for name, value in zip(table.names[1:], rest, strict=True):
             whole = f"{indent}{name:<{aligned}}  {value}"

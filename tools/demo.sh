@@ -9,7 +9,7 @@ bash tools/setup.sh
 vkbackend=.venv/bin/vkbackend
 
 # Use two devices if both are GPUs or both are software drivers, otherwise open the first device twice.
-# (A GPU would only wait for a software driver.)
+# A GPU would only wait for a software driver.
 # Shares are equal, because shares by speed would assign this small model to the faster device alone.
 pair=$("$vkbackend" devices --json | .venv/bin/python -c '
 import json, sys

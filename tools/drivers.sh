@@ -1,6 +1,6 @@
 # Functions that unpack Vulkan drivers into .drivers/: software drivers for tests, and RADV.
 # setup.sh sources this file, sets root and python, and opens descriptor 3 as the caller's stdout.
-# The mirror, proxies and keys are those of the system's apt configuration.
+# The system's apt configuration supplies the mirror, proxies and keys.
 # Package lists and archives go to a work folder in .drivers/, so nothing else changes on the system.
 # unpack_drivers prints "NAME PATH-OF-ICD-JSON" on stdout for each driver that runs.
 # All other output goes to stderr.
@@ -36,7 +36,7 @@ private_apt() {
     # This pin gives all suites the same priority.
     printf 'Package: *\nPin: release n=%s-backports\nPin-Priority: 500\n' "$codename" >"$work/preferences"
     {
-        apt-config dump | grep -v 'Invoke'  # hooks would change the system's cache
+        apt-config dump | grep -v 'Invoke'  # apt's hooks would change the system's package cache
         cat <<CONF
 Dir::Etc::main "/dev/null";
 Dir::Etc::parts "$work/parts";
@@ -88,7 +88,7 @@ PY
 }
 
 # take_driver WORK OUT LIBRARY MANIFEST: put a driver of mesa-vulkan-drivers into OUT.
-# Its missing or outdated dependencies are unpacked into OUT too.
+# The driver's missing or outdated dependencies are unpacked into OUT too.
 # patchelf sets the run path to $ORIGIN, so the driver loads these dependencies without LD_LIBRARY_PATH.
 take_driver() {
     local work=$1 out=$2 library=$3 manifest=$4 version packages lib dirs name path
@@ -101,7 +101,7 @@ take_driver() {
         packages=$(apt-get install -y --reinstall --no-install-recommends --print-uris mesa-vulkan-drivers \
             2>>"$work/log" | sed -n "s/^'[^']*' \([^_]*\)_.*/\1/p" | sort -u | comm -12 - "$work/depends")
         [ -n "$packages" ] || { echo "apt finds no way to install mesa-vulkan-drivers $version"; return 1; }
-        # shellcheck disable=SC2086  # a list of names
+        # shellcheck disable=SC2086  # list
         fetch "$work" $packages patchelf || { echo "its packages could not be downloaded"; return 2; }
         touch "$work/fetched"
     fi
@@ -116,7 +116,7 @@ take_driver() {
         "$work/root/usr/bin/patchelf" --set-rpath '$ORIGIN' "$path" 2>>"$work/log" ||
             { echo "patchelf failed on ${path##*/}"; return 1; }
     done
-    # shellcheck disable=SC2086  # a pattern
+    # shellcheck disable=SC2086  # pattern
     cp "$(find "$work/root/usr/share/vulkan" -name $manifest | head -n 1)" "$out/package.json"
     echo "$version" >"$out/version"
 }
@@ -127,11 +127,11 @@ unpack_lavapipe() { take_driver "$1" "$2" libvulkan_lvp.so 'lvp_icd*.json'; }
 # RADV only compiles if there is no AMD GPU, so no test runs on RADV (tools/measure/compilers.py).
 unpack_radv() { take_driver "$1" "$2" libvulkan_radeon.so 'radeon_icd*.json'; }
 
-# Debian's chromium package contains SwiftShader; since version 150 chromium-common does.
+# SwiftShader is in Debian's chromium package, and since version 150 in chromium-common.
 unpack_swiftshader() {
     local work=$1 out=$2 package version
     for package in chromium-common chromium; do
-        # Ask for the newest version in the archive, because an installed security update may not be there.
+        # Ask for the archive's newest version, because the archive may lack an installed security update.
         version=$(apt-cache madison "$package" 2>/dev/null | awk 'NR == 1 { print $3 }')
         [ -n "$version" ] || continue
         rm -rf "$work/debs" && mkdir -p "$work/debs"
@@ -184,7 +184,7 @@ unpack_drivers() {
         [matrix_units]=libvulkan_lvp.so)
     local wanted=() name work uri codename found=""
     mkdir -p "$driver_dir"
-    rm -rf "$driver_dir"/work.*  # left by an interrupted run
+    rm -rf "$driver_dir"/work.*  # from an interrupted run
     find "$driver_dir" -maxdepth 1 -name '*.missing' -mmin "+$missing_retry_minutes" -delete
     for name in "$@"; do
         [ -f "$driver_dir/$name/${library[$name]}" ] || [ -f "$driver_dir/$name.missing" ] || wanted+=("$name")

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> None:
     with GGUF.open(args.model) as source:
         with byte_progress(err, "loading", keep=True) as progress:
             patterns = host_patterns(args, source.tensors)
-            # Only the weights are needed, so the context is the smallest.
+            # Use the smallest context, because only the weights are needed.
             options = options_of(args, args.model, n_ctx=1, n_ubatch=1, override_tensor=patterns)
             refuse_hostfile(options)
             runner = Runner(options, source, progress=progress)

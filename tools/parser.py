@@ -1,4 +1,4 @@
-"""The argument parser of `vkbackend`, whose error is one line that says what to type instead."""
+"""The argument parser of `vkbackend`. An error is one line that says what to type instead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONVERSATION = {
 }
 FREE_TEXT = {"-p": "--prompt", "-sys": "--system-prompt", "-r": "--reverse-prompt"}
 
-HINT = 0.75  # A flag is suggested if its similarity by difflib is at least this.
+HINT = 0.75  # A suggested flag has at least this similarity (difflib's).
 
 
 class Parser(argparse.ArgumentParser):
@@ -30,8 +30,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def with_sources(message: str, lines: Iterable[str]) -> str:
-    """Return the message. If it names a flag that an environment variable set, append that line of
-    `lines`."""
+    """Return the message, with the lines about its flags that environment variables set."""
     named = (line for line in lines if re.search(rf"(?<![\w-]){line.partition(' ')[0]}(?![\w-])", message))
     return "; ".join((message, *(line for line in named if " comes from " in line)))
 

@@ -59,7 +59,7 @@ die() {
     exit "${3:-1}"
 }
 
-# attempt TITLE WHAT-TO-DO COMMAND...: print TITLE and run COMMAND; if it fails, print its end and exit.
+# attempt TITLE WHAT-TO-DO COMMAND...: print TITLE and run COMMAND; on failure print its last lines and exit.
 attempt() {
     local title=$1 advice=$2 log
     shift 2
@@ -78,7 +78,7 @@ installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = i
 
 has_loader() { PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2>/dev/null | grep -q 'libvulkan\.so\.1 '; }
 
-# manifest_dirs KIND: print the folders of manifests (KIND icd.d or explicit_layer.d) of the Vulkan loader.
+# manifest_dirs KIND: print where the Vulkan loader looks for manifests (KIND: icd.d or explicit_layer.d).
 manifest_dirs() {
     local dirs dir
     dirs=${XDG_CONFIG_HOME:-${HOME:-/nonexistent}/.config}:${XDG_CONFIG_DIRS:-/etc/xdg}:/usr/local/etc:/etc

@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     write = csv.writer(sys.stdout).writerow if args.output == "csv" else write_md
     for point in measure(args):
         if args.output != "json":
-            if not points:  # the arguments are valid and the model is loaded
+            if not points:  # arguments are valid now
                 write(COLUMNS)
                 if args.output == "md":
                     write(["---", "---:", "---:", "---:"])

@@ -1,6 +1,6 @@
 """Train the demo model on generated stories, and write its vocabulary and its weights as one GGUF file.
 
-The script uses PyTorch, imported only to train, and the GGUF writer. It does not use Vulkan or the engine.
+The script imports PyTorch only to train. It does not use Vulkan or the engine.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def write_gguf(
 
 
 def read_weights(path: Path) -> Weights:
-    """Return the dequantized weights of the file, so that samples have the users' precision."""
+    """Return the dequantized weights of the file, so that the sample shows what users get."""
     import torch
 
     tensors = gguf.GGUFReader(path).tensors

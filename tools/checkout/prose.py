@@ -19,10 +19,10 @@ from pathlib import Path
 
 from vkbackend.tools.console import console, table
 
-# Local names that do not describe their value; the field has a term for each value.
+# Local names that say nothing about their value.
 NAMES = ("found", "made", "one", "own", "told", "turns", "what")
 
-# The beginning of a sentence: the start of a text, or after a full stop, a colon or a list's dash.
+# A sentence begins at the start of a text, or after a full stop, a colon or a list's dash.
 _BEGIN = r"(?:^|(?<=[.!?:|] )|(?<=[.!?]\n))(?:[-*|] +)?"
 
 
@@ -72,7 +72,7 @@ def passages(root: Path, under: str = "") -> Iterator[Passage]:
 
 
 def tracked(root: Path, under: str, *suffixes: str) -> Iterator[Path]:
-    """Yield the paths, relative to `root`, of the files that git tracks, except test data."""
+    """Yield the files that git tracks, relative to `root`. Skip test data."""
     listed = subprocess.run(
         ["git", "ls-files", f"{under}*"], cwd=root, capture_output=True, text=True, check=True
     )
@@ -83,7 +83,7 @@ def tracked(root: Path, under: str, *suffixes: str) -> Iterator[Path]:
 
 def of_python(source: str) -> Iterator[tuple[int, str]]:
     """Yield each docstring and each block of comments."""
-    strings: list[tuple[tuple[int, int], tuple[int, int]]] = []  # begin and end of each string
+    strings: list[tuple[tuple[int, int], tuple[int, int]]] = []  # (begin, end) of strings
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
@@ -96,7 +96,7 @@ def of_python(source: str) -> Iterator[tuple[int, str]]:
             strings.append(((node.lineno, node.col_offset), end))
     block: list[str] = []
     first = last = -1
-    # Python's `tokenize` takes twice as long. The lines are bytes, because the tree's columns count bytes.
+    # Python's `tokenize` takes twice as long. The tree's columns count bytes, so lines are bytes too.
     for number, line in enumerate(source.encode().split(b"\n"), 1):
         signs = [(number, match.start()) for match in re.finditer(b"#", line)]
         free = [sign for sign in signs if not any(begin <= sign < end for begin, end in strings)]

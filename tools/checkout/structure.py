@@ -26,8 +26,8 @@ class Structure:
 
     files: Mapping[str, Path]
     packages: frozenset[str]
-    imports: Imports  # at run time
-    typed: Imports  # with imports under TYPE_CHECKING
+    imports: Imports  # At run time.
+    typed: Imports  # With type checking.
 
     def package_of(self, module: str) -> str:
         return module if module in self.packages else module.rpartition(".")[0]
@@ -46,7 +46,6 @@ class Structure:
 
 
 def read(root: Path) -> Structure:
-    """Read the modules of the checkout at `root`."""
     mapped = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
     files: dict[str, Path] = {}
     packages = set()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The sizes of the model. 6 KV heads and 9 FFN blocks of 32 split evenly over 3 devices, almost over 2.
+    """The model's 6 KV heads and 9 FFN blocks of 32 split evenly over 3 devices, and almost evenly over 2.
 
     Rows of all matrices have multiples of 32 values, as Q8_0 needs. The output matrix is token_embd.
     """

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from vkbackend.tools.flags.table import OFF, ON, Flag, flags_of
 
 READ_BY = ("generate", "chat", "serve", "perplexity")  # llama-bench reads none.
-OTHERS = ("HF_TOKEN", "MTMD_BACKEND_DEVICE")  # Other modules read the first. The second has no meaning here.
+OTHERS = ("HF_TOKEN", "MTMD_BACKEND_DEVICE")  # Other modules read HF_TOKEN; the other variable has no effect.
 EXCLUSIVE = (
     ("-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo"),
     ("--chat-template", "--chat-template-file"),
@@ -20,8 +20,8 @@ NO = "LLAMA_ARG_NO_"
 def words_of_environment(
     command: str, line: Sequence[str], environ: Mapping[str, str] = os.environ
 ) -> tuple[list[str], list[str]]:
-    """Return the words of the variables' flags, to be put before the command line, and notes about them.
-    Notes do not contain values, because a value may be a key."""
+    """Return the flags that variables set, as words of a command line, and notes about them. Notes do not
+    contain values, because a value may be a key."""
     words: list[str] = []
     notes: list[str] = []
     if command not in READ_BY:

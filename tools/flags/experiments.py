@@ -1,4 +1,4 @@
-"""Flags for experiments with how devices share a model. They are the last group in --help."""
+"""Flags for experiments with how devices share a model, the last group of flags in --help."""
 
 from __future__ import annotations
 

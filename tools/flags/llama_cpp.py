@@ -87,7 +87,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> Any:
 
 
 def settle(args: argparse.Namespace, path: str = "") -> None:
-    """Set options from llama.cpp's flags. `path` is the model without -m. Raises InvalidArgument."""
+    """Set options from llama.cpp's flags. `path` is the model if -m is missing. Raises InvalidArgument."""
     settle_common(args)
     if args.hf_repo is not None:
         args.model = fetch(args.hf_repo, args.hf_file)
@@ -105,7 +105,7 @@ def settle(args: argparse.Namespace, path: str = "") -> None:
 
 
 def settle_common(args: argparse.Namespace) -> None:
-    """Do the part of `settle` that all commands share. Check -hf, but do not fetch its model."""
+    """Do the part of `settle` that all commands share. Only check -hf."""
     if args.log_file is not None:
         log_to(args.log_file)
     if args.n_batch is not None:

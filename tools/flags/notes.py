@@ -1,4 +1,4 @@
-"""Notes about flags. A command prints them to stderr after it has checked its arguments."""
+"""Notes about flags, which commands print to stderr after they have checked their arguments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable
 
 
 def note(namespace: argparse.Namespace, line: str, *, of: Hashable = None) -> None:
-    """Queue a line. Only the first line for each `of` is queued, which is the line itself by default."""
+    """Queue a line, except if a line with the same key `of` is queued. The default key is the line."""
     lines = getattr(namespace, "noted", {})
     _keep(namespace, lines if (of or line) in lines else {**lines, of or line: line})
 

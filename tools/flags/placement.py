@@ -113,8 +113,7 @@ def add_placement_arguments(parser: argparse.ArgumentParser, *, steps: bool = Tr
 
 
 def host_patterns(args: argparse.Namespace, names: Iterable[str]) -> list[str]:
-    """Return the patterns of -ot, then of -cmoe, -ncmoe and -ncffn. Notes show the last three as -ot
-    patterns."""
+    """Return the patterns of -ot, -cmoe, -ncmoe and -ncffn. Notes show the last three flags as -ot flags."""
     patterns = list(args.override_tensor)
     for flag, pattern in args.host_tensors or ():
         if any(re.search(pattern, name) for name in names):

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
     from vkbackend.device_info import DeviceInfo
 
-WIDE = 140  # At this width of the terminal, the table has a column for UUIDs.
+WIDE = 140  # In a terminal of this width, the table has a column for UUIDs.
 
 
 def present() -> list[DeviceInfo]:
-    """Return this machine's devices. Raise UnsupportedFeature without a device or a Vulkan loader."""
+    """Raise UnsupportedFeature without a device or a Vulkan loader."""
     from vkbackend.vulkan.instance import devices, no_device_message
 
     if not (infos := devices()):
@@ -26,7 +26,7 @@ def present() -> list[DeviceInfo]:
 
 
 def show_devices(infos: Sequence[DeviceInfo], out: Console, title: str = "") -> None:
-    """Print a table with a row per device. On a narrow terminal, UUIDs are in a second table."""
+    """Print a row per device. On a narrow terminal, UUIDs have a table of their own."""
     columns = ["index", "name", "vendor", "type", "driver", "Vulkan", "memory", "PCI"]
     rows = [
         [

@@ -75,7 +75,7 @@ def open_models(args: argparse.Namespace, stack: ExitStack) -> list[GGUF]:
 
 
 def refuse_hostfile(options: Options) -> None:
-    """Raise InvalidArgument if there is a hostfile, because this command only runs with `hosts run`."""
+    """Raise InvalidArgument for a hostfile, because this command needs `hosts run` to use several hosts."""
     if options.hostfile is not None:
         raise InvalidArgument(
             "this command runs in node 0's process: write "

@@ -80,7 +80,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def sampling_of(args: argparse.Namespace) -> SamplingParams:
-    """Return the sampling parameters of the flags, with a random seed if no flag set it."""
+    """Return the flags' parameters, with a random seed if no flag sets it."""
     return SamplingParams(**fields_given(args, SamplingParams))
 
 

@@ -17,8 +17,7 @@ DEVICES, OVERRIDES = ("-dev", "--device"), ("-ot", "--override-tensor")
 
 
 def lines_of(words: Sequence[str]) -> list[tuple[list[str], dict[str, str]]]:
-    """Return the command lines that a line of `bench` stands for, and for each the values of its swept
-    flags."""
+    """Expand a line of `bench` into command lines, each with the values of its swept flags."""
     parts: list[list[tuple[list[str], dict[str, str]]]] = []
     rest = list(words)
     while rest:
@@ -31,7 +30,7 @@ def lines_of(words: Sequence[str]) -> list[tuple[list[str], dict[str, str]]]:
         if flag in SWITCHES:
             values = rest[0].split(",") if not joined and rest else joined.split(",")
             if not set(values) <= {"0", "1"}:
-                parts.append([([word], {})])  # a flag without a value
+                parts.append([([word], {})])  # has no value
                 continue
             if not joined:
                 rest.pop(0)
@@ -59,7 +58,7 @@ def lines_of(words: Sequence[str]) -> list[tuple[list[str], dict[str, str]]]:
 
 
 def notes_of(words: Sequence[str]) -> list[str]:
-    """Return a note for each flag in whose value a comma has a different meaning in llama-bench."""
+    """Return a note for each flag whose commas have a different meaning in llama-bench."""
     flags = (*DEVICES, *SHARES, *OVERRIDES)
     pairs = [(flag, value) for flag, value in pairwise(words) if flag in flags and "," in value]
     return [

@@ -1,4 +1,4 @@
-"""The table of llama.cpp's flags and of vkbackend's treatment of each, read from llama_cpp.tsv. The parser,
+"""The table llama_cpp.tsv, with llama.cpp's flags and vkbackend's treatment of each. The parser,
 docs/llama-cpp.md and the tests use this table."""
 
 from __future__ import annotations
@@ -25,12 +25,10 @@ ON, OFF = ("on", "enabled", "true", "1"), ("off", "disabled", "false", "0")
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag of llama.cpp.
-
-    `env` is the environment variable that sets the flag. `neutral` values change nothing, so even a refused
-    flag accepts them. `text` says for kind "none" why the flag has no effect, for "mapped" what replaces it,
-    for "refused" why it is refused and what to use instead. `earlier` flags are missing in the llama.cpp
-    version of the table.
+    """`env` is the environment variable that sets the flag. `neutral` values change nothing, so even a
+    refused flag accepts them. `text` says for kind "none" why the flag has no effect, for "mapped" what
+    replaces it, for "refused" why it is refused and what to use instead. `earlier` marks a flag that the
+    table's version of llama.cpp no longer has.
     """
 
     names: tuple[str, ...]

@@ -1,5 +1,4 @@
-"""Code that `generate`, `chat` and `serve` share. It adds flags, opens the model, and describes the model on
-stderr."""
+"""Functions of `generate`, `chat` and `serve` that add flags, open the model and describe it on stderr."""
 
 from __future__ import annotations
 

@@ -89,8 +89,8 @@ class KvStore(Case):
 
 @dataclass(frozen=True)
 class AttnDecode(Case):
-    """The cache cells are scattered, and one more row belongs to no run. If `n_splits` is None, the result is
-    the complete sum instead of the sums of the splits."""
+    """The cache cells are scattered, and the last row belongs to no run. If `n_splits` is None, the op
+    combines its splits."""
 
     tolerance: ClassVar[float] = 1e-9
     runs: tuple[RunSpec, ...] = ((0, 0, 1),)
@@ -130,8 +130,8 @@ class AttnDecode(Case):
 
 @dataclass(frozen=True)
 class AttnDecodeCoop(AttnDecode):
-    """Rounding causes the errors that AttnPrefillCoop describes. If there is one split, an error of its
-    largest score changes all of its sums."""
+    """AttnPrefillCoop describes the errors of rounding. In a single split, an error of the largest score
+    changes all sums."""
 
     tolerance: ClassVar[float] = 4e-6
 
@@ -196,8 +196,8 @@ class AttnPrefill(Case):
 
 @dataclass(frozen=True)
 class AttnPrefillCoop(AttnPrefill):
-    """Rounding q and k to F16 has a relative error u of 2^-11. So scores of about +-10 have errors of
-    10 u / sqrt(head_k), and probabilities have errors of u. The result's NMSE is 1e-7."""
+    """Rounding to F16 has a relative error u of 2^-11. Scores of about +-10 have errors of 10 u /
+    sqrt(head_k), and probabilities have errors of u. The result's NMSE is 1e-7."""
 
     tolerance: ClassVar[float] = 1e-6
 
@@ -267,8 +267,8 @@ def quick() -> list[Case]:
         KvStore("f32", 24, 6, _RUNS),
         KvStore("f16", 2, 1, ((0, 31, 1),)),
         KvStore("bf16", 24, 6, _RUNS),
-        # A row of 3 blocks begins or ends inside a word, which it shares with the neighbouring row. The runs
-        # store single rows and pairs of rows, next to a stored row or alone.
+        # A row of 3 blocks shares a word with a neighbouring row. The runs store single rows and pairs of
+        # rows, with and without a stored neighbour.
         KvStore("q8_0", 96, 8, ((2, 29, 4), (0, 0, 1), (3, 95, 2))),
         KvStore("q4_0", 96, 6, _RUNS, broken=True),
         KvStore("q8_0", 128, 6, _RUNS, broken=True),
@@ -338,8 +338,8 @@ def quick() -> list[Case]:
 
 
 def wide() -> list[Case]:
-    """Return cases of every head size with every number of keys, in which all other options take turns.
-    Add every pair of cache types at head size 32."""
+    """Combine every head size with every number of keys, while the other options take turns. Add every pair
+    of cache types at head size 32."""
     cases: list[Case] = []
     for i, head in enumerate(_HEADS):
         types = [t for t in ops.CACHE_TYPES if head % block_of(t)[0] == 0]

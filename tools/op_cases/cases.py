@@ -175,7 +175,7 @@ WIDE_CASES: list[Case] = list(_SWEPT)[len(CASES) :]
 
 
 def cases_named(pattern: str, shapes: str) -> list[Case]:
-    """Return the cases whose names match `pattern`. Raise InvalidArgument if no name matches."""
+    """Return the cases whose names match `pattern`. Raises InvalidArgument."""
     cases = [*(CASES if shapes != "real" else ()), *(BENCH_CASES if shapes != "tests" else ())]
     try:
         matches = [case for case in cases if re.search(pattern, repr(case))]

@@ -22,7 +22,7 @@ from vkbackend.tools.op_cases.cases import FORMAT_CASES
 from vkbackend.tools.op_cases.setup import Case, Placed
 from vkbackend.twins.device import NumpyDevice
 
-# The limit of 3 workgroups in x makes small cases use y too, as only 65,536 workgroups would otherwise do.
+# With at most 3 workgroups in x, small cases use y too. Otherwise only more than 65,535 workgroups use y.
 FLOOR = replace(Limits.floor(), max_groups=(3, 65_535, 65_535))
 _ARRAYS = {"f32": np.float32, "f16": np.float16, "u32": np.uint32}
 
@@ -42,13 +42,12 @@ def limits_for(case: Case, device: Device, *, once: bool) -> list[Limits]:
 
 
 class Mismatch(AssertionError):
-    """An error that reports a difference between a device's result and the twin's."""
+    """A device's result differs from the twin's result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The dispatches of a case under some limits. `names` has op.variant of each, `how` constants and
-    grids."""
+    """The dispatches of a case under some limits, with their names (op.variant), constants and grids."""
 
     names: tuple[str, ...]
     how: tuple[object, ...]

@@ -51,7 +51,7 @@ class IndexScores(Case):
 
 @dataclass(frozen=True)
 class IndexTopK(Case):
-    """Scores have only `values` different values, so there are ties, and zeros of both signs. `nan` adds NaN
+    """Scores have `values` different values, so there are ties, and zeros of both signs. `nan` adds NaN
     and infinities. The positions after the row's own have the largest scores and must not be chosen."""
 
     tolerance: ClassVar[float] = 0.0

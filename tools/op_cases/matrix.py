@@ -55,8 +55,7 @@ class MatVec(Case):
         if self.act:
             tensors["up"] = weights(rng, self.type, self.n, self.k, scale=self.scale)
         for name in {"w", "x", "up"} & tensors.keys():
-            # Tensors have a model's alignment. If n is odd, and for `up` in padded cases, they have the
-            # minimum.
+            # Tensors have a model's alignment, or the minimum if n is odd. A padded `up` has the minimum too.
             least = self.n % 2 == 1 or (name == "up" and self.pad)
             tensors[name].align = 4 if least else 256
 
@@ -94,8 +93,8 @@ def quick() -> list[Case]:
         MatVec("f32", 31, 2051, 8),
         MatVec("f16", 33, 2051, 1),
         MatVec("f16", 5, 3, 3, pad=2, bias=True),
-        MatVec("f16", 64, 96, scale=5e-5),  # subnormal F16
-        MatVec("q8_0", 33, 32),  # rows of 34 bytes
+        MatVec("f16", 64, 96, scale=5e-5),  # Subnormal F16.
+        MatVec("q8_0", 33, 32),  # Rows have 34 bytes.
         MatVec("q8_0", 17, 96, 5, pad=7),
         MatVec("q8_0", 576, 1536),
         MatVec("q8_0", 32, 64, scale=6e-3),  # subnormal scales
@@ -137,7 +136,7 @@ def wide(kind: str) -> list[Case]:
         *(MatVec(kind, n, k, rows) for n in (1, 31, 32, 33) for rows in range(1, 9)),
         *(MatMul(kind, n, k, rows) for n in (63, 64, 65) for rows in (15, 16, 17, 32, 33)),
         *(MatTile(kind, n, k, rows) for n in (63, 64, 65) for rows in (15, 16, 17, 32, 33)),
-        MatTile(kind, 8065, k, 65),  # lavapipe needs 15 s to compile its tiles of 128 x 64
+        MatTile(kind, 8065, k, 65),  # lavapipe needs 15 s to compile the tiles of 128 x 64
         *(MatWave(kind, n, 2 * k, rows) for n in (1, 31, 33) for rows in (1, 3, 8)),
         *(MatLane(kind, n, 2 * k, rows) for n in (1, 31, 33) for rows in (1, 3, 9, 25)),
         MatVec(kind, 2880, 2880 // block * block, 2),
@@ -152,12 +151,12 @@ def some_of(kind: str, k: int) -> list[Case]:
 
 
 def some_of_gpus(kind: str, k: int) -> list[Case]:
-    """Return wide cases, which are not quick because CPUs compile their pipelines slowly."""
+    """Return cases for the wide sweep only, because CPUs compile their pipelines slowly."""
     return [MatTile(kind, 3, k)]
 
 
 def bench(kind: str) -> list[Case]:
-    """Return products with matrices of a 0.6B model (n_embd 1024) and with one that fits every cache."""
+    """Return products with matrices of a 0.6B model (n_embd 1024) and with a matrix that fits every cache."""
     return [
         *(MatVec(kind, 3072, 1024, rows) for rows in (1, 2, 4, 8)),
         MatVec(kind, 1024, 3072),

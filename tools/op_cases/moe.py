@@ -17,8 +17,8 @@ SOFTMAX, UNSCALED = Gating(), Gating(norm_w=False)
 
 @dataclass(frozen=True)
 class MoeLogits(Case):
-    """Values differ so much in magnitude that a different order of summation or a fused multiply-add changes
-    the result. With `near`, the rows of experts differ only in the last bits of single weights."""
+    """Magnitudes differ so much that a different order of summation or a fused multiply-add changes the
+    result. With `near`, the weights of all experts are equal except for one bit of each expert."""
 
     tolerance: ClassVar[float] = 0.0
     n_embd: int = 64
@@ -50,7 +50,7 @@ class MoeLogits(Case):
 @dataclass(frozen=True)
 class MoeTopk(Case):
     """Logits have `values` different values, among them zeros of both signs. With `nan`, every second logit
-    of the first row and all logits of the last row are NaN."""
+    in row 0 and the complete last row are NaN."""
 
     exact: ClassVar[tuple[str, ...]] = ("ids", "weights")
     n_experts: int = 8
@@ -91,9 +91,8 @@ class MoeTopk(Case):
 
 @dataclass(frozen=True)
 class MatVecId(Case):
-    """Expert i has `widths[i]` columns, and the experts are in `pieces` bindings. Rows of x or y are as long
-    as the widest expert plus `pad`. In a narrower expert's rows, the unused end of x is NaN, and the unused
-    end of y must stay NaN."""
+    """Expert i has `widths[i]` columns, and the experts are in `pieces` bindings. Rows of x or y fit the
+    widest expert and `pad` more values. Unused values of x are NaN, and unused values of y must stay NaN."""
 
     op: ClassVar[ops.ExpertsOp] = ops.EXPERTS_OPS["mat_vec_id"]
     tolerance: ClassVar[float] = 1e-9
@@ -173,7 +172,7 @@ class MatMulIdCoop(MatVecId):
 
 @dataclass(frozen=True)
 class MatLaneId(MatVecId):
-    """A tile has `tile` pairs of a row and an expert. With tile=0 the op computes each pair alone."""
+    """A tile has `tile` pairs of row and expert. With tile=0 the op computes each pair alone."""
 
     op = ops.EXPERTS_OPS["mat_lane_id"]
     tile: int = 8

@@ -10,10 +10,10 @@ from vkbackend.ops import Recorder
 from vkbackend.step import STEP_WORDS, Run, StepParams
 from vkbackend.tools.op_cases.setup import Case, Setup, Tensor, Views, output, uniform
 
-StateRun = tuple[int, int, int, int]  # a run's first position and rows, the state cells it reads and writes
+StateRun = tuple[int, int, int, int]  # a run: first position, rows, cell to read, cell to write
 
-# The first run writes the state cell that it reads, and the second writes a different cell. The third run
-# begins a new sequence, so its cell has only NaN.
+# The first run writes the cell that it reads, and the second writes a different cell. The third begins a new
+# sequence, so its cell has NaN.
 RUNS: tuple[StateRun, ...] = ((5, 3, 2, 2), (9, 1, 0, 3), (0, 2, 1, 1))
 
 
@@ -93,7 +93,7 @@ class L2Norm(Case):
 
 @dataclass(frozen=True)
 class DeltaGates(Case):
-    """Inputs x include values at which softplus(x) rounds to e^x and values at which it rounds to x."""
+    """Inputs include values x at which softplus(x) rounds to e^x or to x."""
 
     n_heads: int = 3
     width: int = 1

@@ -231,8 +231,8 @@ class TopK(Case):
 
 @dataclass(frozen=True)
 class LogSumExp(Case):
-    """A `spread` of hundreds makes exp overflow if the op does not subtract the maximum. The first chunk of
-    row 0 is -inf."""
+    """A `spread` of hundreds overflows if the op does not subtract the maximum. The first chunk of row 0 is
+    -inf."""
 
     n: int = 64
     rows: int = 2

@@ -1,5 +1,5 @@
-"""The parts of an op case. A `Setup` has the tensors and records the ops. A `Placed` puts the tensors into
-one buffer, with guard words between them and NaN in every output."""
+"""The parts of an op case. `Setup` has the tensors and records the ops. `Placed` puts the tensors into one
+buffer, with guard words between them and NaN in every output."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from vkbackend.rope import RopeTable
 from vkbackend.runtime import Device
 from vkbackend.step import STEP_WORDS, Mix, Run, StepParams
 
-Q8_FLIP = 1e-5  # The NMSE (normalized mean squared error) if one code in 64 rounds the other way.
-GUARD_WORDS = 37  # The number is odd, so views start at every word alignment.
+Q8_FLIP = 1e-5  # NMSE (normalized mean squared error) if one code in 64 rounds the other way.
+GUARD_WORDS = 37  # Odd, so views start at every word alignment.
 CELL_BLOCK = ops.CELL_BLOCK
 
 Views = dict[str, View]
@@ -85,8 +85,8 @@ class Placed:
 
 
 class Case:
-    """The base class of cases. `tolerance` is the largest allowed NMSE against the twin's result; 0 demands
-    equal bits. Outputs in `exact` must always have equal bits."""
+    """`tolerance` is the largest allowed NMSE against the twin's result; 0 demands equal bits. Outputs in
+    `exact` must have equal bits."""
 
     tolerance: ClassVar[float] = 1e-10
     exact: ClassVar[tuple[str, ...]] = ()
@@ -107,8 +107,8 @@ class Case:
 
 
 def nan_words(n: int) -> np.ndarray:
-    """Return `n` words that expose reads of unwritten memory and overwrites. Each word is NaN as an F32 and
-    as two F16, and differs from its neighbours."""
+    """Return words that expose reads of unwritten memory and overwrites. Each is NaN as F32 and as two F16,
+    and differs from its neighbours."""
     return (0x7FC07C01 + np.arange(n) * 389 % 1022).astype(np.uint32)
 
 
@@ -121,8 +121,7 @@ def cos_sin_of(rng: np.random.Generator, n_rows: int, n_rot: int) -> Tensor:
     return Tensor((n_rows, n_rot // 2, 2), "f32", rows)
 
 
-# Type -> the byte offsets of a block's F16 scales, and the largest |value / scale|. All other bytes are
-# codes.
+# Type -> byte offsets of a block's F16 scales, and the largest |value / scale|. Other bytes are codes.
 SCALES: dict[str, tuple[tuple[int, ...], float]] = {
     "q4_0": ((0,), 8), "q4_1": ((0, 2), 16), "q5_0": ((0,), 16), "q5_1": ((0, 2), 32), "q8_0": ((0,), 128),
     "q2_k": ((80, 82), 45), "q3_k": ((108,), 128), "q4_k": ((0, 2), 945), "q5_k": ((0, 2), 1953),
@@ -144,7 +143,7 @@ def weights(rng: np.random.Generator, dtype: str, *shape: int, scale: float = 1.
     if dtype == "mxfp4":  # values: up to 12 scales
         blocks[:, 0] = 124 + int(math.log2(scale)) - rng.integers(0, 6, len(blocks))
         return Tensor(shape, dtype, blocks)
-    if dtype == "iq1_m":  # an F16 scale in the high nibbles of four words; values are up to 17 scales
+    if dtype == "iq1_m":  # an F16 scale in the high nibbles of four words
         scales = (rng.uniform(0.5, 1, len(blocks)) * scale / 17).astype("<f2").view("<u2")
         for i in range(4):
             blocks[:, 49 + 2 * i] = blocks[:, 49 + 2 * i] & 15 | scales >> 4 * i << 4 & 0xF0
@@ -159,7 +158,7 @@ def weights(rng: np.random.Generator, dtype: str, *shape: int, scale: float = 1.
 
 
 def operand(x: np.ndarray, dtype: str) -> Tensor:
-    """Convert f32 rows to the type that a matrix op reads. The twins do the conversion."""
+    """Convert f32 rows, with the twins, to the type that a matrix op reads."""
     k = x.shape[-1]
     if dtype == "f32":
         return Tensor(x.shape, dtype, x)
@@ -193,8 +192,8 @@ def step_of(
 def cell_table(
     rng: np.random.Generator, runs: tuple[RunSpec, ...], ring: int | None = None
 ) -> tuple[Tensor, int]:
-    """Return a table [n_slots, blocks_per_slot] of scattered cache blocks, and the number of cache cells.
-    `ring` sets the number of blocks per slot."""
+    """Return a table [n_slots, blocks_per_slot] of scattered blocks, and the number of cells. `ring` sets the
+    number of blocks per slot."""
     n_slots = max(slot for slot, _, _ in runs) + 1
     blocks_per_slot = ring or max(-(-(first + n) // CELL_BLOCK) for _, first, n in runs) + 1
     n_blocks = n_slots * blocks_per_slot + 1
@@ -211,7 +210,7 @@ def cache(
     runs: tuple[RunSpec, ...],
     window: int = 0,
 ) -> Tensor:
-    """Return a K or V cache. Cells that the runs attend to have values, and all others have NaN."""
+    """Return a K or V cache. Cells that the runs attend to have values, other cells NaN."""
     assert cells.raw is not None
     table = cells.raw.reshape(cells.shape)
     plain = {"f16": np.float16, "f32": np.float32}.get(dtype)
@@ -233,7 +232,7 @@ def n_rows_of(runs: tuple[RunSpec, ...]) -> int:
 
 
 def split_parts(array: np.ndarray, head_v: int) -> dict[str, np.ndarray]:
-    """Split the output of attention splits into its parts. Skip the maximum of a split without keys."""
+    """Separate the parts of an attention split. Ignore the maximum of a split without keys."""
     has_keys = array[..., head_v + 1] > 0
     return {
         "acc": array[..., :head_v],

@@ -1,4 +1,4 @@
-"""Parts that time ops. One ranks ops as `vkbackend tune` does, one compares products with the copy rate."""
+"""Parts that time ops, to rank them as `vkbackend tune` does and to compare them with the copy rate."""
 
 from __future__ import annotations
 

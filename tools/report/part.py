@@ -1,7 +1,7 @@
 """A part of the report has named cases, which run on some devices and return rows of plain values.
 
 A part runs in its own process (worker.py). If the process crashes, a new process continues after the failed
-case. So a case shares only `rows` with earlier cases, which are the part's results on these devices.
+case. So a case may not depend on earlier cases, except on their results in `rows`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class LeftOut(Exception):
 
 class Part:
     title: ClassVar[str]
-    share: ClassVar[float]  # The part may use this fraction of the time, and earlier parts' unused time.
+    share: ClassVar[float]  # A part's fraction of the time; earlier parts' unused time is added.
     deadline_s: ClassVar[float]  # A case that takes longer than this is a hang.
     environment: ClassVar[Mapping[str, str]] = {}
 

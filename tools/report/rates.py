@@ -1,4 +1,4 @@
-"""Parts that run complete models. They measure decode and prefill at depth, compile times, and llama.cpp."""
+"""Parts that run complete models to measure decode and prefill at depth, compile times, and llama.cpp."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ SLOW_PROMPT_S = 20.0  # If a prompt takes longer than this, a shorter prompt is 
 
 
 class Rates(Part):
-    """Measures each device alone, then all devices together. The tokens of the context are not computed,
-    because a step's time does not depend on the values in the cache."""
+    """Measures each device alone, then all together. The context is not computed, because a step's time does
+    not depend on the values in the cache."""
 
     title = "Tokens per second of synthetic models"
     share, deadline_s = 0.22, 180.0
@@ -91,8 +91,8 @@ class Rates(Part):
 
 
 def open_model(spec: str, devices: Group) -> tuple[Runner, int, str]:
-    """Return the runner, the deepest context that fits, and why a deeper context does not fit. Raise LeftOut
-    if one layer does not fit."""
+    """Return the runner, the deepest context that fits, and why no deeper context fits. Raise LeftOut if one
+    layer does not fit."""
     why = ""
     for n_layer in halved(spec):
         for depth in reversed(DEPTHS):

@@ -22,7 +22,7 @@ Receive = Callable[[], Awaitable[Any]]
 T = TypeVar("T")
 U = TypeVar("U")
 
-# A thread decodes larger bodies, one at a time, because a body of 8 MiB may need 200 MiB when decoded.
+# A thread decodes larger bodies one at a time, because 8 MiB may become 200 MiB.
 LARGE_NBYTES = 256 << 10
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _NO_BRACKET = bytes(c for c in range(256) if c not in b"[]{}")
@@ -57,7 +57,7 @@ def _too_large(limits: Limits) -> Refusal:
 async def read_fields(
     receive: Receive, headers: Mapping[bytes, bytes], limits: Limits, large: asyncio.Lock
 ) -> Fields:
-    """Read a body and decode its fields. The lock `large` admits one large body at a time. Raises Refusal,
+    """Read and decode a body. The lock `large` admits one large body at a time. Raises Refusal,
     ClientGone."""
     body = await read_body(receive, headers, limits)
     if len(body) <= LARGE_NBYTES:
@@ -105,8 +105,8 @@ def _json_type(value: object) -> str:
 
 
 class Fields:
-    """The fields of a JSON object. `where` precedes their names in messages, for example "tools[0].". All
-    methods raise InvalidArgument with the name of the wrong field."""
+    """The fields of a JSON object. `where` precedes their names in messages, for example "tools[0].". Methods
+    raise InvalidArgument with the field's name."""
 
     def __init__(self, values: dict[str, Any], where: str = "") -> None:
         self.values, self._where = values, where

@@ -40,7 +40,7 @@ class ChatJob(Job):
 async def chat_jobs(
     llm: LLM, messages: Sequence[Mapping[str, Any]], most: int | None, n: int, options: dict[str, Any]
 ) -> list[ChatJob]:
-    """Return a job per answer. A thread waits for the template's process. Raises InvalidArgument."""
+    """Wait for the template's process in a thread. Raises InvalidArgument."""
 
     def prepare() -> PreparedChat:
         return llm.prepare_chat(messages, most, n=n, **options)
@@ -132,7 +132,8 @@ class Blocks:
         self._open: Block | None = None
 
     def push(self, chunk: ChatChunk) -> Iterator[tuple[str, Block, str]]:
-        """Yield ("begin", block, "") at a block's begin, ("piece", block, text) and ("end", block, "")."""
+        """Yield ("begin", block, ""), ("piece", block, text) and ("end", block, "") as blocks begin, grow,
+        end."""
         if chunk.reasoning:
             yield from self._go_on("thought", chunk.reasoning)
         if chunk.content:

@@ -41,8 +41,8 @@ TOO_LONG = "context_length_exceeded"
 
 
 class Refusal(VkbackendError):
-    """An error that becomes a response. `param` names the wrong field, `code` is OpenAI's error code,
-    `retry_s` sets Retry-After, and `extra` has more fields of the body."""
+    """`param` names the wrong field, `code` is OpenAI's error code, `retry_s` sets Retry-After, and `extra`
+    has more fields of the body."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ OPENAI, ANTHROPIC = Api(), Api(anthropic=True)
 
 
 def as_refusal(error: BaseException) -> Refusal:
-    """Convert a typed error to a Refusal. Untyped errors are bugs. Their messages are not sent, because they
+    """Convert a typed error to a Refusal. Untyped errors are bugs, whose messages are not sent, because they
     may contain a client's text."""
     if isinstance(error, Refusal):
         return error

@@ -16,7 +16,7 @@ from vkbackend.models.engine.messages import check_tokens
 from vkbackend.models.llm import LLM
 from vkbackend.models.sampling.params import MAX_SEED
 
-SHORT_TEXT = 4096  # So many characters take about 1 ms to tokenize. A thread tokenizes longer texts.
+SHORT_TEXT = 4096  # Tokenizing this many characters takes about 1 ms. A thread tokenizes longer texts.
 PROMPT = "expected a string, a list of token ids, or a list of such prompts"
 Piece = Chunk | ChatChunk
 EAGER_CHUNKS = 64  # A request's queue has at most this many chunks.
@@ -77,8 +77,7 @@ async def tokenize(llm: LLM, text: str, *, add_special: bool = True, parse_speci
 
 
 async def prompt_of(llm: LLM, name: str, value: Any) -> tuple[list[int], str | None]:
-    """Return the token ids of a prompt, which is a string, token ids, or a list of both. A prompt string is
-    also returned."""
+    """Return the token ids of a prompt, and its text if it is a string. Lists mix strings and token ids."""
     if isinstance(value, str):
         return await tokenize(llm, value), value
     if isinstance(value, dict):
@@ -122,7 +121,7 @@ def _are_prompts(value: Sequence[Any]) -> bool:
 
 
 def several(job: Job, n: int) -> list[Job]:
-    """Return `n` copies of a job. If it has a seed, each copy's seed is one higher."""
+    """Return `n` copies of a job. A seed increases by one from copy to copy."""
     seed = job.options.get("seed")
     jobs = []
     for i in range(n):
@@ -182,8 +181,8 @@ def stop_met(llm: LLM, tally: Tally, text: str, stops: Sequence[str]) -> str:
 
 
 def usage_of(tallies: Sequence[Tally], n_prompt: int) -> dict[str, Any]:
-    """Return OpenAI's `usage`. `n_prompt` is the number of prompt tokens, in which `n` answers share a
-    prompt."""
+    """Return OpenAI's `usage`. `n_prompt` counts the tokens of a prompt once, even if it has several
+    answers."""
     n_generated = sum(tally.n_tokens for tally in tallies)
     cached = min(n_prompt, sum(tally.cached_n for tally in tallies))
     return {

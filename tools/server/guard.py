@@ -38,7 +38,7 @@ def is_loopback(host: str) -> bool:
 
 
 def read_keys(keys: Iterable[str], path: str | None) -> tuple[str, ...]:
-    """Return `keys` and the keys of the file, which has one key per line. Raises InvalidArgument."""
+    """Return `keys` and the file's keys, one per line. Raises InvalidArgument."""
     all_keys = [key for text in keys for key in text.split(",")]
     if path is not None:
         try:
@@ -68,8 +68,8 @@ def _host_of_origin(origin: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The access rules. `hosts` are allowed host names; addresses, localhost and the machine's name are
-    always allowed. `origins` are allowed origins of pages, and "*" allows all."""
+    """`hosts` are allowed host names, besides addresses, localhost and the machine's name. `origins` are
+    allowed origins of pages, and "*" allows all."""
 
     keys: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
@@ -161,7 +161,7 @@ def _is_address(name: str) -> bool:
 
 
 def _is_same(origin: bytes, host: bytes | None) -> bool:
-    """Return whether a page has the server's own origin. The scheme may differ, because proxies change it."""
+    """Return whether a page has the server's origin. Proxies may have changed the scheme."""
     with suppress(ValueError):
         parts = urlsplit(origin.decode("latin-1"))
         if host is not None and parts.scheme in ("http", "https"):

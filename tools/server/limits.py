@@ -16,11 +16,11 @@ class Limits:
     body_nbytes: int = 8 << 20
     json_depth: int = 64
     header_nbytes: int = 32 << 10  # Includes the request line.
-    connections: int = 512  # The default limit of open files is twice as high.
+    connections: int = 512  # This is half of the default limit of open files.
     streams: int = 128
-    queue: int = 256  # So many sequences may wait for a slot.
+    queue: int = 256  # At most this many sequences wait for a slot.
     prompts: int = 128
-    stops: int = 32  # Limits stop strings, and DRY's breakers.
+    stops: int = 32  # This also limits DRY's breakers.
     stop_length: int = 1024
     biases: int = 1024
     header_s: float = 10.0

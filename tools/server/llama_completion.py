@@ -25,7 +25,7 @@ MAX_PROBS = 100
 MAX_MS = 1 << 31
 MAX_EXTRA = 256  # files in `input_extra`
 MAX_RESPONSE_FIELDS = 64
-# Each entry has a field, its harmless values, and why other values are refused.
+# (field, harmless values, why other values are refused)
 REFUSED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("n_indent", (0,), "a minimum indentation is not supported"),
     ("n_keep", (0, -1), "a full context ends the text, it is not shifted; omit this field"),

@@ -22,8 +22,8 @@ from vkbackend.tools.server.generations import Tally, stop_met
 from vkbackend.tools.server.service import Json, Service
 
 MAX_BLOCKS = 10_000
-# Claude Code's system prompt begins with this block, which is removed. It changes between requests, so the
-# prefix cache would never match.
+# Claude Code's system prompt begins with this block. It is removed, because its changes would defeat the
+# prefix cache.
 BILLING = "x-anthropic-billing-header:"
 CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": "tool"}
 
@@ -98,7 +98,7 @@ def _blocks(message: Fields) -> list[Fields]:
 
 
 def _user(message: Fields, role: str) -> list[dict[str, Any]]:
-    """Return each tool result as a message of its own, then the user's text."""
+    """Return each tool result as a message, then the user's text."""
     results, texts = [], []
     for block in _blocks(message):
         if block.get("type") == "tool_result":

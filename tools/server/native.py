@@ -27,8 +27,7 @@ _NOT_OPTIONS = ("seed", "logits_processors", "stop_token_ids", "logprobs")
 
 
 async def health(service: Service, request: Request) -> Response:
-    """Return whether the model is ready. No key is needed, because the answer reveals nothing about
-    requests."""
+    """Answer without a key, because the answer reveals nothing about requests."""
     model = service.model
     if model.state is not State.READY or service.is_draining:
         raise model.not_ready()
@@ -69,7 +68,7 @@ _PARAMS = set(SamplingParams.__dataclass_fields__)
 
 
 async def props(service: Service, request: Request) -> Response:
-    """Return the server's properties without waiting for the engine, because the page requests them first."""
+    """Answer without waiting for the engine, because the page requests the properties first."""
     llm = service.ready()
     try:
         ends = llm.tokenizer.bos_id, llm.tokenizer.eos_id
@@ -177,8 +176,7 @@ async def slot_action(service: Service, request: Request) -> Response:
 
 
 def slot_file(folder: str, name: str) -> str:
-    """Return the path of a file in `folder`. Raise InvalidArgument for a name with a folder or for a link,
-    which could be outside `folder`."""
+    """Raise InvalidArgument for a name with a folder, or for a link, which could be outside `folder`."""
     if not FILE_NAME.fullmatch(name):
         raise InvalidArgument(
             "filename: expected 1..200 letters, digits and . _ - (none of . - first), without a folder",

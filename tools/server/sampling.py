@@ -13,7 +13,7 @@ from vkbackend.models.sampling.params import MAX_SEED
 from vkbackend.tools.server.body import Fields
 from vkbackend.tools.server.limits import Limits
 
-# These fields go to the engine unchanged, which checks their values.
+# The engine gets these fields unchanged and checks their values.
 SAME = (
     "top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold",
     "dynatemp_range", "dynatemp_exponent", "repeat_penalty", "repeat_last_n", "presence_penalty",
@@ -21,14 +21,14 @@ SAME = (
     "mirostat", "mirostat_tau", "mirostat_eta", "samplers", "min_tokens", "ignore_eos",
 )  # fmt: skip
 MAX_SAMPLERS = 32
-MAX_BIAS_TEXT = 16_384  # So many characters take 10 ms to tokenize.
+MAX_BIAS_TEXT = 16_384  # Tokenizing this many characters takes 10 ms.
 Tokenize = Callable[[str], list[int]]
 
 
 def sampling_of(
     fields: Fields, defaults: Mapping[str, Any], limits: Limits, tokenize: Tokenize
 ) -> dict[str, Any]:
-    """Return the keyword arguments of `LLM.astream`. `defaults` are the command line's. Raises
+    """Return the keyword arguments of `LLM.astream`. `defaults` come from the command line. Raises
     InvalidArgument."""
     options = dict(defaults)
     for name in SAME:

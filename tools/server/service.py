@@ -110,8 +110,8 @@ class Service:
         return sampling_of(fields, self.config.defaults, self.config.limits, tokenize)
 
     def max_tokens(self, fields: Fields, *names: str) -> int | None:
-        """Return the limit of tokens from the first of `names` that the request has, or else the server's
-        limit. None, which is -1 in the request, means that only the context limits the answer."""
+        """Return the limit from the first of `names` that the request has, or the server's limit. None, or -1
+        in the request, means that only the context limits the answer."""
         for name in names:
             if fields.has(name):
                 most = fields.whole(name, -1, (1 << 31) - 1, None)

@@ -35,8 +35,7 @@ TAGS = {path: f'"{hashlib.sha256(content).hexdigest()[:32]}"' for path, content 
 
 
 async def page(service: Service, request: Request) -> Response:
-    """Send a file of the page. Browsers revalidate each file, so they never mix files of different
-    versions."""
+    """Browsers revalidate each file, so they never mix files of different versions."""
     path = request.scope["path"]
     headers = {"cache-control": "no-cache", "etag": TAGS[path]}
     if request.headers.get("if-none-match") == TAGS[path]:

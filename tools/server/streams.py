@@ -67,7 +67,7 @@ async def while_connected(receive: Receive) -> AsyncIterator[None]:
 
 
 class EventStream:
-    """A stream of encoded events. `fail` encodes an error as the last event."""
+    """Sends encoded events. `fail` encodes an error as the last event."""
 
     def __init__(
         self, begin: Send, send: Send, ping_s: float, fail: Callable[[BaseException], bytes]
@@ -85,8 +85,8 @@ class EventStream:
         self._timer = self._loop.call_later(self._ping_s, self._look)
         try:
             async with while_connected(receive):
-                # The events have a task of their own, because otherwise each event would resume every await
-                # of the routing.
+                # The events have their own task. Otherwise each event would resume every await of the
+                # routing.
                 failed = await asyncio.create_task(self._send_all(events))
         finally:
             self._timer.cancel()

@@ -1,6 +1,6 @@
 // A client of the server's API. Addresses are relative to the page's address.
 
-const KEY = "vkbackend.key"; // sessionStorage deletes it with the tab
+const KEY = "vkbackend.key"; // deleted with the tab
 
 /** An error from the server. The status is 0 if the server was not reached. */
 export class ApiError extends Error {

@@ -1,4 +1,4 @@
-// A live view of each device's memory by purpose and its share of the weights, and of the time of a reduce.
+// A live view of devices, with memory by purpose, share of the weights, and cost of a reduce.
 
 import { bytes, element, find, number } from "./dom.js";
 

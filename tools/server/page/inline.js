@@ -1,14 +1,14 @@
-// Parses the Markdown inside a block, such as emphasis, code and links. A node is a string or {type, ...}.
-// The size of the stack is limited, so the time is linear.
+// Parses the Markdown inside a block. A node is a string or {type, ...}. The stack's size is limited, so the
+// time is linear.
 
-const MAX_OPEN = 32; // The stack has at most this many open marks.
+const MAX_OPEN = 32; // open marks
 const ESCAPABLE = /[!-/:-@[-`{-~]/;
 const ENTITIES = { "&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&#39;": "'", "&nbsp;": "\u00a0" };
 const PLAIN = /[^\\`*_~[\]!<&\n:]+/y;
 const RUN = { "*": /\*+/y, _: /_+/y, "~": /~+/y, "`": /`+/y };
 const BARE_URL = /:\/\/[^\s<>"`]{0,2000}[^\s<>"`.,;:!?'*_~)\]]/y; // not the final punctuation
 const ANGLE_URL = /<((?:https?:\/\/|mailto:)[^\s<>]{0,2000})>/iy;
-// Matches (address "title"). The lengths are limited, because many [](a would otherwise take quadratic time.
+// Matches (address "title"). Lengths are limited, because many [](a would take quadratic time.
 const TARGET =
   /\([ \n]?(?:<([^<>\n]{0,2000})>|((?:[^\s()\\]|\\.|\([^\s()]{0,200}\)){0,2000}))(?:[ \n](?:"[^"]{0,500}"|'[^']{0,500}'))?[ \n]?\)/y;
 
@@ -197,7 +197,7 @@ class Inline {
     return at + found[0].length;
   }
 
-  /** Parse an address without marks. Its scheme was already parsed as text. */
+  /** Parse a bare address, whose scheme was already parsed as text. */
   bare(at) {
     const { nodes } = this.top;
     const last = nodes[nodes.length - 1];

@@ -1,4 +1,4 @@
-// Connects the page's parts, which are the open conversation, buttons, keys and the server's state.
+// Connects the open conversation, buttons, keys and the server's state.
 
 import { Api } from "./api.js";
 import { Chat } from "./chat.js";
@@ -138,7 +138,7 @@ find("close-notice").addEventListener("click", () => tell(""));
 
 // ---- panels ----
 
-/** Open or close the list of conversations, which covers the conversation on a phone. */
+/** On a phone, the list of conversations covers the conversation. */
 function openSidebar(isOpen = true) {
   document.body.classList.toggle("sidebar-open", isOpen);
   find("menu").setAttribute("aria-expanded", String(isOpen));

@@ -22,7 +22,7 @@ export class BlockStream {
     this.offset = 0; // where settled blocks end
   }
 
-  /** Parse all text so far. Return the newly settled blocks, and the open blocks, which may still change. */
+  /** Parse the text so far. Return the newly settled blocks and the blocks that may still change. */
   push(text, isWhole = false) {
     const lines = text.slice(this.offset).split("\n");
     const found = parseLines(lines.map(cleaned), 0);
@@ -164,7 +164,7 @@ function itemBlock(lines, depth) {
   return { task: task ? task[1] !== " " : null, blocks };
 }
 
-/** Return whether a line ends the paragraph above. An item with a number other than 1 may be a year. */
+/** Return whether a line ends the paragraph above. "1984." does not, because it may be a year; "1." does. */
 function startsBlock(lines, at, depth) {
   const line = lines[at];
   if (FENCE.test(line) || HEADING.test(line) || RULE.test(line)) return true;

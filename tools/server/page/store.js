@@ -65,7 +65,7 @@ export class Store {
     return JSON.stringify({ kind: KIND, version: 1, conversations }, null, 1);
   }
 
-  /** Add and return the conversations of a file. An id that exists is replaced by a new id. Throws an Error. */
+  /** Add and return the conversations of a file. Existing ids are replaced by new ids. Throws an Error. */
   import(text) {
     let file;
     try {

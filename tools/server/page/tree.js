@@ -1,6 +1,6 @@
 // A conversation is a tree of messages, in which edited questions and further answers are siblings. `nodes`
-// maps an id to {id, parent, children, chosen, role, content, ...}. The root "" has no content. `chosen` is
-// the index of the visible child.
+// maps an id to {id, parent, children, chosen, role, content, ...}. The root "" is empty. `chosen` is the
+// index of the visible child.
 
 const ROLES = new Set(["user", "assistant", "tool"]);
 const TITLE_LENGTH = 60;
@@ -49,7 +49,7 @@ export function titleOf(text) {
   return line.length > TITLE_LENGTH ? `${line.slice(0, TITLE_LENGTH - 1)}…` : line;
 }
 
-/** Return a message's index among its siblings, and the number of siblings with it. */
+/** Return a message's index among its siblings, and the number of siblings. */
 export function place(conversation, node) {
   const all = conversation.nodes[node.parent].children;
   return [all.indexOf(node.id), all.length];
