@@ -61,7 +61,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # Tests expect F32 activations, which some devices would round.
     os.environ["VKBACKEND_EXACT"] = "1"
     if runtime := config.getoption("--runtime"):
-        # Child processes read this variable, too.
         os.environ["VKBACKEND_RUNTIME"] = runtime
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)

@@ -75,7 +75,7 @@ def test_device_that_stops_answering(
         runner.close()
     assert stuck.abandoned and not runner.mesh.devices[0].counts
     works_again(models, devices)
-    # Let the abandoned device finish, so that the process can end normally.
+    # The abandoned device must finish, so that the process can end.
     monkeypatch.undo()
     stuck.queue.allow(stuck.queue.submitted)
     assert stuck.queue.wait(stuck.queue.submitted, 10)

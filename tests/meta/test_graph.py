@@ -1,5 +1,4 @@
-"""A model runs on numpy devices. The tests cover exchanges, hazards, and any number of devices with any
-shares."""
+"""A model runs on numpy devices. The tests cover exchanges, hazards, and devices of any number and share."""
 
 from __future__ import annotations
 
@@ -76,8 +75,7 @@ def test_two_exchanges_per_layer_and_none_on_one_device(models: Path, n: int, ro
 
 @pytest.mark.parametrize("n", [2, 5])
 def test_bytes_per_exchange(models: Path, n: int) -> None:
-    """Each device that writes a partial sum sends rows * n_embd floats. A device without a share of the layer
-    sends nothing."""
+    """Each device that has a share of the layer sends rows * n_embd floats. Other devices send nothing."""
     rows = 4
     with on_numpy(models, n) as runner:
         step = runner.mesh.recorded_step(StepKind.of_run(rows, 1))
@@ -205,8 +203,8 @@ def test_prompts_attend_on_matrix_units(models: Path, monkeypatch: pytest.Monkey
 def test_groups_of_heads_decode_on_matrix_units(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int
 ) -> None:
-    """Attention on matrix units gives the results of the other ops. Eight q heads share a kv head. Devices
-    split these eight heads, and several dispatches split the keys."""
+    """Attention on matrix units equals the other attention ops. Eight q heads share a kv head. Devices divide
+    these eight heads, and several dispatches divide the keys."""
     monkeypatch.delenv("VKBACKEND_EXACT", raising=False)
     write_tiny(tmp_path / "tiny.gguf", Tiny("qwen3", n_head=16, head_dim=32, n_layer=1))
     features, ran = frozenset(OPS["attn_decode_coop"].needs), Counter[str]()

@@ -38,7 +38,7 @@ def in_steps(models: Path, devices: list[str], name: str, interleave: bool, **op
         assert any(kind.halves for kind in runner.mesh.steps.by_kind) is interleave
         rows.append(runner.step(TOKENS[32:], [Run(0, 0, 32, 27)], [31]).copy())
         rows.append(runner.step(TOKENS[:1], [Run(0, 0, 1, 59)], [0]).copy())
-        # a step with an output in its first half is not divided
+        # an output in the first half prevents the division
         rows.append(runner.step(TOKENS[:32], RUNS, [3, 31]).copy())
         return np.concatenate(rows)
     finally:

@@ -34,7 +34,7 @@ from vkbackend.twins.device import NumpyDevice
 
 
 class Mapping(NumpyDevice):
-    """A numpy device that reads weights directly from the mapped file, as software devices do."""
+    """A numpy device that reads the mapped file directly, as software devices do."""
 
     maps_files = True
 
@@ -64,8 +64,7 @@ def noise_in_file(load: Load) -> tuple[Load, np.ndarray]:
 @settings(max_examples=200, deadline=None)
 @given(loads())
 def test_contiguous_slices_are_found(case: tuple[Load, int]) -> None:
-    """The test compares each mapped slice with the device's own copy. The random bytes occur only once in the
-    file."""
+    """A mapped slice must equal the device's own copy. The random bytes occur only once in the file."""
     (load, raw), n = noise_in_file(case[0]), case[1]
     devices = numpy_devices(n)
     weights, _ = load_weights(devices, [load], File(raw))

@@ -1,5 +1,5 @@
-"""llama.cpp's split policy is implemented exactly, according to an oracle of its arithmetic. Our own policy
-aligns cuts and never balances worse."""
+"""llama.cpp's split policy equals an oracle of its arithmetic. Our own policy aligns cuts and never balances
+worse."""
 
 from __future__ import annotations
 
@@ -78,8 +78,7 @@ if ORACLE.is_file():
 
 
 def busiest(plan_ranges: list[Ranges], shares: tuple[float, ...]) -> float:
-    """Return the load of the busiest device: its units divided by its share. The units of all ranges are
-    added."""
+    """Return the load of the busiest device: the sum of its units divided by its share."""
     held = [sum(widths(ranges)[d] for ranges in plan_ranges) for d in range(len(shares))]
     return max(
         (n / share if share else float("inf") if n else 0.0) for n, share in zip(held, shares, strict=True)

@@ -1,7 +1,6 @@
-"""llama.cpp has a rule for each op that derives the split state of its result. Each rule gives the same state
-here, or our op raises PlanError, or no model here needs the op. llama.cpp's axes are [width, rows] for
-activations and [in, out] for weights. For activations, "A0" is our split of the width. For weights, "A0" is
-our split of columns, "A1" of rows and "A2" of heads.
+"""llama.cpp derives the split state of each op's result by a rule. A rule gives the same state here, or our
+op raises PlanError, or no model here needs the op. For activations, "A0" is our split of the width. For
+weights, "A0" is our split of columns, "A1" of rows and "A2" of heads.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ ROWS, WIDTH = 4, 130
 
 
 class Sum:
-    """An object that sums the devices' partial sums in device memory, `length` times in sequence."""
+    """A sum of the devices' partial sums in device memory, repeated `length` times."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ def test_every_device_gets_the_same_bits_over_the_f16_wire(names: list[str], pro
 @given(st.integers(0, 2**32 - 1), st.integers(1, 700))
 def test_precision_of_the_f16_wire(seed: int, n: int) -> None:
     """The wire keeps 11 bits of each number above 2^-29 of the block's largest number. It keeps infinities
-    and NaN. The mean squared error is 1/12 of the square of the last bit, as with uniform rounding. The last
+    and NaN. The mean squared error is 1/12 of the square of the last bit, as with uniform rounding. This last
     bit is the tenth after the leading bit."""
     rng = np.random.default_rng(seed)
     (share,) = awkward(rng, 1, n)

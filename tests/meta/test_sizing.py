@@ -88,8 +88,8 @@ def commands(graphs: list[Graph]) -> int:
 
 
 def test_shorter_models_that_need_less_are_not_used(deep: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This fake planner needs memory for every command, so shorter models would need less than the complete
-    model. Every kind of step is planned with all layers."""
+    """This fake planner needs memory for every command, so a short model needs less than the complete model.
+    All kinds of steps are therefore planned with all layers."""
     monkeypatch.setattr(sizing, "plan_scratch", lambda recording, reuse: ({}, 999 * len(recording.commands)))
     sizes = sizes_of("dense", (1,), halves=False)
     monkeypatch.setattr(traced_steps, "repeating", len)

@@ -1,4 +1,4 @@
-"""Perplexity equals a float64 numpy forward pass. Divergence between files, and errors, are tested too."""
+"""Perplexity equals a float64 numpy forward pass."""
 
 from __future__ import annotations
 

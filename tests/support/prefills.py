@@ -33,6 +33,5 @@ def prefill(runner: Runner, tokens: list[int] = TOKENS, slot: int = 0, first: in
 
 
 def prefilled(path: Path, devices: list[str], tokens: list[int] = TOKENS, **options: Any) -> np.ndarray:
-    """Open a model, run one prompt, and return the logits of all tokens."""
     with opened(path, devices, **options) as runner:
         return prefill(runner, tokens)

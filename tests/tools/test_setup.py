@@ -110,7 +110,7 @@ def test_second_run_changes_nothing() -> None:
 
 
 def test_a_folder_of_the_same_name_does_not_hide_the_package(tmp_path: Path) -> None:
-    """A folder named vkbackend in the current folder must not hide the package."""
+    """Python may start next to a folder named vkbackend, which must not hide the package."""
     if not STAMP.exists():
         pytest.skip("this environment was not made by tools/setup.sh (no .venv/.setup-stamp)")
     assert run("bash", "tools/setup.sh").returncode == 0

@@ -83,8 +83,7 @@ def stepped(runner: Runner) -> np.ndarray:
 
 
 def run(folder: Path, name: str, devices: list[str], way: str, **options: Any) -> Result:
-    """Return the result for the prompt. With the way "in steps", a window of 12 has a ring of 12 + 16 - 1
-    cells, which is reused."""
+    """Return the result for the prompt. In steps, a window of 12 reuses a ring of 12 + 16 - 1 cells."""
     key = (name, *devices, way, repr(options))
     if key not in _made:
         n_ubatch = N_CTX if way == "at once" else 16
@@ -99,9 +98,9 @@ def run(folder: Path, name: str, devices: list[str], way: str, **options: Any) -
 
 
 def check_golden(folder: Path, name: str, devices: list[str], way: str, **options: Any) -> None:
-    """Check the logits and the number of exchanges per layer. A layer has at most two exchanges. It has one
-    if attention and FFN are added together, or if one of them is missing. Norms over split heads add an
-    exchange of a few values per row."""
+    """Check the logits and the number of exchanges per layer. A layer has two exchanges, or one if attention
+    and FFN are added together or one of them is missing. Norms over split heads add an exchange of a few
+    values per row."""
     result = run(folder, name, devices, way, **options)
     assert nmse(result.logits, golden(name)) <= (TWINS if devices[0] == "numpy" else EXACT)
     if len(devices) > 1 and "split_mode" not in options:

@@ -44,8 +44,8 @@ SETS = {param.id: param for param in DEVICE_SETS}
 
 @pytest.fixture
 def dots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make every driver prefer 8-bit activations. A cache folder, which child processes read too, contains
-    the measurements for this choice."""
+    """Make every driver prefer 8-bit activations. Child processes also read this choice from the cache
+    folder."""
     fill(tmp_path, compiled())
     monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
     monkeypatch.delenv("VKBACKEND_EXACT")

@@ -1,5 +1,4 @@
-"""Models with experts have variants that the fixtures lack: fused and scaled experts, groups, near ties,
-devices without a share."""
+"""Models with experts have fused and scaled experts, groups, near ties, and devices without a share."""
 
 from __future__ import annotations
 

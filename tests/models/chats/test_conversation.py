@@ -1,4 +1,4 @@
-"""These tests cover the template of a conversation, and the tokens that each turn computes."""
+"""A conversation has a template, and each turn computes only new tokens."""
 
 from __future__ import annotations
 

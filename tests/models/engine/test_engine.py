@@ -209,7 +209,7 @@ def test_messages_are_picklable_and_errors_keep_their_type() -> None:
 
 @contextmanager
 def impatient() -> Iterator[None]:
-    """Use these short time limits only around calls that hang, because a busy machine is slow."""
+    """Use these short time limits only around calls that hang."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VKBACKEND_TIMEOUT", "1")
         patch.setattr(engine_process, "CLOSE_S", 2.0)

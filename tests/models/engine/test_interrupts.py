@@ -68,7 +68,6 @@ def all_released() -> bool:
 
 
 def test_generate_and_stream(model: Path) -> None:
-    """The interrupted request stops, and the next request gets its own tokens."""
     with LLM(model, n_ctx=64) as llm:
         options = {"temperature": 0, "ignore_eos": True}
 

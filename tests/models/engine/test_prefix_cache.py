@@ -196,7 +196,6 @@ def test_tokens_are_in_order_when_a_copy_ends_several_steps(n_in_flight: int) ->
 @given(st.data())
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_trees_of_prompts(kind: str, data: st.DataObject) -> None:
-    """A request gets the same tokens alone and next to other requests. No block is lost."""
     rng = random.Random(data.draw(st.integers(0, 1 << 30)))
     n_slots, n_ctx = rng.randint(1, 5), 192
     engine, _ = make(

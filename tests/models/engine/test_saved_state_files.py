@@ -29,7 +29,6 @@ from vkbackend.models.gguf.reader import GGUF
 
 @pytest.fixture(scope="module")
 def saved(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the file of a saved state with 24 positions."""
     path = tmp_path_factory.mktemp("saved") / "a.safetensors"
     with open_llm(models) as llm:
         llm.generate(TOKENS[:20], 5, temperature=0, slot=0)
@@ -39,7 +38,6 @@ def saved(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def held(models: Path) -> Iterator[tuple[Runner, SlotContent]]:
-    """Yield a runner and the content of its slot 0."""
     runner = open_runner(models, ["numpy"], n_ctx=32)
     prefill(runner, TOKENS[20:40])
     yield runner, SlotContent(TOKENS[20:40], 20)
@@ -134,7 +132,7 @@ def test_files_with_wrong_metadata(
 
 
 def test_exchanged_tensors(saved: Path, tmp_path: Path, held: Any) -> None:
-    """Two tensors in the file are exchanged. Names, types and shapes remain the same."""
+    """Two tensors in the file are exchanged."""
     stored, path = load_file(saved), tmp_path / "b"
     k0, v0, k1 = (stored[name] for name in ("cache_k_l0", "cache_v_l0", "cache_k_l1"))
     refuses(
@@ -215,7 +213,6 @@ def test_files_without_checksums(
 def test_checksums_of_pieces(
     models: Path, saved: Path, tmp_path: Path, held: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A checksum does not depend on the size of the reads."""
     runner = open_runner(models, ["numpy"])
     for nbytes in (1, 256, 1000):
         monkeypatch.setattr(state_checksums, "PIECE_NBYTES", nbytes)

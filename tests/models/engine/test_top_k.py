@@ -74,7 +74,6 @@ def test_sums_equal_sums_of_complete_rows(large: Synthetic, devices: list[str]) 
 def test_tokens_equal_tokens_from_complete_rows(
     models: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str]
 ) -> None:
-    """Sampled and greedy requests run together with a request that needs complete rows of logits."""
 
     def run(**options: Any) -> list[list[int]]:
         with LLM(path, devices=devices, n_ctx=64, n_slots=3) as llm:

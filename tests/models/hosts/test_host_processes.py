@@ -178,8 +178,7 @@ def check_killed_or_stopped(
 
 @pytest.mark.wide
 def test_a_cut_link(net: namespaces.Net, tmp_path: Path) -> None:
-    """The processes on both sides of a cut link end by themselves, even on the host that cannot be
-    reached."""
+    """Processes on both sides of a cut link end, even on the host that cannot be reached."""
     path = str(write(build("llama"), tmp_path / "model.gguf"))
     hostfile = str(net.hostfile(tmp_path / "hosts", ["numpy", "numpy"]))
     caller = Caller(net, tmp_path, when="step", path=path, hostfile=hostfile, again=hostfile)

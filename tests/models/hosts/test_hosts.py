@@ -56,8 +56,8 @@ def logits_of_two_slots(runner: Runner) -> np.ndarray:
 
 
 def check(path: Path, places: list[str], interleave: bool = False, **options: Any) -> None:
-    """Check the logits of several hosts against a single host. With `interleave`, a step computes two halves
-    of its rows."""
+    """Check that several hosts give the logits of a single host. With `interleave`, a step computes its rows
+    in two halves."""
     options = OPTIONS | options
     # hosts can limit how layers are split, so this single host pretends to be several
     with pytest.MonkeyPatch.context() as patch:
@@ -150,7 +150,8 @@ def sent_in_a_step(runner: Runner, n_rows: int = 1) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("places", [TWO, THREE])
 def test_transfers_in_tensor_mode(tmp_path: Path, places: list[str]) -> None:
-    """Per step, hosts send two sums per layer, the call of node 0, and the logits. They send nothing else."""
+    """Per step, hosts send only two sums per layer, the call of node 0, and the logits. They send nothing
+    else."""
     tiny = Tiny("llama", n_head=6, n_head_kv=3, n_vocab=192)
     path = write_tiny(tmp_path / "model.gguf", tiny)
     with twin_runner(path, places, 2, **OPTIONS) as runner:
@@ -179,7 +180,7 @@ def test_transfers_of_large_sums(
     tmp_path: Path, places: list[str], provider: str, slots: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If parts of a sum need fewer bytes, hosts do not send complete slots to all other hosts. `slots` lists
-    the bytes that each host sends, in units of a slot."""
+    what each host sends, in units of a slot."""
     monkeypatch.setattr(reduces, "SCATTER_NBYTES", 1 << 12)
     tiny, n_rows = Tiny("llama", n_embd=96, n_head=6, n_head_kv=3, n_layer=1), 64
     path = write_tiny(tmp_path / "model.gguf", tiny)

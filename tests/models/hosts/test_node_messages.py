@@ -156,8 +156,8 @@ small = st.integers(-2, 70) | st.sampled_from([0, 1, 4, 64, 1 << 31, (1 << 32) -
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_random_calls(follower: Follower, data: st.DataObject) -> None:
-    """The node executes or refuses a random call. Nothing else in the process changes. The calls contain no
-    valid steps, because valid steps would wait for devices of node 0."""
+    """The node executes or refuses a random call. Nothing else in the process changes. Valid steps are
+    excluded, because they would wait for devices of node 0."""
     name = data.draw(st.sampled_from(["cells.4", "cache_k_l3", "state_conv_l0", "x"]))
     draw = lambda: data.draw(small)  # noqa: E731
     wanted = data.draw(st.sampled_from(["Read", "Write", "CopyRanges", "Step"]))

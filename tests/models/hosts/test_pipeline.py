@@ -264,7 +264,6 @@ def test_slots_are_read_and_copied_after_steps_in_flight(tmp_path: Path, name: s
 
 @pytest.fixture(scope="module")
 def pair(llama: Path) -> Iterator[tuple[Runner, Runner]]:
-    """Yield a runner over two hosts and a runner on one host."""
     single = load_runner(llama, devices=["numpy"], **OPTIONS | {"prefix_cache": False})
     with twin_runner(llama, TWO, **OPTIONS) as runner:
         yield runner, single

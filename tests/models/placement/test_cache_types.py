@@ -1,5 +1,4 @@
-"""KV caches of every type, on any number of devices, give logits within the type's rounding error. Saved
-states and refusals are tested too."""
+"""KV caches of every type, on any number of devices, give logits within the type's rounding error."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The sampler equals a plain version of the chain that sorts all tokens. Limits and invalid values are tested
-too."""
+"""The sampler equals a plain version of the chain that sorts all tokens."""
 
 import math
 from collections import Counter

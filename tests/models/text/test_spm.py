@@ -66,7 +66,7 @@ def test_merges_follow_the_definition(
 
 
 def test_words_are_cached_next_to_tokens_that_contain_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gemma 3 has such tokens. Its encoding took three times as long without cached words."""
+    """Gemma 3 has such tokens. Encoding took three times as long without cached words."""
     merged = list[str]()
     monkeypatch.setattr(SpmMerger, "_merge", lambda self, word: merged.append(word) or [0])
     ids = {text: i for i, text in enumerate(("a", f"a{SPACE}b", f";{SPACE}", f"{SPACE}a"))}

@@ -22,7 +22,6 @@ def config(**limits: float) -> Config:
 
 
 def answer_of(sock: socket.socket) -> bytes:
-    """Return all bytes that the server sends before it closes the connection."""
     pieces = []
     while piece := sock.recv(65536):
         pieces.append(piece)
@@ -119,7 +118,6 @@ def test_a_connection_of_many_requests_may_last_long() -> None:
 
 
 def test_comments_are_sent_during_silence() -> None:
-    """The server sends comments even before the first event."""
     with served(FakeModel(pause_s=0.5), config(ping_s=0.1)) as address:
         status, text, _ = address.post("/completions", {"prompt": "a", "max_tokens": 2, "stream": True})
         assert status == 200 and text.startswith(": ping\n\n") and text.count(": ping\n\n") >= 4

@@ -140,7 +140,6 @@ def test_an_error_of_one_request_restarts_nothing() -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_running_answers_finish_after_a_shutdown(streamed: bool) -> None:
-    """After SIGTERM, the server finishes running answers and refuses new requests."""
     model = FakeModel(pause_s=0.02)
     with served(model, config()) as address:
         sock = address.send("/completions", {"prompt": "a", "max_tokens": 20, "stream": streamed})
@@ -156,7 +155,6 @@ def test_running_answers_finish_after_a_shutdown(streamed: bool) -> None:
 
 
 def test_a_shutdown_has_a_time_limit() -> None:
-    """After `shutdown_s` seconds, running answers end with an error event."""
 
     class Closing(FakeModel):
         def close(self) -> None:

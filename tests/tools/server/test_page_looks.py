@@ -23,7 +23,6 @@ def brightness(page: Any, selector: str) -> int:
 
 
 def long_chat(n: int) -> dict[str, Any]:
-    """Return a stored conversation of `n` messages."""
     nodes: dict[str, Any] = {"": {"children": ["m0"], "chosen": 0, "content": ""}}
     for i in range(n):
         nodes[f"m{i}"] = {
