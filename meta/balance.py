@@ -1,4 +1,4 @@
-"""Automatic split: shares with which devices read their weights in equal time, and the predicted speed."""
+"""Choose a split with which all devices read their weights in equal time, and predict its speed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from vkbackend.runtime import Device
 
 SIXTEENTHS = 16
 
-Shares = tuple[float, ...]  # per device, in any unit
+Shares = tuple[float, ...]  # one number per device, in any unit
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Bytes that a split needs on each device: `held` in memory; per token, `read` from the device's own
-    memory and `host` from pinned host memory. `reduces`: bytes of each all-reduce among all devices, in
-    order; `inner`: of each within one host. `stages`: each device's stage, if a token passes through stages
-    of layers in sequence."""
+    """Bytes that a split needs on each device. A device stores `held` bytes. Per token it reads `read` bytes
+    from its own memory and `host` bytes from pinned host memory. `reduces` lists the bytes of each all-reduce
+    among all devices, `inner` the bytes of each all-reduce within one host. If a token passes through stages
+    of layers in sequence, `stages` has each device's stage."""
 
     held: tuple[int, ...]
     read: tuple[int, ...]
@@ -31,7 +31,7 @@ class Cost:
 
 
 class Budget(Protocol):
-    """Bytes of memory on a physical device for its logical devices `members`."""
+    """The bytes of memory that the logical devices `members` of a physical device may use."""
 
     @property
     def nbytes(self) -> int: ...
@@ -52,7 +52,8 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """`fewer`: subsets of the devices that would be faster, as indices, with their times."""
+    """The predicted times of a split. If fewer devices would be faster, `fewer` has the indices of the
+    fastest subset."""
 
     tensor_split: Shares
     speeds: tuple[Speed, ...]
@@ -86,7 +87,7 @@ class Prediction:
 def ratios(speeds: Sequence[float], classes: Sequence[Hashable], resources: Sequence[Hashable]) -> Shares:
     """Return shares in sixteenths of the largest share, proportional to speed.
 
-    Logical devices on one resource share its speed. Devices of one class count as equally fast if their
+    Logical devices on one resource share its speed. Two devices of one class get equal shares if their
     resources have the same number of logical devices.
     """
     n = len(speeds)
@@ -114,9 +115,9 @@ def fitted(
     budgets: Sequence[Budget],
     kinds: Sequence[Hashable],
 ) -> Shares:
-    """Lower `shares` by sixteenths on overfull devices until everything fits: on all devices of a kind alike,
-    or if that fails on each separately. If both fail, return `shares` unchanged; the later check reports what
-    is missing."""
+    """Lower the shares of overfull devices by sixteenths until everything fits. First lower all devices of a
+    kind equally; if that fails, lower each device separately. If both fail, return `shares` unchanged, and a
+    later check reports how many bytes are missing."""
     for alike in (list(kinds), list(range(len(shares)))):
         now = shares
         while full := overfull(held(now), budgets):
@@ -137,8 +138,9 @@ def times(
     reduce_s: Callable[[int], float],
     inner_s: Callable[[int], float] = lambda nbytes: 0.0,
 ) -> Times:
-    """Predict the time of a token. Stages run one after another. Devices of a stage read in parallel, but one
-    after another on a shared resource. `reduce_s`, `inner_s` map bytes to the seconds of an all-reduce."""
+    """Predict the time of a token. Stages run in sequence. Devices of a stage read in parallel, but devices
+    on one resource read in sequence. `reduce_s` and `inner_s` return the seconds of an all-reduce of the
+    given bytes."""
     stages = cost.stages or (0,) * len(speeds)
 
     def slowest(nbytes: Sequence[int], rates: Sequence[float]) -> float:
@@ -172,7 +174,8 @@ def predict(
     cost: Callable[[Shares], Cost],
     budgets: Sequence[Budget] = (),
 ) -> Prediction:
-    """Predict the time for `shares`, and for fewer devices if they are faster and the model fits."""
+    """Predict the time for `shares`. Also predict the time of the fastest smaller set of devices, if it is
+    faster and the model fits."""
     speeds = tuple(measure_speed(device) for device in devices)
     resources = [resource_of(device) for device in devices]
 

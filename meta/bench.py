@@ -1,4 +1,4 @@
-"""Times all-reduces without a model, as a chain of sums whose bits are checked."""
+"""Time all-reduces without a model, in a chain of sums whose results are checked bit by bit."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from vkbackend.meta.tensor import Tensor
 from vkbackend.runtime import Device
 
 MAX_WIDTH = 4096
-LIMIT_S = 3.0  # no repeat starts later
-PERIOD = 3  # not a multiple of the two parities, so that stale slots are noticed
-CHAIN_NBYTES = 64 << 20  # bytes moved per step, which has 4 to 32 reduces
+LIMIT_S = 3.0  # On a single host, no repetition starts later.
+PERIOD = 3  # Three and the two parities have no common factor, so that a stale slot gives a wrong sum.
+CHAIN_NBYTES = 64 << 20  # Bytes that a step of 4 to 32 reduces moves.
 
 
 @dataclass(frozen=True, slots=True)
 class ReduceTime:
-    """`seconds`: per all-reduce, one value per repetition of the step; `exact`: whether all devices of this
-    host got the exact sums; `network`: seconds per reduce spent on exchanges with other hosts."""
+    """The measured times of an all-reduce. `seconds` has the seconds per all-reduce of each repetition of the
+    step. `exact` says whether all devices of this host got the exact sums. `network` is how many of these
+    seconds exchanges with other hosts took."""
 
     nbytes: int
     seconds: tuple[float, ...]
@@ -42,7 +43,8 @@ class ReduceTime:
 
 
 def chain_length(nbytes: int) -> int:
-    """All-reduces per step; even, so that both parities are used equally often."""
+    """Return the number of all-reduces per step, an even number, so that both parities are used equally
+    often."""
     return min(32, max(4, CHAIN_NBYTES // nbytes // 2 * 2))
 
 
@@ -57,8 +59,8 @@ def time_reduce(
 ) -> ReduceTime:
     """Time an all-reduce of `nbytes` (f32) over `devices`, and close the devices. All `hosts` must call it.
 
-    After an untimed step of `length` reduces, up to `repeats` steps are timed, fewer if they are slow on a
-    single host. Raises the errors of building and running a step.
+    A step has `length` reduces. The first step is not timed. Then up to `repeats` steps are timed. On a
+    single host, no step starts after LIMIT_S seconds. Raises any error of building or running a step.
     """
     mesh = Mesh(devices, options, hosts=hosts)
     try:
@@ -80,11 +82,11 @@ def time_reduce(
 
 
 class _Chain:
-    """h[k + 1] = base[k % 3] + sum over devices of (h[k] + share[d]), where h alternates between three
-    arrays.
+    """A chain of sums h[k + 1] = base[k % 3] + sum over devices of (h[k] + share[d]), in which h repeats
+    after three sums.
 
-    All values are small integers, so every order and wire format gives the same sums, and an error grows with
-    every sum.
+    All values are small integers, so sums are exact in every order and wire format. An error grows with every
+    sum.
     """
 
     def __init__(self, devices: Sequence[Device], elements: int, length: int) -> None:
@@ -118,7 +120,7 @@ class _Chain:
         share = tensor(everybody, self.share)
         bases = [tensor(MIRRORED, views) for views in self.base]
         for k in range(self.length):
-            copies = tensor(everybody, h.views)  # their sum is n times the residual
+            copies = tensor(everybody, h.views)  # the n devices' copies add up to n times the residual
             h, _ = graph.all_reduce(add(copies, share) + bases[k % PERIOD])
         for d, recording in enumerate(graph.recordings):
             recording.copy(h.on(d), self.result[d], "result")

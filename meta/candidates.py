@@ -1,4 +1,4 @@
-"""The result of a step: logits, or the best tokens of each output row within a mask."""
+"""Read the result of a step: all logits, or the best tokens of each output row that a mask allows."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from vkbackend.runtime import Device
 
 
 class TopK(NamedTuple):
-    """ids int64 and float32 logits [n_outputs, k], best first; on ties the lower id is first, and NaN
-    precedes all numbers. Missing candidates have -inf and meaningless ids. `log_sums`: float64 [n_outputs],
-    log(sum(exp(logits))) over the row, if requested."""
+    """The best candidates of each row: int64 ids and float32 logits [n_outputs, k], best first. Equal logits
+    are ordered by id, and NaN precedes all numbers. If a row has fewer than k candidates, the remaining
+    logits are -inf and their ids are meaningless. If requested, `log_sums` is log(sum(exp(logits))) of each
+    row, float64 [n_outputs]."""
 
     ids: np.ndarray
     logits: np.ndarray
@@ -30,8 +31,9 @@ class TopK(NamedTuple):
 
 
 def places(region: View, n_outputs: int, k: int, n_chunks: int) -> tuple[View, View, View]:
-    """Where a device's region holds its best logits: positions u32 [n_outputs, 1, k] among the device's
-    vocabulary rows, values f32 [n_outputs, 1, k], and f32 [n_outputs, n_chunks, 2] for `log_sum_exp`."""
+    """Return three views of a device's region: the best tokens as indices among the device's vocabulary rows,
+    u32 [n_outputs, 1, k]; their logits, f32 [n_outputs, 1, k]; and the output of `log_sum_exp`, f32
+    [n_outputs, n_chunks, 2]."""
     ids = View(region.buffer, region.offset, (n_outputs, 1, k), "u32")
     values = View(region.buffer, ids.end, (n_outputs, 1, k))
     return ids, values, View(region.buffer, values.end, (n_outputs, n_chunks, 2))
@@ -42,8 +44,8 @@ def found_in(region: View, n_outputs: int, k: int, limits: Limits, n_vocab: int)
 
 
 class Outputs:
-    """The devices' regions for output rows, of `nbytes` each. `n_places`: how many steps may have output rows
-    in transfer from other hosts."""
+    """The devices' memory regions for output rows, of `nbytes[d]` bytes. Up to `n_places` steps may have
+    output rows in transfer from other hosts."""
 
     def __init__(
         self,
@@ -66,8 +68,8 @@ class Outputs:
             self._places.append(regions)
 
     def write_masks(self, masks: np.ndarray) -> None:
-        """Write the next step's masks to the devices: uint32 [n, ceil(n_vocab / 32)] for n rows, lowest bit
-        first."""
+        """Write the next step's masks to the devices. `masks` is uint32 [n, ceil(n_vocab / 32)] for n rows,
+        lowest bit first."""
         bits = None
         for device, mask, (begin, end) in zip(self._devices, self._masks, self._vocab, strict=True):
             if mask is None or device.host:
@@ -90,12 +92,13 @@ class Outputs:
     # ---- between hosts ----
 
     def expect(self, n_outputs: int, wanted: Wanted, place: int = 0) -> None:
-        """On host 0 before a step: begin to receive the step's output rows, so that no sender waits."""
+        """Begin to receive the step's output rows on host 0, so that no sender waits. Call this before the
+        step; other hosts do nothing."""
         if self._hosts and self._hosts.rank == 0:
             self._gather(n_outputs, wanted, place).start()
 
     def collect(self, n_outputs: int, wanted: Wanted, place: int = 0) -> None:
-        """On all hosts after the step: bring the step's output rows to host 0."""
+        """Transfer the step's output rows to host 0. All hosts must call this after the step."""
         if self._hosts:
             gather = self._gather(n_outputs, wanted, place)
             if self._hosts.rank:
@@ -121,7 +124,7 @@ class Outputs:
     # ---- on host 0 ----
 
     def read_logits(self, out: np.ndarray, n_outputs: int, place: int = 0) -> None:
-        """Join the logits in `out`, float32 [>= n_outputs, n_vocab]."""
+        """Copy all devices' logits to `out`, float32 [>= n_outputs, n_vocab]."""
         for device, region, (begin, end) in zip(self._devices, self._places[place], self._vocab, strict=True):
             if region is not None:
                 device.invalidate(region.buffer)  # type: ignore[arg-type]
@@ -149,8 +152,8 @@ class Outputs:
 
 
 def log_of_sums(sums: np.ndarray) -> np.ndarray:
-    """log(sum(exp(x))) of each row, float64 [n]. `sums` [n, n_chunks, 2]: the largest element of each chunk,
-    and the chunk's sum of exp(x - largest)."""
+    """Return log(sum(exp(x))) of each row, float64 [n]. `sums` [n, n_chunks, 2] has the largest element of
+    each chunk and the chunk's sum of exp(x - largest)."""
     peaks, sums = sums[..., 0].astype(np.float64), sums[..., 1].astype(np.float64)
     peak = peaks.max(axis=1)
     with np.errstate(all="ignore"):

@@ -1,7 +1,7 @@
-"""A stand-in for a device of another host: it has limits, slots and logits, but no other memory.
+"""A stand-in for a device of another host. It has the device's limits, and memory only for slots and logits.
 
-Every host plans and records for all devices, and runs its own devices. After loading, host 0 has a `link` to
-the memory of other hosts, for use outside of steps.
+Every host plans and records for all devices, and runs its own devices. After loading, host 0 can access the
+memory of other hosts through a `link`, but only between steps.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class PhysicalCard:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A device as its host describes it. `speed`: measured bytes per second from the device's memory and from
-    host memory."""
+    """The description of a device that its host sends. `speed` has the bytes per second that the device reads
+    from its own memory and from host memory."""
 
     name: str
     limits: Limits
@@ -53,14 +53,14 @@ class Card:
 
 
 class Link(Protocol):
-    """A device's host, with caches and tables addressed by name."""
+    """A connection to a device's host, which addresses caches and tables by name."""
 
     def write(self, device: int, name: str, offset: int, data: np.ndarray) -> None: ...
 
     def read(self, device: int, name: str, offset: int, nbytes: int) -> np.ndarray: ...
 
     def copy(self, device: int, copies: list[tuple[str, int, int, int]]) -> None:
-        """Copy within caches; `copies` lists (name, from byte, to byte, bytes)."""
+        """Copy bytes within caches. `copies` lists (name, source offset, target offset, number of bytes)."""
 
 
 class _Idle(Queue):
@@ -80,8 +80,8 @@ class _Idle(Queue):
 
 
 class Elsewhere(HostDevice):
-    """The stand-in for the group's `index`-th device. `exchange`: measured time of an exchange with the
-    device's host."""
+    """The stand-in for device number `index` of the group. `exchange` is the measured time of an exchange
+    with the device's host."""
 
     def __init__(self, index: int, host: str, card: Card, exchange: ExchangeTime | None = None) -> None:
         super().__init__(f"{host}/{card.name}", card.limits)
@@ -99,7 +99,7 @@ class Elsewhere(HostDevice):
         return self.card.free
 
     def buffer(self, nbytes: int, home: Home, label: str) -> Buffer:
-        if home is Home.STAGING:  # transfers write slots and logits here
+        if home is Home.STAGING:  # transfers write slots and logits to this memory
             return super().buffer(nbytes, home, label)
         self.counts["buffer"] += 1
         self.nbytes[home] += aligned(nbytes)

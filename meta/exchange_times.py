@@ -1,4 +1,4 @@
-"""Measures how long an exchange between two hosts takes; both hosts send and receive at once."""
+"""Measure how long an exchange takes in which two hosts send to each other at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ N_SMALL, N_LARGE = 100, 8
 
 @dataclass(frozen=True, slots=True)
 class ExchangeTime:
-    """Seconds of a small exchange, and bytes per second in each direction of a large exchange."""
+    """The seconds of a small exchange, and the bytes per second in each direction of a large exchange."""
 
     small_s: float
     rate: float
@@ -25,7 +25,7 @@ class ExchangeTime:
 
 
 def times_of(transport: Transport, host: int, nbytes: int, n: int) -> list[float]:
-    """Seconds of each of `n` exchanges, after a warm-up. The other host must call this too."""
+    """Return the seconds of each of `n` exchanges, after a warm-up. The other host must call this too."""
     sent, received = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
     transfers = transport.transfers([(host, sent)], [(host, received)], "a measured exchange")
     seconds = []
@@ -38,7 +38,7 @@ def times_of(transport: Transport, host: int, nbytes: int, n: int) -> list[float
 
 
 def measure_exchanges(transport: Transport) -> dict[int, ExchangeTime]:
-    """Measure exchanges between host 0 and each other host. All hosts call this at once."""
+    """Measure exchanges between host 0 and each other host. All hosts must call this function."""
     times = {}
     for host in [0] if transport.rank else transport.others:
         small = float(np.median(times_of(transport, host, SMALL_NBYTES, N_SMALL)))

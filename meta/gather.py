@@ -1,6 +1,4 @@
-"""The inverse of slice-on-load: joins a tensor from its slices, and writes rows into slices. No step may run
-meanwhile.
-"""
+"""Join a tensor from the devices' slices, and write rows to slices. No step may run meanwhile."""
 
 from __future__ import annotations
 
@@ -18,13 +16,13 @@ from vkbackend.meta.slices import Load, expert_slices, slices_of
 from vkbackend.meta.tensor import Weight
 from vkbackend.runtime import Device
 
-PIECE_NBYTES = 16 << 20  # bytes on the host at once: half of the upload buffer
+PIECE_NBYTES = 16 << 20  # bytes in host memory at a time: half of the upload buffer
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A rectangle of a stored tensor as a matrix of bytes. On the device its rows are `pitch` bytes apart (0:
-    contiguous), the first at byte `offset` of `view`."""
+    """A rectangle of a stored tensor as a matrix of bytes. On the device its first row begins at byte
+    `offset` of `view`, and rows are `pitch` bytes apart (0: contiguous)."""
 
     rows: tuple[int, int]
     columns: tuple[int, int]
@@ -34,8 +32,8 @@ class Extent:
 
 
 def matrix_of(weight: Weight) -> tuple[int, int]:
-    """(rows, bytes per row) of a stored tensor; a vector is one row, and the rows of all experts are
-    counted."""
+    """Return (rows, bytes per row) of a stored tensor. A vector is one row. A stack has the rows of all
+    experts."""
     return math.prod(weight.shape[:-1]), row_nbytes(weight.dtype, weight.shape[-1])
 
 
@@ -65,8 +63,9 @@ def _rectangles(
     stored: Callable[[slice], tuple[int, int]],
     pieces: list[tuple[int, View]],
 ) -> list[Extent]:
-    """The extents of a matrix held as `cuts`. `pieces`: (first local row, view). Cuts by rows are stored in
-    sequence, cuts by columns next to each other in every row."""
+    """Return the extents of a matrix of which the device has the parts `cuts`. `pieces` lists (first local
+    row, view). Parts that are cut by rows are stored in sequence. Parts that are cut by columns are adjacent
+    in every row."""
     held = []
     by_columns = len(cuts) > 1 and cuts[0][0] == cuts[1][0]
     pitch = sum(end - begin for begin, end in (stored(columns) for _, columns in cuts)) if by_columns else 0
@@ -88,8 +87,8 @@ def _rectangles(
 
 
 def gather_rows(devices: Sequence[Device], weight: Weight, begin: int, end: int) -> np.ndarray:
-    """Stored rows begin..end, uint8 [end - begin, row bytes]; each byte comes from the first device that has
-    it. Raises PlanError if no device has a byte."""
+    """Return stored rows begin..end, uint8 [end - begin, row bytes]. Each byte is read from the first device
+    that has it. Raises PlanError if no device has a byte."""
     out = np.empty((end - begin, matrix_of(weight)[1]), np.uint8)
     missing = np.ones(out.shape, bool)
     for d, device in enumerate(devices):
@@ -106,8 +105,8 @@ def gather_rows(devices: Sequence[Device], weight: Weight, begin: int, end: int)
 
 
 def scatter_rows(devices: Sequence[Device], weight: Weight, begin: int, data: np.ndarray) -> None:
-    """Write stored rows from `begin` on, uint8 [n, row bytes], to every device that has a part of these
-    rows."""
+    """Write stored rows, uint8 [n, row bytes], to every device that has a part of them. The first is row
+    `begin`."""
     end = begin + len(data)
     for d, device in enumerate(devices):
         for extent in extents(weight, d):
@@ -132,13 +131,13 @@ def stream(devices: Sequence[Device], weight: Weight) -> Iterator[np.ndarray]:
 
 
 def gather(devices: Sequence[Device], weight: Weight) -> np.ndarray:
-    """The bytes of the tensor as a file stores them, uint8 [bytes]."""
+    """Return the tensor's bytes as a file stores them, uint8 [bytes]."""
     return np.concatenate([piece.reshape(-1) for piece in stream(devices, weight)])
 
 
 @contextmanager
 def transfers(devices: Sequence[Device]) -> Iterator[Sequence[Device]]:
-    """Free the devices' transfer buffers at the end."""
+    """Yield the devices, and free their transfer buffers at the end."""
     try:
         yield devices
     finally:
@@ -146,7 +145,7 @@ def transfers(devices: Sequence[Device]) -> Iterator[Sequence[Device]]:
             device.drop_upload()
 
 
-# ---- bytes at any address; views begin at word boundaries ----
+# ---- access at any byte, although views begin at word boundaries ----
 
 
 def _read_rows(device: Device, extent: Extent, low: int, high: int) -> np.ndarray:

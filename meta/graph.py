@@ -1,4 +1,4 @@
-"""The graph of a step: a recording per device, cut where devices exchange sums."""
+"""The graph of a step has a recording per device, which is cut where devices exchange sums."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from vkbackend.wire import wire_words
 
 @dataclass(slots=True)
 class Graph:
-    """The graph of a step, or of one half of its rows; `kind` then counts the rows and output rows of that
-    half."""
+    """The graph of a step, or of one half of its rows. For a half, `kind` counts the rows and output rows of
+    the half."""
 
     devices: Sequence[Device]
     inputs: Sequence[Inputs]
@@ -31,11 +31,11 @@ class Graph:
     kind: StepKind
     active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # as in StepShape
     wire: str = "f32"
-    lane: int = 0  # which half of the slots its reduces use
+    lane: int = 0  # Which half of the slots the graph's reduces use.
     recordings: list[Recording] = field(init=False)
     reduces: list[Reduce] = field(default_factory=list)
-    kept: dict[str, Tensor] = field(default_factory=dict)  # by name, for later layers
-    values: dict[str, list[View | None]] = field(default_factory=dict)  # by label, for dumps and tests
+    kept: dict[str, Tensor] = field(default_factory=dict)  # By name, for later layers.
+    values: dict[str, list[View | None]] = field(default_factory=dict)  # By label, for dumps and tests.
     _scope: str = ""
     _section: str = ""
 
@@ -67,7 +67,7 @@ class Graph:
         return self._scope + name
 
     def on(self, d: int, name: str | Weight) -> Recorder:
-        """The recorder of device d, with a label in this scope or the weight's name."""
+        """Return a recorder for device d, whose label is the weight's name or a name in this scope."""
         label = name.name if isinstance(name, Weight) else self.label(name)
         return Recorder(self.recordings[d], self.devices[d].limits, label)
 
@@ -76,14 +76,14 @@ class Graph:
         return len(self.devices)
 
     def readers(self) -> tuple[int, ...]:
-        """The devices that need complete values in this scope."""
+        """Return the devices that need complete values in this scope."""
         return self.active.get(self._section, tuple(range(self.n)))
 
     def new(
         self, rows: int, width: int, state: State, label: str, holders: Sequence[int] | None = None
     ) -> Tensor:
-        """Allocate a tensor in scratch: complete on each of `holders` (default: all devices), or split by
-        columns."""
+        """Allocate a tensor in scratch memory, either complete on each of `holders` (default: all devices),
+        or split by columns."""
         label = self.label(label)
         tensor = Tensor(self, rows, width, state, [])
         widths = [state.count(d) if state.kind is Kind.SPLIT else width for d in range(self.n)]
@@ -114,11 +114,11 @@ class Graph:
     def all_reduce(
         self, x: Tensor, norm: Weight | None = None, eps: float = 0.0, wire: str = ""
     ) -> tuple[Tensor, Tensor | None]:
-        """Sum a PARTIAL tensor on all readers; with `norm`, compute its RMSNorm too, in the same kernel.
+        """Sum a PARTIAL tensor on all readers. With `norm`, the same kernel also computes the sum's RMS norm.
         `wire` overrides the graph's wire format.
 
-        A single writer that is the only reader needs no exchange. A reader without the mirrored addend
-        receives it in the first writer's slot.
+        No exchange happens if the single writer is the only reader. If a reader lacks the mirrored addend, a
+        writer that has the addend adds it to its own share.
         """
         if x.state.kind is not Kind.PARTIAL:
             raise PlanError(f"all_reduce of a tensor that is {x.state}")
@@ -166,7 +166,7 @@ class Graph:
         )
 
     def _fold_base(self, x: Tensor) -> Tensor:
-        """The sum without the addend; one of its holders adds the addend to its own share."""
+        """Return the sum as a tensor without an addend: one writer has added the addend to its own share."""
         assert x.base is not None
         d = next(d for d in x.state.writers if x.base.views[d] is not None)
         folded = Tensor(self, x.rows, x.width, x.state, list(x.views))
@@ -177,7 +177,8 @@ class Graph:
     def _exchange(
         self, x: Tensor, readers: Sequence[int], wire: str
     ) -> tuple[dict[int, ReduceSlots], Sequence[View | None]]:
-        """Record the exchange. Returns the slots that each reader sums, and each device's share as summed."""
+        """Record the exchange. Returns the slots that each reader sums, and each device's own share in the
+        form in which it is summed."""
         provider = self.provider
         assert provider is not None
         elements = x.rows * x.width

@@ -1,7 +1,8 @@
-"""The hosts of a group, for a mesh: which host has which device, and which bytes each exchange transfers.
+"""The hosts of a group: which host has which device, and which bytes each exchange transfers.
 
-In an exchange each host sends its slots to the hosts that read them, and receives other slots into the same
-pages. Devices sum in slot order, so all hosts get the same bits as a single host would.
+In an exchange each host sends its devices' slots to the hosts that read them. A host receives the other
+hosts' slots into the pages in which its own slots are. Devices sum in slot order, so all hosts get the same
+bits as a single host would.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ class Hosts:
         return self.of[device] == self.rank
 
     def gather(self, key: Hashable, views: Sequence[View | None]) -> Transfers:
-        """Transfers of every device's bytes at `views[d]` to host 0, into the stand-in's memory. A `key`
-        always means the same views. The transfers have a lane of their own, because host 0 may wait for them
-        before other exchanges."""
+        """Return transfers of every device's bytes at `views[d]` to host 0, which stores them in the
+        stand-in's memory. Equal values of `key` must have equal views. These transfers use a separate lane,
+        because host 0 may wait for them before other exchanges."""
         transfers = self._gathers.get(key)
         if transfers is None:
             sent: list[Part] = []
@@ -63,9 +64,9 @@ class _Exchange:
     transfers: Transfers
     to_send: list[tuple[Device, Buffer]]
     to_fill: list[tuple[Device, Buffer]]
-    local: Reduce | None  # for this host's provider after the transfers; None if no device here reads
-    part: tuple[int, int] = (0, 0)  # the elements that this host sums, if each host sums a part
-    sums: Transfers | None = None  # transfers the sums of the parts
+    local: Reduce | None  # What this host sums after the transfers; None if no device here reads.
+    part: tuple[int, int] = (0, 0)  # The elements that this host sums, if each host sums a part.
+    sums: Transfers | None = None  # The transfers of the parts' sums.
 
 
 class OverHosts(Provider):
@@ -140,8 +141,8 @@ class OverHosts(Provider):
     # ---- when hosts sum ----
 
     def _parts(self, reduce: Reduce) -> dict[int, tuple[int, int]]:
-        """Return which elements of a large reduce each reading host sums; empty if sending complete slots
-        takes fewer bytes."""
+        """Return which elements of a large reduce each reading host sums. The result is empty if sending
+        complete slots takes fewer bytes."""
         reading = sorted({self._hosts.of[d] for d in reduce.readers})
         if not isinstance(self._inner, HostSum) or 4 * reduce.elements < reduces.SCATTER_NBYTES:
             return {}
@@ -177,8 +178,8 @@ class OverHosts(Provider):
     # ---- when devices sum ----
 
     def _moves(self, reduce: Reduce) -> list[tuple[int, int, int, int]]:
-        """(device, host, begin, end) in the same order on all hosts: bytes begin..end of the device's slot
-        (in a gather: of its sums) are sent to the host."""
+        """Return a list of (device, host, begin, end), in the same order on all hosts. Bytes begin..end of
+        the device's slot are sent to the host. In a gather, the bytes are from the device's sums."""
         of, n = self._hosts.of, len(self._hosts.of)
         reading = sorted({of[d] for d in reduce.readers})
         parts = parts_of(reduce, n) if self.scatters(reduce) else []

@@ -1,4 +1,4 @@
-"""Measured speeds (speed.py), read from `speeds.json` in the cache folder. Delete the file to measure again.
+"""Read measured speeds (speed.py) from `speeds.json` in the cache folder. Delete the file to measure again.
 
 This module never measures, so recording a step may use it.
 """
@@ -15,16 +15,16 @@ from vkbackend.runtime import Device
 
 ENTRY, FORMAT = "speeds.json", 1
 DTYPE = "q8_0"
-# Submissions are cut according to this fraction of the measured speed. Only large matrices are measured;
-# attention, narrow matrices, throttling or a desktop make steps slower. Even at a quarter of the speed, a
-# submission ends within the 2 s of a watchdog.
+# Submissions are cut as if the device had this fraction of its measured speed. The measurement multiplies
+# only large matrices. Attention, narrow matrices, throttling or a desktop make real steps slower. Even if a
+# step reaches only a quarter of the speed, each submission ends within the 2 s of a watchdog.
 TRUSTED = 1 / 4
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Bytes per second of a device reading weights while no other device reads: from its own memory, and from
-    pinned host memory."""
+    """The bytes per second at which a device reads weights from its own memory and from pinned host memory,
+    while no other device reads."""
 
     weights: float
     host: float
@@ -36,7 +36,7 @@ def known_speed(device: Device) -> Speed | None:
 
 
 def pace_of(device: Device) -> Pace:
-    """The pace by which submissions are cut: a fraction of the known speed, otherwise what every GPU
+    """Return the pace by which submissions are cut: a fraction of the known speed, or a speed that every GPU
     reaches."""
     known = known_speed(device)
     return Pace(TRUSTED * known.weights, TRUSTED * known.host) if known else SLOW
@@ -60,7 +60,7 @@ def _read() -> dict[str, Any]:
 
 
 def numbers(key: str) -> list[float]:
-    """The numbers stored for `key`; empty unless all are positive numbers."""
+    """Return the list stored for `key`, or an empty list unless all its elements are positive numbers."""
     value = _read().get(key)
     known = value if isinstance(value, list) else []
     return known if all(isinstance(x, float) and 0 < x < math.inf for x in known) else []

@@ -1,8 +1,7 @@
-"""Slice on load: copies each device's slice of every weight from the memory-mapped file, without a full host
-copy.
+"""Copy each device's slice of every weight from the memory-mapped file, without a complete copy on the host.
 
-A slice is a strided view that is copied once, or it is joined from parts of a fused tensor. Devices that run
-on the host read the file's pages instead if possible (mapped.py).
+A slice is a strided view of the file, or it is joined from parts of a fused tensor. If possible, devices that
+run on the host read the file's pages instead of a copy (mapped.py).
 """
 
 from __future__ import annotations
@@ -31,22 +30,23 @@ from vkbackend.meta.tensor import Weight
 from vkbackend.pages import FilePages, HostPages, Pages
 from vkbackend.runtime import Device
 
-Progress = Callable[[int, int], None]  # arguments: bytes done, bytes in total
-PIECE_NBYTES = 64 << 20  # bytes between two calls of `progress`
+Progress = Callable[[int, int], None]  # The arguments are bytes done and bytes in total.
+PIECE_NBYTES = 64 << 20  # Bytes that are copied between two calls of `progress`.
 
 
 class Source(Protocol):
     def data(self, name: str) -> np.ndarray:
-        """The tensor as uint8, not copied, in any shape with rows in order."""
+        """Return the tensor as uint8 without a copy, in any shape with rows in order."""
 
     def file(self, name: str) -> tuple[np.ndarray, int]:
-        """(the mapped file as uint8, first byte of the tensor); called only for loads with `in_file`."""
+        """Return the mapped file as uint8, and the tensor's first byte. Called only for loads with
+        `in_file`."""
 
 
 def load_weights(
     devices: Sequence[Device], loads: Sequence[Load], source: Source, progress: Progress | None = None
 ) -> tuple[dict[str, Weight], list[Pages]]:
-    """Returns the weights, and host pages that must outlive the weights."""
+    """Load all weights. Returns the weights, and host pages that must outlive them."""
     weights = {
         load.name: Weight(load.name, load.shape, load.dtype, load.state, [[] for _ in devices])
         for load in loads
@@ -127,7 +127,7 @@ def _fill(
     for first, view in pieces:
         n_rows = view.shape[0] if len(view.shape) > 1 else 1
         row_bytes = joined.shape[1]
-        # A multiple of 4 rows, so every write begins at a word boundary.
+        # The step is a multiple of 4 rows, so that every write begins at a word boundary.
         step = max(4, PIECE_NBYTES // max(1, row_bytes) // 4 * 4)
         for at in range(0, n_rows, step):
             part = joined[first + at : first + min(at + step, n_rows)]
@@ -170,7 +170,7 @@ def _fill_experts(
 
 
 def _starts(device: Device, load: Load, d: int) -> View:
-    """Prefix sums of the experts' FFN columns, u32 [n_expert + 1]."""
+    """Write the prefix sums of the experts' FFN columns to the device, u32 [n_expert + 1]."""
     by_columns = load.state.axis == 2
     held = [cut[by_columns].stop - cut[by_columns].start for cut in expert_slices(load, d)]
     starts = np.concatenate([[0], np.cumsum(held)]).astype(np.uint32)
@@ -180,7 +180,8 @@ def _starts(device: Device, load: Load, d: int) -> View:
 
 
 def _words(parts: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-    """Regroup the bytes into complete 32-bit words; only the last run may end with an incomplete word."""
+    """Regroup the arrays so that each has complete 32-bit words. Only the last array may end with an
+    incomplete word."""
     rest = np.empty(0, np.uint8)
     for part in parts:
         joined = np.concatenate([rest, part]) if rest.size else part
@@ -193,8 +194,8 @@ def _words(parts: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
 
 
 def _load_shared(devices: Sequence[Device], load: Load, weight: Weight, raw: np.ndarray) -> list[HostPages]:
-    """Copy a table into pinned pages for all devices that do not read it from the file. A device that cannot
-    import the pages gets a host-visible copy."""
+    """Copy a table to pinned pages, for all devices that do not read the table from the file. A device that
+    cannot import the pages gets a host-visible copy."""
     align = max(device.limits.host_import_align for device in devices)
     pages, imported = HostPages(raw.nbytes, align), False
     raw = raw.reshape(-1)

@@ -1,6 +1,8 @@
-"""Weights that a device on the host reads from the model file's own pages (docs/measurements/lavapipe.md).
+"""Let a device that runs on the host read weights from the model file's own pages
+(docs/measurements/lavapipe.md).
 
-The system may drop pages and read them again, so the file must not change while the model is loaded.
+The operating system may drop pages and read them again, so the file must not change while the model is
+loaded.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from vkbackend.runtime import Device
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of a weight, at byte `begin` of `file`, uint8 [bytes]."""
+    """A piece of a weight, which begins at byte `begin` of `file` (uint8 [bytes])."""
 
     load: Load
     first: int
@@ -46,7 +48,8 @@ def map_weights(
     weights: Mapping[str, Weight],
 ) -> list[FilePages]:
     """Add to `weights` the pieces that the d-th device reads from the file. Returns the pages, which must
-    outlive the device; empty if the device refuses them. `file_of`: like `load.Source.file`."""
+    outlive the device. The list is empty if the device cannot import them. `file_of`: like
+    `load.Source.file`."""
     pieces: list[Piece] = []
     for load in loads:
         if places := mapped_pieces(load, d, device):
@@ -74,7 +77,7 @@ def map_weights(
 
 
 def windows(pieces: Iterable[Piece], limit: int) -> Iterator[list[Piece]]:
-    """Group pieces in address order; each group is within one file, and its pages take at most `limit`
+    """Group pieces in address order. The pages of a group are within one file and take at most `limit`
     bytes."""
     window: list[Piece] = []
     for piece in sorted(pieces, key=lambda p: (p.file.ctypes.data, p.begin)):

@@ -1,4 +1,4 @@
-"""N devices that act as one: memory, recorded steps and their replay."""
+"""N devices that act as one device: their memory, recorded steps and replay."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from vkbackend.step import STEP_NBYTES, StepParams
 
 
 class Mesh:
-    """`devices` include stand-ins for the devices of other hosts. `keep_values`: the intermediate tensors of
-    a step can be read after the step."""
+    """N devices that act as one device. `devices` includes stand-ins for the devices of other hosts. With
+    `keep_values`, a step's intermediate tensors can be read after the step."""
 
     def __init__(
         self,
@@ -60,14 +60,14 @@ class Mesh:
 
     @property
     def pages_nbytes(self) -> tuple[int, int]:
-        """Bytes of pinned host pages: (shared tables, slots of reduces)."""
+        """The bytes of pinned host pages for (shared tables, slots of reduces)."""
         return self.stores.pages_nbytes(), self.provider.pages_nbytes if self.provider else 0
 
     def prepare(
         self, build: Build, shape: StepShape, sizes: StepSizes | None = None, n_places: int = 1
     ) -> None:
-        """Allocate memory for steps up to `shape`; without `sizes`, a trial build finds how much. `n_places`:
-        how many steps may have output rows in transfer from other hosts."""
+        """Allocate memory for steps up to `shape`. Without `sizes`, a trial build measures the sizes. Up to
+        `n_places` steps may have output rows in transfer from other hosts."""
         sizes = sizes or measure(self.devices, build, shape, self.options.reduce_type, self.reuse)
         arenas = []
         for d, device in enumerate(self.devices):
@@ -90,8 +90,8 @@ class Mesh:
     def write_step(
         self, params: StepParams, rope: Mapping[str, np.ndarray], second: StepParams | None = None
     ) -> None:
-        """Write the next step's parameters (for two halves, also `second`) to every device. rope: float32
-        [rows, width / 2, 2] by table name."""
+        """Write the next step's parameters to every device. `second` has the parameters of the second half of
+        the rows. `rope` has float32 [rows, width / 2, 2] by table name."""
         for device, inputs in zip(self.devices, self._inputs, strict=True):
             if device.host:
                 continue
@@ -106,7 +106,7 @@ class Mesh:
             device.flush(inputs.host.buffer)  # type: ignore[arg-type]
 
     def check_usable(self) -> None:
-        """Raise DeviceLost after a step that failed or was interrupted, ForkedProcess in a forked child."""
+        """Raise DeviceLost if a step failed or was interrupted, or ForkedProcess in a forked child."""
         if self._forked:
             raise forks.refusal("this mesh of devices")
         if self.relay.broken:
@@ -118,7 +118,7 @@ class Mesh:
         self._forked = True
 
     def run(self, step: Step) -> None:
-        """Raises DeviceLost or Timeout; after either, `check_usable` raises."""
+        """Run a step. Raises DeviceLost or Timeout. After such an error, `check_usable` always raises."""
         self.check_usable()
         self.relay.run(step, self.provider)
         if level := env.debug():
@@ -132,8 +132,8 @@ class Mesh:
             report_values(self.devices, step.values)
 
     def close(self) -> None:
-        """Free everything, except on a device that does not answer."""
-        for device in self.devices:  # its command buffers must not be in use
+        """Free all memory, except on a device that does not answer."""
+        for device in self.devices:  # wait until its command buffers are not in use
             device.abandoned |= not device.abandoned and not device.settle()
         abandoned = any(device.abandoned for device in self.devices)
         if self._steps:

@@ -1,7 +1,7 @@
-"""The transport over MPI: sends bytes from host to host, without pickling.
+"""A transport that sends bytes from host to host over MPI, without pickling.
 
-Collectives such as `MPI_Allreduce` are not used, because MPI chooses their order of additions. Waits poll, so
-that deadlines hold.
+It does not use collectives such as `MPI_Allreduce`, because MPI chooses their order of additions. To wait, it
+polls MPI until a deadline.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def require_mpi() -> None:
 
 
 class MPITransport(Transport):
-    """One process per host, started by an MPI launcher."""
+    """A transport between hosts with one process each, which an MPI launcher starts."""
 
     def __init__(self) -> None:
         require_mpi()
@@ -48,7 +48,7 @@ class MPITransport(Transport):
 
     @property
     def library(self) -> str:
-        """MPI's name and version, which must be equal on all hosts."""
+        """Return MPI's name and version, which must be equal on all hosts."""
         return " ".join(str(self.mpi.Get_library_version()).split("\n")[0].split())
 
     def send(self, host: int, lane: Lane, data: bytes, purpose: str = "") -> None:
@@ -93,7 +93,7 @@ class MPITransport(Transport):
         if self.mpi.Is_finalized():
             return
         self.meet("the end of the group", LEAVE_S)
-        for host in self.others:  # MPI warns about messages that were never received
+        for host in self.others:  # otherwise MPI warns about messages that were never received
             while self.poll(host, Lane.BEAT, 0) is not None:
                 pass
         with suppress(self.mpi.Exception):
@@ -143,7 +143,7 @@ class _Persistent(Transfers):
 
     def close(self) -> None:
         if self._transport.lost:
-            return  # because a request in progress cannot be freed
+            return  # a request in progress cannot be freed
         for request in self._requests:
             request.Free()
         self._requests = []

@@ -13,7 +13,8 @@ MAX_AHEAD = 1 << 16  # segments; no step has as many
 
 
 def ahead_depth(name: str, value: Any) -> int | None:
-    """How many segments to submit ahead: a number (or its text); None or "all" means the complete step."""
+    """Return how many segments to submit ahead, from a number or its text. None or "all" means the complete
+    step, for which the result is None."""
     if value is None or (isinstance(value, str) and value == "all"):
         return None
     number = number_of(value) if isinstance(value, str) else value

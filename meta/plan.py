@@ -1,6 +1,7 @@
-"""A plan per layer, as data: which heads, FFN columns and vocabulary rows each device has.
+"""A layer's plan says which heads, FFN columns and vocabulary rows each device has.
 
-All tensors of a layer are sliced by its plan, so their slices always match. Shares may be uneven or empty.
+The plan slices all tensors of the layer, so their slices always match. A device's share may be uneven or
+empty.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from vkbackend.meta.split import MIRRORED, Ranges, State, check_tiling, split, s
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """How a weight is cut: along `axis` (0 rows, 1 columns) by the plan's dimension `dim`; mirrored without
-    `dim`. `dim`: "heads", "kv_heads", "ffn", "vocab", or "experts" for the FFN columns of [n_expert, n_out,
-    n_in]. `segments`: relative sizes of consecutive parts of the axis; all parts are cut in the same
-    proportions (q, k and v by key heads)."""
+    """How a weight is cut: along `axis` (0 rows, 1 columns), by the ranges of the plan's dimension `dim`.
+    Without `dim`, the weight is mirrored. `dim` is "heads", "kv_heads", "ffn", "vocab", or "experts" for the
+    FFN columns of a stack [n_expert, n_out, n_in]. If the axis has several consecutive parts, `segments` has
+    their relative sizes. All parts are cut in the same proportions; for example, q, k and v are cut by key
+    heads."""
 
     dim: str = ""
     axis: int = 0
@@ -38,7 +40,7 @@ def columns(dim: str, segments: tuple[int, ...] = (1,)) -> Role:
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """`size` units, which devices get in multiples of `grain`."""
+    """A dimension of `size` units. Each device gets a multiple of `grain` units."""
 
     size: int
     grain: int = 1
@@ -46,8 +48,8 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Ranges of units per device and dimension. `experts`: ranges of the FFN columns of each expert; "ffn" is
-    then the FFN in addition to the experts."""
+    """The range of units of each dimension on each device. `experts` has the ranges of each expert's FFN
+    columns. A layer with experts uses "ffn" for the FFN in addition to the experts."""
 
     ranges: Mapping[str, Ranges]
     experts: tuple[Ranges, ...] = ()
@@ -68,7 +70,7 @@ class Plan:
 
 
 def normalise(tensor_split: Sequence[float] | None, n_devices: int) -> tuple[float, ...]:
-    """Shares that sum to 1, equal by default. Raises InvalidArgument."""
+    """Return shares that sum to 1, equal shares by default. Raises InvalidArgument."""
     if tensor_split is None:
         return (1 / n_devices,) * n_devices
     try:
@@ -86,15 +88,15 @@ def normalise(tensor_split: Sequence[float] | None, n_devices: int) -> tuple[flo
     largest = max(shares)
     if not largest:
         raise InvalidArgument(f"tensor split {shares}: at least one share must be above zero")
-    shares = [s / largest for s in shares]  # the sum of very large shares would be infinite
+    shares = [s / largest for s in shares]  # otherwise the sum of very large shares would be infinite
     return tuple(s / sum(shares) for s in shares)
 
 
 def share_out(dim: Dim, shares: Sequence[float], rotation: int = 0) -> Ranges:
-    """Split `dim` into one range per device, in device order, by the largest-remainder method. Ties are
-    resolved in cyclic order, starting at device `rotation`.
+    """Split `dim` into one range per device, in device order, by the largest-remainder method. Among equal
+    remainders, devices come in cyclic order, starting at device `rotation`.
 
-    A zero share gets nothing. The last device with a range also gets an incomplete last grain.
+    A device with share 0 gets nothing. If the last grain is incomplete, the last device with a range gets it.
     """
     grains, n = dim.size // dim.grain, len(shares)
     if not grains:

@@ -1,6 +1,7 @@
-"""Two policies that divide a model among devices: ours, and the arithmetic of llama.cpp.
+"""Two policies that divide a model among devices: "balanced", and the arithmetic of llama.cpp.
 
-Ours cuts in the smallest units that quant blocks allow, and minimizes the largest load of a device per layer.
+The policy "balanced" cuts in the smallest units that quant blocks allow. In each layer it minimizes the
+largest load of a device.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ POLICIES = ("balanced", "llama.cpp")
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """`block`: elements per quant block of attn_output, which is cut by columns."""
+    """The sizes of an attention layer. `block` is the number of elements per quant block of attn_output,
+    which is cut by columns."""
 
     n_head: int
     n_head_kv: int
@@ -39,9 +41,10 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
-    """A unit is a key head with its value heads and their state.
+    """The sizes of a delta net, which is cut between key heads. A key head's device has its value heads and
+    their state.
 
-    `columns`: columns of the output projection per key head; `block`: elements per quant block there.
+    The output projection has `columns` columns per key head and `block` elements per quant block.
     """
 
     n_k_heads: int
@@ -50,7 +53,8 @@ class DeltaNet:
 
     @property
     def grain(self) -> int:
-        """The fewest key heads whose columns of the output projection are a multiple of `block`."""
+        """The smallest number of key heads whose columns of the output projection are a multiple of
+        `block`."""
         return min(self.block // math.gcd(self.block, self.columns), self.n_k_heads)
 
     @property
@@ -60,9 +64,9 @@ class DeltaNet:
 
 @dataclass(frozen=True, slots=True)
 class StateSpace:
-    """A Mamba-2 layer, cut like q and kv heads: by groups; or by heads, if a device would get no group, and
-    then B and C are copied. `n_state`: values of B; `block`: elements per quant block of the output
-    projection."""
+    """The sizes of a Mamba-2 layer, which is cut between groups. If a device would get no group, the layer is
+    cut between heads, and devices share copies of B and C. B has `n_state` values per group. The output
+    projection has `block` elements per quant block."""
 
     n_head: int
     n_group: int
@@ -84,8 +88,8 @@ Mixer = Attention | DeltaNet | StateSpace
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """FFN columns of a layer, or of each expert. `block`: elements per quant block of ffn_down. `beside`:
-    columns of a shared expert, in blocks of `beside_block`."""
+    """The FFN columns of a layer, or of each expert. `block` is the number of elements per quant block of
+    ffn_down. A shared expert has `beside` columns, in blocks of `beside_block`."""
 
     n_ff: int
     block: int = 1
@@ -96,8 +100,8 @@ class FeedForward:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """`kind`: in llama.cpp's policy, layers of one kind rotate together. `beside`: a mixer parallel to
-    attention."""
+    """The sizes of a layer. In llama.cpp's policy, layers of one `kind` rotate together. `beside` is a mixer
+    parallel to attention."""
 
     attention: Mixer | None
     ffn: FeedForward | None
@@ -116,9 +120,9 @@ def plan_model(
     tensor_split: Sequence[float] | None = None,
     policy: str = "balanced",
 ) -> tuple[list[Plan], Plan]:
-    """(plans of the layers, plan of all other tensors). `tensor_split` None: equal shares.
+    """Return (plans of the layers, plan of all other tensors). `tensor_split` None: equal shares.
 
-    Raises PlanError if a dimension is smaller than a unit, InvalidArgument for an unknown policy.
+    Raises PlanError if a dimension is smaller than a unit, or InvalidArgument for an unknown policy.
     """
     if policy not in POLICIES:
         raise InvalidArgument(f"split policy {policy!r} is unknown; there are: {', '.join(POLICIES)}")
@@ -140,7 +144,7 @@ def _balanced(layer: Layer, shares: Sequence[float], held: list[float]) -> Plan:
     if (ffn := layer.ffn) is None:
         return Plan(ranges)
     unit = ffn_unit(ffn.n_ff, ffn.block)
-    here = [0.0] * len(shares)  # summed over the layer's experts, so that rounding evens out
+    here = [0.0] * len(shares)  # summed over the layer's experts, so that rounding differences balance
     experts = []
     for _ in range(max(1, ffn.n_expert)):
         experts.append(_take(ffn.n_ff, unit, shares, held, here))
@@ -159,7 +163,7 @@ def _mixer_ranges(mixer: Mixer, shares: Sequence[float], held: list[float]) -> d
     if isinstance(mixer, StateSpace):
         width = (
             2 * mixer.n_state / (3 * mixer.head_dim)
-        )  # rows of B and C, divided by (rows of z and x + columns of the output)
+        )  # rows of B and C per (rows of z and x + columns of the output)
         return _of_state_space(attention_ranges(mixer.as_attention, shares, held, width))
     return attention_ranges(mixer, shares, held)
 
@@ -169,7 +173,8 @@ def _of_state_space(ranges: Mapping[str, Ranges]) -> dict[str, Ranges]:
 
 
 def ffn_unit(n_ff: int, block: int) -> int:
-    """Columns in a unit: complete blocks of ffn_down, and a multiple of 4 if possible (vector loads)."""
+    """Return the number of columns in a unit: complete blocks of ffn_down, and for vector loads a multiple of
+    4 if possible."""
     wide = math.lcm(block, 4)
     return wide if n_ff % wide == 0 else block
 
@@ -177,8 +182,8 @@ def ffn_unit(n_ff: int, block: int) -> int:
 def attention_ranges(
     attention: Attention, shares: Sequence[float], held: list[float], kv_width: float = 1.0
 ) -> dict[str, Ranges]:
-    """Cut between kv groups. If a device would get no group, cut between q heads with copies of kv heads
-    instead, if that is cheaper."""
+    """Cut between kv groups. If a device would get no group, cut between q heads and copy kv heads instead,
+    provided that this lowers the cost."""
     a = attention
     group_unit = min(a.block // math.gcd(a.block, a.group * a.head_dim_v), a.n_head_kv)
     kv = _take(a.n_head_kv, group_unit, shares, list(held))
@@ -195,7 +200,7 @@ def attention_ranges(
 
 
 def attention_cost(ranges: Mapping[str, Ranges], shares: Sequence[float], kv_width: float) -> float:
-    """The largest weight per share of any device, in q heads. A kv head counts as `kv_width` q heads."""
+    """Return the largest load per share of any device, in q heads. A kv head counts as `kv_width` q heads."""
     heads, kv = ranges["heads"], ranges["kv_heads"]
     return max(
         2 * ((heads[d][1] - heads[d][0]) + kv_width * (kv[d][1] - kv[d][0])) / share
@@ -207,10 +212,11 @@ def attention_cost(ranges: Mapping[str, Ranges], shares: Sequence[float], kv_wid
 def _take(
     size: int, unit: int, shares: Sequence[float], held: list[float], here: Sequence[float] | None = None
 ) -> Ranges:
-    """Divide `size` in multiples of `unit` so that the largest count per share is minimal, by D'Hondt's rule.
+    """Divide `size` into multiples of `unit` by D'Hondt's rule, which minimizes the largest count per share.
 
-    Ties go to the device with the smallest part of the model per share (`held`, in elements, is updated).
-    `here`: how much each device already has of this layer's other experts. The last unit may be incomplete.
+    Among equal counts, the device with the smallest part of the model per share gets the next unit. `held`
+    has the devices' parts in elements, and is updated. `here` is how many columns each device already has of
+    this layer's other experts. The last unit may be incomplete.
     """
     units, n = size // unit, len(shares)
     if not units:
@@ -224,7 +230,7 @@ def _take(
     def load(d: int, more: int) -> float:
         return round((before[d] + counts[d] + more) / shares[d], 6)
 
-    while sum(counts) > units:  # some devices already have more than their share
+    while sum(counts) > units:  # if some devices already have more than their share
         taking = [d for d in candidates if counts[d]]
         counts[max(taking, key=lambda d: load(d, 0))] -= 1
     for _ in range(units - sum(counts)):
@@ -246,8 +252,8 @@ def _take(
 def _llama_cpp(
     layers: Sequence[Layer], n_vocab: int, n: int, shares: Sequence[float] | None
 ) -> tuple[list[Plan], Plan]:
-    """Round cumulative float32 shares down to a grain; the remainder goes to a different device in each
-    layer."""
+    """Round cumulative float32 shares down to a grain. In each layer a different device gets the
+    remainder."""
     seen: dict[str, int] = {}
     plans = []
     for layer in layers:
@@ -272,7 +278,7 @@ def _llama_cpp(
 def _llama_cpp_heads(a: Mixer, n: int, shares: Sequence[float] | None, rotation: int) -> dict[str, Ranges]:
     if isinstance(a, StateSpace):
         return _of_state_space(_llama_cpp_heads(a.as_attention, n, shares, rotation))
-    # by key heads; llama.cpp cuts q, k and v separately, so its splits over 3 devices may differ
+    # This cuts by key heads. llama.cpp cuts q, k and v separately, so its splits over 3 devices may differ.
     if isinstance(a, DeltaNet):
         grain = math.lcm(a.block, 128) // math.gcd(math.lcm(a.block, 128), a.columns)
         return {"k_heads": _cumulative(a.n_k_heads, grain, n, shares, rotation)}

@@ -1,4 +1,4 @@
-"""Heartbeats between host 0 and every other host, sent by a thread, so that they continue while a host
+"""Heartbeats between host 0 and every other host. A thread sends them, so that they continue while a host
 compiles or loads.
 """
 
@@ -17,8 +17,8 @@ MAX_FAILURE_NBYTES = 4096
 
 
 class Pulse:
-    """Sets `transport.lost` when a host sends nothing for `silence_s` or reports a failure; then its thread
-    calls `on_lost` once."""
+    """A thread that sends heartbeats. If a host sends nothing for `silence_s` or reports a failure, the
+    thread sets `transport.lost` and calls `on_lost` once."""
 
     def __init__(self, transport: Transport, silence_s: float | None = None) -> None:
         self._transport = transport

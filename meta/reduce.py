@@ -1,8 +1,10 @@
-"""All-reduce providers, chosen by the devices' features. All sum in slot order, so they give the same bits.
+"""Providers of all-reduces; the devices' features decide which is used. All providers sum in slot order, so
+they give the same bits.
 
-`pages`: slots are in host pages that all devices import. `scatter`: like `pages`, but each device first sums
-a part for all. `host-sum`: the host adds. Reduces alternate between two sets of slots (parities), so that a
-fast device can write reduce k + 1 while a slow device reads reduce k.
+With `pages`, slots are in host pages that all devices import. `scatter` is like `pages`, but each device
+first sums a part for all devices. With `host-sum` the host adds. Reduces alternate between two sets of slots
+(parities), so that a fast device can write the slots of reduce k + 1 while a slow device reads the slots of
+reduce k.
 """
 
 from __future__ import annotations
@@ -22,18 +24,19 @@ from vkbackend.twins.arrays import take_f16
 from vkbackend.wire import FORMATS, wire_block, wire_words
 
 WIRES = ("auto", *FORMATS)
-# Elements from which `auto` sends f16, by device count; llama.cpp's NCCL path then sends bfloat16. f16 has an
-# eighth of bfloat16's error, and needs 65 words instead of 64 (vkbackend/wire.py).
+# From this number of elements on, by the number of devices, `auto` sends f16. For such sizes llama.cpp's NCCL
+# path sends bfloat16. The format f16 has an eighth of bfloat16's error, and needs 65 words instead of 64
+# (vkbackend/wire.py).
 _F16_FROM = {1: 32_768, 2: 32_768, 3: 131_072}
 _F16_FROM_MANY = 262_144
-# From these sizes on, reading n - 1 complete slots costs more than a second exchange.
+# From this number of devices and bytes on, reading n - 1 complete slots takes longer than a second exchange.
 SCATTER_DEVICES, SCATTER_NBYTES = 4, 1 << 20
-PART = 1024  # elements; unit of the parts of a large scattered reduce
+PART = 1024  # the parts of a large scattered reduce are multiples of this number of elements
 
 
 def wire_of(wanted: str, elements: int, n_devices: int, software: bool = False) -> str:
-    """Return the wire format, one of FORMATS. `wanted`: one of WIRES. `software`: all devices run on the
-    processor; then `auto` is f32, which took 0.6 to 1.0 of bf16's time (lavapipe, bench-reduce of 2 MB)."""
+    """Return the wire format, one of FORMATS. `wanted`: one of WIRES. If all devices run on the processor
+    (`software`), `auto` is f32, which took 0.6 to 1.0 of bf16's time (lavapipe, bench-reduce of 2 MB)."""
     if wanted != "auto":
         return wanted
     return "f16" if not software and elements >= _F16_FROM.get(n_devices, _F16_FROM_MANY) else "f32"
@@ -41,9 +44,9 @@ def wire_of(wanted: str, elements: int, n_devices: int, software: bool = False) 
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """`gather`: the second exchange of a scattered reduce, in which the host computes nothing. `lane`: the
-    half of every slot that it uses. Each half of a step has its own lane, so that neither waits for the
-    other."""
+    """The description of an all-reduce. `gather` marks the second exchange of a scattered reduce, in which
+    the host computes nothing. `lane` is the half (0 or 1) of every slot that the reduce uses. The two halves
+    of a step use different lanes, so that they do not wait for each other."""
 
     parity: int
     elements: int
@@ -55,7 +58,8 @@ class Reduce:
 
 
 def parts_of(reduce: Reduce, n: int) -> list[tuple[int, int]]:
-    """Which elements begin..end each of n devices or hosts sums, cut between blocks of the wire."""
+    """Return the elements begin..end that each of n devices or hosts sums, cut between blocks of the wire
+    format."""
     unit = PART if reduce.elements >= PART * n else wire_block(reduce.wire)
     size = aligned(-(-reduce.elements // n), unit)
     return [(min(d * size, reduce.elements), min((d + 1) * size, reduce.elements)) for d in range(n)]
@@ -63,8 +67,8 @@ def parts_of(reduce: Reduce, n: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class ReduceSlots:
-    """Slots to sum, `stride` words apart. `own_index`: the slot of the device's own share; `writers`: a bit
-    per slot in use."""
+    """The slots that a device sums, which are `stride` words apart. `own_index` is the slot of the device's
+    own share. `writers` has a bit per slot, which is set if the slot is used."""
 
     buffer: Buffer | Virtual
     offset: int  # bytes
@@ -79,7 +83,8 @@ class ReduceSlots:
         return cls(buffer, offset, stride=elements, count=1, own_index=None, writers=1)
 
     def view(self, elements: int, first: int = 0) -> View:
-        """Elements first..first+elements in every slot. A block must begin at `first`."""
+        """Return a view of elements first..first+elements in every slot. A block of the wire format must
+        begin at `first`."""
         words = (self.count - 1) * self.stride + wire_words(self.wire, elements)
         dtype = "f32" if self.wire == "f32" else "u32"
         return View(self.buffer, self.offset + 4 * wire_words(self.wire, first), (words,), dtype)
@@ -87,48 +92,50 @@ class ReduceSlots:
 
 class Provider(ABC):
     name: str
-    pages_nbytes: int = 0  # of host memory that all devices share
-    network_s: float = 0.0  # seconds spent so far on exchanges with other hosts
+    pages_nbytes: int = 0  # Bytes of host memory that all devices share.
+    network_s: float = 0.0  # Total seconds of exchanges with other hosts.
 
     @abstractmethod
     def slot(self, device: int, reduce: Reduce) -> View:
-        """The memory for `device`'s share, up to the end of its slot, in u32 words."""
+        """Return the memory for `device`'s share, up to the end of its slot, as u32 words."""
 
     @abstractmethod
     def readable(self, device: int, reduce: Reduce) -> ReduceSlots:
-        """The slots that `device` sums after the exchange."""
+        """Return the slots that `device` sums after the exchange."""
 
     def scatters(self, reduce: Reduce) -> bool:
-        """Whether a reduce is large and read by all, so that each device sums a part and a second exchange
-        gathers the parts."""
+        """Return whether a reduce is scattered: each device sums a part, and a second exchange gathers the
+        parts. The reduce must be large, and all devices must read it."""
         return False
 
     def gathered(self, device: int, reduce: Reduce) -> View:
-        """The memory into which a scattered reduce gathers its parts, f32."""
+        """Return the f32 memory in which a scattered reduce gathers its parts."""
         raise NotImplementedError(f"{self.name} does not scatter")
 
     @abstractmethod
     def host_bytes(self, device: int, reduce: Reduce) -> np.ndarray:
-        """The bytes of `slot` (of `gathered` if `reduce` is a gather) on the host, uint8."""
+        """Return the host's uint8 bytes of `slot`, or of `gathered` if `reduce` is a gather."""
 
     @abstractmethod
     def exchange(self, reduce: Reduce) -> None:
-        """Do the host's work between the last write and the first read."""
+        """Do the host's work of a reduce, after the last device has written its slot and before a device
+        reads."""
 
     @abstractmethod
     def close(self) -> None:
-        """Free everything; nothing may be running."""
+        """Free all memory. No step may be running."""
 
 
 class ImportedPages(Provider):
-    """Slots in host pages that all devices import: one per device and parity, and one for gathering."""
+    """A provider with slots in host pages that all devices import. Each parity has a slot per device, and one
+    for gathering."""
 
     name = "pages"
 
     def __init__(self, devices: Sequence[Device], slot_nbytes: int, scatter_from: int | None = None) -> None:
         self._devices, self._slot, self._scatter_from = devices, _slot_size(slot_nbytes), scatter_from
         limit = min(device.limits.max_storage_range for device in devices)
-        if len(devices) * self._slot > limit:  # the kernel that sums binds all slots of a parity
+        if len(devices) * self._slot > limit:  # the summing kernel binds all slots of a parity
             raise UnsupportedFeature(
                 f"{len(devices)} slots of {self._slot} bytes exceed one binding of {limit}; "
                 f"use the provider {HostSum.name} or a smaller micro-batch"
@@ -176,7 +183,7 @@ class ImportedPages(Provider):
         return self.pages.bytes[view.offset : view.end]
 
     def exchange(self, reduce: Reduce) -> None:
-        pass  # the devices read each other's slots
+        pass  # the host has no work, because devices read all slots
 
     def close(self) -> None:
         for device, buffer in zip(self._devices, self._buffers, strict=False):
@@ -185,8 +192,8 @@ class ImportedPages(Provider):
 
 
 class HostSum(Provider):
-    """Staging memory per device and parity: a slot to write, and a sum to read. The host adds in slot order,
-    in f32."""
+    """A provider in which the host adds the slots in slot order, in f32. Each device has staging memory for
+    two parities: a slot that it writes, and a sum that it reads."""
 
     name = "host-sum"
 
@@ -209,12 +216,14 @@ class HostSum(Provider):
         return np.asarray(self._buffers[device].host)[view.offset : view.end]
 
     def _host(self, device: int, at: int, dtype: type, n: int, lane: int) -> np.ndarray:
-        """n values of a lane in region `at` of a device: regions 0 and 1 hold shares, 2 and 3 sums."""
+        """Return n values of a lane in region `at` of a device. Regions 0 and 1 have shares, regions 2 and 3
+        have sums."""
         host, lane = np.asarray(self._buffers[device].host), lane * self._slot // 2
         return host[at * self._slot + lane : (at + 1) * self._slot].view(dtype)[:n]
 
     def _share(self, device: int, reduce: Reduce, begin: int, end: int) -> np.ndarray:
-        """Elements begin..end of a writer's share as f32. A block of the wire must begin at `begin`."""
+        """Return elements begin..end of a writer's share as f32. A block of the wire format must begin
+        there."""
         if reduce.wire == "f32":
             return self._host(device, reduce.parity, np.float32, end, reduce.lane)[begin:]
         wide = self._wide[: end - begin]
@@ -231,12 +240,13 @@ class HostSum(Provider):
         self.spread(reduce)
 
     def total(self, reduce: Reduce) -> np.ndarray:
-        """The sum, f32 [elements], in the memory of the first reader on this host, otherwise of device 0."""
+        """Return the f32 sum [elements], in the memory of the first reader on this host, or of device 0 if
+        this host has no reader."""
         d = reduce.readers[0] if reduce.readers else 0
         return self._host(d, 2 + reduce.parity, np.float32, reduce.elements, reduce.lane)
 
     def add(self, reduce: Reduce, begin: int, end: int) -> None:
-        """Sum elements begin..end. A block of the wire must begin at `begin`."""
+        """Sum elements begin..end of all shares. A block of the wire format must begin at element `begin`."""
         for d in reduce.writers:
             self._devices[d].invalidate(self._buffers[d])
         first, *others = reduce.writers
@@ -266,7 +276,8 @@ PROVIDERS = ("pages", "scatter", "host-sum")
 
 
 def slots_nbytes(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> list[tuple[int, int]]:
-    """(bytes, padded bytes) of staging per device. Shared pages count for the first device."""
+    """Return (bytes, padded bytes) of staging memory per device. The bytes of shared pages are counted for
+    the first device."""
     n_devices = len(devices)
     if n_devices == 1 or not slot_nbytes:
         return [(0, 0)] * n_devices
@@ -280,8 +291,9 @@ def slots_nbytes(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> li
 
 
 def _scatter_from(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> int | None:
-    """Bytes from which reduces through pages are summed in parts; None: never. Over hosts, parts pay from
-    three devices on: each device then sends 4/3 of a slot instead of two."""
+    """Return the number of bytes from which reduces through pages are summed in parts, or None for never.
+    Between hosts, parts are faster from three devices on, because each device then sends 4/3 of a slot
+    instead of two slots."""
     if wanted == "scatter":
         return 0
     least = SCATTER_DEVICES - any(device.host for device in devices)
@@ -294,8 +306,9 @@ def _page(devices: Sequence[Device]) -> int:
 
 
 def make_provider(devices: Sequence[Device], slot_nbytes: int, wanted: str = "auto") -> Provider:
-    """Create the provider `wanted`, one of PROVIDERS. `auto`: imported pages if every device supports them
-    (`scatter` for large reduces over many devices), otherwise the host sum. Raises UnsupportedFeature."""
+    """Create the provider `wanted`, one of PROVIDERS. With `auto`, the provider is imported pages if every
+    device supports them, otherwise the host sum. Imported pages scatter large reduces over many devices.
+    Raises UnsupportedFeature."""
     if wanted == "host-sum":
         return HostSum(devices, slot_nbytes)
     try:

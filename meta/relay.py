@@ -1,4 +1,4 @@
-"""Replays a recorded step on all devices: with one submit per device, then one wait and one signal per
+"""Replay a recorded step on all devices. A device needs one submit per step, and one wait and one signal per
 exchange.
 """
 
@@ -13,26 +13,27 @@ from vkbackend.meta.recorded_steps import Step
 from vkbackend.meta.reduce import Provider
 from vkbackend.runtime import Device
 
-WAIT_SLICE_S = 0.05  # the longest single wait, so Ctrl-C takes effect within this time
-SPIN_S = 50e-6  # time to poll before waiting; waking up from a wait takes about as long
+WAIT_SLICE_S = 0.05  # The longest single wait, so that Ctrl-C takes effect within this time.
+SPIN_S = 50e-6  # How long to poll before a wait. Waking up from a wait takes about as long.
 DRAIN_S = 5.0
 
 
 class Relay:
-    """`submit_ahead`: see ReduceOptions. `broken`: why the devices cannot be used again, or empty.
-    `reduce_s`: the host's seconds between the end of the last writer and the release of the readers."""
+    """`submit_ahead`: see ReduceOptions. Replays steps on all devices. `broken` is the reason why the devices
+    cannot be used again, or empty. `reduce_s` is the host's total time from the end of the last writer to the
+    release of the readers, in seconds."""
 
     def __init__(self, devices: Sequence[Device], submit_ahead: int | None) -> None:
         self._devices, self._ahead = devices, submit_ahead
         self._spin = SPIN_S if not any(d.limits.is_cpu for d in devices) else 0.0
-        self._bases = [0] * len(devices)  # per queue: segments submitted before the step
+        self._bases = [0] * len(devices)  # segments that each queue had before the step
         self.n_reduces, self.reduce_s = 0, 0.0
         self.broken = ""
 
     def run(self, step: Step, provider: Provider | None) -> None:
-        """Replay the step and wait for its end. DeviceLost, Timeout or Ctrl-C set `broken`, because an
-        interrupt may separate two calls that belong together."""
-        self.broken = "a step was interrupted"  # until the step has ended
+        """Replay the step, and wait until all devices have finished. DeviceLost, Timeout or Ctrl-C set
+        `broken`, because an interrupt may come between two calls that must both run."""
+        self.broken = "a step was interrupted"  # replaced when the step has ended
         try:
             self._relay(step, step.executables[0].n_segments, provider)
         except VkbackendError as error:

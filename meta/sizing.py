@@ -1,4 +1,5 @@
-"""Memory of steps besides weights and caches, computed by building the largest steps without addresses."""
+"""Compute how much memory steps need besides weights and caches, by building the largest steps without
+addresses."""
 
 from __future__ import annotations
 
@@ -26,20 +27,21 @@ SUMS = ("add_partials",)  # ops whose push constants contain the index of the de
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The largest step. `rope_widths`: floats per row of each RoPE table. `active`: the devices that compute
-    in each outermost graph scope (default: all), and so read its sums."""
+    """The sizes of the largest step. `rope_widths` has the floats per row of each RoPE table. `active` has
+    the devices that compute in each outermost graph scope (default: all devices), and therefore read the
+    scope's sums."""
 
     n_rows: int
     n_outputs: int
     vocab: Ranges
     rope_widths: Mapping[str, int] = field(default_factory=dict)
     active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    top_k: int = 0  # most candidates per output row; 0: steps return all logits
-    halves: int = 0  # steps of at least this many rows may be halved; 0: never
+    top_k: int = 0  # Most candidates per output row; 0: steps return all logits.
+    halves: int = 0  # Steps of at least this many rows may be halved; 0: never.
 
     def places(self) -> tuple[dict[str, int], int]:
-        """(byte offset of each RoPE table, total bytes) of the parameters: StepParams of both halves, then
-        tables."""
+        """Return (byte offset of each RoPE table, total bytes) of the parameters. The parameters are
+        StepParams of both halves, then the tables."""
         offsets, total = {}, 2 * aligned(STEP_NBYTES)
         for name, width in self.rope_widths.items():
             offsets[name], total = total, total + aligned(4 * self.n_rows * width)
@@ -50,7 +52,8 @@ class StepShape:
         return 4 * self.n_outputs * (end - begin)
 
     def mask_words(self, device: int) -> int:
-        """Words of an output row's mask, with a bit per vocabulary row; 0 without candidates."""
+        """Return the number of words of an output row's mask, which has a bit per vocabulary row. Without
+        candidates return 0."""
         begin, end = self.vocab[device]
         return -(-(end - begin) // 32) if self.top_k else 0
 
@@ -75,15 +78,16 @@ class StepShape:
         )
 
     def unplaced(self, device: int) -> Inputs:
-        """Like `inputs`, but without memory, for a graph that never runs."""
+        """Return `inputs` without memory, for a graph that never runs."""
         buffer = nowhere()
         return self.inputs(device, buffer, buffer, buffer if self.logits_nbytes(device) else None)
 
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """Sizes in bytes. Per device: `arenas` for values, `logits` with masks. `params`: parameters, on the
-    device and again on the host. `slot`: a device's share of the largest reduce (0: no reduces)."""
+    """Sizes of memory in bytes. Each device has an arena for values, and `logits` bytes for logits and masks.
+    It has `params` bytes of parameters, and a copy of them on the host. `slot` is the size of a device's
+    share of the largest reduce (0: no reduces)."""
 
     arenas: tuple[int, ...]
     params: int
@@ -106,14 +110,14 @@ def measure(
     reuse: bool = True,
     short: Build | None = None,
 ) -> StepSizes:
-    """The largest sizes over all kinds of steps up to `shape`, computed from names and limits of devices.
-    `reuse`: values share memory. `short`: builds the model without repeated layers; it replaces `build` if
-    the first kind of step then needs as much."""
+    """Return the largest sizes over all kinds of steps up to `shape`. With `reuse`, values share memory.
+    `short` builds the model without repeated layers. It replaces `build` if both need the same memory for the
+    first kind of step."""
     n, params = len(devices), shape.places()[1]
     sizing, inputs = Sizing(n), [shape.unplaced(d) for d in range(n)]
 
     def sizes(kind: StepKind, build: Build) -> tuple[list[int], int]:
-        """(bytes of each arena, words of the largest slot)."""
+        """Return (bytes of each arena, words of the largest slot)."""
         graphs = StepBuilder(devices, inputs, sizing, build, shape.active, reduce_type).graphs(kind)
         arenas, alike = [], dict[object, int]()  # devices with equal recordings are planned once
         for d, device in enumerate(devices):
@@ -136,8 +140,8 @@ def measure(
 
 
 def step_kinds(shape: StepShape) -> list[StepKind]:
-    """The kinds of steps that may need the most memory, the largest first. Steps with fewer output rows, or
-    with logits instead of candidates, need less."""
+    """Return the kinds of steps that may need the most memory, the largest first. Steps with fewer output
+    rows, or with logits instead of candidates, need less."""
     kinds: list[StepKind] = []
     for rows in (shape.n_rows, min(shape.n_rows, MAX_VEC_ROWS)):
         most = min(rows, shape.n_outputs)
@@ -151,8 +155,8 @@ def step_kinds(shape: StepShape) -> list[StepKind]:
 
 
 def form_of(recording: Recording) -> tuple[object, ...]:
-    """The commands with buffers numbered by first use, so that recordings can be compared. Push constants of
-    SUMS are left out, because they only tell the device's own share apart."""
+    """Return the commands with buffers numbered by first use, so that recordings can be compared. The push
+    constants of SUMS are left out, because devices differ in the index of their own share."""
     numbers: dict[object, int] = {}
 
     def where(view: View) -> tuple[object, ...]:

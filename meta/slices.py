@@ -1,4 +1,4 @@
-"""Computes which part of a weight each device has, and its pieces. Nothing is allocated or copied."""
+"""Compute which slice of a weight each device has, and the slice's pieces, without allocating or copying."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from vkbackend.runtime import Device
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`home`: Home.WEIGHTS; or Home.HOST for pinned host memory, where all devices read one copy of a
-    mirrored tensor. `in_file`: devices can read the tensor in a mapped file, because it begins at a word
-    boundary."""
+    """A tensor to load. `home` is Home.WEIGHTS, or Home.HOST for pinned host memory, in which all devices
+    read one copy of a mirrored tensor. With `in_file`, devices can read the tensor in a mapped file, because
+    it begins at a word boundary."""
 
     name: str
     shape: tuple[int, ...]
@@ -33,15 +33,15 @@ class Load:
 
 
 def expert_slices(load: Load, device: int) -> tuple[tuple[slice, slice], ...]:
-    """(rows, columns) of each expert of [n_expert, n_out, n_in], in elements."""
+    """Return (rows, columns) of the device's slice of each expert of [n_expert, n_out, n_in], in elements."""
     try:
         return _expert_slices(_nameless(load), device)
     except PlanError:
-        return _expert_slices(load, device)  # again, so that the message names the tensor
+        return _expert_slices(load, device)  # repeat with the name, so that the message names the tensor
 
 
 def _nameless(load: Load) -> Load:
-    """A cache key that most layers share."""
+    """Return a cache key that most layers share."""
     return replace(load, name="", home=Home.WEIGHTS, in_file=False)
 
 
@@ -58,14 +58,14 @@ def _expert_slices(load: Load, device: int) -> tuple[tuple[slice, slice], ...]:
 
 
 def slice_of(load: Load, device: int) -> tuple[slice, slice]:
-    """(rows, columns) of the slice in elements; a vector is one row."""
+    """Return (rows, columns) of the slice in elements. A vector is one row."""
     [held] = slices_of(load, device)
     return held
 
 
 def slices_of(load: Load, device: int) -> list[tuple[slice, slice]]:
-    """(rows, columns) on `device` of each segment of the split axis. Segments of rows are stored in sequence,
-    segments of columns within every row."""
+    """Return (rows, columns) on `device` of each segment of the split axis. Segments of rows are stored in
+    sequence. Segments of columns are adjacent in every row."""
     n_rows, n_columns = (1, *load.shape)[-2:]
     if load.state.kind is not Kind.SPLIT:
         return [(slice(0, n_rows), slice(0, n_columns))]
@@ -89,7 +89,7 @@ def shape_of(load: Load, device: int) -> tuple[int, int]:
 
 
 def piece_shapes(load: Load, device: int, max_range: int) -> list[tuple[int, tuple[int, ...]]]:
-    """(first local row, shape) of a slice's pieces, each of at most `max_range` bytes."""
+    """Return (first local row, shape) of a slice's pieces, of which each has at most `max_range` bytes."""
     if len(load.shape) == 3:
         return [(first, shape) for first, _, shape in expert_pieces(load, device, max_range)]
     n_rows, n_cols = shape_of(load, device)
@@ -106,7 +106,7 @@ def piece_shapes(load: Load, device: int, max_range: int) -> list[tuple[int, tup
 
 
 def own_pieces(loads: Iterable[Load], device: int, max_range: int) -> list[tuple[Load, int, tuple[int, ...]]]:
-    """(load, first local row, shape) of all pieces that devices do not share."""
+    """Return (load, first local row, shape) of all pieces that devices do not share."""
     return [
         (load, first, shape)
         for load in loads
@@ -116,8 +116,8 @@ def own_pieces(loads: Iterable[Load], device: int, max_range: int) -> list[tuple
 
 
 def mapped_pieces(load: Load, d: int, device: Device) -> list[tuple[int, tuple[int, ...], int]]:
-    """(first local row, shape, first byte within the tensor) of the pieces that device `d` reads from the
-    file. Empty unless the slice is contiguous and pieces begin at word boundaries."""
+    """Return (first local row, shape, first byte within the tensor) of the pieces that device `d` reads from
+    the file. A slice has such pieces only if it is contiguous and all pieces begin at word boundaries."""
     run = run_of(load, d) if load.in_file and device.maps_files else None
     if run is None:
         return []
@@ -129,7 +129,7 @@ def mapped_pieces(load: Load, d: int, device: Device) -> list[tuple[int, tuple[i
 
 
 def run_of(load: Load, device: int) -> tuple[int, int] | None:
-    """(begin, end) in the tensor's bytes if the slice is contiguous, otherwise None."""
+    """Return (begin, end) of the slice in the tensor's bytes if the slice is contiguous, otherwise None."""
     n_out, n_in = (1, *load.shape)[-2:]
     row_bytes, (elements, nbytes) = row_nbytes(load.dtype, n_in), block_of(load.dtype)
     cuts = expert_slices(load, device) if len(load.shape) == 3 else slices_of(load, device)
@@ -149,8 +149,8 @@ def run_of(load: Load, device: int) -> tuple[int, int] | None:
 
 
 def rows_in_pieces(load: Load, max_range: int) -> list[tuple[int, tuple[int, ...]]]:
-    """(first row, shape) of each piece of a complete table. All pieces but the last have a multiple of four
-    rows, so that they end at word boundaries in any format."""
+    """Return (first row, shape) of each piece of a complete table. Except for the last, pieces have a
+    multiple of four rows, so that they end at word boundaries in any format."""
     if len(load.shape) == 1:
         return [(0, load.shape)]
     n_rows, width = load.shape
@@ -159,12 +159,13 @@ def rows_in_pieces(load: Load, max_range: int) -> list[tuple[int, tuple[int, ...
 
 
 def expert_pieces(load: Load, device: int, max_range: int) -> list[tuple[int, int, tuple[int, ...]]]:
-    """(first expert, number of experts, shape) of each piece of a stack. Shape: [rows of the piece's experts,
-    n_in]; if cut by columns, [n_out, columns of the piece's experts], with a matrix per expert."""
+    """Return (first expert, number of experts, shape) of each piece of a stack. The shape is [rows of the
+    piece's experts, n_in]. If the stack is cut by columns, the shape is [n_out, columns of the piece's
+    experts], but each expert's matrix is stored separately."""
     try:
         return list(_expert_pieces(_nameless(load), device, max_range))
     except PlanError:
-        # again, so that the message names the tensor
+        # repeat with the name, so that the message names the tensor
         return list(_expert_pieces(load, device, max_range))
 
 
@@ -193,6 +194,6 @@ def _expert_pieces(load: Load, device: int, max_range: int) -> tuple[tuple[int, 
 
 
 def piece_nbytes(device: Device) -> int:
-    """Bytes of the largest piece that fits a binding and an allocation. A binding begins at an aligned
-    offset, up to ALIGN bytes before the piece."""
+    """Return the bytes of the largest piece that fits in a binding and an allocation. A binding begins at an
+    aligned offset, up to ALIGN bytes before the piece."""
     return min(device.limits.max_storage_range, device.limits.max_allocation_nbytes) - ALIGN

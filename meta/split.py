@@ -1,7 +1,7 @@
 """Split states (MIRRORED, PARTIAL, SPLIT on an axis) and the rule by which each op derives its result's
 state.
 
-A combination without a rule raises PlanError with the op and the states.
+If an op has no rule for its operands' states, it raises PlanError with the op and the states.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ Ranges = tuple[tuple[int, int], ...]  # [begin, end) per device; empty where beg
 
 
 class Kind(Enum):
-    MIRRORED = "MIRRORED"  # the complete value is on every device
-    PARTIAL = "PARTIAL"  # the value is the sum over devices
-    SPLIT = "SPLIT"  # ranges[d] of the axis on device d
+    MIRRORED = "MIRRORED"  # The complete value is on every device.
+    PARTIAL = "PARTIAL"  # The value is the sum of all devices' values.
+    SPLIT = "SPLIT"  # Device d has ranges[d] of the axis.
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Axes count from 0; activations are [rows, width], weights [n_out, n_in]."""
+    """The split state of a tensor. Axes count from 0. Activations are [rows, width], weights are [n_out,
+    n_in]."""
 
     kind: Kind
     axis: int = -1
     ranges: Ranges = ()
-    writers: tuple[int, ...] = ()  # if PARTIAL: the devices with a share
-    # the ranges of each expert of a stack; `ranges` are the first expert's
+    writers: tuple[int, ...] = ()  # If PARTIAL, the devices that have a share.
+    # The ranges of each expert of a stack. `ranges` has the first expert's ranges.
     experts: tuple[Ranges, ...] = ()
-    # If not empty, the axis consists of several parts in sequence, which are all split alike. `ranges` then
-    # count units, and part i has segments[i] elements per unit.
+    # If not empty, the axis has several parts in sequence, which all have the same split. In that case
+    # `ranges` counts units, and part i has segments[i] elements per unit.
     segments: tuple[int, ...] = ()
 
     def __str__(self) -> str:
@@ -46,7 +47,7 @@ class State:
         return (end - begin) * (sum(self.segments) or 1)
 
     def slices(self, device: int) -> list[slice]:
-        """The device's elements on the axis, in order; adjacent parts form one slice."""
+        """Return the slices of the axis that the device has, in order. Adjacent parts form one slice."""
         begin, end = self.ranges[device]
         n_units = max(end for _, end in self.ranges)
         held: list[slice] = []
@@ -68,19 +69,21 @@ def partial(writers: Sequence[int]) -> State:
 
 
 def split_experts(axis: int, experts: Sequence[Ranges]) -> State:
-    """A stack [n_expert, n_out, n_in] split on axis 1 or 2 by the ranges of each expert."""
+    """Return the state of a stack [n_expert, n_out, n_in] that is split on axis 1 or 2 by each expert's
+    ranges."""
     return State(Kind.SPLIT, axis, experts[0], experts=tuple(experts))
 
 
 def split(axis: int, ranges: Ranges, segments: Sequence[int] = ()) -> State:
-    """`ranges` tile `axis` in device order. `segments`: see State; a single segment gives a plain split."""
+    """Return the state of a tensor whose `axis` is tiled by `ranges` in device order. `segments` is described
+    in State; a single segment gives a plain split."""
     if len(segments) == 1:
         ranges, segments = scaled(ranges, segments[0]), ()
     return State(Kind.SPLIT, axis, ranges, segments=tuple(segments))
 
 
 def check_tiling(ranges: Ranges, size: int, name: str) -> None:
-    """Raise PlanError unless the ranges tile 0..size in order."""
+    """Check that the ranges tile 0..size in order, or raise PlanError."""
     at = 0
     for begin, end in ranges:
         if begin != at or end < begin:
@@ -99,7 +102,8 @@ def scaled(ranges: Ranges, factor: int) -> Ranges:
 
 
 def kv_heads_of(heads: Ranges, group: int) -> Ranges:
-    """The kv heads of ranges of q heads. If a group is cut, both devices have its kv head."""
+    """Return the ranges of kv heads for ranges of q heads. If a group is cut between two devices, both have
+    its kv head."""
     at, ranges = 0, []
     for begin, end in heads:
         at = -(-end // group) if end > begin else at
@@ -116,8 +120,8 @@ def _no_rule(op: str, **states: State) -> PlanError:
 
 
 def linear(x: State, w: State) -> State:
-    """y = x w^T. If the rows of w are split, so is the width of y. If the width of x and the columns of w are
-    split alike, y is PARTIAL."""
+    """Return the state of y = x w^T. If the rows of w are split, the width of y is split like them. If the
+    width of x and the columns of w have the same split, y is PARTIAL."""
     if x == MIRRORED and w == MIRRORED:
         return MIRRORED
     if x == MIRRORED and w.kind is Kind.SPLIT and w.axis == 0:
@@ -128,7 +132,7 @@ def linear(x: State, w: State) -> State:
 
 
 def add_bias(y: State, bias: State) -> State:
-    """A bias is split like the rows of its matrix. One writer adds a mirrored bias to a PARTIAL sum."""
+    """A bias is split like the rows of its matrix. If y is PARTIAL, one writer adds the mirrored bias."""
     if bias == MIRRORED and y.kind in (Kind.MIRRORED, Kind.PARTIAL):
         return y
     if y.kind is Kind.SPLIT and y.axis == 1 and bias == replace(y, axis=0):
@@ -137,7 +141,7 @@ def add_bias(y: State, bias: State) -> State:
 
 
 def elementwise(op: str, *states: State) -> State:
-    """All operands are MIRRORED, or all are split alike."""
+    """All operands must be MIRRORED, or all must have the same split."""
     if all(s == states[0] for s in states) and states[0].kind is not Kind.PARTIAL:
         return states[0]
     raise _no_rule(op, **{f"x{i}": s for i, s in enumerate(states)})
@@ -151,7 +155,7 @@ def gate_rows(gate: State, x: State) -> State:
 
 
 def add(a: State, b: State) -> State:
-    """PARTIAL if an operand is PARTIAL; a mirrored addend is added once, after the reduce."""
+    """The result is PARTIAL if an operand is PARTIAL. A mirrored addend is added once, after the reduce."""
     if Kind.PARTIAL in (a.kind, b.kind) and Kind.SPLIT not in (a.kind, b.kind):
         return partial(sorted({*a.writers, *b.writers}))
     return elementwise("add", a, b)
@@ -164,7 +168,7 @@ def rows_op(op: str, x: State) -> State:
 
 
 def per_head(op: str, x: State, head_dim: int) -> State:
-    """An op on each head; x may only be split between heads."""
+    """Return the state of an op on each head. If x is split, it must be split between heads."""
     if x == MIRRORED:
         return x
     if (
@@ -177,8 +181,8 @@ def per_head(op: str, x: State, head_dim: int) -> State:
 
 
 def wide_norm(x: State, w: State) -> State:
-    """An RMS norm over the full width of a tensor that is split between heads, like its weight. Devices
-    exchange sums of squares."""
+    """Return the state of an RMS norm over the full width of x. x and its weight are split between heads, and
+    devices exchange sums of squares."""
     if x.kind is Kind.SPLIT and x.axis == 1 and not x.segments and w == replace(x, axis=0):
         return x
     raise _no_rule("wide_norm", x=x, w=w)
@@ -187,7 +191,7 @@ def wide_norm(x: State, w: State) -> State:
 def attention(
     q: State, k: State, v: State, heads: int, kv_heads: int, head_dim_k: int, head_dim_v: int
 ) -> State:
-    """A device has the kv heads of its q heads. The result is split by q heads."""
+    """Each device must have the kv heads of its q heads. The result is split by q heads."""
     if q == k == v == MIRRORED:
         return MIRRORED
     if all(s.kind is Kind.SPLIT and s.axis == 1 for s in (q, k, v)):
@@ -200,7 +204,8 @@ def attention(
 
 
 def index_scores(q: State, w: State, keys: State, heads: int, head_dim: int) -> None:
-    """A device has a complete indexer, like its layer's single kv head, or nothing."""
+    """A device must have the complete indexer, or no part of it. The layer's single kv head is distributed in
+    the same way."""
     if q == w == keys == MIRRORED:
         return
     sizes = (q, heads * head_dim), (w, heads), (keys, head_dim)
@@ -216,7 +221,8 @@ def per_head_weight(op: str, y: State, w: State, head_dim: int) -> None:
 
 
 def moe(x: State, router: State, gate: State, up: State, down: State, *biases: State) -> State:
-    """PARTIAL, because the result is linear in `down`. `biases` of gate and up are split like gate and up."""
+    """The result is PARTIAL, because it is linear in `down`. The `biases` of gate and up are split like gate
+    and up."""
     if x == router == MIRRORED and all(s == gate for s in (up, *biases)) and (gate.axis, down.axis) == (1, 2):
         if gate.experts and gate.experts == down.experts:
             return partial(sorted({d for ranges in gate.experts for d in holders(ranges)}))
@@ -224,21 +230,21 @@ def moe(x: State, router: State, gate: State, up: State, down: State, *biases: S
 
 
 def resized(x: State, times: int, by: int = 1) -> State:
-    """The state of a tensor with `times / by` elements per element of x."""
+    """Return the state of a tensor with `times / by` elements per element of x."""
     if x.segments:
         return replace(x, segments=tuple(n // by * times for n in x.segments))
     return replace(x, ranges=tuple((begin // by * times, end // by * times) for begin, end in x.ranges))
 
 
 def heads_of(op: str, x: State, size: int) -> Ranges:
-    """The heads of each device; the tensor must be split between heads, without segments."""
+    """Return each device's range of heads. The tensor must be split between heads, without segments."""
     if x.kind is Kind.SPLIT and not x.segments and all(at % size == 0 for cut in x.ranges for at in cut):
         return resized(x, 1, size).ranges
     raise _no_rule(f"{op} with heads of {size}", x=x)
 
 
 def mat_heads(x: State, w: State, k: int, n: int) -> State:
-    """A matrix [n, k] per head, which is on the same device as the head."""
+    """Each head's matrix [n, k] must be on the same device as the head."""
     if x == w == MIRRORED:
         return MIRRORED
     if w.axis == 0 and heads_of("mat_heads", x, k) == heads_of("mat_heads", w, n):
@@ -247,7 +253,8 @@ def mat_heads(x: State, w: State, k: int, n: int) -> State:
 
 
 def concat(a: State, b: State, n_a: int, n_b: int) -> State:
-    """A device has both parts of its heads; if all heads share the second part, it is on all devices."""
+    """A device must have both parts of its heads. If all heads share the second part, this part is on all
+    devices."""
     if b == MIRRORED:
         return split(1, heads_of("concat", a, n_a), [n_a + n_b])
     if a.axis == b.axis == 1 and (heads := heads_of("concat", a, n_a)) == heads_of("concat", b, n_b):
@@ -262,7 +269,7 @@ def ssm_conv(x: State, w: State, state: State, n_columns: int) -> State:
 
 
 def delta_gates(a: State, dt: State, decay: State, b: State, width: int) -> State:
-    """`width` gates per head of b; the weights of each gate are on the gate's device."""
+    """Each head of b has `width` gates in a. The weights of a gate must be on the gate's device."""
     if b.kind is Kind.SPLIT and b.axis == 1 and a == resized(b, width):
         if (dt, decay) == (replace(a, axis=0), replace(b, axis=0)):
             return a
@@ -272,8 +279,8 @@ def delta_gates(a: State, dt: State, decay: State, b: State, width: int) -> Stat
 def delta_net(
     parts: Sequence[State], g: State, beta: State, state: State, head_dim: int, width: int
 ) -> State:
-    """q, k and v are three tensors, or segments of one tensor. A device has all value heads of its key heads,
-    with their gates (`width` per head) and state. The result is split like v."""
+    """`parts` has the tensors q, k and v, or one tensor with these segments. A device must have all value
+    heads of its key heads, with their `width` gates per head and their state. The result is split like v."""
     v = parts[-1]
     if len(parts) == 1 and len(v.segments) > 2 and v.segments[0] == v.segments[1] == head_dim:
         v = split(1, v.ranges, v.segments[2:])
@@ -287,7 +294,7 @@ def delta_net(
 
 
 def _same_key_heads(q: State, k: State, v: State) -> bool:
-    """Whether v has the same number of values per unit of q and k on every device."""
+    """Return whether v has the same number of values per unit of q and k on every device."""
     if q != k or any(s.kind is not Kind.SPLIT or s.segments for s in (q, v)):
         return False
     n_q, n_v = (max(end for _, end in s.ranges) for s in (q, v))
@@ -295,8 +302,8 @@ def _same_key_heads(q: State, k: State, v: State) -> bool:
 
 
 def ssm_scan(x: State, bc: State, heads: State, state: State, sizes: tuple[int, int, int]) -> State:
-    """A device has heads of x with their values in `heads`, and B and C of the groups of these heads.
-    `sizes`: elements of a head, elements of a group's B, heads of a group. The result is split like x."""
+    """For its heads of x, a device must have the values of `heads`, and B and C of the heads' groups.
+    `sizes` is (elements of a head, elements of a group's B, heads of a group). The result is split like x."""
     head_dim, n_state, group = sizes
     if per_head("ssm_scan", x, head_dim) == x and not x.segments and x.kind is Kind.SPLIT:
         wanted = resized(x, 1, head_dim)
@@ -307,7 +314,8 @@ def ssm_scan(x: State, bc: State, heads: State, state: State, sizes: tuple[int, 
 
 
 def group_norm(x: State, w: State, group: int) -> bool:
-    """Whether the split is between groups of `group` columns. If not, devices exchange sums of squares."""
+    """Return whether x is split between groups of `group` columns. If it is not, devices exchange sums of
+    squares."""
     if x.kind is Kind.SPLIT and x.axis == 1 and not x.segments and w == replace(x, axis=0):
         return all(at % group == 0 for cut in x.ranges for at in cut)
     raise _no_rule("group_norm", x=x, w=w)

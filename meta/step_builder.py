@@ -1,5 +1,5 @@
-"""Builds a step's recordings from the model's graph: traces the graph, fuses ops, orders them by depth and
-interleaves the two halves of the rows.
+"""Build a step's recordings from the model: trace its graph, fuse ops, order them by depth and interleave the
+two halves of the rows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Built(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepBuilder:
-    """`build` is the model's forward function; `active`: see StepShape."""
+    """Builds steps from `build`, the model's forward function. For `active` see StepShape."""
 
     devices: Sequence[Device]
     inputs: Sequence[Inputs]
@@ -44,8 +44,9 @@ class StepBuilder:
 
     @collection_paused()
     def recorded(self, kind: StepKind) -> Built:
-        """Record a step. Of two halves, one computes while the sums of the other are exchanged: their
-        segments alternate, and a segment waits for the exchange before the last one."""
+        """Record a step. If the step has two halves, their segments alternate, so that one half computes
+        while the other half's sums are exchanged. A segment does not wait for the latest exchange, but for
+        the one before it."""
         graphs = self.graphs(kind)
         recordings = [ordered(graphs, d) for d in range(len(self.devices))]
         if not kind.halves:
@@ -57,7 +58,7 @@ class StepBuilder:
         return Built(recordings, reduces, values)
 
     def graphs(self, kind: StepKind) -> list[Graph]:
-        """The step's graphs as the model writes them: one graph, or one per half."""
+        """Return the graphs that the model's forward function records: one graph, or one per half."""
         if not kind.halves:
             return [self._graph(self.inputs, kind)]
         half = kind._replace(n_rows=kind.n_rows // 2, halves=False)
@@ -72,7 +73,7 @@ class StepBuilder:
 
 
 def second_half(inputs: Inputs, n_rows: int) -> Inputs:
-    """The second half's inputs: its own StepParams, and the RoPE rows from row `n_rows` on."""
+    """Return the second half's inputs: its own StepParams, and the second half of the RoPE rows."""
     step = replace(inputs.step, offset=inputs.step.offset + aligned(STEP_NBYTES))
     rope = {name: table.rows(n_rows // 2, table.shape[0]) for name, table in inputs.rope.items()}
     return replace(inputs, step=step, rope=rope)

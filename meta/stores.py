@@ -1,4 +1,4 @@
-"""Memory that outlives a step: weights, caches, constants."""
+"""The memory that outlives a step: weights, caches and constants."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from vkbackend.runtime import Device
 
 
 class Stores:
-    """`changing`: caches and constants by name. `load_s`: seconds that loading weights took."""
+    """The weights, caches and constants of a model. `changing` has caches and constants by name. `load_s` is
+    how many seconds loading the weights took."""
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self._devices = devices
@@ -37,9 +38,9 @@ class Stores:
     def cache(
         self, name: str, n_cells: int, width: int, dtype: str, state: State, home: Home = Home.KV
     ) -> Weight:
-        """Allocate a cache [n_cells, width], split by columns as in `state`.
+        """Allocate a cache [n_cells, width], whose columns are split as `state` says.
 
-        Raises PlanError if a device's share exceeds one binding, because shaders read it in one binding.
+        Raises PlanError if a device's share exceeds one binding, because shaders bind a cache once.
         """
         weight = Weight(name, (n_cells, width), dtype, state, [])
         for d, device in enumerate(self._devices):

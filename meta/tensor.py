@@ -1,4 +1,4 @@
-"""Tensors over N devices: a split state and a view per device."""
+"""A tensor over N devices has a split state and a view per device."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from vkbackend.runtime import Device
 class Weight:
     """A matrix [n_out, n_in] or vector [n]. Each device's slice is a list of pieces (first local row, view).
 
-    A slice has several pieces if it exceeds one binding, and no piece if it is empty. For stacks, the first
-    number of a piece counts experts. `starts`: per device, prefix sums of each expert's FFN columns, u32
-    [n_expert + 1].
+    A slice has several pieces if it exceeds one binding, and no piece if it is empty. In a stack of experts,
+    the first number of a piece counts experts. `starts` has each device's prefix sums of the experts' FFN
+    columns, u32 [n_expert + 1].
     """
 
     name: str
@@ -30,7 +30,7 @@ class Weight:
     starts: dict[int, View] = field(default_factory=dict)
 
     def whole(self, device: int) -> View:
-        """The single piece of a weight that is never cut (norms, caches)."""
+        """Return the single piece of a weight that is never cut (norms, caches)."""
         [(_, view)] = self.pieces[device]
         return view
 
@@ -39,8 +39,8 @@ class Weight:
 class Tensor:
     """An activation f32 [rows, width] of a step; `views[d]` is device d's slice.
 
-    `base`: a MIRRORED addend of a PARTIAL tensor, added once after the sum. `whole`: the tensor that replaced
-    this one when it was reduced or sent to more devices.
+    `base` is a MIRRORED addend of a PARTIAL tensor, which is added once, after the sum. `whole` is the tensor
+    that replaced this tensor when it was reduced or sent to more devices.
     """
 
     graph: TensorGraph
@@ -64,15 +64,15 @@ class Tensor:
 
 @dataclass(slots=True)
 class Inputs:
-    """A step's inputs on one device: StepParams and RoPE rows by table name, each on the host and on the
-    device."""
+    """A step's inputs on one device: StepParams, and RoPE rows by table name. The host has a copy of all
+    inputs."""
 
     step: View
     rope: dict[str, View]
     host: View
     device: View
-    logits: View | None  # f32 [max_outputs, the device's vocabulary rows], host visible
-    mask: View | None = None  # u32 [max_outputs, words]: a bit per token that may be chosen
+    logits: View | None  # Host-visible, f32 [max_outputs, the device's vocabulary rows].
+    mask: View | None = None  # u32 [max_outputs, words], with a set bit for each allowed token.
 
 
 class TensorGraph(Protocol):

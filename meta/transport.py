@@ -1,6 +1,7 @@
-"""Moves bytes between the hosts of a group, with a deadline for every wait; and a twin within one process.
+"""Move bytes between the hosts of a group, with a deadline for every wait. A twin connects threads of one
+process.
 
-Messages between two hosts on one lane arrive in order. When a host is lost, every wait ends with a DeviceLost
+Messages between two hosts on one lane arrive in order. When a host is lost, every wait raises a DeviceLost
 that names the host.
 """
 
@@ -19,17 +20,17 @@ import numpy as np
 from vkbackend import env
 from vkbackend.errors import DeviceLost, Timeout
 
-SPIN_S = 0.02  # afterwards waits sleep, because polling takes processor cores from software devices
+SPIN_S = 0.02  # After this time waits sleep, because polling takes processor cores from software devices.
 SLEEP_S = 1e-3
 
 
 class Lane(IntEnum):
-    """Lanes separate messages by purpose; messages on one lane stay in order."""
+    """A lane separates messages by purpose. Messages on one lane stay in order."""
 
     CALL = 1
     REPLY = 2
-    SLOT = 3  # shares of a reduce
-    OUTPUT = 4  # logits and candidates
+    SLOT = 3  # Shares of a reduce.
+    OUTPUT = 4  # Logits and candidates.
     MEET = 5
     BEAT = 6
     FAILURE = 7
@@ -46,20 +47,21 @@ class Transfers(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Begin to send and to receive; the memory for received bytes must be free. Raises DeviceLost."""
+        """Begin to send and receive. The memory for received bytes must not be in use. Raises DeviceLost."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Wait for all started transfers. Raises DeviceLost, Timeout."""
+        """Wait until all started transfers have ended. Raises DeviceLost, Timeout."""
 
     @abstractmethod
     def close(self) -> None:
-        """No transfer may be in progress."""
+        """Free the transfers. No transfer may be in progress."""
 
 
 class Transport(ABC):
-    """The connections of this host, which has number `rank` of `size` hosts; host 0 leads. `n_messages` and
-    `n_bytes` count what was sent, without heartbeats."""
+    """This host's connections to the other hosts. This host has number `rank` of `size` hosts, and host 0
+    leads. `n_messages` and `n_bytes` count the messages and bytes that this host has sent, without
+    heartbeats."""
 
     rank: int
     size: int
@@ -83,17 +85,17 @@ class Transport(ABC):
 
     @abstractmethod
     def poll(self, host: int, lane: Lane, most: int) -> bytes | None:
-        """Return the next message if it has arrived, otherwise None. Raises DeviceLost if it exceeds `most`
-        bytes."""
+        """Return the next message if it has arrived, otherwise None. Raises DeviceLost if the message exceeds
+        `most` bytes."""
 
     @abstractmethod
     def transfers(
         self, sent: Sequence[Part], received: Sequence[Part], purpose: str, lane: Lane = Lane.SLOT
     ) -> Transfers:
-        """Transfers of parts on a lane; both sides list the parts in the same order."""
+        """Return transfers of parts on a lane. Both hosts must list the parts in the same order."""
 
     def close(self) -> None:  # noqa: B027 - a twin has nothing to leave
-        """Leave the group; all hosts must call this."""
+        """Leave the group. All hosts must call this function."""
 
     def receive(
         self, host: int, lane: Lane, most: int, purpose: str, timeout_s: float | None = None
@@ -111,7 +113,7 @@ class Transport(ABC):
         return messages[0]
 
     def wait(self, done: Callable[[], bool], purpose: str, timeout_s: float | None = None) -> None:
-        """Wait until `done()`. Raises DeviceLost if a host is lost, Timeout after the deadline."""
+        """Wait until `done()`. Raises DeviceLost if a host is lost, or Timeout after the deadline."""
         began, limit = 0.0, 0.0
         while not done():
             now = time.monotonic()
@@ -170,7 +172,7 @@ class _Mail:
 
 
 class TwinTransport(Transport):
-    """Hosts that are threads of one process."""
+    """A transport between hosts that are threads of one process."""
 
     def __init__(self, rank: int, size: int, mail: _Mail) -> None:
         self.rank, self.size, self._mail = rank, size, mail

@@ -1,8 +1,8 @@
-"""Ops on tensors over N devices. Each op derives the split state of its result, and records itself per
+"""Ops on tensors over N devices. Each op derives the split state of its result and records a dispatch per
 device.
 
-The first op that needs the full sum of a PARTIAL operand reduces it, so a model is written as if for one
-device.
+The first op that needs the full sum of a PARTIAL operand all-reduces the operand. So a model is written as if
+for one device.
 """
 
 from vkbackend.meta.ops.dense_attention import attention, kv_store, rope

@@ -1,7 +1,7 @@
-"""Attention to chosen positions (DeepSeek-AI 2025, arXiv:2512.02556).
+"""Sparse attention to chosen positions (DeepSeek-AI 2025, arXiv:2512.02556).
 
-Every device with the layer's kv head has the complete indexer and its keys, so all make the same choice. Only
-devices of different kinds may differ, where scores are nearly equal.
+Every device with the layer's kv head has the complete indexer and its keys, so these devices choose the same
+positions. Devices of different kinds may choose differently if scores are nearly equal.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from vkbackend.meta.split import MIRRORED
 from vkbackend.meta.sums import holders_of
 from vkbackend.meta.tensor import Tensor, Weight
 
-# Scores are computed in pieces of rows (64 rows in a context of 128k), because 512 rows would exceed a
-# binding.
+# Scores are computed for some rows at a time (64 rows in a context of 128k), because the scores of 512 rows
+# would exceed a binding.
 SCORES_NBYTES = 1 << 25
 
 
 def choose(q: Tensor, w: Tensor, keys: Weight, cells: Weight, *, heads: int, top_k: int) -> Tensor:
-    """The top_k positions of each row, u32 [rows, top_k], ascending. A position's score is the sum over the
-    indexer's heads of w * max(q . k, 0). q [rows, heads * head], w [rows, heads], `keys` [n_cells, head]."""
+    """Return the top_k positions of each row in ascending order, u32 [rows, top_k]. A position's score is the
+    sum over the indexer's heads of w * max(q . k, 0). The shapes are q [rows, heads * head], w [rows, heads]
+    and `keys` [n_cells, head]."""
     graph, rows, head = q.graph, q.rows, keys.shape[1]
     split.index_scores(q.state, w.state, keys.state, heads, head)
     chosen = graph.new(rows, top_k, MIRRORED, "chosen", holders_of(q))
@@ -52,7 +53,7 @@ def attend_chosen(
     head_dim_v: int,
     scale: float,
 ) -> Tensor:
-    """Like `attention` with one kv head, but only over the chosen positions of each row."""
+    """Compute `attention` with one kv head over only the chosen positions of each row."""
     graph, rows, top_k = q.graph, q.rows, chosen.width
     state = split.attention(q.state, k.state, v.state, heads, 1, head_dim_k, head_dim_v)
     y = graph.new(rows, heads * head_dim_v, state, "attention")

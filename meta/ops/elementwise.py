@@ -1,4 +1,4 @@
-"""Ops on each value separately: activations, gates, factors, added vectors."""
+"""Ops on each value separately: activations, gates, factors and vector addition."""
 
 from __future__ import annotations
 
@@ -9,32 +9,33 @@ from vkbackend.meta.tensor import Tensor, Weight
 
 
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up: SwiGLU (Shazeer 2020)."""
+    """Return silu(gate) * up, as in SwiGLU (Shazeer 2020)."""
     return _glu("silu_mul", gate, up, "silu")
 
 
 def gelu_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """gelu(gate) * up, GELU in its tanh form: GeGLU (Shazeer 2020)."""
+    """Return gelu(gate) * up with the tanh form of GELU, as in GeGLU (Shazeer 2020)."""
     return _glu("gelu_mul", gate, up, "gelu")
 
 
 def gelu(x: Tensor) -> Tensor:
-    """gelu(x) in its tanh form (Hendrycks and Gimpel 2016)."""
+    """Return the tanh form of gelu(x) (Hendrycks and Gimpel 2016)."""
     return _glu("gelu", x, x, "gelu_alone")
 
 
 def relu2(x: Tensor) -> Tensor:
-    """max(x, 0)^2 (So et al. 2021, arXiv:2109.08668)."""
+    """Return max(x, 0)^2 (So et al. 2021, arXiv:2109.08668)."""
     return _glu("relu2", x, x, "relu2_alone")
 
 
 def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
-    """sigmoid(gate) * x: an output gate."""
+    """Apply an output gate: return sigmoid(gate) * x."""
     return _glu("sigmoid_mul", gate, x, "sigmoid")
 
 
 def swiglu_oai(gate: Tensor, up: Tensor) -> Tensor:
-    """g * sigmoid(1.702 g) * (u + 1), where g = min(gate, 7) and u is up clamped to [-7, 7] (gpt-oss)."""
+    """Return g * sigmoid(1.702 g) * (u + 1), where g = min(gate, 7) and u is up clamped to [-7, 7]
+    (gpt-oss)."""
     return _glu("swiglu_oai", gate, up, "swiglu_oai")
 
 
@@ -71,7 +72,7 @@ def softcap(x: Tensor, c: float) -> Tensor:
 
 
 def xielu(x: Tensor, alpha_p: float, alpha_n: float, beta: float, eps: float) -> Tensor:
-    """A parabola above 0, and an exponential plus a line below 0 (Huang and Schlag 2024,
+    """Apply xIELU, a parabola above 0 and an exponential plus a line below 0 (Huang and Schlag 2024,
     arXiv:2411.13010)."""
     x = whole(x)
     y = x.graph.new(x.rows, x.width, split.elementwise("xielu", x.state), "xielu", holders_of(x))
@@ -81,7 +82,8 @@ def xielu(x: Tensor, alpha_p: float, alpha_n: float, beta: float, eps: float) ->
 
 
 def gate_rows(gate: Tensor, x: Tensor) -> Tensor:
-    """sigmoid(gate) * x, with one gate [rows, 1] per row of x. A PARTIAL sum stays PARTIAL."""
+    """Return sigmoid(gate) * x, where `gate` [rows, 1] has one value per row of x. A PARTIAL sum stays
+    PARTIAL."""
     gate, x = whole(gate), latest(x)
     y = x.graph.new(x.rows, x.width, split.gate_rows(gate.state, x.state), "gate_rows", holders_of(x))
     for on, factor, source, out in each(y, "gate_rows", gate, x):
@@ -91,8 +93,8 @@ def gate_rows(gate: Tensor, x: Tensor) -> Tensor:
 
 
 def add_vector(x: Tensor, v: Weight) -> Tensor:
-    """Add v [width], which is on every device, to each row of x. For a PARTIAL x it is added once: to `base`
-    if there is one, otherwise to one writer's share."""
+    """Add the vector v [width] to each row of x. Every device has v. If x is PARTIAL, v is added once: to the
+    addend `base` if x has one, otherwise to one writer's share."""
     x, graph = latest(x), x.graph
     state = split.add_bias(x.state, v.state)
     if state.kind is Kind.PARTIAL and x.base:

@@ -1,5 +1,5 @@
-"""The mixture of experts (Shazeer et al. 2017). Every device has columns of every expert, so an exchange has
-n_embd values per row for any number of used experts.
+"""The mixture of experts (Shazeer et al. 2017). Every device has some FFN columns of every expert, so an
+exchange sums n_embd values per row for any number of used experts.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from vkbackend.ops.moe import Gating
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """`w` [n_expert, n_embd] maps norm(h) to logits; `w_norm` is the weight of the norm. The others are
-    [n_expert]: `bias` is added to the logits, `select` only for the choice, and `gain` multiplies an expert's
-    weight."""
+    """`w` [n_expert, n_embd] maps norm(h) to logits; `w_norm` is the weight of the norm. The vectors `bias`,
+    `select` and `gain` are [n_expert]. `bias` is added to the logits. `select` is added to the probabilities,
+    but only for the choice. `gain` multiplies an expert's weight."""
 
     w_norm: Weight
     w: Weight
@@ -34,8 +34,9 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """gate, up [n_expert, n_ff, n_embd], down [n_expert, n_embd, n_ff]; gate_bias, up_bias [n_expert, n_ff,
-    1], down_bias [n_expert, n_embd]. Without a gate, `act` must be a function of `up` alone."""
+    """The experts' weights. Matrices are gate, up [n_expert, n_ff, n_embd] and down [n_expert, n_embd, n_ff].
+    Biases are gate_bias, up_bias [n_expert, n_ff, 1] and down_bias [n_expert, n_embd]. Without a gate, the
+    activation `act` must depend on `up` only."""
 
     gate: Weight | None
     up: Weight
@@ -44,11 +45,11 @@ class Experts:
     up_bias: Weight | None = None
     down_bias: Weight | None = None
     act: str = "silu"
-    weighs_input: bool = False  # the expert's weight multiplies x instead of the result
+    weighs_input: bool = False  # multiply x by the expert's weight instead of the result
 
 
 def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
-    """The sum of the chosen experts' down(act(gate x) * up x), times their weights; it is PARTIAL.
+    """Return the weighted sum of down(act(gate x) * up x) over the chosen experts, as a PARTIAL tensor.
 
     The residual h is bit-identical on all devices, so all devices choose the same experts.
     """
@@ -69,7 +70,8 @@ def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
             assert router.n_used == 1, "x has one weight per row"
             each = y.on(d).reshape(*each.shape)
         groups = _groups(graph, d, ids, e.up.starts[d])
-        # If an expert has fewer columns, the ends of its rows are not written; only glu reads them.
+        # If an expert has fewer than `width` columns, the ends of its rows are not written. Only glu reads
+        # these ends.
         weighed = _weighed(graph, d, x, weights) if e.weighs_input else None
         for w, bias, out in (*matrices, (e.up, e.up_bias, b)):
             kind = _operand_type(graph, d, w, groups)
@@ -120,7 +122,7 @@ def _operand_type(
 
 
 def _groups(graph: TensorGraph, d: int, ids: View, starts: View) -> device_ops.Groups | None:
-    """The pairs of row and expert, sorted by expert; None if there are too few pairs."""
+    """Sort the pairs (row, expert) by expert. Return None if sorting would not pay for so few pairs."""
     on = graph.on(d, "moe")
     n_pairs, n_experts = ids.shape[0] * ids.shape[1], starts.shape[0] - 1
     if not (tile := device_ops.tile_size(on.limits, n_pairs, n_experts)):
@@ -144,7 +146,8 @@ def _experts(
     groups: device_ops.Groups | None,
     out: View,
 ) -> None:
-    """out[r, u] = W_e x[r] (or x[r, u]) for expert e = ids[r, u], with device d's columns."""
+    """Compute out[r, u] = W_e x[r] (or W_e x[r, u]) for expert e = ids[r, u], with device d's columns of
+    W_e."""
     ends = [*(first for first, _ in w.pieces[d][1:]), w.shape[0]]
     for (first, piece), end in zip(w.pieces[d], ends, strict=True):
         graph.on(d, w).mat_id(

@@ -10,7 +10,8 @@ from vkbackend.meta.tensor import Tensor, Weight
 
 
 def mat_heads(x: Tensor, w: Weight, n_heads: int) -> Tensor:
-    """y[h] = W_h x[h] for each head of x [rows, n_heads * k]; w [n_heads * n, k] has all W_h in order."""
+    """Return y[h] = W_h x[h] for each head h of x [rows, n_heads * k]. The weight w [n_heads * n, k] has all
+    W_h in order."""
     x, graph, k = whole(x), x.graph, w.shape[1]
     n = w.shape[0] // n_heads
     state = split.mat_heads(x.state, w.state, k, n)
@@ -23,7 +24,7 @@ def mat_heads(x: Tensor, w: Weight, n_heads: int) -> Tensor:
 
 
 def concat(a: Tensor, b: Tensor, n_a: int, n_b: int) -> Tensor:
-    """Append to each head of a the same head of b, or b's single head; the heads of the result have n_a + n_b
+    """Append to each head of a the same head of b, or b's single head. Heads of the result have n_a + n_b
     values."""
     graph = a.graph
     width = a.width // n_a * (n_a + n_b)

@@ -15,13 +15,13 @@ from vkbackend.meta.tensor import Tensor, TensorGraph, Weight
 
 
 def linear(x: Tensor, w: Weight, bias: Weight | None = None) -> Tensor:
-    """y = x w^T + bias, w [n_out, n_in], bias [n_out]."""
+    """Return y = x w^T + bias, where w is [n_out, n_in] and bias [n_out]."""
     x, graph = whole(x), x.graph
     name = w.name.rpartition(".")[0] or w.name
     state = split.linear(x.state, w.state)
     holders = holders_of(x) if state == MIRRORED else None
     y = graph.new(x.rows, w.shape[0], state, name.rpartition(".")[2], holders)
-    biased: Sequence[int] = ()  # the devices that add the bias; only one writer if the result is PARTIAL
+    biased: Sequence[int] = ()  # devices that add the bias; only one if y is PARTIAL
     if bias:
         y.state = split.add_bias(y.state, bias.state)
         biased = y.state.writers[:1] or holders_of(y)
@@ -42,7 +42,7 @@ def matmul(graph: TensorGraph, d: int, w: Weight, x: Tensor, out: View, bias: Vi
 
 
 def operand_of(x: Tensor, d: int, dtype: str) -> View:
-    """x on device d as `dtype`, converted once for all matrices."""
+    """Return x on device d as `dtype`. The conversion is recorded once for all matrices that multiply x."""
     if (d, dtype) not in x.converted:
         x.converted[d, dtype] = convert(x.graph, d, x.on(d), dtype)
     return x.converted[d, dtype]

@@ -1,6 +1,4 @@
-"""Ops of recurrent layers. They need no exchange, because each device has key heads with all their value
-heads.
-"""
+"""Ops of recurrent layers. They need no exchange, because a device has all value heads of its key heads."""
 
 from __future__ import annotations
 
@@ -14,9 +12,9 @@ from vkbackend.step import Mix
 
 
 def ssm_conv(x: Tensor, w: Weight, state: Weight, b: Weight | None = None, *, silu: bool = True) -> Tensor:
-    """silu of the causal depthwise convolution of x [rows, width] with w [width, d_conv], plus b [width];
-    without `silu`, the convolution itself. `state` [n_cells, width * (d_conv - 1)] holds the columns before
-    x, and is updated."""
+    """Return silu(c), where c is the causal depthwise convolution of x [rows, width] with w [width, d_conv],
+    plus b [width]. Without `silu`, return c. `state` [n_cells, width * (d_conv - 1)] has the columns before
+    x. It is updated to the last columns of x."""
     graph, d_conv = x.graph, w.shape[1]
     how = split.ssm_conv(x.state, w.state, state.state, d_conv - 1)
     y = graph.new(x.rows, x.width, split.add_bias(how, b.state) if b else how, "ssm_conv")
@@ -30,7 +28,8 @@ def ssm_conv(x: Tensor, w: Weight, state: Weight, b: Weight | None = None, *, si
 
 
 def delta_gates(a: Tensor, dt: Weight, decay: Weight, b: Tensor) -> tuple[Tensor, Tensor]:
-    """(softplus(a + dt) * decay, sigmoid(b)) per head; the first is per key channel if a is wider than b."""
+    """Return (softplus(a + dt) * decay, sigmoid(b)) per head. If a is wider than b, the first tensor has a
+    value per key channel."""
     graph = a.graph
     state = split.delta_gates(a.state, dt.state, decay.state, b.state, a.width // b.width)
     g = graph.new(a.rows, a.width, state, "delta_g")
@@ -45,12 +44,12 @@ def delta_gates(a: Tensor, dt: Weight, decay: Weight, b: Tensor) -> tuple[Tensor
 def delta_net(
     parts: Sequence[Tensor], g: Tensor, beta: Tensor, state: Weight, *, head_dim: int, tiled: bool, eps: float
 ) -> Tensor:
-    """The gated delta rule on q, k, v (three tensors, or segments of one tensor). Returns [rows, heads *
-    head_dim], split like v.
+    """Apply the gated delta rule to q, k and v, which are three tensors or segments of one tensor. Returns
+    [rows, heads * head_dim], split like v.
 
-    q and k are normalized to length 1. `tiled`: value head h uses key head h % n_k; otherwise consecutive
-    value heads share a key head. `state` [n_cells, heads * head_dim * head_dim] is updated to the last row of
-    each run.
+    The heads of q and k are first normalized to length 1. With `tiled`, value head h uses key head h % n_k.
+    Otherwise consecutive value heads share a key head. `state` [n_cells, heads * head_dim * head_dim] becomes
+    the state after the last row of each run.
     """
     graph, rows = beta.graph, beta.rows
     whole = len(parts) == 1

@@ -9,8 +9,8 @@ from vkbackend.meta.tensor import Tensor, Weight
 
 
 def rms_norm(x: Tensor, w: Weight, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * w (Zhang and Sennrich 2019). For a PARTIAL x, the same kernel also
-    reduces."""
+    """Return x / sqrt(mean(x^2) + eps) * w (Zhang and Sennrich 2019). If x is PARTIAL, the same kernel also
+    sums x over the devices."""
     graph = x.graph
     if x.state.kind is Kind.PARTIAL and x.whole is None:
         x.whole, y = graph.all_reduce(x, w, eps)
@@ -24,7 +24,7 @@ def rms_norm(x: Tensor, w: Weight, eps: float) -> Tensor:
 
 
 def layer_norm(x: Tensor, w: Weight, b: Weight | None, eps: float) -> Tensor:
-    """(x - mean(x)) / sqrt(var(x) + eps) * w + b over each head of w's width (Ba et al. 2016)."""
+    """Return (x - mean(x)) / sqrt(var(x) + eps) * w + b for each head of w's width (Ba et al. 2016)."""
     x, graph, width = whole(x), x.graph, w.shape[0]
     y = graph.new(x.rows, x.width, split.per_head("layer_norm", x.state, width), "layer_norm", holders_of(x))
     for d in holders_of(y):
@@ -35,7 +35,7 @@ def layer_norm(x: Tensor, w: Weight, b: Weight | None, eps: float) -> Tensor:
 
 
 def center(x: Tensor) -> Tensor:
-    """x - mean(x) over the width."""
+    """Return x minus the mean of each row."""
     x = whole(x)
     y = x.graph.new(x.rows, x.width, split.rows_op("center", x.state), "center", holders_of(x))
     for on, source, out in each(y, "center", x):
@@ -44,7 +44,7 @@ def center(x: Tensor) -> Tensor:
 
 
 def head_norm(x: Tensor, w: Weight | None, head_dim: int, eps: float) -> Tensor:
-    """rms_norm of each head of x [rows, heads * head_dim]; w [head_dim], or None."""
+    """Return the RMS norm of each head of x [rows, heads * head_dim], with w [head_dim] or None."""
     x, graph = whole(x), x.graph
     y = graph.new(x.rows, x.width, split.per_head("head_norm", x.state, head_dim), "head_norm", holders_of(x))
     for d in holders_of(y):

@@ -1,6 +1,7 @@
-"""Ops of state space layers. Every device scans its own heads, with B and C of their groups.
+"""Ops of state space layers. Every device scans its own heads, and has B and C of these heads' groups.
 
-Only the norm of a group on several devices needs an exchange: one sum of squares per row.
+If a group is on several devices, its norm exchanges one sum of squares per row. No other op needs an
+exchange.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ def ssm_scan(
     head_dim: int,
     n_group: int,
 ) -> Tensor:
-    """Mamba-2's scan of x [rows, heads * head_dim] (vkbackend/ops/state_space.py), split like x.
+    """Return Mamba-2's scan of x [rows, heads * head_dim] (vkbackend/ops/state_space.py), split like x.
 
-    bc: B of all groups, then C, as segments; dt [rows, heads]; bias, a, d [heads]; `state` [n_cells, heads *
-    n * head_dim] is updated to the last row of each run.
+    `bc` has the segments B of all groups and C of all groups. The shapes are dt [rows, heads] and bias, a, d
+    [heads]. `state` [n_cells, heads * n * head_dim] becomes the state after the last row of each run.
     """
     graph, rows, n_head = x.graph, x.rows, dt.width
     n, group = bc.width // (2 * n_group), n_head // n_group
@@ -56,7 +57,8 @@ def ssm_scan(
 
 
 def gated_norm(gate: Tensor, x: Tensor, w: Weight, n_group: int, eps: float) -> Tensor:
-    """The RMS norm of each of n_group equal groups of columns of silu(gate) * x, times w [width]."""
+    """Divide the columns of silu(gate) * x into n_group equal groups. Return the RMS norm of each group,
+    times w [width]."""
     graph, size = x.graph, x.width // n_group
     how = split.elementwise("gated_norm", gate.state, x.state)
     apart = split.group_norm(x.state, w.state, size)
@@ -81,6 +83,6 @@ def gated_norm(gate: Tensor, x: Tensor, w: Weight, n_group: int, eps: float) -> 
 def _summed(graph: TensorGraph, shares: dict[int, View], n: int) -> dict[int, View]:
     views = [shares[d].reshape(n, 1) if d in shares else None for d in range(graph.n)]
     sums = Tensor(graph, n, 1, split.partial(sorted(shares)), views)
-    # In f32, because a rounding error would change all columns in the same direction.
+    # The exchange uses f32, because a rounding error would change all columns in the same direction.
     total = graph.all_reduce(sums, wire="f32")[0]
     return {d: total.on(d) for d in shares}

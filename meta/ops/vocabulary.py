@@ -1,4 +1,4 @@
-"""Ops from token ids to rows, and from rows to logits or the best tokens."""
+"""Ops that look up the rows of token ids, and compute logits or the best tokens of rows."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from vkbackend.meta.tensor import Tensor, TensorGraph, Weight
 
 
 def embed(graph: TensorGraph, table: Weight, ids: int = device_ops.TOKENS) -> Tensor:
-    """The rows of `table` [n_vocab, n_embd] for the step's tokens (or positions, by `ids`), on every
-    device."""
+    """Return the rows of `table` [n_vocab, n_embd] for the step's tokens on every device. `ids` may select
+    positions instead of tokens."""
     y = graph.new(graph.kind.n_rows, table.shape[1], MIRRORED, "embed")
     for d, inputs in enumerate(graph.inputs):
         for first, view in table.pieces[d]:
@@ -25,7 +25,7 @@ def embed(graph: TensorGraph, table: Weight, ids: int = device_ops.TOKENS) -> Te
 
 
 def outputs(x: Tensor) -> Tensor:
-    """The output rows of x, [n_outputs, width]."""
+    """Return the output rows of x, [n_outputs, width]."""
     x, graph = whole(x), x.graph
     y = graph.new(graph.kind.n_outputs, x.width, split.rows_op("outputs", x.state), "outputs", holders_of(x))
     for d in holders_of(y):
@@ -35,8 +35,8 @@ def outputs(x: Tensor) -> Tensor:
 
 
 def logits(x: Tensor, w: Weight, softcap: float = 0.0) -> None:
-    """Write x w^T into the host-visible region; each device writes the logits of its vocabulary rows. With
-    `top_k`, write only the best candidates of each row."""
+    """Write the logits x w^T to the host-visible region. Each device writes the logits of its vocabulary
+    rows. With `top_k`, write only the best candidates of each row."""
     x, graph = whole(x), x.graph
     split.linear(x.state, w.state)
     n_outputs, top_k = graph.kind.n_outputs, graph.kind.wanted.top_k

@@ -1,4 +1,4 @@
-"""Ops over the full width of split tensors: devices exchange one or two sums per row and tensor."""
+"""Ops over the full width of split tensors, which exchange one or two sums per row and tensor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from vkbackend.meta.tensor import Tensor, Weight
 
 
 def wide_norms(parts: Sequence[tuple[Tensor, Weight]], eps: float) -> list[Tensor]:
-    """x / sqrt(mean(x^2) + eps) * w for each x [rows, width] and its w [width], with one exchange for all."""
+    """Return x / sqrt(mean(x^2) + eps) * w for each x [rows, width] and its w [width], with one exchange for
+    all tensors."""
     graph, rows = parts[0][0].graph, parts[0][0].rows
     states = [split.wide_norm(x.state, w.state) for x, w in parts]
     results = [
@@ -29,7 +30,7 @@ def wide_norms(parts: Sequence[tuple[Tensor, Weight]], eps: float) -> list[Tenso
             out = rows_between(shares.on(d), i * rows, rows)
             where = {"group": x.width, "first": x.state.ranges[d][0], "skip": _counted_before(x, d)}
             graph.on(d, "group_squares").group_squares(None, x.on(d), out, **where)
-    # In f32, because a rounding error would change the complete row in the same direction.
+    # The exchange uses f32, because a rounding error would change the complete row in the same direction.
     sums = graph.all_reduce(shares, wire="f32")[0]
     for i, ((x, w), y) in enumerate(zip(parts, results, strict=True)):
         for d in holders:
@@ -40,8 +41,8 @@ def wide_norms(parts: Sequence[tuple[Tensor, Weight]], eps: float) -> list[Tenso
 
 
 def gaussian_topk(x: Tensor, c: float) -> Tensor:
-    """max(x - mean - c * deviation, 0) over the width, which leaves approximately each row's largest
-    values."""
+    """Return max(x - mean - c * deviation, 0), where a row's mean and standard deviation are over the width.
+    Approximately the row's largest values remain above 0."""
     graph, x = x.graph, whole(x)
     y = graph.new(
         x.rows, x.width, split.elementwise("gaussian_topk", x.state), "gaussian_topk", holders_of(x)
@@ -59,8 +60,8 @@ def gaussian_topk(x: Tensor, c: float) -> Tensor:
 
 
 def _counted_before(x: Tensor, d: int) -> int:
-    """How many of the device's first columns an earlier device also has, because a kv head may be on two
-    devices."""
+    """Return how many of device d's first columns an earlier device also has. Two devices may have the same
+    kv head."""
     assert x.state.kind is Kind.SPLIT
     begin, end = x.state.ranges[d]
     return min(max([begin, *(e for b, e in x.state.ranges[:d] if e > b)]), end) - begin
