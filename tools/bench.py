@@ -2,9 +2,9 @@
 
 In the extra columns, "weight GB/s" is the rate at which all devices together read weights. "% of copy" is
 that rate relative to the devices' copy rate. "us/reduce" is host time per all-reduce. "load GB/s" is the
-loading rate. "% of read" is that rate relative to a second read of the file. csv and json use llama-bench's
-fields. Every test is warmed up first. `--compare llama-cpp` alternates with llama-cpp-python on the same
-model and devices, and adds its rate and the ratio of both rates.
+loading rate. "% of read" is that rate relative to a second read of the file. The formats csv and json use
+llama-bench's fields. Every test is warmed up first. With `--compare llama-cpp` runs alternate with runs of
+llama-cpp-python on the same model and devices. The rate of llama-cpp-python and the ratio are added.
 """
 
 from __future__ import annotations

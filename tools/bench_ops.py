@@ -1,9 +1,9 @@
 """`vkbackend bench-ops`: time the ops of a device, on the tests' cases and on matrices of real models.
 
 One submission runs a case many times. GPU timestamps time each run. Submissions are timed as a whole on
-devices without timestamps, and on software devices, which timestamps would stall. Columns: case; op.variant;
-minimum and median us per run; on software devices CPU time per run, which other load affects least; GB/s
-read and written, and GFLOP/s, both at the minimum time.
+devices without timestamps, and on software devices, which timestamps would stall. Columns are the case,
+op.variant, and the minimum and median us per run. On software devices the next column is CPU time per run,
+which other load affects least. The last columns are GB/s read and written, and GFLOP/s, at the minimum time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`vkbackend bench --parallel 1,4,16`: measure concurrent callers of an engine in this or its own process.
 
-Columns, for each number of callers: total tokens per second, milliseconds to the first token and between
-tokens (median and 99th percentile), and the share of prompt tokens reused from other requests.
+The columns are total tokens per second, milliseconds to the first token and between tokens, and the share of
+prompt tokens reused from other requests. Milliseconds are a median and a 99th percentile.
 """
 
 from __future__ import annotations

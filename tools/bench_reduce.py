@@ -1,11 +1,11 @@
 """`vkbackend bench-reduce`: time the all-reduces of tensor parallelism between devices.
 
-Times a step of many all-reduces on the first 2, 3, ... devices of the list. Columns: devices; provider; wire
-(format of a partial sum); ahead (exchanges submitted before they may run); bytes of the f32 message; us per
-all-reduce (median, minimum, maximum); GB/s of messages at the median. With the provider "pages" all devices
-import the same host pages. With "scatter" each device also sums one part for all devices. With "host-sum" the
-host adds. Wrong sums are marked, and the exit code is then 1. On several hosts (`vkbackend hosts run`) the
-last column is the network's part of the time.
+Times a step of many all-reduces on the first 2, 3, ... devices of the list. The first columns are devices,
+provider, wire (format of a partial sum), ahead (exchanges submitted before they may run) and bytes of the f32
+message. The results are us per all-reduce (median, minimum, maximum), and GB/s of messages at the median.
+With the provider "pages" all devices import the same host pages. With "scatter" each device also sums one
+part for all devices. With "host-sum" the host adds. Wrong sums are marked, and the exit code is then 1. On
+several hosts (`vkbackend hosts run`) the last column is the network's part of the time.
 """
 
 from __future__ import annotations

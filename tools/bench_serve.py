@@ -1,8 +1,7 @@
 """`vkbackend bench-serve`: measure a server that has OpenAI's API.
 
-Columns, for each number of streaming clients: total tokens per second, milliseconds to the first token and
-between events (median, 99th percentile), and the number of failed answers. The exit code is 1 if an answer
-failed.
+For each number of streaming clients, the columns are total tokens per second, milliseconds to the first token
+and between events (median, 99th percentile), and failed answers. The exit code is 1 if an answer failed.
 """
 
 from __future__ import annotations

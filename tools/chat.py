@@ -2,9 +2,9 @@
 
 Every line is a message. A backslash at the end of a line continues the message on the next line; three double
 quotes begin and end a message of several lines. Answers stream to stdout, and a terminal dims thoughts.
-Everything else goes to stderr. When the context is full, the oldest messages are dropped. /help lists the
-commands; /clear forgets the conversation; /exit, Ctrl-D or the end of the input quits. Ctrl-C stops an answer
-and keeps its text; at the prompt Ctrl-C quits.
+Everything else goes to stderr. When the context is full, the oldest messages are dropped. The command /help
+lists the commands, and /clear forgets the conversation. To quit, type /exit or Ctrl-D, or end the input.
+Ctrl-C stops an answer and keeps its text; at the prompt Ctrl-C quits.
 """
 
 from __future__ import annotations

@@ -99,8 +99,8 @@ docs/env_vars.md describes the environment variables. DEBUG=1 shows devices, pla
 def build_parser(
     chosen: str, words: Sequence[str] = ()
 ) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """Return the parser of all commands and the parser of `chosen`, which alone gets flags. It gets a flag of
-    llama.cpp that is refused or has no effect only if the flag is in `words`."""
+    """Return the parser of all commands and the parser of `chosen`. Only the second parser gets flags. Flags
+    of llama.cpp that are refused or have no effect are added only if they are in `words`."""
     parser = Parser(
         prog="vkbackend",
         description="Runs GGUF language models on one or several Vulkan devices of any vendors at once.",
@@ -139,8 +139,9 @@ def build_parser(
 
 
 def parse(words: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
-    """Return the arguments, and a map from an argument's name to its flag. Exit on an unknown flag. argparse
-    would read -t as -ts, -fa as -f a and -hf as -h. So flags must be complete and apart from values."""
+    """Return the arguments, and a map from an argument's name to its flag. Exit on an unknown flag. Flags
+    must be complete and apart from values, because argparse would read -t as -ts, -fa as -f a and -hf as
+    -h."""
     chosen = words[0] if words else ""
     notes: list[str] = []
     if chosen in LLAMA_CPP:
@@ -178,8 +179,8 @@ def parse(words: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
 
 def parse_line(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     """Resolve llama.cpp's spellings of flags, then call `parse`. If flags of `bench` have lists, the line
-    stands for several lines. `sweep` has the arguments of each line, and `swept` the values of a line's
-    listed flags."""
+    becomes several lines. `sweep` has the arguments of each line, whose `swept` has the values of flags with
+    lists."""
     if list(argv[:1]) != ["bench"]:
         return parse(conversation(bind_values(argv)))
     from vkbackend.tools.flags.notes import note_first

@@ -1,6 +1,6 @@
 """`vkbackend completion`: print a shell script that completes commands and flags.
 
-The script runs `vkbackend` on Tab, whose parser prints the completions. So install the script only once:
+On Tab, the script runs `vkbackend`, whose parser prints the completions. So install the script only once:
 
 bash: vkbackend completion bash > ~/.local/share/bash-completion/completions/vkbackend; zsh: vkbackend
 completion zsh > "${fpath[1]}/_vkbackend"; fish: vkbackend completion fish >

@@ -1,7 +1,7 @@
 """`vkbackend devices`: list the Vulkan devices of this machine.
 
---device accepts a device's index, UUID or name. The index changes only if drivers or cards change. GPUs come
-before software devices. A device may be opened several times.
+The flag --device accepts a device's index, UUID or name. The index changes only if drivers or cards change.
+GPUs come before software devices. A device may be opened several times.
 """
 
 from __future__ import annotations

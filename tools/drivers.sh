@@ -124,7 +124,7 @@ take_driver() {
 unpack_lavapipe() { take_driver "$1" "$2" libvulkan_lvp.so 'lvp_icd*.json'; }
 
 # RADV, AMD's driver, comes in lavapipe's package.
-# RADV only compiles if there is no AMD GPU, so no test runs on RADV (tools/measure/compilers.py).
+# Without an AMD GPU, RADV only compiles (tools/measure/compilers.py), so no test runs on RADV.
 unpack_radv() { take_driver "$1" "$2" libvulkan_radeon.so 'radeon_icd*.json'; }
 
 # SwiftShader is in Debian's chromium package, and since version 150 in chromium-common.

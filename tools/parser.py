@@ -30,7 +30,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def with_sources(message: str, lines: Iterable[str]) -> str:
-    """Return the message, with the lines about its flags that environment variables set."""
+    """Return the message, and say which of its flags come from environment variables."""
     named = (line for line in lines if re.search(rf"(?<![\w-]){line.partition(' ')[0]}(?![\w-])", message))
     return "; ".join((message, *(line for line in named if " comes from " in line)))
 

@@ -1,7 +1,7 @@
 """`vkbackend perplexity`: measure how well a model predicts a text, in windows as llama.cpp does.
 
-A window has --ctx-size tokens, and only the tokens in its second half are scored. --save-all-logits saves log
-probabilities. --kl-divergence-base compares with log probabilities that another model saved, for example
+A window has --ctx-size tokens, and only the tokens in its second half are scored. The flag --save-all-logits
+saves log probabilities. The flag --kl-divergence-base compares with saved log probabilities, for example of
 another quantization or other devices. The comparison prints the KL divergence, the change of the token's
 probability, and how often both models prefer the same token.
 """

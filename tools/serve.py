@@ -1,8 +1,9 @@
 """`vkbackend serve`: serve a model over HTTP.
 
 The server has OpenAI's API, Anthropic's messages, llama-server's endpoints, and a page at /
-(docs/serving.md). It listens at once and answers 503 until the model is loaded. The flags are llama-server's.
-On SIGTERM or Ctrl-C the server finishes running answers and exits. A second signal ends it at once.
+(docs/serving.md). The server listens at once and answers 503 until the model is loaded. The flags are
+llama-server's. On SIGTERM or Ctrl-C the server finishes running answers and exits. A second signal ends the
+server at once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`vkbackend sweep`: measure tokens per second as the context grows.
 
-At every depth the command times a prompt of --n-prompt tokens, then --n-gen single tokens. It prints a table,
-and --plot also draws the table. --plot needs matplotlib (extra "plot").
+At every depth the command times a prompt of --n-prompt tokens, then --n-gen single tokens. It prints a table.
+The flag --plot also draws it, which needs matplotlib (extra "plot").
 """
 
 from __future__ import annotations

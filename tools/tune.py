@@ -2,9 +2,9 @@
 
 The command times every op on the same matrices, in all types of the op, with 1, 4, 12 and 128 rows. If an op
 reads rounded activations, 4/7 of the time to round them is added to its time. The ranking is stored per
-driver and version. All devices of a driver use one ranking, so that results have equal bits. So pass all of
-them, and their times are added. An op replaces the built-in choice if it takes less than 0.9 of the choice's
-time.
+driver and version. All devices of a driver use one ranking, so that results have equal bits. So pass all
+devices of the driver; their times are added. An op replaces the built-in choice if it takes less than 0.9 of
+the choice's time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`vkbackend verify`: check every op on every device against its numpy twin.
 
-The output has the device, its driver and features, and for each op and variant the passed and failed cases,
-the largest error and the allowed error. Paste the output into a bug report. Inputs are random, and --seed
-repeats a run. The exit code is 1 if a case failed.
+The output names the device, its driver and features. For each op and variant the output has the passed and
+failed cases, the largest error and the allowed error. Paste the output into a bug report. Inputs are random,
+and --seed repeats a run. The exit code is 1 if a case failed.
 """
 
 from __future__ import annotations

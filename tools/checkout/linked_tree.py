@@ -1,7 +1,7 @@
 """Link a checkout's files as an installed package: `python -m vkbackend.tools.checkout.linked_tree FOLDER`.
 
-pyproject.toml maps folders to packages (`package-dir`), and an editable install does so by an import hook.
-mypy and the docs generator ignore import hooks, so they read these links.
+In pyproject.toml, `package-dir` maps folders to packages. An editable install maps them by an import hook,
+which mypy and the docs generator ignore. So these tools read the links.
 """
 
 from __future__ import annotations

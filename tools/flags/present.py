@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from vkbackend.device_info import DeviceInfo
 
-WIDE = 140  # In a terminal of this width, the table has a column for UUIDs.
+WIDE = 140  # In a terminal of at least this width, the table has a column for UUIDs.
 
 
 def present() -> list[DeviceInfo]:

@@ -38,7 +38,7 @@ class _Merge(argparse.Action):
 
 
 class _Reasoning(argparse.Action):
-    """Set variables of the template. They override the variables of earlier --chat-template-kwargs."""
+    """Set variables of the template, which override earlier --chat-template-kwargs."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, flag: Any = None) -> None:
         if "--reasoning-effort" in self.option_strings:

@@ -91,8 +91,9 @@ class MoeTopk(Case):
 
 @dataclass(frozen=True)
 class MatVecId(Case):
-    """Expert i has `widths[i]` columns, and the experts are in `pieces` bindings. Rows of x or y fit the
-    widest expert and `pad` more values. Unused values of x are NaN, and unused values of y must stay NaN."""
+    """Expert i has `widths[i]` columns, and the experts are in `pieces` bindings. Rows of x or y have room
+    for the widest expert plus `pad` values. Unused values of x are NaN, and unused values of y must stay
+    NaN."""
 
     op: ClassVar[ops.ExpertsOp] = ops.EXPERTS_OPS["mat_vec_id"]
     tolerance: ClassVar[float] = 1e-9

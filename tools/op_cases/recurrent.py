@@ -12,8 +12,8 @@ from vkbackend.tools.op_cases.setup import Case, Setup, Tensor, Views, output, u
 
 StateRun = tuple[int, int, int, int]  # a run: first position, rows, cell to read, cell to write
 
-# The first run writes the cell that it reads, and the second writes a different cell. The third begins a new
-# sequence, so its cell has NaN.
+# The first run writes the cell that it reads, and the second writes a different cell. The third run begins a
+# new sequence, so its cell has NaN.
 RUNS: tuple[StateRun, ...] = ((5, 3, 2, 2), (9, 1, 0, 3), (0, 2, 1, 1))
 
 
@@ -118,8 +118,8 @@ class DeltaGates(Case):
 
     def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
         small = np.abs(array) < 1e-4  # Only small values show an inaccurate logarithm.
-        # exp(x) may overflow if x is above 88, so a sigmoid below 1e-38 may be any small number. Adding 1e-30
-        # hides such differences.
+        # Also, exp(x) may overflow if x is above 88, so a sigmoid below 1e-38 may be any small number. Adding
+        # 1e-30 hides such differences.
         return {f"{name} small": np.where(small, array + 1e-30, 0), name: np.where(small, 0, array)}
 
 

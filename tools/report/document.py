@@ -1,6 +1,6 @@
 """The report, a Markdown and a JSON file, which are both rewritten after every part.
 
-Host names, user names and paths are removed from errors and from texts of drivers, so neither file has any.
+Host names, user names and paths are removed from errors and from texts of drivers, so the files contain none.
 """
 
 from __future__ import annotations

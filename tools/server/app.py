@@ -91,7 +91,7 @@ class App:
 
     def _check(self, answer: Answer, scope: Scope) -> None:
         """Raises Refusal."""
-        scope["app"], scope["path"] = self, answer.path  # "app" stops Starlette's error pages
+        scope["app"], scope["path"] = self, answer.path  # else Starlette answers errors
         scope["state"] = {}
         headers = dict(scope["headers"])
         answer.cors = self.service.config.guard.cors(headers, scope["method"])

@@ -105,8 +105,8 @@ def _json_type(value: object) -> str:
 
 
 class Fields:
-    """The fields of a JSON object. `where` precedes their names in messages, for example "tools[0].". Methods
-    raise InvalidArgument with the field's name."""
+    """The fields of a JSON object. In messages, `where` precedes a field's name, for example "tools[0].".
+    Methods raise InvalidArgument with the field's name."""
 
     def __init__(self, values: dict[str, Any], where: str = "") -> None:
         self.values, self._where = values, where

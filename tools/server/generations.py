@@ -77,7 +77,8 @@ async def tokenize(llm: LLM, text: str, *, add_special: bool = True, parse_speci
 
 
 async def prompt_of(llm: LLM, name: str, value: Any) -> tuple[list[int], str | None]:
-    """Return the token ids of a prompt, and its text if it is a string. Lists mix strings and token ids."""
+    """Return the token ids of a prompt, and its text if it is a string. A list may mix strings and token
+    ids."""
     if isinstance(value, str):
         return await tokenize(llm, value), value
     if isinstance(value, dict):

@@ -21,8 +21,8 @@ T = TypeVar("T")
 WATCH_S = 1.0  # The loss of an idle engine is noticed within this time.
 # The delay before reopening doubles each time that the model is lost within LASTED_S.
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 60.0
-# If the model worked longer, the delay is FIRST_WAIT_S again. Otherwise the restarts of an engine that is
-# killed once a minute would soon take a minute.
+# If the model worked longer, the delay is FIRST_WAIT_S again. Otherwise an engine that is killed once a
+# minute would soon wait a minute before each restart.
 LASTED_S = 10.0
 CLOSE_S = 15.0
 LOADING_RETRY_S = 2

@@ -54,7 +54,7 @@ def sampling_of(
 
 def structure_of(fields: Fields) -> dict[str, Any] | None:
     """Return the structure that OpenAI's `response_format` or llama-server's `json_schema` or `grammar` asks
-    for. {} means free text, and None means that the request has none of these fields."""
+    for. The result {} means free text, and None means that the request has none of these fields."""
     given = {
         name: fields.get(name) for name in ("json_schema", "grammar") if fields.get(name) not in (None, "")
     }

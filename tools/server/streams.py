@@ -85,7 +85,7 @@ class EventStream:
         self._timer = self._loop.call_later(self._ping_s, self._look)
         try:
             async with while_connected(receive):
-                # The events have their own task. Otherwise each event would resume every await of the
+                # Events are sent in their own task. Otherwise each event would resume every await of the
                 # routing.
                 failed = await asyncio.create_task(self._send_all(events))
         finally:

@@ -1,6 +1,9 @@
 // Functions for elements. Texts become text nodes, so a model's output is never parsed as HTML.
 
-/** Create an element. `data-*` and `aria-*` become attributes, `on*` become listeners, others properties. */
+/**
+ * Create an element. `data-*` and `aria-*` become attributes, `on*` become listeners, and all others become
+ * properties.
+ */
 export function element(tag, properties = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {

@@ -164,7 +164,7 @@ function itemBlock(lines, depth) {
   return { task: task ? task[1] !== " " : null, blocks };
 }
 
-/** Return whether a line ends the paragraph above. "1984." does not, because it may be a year; "1." does. */
+/** Return whether a line ends the paragraph above. The item "1984." does not, because it may be a year. */
 function startsBlock(lines, at, depth) {
   const line = lines[at];
   if (FENCE.test(line) || HEADING.test(line) || RULE.test(line)) return true;
