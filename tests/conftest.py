@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
-# Set this before the import of numpy. Its threads would compete with a software driver's threads for cores. A
-# float64 forward pass over 512 tokens took 1.2 s with two threads and 0.2 s with one.
+# Set this before the import of numpy. numpy's threads would compete with a software driver's threads for
+# cores. A float64 forward pass over 512 tokens took 1.2 s with two threads and 0.2 s with one.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # xdist sets COLUMNS in its workers, which would narrow the tables that tests read from pipes
 os.environ.pop("COLUMNS", None)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.no_vulkan
 
 LAYERS = ("shaders", "vkbackend", "meta", "models", "tools")
 MODULES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
-PACKAGE = ROOT / "vkbackend" / "__init__.py"  # Another test checks its imports.
+PACKAGE = ROOT / "vkbackend" / "__init__.py"  # test_package_is_lazy checks this file's imports.
 COMMAND = ROOT / "vkbackend" / "__main__.py"  # `python -m vkbackend` runs this file. No module imports it.
 NOT_INSTALLED = {"vkbackend.tools.checkout", "vkbackend.tools.studies"}
 MAY_PRINT = ("tools/", "vkbackend/profiling.py")

@@ -78,7 +78,8 @@ def test_heads_that_several_devices_hold() -> None:
         [extent] = extents(weight, d)
         assert np.array_equal(devices[d].read(extent.view).reshape(8, -1), rows[:, columns])
     assert extents(weight, 2) == []
-    for d in (1, 3):  # change the copies on devices 1 and 3; gather_rows reads columns 16 to 32 from device 0
+    # change the copies on devices 1 and 3, because gather_rows reads columns 16 to 32 from device 0
+    for d in (1, 3):
         [extent] = extents(weight, d)
         devices[d].write(extent.view, 255 - devices[d].read(extent.view))
     got = gather_rows(devices, weight, 2, 5)

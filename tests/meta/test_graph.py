@@ -159,8 +159,8 @@ def test_depth_and_provider_change_no_bit(models: Path, provider: str, ahead: in
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_unwritten_memory_does_not_affect_results(models: Path, n: int) -> None:
-    """The memory of a numpy device is initially NaN. The test sets scratch and unused cells to NaN between
-    steps."""
+    """The memory of a numpy device is initially NaN. Between steps, the test sets scratch and unused cells to
+    NaN."""
     with on_numpy(models, n, n_slots=2) as runner:
         want = prefill(runner, TOKENS)
         assert np.isfinite(want).all()
@@ -204,7 +204,7 @@ def test_groups_of_heads_decode_on_matrix_units(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int
 ) -> None:
     """Attention on matrix units equals the other attention ops. Eight q heads share a kv head. Devices divide
-    these eight heads, and several dispatches divide the keys."""
+    the heads of one kv head, and several dispatches divide the keys."""
     monkeypatch.delenv("VKBACKEND_EXACT", raising=False)
     write_tiny(tmp_path / "tiny.gguf", Tiny("qwen3", n_head=16, head_dim=32, n_layer=1))
     features, ran = frozenset(OPS["attn_decode_coop"].needs), Counter[str]()

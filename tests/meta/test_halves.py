@@ -38,7 +38,7 @@ def in_steps(models: Path, devices: list[str], name: str, interleave: bool, **op
         assert any(kind.halves for kind in runner.mesh.steps.by_kind) is interleave
         rows.append(runner.step(TOKENS[32:], [Run(0, 0, 32, 27)], [31]).copy())
         rows.append(runner.step(TOKENS[:1], [Run(0, 0, 1, 59)], [0]).copy())
-        # an output in the first half prevents the division
+        # a requested output in the first half prevents the division of the batch
         rows.append(runner.step(TOKENS[:32], RUNS, [3, 31]).copy())
         return np.concatenate(rows)
     finally:
@@ -95,7 +95,7 @@ def test_a_recurrent_sequence_across_both_halves(tmp_path: Path, name: str) -> N
             results.append(np.concatenate(rows))
         finally:
             runner.close()
-    assert nmse(results[1], results[0]) <= 1e-9  # a divided batch has chunks at other rows
+    assert nmse(results[1], results[0]) <= 1e-9  # the chunks of a divided batch begin at other rows
 
 
 def test_a_segment_waits_for_the_exchange_before_the_last(
@@ -110,7 +110,8 @@ def test_a_segment_waits_for_the_exchange_before_the_last(
     n_layer = runner.model.n_layer
     assert step.lag == 2 and sum(r is not None for r in step.reduces) == 4 * n_layer - 1
     lanes = [r.lane for r in step.reduces if r]
-    assert lanes[:-1] == [0, 1] * (2 * n_layer - 1) and lanes[-1] == 1  # only the second half computes logits
+    # only the second half of the rows has logits
+    assert lanes[:-1] == [0, 1] * (2 * n_layer - 1) and lanes[-1] == 1
     assert len(step.reduces) == step.executables[0].n_segments - 1
     assert not [hazard for recording in placed for hazard in hazards.check(recording)]
     runner.close()

@@ -45,7 +45,8 @@ def test_the_pace_is_a_part_of_the_known_speed(cache: Path, monkeypatch: pytest.
     remember(f"speed {key_of(device)}", [8e11, 2e10])
     assert known_speed.known_speed(device) == speed.measure_speed(device) == Speed(8e11, 2e10)
     assert pace_of(device) == Pace(TRUSTED * 8e11, TRUSTED * 2e10)
-    monkeypatch.setenv("VKBACKEND_FLOOR", "1")  # this variable selects kernels of unknown speed
+    # VKBACKEND_FLOOR selects other kernels, whose speed is unknown
+    monkeypatch.setenv("VKBACKEND_FLOOR", "1")
     assert pace_of(device) == SLOW
 
 

@@ -78,7 +78,7 @@ if ORACLE.is_file():
 
 
 def busiest(plan_ranges: list[Ranges], shares: tuple[float, ...]) -> float:
-    """Return the load of the busiest device: the sum of its units divided by its share."""
+    """Return the largest ratio of a device's total width to its share."""
     held = [sum(widths(ranges)[d] for ranges in plan_ranges) for d in range(len(shares))]
     return max(
         (n / share if share else float("inf") if n else 0.0) for n, share in zip(held, shares, strict=True)

@@ -1,5 +1,5 @@
-"""llama.cpp derives the split state of each op's result by a rule. A rule gives the same state here, or our
-op raises PlanError, or no model here needs the op. For activations, "A0" is our split of the width. For
+"""llama.cpp has rules that derive the split state of an op's result. For each rule, our op gives the same
+state or raises PlanError, or no model here needs the op. For activations, "A0" is our split of the width. For
 weights, "A0" is our split of columns, "A1" of rows and "A2" of heads.
 """
 

@@ -38,7 +38,7 @@ ROWS, WIDTH = 4, 130
 
 
 class Sum:
-    """A sum of the devices' partial sums in device memory, repeated `length` times."""
+    """A recording that adds the devices' partial sums, `length` times in sequence."""
 
     def __init__(
         self,
@@ -184,15 +184,16 @@ def test_every_device_gets_the_same_bits_over_the_f16_wire(names: list[str], pro
             ((*results,),) = summed.run()
             want = expected(np.stack([sent_over_wire(share) for share in values]), list(range(len(names))))
         for got in results:
-            np.testing.assert_array_equal(got.reshape(-1), want)  # this also compares the positions of NaN
+            # assert_array_equal also compares the positions of NaN
+            np.testing.assert_array_equal(got.reshape(-1), want)
 
 
 @pytest.mark.no_vulkan
 @given(st.integers(0, 2**32 - 1), st.integers(1, 700))
 def test_precision_of_the_f16_wire(seed: int, n: int) -> None:
-    """The wire keeps 11 bits of each number above 2^-29 of the block's largest number. It keeps infinities
-    and NaN. The mean squared error is 1/12 of the square of the last bit, as with uniform rounding. This last
-    bit is the tenth after the leading bit."""
+    """The F16 wire keeps 11 bits of each number above 2^-29 of the block's largest number, and keeps
+    infinities and NaN.  The mean squared error is 1/12 of the square of the last bit, the tenth after the
+    leading bit, as with uniform rounding."""
     rng = np.random.default_rng(seed)
     (share,) = awkward(rng, 1, n)
     with np.errstate(invalid="ignore"):
@@ -202,7 +203,7 @@ def test_precision_of_the_f16_wire(seed: int, n: int) -> None:
         for at in range(0, n, 128):
             block = slice(at, at + 128)
             x, y = share[block][finite[block]].astype(np.float64), got[block][finite[block]]
-            # these numbers round up to 2^128, which is infinite
+            # numbers that round up to 2^128 become infinite
             doubled = np.abs(x) >= 2.0**128 * (1 - 2.0**-12)
             assert np.isinf(y[doubled]).all()
             x, y = x[~doubled], y[~doubled]
@@ -250,7 +251,7 @@ def test_logits_do_not_depend_on_provider_or_depth(
     want = logits(models, *devices)
     assert np.array_equal(logits(models, *devices, **how), want)
     if ahead is not None:
-        return  # Wires that round are tested once per provider.
+        return  # The rounding wires bf16 and f16 are tested once per provider.
     # Rounding to 11 bits has 1/64 of the squared error of rounding to 8 bits.
     assert nmse(logits(models, *devices, **how, reduce_type="bf16"), want) <= 1e-4
     assert nmse(logits(models, *devices, **how, reduce_type="f16"), want) <= 1e-4 / 64

@@ -1,5 +1,5 @@
-"""If several devices are equal, memory is planned for one of them. The result equals a plan for each
-device."""
+"""If several devices are equal, memory is planned for one of them. The size equals the size from a plan for
+each device."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_repeated_layers_are_planned_once(
     built.clear()
     monkeypatch.setattr(traced_steps, "repeating", len)
     assert sizes_of(name, shares, halves=False) == sizes
-    assert commands(built) > 1.25 * n_short  # with uneven shares, layers repeat with period three
+    assert commands(built) > 1.25 * n_short  # with uneven shares, every third layer is equal
 
 
 def commands(graphs: list[Graph]) -> int:
@@ -89,7 +89,7 @@ def commands(graphs: list[Graph]) -> int:
 
 def test_shorter_models_that_need_less_are_not_used(deep: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """This fake planner needs memory for every command, so a short model needs less than the complete model.
-    All kinds of steps are therefore planned with all layers."""
+    Because of this difference, all kinds of steps are planned with all layers."""
     monkeypatch.setattr(sizing, "plan_scratch", lambda recording, reuse: ({}, 999 * len(recording.commands)))
     sizes = sizes_of("dense", (1,), halves=False)
     monkeypatch.setattr(traced_steps, "repeating", len)

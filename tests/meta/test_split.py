@@ -54,8 +54,8 @@ def sinks(y: State, w: State) -> State:
     return y
 
 
-# Heads have 8 elements. Each key head serves two value heads. The two value heads are adjacent, or with
-# TILED, their distance is the number of key heads. Key heads determine how devices split the tensor with the
+# Heads have 8 elements. Two value heads read each key head. The two value heads are adjacent, or with TILED,
+# their distance is the number of key heads. Key heads determine how devices split the tensor with the
 # segments q, k and v.
 KEYS, VALUES, TILED = (split(1, ((0, 1), (1, 2)), n) for n in ([8], [16], [8, 8]))
 QKV, TILED_QKV = (split(1, ((0, 1), (1, 2)), n) for n in ([8, 8, 16], [8, 8, 8, 8]))
@@ -84,7 +84,7 @@ def delta(
 
 
 # Six heads of 8 elements are in groups of two. B and C of a group have 4 values each. Every device that needs
-# a group has a copy. Both devices need the second group.
+# a group has a copy. The second group is on both devices, because both need it.
 HEADS, GROUPS = split(1, ((0, 3), (3, 6)), [1]), split(1, ((0, 2), (1, 3)), [4, 4])
 INNER, SCANNED = rules.resized(HEADS, 8), rules.resized(HEADS, 32)
 

@@ -22,8 +22,8 @@ CHECK = SHARED / "oracles" / "check_models.py"
 
 @pytest.mark.parametrize(("devices", "name"), covering(SETS, FILES, each=2))
 def test_files(models: Path, name: str, devices: list[str]) -> None:
-    """llama.cpp rounds activations to 8 bits. In these files the best token leads by more than this rounding
-    error."""
+    """llama.cpp rounds activations to 8 bits. In the files of this test, the best token leads by more than
+    llama.cpp's rounding error."""
     expected = json.loads((models / "expected.json").read_text())[name]
     want = np.load(models / "expected_logits.npz")[name]
     exact = name.endswith(("F32", "F16"))
@@ -36,8 +36,8 @@ def test_files(models: Path, name: str, devices: list[str]) -> None:
 
 
 if CHECK.is_file():
-    # Each case opens 4 or 16 files. One case runs by default, because test_files above already covers each
-    # device set.
+    # Each case of this test opens 4 or 16 files. One case runs by default, because test_files above already
+    # covers each device set.
     @pytest.mark.parametrize("devices", [p if p.id == "0,1" else wide(p) for p in DEVICE_SETS])
     @pytest.mark.parametrize(
         ("folder", "only", "n"),

@@ -1,4 +1,4 @@
-"""These tests of `LLM` use a runner without a model. They cover text, arguments, batches and asyncio."""
+"""`LLM` runs without a model in these tests of text, arguments, batches and asyncio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""These tests of `LLM` use a runner without a model. They cover streams, slots, threads and `close`."""
+"""`LLM` runs without a model in these tests of streams, slots, threads and `close`."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def test_specialization_constants(op: str) -> None:
 
 @pytest.mark.parametrize("op", ops.OPS)
 def test_portable_floor(op: str) -> None:
-    """Ops without `needs` run on every GPU. They include files and give compiler hints, but use no other
+    """Ops without `needs` run on every GPU. Apart from includes and compiler hints, these ops use no
     extension, no types of 8 or 16 bits, and no trigonometric functions."""
     code = source(op)
     if ops.OPS[op].needs:

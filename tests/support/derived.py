@@ -100,9 +100,9 @@ def kind_of(name: str, values: np.ndarray, dtype: str) -> gguf.GGMLQuantizationT
 
 @dataclass(frozen=True)
 class Copies:
-    """The copies of n elements: each element is stored in four positions with random signs. A matrix that
-    reads the elements divides each weight among the four copies. Copies do not change norms, because the mean
-    square remains."""
+    """The positions, signs and shares of copied elements. Each of n elements is stored in four positions with
+    random signs. A matrix that reads the elements divides each weight among the four copies. Copies do not
+    change norms, because the mean square remains."""
 
     signs: np.ndarray
     shares: np.ndarray
@@ -139,8 +139,8 @@ def widened(model: Model) -> Model:
     real = 2 * COPIES * (np.arange(head) // 2) + np.arange(head) % 2
 
     def heads(rows: np.ndarray, scale: float, rest: float) -> np.ndarray:
-        """Widen the rows of q or k. The rows at `real` are the original rows times `scale`. The other rows
-        are shifted copies times `rest`. For k, `rest` is 0, so scores ignore the other rows."""
+        """Widen the rows of q or k. The rows at `real` are the original rows times `scale`. All other rows of
+        the result are shifted copies times `rest`. For k, `rest` is 0, so scores ignore the other rows."""
         rows = rows.reshape(-1, head, rows.shape[-1])
         wide = rest * np.tile(np.roll(rows, 1, 1), (1, COPIES, 1))
         wide[:, real] = scale * rows
@@ -195,8 +195,8 @@ def as_qwen2(model: Model) -> Model:
 
 def as_mixture(model: Model) -> Model:
     """Replace the FFN by eight experts, of which each token uses two. An expert has the FFN's columns in
-    another order, and its up and down weights are rescaled. Each expert lacks another eighth of the columns,
-    so the choice of experts changes the result."""
+    another order, and its up and down weights are rescaled. A different eighth of the columns is zero in each
+    expert, so the choice of experts changes the result."""
     rng, tensors = np.random.RandomState(8), dict(model.tensors)
     for il in range(int(model.keys["{arch}.block_count"][0])):
         p = f"blk.{il}."

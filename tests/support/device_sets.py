@@ -63,8 +63,8 @@ def some(params: Iterable[Any], every: int) -> list[Any]:
 
 
 def covering(rows: Sequence[Any], columns: Sequence[Any], each: int = 1) -> list[Any]:
-    """Return all pairs of a row and a column, most of them marked as wide. Each row runs by default with the
-    next `each` columns, so each column runs with some row."""
+    """Return all pairs of a row and a column, most of them marked as wide. By default, each row runs with
+    `each` columns, chosen so that each column runs with some row."""
     assert len(rows) * each >= len(columns) >= each, "some column is met by no row"
     params = product(rows, columns)
     for i in range(len(rows)):

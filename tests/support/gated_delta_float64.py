@@ -1,6 +1,6 @@
-"""Two oracles of the gated delta rule for one head in float64 numpy. One computes token by token, the other
-solves one system for all tokens. The definition is S_t = diag(a_t) S_t-1 + k_t u_t^T, u_t = beta_t (v_t - the
-value of k_t), y_t = S_t^T q_t / sqrt(size). States are [keys, values].
+"""Two oracles of the gated delta rule for one head in float64 numpy. `recurrent` computes token by token, and
+`solved` solves one system for all tokens. The definition is S_t = diag(a_t) S_t-1 + k_t u_t^T, u_t = beta_t
+(v_t - the value of k_t), y_t = S_t^T q_t / sqrt(size). States are [keys, values].
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def solved(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return what `recurrent` returns, from one triangular system for all u."""
     (n, size), sums = k.shape, np.broadcast_to(g, k.shape).astype(np.float64).cumsum(0)
-    kept = np.exp(sums)  # The decay of the first state until each token.
+    kept = np.exp(sums)  # The decay of the initial state up to each token.
     since = np.exp(np.minimum(sums[:, None] - sums, 0.0))  # The decay from row s to row t, [t, s, keys].
     keys, queries = (np.tril(np.einsum("ti,si,tsi->ts", x, k, since)) for x in (k, q))
     unseen = beta[:, None] * (v - (k * kept) @ state)

@@ -21,7 +21,7 @@ Run = Callable[..., Any]
 
 @contextmanager
 def runner(folder: Path) -> Iterator[Run]:
-    """Yield run(module, function, value). It calls the JavaScript `function` with the module's exports and
+    """Yield run(module, function, value). `run` calls the JavaScript function with the module's exports and
     the value, and returns the result."""
     if node := shutil.which("node"):
         shutil.copytree(FOLDER, folder, dirs_exist_ok=True)

@@ -107,7 +107,7 @@ def hosts(n: int, folder: Path) -> Iterator[Net]:
         for number, name in enumerate(net.names):
             run("ip", "netns", "add", name)
             run("ip", "-n", name, "link", "set", "lo", "up")
-            if number == 0:  # MPI does not use this interface
+            if number == 0:  # MPI never uses the bridge's own interface
                 run("ip", "-n", name, "link", "add", "bridge", "type", "bridge")
                 run("ip", "-n", name, "link", "set", "bridge", "up")
             port = f"port{number}"

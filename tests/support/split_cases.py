@@ -62,7 +62,7 @@ def load_oracle(path: Path) -> ModuleType:
     """Import the script `split_oracle.py`, and add the block sizes of all our formats."""
     spec = spec_from_file_location("split_oracle", path)
     assert spec and spec.loader
-    # dataclasses of the script need its module here
+    # the script's dataclasses look up their module in sys.modules
     module = sys.modules["split_oracle"] = module_from_spec(spec)
     spec.loader.exec_module(module)
     module.BLCK |= BLOCKS

@@ -139,8 +139,8 @@ def write_tiny(
 
 
 def stored_as(dtype: str, values: np.ndarray) -> np.ndarray:
-    """Return the values in the type `dtype`, as uint8 [..., row bytes]. If the type has blocks, the blocks
-    are random and of similar size. If it has no shader, they are zeros."""
+    """Return the values in the type `dtype`, as uint8 [..., row bytes]. For types with blocks, the result is
+    random blocks of similar size. For types without a shader, the result is zeros."""
     if dtype not in shaderlib.weight_types():
         raw = np.zeros((*values.shape[:-1], row_nbytes(dtype, values.shape[-1])), np.uint8)
     elif block_of(dtype)[0] == 1:

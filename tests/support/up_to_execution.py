@@ -1,5 +1,5 @@
-"""A program for a driver that does not execute submissions. It opens models, records their steps, submits one
-step, and prints each model's error as JSON.
+"""A program for a driver that does not execute submissions. The program opens models, records their steps,
+submits one step, and prints each model's error as JSON.
 """
 
 from __future__ import annotations

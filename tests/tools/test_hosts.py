@@ -1,5 +1,5 @@
-"""`vkbackend hosts` reports errors and gives advice according to docs/hosts.md. Both commands run over
-network namespaces."""
+"""`vkbackend hosts` reports errors and gives advice according to docs/hosts.md. The commands of `vkbackend
+hosts` run over network namespaces."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_possible_placements() -> None:
     every = placements(nbytes, layers, ONE_500, 60e-6, 60e-6)
     assert [placement.name for placement in every] == ["replicas", "tensor", "hosts"]
     assert [placement.n_exchanges for placement in every] == [0, 160, 1]
-    # 14 tokens/s, the value in the table for 25 GbE
+    # the table for 25 GbE has 14 tokens/s
     assert 1 / every[1].seconds == pytest.approx(14, rel=0.1)
 
 

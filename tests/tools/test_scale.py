@@ -72,7 +72,7 @@ def test_the_tables(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ("n", "gib", "overrides"), [(8, 80, ()), (4, 24, (("_exps", "CPU"),))], ids=["8 x 80 GiB", "4 x 24 GiB"]
 )
 def test_a_model_of_671b_fits(n: int, gib: int, overrides: tuple[tuple[str, str], ...]) -> None:
-    """The model's format is Q4_K. With few cards, the experts are in host memory."""
+    """The model's format is Q4_K. If a model runs on few cards, the experts are in host memory."""
     gguf = synthetic.Synthetic("deepseek-671b-a37b:Q4_K")
     n_values = sum(math.prod(info.shape) for info in gguf.tensors.values())
     assert 670e9 < n_values < 673e9

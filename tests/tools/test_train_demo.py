@@ -1,5 +1,5 @@
 """The demo model's grammar and vocabulary give consistent stories, and joined pieces equal the text. The
-tests run without PyTorch and Vulkan.
+tests need no PyTorch and no Vulkan.
 """
 
 import random

@@ -1,5 +1,5 @@
-"""The cache folder returns only undamaged entries of this user. Other entries count as missing, with one
-message."""
+"""The cache folder returns only undamaged entries of this user. Damaged or foreign entries count as missing,
+with one message."""
 
 from __future__ import annotations
 

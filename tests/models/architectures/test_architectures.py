@@ -38,7 +38,7 @@ from vkbackend.models.engine.blocks import SlotContent
 from vkbackend.models.engine.runner import Runner
 from vkbackend.step import Run
 
-EXACT = 1e-5  # Bound on the NMSE against the oracles. On lavapipe it is 5e-13 to 2e-11.
+EXACT = 1e-5  # Bound on the NMSE against the oracles. Lavapipe gives an NMSE of 5e-13 to 2e-11.
 TWINS = 1e-9  # Bound for numpy devices. The oracles differ by at most 4e-11, or 1e-6 with GELU.
 SAME = 1e-9  # Bound between different numbers of devices with one driver.
 DRIVERS = 1e-6  # Bound between devices of different drivers.
@@ -83,7 +83,8 @@ def stepped(runner: Runner) -> np.ndarray:
 
 
 def run(folder: Path, name: str, devices: list[str], way: str, **options: Any) -> Result:
-    """Return the result for the prompt. In steps, a window of 12 reuses a ring of 12 + 16 - 1 cells."""
+    """Return the result for the prompt. If the prompt runs in steps, a window of 12 reuses a ring of 12 + 16
+    - 1 cells."""
     key = (name, *devices, way, repr(options))
     if key not in _made:
         n_ubatch = N_CTX if way == "at once" else 16

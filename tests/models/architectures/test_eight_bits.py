@@ -44,8 +44,8 @@ SETS = {param.id: param for param in DEVICE_SETS}
 
 @pytest.fixture
 def dots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make every driver prefer 8-bit activations. Child processes also read this choice from the cache
-    folder."""
+    """Make every driver prefer 8-bit activations. Child processes read the same cache folder and make the
+    same choice."""
     fill(tmp_path, compiled())
     monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
     monkeypatch.delenv("VKBACKEND_EXACT")
@@ -99,8 +99,8 @@ def test_experts_in_numpy(numpy_dots: None, models: Path, name: str, n: int) -> 
 
 @pytest.mark.parametrize("name", ["stories-wide-Q4_0", "stories-w256-Q4_K"])
 def test_slices_begin_on_blocks(numpy_dots: None, models: Path, name: str) -> None:
-    """With another order of sums, an activation may round to the next code. The change is 1/254 of the
-    block's largest value."""
+    """With another order of sums, an activation may round to the next code. Rounding to the next code changes
+    an activation by 1/254 of its block's largest value."""
     single, three = (check_file(models, name, ["numpy"] * n) for n in (1, 3))
     assert nmse(three, single) <= 2e-4
 

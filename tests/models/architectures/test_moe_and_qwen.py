@@ -95,7 +95,7 @@ def check_expected(models: Path, name: str, devices: list[str], shares: tuple[in
     with opened(models / f"{name}.gguf", devices, tensor_split=shares, n_ubatch=64) as runner:
         logits = prefill(runner, prompt)
         assert nmse(logits, want) <= 1e-3
-        # Each of llama.cpp's tokens must nearly be the best token after the tokens before it.
+        # After the tokens before it, each of llama.cpp's tokens must nearly be the best token.
         if expected["min_margin"] <= NEAR:
             later = runner.step(
                 greedy[:-1], [Run(0, 0, len(greedy) - 1, len(prompt))], range(len(greedy) - 1)
@@ -109,7 +109,7 @@ def check_expected(models: Path, name: str, devices: list[str], shares: tuple[in
         assert tokens == greedy
 
 
-# ---- float64 and several devices ----
+# ---- comparison with float64, and of several devices with one ----
 
 
 @pytest.mark.parametrize("tiny", [*DENSE, *MIXED], ids=repr)

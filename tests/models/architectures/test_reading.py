@@ -1,5 +1,5 @@
-"""The strict reader accepts real files: optional biases, disabled values, soft-caps, multi-token prediction
-layers, unread tensors.
+"""The strict reader accepts real files with optional biases, soft-caps, disabled values, layers for
+multi-token prediction, or unread tensors.
 """
 
 from __future__ import annotations

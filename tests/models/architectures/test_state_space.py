@@ -1,5 +1,5 @@
-"""Mamba-2 models on devices with any shares give the logits of one device. Their exchanges are as planned,
-and their slots can move."""
+"""Mamba-2 models on devices with any shares give the logits of one device. Mamba-2 models exchange what is
+planned, and their slots can move."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ FILES = [
 ]  # fmt: skip
 NUMPY = (["numpy"] * 3, (5, 3, 2))
 SETS = {param.id: param for param in DEVICE_SETS}
-USUAL = [  # other formats run only with --all, because compiling a format takes seconds
+USUAL = [  # other weight formats run only with --all, because compiling the shaders of a format takes seconds
     pytest.param(name, *SETS[dtype].values, id=f"{name}-{dtype}", marks=SETS[dtype].marks)
     for name, dtype in (
         ("stories-w256-Q4_K", "0"),

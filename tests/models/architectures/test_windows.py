@@ -1,4 +1,4 @@
-"""Window layers store K and V in rings of cells, and some layers share caches. Their logits equal float64
+"""Layers with windows store K and V in rings of cells, and some layers share caches. The logits equal float64
 numpy with a full mask."""
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def test_a_turn_computes_only_new_tokens(model: Path) -> None:
 
 
 def test_a_beginning_token_need_not_be_text(model: Path) -> None:
-    """A template may write special tokens as text. Here BOS is a byte token, which has no text."""
+    """A template may write special tokens as text. BOS is a byte token in this test, so it has no text."""
     raw = model.read_bytes().replace(b"<0x41>", b"<0xFF>")
     extra = key("tokenizer.ggml.bos_token_id", U32, TOKENS.index("<0x41>"))
     n_keys = struct.unpack_from("<Q", raw, 16)[0] + 1

@@ -16,7 +16,7 @@ def test_the_relay_runs_in_another_interpreter_than_a_busy_thread(
     devices: list[str], process: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A busy thread holds the interpreter's lock, which slows every step that this interpreter runs. The test
-    counts these steps, and tools/studies/bench_caller.py measures the slowdown."""
+    counts the steps of this interpreter. tools/studies/bench_caller.py measures the slowdown."""
     steps, run = [], Mesh.run
 
     def counted(mesh: Mesh, *args: Any) -> None:

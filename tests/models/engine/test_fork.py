@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
 ]
-CHILD_S = 30  # a child that runs longer hangs
+CHILD_S = 30  # a child that runs longer than this hangs
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 SETS = [["numpy", "numpy"], *([["0"]] if device_infos() else [])]
 

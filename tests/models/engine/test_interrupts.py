@@ -86,8 +86,8 @@ def test_generate_and_stream(model: Path) -> None:
 
 @pytest.fixture
 def silent_finalizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Disable pytest's hook for interrupts in `__del__`. This hook would keep the exception, which refers to
-    the model."""
+    """Disable pytest's hook for interrupts in `__del__`. pytest's hook would keep the exception, which refers
+    to the model."""
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
 
 

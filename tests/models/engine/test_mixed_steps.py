@@ -11,8 +11,8 @@ from vkbackend.models.engine.runner import Runner
 from vkbackend.recording import Dispatch
 from vkbackend.step import Mix, Run
 
-N_CTX = 512  # With this context, a GPU divides the keys of attention.
-DEPTHS = 140, 33  # The two decoding slots have these numbers of positions.
+N_CTX = 512  # With a context of 512, a GPU divides the keys of attention among dispatches.
+DEPTHS = 140, 33  # DEPTHS are the numbers of positions in the two decoding slots.
 PROMPT = 21
 
 
@@ -21,7 +21,7 @@ def tokens_of(slot: int, n: int) -> list[int]:
 
 
 def stored(path: Path, devices: list[str]) -> Runner:
-    """Return a runner whose first two slots contain DEPTHS positions."""
+    """Return a runner whose first two slots contain the numbers of positions in DEPTHS."""
     runner = load_runner(path, devices=devices, n_ctx=N_CTX, n_slots=3, n_ubatch=256, **F32)
     for slot, depth in enumerate(DEPTHS):
         runner.step(tokens_of(slot, depth), [Run(slot, 0, depth, 0)], [])

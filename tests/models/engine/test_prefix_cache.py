@@ -110,7 +110,7 @@ def test_a_chat_of_a_recurrent_model_resumes() -> None:
         assert answer == continuation(turn, 20)
         assert i == 0 or runner.n_rows - before <= 30 + 1 + 19
         turn = (*turn, *answer, *prompt(30, i))
-    # Another slot reuses the prompt up to its last full block, while the first slot is busy.
+    # While the first slot is busy, another slot reuses the full blocks that both prompts share.
     engine.submit(Generate(9, (*turn, 1), 30, GREEDY))
     engine.step()
     before = runner.n_rows

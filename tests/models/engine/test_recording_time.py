@@ -17,8 +17,8 @@ RECORDING_S, STEP_S = 2.0, 0.01
 
 
 class Clocked(FakeRunner):
-    """A fake runner whose steps advance a clock. Each step takes STEP_S. The first step takes RECORDING_S
-    more."""
+    """A fake runner whose steps advance a clock. Each step takes STEP_S. Recording makes the first step
+    longer by RECORDING_S."""
 
     now = 0.0
 

@@ -34,7 +34,7 @@ def test_a_state_saved_on_two_devices_continues_on_three(models: Path, tmp_path:
         llm.save_state(path)
         went_on = llm.generate(PROMPT + begun.tokens, 20, temperature=0, slot=0)
     assert begun.tokens + went_on.tokens == whole.tokens
-    assert went_on.timings["prompt_n"] == 1  # only the newest token remained to be computed
+    assert went_on.timings["prompt_n"] == 1  # the saved state lacks only the newest token
     with open_llm(models, 3, tensor_split=[1, 2, 1], n_slots=3, n_ctx=64) as llm:
         tokens = llm.load_state(path, slot=2)
         assert tokens == PROMPT + begun.tokens
@@ -53,8 +53,8 @@ def move_cells(runner: Runner) -> None:
 def logits_after_moving(
     models: Path, path: Path, after: list[str], name: str = "stories-narrow-Q8_0", **options: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return two results for the logits of the last 10 of 50 tokens. The first follows a save and a load of
-    40 positions on the devices `after`, the second does not."""
+    """Return two arrays with the logits of the last 10 of 50 tokens. For the first array, a state of 40
+    positions is saved and then loaded on the devices `after`. For the second array nothing is saved."""
     runner = open_runner(models, ["numpy"] * 2, name)
     try:
         whole = prefill(runner, TOKENS)[40:]
@@ -158,7 +158,7 @@ def test_a_range_continues_the_content_of_the_slot(models: Path, tmp_path: Path)
         again = llm.generate(tokens, 8, temperature=0, slot=1)
         assert again.timings["prompt_n"] == 1
         assert again.tokens == llm.generate(tokens, 8, temperature=0).tokens
-        # this shorter state replaces the longer state of the slot
+        # a shorter state replaces the longer state of slot 1
         assert llm.load_state(begin, slot=1) == tokens[:12]
 
 

@@ -69,8 +69,8 @@ def test_another_model_cache_or_context(models: Path, saved: Path) -> None:
 
 
 def test_fingerprints(models: Path, tmp_path: Path) -> None:
-    """A copy of the file has the same fingerprint. Other weights or hyper-parameters give another
-    fingerprint."""
+    """A copy of the file has the same fingerprint. Other weights or hyper-parameters change the fingerprint
+    of the file."""
     source, copy = model(models, "stories-narrow-F32"), tmp_path / "copy.gguf"
     raw = source.read_bytes()
 
@@ -132,7 +132,7 @@ def test_files_with_wrong_metadata(
 
 
 def test_exchanged_tensors(saved: Path, tmp_path: Path, held: Any) -> None:
-    """Two tensors in the file are exchanged."""
+    """Two tensors in the file are exchanged, without a change of names, types or shapes."""
     stored, path = load_file(saved), tmp_path / "b"
     k0, v0, k1 = (stored[name] for name in ("cache_k_l0", "cache_v_l0", "cache_k_l1"))
     refuses(

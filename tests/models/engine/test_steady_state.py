@@ -17,7 +17,7 @@ from vkbackend.step import Run
 pytestmark = [pytest.mark.own_process, pytest.mark.timeout(600)]
 
 
-# Each process would derive the files of the fixture `models` again, so the tests use this file.
+# The fixture `models` would derive files in each process, so the tests use a file of tests/data.
 MODEL = DATA / "stories-narrow-F16.gguf"
 
 
@@ -46,7 +46,7 @@ def test_decode_allocates_nothing(devices: list[str]) -> None:
     decode(runner, 0, 8)
     steps = runner.mesh.steps
     before = [(d.created, dict(d.counts), dict(d.nbytes), len(steps.by_kind)) for d in meshed]
-    decode(runner, 8, 60)  # these positions cross the ends of two blocks
+    decode(runner, 8, 60)  # decoding at these positions crosses the ends of two blocks
     assert [(d.created, dict(d.counts), dict(d.nbytes), len(steps.by_kind)) for d in meshed] == before
     runner.close()
     assert all(not d.counts for d in meshed), [d.counts for d in meshed]
@@ -68,7 +68,7 @@ def test_open_and_close_does_not_grow(devices: list[str]) -> None:
         sizes.append(rss_bytes())
         objects.append(len(gc.get_objects()))
     assert objects[-1] <= objects[2] + 50
-    # SwiftShader compiles in threads of its own, so the process is sometimes 10 MB larger for a round.
+    # SwiftShader compiles in its own threads, so a process sometimes needs 10 MB more for a round.
     assert min(sizes[-3:]) <= 1.03 * max(sizes[:3]), sizes
 
 

@@ -18,7 +18,7 @@ from vkbackend.tools.cli import main
 
 pytestmark = pytest.mark.no_vulkan
 
-NBYTES = [4, 400, 40, 1200, 4, 4]  # bytes of each tensor of floats
+NBYTES = [4, 400, 40, 1200, 4, 4]  # size of each F32 tensor in bytes
 
 
 def file_of(path: Path, align: int = 64) -> Path:

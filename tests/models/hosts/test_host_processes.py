@@ -1,5 +1,5 @@
-"""In these tests, hosts are processes in network namespaces. Logits and states equal the results of a single
-host. The loss of any host gives an error."""
+"""Each host is a process in its own network namespace. Logits and states equal the results of a single host.
+The loss of any host gives an error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SILENCE_S = 3
 LIMIT_S = 100.0  # starting a group may take 60 s
 OPTIONS = {"n_ctx": 128, "n_slots": 2, "reduce_type": "f32", "type_k": "f32", "type_v": "f32"}
 PROMPT = [5, 17, 99, 3, 64, 21, 7, 80, 2, 45]
-LONG = 9 * PROMPT  # this prompt exceeds a block of cells; different devices compute it in two halves
+LONG = 9 * PROMPT  # a prompt longer than a block of cells; different devices compute it in two halves
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +200,8 @@ def test_a_cut_link(net: namespaces.Net, tmp_path: Path) -> None:
 STRUCK = [(when, host, number) for when in ("load", "step", "idle") for host in (0, 1, 2)
           for number in (signal.SIGKILL, signal.SIGSTOP)]  # fmt: skip
 SOME = [("step", 2, signal.SIGKILL), ("idle", 1, signal.SIGSTOP)]
-LATE_S = 3 * BEAT_S  # before the manager notices, other hosts send to the dead process, which crashes MPICH
+# until the process manager notices a loss, other hosts send to the dead process, which crashes MPICH
+LATE_S = 3 * BEAT_S
 
 
 @pytest.mark.parametrize(("when", "host", "number"), SOME)

@@ -1,5 +1,5 @@
-"""Threads of one process act as several hosts. One host with all devices is the reference for results. Tests
-also cover transfers and refusals."""
+"""Threads of one process act as several hosts. A single host with all devices gives the expected results.
+Tests also cover transfers and refusals."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def check(path: Path, places: list[str], interleave: bool = False, **options: An
     """Check that several hosts give the logits of a single host. With `interleave`, a step computes its rows
     in two halves."""
     options = OPTIONS | options
-    # hosts can limit how layers are split, so this single host pretends to be several
+    # a split by layers depends on hosts, so this single host pretends to be several
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Options, "hosts", tuple(place[0] for place in places))
         single = load_runner(path, devices=here(places), interleave=interleave, **options)
@@ -132,8 +132,8 @@ def test_rows_of_cos_and_sin_of_host_0_are_used(tmp_path: Path, monkeypatch: pyt
 
 
 def sent_in_a_step(runner: Runner, n_rows: int = 1) -> list[tuple[int, int]]:
-    """Return how many messages and bytes each of two hosts sent in a step. This kind of step was recorded
-    before."""
+    """Return how many messages and bytes each of two hosts sent in a step. The step was recorded before, so
+    recording sends nothing here."""
 
     def step(at: int) -> None:
         runner.step(TOKENS[:n_rows], [Run(0, 0, n_rows, at)], [n_rows - 1])
@@ -188,13 +188,14 @@ def test_transfers_of_large_sums(
         sent = [nbytes for _, nbytes in sent_in_a_step(runner, n_rows)]
     slot, n_sums = 4 * n_rows * tiny.n_embd, 2 * tiny.n_layer
     for nbytes, n_slots in zip(sent, slots, strict=True):
-        # the difference is a call and a row of logits
+        # besides slots, a host sends only a call or a row of logits
         assert 0 <= nbytes - n_sums * n_slots * slot < 1000, (sent, slot)
 
 
 @pytest.mark.parametrize("places", [TWO, HOSTS], ids=str)
 def test_transfers_in_a_pipeline(tmp_path: Path, places: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each host sends the residual only once, to the next host. The last host sends the logits."""
+    """In a pipeline, each host sends the residual only once, to the next host. The last host sends the
+    logits."""
     monkeypatch.setattr(reduces, "SCATTER_NBYTES", 1 << 8)
     tiny = Tiny("llama", n_layer=3)
     path, n = write_tiny(tmp_path / "model.gguf", tiny), len(places)
@@ -206,7 +207,8 @@ def test_transfers_in_a_pipeline(tmp_path: Path, places: list[str], monkeypatch:
 
 
 def test_transfers_with_slices_within_hosts(tmp_path: Path) -> None:
-    """Devices exchange sums within a host. Each device sends one slot to the next host."""
+    """Devices exchange sums within a host. At the end of a host's layers, each device sends one slot to the
+    next host."""
     tiny = Tiny("llama", n_head=6, n_head_kv=3, n_vocab=192, n_layer=3)
     path = write_tiny(tmp_path / "model.gguf", tiny)
     with twin_runner(path, FOUR, 2, split_mode="hosts", **OPTIONS) as runner:
@@ -359,7 +361,7 @@ def test_a_step_that_cannot_be_recorded_ends_the_group(
 
 
 def test_another_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The two models have equal shapes, so only the handshake can distinguish them."""
+    """Both models have tensors of equal shapes, so only the handshake can distinguish them."""
     paths = [write_tiny(tmp_path / f"{seed}.gguf", Tiny("llama", seed=seed)) for seed in (0, 1)]
     with (
         pytest.raises(PlanError, match="node 1 differs in its model"),

@@ -133,7 +133,7 @@ def test_hosts_compute_different_steps_at_once(llama: Path, monkeypatch: pytest.
 
     with twin_runner(llama, TWO, **OPTIONS | {"prefix_cache": False}) as runner:
         engine, wanted = engine_of(runner), requests(4)
-        # this records the steps first, because hosts wait for each other while they record
+        # record the steps first, because hosts wait for each other while they record
         finish(engine, wanted)
         monkeypatch.setattr(NumpyDevice, "execute", execute)
         finish(engine, wanted)
@@ -193,7 +193,7 @@ def test_long_messages_do_not_deadlock(
 def test_tokens_with_slices_within_hosts(llama: Path) -> None:
     """The devices of one host exchange sums in each layer while the other host computes another step."""
     options, wanted = OPTIONS | {"split_mode": "hosts"}, requests(5, 12)
-    with pytest.MonkeyPatch.context() as patch:  # this host pretends to be two
+    with pytest.MonkeyPatch.context() as patch:  # this single host pretends to be two hosts
         patch.setattr(Options, "hosts", ("0", "0", "1", "1"))
         single = load_runner(llama, devices=["numpy"] * 4, **options)
     want = {r.id: tokens_of(finish(engine_of(single), [r])[r.id]) for r in wanted}

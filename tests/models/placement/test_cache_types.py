@@ -24,7 +24,7 @@ from vkbackend.step import Run
 # With an odd number of kv heads, two blocks of the cache share a 32-bit word.
 TINY = Tiny("llama", n_layer=2, n_head=6, n_head_kv=3, head_dim=32)
 TOKENS = np.random.default_rng(3).integers(0, TINY.n_vocab, 44).tolist()
-# Bounds on the NMSE against an f32 cache: the squared rounding step of each type at unit variance.
+# These bounds on the NMSE against an f32 cache are the squared rounding step of each type at unit variance.
 BOUNDS = {"f32": 1e-12, "f16": 1e-6, "bf16": 1e-4, "q8_0": 1e-3, "q4_0": 1e-1}
 
 

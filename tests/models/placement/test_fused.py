@@ -1,5 +1,5 @@
-"""Fused weights are separated on load. Each part is split over devices, and an export joins the parts
-again."""
+"""Fused weights are separated on load. Each part of a fused weight is split over devices, and an export joins
+the parts again."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def test_layer_mode_exchanges_once_per_boundary(models: Path, n: int, split: lis
 
 
 def test_hosts_split_layers_over_their_devices(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each layer has two sums, and the next host reads the second."""
+    """Each layer has two sums, and only the second sum is sent to the next host."""
     monkeypatch.setattr(Options, "hosts", ("0", "1", "1", "0"))
     runner = same(models, ["numpy"] * 4, split_mode="hosts", tensor_split=[1, 1, 1, 3])
     assert runner.layout.active["blk.0"] == (0, 3) and runner.layout.active[""] == (1, 2)
@@ -211,7 +211,7 @@ def test_auto_takes_as_many_layers_as_fit(
 
 
 def test_layers_fit_both_device_and_host(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device has memory for 4 layers. The other layers need host memory."""
+    """The device has memory for 4 layers. Layers beyond the fourth need host memory."""
 
     def held(n: int) -> tuple[int, int]:
         [row] = run(models, ["numpy"], n_gpu_layers=n)[1].report  # type: ignore[attr-defined]

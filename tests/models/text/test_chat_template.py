@@ -1,4 +1,4 @@
-"""A separate process renders chat templates. The tests cover messages between this process and its parent."""
+"""A parent process and a child process, which renders chat templates, exchange messages."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def test_a_busy_template_is_waited_for_with_a_deadline(monkeypatch: pytest.Monke
 
 
 def test_interrupts_leave_a_template_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interrupt may arrive at any bytecode. Afterwards the template renders the next text correctly,
-    without a longer wait."""
+    """An interrupt may arrive at any bytecode. After the interrupt, the template renders the next text
+    correctly, without a longer wait."""
 
     class Worker:
         def idle(self) -> bool:

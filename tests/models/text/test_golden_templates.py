@@ -19,8 +19,8 @@ KEPT = json.loads((GOLDEN / "templates.json").read_text(encoding="utf-8"))
 
 @pytest.mark.parametrize("name", NAMES)
 def test_texts_equal_transformers(name: str) -> None:
-    """Both renderers refuse the same templates, with one exception. If documents or tools are None, a loop
-    over them runs zero times in our renderer."""
+    """Our renderer and transformers refuse the same templates, with one exception. If documents or tools are
+    None, a loop over them runs zero times in our renderer."""
     source = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
     template = ChatTemplate(source, TOKENS["bos_token"], TOKENS["eos_token"])
     n_texts = 0

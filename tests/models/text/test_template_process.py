@@ -1,5 +1,5 @@
-"""A separate process renders chat templates. The tests cover its environment, its end, and programs that use
-it."""
+"""A separate process renders chat templates. The tests cover this process's environment, its end, and
+programs that use it."""
 
 from __future__ import annotations
 

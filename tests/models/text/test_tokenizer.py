@@ -106,7 +106,7 @@ def test_round_trip_of_prose(real: Tokenizer, models: Path) -> None:
 def test_round_trip_of_any_text(text: str) -> None:
     for path in VOCABULARIES:
         tokenizer = load(path)
-        # SPM encodes a space as U+2581. It therefore decodes each U+2581 as a space.
+        # SPM encodes a space as U+2581, so it decodes each U+2581 as a space.
         want = text.replace("\u2581", " ") if "spm" in path.stem else text
         assert tokenizer.decode(tokenizer.encode(text)) == want
 

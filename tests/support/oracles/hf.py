@@ -1,6 +1,6 @@
-"""Uses Hugging Face `transformers` as an oracle, in float32 with eager attention. Its builders undo the
-changes that GGUF files contain: names, interleaved q and k rows of llama, the 1 that is added to some norm
-weights, and fused projections.
+"""Uses Hugging Face `transformers` as an oracle, in float32 with eager attention. The builders undo the
+conversion to GGUF: names, interleaved q and k rows of llama, the 1 that is added to some norm weights, and
+fused projections.
 """
 
 from __future__ import annotations

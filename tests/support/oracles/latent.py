@@ -108,8 +108,8 @@ def mistral4(m: Fixture) -> None:
     deepseek2_layers(m, 3)
 
 
-# In every row, the last chosen score exceeds the next score by at least 1e-4 of the largest score. This
-# margin is 100 times the error of F32. With eight index heads, few scores are 0.
+# In every row, the last chosen score exceeds the next score by at least 1e-4 of the largest score. The margin
+# of 1e-4 is 100 times the error of F32. With eight index heads, few scores are 0.
 TOP_K, N_INDEX = 19, 8
 
 

@@ -1,6 +1,6 @@
-"""Uses llama.cpp as an oracle, through ctypes and the C library in `xllamacpp`. It runs on the CPU with an
-F32 KV cache and without flash attention. The layouts of its parameters are not stable, so their defaults are
-checked first.
+"""Uses llama.cpp as an oracle, through ctypes and the C library in `xllamacpp`. llama.cpp runs on the CPU,
+with an F32 KV cache and without flash attention. The layouts of its parameters are not stable, so their
+defaults are checked first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 F32, F16 = 0, 1  # Numbers of types in ggml.
-# Each entry is the offset of a parameter: (default, value here).
+# Offset of each parameter: (default, value here).
 CONTEXT = {
     0: (512, 64),
     4: (2048, 64),
@@ -188,7 +188,7 @@ class Vocabulary:
     def __init__(self, path: Path) -> None:
         self._lib = library()
         params = self._lib.llama_model_default_params()
-        # Set the first of four switches. The third switch is on by default.
+        # Set the first of four bytes, which are switches. The third switch is on by default.
         params.set(VOCAB_ONLY, 0x00010000, 0x00010001)
         self._model = self._lib.llama_model_load_from_file(str(path).encode(), params)
         if not self._model:

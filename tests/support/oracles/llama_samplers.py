@@ -13,7 +13,8 @@ from oracles import llama_cpp
 from vkbackend.models.sampling.params import SamplingParams
 
 ALL = 1 << 20
-# The usual interface of DRY takes breakers as texts. This interface for tests takes breakers as tokens.
+# llama.cpp's public function for DRY takes breakers as texts. This function, which llama.cpp's tests use,
+# takes breakers as tokens.
 DRY = "_Z30llama_sampler_init_dry_testingffiiRKSt6vectorIS_IiSaIiEESaIS1_EE"
 
 
@@ -95,7 +96,7 @@ def _samplers(p: SamplingParams, n_vocab: int) -> Iterator[int]:
         ),
     }
     for name in p.samplers:
-        if name != "dry" or p.dry:  # this constructor of DRY cannot disable it
+        if name != "dry" or p.dry:  # the function for tests cannot disable DRY
             yield make[name]()
 
 

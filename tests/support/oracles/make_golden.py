@@ -25,7 +25,7 @@ STEPS = [PROMPT[:N_PREFILL], *([token] for token in PROMPT[N_PREFILL:])]
 # Bounds on the NMSE between the two programs, and between one batch and single tokens in one program.
 # llama.cpp's GELU uses an F16 table with errors of up to 5e-4, and rounding decides which entry is read.
 BOUNDS, WITH_GELU = (1e-10, 1e-11), (1e-6, 1e-8)
-MATTERS = 1e-2  # least relative RMS change of the logits if a tensor becomes neutral
+MATTERS = 1e-2  # a neutral tensor must change the logits by at least this relative RMS
 
 
 def nmse(got: np.ndarray, want: np.ndarray) -> float:
@@ -73,7 +73,8 @@ def changes(fixture: Fixture, logits: np.ndarray, folder: Path) -> dict[str, flo
         neutral.tensors[name] = np.ones_like(values) if multiplies else np.zeros_like(values)
         path = write(neutral, folder / "neutral.gguf")
         change = nmse(llama_cpp.logits(path, [PROMPT], N_VOCAB), logits) ** 0.5
-        errors[name] = inf if isnan(change) else change  # a division by the tensor's zeros gives NaN
+        # NaN comes from a division by the neutral tensor's zeros
+        errors[name] = inf if isnan(change) else change
     return errors
 
 

@@ -4,8 +4,8 @@
     PYTHONPATH=tests/support python tests/support/oracles/make_samplers.py --table    # prints a comparison
 
 Each line of the table shows one case. Its columns are the number of random rows of 2,000 logits for which
-both samplers keep the same tokens, the largest difference of a probability, and chi-square for 100,000 of our
-draws from one row. If at least 500 tokens remain, chi-square uses 10,000 draws. Needs xllamacpp.
+both samplers keep the same tokens, the largest difference of a probability, and chi-square of our draws from
+one row. Chi-square uses 100,000 draws, or 10,000 draws if at least 500 tokens remain. Needs xllamacpp.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Parts that fixtures share: the registry, common keys, attention, feed-forward layers, experts.
 
 A fixture has more layers than a period of its layer pattern, windows shorter than the prompt, and GQA or MQA.
-It uses two of eight experts, and its biases change the logits. Its sizes are small enough for a software
-driver.
+A fixture uses two of eight experts, and its biases change the logits. The sizes are small enough for a
+software driver.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Scripts count the prose and the code of a checkout, here of a small repository."""
+"""The scripts that count prose and code of a checkout run on a small repository."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_a_model_that_cannot_be_opened_ends_the_server() -> None:
 
 def test_a_lost_model_is_opened_again() -> None:
     """If the model is lost, its streams end with an error event. Other requests get 503, and the server
-    continues."""
+    continues to run."""
     go = threading.Event()
     models = [FakeModel(pause_s=0.01, n_ctx=1 << 20), FakeModel()]
     first, opened = models[0], []

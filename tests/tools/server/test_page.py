@@ -24,7 +24,8 @@ def test_send_stream_and_timings(page: Any, model: ScriptedModel) -> None:
     assert texts(page) == ["hello", "You said hello."]
     assert page.inner_text(".assistant > .body strong") == "hello"
     assert "123 tokens/s" in page.inner_text(".assistant .stats")
-    assert page.inner_text("#context span") == "7 / 512"  # 5 prompt tokens and 2 generated tokens
+    # the context has 5 prompt tokens and 2 generated tokens
+    assert page.inner_text("#context span") == "7 / 512"
     ask(page, "more")
     assert [message["content"] for message in model.asked[-1]] == ["hello", "You said **hello**.", "more"]
     assert page.inner_text("#chats .chat") == "hello" == page.inner_text("#title")

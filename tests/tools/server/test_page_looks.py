@@ -71,7 +71,7 @@ def test_500_messages_are_unchanged_when_a_message_is_added(long_page: Any) -> N
         const { scrollHeight, scrollTop, clientHeight } = document.querySelector("#scroller");
         return scrollHeight - scrollTop - clientHeight < 90;
     })()""",
-    )  # the view is at the end of the answer
+    )  # the page has scrolled to the end of the answer
 
 
 def test_the_view_does_not_move_after_scrolling_up(long_page: Any) -> None:

@@ -81,8 +81,9 @@ def device(request: pytest.FixtureRequest) -> Iterator[KomputeDevice]:
 @pytest.mark.parametrize("order", ["bare", "word", "submit"])
 def test_order(order: str) -> None:
     """Without barriers, synchronization validation reports hazards of execution and of memory. With a synced
-    word it reports no hazards of execution. With a submission per barrier it reports none. Its memory
-    hazards with a word are false, because drivers handle caches for all memory (see kompute/device.py)."""
+    word, validation reports no hazards of execution. If a submission ends at every barrier, validation
+    reports no hazards. With a word, the reported hazards of memory are false, because drivers handle caches
+    for all memory (see kompute/device.py)."""
     env = {"VKBACKEND_VALIDATION": "1", "VKBACKEND_KOMPUTE_ORDER": "word" if order == "bare" else order}
     done = subprocess.run(
         [sys.executable, "-c", CHAIN, order],

@@ -116,7 +116,8 @@ def test_l2_norm_has_unit_length() -> None:
 @pytest.mark.parametrize("rows", [1, 7, 64])
 def test_the_scan_is_a_masked_product(rows: int) -> None:
     """The state space duality (Dao and Gu 2024, eq. 6) is y_t = sum over s <= t of e^(A (T_t - T_s)) C_t B_s
-    t_s x_s. T_t is the running sum of the steps t_s. The initial state decays by the same rule."""
+    t_s x_s. T_t is the running sum of the steps t_s. The initial state decays by the same rule as later
+    states."""
     heads, p, n = 6, 5, 8
     shapes = {"x": (heads, p), "bc": (2, 2, n), "dt": (heads,)}
     a = {name: RNG.uniform(-1, 1, (rows, *shape)).astype(np.float32) for name, shape in shapes.items()}
@@ -138,7 +139,7 @@ def test_the_scan_is_a_masked_product(rows: int) -> None:
 
 
 def test_a_norm_of_groups_over_two_devices() -> None:
-    """One device has columns 0 to 20, the other 20 to 36, of three groups of 12 columns."""
+    """Three groups of 12 columns are split: one device has columns 0 to 20, the other 20 to 36."""
     x, z, w = (RNG.uniform(-2, 2, shape).astype(np.float32) for shape in ((2, 36), (2, 36), (36,)))
     gated = z / (1 + np.exp(-z.astype(np.float64))) * x
     squares = (gated * gated).reshape(2, 3, 12).mean(axis=2)

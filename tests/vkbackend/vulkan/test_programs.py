@@ -62,7 +62,7 @@ class Driver:
 
 
 def test_pipelines_compile_in_parallel(programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two threads meet at this barrier, so sequential calls would block forever."""
+    """Two threads meet at the barrier, so sequential compilation would block forever."""
     from vkbackend.vulkan import program
 
     real, meeting = program.lib.vkCreateComputePipelines, threading.Barrier(2)

@@ -1,4 +1,4 @@
-"""Some drivers report wrong values."""
+"""The runtime corrects wrong values that some drivers report."""
 
 from __future__ import annotations
 
