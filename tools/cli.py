@@ -1,7 +1,7 @@
 """The `vkbackend` command, with one parser and an exit code for each error.
 
 Exit codes are 0 for success, 1 for a failed check, 2 for wrong usage or a typed error, 130 for an interrupt
-and 141 for a closed stdout. A typed error is one of vkbackend/errors.py. Its message is the last line on
+and 141 for a closed stdout. A typed error is a class in vkbackend/errors.py. Its message is the last line on
 stderr, and DEBUG=1 adds the traceback.
 """
 

@@ -4,9 +4,9 @@ The most valuable parts come first: they verify every op, compare layers of real
 More parts measure the copy rate, each op's share of it, and decode and prefill of synthetic models of 1B, 8B
 and 30B (experts) after 0, 4,096 and 32,768 tokens. The last parts time all-reduces of every pair of devices,
 compiling, and llama.cpp if llama-bench is installed. Each part runs in its own process, so a lost device or a
-hang costs only one case. Both files are rewritten after every part and list unfinished cases. They contain no
-host name, user name or path, so you can attach them to an issue. The exit code is 1 if a check failed or a
-part could not finish.
+hang costs only one case. Both files are rewritten after every part and list unfinished cases. The files
+contain no host name, user name or path, so you can attach them to an issue. The exit code is 1 if a check
+failed or a part could not finish.
 """
 
 from __future__ import annotations

@@ -71,7 +71,8 @@ def unknown_command(word: str, commands: Iterable[str]) -> str:
 def unknown_arguments(
     words: Sequence[str], command: argparse.ArgumentParser, other: argparse.ArgumentParser | None
 ) -> list[str]:
-    """Return sentences about the words that `command` does not know. The command `other` may know some."""
+    """Return sentences about the words that `command` does not know. The command `other` may know some of
+    these words."""
     known = command._option_string_actions
     shown = [name for name, action in known.items() if action.help != argparse.SUPPRESS]
     flags = list(dict.fromkeys(word.partition("=")[0] for word in words if is_flag(word)))

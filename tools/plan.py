@@ -1,8 +1,9 @@
 """`vkbackend plan`: show how a model would be split over devices, without loading it.
 
-The plan has the heads, FFN columns, vocabulary rows and bytes of each device. It also has the all-reduces of
-one token, and the predicted time per token without attention over the context. The command measures each
-device that was not measured before, for about a second. The exit code is 1 if the model does not fit.
+The plan has the heads, FFN columns, vocabulary rows and bytes of each device. The plan also has the
+all-reduces of one token, and the predicted time per token without attention over the context. The command
+measures each device that was not measured before, for about a second. The exit code is 1 if the model does
+not fit.
 """
 
 from __future__ import annotations

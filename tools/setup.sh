@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Make a checkout ready to run: install system packages through apt, then the package in a new environment.
 # The environment is in .venv, or .venv-kompute with --kompute, and the install is editable.
-# A second run changes nothing and takes a second.
+# The next run changes nothing and takes one second.
 set -euo pipefail
 
 usage() {

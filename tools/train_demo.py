@@ -1,6 +1,6 @@
 """Train the demo model on generated stories, and write its vocabulary and its weights as one GGUF file.
 
-The script imports PyTorch only to train. It does not use Vulkan or the engine.
+The script imports PyTorch only to train, and does not use Vulkan or the engine.
 """
 
 from __future__ import annotations

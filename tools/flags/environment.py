@@ -21,7 +21,7 @@ def words_of_environment(
     command: str, line: Sequence[str], environ: Mapping[str, str] = os.environ
 ) -> tuple[list[str], list[str]]:
     """Return the flags that variables set, as words of a command line, and notes about them. Notes do not
-    contain values, because a value may be a key."""
+    contain values, because a value may be an API key."""
     words: list[str] = []
     notes: list[str] = []
     if command not in READ_BY:

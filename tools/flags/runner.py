@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from vkbackend.models.hosts.group import Group
 
 
-# The group of hosts that runs this command, and the group's devices. `hosts run` sets both in host 0's
-# process.
+# The group of hosts that runs this command, and the group's devices. `hosts run` sets the group and the
+# devices in host 0's process.
 group: Group | None = None
 places: tuple[str, ...] = ()
 

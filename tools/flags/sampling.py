@@ -80,7 +80,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def sampling_of(args: argparse.Namespace) -> SamplingParams:
-    """Return the flags' parameters, with a random seed if no flag sets it."""
+    """Return the sampling parameters, with a random seed if no flag sets a seed."""
     return SamplingParams(**fields_given(args, SamplingParams))
 
 

@@ -140,7 +140,7 @@ def _cases() -> _Sweep:
 
 
 def _format_cases() -> _Sweep:
-    """Return cases of every weight type. Their rows have three blocks and so begin at every alignment."""
+    """Return cases of every weight type. Rows have three blocks, so they begin at every alignment."""
     s = _Sweep()
     for kind in shaderlib.weight_types():
         block = block_of(kind)[0]

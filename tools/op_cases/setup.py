@@ -107,8 +107,8 @@ class Case:
 
 
 def nan_words(n: int) -> np.ndarray:
-    """Return words that expose reads of unwritten memory and overwrites. Each is NaN as F32 and as two F16,
-    and differs from its neighbours."""
+    """Return words that expose reads of unwritten memory and overwrites. Each word is NaN as F32 and as two
+    F16, and differs from its neighbours."""
     return (0x7FC07C01 + np.arange(n) * 389 % 1022).astype(np.uint32)
 
 

@@ -1,4 +1,4 @@
-"""The report, a Markdown and a JSON file, which are both rewritten after every part.
+"""The report is a Markdown and a JSON file, which are rewritten after every part.
 
 Host names, user names and paths are removed from errors and from texts of drivers, so the files contain none.
 """

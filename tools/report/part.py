@@ -23,7 +23,7 @@ class LeftOut(Exception):
 class Part:
     title: ClassVar[str]
     share: ClassVar[float]  # A part's fraction of the time; earlier parts' unused time is added.
-    deadline_s: ClassVar[float]  # A case that takes longer than this is a hang.
+    deadline_s: ClassVar[float]  # A case that takes longer is treated as a hang.
     environment: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, devices: Group, rows: list[Row]) -> None:

@@ -117,8 +117,8 @@ class Block:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The call's arguments. Without a grammar, the text may not be a JSON object, and the result is
-        {"arguments": text}."""
+        """The call's arguments. If the text is not a JSON object, which can happen without a grammar, the
+        result is {"arguments": text}."""
         try:
             arguments = json.loads(self.text or "{}")
         except (ValueError, RecursionError):

@@ -58,8 +58,8 @@ class Tally:
 
     @property
     def cached_n(self) -> int:
-        """The number of prompt tokens from the cache. It is 0 if a preempted sequence computed
-        tokens twice."""
+        """The number of prompt tokens from the cache. The number is 0 if a preempted sequence computed tokens
+        twice."""
         computed = int(self.timings.get("prompt_n", self.prompt_n))
         return max(0, self.prompt_n - computed)
 

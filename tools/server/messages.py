@@ -22,8 +22,8 @@ from vkbackend.tools.server.generations import Tally, stop_met
 from vkbackend.tools.server.service import Json, Service
 
 MAX_BLOCKS = 10_000
-# Claude Code's system prompt begins with this block. It is removed, because its changes would defeat the
-# prefix cache.
+# Claude Code's system prompt begins with this block. The block is removed, because its changes would defeat
+# the prefix cache.
 BILLING = "x-anthropic-billing-header:"
 CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": "tool"}
 

@@ -45,7 +45,8 @@ class Metrics:
     whole_request: Histogram = field(default_factory=Histogram)
 
     def text(self, now: Mapping[str, Any], stats: Mapping[str, Any]) -> str:
-        """Return all metrics. `now` has more values with help texts, and `stats` the engine's statistics."""
+        """Return all metrics. `now` has further values and their help texts, and `stats` has the engine's
+        statistics."""
         lines: list[str] = []
 
         def add(name: str, kind: str, help_text: str, *values: str) -> None:

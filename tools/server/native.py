@@ -27,7 +27,7 @@ _NOT_OPTIONS = ("seed", "logits_processors", "stop_token_ids", "logprobs")
 
 
 async def health(service: Service, request: Request) -> Response:
-    """Answer without a key, because the answer reveals nothing about requests."""
+    """Answer without an API key, because the answer reveals nothing about requests."""
     model = service.model
     if model.state is not State.READY or service.is_draining:
         raise model.not_ready()
