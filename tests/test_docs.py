@@ -55,7 +55,6 @@ def test_hooks_are_attributes_of_the_decoder() -> None:
 
 
 def test_the_picture_matches_its_source() -> None:
-    """Every box of architecture.dot is in architecture.svg."""
     source = (ROOT / "docs" / "architecture.dot").read_text()
     picture = (ROOT / "docs" / "architecture.svg").read_text()
     for label in re.findall(r'\[label="([^"]+)"\]', source):

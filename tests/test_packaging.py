@@ -1,5 +1,3 @@
-"""These tests cover package metadata, systems other than Linux, and the contents of distributions."""
-
 from __future__ import annotations
 
 import re

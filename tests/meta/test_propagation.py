@@ -1,6 +1,9 @@
 """llama.cpp has rules that derive the split state of an op's result. For each rule, our op gives the same
-state or raises PlanError, or no model here needs the op. For activations, "A0" is our split of the width. For
-weights, "A0" is our split of columns, "A1" of rows and "A2" of heads.
+state or raises PlanError, or no model here needs the op.
+
+In llama.cpp, the axes of activations are [width, rows] and the axes of weights are [in, out]. For
+activations, "A0" is our split of the width. For weights, "A0" is our split of columns, "A1" of rows and "A2"
+of heads.
 """
 
 from __future__ import annotations

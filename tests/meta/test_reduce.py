@@ -192,7 +192,7 @@ def test_every_device_gets_the_same_bits_over_the_f16_wire(names: list[str], pro
 @given(st.integers(0, 2**32 - 1), st.integers(1, 700))
 def test_precision_of_the_f16_wire(seed: int, n: int) -> None:
     """The F16 wire keeps 11 bits of each number above 2^-29 of the block's largest number, and keeps
-    infinities and NaN.  The mean squared error is 1/12 of the square of the last bit, the tenth after the
+    infinities and NaN. The mean squared error is 1/12 of the square of the last bit, the tenth after the
     leading bit, as with uniform rounding."""
     rng = np.random.default_rng(seed)
     (share,) = awkward(rng, 1, n)

@@ -1,5 +1,3 @@
-"""Each speed is measured once and stored in a file. The file may be damaged or not writable."""
-
 from __future__ import annotations
 
 import math

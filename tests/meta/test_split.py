@@ -54,7 +54,7 @@ def sinks(y: State, w: State) -> State:
     return y
 
 
-# Heads have 8 elements. Two value heads read each key head. The two value heads are adjacent, or with TILED,
+# Heads have 8 elements. Two value heads read each key head. These two are adjacent in VALUES. In TILED,
 # their distance is the number of key heads. Key heads determine how devices split the tensor with the
 # segments q, k and v.
 KEYS, VALUES, TILED = (split(1, ((0, 1), (1, 2)), n) for n in ([8], [16], [8, 8]))

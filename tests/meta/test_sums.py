@@ -50,7 +50,6 @@ def leaf(graph: Graph, values: list[list[float] | None], state: State) -> Tensor
 def replay(
     graph: Graph, devices: list[NumpyDevice], provider: Provider | None, y: Tensor
 ) -> list[list[float]]:
-    """Run the devices' recordings segment by segment. Return the row of y on each device."""
     arenas, executables = [], []
     for device, recording in zip(devices, graph.recordings, strict=True):
         offsets, total = plan_scratch(recording)

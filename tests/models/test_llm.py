@@ -1,5 +1,3 @@
-"""`LLM` runs without a model in these tests of text, arguments, batches and asyncio."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,3 @@
-"""`LLM` runs without a model in these tests of streams, slots, threads and `close`."""
-
 from __future__ import annotations
 
 import gc

@@ -1,5 +1,3 @@
-"""`LLM` returns log probabilities of texts and prompts, and lets functions change logits."""
-
 import asyncio
 import sys
 from collections.abc import Iterator

@@ -1,5 +1,3 @@
-"""Sampling options depend on the model's tokens: end tokens, suppressed tokens, breakers of DRY."""
-
 import math
 import sys
 from collections.abc import Iterator

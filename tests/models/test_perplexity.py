@@ -1,5 +1,3 @@
-"""Perplexity equals a float64 numpy forward pass."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""These tests cover bench, sweep and verify: output, synthetic models, errors."""
-
 from __future__ import annotations
 
 import csv

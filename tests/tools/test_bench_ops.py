@@ -1,5 +1,3 @@
-"""bench-ops times recorded ops on drivers and the host, in three formats."""
-
 from __future__ import annotations
 
 import csv

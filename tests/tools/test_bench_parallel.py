@@ -1,5 +1,3 @@
-"""bench --parallel runs with the engine in this process or in its own process."""
-
 from __future__ import annotations
 
 import json

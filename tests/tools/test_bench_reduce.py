@@ -1,5 +1,3 @@
-"""bench-reduce times real all-reduces and reports wrong sums."""
-
 from __future__ import annotations
 
 import csv

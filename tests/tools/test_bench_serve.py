@@ -1,5 +1,3 @@
-"""`vkbackend bench-serve` measures our server, with a working and a failing model."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""`vkbackend chat` runs on pipes and on a terminal."""
-
 from __future__ import annotations
 
 import io

@@ -1,5 +1,3 @@
-"""The scripts for shell completion are valid, and vkbackend answers their requests."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""Commands print to terminals of any width, and survive failures of progress displays."""
-
 from __future__ import annotations
 
 import io

@@ -1,5 +1,3 @@
-"""`vkbackend models` prints a table that matches the models and their tests."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""The sampling flags have llama.cpp's names and values. Errors have one line."""
-
 import math
 from typing import Any
 

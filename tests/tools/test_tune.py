@@ -1,5 +1,3 @@
-"""`Device.limits` contains the effects of VKBACKEND_DISABLE and the choices that `tune` measured."""
-
 from __future__ import annotations
 
 from pathlib import Path

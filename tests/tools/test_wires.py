@@ -1,5 +1,3 @@
-"""The study of wire formats compares two devices with one."""
-
 from __future__ import annotations
 
 import re

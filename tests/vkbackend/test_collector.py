@@ -1,5 +1,3 @@
-"""The garbage collector pauses during recording and resumes afterwards."""
-
 from __future__ import annotations
 
 import gc

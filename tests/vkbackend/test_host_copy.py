@@ -1,5 +1,3 @@
-"""Copies by several threads write every byte of the target and no other bytes."""
-
 from __future__ import annotations
 
 import mmap

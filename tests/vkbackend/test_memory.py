@@ -1,5 +1,3 @@
-"""These tests cover packing, the planning of scratch memory, and host pages that devices import."""
-
 from __future__ import annotations
 
 import os

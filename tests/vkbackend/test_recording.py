@@ -71,7 +71,6 @@ def test_recordings_without_barriers_are_detected(recording: Recording) -> None:
 @settings(max_examples=100, deadline=None)
 @given(recordings())
 def test_order_by_depth_keeps_dependencies(recording: Recording) -> None:
-    """Commands that conflict are not reordered, and no barrier is added."""
     sorted_ = by_depth(recording)
     for before, after in zip(recording.segments(), sorted_.segments(), strict=True):
         place = {id(command): i for i, command in enumerate(after)}
@@ -261,7 +260,6 @@ def attention(seconds: float, heads: int, first: int = 0) -> Dispatch:
 
 @given(st.integers(1, 70), st.integers(0, 5), st.floats(0.01, 9))
 def test_long_attention_is_split(heads: int, first: int, seconds: float) -> None:
-    """The parts of a split attention have consecutive heads, and each head is in one part."""
     whole = attention(seconds, heads, first)
     parts = [c for c in cut_long(Recording("", [whole])).commands if isinstance(c, Dispatch)]
     assert len(parts) == min(heads, math.ceil(SLOW.seconds(whole) / SUBMISSION_S))

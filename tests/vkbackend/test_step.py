@@ -18,7 +18,6 @@ GLSL = (ROOT / "shaders" / "lib" / "step.glsl").read_text()
 
 
 def glsl_fields() -> dict[str, tuple[int, int]]:
-    """Return, for each member of the std140 block, its first word and its number of words."""
     block = re.search(r"std140\) uniform StepParams \{(.*?)\}", GLSL, re.DOTALL)
     assert block
     fields, at = {}, 0

@@ -83,8 +83,8 @@ def stepped(runner: Runner) -> np.ndarray:
 
 
 def run(folder: Path, name: str, devices: list[str], way: str, **options: Any) -> Result:
-    """Return the result for the prompt. If the prompt runs in steps, a window of 12 reuses a ring of 12 + 16
-    - 1 cells."""
+    """Return the result for the prompt. If the prompt runs in steps, a window of 12 uses a ring of 27 cells
+    more than once."""
     key = (name, *devices, way, repr(options))
     if key not in _made:
         n_ubatch = N_CTX if way == "at once" else 16

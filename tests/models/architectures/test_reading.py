@@ -52,7 +52,6 @@ OFF: dict[str, Any] = {
 
 
 def read_model(fixture: Fixture, path: Path) -> tuple[Model, list[str]]:
-    """Return a file's model and the notes about it."""
     with GGUF.open(write(fixture, path)) as gguf:
         model = load_model(gguf)
         check_weights(gguf, model)

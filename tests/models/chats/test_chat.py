@@ -1,6 +1,3 @@
-"""`LLM.chat` turns messages into an answer's thought, content and tool calls: complete, streamed, and with
-asyncio."""
-
 from __future__ import annotations
 
 import asyncio

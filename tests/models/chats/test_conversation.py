@@ -1,5 +1,3 @@
-"""A conversation has a template, and each turn computes only new tokens."""
-
 from __future__ import annotations
 
 import re

@@ -148,7 +148,6 @@ def test_runner_and_device(tiny: Path, devices: list[str]) -> None:
 
 
 def test_pages() -> None:
-    """The child reads zeros in the parent's pages and may free its copy."""
     pages = HostPages(1 << 16)
     pages.bytes[:] = 7
 

@@ -102,7 +102,6 @@ def test_load(model: Path) -> None:
 
 
 def test_close(model: Path) -> None:
-    """If an interrupt stops `close`, a second call closes the model."""
     opened: list[LLM] = []
 
     def close_again() -> None:

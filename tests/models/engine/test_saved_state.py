@@ -44,7 +44,6 @@ def test_a_state_saved_on_two_devices_continues_on_three(models: Path, tmp_path:
 
 
 def move_cells(runner: Runner) -> None:
-    """Permute the cells of the caches at random."""
     for cells in runner.kv.tables.values():
         cells.table[:] = np.random.default_rng(3).permutation(cells.table.size).reshape(cells.table.shape)
         cells.update()
@@ -189,7 +188,6 @@ def test_empty_and_missing_slots(models: Path, tmp_path: Path) -> None:
 
 
 def test_save_and_load_during_a_stream(models: Path, tmp_path: Path) -> None:
-    """During a stream, a slot can be saved but not loaded."""
     with open_llm(models, n_slots=2) as llm:
         stream = llm.stream(PROMPT, 30, temperature=0, slot=0)
         seen = [next(stream).token for _ in range(10)]

@@ -69,8 +69,6 @@ def test_another_model_cache_or_context(models: Path, saved: Path) -> None:
 
 
 def test_fingerprints(models: Path, tmp_path: Path) -> None:
-    """A copy of the file has the same fingerprint. Other weights or hyper-parameters change the fingerprint
-    of the file."""
     source, copy = model(models, "stories-narrow-F32"), tmp_path / "copy.gguf"
     raw = source.read_bytes()
 
@@ -198,7 +196,6 @@ def test_a_flipped_byte_of_the_tensors(saved: Path, held: Any) -> None:
 def test_files_without_checksums(
     models: Path, saved: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Files without checksums load, and a message on stderr names them."""
     with safe_open(saved, "numpy") as file:
         old: Any = dict.fromkeys(key for key in file.metadata() if key.startswith("sha256_"))
     path = rewritten(saved, tmp_path / "old", old)

@@ -40,7 +40,6 @@ def test_candidates_equal_the_best_logits(large: Synthetic, devices: list[str]) 
 
 @pytest.mark.parametrize("devices", [["numpy"] * 3, *DEVICE_SETS], ids=str)
 def test_candidates_under_a_mask(large: Synthetic, devices: list[str]) -> None:
-    """The mask allows a few tokens in the first row and all tokens in the second row."""
     runner = load_runner(large, devices=devices, n_ctx=32, n_ubatch=4, n_slots=2)
     runs = [Run(0, 0, 2, 0), Run(1, 2, 2, 0)]
     logits = runner.step([5, 6, 7, 8], runs, [1, 3]).copy()

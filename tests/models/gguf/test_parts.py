@@ -1,5 +1,3 @@
-"""Files that are split and joined again have the same tensors and metadata."""
-
 from __future__ import annotations
 
 from pathlib import Path

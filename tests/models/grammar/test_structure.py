@@ -1,5 +1,3 @@
-"""A `Structure` accepts some values, refuses others, and limits sizes."""
-
 from __future__ import annotations
 
 import json

@@ -194,7 +194,6 @@ def test_a_message_that_is_too_long_is_refused() -> None:
 
 
 def greet(first: bytes, second: bytes, tamper: Any = None) -> list[BaseException | None]:
-    """Exchange greetings between two hosts, and return each host's error or None."""
     transports = TwinTransport.group(2)
     if tamper:
         tamper(transports)

@@ -1,5 +1,3 @@
-"""Slots with recurrent state have cells and snapshots, and can be saved and loaded."""
-
 from __future__ import annotations
 
 import json

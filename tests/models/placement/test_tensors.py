@@ -1,5 +1,3 @@
-"""The reader handles disabled values, multi-token prediction layers and unread tensors of a file."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""The samplers satisfy these invariants for any logits."""
-
 import math
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Log probabilities follow their definition, and functions of the caller may change logits."""
-
 import math
 from typing import Any
 

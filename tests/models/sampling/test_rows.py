@@ -1,5 +1,3 @@
-"""The choice of tokens for many rows equals a `Sampler` per row with the same random numbers."""
-
 import math
 from collections import Counter
 from typing import Any

@@ -1,5 +1,3 @@
-"""Prompts for fill in the middle have llama-server's format, with the tokens of each vocabulary."""
-
 from __future__ import annotations
 
 import sys

@@ -1,5 +1,3 @@
-"""Thoughts and answers are separated in streams of pieces of any size."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""Small vocabularies test flags, byte tokens, user-defined tokens and errors."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

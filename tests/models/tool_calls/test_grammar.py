@@ -1,5 +1,3 @@
-"""For every format, the parser accepts all calls that the format's grammar allows."""
-
 from __future__ import annotations
 
 import json

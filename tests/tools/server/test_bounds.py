@@ -106,7 +106,6 @@ def test_slow_headers_and_bodies() -> None:
 
 
 def test_a_connection_of_many_requests_may_last_long() -> None:
-    """The time limit for headers starts again with each request."""
     with served(FakeModel(pause_s=0.05), config(header_s=0.2)) as address:
         connection = http.client.HTTPConnection("127.0.0.1", address.port, timeout=30)
         for _ in range(6):

@@ -16,7 +16,6 @@ OVERFLOW = "document.scrollingElement.scrollWidth - document.documentElement.cli
 
 
 def brightness(page: Any, selector: str) -> int:
-    """Return the mean of the background's red, green and blue, from 0 to 255."""
     color = page.evaluate(f"getComputedStyle(document.querySelector('{selector}')).backgroundColor")
     parts = [int(part) for part in color.split("(")[1].rstrip(")").split(",")[:3]]
     return sum(parts) // 3

@@ -84,7 +84,6 @@ VALUES: tuple[Any, ...] = (
 
 
 def changed(rng: random.Random, value: Any, depth: int = 0) -> Any:
-    """Return the value with one of its parts replaced, removed or duplicated."""
     if not value or not isinstance(value, dict | list) or (depth and rng.random() < 0.3):
         return rng.choice(VALUES)
     if isinstance(value, list):

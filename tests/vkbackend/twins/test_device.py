@@ -1,5 +1,3 @@
-"""Devices without a driver execute segments in order."""
-
 from __future__ import annotations
 
 from typing import Any

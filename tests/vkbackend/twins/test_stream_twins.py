@@ -1,5 +1,3 @@
-"""The twins of residual streams and of row moments equal their formulas."""
-
 from __future__ import annotations
 
 import numpy as np

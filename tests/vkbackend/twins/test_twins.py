@@ -1,5 +1,3 @@
-"""The numpy twins equal scalar loops and satisfy identities."""
-
 from __future__ import annotations
 
 import math

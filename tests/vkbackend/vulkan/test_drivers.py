@@ -1,5 +1,3 @@
-"""Drivers' reports are interpreted without a driver."""
-
 from __future__ import annotations
 
 from typing import Any

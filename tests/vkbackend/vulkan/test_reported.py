@@ -1,5 +1,3 @@
-"""The runtime corrects wrong values that some drivers report."""
-
 from __future__ import annotations
 
 from typing import Any

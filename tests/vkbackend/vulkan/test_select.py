@@ -1,5 +1,3 @@
-"""Devices are selected by index, UUID or part of a name."""
-
 from __future__ import annotations
 
 from types import SimpleNamespace
