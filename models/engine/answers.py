@@ -1,5 +1,5 @@
-"""Many callers share one engine, which has its own thread. Ctrl-C does not interrupt this thread. Callers
-wait in short slices, so that Ctrl-C can interrupt them."""
+"""Many callers share one engine, which has its own thread. Ctrl-C interrupts only the callers, which wait in
+short time slices."""
 
 from __future__ import annotations
 
@@ -84,9 +84,8 @@ class Mailbox:
             raise VkbackendError("this LLM is closed; open the model again with LLM(path, ...)")
 
     def close(self) -> None:
-        """Release the engine; may be called again. Raises Timeout if a step does not end in time. The engine
-        is released after that step."""
-        # Time for a step to end, or for killing the engine's process.
+        """Release the engine; may be called again. After a Timeout, the engine is released when its step
+        ends."""
         if not self._end(env.timeout_s() + engine_process.ANSWER_MARGIN_S + engine_process.CLOSE_S):
             raise Timeout("the engine is still in a step; close the LLM again when that has ended")
 
@@ -109,8 +108,7 @@ class Mailbox:
 
 
 class Answers:
-    """An iterable of the answers to one request. Closing or dropping it before the last answer cancels the
-    request."""
+    """The answers to one request. Closing or dropping the iterable early cancels the request."""
 
     def __init__(self, mailbox: Mailbox, id_: int, request: Request, eager: bool) -> None:
         self._mailbox, self._id, self._eager = mailbox, id_, eager
@@ -129,7 +127,7 @@ class Answers:
             self.close()
 
     def events(self) -> Iterator[Event]:
-        """Yield the answers, which must all be events, not plain tokens."""
+        """Yield the answers, which must all be events."""
         for answer in self:
             assert isinstance(answer, Event), answer
             yield answer
@@ -153,8 +151,6 @@ class Answers:
         self._mail = None
 
 
-# ---- the engine's thread ----
-
 _working: set[Channel] = set()
 
 
@@ -168,8 +164,7 @@ def _start(open_: EngineMaker, channel: Channel, owner: ref[Mailbox]) -> None:
 
 
 def _live(open_: EngineMaker, channel: Channel, owner: ref[Mailbox]) -> None:
-    """Run the engine. Python puts the weak reference `owner` into the inbox when the mailbox is
-    garbage-collected."""
+    """Python puts the weak reference `owner` into the inbox when the mailbox is garbage-collected."""
     if hasattr(signal, "pthread_sigmask"):
         # A process that this thread starts inherits the signal mask.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -81,7 +81,7 @@ class AsyncAnswers(AsyncIterator[Answer]):
         return self
 
     async def __anext__(self) -> Answer:
-        """This is a single coroutine for speed, because it runs for every token."""
+        """`__anext__` is a single coroutine for speed, because it runs for every token."""
         if self._ended:
             self.close()
             raise StopAsyncIteration

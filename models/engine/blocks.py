@@ -43,7 +43,6 @@ class Usage:
     shared_tokens: int = 0  # prompt tokens that were cached
 
     def stats(self) -> dict[str, float]:
-        """Return the counts of `LLM.stats`, in cells instead of blocks."""
         return {
             "cells": self.n_blocks * CELL_BLOCK,
             "cells_used": (self.n_blocks - self.free - self.cached) * CELL_BLOCK,

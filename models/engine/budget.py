@@ -38,7 +38,7 @@ class PrefillBudget:
         return min(most, n)
 
     def took(self, n_decode: int, n_prompt: int, seconds: float) -> None:
-        """Learn from the time of a step, unless the step had to be recorded first."""
+        """Learn from the time of a step that needed no recording."""
         self._n_steps += 1
         if not n_decode or not (
             n_prompt or self._n_steps % EVERY == 0 or bucket(n_decode) not in self._alone
@@ -52,7 +52,7 @@ class PrefillBudget:
         elif known is not None and seconds > SLOWER * known:
             # The step may be slow for another reason, so halve the number at most.
             self._rows = max(1.0, self._rows * max(0.5, SLOWER * known / seconds))
-        # A step with fewer prompt rows only had short prompts, so the limit does not grow.
+        # A step with fewer prompt rows had only short prompts, so the limit does not grow.
         elif known is not None and n_prompt >= int(self._rows) // 2:
             self._rows = min(self._rows * GROWTH, 1e4)
 

@@ -25,7 +25,7 @@ from vkbackend.models.engine.messages import (
     Resume,
 )
 
-# The longest time until a caller notices the engine's end, if an interrupt has dropped the message.
+# If an interrupt drops the engine's last message, callers notice the engine's end after this time.
 END_SLICE_S = 0.05
 
 
@@ -48,7 +48,7 @@ MOST_UNREAD = 1024
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A request. Unless the request is `eager`, the caller sends a `Next` for each answer."""
+    """Unless a request is `eager`, the caller sends a `Next` for each answer."""
 
     id: int
     request: Request
@@ -82,12 +82,12 @@ class Channel:
 
     def __init__(self) -> None:
         self.inbox: SimpleQueue[Word] = SimpleQueue()
-        # While loading, receives (bytes loaded, bytes in all), then the info or the error.
+        # While the model loads, `news` gets (bytes loaded, total bytes), then the info or the error.
         self.news: SimpleQueue[tuple[int, int] | EngineInfo | BaseException | None] = SimpleQueue()
         self.readers: dict[int, Reader] = {}
         self.engine: object = None
         self.thread: int | None = None
-        self.closing = False  # whether the engine's threads have read Close
+        self.closing = False
         self.failed: ErrorData | None = None
         self.ended = False
         self.paused: set[int] = set()
@@ -95,10 +95,8 @@ class Channel:
         self._eager: set[int] = set()
         self._ends: SimpleQueue[None] = SimpleQueue()
 
-    # ---- the engine's threads ----
-
     def tell(self, done: int, total: int) -> None:
-        """Report the bytes loaded. Raises Abandoned if the caller has closed the channel."""
+        """Raises Abandoned if the caller has closed the channel."""
         if not self.inbox.empty():  # any message during loading ends the loading
             raise Abandoned
         self.news.put((done, total))
@@ -175,8 +173,6 @@ class Channel:
             while True:
                 if isinstance(letter := self.inbox.get_nowait(), Letter):
                     _tell_end(letter.mail)
-
-    # ---- callers ----
 
     def wait_for_end(self, timeout_s: float) -> bool:
         """Return False on timeout."""

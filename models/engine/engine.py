@@ -1,7 +1,7 @@
 """Runs many sequences with continuous batching in the slots of one runner.
 
-Engine and caller exchange only messages (messages.py), so the engine can run in its own process
-(engine_process.py). The engine knows tokens, slots and sampling, but no text and no devices.
+Engine and caller exchange only messages, so the engine can run in its own process. The engine knows tokens,
+slots and sampling, but no text and no devices.
 """
 
 from __future__ import annotations
@@ -87,7 +87,6 @@ class Engine:
 
     @classmethod
     def open(cls, options: Options, progress: Progress | None = None) -> Engine:
-        """Raises the errors of the GGUF reader, the layout and the devices."""
         from vkbackend.models.engine.runner import Runner
 
         return cls(Runner(options, progress=progress))
@@ -124,10 +123,8 @@ class Engine:
         self.grammars.close()
         self.runner.close()
 
-    # ---- requests ----
-
     def submit(self, request: Request) -> None:
-        """Errors of the request are returned as an event."""
+        """Errors of the request become an event."""
         match request:
             case Generate() | Logits():
                 self._accept(request)
@@ -197,8 +194,6 @@ class Engine:
             message = f"slot {request.slot}: the host has too little memory for its state ({error})"
             self._news.add(Event(request.id, error=ErrorData("StateError", message)))
 
-    # ---- steps ----
-
     def step(self) -> News:
         if self._deadlines:
             for sequence in self._deadlines.passed(time.monotonic()):
@@ -250,8 +245,6 @@ class Engine:
         for sequence in self._results.take(step.batch, rows, cost, self._news):
             self._end(sequence)
 
-    # ---- ends ----
-
     def _end(self, sequence: Sequence) -> None:
         sequence.is_over = True
         del self._by_id[sequence.request.id]
@@ -263,7 +256,7 @@ class Engine:
             self.scheduler.waiting.forget()
 
     def _fail(self, batch: Batch, error: VkbackendError) -> None:
-        """End the requests of the batch. A lost device or a timeout ends all requests and makes the engine
+        """End the batch's requests. A lost device or a timeout ends all requests and makes the engine
         unusable."""
         failed = [sequence for sequence, *_ in batch if not sequence.is_over]
         if isinstance(error, DeviceLost | Timeout):

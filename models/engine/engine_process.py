@@ -38,7 +38,7 @@ from vkbackend.models.options import Options
 ANSWER_MARGIN_S = 15.0  # Time after env.timeout_s() for the engine to finish and report.
 CLOSE_S = 10.0  # Time to release everything before the process is killed.
 WAIT_SLICE_S = 0.5
-STUCK_S = 0.02  # an engine without rows checks for work again after this time
+STUCK_S = 0.02  # An engine without rows checks for work after this time.
 
 Open = Callable[[Options, Progress | None], Engine]
 
@@ -78,9 +78,6 @@ class LocalEngine:
         self._engine.close()
 
 
-# ---- a separate process ----
-
-
 @dataclass(frozen=True, slots=True)
 class _Loading:
     done: int
@@ -88,7 +85,7 @@ class _Loading:
 
 
 class Child(Protocol):
-    """The methods of multiprocessing.Process that are used here."""
+    """The methods of multiprocessing.Process that are used."""
 
     @property
     def pid(self) -> int | None: ...
@@ -227,8 +224,8 @@ Watch = Callable[[Callable[[VkbackendError], None]], None]
 def serve(
     conn: Connection, options: Options, open_: Open = Engine.open, watch: Watch = lambda tell: None
 ) -> None:
-    """Load the model, then answer requests until Close or the end of the pipe. `watch(tell)` makes a group of
-    nodes call `tell` when a node is lost."""
+    """Load the model, then answer requests until Close or the end of the pipe. `watch(tell)` makes a group
+    call `tell` when a node is lost."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent handles Ctrl-C
     inbox: SimpleQueue[Request | VkbackendError] = SimpleQueue()
     engine: Engine | None = None
@@ -274,8 +271,7 @@ def _report(conn: Connection, error: ErrorData) -> None:
 
 
 def _read(conn: Connection, inbox: SimpleQueue[Request | VkbackendError]) -> None:
-    """Receive in a thread. Otherwise a parent that sends a long request and an engine that sends answers
-    could block each other."""
+    """Receive in a thread, because parent and engine could block each other if both only sent."""
     try:
         while not isinstance(request := conn.recv(), Close):
             inbox.put(request)

@@ -23,7 +23,7 @@ class Grammars:
         self._compiler: Compiler | None = None
         self._compiling: dict[int, tuple[Sequence, Future[LLMatcher]]] = {}
         self._shape = max_outputs, mask_words(n_vocab)
-        self._masks: np.ndarray | None = None  # allocated with the vocabulary
+        self._masks: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self._compiling)
@@ -59,7 +59,7 @@ class Grammars:
         return self._compiling.pop(sequence.request.id, None) is not None
 
     def compiled(self) -> Iterator[tuple[Sequence, VkbackendError | None]]:
-        """Yield requests whose grammars are now compiled, with the grammar's error or None."""
+        """Yield requests whose grammars are compiled, with the grammar's error or None."""
         for sequence, compiled in list(self._compiling.values()):
             if compiled.done():
                 del self._compiling[sequence.request.id]
@@ -92,7 +92,7 @@ class Grammars:
 
 
 def _wrong(compiled: Future[LLMatcher]) -> VkbackendError | None:
-    """Return a new exception per request. An exception that is raised repeatedly keeps the stack frames of
-    all callers that caught it."""
+    """Return a new exception per request, because a shared exception would keep the stack frames of all
+    callers."""
     error = compiled.exception()
     return None if error is None else ErrorData.of(error).exception()

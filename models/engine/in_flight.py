@@ -22,7 +22,6 @@ class StepInFlight:
 
 
 def rows_of(batch: Batch) -> tuple[list[int], list[Run], list[int], int]:
-    """Return tokens, runs, output rows, and the number of rows that decode."""
     tokens: list[int] = []
     runs: list[Run] = []
     outputs: list[int] = []
@@ -31,7 +30,7 @@ def rows_of(batch: Batch) -> tuple[list[int], list[Run], list[int], int]:
         first, start = len(tokens), sequence.n_stored
         runs.append(Run(sequence.slot, first, n, start))
         if n == 1:
-            n_decode += sequence.n_wanted == 1  # otherwise the row belongs to a prompt
+            n_decode += sequence.n_wanted == 1
             tokens.append(sequence.tokens[start])
         else:
             tokens += sequence.tokens[start : start + n]
@@ -41,8 +40,8 @@ def rows_of(batch: Batch) -> tuple[list[int], list[Run], list[int], int]:
 
 
 def wanted_of(batch: Batch, most: int) -> Wanted:
-    """Return how many candidates are enough for every sequence of the batch. If more than `most` are needed,
-    complete rows are requested."""
+    """Return how many candidates are enough for every sequence. If the number exceeds `most`, request
+    complete rows."""
     k, summed = 0, False
     for sequence, _, n_outputs in batch:
         sampler = sequence.sampler

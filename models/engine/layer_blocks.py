@@ -43,8 +43,6 @@ class LayerBlocks:
         seen = self.pool.seen
         return not seen or all(self.block(node) >= 0 for node in path[-seen:])
 
-    # ---- nodes ----
-
     def use(self, node: Node) -> None:
         if not node.users[self.group]:
             self.unused.pop(node, None)
@@ -61,8 +59,6 @@ class LayerBlocks:
             self.free.append(block)
             node.blocks[self.group] = -1
 
-    # ---- slots ----
-
     def put(self, slot: int, index: int, block: int) -> None:
         span = self.spans[slot]
         span.blocks[index] = block
@@ -70,7 +66,8 @@ class LayerBlocks:
         self._write(self.group, slot, index, block)
 
     def enter(self, slot: int, nodes: Sequence[Node], path: Sequence[Node]) -> None:
-        """Make the slot use the blocks of `path` after its nodes' blocks, instead of its own blocks."""
+        """Append the blocks of `path` to the blocks of the slot's nodes, and free the slot's own blocks
+        there."""
         span, first, end = self.spans[slot], len(nodes), len(nodes) + len(path)
         for index in range(first, end):
             if (block := span.blocks.pop(index, -1)) >= 0:
@@ -83,8 +80,7 @@ class LayerBlocks:
         span.high = max(span.high, end)
 
     def share(self, slot: int, index: int, node: Node) -> None:
-        """Give the slot's own block to the node. If the node already has a block, use that block and free the
-        slot's block."""
+        """Give the slot's own block to the node. If the node already has a block, free the slot's block."""
         span = self.spans[slot]
         block, known = span.blocks.pop(index, -1), self.block(node)
         if block >= 0 and known >= 0:

@@ -71,8 +71,8 @@ class Loading:
         return Mesh(devices, options, keep_values=keep_values, hosts=joining.hosts)
 
     def plan(self, mesh: Mesh) -> None:
-        """Decide what each device holds, and the memory that steps need. Nodes compare their plans. Raises an
-        error if the model does not fit."""
+        """Decide the layout and the memory of steps. Nodes compare their plans. Raises an error if the model
+        does not fit."""
         if self._joining is None:
             measure_gpus(mesh.devices)
         if self._leads and self.options.auto_split and len(mesh.devices) > 1:
@@ -137,9 +137,9 @@ class Loading:
 
 
 def n_stages(of: Sequence[int], split_mode: str, layout: Layout) -> int:
-    """Return how many steps may be in flight. The number is one per node if nodes compute one after the
-    other. The number is 1 if node 0 computes the output, because `launch` would then last until the step's
-    end. `of` has each device's node."""
+    """Return how many steps may be in flight, one per node if nodes compute one after the other. If node 0
+    computes the output, the number is 1, because `launch` would then last until the step's end. `of` has each
+    device's node."""
     if split_mode not in ("layer", "hosts"):
         return 1
     vocab = layout.output_plan.ranges["vocab"]

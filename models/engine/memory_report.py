@@ -9,10 +9,10 @@ from vkbackend.models.engine.group import Group
 
 
 def memory_report(mesh: Mesh, free_before: Sequence[int | None], group: Group | None) -> list[dict[str, Any]]:
-    """Return bytes by purpose for each device of all nodes. Free bytes are None if unknown.
+    """Return bytes by purpose for each device of all nodes, as in `LLM.memory`.
 
     Host pages that all devices share count for the first device, tables as `shared` and reduce slots as
-    `staging`. `mapped` weights are read from the mapped file, so the system may drop their pages.
+    `staging`.
     """
     report: list[dict[str, Any]] = []
     others = group.memory() if group else {}

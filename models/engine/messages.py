@@ -1,4 +1,4 @@
-"""Requests to the engine and its answers, which are picklable, and checks of requests."""
+"""Picklable requests to the engine, its answers, and checks of requests."""
 
 from __future__ import annotations
 
@@ -19,9 +19,6 @@ from vkbackend.models.sampling.params import SamplingParams
 Progress = Callable[[int, int], None]  # called with (bytes loaded, bytes in all)
 
 
-# ---- what is loaded ----
-
-
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     n_vocab: int
@@ -33,14 +30,10 @@ class EngineInfo:
     notes: tuple[str, ...] = ()
 
 
-# ---- requests ----
-
-
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """Continue `tokens` up to a token of `stop_ids`, or by `max_tokens` tokens. A limit of None continues to
-    the end of the context. With `slot`, wait for that slot and compute only tokens that the slot does not
-    hold."""
+    """Continue `tokens` up to a token of `stop_ids`, or by `max_tokens` tokens. A limit of None means the end
+    of the context. With `slot`, wait for that slot and skip the tokens in its cache."""
 
     id: int
     tokens: tuple[int, ...]
@@ -145,9 +138,6 @@ Request = (
 )  # fmt: skip
 
 
-# ---- answers ----
-
-
 @dataclass(frozen=True, slots=True)
 class Timings:
     """Totals of the steps that computed rows of a sequence. `prompt` counts rows of its prompt, and `decode`
@@ -225,9 +215,6 @@ def is_last(answer: Answer) -> bool:
     if answer.error:
         raise answer.error.exception()
     return answer.done
-
-
-# ---- checks that callers also use ----
 
 
 def check_tokens(tokens: Sequence[int], n_vocab: int, n_ctx: int) -> None:

@@ -15,8 +15,8 @@ def open_devices(
 ) -> list[Device]:
     """Open devices by index, name or UUID, or the best device for None. A device may be repeated.
 
-    A `runtime` of None means VKBACKEND_RUNTIME, or native if unset. "numpy" runs the numpy twins of the ops
-    on the host. With `exact`, devices use only ops with F32 activations. Raises InvalidArgument,
+    A `runtime` of None means VKBACKEND_RUNTIME, or native if unset. "numpy" runs numpy versions of the ops on
+    the host. With `exact`, devices use only ops with F32 activations. Raises InvalidArgument,
     UnsupportedFeature.
     """
     env.disabled()  # raises on unknown names

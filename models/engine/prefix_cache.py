@@ -35,8 +35,6 @@ class PrefixCache:
         self._idle: OrderedDict[int, None] = OrderedDict((slot, None) for slot in range(n_slots))
         self.prompt_tokens = self.shared_tokens = 0
 
-    # ---- look up ----
-
     def match(self, tokens: Sequence[int]) -> list[Node]:
         """Return the longest cached prefix of `tokens` from which a sequence can continue. The prefix
         excludes the last token."""
@@ -48,7 +46,7 @@ class PrefixCache:
         return path
 
     def holds(self, slot: int) -> bool:
-        """Return whether the slot has blocks, which can be evicted while the slot is idle."""
+        """Return whether the slot has blocks. Blocks of idle slots can be evicted."""
         return self.groups[0].spans[slot].high > 0
 
     def begins_with(self, slot: int, path: list[Node]) -> bool:
@@ -56,7 +54,7 @@ class PrefixCache:
         return not n or (len(nodes) >= n and nodes[n - 1] is path[-1])
 
     def idle(self) -> list[int]:
-        """Return slots without a sequence. Empty slots are first, then other slots in order of release."""
+        """Return slots without a sequence, first the empty slots, then the others in order of release."""
         return sorted(self._idle, key=lambda slot: (self.holds(slot), 0 if self.holds(slot) else slot))
 
     def resumable(self, slot: int) -> int:
@@ -64,9 +62,8 @@ class PrefixCache:
         return max([low * CELL_BLOCK + window - 1 for low, window in lows if low], default=0)
 
     def next_key(self, slot: int, tokens: Sequence[int], n_stored: int) -> tuple[int, tuple[int, ...]] | None:
-        """Return the parent node and the tokens of the block that the slot computes next. Slots with equal
-        keys would compute the same block. Return None within a block, at the end of the tokens, or if slots
-        share no blocks."""
+        """Return the parent node and the tokens of the slot's next block. Slots with equal keys would compute
+        the same block. Return None within a block, at the end of the tokens, or if slots share no blocks."""
         end = n_stored + CELL_BLOCK
         if not self._share or n_stored != CELL_BLOCK * len(self.nodes[slot]) or end >= len(tokens):
             return None
@@ -81,8 +78,6 @@ class PrefixCache:
     def _last(self, slot: int) -> Node:
         return self.nodes[slot][-1] if self.nodes[slot] else self.tree.root
 
-    # ---- a sequence begins ----
-
     def begin(self, slot: int, path: list[Node]) -> None:
         self.drop(slot)
         self._idle.pop(slot, None)
@@ -94,7 +89,7 @@ class PrefixCache:
         self._idle.pop(slot, None)
 
     def extend(self, slot: int, tokens: Sequence[int], n_stored: int) -> int:
-        """Make the slot use the next blocks if other slots have computed them. Return the new `n_stored`."""
+        """Make the slot use blocks that other slots have computed. Return the new `n_stored`."""
         nodes = self.nodes[slot]
         if not self._share or n_stored != CELL_BLOCK * len(nodes):
             return n_stored
@@ -116,11 +111,9 @@ class PrefixCache:
             group.enter(slot, self.nodes[slot], path)
         self.nodes[slot] += path
 
-    # ---- blocks ----
-
     def reserve(self, slot: int, end: int, group: int | None = None) -> bool:
         """Allocate blocks for positions up to `end`, in all layer groups or in `group`. Return False if no
-        blocks are left. The slot then keeps its blocks."""
+        blocks are left, without freeing the new blocks."""
         want = -(-end // CELL_BLOCK)
         for blocks in self.groups if group is None else (self.groups[group],):
             while (index := blocks.spans[slot].high) < want:
@@ -130,7 +123,6 @@ class PrefixCache:
         return True
 
     def _block(self, group: LayerBlocks, slot: int) -> int:
-        """Return a free block, else the least recently used block, else -1."""
         while not group.free:
             if group.unused:
                 self._evict(group)
@@ -151,8 +143,6 @@ class PrefixCache:
             blocks.evict(node)
         self.snapshots.forget(node)
 
-    # ---- a step has run ----
-
     def stored(self, slot: int, tokens: Sequence[int], n_stored: int) -> None:
         """Turn the slot's full blocks into nodes, and release blocks outside the windows."""
         nodes = self.nodes[slot]
@@ -171,11 +161,9 @@ class PrefixCache:
         if position % CELL_BLOCK == 0 and 0 <= index < len(self.nodes[slot]):
             self.snapshots.keep(slot, position, self.nodes[slot][index])
 
-    # ---- changes from outside ----
-
     def cut(self, slot: int, n: int) -> list[Copy] | None:
         """Truncate the slot to its first `n` positions. If position `n` is in a node's block, the slot needs
-        a copy of that block. Return the copies to make, or None if no block is left; the slot is then empty.
+        a copy of that block. Return the copies to make. If no block is left, empty the slot and return None.
         """
         if n == 0:
             self.drop(slot)
@@ -203,9 +191,9 @@ class PrefixCache:
         return copies
 
     def place(self, slot: int, last: int) -> dict[int, int] | None:
-        """Allocate blocks for positions up to `last`, which will be loaded. Layers with a window get only
-        blocks to which position `last` attends. Return the first position with a block for each window, or
-        None if no blocks are left."""
+        """Allocate blocks for positions up to `last`, to load them. Layers with a window get only blocks to
+        which position `last` attends. Return the first position with a block for each window, or None if no
+        blocks are left."""
         for group in self.groups:
             group.move_window(slot, self.nodes[slot], last)
         if not self.reserve(slot, last):
@@ -241,8 +229,6 @@ class PrefixCache:
             group.spans[target].high = span.high
         return copies
 
-    # ---- a sequence ends ----
-
     def release(self, slot: int) -> None:
         """The slot keeps its blocks until other slots need them. If the sequence never ran, the recurrent
         state still belongs to a node, so the slot is emptied."""
@@ -259,7 +245,7 @@ class PrefixCache:
         self.snapshots.drop(slot)
 
     def _shorten(self, slot: int, n_nodes: int) -> None:
-        """Release the nodes from index `n_nodes` on, the deepest first, so that a node is evicted before its
+        """Release nodes from index `n_nodes` on, the deepest first, so that a node is evicted before its
         parent."""
         nodes = self.nodes[slot]
         for index in range(len(nodes) - 1, n_nodes - 1, -1):

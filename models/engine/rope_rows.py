@@ -19,8 +19,8 @@ class RopeRows:
         }
 
     def at(self, positions: np.ndarray) -> dict[str, np.ndarray]:
-        """Return rows of cos and sin by table, float32 [n_positions, n_rot / 2, 2]. The next call overwrites
-        them."""
+        """Return rows of cos and sin by table, float32 [n_positions, n_rot / 2, 2], which the next call
+        overwrites."""
         rope: dict[str, np.ndarray] = {}
         for name, table in self._rows.items():
             every, rope[name] = self._all[name], table[: len(positions)]

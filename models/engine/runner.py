@@ -32,10 +32,10 @@ from vkbackend.step import MAX_RUNS, Run, StepParams, cut_runs, n_single
 
 
 class Runner:
-    """With `keep_values`, every intermediate tensor can be read after a step. With `interleave`, large
-    micro-batches are split in two. One part computes while the other part's sums are exchanged. An
-    `interleave` of None means True for several physical devices. `group` is the group of nodes that run the
-    model together, with devices named NODE/DEVICE. `devices` are already open.
+    """With `keep_values`, every intermediate tensor can be read after a step. `interleave` splits large
+    micro-batches in two, so that one part computes while the other part's sums are exchanged. An `interleave`
+    of None means True for several physical devices. `group` has the nodes that run the model together, with
+    devices named NODE/DEVICE. `devices` are already open.
 
     After loading, `options` has the final context length, shares and layers on devices. `prediction` has the
     expected times.
@@ -92,8 +92,6 @@ class Runner:
         self._in_flight: deque[StepHandle] = deque()
         self._n_launched = 0
 
-    # ---- steps ----
-
     def step(self, tokens: Sequence[int], runs: Sequence[Run], outputs: Sequence[int]) -> np.ndarray:
         """Run one micro-batch and return the logits of its output rows, float32 [len(outputs), n_vocab],
         which the next step overwrites. Rows of a run are consecutive positions of one slot."""
@@ -145,7 +143,7 @@ class Runner:
         return handle
 
     def collect(self, handle: StepHandle) -> Rows:
-        """Wait for the oldest step in flight and return its output rows. The next call overwrites them.
+        """Wait for the oldest step in flight and return its output rows, which the next call overwrites.
         Raises the errors of devices and nodes."""
         first = self._in_flight.popleft()
         assert first is handle
@@ -220,12 +218,10 @@ class Runner:
 
     @property
     def record_s(self) -> float:
-        """Return the seconds of recording and compiling so far."""
         return self.mesh.steps.record_s
 
     @property
     def states(self) -> SlotStates | None:
-        """Return the cells with recurrent states, or None without recurrent layers."""
         return self.kv.states.slots if self.kv.states else None
 
     def resumable(self, n_stored: int) -> int:
@@ -233,11 +229,9 @@ class Runner:
         return self.kv.resumable(n_stored)
 
     def resume_at(self, slot: int, position: int) -> int:
-        """Return the last position, up to `position`, from which the slot can continue. With recurrent
-        layers, the state at that position was stored."""
+        """Return the last position, up to `position`, from which the slot can continue. Recurrent layers
+        continue only from stored states."""
         return self.kv.states.slots.resume_at(slot, position) if self.kv.states else position
-
-    # ---- reports ----
 
     def device_names(self) -> list[str]:
         return [d.physical.name if d.physical else d.name for d in self.mesh.devices]
@@ -251,9 +245,9 @@ class Runner:
         return self.mesh.relay.n_reduces, self.mesh.relay.reduce_s
 
     def close(self) -> None:
-        """May be called twice."""
+        """`close` may be called twice."""
         if self.group:
-            with suppress(VkbackendError):  # ignore errors of transfers into memory that is freed next
+            with suppress(VkbackendError):  # ignore transfers into memory that is freed next
                 while self._in_flight and not self.group.lost:
                     self.mesh.check_usable()
                     self.collect(self._in_flight[0])

@@ -41,9 +41,6 @@ _DTYPES = {  # Names in the header and in numpy. Quantized blocks are stored as 
 }
 
 
-# ---- save ----
-
-
 def save(
     runner: Runner,
     path: str | os.PathLike[str],
@@ -71,7 +68,6 @@ def save(
             f"positions {first}..{stop} of slot {slot} cannot be saved alone: the model has recurrent "
             f"layers, whose state stands for all {content.n_stored} positions; save the slot without a range"
         )
-    # Without `last`, also save the newest token, which has not run yet.
     tokens = np.array(content.tokens[first : content.n_stored + 1 if last is None else stop], "<i4")
     tensors: dict[str, tuple[str, np.ndarray]] = {"tokens": ("I32", tokens)}
     with transfers(runner.mesh.devices) as devices:
@@ -98,9 +94,6 @@ def save(
             save_file({name: array for name, (_, array) in tensors.items()}, part, metadata)
     except SafetensorError as error:
         raise StateError(f"{path}: cannot be written: {error}; give a name in a folder with space") from None
-
-
-# ---- load ----
 
 
 def load(
@@ -228,9 +221,6 @@ def _position(meta: dict[str, str], key: str, path: str | os.PathLike[str]) -> i
     if not (text.isascii() and text.isdecimal() and len(text) <= 9):
         raise StateError(f"{path}: {key} is {text!r}, expected a position; the file is damaged")
     return int(text)
-
-
-# ---- shared ----
 
 
 def _identity(runner: Runner) -> dict[str, str]:

@@ -18,7 +18,7 @@ from vkbackend.models.engine.sequence import Batch, Sequence
 from vkbackend.models.engine.waiting import Waiting
 from vkbackend.ops import CELL_BLOCK
 
-COMPARED = 256  # tokens compared at once
+COMPARED = 256
 
 
 def _turn(sequence: Sequence) -> tuple[int, int]:
@@ -36,8 +36,8 @@ def n_common(a: list[int], b: list[int], most: int) -> int:
 
 @dataclass(slots=True)
 class RowsLeft:
-    """The rows of a step that are not assigned. One row and one output are reserved for each of the
-    `n_decode` decoding sequences still to come."""
+    """Unassigned rows of a step. One row and one output are reserved for each of the `n_decode` decoding
+    sequences that follow."""
 
     n: int
     n_prompt: int  # rows that prompts may still get
@@ -94,8 +94,6 @@ class Scheduler:
         # the next request needs blocks, and none was freed since the last try
         self._is_blocked = False
 
-    # ---- slots ----
-
     def content(self, slot: int) -> SlotContent:
         for sequence in self.running:
             if sequence.slot == slot:
@@ -118,7 +116,7 @@ class Scheduler:
             self._is_blocked = not is_in
 
     def _start(self, sequence: Sequence) -> bool:
-        """Start the sequence in a slot. Return False if too few blocks are left."""
+        """Return False if too few blocks are left."""
         tokens, wanted = sequence.tokens, sequence.wanted_slot
         path = self.cache.match(tokens[: sequence.sharable + 1]) if self._share else []
         idle = self.cache.idle() if wanted is None else [wanted]
@@ -148,8 +146,8 @@ class Scheduler:
         return True
 
     def _longest(self, idle: list[int], tokens: list[int], most: int, path: list[Node]) -> tuple[int, int]:
-        """Return the idle slot that has the longest prefix of the tokens, and the prefix's length, which may
-        end within a block. Return (-1, 0) if no slot has a prefix."""
+        """Return the idle slot with the longest prefix of the tokens, and the prefix's length, which may end
+        within a block. Return (-1, 0) if no slot has a prefix."""
         best = -1, 0
         for slot in idle:
             if not self.cache.holds(slot) or not self.cache.begins_with(slot, path):
@@ -194,15 +192,13 @@ class Scheduler:
             "n_preempted": self.n_preempted,
         }
 
-    # ---- rows ----
-
     def compose(self, n_steps: int = 1) -> Batch:
         """Return the rows of the next step, sequences with one row first. Up to `n_steps` steps with
         different sequences may be in flight.
 
         The sequence that was computed least recently gets rows first. One row is reserved for each decoding
-        sequence, and prompts share the other rows within the budget. The first sequence gets a row, unless it
-        is a prompt and the budget allows no prompt rows.
+        sequence, and prompts share the other rows within the budget. The first sequence gets a row, unless
+        the budget allows no rows for its prompt.
         """
         line = sorted([s for s in self.running if not (s.is_paused or s.in_flight)], key=_turn)
         computed: set[object] = set()  # keys of the prompt blocks that steps in flight compute
@@ -219,7 +215,6 @@ class Scheduler:
         return [entry for entry in batch if entry[0].slot >= 0]
 
     def _mixed(self, line: list[Sequence], n_decode: int, computed: set[object]) -> Batch:
-        """Return rows for steps with prompts, or with more sequences than rows."""
         n_prompt = self.budget.rows(n_decode, self._n_ubatch) if n_decode < len(line) else self._n_ubatch
         left = RowsLeft(self._n_ubatch, n_prompt, self._max_outputs, n_decode)
         batch: Batch = []
@@ -238,8 +233,8 @@ class Scheduler:
         return batch
 
     def _moves_on(self, sequence: Sequence, computed: set[object]) -> bool:
-        """Make the prompt use blocks that other sequences have computed. Return whether the prompt computes
-        its next block now; it waits if another sequence computes the same block."""
+        """Make the prompt use blocks that other sequences have computed. Return False if another sequence
+        computes the prompt's next block now."""
         if isinstance(sequence.request, Logits):
             return True
         sequence.n_stored = self.cache.extend(sequence.slot, sequence.tokens, sequence.n_stored)

@@ -69,8 +69,6 @@ class Sequence:
             return max(0, self.n_stored + n - max(self.n_stored, self.n_given))
         return int(n == self.n_wanted)
 
-    # ---- after a step ----
-
     def advance(self, n: int, cost: StepCost) -> None:
         self.in_flight, self.served = False, cost.number
         self.n_stored += n

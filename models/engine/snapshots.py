@@ -1,5 +1,4 @@
-"""Recurrent states that nodes of the prefix tree own. A node's state is the state after the complete prefix
-up to the node's end."""
+"""Recurrent states that nodes of the prefix tree own. A node has the state after its last token."""
 
 from __future__ import annotations
 

@@ -67,8 +67,6 @@ class StepTimes:
         return StepCost(self.n_steps, step_s, began.until(now), n_reduces, reduce_s, recorded)
 
     def report(self) -> dict[str, float]:
-        """Return the numbers of steps and all-reduces, milliseconds and rows of the last steps, and host
-        microseconds per all-reduce."""
         counts = {"n_steps": self.n_steps, "n_reduces": self._reduced[0]}
         times = sorted(seconds for seconds, *_ in self._last)
         if not times:

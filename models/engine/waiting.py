@@ -32,8 +32,7 @@ class Waiting:
         self._n += 1
 
     def forget(self) -> None:
-        """Count a waiting request that has ended (`is_over`). The request is removed when it is first in the
-        queue."""
+        """Count a waiting request that has ended (`is_over`). The queue removes the request later."""
         self._n, self._n_dead = self._n - 1, self._n_dead + 1
         if self._n_dead > 64 + self._n:
             for heap in (self._any, *self._by_slot.values()):
