@@ -30,8 +30,6 @@ class Calls:
     def names(self) -> list[str]:
         return self.transport.names
 
-    # ---- node 0 ----
-
     def tell(self, call: Any) -> None:
         """Send a call to every other node. Raises DeviceLost if the group is broken."""
         if self.lost:
@@ -48,17 +46,14 @@ class Calls:
         return self.transport.receive(node, Lane.REPLY, node_messages.MAX_REPLY_NBYTES, "an answer", None)
 
     def replies(self, type_: Any, name: str, timeout_s: float) -> Iterator[tuple[int, Any]]:
-        """Yield (node, reply of `type_`). Error messages call the reply `name`."""
+        """Yield (node, reply of `type_`). Errors call the reply `name`."""
         for node in self.transport.others:
             data = self.transport.receive(node, Lane.REPLY, MAX_REPLY_NBYTES, name, timeout_s)
             yield node, node_messages.decode(data, type_, self.names[node])
 
     def answer_all(self, message: Any) -> None:
-        """Send node 0's answer to all other nodes."""
         for node in self.transport.others:
             self.transport.send(node, Lane.REPLY, node_messages.encode(message))
-
-    # ---- the other nodes ----
 
     def reply(self, data: bytes) -> None:
         self.transport.send(0, Lane.REPLY, data)

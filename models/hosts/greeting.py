@@ -1,5 +1,5 @@
-"""Nodes first prove that they know the secret, without sending it. Before this proof, no other message is
-decoded."""
+"""Nodes first prove that they know the secret, without sending it. No other message is decoded before this
+proof."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ GREET_S = 60.0
 
 
 def greet(transport: Transport, secret: bytes) -> None:
-    """Check, on every node, that all nodes know the secret. Raises DeviceLost for a node without the secret,
-    and Timeout for a node that does not answer."""
+    """Check that all nodes know the secret. Every node calls this. Raises DeviceLost for a node without the
+    secret, and Timeout for a node that does not answer."""
     if transport.rank:
         _answer(transport, secret)
         return
@@ -49,6 +49,6 @@ def _receive(transport: Transport, node: int, nbytes: int) -> bytes:
 
 
 def _mac(secret: bytes, role: bytes, node: int, first: bytes, second: bytes) -> bytes:
-    """Return a MAC (message authentication code). `first` is node 0's nonce. Role and node are included, so
-    that a MAC has only one use."""
+    """Return a message authentication code (MAC). `first` is node 0's nonce. Role and node give each MAC a
+    single use."""
     return hmac.digest(secret, role + node.to_bytes(4, "big") + first + second, "sha256")

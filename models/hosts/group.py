@@ -1,5 +1,4 @@
-"""The nodes that run one model, with the interface that a runner needs. Node 0 leads, and the others follow
-(following.py)."""
+"""The nodes that run one model, with a runner's interface to them. Node 0 leads, and the others follow."""
 
 from __future__ import annotations
 
@@ -24,8 +23,8 @@ from vkbackend.models.hosts.joining import Joining
 
 
 class Group(Calls):
-    """With `pulse`, the node sends heartbeats and watches the heartbeats of other nodes. Nodes that are
-    threads of one process do not need `pulse`. `where` is a text with this node's interface and ports."""
+    """With `pulse`, the node sends heartbeats and watches other nodes' heartbeats. Threads of one process
+    need no `pulse`. `where` is a text with this node's interface and ports."""
 
     def __init__(self, transport: Transport, *, pulse: bool = True, where: str = "") -> None:
         super().__init__(transport)
@@ -35,10 +34,7 @@ class Group(Calls):
 
     @property
     def hosts(self) -> Hosts:
-        """The node of each device."""
         return self.joining.hosts
-
-    # ---- steps ----
 
     def loaded(self, mesh: Mesh) -> None:
         """Wait until every node has loaded its part. Node 0 can then access all devices."""
@@ -65,10 +61,8 @@ class Group(Calls):
         self.transport.meet("the others to record a step", RECORD_S)
 
     def step(self, batch: MicroBatch, wanted: Wanted, tables: Mapping[str, np.ndarray] | None = None) -> None:
-        """Run a step on the other nodes. `tables` has rows of cos and sin for the other nodes."""
+        """Run a step on the other nodes. `tables` has rows of cos and sin for them."""
         self.tell(node_messages.Step.of(batch, wanted, tables))
-
-    # ---- devices of other nodes ----
 
     def write(self, device: int, name: str, offset: int, data: np.ndarray) -> None:
         raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
@@ -92,14 +86,12 @@ class Group(Calls):
             self.tell_one(self.hosts.of[device], node_messages.CopyRanges(device, part))
 
     def memory(self) -> dict[int, dict[str, Any]]:
-        """Return memory by device of the other nodes, or an empty dict on a node that follows."""
+        """Return memory by device of the other nodes, or an empty dict on a follower."""
         reports: dict[int, dict[str, Any]] = {}
         for node in self.transport.others if self.leads else ():
             data = self.ask(node, node_messages.AskMemory())
             reports |= node_messages.decode(data, node_messages.MemoryReport, self.names[node]).devices
         return reports
-
-    # ---- ends ----
 
     def on_lost(self, tell: Callable[[VkbackendError], None]) -> None:
         if self.pulse:
@@ -115,7 +107,7 @@ class Group(Calls):
         self.transport.close()
 
     def close(self) -> None:
-        """On node 0, end the group once, unless it is broken."""
+        """On node 0, end an intact group."""
         if self.leads and not self.lost and not self._ended:
             self._ended = True
             self.tell(node_messages.End())

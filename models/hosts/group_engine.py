@@ -14,8 +14,7 @@ from vkbackend.models.options import Options
 
 
 class GroupEngine(RemoteEngine):
-    """An engine in the process of node 0. It starts the nodes of `options.hostfile`, and its errors name the
-    node."""
+    """An engine in node 0's process. Starts the nodes of `options.hostfile`, and names the node in errors."""
 
     def __init__(self, options: Options, channel: Channel) -> None:
         assert options.hostfile is not None

@@ -1,15 +1,12 @@
-"""A hostfile has a line for each node of a group. The first line is node 0, which is this machine.
+"""A hostfile has a line per node. The first line is node 0, which is this machine.
 
-Lines without an address apply to the group. `launcher=` is ssh (default), manual (which prints a command for
-each node) or a program that takes ssh's arguments. `secret=` is a file that all nodes have; by default the
-group gets a new secret. `pass=` names more environment variables for the other nodes. `public=yes` allows
-public addresses.
+Lines without an address apply to the group. `launcher=` is ssh (default), manual (prints a command per node)
+or a program that takes ssh's arguments. `secret=` is a file on all nodes. By default each group gets a new
+secret. `pass=` names more environment variables for the other nodes. `public=yes` allows public addresses.
 
 An example:
 
-# address    devices   other settings
-10.0.0.1     dev=0,1
-10.0.0.2     dev=0     model=/data/model.gguf  interface=eth1
+# address devices other settings 10.0.0.1 dev=0,1 10.0.0.2 dev=0 model=/data/model.gguf interface=eth1
 """
 
 from __future__ import annotations
@@ -42,8 +39,8 @@ class HostFile:
     hosts: tuple[HostLine, ...]
     launcher: str = "ssh"
     secret: str | None = None
-    passed: tuple[str, ...] = ()  # Names of environment variables.
-    addresses: tuple[str, ...] = field(default=())  # Numeric addresses of the nodes.
+    passed: tuple[str, ...] = ()
+    addresses: tuple[str, ...] = field(default=())  # numeric
 
     @property
     def places(self) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ def addresses_of(name: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Addres
 
 
 def listening_ports() -> list[str]:
-    """Return ADDRESS:PORT of the TCP sockets on which this process listens."""
+    """Return ADDRESS:PORT of each TCP socket on which this process listens."""
     sockets = set()
     with suppress(OSError):
         for fd in Path("/proc/self/fd").iterdir():

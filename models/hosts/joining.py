@@ -1,5 +1,5 @@
 """Nodes load one model together. Each node opens its own devices, and creates placeholders for other nodes'
-devices. Node 0 decides the layout. Before loading, nodes compare the values that must be equal."""
+devices. Node 0 decides the layout. Nodes compare the values that must be equal before loading."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Joining:
             self._calls.tell(node_messages.Open(json.dumps(given).encode(), interleave))
 
     def join(self, options: Options, open_devices: OpenDevices, *, speeds: bool) -> list[Device]:
-        """Return all devices in order, with placeholders for devices of other nodes. With `speeds`, also
+        """Return all devices in order, with placeholders for other nodes' devices. With `speeds`, also
         measure the devices and the network."""
         transport = self._calls.transport
         places = [place_of(word, transport.size) for word in options.devices or ()]
@@ -84,8 +84,8 @@ class Joining:
     def _exchange_cards(
         self, mine: node_messages.Cards
     ) -> tuple[dict[int, node_messages.CardData], dict[int, int | None]]:
-        """Exchange cards (descriptions of devices) through node 0, and return all of them. Node 0 also gets
-        each node's free host memory."""
+        """Exchange cards (descriptions of devices) through node 0. Node 0 also gets each node's free host
+        memory."""
         calls = self._calls
         if not self.leads:
             calls.reply(node_messages.encode(mine))
@@ -98,8 +98,7 @@ class Joining:
         return cards, free
 
     def settled(self, options: Options) -> Options:
-        """Return options with the shares and layers that node 0 decided. On node 0, return `options`
-        unchanged."""
+        """Return options with the shares and layers that node 0 decided."""
         if self.leads:
             return options
         call = self._calls.expect(node_messages.Settle, RECORD_S)
@@ -121,7 +120,7 @@ class Joining:
         sizes: object,
         ropes: Mapping[str, RopeTable],
     ) -> None:
-        """Compare with node 0 the values that must be equal. Raises PlanError, which names the node and the
+        """Compare with node 0 the values that must be equal. Raises PlanError with the node and the
         difference. Rows of cos and sin may differ, because processors round differently."""
         local = ("path", "control_vectors")  # these paths may differ between nodes
         given = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in local}
@@ -153,11 +152,11 @@ class Joining:
                     f"{calls.names[node]} differs in its {name}: {there}, and {calls.names[0]} has {here}; "
                     "use the same version, settings and model on all nodes"
                 )
-        calls.tell(node_messages.Settle(None, None))  # nodes may go on
+        calls.tell(node_messages.Settle(None, None))
 
     def compare_providers(self, here: str) -> None:
-        """Raise PlanError unless all nodes use the same reduce provider, which determines how often nodes
-        exchange data. A node knows its provider only after trying it."""
+        """Raise PlanError unless all nodes use the same reduce provider. A node knows its provider only after
+        trying it."""
         calls = self._calls
         if not self.leads:
             calls.reply(node_messages.encode(here))

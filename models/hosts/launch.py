@@ -1,8 +1,8 @@
 """A group of nodes as a child of this process, with the methods of a `multiprocessing.Process`.
 
-`mpiexec` starts a process per node. Node 0's process has the engine, and connects to a socket in a folder
-that only this user can open. When one process ends, MPI's process manager ends all others. A follower that
-receives nothing ends itself.
+`mpiexec` starts a process per node. Node 0's process has the engine, and connects to a socket that only this
+user can open. When one process ends, MPI's process manager ends all others. A follower that receives nothing
+ends itself.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from vkbackend.models.hosts.interfaces import interface_of
 
 START_S = 60.0  # Time for node 0's process to start.
 KILL_S = 3.0  # Time for the process manager to end all processes.
-# Time for all nodes to end after the first. It is longer than rank.END_S, which a follower waits after its
-# last message. The process manager ends all nodes except one that SIGSTOP has stopped.
+# Time for all nodes to end after the first. The limit is longer than rank.END_S, which a follower waits after
+# its last message. The process manager ends all nodes except one that SIGSTOP has stopped.
 END_S = 8.0
 ENDED = "this node leaves the group"
-SECRET = "VKBACKEND_GROUP_SECRET"  # Used if the nodes share no secret file.
+SECRET = "VKBACKEND_GROUP_SECRET"  # Used without a secret file.
 # Variables with these prefixes are passed to other nodes. Each node chooses its own drivers.
 PASSED = ("VKBACKEND_", "DEBUG", "COLUMNS", "UCX_", "MPIR_", "FI_", "PYTHONFAULTHANDLER")
 # mpiexec's lines about a process that ended begin with these words.
@@ -83,7 +83,7 @@ class GroupProcess:
     def _accept(self, listener: socket.socket) -> Connection:
         listener.settimeout(0.2)
         manual = self._hosts.launcher == "manual"
-        # There is no limit, because a person types the commands.
+        # A person who types the commands has no limit.
         deadline = time.monotonic() + (1e9 if manual else START_S)
         while True:
             with suppress(TimeoutError):
@@ -167,7 +167,6 @@ class GroupProcess:
             self._timer.start()
 
     def last_words(self) -> str:
-        """Return which node ended first, or the last line of output."""
         if self._reader is not None:
             self._reader.join(1.0)
         for line in self._said:
@@ -179,8 +178,6 @@ class GroupProcess:
                 return f"the process of node {number} ({name}) ended first"
         said = [line for line in self._said if line.strip(" =")]
         return said[-1] if said else "it printed nothing"
-
-    # ---- as a multiprocessing.Process ----
 
     @property
     def pid(self) -> int | None:
@@ -199,8 +196,8 @@ class GroupProcess:
                 self._process.wait(timeout)
 
     def kill(self) -> None:
-        """Make the process manager end all processes. If it does not respond, kill it; its helper processes
-        then end the nodes."""
+        """Make the process manager end all processes. If the manager does not respond, kill it, and its
+        helper processes end the nodes."""
         if not self.is_alive():
             return
         assert self._process is not None

@@ -48,7 +48,7 @@ def limits_data(limits: Limits) -> node_messages.LimitsData:
 
 
 def card_of(node: str, data: node_messages.CardData) -> Card:
-    """The node is added to the UUID, because devices of two nodes may have the same UUID."""
+    """Add the node to the UUID, because devices of two nodes may have the same UUID."""
     values = {f.name: getattr(data.limits, f.name) for f in fields(Limits)}
     values |= {
         "max_groups": tuple(data.limits.max_groups),
@@ -65,9 +65,6 @@ def card_of(node: str, data: node_messages.CardData) -> Card:
     return Card(
         data.name, Limits(**values), data.imports_pages, data.has_codebooks, data.free, physical, data.speed
     )
-
-
-# ---- likeness ----
 
 
 def settings() -> str:

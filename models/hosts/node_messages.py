@@ -1,8 +1,8 @@
 """Calls from node 0 and their replies, in msgpack. Every message has a type and a size limit, and no message
 is unpickled.
 
-Bytes that do not fit a type raise DeviceLost. The code that executes a call checks its devices, names and
-ranges.
+Bytes that do not fit a type raise DeviceLost. Devices, names and ranges are checked before a call is
+executed.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class Open(_Call):
 
 
 class Measure(_Call):
-    """Measure devices and network, before Open. A node replies with its devices' cards and speeds, then with
-    a Place, then times exchanges of `sizes` bytes."""
+    """Measure devices and network, before Open. A node replies with its devices' cards and speeds, then a
+    Place, then exchanges of `sizes` bytes."""
 
     devices: Annotated[list[Name], Meta(max_length=MAX_SLOTS)]
     sizes: Annotated[list[Annotated[int, Meta(ge=4, le=PIECE_NBYTES)]], Meta(max_length=16)]
 
 
 class Reduces(_Call):
-    """Time all-reduces with these `ReduceOptions`, before Open. The reply is True if the sums were exact."""
+    """Time all-reduces before Open. The reply is True if the sums were exact."""
 
     devices: Annotated[list[Name], Meta(max_length=MAX_SLOTS)]
     nbytes: Annotated[int, Meta(ge=4, le=1 << 28)]
@@ -67,7 +67,7 @@ class Reduces(_Call):
 
 
 class Settle(_Call):
-    """The shares and layers that node 0 has decided."""
+    """The shares and layers that node 0 decided."""
 
     tensor_split: Annotated[list[Annotated[float, Meta(ge=0)]], Meta(max_length=MAX_SLOTS)] | None
     n_gpu_layers: U32 | None
@@ -130,7 +130,7 @@ class Write(_Call):
 
 
 class Read(_Call):
-    """Read bytes from a device's memory `name`. The reply has the bytes."""
+    """Read bytes from a device's memory `name`."""
 
     device: Device
     name: Name
@@ -159,9 +159,6 @@ class End(_Call):
 
 
 Call = Open | Measure | Reduces | Settle | Record | Step | Write | Read | CopyRanges | AskMemory | End
-
-
-# ---- answers ----
 
 
 class LimitsData(Struct, forbid_unknown_fields=True):
@@ -214,8 +211,6 @@ class Cards(Struct, forbid_unknown_fields=True):
 
 
 class Place(Struct, forbid_unknown_fields=True):
-    """The interface and ports of a node."""
-
     where: Text
 
 
@@ -229,7 +224,7 @@ class Likeness(Struct, forbid_unknown_fields=True):
     plan: Name
     limits: Name
     sizes: Name
-    tables: Name  # hash of the rows of cos and sin
+    tables: Name  # hash of cos and sin
 
 
 MemoryRow = Annotated[dict[Name, U63 | Name | None], Meta(max_length=32)]

@@ -1,7 +1,6 @@
 """The process of one node, which MPI starts with `python -m vkbackend.models.hosts.rank`.
 
-Node 0's process has the engine, and a socket to its caller on the same machine. The other nodes follow node
-0.
+Node 0's process has the engine, and a socket to its caller. The other nodes follow node 0.
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def arrive(args: argparse.Namespace) -> Group:
-    """Set up MPI, and check that all nodes know the secret."""
     secret = secret_of(args.secret) if args.secret else bytes.fromhex(os.environ.pop(SECRET, ""))
     if len(secret) < 16:
         raise InvalidArgument("this process belongs to a group and got no secret; start the group again")
@@ -72,7 +70,7 @@ def main() -> int:
         try:
             follow(group, args.model)
         except Exception:
-            # The manager ends all processes when one ends. Node 0 must receive the reason first.
+            # The manager ends all processes when one ends, so node 0 must receive the reason first.
             time.sleep(END_S)
             raise
     group.leave()
@@ -81,11 +79,11 @@ def main() -> int:
 
 def end_after_the_cause() -> None:
     """Delay the end of this process after a crash. MPICH 5.0.2 crashes when it sends to a process that has
-    ended. The process manager names the node that ended first, which should be the node that caused the loss.
+    ended. The process manager names the first process that ended, which should be the cause.
 
     The handler is glibc's `sleep`, which takes the signal's number as seconds (SIGABRT 6, SIGBUS 7, SIGSEGV
-    11). Then the same fault ends the process. The process manager ends the other nodes within milliseconds,
-    before the sleep is over.
+    11). Then the same fault ends the process. Before that, the process manager has ended the other nodes,
+    within milliseconds.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "sysv_signal"):
@@ -129,7 +127,7 @@ def _end_soon() -> None:
 
 
 def run(main: Callable[[], int] = main) -> None:
-    """Run `main` and end at once, because a usual exit waits in MPI for nodes that have ended."""
+    """Run `main` and end at once, because a normal exit waits in MPI for nodes that have ended."""
     code = 1
     try:
         code = main()

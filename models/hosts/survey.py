@@ -78,7 +78,6 @@ def _join(group: Group, places: Sequence[str], *, speeds: bool) -> list[Device]:
 
 
 def _exchanges(group: Group, sizes: Sequence[int]) -> dict[int, list[float]]:
-    """Return `Survey.times`. Every node calls this."""
     transport = group.transport
     return {
         node: [float(np.median(times_of(transport, node, nbytes, N_MEASURED))) for nbytes in sizes]
