@@ -1,8 +1,8 @@
 """Plans the K and V caches of a model.
 
 In a layer with a window, a slot needs window + micro-batch - 1 cells. The first row of a step attends to
-`window` positions, including its own, and the last row is micro-batch - 1 positions later. One block is
-added, because these cells may begin inside a block.
+`window` positions, including its own, and the last row is micro-batch - 1 positions later. One more block is
+needed, because these cells may begin inside a block.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from vkbackend.ops import CELL_BLOCK
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """The caches of a layer that reads no other layer's caches. `arrays` has (name, head size, type) of K, V
-    and index keys."""
+    """The caches of a layer that does not read another layer's caches. `arrays` has (name, head size, type)
+    of K, V and index keys."""
 
     layer: int
     spec: KVSpec
     arrays: tuple[tuple[str, int, str], ...]
-    heads: Ranges  # KV heads per device.
+    heads: Ranges
     width: int  # Blocks of CELL_BLOCK cells for all positions of a slot.
     ring: int  # Blocks that a slot needs at the same time.
-    n_blocks: int  # Blocks of all slots.
+    n_blocks: int
     n_slots: int
     home: Home
 
@@ -42,8 +42,8 @@ class CachePlan:
 
     @property
     def window(self) -> int:
-        """Return how many positions a row attends to, or 0 for all. Also return 0 if the context fits in the
-        window's blocks."""
+        """Return how many positions a row attends to, or 0 for all. If the window's blocks hold the context,
+        the value is 0."""
         return self.spec.window if self.ring < self.width else 0
 
     def nbytes(self, device: int) -> list[int]:
@@ -54,7 +54,7 @@ class CachePlan:
 def plan_caches(
     specs: Sequence[MemorySpec], plans: Sequence[Plan], homes: Sequence[Home], options: Options
 ) -> list[CachePlan]:
-    """Return the plans of all layers that have their own caches, in the order of layers.
+    """Return the plans of all layers with their own caches, in order.
 
     Raises InvalidArgument if a head's size is not a multiple of the type's block, because splits are between
     heads.
@@ -95,7 +95,7 @@ def blocks_per_slot(window: int, options: Options) -> int:
 
 
 def n_blocks(ring: int, options: Options) -> int:
-    """Return how many blocks all slots have together. Raises InvalidArgument if one sequence needs more."""
+    """Return the number of blocks of all slots. Raises InvalidArgument if one sequence needs more."""
     most, whole = ring * options.n_slots, blocks_per_slot(0, options)
     if options.kv_cells is None or ring < whole:
         return most
@@ -109,7 +109,7 @@ def n_blocks(ring: int, options: Options) -> int:
 
 def blocks_of_owners(layers: Sequence[Layer], specs: Sequence[MemorySpec]) -> list[Layer]:
     """Some layers read another layer's cache or choice of positions. Give the other layer the largest
-    quantization block of its readers, so that a split of its heads fits them."""
+    quantization block of its readers, so that its split suits the readers."""
     units = list(layers)
     for il, spec in enumerate(specs):
         if isinstance(spec, KVSpec) and (leader := spec.leader) is not None:
@@ -125,13 +125,13 @@ def blocks_of_owners(layers: Sequence[Layer], specs: Sequence[MemorySpec]) -> li
                     f"layer {il} reads the {kind} of layer {leader}, but their heads differ: (q, kv, sizes "
                     f"of k and v) are {heads[0]} and {heads[1]}"
                 )
-            larger = max(reader.block, owned.block)  # blocks are powers of two
+            larger = max(reader.block, owned.block)
             units[leader] = replace(units[leader], attention=replace(owned, block=larger))
     return units
 
 
 def heads_of_owners(plans: Sequence[Plan], specs: Sequence[MemorySpec]) -> list[Plan]:
-    """A layer that reads another layer's cache or choice of positions gets that layer's head ranges."""
+    """Give each reader of another layer's cache or choice of positions the other layer's head ranges."""
     return [
         replace(plan, ranges={**plan.ranges, **_heads(plans[spec.leader])})
         if isinstance(spec, KVSpec) and spec.leader is not None

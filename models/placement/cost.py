@@ -31,9 +31,9 @@ def cost_function(
 ) -> Callable[[Shares], Cost]:
     """Return a function from shares (one per device, in any unit) to the cost of this split.
 
-    Devices without a share are left out. A token's all-reduces are traced once per set of devices with a
-    share. Scratch memory is traced only once, because this takes seconds for a large model. The size on the
-    device that needs most memory is used. With fewer devices, this size grows in proportion.
+    Devices without a share are left out. All-reduces are traced once per set of devices with a share. Scratch
+    memory is traced only once, because this takes seconds for a large model. The largest scratch size of the
+    devices is used. With fewer devices, this size grows in proportion.
     """
     traced: dict[tuple[bool, ...], list[Reduce]] = {}
     stages = stages_of(options, len(limits))
@@ -74,7 +74,6 @@ def stages_of(options: Options, n: int) -> tuple[Hashable, ...]:
 
 
 def cost_of(model: Model, layout: Layout, reduces: tuple[int, ...]) -> Cost:
-    """A token reads only the experts that it uses."""
     n = layout.n_devices
     read = {Home.WEIGHTS: [0] * n, Home.HOST: [0] * n}
     for load in layout.loads:

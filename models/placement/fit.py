@@ -30,8 +30,8 @@ Sizes = Callable[[Options], list[Held]]
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Bytes that a physical device or a host can hold now. `members` are its logical devices. `homes` are the
-    kinds of memory that the budget limits."""
+    """Bytes that a physical device or a host can hold now. `members` are its logical devices. The budget
+    limits the kinds of memory in `homes`."""
 
     name: str
     nbytes: int
@@ -44,7 +44,7 @@ class Budget:
 
 
 def budgets_of(devices: Sequence[Device]) -> list[Budget]:
-    """Return a budget per physical device. numpy and null devices have no budget."""
+    """Return a budget per physical device. numpy and null devices have none."""
     groups: dict[str, list[int]] = {}
     for d, device in enumerate(devices):
         if device.physical:
@@ -61,7 +61,7 @@ def budgets_of(devices: Sequence[Device]) -> list[Budget]:
 
 
 def host_budgets(devices: Sequence[Device]) -> list[Budget]:
-    """Return a budget per host whose free memory is known, for its devices' memory on the host."""
+    """Return a budget per host with known free memory, for its devices' memory on the host."""
     members: dict[str, list[int]] = {}
     for d, device in enumerate(devices):
         members.setdefault(device.host, []).append(d)
@@ -76,7 +76,7 @@ def host_budgets(devices: Sequence[Device]) -> list[Budget]:
 
 
 def host_free_nbytes() -> int | None:
-    """Return the host memory available without swapping (MemAvailable on Linux), or None if unknown."""
+    """Return the host memory available without swapping, or None if unknown."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             available = next((line for line in lines if line.startswith("MemAvailable:")), "")
@@ -86,7 +86,7 @@ def host_free_nbytes() -> int | None:
 
 
 def sizes_with(model: Model, types: Mapping[str, str], devices: Sequence[Device], steps: StepSizes) -> Sizes:
-    """Return a function from options to bytes on each device, with the same `steps`."""
+    """Return a function from options to bytes on each device."""
 
     def sizes_of(changed: Options) -> list[Held]:
         layout = lay_out(model, types, len(devices), changed)
@@ -109,8 +109,7 @@ def unreadable(sizes: Sequence[Held], budgets: Sequence[Budget]) -> tuple[Budget
 
 
 def check_fit(devices: Sequence[Device], options: Options, sizes_of: Sizes, n_layer: int) -> None:
-    """Raise OutOfDeviceMemory if the layout does not fit, with the sizes and the smallest change that would
-    fit."""
+    """Raise OutOfDeviceMemory, with the smallest change that would fit, if the layout does not fit."""
     budgets = budgets_of(devices) + host_budgets(devices)
     planned = sizes_of(options)
     full = shortfall(planned, budgets)
@@ -138,7 +137,7 @@ def check_fit(devices: Sequence[Device], options: Options, sizes_of: Sizes, n_la
 def with_fitting_layers(
     devices: Sequence[Device], options: Options, sizes_of: Sizes, n_layer: int
 ) -> Options:
-    """Put the largest number of layers that fits on the devices, without checking the host."""
+    """Put as many layers as fit on the devices, without checking the host."""
     most = n_layer + 1  # the output counts as a layer
     n = most_layers(most, options, sizes_of, budgets_of(devices))
     return replace(options, n_gpu_layers=None if n == most else n)
@@ -181,8 +180,8 @@ def advice(options: Options, sizes_of: Sizes, budgets: Sequence[Budget], n_layer
 
 
 def largest(least: int, most: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest multiple of `least` up to `most` that fits, or 0, by bisection."""
-    low, high = 0, most // least + 1  # in units of `least`; `low` fits and `high` does not
+    """Return the largest fitting multiple of `least` up to `most`, or 0, by bisection."""
+    low, high = 0, most // least + 1  # in units of `least`
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle * least) else (low, middle)

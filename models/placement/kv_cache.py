@@ -1,9 +1,9 @@
 """Addresses the cells of the KV cache through tables, so that any block may hold a slot's positions.
 
 A position's cell is table[slot][position // B] * B + position % B, with blocks of B cells. Layers with the
-same number of blocks per slot share a table. At first every slot has consecutive blocks. If these blocks hold
-less than the context, they are a ring of the newest positions. Later the engine's prefix cache may assign any
-block to any slot.
+same number of blocks per slot share a table. At first every slot has consecutive blocks. Blocks that hold
+less than the context are a ring of the newest positions. Later the prefix cache may assign any block to any
+slot.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from vkbackend.ops import CELL_BLOCK
 
 
 class CellTable:
-    """Maps each position of `n_slots` sequences to its cell. `flush` copies changed entries to the
-    devices."""
+    """Maps each position of `n_slots` sequences to its cell. `flush` copies changes to the devices."""
 
     def __init__(self, stores: Stores, plan: CachePlan) -> None:
         self._stores, self.ring, self.n_blocks = stores, plan.ring, plan.n_blocks
@@ -99,8 +98,8 @@ class KVCache:
             table.flush()
 
     def resumable(self, n_stored: int) -> int:
-        """Return the first position at which a sequence with `n_stored` positions can continue. Every ring
-        still has the positions to which a row at that position attends."""
+        """Return the first position at which a sequence with `n_stored` positions can continue. A row at this
+        position attends only to positions that are still in the rings."""
         first = 0
         for plan in self.plans:
             if n_stored > (capacity := self.tables[plan.ring].capacity):

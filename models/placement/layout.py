@@ -33,7 +33,7 @@ class Layout:
     output_plan: Plan
     loads: list[Load]
     caches: list[CachePlan]
-    cache_owners: list[int | None]  # the layer whose cache each layer reads, or None for its own
+    cache_owners: list[int | None]  # None if the layer has its own cache
     states: list[StatePlan]
     active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # devices that compute, by layer
 
@@ -150,9 +150,6 @@ def _whole(size: int, device: int, n: int) -> Ranges:
     return tuple((0 if d <= device else size, size if d >= device else 0) for d in range(n))
 
 
-# ---- -ot ----
-
-
 def _override(
     specs: Sequence[WeightSpec],
     options: Options,
@@ -215,9 +212,6 @@ def _compile(text: str) -> re.Pattern[str]:
         raise InvalidArgument(f"override pattern {text!r} is not a regular expression: {error}") from error
 
 
-# ---- sizes ----
-
-
 def weight_nbytes(load: Load, device: int) -> int:
     """Return the bytes on a device, or 0 for a shared host table."""
     if load.shared:
@@ -227,7 +221,7 @@ def weight_nbytes(load: Load, device: int) -> int:
 
 
 def sizes(layout: Layout) -> list[dict[str, int]]:
-    """Return bytes per device without padding, as weights, kv and host (slices and caches on the host)."""
+    """Return bytes per device without padding. `host` counts slices and caches on the host."""
     report = []
     for d in range(layout.n_devices):
         n: dict[str, int] = {"weights": 0, "kv": 0, "host": 0}
@@ -240,5 +234,5 @@ def sizes(layout: Layout) -> list[dict[str, int]]:
 
 
 def largest_cache(layout: Layout, device: int) -> int:
-    """Return the bytes of the largest cache array. Shaders bind an array as one range."""
+    """Return the bytes of the largest cache array, which shaders bind as one range."""
     return max((max(cache.nbytes(device)) for cache in layout.memories()), default=0)

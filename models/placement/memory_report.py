@@ -26,8 +26,8 @@ ITEMS = ("model", "mirrored", "replicated", "kv", "tables", "scratch", "staging"
 
 @dataclass(slots=True)
 class Held:
-    """Bytes on one device. `homes` has allocated bytes by kind of memory. `items` has the same bytes by
-    purpose. Host pages that all devices read (`shared`) count for the first device."""
+    """Bytes on one device, in `homes` by kind of memory (as allocated) and in `items` by purpose. Host pages
+    that all devices read (`shared`) count for the first device."""
 
     homes: Counter[str] = field(default_factory=Counter)
     items: Counter[str] = field(default_factory=Counter)
@@ -43,10 +43,8 @@ class Held:
 def allocations(
     layout: Layout, devices: Sequence[Device], steps: StepSizes, reduce_provider: str = "auto"
 ) -> list[Held]:
-    """Return the bytes that each device will hold, from properties of the devices.
-
-    `items` counts all copies of weights as `weights`. `itemised` separates the copies.
-    """
+    """Return the bytes that each device will hold, from properties of the devices. `items` counts all copies
+    of weights as `weights`."""
     report = [Held(largest_cache=largest_cache(layout, d)) for d in range(len(devices))]
     slots = slots_nbytes(reduce_provider, devices, steps.slot)
     for d, (device, held) in enumerate(zip(devices, report, strict=True)):
@@ -97,7 +95,7 @@ def _add_caches(held: Held, layout: Layout, d: int) -> None:
 
 
 def _add_shared(report: Sequence[Held], layout: Layout, devices: Sequence[Device]) -> None:
-    """Add shared tables. Devices that can import host pages share one copy. Every other device has its own
+    """Devices that can import host pages share one copy of shared tables. Every other device has its own
     copy, unless it reads the mapped file."""
     page = max(device.limits.host_import_align for device in devices)
     for load in layout.loads:
@@ -117,8 +115,8 @@ def _add_shared(report: Sequence[Held], layout: Layout, devices: Sequence[Device
 def itemised(layout: Layout, report: Sequence[Held]) -> dict[str, int]:
     """Return the sum of each of ITEMS over all devices, and the total as `held`.
 
-    `model` counts all weights once, including a tied lm_head. `mirrored` counts further copies of mirrored
-    tensors. `replicated` counts further copies of parts of split tensors.
+    `model` counts each weight once, `mirrored` further copies of mirrored tensors, and `replicated` further
+    copies of parts of split tensors.
     """
     total: Counter[str] = sum((held.items for held in report), Counter())
     model = sum(map(stored_nbytes, layout.loads))

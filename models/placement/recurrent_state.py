@@ -2,8 +2,8 @@
 
 A recurrent state summarizes all earlier positions and cannot be truncated, so a slot keeps snapshots of
 earlier states. A snapshot needs no copy, because the next step reads the state's cell and writes another
-cell. A slot takes a snapshot before every step of several rows, and before the first single-row step after
-such a step. If the slot has no room, the snapshot replaces the oldest.
+cell. A slot takes a snapshot before every step of several rows, and before the first single-row step
+afterwards. A full slot replaces its oldest snapshot.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from vkbackend.step import Run
 
 @dataclass(frozen=True, slots=True)
 class StatePlan:
-    """A layer's recurrent state. `spec` describes its arrays, `units` has each device's range by dimension,
-    and `n_cells` counts the cells of all slots."""
+    """A layer's recurrent state. `units` has each device's range by dimension, and `n_cells` counts the cells
+    of all slots."""
 
     layer: int
     spec: StateSpec
@@ -77,7 +77,7 @@ class RecurrentState:
 
 
 class SlotStates:
-    """Tracks the cell of each slot's state by position, on the host only."""
+    """Tracks the cell of each slot's state by position."""
 
     def __init__(self, n_slots: int, n_snapshots: int) -> None:
         self._free = list(range(n_slots * (1 + n_snapshots) - 1, n_slots - 1, -1))
@@ -86,19 +86,19 @@ class SlotStates:
         self._positions = [0] * n_slots  # Positions in this cell's state, or 0 without a state.
         # Each slot's snapshots, as position -> cell, oldest first.
         self._snapshots: list[dict[int, int]] = [{} for _ in range(n_slots)]
-        self._was_long = [False] * n_slots  # Whether the last step had several rows.
+        self._was_long = [False] * n_slots
         self._lent: dict[int, tuple[int, int]] = {}  # Slot -> (position, cell).
         self.spare: Callable[[], int | None] = lambda: None  # Returns a cell of the prefix cache, or None.
 
     def resume_at(self, slot: int, position: int) -> int:
-        """Return the last position up to `position` at which the slot can continue; 0 is the beginning."""
+        """Return the last position up to `position` at which the slot can continue, or 0."""
         known = [0, self._positions[slot], *self._snapshots[slot]]
         if slot in self._lent:
             known.append(self._lent[slot][0])
         return max(at for at in known if at <= position)
 
     def cell(self, slot: int, position: int) -> int:
-        """Return the cell with the state after `position` positions. `position` comes from `resume_at`."""
+        """Return the cell with the state after `position` positions, which `resume_at` has returned."""
         if position == self._positions[slot] and position:
             return self._cells[slot]
         if position == self._lent.get(slot, (-1, -1))[0]:
@@ -106,7 +106,7 @@ class SlotStates:
         return self._snapshots[slot][position]
 
     def advance(self, run: Run) -> tuple[int, int]:
-        """Advance the slot to the end of a run. Return the cells that the run reads and writes."""
+        """Return the cells that the run reads and writes."""
         slot, at = run.slot, run.first_pos
         kept = self._snapshots[slot]
         lent_at, lent = self._lent.pop(slot, (-1, -1))
@@ -137,10 +137,7 @@ class SlotStates:
         self._positions[slot], self._was_long[slot] = position, True
         return self._cells[slot]
 
-    # ---- states of shared prefixes ----
-
     def take(self, slot: int, position: int) -> int | None:
-        """Remove the slot's snapshot at `position` and return its cell, or None."""
         return self._snapshots[slot].pop(position, None)
 
     def give_back(self, cell: int) -> None:

@@ -1,5 +1,5 @@
-"""Traces steps of a layout on devices without memory, to find scratch sizes, all-reduces, and the programs of
-a token."""
+"""Traces steps of a layout on devices without memory, to find scratch sizes, all-reduces, and a token's
+programs."""
 
 from __future__ import annotations
 
@@ -37,19 +37,18 @@ from vkbackend.twins.device import NullDevice
 TOP_K_VOCAB = 4096
 # Micro-batches with at least this many rows are split in two. Smaller halves would not fill a device.
 HALVES_FROM = 64
-LOGITS_NBYTES = 16 << 20  # approximate limit for the host-visible logits of one step
+LOGITS_NBYTES = 16 << 20  # approximate limit for a step's logits
 
 
 def in_halves(devices: Sequence[Device], options: Options) -> bool:
-    """Return whether large micro-batches are computed in two halves. One half's sums are exchanged while the
-    other half is computed. This needs several physical devices."""
+    """Return whether large micro-batches are computed in two halves, where one half computes while the other
+    half's sums are exchanged. Halves need several physical devices."""
     return options.split_mode == "tensor" and len({resource_of(device) for device in devices}) > 1
 
 
 def step_shape(
     model: Model, layout: Layout, options: Options, n_ubatch: int, halves: bool = False
 ) -> StepShape:
-    """With `halves`, large micro-batches are computed in two halves."""
     rows = bucket(min(n_ubatch, options.n_ctx * options.n_slots, MAX_ROWS))
     fits = max(LOGITS_NBYTES // (4 * model.n_vocab), 1)
     outputs = min(rows, max(bucket(options.n_slots), 1 << fits.bit_length() - 1))
@@ -78,7 +77,7 @@ def step_sizes(
 def token_recordings(
     model: Model, layout: Layout, options: Options, limits: Sequence[Limits], shape: StepShape
 ) -> list[Recording]:
-    """Record a step of one token on each device, without repeated layers but with all programs."""
+    """Record a step of one token on each device, with all programs but without repeated layers."""
     devices, _ = _traced(model, layout, limits)
     build = _traced(model, layout, limits, repeating(layers_of(layout, devices)))[1]
     inputs = [shape.unplaced(d) for d in range(len(devices))]
@@ -88,14 +87,14 @@ def token_recordings(
     return builder.recorded(kind).recordings
 
 
-# Each pair of neighbouring layers is traced this many times. The third time, a layer reuses an earlier
-# layer's memory.
+# Each pair of neighbouring layers is traced this often. The third time, a layer reuses an earlier layer's
+# memory.
 REPEATS = 3
 
 
 def repeating(layers: Sequence[object]) -> int:
     """Return how many of the first layers represent the model. They contain every pair of neighbouring layers
-    up to REPEATS times, and end with the same kind of layer."""
+    up to REPEATS times, and end with the model's last kind of layer."""
     pairs = list(pairwise(layers))
     missing = Counter({pair: min(count, REPEATS) for pair, count in Counter(pairs).items()})
     for n, pair in enumerate(pairs, 2):
@@ -141,7 +140,7 @@ def trace_reduces(
 def _traced(
     model: Model, layout: Layout, limits: Sequence[Limits], n_layer: int | None = None
 ) -> tuple[list[NullDevice], Build]:
-    """Return devices without memory, and the builder of a step of the model or its first `n_layer` layers."""
+    """Return devices without memory, and the builder of a step of the first `n_layer` layers."""
     devices = [NullDevice(f"traced.{d}", limit) for d, limit in enumerate(limits)]
     places = [_Places() for _ in devices]
     weights = Weights({load.name: _weight(load, devices, places) for load in layout.loads})
