@@ -1,6 +1,5 @@
 """Converts DRY's sequence breakers to tokens. A breaker is a text at which a repetition ends. As in llama.cpp
-(src/llama-sampler.cpp), a text may be inside one token, or begin at the end of a token and continue in the
-next tokens."""
+(src/llama-sampler.cpp), the text may be inside one token, or span several tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from vkbackend.models.sampling.penalties import MAX_TAIL
 
-MAX_BYTES = 40  # longer texts are truncated to this many bytes
+MAX_BYTES = 40  # longer texts are truncated
 
 
 def breaker_tokens(

@@ -16,7 +16,6 @@ class Candidates:
 
     @classmethod
     def of_row(cls, scores: np.ndarray) -> Candidates:
-        """`scores` may be overwritten."""
         return cls(np.arange(len(scores)), scores, ordered=False, whole=True)
 
     def __len__(self) -> int:
@@ -24,7 +23,7 @@ class Candidates:
 
     @property
     def peak(self) -> float:
-        """Return the best score, or NaN if a score of a complete row is NaN."""
+        """Return the best score, or NaN if any score of a complete row is NaN."""
         return float(self.scores[0] if self.ordered else self.scores.max())
 
     def weights(self) -> np.ndarray:
@@ -49,7 +48,7 @@ class Candidates:
         self.ordered = False
 
     def find(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (indices of candidates that are among `tokens`, their indices in `tokens`)."""
+        """Return (indices of candidates in `tokens`, their indices in `tokens`)."""
         if self.whole:
             return tokens, np.arange(len(tokens))
         by_id = self.ids.argsort()

@@ -1,6 +1,5 @@
 """Samplers that remove candidates, and the temperature. One candidate always remains. Definitions are
-llama.cpp's (src/llama-sampler.cpp). Probabilities are relative to the candidates that earlier samplers have
-left."""
+llama.cpp's (src/llama-sampler.cpp). Probabilities are relative to the remaining candidates."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from vkbackend.models.sampling.candidates import Candidates, best
 
 
 def top_k(c: Candidates, k: int) -> None:
-    """Keep the k most likely tokens, on ties the lower ids (Fan et al. 2018, arXiv:1805.04833)."""
+    """Keep the k most likely tokens (Fan et al. 2018, arXiv:1805.04833). On ties the lower id is better."""
     if c.whole and not c.ordered and k < len(c):
         c.keep(best(c.scores, k))
         c.ordered = True
@@ -21,13 +20,13 @@ def top_k(c: Candidates, k: int) -> None:
 
 
 def top_p(c: Candidates, p: float) -> None:
-    """Keep the smallest number of most likely tokens whose probabilities sum to p or more (nucleus sampling,
-    Holtzman et al. 2019, arXiv:1904.09751)."""
+    """Keep the fewest most likely tokens whose probabilities sum to p or more (nucleus sampling, Holtzman et
+    al. 2019, arXiv:1904.09751)."""
     weights = c.weights()
     total = weights.cumsum()
     reach = p * total[-1]
     if not c.ordered:
-        # First remove unlikely tokens whose total probability is at most 1 - p. Sorting all 152k scores would
+        # First remove unlikely tokens with a total probability up to 1 - p. Sorting all 152k scores would
         # take 15 ms.
         c.keep(weights >= (total[-1] - reach) / len(c))
         c.order()
@@ -44,7 +43,7 @@ def min_p(c: Candidates, p: float) -> None:
 
 def typical(c: Candidates, p: float) -> None:
     """Keep the tokens whose surprise, -log(probability), is nearest to the entropy, until their probabilities
-    sum to more than p (locally typical sampling, Meister et al. 2022, arXiv:2202.00666)."""
+    exceed p in sum (locally typical sampling, Meister et al. 2022, arXiv:2202.00666)."""
     q = c.probabilities()
     with np.errstate(divide="ignore"):
         surprise = -np.log(q)
@@ -55,17 +54,16 @@ def typical(c: Candidates, p: float) -> None:
 
 
 def top_n_sigma(c: Candidates, n: float) -> None:
-    """Keep tokens whose score is below the best score by at most n standard deviations of all scores (Tang et
-    al. 2024, arXiv:2411.07641). As in llama.cpp, the other tokens get a score of -inf."""
+    """Keep tokens at most n standard deviations of all scores below the best score (Tang et al. 2024,
+    arXiv:2411.07641). As in llama.cpp, the other tokens get a score of -inf."""
     if len(c) > 1:
         sigma = c.scores[c.scores > -np.inf].std()
         c.scores[c.scores < c.peak - n * sigma] = -np.inf
 
 
 def xtc(c: Candidates, probability: float, threshold: float, random: np.random.Generator) -> None:
-    """With a chance of `probability`, remove all tokens whose probability is at least `threshold`, except the
-    least likely of them ("exclude top choices", p-e-w, github.com/oobabooga/text-generation-webui/pull/6335).
-    """
+    """With a chance of `probability`, remove all tokens of at least the probability `threshold` except the
+    least likely ("exclude top choices", p-e-w, github.com/oobabooga/text-generation-webui/pull/6335)."""
     if len(c) < 2 or random.random() > probability:
         return
     c.order()
@@ -75,7 +73,7 @@ def xtc(c: Candidates, probability: float, threshold: float, random: np.random.G
 
 
 def temperature(c: Candidates, t: float) -> None:
-    """Divide scores by t. If t is 0, keep only the best token, on ties the lowest id."""
+    """Divide scores by t. A t of 0 keeps only the best token, on ties the lowest id."""
     if t <= 0 and c.whole:
         place = int(c.scores.argmax())
         c.keep(slice(place, place + 1))
@@ -89,8 +87,8 @@ def temperature(c: Candidates, t: float) -> None:
 
 def dynamic_temperature(c: Candidates, t: float, spread: float, exponent: float) -> None:
     """Choose a temperature from t - spread, if one token is certain, to t + spread, if all are equally
-    likely. In between, the temperature depends on (entropy / largest possible entropy) ** exponent (kalomaze,
-    llama.cpp pull request 4972)."""
+    likely. In between, it depends on (entropy / largest possible entropy) ** exponent (kalomaze, llama.cpp
+    pull request 4972)."""
     if len(c) > 1:
         low, high = max(0.0, t - spread), t + spread
         share = _entropy(c.probabilities()) / math.log(len(c))

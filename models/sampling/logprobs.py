@@ -18,7 +18,7 @@ class Logprobs:
 
 
 def logprobs_of(logits: np.ndarray, token: int, n_top: int) -> Logprobs:
-    """Return log probabilities for one row of logits [n_vocab], which are logit - log(sum(exp(logits)))."""
+    """Return log probabilities, logit - log(sum(exp(logits))), for one row of logits [n_vocab]."""
     scores = logits.astype(np.float64)
     ids = best(scores, min(n_top, len(scores))) if n_top else np.empty(0, np.int64)
     peak = scores.max()
@@ -28,8 +28,8 @@ def logprobs_of(logits: np.ndarray, token: int, n_top: int) -> Logprobs:
 
 
 def logprobs_of_best(ids: np.ndarray, logits: np.ndarray, log_sum: float, token: int, n_top: int) -> Logprobs:
-    """Return the same as `logprobs_of`, from the best tokens of a row, sorted and including `token`.
-    `log_sum` is log(sum(exp(logits))) of the complete row."""
+    """Return `logprobs_of` from the best tokens of a row, sorted and including `token`. `log_sum` is
+    log(sum(exp(logits))) of the complete row."""
     scores = logits.astype(np.float64) - log_sum
     top = tuple(zip(ids[:n_top].tolist(), scores[:n_top].tolist(), strict=True))
     return Logprobs(float(scores[ids == token][0]), top)

@@ -1,5 +1,5 @@
-"""Mirostat keeps the surprise of the text, -log2 of each token's probability, near a target (Basu et al.
-2020, arXiv:2007.14966). Mirostat chooses the token itself. Formulas and constants are llama.cpp's."""
+"""Mirostat chooses tokens so that the text's surprise, -log2 of each token's probability, stays near a target
+(Basu et al. 2020, arXiv:2007.14966). Formulas and constants are llama.cpp's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from vkbackend.models.sampling.candidates import Candidates, best
 from vkbackend.models.sampling.filters import top_k
 
-N_ESTIMATED = 100  # number of tokens in the fit of version 1
+N_ESTIMATED = 100  # tokens in the fit of version 1
 
 
 class Mirostat:

@@ -106,9 +106,6 @@ class SamplingKeywords(TypedDict, total=False):
     """Seed of the random numbers. None (default) or -1 draws a seed, which is then in `Completion.seed`."""
 
 
-# ---- checks ----
-
-
 def _seed(name: str, value: Any) -> int:
     seed = -1 if value is None else whole_number(name, value, -1, MAX_SEED, " (-1 or None: a random one)")
     return secrets.randbits(32) if seed == -1 else seed
@@ -144,7 +141,7 @@ def _samplers(name: str, value: Any) -> tuple[str, ...]:
     given = value.split(";") if isinstance(value, str) else items(name, value, "expected names of samplers")
     names = []
     for sampler in given:
-        word = str(sampler).strip().lower().replace("-", "_")  # other types become unknown names
+        word = str(sampler).strip().lower().replace("-", "_")
         word = _OTHER_NAMES.get(word, word)
         if word == "":
             continue
@@ -219,11 +216,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         check_fields(self)
 
-    # ---- combined meaning of the values ----
-
     @property
     def greedy(self) -> bool:
-        """Return whether the temperature leaves only one candidate."""
         heats = self.mirostat or "temperature" in self.samplers
         return bool(heats and self.temperature == 0 and (self.mirostat or not self.dynatemp_range))
 
@@ -238,8 +232,8 @@ class SamplingParams:
 
     @property
     def chain(self) -> tuple[str, ...]:
-        """Return the samplers that have an effect, in order. If greedy, filters after the last penalty are
-        dropped, because they keep the best token."""
+        """Return the samplers that have an effect, in order. Greedy sampling drops filters after the last
+        penalty, because they keep the best token."""
         if self.mirostat:
             return ("temperature",)
         works = {
@@ -256,8 +250,7 @@ class SamplingParams:
 
     @property
     def n_decisive(self) -> int:
-        """Return how many of the most likely tokens can be chosen, in addition to lowered tokens. 0 means any
-        token."""
+        """Return how many of the most likely tokens can be chosen, besides lowered tokens, or 0 for any."""
         if self.logits_processors or self.mirostat or any(bias > 0 for _, bias in self.logit_bias):
             return 0
         lowers = self.repeat_penalty >= 1 and self.presence_penalty >= 0 and self.frequency_penalty >= 0

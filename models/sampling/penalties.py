@@ -1,5 +1,4 @@
-"""Samplers that lower the scores of repeated tokens, which are penalties and DRY. Definitions are llama.cpp's
-(src/llama-sampler.cpp)."""
+"""Samplers that lower the scores of repeated tokens. Definitions are llama.cpp's (src/llama-sampler.cpp)."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ import numpy as np
 from vkbackend.models.sampling.candidates import Candidates
 
 MAX_TAIL = 20
-_MAX_LOG = 88.7228391  # log of the largest float32; it limits the effect of a repetition's length
+_MAX_LOG = 88.7228391  # log of the largest float32
 
 Breakers = Mapping[int, Sequence[tuple[int, ...]]]
 

@@ -1,6 +1,5 @@
 """Chooses tokens of many sequences at once, like `Sampler.choose`. Each row has its own random generator and
-its own sums, which start at the best candidate. The other rows of a step therefore never change a row's
-choice."""
+its own sums, so the other rows of a step never change its choice."""
 
 from __future__ import annotations
 
@@ -29,9 +28,9 @@ def choose_rows(
 ) -> list[Choice]:
     """Return the next token of each row, or the error of the row.
 
-    `ids` [n, k] and float32 `logits` [n, k] are candidates, best first, at least `n_candidates` of each
-    sampler. Without ids, the logits are complete rows [n, n_vocab]. `log_sums` float64 [n] has
-    log(sum(exp(logits))) of the complete rows, for log probabilities of candidates.
+    `ids` [n, k] and float32 `logits` [n, k] are candidates, best first, at least `n_candidates` per sampler.
+    Without ids, the logits are complete rows [n, n_vocab]. `log_sums` float64 [n] has log(sum(exp(logits)))
+    of the complete rows, for log probabilities of candidates.
     """
     sums = [math.nan] * len(samplers) if log_sums is None else log_sums.tolist()
     if ids is None:
@@ -67,8 +66,8 @@ def choose_rows(
 
 
 def best_of_rows(logits: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return ids and logits, both [n, k], of the k best tokens of each row, best first, on ties the lower id
-    first. `logits` is float32 [n, n_vocab] without NaN."""
+    """Return ids and logits [n, k] of the k best tokens of each row, best first, on ties the lower id first.
+    `logits` is float32 [n, n_vocab] without NaN."""
     k = min(k, logits.shape[1])
     # One integer per token sorts by logit, then by id. The high 32 bits are the logit's bits, which sort as
     # integers once negative logits are inverted. The low 32 bits are n_vocab - 1 - id.
@@ -89,7 +88,7 @@ def _tried(choose: Callable[..., int], *row: Any) -> Choice:
 
 
 def _draw(samplers: Sequence[Sampler], ids: np.ndarray, logits: np.ndarray) -> list[int]:
-    """Choose tokens for samplers that are plain but not greedy. The best logit of each row must be finite."""
+    """Choose tokens for plain samplers that are not greedy. The best logit of each row must be finite."""
     n, k = ids.shape
     values = [(*sampler.values, sampler.random.random()) for sampler in samplers]
     temperature, top_p, least, top_k, random = np.array(values).T[:, :, None]

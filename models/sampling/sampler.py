@@ -1,5 +1,5 @@
-"""A request's chain of samplers and its state, with llama.cpp's order and meaning. It computes in float64 on
-the host with the request's own random numbers, so other requests of a batch cannot change its output."""
+"""A request's chain of samplers and its state, with llama.cpp's order and meaning. Each request computes in
+float64 on the host with its own random numbers, so other requests of a batch cannot change its output."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Sampler:
         self._varies = self._n_decisive > 0 and bool({"penalties", "dry"} & set(self._names))
 
     def n_candidates(self, history: History) -> int:
-        """Return how many candidates are needed, including lowered tokens, or 0 for the complete row."""
+        """Return the number of candidates to request, including lowered tokens, or 0 for the complete row."""
         n = self._n_decisive + len(self._lowered(history)) if self._varies else self._n_candidates
         return n and max(n, self._n_shown)
 
@@ -74,14 +74,14 @@ class Sampler:
         Raises VkbackendError if a logit is NaN or +inf, or if all logits are -inf.
         """
         if self.ranked:
-            peak = int(logits.argmax())  # argmax returns the index of a NaN, if any
+            peak = int(logits.argmax())
             check_finite(float(logits[peak]))
             if self.greedy:
                 return peak
             ids = best(logits, min(self._n_candidates, len(logits)))
             return self._choose_plain(ids, logits[ids])
         scores = self._processed(logits, history).astype(np.float64)
-        check_finite(float(scores.max()))  # NaN if any score is NaN
+        check_finite(float(scores.max()))
         candidates = Candidates.of_row(scores)
         if self.matcher:
             candidates.keep(self.matcher.allowed(len(scores)))
@@ -93,9 +93,9 @@ class Sampler:
     def choose(
         self, ids: np.ndarray, logits: np.ndarray, history: History = (), log_sum: float = math.nan
     ) -> int:
-        """Return the next token, like `sample`, but from the best allowed tokens, at least `n_candidates`.
-        `ids` [n] and float32 `logits` [n] are sorted, best first. `log_sum` is log(sum(exp(logits))) of all
-        tokens, for log probabilities."""
+        """Return the next token, like `sample`, from the best allowed tokens, at least `n_candidates`. `ids`
+        [n] and float32 `logits` [n] are sorted, best first. `log_sum` is log(sum(exp(logits))) of all tokens.
+        """
         if self.matcher:  # the logits of tokens that are not allowed are -inf
             n = int(np.count_nonzero(logits != -np.inf))
             if not n:
@@ -145,7 +145,6 @@ class Sampler:
         return int(c.ids[min(place, len(c) - 1)])
 
     def _processed(self, logits: np.ndarray, history: History) -> np.ndarray:
-        """Apply the caller's functions to a copy of the logits."""
         for number, process in enumerate(self.params.logits_processors):
             try:
                 result = np.asarray(process(list(history), logits.copy()), np.float32)
