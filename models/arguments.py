@@ -1,5 +1,5 @@
-"""Checks arguments of the public API and the command line. Each check returns a plain value, or raises an
-InvalidArgument that names the argument."""
+"""Checks arguments of the public API and the command line. A check returns a plain value, or raises
+InvalidArgument with the argument's name."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def device_list(name: str, value: Any) -> tuple[str, ...] | None:
 
 
 def unlike(names: Sequence[str] | None) -> bool:
-    """Return whether devices may differ in speed, as is possible with several Vulkan devices."""
+    """Return whether devices may differ in speed, as several Vulkan devices may."""
     return len(set(names or ())) > 1 and HOST not in [name.rpartition("/")[2] for name in names or ()]
 
 

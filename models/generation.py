@@ -116,9 +116,6 @@ def completion(generation: Generation, chunks: Sequence[Chunk]) -> Completion:
     )
 
 
-# ---- the prompt ----
-
-
 def prompt_chunks(mailbox: Mailbox, generation: Generation) -> list[Chunk]:
     scores = PromptLogprobs.of(generation.ids, generation.options.prompt_logprobs)
     if scores:
@@ -140,9 +137,6 @@ def _prompt_chunks(generation: Generation, scores: PromptLogprobs | None) -> lis
     if not scores and not generation.options.echo:
         return []
     return [Chunk(generation.echo, None, prompt_logprobs=scores.logprobs if scores else None)]
-
-
-# ---- one generation ----
 
 
 def stream(
@@ -172,9 +166,6 @@ async def astream(
                 return
     finally:
         answers.close()
-
-
-# ---- many generations ----
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 def fetch(name: str, file: str | None = None) -> str:
     """Download `user/repo`, `user/repo:TAG` or `file` of the repository, and return its path. For a split
     model, this is the path of the first part. Raises InvalidArgument if the name, repository or file does not
-    exist, and VkbackendError without a connection or enough disk space."""
+    exist, and VkbackendError without a connection or disk space."""
     match = _NAME.fullmatch(text_of("repository", name))
     if not match:
         raise InvalidArgument(f"{name!r} is not a repository; expected user/repo or user/repo:Q4_K_M")
@@ -61,7 +61,6 @@ def fetch(name: str, file: str | None = None) -> str:
 
 
 def _online(repo: str) -> dict[str, int]:
-    """Return the size of each file by its path. Raises VkbackendError without a connection."""
     from huggingface_hub import HfApi, constants, get_session
     from huggingface_hub.errors import HTTPError
 

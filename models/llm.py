@@ -1,5 +1,5 @@
-"""The public Python API. `LLM` is a thin client of the engine. It checks arguments, owns the tokenizer, and
-turns events into text. Threads may share one `LLM`."""
+"""The public Python API. `LLM` checks arguments, owns the tokenizer, and turns the engine's events into text.
+Threads may share one `LLM`."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class LLM(Chats, Slots):
     """A GGUF model on one or several Vulkan devices.
 
     `path` is a .gguf file, or any part of a split model. `process` runs the engine in a separate process.
-    `progress` is called with (bytes loaded, total bytes). `Keywords` in models/options.py describes all other
-    keywords, such as `devices`, `tensor_split`, `n_ctx` and `n_slots`.
+    `progress` is called with (bytes loaded, total bytes). `Keywords` in models/options.py describes the other
+    keywords.
 
-    The opened model has the attributes path, n_ctx, n_slots, n_vocab, device_names, chat_template (None
-    without one), chat_templates (by name), prediction (for measured devices) and notes.
+    The attributes are path, n_ctx, n_slots, n_vocab, device_names, chat_template (or None), chat_templates
+    (by name), prediction (for measured devices) and notes.
 
     Raises InvalidArgument, GGUFError, UnsupportedModel, UnsupportedFeature, OutOfDeviceMemory, PlanError,
-    DeviceLost, Timeout, and ForkedProcess in a process that was forked after the model was opened.
+    DeviceLost, Timeout, and ForkedProcess in a process forked after opening the model.
     """
 
     @takes(Keywords, Options)
@@ -103,18 +103,16 @@ class LLM(Chats, Slots):
     @classmethod
     def from_pretrained(cls, name: str, file: str | None = None, **options: Any) -> Self:
         """Open a model of the Hugging Face Hub, downloaded on first use. `name` is "user/repo:Q4_K_M" or
-        "user/repo", and `file` is a file of the repository. Other keywords are as in `LLM(path, ...)`.
+        "user/repo", and `file` is a file of the repository.
 
-        Also raises InvalidArgument for a name, repository or file that does not exist, and VkbackendError
-        without a connection or enough disk space.
+        Also raises InvalidArgument if the name, repository or file does not exist, and VkbackendError without
+        a connection or disk space.
         """
         return cls(fetch(name, None if file is None else text_of("file", file)), **options)
 
-    # ---- text ----
-
     def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Return the token ids of a text. `add_special` adds BOS and EOS if the model wants them.
-        `parse_special` parses texts such as <|im_start|> as special tokens.
+        `parse_special` converts texts such as <|im_start|> to special tokens.
 
         Raises UnsupportedModel without a usable tokenizer, and InvalidArgument.
         """
@@ -135,8 +133,6 @@ class LLM(Chats, Slots):
         if self._tokenizer is None:
             raise UnsupportedModel(self._no_tokenizer)
         return self._tokenizer
-
-    # ---- the model ----
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
         """Return the logits after every token, float32 [n_tokens, n_vocab], from position 0 on.
@@ -187,9 +183,8 @@ class LLM(Chats, Slots):
         """Continue a text or token ids, like `stream`, and wait for the end.
 
         A list of prompts gives a list of answers in the same order. Up to `n_slots` prompts run together.
-        With `n`, each prompt gives a list of n continuations, and the prompt is computed once. With a seed,
-        continuation i uses seed + i. If a continuation fails, its error is raised and the others are
-        cancelled.
+        With `n`, each prompt is computed once and gives a list of n continuations. With a seed, continuation
+        i uses seed + i. If a continuation fails, its error is raised and the others are cancelled.
         """
         batch = self._batch(prompt, max_tokens, n, options)
         done = run_all(self._open_mailbox(), batch.generations, self._tokenizer, 4 * self.n_slots)
@@ -206,12 +201,12 @@ class LLM(Chats, Slots):
         suffix_first: bool = False,
         **options: Unpack[GenerateKeywords],
     ) -> Completion:
-        """Generate the text between `prefix` and `suffix`, with a model that was trained for this. The prompt
-        has the format of llama-server's `/infill`.
+        """Generate the text between `prefix` and `suffix`. The model must be trained for infilling. The
+        prompt has the format of llama-server's `/infill`.
 
         `files` maps names of other project files to texts. `suffix_first` puts the suffix first, as some
-        models expect. Raises UnsupportedModel if the vocabulary has no tokens for infilling, and the errors
-        of `generate`.
+        models expect. Raises UnsupportedModel if the vocabulary lacks infill tokens, and the errors of
+        `generate`.
         """
         if files is not None and not isinstance(files, Mapping):
             raise refused("files", files, "expected texts by name, a mapping")
@@ -231,8 +226,7 @@ class LLM(Chats, Slots):
         n: int | None = None,
         **options: Unpack[GenerateKeywords],
     ) -> Completion | list[Completion] | list[list[Completion]]:
-        """`generate` for asyncio. Other tasks run while it waits. Cancelling the task cancels its
-        generations."""
+        """Run `generate` in asyncio. Cancelling the task cancels its generations."""
         batch = await asyncio.to_thread(self._batch, prompt, max_tokens, n, options)
         done = await arun_all(self._open_mailbox(), batch.generations, self._tokenizer, 4 * self.n_slots)
         return batch.shaped(done)
@@ -244,11 +238,11 @@ class LLM(Chats, Slots):
         """Yield a Chunk per token. The joined texts equal `Completion.text`.
 
         If `max_tokens` is None or -1, the text continues to a stop token or the end of the context.
-        `GenerateKeywords` describes the other keywords (sampling, stop, ignore_eos, slot, priority,
-        deadline_s). Streams that are read alternately are computed together. Closing a stream frees its slot.
+        `GenerateKeywords` describes the other keywords. Streams that are read alternately are computed
+        together. Closing a stream frees its slot.
 
-        The call itself checks the arguments. It raises InvalidArgument, or UnsupportedModel if the arguments
-        need a tokenizer and the model has none.
+        The arguments are checked at the call, before the first token. Raises InvalidArgument, and
+        UnsupportedModel if the arguments need a tokenizer that the model lacks.
         """
         generation = self._generation(prompt, max_tokens, options)
         return stream(self._open_mailbox(), generation, self._tokenizer)
@@ -259,7 +253,7 @@ class LLM(Chats, Slots):
     ) -> AsyncGenerator[Chunk, None]:
         """`stream` for asyncio: `async for chunk in llm.astream(...)`."""
         generation = self._generation(prompt, max_tokens, options)
-        # An engine in another process always computes ahead, so `eager` only saves messages.
+        # An engine in another process always computes ahead, so `eager` here only saves messages.
         return astream(self._open_mailbox(), generation, self._tokenizer, eager=self._apart)
 
     def _batch(
@@ -296,7 +290,7 @@ class LLM(Chats, Slots):
         return Generation(ids, most, checked, frozenset(checked.stop_token_ids), echo)
 
     def _tell_vocabulary(self) -> None:
-        """Send the vocabulary to the engine, before the first grammar. Raises UnsupportedModel."""
+        """Send the vocabulary to the engine before the first grammar. Raises UnsupportedModel."""
         with self._telling:
             if not self._knows_vocabulary:
                 vocabulary = vocabulary_of(self.tokenizer)
@@ -304,7 +298,7 @@ class LLM(Chats, Slots):
                 self._knows_vocabulary = True
 
     def memory(self) -> list[dict[str, Any]]:
-        """Return a dict per device, in order. "device" is its name. The keys with bytes are "weights",
+        """Return a dict per device, in order. "device" is the name. The keys with bytes are "weights",
         "mapped" (weights in the mapped file, whose pages the system may drop), "kv", "scratch", "host"
         (slices and caches in host memory), "shared" (tables that all devices read, counted for the first
         device), "staging", "free_before" (before loading) and "free" (now). Both free values are None if the
@@ -314,13 +308,13 @@ class LLM(Chats, Slots):
         return event.memory
 
     def stats(self) -> dict[str, Any]:
-        """Return the engine's counters. The current values are the waiting, running and decoding requests,
-        the slots, and the KV cells. The cells are counted in total, used, cached (for requests with the same
-        prefix) and shared (used by several slots).
+        """Return the engine's counters. Current values count requests (waiting, running, decoding), slots,
+        and KV cells. The KV cells are counted in total, used, cached (for requests with the same prefix) and
+        shared (used by several slots).
 
-        The values since the start are prompt tokens, number and share of cached prompt tokens, preemptions,
-        steps and all-reduces. The values of the last 256 steps are milliseconds (median, 99th percentile),
-        rows, and host microseconds of an all-reduce.
+        Values since the start count prompt tokens, cached prompt tokens (also as a share), preemptions, steps
+        and all-reduces. Values of the last 256 steps are milliseconds (median, 99th percentile), rows, and
+        host microseconds of an all-reduce.
         """
         (event,) = self._ask(Stats).events()
         assert event.stats is not None
@@ -355,11 +349,9 @@ class LLM(Chats, Slots):
         assert self._mailbox is not None
         self._mailbox.check_open()
 
-    # ---- the end ----
-
     def close(self) -> None:
-        """Release devices, memory and the engine's process. Running requests end with an error. May be called
-        again, also after an interrupt."""
+        """Release devices, memory and the engine's process. Running requests end with an error. `close` may
+        be called again, also after an interrupt."""
         if self._mailbox is not None:
             self._mailbox.close()
 

@@ -19,21 +19,21 @@ Breaker = str | tuple[int, ...]
 
 
 def suppressed_ids(gguf: GGUF) -> frozenset[int]:
-    """Return the tokens that the model must never write (for Gemma 4 Unified and MiniMax)."""
+    """Return the tokens that the model must never write (in Gemma 4 Unified and MiniMax)."""
     with suppress(GGUFError):
         return frozenset(int(token) for token in gguf.ints("tokenizer.ggml.suppress_tokens", ()))
     return frozenset()
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-    """Control tokens have no text in the vocabulary."""
+    """Control tokens have no text in the returned vocabulary."""
     pieces = tuple(tokenizer.piece(token) for token in range(tokenizer.n_vocab))
     special = (i for i, piece in enumerate(pieces) if not piece or tokenizer.is_special(i))
     return Vocabulary(pieces, tuple(special), tuple(sorted(tokenizer.stop_ids)))
 
 
 class ModelTokens:
-    """`stop_ids` end a text, and tokens in `suppressed` are never written."""
+    """`stop_ids` end a text. Tokens in `suppressed` are never written."""
 
     def __init__(
         self, stop_ids: frozenset[int], suppressed: frozenset[int], tokenizer: Tokenizer | None
@@ -64,7 +64,7 @@ class ModelTokens:
         )
 
     def _breakers(self, breakers: Sequence[Breaker]) -> tuple[tuple[int, ...], ...]:
-        """Without a tokenizer, the default texts are dropped, and other texts raise UnsupportedModel."""
+        """Without a tokenizer, default breakers are dropped, and other breakers raise UnsupportedModel."""
         texts = tuple(breaker for breaker in breakers if isinstance(breaker, str))
         sequences = tuple(breaker for breaker in breakers if not isinstance(breaker, str))
         tokenizer = self._tokenizer

@@ -127,7 +127,7 @@ def _runtime(name: str, value: Any) -> str | None:
 class Options(RopeOptions):
     """The checked options of a model. `Keywords` describes the fields.
 
-    Raises InvalidArgument for an unusable value, before any file or device is opened.
+    Raises InvalidArgument before any file or device is opened.
     """
 
     path: str = field(kw_only=False, metadata={"check": path_string})
@@ -198,7 +198,7 @@ class Options(RopeOptions):
 
     @property
     def shares(self) -> tuple[float, ...] | None:
-        """Return the specified or measured shares. None means equal shares."""
+        """Return the specified or measured shares, or None for equal shares."""
         return None if self.tensor_split == "auto" else self.tensor_split
 
     @property

@@ -30,9 +30,9 @@ LogProbs = npt.NDArray[np.float64]
 
 @dataclass(slots=True)
 class Score:
-    """Sums over the scored tokens. Names that end in 2 are sums of squares. Compared with a base model,
-    `rise` is the rise of the negative log likelihood. `dp2` is the squared difference of the token's
-    probability, and `klds` has the divergence at every token."""
+    """Sums over the scored tokens. Names that end in 2 are sums of squares. `rise` is the negative log
+    likelihood minus the base model's. `dp2` is the squared difference of the token's probability from the
+    base model's. `klds` has the divergence at every token."""
 
     n: int = 0
     nll: float = 0.0
@@ -134,8 +134,8 @@ def perplexity(
     base: Base | None = None,
     save: Saver | None = None,
 ) -> Score:
-    """Score all windows. `base` adds the divergence from the base. `save` stores the log probabilities.
-    `progress` is called with (windows done, score so far).
+    """Score all windows. `base` adds the divergence. `save` stores the log probabilities. `progress` is
+    called with (windows done, score so far).
 
     Raises InvalidArgument if the base was saved for another text or vocabulary, and the errors of a step.
     """
@@ -149,9 +149,6 @@ def perplexity(
         if progress:
             progress(i + 1, score)
     return score
-
-
-# ---- saved log-probabilities ----
 
 
 def _row_type(n_vocab: int) -> np.dtype:
@@ -210,7 +207,7 @@ class Base:
         self.n_rows, self._path = len(self._rows), path
 
     def rows(self, first: int, following: Sequence[int]) -> LogProbs:
-        """Raises InvalidArgument unless the records' next tokens are `following`."""
+        """Raises InvalidArgument unless the records have the next tokens `following`."""
         rows = self._rows[first : first + len(following)]
         if rows["token"].tolist() != list(following):
             raise InvalidArgument(f"{self._path}: was saved for another text or context size")

@@ -21,7 +21,7 @@ class PromptLogprobs:
         return None if n_top is None else cls(tokens, n_top)
 
     def push(self, logits: np.ndarray | None) -> None:
-        """Add the logits [n, n_vocab] of the next n positions; each row predicts the next token."""
+        """Add the logits [n, n_vocab] of the next n positions. Each row predicts the next token."""
         assert logits is not None
         for row in logits[: len(self._tokens) - len(self.logprobs)]:
             self.logprobs.append(logprobs_of(row, self._tokens[len(self.logprobs)], self._n_top))

@@ -22,14 +22,12 @@ class Slots(ABC):
     def save_state(
         self, path: str | os.PathLike[str], slot: int = 0, *, first: int = 0, last: int | None = None
     ) -> list[int]:
-        """Save a slot's tokens, and K and V of their positions, to a file (docs/state_format.md). Returns the
-        tokens of the slot's sequence.
+        """Save a slot's tokens, K and V to a file (docs/state_format.md), and return the tokens.
 
-        A slot stores the prompt and the generated tokens of its last sequence until another sequence runs
-        there. It may be saved while a stream runs in it. Only positions `first` to `last` - 1 are saved. If
-        `last` is None, all later positions are saved, and also the newest token, which has not run yet. After
-        an error the file is unchanged. Raises StateError, and InvalidArgument for a slot or positions out of
-        range.
+        A slot keeps its last sequence until another sequence runs there. A slot may be saved while a stream
+        runs in it. Only positions `first` to `last` - 1 are saved. A `last` of None saves all later
+        positions, and also the newest token, which has not run yet. After an error the file is unchanged.
+        Raises StateError, and InvalidArgument for a slot or positions out of range.
         """
         slot, path = self._slot(slot), os.path.abspath(path_string("path", path, "a file to save to"))
         first = whole_number("first", first, 0, MAX_CONTEXT)
@@ -37,22 +35,22 @@ class Slots(ABC):
         return self._tokens(lambda id_: SaveState(id_, path, slot, first, last))
 
     def load_state(self, path: str | os.PathLike[str], slot: int = 0) -> list[int]:
-        """Load a saved state into a slot and return the tokens of the slot's sequence.
+        """Load a saved state into a slot and return its tokens.
 
         `generate(tokens + more, slot=slot)` then computes only the new tokens. The model and the cache types
-        must be the same as in the saved state. Devices, split, slot and n_ctx may differ. A file that was
-        saved with `first` continues the slot's content, which must be the same as when it was saved. Random
-        numbers are not saved, so a seeded run draws them from the start. If StateError is raised, the slot is
-        unchanged. Raises InvalidArgument while the slot is in use.
+        must equal the file's. Devices, split, slot and n_ctx may differ. A file saved with `first` continues
+        the slot's content, which must equal the content at the save. Random numbers are not saved, so a
+        seeded run draws them from the start. After StateError the slot is unchanged. Raises InvalidArgument
+        while the slot is in use.
         """
         slot, path = self._slot(slot), os.path.abspath(path_string("path", path, "a saved state"))
         return self._tokens(lambda id_: LoadState(id_, path, slot))
 
     def copy_slot(self, source: int, target: int) -> list[int]:
-        """Copy slot `source` to slot `target` on the devices and return the tokens of the sequence.
+        """Copy slot `source` to slot `target` on the devices and return its tokens.
 
-        The slots are then independent, so a long prompt can be computed once and continued in several ways.
-        Raises InvalidArgument while the target is in use.
+        A long prompt can thus be computed once and continued in several ways. Raises InvalidArgument while
+        the target is in use.
         """
         source, target = self._slot(source), self._slot(target)
         return self._tokens(lambda id_: CopySlot(id_, source, target))
