@@ -12,6 +12,7 @@ from functools import cache
 import numpy as np
 
 _PLAIN = {"f32": 4, "u32": 4, "f16": 2, "bf16": 2, "u8": 1}
+_AT_ONCE = 1 << 16  # elements that `dequantize` converts at once, so that intermediate arrays fit a cache
 
 
 @cache
@@ -63,11 +64,15 @@ def dequantize(raw: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarra
         rows = raw.reshape(-1, row_nbytes(dtype, shape[-1]))
         codes, blocks = rows[:, : shape[-1]].view(np.int8), rows[:, shape[-1] :].view(np.float32)
         return (codes * np.repeat(blocks[:, ::2], 32, axis=1)).reshape(shape)
-    from gguf.constants import GGMLQuantizationType
-    from gguf.quants import dequantize as gguf_dequantize
+    from gguf import quants
 
-    rows = raw.reshape(-1, row_nbytes(dtype, shape[-1]))
-    return np.asarray(gguf_dequantize(rows, GGMLQuantizationType[dtype.upper()]), np.float32).reshape(shape)
+    kind = getattr(quants, dtype.upper())
+    kind.init_grid()
+    rows, step = raw.reshape(-1, row_nbytes(dtype, shape[-1])), max(1, _AT_ONCE // shape[-1])
+    values = np.empty((len(rows), shape[-1]), np.float32)
+    for at in range(0, len(rows), step):  # `quants.dequantize` converts 16 rows at once, in up to 6x the time
+        values[at : at + step] = kind.dequantize_rows(rows[at : at + step])
+    return values.reshape(shape)
 
 
 def widened(raw: np.ndarray, dtype: str) -> np.ndarray:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from vkbackend.wire import F16_BLOCK, wire_words
@@ -8,7 +10,7 @@ Array = np.ndarray
 
 
 def f64(array: Array, *shape: int) -> Array:
-    return array.reshape(-1)[: int(np.prod(shape))].reshape(shape).astype(np.float64)
+    return array.reshape(-1)[: math.prod(shape)].reshape(shape).astype(np.float64)
 
 
 def ceil_div(a: int, b: int) -> int:

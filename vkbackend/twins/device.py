@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -16,6 +17,7 @@ from vkbackend.runtime import Device, Executable, Queue
 from vkbackend.step import StepParams
 from vkbackend.twins import twin_of
 
+WEIGHT_HOMES = (Home.WEIGHTS, Home.HOST, Home.MAPPED)
 _PLAIN = {"f32": np.float32, "f16": np.float16, "u32": np.uint32, "u8": np.uint8}
 
 
@@ -28,9 +30,42 @@ def array_of(view: View) -> np.ndarray:
     """Return the view as an array. Plain types share the view's memory, and block formats are dequantized."""
     raw = _bytes(view)
     if view.dtype in _PLAIN:
-        n = int(np.prod(view.shape))
+        n = math.prod(view.shape)
         return raw.view(_PLAIN[view.dtype])[:n].reshape(view.shape)
     return dequantize(raw, view.dtype, view.shape)
+
+
+class Values:
+    """Dequantized weights up to `MOST_NBYTES`. A weight whose bytes have changed is dequantized again."""
+
+    MOST_NBYTES = 16 << 20
+
+    def __init__(self) -> None:
+        self._kept: dict[View, tuple[np.ndarray, np.ndarray]] = {}
+        self._nbytes = 0
+
+    def of(self, view: View) -> np.ndarray:
+        if view.dtype in _PLAIN or view.buffer.home not in WEIGHT_HOMES:  # type: ignore[union-attr]
+            return array_of(view)
+        raw = _bytes(view)
+        if kept := self._kept.get(view):
+            values, old = kept
+            if np.array_equal(raw, old):
+                return values
+            self._drop(view)
+        values = array_of(view)
+        if (nbytes := values.nbytes + raw.nbytes) + self._nbytes <= self.MOST_NBYTES:
+            values.flags.writeable = False
+            self._kept[view] = values, raw.copy()
+            self._nbytes += nbytes
+        return values
+
+    def forget(self, buffer: Buffer) -> None:
+        for view in [view for view in self._kept if view.buffer is buffer]:
+            self._drop(view)
+
+    def _drop(self, view: View) -> None:
+        self._nbytes -= sum(array.nbytes for array in self._kept.pop(view))
 
 
 def stored(view: View) -> np.ndarray:
@@ -39,12 +74,12 @@ def stored(view: View) -> np.ndarray:
     if view.dtype in _PLAIN:
         return array_of(view)
     nbytes = row_nbytes(view.dtype, view.shape[-1])
-    return _bytes(view)[: int(np.prod(view.shape[:-1])) * nbytes].reshape(*view.shape[:-1], nbytes)
+    return _bytes(view)[: math.prod(view.shape[:-1]) * nbytes].reshape(*view.shape[:-1], nbytes)
 
 
-def run_dispatch(dispatch: Dispatch) -> None:
+def run_dispatch(dispatch: Dispatch, weights: Values) -> None:
     args: list[Any] = [
-        stored(view) if i in dispatch.written else array_of(view) for i, view in enumerate(dispatch.args)
+        stored(view) if i in dispatch.written else weights.of(view) for i, view in enumerate(dispatch.args)
     ]
     if dispatch.step is not None:
         args.append(StepParams(_bytes(dispatch.step).view(np.uint32)))
@@ -144,9 +179,17 @@ class HostDevice(Device):
 
 
 class NumpyDevice(HostDevice):
+    def __init__(self, name: str, limits: Limits | None = None) -> None:
+        super().__init__(name, limits)
+        self._weights = Values()
+
+    def free(self, buffer: Buffer) -> None:
+        self._weights.forget(buffer)
+        super().free(buffer)
+
     def execute(self, command: Any) -> None:
         if isinstance(command, Dispatch):
-            run_dispatch(command)
+            run_dispatch(command, self._weights)
         elif isinstance(command, Copy):
             _bytes(command.dst)[:] = _bytes(command.src)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -9,11 +10,12 @@ from hypothesis import strategies as st
 
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.errors import UnsupportedFeature
+from vkbackend.formats import dequantize, quantize
 from vkbackend.ops import Recorder
 from vkbackend.pages import HostPages
 from vkbackend.recording import Recording
 from vkbackend.runtime import Device
-from vkbackend.twins.device import HostDevice, NullDevice, NumpyDevice, array_of
+from vkbackend.twins.device import HostDevice, NullDevice, NumpyDevice, Values, array_of
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -108,6 +110,28 @@ def test_memory_begins_as_nan_and_is_counted() -> None:
     assert (device.counts["buffer"], device.nbytes[Home.KV], buffer.host) == (0, 0, None)
     device.close()
     assert not device.counts and not device.nbytes
+
+
+@pytest.mark.parametrize("most_nbytes", [16 << 20, 0])
+def test_a_weight_is_dequantized_again_after_a_write(
+    most_nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Values, "MOST_NBYTES", most_nbytes)
+    convert = Mock(side_effect=dequantize)
+    monkeypatch.setattr("vkbackend.twins.device.dequantize", convert)
+    device = NumpyDevice("numpy")
+    w = View(device.buffer(256, Home.WEIGHTS, "w"), 0, (2, 32), "q8_0")
+    x, y = (View(device.buffer(256, Home.SCRATCH, name), 0, (1, n)) for name, n in (("x", 32), ("y", 2)))
+    device.write(x, np.ones(32, np.float32))
+    recording = Recording("product")
+    Recorder(recording, device.limits).mat(w, x, y)
+    for factor in (1, 1, 2, 1):
+        device.write(w, quantize(factor * np.ones((2, 32), np.float32), "q8_0"))
+        device.run(recording)
+        np.testing.assert_allclose(device.read(y)[:8].view(np.float32), 32 * factor, rtol=1e-3)
+    assert convert.call_count == (3 if most_nbytes else 4)
+    device.free(w.buffer)  # type: ignore[arg-type]
+    assert not device._weights._kept and device._weights._nbytes == 0
 
 
 def test_imported_pages_are_the_same_bytes() -> None:
