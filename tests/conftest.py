@@ -67,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def left_out(config: pytest.Config) -> dict[str, str]:
-    """Return the markers whose tests are left out, with the flag that would select them."""
+    """Return the markers of excluded tests, each with the flag that includes them."""
     asked = {"wide": config.getoption("--all"), "oracle": "oracle" in config.getoption("-m")}
     how = {"wide": "wide sweeps (--all)", "oracle": "questions to other programs (-m oracle)"}
     return {marker: words for marker, words in how.items() if not asked[marker]}

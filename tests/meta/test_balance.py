@@ -67,7 +67,7 @@ def test_ratios_are_bounded_and_scale_free(speeds: list[float], factor: float) -
     shares = ratios(speeds, kinds, kinds)
     assert max(shares) == 16 and min(shares) >= 0
     assert all(abs(r - 16 * s / max(speeds)) <= 0.5 + 1e-9 for r, s in zip(shares, speeds, strict=True))
-    # A power of two scales speeds without rounding, so the shares must not change.
+    # A power of two scales speeds exactly, so the shares must not change.
     assert ratios([2.0 * s for s in speeds], kinds, kinds) == shares
 
 

@@ -57,7 +57,7 @@ def works_again(models: Path, devices: list[str]) -> None:
     runner.close()
 
 
-@pytest.mark.native  # kompute devices wait for no semaphore; another file tests them
+@pytest.mark.native  # kompute devices wait for no semaphore, so another file tests them
 @pytest.mark.parametrize("devices", some(SETS, 2))
 def test_device_that_stops_answering(
     models: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch

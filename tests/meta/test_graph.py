@@ -1,4 +1,4 @@
-"""A model runs on numpy devices. The tests cover exchanges, hazards, and devices of any number and share."""
+"""A model runs on numpy devices. The tests cover exchanges, hazards, and any number of devices."""
 
 from __future__ import annotations
 

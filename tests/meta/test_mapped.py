@@ -64,7 +64,8 @@ def noise_in_file(load: Load) -> tuple[Load, np.ndarray]:
 @settings(max_examples=200, deadline=None)
 @given(loads())
 def test_contiguous_slices_are_found(case: tuple[Load, int]) -> None:
-    """A mapped slice must equal the device's own copy. The random bytes occur only once in the file."""
+    """A mapped slice must equal the device's own copy. Random bytes occur only once in the file, so equal
+    bytes show the right slice."""
     (load, raw), n = noise_in_file(case[0]), case[1]
     devices = numpy_devices(n)
     weights, _ = load_weights(devices, [load], File(raw))
@@ -76,7 +77,8 @@ def test_contiguous_slices_are_found(case: tuple[Load, int]) -> None:
         held = b"".join(device.read(view).tobytes() for _, view in weights["w"].pieces[d])
         if run:
             assert held[: run[1] - run[0]] == raw[slice(*run)].tobytes() and len(held) < run[1] - run[0] + 4
-        elif row_nbytes(load.dtype, block_of(load.dtype)[0]) >= 4:  # blocks below 4 bytes may equal padding
+        # blocks smaller than 4 bytes may equal padding
+        elif row_nbytes(load.dtype, block_of(load.dtype)[0]) >= 4:
             assert not held or held[: len(held) - 3] not in raw.tobytes()
 
 

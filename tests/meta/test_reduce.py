@@ -1,5 +1,5 @@
-"""Every all-reduce provider gives the same bits at any depth and with any delays. The errors of bfloat16 are
-bounded.
+"""Every all-reduce provider gives the same bits, for any number of segments submitted ahead and any delays.
+The errors of bfloat16 are bounded.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""If several devices are equal, memory is planned for one of them. The size equals the size from a plan for
-each device."""
+"""If several devices are equal, memory is planned for one of them, with the result of planning all."""
 
 from __future__ import annotations
 
@@ -80,7 +79,7 @@ def test_repeated_layers_are_planned_once(
     built.clear()
     monkeypatch.setattr(traced_steps, "repeating", len)
     assert sizes_of(name, shares, halves=False) == sizes
-    assert commands(built) > 1.25 * n_short  # with uneven shares, every third layer is equal
+    assert commands(built) > 1.25 * n_short  # with uneven shares, only layers that are three apart are equal
 
 
 def commands(graphs: list[Graph]) -> int:

@@ -54,9 +54,9 @@ def sinks(y: State, w: State) -> State:
     return y
 
 
-# Heads have 8 elements. Two value heads read each key head. These two are adjacent in VALUES. In TILED,
-# their distance is the number of key heads. Key heads determine how devices split the tensor with the
-# segments q, k and v.
+# Heads have 8 elements. Two value heads read each key head. In VALUES, the value heads of a key head are
+# adjacent. In TILED, the distance of these value heads is the number of key heads. Key heads determine how
+# devices split the tensor with the segments q, k and v.
 KEYS, VALUES, TILED = (split(1, ((0, 1), (1, 2)), n) for n in ([8], [16], [8, 8]))
 QKV, TILED_QKV = (split(1, ((0, 1), (1, 2)), n) for n in ([8, 8, 16], [8, 8, 8, 8]))
 BETA, TILED_BETA = rules.resized(VALUES, 1, 8), rules.resized(TILED, 1, 8)

@@ -1,4 +1,4 @@
-"""Computes the exchanges of a step from the model's plan. The recording is not used."""
+"""Computes the exchanges of a step from the model's plan, without the step's recording."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ def continuation(tokens: Sequence[int], n: int, without: Sequence[int] = ()) -> 
 
 class FakeRunner:
     """A runner whose cells store a token instead of K and V. A step reads the tokens of a sequence from its
-    cells, so a wrong cell changes the logits. Windows and recurrent states must contain the same tokens. All
-    slots share `blocks` blocks. None gives enough blocks for all slots."""
+    cells, so a wrong cell changes the logits. The cells of windows and the recurrent states must contain
+    these tokens too. All slots share `blocks` blocks. None gives enough blocks for all slots."""
 
     n_vocab = N_VOCAB
     max_top_k = 0

@@ -1,4 +1,4 @@
-"""A template, conversations, and the template process."""
+"""Fixtures for chat templates: a template, conversations, and the process that renders templates."""
 
 from __future__ import annotations
 

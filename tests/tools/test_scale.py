@@ -1,4 +1,4 @@
-"""Simulated cards refuse the same models as real cards, and the study counts their recordings."""
+"""Simulated cards refuse the same models as real cards. The study of scale counts their recordings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The choice of a runtime, and the changes to shaders for kp, need no Vulkan."""
+"""A runtime is chosen, and shaders are changed for kp, without Vulkan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gemma4 exchanges two sums together, and its files have unread tensors."""
+"""gemma4 adds two sums before one exchange. Its files contain tensors that are not read."""
 
 from __future__ import annotations
 

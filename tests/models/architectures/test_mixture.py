@@ -1,4 +1,4 @@
-"""Models with experts have fused and scaled experts, groups, near ties, and devices without a share."""
+"""The tests cover fused and scaled experts, groups of experts, near ties, and devices without a share."""
 
 from __future__ import annotations
 

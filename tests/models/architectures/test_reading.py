@@ -1,5 +1,5 @@
-"""The strict reader accepts real files with optional biases, soft-caps, disabled values, layers for
-multi-token prediction, or unread tensors.
+"""The strict reader accepts real files with optional biases, soft-caps, keys whose value means off, layers
+for multi-token prediction, or unread tensors.
 """
 
 from __future__ import annotations

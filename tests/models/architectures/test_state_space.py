@@ -1,5 +1,5 @@
-"""Mamba-2 models on devices with any shares give the logits of one device. Mamba-2 models exchange what is
-planned, and their slots can move."""
+"""Mamba-2 models on devices with any shares give the logits of one device. The exchanges equal the
+plan, and slots can move to other devices."""
 
 from __future__ import annotations
 

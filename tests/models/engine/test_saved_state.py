@@ -239,7 +239,7 @@ def test_a_request_waits_for_its_slot() -> None:
 def test_reuse_does_not_change_tokens(data: st.DataObject) -> None:
     n_slots, n_ubatch = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 8))
     engine, _ = make(n_slots=n_slots, n_ubatch=n_ubatch, n_ctx=24)
-    alphabet = st.integers(0, 1)  # with two different tokens, common prefixes are frequent
+    alphabet = st.integers(0, 1)  # with only two token ids, common prefixes are frequent
     expected: dict[int, list[int]] = {}
     got: dict[int, list[int]] = {}
     for i in range(data.draw(st.integers(1, 12))):

@@ -19,8 +19,8 @@ from vkbackend.tools.studies.pipeline import Sleeping
 pytestmark = pytest.mark.no_vulkan
 
 N_ROWS, N_STEPS = 64, 30
-# Limit of the bytes that a step allocates at one time. They are its message, arrays of tokens and runs, and
-# rows of cos and sin.
+# A step allocates at most this many bytes at one time, for its message, tokens and runs, and rows of cos and
+# sin.
 MOST_NBYTES = 32 << 10
 TINY = Tiny("llama", n_embd=512, n_head=8, n_head_kv=4, n_vocab=3000, n_layer=2)
 

@@ -1,5 +1,4 @@
-"""Threads of one process act as several hosts. A single host with all devices gives the expected results.
-Tests also cover transfers and refusals."""
+"""Threads of one process act as several hosts. A single host with all devices gives the expected results."""
 
 from __future__ import annotations
 

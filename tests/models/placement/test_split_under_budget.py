@@ -1,5 +1,5 @@
 """An automatic split includes scratch memory in its budget. If the model does not fit, the error names shares
-that would."""
+with which the model would fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A parent process and a child process, which renders chat templates, exchange messages."""
+"""A child process renders chat templates, and exchanges messages with its parent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Special tokens in a text are found in bounded time, according to a definition."""
+"""Special tokens in a text are found in bounded time, with the result of a plain definition."""
 
 from __future__ import annotations
 

@@ -88,8 +88,8 @@ def test_merging_takes_n_log_n_steps(letter: str) -> None:
 
 
 def test_ranked_merges_cannot_express_leftmost_of_equal_scores() -> None:
-    """The `tokenizers` library ranks merges. The texts "aba" and "bab" need different ranks, so each ranking
-    of merges is wrong for one of them. It cannot run SPM."""
+    """The `tokenizers` library orders merges by ranks, not by scores. The texts "aba" and "bab" need
+    different ranks, so each ranking of merges is wrong for one of them. It cannot run SPM."""
     ids, scores = {"a": 0, "b": 1, "ab": 2, "ba": 3}, [0.0] * 4
     merger = SpmMerger(ids, scores, [0] * 256)
     assert (merger.encode("aba"), merger.encode("bab")) == ([2, 0], [3, 1])

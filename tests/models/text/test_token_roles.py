@@ -56,15 +56,15 @@ def test_channel_markers_of_gpt_oss_are_text(make: Make) -> None:
     ("special", "expected"),
     [
         (["<|end|>", "<|flush|>", "<|calls|>", "<|im_end|>"], {"<|flush|>", "<|calls|>", "<|im_end|>"}),
-        (["<|end|>", "<|endoftext|>"], {"<|end|>", "<|endoftext|>"}),  # Phi-3
+        (["<|end|>", "<|endoftext|>"], {"<|end|>", "<|endoftext|>"}),  # tokens of Phi-3.
         (["<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|fim_middle|>", "<|im_end|>"],
-         {"<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|im_end|>"}),  # Qwen2
+         {"<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|im_end|>"}),  # Tokens of Qwen2.
         (["<fim_pad>", "<reponame>", "<fim_prefix>", "<|end_of_text|>"],
-         {"<fim_pad>", "<reponame>", "<|end_of_text|>"}),  # Granite
-        (["<PAD>", "<EOS_TOKEN>"], {"<PAD>"}),  # Command R
-        (["[e~[", "]~b]"], {"[e~["}),  # MiniMax
-        (["[PAD]", "[EOS]", "[EOT]"], {"[PAD]", "[EOS]", "[EOT]"}),  # Kimi K2
-        (["<|tool_response>", "<turn|>", "</s>"], {"<|tool_response>", "<turn|>"}),  # Gemma 4
+         {"<fim_pad>", "<reponame>", "<|end_of_text|>"}),  # Tokens of Granite.
+        (["<PAD>", "<EOS_TOKEN>"], {"<PAD>"}),  # Tokens of Command R.
+        (["[e~[", "]~b]"], {"[e~["}),  # Tokens of MiniMax.
+        (["[PAD]", "[EOS]", "[EOT]"], {"[PAD]", "[EOS]", "[EOT]"}),  # Tokens of Kimi K2.
+        (["<|tool_response>", "<turn|>", "</s>"], {"<|tool_response>", "<turn|>"}),  # Tokens of Gemma 4.
         (["<fim-pad>", "<|fim_pad|>"], {"<|fim_pad|>"}),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",

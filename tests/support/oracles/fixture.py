@@ -93,8 +93,8 @@ def write(
     quantize: bool = False,
     blocks: Mapping[str, tuple[np.ndarray, gguf.GGMLQuantizationType]] | None = None,
 ) -> Path:
-    """Write the model without a vocabulary. `blocks` has encoded tensors. With `quantize`, other matrices
-    become Q8_0."""
+    """Write the model without a vocabulary. `blocks` has encoded tensors. `quantize` stores all matrices
+    outside `blocks` as Q8_0."""
     writer = gguf.GGUFWriter(path, fixture.arch)
     writer.add_string("tokenizer.ggml.model", "none")
     for key, value in {"vocab_size": N_VOCAB, **fixture.keys}.items():

@@ -72,8 +72,8 @@ CUT = 1.6448533535003662  # the quantile of 0.95
 @fixture("gemma3n")
 def gemma3n(m: Fixture) -> None:
     """Build a model with four residual streams. The last five of 25 layers read the caches of the two layers
-    before them. llama.cpp's standard deviation divides by n - 1, but the model's divides by n. The
-    threshold of gates compensates for this."""
+    before them. llama.cpp's standard deviation divides by n - 1, but the model's divides by n. The threshold
+    of the gates compensates for this difference."""
     n_layer, n = 20 + N_SHARED, N_EMBD
     base(
         m, n_layer, attention__sliding_window=12, rope__freq_base=20000.0, rope__freq_base_swa=500.0,

@@ -18,7 +18,7 @@ from vkbackend.tools.op_cases.setup import Case
 
 CASES = [
     RmsNorm(2050, 2),
-    # 512 invocations, at four quads each, read fewer blocks of 32 at once than these rows have
+    # 512 invocations with four quads each cannot read these rows at once
     RmsNorm(4128, 2, out="q8"),
     AddPartials(2050, 2, n_slots=3, own=1, writers=0b111, in_place=True),
     AddPartials(4128, 2, n_slots=3, own=1, writers=0b101, out="q8"),
