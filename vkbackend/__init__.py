@@ -1,7 +1,7 @@
 """Run GGUF language models on any mix of GPUs with Vulkan compute shaders.
 
-The public entry point is `from vkbackend import LLM`. `LLM` is imported on first use, so a lower layer can be
-imported alone.
+The entry point is `from vkbackend import LLM`. `LLM` loads on first use, so a lower layer can be imported
+alone.
 """
 
 import sys

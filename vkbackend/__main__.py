@@ -1,4 +1,4 @@
-"""Lets `python -m vkbackend` run the `vkbackend` command."""
+"""Runs the `vkbackend` command."""
 
 import sys
 

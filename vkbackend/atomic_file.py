@@ -1,4 +1,4 @@
-"""Replaces files atomically, so that a name always refers to a complete file."""
+"""Replaces files atomically."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ def check_target(path: str | os.PathLike[str], error: type[VkbackendError]) -> N
 
 @contextmanager
 def replacing(path: str | os.PathLike[str], error: type[VkbackendError]) -> Iterator[Path]:
-    """Yield a temporary file in the folder of `path`. The file replaces `path` if the block succeeds.
-    Otherwise the temporary file is deleted. Raises `error` for OS errors.
-    """
+    """Yield a temporary file, which replaces `path` if the block succeeds and is deleted otherwise. Raises
+    `error` for OS errors."""
     if "\0" in os.fsdecode(path):
         raise error(f"{path!r}: is not a file name; give another")
     target = Path(os.path.realpath(path))

@@ -15,7 +15,7 @@ from typing import Any
 
 from vkbackend.formats import row_nbytes
 
-ALIGN = 256  # Vulkan's upper limit for a device's alignment of storage and uniform offsets
+ALIGN = 256  # Vulkan's upper limit for the offset alignment of storage and uniform buffers
 
 
 def aligned(nbytes: int, align: int = ALIGN) -> int:
@@ -46,7 +46,7 @@ class Buffer:
     label: str
     handle: Any = None
     host: Any = None  # Writable uint8 array over mapped memory, or None.
-    # Address for shaders that read by address, or 0.
+    # VkDeviceAddress, or 0 if shaders use bindings.
     address: int = 0
     uid: int = field(default_factory=lambda: next(_ids))
 
@@ -71,21 +71,20 @@ def nowhere(home: Home = Home.SCRATCH, label: str = "nowhere") -> Buffer:
 
 @lru_cache(4096)
 def nbytes_of(shape: tuple[int, ...], dtype: str) -> int:
-    """Return the bytes of an array, rounded up to a multiple of 4 because shaders read 32-bit words."""
+    """Return the bytes of an array, rounded up to a multiple of 4, because shaders read 32-bit words."""
     *rows, width = shape
     return -(-math.prod(rows) * row_nbytes(dtype, width) // 4) * 4
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A contiguous row-major array in `buffer` at byte `offset`, which is a multiple of 4."""
+    """An array in `buffer` at byte `offset`, which is a multiple of 4."""
 
     buffer: Buffer | Virtual
     offset: int
     shape: tuple[int, ...]
     dtype: str = "f32"
-    # `nbytes` is a field, because a property would be slow: recording a large model reads it millions of
-    # times.
+    # A property would be slow, because recording a large model reads `nbytes` millions of times.
     nbytes: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -98,8 +97,7 @@ class View:
         return self.offset + self.nbytes
 
     def rows(self, begin: int, end: int) -> View:
-        """Return rows `begin`..`end` of the first axis. If `begin` > 0, the row size must be a multiple of 4
-        bytes."""
+        """Return rows `begin`..`end`. If `begin` > 0, a row must be a multiple of 4 bytes."""
         stride = math.prod(self.shape[1:-1]) * row_nbytes(self.dtype, self.shape[-1])
         return View(self.buffer, self.offset + begin * stride, (end - begin, *self.shape[1:]), self.dtype)
 

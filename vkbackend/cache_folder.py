@@ -1,8 +1,8 @@
-"""Reads and writes the cache folder, which has compiled shaders, pipelines, measured speeds and chosen ops.
+"""Reads and writes the cache folder: compiled shaders, pipelines, measured speeds and chosen ops.
 
-The cache can be computed again, so a bad entry is ignored and reported once on stderr. An entry is read only
-if its checksum matches and its file is a regular file of this user or root. Other users must not have write
-access to the file or folder.
+A bad entry is ignored and reported once on stderr, because it can be computed again. An entry must be a
+regular file with a matching checksum. Entry and folder must belong to this user or root, and only their owner
+may write to them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vkbackend import env
 
 _MAGIC = b"vkbackend cache 1 "
 _HEAD_NBYTES = len(_MAGIC) + 64 + 1
-MOST_NBYTES = 16 << 20  # The default limit for the data of an entry.
+MOST_NBYTES = 16 << 20  # per entry
 # O_NONBLOCK prevents a wait if the file is a pipe.
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -32,11 +32,11 @@ _report_lock = Lock()
 
 
 class _Refused(Exception):
-    """The cache folder or an entry must not be used; the message says why."""
+    """An entry or the cache folder is not trusted."""
 
 
 def read(name: str, most_nbytes: int = MOST_NBYTES) -> bytes | None:
-    """Return the bytes of entry `name`, or None if the entry is missing or not trusted."""
+    """Return an entry, or None if it is missing or not trusted."""
     with _folder(make=False) as folder:
         if folder is None:
             return None
@@ -50,7 +50,7 @@ def read(name: str, most_nbytes: int = MOST_NBYTES) -> bytes | None:
 
 
 def read_json(name: str) -> Any:
-    """Return the value of entry `name`, or None if the entry is missing, not trusted or not valid JSON."""
+    """Return an entry's value, or None if the entry is missing, not trusted or invalid JSON."""
     if (data := read(name)) is None:
         return None
     try:
@@ -62,8 +62,7 @@ def read_json(name: str) -> Any:
 
 
 def write(name: str, data: bytes) -> bool:
-    """Replace the entry atomically. On failure return False, and print the reason once per folder on
-    stderr."""
+    """Replace an entry atomically. On failure, return False and print the reason once per folder on stderr."""
     with _folder(make=True) as folder:
         if folder is None:
             return False
@@ -87,7 +86,6 @@ def write_json(name: str, value: Any) -> bool:
 
 
 def writable() -> bool:
-    """Return whether entries can be written. Call this before a long computation."""
     with _folder(make=True) as folder:
         return folder is not None and os.access(".", os.W_OK | os.X_OK, dir_fd=folder)
 
@@ -104,7 +102,7 @@ def remove(name: str) -> None:
 
 @contextmanager
 def _folder(*, make: bool) -> Iterator[int | None]:
-    """Yield a file descriptor of the folder, or None if the folder is missing or not trusted."""
+    """Yield the folder's file descriptor, or None if the folder is missing or not trusted."""
     path, descriptor = env.cache_dir(), None
     try:
         if path is not None:
@@ -138,8 +136,7 @@ def _open_folder(path: Path, make: bool) -> int | None:
     try:
         status = os.fstat(descriptor)
         if status.st_uid == os.geteuid() and status.st_mode & 0o077 and path == env.default_cache_dir():
-            # Change the mode of the default folder only. A folder that the user named may be shared, such as
-            # /tmp.
+            # Change the mode of the default folder only. A folder that the user named may be shared.
             os.fchmod(descriptor, 0o700)
             status = os.fstat(descriptor)
         _check_owner(status)
@@ -175,8 +172,7 @@ def _check_owner(status: os.stat_result) -> None:
 
 
 def _head(name: str, data: bytes) -> bytes:
-    """Return the first line of an entry. The checksum includes the entry's name, so a renamed entry is
-    refused."""
+    """Return an entry's first line. The checksum covers the name, so a renamed entry is refused."""
     digest = hashlib.sha256(name.encode() + b"\0")
     digest.update(data)
     return _MAGIC + digest.hexdigest().encode() + b"\n"

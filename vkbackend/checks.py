@@ -1,4 +1,4 @@
-"""Checks of arguments. Each check returns the argument as a plain Python value or raises InvalidArgument.
+"""Checks of arguments. Each check returns a plain Python value or raises InvalidArgument.
 
 The checks accept numpy scalars as numbers and numpy arrays as lists.
 """
@@ -17,7 +17,7 @@ import numpy as np
 from vkbackend.errors import InvalidArgument
 
 T = TypeVar("T")
-MAX_SHOWN = 200  # a message shows at most this many characters of a value
+MAX_SHOWN = 200  # characters of a value in a message
 
 
 def refused(name: str, value: Any, expected: str) -> InvalidArgument:
@@ -25,7 +25,7 @@ def refused(name: str, value: Any, expected: str) -> InvalidArgument:
 
 
 def shown(value: Any) -> str:
-    """Return `repr(value)` as one line of at most MAX_SHOWN characters."""
+    """Return `repr(value)` as one line, cut after MAX_SHOWN characters."""
     try:
         text = re.sub(r"\s*\n\s*", " ", repr(value))
     except Exception:  # repr raises for integers above 4300 digits, and may raise for any class
@@ -35,12 +35,12 @@ def shown(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Convert a numpy scalar or 0-d array to a Python object. Other values are returned unchanged."""
+    """Convert a numpy scalar or 0-d array to a Python object. Other values do not change."""
     return value.item() if isinstance(value, np.generic | np.ndarray) and value.ndim == 0 else value
 
 
 def whole_number(name: str, value: Any, low: int, high: int, hint: str = "") -> int:
-    """Return `value` as an int. Raises InvalidArgument outside `low`..`high` and for bools and floats."""
+    """Raises InvalidArgument outside `low`..`high`, and for bools and floats."""
     number, given = None, plain(value)
     if not isinstance(given, bool):
         with suppress(TypeError):
@@ -62,14 +62,12 @@ def finite_number(name: str, value: Any, low: float, high: float, hint: str = ""
 
 
 def number_of(text: str) -> int | str:
-    """Convert a text of 1 to 20 digits, with an optional minus sign, to an int. Other text is returned
-    unchanged."""
+    """Convert 1 to 20 digits with an optional minus sign to an int. Other text does not change."""
     return int(text) if re.fullmatch(r"-?[0-9]{1,20}", text) else text
 
 
 def items(name: str, value: Any, expected: str) -> list[Any]:
-    """Return the items of an iterable as a list. Raises InvalidArgument for text and for values that are not
-    iterable."""
+    """Return the items as a list. Raises InvalidArgument for text and values that are not iterable."""
     if not isinstance(value, str | bytes | bytearray):
         with suppress(TypeError):
             return list(value)

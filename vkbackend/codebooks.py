@@ -1,8 +1,7 @@
-"""Codebooks of GGML's I-quants (IQ2_XXS to IQ1_M). The shader file dequant_iq.glsl reads a codebook as
-descriptor set 1.
+"""Codebooks of GGML's I-quants (IQ2_XXS to IQ1_M), which dequant_iq.glsl reads from descriptor set 1.
 
-The `gguf` package provides the codebooks. Shaders do not have codebooks as constant arrays, because lavapipe
-needs 2 ms per word to compile a constant array and fills it again in every invocation.
+Codebooks are not constant arrays in shaders. Lavapipe needs 2 ms per word to compile a constant array, and
+fills it again in every invocation.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import numpy as np
 
 from vkbackend import shaderlib
 
-_OWNERS = {"iq1_m": "iq1_s"}  # iq1_m has the codebook of iq1_s
+_OWNERS = {"iq1_m": "iq1_s"}
 FORMATS = ("iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_s", "iq1_m")
 
 
@@ -30,9 +29,8 @@ def owner_of(dtype: str) -> str | None:
 
 @cache
 def entries(name: str) -> np.ndarray:
-    """Return the codebook of a format as a uint16 array. Each entry packs 8 codes of 2 bits or 4 codes of 4
-    bits, and the first code is in the lowest bits. A code is an index into the sorted values of the
-    format."""
+    """Return a codebook as uint16. Each entry packs 8 codes of 2 bits or 4 codes of 4 bits, lowest bits
+    first. A code is an index into the format's sorted values."""
     from gguf import quants
 
     kind = getattr(quants, name.upper())

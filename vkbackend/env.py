@@ -1,7 +1,7 @@
-"""Reads all environment variables of the package (docs/env_vars.md).
+"""Reads all environment variables (docs/env_vars.md).
 
-`DEBUG=1` prints devices, the plan and fallbacks. Higher levels add: 2 the time of each dispatch, 3 barriers
-and submissions, 4 compiled shader variants, 5 intermediate values.
+`DEBUG=1` prints devices, the plan and fallbacks. Higher levels add dispatch times (2), barriers and
+submissions (3), compiled shader variants (4) and intermediate values (5).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def debug() -> int:
     return _integer("DEBUG", 0)
 
 
-# Optional features, which vulkan/capabilities.py queries by these names.
+# Optional features, as named in vulkan/capabilities.py.
 FEATURES = frozenset(
     "buffer_address cooperative_matrix cooperative_matrix_nv denorm_float16 device_map "
     "executable_info float16 full_subgroups host_import int8 int8_units_fast int_dot int_dot_accelerated "
@@ -39,8 +39,7 @@ FEATURES = frozenset(
 
 
 def disabled() -> frozenset[str]:
-    """Return the features that VKBACKEND_DISABLE lists, separated by commas. Raises InvalidArgument for an
-    unknown feature."""
+    """Return the features in VKBACKEND_DISABLE. Raises InvalidArgument for an unknown feature."""
     names = frozenset(filter(None, map(str.strip, os.environ.get("VKBACKEND_DISABLE", "").split(","))))
     if unknown := names - FEATURES:
         raise InvalidArgument(
@@ -51,9 +50,8 @@ def disabled() -> frozenset[str]:
 
 
 def without_gpu() -> bool:
-    """Return whether RADV_FORCE_FAMILY is set. RADV_FORCE_FAMILY makes Mesa's RADV driver compile shaders
-    without an AMD GPU. RADV of Mesa 25.0 then crashes on queries of the memory budget (GFX1201, GFX1151,
-    NAVI33)."""
+    """Return whether Mesa's RADV compiles shaders without an AMD GPU. RADV of Mesa 25.0 then crashes on
+    queries of the memory budget (GFX1201, GFX1151, NAVI33)."""
     return bool(os.environ.get("RADV_FORCE_FAMILY"))
 
 
@@ -61,8 +59,7 @@ FUSE = "VKBACKEND_FUSE"
 
 
 def fusing() -> bool:
-    """Return whether to fuse ops. Without fusion, every intermediate value is in memory and can be
-    printed."""
+    """Return whether to fuse ops. Without fusion, every intermediate value is in memory."""
     return os.environ.get(FUSE, "") != "0"
 
 
@@ -70,7 +67,6 @@ RUNTIME = "VKBACKEND_RUNTIME"
 
 
 def runtime() -> str:
-    """Return the value of VKBACKEND_RUNTIME, or native if the variable is not set."""
     return os.environ.get(RUNTIME, "") or "native"
 
 
@@ -78,9 +74,8 @@ KOMPUTE_ORDER = "VKBACKEND_KOMPUTE_ORDER"
 
 
 def kompute_order() -> str:
-    """Return how the kompute runtime orders dependent dispatches. With "word", a copy of one word to the host
-    separates dispatches. With "submit", dispatches are in separate submissions. "" means the driver's
-    default."""
+    """Return how the kompute runtime orders dependent dispatches. "word" copies one word to the host between
+    dispatches. "submit" puts dispatches in separate submissions. "" is the driver's default."""
     order = os.environ.get(KOMPUTE_ORDER, "")
     if order not in ("", "word", "submit"):
         raise InvalidArgument(f"{KOMPUTE_ORDER}={order!r}: there are word and submit")
@@ -98,7 +93,7 @@ def timeout_s() -> int:
 
 
 def silence_s() -> int:
-    """Return after how many seconds of silence a machine of a group is considered lost."""
+    """Return the seconds of silence after which a machine of a group is considered lost."""
     return max(2, _integer("VKBACKEND_SILENCE", 15))
 
 
@@ -112,7 +107,7 @@ def compile_threads() -> int:
 
 
 def poison() -> bool:
-    """Return whether to fill new buffers with NaN. Reading memory before it is written then yields NaN."""
+    """Return whether to fill new buffers with NaN, which exposes reads before writes."""
     return os.environ.get("VKBACKEND_POISON", "") not in ("", "0")
 
 
@@ -141,7 +136,7 @@ def as_gpu() -> bool:
 
 
 def exact() -> bool:
-    """Return whether to compute activations in F32 only. The flag --exact has the same effect."""
+    """Return whether to compute activations in F32 only, like the flag --exact."""
     return os.environ.get("VKBACKEND_EXACT", "") not in ("", "0")
 
 

@@ -1,6 +1,6 @@
 """Typed errors. A message says what failed, which values are valid and what to do.
 
-Errors that a user can cause derive from `VkbackendError`. An exception of another type is a bug.
+Errors that a user can cause derive from `VkbackendError`. Any other exception is a bug.
 """
 
 
@@ -9,7 +9,7 @@ class VkbackendError(Exception):
 
 
 class InvalidArgument(VkbackendError, ValueError):
-    """A flag, argument or request has an invalid value. If the message begins with the parameter's name,
+    """A flag, argument or request has an invalid value. If the message begins with a parameter's name,
     `argument` is that name."""
 
     def __init__(self, message: str = "", *, argument: str = "") -> None:
@@ -34,7 +34,7 @@ class GGUFError(VkbackendError):
 
 
 class UnsupportedModel(VkbackendError):
-    """The file is well formed, but its architecture, tensor type or tokenizer is not supported."""
+    """The architecture, tensor type or tokenizer of a valid file is not supported."""
 
 
 class UnsupportedFeature(VkbackendError):

@@ -1,8 +1,8 @@
 """Fault injection for tests: makes a Vulkan call fail or a device hang.
 
-Use `inject`, or set VKBACKEND_FAULT=DEVICE:CALL:NTH:RESULT, for example to
-Vulkan0.1:vkQueueSubmit:3:VK_ERROR_DEVICE_LOST. With `hang` as the result of vkSignalSemaphore, the device
-waits forever.
+Call `inject`, or set VKBACKEND_FAULT=DEVICE:CALL:NTH:RESULT, such as
+Vulkan0.1:vkQueueSubmit:3:VK_ERROR_DEVICE_LOST. If vkSignalSemaphore has the result `hang`, the device waits
+forever.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Marks objects that a forked child process must not use, because their threads, driver state and pipes
-belong to the parent. In the child, using a marked object raises ForkedProcess."""
+"""Makes objects raise ForkedProcess in a forked child, because their threads, driver state and pipes belong
+to the parent."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ class Owned(Protocol):
     """An object for use only by the process that created it."""
 
     def disown(self) -> None:
-        """In a forked child, make method calls raise the error from `refusal`, and make `close` do
-        nothing."""
+        """In a forked child, make methods raise `refusal` and `close` do nothing."""
 
 
 _owned: WeakSet[Any] = WeakSet()
@@ -34,7 +33,6 @@ def forget(clear: Callable[[], object]) -> None:
 
 
 def refusal(subject: str) -> ForkedProcess:
-    """Return the error for using `subject` in a forked child."""
     return ForkedProcess(
         f"{subject} was in use when this process was forked, and its threads and the state of its drivers "
         "stay with the parent; open the model after the fork, in the child alone, or start processes with "

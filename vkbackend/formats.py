@@ -1,7 +1,7 @@
 """Number formats that shaders read: plain elements and quantized blocks.
 
-Quantized blocks have GGML's layouts, such as `block_q4_0`. The `gguf` package has the block sizes. `q8` and
-`f16s` are vkbackend's own formats for activations (shaders/lib/q8.glsl, half_rows.glsl).
+Quantized blocks have GGML's layouts, such as `block_q4_0`. `q8` and `f16s` are vkbackend's formats for
+activations (shaders/lib/q8.glsl, half_rows.glsl).
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ _AT_ONCE = 1 << 16  # elements that `dequantize` converts at once, so that inter
 
 @cache
 def block_of(dtype: str) -> tuple[int, int]:
-    """Return the number of elements and bytes of a block. Raises KeyError for a format that GGML does not
-    have."""
+    """Return the elements and bytes of a block. Raises KeyError for a format that GGML lacks."""
     if dtype in _PLAIN:
         return 1, _PLAIN[dtype]
     if dtype == "q8":
@@ -38,8 +37,7 @@ def row_nbytes(dtype: str, width: int) -> int:
 
 
 def quantize(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Quantize float32 [rows, width] to uint8 [rows, bytes of a row]. Rounding matches ggml's reference
-    code."""
+    """Quantize float32 [rows, width] to uint8 [rows, bytes of a row], rounded like ggml's reference code."""
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import quantize as gguf_quantize
 
@@ -47,8 +45,8 @@ def quantize(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def dequantize(raw: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Convert stored bytes to a float32 array of `shape`. Padding after the last row is ignored. Tests
-    compare all shaders with this function."""
+    """Convert stored bytes to float32 of `shape`. Padding after the last row is ignored. Tests compare all
+    shaders with this function."""
     raw = raw[: math.prod(shape[:-1]) * row_nbytes(dtype, shape[-1])]
     if dtype == "f32":
         return raw.view(np.float32).reshape(shape)
@@ -86,7 +84,7 @@ def widened(raw: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def narrowed(raw: np.ndarray, dtype: str) -> np.ndarray:
-    """Convert f32 bytes to f32, f16 or bf16 elements. This function inverts `widened` exactly."""
+    """Convert f32 bytes to f32, f16 or bf16 elements, the exact inverse of `widened`."""
     if dtype == "f32":
         return raw
     words = np.ascontiguousarray(raw).reshape(-1).view(np.uint32)

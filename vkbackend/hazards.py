@@ -1,5 +1,5 @@
-"""Checks a recording with its barriers and reports each unordered conflict. Two accesses conflict if they
-overlap and one is a write.
+"""Checks a recording's barriers and reports unordered conflicts. Two accesses conflict if they overlap and
+one is a write.
 
 The check shares no code with derive_barriers. Unlike validation layers, the check covers write after write,
 in-place updates, reused scratch memory, and host memory around exchanges.
@@ -16,8 +16,7 @@ from vkbackend.recording import HOST_HOMES, Barrier, Copy, Dispatch, Exchange, R
 
 @dataclass(frozen=True, slots=True)
 class Hazard:
-    """An unordered conflict between two commands, with the byte range. `kind` is for example
-    read-after-write."""
+    """An unordered conflict between two commands. `kind` is for example read-after-write."""
 
     kind: str
     first: str
@@ -58,7 +57,7 @@ class _Access:
 def check(recording: Recording) -> list[Hazard]:
     hazards: list[Hazard] = []
     unordered: dict[Buffer | Virtual, list[_Access]] = defaultdict(list)
-    # Device writes that are not yet visible to the host.
+    # Device writes that the host cannot see yet.
     host_pending: list[tuple[Range, str]] = []
     host_wrote = True  # the host may have written since the last FROM_HOST barrier
 

@@ -1,7 +1,7 @@
 """Copies arrays into new memory during loading, and maps a file's pages before they are read.
 
-Page faults can take longer than the copy: three times as long on lavapipe with new shared pages of 4 KiB. So
-madvise(2) with MADV_POPULATE_* populates all pages of a range at once. Several threads share a large copy.
+Page faults can take three times as long as the copy (lavapipe, new shared pages of 4 KiB). madvise(2) with
+MADV_POPULATE_* therefore populates a range at once. Several threads share a large copy.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import numpy as np
 
 from vkbackend import forks
 
-# Linux 5.14; older kernels return an error, and copies are slower.
+# Linux 5.14. Older kernels return an error, and copies are slower.
 POPULATE_READ, POPULATE_WRITE = 22, 23
-PART_NBYTES = 512 << 10  # Each thread copies at least this many bytes in about 0.3 ms.
+PART_NBYTES = 512 << 10  # The fewest bytes per thread, which take about 0.3 ms.
 N_THREADS = min(4, os.cpu_count() or 1)
 
 
@@ -50,8 +50,7 @@ def touch(data: np.ndarray) -> None:
 
 
 def _populate(array: np.ndarray, how: int) -> bool:
-    """Populate the pages of an array. Returns False if the kernel returns an error or the array is not
-    contiguous."""
+    """Populate an array's pages. Returns False on an error, and for arrays that are not contiguous."""
     if _madvise is None or not array.flags.c_contiguous:
         return False
     begin = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE

@@ -1,21 +1,17 @@
-"""Device limits that decide how a model is recorded.
-
-`Limits.floor()` has the minimum that Vulkan 1.1 guarantees, without optional features.
-"""
+"""Device limits that decide how a model is recorded."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-# Ops with these features round activations to less than F32, or sum with less precision.
+# Ops with these features round activations below F32, or sum with less precision.
 INEXACT = frozenset({"int_dot", "matrix_units", "int8_units", "cooperative_matrix", "cooperative_matrix_nv"})
 
 
 class MatrixUnits(NamedTuple):
-    """The matrix sizes of a device's matrix units. A subgroup of `lanes` invocations multiplies F16 matrices
-    [m, k] by [k, n] with F32 sums, and int8 matrices [m, int8_k] by [int8_k, n] with 32-bit sums. Without
-    int8 units, `int8_k` is 0."""
+    """The matrix sizes of matrix units. A subgroup of `lanes` invocations multiplies F16 [m, k] by [k, n]
+    with F32 sums, and int8 [m, int8_k] by [int8_k, n] with int32 sums. Without int8 units, `int8_k` is 0."""
 
     api: str = "khr"  # extension: khr or nv
     m: int = 16
@@ -30,22 +26,22 @@ _COMMON = MatrixUnits()
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one device. Vulkan 1.1 guarantees the defaults."""
+    """Limits of one device. The defaults are Vulkan 1.1's guaranteed minimum, without optional features."""
 
     max_invocations: int = 128  # per workgroup
     max_shared_nbytes: int = 16_384
     max_groups: tuple[int, int, int] = (65_535, 65_535, 65_535)
     storage_align: int = 256  # Bytes (minStorageBufferOffsetAlignment).
     uniform_align: int = 256  # Bytes (minUniformBufferOffsetAlignment).
-    max_storage_range: int = 1 << 27  # The most bytes of one storage binding.
+    max_storage_range: int = 1 << 27  # Bytes of one storage binding.
     max_allocation_nbytes: int = 1 << 30  # Guaranteed by VK_KHR_maintenance3.
     host_import_align: int = 4096  # Alignment of an imported range's address and size, at least one page.
     subgroup_size: int = 1
     is_cpu: bool = False
-    # The measured ops for each class of row counts (ops/measured.py).
+    # Measured ops for each class of row counts (ops/measured.py).
     choices: tuple[tuple[str, tuple[str, ...]], ...] = ()
     matrix_units: MatrixUnits = _COMMON  # Valid only if `features` has "matrix_units".
-    # Features that shaders may use, by their names in capabilities.py.
+    # Features that shaders may use, as named in capabilities.py.
     features: frozenset[str] = frozenset()
 
     def exact(self) -> Limits:
@@ -56,7 +52,7 @@ class Limits:
         return cls()
 
 
-# Minimum limits that Vulkan guarantees, by their names in DeviceInfo.limits.
+# Guaranteed minimum limits, by their names in DeviceInfo.limits.
 _GUARANTEED = {
     "max_invocations": 128,
     "max_shared_nbytes": 16_384,
@@ -74,5 +70,5 @@ _GUARANTEED = {
 
 
 def plausible(reported: dict[str, int]) -> dict[str, int]:
-    """Replace each limit that a driver reports as 0 by Vulkan's guaranteed minimum."""
+    """Replace each limit that a driver reports as 0 by the guaranteed minimum."""
     return {name: value or _GUARANTEED.get(name, 0) for name, value in reported.items()}

@@ -22,8 +22,7 @@ class Packing:
 
 
 def pack(sizes: Sequence[int], chunk_limit: int) -> Packing:
-    """Pack sizes in order into chunks of at most `chunk_limit` bytes. A size that does not fit the last chunk
-    begins a new chunk."""
+    """Pack sizes in order into chunks of at most `chunk_limit` bytes."""
     chunks: list[int] = []
     places = []
     for nbytes in sizes:
@@ -43,7 +42,7 @@ def packed(views: Sequence[tuple[tuple[int, ...], str]], chunk_limit: int) -> Pa
 def allocate(
     device: Device, views: Sequence[tuple[tuple[int, ...], str]], home: Home, label: str
 ) -> list[View]:
-    """Allocate new chunks, and return a View in them for each pair (shape, dtype) in `views`."""
+    """Allocate chunks, and return a View in them for each (shape, dtype) in `views`."""
     packing = packed(views, device.limits.max_allocation_nbytes)
     buffers = [device.buffer(n, home, f"{label}[{i}]") for i, n in enumerate(packing.chunks)]
     return [
@@ -66,11 +65,11 @@ def lifetimes(recording: Recording) -> dict[Virtual, tuple[int, int]]:
 
 
 def plan_scratch(recording: Recording, reuse: bool = True) -> tuple[dict[Virtual, int], int]:
-    """Give each virtual value the lowest free address, in order of first use. Returns the byte offset of each
-    value and the total bytes.
+    """Return the byte offset of each virtual value and the total bytes. In order of first use, each value
+    gets the lowest free address.
 
-    The outputs of a command never overlap its inputs. Without `reuse`, values do not share memory, so every
-    value can be read after the step.
+    A command's outputs never overlap its inputs. Without `reuse`, values do not share memory, so every value
+    can be read after the step.
     """
     offsets: dict[Virtual, int] = {}
     alive: list[tuple[int, int, int]] = []  # (begin, end, last use) in order of address

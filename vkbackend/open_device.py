@@ -1,4 +1,4 @@
-"""Opens a device with the runtime that has the given name."""
+"""Opens a device with the named runtime."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ RUNTIMES = ("native", "kompute")
 
 
 def runtime_of(name: str | None) -> str:
-    """Return the runtime's name: `name`, or the value of VKBACKEND_RUNTIME if `name` is None. Raises
-    InvalidArgument for an unknown runtime."""
+    """Return `name`, or VKBACKEND_RUNTIME if `name` is None. Raises InvalidArgument for an unknown runtime."""
     wanted = env.runtime() if name is None else name
     if wanted not in RUNTIMES:
         raise InvalidArgument(f"runtime {wanted!r} is unknown; there are: {', '.join(RUNTIMES)}")

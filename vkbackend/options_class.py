@@ -1,8 +1,7 @@
-"""Tools for options. An options class is a frozen dataclass with a check per field. Functions accept the
-fields as keywords.
+"""Options classes: frozen dataclasses with a check per field. Functions accept the fields as keywords.
 
-A TypedDict next to the dataclass has the same names. From the TypedDict, editors and mypy get each option's
-type and description (`**options: Unpack[...]`).
+A TypedDict with the same names gives editors and mypy each option's type and description (`**options:
+Unpack[...]`).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def option(default: T, check: Callable[[str, Any], T]) -> T:
 
 
 def check_fields(options: Any) -> None:
-    """Check every field and replace its value by the plain value. Call this in `__post_init__`."""
+    """Replace every field by its checked value. Call this in `__post_init__`."""
     kind: type = type(options)
     for name, check, kept in _checks(kind):
         if (value := getattr(options, name)) is not kept:
@@ -36,8 +35,8 @@ def check_fields(options: Any) -> None:
 
 @cache
 def _checks(options: type) -> list[tuple[str, Callable[[str, Any], Any], Any]]:
-    """Return (name, check, default) of each field that has a check. The default is MISSING if the check
-    changes it. Values equal to the default need no check, which saves 250 us per request."""
+    """Return (name, check, default) of each field with a check. The default is MISSING if the check changes
+    it. Values equal to the default are not checked, which saves 250 us per request."""
     checks = []
     for declared in fields(options):
         if check := declared.metadata.get("check"):
@@ -50,7 +49,7 @@ def _checks(options: type) -> list[tuple[str, Callable[[str, Any], Any], Any]]:
 
 def takes(keywords: type, options: type) -> Callable[[F], F]:
     """Decorate a function with the parameter `**options: Unpack[keywords]`. `help` and completion then list
-    the names and defaults of `options`. An unknown name raises UnknownArgument."""
+    `options` with defaults. An unknown name raises UnknownArgument."""
     hints = get_type_hints(keywords)
     defaults = {declared.name: declared.default for declared in fields(options)}
 
@@ -78,8 +77,7 @@ def takes(keywords: type, options: type) -> Callable[[F], F]:
 
 
 def unknown(function: str, name: str, known: Iterable[str]) -> UnknownArgument:
-    """Return the error for an unknown keyword. The message suggests the closest known keyword, or lists all
-    keywords."""
+    """Return an error that suggests the closest known keyword, or lists all keywords."""
     near = difflib.get_close_matches(name, known, 1, 0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
     return UnknownArgument(f"{function}() takes no keyword {name!r}; {hint}")

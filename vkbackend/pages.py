@@ -16,9 +16,9 @@ WIPE_ON_FORK = 18  # MADV_WIPEONFORK of Linux 4.14, which Python's mmap module l
 class HostPages:
     """Page-aligned private anonymous memory that devices import.
 
-    The mapping is private, because the amdgpu driver refuses file-backed memory, and a shared mapping is file
-    backed. In a forked child the pages contain zeros. With copy-on-write, a write by the parent could create
-    new pages that the device does not use. With unmapped pages, a read by the child would crash.
+    A shared mapping would be file backed, which the amdgpu driver refuses. In a forked child the pages
+    contain zeros. With copy-on-write, a write by the parent could create new pages that the device does not
+    use. With unmapped pages, a read by the child would crash.
     """
 
     home = Home.PAGES
@@ -47,8 +47,8 @@ class HostPages:
 
 
 class FilePages:
-    """The pages of a mapped file that contain bytes `begin`..`end`. Devices import them like HostPages. Byte
-    `begin` is at offset `lead` in the first page.
+    """The pages of a mapped file that contain bytes `begin`..`end`. Byte `begin` is at offset `lead` in the
+    first page.
 
     The pages are read-only. The file remains mapped while this object exists. If another process truncates
     the file, reading the pages raises SIGBUS.
@@ -62,7 +62,7 @@ class FilePages:
         self.lead = first % page
         self.address = first - self.lead
         self.nbytes = aligned(self.lead + end - begin, page)
-        # Bytes of the last page past the end of the file are zeros.
+        # The last page has zeros past the end of the file.
         self.bytes = np.ctypeslib.as_array((ctypes.c_uint8 * self.nbytes).from_address(self.address))
         self.bytes.flags.writeable = False
 

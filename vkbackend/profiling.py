@@ -1,5 +1,4 @@
-"""Prints the output of DEBUG levels 2 (time per command), 3 (barriers and submissions) and 5 (intermediate
-values)."""
+"""Prints DEBUG levels 2 (time per command), 3 (barriers and submissions) and 5 (intermediate values)."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ from vkbackend.runtime import Device
 
 
 def report_times(name: str, durations: Sequence[tuple[Dispatch | Copy, float]]) -> None:
-    """Print a line per command: the device, the op and variant, microseconds, and GB/s of memory read and
-    written."""
+    """Print a line per command: device, op, variant, microseconds, and GB/s read and written."""
     for command, us in durations:
         kind = f"{command.op}.{command.variant}" if isinstance(command, Dispatch) else "copy"
         nbytes = sum(r.end - r.begin for r in (*command.reads, *command.writes))
@@ -27,8 +25,7 @@ _BARS = {Scope.DEVICE: "|", Scope.TO_HOST: "|> host", Scope.FROM_HOST: "host >|"
 
 
 def report_order(name: str, recording: Recording) -> None:
-    """Print the commands of each segment on one line. `|` marks a barrier, and `||` marks the end of a
-    submission."""
+    """Print each segment's commands on one line. `|` marks a barrier, and `||` the end of a submission."""
     for i, segment in enumerate(recording.segments()):
         words = []
         for command in segment:

@@ -1,7 +1,7 @@
 """A recording lists the dispatches and copies of one device, with the byte ranges that they read and write.
 
 A recording consists of segments. After a segment, the device exchanges data with other devices. Only this
-module derives barriers. Vulkan, kompute, numpy and null devices execute recordings.
+module derives barriers.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ FIRST_HEAD = "first_head"  # push constant of ops with one workgroup per head al
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """A dispatch of a compute shader. `args` are views of storage buffers in binding order. `step` is the
-    view of StepParams, or None if the shader does not read StepParams."""
+    """A dispatch of a compute shader. `args` are storage buffers in binding order. `step` is StepParams, or
+    None if the shader does not read StepParams."""
 
     op: str
     variant: str
     args: tuple[View, ...]
     written: tuple[int, ...]  # Indices of the args that the shader writes.
-    # Named push constants. The word offsets of the args precede these.
+    # Named push constants, which follow the word offsets of the args.
     push: tuple[tuple[str, int | float], ...]
     consts: tuple[tuple[str, int], ...]  # Named specialization constants in the order of their ids.
     groups: tuple[int, int, int]
@@ -63,12 +63,10 @@ class Dispatch:
 
     @property
     def bound(self) -> tuple[View, ...]:
-        """Return the views that are bound as storage buffers."""
         return () if self.addressed else self.args
 
     def parts(self, n: int) -> list[Dispatch]:
-        """Split the heads over up to `n` dispatches. An op without the push constant FIRST_HEAD is not
-        split."""
+        """Split the heads over up to `n` dispatches. An op without FIRST_HEAD is not split."""
         push, (x, heads, z) = dict(self.push), self.groups
         n = min(n, heads) if FIRST_HEAD in push else 1
         if n == 1:
@@ -111,8 +109,7 @@ class Scope(Enum):
 @dataclass(frozen=True, slots=True)
 class Barrier:
     """Makes later commands wait for earlier commands. Both stage masks have the compute stage. A mask has the
-    transfer stage only if its side of the barrier has copies, because an unused stage makes some GPUs wait
-    longer."""
+    transfer stage only if its side has copies, because an unused stage makes some GPUs wait longer."""
 
     scope: Scope
     after_copies: bool = True
@@ -129,7 +126,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Ends a submission within a segment, because a driver's watchdog limits the duration of a submission."""
+    """Ends a submission within a segment, because a driver's watchdog limits a submission's duration."""
 
 
 Access = Dispatch | Copy
@@ -140,8 +137,7 @@ HOST_HOMES = (Home.STAGING, Home.PAGES)
 
 @dataclass(slots=True)
 class Recording:
-    """A named list of commands. Append commands with `dispatch`, `copy` and `exchange`. After recording, call
-    `place` and `derive_barriers`."""
+    """A named list of commands. After recording, call `place` and `derive_barriers`."""
 
     name: str
     commands: list[Command] = field(default_factory=list)
@@ -189,8 +185,8 @@ class Recording:
 
 
 def interleave(a: Recording, b: Recording, label: str) -> Recording:
-    """Merge two recordings by alternating their segments. The recording with fewer segments gets empty
-    segments. Additional exchanges get `label`."""
+    """Merge two recordings by alternating their segments. The recording with fewer segments gets empty ones.
+    Additional exchanges get `label`."""
     lanes = [(r.segments(), exchanges(r)) for r in (a, b)]
     n = max(len(segments) for segments, _ in lanes)
     commands: list[Command] = []
@@ -208,22 +204,21 @@ OVER_BUS = (Home.HOST, Home.STAGING, Home.PAGES, Home.MAPPED)
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The bytes per second that a device reads from its memory and from host memory. The defaults are for
-    slow GPUs."""
+    """Bytes per second that a device reads from its memory and from host memory. The defaults are for slow
+    GPUs."""
 
     memory: float = 10e9
     host: float = 10e9
 
     @property
     def flops(self) -> float:
-        """Estimate the FLOP/s as 10 per byte/s of memory bandwidth. GPUs without matrix units have peaks of
-        15 FLOP per byte (a small integrated GPU with one channel of DDR4) to 80. Long products reach two
-        thirds of the peak, so 10 is safe."""
+        """Estimate FLOP/s as 10 per byte/s of memory bandwidth. GPUs without matrix units have peaks of 15
+        FLOP per byte (a small integrated GPU with one channel of DDR4) to 80. Long products reach two thirds
+        of the peak, so 10 is safe."""
         return 10 * self.memory
 
     def seconds(self, command: Access) -> float:
-        """Estimate the longest time of a command, assuming that reads overlap with arithmetic but not with
-        other reads."""
+        """Estimate the longest time of a command. Reads overlap with arithmetic but not with other reads."""
         over_bus = in_memory = 0
         for r in command.reads:
             if isinstance(r.buffer, Buffer) and r.buffer.home in OVER_BUS:
@@ -269,11 +264,10 @@ def derive_barriers(recording: Recording) -> Recording:
     """Insert barriers between dependent commands.
 
     A barrier covers all memory. A command needs a barrier if it accesses a range written since the previous
-    barrier, or writes a range read since that barrier. A segment begins with a FROM_HOST barrier. This
-    barrier also makes the writes of earlier segments visible, because waiting for a segment orders only
-    execution. A segment that writes host memory ends with a TO_HOST barrier. A barrier waits for copies only
-    if a copy was recorded since the previous barrier. A barrier delays copies only if a copy follows in the
-    segment.
+    barrier, or writes a range read since then. A segment begins with a FROM_HOST barrier, which also makes
+    the writes of earlier segments visible. Waiting for a segment orders only execution. A segment that writes
+    host memory ends with a TO_HOST barrier. A barrier waits for copies only if a copy was recorded since the
+    previous barrier. A barrier delays copies only if a copy follows in the segment.
     """
     commands: list[Command] = []
     marks = exchanges(recording)
@@ -304,8 +298,7 @@ def derive_barriers(recording: Recording) -> Recording:
 
 
 def push_constants(dispatch: Dispatch, heads: Sequence[int]) -> bytes:
-    """Return the bytes of all push constants: `heads`, the word offset or address of each arg, and then the
-    named push constants."""
+    """Return the push constants: `heads`, each arg's word offset or address, and the named push constants."""
     words = struct.pack(f"{len(heads)}{'Q' if dispatch.addressed else 'I'}", *heads)
     for _, value in dispatch.push:
         words += struct.pack("f", value) if isinstance(value, float) else struct.pack("I", value & 0xFFFFFFFF)

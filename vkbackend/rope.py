@@ -1,7 +1,6 @@
-"""RoPE tables. The host computes cos and sin for each position and pair of dimensions in float64.
+"""RoPE tables. The host computes cos and sin in float64, with scaling (linear, YaRN) and frequency factors.
 
-This module also applies scaling (linear, YaRN) and frequency factors. Shaders do not compute sin and cos,
-because a driver's sin and cos may have an error of 1e-4.
+Shaders do not compute sin and cos, because a driver's functions may have an error of 1e-4.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ SCALINGS = ("none", "linear", "yarn")
 
 @dataclass(frozen=True, slots=True)
 class RopeTable:
-    """Computes the angles theta_i(pos) = pos * freq_base^(-2i / n_rot) / freq_factors[i] and scales them.
+    """The angles theta_i(pos) = pos * freq_base^(-2i / n_rot) / freq_factors[i] and their scaling.
 
-    The scaling `linear` divides theta by `factor`. The scaling `yarn` (Peng et al. 2023, arXiv:2309.00071)
-    divides theta only for pairs that make fewer than `beta_slow` turns in `orig_ctx` positions. YaRN does not
-    change pairs with more than `beta_fast` turns, and interpolates between these limits. YaRN also multiplies
-    cos and sin by 1 + 0.1 ln(factor).
+    `linear` scaling divides theta by `factor`. `yarn` (Peng et al. 2023, arXiv:2309.00071) divides theta only
+    for pairs that make fewer than `beta_slow` turns in `orig_ctx` positions. YaRN does not change pairs with
+    more than `beta_fast` turns, and interpolates between these limits. YaRN also multiplies cos and sin by 1
+    + 0.1 ln(factor).
 
-    Cos and sin are always multiplied by `attn_factor`. A `temperature` t multiplies cos and sin at position p
-    by 1 + t ln(1 + floor((p + temperature_offset) / temperature_length)), so rotating q also scales q.
+    Cos and sin are multiplied by `attn_factor`. A `temperature` t multiplies cos and sin at position p by 1 +
+    t ln(1 + floor((p + temperature_offset) / temperature_length)), so rotating q also scales q.
 
     `sections` divides the pairs among the four components of a multimodal position: time, height, width and
     an unused one (Wang et al. 2024, arXiv:2409.12191). The pairs of a component are contiguous or
-    `interleaved`. For text, time, height and width are all equal to the token's position. The fourth
-    component is 0, so its pairs do not rotate. Raises InvalidArgument for bad values.
+    `interleaved`. For text, time, height and width equal the token's position. The fourth component is 0, so
+    its pairs do not rotate. Raises InvalidArgument for bad values.
     """
 
     n_rot: int

@@ -1,7 +1,7 @@
-"""The interface between a runtime and its users: devices, queues and executables.
+"""The interface of a runtime: devices, queues and executables.
 
-Only handles, bytes and integers pass through this interface. A device runs executables built from recordings.
-The device's queue numbers the submitted segments from 1, and the host sets the largest number that may run.
+Only handles, bytes and integers pass through this interface. A queue numbers the submitted segments from 1,
+and the host sets the largest number that may run.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ class Executable(ABC):
     n_segments: int
 
     def report(self) -> None:  # noqa: B027 - only devices with timestamps report
-        """With DEBUG=2, print the time of every command of the last replay. The replay must have finished."""
+        """With DEBUG=2, print the time of every command of the last replay, which must have finished."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release the executable. Unless the device is abandoned, the executable must not be running."""
+        """Release the executable, which must not be running unless the device is abandoned."""
 
 
 class Queue(ABC):
-    """Runs segments in order. Each segment of an executable, except the first, waits until `allow` is called
+    """Runs segments in order. Except for an executable's first, each segment waits until `allow` is called
     with its number or a larger number."""
 
     ahead: bool  # Whether segments may be submitted before they are allowed to run.
-    submitted: int = 0  # The number of the last submitted segment.
+    submitted: int = 0  # Number of the last submitted segment.
 
     @abstractmethod
     def submit(self, executable: Any, first: int, count: int) -> None:
@@ -49,7 +49,7 @@ class Queue(ABC):
 
     @abstractmethod
     def completed(self) -> int:
-        """Return the number of the last segment that finished. Raises DeviceLost."""
+        """Return the number of the last finished segment. Raises DeviceLost."""
 
     @abstractmethod
     def allow(self, number: int) -> None:
@@ -57,15 +57,14 @@ class Queue(ABC):
 
     @abstractmethod
     def wait(self, number: int, timeout_s: float) -> bool:
-        """Wait until segment `number` has finished. Returns False after `timeout_s` seconds."""
+        """Wait for segment `number`. Returns False after `timeout_s` seconds."""
 
 
 QUEUE_REFUSED = "submit", "completed", "allow", "wait"  # methods that raise an error in a forked child
 
 
 class Device(ABC):
-    """A logical device with memory, executables and a queue. Only the process that opened a device may use
-    it."""
+    """A logical device, which only the process that opened it may use."""
 
     # In a forked child, these methods raise an error (REFUSED) or do nothing (IGNORED).
     REFUSED: ClassVar[tuple[str, ...]] = (
@@ -77,11 +76,11 @@ class Device(ABC):
     name: str
     limits: Limits
     queue: Queue
-    counts: Counter[str]  # The number of existing objects of each kind.
-    created: int  # The number of objects created so far, which is constant during decode.
-    nbytes: Counter[Home]  # The bytes in use for each purpose.
+    counts: Counter[str]  # Existing objects of each kind.
+    created: int  # Objects created so far, constant during decode.
+    nbytes: Counter[Home]  # Bytes in use for each purpose.
     abandoned: bool = False  # Whether the device does not respond, so its objects must not be released.
-    imports_pages: bool = False  # Whether the device can import host pages.
+    imports_pages: bool = False
     maps_files: bool = False  # Whether the device can import pages of a model file.
     compiled: Callable[[], None] | None = None  # Called after each shader compilation.
     has_codebooks: bool = False  # Whether codebooks use device memory.
@@ -134,7 +133,7 @@ class Device(ABC):
 
     @abstractmethod
     def write(self, view: View, data: np.ndarray) -> None:
-        """Copy an array of any strides into `view` and wait for the copy. The device must be idle."""
+        """Copy an array of any strides into `view` and wait. The device must be idle."""
 
     @abstractmethod
     def read(self, view: View) -> np.ndarray:
@@ -147,8 +146,8 @@ class Device(ABC):
         """Compile a recording's pipelines. Several devices may compile concurrently."""
 
     def compile_ahead(self, recording: Recording) -> None:  # noqa: B027 - as above
-        """Start to compile a recording's pipelines in the background. Pipelines that are requested later are
-        compiled first. Requesting a pipeline raises its compile error."""
+        """Start to compile pipelines in the background. Pipelines that are requested later are compiled
+        first. Requesting a pipeline raises its compile error."""
 
     @abstractmethod
     def build(self, recording: Recording) -> Executable:
@@ -169,10 +168,8 @@ class Device(ABC):
         """Release all objects of the device. `counts` is then empty."""
 
     def replay(self, executable: Executable) -> None:
-        """Run an executable and wait for it. Loading, tests and measurements call this.
-
-        Raises Timeout. After a timeout, `close` is the only valid call.
-        """
+        """Run an executable and wait for it, in loading, tests and measurements. After a Timeout, `close` is
+        the only valid call."""
         try:
             self.queue.submit(executable, 0, executable.n_segments)
             self.queue.allow(self.queue.submitted)

@@ -1,7 +1,7 @@
-"""Sorts the commands of a segment by dependency depth, so that independent commands can run concurrently.
+"""Sorts a segment's commands by dependency depth, so that independent commands can run concurrently.
 
-A model records q, RoPE of q, k and RoPE of k in this order. In this order, nearly every command needs a
-barrier. After sorting, the products q, k and v share one barrier.
+In the recorded order (q, RoPE of q, k, RoPE of k), nearly every command needs a barrier. After sorting, the
+products q, k and v share one barrier.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from vkbackend.recording import Command, Copy, Cut, Dispatch, Range, Recording, 
 
 
 def by_depth(recording: Recording) -> Recording:
-    """Sort the commands of each segment by depth. Commands of equal depth remain in order. A command's depth
-    is 1 + the largest depth of the commands that it must wait for, or 0 if it need not wait."""
+    """Sort each segment by depth, stably. A command's depth is 1 + the largest depth of the commands that it
+    must wait for, or 0 if it need not wait."""
     commands: list[Command] = []
     marks = exchanges(recording)
     for i, segment in enumerate(recording.segments()):

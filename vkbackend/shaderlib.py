@@ -55,12 +55,12 @@ def manifest() -> dict[str, dict[str, dict[str, str]]]:
 
 
 def types_of(op: str) -> frozenset[str]:
-    """Return the weight formats that the op has variants for."""
+    """Return the op's weight formats."""
     return frozenset(axes["TYPE"] for axes in manifest()[op].values() if "TYPE" in axes)
 
 
 def weight_types() -> tuple[str, ...]:
-    """Return the weight formats that embed and every matrix op have variants for."""
+    """Return the weight formats that embed and every matrix op support."""
     return tuple(_variants_toml()["weights"])
 
 
@@ -75,12 +75,12 @@ def variants() -> list[tuple[str, str]]:
 
 
 def defines(op: str, variant: str) -> list[str]:
-    """Return the preprocessor defines of a variant. For example, TYPE = q8_0 gives TYPE_Q8_0."""
+    """Return a variant's preprocessor defines. TYPE = q8_0 gives TYPE_Q8_0."""
     return [f"{axis}_{value.upper()}" for axis, value in manifest()[op][variant].items()]
 
 
 def sources(op: str) -> list[Path]:
-    """Return the op's `.comp` file and every file that it includes directly or indirectly."""
+    """Return the op's `.comp` file and all files that it includes, also indirectly."""
     root = shaders_dir()
     paths = [root / f"{op}.comp"]
     for path in paths:  # the loop also visits the files that it appends
@@ -109,8 +109,8 @@ class Compiler(NamedTuple):
 
 
 def private_tool(name: str) -> tuple[str, ...] | None:
-    """Return the command that runs a tool in PRIVATE with the loader and libc in PRIVATE, or None if the tool
-    is missing."""
+    """Return the command that runs a tool with the loader and libc in PRIVATE, or None if the tool is
+    missing."""
     prefix = shaders_dir().parent / PRIVATE
     loaders = sorted((prefix / "lib").glob("ld-linux*"))
     if not loaders or not (prefix / name).exists():
@@ -175,9 +175,8 @@ def compile_variant(op: str, variant: str) -> bytes:
 
 
 def is_complete(code: bytes) -> bool:
-    """Return whether the bytes are a complete SPIR-V module. The lengths of the instructions must add up to
-    the module's length. The last instruction must end a function, and every called function must be
-    defined."""
+    """Return whether the bytes are a complete SPIR-V module. The instructions' lengths must add up to the
+    module's length. The last instruction must end a function, and every called function must be defined."""
     if len(code) % 4 or not code.startswith(_SPIRV_MAGIC):
         return False
     words, at, opcode = memoryview(code).cast("I"), _HEADER_WORDS, 0
@@ -221,8 +220,8 @@ def _spirv(op: str, variant: str) -> bytes:
 
 
 def build(folder: Path) -> int:
-    """Write the SPIR-V of all variants and an index to `folder`. Variants that need a newer compiler are
-    skipped. Returns the number of modules."""
+    """Write the SPIR-V of all variants and an index to `folder`, and return the number of modules. Variants
+    that need a newer compiler are skipped."""
     able = [(op, variant) for op, variant in variants() if compiler_of(op, variant) or not compilers()]
     index: dict[str, list[str]] = {}
     # threads suffice, because each waits for a compiler process
@@ -259,7 +258,7 @@ def _is_shipped(op: str, variant: str) -> bool:
 
 
 def _shipped(op: str, variant: str) -> bytes | None:
-    """Return the module that the package contains, or None if it is missing, outdated or damaged."""
+    """Return the packaged module, or None if it is missing, outdated or damaged."""
     if not _is_shipped(op, variant):
         return None
     path = _spv_dir() / f"{op}.{variant}.spv"

@@ -1,8 +1,7 @@
-"""StepParams is a uniform block of at most 16 KiB with the values that change with every token.
+"""StepParams, a uniform block of at most 16 KiB with the values that change with every token.
 
-The layout is std140 and matches `shaders/lib/step.glsl`. The cos and sin of RoPE are in a storage buffer, f32
-[n_rows, n_rot / 2, 2]. For 512 rows, cos and sin exceed the 16 KiB that Vulkan guarantees for a uniform
-block.
+The layout is std140 and matches `shaders/lib/step.glsl`. RoPE's cos and sin are in a storage buffer, f32
+[n_rows, n_rot / 2, 2], because 512 rows exceed Vulkan's guaranteed 16 KiB of a uniform block.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from enum import IntEnum
 
 import numpy as np
 
-MAX_ROWS = 512  # The most rows of a micro-batch.
-MAX_RUNS = 128  # The most runs of a micro-batch.
-FEW_RUNS = 5  # For fewer runs, a loop in Python is faster than numpy arrays.
-MAX_SNAPSHOTS = 64  # The most stored recurrent states per slot. Cell numbers have 16 bits.
+MAX_ROWS = 512  # per micro-batch.
+MAX_RUNS = 128  # per micro-batch.
+FEW_RUNS = 5  # For fewer runs, a Python loop is faster than numpy.
+MAX_SNAPSHOTS = 64  # Recurrent states per slot. Cell numbers have 16 bits.
 
 _HEADER, _RUNS, _ROWS, _OUTPUTS = 0, 4, 4 + 4 * MAX_RUNS, 4 + 4 * MAX_RUNS + 4 * MAX_ROWS
 STEP_WORDS = _OUTPUTS + MAX_ROWS
@@ -26,8 +25,8 @@ STEP_NBYTES = 4 * STEP_WORDS  # 12,304
 @dataclass(slots=True)
 class Run:
     """Consecutive rows of one sequence. Row `first_row + i` has position `first_pos + i`. `states` are the
-    cells from which the recurrent state is read and to which it is written. A run at position 0 reads no
-    state. If `states` is None, both are the cell with the slot's number."""
+    cells of the recurrent state to read and to write. If `states` is None, both are the cell with the slot's
+    number. A run at position 0 reads no state."""
 
     slot: int
     first_row: int
@@ -37,8 +36,8 @@ class Run:
 
 
 class Mix(IntEnum):
-    """The kind of rows in a step, which selects the kernels. An IntEnum hashes three times as fast as an
-    Enum, and every step looks up its recording in a dict."""
+    """The kind of rows in a step, which selects the kernels. Every step looks up its recording in a dict, and
+    an IntEnum hashes three times as fast as an Enum."""
 
     DECODE = 1  # Few rows, or only runs of one row.
     PREFILL = 2  # Only longer runs.
@@ -65,7 +64,7 @@ def cut_runs(runs: Sequence[Run], at: int) -> tuple[list[Run], list[Run]]:
 
 
 class StepParams:
-    """Numpy views of a StepParams block. `words` is uint32 [STEP_WORDS] and may be mapped device memory."""
+    """Numpy views of a StepParams block. `words` is uint32 [STEP_WORDS], and may be mapped device memory."""
 
     def __init__(self, words: np.ndarray | None = None) -> None:
         self.words = np.zeros(STEP_WORDS, np.uint32) if words is None else words
@@ -98,9 +97,9 @@ class StepParams:
         outputs: Sequence[int],
         mix: Mix = Mix.DECODE,
     ) -> None:
-        """Write the parameters of a step. `tokens` has the token of each row, `runs` cover the rows in order,
-        and `outputs` are the rows that need logits. With Mix.BOTH, the decode kernels compute the leading
-        runs of one row."""
+        """Write the parameters of a step. `tokens` has a token per row, `runs` cover the rows in order, and
+        `outputs` are the rows that need logits. With Mix.BOTH, the decode kernels compute the leading runs of
+        one row."""
         n_rows, n_runs = len(tokens), len(runs)
         assert n_rows <= MAX_ROWS and n_runs <= MAX_RUNS and len(outputs) <= MAX_ROWS, (n_rows, n_runs)
         n_decode = n_rows if mix is Mix.DECODE else n_single(runs) if mix is Mix.BOTH else 0

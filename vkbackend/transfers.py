@@ -1,7 +1,6 @@
 """Synchronous transfers outside recordings, for loading, tests and measurements.
 
-The host accesses host-visible memory directly. For other memory, a staging buffer exists during loading. Each
-runtime implements the copy between buffers.
+The host accesses host-visible memory directly. For other memory, a staging buffer exists during loading.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ UPLOAD_NBYTES = 32 << 20  # size of the staging buffer, which has two halves
 
 
 class Memory(Protocol):
-    """The methods of a device that the staging buffer needs."""
+    """Device methods that the staging buffer needs."""
 
     def buffer(self, nbytes: int, home: Home, label: str) -> Buffer: ...
 
@@ -111,8 +110,8 @@ class Transfers(ABC):
 
 
 def _pieces(data: np.ndarray, nbytes: int) -> Iterator[np.ndarray]:
-    """Yield the bytes of an array as uint8 arrays of at most `nbytes`. Only the last array may have a size
-    that is not a multiple of 4."""
+    """Yield an array's bytes as uint8 arrays of at most `nbytes`. The sizes of all but the last are multiples
+    of 4."""
     flat = data.reshape(data.shape[0] if data.ndim > 1 else 1, -1)
     # Some runtimes copy only multiples of 4 bytes. In every format, 4 rows are a multiple of 4 bytes.
     rows = max(4, nbytes // max(1, flat[0].nbytes) // 4 * 4) if flat.size else 1

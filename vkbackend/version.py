@@ -1,3 +1,1 @@
-"""The version of the package."""
-
 VERSION = "0.1.0"

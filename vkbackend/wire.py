@@ -1,27 +1,25 @@
-"""Formats in which devices exchange partial sums. A 32-bit word has one f32 number or two 16-bit numbers. The
-first of two numbers is in the low 16 bits.
+"""Formats in which devices exchange partial sums. A 32-bit word has one f32 number or two 16-bit numbers, the
+first in the low 16 bits.
 
-The format `bf16` is the upper 16 bits of a float, with 8 bits of significand. The format `f16` has a sign, 5
-bits of exponent and 11 bits of significand. Elements of `f16` are in blocks of 128. A word before each block
-has the exponent of the block's largest element, which adds 1.6% of data. No element overflows, and only
-elements 2^29 times smaller than the largest become zero.
+`bf16` is the upper 16 bits of a float, with 8 bits of significand. `f16` has a sign, 5 bits of exponent and
+11 bits of significand. Elements of `f16` are in blocks of 128. A word before each block has the exponent of
+the block's largest element, which adds 1.6% of data. No element overflows, and only elements 2^29 times
+smaller than the largest become zero.
 """
 
 from __future__ import annotations
 
-FORMATS = ("f32", "bf16", "f16")  # index: WIRE in add_partials.comp
+FORMATS = ("f32", "bf16", "f16")  # indexed by WIRE in add_partials.comp
 F16_BLOCK = 128
 
 
 def wire_words(wire: str, elements: int) -> int:
-    """Return the number of words for `elements` elements. If the elements fill complete blocks, the next
-    block begins at this word."""
+    """Return the words for `elements` elements. After complete blocks, the next block begins at this word."""
     if wire == "f32":
         return elements
     return -(-elements // 2) + (-(-elements // F16_BLOCK) if wire == "f16" else 0)
 
 
 def wire_block(wire: str) -> int:
-    """Return the elements per block. Every block begins at a word, so a sum can only be divided between
-    blocks."""
+    """Return the elements per block. Blocks begin at words, so a sum can only be divided between blocks."""
     return {"f32": 1, "bf16": 2, "f16": F16_BLOCK}[wire]

@@ -2,13 +2,13 @@
 
 Kompute's Python package `kp` records no barriers between dispatches. So each barrier of a recording becomes a
 copy of one word to the host. The copy waits for earlier dispatches, and the next dispatch waits for the copy
-(Vulkan 1.3, 7.2, execution dependencies). With the buffer barriers of a copy, all writes are visible only if
-the driver flushes and invalidates caches for all memory (WORD_DRIVERS). On other drivers a submission ends at
+(Vulkan 1.3, 7.2, execution dependencies). The copy's buffer barriers make all writes visible only if the
+driver flushes and invalidates caches for all memory (WORD_DRIVERS). On other drivers a submission ends at
 every barrier, because a fence covers all memory.
 
-Waiting in `kp` holds the GIL and has no timeout. So every device has a worker process (worker.py), which lets
-devices run in parallel and gives waiting a timeout. The staging buffers are shared memory. The worker copies
-the ranges that a segment uses between the staging buffers and device memory.
+Waiting in `kp` holds the GIL and has no timeout, so every device has a worker process (worker.py). The
+staging buffers are shared memory. The worker copies the ranges that a segment uses between them and device
+memory.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ MAX_TENSOR_NBYTES = (1 << 32) - 256  # kp has 32-bit sizes
 
 
 class KomputeDevice(Device):
-    """A device without optional features that a kp Manager in a worker process controls."""
+    """A device without optional features, controlled by a kp Manager in a worker process."""
 
     queue: KomputeQueue
     has_codebooks = True
@@ -127,8 +127,7 @@ class KomputeDevice(Device):
             raise
 
     def post(self, name: str, *args: Any, fd: int | None = None) -> int:
-        """Send a request to the worker and return the request's number. Answers arrive in the order of
-        requests."""
+        """Send a request and return its number. Answers arrive in the order of requests."""
         return self._process.send((name, *args), fd)
 
     def release(self, name: str, number: int) -> None:
@@ -171,7 +170,7 @@ class KomputeDevice(Device):
         except Timeout:
             raise
         except (VkbackendError, OSError) as error:
-            # The error is mostly DeviceLost, because kp crashes if an allocation fails.
+            # The error is mostly DeviceLost, because failed allocations crash kp.
             raise OutOfDeviceMemory(
                 f"{self.name} ({self.info.name}): {nbytes} bytes for {label} could not be allocated "
                 f"({error}); use a smaller context or more devices",
@@ -192,8 +191,7 @@ class KomputeDevice(Device):
         local, every = home not in hosts, self.info.heaps
         heaps = [h for h in every if h.device_local == local] or every
         budget = max(h.budget or h.nbytes for h in heaps)
-        # All logical devices of a physical device share its heaps. A single heap serves buffers of every
-        # purpose.
+        # Logical devices of a physical device share its heaps. A single heap serves buffers of every purpose.
         twins = [other for other in _open if other.info.uuid == self.info.uuid]
         apart = len(every) > 1
         taken = sum(n for d in twins for h, n in d.nbytes.items() if not apart or (h not in hosts) == local)
@@ -239,8 +237,7 @@ class KomputeDevice(Device):
         self._transfers.canaries.clear()
 
     def commands(self, part: Iterable[Any]) -> list[Any]:
-        """Return the commands of a submission for the worker: pairs (algorithm, push constants), and None for
-        a barrier."""
+        """Return a submission's commands for the worker: (algorithm, push constants), or None for a barrier."""
         commands: list[Any] = []
         for command in part:
             if isinstance(command, Barrier):

@@ -19,12 +19,11 @@ from vkbackend.errors import DeviceLost, VkbackendError
 from vkbackend.vulkan.instance import VALIDATION_LAYER
 
 WORKER = Path(__file__).with_name("worker.py")
-ANSWER_S = 5.0  # seconds that are added to VKBACKEND_TIMEOUT for answers; also the limit for closing
+ANSWER_S = 5.0  # seconds for answers in addition to VKBACKEND_TIMEOUT, and for closing
 
 
 class Process:
-    """A worker process, which answers requests in order. After the process has ended, methods raise
-    DeviceLost."""
+    """A worker process, which answers requests in order. After its end, methods raise DeviceLost."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -53,7 +52,7 @@ class Process:
         return self._process.pid
 
     def send(self, request: tuple[Any, ...], fd: int | None = None) -> int:
-        """Send a request, and optionally a file descriptor. Returns the request's number."""
+        """Send a request with an optional file descriptor, and return the request's number."""
         self._sent += 1
         try:
             self._conn.send_bytes(pickle.dumps(request))
@@ -108,7 +107,7 @@ class Process:
             self._process.wait(ANSWER_S)
 
     def close(self) -> None:
-        """Ask the process to free its objects and end. Kill the process if it does not end."""
+        """Ask the process to free its objects and end, and kill it if it does not end."""
         if self._conn.closed:
             return
         try:

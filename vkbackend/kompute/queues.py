@@ -16,18 +16,18 @@ from vkbackend.recording import Barrier, Copy, Cut, Dispatch, Range, Recording, 
 from vkbackend.runtime import Executable, Queue
 from vkbackend.transfers import Memory
 
-# Prefixes of the names of drivers whose buffer barriers flush and invalidate caches for all memory.
+# Name prefixes of drivers whose buffer barriers flush and invalidate caches for all memory.
 WORD_DRIVERS = ("llvmpipe", "radv", "Intel open-source Mesa driver", "SwiftShader", "turnip", "NVK", "venus")
 
 
 def order_of(driver: str) -> str:
-    """Return how to order dependent dispatches on a driver: "word" or "submit" (env.kompute_order)."""
+    """Return how to order dependent dispatches: "word" or "submit" (env.kompute_order)."""
     trusted = any(driver.lower().startswith(name.lower()) for name in WORD_DRIVERS)
     return env.kompute_order() or ("word" if trusted else "submit")
 
 
 class WorkerDevice(Memory, Protocol):
-    """The methods of KomputeDevice that executables, the queue and transfers call."""
+    """Methods of KomputeDevice that executables, the queue and transfers call."""
 
     name: str
     info: DeviceInfo
@@ -55,8 +55,7 @@ class WorkerDevice(Memory, Protocol):
 
 
 class KomputeExecutable(Executable):
-    """An executable with a kp sequence in the worker for each submission. With `timed`, a timestamp follows
-    every command."""
+    """An executable with a kp sequence per submission. With `timed`, a timestamp follows every command."""
 
     def __init__(self, device: WorkerDevice, recording: Recording, timed: bool) -> None:
         if order_of(device.info.driver) == "submit":
@@ -124,7 +123,7 @@ class KomputeQueue(Queue):
         return self._done
 
     def take(self, timeout_s: float) -> None:
-        """Receive the answers to all submitted segments. Wait at most `timeout_s`."""
+        """Receive the answers to all submitted segments within `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while self._done < self.submitted and self.device.answers(max(0.0, deadline - time.monotonic())):
             try:
@@ -154,7 +153,7 @@ def is_between(command: Any) -> bool:
 
 
 def spans(segment: Iterable[Any]) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]:
-    """Return the words of shared tensors that a segment reads and that it writes, as lists of (tensor, first,
+    """Return the words of shared tensors that a segment reads and writes, as two lists of (tensor, first,
     end)."""
     accesses = [command for command in segment if isinstance(command, Dispatch | Copy)]
     return (

@@ -9,14 +9,14 @@ def storage_only(code: bytes) -> bytes:
     """Return the module with only storage buffers in one descriptor set, because kp supports no other
     buffers.
 
-    Pointers and variables of storage class Uniform get the class StorageBuffer (SPIR-V 1.3, 3.7). Decorations
-    and layouts are valid in both classes. Bindings of other sets are appended to set 0.
+    Storage class Uniform becomes StorageBuffer (SPIR-V 1.3, 3.7). Decorations and layouts are valid in both
+    classes. Bindings of other sets are appended to set 0.
     """
     uniform, storage_buffer = 2, 12
-    class_at = {32: 2, 59: 3}  # index of the operand for the storage class in OpTypePointer and OpVariable
+    class_at = {32: 2, 59: 3}  # index of the storage class in OpTypePointer and OpVariable
     op_decorate, binding, descriptor_set = 71, 33, 34
     words, at = np.frombuffer(code, np.uint32).copy(), 5
-    # For each decoration: variable -> index of the decoration's value in `words`.
+    # {decoration: {variable: index of the decoration's value in `words`}}
     places: dict[int, dict[int, int]] = {binding: {}, descriptor_set: {}}
     while at < words.size:
         op, length = int(words[at]) & 0xFFFF, int(words[at]) >> 16

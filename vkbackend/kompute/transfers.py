@@ -1,4 +1,4 @@
-"""Transfers of the kompute runtime use the op copy_words, because kp copies only complete tensors."""
+"""Transfers with the op copy_words, because kp copies only complete tensors."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from vkbackend.transfers import Transfers
 
 
 class KomputeTransfers(Transfers):
-    """`canaries` maps each buffer to the offset and value of the last word that was written. Running an
-    executable clears `canaries`."""
+    """`canaries` maps each buffer to the offset and value of its last written word. Running an executable
+    clears `canaries`."""
 
     def __init__(self, device: WorkerDevice) -> None:
         super().__init__(device)
@@ -37,8 +37,7 @@ class KomputeTransfers(Transfers):
         pass  # the worker answers a request only when its work is done
 
     def check(self) -> None:
-        """Check that the canary words arrived, because kp ignores failed allocations. Raises
-        OutOfDeviceMemory."""
+        """Raise OutOfDeviceMemory if canary words did not arrive, because kp ignores failed allocations."""
         for buffer, (offset, wanted) in self.canaries.items():
             got = bytes(self.read(View(buffer, offset, (1,), "u32")))
             if got != wanted:

@@ -1,8 +1,8 @@
 """Controls a device with kp, in a process that device.py starts. Only this file imports kp.
 
-The script's argument is the number of an inherited socket. Requests are pickled tuples of a method name of
-`Worker` and its arguments. Answers are ("ok", value) or ("error", text). The process ends when the socket is
-closed. To start quickly, this file imports no other module of vkbackend.
+The argument is the number of an inherited socket. Requests are pickled tuples of a `Worker` method's name and
+arguments. Answers are ("ok", value) or ("error", text). The process ends when the socket is closed. To start
+quickly, this file imports no other module of vkbackend.
 """
 
 from __future__ import annotations
@@ -53,10 +53,8 @@ class Worker:
         self._modules[number] = code
 
     def tensor(self, number: int, n_words: int, host: bool, shared: bool) -> None:
-        """Allocate a tensor. If `shared`, the request is followed by a file descriptor that both processes
-        map."""
-        # Receive the descriptor before an error can occur. Otherwise a later request would receive the
-        # descriptor.
+        """Allocate a tensor. If `shared`, a file descriptor that both processes map follows the request."""
+        # Receive the descriptor before an error can occur. Otherwise a later request would receive it.
         fds = socket.recv_fds(self._sock, 1, 1)[1] if shared else []
         try:
             kind = kp.TensorTypes.host if host else kp.TensorTypes.storage
@@ -84,8 +82,8 @@ class Worker:
         spans: Sequence[tuple[list[Span], list[Span]]],
         timed: bool,
     ) -> None:
-        """Record a kp sequence for each submission of each segment. `spans` has the words of shared tensors
-        that each segment reads and writes."""
+        """Record a kp sequence for each submission. `spans` has the words of shared tensors that each segment
+        reads and writes."""
         self._executables[number] = [[self._sequence(part, timed) for part in s] for s in segments], spans
 
     def _sequence(self, commands: Sequence[Command], timed: bool = False) -> Any:
@@ -121,7 +119,7 @@ class Worker:
         for tensor, begin, end in reads:
             self._mapped[tensor][begin:end] = self._shared[tensor][begin:end]
         for sequence in sequences:
-            # kp ignores errors of vkQueueSubmit and of waiting. So each sequence ends with a copy of a new
+            # kp ignores errors of vkQueueSubmit and of waiting, so each sequence ends with a copy of a new
             # number to another word. If the number does not arrive, the sequence did not run.
             self._beat = (self._beat + 1) & 0xFFFFFFFF
             self._mapped[BEAT_IN][0] = self._beat
@@ -132,7 +130,7 @@ class Worker:
             self._shared[tensor][begin:end] = self._mapped[tensor][begin:end]
 
     def times(self, number: int) -> list[list[int]]:
-        """Return the timestamps of each submission of the last run, at its start and after every command."""
+        """Return each submission's timestamps of the last run, at its start and after every command."""
         return [sequence.get_timestamps()[:-1] for part in self._executables[number][0] for sequence in part]
 
     def drop(self, number: int) -> None:

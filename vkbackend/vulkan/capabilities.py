@@ -86,7 +86,7 @@ def describe(instance: Any, physical: Any, instance_version: int) -> DeviceInfo 
     # Intel's matrix units need the smallest subgroup size.
     lanes = features["subgroup_min"] if vendor == "Intel" else p.subgroup.subgroupSize
     kind = _TYPES.get(properties.deviceType, "other")
-    # Intel's driver ANV also reports matrix units on GPUs that lack them. ANV's emulation has hundreds of
+    # Intel's driver ANV also reports matrix units on GPUs that lack them, and emulates them with hundreds of
     # register spills (858 on Tiger Lake). Intel GPUs with matrix units are discrete with mesh shaders, or
     # have subgroups of at least 16 lanes.
     has_units = int(lanes) > 8 or (kind == "discrete" and "VK_EXT_mesh_shader" in extensions)
@@ -117,9 +117,9 @@ def describe(instance: Any, physical: Any, instance_version: int) -> DeviceInfo 
 
 def _properties(physical: Any, api: int, extensions: set[str]) -> SimpleNamespace:
     """Return a namespace with the structs of _PROPERTIES, the head `base` of their chain, and the arguments.
-    Structs that the device does not know are zeros."""
+    Unknown structs are zeros."""
     structs = {key: new(name) for key, (name, _, _) in _PROPERTIES.items()}
-    structs["maintenance4"].maxBufferSize = (1 << 64) - 1  # for devices that do not know the struct
+    structs["maintenance4"].maxBufferSize = (1 << 64) - 1  # for devices that lack the struct
     base = new("VkPhysicalDeviceProperties2")
     known = (key for key, (_, version, name) in _PROPERTIES.items() if _has(api, extensions, version, name))
     _chain(base, [structs[key] for key in known])
@@ -170,7 +170,7 @@ def _limits(p: SimpleNamespace, timestamp_bits: int) -> dict[str, int]:
         "storage_align": limits.minStorageBufferOffsetAlignment,
         "uniform_align": limits.minUniformBufferOffsetAlignment,
         "host_import_align": p.host.minImportedHostPointerAlignment,
-        # Timestamps need a finite period. With RADV_FORCE_FAMILY, the driver reports an infinite period.
+        # Timestamps need a finite period. With RADV_FORCE_FAMILY, the reported period is infinite.
         "timestamp_valid_bits": timestamp_bits if has_period else 0,
         "timestamp_ps": round(limits.timestampPeriod * 1000) if has_period else 0,
     }
@@ -179,8 +179,7 @@ def _limits(p: SimpleNamespace, timestamp_bits: int) -> dict[str, int]:
 def subgroup_size(vendor: str, reported: int, features: dict[str, bool | int | str]) -> int:
     """Return the subgroup size for pipelines, if the driver offers a choice.
 
-    Intel's driver reports 32 and can compile for 8, 16 or 32. With 32 lanes, shaders run out of registers, so
-    this function returns 16.
+    Intel's driver reports 32, with which shaders run out of registers, so this function returns 16.
     """
     low, high = int(features["subgroup_min"]), int(features["subgroup_max"])
     return 16 if vendor == "Intel" and features["subgroup_size_control"] and low <= 16 <= high else reported
@@ -231,7 +230,7 @@ _STRUCTS: dict[str, tuple[int, str, dict[str, str]]] = {
 
 
 def feature_structs(api: int, extensions: set[str]) -> dict[str, tuple[Any, dict[str, str]]]:
-    """Return the feature structs that the device knows, by name: (struct, {our name: field})."""
+    """Return the feature structs that the device knows: {struct name: (struct, {our name: field})}."""
     return {
         name: (new(name), fields)
         for name, (version, extension, fields) in _STRUCTS.items()
@@ -287,7 +286,6 @@ def _heaps(physical: Any, has_budget: bool) -> tuple[Heap, ...]:
 
 
 def _maps_device_memory(physical: Any) -> bool:
-    """Return whether the host can map a device-local memory type."""
     memory = ffi.new("VkPhysicalDeviceMemoryProperties *")
     lib.vkGetPhysicalDeviceMemoryProperties(physical, memory)
     both = C.VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT | C.VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT
@@ -305,8 +303,7 @@ def free_nbytes(info: DeviceInfo) -> int | None:
 
 
 def compute_family(physical: Any) -> tuple[int, int] | None:
-    """Return the index and the valid timestamp bits of a compute queue family, preferably without
-    graphics."""
+    """Return the index and valid timestamp bits of a compute queue family, preferably without graphics."""
     families = enumerate_all(
         lib.vkGetPhysicalDeviceQueueFamilyProperties,
         "VkQueueFamilyProperties",

@@ -1,4 +1,4 @@
-"""Codebooks of the I-quants on a Vulkan device. Each format has a buffer and a descriptor set."""
+"""Codebooks of I-quants on a Vulkan device, each with a buffer and a descriptor set."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Queries the matrix sizes of matrix units with VK_KHR_cooperative_matrix and VK_NV_cooperative_matrix, for
-F16 with F32 sums and int8 with int32 sums."""
+"""Queries the sizes of matrix units with VK_KHR_cooperative_matrix and VK_NV_cooperative_matrix, for F16 with
+F32 sums and int8 with int32 sums."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from vkbackend.limits import MatrixUnits
 from vkbackend.ops.units import usable, usable_int8_k
 from vkbackend.vulkan.vk import NULL, C, enumerate_all, ffi, lib
 
-# Values of VkComponentTypeKHR and VkScopeKHR, which are the same in both extensions.
+# VkComponentTypeKHR and VkScopeKHR have the same values in both extensions.
 _F16, _F32, _INT8, _INT32, _SUBGROUP = 0, 1, 3, 5, 3
 HALVES, INTEGERS = (_F16, _F32), (_INT8, _INT32)  # The types of operands and of sums.
-# Features that matrix units need. If memory_model is enabled, atomics in every shader need
-# memory_model_device.
+# Features that matrix units need. With memory_model, atomics in every shader need memory_model_device.
 BESIDES = ("float16", "memory_model", "memory_model_device")
-# The feature of each extension, in order of preference.
+# Each extension's feature, in order of preference.
 FEATURES = {"khr": "cooperative_matrix", "nv": "cooperative_matrix_nv"}
 Sizes = list[tuple[int, int, int]]  # (m, n, k)
 

@@ -34,7 +34,7 @@ CLOSE_S = 5  # seconds that close() waits for running work
 
 class VulkanDevice(LogicalDevice, Device):
     """A logical device with all features that VKBACKEND_DISABLE does not turn off. With `captures` the device
-    only compiles pipelines for pipeline_report.py, which needs no GPU."""
+    only compiles for pipeline_report.py, which needs no GPU."""
 
     has_codebooks = True
 
@@ -158,8 +158,8 @@ class VulkanDevice(LogicalDevice, Device):
         return self.lost or result == C.VK_SUCCESS  # after other errors, work may still be running
 
     def close(self) -> None:
-        """Release all objects. If the device does not respond, release nothing, because objects in use must
-        not be destroyed."""
+        """Release all objects. If the device does not respond, release nothing, because objects may be in
+        use."""
         if self.closed:
             return
         self.abandoned |= not self.abandoned and not self.settle()
@@ -191,8 +191,7 @@ def usable_units(info: DeviceInfo, name: str, features: Mapping[str, Any]) -> Ma
 
 
 def open_for_report(info: DeviceInfo) -> VulkanDevice:
-    """Open a device for `pipeline_report.report_of`. Raises UnsupportedFeature if the driver cannot report on
-    pipelines."""
+    """Open a device for `pipeline_report.report_of`. Raises UnsupportedFeature if the driver lacks reports."""
     device = VulkanDevice(info, captures=True)
     if device.features["executable_info"]:
         return device

@@ -1,7 +1,7 @@
-"""Adds a declaration to a shader of how it rounds to F16 (SPV_KHR_float_controls, core in SPIR-V 1.4).
+"""Declares in a shader how it rounds to F16 (SPV_KHR_float_controls, core in SPIR-V 1.4).
 
 Without the declaration, a driver may truncate values, and may flush values below 2^-14 to zero. Drivers
-support different modes, so the declaration is added to the SPIR-V at runtime.
+support different modes, so the declaration is added at runtime.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from typing import Any
 _HEADER_WORDS = 5
 _OP_EXTENSION, _OP_ENTRY_POINT, _OP_EXECUTION_MODE, _OP_CAPABILITY = 10, 15, 16, 17
 _NAME = b"SPV_KHR_float_controls"
-# Capability and execution mode by feature. The features are rounding to nearest even, and preserving
-# denormals.
+# {feature: (capability, execution mode)} of rounding to nearest even and of preserving denormals.
 MODES = {"rte_float16": (4467, 4462), "denorm_float16": (4464, 4459)}
 
 
 def declared(code: bytes, features: Mapping[str, Any]) -> bytes:
-    """Return the module `code` with declarations of the 16-bit float modes in `features`."""
+    """Return `code` with declarations of the 16-bit float modes in `features`."""
     wanted = [modes for name, modes in MODES.items() if features.get(name)]
     if not wanted:
         return code

@@ -1,5 +1,5 @@
-"""The Vulkan instance of this process, and its physical devices. With VKBACKEND_VALIDATION=1, messages of the
-validation layer are appended to `validation_messages`."""
+"""The Vulkan instance of this process, and its physical devices. With VKBACKEND_VALIDATION=1, validation
+messages are appended to `validation_messages`."""
 
 from __future__ import annotations
 
@@ -154,8 +154,8 @@ _instance: Instance | None = None
 
 
 def instance() -> Instance:
-    """Return the Vulkan instance of this process. Raises UnsupportedFeature without a loader or driver, and
-    ForkedProcess in a forked child, where drivers do not work."""
+    """Return this process's instance. Raises UnsupportedFeature without a loader or driver, and ForkedProcess
+    in a forked child, where drivers do not work."""
     global _instance
     if _instance is not None and _instance.forked:
         raise forks.refusal("Vulkan")
@@ -168,8 +168,8 @@ def instance() -> Instance:
 
 
 def devices() -> list[DeviceInfo]:
-    """Return the devices that have Vulkan 1.1 and a compute queue. GPUs are listed before CPUs, and devices
-    with F16 before other devices of the same type."""
+    """Return the devices with Vulkan 1.1 and a compute queue. GPUs come before CPUs. Within a type, devices
+    with F16 come first."""
     inst = instance()
     infos = []
     for physical in enumerate_all(
@@ -187,7 +187,7 @@ def devices() -> list[DeviceInfo]:
 
 
 def position(info: DeviceInfo) -> int:
-    """Return the index of a device in the loader's order, which other Vulkan programs use."""
+    """Return a device's index in the loader's order, which other Vulkan programs use."""
     handle = instance().handle
     handles = enumerate_all(
         lib.vkEnumeratePhysicalDevices, "VkPhysicalDevice", handle, name="vkEnumeratePhysicalDevices"
@@ -196,8 +196,7 @@ def position(info: DeviceInfo) -> int:
 
 
 def select(spec: str | int, present: list[DeviceInfo]) -> DeviceInfo:
-    """Return the device with the given index, `Vulkan<index>`, UUID or unambiguous name. Raises
-    InvalidArgument."""
+    """Select a device by index, `Vulkan<index>`, UUID or unambiguous name. Raises InvalidArgument."""
     text = str(spec).strip()
     digits = text.lower().removeprefix("vulkan")
     if by_index := [d for d in present if digits == str(d.index)]:

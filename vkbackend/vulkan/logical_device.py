@@ -1,4 +1,4 @@
-"""An opened VkDevice that checks the results of Vulkan calls and counts objects."""
+"""A VkDevice that checks the results of Vulkan calls and counts objects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vkbackend.vulkan.capabilities import compute_family, enabling, extensions_o
 from vkbackend.vulkan.instance import instance
 from vkbackend.vulkan.vk import API_1_2, NULL, C, check, ffi, lib, new, result_of, strings
 
-# Extensions to enable if the device has them. Some of these extensions are core in later Vulkan versions.
+# Extensions to enable if the device has them. Some are core in later Vulkan versions.
 _EXTENSIONS = (
     "VK_EXT_external_memory_host",
     "VK_EXT_memory_budget",
@@ -41,7 +41,7 @@ class LogicalDevice:
         self.created = 0
         self.lost = self.abandoned = False
         self.command_pool: Any = None
-        self.compiled: Callable[[], None] | None = None  # called after each pipeline is compiled
+        self.compiled: Callable[[], None] | None = None  # after each pipeline is compiled
         self._create()
 
     def _create(self) -> None:
@@ -83,7 +83,7 @@ class LogicalDevice:
         self.made("VkCommandPool")
 
     def destroy(self) -> None:
-        """Destroy the command pool and the device. All other objects must have been destroyed."""
+        """Destroy the command pool and the device, after all other objects."""
         if self.command_pool is not None:
             lib.vkDestroyCommandPool(self.vk, self.command_pool, NULL)
             self.gone("VkCommandPool")

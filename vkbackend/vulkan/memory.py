@@ -31,7 +31,7 @@ class Memory:
     def __init__(self, device: LogicalDevice) -> None:
         self._device = device
         self.nbytes: Counter[Home] = Counter()
-        # For each buffer's uid: VkBuffer, VkDeviceMemory, and whether the memory is coherent.
+        # {buffer uid: (VkBuffer, VkDeviceMemory, whether the memory is coherent)}
         self._memory: dict[int, tuple[Any, Any, bool]] = {}
         self._addresses = bool(device.features.get("buffer_address"))
         memory = ffi.new("VkPhysicalDeviceMemoryProperties *")
@@ -42,7 +42,7 @@ class Memory:
         ]
 
     def buffer(self, nbytes: int, home: Home, label: str) -> Buffer:
-        """Allocate a buffer, and map the buffer if its home is host-visible. Raises OutOfDeviceMemory."""
+        """Allocate a buffer, mapped if its home is host-visible. Raises OutOfDeviceMemory."""
         nbytes = aligned(nbytes)
         vk_buffer, requirements = self._vk_buffer(nbytes, label, None)
         try:

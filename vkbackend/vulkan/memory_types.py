@@ -1,6 +1,6 @@
-"""Chooses memory types for a buffer by its purpose and by the types' flags (VkMemoryPropertyFlagBits).
+"""Chooses a buffer's memory types by its purpose and the types' flags (VkMemoryPropertyFlagBits).
 
-Only types whose flags are among the four below are used. Lazily allocated memory is for images. Protected
+Types with flags other than the four below are not used. Lazily allocated memory is for images. Protected
 memory and vendors' types (AMD's device coherent and uncached, NVIDIA's RDMA) need extra features.
 """
 
@@ -22,11 +22,11 @@ def is_plain(flags: int) -> bool:
 
 
 def suitable(types: Types, allowed: int, home: Home) -> list[int]:
-    """Return the best memory type of each suitable heap, best first. `allowed` has a bit for each type.
+    """Return the best memory type of each suitable heap, best first. `allowed` has a bit per type.
 
     STAGING prefers cached types, because the host reads uncached memory at 0.2 GB/s. HOST prefers memory that
-    is not device local. Other homes use device-local memory, preferably types that are not host visible,
-    because host-visible device memory may be small.
+    is not device local. Other homes prefer device-local types that are not host visible, because host-visible
+    device memory may be small.
     """
 
     def score(kind: int) -> tuple[bool, ...]:

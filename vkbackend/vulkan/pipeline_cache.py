@@ -1,5 +1,5 @@
 """The VkPipelineCache of a device. The cache folder has an entry per device and driver. Drivers do not check
-this data, so cache_folder.py checks the file, and `fits` checks the header."""
+cached data, so cache_folder.py checks the file, and `fits` checks the header."""
 
 from __future__ import annotations
 

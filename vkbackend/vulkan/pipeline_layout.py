@@ -1,5 +1,3 @@
-"""Layouts of compute pipelines and their descriptor sets."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
-"""Reads the driver's statistics and disassembly of a compiled pipeline
-(VK_KHR_pipeline_executable_properties). The device must be opened with `captures`."""
+"""Reads the driver's statistics and disassembly of a pipeline (VK_KHR_pipeline_executable_properties). The
+device must be opened with `captures`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CAPTURE = (
     C.VK_PIPELINE_CREATE_CAPTURE_STATISTICS_BIT_KHR
     | C.VK_PIPELINE_CREATE_CAPTURE_INTERNAL_REPRESENTATIONS_BIT_KHR
 )
-# Members of a statistic's union, indexed by VkPipelineExecutableStatisticFormatKHR.
+# Union members of a statistic, by VkPipelineExecutableStatisticFormatKHR.
 _MEMBERS = ("b32", "i64", "u64", "f64")
 
 
@@ -44,8 +44,7 @@ def report_of(device: LogicalDevice, pipeline: Any) -> PipelineReport:
 
 
 def _structs(device: LogicalDevice, suffix: str, info: Any) -> Any:
-    """Return the array of structs from vkGetPipelineExecutable`suffix`KHR. Pointers in the structs are still
-    NULL."""
+    """Return the structs of vkGetPipelineExecutable`suffix`KHR, whose pointers are still NULL."""
     count = ffi.new("uint32_t *")
     _fill(device, suffix, info, count, NULL)
     struct = f"VkPipelineExecutable{suffix if suffix == 'Properties' else suffix.removesuffix('s')}KHR"

@@ -29,8 +29,7 @@ Key = tuple[str, str, tuple[tuple[str, int], ...]]  # op, variant, specializatio
 
 
 class Compiled(NamedTuple):
-    """The result of compiling a pipeline. `calls` has (result, name) of each Vulkan call. `pipeline` may be
-    NULL."""
+    """A pipeline, which may be NULL, and (result, name) of each Vulkan call."""
 
     pipeline: Any
     calls: list[tuple[int, str]]
@@ -39,8 +38,8 @@ class Compiled(NamedTuple):
 
 @cache
 def _threads(n: int) -> ThreadPoolExecutor:
-    """Return the pool of compiling threads. The threads never end, because drivers' compilers leak memory
-    when a thread ends."""
+    """Return the pool of compiling threads, which never end, because compilers leak memory when a thread
+    ends."""
     return ThreadPoolExecutor(n, "vkbackend-compile")
 
 
@@ -64,8 +63,7 @@ class Programs:
         return [(self._pipelines[key], layout) for key, layout in used]
 
     def begin(self, dispatches: Sequence[Dispatch]) -> None:
-        """Start to compile pipelines in the background. Pipelines that `pipelines` needs are compiled
-        first."""
+        """Start to compile pipelines in the background, after all pipelines that `pipelines` needs."""
         self._begin({key: layout for key, layout in self._used(dispatches) if key not in self._pipelines})
 
     def _used(self, dispatches: Sequence[Dispatch]) -> list[tuple[Key, PipelineLayout]]:
@@ -76,13 +74,12 @@ class Programs:
         return used
 
     def _begin(self, wanted: dict[Key, PipelineLayout]) -> None:
-        """Start to compile the `wanted` pipelines, before all pipelines that are still queued."""
+        """Start to compile the `wanted` pipelines, before all queued pipelines."""
         waiting = {key: layout for key, (layout, future) in self._begun.items() if future.cancel()}
         begun = {key: of_key for key, of_key in self._begun.items() if key not in waiting}
         missing = {key: layout for key, layout in (wanted | waiting).items() if key not in begun}
         pool = _threads(env.compile_threads())
-        # Queue the SPIR-V modules first. Otherwise all threads could wait for modules that no thread
-        # compiles.
+        # Queue the SPIR-V modules first, or all threads could wait for modules that no thread compiles.
         modules = dict.fromkeys((op, variant) for op, variant, _ in missing)
         code = {module: pool.submit(shaderlib.spirv, *module) for module in modules}
         for key, layout in missing.items():
@@ -146,7 +143,7 @@ class Programs:
         layout: PipelineLayout,
         spirv: Future[bytes],
     ) -> Compiled:
-        """Compile a pipeline. Runs in a thread."""
+        """Runs in a thread."""
         device, code = self._device, spirv.result()
         began = time.thread_time()
         if "matrix_units" in OPS[op].needs:  # shaders for matrix units compute with F16

@@ -1,8 +1,7 @@
-"""Queues that run segments in order on a Vulkan device, with two timeline semaphores (`go`, `done`) or a
-fence.
+"""Queues that run segments in order, with two timeline semaphores (`go`, `done`) or a fence.
 
-The host signals `go`. Segment n waits for `go` >= n and signals `done` = n at its end. A signal of the host
-orders only execution, so recordings contain memory barriers.
+The host signals `go`. Segment n waits for `go` >= n and signals `done` = n at its end. A host signal orders
+only execution, so recordings contain memory barriers.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class TimelineQueue(Queue):
         self._go = 0
 
     def prepare(self, executable: VulkanExecutable) -> None:
-        """Create a VkSubmitInfo for each command buffer. `submit` then changes only semaphore values."""
+        """Create a VkSubmitInfo for each command buffer, in which `submit` changes only semaphore values."""
         parts = executable.parts
         n = sum(map(len, parts))
         infos, timelines = ffi.new("VkSubmitInfo[]", n), ffi.new("VkTimelineSemaphoreSubmitInfo[]", n)
@@ -93,8 +92,8 @@ class TimelineQueue(Queue):
             self._submit_infos(infos, firsts[first], firsts[first + count])
             self.submitted += count
             return
-        # Drivers may merge the submissions of one vkQueueSubmit. A step with cuts needs a vkQueueSubmit for
-        # each submission.
+        # Drivers may merge the submissions of one vkQueueSubmit, so a step with cuts needs a vkQueueSubmit
+        # for each submission.
         for s in range(first, first + count):
             for at in range(firsts[s], firsts[s + 1]):
                 self._submit_infos(infos, at, at + 1)
@@ -138,8 +137,7 @@ class TimelineQueue(Queue):
 
 
 class FenceQueue(Queue):
-    """Submits one segment at a time, with a fence. Devices without timeline semaphores (Vulkan 1.2) use this
-    queue."""
+    """Submits one segment at a time with a fence, on devices without timeline semaphores (Vulkan 1.2)."""
 
     ahead = False
 

@@ -1,5 +1,5 @@
-"""Timestamps of an executable (DEBUG=2). A timestamp after a command waits for all work so far. Independent
-commands overlap, so a command's time is the difference from the previous timestamp."""
+"""Timestamps of an executable (DEBUG=2). A timestamp after a command waits for all work so far. Commands may
+overlap, so a command's time is the difference from the previous timestamp."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 class Timestamps:
     def __init__(self, device: LogicalDevice, n: int) -> None:
         self._device, self._n = device, n
-        # The command before each timestamp, or None at the start of a submission.
+        # The command before each timestamp, or None at a submission's start.
         self._commands: list[Dispatch | Copy | None] = []
         pool = ffi.new("VkQueryPool *")
         info = new("VkQueryPoolCreateInfo", queryType=C.VK_QUERY_TYPE_TIMESTAMP, queryCount=n)
@@ -50,6 +50,6 @@ class Timestamps:
 
 
 def intervals(ticks: np.ndarray, bits: int) -> np.ndarray:
-    """Return the ticks between timestamps of a counter with `bits` bits, which may wrap. The first value is
+    """Return the ticks between timestamps of a counter of `bits` bits, which may wrap. The first value is
     meaningless."""
     return (ticks - np.roll(ticks, 1)) & np.uint64((1 << bits) - 1)

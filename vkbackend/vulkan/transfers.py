@@ -1,4 +1,4 @@
-"""Transfers on a Vulkan device. A transfer is a submission that the host waits for."""
+"""Transfers on a Vulkan device: submissions that the host waits for."""
 
 from __future__ import annotations
 

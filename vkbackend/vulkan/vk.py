@@ -1,7 +1,7 @@
 """The Vulkan binding: `ffi` and `lib` of the `vulkan` package, with helpers for results and structs.
 
-The package's Python wrapper is not used, because the wrapper frees memory that structs nested by value point
-to. An object that `new` returns keeps this memory alive.
+The package's Python wrapper is not used, because it frees memory that structs nested by value point to.
+Objects from `new` keep this memory alive.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _OUT_OF_MEMORY = (
     C.VK_ERROR_OUT_OF_POOL_MEMORY,
     C.VK_ERROR_FRAGMENTED_POOL,
     C.VK_ERROR_FRAGMENTATION,
-    C.VK_ERROR_TOO_MANY_OBJECTS,  # the error of more than maxMemoryAllocationCount allocations
+    C.VK_ERROR_TOO_MANY_OBJECTS,  # more than maxMemoryAllocationCount allocations
 )
 _UNSUPPORTED = (
     C.VK_ERROR_EXTENSION_NOT_PRESENT,
     C.VK_ERROR_FEATURE_NOT_PRESENT,
     C.VK_ERROR_LAYER_NOT_PRESENT,
     C.VK_ERROR_INCOMPATIBLE_DRIVER,
-    C.VK_ERROR_INVALID_EXTERNAL_HANDLE,  # the error if a driver cannot import host pages
+    C.VK_ERROR_INVALID_EXTERNAL_HANDLE,  # if a driver cannot import host pages
 )
 
 # Keeps alive the memory that cffi structs point to.
@@ -70,7 +70,7 @@ _STYPES = {
 
 
 def check(result: int, call: str) -> None:
-    """Raise a typed error if `result` is a failure. `call` is a text with the call and the device."""
+    """Raise a typed error if `result` is a failure. `call` names the call and the device."""
     if result == C.VK_SUCCESS:
         return
     name = RESULT_NAMES.get(result, f"VkResult {result}")
@@ -97,8 +97,7 @@ def result_of(name: str) -> int:
 
 
 def new(struct: str, chain: Any = None, **fields: Any) -> Any:
-    """Return a zeroed `struct *` with sType, pNext and `fields` set. The returned object keeps `chain` and
-    `fields` alive."""
+    """Return a zeroed `struct *` with sType, pNext and `fields` set, which keeps `chain` and `fields` alive."""
     pointer = ffi.new(f"{struct} *")
     names = {name for name, _ in ffi.typeof(struct).fields}
     if "sType" in names:
@@ -123,8 +122,8 @@ def strings(names: list[str]) -> Any:
 
 
 def enumerate_all(call: Any, ctype: str, *args: Any, name: str) -> list[Any]:
-    """Return the elements of a Vulkan enumeration. `call` runs once for the count and once for the elements.
-    Each element keeps the array alive."""
+    """Return the elements of a Vulkan enumeration, which keep the array alive. `call` runs once for the count
+    and once for the elements."""
     count = ffi.new("uint32_t *")
     result = call(*args, count, NULL)
     if result is not None:
