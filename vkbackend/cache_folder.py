@@ -62,7 +62,7 @@ def read_json(name: str) -> Any:
 
 
 def write(name: str, data: bytes) -> bool:
-    """Replace an entry atomically. On failure, return False and print the reason once per folder on stderr."""
+    """Replace an entry atomically. On failure, return False and print the reason once per folder."""
     with _folder(make=True) as folder:
         if folder is None:
             return False

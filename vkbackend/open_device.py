@@ -14,7 +14,7 @@ RUNTIMES = ("native", "kompute")
 
 
 def runtime_of(name: str | None) -> str:
-    """Return `name`, or VKBACKEND_RUNTIME if `name` is None. Raises InvalidArgument for an unknown runtime."""
+    """Return `name`, or VKBACKEND_RUNTIME if it is None. Raises InvalidArgument for an unknown runtime."""
     wanted = env.runtime() if name is None else name
     if wanted not in RUNTIMES:
         raise InvalidArgument(f"runtime {wanted!r} is unknown; there are: {', '.join(RUNTIMES)}")

@@ -237,7 +237,8 @@ class KomputeDevice(Device):
         self._transfers.canaries.clear()
 
     def commands(self, part: Iterable[Any]) -> list[Any]:
-        """Return a submission's commands for the worker: (algorithm, push constants), or None for a barrier."""
+        """Return a submission's commands for the worker: (algorithm, push constants), or None for
+        barriers."""
         commands: list[Any] = []
         for command in part:
             if isinstance(command, Barrier):

@@ -1,5 +1,4 @@
-"""Ops of the KV cache and attention. The cache is paged: the table `cells` maps each slot's positions to
-cells."""
+"""Ops of the paged KV cache and attention. The table `cells` maps each slot's positions to cells."""
 
 from __future__ import annotations
 
@@ -47,8 +46,8 @@ class HeadNorm:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """RoPE of the first n_rot dimensions of every head. `cos_sin` is f32 [>= n_rows, n_rot / 2, 2]. The pairs
-    are (2i, 2i + 1), or with `half_split` (i, i + n_rot / 2)."""
+    """RoPE of each head's first n_rot dimensions. `cos_sin` is f32 [>= n_rows, n_rot / 2, 2]. The pairs are
+    (2i, 2i + 1), or with `half_split` (i, i + n_rot / 2)."""
 
     cos_sin: View
     half_split: bool
@@ -59,7 +58,7 @@ class Rotation:
 
 
 def _norm_args(norm: HeadNorm | None, head_dim: int, x: View) -> tuple[View, int, float]:
-    """Return the shader's arguments (w, NORM, eps). Without a weight, w is a placeholder."""
+    """Return the shader's (w, NORM, eps), with a placeholder for a missing w."""
     if not norm:
         return x, 0, 0.0
     assert norm.w is None or (norm.w.shape == (head_dim,) and norm.w.dtype == "f32"), (x, norm)
@@ -75,8 +74,7 @@ def _check_sinks(sinks: View | None, n_heads: int) -> None:
 
 
 def _check_aligned(*caches: View) -> None:
-    """Check that F16 caches begin at multiples of 16 bytes, because the shaders for matrix units read 16
-    bytes at once."""
+    """Shaders for matrix units read 16 bytes at once, so F16 caches must begin at multiples of 16 bytes."""
     for cache in caches:
         assert cache.dtype != "f16" or cache.offset % 16 == 0, cache
 
@@ -110,8 +108,8 @@ class AttentionOps(Target):
     def rope(
         self, x: View, cos_sin: View, y: View, *, half_split: bool, norm: HeadNorm | None = None
     ) -> None:
-        """Norm x [n_rows, n_heads, head_dim] if `norm` is given, then apply RoPE. Dimensions from n_rot on
-        are copied. `y` may be `x`."""
+        """Apply `norm`, if given, and RoPE to x [n_rows, n_heads, head_dim]. Dimensions from n_rot on are
+        copied. `y` may be `x`."""
         n_rows, n_heads, head_dim = x.shape
         n_rot = Rotation(cos_sin, half_split).n_rot
         assert n_rot <= head_dim and head_dim % 2 == 0 and cos_sin.shape[0] >= n_rows, (
@@ -143,10 +141,10 @@ class AttentionOps(Target):
 
         `x` is [n_rows, width]. `cache` is [n_cells, width] of a type in CACHE_TYPES. The width is even and a
         multiple of the type's block size. `cells` is u32 [n_slots, blocks_per_slot]. Position p of slot s is
-        in cell cells[s, p / 32 % blocks_per_slot] * 32 + p % 32. With a quantized cache, norm and rotation
-        are not allowed. A quantized block becomes NaN if one of its values is not finite.
+        in cell cells[s, p / 32 % blocks_per_slot] * 32 + p % 32. Quantized caches allow no norm or rotation.
+        A quantized block becomes NaN if one of its values is not finite.
         """
-        width, unit = math.prod(cache.shape[1:]), 2 * block_of(cache.dtype)[0]  # elements of a thread
+        width, unit = math.prod(cache.shape[1:]), 2 * block_of(cache.dtype)[0]  # elements per thread
         n_rows = rows_of(x, width)
         assert width % 2 == 0 and cells.dtype == "u32" and cache.shape[0] % CELL_BLOCK == 0, (x, cells, cache)
         assert not (norm or rotation) or (head_dim and width % head_dim == 0), (x, head_dim)
@@ -177,17 +175,17 @@ class AttentionOps(Target):
     ) -> None:
         """Compute attention of each row to positions 0..pos of its slot.
 
-        `q` is [n_rows, n_heads, head_k]. The caches `k` [n_cells, n_kv * head_k] and `v` [n_cells, n_kv *
-        head_v] have types in CACHE_TYPES. `part` is f32. If the keys are not split, `part` is the result
-        [n_rows, n_heads, head_v]. Otherwise `part` is [n_rows, n_heads, n_splits, head_v + 2] for
-        attn_combine. A split has (sum of p * v, maximum score, sum of p) with p = exp(score - maximum).
+        Shapes: q [n_rows, n_heads, head_k], k [n_cells, n_kv * head_k], v [n_cells, n_kv * head_v]. The
+        caches `k` and `v` have types in CACHE_TYPES. `part` f32 [n_rows, n_heads, head_v] is the result. If
+        the keys are split, `part` is [n_rows, n_heads, n_splits, head_v + 2] for attn_combine. A split has
+        (sum of p * v, maximum score, sum of p) with p = exp(score - maximum).
 
         Head h reads KV head (q_first + h) / group (Ainslie et al. 2023). The default of `group` is n_heads /
         n_kv. A device that has only some q heads of a group must pass `group`. With `window`, a row attends
-        to the last `window` positions, which include its own. With `chunk`, a row attends to positions from
-        the last multiple of `chunk` on (Llama 4). With `softcap` c, a score s becomes c * tanh(s / c).
-        `sinks` f32 [n_heads] adds a logit per head to the softmax's denominator. If the keys are split, pass
-        `sinks` to attn_combine.
+        to the last `window` positions, including its own. With `chunk`, a row attends to positions from the
+        last multiple of `chunk` on (Llama 4). With `softcap` c, a score s becomes c * tanh(s / c). `sinks`
+        f32 [n_heads] adds a logit per head to the softmax's denominator. If the keys are split, pass `sinks`
+        to attn_combine.
         """
         group = how.get("group") or _group(q, k)
         cut = rows_cut(self.limits, q.shape[2], group)
@@ -204,8 +202,8 @@ class AttentionOps(Target):
         step: View,
         **how: Unpack[AttentionKeywords],
     ) -> None:
-        """Compute attn_decode on matrix units. The q heads of a KV head are the rows of a matrix. `q`, `k`,
-        `v` and probabilities are rounded to F16."""
+        """Compute attn_decode on matrix units. The q heads of a KV head are a matrix's rows. `q`, `k`, `v`
+        and probabilities are rounded to F16."""
         group = how.get("group") or _group(q, k)
         head_v = part.shape[-1] - 2 * (len(part.shape) > 3)
         tile = tile_of_units(self.limits, group, q.shape[2], head_v, "attn_decode_coop")
@@ -278,8 +276,8 @@ class AttentionOps(Target):
     def attn_prefill(
         self, q: View, k: View, v: View, cells: View, y: View, step: View, **how: Unpack[AttentionKeywords]
     ) -> None:
-        """Compute causal attention of the step's runs. The result y is [n_rows, n_heads, head_v]. For the
-        other arguments, see attn_decode."""
+        """Compute causal attention of the step's runs. `y` is [n_rows, n_heads, head_v]. For other arguments,
+        see attn_decode."""
         self._attend_runs(
             "attn_prefill", "f32", (q, k, v, cells, y, step), tile_of_rows(self.limits, q.shape[2]), **how
         )

@@ -1,4 +1,4 @@
-"""Chooses the tiles of the attention shaders, and the number of splits of the keys."""
+"""Chooses the attention shaders' tiles and the number of key splits."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from vkbackend.limits import Limits
 from vkbackend.ops.spec import SPECS
 
 CELL_BLOCK = 32  # Positions per entry of a cell table, as in shaders/lib/step.glsl.
-MAX_TILE = 1536  # Floats of q per tile of attn_decode, 6 KiB of shared memory. Scores and sums need 8 KiB.
+MAX_TILE = 1536  # Floats of q per tile of attn_decode: 6 KiB of shared memory. Scores and sums need 8 KiB.
 MAX_TILE_HEADS = 8
-MAX_SPLITS = 64  # The most splits of the keys, which give a row with 4 KV heads 256 workgroups.
-MAX_UNIT_HEAD = 256  # The largest head on matrix units, because a subgroup has its output in registers.
-MIN_UNIT_GROUP = 4  # The fewest q heads per KV head for attn_decode_coop.
-# The fewest lanes of a subgroup for attn_decode_coop. With 16 lanes or fewer (Intel), reading a block spills
-# up to 370 registers.
+MAX_SPLITS = 64  # With 4 KV heads, a row then has 256 workgroups.
+MAX_UNIT_HEAD = 256  # The largest head on matrix units, whose output is in a subgroup's registers.
+MIN_UNIT_GROUP = 4  # q heads per KV head for attn_decode_coop.
+# Lanes per subgroup for attn_decode_coop. With 16 lanes or fewer (Intel), reading a block spills up to 370
+# registers.
 MIN_UNIT_LANES = 32
-MAX_HELD = 24  # the most 16-byte vectors of K and V per invocation; 32 spill on NVIDIA
+MAX_HELD = 24  # 16-byte vectors of K and V per invocation; 32 spill on NVIDIA
 
 
 def attn_splits(
@@ -29,8 +29,8 @@ def attn_splits(
     window: int = 0,
     tile_heads: int = MAX_TILE_HEADS,
 ) -> int:
-    """Return the number of splits of the keys for attn_decode and attn_decode_coop. The splits fill a GPU
-    with workgroups, but a split has at least 4 blocks of keys."""
+    """Return the number of key splits for attn_decode and attn_decode_coop. Splits fill a GPU with
+    workgroups, but a split has at least 4 blocks of keys."""
     wanted = 1 if limits.is_cpu else -(-256 // (n_rows * n_kv * -(-n_heads // (n_kv * tile_heads))))
     seen = min(blocks_per_slot, -(-window // CELL_BLOCK) + 1) if window else blocks_per_slot
     return max(1, min(wanted, seen // 4, MAX_SPLITS))
@@ -43,8 +43,8 @@ def batch_of(limits: Limits) -> int:
 
 
 class RowsCut(NamedTuple):
-    """How attn_decode divides the q heads of a KV head. Each of `tiles` workgroups has `heads` heads and
-    `local` threads."""
+    """How attn_decode divides the q heads of a KV head: `tiles` workgroups of `heads` heads and `local`
+    threads."""
 
     tiles: int
     heads: int
@@ -55,7 +55,7 @@ class RowsCut(NamedTuple):
 def rows_cut(limits: Limits, head_k: int, group: int) -> RowsCut:
     tiles = -(-group // max(1, min(MAX_TILE_HEADS, MAX_TILE // head_k)))
     heads = -(-group // tiles)
-    # With more than 4 heads, eight vectors do not fit into Intel's registers.
+    # Eight vectors with more than 4 heads exceed Intel's registers.
     batch = min(batch_of(limits), 8 if heads <= 4 else 4)
     return RowsCut(
         tiles,
@@ -67,7 +67,7 @@ def rows_cut(limits: Limits, head_k: int, group: int) -> RowsCut:
 
 
 class Tile(NamedTuple):
-    """The rows per workgroup of an attention shader, and specialization constants."""
+    """An attention shader's rows per workgroup and specialization constants."""
 
     rows: int
     consts: dict[str, int]
@@ -83,9 +83,9 @@ def tile_of_units(
     limits: Limits, n_rows: int, head_k: int, head_v: int, op: str = "attn_prefill_coop"
 ) -> Tile | None:
     """Return the tile of attn_prefill_coop or attn_decode_coop. Return None without matrix units, or if
-    matrix sizes do not divide heads, keys or subgroups. A tile has up to four groups of rows, limited by the
-    number of rows and by shared memory. For prefill, a group has the fewest subgroups whose registers hold
-    the output. For decode, a group has as many subgroups as possible, so that more loads are in flight."""
+    matrix sizes do not divide heads, keys or subgroups. A tile has up to four groups of rows, limited by
+    n_rows and shared memory. For prefill, a group has the fewest subgroups whose registers hold the output.
+    For decode, a group has as many subgroups as possible, so that more loads are in flight."""
     units = limits.matrix_units
     if not limits.features.issuperset(SPECS[op].needs) or max(head_k, head_v) > MAX_UNIT_HEAD:
         return None
@@ -96,7 +96,7 @@ def tile_of_units(
     # `most` limits the registers per lane for a subgroup's output. Subgroups of 16 lanes or fewer (Intel)
     # have half as many.
     most, each = 32 if units.lanes <= 16 else 64, units.m * units.n // units.lanes
-    in_row = units.lanes // units.m  # invocations per row, with at least four keys per invocation
+    in_row = units.lanes // units.m  # invocations per row, each with at least four keys
     able = [
         parts
         for parts in (1, 2, 4)
@@ -131,15 +131,13 @@ def tile_of_units(
 
 
 def attends_by_units(limits: Limits, n_rows: int, head_k: int, head_v: int) -> bool:
-    """Return whether to use attn_prefill_coop. The device must be a GPU whose matrix sizes divide the
-    heads."""
+    """Return whether to use attn_prefill_coop, which needs a GPU whose matrix sizes divide the heads."""
     return not limits.is_cpu and tile_of_units(limits, n_rows, head_k, head_v) is not None
 
 
 def heads_by_units(limits: Limits, group: int, head_k: int, head_v: int) -> int:
-    """Return the heads per tile of attn_decode_coop, or 0 if attn_decode is faster. On GPUs with wide
-    subgroups, attn_decode_coop is faster for four or more q heads per KV head
-    (docs/measurements/kernels.md)."""
+    """Return the heads per tile of attn_decode_coop, or 0 if attn_decode is faster. With wide subgroups,
+    attn_decode_coop is faster for four or more q heads per KV head (docs/measurements/kernels.md)."""
     if limits.is_cpu or group < MIN_UNIT_GROUP or limits.matrix_units.lanes < MIN_UNIT_LANES:
         return 0
     tile = tile_of_units(limits, group, head_k, head_v, "attn_decode_coop")

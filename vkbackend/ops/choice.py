@@ -38,7 +38,7 @@ def _mat_op(limits: Limits, rows: str, dtype: str) -> str:
 
 
 def operand_type(limits: Limits, n_rows: int, dtype: str) -> str:
-    """Return the type of x that `mat` needs: f32, q8 or f16s. `convert` produces q8 and f16s."""
+    """Return the type of x that `mat` needs: f32, q8 or f16s."""
     return MATRIX_OPS[mat_op(limits, n_rows, dtype)].x_type
 
 
@@ -72,7 +72,7 @@ def experts_operand_type(
 
 
 def tile_size(limits: Limits, n_pairs: int, n_experts: int) -> int:
-    """Return the number of (row, expert) pairs per tile. Return 0 if too few pairs share an expert."""
+    """Return the (row, expert) pairs per tile, or 0 if too few pairs share an expert."""
     if n_pairs < 2 * n_experts:
         return 0
     if fast_lanes(limits):
@@ -90,7 +90,7 @@ class ProductOps(Target):
         self, w: View, x: View, y: View, *, bias: View | None = None, y_stride: int | None = None
     ) -> None:
         """Compute y[r, i] = sum over k of w[i, k] * x[r, k], plus bias[i] if given. `x` must have the type
-        that `operand_type` returns."""
+        from `operand_type`."""
         op = mat_op(self.limits, rows_of(x, w.shape[1], x.dtype), w.dtype)
         MATRIX_OPS[op](self, w, x, y, bias=bias, y_stride=y_stride)
 
@@ -107,8 +107,8 @@ class ProductOps(Target):
         first: int = 0,
         count: int | None = None,
     ) -> None:
-        """Compute y[r, u] = W_e x for each expert e = ids[r, u]. `x` must have the type that
-        `experts_operand_type` returns."""
+        """Compute y[r, u] = W_e x for each expert e = ids[r, u]. `x` must have the type from
+        `experts_operand_type`."""
         op = _experts_op(self.limits, x.dtype, w.dtype, grouped=groups is not None)
         assert op, (self.limits.features, w, x)
         op(self, w, x, groups or ids, starts, y, axis=axis, first=first, count=count)

@@ -1,5 +1,5 @@
 """Sparse attention (DeepSeek-AI 2025, arXiv:2512.02556). An indexer scores a row's positions, and attention
-reads only the positions with the best scores."""
+reads only the best positions."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class ChosenOps(Target):
     def index_scores(
         self, q: View, w: View, k: View, cells: View, y: View, step: View, *, first_row: int = 0
     ) -> None:
-        """Compute y[r, p] = sum over heads h of w[r, h] * max(q[r, h] . k[p], 0). Row r is row first_row + r
-        of the step, and p is each position 0..pos of its slot. Later positions of y are unchanged.
+        """Compute y[r, p] = sum over heads h of w[r, h] * max(q[r, h] . k[p], 0) for positions p = 0..pos.
+        Row r is row first_row + r of the step. Later positions of y do not change.
 
         Shapes: q [n_rows, n_heads, head], w [n_rows, n_heads], y [n_rows, n_positions]. The cache `k`
-        [n_cells, head] has a type in CACHE_TYPES. All heads share the keys.
+        [n_cells, head] has a type in CACHE_TYPES.
         """
         n_rows, n_heads, head = q.shape
         n_positions = cells.shape[1] * CELL_BLOCK
@@ -48,11 +48,10 @@ class ChosenOps(Target):
 
     def index_top_k(self, x: View, ids: View, step: View, *, first_row: int = 0) -> None:
         """Write the positions of the k largest values of x[r, 0..pos] in ascending order. `pos` is the
-        position of row first_row + r of the step. Of equal values the lower position is chosen. NaN is
-        treated as the largest value.
+        position of row first_row + r of the step. Of equal values the lower position is chosen. NaN is the
+        largest value.
 
-        Shapes: x [n_rows, n_positions], ids u32 [n_rows, k]. If pos + 1 is less than k, the last ids are
-        unchanged.
+        Shapes: x [n_rows, n_positions], ids u32 [n_rows, k]. If pos + 1 < k, the last ids do not change.
         """
         (n_rows, n_positions), k = x.shape, ids.shape[1]
         assert rows_of(ids, k, "u32") == n_rows and rows_of(x, n_positions) == n_rows, (x, ids)
@@ -76,8 +75,8 @@ class ChosenOps(Target):
         group: int,
         q_first: int = 0,
     ) -> None:
-        """Compute attn_decode for every row of the step, but only over the positions in `chosen`, u32
-        [n_rows, n_chosen]. Row r reads the first min(pos + 1, n_chosen) entries."""
+        """Compute attn_decode for every row of the step, over the positions in `chosen` u32 [n_rows,
+        n_chosen]. Row r reads the first min(pos + 1, n_chosen) entries."""
         cut = rows_cut(self.limits, q.shape[2], group)
         final = len(part.shape) == 3
         n_splits, head_v = (1, part.shape[2]) if final else (part.shape[2], part.shape[3] - 2)

@@ -1,5 +1,3 @@
-"""Elementwise ops."""
-
 from __future__ import annotations
 
 from vkbackend.buffer import View
@@ -14,7 +12,7 @@ ACTS = (
     "gelu_alone",
     "relu2_alone",
 )  # In the order of shaders/glu.comp.
-COPY_GROUPS = 256  # Workgroups of copy_words, enough to hide the latency of a bus.
+COPY_GROUPS = 256  # Workgroups of copy_words, enough to hide a bus's latency.
 
 
 class ElementwiseOps(Target):
@@ -29,7 +27,7 @@ class ElementwiseOps(Target):
         self._each("glu", (gate, up, y), {}, consts)
 
     def add(self, a: View, b: View, y: View) -> None:
-        """Compute y = a + b for views of equal size. `y` may be `a` or `b`."""
+        """Compute y = a + b. `y` may be `a` or `b`."""
         self._each("add", (a, b, y), {}, {"LOCAL": 128})
 
     def scale(self, x: View, y: View, *, c: float) -> None:
@@ -80,7 +78,7 @@ class ElementwiseOps(Target):
         self.record("columns", "f32", (x, y), push, {"LOCAL": 128}, groups)
 
     def copy_words(self, src: View, dst: View) -> None:
-        """Copy `src` to `dst`, which have equal sizes. Runtimes that cannot copy a byte range use this."""
+        """Copy `src` to `dst` of equal size, on runtimes that cannot copy a byte range."""
         n = src.nbytes // 4
         assert dst.nbytes == src.nbytes, (src, dst)
         groups = min(COPY_GROUPS, max(1, -(-n // 128))), 1, 1

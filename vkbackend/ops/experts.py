@@ -1,17 +1,17 @@
-"""Products with a stack of experts. For each shader, table.py has an `ExpertsOp`.
+"""Products with a stack of experts. Each shader has an `ExpertsOp` in table.py.
 
 The weight `w` has the experts in order, in any weight type. Each expert's FFN columns are divided over the
 devices. `starts` u32 [n_experts + 1] has the prefix sums of this device's columns per expert.
 
 With axis=ROWS (gate, up), w is [columns, k], and expert e is rows starts[e]..starts[e + 1]. The result y is
-[n_rows, n_used, y_stride]. `y_stride` is at least the columns of the widest expert. Elements past the columns
-of e are not written.
+[n_rows, n_used, y_stride], where y_stride is at least the columns of the widest expert. Elements past the
+columns of e are not written.
 
-With axis=COLUMNS (down), w has matrices [n, starts[e + 1] - starts[e]] one after the other. Rows of these
-matrices have complete blocks. The result y is [n_rows, n_used, n], with zeros if expert e has no columns.
+With axis=COLUMNS (down), w has consecutive matrices [n, starts[e + 1] - starts[e]] with rows of complete
+blocks. The result y is [n_rows, n_used, n], with zeros if expert e has no columns.
 
 `x` is [n_rows, x_stride] or [n_rows, n_used, x_stride]. `ids` is u32 [n_rows, n_used]. If a stack exceeds one
-storage binding, each dispatch gets experts first..first + count. The dispatch skips pairs of other experts.
+storage binding, each dispatch gets experts first..first + count and skips other pairs.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ SINGLE, GROUPED, EITHER = "single", "grouped", "either"
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The (row, expert) pairs after moe_group sorted them by expert: `order` u32 [n_pairs], and `tiles` u32
-    [n_tiles, 3] of at most `tile` pairs."""
+    """(row, expert) pairs that moe_group sorted by expert: `order` u32 [n_pairs], and `tiles` u32 [n_tiles,
+    3] of at most `tile` pairs."""
 
     order: View
     tiles: View
@@ -52,7 +52,7 @@ def tile_count(n_pairs: int, n_experts: int, tile: int) -> int:
 class ExpertsOp:
     """Records the shader `name`, which computes y[r, u] = W_e x[r] or W_e x[r, u] for e = ids[r, u].
 
-    A shader with EITHER has the specialization constant GROUPED. With GROUPED = 0, the bindings `order` and
+    An EITHER shader has the specialization constant GROUPED. With GROUPED = 0, the bindings `order` and
     `tiles` are both the ids.
     """
 
@@ -95,7 +95,7 @@ class ExpertsOp:
         first: int = 0,
         count: int | None = None,
     ) -> None:
-        """Record the product. `pairs` are Groups or ids, whichever the shader reads."""
+        """Record the product. `pairs` are the Groups or ids that the shader reads."""
         spec, limits = self.spec, target.limits
         (n_rows, n_used, y_stride), x_stride, x_per_used = y.shape, x.shape[-1], len(x.shape) == 3
         n_experts = starts.shape[0] - 1
@@ -137,13 +137,13 @@ class ExpertsOp:
 
 
 def tiles_of_pairs(limits: Limits, size: Size) -> Grid:
-    """Return the grid for tiles of 64 rows of an expert by 8, 16, 24 or 32 pairs."""
+    """Return tiles of 64 rows of an expert by 8, 16, 24 or 32 pairs."""
     assert size.n_rows in (8, 16, 24, 32), size
     return Grid({"LOCAL": 128, "RN": size.n_rows // 8}, -(-size.n // 64))
 
 
 def pairs_by_units(limits: Limits, size: Size) -> Grid:
-    """Return the grid for tiles of 64 rows of an expert on matrix units."""
+    """Return tiles of 64 rows of an expert on matrix units."""
     tile = 64, size.n_rows
     return Grid(unit_consts(limits.matrix_units, *tile, *subgroups(limits, *tile)), -(-size.n // tile[0]))
 

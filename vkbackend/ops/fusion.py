@@ -1,6 +1,6 @@
-"""Fuses a dispatch with the only dispatch that reads its result. The result is then not written to memory.
+"""Fuses a dispatch with the only dispatch that reads its result, which is then not written to memory.
 
-A model is recorded one op at a time. A fusion rule examines a dispatch and the producers of its inputs.
+A fusion rule examines a dispatch and the producers of its inputs.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def fuse(recording: Recording, limits: Limits) -> Recording:
 
 
 class _Fusing:
-    """The state of `fuse`: the commands, and the indices of the commands that use each value. A command that
-    was fused into another is None."""
+    """The commands, and the indices of the commands that use each value. A command that was fused into
+    another is None."""
 
     def __init__(self, recording: Recording, limits: Limits) -> None:
         self.limits = limits
@@ -47,7 +47,7 @@ class _Fusing:
                         self.touched.setdefault(access.buffer, set()).add(at)
 
     def named(self, at: int) -> dict[str, Any]:
-        """Return the views, push constants and specialization constants of a dispatch by name."""
+        """Return a dispatch's views, push constants and specialization constants by name."""
         d = self.commands[at]
         assert isinstance(d, Dispatch)
         views = dict(zip(OPS[d.op].arg_names, d.args, strict=True))
@@ -55,9 +55,8 @@ class _Fusing:
 
     def maker(self, at: int, name: str, ops: tuple[str, ...], others_later: bool = False) -> int | None:
         """Return the index of the dispatch that produces input `name` of dispatch `at`, or None if fusion is
-        not possible. The producer's op must be in `ops`, and the producer must give the same result at
-        position `at`. No other command may use the value. With `others_later`, commands after `at` may use
-        it."""
+        impossible. The producer's op must be in `ops`, and its result must be the same at position `at`. Only
+        dispatch `at` may use the value, or with `others_later` also later commands."""
         value: View = self.named(at)[name]
         first, *others = sorted(self.touched.get(value.buffer, ())) or [at]
         producer = self.commands[first]
@@ -76,7 +75,7 @@ class _Fusing:
         return Recorder(Recording("fused"), self.limits, self.named(at)["label"])
 
     def replace(self, at: int, producers: list[int], fused: Recording) -> None:
-        """Replace dispatch `at` by the dispatch in `fused`. Remove the dispatches `producers`."""
+        """Replace dispatch `at` by the dispatch in `fused`, and remove the dispatches `producers`."""
         [self.commands[at]] = fused.commands
         for i in producers:
             gone, self.commands[i] = self.commands[i], None
@@ -121,8 +120,8 @@ def _rope_store(f: _Fusing, at: int) -> None:
 
 
 def _gated_product(f: _Fusing, at: int) -> None:
-    """Fuse a glu with the two products that produce its inputs. The products must share x, and one storage
-    binding must span both weight matrices."""
+    """Fuse a glu with the two products that produce its inputs. Both products must read x, and one storage
+    binding must span both matrices."""
     g = f.named(at)
     i, j = (f.maker(at, name, _PRODUCTS) for name in ("gate", "up"))
     if i is None or j is None:
@@ -146,7 +145,7 @@ def _gated_product(f: _Fusing, at: int) -> None:
 
 def _norm_of_sum(f: _Fusing, at: int) -> None:
     """Fuse an add and the rms_norm of its sum into an add_partials with one partial sum. Later commands may
-    also read the sum."""
+    read the sum."""
     n = f.named(at)
     i = f.maker(at, "x", ("add",), others_later=True) if n["HAS_W"] else None
     if i is None:
@@ -170,7 +169,7 @@ def _norm_of_sum(f: _Fusing, at: int) -> None:
 
 def _quantized_norm(f: _Fusing, at: int) -> None:
     """Fuse quantize_q8 into the norm that produces its input. The fused dispatch has the norm's position,
-    because commands between the two may read the norm's residual."""
+    because commands in between may read the norm's residual."""
     if (i := f.maker(at, "x", ("rms_norm", "add_partials"))) is None:
         return
     norm, q = f.commands[i], f.named(at)

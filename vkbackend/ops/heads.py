@@ -1,5 +1,4 @@
-"""Ops of latent attention, MLA (DeepSeek-AI 2024, arXiv:2405.04434): products with a matrix per head, and
-concatenation of heads."""
+"""Ops of latent attention, MLA (DeepSeek-AI 2024, arXiv:2405.04434)."""
 
 from __future__ import annotations
 
@@ -29,8 +28,8 @@ class HeadOps(Target):
         )
 
     def concat(self, a: View, b: View, y: View) -> None:
-        """Concatenate each row of `a` [n, n_a] with a row of `b` [n / times, n_b]. `times` adjacent rows of
-        `a` share a row of `b`. The result y is [n, n_a + n_b]."""
+        """Concatenate each row of `a` [n, n_a] with a row of `b` [n / times, n_b] to y [n, n_a + n_b].
+        `times` adjacent rows of `a` share a row of `b`."""
         (n_rows, n_a), (n_b_rows, n_b) = a.shape, b.shape
         assert a.dtype == b.dtype == "f32" and n_rows % n_b_rows == 0, (a, b)
         assert rows_of(y, n_a + n_b) == n_rows, (a, b, y)

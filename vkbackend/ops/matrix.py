@@ -1,7 +1,4 @@
-"""Products with one matrix. For each shader, table.py has a `MatrixOp`.
-
-The ops differ in the type of x, the grid, and the devices and numbers of rows that they suit.
-"""
+"""Products with one matrix. Each shader has a `MatrixOp` in table.py."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ class Size(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """The specialization constants of a dispatch, and its workgroups along the rows of w and of x."""
+    """A dispatch's specialization constants, and its workgroups along the rows of w and of x."""
 
     consts: dict[str, int]
     along_w: int
@@ -53,7 +50,7 @@ class MatrixOp:
 
     name: str
     grid: Callable[[Limits, Size], Grid]
-    # Specialization constants after LOCAL. `__call__` adds FOURS and WIDE, and `grid` has the others.
+    # Specialization constants from `grid`, after LOCAL. `__call__` adds FOURS and WIDE.
     consts: str
     rows: tuple[str, ...]  # Keys of ROW_CLASSES.
     suits: Predicate  # Whether a device without measurements prefers this op to later entries.
@@ -83,9 +80,9 @@ class MatrixOp:
         """Record y[r, i] = sum over k of w[i, k] * x[r, k], plus bias[i] if given. Shapes: w [n, k] of a
         weight type, x [n_rows, k] of `x_type`, bias f32 [n].
 
-        Row r of y starts at element r * y_stride. The default stride is n. With a larger stride, y is a slice
-        of wider rows. With `up`, y is act(w x) * (up x) without a bias. The matrix `up` has the shape and
-        type of w, and follows w in the same buffer.
+        Row r of y starts at element r * y_stride. With a stride larger than n, the default, y is a slice of
+        wider rows. With `up`, y is act(w x) * (up x) without a bias. The matrix `up` has the shape and type
+        of w, and follows w in the same buffer.
         """
         limits, (n, k) = target.limits, w.shape
         n_rows = rows_of(x, k, self.x_type)
@@ -95,8 +92,7 @@ class MatrixOp:
         assert self.x_type != "f16s" or x.offset % 16 == 0, x
         assert bias is None or (bias.shape == (n,) and bias.dtype == "f32"), (w, bias)
         assert y_stride >= n and rows_of(y, 1) >= (n_rows - 1) * y_stride + n, (w, x, y, y_stride)
-        # `has_bias` is a push constant. The branch costs little, but a specialization constant would need a
-        # second pipeline.
+        # A branch on `has_bias` costs little, and a specialization constant would need a second pipeline.
         push: dict[str, int | float] = {"k": k, "n": n, "n_rows": n_rows, "y_stride": y_stride}
         push |= {"has_bias": int(bias is not None)}
         if self.gates:
@@ -124,8 +120,8 @@ class MatrixOp:
 
 
 def variant_of(spec: OpSpec, dtype: str, limits: Limits) -> str:
-    """Return the shader variant for weights of type `dtype`. Shaders for matrix units have a variant per
-    Vulkan extension, khr and nv. Int8 shaders have only khr."""
+    """Return the shader variant for weights of type `dtype`. Shaders for matrix units have variants for khr
+    and nv, but int8 shaders only for khr."""
     if "matrix_units" not in spec.needs:
         return dtype
     return f"{dtype}-{'khr' if 'int8_units' in spec.needs else limits.matrix_units.api}"
@@ -154,7 +150,7 @@ def rows_by_subgroups(limits: Limits, size: Size) -> Grid:
 
 def rows_by_lanes(limits: Limits, size: Size) -> Grid:
     """Return a grid in which a thread computes a row of w for up to MAX_VEC_ROWS rows of x. All threads have
-    the same number of rows."""
+    equally many rows."""
     local, tiles = 32, -(-size.n_rows // MAX_VEC_ROWS)
     consts = {
         "LOCAL": local,
@@ -165,21 +161,20 @@ def rows_by_lanes(limits: Limits, size: Size) -> Grid:
 
 
 def tiles_of_64(limits: Limits, size: Size) -> Grid:
-    """Return a grid with tiles of 64 rows of w by 16 or 32 rows of x."""
+    """Return tiles of 64 rows of w by 16 or 32 rows of x."""
     rn = 2 if size.n_rows <= 16 else 4
     return Grid({"LOCAL": 128, "RN": rn}, -(-size.n // 64), -(-size.n_rows // (8 * rn)))
 
 
 def fills(n_rows: int, tile: int) -> bool:
-    """Return whether n_rows fit one tile, or padding to complete tiles adds at most a quarter. For example,
-    192 rows in tiles of 128 are padded to 256 rows, which adds a third."""
+    """Return whether n_rows fit one tile, or padding to complete tiles adds at most a quarter."""
     return n_rows <= tile or 4 * tile * -(-n_rows // tile) <= 5 * n_rows
 
 
 def dot_tiles(limits: Limits, size: Size) -> Grid:
     """Return the grid of `tiles_of_64`, but with 64 rows of x per tile if enough tiles remain to occupy a
-    GPU. Subgroups of 16 lanes or fewer (Intel) use the smaller tiles, because with 64 rows they spilled up to
-    67 registers per lane of 128."""
+    GPU. Subgroups of 16 lanes or fewer (Intel) use smaller tiles, because 64 rows spilled up to 67 registers
+    per lane of 128."""
     grid = tiles_of_64(limits, size)
     enough = size.n_rows > 32 and grid.along_w * -(-size.n_rows // 64) >= BUSY_TILES
     if limits.subgroup_size > 16 and enough and fills(size.n_rows, 64):
@@ -188,8 +183,8 @@ def dot_tiles(limits: Limits, size: Size) -> Grid:
 
 
 def tiles_by_size(limits: Limits, size: Size) -> Grid:
-    """Return a grid with 16 x 8 threads per workgroup. A thread computes 8 x 8 values if enough tiles remain
-    to occupy a GPU. Otherwise a thread computes 4 x 4 values, or 4 x 2 for 16 rows of x or fewer."""
+    """Return a grid of 16 x 8 threads per workgroup. A thread computes 8 x 8 values if enough tiles remain to
+    occupy a GPU. Otherwise a thread computes 4 x 4 values, or 4 x 2 for 16 rows of x or fewer."""
     rm, rn = 4, 2 if size.n_rows <= 16 else 4
     enough = size.n_rows > 32 and -(-size.n // 128) * -(-size.n_rows // 64) >= BUSY_TILES
     if enough and fills(size.n_rows, 64):

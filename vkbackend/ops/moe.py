@@ -1,7 +1,7 @@
 """Ops of a mixture of experts.
 
 A layer records moe_logits, moe_topk, moe_group, mat_id for gate and up, glu, mat_id for down, and moe_sum.
-With biases, add_id follows each mat_id. The module experts.py explains `starts`.
+With biases, add_id follows each mat_id. See experts.py for `starts`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ LOGITS_LOCAL = 32  # Fixes the order of summation on every device.
 class Gating:
     """Routing of a row to experts. The logits are l = logit_scale * (router * norm of h) + bias.
 
-    The probabilities are softmax(l) or sigmoid(l). With `softmax_weight`, probabilities are l itself, and
-    weights are the softmax over the chosen experts. Experts with the largest probability + `select` are
-    chosen. `select` does not change the weights. With groups, only experts of the n_group_used best groups
-    are chosen. A group's score is the sum of its two best experts. `norm_w` divides the weights by max(their
-    sum, 2^-14). The weights are then multiplied by `scale`.
+    Probabilities are softmax(l) or sigmoid(l). With `softmax_weight`, probabilities are l, and weights are
+    the softmax over the chosen experts. Experts with the largest probability + `select` are chosen. `select`
+    does not change the weights. With groups, only experts of the n_group_used best groups are chosen. A
+    group's score is the sum of its two best experts. `norm_w` divides the weights by max(their sum, 2^-14).
+    `scale` then multiplies the weights.
     """
 
     kind: str = "softmax"
@@ -39,8 +39,8 @@ class Gating:
 
 class MoeOps(Target):
     def moe_logits(self, h: View, w_norm: View, w: View, logits: View) -> None:
-        """Compute logits[r, e] = sum over k of h[r, k] * (w_norm[k] * w[e, k]). The bits are identical on
-        every device.
+        """Compute logits[r, e] = sum over k of h[r, k] * (w_norm[k] * w[e, k]), with identical bits on every
+        device.
 
         `h` [n_rows, n_embd] is the residual before the RMS norm with weight w_norm [n_embd]. `w` is f32
         [n_experts, n_embd]. `logits` [n_rows, n_experts] are not divided by rms(h), which does not change
@@ -75,7 +75,7 @@ class MoeOps(Target):
         gain: View | None = None,
     ) -> None:
         """Write the chosen experts to `ids` u32 [n_rows, n_used], best first, and their weights to `weights`
-        f32. If probabilities are equal, the lower id is first. NaN is last.
+        f32. Of equal probabilities, the lower id is first. NaN is last.
 
         `logits` [n_rows, n_experts] are the result of moe_logits for `h`. The router's `bias`, `select` and
         `gain` are f32 [n_experts]. `gain` multiplies the weights. The bits are identical on every device and
@@ -131,8 +131,8 @@ class MoeOps(Target):
         """Compute y[r, u] = x[r, u] + b[ids[r, u]]. Shapes: x [n_rows, n_used, n], b f32 [n_experts, n]. `y`
         may be `x`.
 
-        With `starts`, the biases of expert e are elements starts[e]..starts[e + 1] of b, which are n or
-        fewer. Further elements of y[r, u] are not written.
+        With `starts`, expert e's biases are elements starts[e]..starts[e + 1] of b, at most n. Further
+        elements of y[r, u] are not written.
         """
         n, n_pairs = x.shape[-1], math.prod(ids.shape)
         assert rows_of(x, n) == rows_of(y, n) == n_pairs and ids.dtype == "u32" and b.dtype == "f32", (

@@ -1,5 +1,4 @@
-"""Converts activations to the types q8 and f16s that products read. Matrices with the same input share the
-conversion.
+"""Converts activations to the types q8 and f16s, once for all products with the same input.
 
 `q8` has blocks of 32 int8 codes with a scale and sums (shaders/lib/q8.glsl). Integer dot products read q8,
 for weights whose codes fit int8. `f16s` has rows of F16 with a scale (shaders/lib/half_rows.glsl). Matrix
@@ -21,8 +20,8 @@ class OperandOps(Target):
             self.pack_f16(x, y)
 
     def quantize_q8(self, x: View, y: View) -> None:
-        """Convert x f32 to y q8 [..., k]. In each block of 32 elements, |x - y| <= max |x| / 254. If a block
-        has NaN or inf, every product with the block is NaN."""
+        """Convert x f32 to y q8 [..., k]. In each block of 32, |x - y| <= max |x| / 254. If a block has NaN
+        or inf, every product with the block is NaN."""
         k = y.shape[-1]
         n_rows = rows_of(y, k, "q8")
         assert k % 32 == 0 and rows_of(x, k) == n_rows, (x, y)
@@ -33,8 +32,8 @@ class OperandOps(Target):
 
     def pack_f16(self, x: View, y: View) -> None:
         """Convert x f32 to y f16s [n_rows, k]. The error |x - y| is at most 2^-11 |x| or 2^-25 times the
-        largest |x| of the row, whichever is larger. Inf and NaN do not change. If a row has inf or NaN, its
-        values above 65,520 become inf."""
+        row's largest |x|, whichever is larger. Inf and NaN do not change. In a row with inf or NaN, values
+        above 65,520 become inf."""
         k = y.shape[-1]
         n_rows = rows_of(y, k, "f16s")
         assert rows_of(x, k) == n_rows, (x, y)

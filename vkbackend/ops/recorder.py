@@ -1,6 +1,5 @@
-"""The recorder, a class with a method for each op. A method asserts shapes, chooses the shader variant and
-the grid, and appends a `Dispatch`. Activations are contiguous f32 rows.
-"""
+"""The recorder has a method for each op, which asserts shapes, chooses the shader variant and the grid, and
+appends a `Dispatch`. Activations are contiguous f32 rows."""
 
 from __future__ import annotations
 

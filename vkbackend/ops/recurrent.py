@@ -1,8 +1,8 @@
 """Ops of recurrent layers: short convolutions and the gated delta net (Yang, Kautz, Hatamizadeh 2025,
 arXiv:2412.06464). Kimi Linear (arXiv:2510.26692) has gates per channel.
 
-Recurrent states are in cells [n_cells, ...]. `Run.states` has the cell that a run reads and the cell that it
-writes, which may be equal. A run at position 0 reads no cell and begins with zeros.
+Recurrent states are in cells [n_cells, ...]. `Run.states` has the cells that a run reads and writes, which
+may be equal. A run at position 0 reads no cell and begins with zeros.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ CHUNK, CHUNK_KDA = 64, 16  # Rows per chunk: 64 with gates per head, 16 with gat
 
 
 def _tiles(n_rows: int, size: int) -> int:
-    """Return an upper bound of the number of tiles for n_rows. The last tile of each run may be
-    incomplete."""
+    """Return an upper bound of the tiles for n_rows. Each run's last tile may be incomplete."""
     return min(n_rows, n_rows // size + min(n_rows, MAX_RUNS))
 
 
@@ -71,7 +70,7 @@ def _delta_push(
 
 
 def delta_work(n_rows: int, n_heads: int, size: int, kda: bool) -> tuple[int, int, int]:
-    """Return the shape of the argument `work` of delta_chunk."""
+    """Return the shape of delta_chunk's argument `work`."""
     return n_rows, n_heads, 5 * size + (CHUNK_KDA if kda else CHUNK)
 
 

@@ -1,5 +1,3 @@
-"""Ops on rows."""
-
 from __future__ import annotations
 
 import math
@@ -21,16 +19,15 @@ def _activation(y: View) -> str:
 
 
 def row_consts(limits: Limits, n: int) -> tuple[int, int]:
-    """Return the constants (LOCAL, BATCH) of a shader with a workgroup per row of n elements. In a step of
-    one row, the only workgroup must overlap its reads, because a read takes 0.5 us, or 1 to 2 us over a
-    bus."""
+    """Return (LOCAL, BATCH) of a shader with a workgroup per row of n elements. In a step of one row, the
+    only workgroup must overlap its reads, because a read takes 0.5 us, or 1 to 2 us over a bus."""
     if limits.is_cpu:
         return 32 if n <= 256 else 128, 1
     return max(32, min(512, floor_pow2(limits.max_invocations), floor_pow2(n // 4))), 4
 
 
 def top_k_chunks(limits: Limits, n: int, k: int) -> tuple[int, int]:
-    """Return the elements per chunk and the number of chunks of top_k for rows of n elements."""
+    """Return top_k's elements per chunk and number of chunks for rows of n elements."""
     chunk = max(16_384 if limits.is_cpu else 4096, k)
     return chunk, -(-n // chunk)
 
@@ -42,7 +39,7 @@ class RowOps(Target):
 
         Shapes: w [n_vocab, n_embd] of any weight type, y [n_rows, n_embd]. A row of y is zero if its id is
         not in the table. A table that exceeds one storage binding needs a dispatch per piece, in order. A
-        piece begins at row `first` of the table.
+        piece begins at the table's row `first`.
         """
         n_vocab, n_embd = w.shape
         n_rows = rows_of(y, n_embd)
@@ -111,8 +108,8 @@ class RowOps(Target):
 
     def gaussian_topk(self, x: View, moments: View, y: View, *, width: int, c: float) -> None:
         """Compute y = max(x - mean - c * deviation, 0) for rows of `width` elements (Gemma 3n, 2025). `x`
-        [n_rows, n] has some columns of these rows. `moments` are the row_moments of the complete rows. `y`
-        may be `x`."""
+        [n_rows, n] has some columns of the rows. `moments` are the row_moments of the complete rows. `y` may
+        be `x`."""
         n_rows, n = x.shape
         assert rows_of(moments, 2) == rows_of(y, n) == n_rows and n <= width, (x, moments, y, width)
         push: dict[str, int | float] = {"n": n, "width": width, "n_rows": n_rows, "c": c}
@@ -122,8 +119,8 @@ class RowOps(Target):
         )
 
     def pack_bf16(self, x: View, y: View) -> None:
-        """Convert the n elements of x to bfloat16, rounded to nearest even. `y` is u32 [ceil(n / 2)], and the
-        first of two elements is in the low 16 bits. NaN remains NaN. An odd n is padded with zero."""
+        """Convert the n elements of x to bfloat16, rounded to nearest even. `y` is u32 [ceil(n / 2)], with
+        the first of two elements in the low 16 bits. NaN remains NaN. An odd n is padded with zero."""
         n = rows_of(x, 1)
         n_words = -(-n // 2)
         assert y.dtype == "u32" and math.prod(y.shape) == n_words, (x, y)
@@ -131,8 +128,8 @@ class RowOps(Target):
         self.record("pack_bf16", "f32", (x, y), {"n": n}, {"LOCAL": 128}, groups, flops=n)
 
     def pack_halves(self, x: View, y: View, kept: View | None = None) -> None:
-        """Convert the n elements of x to the wire format f16 (wire.py), rounded to nearest even. Both `y` and
-        `kept` get the result, u32 [wire_words("f16", n)].
+        """Convert the n elements of x to the wire format f16 (wire.py), rounded to nearest even. `y` and
+        `kept` both get the result, u32 [wire_words("f16", n)].
 
         Infinities remain, NaN becomes quiet, floats below 2^-126 become zero, and an odd n is padded with
         zero.
@@ -159,15 +156,15 @@ class RowOps(Target):
         wire: str = "f32",
         slot_stride: int | None = None,
     ) -> None:
-        """Compute h = residual + the sum of the partials in slot order. If w is given, also compute y =
-        rms_norm(h) * w.
+        """Compute h = residual + the sum of the partials in slot order. With w, also compute y = rms_norm(h)
+        * w.
 
         Shapes: h, residual and y [n_rows, n], slots [n_slots, words per slot]. A slot begins with the partial
-        of one device. A partial is n_rows * n floats, or the result of pack_bf16 (wire="bf16") or pack_halves
-        ("f16"). Bit s of `writers` is set if slot s has a partial. The partial of this device, slot
-        own_index, is read from `own`. For f32 and bf16, `own` is f32. For bf16, the op rounds `own`. For f16,
-        `own` is the result `kept` of pack_halves. `h` may be `residual`. `y` may be q8. With `slot_stride`,
-        `slots` is one-dimensional and ends with the last partial.
+        of one device: n_rows * n floats, or the result of pack_bf16 (wire="bf16") or pack_halves ("f16"). Bit
+        s of `writers` is set if slot s has a partial. This device's partial, slot own_index, is read from
+        `own`. For f32 and bf16, `own` is f32, which the op rounds to bf16. For f16, `own` is the result
+        `kept` of pack_halves. `h` may be `residual`. `y` may be q8. With `slot_stride`, `slots` is
+        one-dimensional and ends with the last partial.
         """
         n = h.shape[-1]
         n_rows = rows_of(h, n)
@@ -220,12 +217,12 @@ class RowOps(Target):
         chunk: int,
     ) -> None:
         """Find the k largest values of each chunk of x [n_rows, n] in descending order. Of equal values the
-        lower position is first. NaN is treated as the largest value.
+        lower position is first. NaN is the largest value.
 
         `ids` u32 and `values` f32 are [n_rows, n_chunks, k], with k at most MAX_TOP_K. `ids` are positions,
         or the values of `source` u32 [n_rows, n] at these positions. `mask` u32 [n_rows, ceil(n / 32)] has a
-        bit per position, lowest bit first. A bit of 1 allows the position. If a chunk has fewer than k
-        allowed positions, the last ids are 0xffffffff with values -inf.
+        1 bit per allowed position, lowest bit first. If a chunk has fewer than k allowed positions, the last
+        ids are 0xffffffff with values -inf.
         """
         n_rows, n = x.shape
         n_chunks, k = ids.shape[-2:]

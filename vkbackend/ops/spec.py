@@ -1,7 +1,7 @@
-"""Describes the interface of each shader: storage bindings, push constants and specialization constants.
+"""Shader interfaces: storage bindings, push constants and specialization constants.
 
-Tests compare each spec with the shader's source, its numpy twin and its test cases. `SPECS` has the ops that
-are methods of the recorder. `OPS` in table.py has all ops.
+Tests compare each spec with the shader's source, numpy twin and test cases. `SPECS` has the ops that are
+methods of the recorder. `OPS` in table.py has all ops.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class OpSpec:
 
     name: str
     args: tuple[str, ...]
-    # Pairs (name, "u" or "f"). The word offsets of the args precede these push constants.
+    # Pairs (name, "u" or "f"), which follow the word offsets of the args.
     push: tuple[tuple[str, str], ...]
     consts: tuple[str, ...] = ("LOCAL",)  # Specialization constants in the order of their ids.
     step: bool = False  # Whether the shader reads StepParams, its last binding.
@@ -27,8 +27,7 @@ class OpSpec:
 
     @cached_property
     def addressed(self) -> bool:
-        """Return whether the shader gets the args as 64-bit addresses in push constants, and not as
-        bindings."""
+        """Return whether the shader gets 64-bit addresses of the args in place of bindings."""
         return "buffer_address" in self.needs
 
     @cached_property
@@ -55,8 +54,8 @@ def op_spec(
     needs: tuple[str, ...] = (),
     twin: str = "",
 ) -> OpSpec:
-    """Parse a spec. A float push constant is written "name:f". `consts` lists the specialization constants
-    after LOCAL."""
+    """Parse a spec. A float push constant is "name:f". `consts` are the specialization constants after
+    LOCAL."""
     fields = tuple((field.partition(":")[0], field.partition(":")[2] or "u") for field in push.split())
     return OpSpec(name, tuple(args.split()), fields, ("LOCAL", *consts.split()), step, needs, twin)
 

@@ -1,6 +1,6 @@
 """Ops of state space layers: the scan of Mamba-2 (Dao and Gu 2024, arXiv:2405.21060, section 7) and the group
-norm that follows. If a group is divided over devices, the devices' sums of squares are added. The module
-recurrent.py explains states and runs."""
+norm. If a group is divided over devices, the devices' sums of squares are added. See recurrent.py for states
+and runs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from vkbackend.ops.rows import row_consts
 from vkbackend.ops.target import Target, floor_pow2, rows_of
 from vkbackend.step import MAX_RUNS
 
-MAX_SSM_STATE = 256  # The most values of B or C per head, limited by registers.
-# The most values of B and the most rows of a tile, which needs up to 14 KiB of shared memory.
+MAX_SSM_STATE = 256  # Values of B or C per head, limited by registers.
+# Values of B per tile and rows per tile. A tile needs up to 14 KiB of shared memory.
 TILE_VALUES, MOST_ROWS = 1024, 8
 
 

@@ -1,4 +1,4 @@
-"""The tables of ops that multiply by a matrix or by experts.
+"""The tables of products with a matrix or with experts.
 
 A product uses the first entry that suits the device, the rows of x and the weight type, unless `vkbackend
 tune` measured a faster op. A new op needs an entry here, a shader, a line in shaders/variants.toml and a case
@@ -55,8 +55,8 @@ def on_gpus(limits: Limits) -> bool:
 
 
 def fast_lanes(limits: Limits) -> bool:
-    """Return whether mat_lane and mat_lane_id are the fastest ops. On lavapipe (8 lanes), these ops are 5 to
-    10 times as fast as others. On SwiftShader (4 lanes), these ops are half as fast."""
+    """Return whether mat_lane and mat_lane_id are fastest. They are 5 to 10 times as fast as other ops on
+    lavapipe (8 lanes), and half as fast on SwiftShader (4 lanes)."""
     return limits.is_cpu and limits.subgroup_size >= 8 and limits.features.issuperset(LANES)
 
 
@@ -65,8 +65,8 @@ def fast_dots(limits: Limits) -> bool:
 
 
 def fused(grid: Callable[[Limits, Size], Grid]) -> Callable[[Limits, Size], Grid]:
-    """Add the specialization constant FUSED to a grid. FUSED is 1 on GPUs with dot product instructions,
-    because fma rounds only once on these GPUs."""
+    """Add FUSED to a grid's specialization constants. FUSED is 1 on GPUs with dot product instructions, on
+    which fma rounds only once."""
 
     def with_fused(limits: Limits, size: Size) -> Grid:
         cut = grid(limits, size)
@@ -76,9 +76,8 @@ def fused(grid: Callable[[Limits, Size], Grid]) -> Callable[[Limits, Size], Grid
 
 
 def fast_int8_units(limits: Limits) -> bool:
-    """Return whether int8 matrix units are four times as fast as F16. With int8 units that are only twice as
-    fast, F16 products are faster, because int8 products must scale every block
-    (docs/measurements/kernels.md)."""
+    """Return whether int8 matrix units are four times as fast as F16. If they are only twice as fast, F16
+    products are faster, because int8 products must scale every block (docs/measurements/kernels.md)."""
     return not limits.is_cpu and "int8_units_fast" in limits.features
 
 
@@ -104,8 +103,8 @@ MATRIX_OPS: dict[str, MatrixOp] = {
         ),
         # Sums are combined within a subgroup.
         MatrixOp("mat_wave", rows_by_subgroups, "ROWS N WIDE", FEW, fast_waves, "f32", SUBGROUPS, anywhere),
-        # Sums are combined in shared memory. On a CPU, sums are combined only for gate and up; otherwise a
-        # thread computes a complete row of w.
+        # Sums are combined in shared memory. A CPU combines sums only for gate and up. Otherwise its threads
+        # compute complete rows of w.
         MatrixOp("mat_vec", rows_by_threads, "TPR N FOURS", FEW, anywhere, gates=on_gpus),
         MatrixOp(
             "mat_mul_dot_coop",

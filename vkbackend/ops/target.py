@@ -10,7 +10,7 @@ from vkbackend.limits import Limits
 from vkbackend.ops.spec import SPECS, OpSpec
 from vkbackend.recording import Dispatch, Recording
 
-MAX_GROUPS = 65_535  # the workgroups per axis that Vulkan guarantees
+MAX_GROUPS = 65_535  # workgroups per axis that Vulkan guarantees
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Target:
         self.recording.copy(src, dst, self.label)
 
     def fold(self, count: int) -> tuple[int, int]:
-        """Return numbers of workgroups (x, y) within the limits, whose product is at least `count`."""
+        """Return workgroups (x, y) within the limits, whose product is at least `count`."""
         max_x = min(self.limits.max_groups[0], MAX_GROUPS)
         return (count, 1) if count <= max_x else (max_x, -(-count // max_x))
 

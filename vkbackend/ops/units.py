@@ -1,4 +1,4 @@
-"""Chooses the tiles of products on matrix units, in F16 and in int8."""
+"""Chooses the tiles of products on matrix units, in F16 and int8."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from vkbackend.ops.target import floor_pow2
 
 _TK = 32  # Elements of k per slice in mat_mul_coop.
 UNIT_TILE = "M N K FM FN SM SN LANES"  # The specialization constants after LOCAL (unit_consts).
-# Subgroups of 16 lanes or fewer have 128 registers per lane (Intel). With 32 sums per lane, registers remain
-# for matrices and addresses. With 128 sums, all kernels spilled registers, up to 486 on DG2.
+# Subgroups of 16 lanes or fewer have 128 registers per lane (Intel). 32 sums per lane leave registers for
+# matrices and addresses. With 128 sums, all kernels spilled registers, up to 486 on DG2.
 _NARROW, _NARROW_SUMS = 16, 32
 _MAX_SUBGROUPS = 64  # Subgroups per workgroup on Intel.
 _ROW_NBYTES = 2 * _TK + 16  # Shared memory per row of a tile in mat_mul_coop.
@@ -49,7 +49,7 @@ def coop_tile(
 def subgroups(limits: Limits, tile_m: int, tile_n: int) -> tuple[int, int]:
     """Return (subgroups along w, subgroups along x) of a tile. A tile has at least four subgroups and 128
     invocations. Subgroups of 16 lanes or fewer have at most 32 sums per lane if the device allows enough
-    subgroups. Each subgroup computes at least one matrix."""
+    subgroups."""
     units = limits.matrix_units
     count = max(4, 128 // units.lanes)
     if units.lanes <= _NARROW:
@@ -66,12 +66,12 @@ def unit_consts(units: MatrixUnits, tile_m: int, tile_n: int, across: int, down:
 
 
 def usable(units: MatrixUnits) -> bool:
-    """Return whether mat_mul_coop supports the matrix size. A matrix must fit the smallest tile, and k must
-    divide 32. The results of a matrix must fit the shared memory that Vulkan guarantees."""
+    """Return whether mat_mul_coop supports the matrix size. A matrix must fit the smallest tile, k must
+    divide 32, and the results must fit Vulkan's guaranteed shared memory."""
     fits = units.m <= 64 and units.n <= 32 and units.m * units.n <= 1024
     return fits and all(v & (v - 1) == 0 for v in units[1:]) and _TK % units.k == 0
 
 
 def usable_int8_k(k: int) -> bool:
-    """Return whether mat_mul_dot_coop supports this k, which must be a divisor of 32 and a multiple of 8."""
+    """Return whether mat_mul_dot_coop supports k."""
     return k in (8, 16, 32)

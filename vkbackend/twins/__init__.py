@@ -1,9 +1,9 @@
-"""Numpy twins of the ops. Tests compare `rms_norm.comp` with its twin `twins.rows.rms_norm`, for example.
+"""Numpy twins of the ops. Tests compare `rms_norm.comp` with `twins.rows.rms_norm`, for example.
 
-A twin has the name of its op. The docstring of the recorder's method has the formula. Matrix ops that compute
-the same product share a twin. The arguments are arrays in binding order, and StepParams if the op reads them.
-Quantized arrays are dequantized first. Push and specialization constants are keywords. Outputs are written in
-place. Twins compute in float64, round once to float32, and ignore constants that affect only speed.
+The recorder's method of the same name documents the formula. Matrix ops that compute the same product share a
+twin. Arguments are arrays in binding order, and StepParams if the op reads them. Quantized arrays are
+dequantized first. Push and specialization constants are keywords. Outputs are written in place. Twins compute
+in float64, round once to float32, and ignore constants that affect only speed.
 """
 
 from __future__ import annotations

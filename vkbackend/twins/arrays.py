@@ -28,7 +28,7 @@ def bf16_values(bits: Array) -> Array:
 
 
 def f16_blocks(words: Array, n: int) -> list[tuple[Array, slice]]:
-    """Return (words [n_blocks, 1 + width / 2], slice of elements) for the full blocks, and for a shorter last
+    """Return (words [n_blocks, 1 + width / 2], slice of elements) of the full blocks, and of a shorter last
     block."""
     whole = n // F16_BLOCK * F16_BLOCK
     blocks = []
@@ -40,7 +40,7 @@ def f16_blocks(words: Array, n: int) -> list[tuple[Array, slice]]:
 
 
 def put_f16(values: Array, words: Array) -> None:
-    """Convert float32 values [n] to the wire format f16 (`vkbackend.wire`), rounded to nearest even."""
+    """Convert float32 [n] to the wire format f16 (`vkbackend.wire`), rounded to nearest even."""
     for blocks, at in f16_blocks(words, values.size):
         part = values[at].reshape(len(blocks), -1)
         tops = np.where(np.isfinite(part), np.abs(part), 0).max(axis=1)

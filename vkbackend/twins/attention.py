@@ -71,8 +71,8 @@ def kv_store(
 
 
 def _stored_blocks(rows: Array, dtype: str) -> Array:
-    """Return the bytes of rows in type `dtype`. If a quantized block has a value that is not finite, its
-    scale becomes NaN and its codes become 0."""
+    """Return rows as bytes of type `dtype`. If a quantized block has a value that is not finite, its scale
+    becomes NaN and its codes become 0."""
     if block_of(dtype)[0] == 1:
         return quantize(rows, dtype)
     blocks = rows.reshape(-1, 32)

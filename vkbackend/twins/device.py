@@ -69,8 +69,7 @@ class Values:
 
 
 def stored(view: View) -> np.ndarray:
-    """Return the view as an array that shares its memory. If numpy lacks the type, the array has rows of
-    bytes."""
+    """Return the view as an array that shares its memory, with rows of bytes if numpy lacks the type."""
     if view.dtype in _PLAIN:
         return array_of(view)
     nbytes = row_nbytes(view.dtype, view.shape[-1])

@@ -1,5 +1,5 @@
-"""Twins of the ops of a mixture of experts. Routing computes in float32 in the order of the shaders, so the
-bits are identical."""
+"""Twins of the ops of a mixture of experts. Routing computes in float32 in the shaders' order, so the bits
+are identical."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ def usable_units(info: DeviceInfo, name: str, features: Mapping[str, Any]) -> Ma
 
 
 def open_for_report(info: DeviceInfo) -> VulkanDevice:
-    """Open a device for `pipeline_report.report_of`. Raises UnsupportedFeature if the driver lacks reports."""
+    """Open a device for `pipeline_report.report_of`. Raises UnsupportedFeature without driver support."""
     device = VulkanDevice(info, captures=True)
     if device.features["executable_info"]:
         return device

@@ -97,7 +97,8 @@ def result_of(name: str) -> int:
 
 
 def new(struct: str, chain: Any = None, **fields: Any) -> Any:
-    """Return a zeroed `struct *` with sType, pNext and `fields` set, which keeps `chain` and `fields` alive."""
+    """Return a zeroed `struct *` with sType, pNext and `fields` set. The object keeps `chain` and `fields`
+    alive, because it refers to both."""
     pointer = ffi.new(f"{struct} *")
     names = {name for name, _ in ffi.typeof(struct).fields}
     if "sType" in names:
