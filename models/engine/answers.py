@@ -29,7 +29,7 @@ from vkbackend.models.engine.messages import (
     is_last,
 )
 
-EngineMaker = Callable[[Channel], Hosted]  # runs in the engine's thread
+EngineMaker = Callable[[Channel], Hosted]
 
 
 class Mailbox:
@@ -67,7 +67,7 @@ class Mailbox:
 
     def ask(self, make: Callable[[int], Request], *, eager: bool = False) -> Answers:
         """Send the request that `make` returns for a new id. If `eager`, the engine computes answers before
-        the caller asks for them."""
+        the caller asks."""
         return Answers(self, *self.make(make), eager)
 
     def make(self, make: Callable[[int], Request]) -> tuple[int, Request]:
@@ -90,7 +90,7 @@ class Mailbox:
             raise Timeout("the engine is still in a step; close the LLM again when that has ended")
 
     def end(self) -> None:
-        """Release the engine without raising errors, for finalizers."""
+        """Release the engine without raising errors."""
         self._end(engine_process.CLOSE_S)
 
     def _end(self, timeout_s: float) -> bool:

@@ -59,7 +59,7 @@ class AsyncMail:
         return self._items.popleft() if self._items else None
 
     def arrival(self) -> asyncio.Future[None] | None:
-        """Return a future to wait for, or None if an answer has arrived."""
+        """Return None if an answer has arrived."""
         self._waiter = waiter = self._loop.create_future()
         if not self._items:
             return waiter
@@ -81,7 +81,7 @@ class AsyncAnswers(AsyncIterator[Answer]):
         return self
 
     async def __anext__(self) -> Answer:
-        """`__anext__` is a single coroutine for speed, because it runs for every token."""
+        """`__anext__` is a single coroutine for speed."""
         if self._ended:
             self.close()
             raise StopAsyncIteration

@@ -33,14 +33,12 @@ class SlotContent:
 
 @dataclass(slots=True)
 class Usage:
-    """Counts blocks of the first layer group, and prompt tokens."""
-
     n_blocks: int
     free: int
     cached: int  # Blocks in the prefix tree that no slot uses.
     shared: int = 0  # Blocks that several slots use.
     prompt_tokens: int = 0
-    shared_tokens: int = 0  # prompt tokens that were cached
+    shared_tokens: int = 0
 
     def stats(self) -> dict[str, float]:
         return {

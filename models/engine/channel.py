@@ -34,7 +34,7 @@ class Waker(Protocol):
 
 
 class Mail(Protocol):
-    """Receives the answers to a request, or None if the engine ends first."""
+    """Receives the answers to a request, or None if the engine ends."""
 
     def put(self, answer: Answer | None, /) -> Waker | None:
         """Add an answer. Return a waker to call after all answers of the step."""
@@ -62,7 +62,7 @@ class Next:
 
 
 class Reader(ref[Mail]):
-    """A weak reference to the mail of request `id`. Python puts the reference into the inbox when the mail is
+    """A weak reference to a request's mail, which Python puts into the inbox when the mail is
     garbage-collected."""
 
     __slots__ = ("id",)
@@ -91,7 +91,7 @@ class Channel:
         self.failed: ErrorData | None = None
         self.ended = False
         self.paused: set[int] = set()
-        self._awaited: set[int] = set()  # ids of requests
+        self._awaited: set[int] = set()
         self._eager: set[int] = set()
         self._ends: SimpleQueue[None] = SimpleQueue()
 
@@ -102,7 +102,7 @@ class Channel:
         self.news.put((done, total))
 
     def sort(self, word: Word) -> Request | None:
-        """Handle a message from the inbox. Return the request that the engine must process, or None."""
+        """Return the request that the engine must process, or None."""
         if isinstance(word, Letter):
             reader = Reader(word.mail, self.inbox.put)
             reader.id = word.id

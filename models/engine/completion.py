@@ -45,7 +45,7 @@ class Completion:
 
 
 def report(timings: Timings | None) -> dict[str, float]:
-    """Return timings in the units of the public API. A rate is 0 if its time is 0."""
+    """Return timings by their public names. A rate is 0 if its time is 0."""
     t = timings or Timings()
     raw = asdict(t)
     rates = {

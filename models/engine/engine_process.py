@@ -85,7 +85,7 @@ class _Loading:
 
 
 class Child(Protocol):
-    """The methods of multiprocessing.Process that are used."""
+    """The used methods of multiprocessing.Process."""
 
     @property
     def pid(self) -> int | None: ...
@@ -160,7 +160,7 @@ class RemoteEngine:
                     return
 
     def _receive(self, purpose: str) -> Any:
-        """Return the next message, or None after a time slice or a requested exit."""
+        """Return None after a time slice or a requested exit."""
         if self._selector.select(WAIT_SLICE_S):
             self._heard = time.monotonic()
             try:
@@ -170,7 +170,7 @@ class RemoteEngine:
                     return None
                 raise self._death(purpose) from None
         if self._loaded and not self._channel.readers:
-            self._heard = time.monotonic()  # no answer is due
+            self._heard = time.monotonic()
         allowed_s = env.timeout_s() + ANSWER_MARGIN_S
         if time.monotonic() - self._heard < allowed_s:
             return None
@@ -224,16 +224,16 @@ Watch = Callable[[Callable[[VkbackendError], None]], None]
 def serve(
     conn: Connection, options: Options, open_: Open = Engine.open, watch: Watch = lambda tell: None
 ) -> None:
-    """Load the model, then answer requests until Close or the end of the pipe. `watch(tell)` makes a group
-    call `tell` when a node is lost."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent handles Ctrl-C
+    """Answer requests until Close or the end of the pipe. `watch(tell)` makes a group call `tell` when a node
+    is lost."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     inbox: SimpleQueue[Request | VkbackendError] = SimpleQueue()
     engine: Engine | None = None
     watch(inbox.put)
     lock = threading.Lock()  # needed because devices compile in parallel
 
     def compiled() -> None:
-        """Send an empty message, which shows the parent that the engine is alive."""
+        """Send an empty message, to show that the engine is alive."""
         with lock:
             conn.send(None)
 

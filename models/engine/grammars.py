@@ -69,8 +69,7 @@ class Grammars:
                 yield sequence, wrong
 
     def masks(self, batch: Batch) -> np.ndarray | None:
-        """Return bit masks of the allowed tokens of each output row, uint32 [n_outputs, words], or None
-        without grammars."""
+        """Return bit masks of the allowed tokens of each output row, uint32 [n_outputs, words], or None."""
         if self._masks is None or not any(s.sampler.matcher for s, *_ in batch if s.sampler):
             return None
         row = 0

@@ -22,7 +22,7 @@ OpenDevices = Callable[[Sequence[str] | None], list[Device]]
 
 class Joining(Protocol):
     """`leads` is True on the node that has the engine and decides. If `sends_tables`, each step sends this
-    node's rows of cos and sin, because other nodes round differently."""
+    node's rows of cos and sin."""
 
     hosts: Hosts
     sends_tables: bool

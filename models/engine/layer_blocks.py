@@ -11,7 +11,7 @@ from vkbackend.models.engine.blocks import Pool
 from vkbackend.models.engine.prefix_tree import Node
 from vkbackend.ops import CELL_BLOCK
 
-# The arguments are layer group, slot, index of the block in the slot, and block.
+# The arguments are layer group, slot, index in the slot, and block.
 Write = Callable[[int, int, int, int], None]
 
 
@@ -26,8 +26,8 @@ class Span:
 
 
 class LayerBlocks:
-    """`unused` has the nodes whose block in this group no slot uses, least recently used first. `write` sends
-    an entry of the cell table to the devices."""
+    """`unused` has the nodes whose block no slot uses, least recently used first. `write` sends an entry of
+    the cell table to the devices."""
 
     def __init__(self, group: int, pool: Pool, n_slots: int, write: Write) -> None:
         self.group, self.pool, self._write = group, pool, write

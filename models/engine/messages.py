@@ -16,7 +16,7 @@ from vkbackend.models.grammar.structure import Structure
 from vkbackend.models.sampling.logprobs import Logprobs
 from vkbackend.models.sampling.params import SamplingParams
 
-Progress = Callable[[int, int], None]  # called with (bytes loaded, bytes in all)
+Progress = Callable[[int, int], None]  # (bytes loaded, total bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class SaveState:
-    """Save positions `first` to `last` - 1 of `slot`, or up to the end if `last` is None."""
+    """Save positions `first` to `last` - 1, or to the end if `last` is None."""
 
     id: int
     path: str
@@ -88,7 +88,7 @@ class SaveState:
 
 @dataclass(frozen=True, slots=True)
 class LoadState:
-    """`slot` must be free. The answer has the loaded tokens."""
+    """`slot` must be free. The answer has the tokens."""
 
     id: int
     path: str
@@ -97,7 +97,7 @@ class LoadState:
 
 @dataclass(frozen=True, slots=True)
 class CopySlot:
-    """`target` must be free. The answer has the copied tokens."""
+    """`target` must be free. The answer has the tokens."""
 
     id: int
     slot: int
@@ -106,7 +106,7 @@ class CopySlot:
 
 @dataclass(frozen=True, slots=True)
 class EraseSlot:
-    """`slot` must be free. The answer has the erased tokens."""
+    """`slot` must be free. The answer has the tokens."""
 
     id: int
     slot: int
@@ -140,8 +140,8 @@ Request = (
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Totals of the steps that computed rows of a sequence. `prompt` counts rows of its prompt, and `decode`
-    counts generated tokens."""
+    """Totals of the steps that computed a sequence. `prompt` counts rows of its prompt, and `decode` counts
+    generated tokens."""
 
     prompt_n: int = 0
     prompt_s: float = 0.0
@@ -183,7 +183,7 @@ class Event:
     slot: int | None = None
     tokens: tuple[int, ...] | None = None  # of a loaded state
     timings: Timings | None = None
-    logits: np.ndarray | None = None  # float32 [rows of this event, n_vocab], a copy
+    logits: np.ndarray | None = None  # float32 [rows of this event, n_vocab]
     memory: list[dict[str, Any]] | None = None
     stats: dict[str, Any] | None = None
     logprobs: Logprobs | None = None
@@ -209,7 +209,7 @@ class News:
 
 
 def is_last(answer: Answer) -> bool:
-    """Return whether this answer is the last. Raises the answer's error."""
+    """Raises the answer's error."""
     if isinstance(answer, int):
         return False
     if answer.error:

@@ -26,9 +26,8 @@ Rows = tuple[np.ndarray | None, np.ndarray, np.ndarray | None]
 
 
 class StepHandle(NamedTuple):
-    """The caller gets `k` candidates of each output row, or all logits if `k` is 0. `computed` describes the
-    result that the step computes, which may have more candidates. `place` selects the memory for the results.
-    """
+    """The caller gets `k` candidates of each output row, or all logits if `k` is 0. `computed` is the step's
+    result, which may have more candidates. `place` selects the memory for the results."""
 
     n_outputs: int
     k: int

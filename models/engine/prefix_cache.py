@@ -36,8 +36,7 @@ class PrefixCache:
         self.prompt_tokens = self.shared_tokens = 0
 
     def match(self, tokens: Sequence[int]) -> list[Node]:
-        """Return the longest cached prefix of `tokens` from which a sequence can continue. The prefix
-        excludes the last token."""
+        """Return the longest cached prefix, without the last token, from which a sequence can continue."""
         path = list(self.tree.follow(self.tree.root, tokens, 0))
         while path and not (
             self.snapshots.resumes(path[-1]) and all([group.sees(path) for group in self.groups])
@@ -46,7 +45,7 @@ class PrefixCache:
         return path
 
     def holds(self, slot: int) -> bool:
-        """Return whether the slot has blocks. Blocks of idle slots can be evicted."""
+        """Blocks of idle slots can be evicted."""
         return self.groups[0].spans[slot].high > 0
 
     def begins_with(self, slot: int, path: list[Node]) -> bool:
@@ -54,7 +53,7 @@ class PrefixCache:
         return not n or (len(nodes) >= n and nodes[n - 1] is path[-1])
 
     def idle(self) -> list[int]:
-        """Return slots without a sequence, first the empty slots, then the others in order of release."""
+        """Return slots without a sequence, empty slots first, then by time of release."""
         return sorted(self._idle, key=lambda slot: (self.holds(slot), 0 if self.holds(slot) else slot))
 
     def resumable(self, slot: int) -> int:
@@ -156,7 +155,6 @@ class PrefixCache:
             group.move_window(slot, nodes, n_stored)
 
     def snapshot(self, slot: int, position: int) -> None:
-        """Store the recurrent state after `position` positions for later requests."""
         index = position // CELL_BLOCK - 1
         if position % CELL_BLOCK == 0 and 0 <= index < len(self.nodes[slot]):
             self.snapshots.keep(slot, position, self.nodes[slot][index])
@@ -202,8 +200,8 @@ class PrefixCache:
         return {group.pool.window: group.spans[slot].low * CELL_BLOCK for group in self.groups}
 
     def copy(self, source: int, target: int) -> list[Copy] | None:
-        """Make the target use the source's nodes, and allocate copies of the source's own blocks. Return the
-        copies to make, or None if no blocks are left."""
+        """Share the source's nodes, and allocate copies of the source's own blocks. Return the copies to make,
+        or None if no blocks are left."""
         was_idle = source in self._idle
         self._idle.pop(source, None)  # otherwise the copies might evict the source's blocks
         try:
@@ -245,7 +243,7 @@ class PrefixCache:
         self.snapshots.drop(slot)
 
     def _shorten(self, slot: int, n_nodes: int) -> None:
-        """Release nodes from index `n_nodes` on, the deepest first, so that a node is evicted before its
+        """Release nodes from index `n_nodes` on, the deepest first, so that children are evicted before their
         parent."""
         nodes = self.nodes[slot]
         for index in range(len(nodes) - 1, n_nodes - 1, -1):

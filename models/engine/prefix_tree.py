@@ -37,7 +37,6 @@ class PrefixTree:
             yield node
 
     def child(self, parent: Node, key: Key) -> Node:
-        """Return the child with this key, or add a new child."""
         node = parent.children.get(key)
         if node is None:
             node = parent.children[key] = Node(parent, key, self._n_groups)

@@ -6,7 +6,7 @@ import numpy as np
 
 from vkbackend.rope import RopeTable
 
-CACHE_NBYTES = 64 << 20  # tables up to this size are computed for all positions
+CACHE_NBYTES = 64 << 20  # up to this size, tables have all positions
 
 
 class RopeRows:

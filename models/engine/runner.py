@@ -34,8 +34,8 @@ from vkbackend.step import MAX_RUNS, Run, StepParams, cut_runs, n_single
 class Runner:
     """With `keep_values`, every intermediate tensor can be read after a step. `interleave` splits large
     micro-batches in two, so that one part computes while the other part's sums are exchanged. An `interleave`
-    of None means True for several physical devices. `group` has the nodes that run the model together, with
-    devices named NODE/DEVICE. `devices` are already open.
+    of None means True for several physical devices. `group` has the nodes of the model, with devices named
+    NODE/DEVICE. `devices` are already open.
 
     After loading, `options` has the final context length, shares and layers on devices. `prediction` has the
     expected times.
@@ -106,8 +106,7 @@ class Runner:
         masks: np.ndarray | None = None,
         summed: bool = False,
     ) -> TopK:
-        """Run a step and return the best `k` tokens of each output row, at most `max_top_k`. `MicroBatch`
-        describes `masks`."""
+        """Run a step and return the best `k` tokens of each output row, at most `max_top_k`."""
         assert 0 < k and outputs
         handle = self.launch(MicroBatch(tokens, runs, outputs, masks), Wanted(k, summed))
         ids, logits, log_sums = self.collect(handle)
@@ -168,8 +167,8 @@ class Runner:
         return self.mesh.recorded_step(kind)
 
     def compute(self, batch: MicroBatch, step: Step, tables: Mapping[str, np.ndarray] | None = None) -> None:
-        """Compute this node's part of a micro-batch. The runs name the recurrent states that they read and
-        write. `tables` has rows of cos and sin that replace this node's rows."""
+        """Compute this node's part of a micro-batch. The runs name their recurrent states. `tables` has rows
+        of cos and sin that replace this node's rows."""
         tokens, runs, outputs, masks = batch
         n_rows, mix = len(tokens), step.kind.mix
         half = step.kind.n_rows // 2 if step.kind.halves else 0
@@ -196,7 +195,7 @@ class Runner:
         return [Pool(t.n_blocks, t.window) if t else Pool(width * self.n_slots) for t in tables]
 
     def set_block(self, group: int, slot: int, index: int, block: int) -> None:
-        """Change a cell table from the next step on."""
+        """Change a cell table before the next step."""
         if (table := self._tables[group]) is not None:
             table.set(slot, index, block)
 
@@ -204,11 +203,10 @@ class Runner:
         copy_blocks(self.mesh.devices, self.kv, copies)
 
     def copy_state(self, source: int, target: int, n_stored: int) -> None:
-        """Copy the recurrent state after the first `n_stored` positions of the source."""
         copy_state(self.mesh.devices, self.kv, source, target, n_stored)
 
     def tell_of_compiling(self, tell: Callable[[], None]) -> None:
-        """Make devices call `tell`, in any thread, each time that a step has waited for a pipeline."""
+        """Make devices call `tell`, in any thread, after a step has waited for a pipeline."""
         for device in self.mesh.devices:
             device.compiled = tell
 
@@ -225,7 +223,6 @@ class Runner:
         return self.kv.states.slots if self.kv.states else None
 
     def resumable(self, n_stored: int) -> int:
-        """Return the first position at which a sequence with `n_stored` positions can continue."""
         return self.kv.resumable(n_stored)
 
     def resume_at(self, slot: int, position: int) -> int:
@@ -240,8 +237,8 @@ class Runner:
         return memory_report(self.mesh, self._free_before, self.group)
 
     def reduce_stats(self) -> tuple[int, float]:
-        """Return the number of all-reduces and their seconds, from the last writer's end to the release of
-        the readers."""
+        """Return the number of all-reduces and their seconds, from the last write to the release of the
+        readers."""
         return self.mesh.relay.n_reduces, self.mesh.relay.reduce_s
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from vkbackend.models.placement.kv_cache import CellTable
 
 FORMAT, VERSION = "vkbackend.state", "1"
-MAX_HEADER_NBYTES = 1 << 20  # 2,048 caches in 1,024 layers take 0.4 MiB.
+MAX_HEADER_NBYTES = 1 << 20  # The caches of 1,024 layers need 0.4 MiB.
 _DTYPES = {  # Names in the header and in numpy. Quantized blocks are stored as bytes.
     "f32": ("F32", "<f4"),
     "f16": ("F16", "<f2"),
@@ -161,7 +161,7 @@ def _check_file(path: Path) -> None:
 def _check(
     runner: Runner, file: Any, path: str | os.PathLike[str], content: SlotContent
 ) -> tuple[int, int, list[int], int]:
-    """Return (first, last, tokens, resumable). Raises StateError unless the file is complete and fits."""
+    """Return (first, last, tokens, resumable). Raises StateError unless the file fits."""
     meta = file.metadata() or {}
     if (kind := (meta.get("format"), meta.get("version"))) != (FORMAT, VERSION):
         raise StateError(
@@ -244,13 +244,12 @@ def _states(runner: Runner) -> Iterator[tuple[str, Weight]]:
 
 
 def _begin(window: int, resumable: int, first: int, last: int) -> int:
-    """Return the first of positions `first` to `last` - 1 that has K and V in a layer with this window."""
+    """Return the first position that has K and V in a layer with this window."""
     return min(max(first, resumable - window + 1), last - 1) if window and resumable else first
 
 
 def _resumable(runner: Runner, content: SlotContent, first: int, last: int, saved: int) -> int:
-    """Return `content.resumable` after positions `first` to `last` - 1 are loaded. `saved` is the file's
-    `resumable`."""
+    """Return `content.resumable` after loading. `saved` is the file's `resumable`."""
     return max(content.resumable if first else 0, saved, runner.resumable(last))
 
 

@@ -1,7 +1,7 @@
 """Assigns requests to slots, and chooses the rows of the next step.
 
-A request skips its cached prefix. If no cache block is left, the youngest request is preempted and runs again
-later.
+A request skips its cached prefix. Without a free cache block, the youngest request is preempted and runs
+again later.
 """
 
 from __future__ import annotations
@@ -67,8 +67,7 @@ class RowsLeft:
 
 
 class Scheduler:
-    """A step has at most `n_ubatch` rows and `max_outputs` rows with logits. `resume_at` and `copy_blocks`
-    are methods of the runner."""
+    """A step has at most `n_ubatch` rows and `max_outputs` rows with logits."""
 
     def __init__(
         self,
@@ -104,8 +103,7 @@ class Scheduler:
         return self.contents[slot]
 
     def admit(self) -> None:
-        """Start waiting requests while slots and blocks are free. If a device fails, the request remains in
-        the queue."""
+        """If a device fails, the request remains in the queue."""
         while self.free and not self._is_blocked and (first := self.waiting.pop(self.free)) is not None:
             is_in = False
             try:
@@ -201,7 +199,7 @@ class Scheduler:
         the budget allows no rows for its prompt.
         """
         line = sorted([s for s in self.running if not (s.is_paused or s.in_flight)], key=_turn)
-        computed: set[object] = set()  # keys of the prompt blocks that steps in flight compute
+        computed: set[object] = set()  # keys of blocks that steps in flight compute
         if n_steps > 1:
             in_flight = [s for s in self.running if s.in_flight]
             computed.update(self._next_key(s) for s in in_flight if s.n_wanted > 1)
@@ -220,7 +218,7 @@ class Scheduler:
         batch: Batch = []
         for sequence in line:
             if sequence.slot < 0:
-                continue  # another sequence has preempted this one
+                continue  # another sequence has preempted this sequence
             decodes = sequence.n_wanted == 1
             left.n_decode -= decodes
             if not decodes and not self._moves_on(sequence, computed):

@@ -30,7 +30,7 @@ class Sequence:
     known_slot: int = -1  # The slot in the last event to the caller.
     n_given: int = 0  # Rows of logits that the caller has.
     is_over: bool = False
-    is_paused: bool = False  # its caller does not read answers
+    is_paused: bool = False  # its caller reads no answers
     in_flight: bool = False
     prompt_n: int = 0
     prompt_s: float = 0.0
@@ -58,13 +58,12 @@ class Sequence:
 
     @property
     def sharable(self) -> int:
-        """Return how many leading positions may come from the cache. The last position must be computed. For
-        `Logits`, every position whose logits the caller lacks must be computed."""
+        """Return how many leading positions may come from the cache. The last position must be computed, and
+        for `Logits` every position whose logits the caller lacks."""
         return len(self.tokens) - 1 if isinstance(self.request, Generate) else self.n_given
 
     def n_outputs(self, n: int) -> int:
-        """Return how many of the next `n` rows need logits. `Logits` needs the rows that the caller lacks.
-        `Generate` needs only the row of the last token."""
+        """`Logits` needs the rows that the caller lacks. `Generate` needs only the row of the last token."""
         if isinstance(self.request, Logits):
             return max(0, self.n_stored + n - max(self.n_stored, self.n_given))
         return int(n == self.n_wanted)

@@ -18,7 +18,7 @@ class SlotRequests:
         self._runner, self._cache, self._scheduler = runner, cache, scheduler
 
     def run(self, request: SaveState | LoadState | CopySlot | EraseSlot) -> tuple[int, ...]:
-        """Return the tokens of the slot. Raises InvalidArgument, StateError and the errors of devices."""
+        """Return the slot's tokens. Raises InvalidArgument, StateError and the errors of devices."""
         check_slot(request.slot, self._runner.n_slots)
         content = self._scheduler.content(request.slot)
         if isinstance(request, SaveState):

@@ -37,13 +37,13 @@ class Snapshots:
         return self._states is None or node.state is not None
 
     def keep(self, slot: int, position: int, node: Node) -> None:
-        """Move the slot's snapshot at `position`, the node's end, to the node."""
+        """Move the slot's snapshot at `position` to the node."""
         if self._states and node.state is None and (cell := self._states.take(slot, position)) is not None:
             node.state = cell
             self._nodes[node] = None
 
     def lend(self, slot: int, position: int, node: Node) -> None:
-        """Make the slot's next run begin at `position`, the node's end, with the node's state."""
+        """Make the slot's next run begin at `position` with the node's state."""
         if self._states:
             assert node.state is not None
             self.lent[slot] = node
@@ -55,7 +55,7 @@ class Snapshots:
             self._states.drop(slot)
 
     def spare(self) -> int | None:
-        """Remove the least recently used state from its node. Return its cell, or None if all states are
+        """Take the least recently used state from its node. Return its cell, or None if all states are
         lent."""
         lent = set(self.lent.values())
         node = next((node for node in self._nodes if node not in lent), None)

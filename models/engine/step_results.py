@@ -21,8 +21,8 @@ class StepResults:
         self._stores_always = any(pool.window for pool in runner.pools) or runner.states is not None
 
     def take(self, batch: Batch, rows: Rows, cost: StepCost, news: News) -> list[Sequence]:
-        """Choose the sequences' next tokens from the step's output rows, and add the answers to `news`.
-        Return the sequences that have ended."""
+        """Choose the next tokens from the step's output rows, and add the answers to `news`. Return the
+        sequences that have ended."""
         over: list[Sequence] = []
         drawing: list[Sequence] = []
         draw_rows: list[int] = []
