@@ -1,4 +1,4 @@
-"""Sends calls from node 0 to the other nodes, and their replies to node 0 (node_messages.py)."""
+"""Sends calls from node 0 to the other nodes, and their replies to node 0."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from vkbackend.meta.transport import Lane, Transport
 from vkbackend.models.hosts import node_messages
 
 JOIN_S = 120.0  # Time to open devices and read the model's header.
-RECORD_S = 900.0  # Time to record and compile a step, while heartbeats show that a node is alive.
-MAX_REPLY_NBYTES = 1 << 20  # Limit in bytes for replies while nodes join.
+RECORD_S = 900.0  # Time to record and compile a step, while heartbeats arrive.
+MAX_REPLY_NBYTES = 1 << 20  # Limit in bytes while nodes join.
 
 
 class Calls:
@@ -31,7 +31,7 @@ class Calls:
         return self.transport.names
 
     def tell(self, call: Any) -> None:
-        """Send a call to every other node. Raises DeviceLost if the group is broken."""
+        """Raises DeviceLost if the group is broken."""
         if self.lost:
             raise DeviceLost(f"{self.lost}; open the model again")
         data = node_messages.encode(call)

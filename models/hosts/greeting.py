@@ -15,8 +15,8 @@ GREET_S = 60.0
 
 
 def greet(transport: Transport, secret: bytes) -> None:
-    """Check that all nodes know the secret. Every node calls this. Raises DeviceLost for a node without the
-    secret, and Timeout for a node that does not answer."""
+    """Check, on every node, that all nodes know the secret. Raises DeviceLost for a node without the secret,
+    and Timeout for a node that does not answer."""
     if transport.rank:
         _answer(transport, secret)
         return
@@ -49,6 +49,6 @@ def _receive(transport: Transport, node: int, nbytes: int) -> bytes:
 
 
 def _mac(secret: bytes, role: bytes, node: int, first: bytes, second: bytes) -> bytes:
-    """Return a message authentication code (MAC). `first` is node 0's nonce. Role and node give each MAC a
-    single use."""
+    """Return a message authentication code (MAC). `first` is node 0's nonce. Role and node restrict the MAC
+    to one use."""
     return hmac.digest(secret, role + node.to_bytes(4, "big") + first + second, "sha256")

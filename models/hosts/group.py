@@ -23,8 +23,8 @@ from vkbackend.models.hosts.joining import Joining
 
 
 class Group(Calls):
-    """With `pulse`, the node sends heartbeats and watches other nodes' heartbeats. Threads of one process
-    need no `pulse`. `where` is a text with this node's interface and ports."""
+    """With `pulse`, the node sends heartbeats and watches other nodes' heartbeats. Nodes in threads of one
+    process need no `pulse`. `where` is a text with this node's interface and ports."""
 
     def __init__(self, transport: Transport, *, pulse: bool = True, where: str = "") -> None:
         super().__init__(transport)
@@ -37,7 +37,7 @@ class Group(Calls):
         return self.joining.hosts
 
     def loaded(self, mesh: Mesh) -> None:
-        """Wait until every node has loaded its part. Node 0 can then access all devices."""
+        """Wait until every node has loaded its part. Node 0 then has access to all devices."""
         self.joining.compare_providers(mesh.provider.name if mesh.provider else "nothing")
         self.transport.meet("the others to load the model", RECORD_S)
         if self.leads:
@@ -61,7 +61,7 @@ class Group(Calls):
         self.transport.meet("the others to record a step", RECORD_S)
 
     def step(self, batch: MicroBatch, wanted: Wanted, tables: Mapping[str, np.ndarray] | None = None) -> None:
-        """Run a step on the other nodes. `tables` has rows of cos and sin for them."""
+        """`tables` has rows of cos and sin for the other nodes."""
         self.tell(node_messages.Step.of(batch, wanted, tables))
 
     def write(self, device: int, name: str, offset: int, data: np.ndarray) -> None:
@@ -107,7 +107,7 @@ class Group(Calls):
         self.transport.close()
 
     def close(self) -> None:
-        """On node 0, end an intact group."""
+        """End the group from node 0, unless the group is broken."""
         if self.leads and not self.lost and not self._ended:
             self._ended = True
             self.tell(node_messages.End())

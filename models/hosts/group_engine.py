@@ -14,7 +14,7 @@ from vkbackend.models.options import Options
 
 
 class GroupEngine(RemoteEngine):
-    """An engine in node 0's process. Starts the nodes of `options.hostfile`, and names the node in errors."""
+    """An engine in node 0's process, which starts the nodes of `options.hostfile`. Errors name the node."""
 
     def __init__(self, options: Options, channel: Channel) -> None:
         assert options.hostfile is not None

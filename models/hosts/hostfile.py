@@ -109,7 +109,7 @@ def is_private(address: str) -> bool:
 
 
 def secret_of(path: str) -> bytes:
-    """Raises InvalidArgument if users other than the owner may read the file."""
+    """Raises InvalidArgument if other users may read the file."""
     try:
         file = Path(path)
         if (mode := file.stat().st_mode & 0o077) or not 16 <= file.stat().st_size <= 4096:

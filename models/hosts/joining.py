@@ -1,5 +1,5 @@
 """Nodes load one model together. Each node opens its own devices, and creates placeholders for other nodes'
-devices. Node 0 decides the layout. Nodes compare the values that must be equal before loading."""
+devices. Node 0 decides the layout. Before loading, nodes compare the values that must be equal."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ def place_of(word: str, n_nodes: int) -> tuple[int, str]:
 
 
 class Joining:
-    """`hosts` has the node of each device. If `sends_tables`, node 0 sends its rows of cos and sin, because
-    other nodes round differently."""
+    """`hosts` has the node of each device. If `sends_tables`, node 0 sends its rows of cos and sin."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls, self.hosts = calls, Hosts(calls.transport, ())
@@ -98,7 +97,7 @@ class Joining:
         return cards, free
 
     def settled(self, options: Options) -> Options:
-        """Return options with the shares and layers that node 0 decided."""
+        """Return options with node 0's shares and layers."""
         if self.leads:
             return options
         call = self._calls.expect(node_messages.Settle, RECORD_S)

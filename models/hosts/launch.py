@@ -36,7 +36,7 @@ KILL_S = 3.0  # Time for the process manager to end all processes.
 # its last message. The process manager ends all nodes except one that SIGSTOP has stopped.
 END_S = 8.0
 ENDED = "this node leaves the group"
-SECRET = "VKBACKEND_GROUP_SECRET"  # Used without a secret file.
+SECRET = "VKBACKEND_GROUP_SECRET"  # has the secret if nodes share no file
 # Variables with these prefixes are passed to other nodes. Each node chooses its own drivers.
 PASSED = ("VKBACKEND_", "DEBUG", "COLUMNS", "UCX_", "MPIR_", "FI_", "PYTHONFAULTHANDLER")
 # mpiexec's lines about a process that ended begin with these words.
@@ -83,7 +83,7 @@ class GroupProcess:
     def _accept(self, listener: socket.socket) -> Connection:
         listener.settimeout(0.2)
         manual = self._hosts.launcher == "manual"
-        # A person who types the commands has no limit.
+        # A person types the commands, so no time limit applies.
         deadline = time.monotonic() + (1e9 if manual else START_S)
         while True:
             with suppress(TimeoutError):
@@ -106,7 +106,7 @@ class GroupProcess:
         return environment
 
     def command(self, environment: dict[str, str], leads: Sequence[str] = ()) -> list[str]:
-        """`leads` is a module with arguments that node 0 runs instead of the engine."""
+        """Node 0 runs the module and arguments `leads` instead of the engine."""
         hosts = self._hosts
         beside = Path(sys.executable).parent / "mpiexec"
         mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
@@ -144,7 +144,6 @@ class GroupProcess:
         return words + rest
 
     def _listen(self) -> None:
-        """Copy all output to stderr, and store the last lines for errors."""
         assert self._process is not None and self._process.stdout is not None
         to_type = iter(self._hosts.hosts)
         for line in self._process.stdout:

@@ -48,8 +48,8 @@ class Open(_Call):
 
 
 class Measure(_Call):
-    """Measure devices and network, before Open. A node replies with its devices' cards and speeds, then a
-    Place, then exchanges of `sizes` bytes."""
+    """Measure devices and network, before Open. A node replies with its cards and speeds, then a Place, then
+    exchanges of `sizes` bytes."""
 
     devices: Annotated[list[Name], Meta(max_length=MAX_SLOTS)]
     sizes: Annotated[list[Annotated[int, Meta(ge=4, le=PIECE_NBYTES)]], Meta(max_length=16)]
@@ -74,8 +74,6 @@ class Settle(_Call):
 
 
 class Record(_Call):
-    """Record steps of this `StepKind`."""
-
     n_rows: Annotated[int, Meta(ge=1, le=MAX_ROWS)]
     n_outputs: Annotated[int, Meta(ge=0, le=MAX_ROWS)]
     mix: Annotated[int, Meta(ge=1, le=3)]
@@ -204,7 +202,7 @@ class CardData(Struct, forbid_unknown_fields=True):
 
 
 class Cards(Struct, forbid_unknown_fields=True):
-    """Cards by the device's number in the group, and free host memory in bytes."""
+    """Cards by the device's number in the group, and free host bytes."""
 
     devices: Annotated[dict[Device, CardData], Meta(max_length=MAX_SLOTS)]
     host_free: U63 | None = None

@@ -1,6 +1,6 @@
 """The process of one node, which MPI starts with `python -m vkbackend.models.hosts.rank`.
 
-Node 0's process has the engine, and a socket to its caller. The other nodes follow node 0.
+Node 0's process has the engine, and a socket to its caller.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def end_after_the_cause() -> None:
     ended. The process manager names the first process that ended, which should be the cause.
 
     The handler is glibc's `sleep`, which takes the signal's number as seconds (SIGABRT 6, SIGBUS 7, SIGSEGV
-    11). Then the same fault ends the process. Before that, the process manager has ended the other nodes,
-    within milliseconds.
+    11). Then the same fault ends the process. The process manager ends the other nodes within milliseconds,
+    before the sleep is over.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "sysv_signal"):
@@ -98,7 +98,7 @@ def end_after_the_cause() -> None:
 
 
 def force_interface(interface: str | None, address: str) -> None:
-    """Make MPI use this network interface. Otherwise MPI may choose Wi-Fi."""
+    """Make MPI use this network interface, because MPI may choose Wi-Fi."""
     if interface is None:
         raise InvalidArgument(
             f"this node has no address {address}; name it as the hostfile does, or its interface"

@@ -22,8 +22,8 @@ N_MEASURED = 30  # exchanges of each size
 
 
 class Survey(NamedTuple):
-    """The caller closes `devices`. `where` has each node's interface and ports. `times` maps a node to the
-    median seconds of an exchange with node 0, for each size."""
+    """The caller closes `devices`. `where` has each node's interface and ports. `times` has each node's
+    median seconds of an exchange with node 0, by size."""
 
     devices: list[Device]
     where: list[str]
@@ -49,7 +49,6 @@ def answer_survey(group: Group, call: node_messages.Measure) -> None:
 def time_reduces(
     group: Group, places: Sequence[str], nbytes: int, how: ReduceOptions, repeats: int
 ) -> ReduceTime:
-    """Call `meta.bench.time_reduce` on all nodes, from node 0."""
     ways = how.reduce_type, how.reduce_provider, how.submit_ahead
     call = node_messages.Reduces(list(places), nbytes, repeats, *ways)
     group.tell(call)
