@@ -23,15 +23,15 @@ from vkbackend.ops import CELL_BLOCK
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """The caches of a layer that does not read another layer's caches. `arrays` has (name, head size, type)
-    of K, V and index keys."""
+    """The caches of a layer with its own caches. `arrays` has (name, head size, type) of K, V and index
+    keys."""
 
     layer: int
     spec: KVSpec
     arrays: tuple[tuple[str, int, str], ...]
     heads: Ranges
     width: int  # Blocks of CELL_BLOCK cells for all positions of a slot.
-    ring: int  # Blocks that a slot needs at the same time.
+    ring: int  # Blocks that a slot needs at once.
     n_blocks: int
     n_slots: int
     home: Home
@@ -54,7 +54,7 @@ class CachePlan:
 def plan_caches(
     specs: Sequence[MemorySpec], plans: Sequence[Plan], homes: Sequence[Home], options: Options
 ) -> list[CachePlan]:
-    """Return the plans of all layers with their own caches, in order.
+    """Return the plans of layers with their own caches.
 
     Raises InvalidArgument if a head's size is not a multiple of the type's block, because splits are between
     heads.
@@ -95,7 +95,7 @@ def blocks_per_slot(window: int, options: Options) -> int:
 
 
 def n_blocks(ring: int, options: Options) -> int:
-    """Return the number of blocks of all slots. Raises InvalidArgument if one sequence needs more."""
+    """Raises InvalidArgument if one sequence needs more blocks than all slots have."""
     most, whole = ring * options.n_slots, blocks_per_slot(0, options)
     if options.kv_cells is None or ring < whole:
         return most

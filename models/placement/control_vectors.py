@@ -23,7 +23,7 @@ def read_control_vectors(
     files: Sequence[tuple[str, float]], n_layer: int, n_embd: int, layers: tuple[int, int] | None = None
 ) -> dict[int, np.ndarray]:
     """Return the sum of scale times direction for each of `layers` (first, last, both included), f32
-    [n_embd]. Raises GGUFError for an unsuitable file, and InvalidArgument for layers outside the model."""
+    [n_embd]. Raises GGUFError, and InvalidArgument for layers outside the model."""
     first, last = layers or (1, n_layer - 1)
     if not 0 <= first <= last < n_layer:
         raise InvalidArgument(

@@ -32,8 +32,8 @@ def cost_function(
     """Return a function from shares (one per device, in any unit) to the cost of this split.
 
     Devices without a share are left out. All-reduces are traced once per set of devices with a share. Scratch
-    memory is traced only once, because this takes seconds for a large model. The largest scratch size of the
-    devices is used. With fewer devices, this size grows in proportion.
+    memory is traced only once, because tracing a large model takes seconds. The largest scratch size of a
+    device is used, and grows in proportion with fewer devices.
     """
     traced: dict[tuple[bool, ...], list[Reduce]] = {}
     stages = stages_of(options, len(limits))
@@ -67,7 +67,7 @@ def cost_function(
 
 
 def stages_of(options: Options, n: int) -> tuple[Hashable, ...]:
-    """Return a label for each device. Devices with equal labels compute at the same time."""
+    """Devices with equal labels compute at the same time."""
     if options.split_mode == "layer":
         return tuple(range(n))
     return (options.split_mode == "hosts" and options.hosts) or (0,) * n

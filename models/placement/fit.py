@@ -61,7 +61,7 @@ def budgets_of(devices: Sequence[Device]) -> list[Budget]:
 
 
 def host_budgets(devices: Sequence[Device]) -> list[Budget]:
-    """Return a budget per host with known free memory, for its devices' memory on the host."""
+    """Return a budget per host with known free memory."""
     members: dict[str, list[int]] = {}
     for d, device in enumerate(devices):
         members.setdefault(device.host, []).append(d)
@@ -86,8 +86,6 @@ def host_free_nbytes() -> int | None:
 
 
 def sizes_with(model: Model, types: Mapping[str, str], devices: Sequence[Device], steps: StepSizes) -> Sizes:
-    """Return a function from options to bytes on each device."""
-
     def sizes_of(changed: Options) -> list[Held]:
         layout = lay_out(model, types, len(devices), changed)
         return allocations(layout, devices, steps, changed.reduce_provider)
@@ -109,7 +107,7 @@ def unreadable(sizes: Sequence[Held], budgets: Sequence[Budget]) -> tuple[Budget
 
 
 def check_fit(devices: Sequence[Device], options: Options, sizes_of: Sizes, n_layer: int) -> None:
-    """Raise OutOfDeviceMemory, with the smallest change that would fit, if the layout does not fit."""
+    """If the layout does not fit, raise OutOfDeviceMemory with the smallest change that would fit."""
     budgets = budgets_of(devices) + host_budgets(devices)
     planned = sizes_of(options)
     full = shortfall(planned, budgets)
@@ -137,7 +135,7 @@ def check_fit(devices: Sequence[Device], options: Options, sizes_of: Sizes, n_la
 def with_fitting_layers(
     devices: Sequence[Device], options: Options, sizes_of: Sizes, n_layer: int
 ) -> Options:
-    """Put as many layers as fit on the devices, without checking the host."""
+    """Put as many layers as fit on the devices. The host is not checked."""
     most = n_layer + 1  # the output counts as a layer
     n = most_layers(most, options, sizes_of, budgets_of(devices))
     return replace(options, n_gpu_layers=None if n == most else n)

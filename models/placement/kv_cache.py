@@ -1,9 +1,9 @@
 """Addresses the cells of the KV cache through tables, so that any block may hold a slot's positions.
 
 A position's cell is table[slot][position // B] * B + position % B, with blocks of B cells. Layers with the
-same number of blocks per slot share a table. At first every slot has consecutive blocks. Blocks that hold
-less than the context are a ring of the newest positions. Later the prefix cache may assign any block to any
-slot.
+same number of blocks per slot share a table. At first every slot has consecutive blocks. If a slot's blocks
+hold less than the context, the blocks are a ring of the newest positions. Later the prefix cache may assign
+any block to any slot.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class CellTable:
 
     def __init__(self, stores: Stores, plan: CachePlan) -> None:
         self._stores, self.ring, self.n_blocks = stores, plan.ring, plan.n_blocks
-        self.window = plan.window  # the widest window of its layers
+        self.window = plan.window
         index = np.arange(plan.width, dtype=np.uint32) % plan.ring
         slots = np.arange(plan.n_slots, dtype=np.uint32)[:, None]
         self.table = (slots * plan.ring + index) % np.uint32(plan.n_blocks)
@@ -57,8 +57,8 @@ class CellTable:
 
 
 class KVCache:
-    """`own` has the caches of layers that do not read another layer's cache. `layers` has the cache or
-    recurrent state that each layer reads."""
+    """`own` has the caches of layers with their own cache. `layers` has the cache or recurrent state that
+    each layer reads."""
 
     def __init__(self, stores: Stores, layout: Layout, options: Options) -> None:
         self.plans = layout.caches
@@ -98,8 +98,8 @@ class KVCache:
             table.flush()
 
     def resumable(self, n_stored: int) -> int:
-        """Return the first position at which a sequence with `n_stored` positions can continue. A row at this
-        position attends only to positions that are still in the rings."""
+        """Return the first position at which a sequence can continue. A row there attends only to positions
+        that are still in the rings."""
         first = 0
         for plan in self.plans:
             if n_stored > (capacity := self.tables[plan.ring].capacity):

@@ -58,7 +58,7 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
     specs = model.weights()
     homes, plans, output_plan = _override(specs, options, plans, output_plan, layers, n_devices)
     plans = heads_of_owners(plans, kv)
-    on_devices = options.n_gpu_layers  # "auto" means all layers here; fit.py finds the number
+    on_devices = options.n_gpu_layers  # "auto" means all layers here
     first_on_device = max(0, model.n_layer + 1 - on_devices) if isinstance(on_devices, int) else 0
     loads = []
     for spec in specs:
@@ -82,7 +82,6 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
 def memories(
     layout: Layout, caches: Mapping[int, LayerCache], states: Mapping[int, LayerState]
 ) -> list[LayerMemory]:
-    """Return the cache or recurrent state that each layer reads."""
     by_layer: list[LayerMemory] = []
     for il, owner in enumerate(layout.cache_owners):
         if il in states:
@@ -213,7 +212,7 @@ def _compile(text: str) -> re.Pattern[str]:
 
 
 def weight_nbytes(load: Load, device: int) -> int:
-    """Return the bytes on a device, or 0 for a shared host table."""
+    """Return 0 for a shared host table."""
     if load.shared:
         return 0
     cuts = expert_slices(load, device) if len(load.shape) == 3 else slices_of(load, device)

@@ -43,8 +43,7 @@ class Held:
 def allocations(
     layout: Layout, devices: Sequence[Device], steps: StepSizes, reduce_provider: str = "auto"
 ) -> list[Held]:
-    """Return the bytes that each device will hold, from properties of the devices. `items` counts all copies
-    of weights as `weights`."""
+    """`items` counts all copies of weights as `weights`."""
     report = [Held(largest_cache=largest_cache(layout, d)) for d in range(len(devices))]
     slots = slots_nbytes(reduce_provider, devices, steps.slot)
     for d, (device, held) in enumerate(zip(devices, report, strict=True)):

@@ -2,8 +2,8 @@
 
 A recurrent state summarizes all earlier positions and cannot be truncated, so a slot keeps snapshots of
 earlier states. A snapshot needs no copy, because the next step reads the state's cell and writes another
-cell. A slot takes a snapshot before every step of several rows, and before the first single-row step
-afterwards. A full slot replaces its oldest snapshot.
+cell. A slot takes a snapshot before every step of several rows, and before the first single-row step after
+such a step. Beyond `n_snapshots`, the oldest snapshot is replaced.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from vkbackend.step import Run
 
 @dataclass(frozen=True, slots=True)
 class StatePlan:
-    """A layer's recurrent state. `units` has each device's range by dimension, and `n_cells` counts the cells
-    of all slots."""
+    """A layer's recurrent state. `units` has each device's range by dimension. `n_cells` counts all slots'
+    cells."""
 
     layer: int
     spec: StateSpec
@@ -77,8 +77,6 @@ class RecurrentState:
 
 
 class SlotStates:
-    """Tracks the cell of each slot's state by position."""
-
     def __init__(self, n_slots: int, n_snapshots: int) -> None:
         self._free = list(range(n_slots * (1 + n_snapshots) - 1, n_slots - 1, -1))
         self._most = n_snapshots
@@ -98,7 +96,6 @@ class SlotStates:
         return max(at for at in known if at <= position)
 
     def cell(self, slot: int, position: int) -> int:
-        """Return the cell with the state after `position` positions, which `resume_at` has returned."""
         if position == self._positions[slot] and position:
             return self._cells[slot]
         if position == self._lent.get(slot, (-1, -1))[0]:
@@ -132,7 +129,7 @@ class SlotStates:
         return read, self._cells[slot]
 
     def put(self, slot: int, position: int) -> int:
-        """Return the cell into which the caller writes the state after `position` positions."""
+        """Return the cell for the state after `position` positions, which the caller writes."""
         self._drop(slot, -1)
         self._positions[slot], self._was_long[slot] = position, True
         return self._cells[slot]

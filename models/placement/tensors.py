@@ -31,7 +31,7 @@ class FileSource:
         return widened(cut, info.type) if spec.widened else cut
 
     def file(self, name: str) -> tuple[np.ndarray, int]:
-        """Return (bytes of the mapped file, offset of the weight), for a weight with an `offset_in_file`."""
+        """Return (bytes of the mapped file, offset). The weight must have an `offset_in_file`."""
         spec = self._specs[name]
         info, offset = spec.tensor(self._gguf), offset_in_file(self._gguf, spec)
         assert info is not None and offset is not None
@@ -39,8 +39,8 @@ class FileSource:
 
 
 def offset_in_file(gguf: GGUF, spec: WeightSpec) -> int | None:
-    """Return a weight's offset in the file. Return None if the offset is not a multiple of 4, or if devices
-    need another form of the weight."""
+    """Return a weight's offset in the file, or None if devices need another form of the weight or the offset
+    is not a multiple of 4."""
     info = spec.tensor(gguf)
     if info is None or not gguf.mapped or (spec.widened and info.type != "f32"):
         return None

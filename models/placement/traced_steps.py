@@ -67,7 +67,7 @@ def step_sizes(
     shape: StepShape,
     reuse: bool = True,
 ) -> StepSizes:
-    """Return the memory that steps need besides weights and caches. With `reuse`, values share memory."""
+    """Return the memory of steps besides weights and caches. With `reuse`, values share memory."""
     devices, build = _traced(model, layout, limits)
     n = repeating(layers_of(layout, devices)) if reuse else model.n_layer
     short = _traced(model, layout, limits, n)[1] if n < model.n_layer else None
@@ -77,7 +77,7 @@ def step_sizes(
 def token_recordings(
     model: Model, layout: Layout, options: Options, limits: Sequence[Limits], shape: StepShape
 ) -> list[Recording]:
-    """Record a step of one token on each device, with all programs but without repeated layers."""
+    """Record a step of one token on each device, without repeated layers."""
     devices, _ = _traced(model, layout, limits)
     build = _traced(model, layout, limits, repeating(layers_of(layout, devices)))[1]
     inputs = [shape.unplaced(d) for d in range(len(devices))]
@@ -93,8 +93,8 @@ REPEATS = 3
 
 
 def repeating(layers: Sequence[object]) -> int:
-    """Return how many of the first layers represent the model. They contain every pair of neighbouring layers
-    up to REPEATS times, and end with the model's last kind of layer."""
+    """Return how many of the first layers represent the model. These layers contain every pair of
+    neighbouring layers up to REPEATS times, and end with the same kind of layer as the model."""
     pairs = list(pairwise(layers))
     missing = Counter({pair: min(count, REPEATS) for pair, count in Counter(pairs).items()})
     for n, pair in enumerate(pairs, 2):
@@ -105,8 +105,7 @@ def repeating(layers: Sequence[object]) -> int:
 
 
 def layers_of(layout: Layout, devices: Sequence[Device]) -> list[object]:
-    """Describe each layer by its caches and its weights' shapes on each device. Repeated layers have equal
-    descriptions."""
+    """Describe each layer by its caches and its weights' shapes. Repeated layers have equal descriptions."""
     parts: list[list[object]] = [[] for _ in layout.plans]
     for load in layout.loads:
         if (il := layer_of(load.name)) is not None:
@@ -140,7 +139,6 @@ def trace_reduces(
 def _traced(
     model: Model, layout: Layout, limits: Sequence[Limits], n_layer: int | None = None
 ) -> tuple[list[NullDevice], Build]:
-    """Return devices without memory, and the builder of a step of the first `n_layer` layers."""
     devices = [NullDevice(f"traced.{d}", limit) for d, limit in enumerate(limits)]
     places = [_Places() for _ in devices]
     weights = Weights({load.name: _weight(load, devices, places) for load in layout.loads})
@@ -149,7 +147,7 @@ def _traced(
 
 
 class _Places:
-    """Places weights without memory, in loading order, so that products of neighbours can be fused."""
+    """Places weights without memory, in loading order, so that products of neighbours are fused."""
 
     def __init__(self) -> None:
         self._buffer, self._end = nowhere(Home.WEIGHTS, "traced"), 0
