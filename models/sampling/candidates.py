@@ -58,8 +58,7 @@ class Candidates:
 
 
 def best(scores: np.ndarray, n: int) -> np.ndarray:
-    """Return the ids of the n highest scores [n_vocab], best first, on ties the lower id first. n is
-    1..n_vocab."""
+    """Return the ids of the n highest scores [n_vocab], best first, on ties the lower id first."""
     threshold = np.partition(scores, len(scores) - n)[len(scores) - n]
     ids = np.flatnonzero(scores >= threshold)
     return ids[np.argsort(-scores[ids], kind="stable")[:n]]

@@ -11,7 +11,7 @@ from vkbackend.models.sampling.candidates import Candidates, best
 
 
 def top_k(c: Candidates, k: int) -> None:
-    """Keep the k most likely tokens (Fan et al. 2018, arXiv:1805.04833). On ties the lower id is better."""
+    """Keep the k most likely tokens (Fan et al. 2018, arXiv:1805.04833). On ties, lower ids come first."""
     if c.whole and not c.ordered and k < len(c):
         c.keep(best(c.scores, k))
         c.ordered = True
@@ -43,7 +43,7 @@ def min_p(c: Candidates, p: float) -> None:
 
 def typical(c: Candidates, p: float) -> None:
     """Keep the tokens whose surprise, -log(probability), is nearest to the entropy, until their probabilities
-    exceed p in sum (locally typical sampling, Meister et al. 2022, arXiv:2202.00666)."""
+    sum to more than p (locally typical sampling, Meister et al. 2022, arXiv:2202.00666)."""
     q = c.probabilities()
     with np.errstate(divide="ignore"):
         surprise = -np.log(q)
@@ -62,7 +62,7 @@ def top_n_sigma(c: Candidates, n: float) -> None:
 
 
 def xtc(c: Candidates, probability: float, threshold: float, random: np.random.Generator) -> None:
-    """With a chance of `probability`, remove all tokens of at least the probability `threshold` except the
+    """With a chance of `probability`, remove all tokens whose probability is at least `threshold`, except the
     least likely ("exclude top choices", p-e-w, github.com/oobabooga/text-generation-webui/pull/6335)."""
     if len(c) < 2 or random.random() > probability:
         return
@@ -81,14 +81,14 @@ def temperature(c: Candidates, t: float) -> None:
         c.order()
         c.keep(slice(1))
     else:
-        # Subtract the best score first, so that a tiny temperature cannot make it infinite.
+        # Subtract the best score first, so that a tiny temperature gives no infinite score.
         c.scores = (c.scores - c.peak) / t
 
 
 def dynamic_temperature(c: Candidates, t: float, spread: float, exponent: float) -> None:
     """Choose a temperature from t - spread, if one token is certain, to t + spread, if all are equally
-    likely. In between, it depends on (entropy / largest possible entropy) ** exponent (kalomaze, llama.cpp
-    pull request 4972)."""
+    likely. In between, the temperature depends on (entropy / largest possible entropy) ** exponent (kalomaze,
+    llama.cpp pull request 4972)."""
     if len(c) > 1:
         low, high = max(0.0, t - spread), t + spread
         share = _entropy(c.probabilities()) / math.log(len(c))

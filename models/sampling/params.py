@@ -1,5 +1,5 @@
-"""Sampling parameters of a request, with keywords, checks and defaults. Names, order, meaning and defaults
-are llama.cpp's. Only `min_tokens` and `stop_token_ids` are from vLLM."""
+"""Sampling parameters of a request. Names, order, meaning and defaults are llama.cpp's. Only `min_tokens` and
+`stop_token_ids` are from vLLM."""
 
 from __future__ import annotations
 
@@ -30,8 +30,6 @@ Processor = Callable[[list[int], np.ndarray], np.ndarray]
 
 
 class SamplingKeywords(TypedDict, total=False):
-    """Keywords for the fields of `SamplingParams`."""
-
     temperature: float
     """How random the choice is (default: 0.8). 0 takes the most likely token, on ties the lowest id."""
     dynatemp_range: float
@@ -156,7 +154,7 @@ def _breakers(name: str, value: Any) -> tuple[str | tuple[int, ...], ...]:
     breakers: list[str | tuple[int, ...]] = []
     for item in items(name, value, expected):
         breaker = item if isinstance(item, str) else _tokens(name, item)
-        if breaker and breaker != "none":  # llama.cpp's word for no breaker
+        if breaker and breaker != "none":
             breakers.append(breaker)
     return tuple(breakers)
 

@@ -30,7 +30,7 @@ def choose_rows(
 
     `ids` [n, k] and float32 `logits` [n, k] are candidates, best first, at least `n_candidates` per sampler.
     Without ids, the logits are complete rows [n, n_vocab]. `log_sums` float64 [n] has log(sum(exp(logits)))
-    of the complete rows, for log probabilities of candidates.
+    of the complete rows.
     """
     sums = [math.nan] * len(samplers) if log_sums is None else log_sums.tolist()
     if ids is None:
@@ -39,7 +39,7 @@ def choose_rows(
             whole = zip(samplers, logits, histories, strict=True)
             return [_tried(sampler.sample, *row) for sampler, *row in whole]
         if all([sampler.greedy for sampler in samplers]):
-            best: list[Choice] = logits.argmax(axis=1).tolist()  # on ties the lowest id
+            best: list[Choice] = logits.argmax(axis=1).tolist()
             return best
         ids, logits = best_of_rows(logits, max(sampler.n_candidates(()) for sampler in samplers))
     if not all(map(math.isfinite, logits[:, 0].tolist())):

@@ -1,5 +1,5 @@
-"""A request's chain of samplers and its state, with llama.cpp's order and meaning. Each request computes in
-float64 on the host with its own random numbers, so other requests of a batch cannot change its output."""
+"""A request's chain of samplers and its state, with llama.cpp's order and meaning. A request computes in
+float64 on the host with its own random numbers, so other requests of a batch never change its output."""
 
 from __future__ import annotations
 
@@ -110,7 +110,8 @@ class Sampler:
         return token
 
     def _choose_plain(self, ids: np.ndarray, logits: np.ndarray) -> int:
-        """Choose in two thirds of the time of `_choose`. Each filter only keeps the first few candidates."""
+        """Choose in two thirds of the time of `_choose`, because each filter only keeps the first few
+        candidates."""
         t, top_p, least, top_k = self.values
         below = logits[:top_k].astype(np.float64)
         below -= float(below[0])
@@ -162,7 +163,7 @@ class Sampler:
         return self._early if self._n_chosen < self.params.min_tokens else {}
 
     def _dry(self, history: History) -> dict[int, float]:
-        """Return DRY's penalties. They are cached, because they take 130 us for a text of 4,000 tokens."""
+        """DRY's penalties are cached, because they take 130 us for a text of 4,000 tokens."""
         if self._dried[0] != len(history):
             p = self.params
             window = recent(history, p.dry_penalty_last_n)
