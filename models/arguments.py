@@ -13,7 +13,7 @@ from typing import Any, Literal
 from vkbackend.checks import finite_number, items, number_of, plain, refused, shown, whole_number
 from vkbackend.errors import InvalidArgument
 
-HOST = "numpy"  # the host processor as a device
+HOST = "numpy"  # the host as a device
 MAX_LAYERS = 1 << 16
 MAX_CONTINUATIONS = 1024
 MAX_INDEX = (1 << 63) - 1  # larger than any device index or token id
@@ -26,7 +26,7 @@ def text_of(name: str, value: Any) -> str:
 
 
 def layer_count(name: str, value: Any) -> int | Literal["auto"] | None:
-    """Check a number of layers. None means all layers, and "auto" means as many as fit (-1 in llama.cpp)."""
+    """None means all layers, and "auto" means as many as fit (-1 in llama.cpp)."""
     given = plain(value)
     if isinstance(given, str):
         if given == "auto":
@@ -140,7 +140,7 @@ def layer_range(name: str, value: Any) -> tuple[int, int] | None:
 
 
 def token_limit(name: str, value: Any) -> int | None:
-    """Check a maximum number of tokens. None and -1 mean no limit."""
+    """None and -1 mean no limit."""
     if value is None:
         return None
     number = whole_number(name, value, -1, 1 << 62, ", or None or -1 for no limit")

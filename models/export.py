@@ -21,7 +21,7 @@ from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.gguf.writer import header, padded
 from vkbackend.runtime import Device
 
-Progress = Callable[[int, int], None]  # Called with (bytes written, total bytes).
+Progress = Callable[[int, int], None]  # (bytes written, total bytes)
 WIDENED = {("f32", name) for name in FLOAT_TYPES}  # Pairs of (type on the devices, type in the file).
 
 
@@ -34,8 +34,7 @@ def write_gguf(
     progress: Progress | None = None,
 ) -> int:
     """Write the model of `source` to `path` and return the number of bytes. `specs` describe the `weights` on
-    `devices`. Tensors that no device needs (RoPE factors) are read from the source. Needs 16 MiB of host
-    memory.
+    `devices`. Tensors that no device needs (RoPE factors) are read from the source. Needs 16 MiB on the host.
 
     Raises GGUFError if a tensor has another form on the devices or the file cannot be written, and
     InvalidArgument if `path` is the source. After an error `path` is unchanged.
@@ -96,7 +95,7 @@ def joined(devices: Sequence[Device], held: Sequence[tuple[Part | None, Weight]]
         for _, weight in parts or held:
             yield from stream(devices, weight)
         return
-    nbytes = sum(math.prod(matrix_of(weight)) // repeat for _, weight in parts)  # all parts of one repeat
+    nbytes = sum(math.prod(matrix_of(weight)) // repeat for _, weight in parts)
     step = max(1, PIECE_NBYTES // nbytes)
     for begin in range(0, repeat, step):
         end = min(begin + step, repeat)

@@ -29,7 +29,7 @@ class Generation:
     options: GenerateOptions
     stop_ids: frozenset[int]
     echo: str = ""
-    shown: frozenset[int] = frozenset()  # control tokens whose text is part of the answer
+    shown: frozenset[int] = frozenset()  # control tokens shown in the answer
     may_end: bool = False
 
     @property
@@ -62,7 +62,7 @@ class Generation:
 
 
 class Chunks:
-    """Converts each answer to a Chunk. `found` is True once a stop string has ended the text."""
+    """`found` is True once a stop string has ended the text."""
 
     def __init__(self, generation: Generation, tokenizer: Tokenizer | None) -> None:
         self._tokenizer, self._text = tokenizer, StopText(generation.options.stop)
@@ -170,7 +170,7 @@ async def astream(
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Generations requested together, with `n` continuations of each prompt."""
+    """Generations requested together, with `n` continuations per prompt."""
 
     generations: list[Generation]
     is_list: bool
@@ -225,7 +225,7 @@ def run_all(
 async def arun_all(
     mailbox: Mailbox, generations: Sequence[Generation], tokenizer: Tokenizer | None, ahead: int
 ) -> list[Completion]:
-    """If a generation fails or the caller is cancelled, the other generations are cancelled."""
+    """If a generation fails or the caller is cancelled, the others are cancelled."""
     room = asyncio.Semaphore(1 + ahead)
 
     async def one(generation: Generation) -> Completion:

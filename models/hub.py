@@ -1,7 +1,7 @@
 """Downloads model files from the Hugging Face Hub. `user/repo:Q4_K_M` becomes the path of a local file.
 
-`huggingface_hub` (imported on first use) downloads and stores files, and reads HF_HOME, HF_ENDPOINT, HF_TOKEN
-and HF_HUB_OFFLINE. This module chooses the file and checks the free disk space.
+`huggingface_hub` downloads and stores files, and reads HF_HOME, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE.
+This module chooses the file and checks the free disk space.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 
 
 def fetch(name: str, file: str | None = None) -> str:
-    """Download `user/repo`, `user/repo:TAG` or `file` of the repository, and return its path. For a split
-    model, this is the path of the first part. Raises InvalidArgument if the name, repository or file does not
-    exist, and VkbackendError without a connection or disk space."""
+    """Download `user/repo`, `user/repo:TAG` or `file` of the repository, and return its path (the first part
+    of a split model). Raises InvalidArgument if the name, repository or file does not exist, and
+    VkbackendError without a connection or disk space."""
     match = _NAME.fullmatch(text_of("repository", name))
     if not match:
         raise InvalidArgument(f"{name!r} is not a repository; expected user/repo or user/repo:Q4_K_M")

@@ -57,7 +57,7 @@ class LLM(Chats, Slots):
     (by name), prediction (for measured devices) and notes.
 
     Raises InvalidArgument, GGUFError, UnsupportedModel, UnsupportedFeature, OutOfDeviceMemory, PlanError,
-    DeviceLost, Timeout, and ForkedProcess in a process forked after opening the model.
+    DeviceLost, Timeout, and ForkedProcess in a forked process.
     """
 
     @takes(Keywords, Options)
@@ -102,11 +102,11 @@ class LLM(Chats, Slots):
 
     @classmethod
     def from_pretrained(cls, name: str, file: str | None = None, **options: Any) -> Self:
-        """Open a model of the Hugging Face Hub, downloaded on first use. `name` is "user/repo:Q4_K_M" or
-        "user/repo", and `file` is a file of the repository.
+        """Open a model of the Hugging Face Hub. `name` is "user/repo:Q4_K_M" or "user/repo", and `file` is a
+        file of the repository.
 
-        Also raises InvalidArgument if the name, repository or file does not exist, and VkbackendError without
-        a connection or disk space.
+        Also raises InvalidArgument for an unknown name, repository or file, and VkbackendError without a
+        connection or disk space.
         """
         return cls(fetch(name, None if file is None else text_of("file", file)), **options)
 
@@ -128,7 +128,7 @@ class LLM(Chats, Slots):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Raises UnsupportedModel if the model has no usable tokenizer."""
+        """Raises UnsupportedModel without a usable tokenizer."""
         self._check_open()
         if self._tokenizer is None:
             raise UnsupportedModel(self._no_tokenizer)
@@ -182,9 +182,9 @@ class LLM(Chats, Slots):
     ) -> Completion | list[Completion] | list[list[Completion]]:
         """Continue a text or token ids, like `stream`, and wait for the end.
 
-        A list of prompts gives a list of answers in the same order. Up to `n_slots` prompts run together.
-        With `n`, each prompt is computed once and gives a list of n continuations. With a seed, continuation
-        i uses seed + i. If a continuation fails, its error is raised and the others are cancelled.
+        A list of prompts gives a list of answers in order. Up to `n_slots` prompts run together. With `n`,
+        each prompt is computed once and gives a list of n continuations. With a seed, continuation i uses
+        seed + i. If a continuation fails, its error is raised and the others are cancelled.
         """
         batch = self._batch(prompt, max_tokens, n, options)
         done = run_all(self._open_mailbox(), batch.generations, self._tokenizer, 4 * self.n_slots)
@@ -201,8 +201,8 @@ class LLM(Chats, Slots):
         suffix_first: bool = False,
         **options: Unpack[GenerateKeywords],
     ) -> Completion:
-        """Generate the text between `prefix` and `suffix`. The model must be trained for infilling. The
-        prompt has the format of llama-server's `/infill`.
+        """Generate the text between `prefix` and `suffix`, with a model trained for infilling. The prompt has
+        the format of llama-server's `/infill`.
 
         `files` maps names of other project files to texts. `suffix_first` puts the suffix first, as some
         models expect. Raises UnsupportedModel if the vocabulary lacks infill tokens, and the errors of
@@ -253,7 +253,7 @@ class LLM(Chats, Slots):
     ) -> AsyncGenerator[Chunk, None]:
         """`stream` for asyncio: `async for chunk in llm.astream(...)`."""
         generation = self._generation(prompt, max_tokens, options)
-        # An engine in another process always computes ahead, so `eager` here only saves messages.
+        # An engine in another process always computes ahead, so `eager` only saves messages.
         return astream(self._open_mailbox(), generation, self._tokenizer, eager=self._apart)
 
     def _batch(
@@ -290,7 +290,7 @@ class LLM(Chats, Slots):
         return Generation(ids, most, checked, frozenset(checked.stop_token_ids), echo)
 
     def _tell_vocabulary(self) -> None:
-        """Send the vocabulary to the engine before the first grammar. Raises UnsupportedModel."""
+        """Send the vocabulary before the first grammar. Raises UnsupportedModel."""
         with self._telling:
             if not self._knows_vocabulary:
                 vocabulary = vocabulary_of(self.tokenizer)
@@ -300,17 +300,15 @@ class LLM(Chats, Slots):
     def memory(self) -> list[dict[str, Any]]:
         """Return a dict per device, in order. "device" is the name. The keys with bytes are "weights",
         "mapped" (weights in the mapped file, whose pages the system may drop), "kv", "scratch", "host"
-        (slices and caches in host memory), "shared" (tables that all devices read, counted for the first
-        device), "staging", "free_before" (before loading) and "free" (now). Both free values are None if the
-        driver does not report them."""
+        (slices and caches on the host), "shared" (tables of all devices, counted for the first), "staging",
+        "free_before" (before loading) and "free" (now). Unknown free values are None."""
         (event,) = self._ask(Memory).events()
         assert event.memory is not None
         return event.memory
 
     def stats(self) -> dict[str, Any]:
         """Return the engine's counters. Current values count requests (waiting, running, decoding), slots,
-        and KV cells. The KV cells are counted in total, used, cached (for requests with the same prefix) and
-        shared (used by several slots).
+        and KV cells (total, used, cached, and shared by several slots).
 
         Values since the start count prompt tokens, cached prompt tokens (also as a share), preemptions, steps
         and all-reduces. Values of the last 256 steps are milliseconds (median, 99th percentile), rows, and
@@ -350,8 +348,8 @@ class LLM(Chats, Slots):
         self._mailbox.check_open()
 
     def close(self) -> None:
-        """Release devices, memory and the engine's process. Running requests end with an error. `close` may
-        be called again, also after an interrupt."""
+        """Release devices and the engine's process. Running requests end with an error. `close` may be called
+        again, also after an interrupt."""
         if self._mailbox is not None:
             self._mailbox.close()
 

@@ -33,8 +33,6 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
 
 
 class ModelTokens:
-    """`stop_ids` end a text. Tokens in `suppressed` are never written."""
-
     def __init__(
         self, stop_ids: frozenset[int], suppressed: frozenset[int], tokenizer: Tokenizer | None
     ) -> None:

@@ -109,7 +109,7 @@ class _ModelKeywords(TypedDict, total=False):
 
 
 class Keywords(_ModelKeywords, RopeKeywords, ReduceKeywords, total=False):
-    """The keywords of `LLM(path, ...)`, which set the fields of `Options`."""
+    """The keywords of `LLM(path, ...)`."""
 
 
 def cache_type(name: str, value: Any) -> str:
@@ -170,7 +170,7 @@ class Options(RopeOptions):
             if self.devices is not None:
                 expected = "the hostfile says which devices each host has (dev=0,1); leave one out"
                 raise refused("devices", list(self.devices), expected)
-            return  # the devices are checked when the hostfile is read
+            return  # the hostfile's devices are checked later
         n = len(self.devices or [None])
         shares = self.shares
         if shares is not None and len(shares) != n:
@@ -203,7 +203,7 @@ class Options(RopeOptions):
 
     @property
     def hosts(self) -> tuple[str, ...] | None:
-        """Return the host of each device, written HOST/DEVICE in a group, or None if no devices are named."""
+        """Return the host of each device named HOST/DEVICE, or None without named devices."""
         heads = [word.partition("/")[0::2] for word in self.devices or ()]
         return tuple(host if device and host.isdecimal() else "" for host, device in heads) or None
 
@@ -230,9 +230,6 @@ def with_a_share(options: Options) -> Options:
     return replace(options, devices=tuple(devices[d] for d in kept), tensor_split=split)
 
 
-# ---- generation ----
-
-
 class AnswerKeywords(SamplingKeywords, total=False):
     """The keywords of `Chat.send`."""
 
@@ -255,7 +252,7 @@ class AnswerKeywords(SamplingKeywords, total=False):
 
 
 class GenerateKeywords(AnswerKeywords, total=False):
-    """The keywords of `LLM.generate` and `LLM.stream`, which set the fields of `GenerateOptions`."""
+    """The keywords of `LLM.generate` and `LLM.stream`."""
 
     echo: bool
     """True: the text begins with the prompt."""

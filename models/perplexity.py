@@ -24,7 +24,7 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.models.engine.runner import Runner
 from vkbackend.step import Run
 
-LEVELS = 65_535  # steps between a row's lowest log probability and 0, in saved records
+LEVELS = 65_535  # highest level of a saved log probability
 LogProbs = npt.NDArray[np.float64]
 
 
@@ -89,7 +89,7 @@ def _error(total: float, squares: float, n: int) -> float:
 
 
 def windows(tokens: Sequence[int], n_ctx: int, bos: int | None, limit: int | None = None) -> list[list[int]]:
-    """Return at most `limit` windows of `n_ctx` tokens. Raises InvalidArgument if the text is too short."""
+    """Return up to `limit` windows. Raises InvalidArgument if the text is too short."""
     if n_ctx < 4:
         raise InvalidArgument(f"a window of {n_ctx} tokens is too short to score; give 4 or more")
     n = len(tokens) // n_ctx
@@ -137,7 +137,7 @@ def perplexity(
     """Score all windows. `base` adds the divergence. `save` stores the log probabilities. `progress` is
     called with (windows done, score so far).
 
-    Raises InvalidArgument if the base was saved for another text or vocabulary, and the errors of a step.
+    Raises InvalidArgument if the base has another text or vocabulary, and the errors of a step.
     """
     score, row = Score(), 0
     for i, window in enumerate(cut):
@@ -191,8 +191,8 @@ class Saving:
 
 
 class Base:
-    """Saved log probabilities of another model for the same text. Raises InvalidArgument if the file has
-    another format or vocabulary."""
+    """Another model's saved log probabilities. Raises InvalidArgument if the file has another format or
+    vocabulary."""
 
     def __init__(self, path: str | os.PathLike[str], n_vocab: int) -> None:
         try:

@@ -16,8 +16,6 @@ _NO_SCALING = ("", "none")
 
 
 class RopeKeywords(TypedDict, total=False):
-    """Values for the fields of `RopeOptions`."""
-
     rope_scaling: str | None
     """How RoPE is scaled: "none", "linear" or "yarn". None (default): as in the file, else linear."""
     rope_scale: float | None

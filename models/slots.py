@@ -1,4 +1,4 @@
-"""The methods of `LLM` that save, load, copy and erase the content of a slot."""
+"""The methods of `LLM` that save, load, copy and erase a slot's content."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class Slots(ABC):
         return self._tokens(lambda id_: CopySlot(id_, source, target))
 
     def erase_slot(self, slot: int) -> list[int]:
-        """Erase a slot's content and return its tokens. Its full blocks remain in the prefix cache for other
-        requests. Raises InvalidArgument while the slot is in use."""
+        """Erase a slot's content and return its tokens. The slot's full blocks remain in the prefix cache.
+        Raises InvalidArgument while the slot is in use."""
         slot = self._slot(slot)
         return self._tokens(lambda id_: EraseSlot(id_, slot))
 
