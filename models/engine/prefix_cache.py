@@ -200,8 +200,8 @@ class PrefixCache:
         return {group.pool.window: group.spans[slot].low * CELL_BLOCK for group in self.groups}
 
     def copy(self, source: int, target: int) -> list[Copy] | None:
-        """Share the source's nodes, and allocate copies of the source's own blocks. Return the copies to make,
-        or None if no blocks are left."""
+        """Share the source's nodes, and allocate copies of the source's own blocks. Return the copies to
+        make, or None without free blocks."""
         was_idle = source in self._idle
         self._idle.pop(source, None)  # otherwise the copies might evict the source's blocks
         try:

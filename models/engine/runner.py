@@ -52,7 +52,7 @@ class Runner:
         group: Group | None = None,
         devices: Sequence[Device] | None = None,
     ) -> None:
-        # This line is first, because it raises an error for an unknown name.
+        # This line comes first, because an unknown name raises an error.
         runtime = runtime_of(options.runtime)
         exact = options.exact or env.exact()
         self.group, self._joining = group, group.joining if group else None
