@@ -85,7 +85,7 @@ class _Loading:
 
 
 class Child(Protocol):
-    """The used methods of multiprocessing.Process."""
+    """The methods of multiprocessing.Process that are used."""
 
     @property
     def pid(self) -> int | None: ...

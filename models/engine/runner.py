@@ -114,7 +114,7 @@ class Runner:
         return TopK(ids, logits, log_sums)
 
     def launch(self, batch: MicroBatch, wanted: Wanted) -> StepHandle:
-        """Start a micro-batch. Up to `n_in_flight` may be in flight, and `collect` returns their results in
+        """Start a micro-batch. Up to `n_in_flight` steps may run, and `collect` returns their results in
         order."""
         k = wanted.top_k
         assert k <= self.max_top_k and len(self._in_flight) < self.n_in_flight <= self._n_places
