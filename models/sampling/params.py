@@ -248,7 +248,7 @@ class SamplingParams:
 
     @property
     def n_decisive(self) -> int:
-        """Return how many of the most likely tokens can be chosen, or 0 for any, besides lowered tokens."""
+        """Return how many of the most likely tokens can be chosen, besides lowered tokens. 0 means any."""
         if self.logits_processors or self.mirostat or any(bias > 0 for _, bias in self.logit_bias):
             return 0
         lowers = self.repeat_penalty >= 1 and self.presence_penalty >= 0 and self.frequency_penalty >= 0
@@ -264,8 +264,8 @@ class SamplingParams:
 
     @property
     def n_candidates(self) -> int:
-        """Return how many of the most likely tokens are enough for any history, or 0 for complete rows. The number
-        is `n_decisive`, plus one for each token that `logit_bias` or `min_tokens` lowers."""
+        """Return how many of the most likely tokens are enough for any history, or 0 for complete rows. The
+        number is `n_decisive`, plus one for each token that `logit_bias` or `min_tokens` lowers."""
         if {"penalties", "dry"} & set(self.chain):
             return 0  # `Sampler.n_candidates` knows the lowered tokens
         lowered = {token for token, _ in self.logit_bias}
