@@ -1,7 +1,6 @@
 """Run GGUF language models on any mix of GPUs with Vulkan compute shaders.
 
-The entry point is `from vkbackend import LLM`. `LLM` loads on first use, so a lower layer can be imported
-alone.
+`LLM` is the entry point. `LLM` loads on first use, so a lower layer can be imported alone.
 """
 
 import sys

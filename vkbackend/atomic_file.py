@@ -12,7 +12,7 @@ from vkbackend.errors import VkbackendError
 
 
 def check_target(path: str | os.PathLike[str], error: type[VkbackendError]) -> None:
-    """Raise `error` if the folder of `path` is not writable. Call this before a long computation."""
+    """Raise `error` if the folder of `path` is not writable."""
     folder = os.path.dirname(os.path.realpath(path))
     if not os.access(folder, os.W_OK | os.X_OK):
         raise error(f"{path}: cannot be written: {folder} is not a folder to write to; give another name")
@@ -20,8 +20,7 @@ def check_target(path: str | os.PathLike[str], error: type[VkbackendError]) -> N
 
 @contextmanager
 def replacing(path: str | os.PathLike[str], error: type[VkbackendError]) -> Iterator[Path]:
-    """Yield a temporary file, which replaces `path` if the block succeeds and is deleted otherwise. Raises
-    `error` for OS errors."""
+    """Yield a temporary file, which replaces `path` if the block succeeds. Raises `error` for OS errors."""
     if "\0" in os.fsdecode(path):
         raise error(f"{path!r}: is not a file name; give another")
     target = Path(os.path.realpath(path))

@@ -1,8 +1,5 @@
-"""Buffers and views.
-
-A `Buffer` is device memory. A `Virtual` is scratch memory that `plan_scratch` has not placed yet. A `View` is
-a typed, contiguous, row-major range of a `Buffer` or `Virtual`.
-"""
+"""A `Buffer` is device memory. A `Virtual` is scratch memory that `plan_scratch` has not placed yet. A `View`
+is a typed, contiguous, row-major range of a `Buffer` or `Virtual`."""
 
 from __future__ import annotations
 
@@ -84,7 +81,7 @@ class View:
     offset: int
     shape: tuple[int, ...]
     dtype: str = "f32"
-    # A property would be slow, because recording a large model reads `nbytes` millions of times.
+    # Recording a large model reads `nbytes` millions of times, so a property would be slow.
     nbytes: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -1,8 +1,7 @@
 """Reads and writes the cache folder: compiled shaders, pipelines, measured speeds and chosen ops.
 
-A bad entry is ignored and reported once on stderr, because it can be computed again. An entry must be a
-regular file with a matching checksum. Entry and folder must belong to this user or root, and only their owner
-may write to them.
+A bad entry is ignored and reported once on stderr. An entry must be a regular file with a matching checksum.
+The entry and the folder must belong to this user or root, and only their owner may write to them.
 """
 
 from __future__ import annotations

@@ -35,12 +35,12 @@ def shown(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Convert a numpy scalar or 0-d array to a Python object. Other values do not change."""
+    """Convert a numpy scalar or 0-d array to a Python object, and return other values unchanged."""
     return value.item() if isinstance(value, np.generic | np.ndarray) and value.ndim == 0 else value
 
 
 def whole_number(name: str, value: Any, low: int, high: int, hint: str = "") -> int:
-    """Raises InvalidArgument outside `low`..`high`, and for bools and floats."""
+    """Raises InvalidArgument for values outside `low`..`high`, bools and floats."""
     number, given = None, plain(value)
     if not isinstance(given, bool):
         with suppress(TypeError):
@@ -62,12 +62,12 @@ def finite_number(name: str, value: Any, low: float, high: float, hint: str = ""
 
 
 def number_of(text: str) -> int | str:
-    """Convert 1 to 20 digits with an optional minus sign to an int. Other text does not change."""
+    """Convert 1 to 20 digits with an optional minus sign to an int, and return other text unchanged."""
     return int(text) if re.fullmatch(r"-?[0-9]{1,20}", text) else text
 
 
 def items(name: str, value: Any, expected: str) -> list[Any]:
-    """Return the items as a list. Raises InvalidArgument for text and values that are not iterable."""
+    """Raises InvalidArgument for text and values that are not iterable."""
     if not isinstance(value, str | bytes | bytearray):
         with suppress(TypeError):
             return list(value)

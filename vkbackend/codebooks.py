@@ -1,7 +1,6 @@
 """Codebooks of GGML's I-quants (IQ2_XXS to IQ1_M), which dequant_iq.glsl reads from descriptor set 1.
 
-Codebooks are not constant arrays in shaders. Lavapipe needs 2 ms per word to compile a constant array, and
-fills it again in every invocation.
+Lavapipe would need 2 ms per word to compile a constant array, and would fill it again in every invocation.
 """
 
 from __future__ import annotations

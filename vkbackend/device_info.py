@@ -12,7 +12,7 @@ from vkbackend.limits import Limits, MatrixUnits
 
 @dataclass(frozen=True, slots=True)
 class Heap:
-    """A memory heap. `budget` is the bytes that this process may use, or 0 if the driver reports none."""
+    """`budget` is the bytes that this process may use, or 0 if the driver reports none."""
 
     nbytes: int
     device_local: bool
@@ -21,7 +21,7 @@ class Heap:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """A physical device. `index` is its position in `devices()`. `uuid` does not change with a reboot."""
+    """`index` is the position in `devices()`. `uuid` does not change with a reboot."""
 
     index: int
     name: str

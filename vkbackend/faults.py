@@ -1,4 +1,4 @@
-"""Fault injection for tests: makes a Vulkan call fail or a device hang.
+"""Makes a Vulkan call fail or a device hang, for tests.
 
 Call `inject`, or set VKBACKEND_FAULT=DEVICE:CALL:NTH:RESULT, such as
 Vulkan0.1:vkQueueSubmit:3:VK_ERROR_DEVICE_LOST. If vkSignalSemaphore has the result `hang`, the device waits

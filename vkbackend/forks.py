@@ -12,8 +12,6 @@ from vkbackend.errors import ForkedProcess
 
 
 class Owned(Protocol):
-    """An object for use only by the process that created it."""
-
     def disown(self) -> None:
         """In a forked child, make methods raise `refusal` and `close` do nothing."""
 

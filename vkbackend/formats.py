@@ -1,4 +1,4 @@
-"""Number formats that shaders read: plain elements and quantized blocks.
+"""Number formats that shaders read.
 
 Quantized blocks have GGML's layouts, such as `block_q4_0`. `q8` and `f16s` are vkbackend's formats for
 activations (shaders/lib/q8.glsl, half_rows.glsl).

@@ -16,7 +16,7 @@ from vkbackend.recording import HOST_HOMES, Barrier, Copy, Dispatch, Exchange, R
 
 @dataclass(frozen=True, slots=True)
 class Hazard:
-    """An unordered conflict between two commands. `kind` is for example read-after-write."""
+    """`kind` is for example read-after-write."""
 
     kind: str
     first: str

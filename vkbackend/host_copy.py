@@ -1,7 +1,7 @@
 """Copies arrays into new memory during loading, and maps a file's pages before they are read.
 
 Page faults can take three times as long as the copy (lavapipe, new shared pages of 4 KiB). madvise(2) with
-MADV_POPULATE_* therefore populates a range at once. Several threads share a large copy.
+MADV_POPULATE_* therefore populates a range at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vkbackend import forks
 
 # Linux 5.14. Older kernels return an error, and copies are slower.
 POPULATE_READ, POPULATE_WRITE = 22, 23
-PART_NBYTES = 512 << 10  # The fewest bytes per thread, which take about 0.3 ms.
+PART_NBYTES = 512 << 10  # Each thread copies at least this much, which takes about 0.3 ms.
 N_THREADS = min(4, os.cpu_count() or 1)
 
 

@@ -10,8 +10,8 @@ INEXACT = frozenset({"int_dot", "matrix_units", "int8_units", "cooperative_matri
 
 
 class MatrixUnits(NamedTuple):
-    """The matrix sizes of matrix units. A subgroup of `lanes` invocations multiplies F16 [m, k] by [k, n]
-    with F32 sums, and int8 [m, int8_k] by [int8_k, n] with int32 sums. Without int8 units, `int8_k` is 0."""
+    """A subgroup of `lanes` invocations multiplies F16 [m, k] by [k, n] with F32 sums, and int8 [m, int8_k]
+    by [int8_k, n] with int32 sums. Without int8 units, `int8_k` is 0."""
 
     api: str = "khr"  # extension: khr or nv
     m: int = 16
@@ -26,7 +26,7 @@ _COMMON = MatrixUnits()
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one device. The defaults are Vulkan 1.1's guaranteed minimum, without optional features."""
+    """The defaults are Vulkan 1.1's guaranteed minimum, without optional features."""
 
     max_invocations: int = 128  # per workgroup
     max_shared_nbytes: int = 16_384
@@ -52,7 +52,7 @@ class Limits:
         return cls()
 
 
-# Guaranteed minimum limits, by their names in DeviceInfo.limits.
+# By their names in DeviceInfo.limits.
 _GUARANTEED = {
     "max_invocations": 128,
     "max_shared_nbytes": 16_384,

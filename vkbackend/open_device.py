@@ -1,5 +1,3 @@
-"""Opens a device with the named runtime."""
-
 from __future__ import annotations
 
 import importlib.util
@@ -31,7 +29,7 @@ def require_kp() -> None:
 
 
 def open_device(info: DeviceInfo, label: str = "", runtime: str | None = None) -> Device:
-    """Open a logical device. Raises InvalidArgument, UnsupportedFeature."""
+    """Raises InvalidArgument, UnsupportedFeature."""
     if runtime_of(runtime) == "kompute":  # import only the runtime that is used
         require_kp()
         from vkbackend.kompute.device import KomputeDevice

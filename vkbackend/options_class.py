@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def option(default: T, check: Callable[[str, Any], T]) -> T:
     """Declare a dataclass field. `check` is a function from checks.py."""
     declared: Any = field(default=default, metadata={"check": check})
-    return declared  # dataclass() sees a Field, and a type checker sees the type of the default
+    return declared  # dataclass() gets a Field, and a type checker the type of the default
 
 
 def check_fields(options: Any) -> None:
@@ -49,7 +49,7 @@ def _checks(options: type) -> list[tuple[str, Callable[[str, Any], Any], Any]]:
 
 def takes(keywords: type, options: type) -> Callable[[F], F]:
     """Decorate a function with the parameter `**options: Unpack[keywords]`. `help` and completion then list
-    `options` with defaults. An unknown name raises UnknownArgument."""
+    `options`. An unknown name raises UnknownArgument."""
     hints = get_type_hints(keywords)
     defaults = {declared.name: declared.default for declared in fields(options)}
 

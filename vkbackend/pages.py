@@ -16,9 +16,9 @@ WIPE_ON_FORK = 18  # MADV_WIPEONFORK of Linux 4.14, which Python's mmap module l
 class HostPages:
     """Page-aligned private anonymous memory that devices import.
 
-    A shared mapping would be file backed, which the amdgpu driver refuses. In a forked child the pages
-    contain zeros. With copy-on-write, a write by the parent could create new pages that the device does not
-    use. With unmapped pages, a read by the child would crash.
+    A shared mapping would be file backed, which the amdgpu driver refuses. A forked child reads zeros. With
+    copy-on-write, a write by the parent could create new pages that the device does not use. With unmapped
+    pages, a read by the child would crash.
     """
 
     home = Home.PAGES

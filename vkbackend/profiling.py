@@ -1,4 +1,4 @@
-"""Prints DEBUG levels 2 (time per command), 3 (barriers and submissions) and 5 (intermediate values)."""
+"""Prints the output of DEBUG levels 2, 3 and 5."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ FIRST_HEAD = "first_head"  # push constant of ops with one workgroup per head al
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """A dispatch of a compute shader. `args` are storage buffers in binding order. `step` is StepParams, or
-    None if the shader does not read StepParams."""
+    """`args` are storage buffers in binding order. `step` is StepParams, or None if the shader does not read
+    StepParams."""
 
     op: str
     variant: str
@@ -99,7 +99,7 @@ class Copy:
 
 
 class Scope(Enum):
-    """The writers before a barrier, and the readers after the barrier."""
+    """Which commands a barrier orders: the writers before, and the readers after."""
 
     DEVICE = "device -> device"
     TO_HOST = "device -> host"
@@ -109,7 +109,8 @@ class Scope(Enum):
 @dataclass(frozen=True, slots=True)
 class Barrier:
     """Makes later commands wait for earlier commands. Both stage masks have the compute stage. A mask has the
-    transfer stage only if its side has copies, because an unused stage makes some GPUs wait longer."""
+    transfer stage only if its side of the barrier has copies, because an unused stage makes some GPUs wait
+    longer."""
 
     scope: Scope
     after_copies: bool = True
@@ -156,7 +157,7 @@ class Recording:
         return (c for c in self.commands if isinstance(c, Dispatch | Copy))
 
     def segments(self) -> list[list[Command]]:
-        """Return the commands of each segment. The last segment follows the last exchange."""
+        """The last segment follows the last exchange."""
         parts: list[list[Command]] = [[]]
         for command in self.commands:
             if isinstance(command, Exchange):
@@ -213,8 +214,8 @@ class Pace:
     @property
     def flops(self) -> float:
         """Estimate FLOP/s as 10 per byte/s of memory bandwidth. GPUs without matrix units have peaks of 15
-        FLOP per byte (a small integrated GPU with one channel of DDR4) to 80. Long products reach two thirds
-        of the peak, so 10 is safe."""
+        (integrated, with one channel of DDR4) to 80 FLOP per byte. Long products reach two thirds of the
+        peak."""
         return 10 * self.memory
 
     def seconds(self, command: Access) -> float:
@@ -264,10 +265,10 @@ def derive_barriers(recording: Recording) -> Recording:
     """Insert barriers between dependent commands.
 
     A barrier covers all memory. A command needs a barrier if it accesses a range written since the previous
-    barrier, or writes a range read since then. A segment begins with a FROM_HOST barrier, which also makes
-    the writes of earlier segments visible. Waiting for a segment orders only execution. A segment that writes
-    host memory ends with a TO_HOST barrier. A barrier waits for copies only if a copy was recorded since the
-    previous barrier. A barrier delays copies only if a copy follows in the segment.
+    barrier, or writes a range read since then. A segment begins with a FROM_HOST barrier. This barrier also
+    makes earlier segments' writes visible, because waiting for a segment orders only execution. A segment
+    that writes host memory ends with a TO_HOST barrier. A barrier waits for copies only if a copy was
+    recorded since the previous barrier. A barrier delays copies only if a copy follows in the segment.
     """
     commands: list[Command] = []
     marks = exchanges(recording)

@@ -1,7 +1,5 @@
-"""RoPE tables. The host computes cos and sin in float64, with scaling (linear, YaRN) and frequency factors.
-
-Shaders do not compute sin and cos, because a driver's functions may have an error of 1e-4.
-"""
+"""RoPE tables. The host computes cos and sin in float64, because a driver's functions may have an error of
+1e-4."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Queue(ABC):
         """Wait for segment `number`. Returns False after `timeout_s` seconds."""
 
 
-QUEUE_REFUSED = "submit", "completed", "allow", "wait"  # methods that raise an error in a forked child
+QUEUE_REFUSED = "submit", "completed", "allow", "wait"  # These methods raise an error in a forked child.
 
 
 class Device(ABC):
@@ -83,7 +83,7 @@ class Device(ABC):
     imports_pages: bool = False
     maps_files: bool = False  # Whether the device can import pages of a model file.
     compiled: Callable[[], None] | None = None  # Called after each shader compilation.
-    has_codebooks: bool = False  # Whether codebooks use device memory.
+    has_codebooks: bool = False
     host: str = ""  # The name of the device's machine, or "" for this machine.
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
@@ -92,8 +92,7 @@ class Device(ABC):
         return device
 
     def disown(self) -> None:
-        """Disable this object in a forked child. The child has no driver threads, and its calls could disturb
-        the parent's device."""
+        """The child has no driver threads, and its calls could disturb the parent's device."""
 
         def refuse(*_: Any, **__: Any) -> None:
             raise forks.refusal(self.name)

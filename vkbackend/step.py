@@ -25,8 +25,8 @@ STEP_NBYTES = 4 * STEP_WORDS  # 12,304
 @dataclass(slots=True)
 class Run:
     """Consecutive rows of one sequence. Row `first_row + i` has position `first_pos + i`. `states` are the
-    cells of the recurrent state to read and to write. If `states` is None, both are the cell with the slot's
-    number. A run at position 0 reads no state."""
+    cells of the recurrent state to read and to write, by default the cell with the slot's number. A run at
+    position 0 reads no state."""
 
     slot: int
     first_row: int
@@ -64,7 +64,7 @@ def cut_runs(runs: Sequence[Run], at: int) -> tuple[list[Run], list[Run]]:
 
 
 class StepParams:
-    """Numpy views of a StepParams block. `words` is uint32 [STEP_WORDS], and may be mapped device memory."""
+    """Numpy views of a block. `words` is uint32 [STEP_WORDS], and may be mapped device memory."""
 
     def __init__(self, words: np.ndarray | None = None) -> None:
         self.words = np.zeros(STEP_WORDS, np.uint32) if words is None else words
@@ -97,9 +97,8 @@ class StepParams:
         outputs: Sequence[int],
         mix: Mix = Mix.DECODE,
     ) -> None:
-        """Write the parameters of a step. `tokens` has a token per row, `runs` cover the rows in order, and
-        `outputs` are the rows that need logits. With Mix.BOTH, the decode kernels compute the leading runs of
-        one row."""
+        """`tokens` has a token per row, `runs` cover the rows in order, and `outputs` are the rows that need
+        logits. With Mix.BOTH, the decode kernels compute the leading runs of one row."""
         n_rows, n_runs = len(tokens), len(runs)
         assert n_rows <= MAX_ROWS and n_runs <= MAX_RUNS and len(outputs) <= MAX_ROWS, (n_rows, n_runs)
         n_decode = n_rows if mix is Mix.DECODE else n_single(runs) if mix is Mix.BOTH else 0

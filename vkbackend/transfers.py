@@ -16,7 +16,7 @@ from vkbackend.buffer import ALIGN, Buffer, Home, View
 from vkbackend.host_copy import copy_into
 from vkbackend.recording import HOST_HOMES
 
-UPLOAD_NBYTES = 32 << 20  # size of the staging buffer, which has two halves
+UPLOAD_NBYTES = 32 << 20  # The staging buffer has two halves.
 
 
 class Memory(Protocol):

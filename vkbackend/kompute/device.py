@@ -6,9 +6,8 @@ copy of one word to the host. The copy waits for earlier dispatches, and the nex
 driver flushes and invalidates caches for all memory (WORD_DRIVERS). On other drivers a submission ends at
 every barrier, because a fence covers all memory.
 
-Waiting in `kp` holds the GIL and has no timeout, so every device has a worker process (worker.py). The
-staging buffers are shared memory. The worker copies the ranges that a segment uses between them and device
-memory.
+Waiting in `kp` holds the GIL and has no timeout, so every device has a worker process (worker.py). The worker
+copies between the staging buffers, which are shared memory, and device memory.
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ class KomputeDevice(Device):
         return self._process.pid
 
     def call(self, name: str, *args: Any, fd: int | None = None) -> Any:
-        """Send a request to the worker and return its answer. Raises DeviceLost, Timeout."""
+        """Raises DeviceLost, Timeout."""
         number = self.post(name, *args, fd=fd)
         try:
             self.queue.take(env.timeout_s() + ANSWER_S)

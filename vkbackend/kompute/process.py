@@ -1,5 +1,3 @@
-"""Starts and ends the worker process of a device (worker.py), and sends requests to it."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""The executables and the queue of the kompute runtime."""
-
 from __future__ import annotations
 
 import itertools

@@ -20,7 +20,7 @@ class KomputeTransfers(Transfers):
 
     def _copy(self, src: Buffer, src_at: int, dst: Buffer, dst_at: int, nbytes: int) -> None:
         n = -(-nbytes // 4)
-        if nbytes % 4 and src is self._upload:  # fill the last word with the bytes that dst already has
+        if nbytes % 4 and src is self._upload:  # fill the last word with the bytes in dst
             spare = src.nbytes - 4
             self._copy_words(dst, dst_at + 4 * n - 4, src, spare, 1)
             end = src_at + nbytes

@@ -1,4 +1,4 @@
-"""Controls a device with kp, in a process that device.py starts. Only this file imports kp.
+"""Controls a device with kp. Only this file imports kp.
 
 The argument is the number of an inherited socket. Requests are pickled tuples of a `Worker` method's name and
 arguments. Answers are ("ok", value) or ("error", text). The process ends when the socket is closed. To start
@@ -39,7 +39,7 @@ class Worker:
         self._beat = 0
 
     def open(self, index: int, family: int, copy_words: bytes) -> str:
-        """Open the device and return its name. `copy_words` is the SPIR-V of module 0."""
+        """Return the device's name. `copy_words` is the SPIR-V of module 0."""
         self._manager = kp.Manager(index, [family], [])
         self._modules[0] = copy_words
         word = np.zeros(1, np.uint32)

@@ -88,7 +88,7 @@ def _group(q: View, k: View) -> int:
 def attn_push(
     q: View, k: View, v: View, cells: View, head_v: int, group: int, q_first: int
 ) -> tuple[dict[str, int | float], int, dict[str, int]]:
-    """Check the views and return (push constants, head_k, specialization constants of the cache types)."""
+    """Check the views. Returns (push constants, head_k, specialization constants of the cache types)."""
     n_rows, n_heads, head_k = q.shape
     n_kv = math.prod(k.shape[1:]) // head_k
     assert head_k % 8 == 0 and head_v % 8 == 0 and max(head_k, head_v) <= MAX_HEAD, (head_k, head_v)
@@ -202,8 +202,8 @@ class AttentionOps(Target):
         step: View,
         **how: Unpack[AttentionKeywords],
     ) -> None:
-        """Compute attn_decode on matrix units. The q heads of a KV head are a matrix's rows. `q`, `k`, `v`
-        and probabilities are rounded to F16."""
+        """Compute attn_decode on matrix units, rounding `q`, `k`, `v` and probabilities to F16. The q heads
+        of a KV head are a matrix's rows."""
         group = how.get("group") or _group(q, k)
         head_v = part.shape[-1] - 2 * (len(part.shape) > 3)
         tile = tile_of_units(self.limits, group, q.shape[2], head_v, "attn_decode_coop")

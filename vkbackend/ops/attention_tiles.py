@@ -11,11 +11,11 @@ from vkbackend.ops.spec import SPECS
 CELL_BLOCK = 32  # Positions per entry of a cell table, as in shaders/lib/step.glsl.
 MAX_TILE = 1536  # Floats of q per tile of attn_decode: 6 KiB of shared memory. Scores and sums need 8 KiB.
 MAX_TILE_HEADS = 8
-MAX_SPLITS = 64  # With 4 KV heads, a row then has 256 workgroups.
+MAX_SPLITS = 64  # 64 splits give a row with 4 KV heads 256 workgroups.
 MAX_UNIT_HEAD = 256  # The largest head on matrix units, whose output is in a subgroup's registers.
-MIN_UNIT_GROUP = 4  # q heads per KV head for attn_decode_coop.
-# Lanes per subgroup for attn_decode_coop. With 16 lanes or fewer (Intel), reading a block spills up to 370
-# registers.
+MIN_UNIT_GROUP = 4  # The fewest q heads per KV head for attn_decode_coop.
+# The fewest lanes per subgroup for attn_decode_coop. With 16 lanes or fewer (Intel), reading a block spills
+# up to 370 registers.
 MIN_UNIT_LANES = 32
 MAX_HELD = 24  # 16-byte vectors of K and V per invocation; 32 spill on NVIDIA
 
@@ -29,8 +29,8 @@ def attn_splits(
     window: int = 0,
     tile_heads: int = MAX_TILE_HEADS,
 ) -> int:
-    """Return the number of key splits for attn_decode and attn_decode_coop. Splits fill a GPU with
-    workgroups, but a split has at least 4 blocks of keys."""
+    """Return the number of key splits. Splits fill a GPU with workgroups, but a split has at least 4 blocks
+    of keys."""
     wanted = 1 if limits.is_cpu else -(-256 // (n_rows * n_kv * -(-n_heads // (n_kv * tile_heads))))
     seen = min(blocks_per_slot, -(-window // CELL_BLOCK) + 1) if window else blocks_per_slot
     return max(1, min(wanted, seen // 4, MAX_SPLITS))
@@ -55,7 +55,7 @@ class RowsCut(NamedTuple):
 def rows_cut(limits: Limits, head_k: int, group: int) -> RowsCut:
     tiles = -(-group // max(1, min(MAX_TILE_HEADS, MAX_TILE // head_k)))
     heads = -(-group // tiles)
-    # Eight vectors with more than 4 heads exceed Intel's registers.
+    # With more than 4 heads, eight vectors exceed Intel's registers.
     batch = min(batch_of(limits), 8 if heads <= 4 else 4)
     return RowsCut(
         tiles,
@@ -84,8 +84,8 @@ def tile_of_units(
 ) -> Tile | None:
     """Return the tile of attn_prefill_coop or attn_decode_coop. Return None without matrix units, or if
     matrix sizes do not divide heads, keys or subgroups. A tile has up to four groups of rows, limited by
-    n_rows and shared memory. For prefill, a group has the fewest subgroups whose registers hold the output.
-    For decode, a group has as many subgroups as possible, so that more loads are in flight."""
+    n_rows and shared memory. A prefill group has the fewest subgroups whose registers hold the output. A
+    decode group has as many subgroups as possible, so that more loads are in flight."""
     units = limits.matrix_units
     if not limits.features.issuperset(SPECS[op].needs) or max(head_k, head_v) > MAX_UNIT_HEAD:
         return None
@@ -93,8 +93,7 @@ def tile_of_units(
         return None
     if units.lanes % units.m or units.n % (units.lanes // units.m):
         return None
-    # `most` limits the registers per lane for a subgroup's output. Subgroups of 16 lanes or fewer (Intel)
-    # have half as many.
+    # Registers per lane for a subgroup's output: half as many for subgroups of 16 lanes or fewer (Intel).
     most, each = 32 if units.lanes <= 16 else 64, units.m * units.n // units.lanes
     in_row = units.lanes // units.m  # invocations per row, each with at least four keys
     able = [
@@ -107,7 +106,7 @@ def tile_of_units(
     if not able:
         return None
     decodes = op == "attn_decode_coop"
-    # this limits an invocation to 16 keys
+    # at most 16 keys per invocation
     few = next((parts for parts in able if parts * in_row > 1), able[0])
     parts = able[-1] if decodes else few
     held = CELL_BLOCK * (head_k + head_v) // 8
@@ -137,7 +136,7 @@ def attends_by_units(limits: Limits, n_rows: int, head_k: int, head_v: int) -> b
 
 def heads_by_units(limits: Limits, group: int, head_k: int, head_v: int) -> int:
     """Return the heads per tile of attn_decode_coop, or 0 if attn_decode is faster. With wide subgroups,
-    attn_decode_coop is faster for four or more q heads per KV head (docs/measurements/kernels.md)."""
+    attn_decode_coop is faster from four q heads per KV head on (docs/measurements/kernels.md)."""
     if limits.is_cpu or group < MIN_UNIT_GROUP or limits.matrix_units.lanes < MIN_UNIT_LANES:
         return 0
     tile = tile_of_units(limits, group, head_k, head_v, "attn_decode_coop")

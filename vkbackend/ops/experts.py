@@ -57,7 +57,7 @@ class ExpertsOp:
     """
 
     name: str
-    # Returns the grid for the widest expert and a tile's pairs.
+    # The grid for the widest expert and a tile's pairs.
     grid: Callable[[Limits, Size], Grid]
     consts: str  # Names of the grid's constants, in order.
     pairs: str  # SINGLE, GROUPED or EITHER.
@@ -137,18 +137,18 @@ class ExpertsOp:
 
 
 def tiles_of_pairs(limits: Limits, size: Size) -> Grid:
-    """Return tiles of 64 rows of an expert by 8, 16, 24 or 32 pairs."""
+    """Return a grid with tiles of 64 rows of an expert by 8, 16, 24 or 32 pairs."""
     assert size.n_rows in (8, 16, 24, 32), size
     return Grid({"LOCAL": 128, "RN": size.n_rows // 8}, -(-size.n // 64))
 
 
 def pairs_by_units(limits: Limits, size: Size) -> Grid:
-    """Return tiles of 64 rows of an expert on matrix units."""
+    """Return a grid with tiles of 64 rows of an expert on matrix units."""
     tile = 64, size.n_rows
     return Grid(unit_consts(limits.matrix_units, *tile, *subgroups(limits, *tile)), -(-size.n // tile[0]))
 
 
 def pairs_by_lanes(limits: Limits, size: Size) -> Grid:
-    """Return a grid in which a thread computes one row of an expert for all pairs of a tile."""
+    """Return a grid in which a thread computes an expert's row for all pairs of a tile."""
     assert size.n_rows <= LANE_TILE, size
     return rows_by_lanes(limits, size)

@@ -25,7 +25,7 @@ FEW, MANY = ("one", "few"), ("some", "many")
 
 
 class Size(NamedTuple):
-    """The size of a product. The weight w has n rows of k elements, and x has n_rows rows."""
+    """The weight w has n rows of k elements, and x has n_rows rows."""
 
     n: int
     k: int
@@ -80,9 +80,9 @@ class MatrixOp:
         """Record y[r, i] = sum over k of w[i, k] * x[r, k], plus bias[i] if given. Shapes: w [n, k] of a
         weight type, x [n_rows, k] of `x_type`, bias f32 [n].
 
-        Row r of y starts at element r * y_stride. With a stride larger than n, the default, y is a slice of
-        wider rows. With `up`, y is act(w x) * (up x) without a bias. The matrix `up` has the shape and type
-        of w, and follows w in the same buffer.
+        Row r of y starts at element r * y_stride. The default stride is n. With a larger stride, y is a slice
+        of wider rows. With `up`, y is act(w x) * (up x) without a bias. The matrix `up` has the shape and
+        type of w, and follows w in the same buffer.
         """
         limits, (n, k) = target.limits, w.shape
         n_rows = rows_of(x, k, self.x_type)
@@ -107,8 +107,8 @@ class MatrixOp:
         assert shown.nbytes <= limits.max_storage_range, f"{shown!r} exceeds one binding: split it by rows"
         size = Size(2 * n if up else n, k, n_rows, up is not None)
         consts, along_w, along_x = self.grid(limits, size)
-        # With WIDE the shader reads 16 bytes at once, so all rows must begin at multiples of 16 bytes. Rows
-        # of q8 begin at multiples of 16 bytes if k is a multiple of 64.
+        # With WIDE the shader reads 16 bytes at once, so all rows must begin at multiples of 16 bytes. For
+        # q8, k must then be a multiple of 64.
         wide = k % 64 == 0 and not any(view.offset % 16 for view in (w, x, up or w))
         known = {"FOURS": k % 4 == 0, "WIDE": wide}
         consts = consts | {name: int(holds) for name, holds in known.items() if name in self.spec.consts}
@@ -120,8 +120,7 @@ class MatrixOp:
 
 
 def variant_of(spec: OpSpec, dtype: str, limits: Limits) -> str:
-    """Return the shader variant for weights of type `dtype`. Shaders for matrix units have variants for khr
-    and nv, but int8 shaders only for khr."""
+    """Shaders for matrix units have variants for khr and nv, but int8 shaders only for khr."""
     if "matrix_units" not in spec.needs:
         return dtype
     return f"{dtype}-{'khr' if 'int8_units' in spec.needs else limits.matrix_units.api}"
@@ -161,7 +160,7 @@ def rows_by_lanes(limits: Limits, size: Size) -> Grid:
 
 
 def tiles_of_64(limits: Limits, size: Size) -> Grid:
-    """Return tiles of 64 rows of w by 16 or 32 rows of x."""
+    """Return a grid with tiles of 64 rows of w by 16 or 32 rows of x."""
     rn = 2 if size.n_rows <= 16 else 4
     return Grid({"LOCAL": 128, "RN": rn}, -(-size.n // 64), -(-size.n_rows // (8 * rn)))
 
@@ -172,9 +171,8 @@ def fills(n_rows: int, tile: int) -> bool:
 
 
 def dot_tiles(limits: Limits, size: Size) -> Grid:
-    """Return the grid of `tiles_of_64`, but with 64 rows of x per tile if enough tiles remain to occupy a
-    GPU. Subgroups of 16 lanes or fewer (Intel) use smaller tiles, because 64 rows spilled up to 67 registers
-    per lane of 128."""
+    """Return the grid of `tiles_of_64`, or one with 64 rows of x per tile if enough tiles remain to occupy a
+    GPU. With 64 rows, subgroups of 16 lanes or fewer (Intel) spilled up to 67 registers per lane of 128."""
     grid = tiles_of_64(limits, size)
     enough = size.n_rows > 32 and grid.along_w * -(-size.n_rows // 64) >= BUSY_TILES
     if limits.subgroup_size > 16 and enough and fills(size.n_rows, 64):

@@ -1,8 +1,7 @@
 """Stores the measured speed order of matrix ops (`vkbackend tune`) in the cache folder.
 
-Each driver version has one table, so all devices of a driver run the same ops and compute identical bits. The
-table lists the ops of each class of row counts by speed. A device uses the first op that it supports for the
-weight type (choice.py).
+Each driver version has one table, so all devices of a driver run the same ops and compute identical bits. A
+device uses the first op that it supports for the weight type (choice.py).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from vkbackend.ops.matrix import ROW_CLASSES
 from vkbackend.ops.table import MATRIX_OPS
 
 CANDIDATES = {rows: tuple(op.name for op in MATRIX_OPS.values() if rows in op.rows) for rows in ROW_CLASSES}
-Table = dict[str, tuple[str, ...]]  # ops of each class of row counts, fastest first
+Table = dict[str, tuple[str, ...]]  # fastest first, by class of row counts
 _FORMAT = 3
 
 

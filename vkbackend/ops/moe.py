@@ -77,9 +77,8 @@ class MoeOps(Target):
         """Write the chosen experts to `ids` u32 [n_rows, n_used], best first, and their weights to `weights`
         f32. Of equal probabilities, the lower id is first. NaN is last.
 
-        `logits` [n_rows, n_experts] are the result of moe_logits for `h`. The router's `bias`, `select` and
-        `gain` are f32 [n_experts]. `gain` multiplies the weights. The bits are identical on every device and
-        driver.
+        `logits` [n_rows, n_experts] are moe_logits of `h`. The router's `bias`, `select` and `gain` are f32
+        [n_experts]. `gain` multiplies the weights. The bits are identical on every device and driver.
         """
         n_rows, n_used = ids.shape
         n_embd, n_experts, g = h.shape[-1], logits.shape[-1], gating

@@ -1,5 +1,5 @@
-"""The recorder has a method for each op, which asserts shapes, chooses the shader variant and the grid, and
-appends a `Dispatch`. Activations are contiguous f32 rows."""
+"""A method per op asserts shapes, chooses the shader variant and the grid, and appends a `Dispatch`.
+Activations are contiguous f32 rows."""
 
 from __future__ import annotations
 
@@ -29,4 +29,4 @@ class Recorder(
     StateSpaceOps,
     StreamOps,
 ):
-    """Records ops for one device. Dispatches get its label."""
+    """Records ops for one device, and labels the dispatches."""

@@ -20,7 +20,7 @@ CHUNK, CHUNK_KDA = 64, 16  # Rows per chunk: 64 with gates per head, 16 with gat
 
 
 def _tiles(n_rows: int, size: int) -> int:
-    """Return an upper bound of the tiles for n_rows. Each run's last tile may be incomplete."""
+    """Return an upper bound of the number of tiles. Each run's last tile may be incomplete."""
     return min(n_rows, n_rows // size + min(n_rows, MAX_RUNS))
 
 
@@ -157,10 +157,9 @@ class RecurrentOps(Target):
         k (beta (v - N^T k))^T, and y = M'^T q / sqrt(s).
 
         Shapes: y and v [n_rows, n_heads, s], q and k [n_rows, n_k, s], g [n_rows, n_heads, 1 or s], beta
-        [n_rows, n_heads]. `state` f32 [n_cells, n_heads, s, s] has the key index before the value index. No g
-        is positive. Rows of q and k begin at multiples of q_stride, and rows of v at multiples of v_stride.
-        Head h reads key head h / (n_heads / n_k), or h % n_k with `tiled`. Rows of y outside runs are
-        zeros.
+        [n_rows, n_heads]. `state` f32 [n_cells, n_heads, s, s] has the key index before the value index. `g`
+        is at most 0. Rows of q and k begin at multiples of q_stride, and rows of v at multiples of v_stride.
+        Head h reads key head h / (n_heads / n_k), or h % n_k with `tiled`. Rows of y outside runs are zeros.
         """
         push, size, kda = _delta_push(q, k, v, g, beta, y, **rows)
         n_rows, n_heads = y.shape[:2]

@@ -7,10 +7,10 @@ from vkbackend.limits import Limits
 from vkbackend.ops.target import Target, floor_pow2, rows_of
 from vkbackend.wire import F16_BLOCK, FORMATS, wire_words
 
-TOKENS, OUTPUTS, POSITIONS = 0, 1, 2  # Values of embed's argument `ids`.
-NO_OWN = 0xFFFFFFFF  # The index `own_index` of a device without a partial sum.
-MAX_TOP_K = 64  # The most candidates per row for sampling.
-MAX_SLOTS = 32  # The most partials of a sum, which have a bit each in a push constant.
+TOKENS, OUTPUTS, POSITIONS = 0, 1, 2  # values of embed's `ids`
+NO_OWN = 0xFFFFFFFF  # `own_index` of a device without a partial sum
+MAX_TOP_K = 64  # candidates per row for sampling
+MAX_SLOTS = 32  # partials of a sum, each with a bit in a push constant
 
 
 def _activation(y: View) -> str:
@@ -159,12 +159,12 @@ class RowOps(Target):
         """Compute h = residual + the sum of the partials in slot order. With w, also compute y = rms_norm(h)
         * w.
 
-        Shapes: h, residual and y [n_rows, n], slots [n_slots, words per slot]. A slot begins with the partial
-        of one device: n_rows * n floats, or the result of pack_bf16 (wire="bf16") or pack_halves ("f16"). Bit
-        s of `writers` is set if slot s has a partial. This device's partial, slot own_index, is read from
-        `own`. For f32 and bf16, `own` is f32, which the op rounds to bf16. For f16, `own` is the result
-        `kept` of pack_halves. `h` may be `residual`. `y` may be q8. With `slot_stride`, `slots` is
-        one-dimensional and ends with the last partial.
+        Shapes: h, residual and y [n_rows, n], slots [n_slots, words per slot]. A slot begins with a device's
+        partial: n_rows * n floats, or the result of pack_bf16 (wire="bf16") or pack_halves ("f16"). Bit s of
+        `writers` is set if slot s has a partial. This device's partial, slot own_index, is read from `own`.
+        For f32 and bf16, `own` is f32. For bf16, the op rounds `own`. For f16, `own` is the result `kept` of
+        pack_halves. `h` may be `residual`. `y` may be q8. With `slot_stride`, `slots` is one-dimensional and
+        ends with the last partial.
         """
         n = h.shape[-1]
         n_rows = rows_of(h, n)

@@ -1,4 +1,4 @@
-"""Shader interfaces: storage bindings, push constants and specialization constants.
+"""Shader interfaces.
 
 Tests compare each spec with the shader's source, numpy twin and test cases. `SPECS` has the ops that are
 methods of the recorder. `OPS` in table.py has all ops.
@@ -14,7 +14,7 @@ PUSH_NBYTES = 128  # guaranteed by Vulkan
 
 @dataclass(frozen=True)
 class OpSpec:
-    """A shader's interface. `args` are storage bindings in order, "name:r" or "name:w"."""
+    """`args` are storage bindings in order, "name:r" or "name:w"."""
 
     name: str
     args: tuple[str, ...]

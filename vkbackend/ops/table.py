@@ -55,8 +55,8 @@ def on_gpus(limits: Limits) -> bool:
 
 
 def fast_lanes(limits: Limits) -> bool:
-    """Return whether mat_lane and mat_lane_id are fastest. They are 5 to 10 times as fast as other ops on
-    lavapipe (8 lanes), and half as fast on SwiftShader (4 lanes)."""
+    """On lavapipe (8 lanes), mat_lane and mat_lane_id are 5 to 10 times as fast as other ops. On SwiftShader
+    (4 lanes), mat_lane and mat_lane_id are half as fast."""
     return limits.is_cpu and limits.subgroup_size >= 8 and limits.features.issuperset(LANES)
 
 
@@ -76,8 +76,8 @@ def fused(grid: Callable[[Limits, Size], Grid]) -> Callable[[Limits, Size], Grid
 
 
 def fast_int8_units(limits: Limits) -> bool:
-    """Return whether int8 matrix units are four times as fast as F16. If they are only twice as fast, F16
-    products are faster, because int8 products must scale every block (docs/measurements/kernels.md)."""
+    """Return whether int8 matrix units are four times as fast as F16. With a factor of two, F16 products are
+    faster, because int8 products must scale every block (docs/measurements/kernels.md)."""
     return not limits.is_cpu and "int8_units_fast" in limits.features
 
 
@@ -87,7 +87,7 @@ def fast_waves(limits: Limits) -> bool:
 
 
 def fast_tiles(limits: Limits) -> bool:
-    """Return whether mat_tile is faster than mat_mul. On SwiftShader, mat_tile takes up to twice as long."""
+    """On SwiftShader, mat_tile takes up to twice as long as mat_mul."""
     return not limits.is_cpu and limits.subgroup_size > 1
 
 
@@ -103,8 +103,8 @@ MATRIX_OPS: dict[str, MatrixOp] = {
         ),
         # Sums are combined within a subgroup.
         MatrixOp("mat_wave", rows_by_subgroups, "ROWS N WIDE", FEW, fast_waves, "f32", SUBGROUPS, anywhere),
-        # Sums are combined in shared memory. A CPU combines sums only for gate and up. Otherwise its threads
-        # compute complete rows of w.
+        # Sums are combined in shared memory, on a CPU only for gate and up. Otherwise a CPU thread computes a
+        # complete row of w.
         MatrixOp("mat_vec", rows_by_threads, "TPR N FOURS", FEW, anywhere, gates=on_gpus),
         MatrixOp(
             "mat_mul_dot_coop",
@@ -135,7 +135,6 @@ MATRIX_OPS: dict[str, MatrixOp] = {
 
 # ---- products with experts, best first ----
 
-# The columns are the fields of ExpertsOp.
 EXPERTS_OPS: dict[str, ExpertsOp] = {
     op.name: op
     for op in (

@@ -17,7 +17,7 @@ MAX_GROUPS = 65_535  # workgroups per axis that Vulkan guarantees
 class Target:
     recording: Recording
     limits: Limits
-    label: str = ""  # label of the commands, or "" for the op's name
+    label: str = ""  # of the commands, or "" for the op's name
 
     def record(
         self,

@@ -7,7 +7,7 @@ from vkbackend.ops.matrix import BUSY_TILES, Grid, Size, fills
 from vkbackend.ops.target import floor_pow2
 
 _TK = 32  # Elements of k per slice in mat_mul_coop.
-UNIT_TILE = "M N K FM FN SM SN LANES"  # The specialization constants after LOCAL (unit_consts).
+UNIT_TILE = "M N K FM FN SM SN LANES"  # after LOCAL, from unit_consts
 # Subgroups of 16 lanes or fewer have 128 registers per lane (Intel). 32 sums per lane leave registers for
 # matrices and addresses. With 128 sums, all kernels spilled registers, up to 486 on DG2.
 _NARROW, _NARROW_SUMS = 16, 32
@@ -34,7 +34,7 @@ def coop_tile(
     limits: Limits, n: int, n_rows: int, row_nbytes: int = _ROW_NBYTES
 ) -> tuple[int, int, int, int]:
     """Return (rows of w, rows of x, subgroups along w, subgroups along x) of the largest suitable tile. A
-    suitable tile fits shared memory, and n_rows fills more than half of its rows of x. The largest size also
+    tile must fit shared memory, and n_rows must fill more than half of its rows of x. The largest size also
     needs enough tiles to occupy a GPU, with little padding."""
     units = limits.matrix_units
     for tile_m, tile_n in ((128, 128), (64, 64), (64, 32)):
@@ -48,8 +48,7 @@ def coop_tile(
 
 def subgroups(limits: Limits, tile_m: int, tile_n: int) -> tuple[int, int]:
     """Return (subgroups along w, subgroups along x) of a tile. A tile has at least four subgroups and 128
-    invocations. Subgroups of 16 lanes or fewer have at most 32 sums per lane if the device allows enough
-    subgroups."""
+    invocations. If the device allows enough subgroups of 16 lanes or fewer, a lane has at most 32 sums."""
     units = limits.matrix_units
     count = max(4, 128 // units.lanes)
     if units.lanes <= _NARROW:

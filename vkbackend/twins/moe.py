@@ -10,7 +10,7 @@ import numpy as np
 from vkbackend.twins.arrays import Array, f64
 
 SOFTMAX, SIGMOID, SOFTMAX_WEIGHT = range(3)
-LANES = 128  # lanes of moe_topk's sums
+LANES = 128
 F32 = np.float32
 
 

@@ -1,5 +1,3 @@
-"""Queries the properties and features of a physical device."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""Records Vulkan command buffers from a recording."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -37,8 +35,8 @@ def masks(barrier: Barrier) -> tuple[int, int, int, int]:
 
 
 class VulkanExecutable(Executable):
-    """An executable whose `parts[s]` has the VkCommandBuffers of segment s. The queue sets `submission`. With
-    `timed` or DEBUG=2, a timestamp follows every command."""
+    """`parts[s]` has the VkCommandBuffers of segment s. The queue sets `submission`. With `timed` or DEBUG=2,
+    a timestamp follows every command."""
 
     def __init__(
         self, device: LogicalDevice, programs: Programs, recording: Recording, *, timed: bool = False
@@ -127,8 +125,8 @@ class VulkanExecutable(Executable):
 
     def _base(self, view: View, uniform: bool = False) -> int:
         """Return the view's offset rounded down to the device's alignment, for the descriptor. A push
-        constant has the remainder. The alignment is at least 16, so a multiple of 16 remains one within the
-        binding."""
+        constant has the remainder. The alignment is at least 16, so views at multiples of 16 remain aligned
+        within the binding."""
         limits = self._device.info.limits
         align = max(limits["uniform_align" if uniform else "storage_align"], 16)
         assert not uniform or view.offset % align == 0, f"uniform view at {view.offset}, alignment {align}"

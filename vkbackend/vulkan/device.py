@@ -1,5 +1,3 @@
-"""A device of the native runtime."""
-
 from __future__ import annotations
 
 import mmap

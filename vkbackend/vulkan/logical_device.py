@@ -33,7 +33,7 @@ _EXTENSIONS = (
 
 
 class LogicalDevice:
-    """A VkDevice of the physical device `info`. `features` says which features are enabled."""
+    """`features` says which features are enabled."""
 
     def __init__(self, info: DeviceInfo, name: str, features: Mapping[str, Any]) -> None:
         self.info, self.name, self.features = info, name, features

@@ -1,5 +1,3 @@
-"""Allocates buffers of a Vulkan device and imports host pages."""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -26,7 +24,7 @@ _IMPORT = C.VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT
 
 
 class Memory:
-    """The buffers of a device. `nbytes` has the allocated bytes for each purpose."""
+    """`nbytes` has the allocated bytes for each purpose."""
 
     def __init__(self, device: LogicalDevice) -> None:
         self._device = device

@@ -1,5 +1,5 @@
-"""The VkPipelineCache of a device. The cache folder has an entry per device and driver. Drivers do not check
-cached data, so cache_folder.py checks the file, and `fits` checks the header."""
+"""The cache folder has a VkPipelineCache per device and driver. Drivers do not check cached data, so
+cache_folder.py checks the file, and `fits` checks the header."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _VERSION_ONE = 1
 
 
 class PipelineCache:
-    """A pipeline cache that several threads may use at once."""
+    """Several threads may use a cache at once."""
 
     def __init__(self, device: LogicalDevice) -> None:
         self._device, self._name = device, entry_name(device)

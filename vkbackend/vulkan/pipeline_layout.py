@@ -11,8 +11,8 @@ from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 
 @dataclass(frozen=True, slots=True)
 class PipelineLayout:
-    """The layout of a compute pipeline. Descriptor set 0 has `n_storage` storage buffers, and StepParams if
-    `uniform`. Set 1 exists only with a codebook."""
+    """Descriptor set 0 has `n_storage` storage buffers, and StepParams if `uniform`. Set 1 exists only with a
+    codebook."""
 
     n_storage: int
     uniform: bool

@@ -20,7 +20,7 @@ _MEMBERS = ("b32", "i64", "u64", "f64")
 
 @dataclass(frozen=True, slots=True)
 class PipelineReport:
-    """A driver's report on a pipeline. The driver defines the names of statistics and texts."""
+    """The driver defines the names of statistics and texts."""
 
     subgroup_size: int
     statistics: dict[str, float]

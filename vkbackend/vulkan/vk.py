@@ -97,8 +97,7 @@ def result_of(name: str) -> int:
 
 
 def new(struct: str, chain: Any = None, **fields: Any) -> Any:
-    """Return a zeroed `struct *` with sType, pNext and `fields` set. The object keeps `chain` and `fields`
-    alive, because it refers to both."""
+    """Return a zeroed `struct *` with sType, pNext and `fields`, which keeps `chain` and `fields` alive."""
     pointer = ffi.new(f"{struct} *")
     names = {name for name, _ in ffi.typeof(struct).fields}
     if "sType" in names:
@@ -123,8 +122,8 @@ def strings(names: list[str]) -> Any:
 
 
 def enumerate_all(call: Any, ctype: str, *args: Any, name: str) -> list[Any]:
-    """Return the elements of a Vulkan enumeration, which keep the array alive. `call` runs once for the count
-    and once for the elements."""
+    """Return the elements of a Vulkan enumeration. `call` runs once for the count and once for the elements.
+    Each element keeps the array alive."""
     count = ffi.new("uint32_t *")
     result = call(*args, count, NULL)
     if result is not None:
