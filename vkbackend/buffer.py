@@ -36,7 +36,7 @@ _ids = itertools.count(1)
 
 @dataclass(eq=False, slots=True)
 class Buffer:
-    """Memory of one device. Only the runtime interprets `handle`."""
+    """Only the runtime interprets `handle`."""
 
     nbytes: int
     home: Home

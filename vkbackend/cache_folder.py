@@ -22,7 +22,7 @@ from vkbackend import env
 
 _MAGIC = b"vkbackend cache 1 "
 _HEAD_NBYTES = len(_MAGIC) + 64 + 1
-MOST_NBYTES = 16 << 20  # per entry
+MOST_NBYTES = 16 << 20  # Per entry.
 # O_NONBLOCK prevents a wait if the file is a pipe.
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")

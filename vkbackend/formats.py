@@ -45,8 +45,7 @@ def quantize(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def dequantize(raw: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Convert stored bytes to float32 of `shape`. Padding after the last row is ignored. Tests compare all
-    shaders with this function."""
+    """Convert stored bytes to float32 of `shape`. Padding after the last row is ignored."""
     raw = raw[: math.prod(shape[:-1]) * row_nbytes(dtype, shape[-1])]
     if dtype == "f32":
         return raw.view(np.float32).reshape(shape)

@@ -1,5 +1,3 @@
-"""Device limits that decide how a model is recorded."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -52,7 +50,7 @@ class Limits:
         return cls()
 
 
-# By their names in DeviceInfo.limits.
+# Keys are the names in DeviceInfo.limits.
 _GUARANTEED = {
     "max_invocations": 128,
     "max_shared_nbytes": 16_384,

@@ -1,5 +1,3 @@
-"""Memory layout. Weights are packed into chunks. Scratch values with disjoint lifetimes share memory."""
-
 from __future__ import annotations
 
 from bisect import insort
@@ -65,8 +63,7 @@ def lifetimes(recording: Recording) -> dict[Virtual, tuple[int, int]]:
 
 
 def plan_scratch(recording: Recording, reuse: bool = True) -> tuple[dict[Virtual, int], int]:
-    """Return the byte offset of each virtual value and the total bytes. In order of first use, each value
-    gets the lowest free address.
+    """Return the byte offset of each virtual value and the total bytes.
 
     A command's outputs never overlap its inputs. Without `reuse`, values do not share memory, so every value
     can be read after the step.

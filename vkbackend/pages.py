@@ -1,5 +1,3 @@
-"""Host memory that devices can import: anonymous pages, or pages of a mapped file."""
-
 from __future__ import annotations
 
 import ctypes
@@ -50,8 +48,8 @@ class FilePages:
     """The pages of a mapped file that contain bytes `begin`..`end`. Byte `begin` is at offset `lead` in the
     first page.
 
-    The pages are read-only. The file remains mapped while this object exists. If another process truncates
-    the file, reading the pages raises SIGBUS.
+    The file remains mapped while this object exists. If another process truncates the file, reading the pages
+    raises SIGBUS.
     """
 
     home = Home.MAPPED

@@ -99,7 +99,7 @@ class Copy:
 
 
 class Scope(Enum):
-    """Which commands a barrier orders: the writers before, and the readers after."""
+    """The commands that a barrier orders: the writers before, and the readers after."""
 
     DEVICE = "device -> device"
     TO_HOST = "device -> host"
@@ -186,8 +186,7 @@ class Recording:
 
 
 def interleave(a: Recording, b: Recording, label: str) -> Recording:
-    """Merge two recordings by alternating their segments. The recording with fewer segments gets empty ones.
-    Additional exchanges get `label`."""
+    """Merge two recordings by alternating their segments. Additional exchanges get `label`."""
     lanes = [(r.segments(), exchanges(r)) for r in (a, b)]
     n = max(len(segments) for segments, _ in lanes)
     commands: list[Command] = []

@@ -167,8 +167,7 @@ class Device(ABC):
         """Release all objects of the device. `counts` is then empty."""
 
     def replay(self, executable: Executable) -> None:
-        """Run an executable and wait for it, in loading, tests and measurements. After a Timeout, `close` is
-        the only valid call."""
+        """Run an executable and wait for it. After a Timeout, `close` is the only valid call."""
         try:
             self.queue.submit(executable, 0, executable.n_segments)
             self.queue.allow(self.queue.submitted)

@@ -1,8 +1,8 @@
 """Provides the SPIR-V module of every op and variant in `shaders/variants.toml`.
 
 A module comes from `shaders/spv/`, the user's cache, or the compiler. The index of `shaders/spv/` has hashes,
-so changed sources and damaged modules are compiled again. A wheel contains all modules and needs no compiler.
-Drivers do not check modules, and a truncated module crashes some drivers.
+so changed sources and damaged modules are compiled again. Drivers do not check modules, and a truncated
+module crashes some drivers.
 """
 
 from __future__ import annotations
@@ -175,8 +175,8 @@ def compile_variant(op: str, variant: str) -> bytes:
 
 
 def is_complete(code: bytes) -> bool:
-    """Return whether the bytes are a complete SPIR-V module. The instructions' lengths must add up to the
-    module's length. The last instruction must end a function, and every called function must be defined."""
+    """Return whether the instructions' lengths add up to the module's length, the last instruction ends a
+    function, and every called function is defined."""
     if len(code) % 4 or not code.startswith(_SPIRV_MAGIC):
         return False
     words, at, opcode = memoryview(code).cast("I"), _HEADER_WORDS, 0

@@ -77,8 +77,7 @@ class MatrixOp:
         act: str = "",
         y_stride: int | None = None,
     ) -> None:
-        """Record y[r, i] = sum over k of w[i, k] * x[r, k], plus bias[i] if given. Shapes: w [n, k] of a
-        weight type, x [n_rows, k] of `x_type`, bias f32 [n].
+        """Shapes: w [n, k] of a weight type, x [n_rows, k] of `x_type`, bias f32 [n].
 
         Row r of y starts at element r * y_stride. The default stride is n. With a larger stride, y is a slice
         of wider rows. With `up`, y is act(w x) * (up x) without a bias. The matrix `up` has the shape and

@@ -7,10 +7,10 @@ from vkbackend.limits import Limits
 from vkbackend.ops.target import Target, floor_pow2, rows_of
 from vkbackend.wire import F16_BLOCK, FORMATS, wire_words
 
-TOKENS, OUTPUTS, POSITIONS = 0, 1, 2  # values of embed's `ids`
-NO_OWN = 0xFFFFFFFF  # `own_index` of a device without a partial sum
-MAX_TOP_K = 64  # candidates per row for sampling
-MAX_SLOTS = 32  # partials of a sum, each with a bit in a push constant
+TOKENS, OUTPUTS, POSITIONS = 0, 1, 2  # Values of embed's `ids`.
+NO_OWN = 0xFFFFFFFF  # The `own_index` of a device without a partial sum.
+MAX_TOP_K = 64  # Candidates per row for sampling.
+MAX_SLOTS = 32  # Partials of a sum, each with a bit in a push constant.
 
 
 def _activation(y: View) -> str:

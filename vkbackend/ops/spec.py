@@ -20,7 +20,7 @@ class OpSpec:
     args: tuple[str, ...]
     # Pairs (name, "u" or "f"), which follow the word offsets of the args.
     push: tuple[tuple[str, str], ...]
-    consts: tuple[str, ...] = ("LOCAL",)  # Specialization constants in the order of their ids.
+    consts: tuple[str, ...] = ("LOCAL",)
     step: bool = False  # Whether the shader reads StepParams, its last binding.
     needs: tuple[str, ...] = ()  # Optional features that the shader needs.
     twin: str = ""  # Another op with the same numpy twin, or "".

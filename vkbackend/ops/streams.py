@@ -1,6 +1,6 @@
 """Ops of AltUp, a residual with several streams of n values per row (Baykal et al. 2023, arXiv:2301.13310).
 Each stream is predicted from all streams. The layer reads the first stream, and the layer's result corrects
-all predictions. A router computes the factors of predictions and corrections."""
+all predictions."""
 
 from __future__ import annotations
 

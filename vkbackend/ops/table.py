@@ -76,8 +76,8 @@ def fused(grid: Callable[[Limits, Size], Grid]) -> Callable[[Limits, Size], Grid
 
 
 def fast_int8_units(limits: Limits) -> bool:
-    """Return whether int8 matrix units are four times as fast as F16. With a factor of two, F16 products are
-    faster, because int8 products must scale every block (docs/measurements/kernels.md)."""
+    """Int8 matrix units must be four times as fast as F16, because int8 products must scale every block
+    (docs/measurements/kernels.md)."""
     return not limits.is_cpu and "int8_units_fast" in limits.features
 
 

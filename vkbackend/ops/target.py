@@ -1,5 +1,3 @@
-"""Base class of the classes that record ops."""
-
 from __future__ import annotations
 
 import math

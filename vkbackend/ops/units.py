@@ -7,7 +7,7 @@ from vkbackend.ops.matrix import BUSY_TILES, Grid, Size, fills
 from vkbackend.ops.target import floor_pow2
 
 _TK = 32  # Elements of k per slice in mat_mul_coop.
-UNIT_TILE = "M N K FM FN SM SN LANES"  # after LOCAL, from unit_consts
+UNIT_TILE = "M N K FM FN SM SN LANES"  # After LOCAL, from unit_consts.
 # Subgroups of 16 lanes or fewer have 128 registers per lane (Intel). 32 sums per lane leave registers for
 # matrices and addresses. With 128 sums, all kernels spilled registers, up to 486 on DG2.
 _NARROW, _NARROW_SUMS = 16, 32

@@ -1,4 +1,4 @@
-"""Numpy twins of the ops. Tests compare `rms_norm.comp` with `twins.rows.rms_norm`, for example.
+"""Numpy twins of the ops. Tests compare each shader with its twin.
 
 The recorder's method of the same name documents the formula. Matrix ops that compute the same product share a
 twin. Arguments are arrays in binding order, and StepParams if the op reads them. Quantized arrays are

@@ -131,7 +131,7 @@ class HostQueue(Queue):
 
 
 class HostDevice(Device):
-    """A device whose buffers are numpy arrays. Subclasses execute commands."""
+    """A device whose buffers are numpy arrays."""
 
     imports_pages = True
 

@@ -52,8 +52,8 @@ def exact_sigmoid(x: Array) -> Array:
 
 
 def exact_sum(x: Array) -> Array:
-    """Return the sum over the last axis in the shader's order. Lane i % 128 adds element i. Then the upper
-    half of the lanes is added to the lower half, until one lane remains."""
+    """Lane i % 128 adds element i. Then the upper half of the lanes is added to the lower half, until one
+    lane remains."""
     lanes = np.zeros((*x.shape[:-1], LANES), F32)
     for i in range(0, x.shape[-1], LANES):
         part = x[..., i : i + LANES]

@@ -19,7 +19,7 @@ class Codebooks:
         self, device: LogicalDevice, memory: Memory, transfers: Transfers, set_layout: Callable[[], Any]
     ) -> None:
         self._device, self._memory, self._transfers = device, memory, transfers
-        self._set_layout = set_layout  # Returns the layout of a set with one storage buffer.
+        self._set_layout = set_layout
         self._sets: dict[str, tuple[Any, Any, Buffer]] = {}  # Pool, descriptor set and buffer of each format.
 
     def descriptor_set(self, name: str) -> Any:

@@ -156,8 +156,7 @@ class VulkanDevice(LogicalDevice, Device):
         return self.lost or result == C.VK_SUCCESS  # after other errors, work may still be running
 
     def close(self) -> None:
-        """Release all objects. If the device does not respond, release nothing, because objects may be in
-        use."""
+        """If the device does not respond, release nothing, because objects may be in use."""
         if self.closed:
             return
         self.abandoned |= not self.abandoned and not self.settle()

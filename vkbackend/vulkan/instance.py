@@ -1,5 +1,4 @@
-"""The Vulkan instance of this process, and its physical devices. With VKBACKEND_VALIDATION=1, validation
-messages are appended to `validation_messages`."""
+"""With VKBACKEND_VALIDATION=1, validation messages are appended to `validation_messages`."""
 
 from __future__ import annotations
 

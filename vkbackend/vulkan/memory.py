@@ -136,7 +136,7 @@ class Memory:
         return handle[0]
 
     def import_pages(self, pages: Pages, label: str) -> Buffer:
-        """Import host pages as a buffer. Raises UnsupportedFeature if no memory type is suitable."""
+        """Raises UnsupportedFeature if no memory type is suitable."""
         device = self._device
         properties = new("VkMemoryHostPointerPropertiesEXT")
         pointer = ffi.cast("void *", pages.address)
@@ -175,7 +175,7 @@ class Memory:
         return buffer
 
     def free(self, buffer: Buffer) -> None:
-        """Free a buffer. On an abandoned device, do nothing."""
+        """On an abandoned device, do nothing."""
         if self._device.abandoned:
             return
         vk_buffer, memory, _ = self._memory.pop(buffer.uid)

@@ -112,8 +112,8 @@ class Programs:
 
     def _keep(self, futures: dict[Key, Future[Compiled]]) -> tuple[float, BaseException | None]:
         """Cancel pipelines that have not started, wait for the others and store the compiled ones. Returns
-        the CPU seconds and the first error. `check` and `made` are not thread-safe, so only this thread calls
-        them."""
+        the CPU seconds and the first error. `check` and `made` are not thread-safe, so they are called
+        here."""
         device, cpu_s, first = self._device, 0.0, None
         for future in futures.values():
             future.cancel()
