@@ -17,7 +17,7 @@ import numpy as np
 from vkbackend.errors import InvalidArgument
 
 T = TypeVar("T")
-MAX_SHOWN = 200  # characters of a value in a message
+MAX_SHOWN = 200  # characters of a value that a message shows
 
 
 def refused(name: str, value: Any, expected: str) -> InvalidArgument:

@@ -13,7 +13,7 @@ from vkbackend.errors import ForkedProcess
 
 class Owned(Protocol):
     def disown(self) -> None:
-        """In a forked child, make methods raise `refusal` and `close` do nothing."""
+        """In a forked child, make `close` do nothing and other methods raise `refusal`."""
 
 
 _owned: WeakSet[Any] = WeakSet()

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-# Ops with these features round activations below F32, or sum with less precision.
+# Ops with these features round activations to less than F32, or sum with less precision.
 INEXACT = frozenset({"int_dot", "matrix_units", "int8_units", "cooperative_matrix", "cooperative_matrix_nv"})
 
 

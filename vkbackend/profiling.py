@@ -1,5 +1,3 @@
-"""Prints the output of DEBUG levels 2, 3 and 5."""
-
 from __future__ import annotations
 
 import sys

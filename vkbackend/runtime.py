@@ -37,8 +37,8 @@ class Executable(ABC):
 
 
 class Queue(ABC):
-    """Runs segments in order. Except for an executable's first, each segment waits until `allow` is called
-    with its number or a larger number."""
+    """Runs segments in order. Each segment, except an executable's first, waits until `allow` is called with
+    its number or a larger number."""
 
     ahead: bool  # Whether segments may be submitted before they are allowed to run.
     submitted: int = 0  # Number of the last submitted segment.
@@ -76,7 +76,7 @@ class Device(ABC):
     name: str
     limits: Limits
     queue: Queue
-    counts: Counter[str]  # Existing objects of each kind.
+    counts: Counter[str]  # Number of existing objects of each kind.
     created: int  # Objects created so far, constant during decode.
     nbytes: Counter[Home]  # Bytes in use for each purpose.
     abandoned: bool = False  # Whether the device does not respond, so its objects must not be released.

@@ -55,7 +55,6 @@ def manifest() -> dict[str, dict[str, dict[str, str]]]:
 
 
 def types_of(op: str) -> frozenset[str]:
-    """Return the op's weight formats."""
     return frozenset(axes["TYPE"] for axes in manifest()[op].values() if "TYPE" in axes)
 
 

@@ -25,8 +25,8 @@ STEP_NBYTES = 4 * STEP_WORDS  # 12,304
 @dataclass(slots=True)
 class Run:
     """Consecutive rows of one sequence. Row `first_row + i` has position `first_pos + i`. `states` are the
-    cells of the recurrent state to read and to write, by default the cell with the slot's number. A run at
-    position 0 reads no state."""
+    cells of the recurrent state that the run reads and writes, by default the cell with the slot's number. A
+    run at position 0 reads no state."""
 
     slot: int
     first_row: int

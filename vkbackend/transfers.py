@@ -110,8 +110,8 @@ class Transfers(ABC):
 
 
 def _pieces(data: np.ndarray, nbytes: int) -> Iterator[np.ndarray]:
-    """Yield an array's bytes as uint8 arrays of at most `nbytes`. The sizes of all but the last are multiples
-    of 4."""
+    """Yield an array's bytes as uint8 arrays of at most `nbytes`. All arrays except the last have a multiple
+    of 4 bytes."""
     flat = data.reshape(data.shape[0] if data.ndim > 1 else 1, -1)
     # Some runtimes copy only multiples of 4 bytes. In every format, 4 rows are a multiple of 4 bytes.
     rows = max(4, nbytes // max(1, flat[0].nbytes) // 4 * 4) if flat.size else 1

@@ -14,7 +14,7 @@ F16_BLOCK = 128
 
 
 def wire_words(wire: str, elements: int) -> int:
-    """Return the words for `elements` elements, including a word per block of f16."""
+    """Return the number of 32-bit words for `elements` elements, including a word per block of f16."""
     if wire == "f32":
         return elements
     return -(-elements // 2) + (-(-elements // F16_BLOCK) if wire == "f16" else 0)

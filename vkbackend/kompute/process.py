@@ -21,7 +21,8 @@ ANSWER_S = 5.0  # seconds for answers in addition to VKBACKEND_TIMEOUT, and for 
 
 
 class Process:
-    """A worker process, which answers requests in order. After its end, methods raise DeviceLost."""
+    """A worker process, which answers requests in order. After the process has ended, methods raise
+    DeviceLost."""
 
     def __init__(self, name: str) -> None:
         self._name = name

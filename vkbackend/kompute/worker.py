@@ -1,8 +1,8 @@
 """Controls a device with kp. Only this file imports kp.
 
-The argument is the number of an inherited socket. Requests are pickled tuples of a `Worker` method's name and
-arguments. Answers are ("ok", value) or ("error", text). The process ends when the socket is closed. To start
-quickly, this file imports no other module of vkbackend.
+The script's argument is the number of an inherited socket. Requests are pickled tuples of a `Worker` method's
+name and arguments. Answers are ("ok", value) or ("error", text). The process ends when the socket is closed.
+To start quickly, this file imports no other module of vkbackend.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Worker:
 
     def tensor(self, number: int, n_words: int, host: bool, shared: bool) -> None:
         """Allocate a tensor. If `shared`, a file descriptor that both processes map follows the request."""
-        # Receive the descriptor before an error can occur. Otherwise a later request would receive it.
+        # Receive the descriptor before an error can occur. Otherwise a later request would receive the
+        # descriptor.
         fds = socket.recv_fds(self._sock, 1, 1)[1] if shared else []
         try:
             kind = kp.TensorTypes.host if host else kp.TensorTypes.storage

@@ -11,7 +11,7 @@ With axis=COLUMNS (down), w has consecutive matrices [n, starts[e + 1] - starts[
 blocks. The result y is [n_rows, n_used, n], with zeros if expert e has no columns.
 
 `x` is [n_rows, x_stride] or [n_rows, n_used, x_stride]. `ids` is u32 [n_rows, n_used]. If a stack exceeds one
-storage binding, each dispatch gets experts first..first + count and skips other pairs.
+storage binding, each dispatch gets experts first..first + count and skips pairs of other experts.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class MatrixOp:
 
     name: str
     grid: Callable[[Limits, Size], Grid]
-    # Specialization constants from `grid`, after LOCAL. `__call__` adds FOURS and WIDE.
+    # `grid` returns these constants, which follow LOCAL. `__call__` adds FOURS and WIDE.
     consts: str
     rows: tuple[str, ...]  # Keys of ROW_CLASSES.
     suits: Predicate  # Whether a device without measurements prefers this op to later entries.
@@ -171,7 +171,7 @@ def fills(n_rows: int, tile: int) -> bool:
 
 def dot_tiles(limits: Limits, size: Size) -> Grid:
     """Return the grid of `tiles_of_64`, or one with 64 rows of x per tile if enough tiles remain to occupy a
-    GPU. With 64 rows, subgroups of 16 lanes or fewer (Intel) spilled up to 67 registers per lane of 128."""
+    GPU. With 64 rows, subgroups of 16 lanes or fewer (Intel) spilled up to 67 registers per lane (of 128)."""
     grid = tiles_of_64(limits, size)
     enough = size.n_rows > 32 and grid.along_w * -(-size.n_rows // 64) >= BUSY_TILES
     if limits.subgroup_size > 16 and enough and fills(size.n_rows, 64):

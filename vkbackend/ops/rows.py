@@ -156,15 +156,14 @@ class RowOps(Target):
         wire: str = "f32",
         slot_stride: int | None = None,
     ) -> None:
-        """Compute h = residual + the sum of the partials in slot order. With w, also compute y = rms_norm(h)
-        * w.
+        """Compute h = residual + the sum of the partials in slot order. If w is given, y = rms_norm(h) * w.
 
         Shapes: h, residual and y [n_rows, n], slots [n_slots, words per slot]. A slot begins with a device's
         partial: n_rows * n floats, or the result of pack_bf16 (wire="bf16") or pack_halves ("f16"). Bit s of
-        `writers` is set if slot s has a partial. This device's partial, slot own_index, is read from `own`.
-        For f32 and bf16, `own` is f32. For bf16, the op rounds `own`. For f16, `own` is the result `kept` of
-        pack_halves. `h` may be `residual`. `y` may be q8. With `slot_stride`, `slots` is one-dimensional and
-        ends with the last partial.
+        `writers` is set if slot s has a partial. The op reads this device's partial from `own`, not from slot
+        own_index. For f32 and bf16, `own` is f32. For bf16, the op rounds `own`. For f16, `own` is the result
+        `kept` of pack_halves. `h` may be `residual`. `y` may be q8. With `slot_stride`, `slots` is
+        one-dimensional and ends with the last partial.
         """
         n = h.shape[-1]
         n_rows = rows_of(h, n)

@@ -8,8 +8,8 @@ from vkbackend.ops.target import floor_pow2
 
 _TK = 32  # Elements of k per slice in mat_mul_coop.
 UNIT_TILE = "M N K FM FN SM SN LANES"  # After LOCAL, from unit_consts.
-# Subgroups of 16 lanes or fewer have 128 registers per lane (Intel). 32 sums per lane leave registers for
-# matrices and addresses. With 128 sums, all kernels spilled registers, up to 486 on DG2.
+# Subgroups of 16 lanes or fewer have 128 registers per lane (Intel). With 32 sums per lane, registers remain
+# for matrices and addresses. With 128 sums, all kernels spilled registers, up to 486 on DG2.
 _NARROW, _NARROW_SUMS = 16, 32
 _MAX_SUBGROUPS = 64  # Subgroups per workgroup on Intel.
 _ROW_NBYTES = 2 * _TK + 16  # Shared memory per row of a tile in mat_mul_coop.
@@ -48,7 +48,8 @@ def coop_tile(
 
 def subgroups(limits: Limits, tile_m: int, tile_n: int) -> tuple[int, int]:
     """Return (subgroups along w, subgroups along x) of a tile. A tile has at least four subgroups and 128
-    invocations. If the device allows enough subgroups of 16 lanes or fewer, a lane has at most 32 sums."""
+    invocations. Subgroups of 16 lanes or fewer have at most 32 sums per lane if the device allows enough
+    subgroups."""
     units = limits.matrix_units
     count = max(4, 128 // units.lanes)
     if units.lanes <= _NARROW:

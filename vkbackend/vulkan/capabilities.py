@@ -184,8 +184,8 @@ def subgroup_size(vendor: str, reported: int, features: dict[str, bool | int | s
 
 
 def has_fast_int8_units(name: str) -> bool:
-    """Return whether int8 matrix units are four times as fast as F16. A GeForce has such units, because F16
-    with F32 sums runs at half rate. Only the device's name shows this."""
+    """Return whether int8 matrix units are four times as fast as F16. A GeForce has int8 units this fast,
+    because F16 with F32 sums runs at half rate. Only the device's name shows this."""
     return "GeForce RTX" in name
 
 

@@ -13,7 +13,7 @@ from typing import Any
 _HEADER_WORDS = 5
 _OP_EXTENSION, _OP_ENTRY_POINT, _OP_EXECUTION_MODE, _OP_CAPABILITY = 10, 15, 16, 17
 _NAME = b"SPV_KHR_float_controls"
-# {feature: (capability, execution mode)} of rounding to nearest even and of preserving denormals.
+# Capability and execution mode by feature: rounding to nearest even, and preserving denormals.
 MODES = {"rte_float16": (4467, 4462), "denorm_float16": (4464, 4459)}
 
 

@@ -33,8 +33,6 @@ _EXTENSIONS = (
 
 
 class LogicalDevice:
-    """`features` says which features are enabled."""
-
     def __init__(self, info: DeviceInfo, name: str, features: Mapping[str, Any]) -> None:
         self.info, self.name, self.features = info, name, features
         self.counts: Counter[str] = Counter()

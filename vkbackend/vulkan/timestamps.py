@@ -50,6 +50,6 @@ class Timestamps:
 
 
 def intervals(ticks: np.ndarray, bits: int) -> np.ndarray:
-    """Return the ticks between timestamps of a counter of `bits` bits, which may wrap. The first value is
+    """Return the ticks between timestamps of a `bits`-bit counter that may wrap. The first value is
     meaningless."""
     return (ticks - np.roll(ticks, 1)) & np.uint64((1 << bits) - 1)
