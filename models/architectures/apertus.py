@@ -1,5 +1,5 @@
-"""apertus (Apertus): qwen3 with RoPE's frequency factors. The FFN has no gate and applies the activation
-xIELU between two matrices (Huang and Schlag 2024, arXiv:2411.13010). Swiss AI 2025, arXiv:2509.14233.
+"""apertus (Apertus): qwen3 with RoPE's frequency factors. The FFN has no gate, and its activation is xIELU
+(Huang and Schlag 2024, arXiv:2411.13010). Swiss AI 2025, arXiv:2509.14233.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from vkbackend.models.architectures.base import Weights, linear
 from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
 
-PARAMETERS = ("alpha_p", "alpha_n", "beta", "eps")  # The model applies softplus to the alphas of the file.
+PARAMETERS = ("alpha_p", "alpha_n", "beta", "eps")  # The model applies softplus to the file's alphas.
 
 
 class Model(qwen3.Model):

@@ -17,8 +17,8 @@ from vkbackend.rope import RopeTable
 
 
 class Weights:
-    """Weights by short name. `w("attn_q")` returns `<prefix>attn_q.weight`, and `w.bias("attn_q")` returns
-    its bias or None."""
+    """Weights by short name. `w("attn_q")` returns `<prefix>attn_q.weight`, and `w.bias("attn_q")` the bias
+    or None."""
 
     def __init__(self, weights: Mapping[str, Weight], prefix: str = "") -> None:
         self._weights, self._prefix = weights, prefix
@@ -44,8 +44,8 @@ def linear(x: Tensor, w: Weights, name: str) -> Tensor:
 
 
 class Model(Protocol):
-    """An architecture's hyper-parameters, its weights with their roles, and the graph of a step. A model does
-    not depend on devices or on how tensors are split."""
+    """An architecture's hyper-parameters, weights with roles, and graph of a step. A model does not depend on
+    devices or tensor splits."""
 
     n_layer: int
     n_vocab: int

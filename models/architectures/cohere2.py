@@ -1,5 +1,5 @@
-"""cohere2 (Command R7B, Command A): command-r with windows. Three of four layers have a window and RoPE. The
-fourth attends to all positions without RoPE. Cohere 2025, arXiv:2504.00698.
+"""cohere2 (Command R7B, Command A): command-r, but three of four layers have a sliding window and RoPE, and
+the fourth has neither. Cohere 2025, arXiv:2504.00698.
 """
 
 from __future__ import annotations

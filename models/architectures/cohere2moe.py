@@ -1,6 +1,5 @@
-"""cohere2moe (Command A+): cohere2 with experts. The first layers are dense, and all dense layers have RoPE.
-Later layers choose experts by sigmoid. The routed experts' sum and the shared expert's result are averaged.
-Norms are RMS norms if the file says so. Cohere 2026.
+"""cohere2moe (Command A+): cohere2 with experts chosen by sigmoid. The first layers are dense and have RoPE.
+The results of routed and shared experts are averaged. Norms are RMS norms if the file says so. Cohere 2026.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads the hyper-parameters of a decoder and of its layers from the file."""
+"""Reads a decoder's hyper-parameters from the file."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class LayerConfig:
     scale: float  # The factor of q k^T.
     n_rot: int  # RoPE rotates this many dimensions of each head.
     rope: str = "rope"
-    window: int = 0  # Number of positions that a row attends to, including its own (0: all).
+    window: int = 0  # Positions that a row attends to, including its own (0: all).
     mixture: Mixture | None = None  # Replaces the dense FFN.
-    chunk: int = 0  # Positions per chunk, if a row attends only to its own chunk (0: no chunks).
+    chunk: int = 0  # Positions per chunk of chunked attention (0: no chunks).
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Config:
 
 
 def with_windows(config: Config, window: int, local: Sequence[bool]) -> Config:
-    """Give every layer whose flag in `local` is true a window of `window` positions."""
+    """Set the sliding window of the layers whose flag in `local` is true."""
     layers = [
         replace(layer, window=window if is_local else 0)
         for layer, is_local in zip(config.layers, local, strict=True)
@@ -78,8 +78,8 @@ def with_windows(config: Config, window: int, local: Sequence[bool]) -> Config:
 
 
 def read_layers(gguf: GGUF, mixture: Mixture | None = None, low: int = 1) -> tuple[LayerConfig, ...]:
-    """Read the layers' hyper-parameters. A key has one value, or one value per layer. `mixture` has the
-    experts' defaults. `low` is the smallest allowed number of kv heads and of dense FFN columns."""
+    """Read the layers' hyper-parameters. A key has one value, or one per layer. `mixture` has the experts'
+    defaults. `low` is the minimum of kv heads and of dense FFN columns."""
     n_layer = read_n_layer(gguf)
     mixtures = read_mixtures(gguf, n_layer, mixture) if mixture else [None] * n_layer
     n_ff = (0,) * n_layer if all(mixtures) else read_counts(gguf, "feed_forward_length", n_layer, low=low)

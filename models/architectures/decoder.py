@@ -1,7 +1,6 @@
 """The graph of the pre-norm decoder, which most architectures extend.
 
-The file of each architecture states its differences and cites the papers of its formulas. Keys and tensor
-names are llama.cpp's.
+Each architecture's file states its differences and cites its papers. Keys and tensor names are llama.cpp's.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ class Decoder(DecoderWeights):
         return linear(self.gate(a, x, w), w, "attn_output")
 
     def gate(self, a: Tensor, x: Tensor, w: Weights) -> Tensor:
-        """Apply the output gate to attention's result `a`; by default return `a`."""
+        """Apply the output gate to attention's result `a`. The default returns `a`."""
         return a
 
     def store(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> None:

@@ -1,4 +1,4 @@
-"""The hyper-parameters and weights, with roles, of the pre-norm decoder in decoder.py."""
+"""Hyper-parameters and weights, with roles, of the decoder in decoder.py."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from vkbackend.rope import RopeTable
 
 
 class DecoderWeights:
-    """The decoder's weights. Subclasses replace the attributes below."""
+    """The decoder's weights. Subclasses override the attributes below."""
 
     mixture: Mixture | None = None  # The experts' defaults, or None.
     freq_factors = False
     windows = False  # Whether attention.sliding_window applies.
-    interleaved_sections = False  # Whether RoPE's sections are interleaved.
-    half_split = True  # RoPE pairs element i of a head with i + n_rot / 2 (False: with its neighbour).
+    interleaved_sections = False  # RoPE's sections.
+    half_split = True  # RoPE pairs element i with i + n_rot / 2 (False: with its neighbour).
     pre_ffn_norm = "ffn_norm"
     pre_norms = True  # Norms before attention and FFN.
     post_norms = False  # Norms after attention and FFN, before the residual sum.
@@ -69,8 +69,8 @@ class DecoderWeights:
             )
 
     def read_ropes(self, gguf: GGUF) -> dict[str, RopeTable]:
-        """Return the RoPE tables by name. The table "rope_long" replaces "rope" if the context is longer than
-        the original context."""
+        """Return the RoPE tables by name. The table "rope_long" replaces "rope" beyond the original context
+        length."""
         [n_rot] = {layer.n_rot for layer in self.config.layers}
         freqs, long, short = (read_factors(gguf, name) for name in ROPE_FACTORS)
         n_ctx = self.config.n_ctx_train
@@ -106,7 +106,7 @@ class DecoderWeights:
         return specs
 
     def _as_stored(self, specs: list[WeightSpec], prefix: str) -> list[WeightSpec]:
-        """Make weights that the file fuses (attn_qkv, ffn_up, ffn_gate_up_exps) parts of the fused tensor."""
+        """Describe weights that the file fuses (attn_qkv, ffn_up, ffn_gate_up_exps) as parts of a tensor."""
         by_name = {spec.name: spec for spec in specs}
         for names, tensor in (
             (("attn_q.weight", "attn_k.weight", "attn_v.weight"), "attn_qkv.weight"),

@@ -1,5 +1,5 @@
-"""deepseek32 (DeepSeek V3.2): deepseek2 with an indexer in every layer (indexed.py). The indexer's RoPE pairs
-element i with element i + n / 2 (half-split). DeepSeek-AI 2025, arXiv:2512.02556.
+"""deepseek32 (DeepSeek V3.2): deepseek2 with an indexer in every layer (indexed.py). The indexer's RoPE is
+half-split. DeepSeek-AI 2025, arXiv:2512.02556.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""dots1 (dots.llm1): qwen3 with experts. The first layers are dense; later layers have experts and a shared
-expert. A sigmoid plus a bias chooses the experts; the sigmoid alone weighs them. Rednote-hilab 2025,
-arXiv:2506.05767.
+"""dots1 (dots.llm1): qwen3 with experts and a shared expert in all but the first layers. A sigmoid plus a
+bias chooses experts; the sigmoid alone weighs them. Rednote-hilab 2025, arXiv:2506.05767.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""ernie4_5-moe (ERNIE 4.5 with experts): ernie4_5 with experts. The first layers are dense; later layers have
-experts and an optional shared expert. A softmax plus a bias chooses the experts; the normalised softmax
-weighs them.
+"""ernie4_5-moe (ERNIE 4.5 with experts): ernie4_5 with experts and an optional shared expert in all but the
+first layers. A softmax plus a bias chooses experts; the normalised softmax weighs them.
 """
 
 from __future__ import annotations

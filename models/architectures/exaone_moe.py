@@ -1,5 +1,5 @@
-"""exaone-moe (K-EXAONE): dots1 with windows. Three of four layers have a window and RoPE. The fourth attends
-to all positions without RoPE. LG AI Research 2026, arXiv:2601.01739.
+"""exaone-moe (K-EXAONE): dots1, but three of four layers have a sliding window and RoPE, and the fourth has
+neither. LG AI Research 2026, arXiv:2601.01739.
 """
 
 from __future__ import annotations

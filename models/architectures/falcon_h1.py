@@ -1,6 +1,5 @@
-"""falcon-h1 (Falcon-H1): in every layer, a state space mixer (Mamba-2) and attention read the same norm, and
-their results are added. The weights in the files are already multiplied by the paper's multipliers.
-Falcon-LLM team 2025, arXiv:2507.22448.
+"""falcon-h1 (Falcon-H1): every layer adds the results of a Mamba-2 mixer and of attention, which read the
+same norm. The files' weights include the paper's multipliers. Falcon-LLM team 2025, arXiv:2507.22448.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """gemma3 (Gemma 3): gemma with norms of the heads of q and k, norms after attention and FFN, and in some
 models a soft-cap of the logits.
 
-Five of six layers have a window, another RoPE base and no RoPE scaling. Files store each norm's weight w as 1
-+ w. Gemma team 2025, arXiv:2503.19786.
+Five of six layers have a window, another RoPE base and no RoPE scaling. Gemma team 2025, arXiv:2503.19786.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from vkbackend.models.gguf.reader import GGUF
 from vkbackend.rope import RopeTable
 
 PERIOD = 6
-N_LAYER_27B = 62  # The only size whose scale of q k^T is not head_dim^-0.5; files do not state it.
+N_LAYER_27B = 62  # Only this size scales q k^T by another factor than head_dim^-0.5. Files lack the factor.
 
 
 class Model(Decoder):

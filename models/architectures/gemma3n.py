@@ -99,7 +99,7 @@ class Model(PerLayerInputs):
         return ops.columns(h, 0, self.n_embd)
 
     def modes(self, x: Tensor, w: Weights) -> Tensor:
-        """Return the router's values per row, from which all streams are predicted and corrected."""
+        """Return the router's values per row, which predict and correct all streams."""
         return linear(ops.rms_norm(x, w("altup_router_norm"), self.config.eps), w, "altup_router")
 
     def block(self, h: Tensor, w: Weights, cache: LayerMemory, il: int) -> Tensor:

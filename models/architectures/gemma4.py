@@ -1,9 +1,8 @@
-"""gemma4 (Gemma 4): gemma3 with another head size in layers without a window, unscaled q k^T, a factor for
-every layer's result, and in some models shared caches (per_layer.py). Values have an RMS norm without
-weights. Layers without attn_v use their keys as values.
+"""gemma4 (Gemma 4): gemma3 with normed values (per_layer.py), unscaled q k^T, a factor for every layer's
+result, and another head size in layers without a window. Layers without attn_v use their keys as values.
 
-Small models have a separate token embedding for each layer. Large models add experts, which have separate
-norms, to the dense FFN.
+Small models have shared caches and a token embedding per layer (per_layer.py). Large models add experts with
+separate norms to the dense FFN.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """glm4moe (GLM-4.5, GLM-4.5-Air): attention with biases, optional norms of the heads of q and k, and RoPE on
-a part of each head. The first layers are dense; later layers have experts and a shared expert. Routing is
-DeepSeek-V3's (arXiv:2412.19437). The layers for multi-token prediction are not loaded. GLM-4.5 team 2025,
-arXiv:2508.06471.
+a part of each head. All but the first layers have experts and a shared expert. Routing is DeepSeek-V3's
+(arXiv:2412.19437). Multi-token prediction layers are not loaded. GLM-4.5 team 2025, arXiv:2508.06471.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""glm-dsa (GLM-5, GLM-5.2): deepseek32 with another RoPE in the indexer, which pairs neighbours. Most layers
-of GLM-5.2 have no indexer and use the positions that an earlier layer chose (indexed.py).
+"""glm-dsa (GLM-5, GLM-5.2): deepseek32, but the indexer's RoPE pairs neighbours. Most layers of GLM-5.2 have
+no indexer and use the positions that an earlier layer chose (indexed.py).
 """
 
 from __future__ import annotations
@@ -17,6 +17,6 @@ class Model(IndexedAttention):
     mixture = Mixture(gating=Gating("sigmoid", norm_w=False))
 
     def read_indexed(self, gguf: GGUF, n_layer: int) -> Sequence[bool]:
-        """Return whether each layer has an indexer, by the file's key, else by the tensors in the file."""
+        """Return whether each layer has an indexer, by the file's key or else its tensors."""
         flags = read_flags(gguf, "attention.indexer.types", n_layer)
         return flags or [f"blk.{il}.indexer.attn_k.weight" in gguf.tensors for il in range(n_layer)]

@@ -1,6 +1,5 @@
-"""granitehybrid (Granite 4 hybrid): granite, but layers without kv heads are state space layers (Mamba-2).
-Layers have a dense FFN, or experts and a shared expert. Most files switch RoPE off. Granite team 2025,
-"Granite 4.0".
+"""granitehybrid (Granite 4 hybrid): granite, but layers without kv heads are Mamba-2 layers. Layers have a
+dense FFN, or experts and a shared expert. Most files switch RoPE off. Granite team 2025, "Granite 4.0".
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""granitemoe (Granite 3 with experts): granite with experts in every layer and an optional shared expert. The
-softmax over the chosen experts' logits gives their weights.
+"""granitemoe (Granite 3 with experts): granite with experts in every layer and an optional shared expert. A
+softmax over the chosen experts' logits weighs them.
 """
 
 from __future__ import annotations

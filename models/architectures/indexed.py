@@ -1,9 +1,9 @@
-"""Latent attention to positions that an indexer chooses (DeepSeek-AI 2025, arXiv:2512.02556). The indexer
-scores positions with separate q and k. All heads of the indexer share one key per position.
+"""Latent attention to positions that an indexer chooses (DeepSeek-AI 2025, arXiv:2512.02556). The indexer has
+separate q per head, and one key per position.
 
 A position's score is the sum over heads of weight * max(q . k, 0). A row attends to the `top_k` positions
 with the highest scores. Index keys have a LayerNorm with bias, and RoPE rotates the first dimensions of index
-keys and q. The paper's Hadamard matrix (for 8-bit keys) and constant factor are left out, because neither
+keys and q. The paper's Hadamard matrix (for 8-bit keys) and constant factor are omitted, because neither
 changes the order of scores. A layer without an indexer uses the positions that an earlier layer chose
 (arXiv:2603.12201).
 """
@@ -31,8 +31,7 @@ EPS = 1e-6  # the index keys' LayerNorm; files do not state it
 
 
 class IndexedAttention(deepseek2.Model):
-    """`index_half_split` is True if the indexer's RoPE is half-split. Attention's RoPE always pairs
-    neighbours."""
+    """Attention's RoPE pairs neighbours. The indexer's RoPE is half-split if `index_half_split`."""
 
     index_half_split = False
 

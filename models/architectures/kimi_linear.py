@@ -1,6 +1,6 @@
 """kimi-linear (Kimi-Linear-48B-A3B): layers with kv heads have latent attention without RoPE. Other layers
-are delta nets with a gate per key channel. The first layers have a dense FFN; later layers have a shared
-expert, and experts chosen by sigmoid. Kimi Team 2025, arXiv:2510.26692.
+are delta nets with a gate per key channel. All but the first layers have a shared expert, and experts chosen
+by sigmoid. Kimi Team 2025, arXiv:2510.26692.
 """
 
 from __future__ import annotations

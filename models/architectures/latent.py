@@ -1,10 +1,9 @@
 """Latent attention (MLA; DeepSeek-AI 2024, arXiv:2405.04434) with one kv head. The value is the normed
 latent. The key is the normed latent followed by dimensions that all heads share. Each head multiplies its q
-and its result by a matrix. In DeepSeek-V3 the cache holds 576 values per position instead of 40,960 for all
-heads.
+and its result by a matrix. DeepSeek-V3 caches 576 values per position instead of 40,960.
 
-Files from before April 2025 have a fused matrix attn_kv_b for keys and values, which cannot be absorbed into
-q. With these files every head has its own key and value.
+Files from before April 2025 fuse keys and values in attn_kv_b, which cannot be absorbed into q, so every head
+has a key and a value.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class LatentAttention(Decoder):
     `rank_q` is the size of q's latent, or 0."""
 
     applies_rope = True
-    q_rope = "rope"  # With a temperature of q, "rope_q"; "still_q" scales q's other dimensions.
+    q_rope = "rope"  # With a temperature of q, "rope_q". Then "still_q" scales q's other dimensions.
     half_split = False
 
     def read_latent(self, gguf: GGUF, config: Config) -> Config:

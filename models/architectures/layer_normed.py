@@ -15,7 +15,7 @@ from vkbackend.models.gguf.reader import GGUF
 
 
 class LayerNormed(Decoder):
-    """If `parallel`, attention and FFN read the same norm, and their results are added."""
+    """If `parallel`, a layer adds the results of attention and FFN, which read the same norm."""
 
     parallel = False
 

@@ -1,8 +1,8 @@
 """llama4 (the text models of Llama 4 Scout and Maverick): three of four layers attend within chunks of 8,192
-positions, with RoPE. The heads of q and k then have norms without weights, except in models with 128 experts.
-The fourth layer attends to all positions without RoPE, and scales q by a temperature. Every layer or every
-second layer has a shared expert and chooses one expert, whose input is multiplied by a sigmoid. Meta 2025,
-"The Llama 4 herd".
+positions, with RoPE. In layers with RoPE, the heads of q and k have norms without weights, except in models
+with 128 experts. The fourth layer attends to all positions without RoPE, and scales q by a temperature. Every
+layer or every second layer has a shared expert, and one routed expert whose input is multiplied by a sigmoid.
+Meta 2025, "The Llama 4 herd".
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vkbackend.ops.moe import Gating
 from vkbackend.rope import RopeTable
 
 PERIOD = 4
-CHUNK = 8192  # default; 0: all layers attend to all positions, with RoPE
+CHUNK = 8192  # The default. With 0 all layers attend to all positions, with RoPE.
 TEMPERATURE = 0.1
 N_EXPERT_WITHOUT_NORMS = 128
 

@@ -11,9 +11,9 @@ from vkbackend.meta.tensor import Weight
 @dataclass(frozen=True, slots=True)
 class KVSpec:
     """A layer's caches, split along the plan's dimension `dim`. A row attends to `window` positions, or to
-    all (0). With an `owner`, this layer reads that earlier layer's caches. `index_dim` is the size of an
-    indexer's keys, or 0 without an indexer. With a `chooser`, this layer attends to the positions that the
-    earlier layer's indexer chose."""
+    all (0). With an `owner`, the layer reads this earlier layer's caches. `index_dim` is the size of index
+    keys, or 0 without an indexer. With a `chooser`, the layer attends to positions that this earlier layer's
+    indexer chose."""
 
     n_head_kv: int
     head_dim_k: int
@@ -32,7 +32,7 @@ class KVSpec:
 @dataclass(frozen=True, slots=True)
 class LayerCache:
     """A layer's caches `k` and `v` [n_cells, n_head_kv * head_dim] and its cell table [n_slots, blocks]. The
-    cells hold the last `window` positions, or all (0). If `shared`, another layer writes the caches. `index`
+    cells have the last `window` positions, or all (0). If `shared`, another layer writes the caches. `index`
     holds the indexer's keys [n_cells, index_dim]."""
 
     k: Weight
@@ -44,15 +44,15 @@ class LayerCache:
 
     @property
     def arrays(self) -> tuple[Weight, ...]:
-        """Return the arrays in the order of CachePlan.arrays."""
+        """The order is CachePlan.arrays's."""
         return (self.k, self.v, self.index) if self.index else (self.k, self.v)
 
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """A layer's recurrent state, split along the plan's dimension `dim`. Each of `arrays` has a name, and for
-    each segment the number of values per unit of `dim`. `extra` has more arrays, which are split along
-    another dimension. `kv` describes the layer's caches if it also attends."""
+    """A layer's recurrent state, split along the plan's dimension `dim`. `arrays` has each array's name and
+    its values per unit of `dim` for each segment. `extra` has arrays split along another dimension. `kv`
+    describes the caches of a layer that also attends."""
 
     n_units: int
     arrays: tuple[tuple[str, tuple[int, ...]], ...]
@@ -63,7 +63,7 @@ class StateSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerState:
-    """A recurrent state's arrays [n_cells, values] by name, and the layer's caches if it also attends."""
+    """A recurrent state's arrays [n_cells, values] by name, and the caches if the layer also attends."""
 
     arrays: Mapping[str, Weight]
     cache: LayerCache | None = None

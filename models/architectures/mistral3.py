@@ -1,8 +1,7 @@
-"""mistral3 (Ministral 3): llama with a temperature t of q. The temperature multiplies q at position p by 1 +
-t ln(1 + floor(p / n)), where n is the original context length. The cos and sin for q include this factor.
-
-YaRN's scale of cos and sin is divided by 1 + 0.1 m ln(factor), where m is YaRN's log multiplier. With m = 1
-cos and sin are unscaled. Meta 2025 (the temperature, from Llama 4); Peng et al. 2023, arXiv:2309.00071.
+"""mistral3 (Ministral 3): llama with a temperature t of q. The cos and sin for q include the factor 1 + t
+ln(1 + floor(p / n)), with position p and original context length n. YaRN's scale of cos and sin is divided by
+1 + 0.1 m ln(factor), where m is YaRN's log multiplier. With m = 1 cos and sin are unscaled. Meta 2025 (the
+temperature, from Llama 4); Peng et al. 2023, arXiv:2309.00071.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mixtures of experts (Shazeer et al. 2017): their GGUF keys, their weights with roles, and their graph."""
+"""Mixtures of experts (Shazeer et al. 2017): GGUF keys, weights with roles, and graph."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Mixture:
     n_shared: int = 0  # Columns of the shared expert, or 0.
 
     def weights(self, n_embd: int, stored: Collection[str]) -> list[WeightSpec]:
-        """Return the layer's weights, named without `blk.N.` and `.weight`. `stored` has the names of the
-        layer's tensors in the file, without `blk.N.`."""
+        """Return the layer's weights, named without `blk.N.` and `.weight`. `stored` has the layer's tensor
+        names in the file, without `blk.N.`."""
         e, n_ff, shared = self.n_expert, self.n_ff, self.n_shared
         specs = [
             WeightSpec("ffn_gate_inp", (e, n_embd), f32=True),

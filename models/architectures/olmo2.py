@@ -1,6 +1,6 @@
-"""olmo2 (OLMo 2 and 3): norms follow attention and FFN instead of preceding them, and norms of q and k span
-all heads. In OLMo 3, three of four layers have a window and unscaled RoPE. OLMo team 2024, arXiv:2501.00656;
-2025, arXiv:2512.13961.
+"""olmo2 (OLMo 2 and 3): norms only after attention and FFN, and norms of q and k over all heads. In OLMo 3,
+three of four layers have a window and unscaled RoPE. OLMo team 2024, arXiv:2501.00656; 2025,
+arXiv:2512.13961.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""olmoe (OLMoE-1B-7B): norms of q and k span all heads, and every layer has experts. The router chooses
+"""olmoe (OLMoE-1B-7B): norms of q and k over all heads, and experts in every layer. The router chooses
 experts by softmax and does not normalise their weights. Muennighoff et al. 2024, arXiv:2409.02060.
 """
 

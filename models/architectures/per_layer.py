@@ -1,6 +1,6 @@
 """Additions of Gemma 3n and 4 to gemma3. Every layer has a token embedding, which the residual gates. Values
-have an RMS norm without weights. The last layers have no cache. A layer without a cache reads the cache of
-the last layer of its kind (with or without a window) that has a cache.
+have an RMS norm without weights. The last layers read the last cache of a layer of the same kind (with or
+without a window).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""phi3 (Phi-3, Phi-4): llama with one tensor for q, k and v, and one tensor for gate and up. RoPE is
-half-split and has frequency factors for short and for long contexts (longrope). In some models RoPE rotates a
-part of each head, and layers have a window. Abdin et al. 2024, arXiv:2404.14219; Ding et al. 2024,
-arXiv:2402.13753.
+"""phi3 (Phi-3, Phi-4): llama with fused tensors for q, k and v and for gate and up. RoPE is half-split and
+has frequency factors for short and for long contexts (longrope). Some models rotate a part of each head and
+have a window. Abdin et al. 2024, arXiv:2404.14219; Ding et al. 2024, arXiv:2402.13753.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """qwen2moe (Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B): qwen2 with experts and a shared expert in every layer. The
-router chooses experts by softmax and does not normalise their weights. The shared expert is multiplied by one
-sigmoid per token. Qwen team 2024, arXiv:2407.10671.
+router chooses experts by softmax and does not normalise their weights. One sigmoid per token scales the
+shared expert's result. Qwen team 2024, arXiv:2407.10671.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""qwen3 (dense Qwen3): qwen2 without biases, and with an RMS norm of each head of q and k before RoPE. The
-product n_head * head_dim may differ from n_embd. Yang et al. 2025, arXiv:2505.09388.
+"""qwen3 (dense Qwen3): qwen2 without biases, and with an RMS norm of each head of q and k before RoPE.
+`n_head * head_dim` may differ from `n_embd`. Yang et al. 2025, arXiv:2505.09388.
 """
 
 from __future__ import annotations

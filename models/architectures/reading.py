@@ -39,7 +39,7 @@ def read_counts(
     limit: int = 1 << 24,
     low: int = 1,
 ) -> tuple[int, ...]:
-    """Return an integer per layer, which must be at least `low`. The key holds one integer or an array."""
+    """Return an integer of at least `low` per layer. The key has one integer or an array."""
     name = f"{gguf.architecture}.{key}"
     if name not in gguf.metadata and default is not None:
         return tuple(default)
@@ -71,8 +71,8 @@ def read_n_layer(gguf: GGUF) -> int:
 
 
 def read_windowed(gguf: GGUF, n_layer: int, period: int) -> tuple[bool, ...]:
-    """Return whether each layer has a window. If the file has no flag per layer, all layers have a window
-    except every `period`-th. The file may state the period."""
+    """Return whether each layer has a window. Without flags in the file, every `period`-th layer has no
+    window. The file may state the period."""
     key = "attention.sliding_window_pattern"
     name = f"{gguf.architecture}.{key}"
     if name in gguf.metadata and gguf.metadata.kind(name)[1]:
@@ -161,8 +161,7 @@ def read_orig_ctx(gguf: GGUF, n_ctx_train: int) -> int:
 
 
 def read_temperature(gguf: GGUF, n_ctx_train: int) -> dict[str, Any]:
-    """Read RopeTable's fields for the temperature of q (rope.py). The default length is the original context
-    length."""
+    """Read RopeTable's fields for the temperature of q. The default length is the original context length."""
     length = int(gguf.u32(f"{gguf.architecture}.attention.temperature_length", 0))
     return {
         "temperature": read_float(gguf, "attention.temperature_scale", 0.0),

@@ -27,8 +27,8 @@ from vkbackend.ops.state_space import MAX_SSM_STATE
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """The sizes of a state space layer. A head has `size` values. The heads of a group share B and C, which
-    have `n_state` values each."""
+    """The sizes of a Mamba-2 layer. A head has `size` values. The heads of a group share B and C of `n_state`
+    values each."""
 
     n_head: int
     n_group: int

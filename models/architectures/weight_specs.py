@@ -24,8 +24,8 @@ class Part:
     repeat.
 
     `repeat` is the number of heads (or experts) if the fused weights alternate per head, else 1. `segments`
-    has the number of rows of each segment of a repeat. In the weight, the first segments of all repeats come
-    first, then the second segments.
+    has the rows of each segment of a repeat. The weight has the first segments of all repeats, then the
+    second segments.
     """
 
     tensor: str
@@ -44,7 +44,7 @@ class Part:
         return np.concatenate([run.reshape(-1, run.shape[-1]) for run in np.split(part, ends[:-1], axis=1)])
 
     def rows(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """Return which rows of the weight belong to the repeats begin:end, as a range per segment."""
+        """Return the weight's rows of the repeats begin:end, as a range per segment."""
         ranges, before = [], 0
         for n in self.segments or (self.end - self.begin,):
             ranges.append((before * self.repeat + begin * n, before * self.repeat + end * n))
@@ -62,12 +62,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class WeightSpec:
-    """A weight's GGUF name, its shape (rows first), and its role, which decides how devices divide it.
+    """A weight's GGUF name, its shape (rows first), and its role in a plan.
 
     A `host` weight is stored in pinned host memory, because a step reads only a few of its rows. `source` is
     the tensor to use if the file lacks `name` (a tied lm_head). If `stacked`, the file's tensor stacks that
-    many matrices. `values` are f32 values of a weight that no file has. If `f32`, floats are converted to f32
-    on loading, as vectors always are, because ops read these weights only as f32.
+    many matrices. `values` are f32 values of a weight that no file has. If `f32`, floats become f32 on
+    loading, because ops read these weights only as f32. Vectors always become f32.
     """
 
     name: str
@@ -108,7 +108,7 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def fused(tensor: str, specs: Sequence[WeightSpec], repeat: int = 1) -> list[WeightSpec]:
-    """Return the specs as consecutive rows of one tensor, repeated for each expert or head."""
+    """Return the specs as consecutive rows of one tensor, `repeat` times (once per expert or head)."""
     counts = [math.prod(spec.shape[: max(1, len(spec.shape) - 1)]) // repeat for spec in specs]
     ends, total = list(accumulate(counts)), sum(counts)
     return [

@@ -1,5 +1,4 @@
-"""Decoders with RMS norms of q and k before RoPE. Each norm spans all heads and has a weight for every
-value."""
+"""Decoders with RMS norms of q and k over all heads, before RoPE."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """BPE with ranked merges, run by the `tokenizers` library. Most vocabularies merge the bytes of a
-pre-tokenizer's words. Gemma 4 merges the characters of complete lines; "whitespace" vocabularies
-(`tokenizer.ggml.model`) merge the characters of words.
+pre-tokenizer's words. Gemma 4 merges characters of lines. "whitespace" vocabularies (`tokenizer.ggml.model`)
+merge characters of words.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _WORDS = re.compile(f"{SPACE}?[^{SPACE}]+|{SPACE}")
 
 
 def _byte_characters() -> dict[str, int]:
-    """Map the characters of byte-level BPE to bytes. Printable Latin-1 is unchanged; other bytes are numbered
-    from U+0100."""
+    """Map the characters of byte-level BPE to bytes. Printable Latin-1 is unchanged; other bytes begin at
+    U+0100."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [b for b in range(256) if b not in plain]
     return {chr(b): b for b in plain} | {chr(0x100 + i): b for i, b in enumerate(rest)}
@@ -87,7 +87,7 @@ def _line_bpe(gguf: GGUF, vocabulary: Vocabulary, lines: LineTokenizer) -> Schem
     return Scheme(
         encode,
         spell_spaced,
-        # `always_bos` ignores the file's flag, because the first files of Gemma 4 had a wrong flag.
+        # Early Gemma 4 files have a wrong flag, which `always_bos` ignores.
         add_bos=bos is not None if lines.always_bos else vocabulary.flag("add_bos_token", False),
         add_eos=vocabulary.flag("add_eos_token", False),
         bos=bos,
@@ -96,7 +96,7 @@ def _line_bpe(gguf: GGUF, vocabulary: Vocabulary, lines: LineTokenizer) -> Schem
 
 
 def whitespace_bpe(gguf: GGUF, vocabulary: Vocabulary) -> Scheme:
-    # An unknown character becomes an empty token, which no merge crosses. Empty tokens are removed later.
+    # An unknown character becomes an empty token, which no merge crosses and `encode` removes.
     backend = _backend(gguf, vocabulary, unk_token="")
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     lower, n_vocab = vocabulary.flag("normalizer.lowercase", False), len(vocabulary)
@@ -126,12 +126,11 @@ def _backend(
     byte_fallback: bool = False,
     unk_token: str | None = None,
 ) -> Backend:
-    # If a merge is repeated, its first rank counts. The library would use the last rank.
+    # A repeated merge has its first rank. The library would use the last rank.
     merges, ids = list(dict.fromkeys(gguf.strings("tokenizer.ggml.merges"))), vocabulary.ids
     pairs: list[Any] = [tuple(merge.split(" ", 1)) for merge in merges]
     try:
-        # The library raises an error if a side of a merge is not a token, but it panics if the merged text is
-        # not a token.
+        # The library panics if a merged text is not a token.
         if not all(map(ids.__contains__, map("".join, pairs))):
             raise KeyError
         model = BPE(

@@ -1,8 +1,7 @@
 """The character map of a SentencePiece vocabulary, which replaces the longest known text at each position.
 
-The map is a trie over UTF-8 bytes, stored as a double array (Kanda 2018, XOR instead of addition). The 32
-bits of a node encode the byte that leads to it, a flag if a known text ends here, and the position of its
-children.
+The map is a trie over UTF-8 bytes, stored as a double array (Kanda 2018, XOR instead of addition). A node's
+32 bits encode its byte, a flag for the end of a known text, and the position of its children.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ import numpy as np
 
 from vkbackend.errors import GGUFError
 
-# A node that holds an offset into the texts has the highest bit set, so its label never equals a byte.
+# A node with an offset into the texts has the highest bit set, so its label never equals a byte.
 _LABEL = 1 << 31 | 0xFF
 
 
 class CharacterMap:
-    """Replaces texts by the map in `raw`, the file's `tokenizer.ggml.precompiled_charsmap`, which may be
+    """Replaces texts by the map `raw`, the file's `tokenizer.ggml.precompiled_charsmap`, which may be
     empty."""
 
     def __init__(self, raw: Any, path: Path) -> None:

@@ -1,9 +1,8 @@
 """A model's chat template, which turns messages into a prompt.
 
-Model files contain templates, which are not trusted. So a template runs in a separate process with limits of
-time and memory (template_process.py), and in jinja2's immutable sandbox. Templates may use the additions of
-Hugging Face's `apply_chat_template`, such as loop controls, `{% generation %}`, `tojson`, `raise_exception`
-and `strftime_now`.
+Templates come from model files and are not trusted. So a template runs in jinja2's immutable sandbox, in a
+process with limits of time and memory (template_process.py). Templates may use the additions of Hugging
+Face's `apply_chat_template`, such as loop controls and `strftime_now`.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _in_use: WeakValueDictionary[tuple[str, str, str], TemplateProcess] = WeakValueD
 
 def choose(templates: Mapping[str, str], given: str | None, tools: bool) -> tuple[str, list[str]]:
     """Return a template's source, and notes for the user. `given` is a template's name or a source. The
-    default is the model's template for tools (if `tools`), else its default template, else ChatML."""
+    default is the model's tool template (if `tools`), else its default template, else ChatML."""
     if given is not None:
         return templates.get(given, given), []
     for name in ("tool_use", "default") if tools else ("default",):
@@ -50,7 +49,7 @@ def choose(templates: Mapping[str, str], given: str | None, tools: bool) -> tupl
 
 
 class ChatTemplate:
-    """A compiled template. Equal templates share a process. `bos` and `eos` are the texts of these tokens.
+    """A compiled template. Equal templates share a process.
 
     Raises InvalidArgument if the template is too long, invalid, or exceeds its limits. Raises Timeout or
     VkbackendError if its process cannot be started.
@@ -72,9 +71,9 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
-        """Return the prompt for an answer to `messages`. Without `add_generation_prompt` the prompt does not
-        open an answer. With `continue_final_message` the prompt ends with the last message's content.
-        `variables` are the template's, such as `tools` and `documents`.
+        """Return the prompt for an answer to `messages`. `add_generation_prompt` opens an answer. With
+        `continue_final_message` the prompt ends with the last message's content. `variables` are for the
+        template, such as `tools` and `documents`.
 
         Raises Timeout. Raises InvalidArgument if the template refuses the messages, fails, exceeds a limit,
         or writes more text than a tokenizer accepts.
@@ -91,8 +90,7 @@ class ChatTemplate:
 
 
 def with_thought(message: Message) -> Message:
-    """Return the message with its thought under both "thinking" and "reasoning_content", as Hugging Face
-    does."""
+    """Return the message with its thought under "thinking" and "reasoning_content", as in Hugging Face."""
     thought = next((message[name] for name in REASONING if message.get(name) is not None), None)
     return message if thought is None else {"thinking": thought, **message, "reasoning_content": thought}
 

@@ -16,7 +16,7 @@ ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
 MARKS = (*ENDS, "<|message|>", "<|constrain|>")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
-_HEADERS = ("<|", " to=", "to=", "assistant")  # a header begins with one of these
+_HEADERS = ("<|", " to=", "to=", "assistant")  # A header begins with one of these.
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class HarmonyReader:
 
     def _header(self, out: list[Part], last: bool) -> bool:
         """Read the next header or text, or return False if more text is needed."""
-        if self._plain:  # the first message may have no header
+        if self._plain:  # The first message may have no header.
             begun = any(self._held.startswith(mark) for mark in _HEADERS)
             may = any(mark.startswith(self._held) for mark in _HEADERS)
             if not begun and not (may and not last):
@@ -81,7 +81,7 @@ class HarmonyReader:
         if not hits:
             return False
         mark = min(hits)[1]
-        if mark != "<|channel|>":  # the mark is part of the next header
+        if mark != "<|channel|>":  # "<|channel|>" is part of the next header.
             self._held = self._held[len(mark) :]
         self._in_header = True
         return True

@@ -1,5 +1,5 @@
-"""Prompts for fill in the middle (FIM), as in llama-server's `/infill`. The order is other files of the
-project, the file's name, the text before the gap, and the text after the gap.
+"""Prompts for fill in the middle (FIM), as in llama-server's `/infill`. The order is the project's other
+files, the file's name, the prefix, and the suffix.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def infill_prompt(
     files: Mapping[str, str] | None = None,
     suffix_first: bool = False,
 ) -> list[int]:
-    """Return the ids of the prompt. Special tokens in the texts count as plain text.
+    """Return the prompt's ids. Special tokens in the texts are plain text.
 
-    `files` has the texts of other files by name. With `suffix_first` the suffix precedes the prefix
-    (llama.cpp's `--spm-infill`). Raises UnsupportedModel if the vocabulary lacks a FIM token.
+    `files` has other files' texts by name. With `suffix_first` the suffix precedes the prefix (llama.cpp's
+    `--spm-infill`). Raises UnsupportedModel if the vocabulary lacks a FIM token.
     """
     fim = tokenizer.fim_ids
     if missing := [name for name in _NEEDED if name not in fim]:

@@ -1,6 +1,6 @@
-"""Pre-tokenizers by the names in `tokenizer.ggml.pre`. Pre-tokenizers cut text into words, within which BPE
-merges bytes. A pre-tokenizer applies regular expressions (in Oniguruma's syntax) in order. Each expression
-cuts every piece of text into its matches and the text between matches.
+"""Pre-tokenizers by the names in `tokenizer.ggml.pre`. A pre-tokenizer cuts text into words, within which BPE
+merges bytes. Regular expressions (in Oniguruma's syntax) apply in order, and each cuts every piece of text
+into matches and the text between matches.
 """
 
 from dataclasses import dataclass
@@ -42,8 +42,8 @@ def _cased(suffix: str, digits: str, but: str = "") -> str:
 _CASED_END = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES
 _TEKKEN = _cased("", r"\p{N}") + _CASED_END
 _GPT4O = _cased(_SUFFIX + "?", r"\p{N}{1,3}") + _CASED_END
-# The first alternative separates Han characters from other characters. The original tokenizer folds case, so
-# this pattern uses (?i:...).
+# The first alternative separates Han characters. The original tokenizer folds case, so this pattern uses
+# (?i:...).
 _KIMI = (
     r"\p{Han}+|"
     + _cased(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?", r"\p{N}{1,3}", r"&&[^\p{Han}]")
@@ -83,8 +83,8 @@ _YOUTU = (
     "\ufe30-\ufe4f]+|[\u3105-\u312f]+|" + _HAN_KANA
 )
 
-# Cuts digits into groups of three from the right, in linear time. The models' own expressions look ahead at
-# each group, which takes quadratic time.
+# Cuts digits into groups of three from the right, in linear time. The models' expressions take quadratic
+# time.
 _AFMOE_DIGITS = (r"\p{N}+", r"\A\p{N}{1,2}(?=(?:\p{N}{3})++\z)", r"\p{N}{3}")
 # Makes the same cuts as \d{1,3}(?=(?:\d{3})*\b), which does not cut digits before a letter.
 _AYA_DIGITS = (
@@ -102,8 +102,8 @@ _SUPERBPE_DIGITS = (
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """With `ignore_merges`, a word that is a token becomes that token without merges. `add_bos` is the
-    default for the file's flag of this name."""
+    """With `ignore_merges`, a word that is a token is not merged. `add_bos` is the default of the file's
+    flag."""
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
@@ -112,8 +112,8 @@ class PreTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class LineTokenizer:
-    """Cuts text into lines, whose characters are merged. With `whole_runs`, a run of line feeds that is a
-    token is not cut. With `words`, each line begins with a space and is cut before each space."""
+    """Cuts text into lines for merges of characters. With `whole_runs`, a run of line feeds that is a token
+    is not cut. With `words`, each line begins with a space and is cut before each space."""
 
     always_bos: bool = True
     whole_runs: bool = True

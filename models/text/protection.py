@@ -1,9 +1,9 @@
-"""Treats special tokens in the texts of users and tools as plain text. Without this module, a user could
-write `<|im_end|>` to end a message and continue in another role.
+"""Treats special tokens in the texts of users and tools as plain text. Otherwise a user could write
+`<|im_end|>` to end a message and continue in another role.
 
-The template renders the conversation a second time, with a random sentinel next to each special token of
-these texts. The sentinels show where these special tokens are in the prompt. A template may test how contents
-begin and end, so the positions are used only if removing the sentinels gives exactly the first rendering.
+A second rendering has a random sentinel next to each special token of these texts, which shows its position
+in the prompt. Templates may test how contents begin and end, so sentinels count only if the prompt without
+sentinels equals the first rendering.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from vkbackend.models.text.tokenizer import Tokenizer, whole_characters
 Spans = tuple[tuple[int, int], ...]
 Change = Callable[[str, bool], str]  # (text, whether the model wrote it) -> text
 TRUSTED = ("system", "developer")
-# A message with this key is not trusted, even in a trusted role, because it holds texts of tools.
+# A message with this key is untrusted in any role, because it has texts of tools.
 UNTRUSTED = "_untrusted"
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A rendered conversation. `plain` has the spans that look like special tokens but are text. `protected`
-    is False if these spans could not be distinguished from special tokens."""
+    """A rendered conversation. `plain` has the spans of special tokens that are plain text. `protected` is
+    False if these spans are unknown."""
 
     text: str
     plain: Spans = ()
@@ -44,8 +44,8 @@ class Prompt:
 
 
 class Protection:
-    """Makes prompts in which special tokens of messages are plain text. User-defined tokens that occur in
-    `source`, the template's text, count as special tokens."""
+    """Makes prompts in which special tokens of messages are plain text. User-defined tokens in `source`, the
+    template's text, count as special tokens."""
 
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, source: str) -> None:
         self._template = template
@@ -53,7 +53,7 @@ class Protection:
         self._special = SpecialTokens(tokenizer.markers(lambda text: text in source))
 
     def prompt(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> Prompt:
-        """Render a conversation. Raises the errors of ChatTemplate.render."""
+        """Raises the errors of ChatTemplate.render."""
         texts: list[str] = []
 
         def collect(text: str, by_model: bool) -> str:
@@ -65,7 +65,7 @@ class Protection:
         text = self._template.render(conversation, **given)
         if not texts:
             return Prompt(text)
-        # Sentinels after the texts succeed more often, because many templates test how a content begins.
+        # Sentinels after tokens succeed more often, because many templates test how a content begins.
         for after in (True, False):
             if spans := self._by_sentinels(conversation, given, text, after):
                 return Prompt(text, spans)
@@ -78,8 +78,7 @@ class Protection:
     def _by_sentinels(
         self, messages: Sequence[Message], variables: Mapping[str, Any], text: str, after: bool
     ) -> Spans:
-        """Return the plain spans, or none if the sentinels changed the rendering or were moved away from
-        their texts."""
+        """Return the plain spans, or none if the sentinels changed the rendering or were moved."""
         code, marks = token_hex(8), list[str]()
 
         def mark(text: str, by_model: bool) -> str:
@@ -112,8 +111,7 @@ class Protection:
 
 
 def _by_contents(contents: list[str], text: str) -> Spans:
-    """Return the spans of the contents in `text`, or none if a content occurs more or less often than in the
-    messages."""
+    """Return the spans of the contents in `text`, or none if `text` has a content more or less often."""
     spans = set[tuple[int, int]]()
     for content in set(contents):
         whole = content if content in text else content.strip()

@@ -1,4 +1,4 @@
-"""Separates a model's thoughts from its answer while the text arrives. Markers belong to neither."""
+"""Separates a model's thoughts from its answer, without markers, while the text arrives."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ def opened(prompt: str) -> bool:
 
 
 class ReasoningSplit:
-    """Splits a text as it arrives. If `thinking`, the text begins in a thought. If `channels`, the text is in
-    Harmony."""
+    """If `thinking`, the text begins in a thought. If `channels`, the text is in Harmony."""
 
     def __init__(self, thinking: bool = False, channels: bool = False) -> None:
         self._harmony = harmony.HarmonyReader() if channels else None
@@ -42,8 +41,8 @@ class ReasoningSplit:
         self._closers = tuple(THOUGHTS.values()) if thinking else ()
 
     def push(self, piece: str, *, last: bool = False) -> list[Piece]:
-        """Return pieces of thoughts and answers. Text that may begin a marker is returned later, at the
-        latest with the `last` piece."""
+        """Return pieces of thoughts and answers. Text that may begin a marker is returned later, or with the
+        `last` piece."""
         if self._harmony:
             parts = self._harmony.push(piece, last=last)
             return [Piece(part.text, part.is_thought) for part in parts if part.text]

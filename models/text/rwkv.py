@@ -1,6 +1,5 @@
-"""RWKV's tokenizer (`tokenizer.ggml.model` "rwkv"). RWKV has no merges. At each position of a text, the
-tokenizer chooses the longest token in bytes. A token may have only some bytes of a character, so files write
-tokens with escapes (`\\n`, `\\x80`).
+"""RWKV's tokenizer (`tokenizer.ggml.model` "rwkv"), which chooses the longest token in bytes at each
+position. A token may be part of a character, so files write tokens with escapes (`\\n`, `\\x80`).
 """
 
 from __future__ import annotations

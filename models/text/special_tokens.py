@@ -1,9 +1,8 @@
 """Cuts special tokens out of a text before the other text is merged.
 
 llama.cpp first cuts the longest token (in bytes; on a tie the lower id) out of the complete text, then the
-second longest. llama.cpp's algorithm takes tokens x characters steps. This module returns the same tokens,
-but reads the text once, in O(log tokens) per position. If tokens overlap, `_settle` selects them by rank, the
-order of length and id.
+second longest, in tokens x characters steps. This module returns the same tokens, but takes O(log tokens)
+steps per position. `_settle` selects overlapping tokens by rank, the order of length and id.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Iterable, Iterator
 
 from vkbackend.models.text.prefix import n_common
 
-MAX_LENGTH = 1024  # characters; tokens of published vocabularies are runs of up to 256 spaces or dashes
+MAX_LENGTH = 1024  # Characters. Published vocabularies have runs of up to 256 spaces or dashes.
 
 
 def _escaped(characters: Iterable[str]) -> str:
@@ -23,13 +22,13 @@ def _escaped(characters: Iterable[str]) -> str:
 
 
 class SpecialTokens:
-    """Cuts special tokens out of texts. `tokens` are pairs of text and id. Their texts are distinct and have
-    1 to MAX_LENGTH characters."""
+    """Cuts special tokens out of texts. `tokens` has pairs of text and id, with distinct texts of 1 to
+    MAX_LENGTH characters."""
 
     def __init__(self, tokens: Iterable[tuple[str, int]]) -> None:
         ids = dict(tokens)
-        # Among tokens that sort before or equal to a text, take the last. A token that begins the text is
-        # that token or a prefix of it. Index 0 means no token.
+        # A token that begins a text is the last token that sorts before or equal to the text, or a prefix of
+        # the last token. Index 0 means no token.
         texts = self._texts = ["", *sorted(ids)]
         self._ids = [-1, *(ids[text] for text in texts[1:])]
         self._by_rank = sorted(range(1, len(texts)), key=lambda i: (-len(texts[i].encode()), self._ids[i]))
@@ -39,8 +38,8 @@ class SpecialTokens:
             self._rank[i] = rank
             self._best.setdefault(texts[i][0], rank)
         self._longest = max(map(len, texts))
-        # A token begins only where the second character of some token follows. This test excludes most
-        # positions if tokens begin with letters. The pattern reads `_ahead` characters after the first.
+        # The lookahead for a second character excludes most positions if tokens begin with letters. The
+        # pattern reads `_ahead` characters after the first.
         seconds = {text[1:2] for text in ids}
         self._ahead = 0 if "" in seconds else 1
         lookahead = f"(?=[{_escaped(seconds)}])" if self._ahead else ""
@@ -48,9 +47,8 @@ class SpecialTokens:
         self._link()
 
     def _link(self) -> None:
-        """Store for every token the longest other token that it begins with (`_prefix`). These links form
-        chains. A second link to a token further up the chain (`_jump`) lets a search take O(log length) steps
-        (Myers 1983)."""
+        """Store for every token its longest proper prefix that is a token (`_prefix`). With a second link
+        further up this chain (`_jump`) a search takes O(log length) steps (Myers 1983)."""
         self._prefix, self._jump, depth = [0], [0], [0]
         for text in self._texts[1:]:
             i = len(self._prefix) - 1
@@ -112,9 +110,9 @@ class SpecialTokens:
         """Select the tokens from `begin` up to the first position that no token crosses. Return these tokens
         and this position.
 
-        Each position offers its longest token, and the offer of best rank is selected. If a position's token
-        overlaps a selected token, the position next offers its longest token that still fits. An offer is
-        longer than the next two of its position together, so a position makes O(log length) offers.
+        Each position offers its longest token, and the offer of best rank is selected. If the offer overlaps
+        a selected token, the position offers its longest token that fits. An offer is longer than the next
+        two of its position together, so a position makes O(log length) offers.
         """
         assert self._begin
         n, end, offers = len(text), begin + 1, list[int]()

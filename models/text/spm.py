@@ -1,7 +1,7 @@
 """Merges characters by token scores, as SentencePiece does. Unknown characters become byte tokens.
 
-The pair whose token has the highest score is merged first; on a tie the leftmost pair is merged. BPE in the
-`tokenizers` library cannot express this tie, and listing all merges takes 0.2 s for 32,000 tokens.
+The pair with the highest token score is merged first; on a tie the leftmost pair. BPE in the `tokenizers`
+library cannot express this tie, and listing all merges takes 0.2 s for 32,000 tokens.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from vkbackend.models.text.vocabulary import SPACE, Scheme, Vocabulary, spell_sp
 
 _INNER_SPACES = re.compile(f"([^{SPACE}]){SPACE}+(?=(.?))", re.DOTALL)
 _MAX_PAIRS = 64  # Limit of lookbehinds, at 30 ns per word each.
-# 16,384 words take 4 MB. On 2 MB of English, 65,536 words were no faster, and 8,192 were a tenth slower.
+# 16,384 words take 4 MB. On 2 MB of English, 65,536 words were no faster, and 8,192 were 10 % slower.
 _CACHED_WORDS, _CACHED_CHARS = 1 << 14, 64
 
 
 class SpmMerger:
-    """Encodes words. `ids` maps token texts to ids, `scores` has a score per id, and `byte_ids` has the id of
-    each byte value."""
+    """`ids` maps token texts to ids, `scores` has a score per id, and `byte_ids` has the id of each byte."""
 
     def __init__(self, ids: Mapping[str, int], scores: Sequence[float], byte_ids: Sequence[int]) -> None:
         self._ids, self._scores, self._byte_ids = ids, scores, byte_ids
@@ -38,8 +37,7 @@ class SpmMerger:
         return out
 
     def _merge(self, word: str) -> list[int]:
-        """Merge a word in O(n log n) steps. Pairs that are no longer neighbours remain in the heap and are
-        skipped."""
+        """Merge a word in O(n log n) steps. Outdated pairs remain in the heap and are skipped."""
         ids, scores = self._ids, self._scores
         symbols, n = list(word), len(word)
         after, before = list(range(1, n + 1)), list(range(-1, n - 1))
@@ -73,9 +71,8 @@ class SpmMerger:
 
 def _word_pattern(texts: Iterable[str]) -> str:
     """Return a pattern of words that can be merged separately. The pattern cuts text before a run of spaces,
-    unless a token could cross the cut. A token can cross the cut if it contains the same spaces after the
-    same character. If the token continues after the spaces, the next characters must be the same too. Gemma
-    has a few such tokens."""
+    unless a token has spaces after the same character (and before the same next character, if any). Gemma has
+    a few tokens with inner spaces."""
     around: dict[str, set[str]] = {}
     for text in texts:
         if SPACE in text[1:]:

@@ -1,6 +1,6 @@
 """Runs a chat template in a separate process (template_worker.py), because a template of 119 characters can
-crash the Python interpreter. The process is started as a new program, not forked. If the process ends,
-another is started. Each wait for the process has a time limit.
+crash the Python interpreter. The process is a new program, not a fork. If the process ends, another is
+started. Each wait has a time limit.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from vkbackend.errors import InvalidArgument, Timeout, VkbackendError
 from vkbackend.models.text.template_frames import ASKED, ENDED, HEAD, MAX_ERROR, READY, REFUSED, TEXT
 
 WORKER = "vkbackend.models.text.template_worker"
-# Like `python -m`, but our sys.path comes last, because a file next to the caller's program may have the name
-# of a module that the worker needs.
+# Like `python -m`, but our sys.path comes last, because a file next to the caller's program could shadow one
+# of the worker's modules.
 START = f"import sys; sys.path += sys.argv[1:]; from {WORKER} import main; main()"
 MAX_REQUEST = 1 << 25  # Bytes; twice the longest text that a tokenizer accepts.
 CPU_S, WALL_S = 5, 30.0  # Per request. The longest published templates compile in 0.1 s.
@@ -51,7 +51,7 @@ class Ended(Exception):
 
 
 class TemplateProcess:
-    """A compiled template. Threads may share it; only one thread renders at a time.
+    """A compiled template, which threads may share. Only one thread renders at a time.
 
     Raises InvalidArgument if the template is invalid, refuses a conversation, or exceeds a limit. Raises
     Timeout or VkbackendError if no process can be started.
@@ -126,7 +126,7 @@ class _Worker:
             ) from None
 
     def idle(self) -> bool:
-        """Return whether the worker is alive and has sent nothing. Otherwise kill it."""
+        """Return whether the worker is alive and has sent nothing. Otherwise kill the worker."""
         try:
             self._socket.setblocking(False)
             self._socket.recv(1)
@@ -173,7 +173,7 @@ class _Worker:
 
     def _exchange(self, frame: bytes, limit_s: float, expected: int) -> tuple[int, int, str]:
         """Send a frame and return the reply, which has the `expected` kind or is a refusal. Any failure kills
-        the process, because a late reply would be read as the next request's reply."""
+        the process, because a late reply would answer the next request."""
         deadline = time.monotonic() + limit_s
         try:
             self._socket.settimeout(limit_s)
@@ -211,8 +211,8 @@ class _Worker:
 
 
 def _same(pair: tuple[Items, Items]) -> bool:
-    """Return whether two messages are equal and have only texts. Other values may have been changed in place,
-    so the comparison would not see the change."""
+    """Return whether two messages are equal and have only texts. Other values may change in place,
+    unnoticed."""
     return pair[0] == pair[1] and all(isinstance(value, str) for _, value in pair[0])
 
 

@@ -1,8 +1,8 @@
 """Compiles and renders a chat template under limits, for template_process.py.
 
 The process reads requests from a socket, its stdin, and ends when the socket is closed. The first request is
-a template, and all later requests are conversations. The process imports few modules, so it starts fast and
-leaves most of its memory limit to the template.
+a template; all later requests are conversations. Few imports make the start fast and leave most of the memory
+limit to the template.
 """
 
 from __future__ import annotations
@@ -61,8 +61,7 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return JSON like Hugging Face's `tojson`, with the same order of arguments and without escapes for
-    HTML."""
+    """Return JSON like Hugging Face's `tojson`, with the same order of arguments and without HTML escapes."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -92,9 +91,8 @@ def compiled(source: str, bos: str, eos: str) -> Template:
 
 
 def rendered(template: Template, messages: list[Any], variables: dict[str, Any], most: int) -> str:
-    """Render with None for missing tools or documents, as Hugging Face does. The templates of Hermes 2 and 3
-    and Command R+ loop over tools or documents and fail with None. So if a template fails, render again
-    without these names, as llama.cpp does."""
+    """Render with None for missing tools or documents, as Hugging Face does. Templates that loop over them
+    (Hermes 2 and 3, Command R+) fail with None, so render again without these names, as llama.cpp does."""
     try:
         return joined(template, {"messages": messages, **NOTHING, **variables}, most)
     except Refused as refusal:
@@ -166,14 +164,14 @@ def send(kind: int, text: str, kept: int = 0) -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the caller
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The caller handles Ctrl-C.
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # The parent's blocked signals are inherited.
     limit(resource.RLIMIT_CORE, 0)
     limit(resource.RLIMIT_AS, MAX_MEMORY)
     try:
         serve()
-    except OSError:  # the other side has closed the socket
+    except OSError:  # The other side closed the socket.
         os._exit(0)
 
 
@@ -201,7 +199,7 @@ def serve() -> None:
             send(REFUSED, str(error)[:MAX_ERROR])
         except MemoryError:
             send(ENDED, f"the chat template takes more than {MAX_MEMORY >> 20} MB of memory")
-            os._exit(1)  # the state of the process is unknown
+            os._exit(1)  # The state of the process is unknown.
 
 
 if __name__ == "__main__":

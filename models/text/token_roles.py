@@ -1,6 +1,5 @@
-"""Finds the roles of tokens by their texts, because converters often forget to mark roles in the file. A role
-is, for example, to end a generation, to be a control token, or to drop the white space after the token. The
-rules are llama.cpp's.
+"""Finds the roles of tokens by their texts, because converters often omit roles, such as control token or end
+of generation. The rules are llama.cpp's.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ _ENDS = frozenset(
     "<|end_of_text|> <end_of_turn> <end_of_utterance> <EOT> _<EOT> [EOT] [EOS] [e~[ <turn|> "
     "<|tool_response> <eos> </s>".split()
 ) | {"<\uff5cend\u2581of\u2581sentence\uff5c>"}
-# Tokens that models write at the end of a file. A key of the GGUF file names the token. Without the key, the
-# first of these texts that is a token has the role.
+# Tokens that models write at the end of a file. A GGUF key names the token. Without the key, the first of
+# these texts that is a token has the role.
 _FILE_ENDS = {
     "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
@@ -58,7 +57,7 @@ def settle_roles(
     ids: Mapping[str, int], types: list[int], named: Callable[[str], int | None]
 ) -> tuple[frozenset[int], dict[str, int]]:
     """Correct `types`. Return the tokens that end a generation, and the fill-in-the-middle tokens by short
-    name. `named(key)` returns the token that the file names by this key."""
+    name. `named(key)` returns the file's token for a key."""
     ends = {ids[text] for text in _ENDS & ids.keys()}
     for i in ends:
         types[i] = TokenType.CONTROL
@@ -86,7 +85,8 @@ def settle_roles(
 
 
 def stripping(name: str, ids: Mapping[str, int], types: list[int]) -> frozenset[int]:
-    """Return the tokens that drop the white space after them, which only Phi-3 has. `name`: the model."""
+    """Return the tokens that drop the white space after them. Only Phi-3 has them. `name` is the model's
+    name."""
     if not any(phi in name.lower() for phi in ("phi-3", "phi3")):
         return frozenset()
     return frozenset(i for text, i in ids.items() if types[i] in MARKERS and text not in _NOT_STRIPPING)

@@ -1,5 +1,5 @@
-"""Converts text to token ids and back, with the vocabulary of a GGUF file. Each kind of tokenizer has a
-separate module. This module handles special tokens and incremental decoding.
+"""Converts text to token ids and back, with a GGUF file's vocabulary. This module handles special tokens and
+incremental decoding. Each kind of tokenizer has a separate module.
 """
 
 import codecs
@@ -32,8 +32,8 @@ _KINDS = {  # by `tokenizer.ggml.model`
 
 
 class Tokenizer:
-    """`stop_ids` end a generation. A vocabulary with its encoder. `fim_ids` has the fill-in-the-middle tokens
-    by short name (infill.py)."""
+    """A vocabulary with its encoder. `stop_ids` end a generation. `fim_ids` has the fill-in-the-middle tokens
+    by short name."""
 
     def __init__(self, gguf: GGUF) -> None:
         path, model = gguf.paths[0], gguf.string("tokenizer.ggml.model", None)
@@ -96,11 +96,11 @@ class Tokenizer:
         parse_special: bool = False,
         plain: Sequence[tuple[int, int]] = (),
     ) -> list[int]:
-        """Return the ids of a text. `add_special` adds BOS and EOS if the model wants them.
+        """Return a text's ids. `add_special` adds BOS and EOS if the model wants them.
 
-        User-defined tokens in the text become tokens; control tokens do so only with `parse_special`. The
-        spans `plain`, which are (begin, end) in order, become ordinary text without such tokens. Lone
-        surrogates become U+FFFD. Raises InvalidArgument if the text is not a str or is longer than MAX_TEXT.
+        User-defined tokens in the text become tokens; control tokens only with `parse_special`. The ordered
+        spans (begin, end) in `plain` become ordinary text. Lone surrogates become U+FFFD. Raises
+        InvalidArgument if the text is not a str or is longer than MAX_TEXT.
         """
         if not isinstance(text, str):
             raise InvalidArgument(f"the text is a {type(text).__name__}, expected a str")
@@ -132,26 +132,24 @@ class Tokenizer:
         for begin, end in (*plain, (len(text), len(text))):
             for fragment in (*special.cut(text[done:begin]), text[begin:end]):
                 if isinstance(fragment, str) and out and isinstance(before := out[-1], str):
-                    out[-1] = before + fragment  # Adjacent texts are merged as one text.
+                    out[-1] = before + fragment  # Join adjacent texts.
                 elif fragment != "":
                     out.append(fragment)
             done = end
         return out
 
     def markers(self, wanted: Callable[[str], bool]) -> list[tuple[str, int]]:
-        """Return pairs of text and id for control and unknown tokens, and for user-defined tokens for which
-        `wanted(text)` is true."""
+        """Return (text, id) of control and unknown tokens, and of user-defined tokens if `wanted(text)`."""
         markers = ((text, i) for text, i in self._ids.items() if self.is_marker(i))
         return [(text, i) for text, i in markers if self.is_special(i) or wanted(text)]
 
     # ---- ids to text ----
 
     def decode(self, ids: Iterable[int], skip_special: bool = True, *, at_start: bool = True) -> str:
-        """Return the text of ids. Bytes that are not UTF-8 become U+FFFD. Raises InvalidArgument for an id
-        out of range.
+        """Bytes that are not UTF-8 become U+FFFD. Raises InvalidArgument for an id out of range.
 
-        `at_start` removes the space that `encode` adds at the start of a text. `at_start` must be False for
-        ids that continue a text, such as generated ids.
+        `at_start` removes the space that `encode` adds at the start of a text. For ids that continue a text,
+        such as generated ids, `at_start` must be False.
         """
         stream = self.stream(skip_special, at_start=at_start)
         return "".join([stream.push(i) for i in ids]) + stream.flush()
@@ -160,12 +158,11 @@ class Tokenizer:
         return TextStream(self, skip_special, at_start)
 
     def is_special(self, token_id: int) -> bool:
-        """Return whether `decode` leaves the token out, because it is a control or unknown token."""
+        """Return whether the token is a control or unknown token, which `decode` omits."""
         return self._types[token_id] in (TokenType.CONTROL, TokenType.UNKNOWN)
 
     def is_marker(self, token_id: int) -> bool:
-        """Return whether the token is cut out of a text before merging, so the text around it does not
-        matter."""
+        """Return whether the token is cut out of a text before merging."""
         return self._types[token_id] in MARKERS
 
     def piece(self, token_id: int) -> bytes:
@@ -219,7 +216,7 @@ class TextStream:
         return self._utf8.decode(piece)
 
     def flush(self) -> str:
-        """Return the held bytes as U+FFFD. The stream may continue."""
+        """Return the bytes of an incomplete character as U+FFFD. The stream may continue."""
         rest = self._utf8.decode(b"", final=True)
         self._utf8.reset()
         return rest

@@ -16,9 +16,9 @@ _BYTE_TEXT = re.compile(r"<0x([0-9A-F]{2})>")
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How text becomes ids. `spell` returns the bytes of a normal token's text. Flags and tokens come from
-    the file, or are the defaults of the tokenizer's kind. If `close` is not None, `add_eos` appends `close`
-    instead of `eos`."""
+    """How text becomes ids. `spell` returns the bytes of a normal token's text. Flags and tokens are the
+    file's, or the defaults of the tokenizer's kind. `add_eos` appends `close`, or `eos` if `close` is
+    None."""
 
     encode: Callable[[str], list[int]]
     spell: Callable[[str], bytes]

@@ -1,6 +1,6 @@
 """WordPiece (`tokenizer.ggml.model` "bert"), by the `tokenizers` library with BERT's normalizer. A word is
-cut into the longest tokens. GGUF files mark a token that begins a word with U+2581; BERT's vocabulary marks a
-token that continues a word with ##.
+cut into the longest tokens. GGUF files mark tokens that begin a word with U+2581; BERT marks tokens that
+continue a word with ##.
 """
 
 from __future__ import annotations
