@@ -1,4 +1,4 @@
-"""Splits an answer into thought, content and tool calls, while it is generated."""
+"""Splits an answer into thought, content and tool calls during generation."""
 
 from __future__ import annotations
 
@@ -61,9 +61,8 @@ class ChatCompletion:
 
 
 class AnswerReader:
-    """Splits an answer as it arrives. If `thinking`, the answer begins in a thought. `format_` is the format
-    of tool calls, or None. If `single`, the answer ends with its first tool call (`is_over`). If `channels`,
-    the answer is in Harmony, gpt-oss's format."""
+    """Splits an answer as it arrives. If `thinking`, the answer begins in a thought. If `single`, the answer
+    ends with its first tool call (`is_over`). If `channels`, the answer is in gpt-oss's Harmony."""
 
     def __init__(
         self,
@@ -109,7 +108,7 @@ class AnswerReader:
         return ChatChunk(content, thought, tuple(calls), reason, chunk)
 
     def _parts(self, text: str, last: bool) -> Iterable[tuple[AnswerPart, bool]]:
-        """Return the parts of a text, each with a flag that is True for a thought."""
+        """Return the parts of a text, each with whether it is a thought."""
         if self._harmony:
             return list(self._of_channels(self._harmony, text, last))
         if self._calls is None:

@@ -1,8 +1,7 @@
-"""`Chat` has a conversation in one slot, so each turn computes only new text.
+"""`Chat` stores a conversation in one slot, so each turn computes only new text.
 
-Every turn renders the complete conversation, because a template may change earlier text. If the rendered text
-begins with the slot's text, the chat keeps the slot's tokens, because tokenizing the text again could give
-other tokens.
+Every turn renders the complete conversation, because a template may change earlier text. If the prompt begins
+with the slot's text, only the new text is tokenized, because the slot's text could become other tokens.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from vkbackend.options_class import takes
 
 
 class Chat:
-    """A conversation in `slot` of an LLM. `system` is the system prompt. `template` is a jinja source or the
-    name of one of the model's templates. The default is the model's default template, else ChatML, which
-    `notes` reports. `variables` are passed to the template, such as `tools` and `enable_thinking`.
+    """A conversation in `slot` of an LLM, with the `system` prompt. `template` is a jinja source or the name
+    of one of the model's templates. The default is the model's default template, else ChatML, which `notes`
+    reports. The template gets `variables`, such as `tools` and `enable_thinking`.
 
-    Special tokens in messages and documents count as plain text, unless `parse_special`. `protected` is False
-    if special tokens of messages could not be distinguished from the template's special tokens.
+    Special tokens in messages and documents are plain text, unless `parse_special`. `protected` is False if
+    special tokens of messages are indistinguishable from the template's.
 
-    `messages` is the conversation. The first `n_left_out` messages after the system prompt are no longer in
-    the context. `thinks` is True if the template opened a thought for the current answer. `channels` is True
-    if answers are in gpt-oss's channels.
+    The first `n_left_out` of the `messages` after the system prompt are no longer in the context. `thinks` is
+    True if the template opened a thought for the current answer. `channels` is True if answers are in
+    Harmony.
 
     Raises UnsupportedModel for a model without a tokenizer, and InvalidArgument for an invalid template.
     """
@@ -82,7 +81,7 @@ class Chat:
         """Send a message and stream the answer. The keywords are `LLM.stream`'s, except `slot`.
 
         Closing the stream ends the answer; its text so far becomes a message. A message that is longer than
-        the context, or that the template refuses, raises InvalidArgument and is not stored.
+        the context, or refused by the template, raises InvalidArgument and is not stored.
         """
         return self._ask(
             [*self.messages, {"role": "user", "content": text_of("text", text)}], max_tokens, options
@@ -124,8 +123,7 @@ class Chat:
         options: AnswerKeywords,
     ) -> Generator[Chunk, None, None]:
         chunks, before = list[Chunk](), list[dict[str, float]]()
-        # An answer with a grammar ends when the context is full, because a new request would restart the
-        # grammar.
+        # With a grammar, a full context ends the answer, because a new request would restart the grammar.
         slides = not any(options.get(name) for name in KEYWORDS)
         new_ids: list[int] = []
         try:
@@ -157,16 +155,15 @@ class Chat:
             if new_ids and new_ids[-1] in tokenizer.stop_ids:
                 new_ids.pop()  # the template writes the token that ends a message
             self.messages = [*messages, answer_message(answer, self.thinks, self.channels)]
-            # `new_ids` may have tokens of stop strings and incomplete characters that the answer's text
-            # lacks.
+            # The answer's text lacks stop strings and incomplete characters, whose tokens are in `new_ids`.
             whole = tokenizer.decode(new_ids, at_start=False) == answer
             self._text, self._ids = (prompt.text + answer, ids + new_ids) if whole else ("", [])
 
     # ---- messages in the context ----
 
     def _shortened(self, messages: list[Message], n_made: int) -> tuple[int, Prompt, list[int]] | None:
-        """Leave out older messages and return `_fitting`'s result, for an answer with `n_made` tokens so far.
-        Return None if no older message can be left out."""
+        """Leave out older messages for an answer with `n_made` tokens so far. Return `_fitting`'s result, or
+        None if no older message can be left out."""
         older = self._older(messages, self.n_left_out)
         if older is None:
             return None
@@ -177,8 +174,7 @@ class Chat:
         """Leave out messages until the prompt has at most `most` tokens. Return the number of messages left
         out, the prompt, and its ids.
 
-        Leaving out messages frees half of the context, so the next turns need not compute the complete
-        conversation again.
+        Half of the context becomes free, so the next turns do not compute the complete conversation again.
         """
         n_first = len(self._first)
         while True:
@@ -191,7 +187,7 @@ class Chat:
             left_out, most = older, min(most, self._llm.n_ctx // 2)
 
     def _older(self, messages: list[Message], left_out: int) -> int | None:
-        """Return how many messages are left out if one more exchange is dropped, or None if only the last
+        """Return how many messages are left out without the oldest exchange, or None if only the last
         exchange remains."""
         n_first = len(self._first)
         later = range(n_first + left_out + 1, len(messages))
@@ -207,8 +203,7 @@ class Chat:
 
 
 def answer_message(answer: str, thinks: bool, channels: bool = False) -> Message:
-    """Return an answer as a message. The message has the thought under Qwen's and gpt-oss's keys, because
-    templates read either."""
+    """Return an answer as a message, with the thought under both Qwen's and gpt-oss's keys."""
     thought, content = reasoning.split(answer, thinks, channels)
     if not thought:
         return {"role": "assistant", "content": answer}

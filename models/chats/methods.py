@@ -65,13 +65,12 @@ class Chats(ABC):
         n: int | None = None,
         **options: Unpack[ChatKeywords],
     ) -> ChatCompletion | list[ChatCompletion]:
-        """Answer a conversation of messages in OpenAI's format. The model may call `tools`. The answer has
-        separate fields for thought, content and tool calls. To continue the conversation, append
-        `answer.message` to the messages.
+        """Answer a conversation of messages in OpenAI's format. The answer has separate fields for thought,
+        content and tool calls. To continue the conversation, append `answer.message` to the messages.
 
         With `n`, return a list of n answers; answer i uses seed + i. Special tokens in a message are plain
-        text. Raises InvalidArgument, for example if the template refuses the messages; UnsupportedModel if
-        the model has no tokenizer; and the errors of `generate`.
+        text. Raises InvalidArgument, for example if the template refuses the messages; UnsupportedModel
+        without a tokenizer; and the errors of `generate`.
         """
         chat = self.prepare_chat(messages, max_tokens, n=n, **options)
         if n is None:
@@ -97,15 +96,14 @@ class Chats(ABC):
     def chat_stream(
         self, messages: Messages, max_tokens: int | None = None, **options: Unpack[ChatKeywords]
     ) -> Generator[ChatChunk, None, None]:
-        """Stream the answer of `chat` as one ChatChunk per token. Arguments are checked before the first
-        chunk is requested."""
+        """Stream the answer of `chat` as one ChatChunk per token. Arguments are checked immediately."""
         return self.prepare_chat(messages, max_tokens, **options).stream()
 
     @takes(ChatKeywords, ChatOptions)
     async def achat_stream(
         self, messages: Messages, max_tokens: int | None = None, **options: Unpack[ChatKeywords]
     ) -> AsyncGenerator[ChatChunk, None]:
-        """Stream like `chat_stream`, for asyncio. Arguments are checked when the first chunk is requested."""
+        """`chat_stream` for asyncio. Arguments are checked when the first chunk is requested."""
         chat = await asyncio.to_thread(partial(self.prepare_chat, messages, max_tokens, **options))
         async with aclosing(chat.astream()) as chunks:
             async for chunk in chunks:

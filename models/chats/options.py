@@ -19,7 +19,7 @@ WORDS = ("auto", "none", "required")
 
 
 class ChatKeywords(GenerateKeywords, total=False):
-    """The keywords of `LLM.generate`, and keywords for the prompt of a conversation."""
+    """The keywords of `LLM.generate`, and keywords for a conversation's prompt."""
 
     tools: Sequence[Mapping[str, Any]] | None
     """Functions that the model may call: {"type": "function", "function": {"name", "description",
@@ -113,7 +113,7 @@ def variables(name: str, value: Any) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions(GenerateOptions):
-    """The options of a chat, checked. Raises InvalidArgument."""
+    """Checked options of a chat. Raises InvalidArgument."""
 
     parse_special: bool = option(False, switch)
     tools: tuple[Mapping[str, Any], ...] = option((), tool_list)

@@ -20,8 +20,8 @@ MAX_KEPT = 4  # each has a process
 
 class PromptMaker:
     """Makes prompts with one template. `template` is a jinja source, or the name of one of the model's
-    `templates`. The default is the model's template for tools (if `tools`), its default template, or ChatML,
-    which `notes` reports. Raises InvalidArgument for an invalid template.
+    `templates`. `choose` selects the default, and `notes` reports ChatML. Raises InvalidArgument for an
+    invalid template.
 
     Special tokens in messages are plain text, unless `parse_special`.
     """
@@ -60,7 +60,7 @@ class PromptMaker:
         return frozenset(i for text, i in self.tokenizer.markers(lambda _: False) if text in texts)
 
     def render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> Prompt:
-        """Render a conversation. Raises the errors of ChatTemplate.render."""
+        """Raises the errors of ChatTemplate.render."""
         if self._parse_special:
             return Prompt(self._template.render(messages, **variables))
         return self._protection.prompt(messages, variables)
@@ -75,7 +75,7 @@ class PromptMaker:
 
     @cached_property
     def text_arguments(self) -> bool:
-        """True if a tool call's arguments must be JSON text, because the template would not write a dict as
+        """True if a tool call's arguments must be JSON text, because the template does not write a dict as
         JSON."""
         call = {"name": "f", "arguments": {"probed": [1]}}
         asked = {"role": "user", "content": "x"}

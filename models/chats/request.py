@@ -24,9 +24,8 @@ SPACE = r"/[ \n]{0,4}/"  # between a thought and the text after it
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     """A chat request with its prompt (`ids`, `text`) and its `keywords` for LLM.generate. `shown` has the
-    control tokens whose text the reader needs. `protected` is False if special tokens in messages could not
-    be distinguished from the template's special tokens. If `single`, the answer ends with its first tool
-    call."""
+    control tokens whose text the reader needs. `protected` is False if special tokens in messages are
+    indistinguishable from the template's. If `single`, the answer ends with its first tool call."""
 
     ids: list[int]
     keywords: dict[str, Any]
@@ -44,8 +43,7 @@ class ChatRequest:
 
 
 def chat_request(maker: PromptMaker, messages: Sequence[Message], options: ChatOptions) -> ChatRequest:
-    """Return the request for a conversation. Raises InvalidArgument if the template refuses the
-    conversation."""
+    """Raises InvalidArgument if the template refuses the conversation."""
     choice = options.tool_choice
     tools = () if choice == "none" else options.tools
     if choice.startswith("="):
@@ -92,8 +90,8 @@ def structured(
     maker: PromptMaker, structure: Structure, tools: Mapping[str, Any], thinking: bool, several: bool
 ) -> dict[str, Any]:
     """Return keywords for a grammar that allows an answer of this structure, or tool calls. If the model
-    thinks, the grammar begins with a thought. The caller's own grammars (Lark, GBNF) match the complete text
-    and are not changed."""
+    thinks, the grammar begins with a thought. The caller's Lark and GBNF match the complete text and are
+    unchanged."""
     thought = _thought(maker, thinking)
     if structure.kind not in ("json_schema", "regex") or not (thought or tools):
         return {}
@@ -133,8 +131,8 @@ def _thought(maker: PromptMaker, thinking: bool) -> str:
 
 
 def _rules(maker: PromptMaker, thinking: bool) -> list[str]:
-    """Return grammar rules for a thought up to its end marker. The rules include the opening marker unless
-    the prompt ends with it."""
+    """Return grammar rules for a thought up to its end marker, with the opening marker unless the prompt ends
+    with it."""
     opener, special = _opener(maker), _special(maker)
     if not thinking and opener is None:
         return []

@@ -1,1 +1,1 @@
-"""Reads GGUF files. A file's header is checked completely before tensors are loaded."""
+"""Reads GGUF files. A file's header is checked before tensors are loaded."""

@@ -12,8 +12,8 @@ SAMPLE_NBYTES = 256  # of each tensor
 
 
 def fingerprint(gguf: GGUF) -> str:
-    """Return the SHA-256 of the hyper-parameters and of every tensor's name, type, shape and first bytes. A
-    copy of a file, or its parts after a split, have the same hash."""
+    """Return the SHA-256 of the hyper-parameters and of every tensor's name, type, shape and first bytes.
+    Copies and splits of a file have the same hash."""
     digest = hashlib.sha256(gguf.architecture.encode())
     for key in sorted(k for k in gguf.metadata if k.startswith(f"{gguf.architecture}.")):
         value = gguf.metadata[key]

@@ -1,8 +1,7 @@
 """Parses the metadata index and the tensor table of a GGUF file (versions 2 and 3, little endian).
 
-The header is read with `pread` before the file is mapped. If the file is truncated, a short `pread` raises an
-error, but reading from a map would end the process. Every count is checked before use, so a damaged file
-raises `GGUFError` quickly.
+The header is read with `pread` before mapping. For a truncated file `pread` raises an error, but reading from
+a map would end the process. Every count is checked before use, so a damaged file raises `GGUFError` quickly.
 """
 
 import itertools
@@ -69,7 +68,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A metadata value that is not decoded yet. The bytes `start:stop` of the header encode it."""
+    """An undecoded metadata value, encoded in bytes `start:stop` of the header."""
 
     type: int
     count: int  # elements; 1 for scalars and strings
@@ -86,7 +85,7 @@ class Value:
 
 
 class _Cursor:
-    """A read position in the header. Before every read, the cursor checks that the file has enough bytes."""
+    """A read position in the header. Every read checks that the file has enough bytes."""
 
     def __init__(self, path: Path, fd: int) -> None:
         self.path, self.fd, self.pos = path, fd, 0
@@ -124,7 +123,7 @@ class _Cursor:
         return int(value)
 
     def count(self, code: str, name: str, limit: int, min_bytes: int) -> int:
-        """Read a number of items. Raise an error if the file is too short for items of `min_bytes` each."""
+        """Read a number of items. Raise GGUFError if the file is too short for items of `min_bytes`."""
         n = self.number(code, name)
         if n > limit:
             raise self.error(f"{name} is {n}, at most {limit} are accepted; the file is damaged")
@@ -161,7 +160,7 @@ class _Cursor:
         return Value(kind, n, is_array, start, self.pos)
 
     def skip_strings(self, n: int, name: str) -> None:
-        """Skip `n` strings, in 0.1 us per string. No other part of opening a file takes longer for a larger
+        """Skip `n` strings, in 0.1 us each. Only this part of opening a file takes longer for a larger
         vocabulary."""
         pos, unpack, buf, i = self.pos, U64.unpack_from, self.buf, 0
         while i < n:
@@ -282,8 +281,8 @@ def _parse_tensor(cur: _Cursor, i: int, index: int) -> TensorInfo:
 
 
 def _place(cur: _Cursor, table: list[TensorInfo], data_start: int, alignment: int) -> list[TensorInfo]:
-    """Check tensors' names and alignment, and that they neither overlap nor exceed the file. Return the
-    tensors with offsets from the file's start."""
+    """Check tensors' names, alignment, overlap and bounds. Return the tensors with offsets from the file's
+    start."""
     tensors, names = [], set()
     for t in table:
         start = data_start + t.offset

@@ -1,4 +1,4 @@
-"""Splits GGUF models into files and joins them, as llama.cpp's gguf-split does."""
+"""Splits GGUF models into files and joins them, like llama.cpp's gguf-split."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Progress = Callable[[int, int], None]  # bytes written, total bytes
 def cut(
     tensors: Iterable[TensorInfo], *, max_tensors: int = 0, max_nbytes: int = 0, first_without: bool = False
 ) -> list[list[TensorInfo]]:
-    """Group the tensors, in order, into parts of at most `max_tensors` tensors. If `max_tensors` is 0, a part
-    has at most `max_nbytes` bytes, and a larger tensor gets a separate part. If `first_without`, the first
-    part has only metadata."""
+    """Group the tensors, in order, into parts of at most `max_tensors`. If `max_tensors` is 0, a part has at
+    most `max_nbytes` bytes, and a larger tensor gets a separate part. If `first_without`, the first part has
+    only metadata."""
     parts: list[list[TensorInfo]] = [[]]
     nbytes = 0
     for info in tensors:
@@ -56,9 +56,9 @@ def split_gguf(
     parts: Sequence[Sequence[TensorInfo]],
     progress: Progress | None = None,
 ) -> list[Path]:
-    """Write one file per part (see `cut`), and return their paths. The first file has the metadata. Raises
-    InvalidArgument if a path is a file of the source, and GGUFError if a file cannot be written. After an
-    error no part remains.
+    """Write one file per part (see `cut`), and return the paths. The first file has the metadata. Raises
+    InvalidArgument if a path is a file of the source, and GGUFError if writing fails. After an error no part
+    remains.
     """
     paths, n_tensors = part_paths(prefix, len(parts)), len(source.tensors)
     metadata = _whole(source)
@@ -76,7 +76,7 @@ def split_gguf(
 
 def merge_gguf(source: GGUF, path: str | os.PathLike[str], progress: Progress | None = None) -> None:
     """Write the model as one file. Raises InvalidArgument if `path` is a file of the source, and GGUFError if
-    it cannot be written. An error leaves `path` unchanged."""
+    writing fails. An error leaves `path` unchanged."""
     _write(source, [(Path(path), _whole(source), list(source.tensors.values()))], progress)
 
 

@@ -1,5 +1,5 @@
-"""Opens GGUF model files. Metadata is decoded on access, and tensors' bytes are views of a memory map. All
-parts of a split model (`-00001-of-0000N.gguf`) form one `GGUF`.
+"""Opens GGUF files. Metadata is decoded on access, and tensors' bytes are views of a memory map. All parts of
+a split model (`-00001-of-0000N.gguf`) form one `GGUF`.
 """
 
 import os
@@ -48,8 +48,7 @@ REQUIRED = _Required()
 
 
 class Metadata(Mapping[str, Any]):
-    """A file's metadata. On access a value is decoded to an int, float, bool, str, list[str] or numpy
-    array."""
+    """A file's metadata. Access decodes a value to an int, float, bool, str, list[str] or numpy array."""
 
     def __init__(self, part: Part) -> None:
         self._path, self._buf, self._values = part.path, part.header, part.values
@@ -78,11 +77,11 @@ class Metadata(Mapping[str, Any]):
         return self._values[key].describe()
 
     def kind(self, key: str) -> tuple[int, bool]:
-        """Return the GGUF type id of a value or of an array's elements, and whether the value is an array."""
+        """Return the GGUF type id of a value or an array's elements, and whether the value is an array."""
         return self._values[key].type, self._values[key].is_array
 
     def stored(self, key: str) -> bytes:
-        """Return a value as it is in the file: its type, its length if it is an array, and its data."""
+        """Return a value's bytes in the file: its type, an array's length, and its data."""
         v = self._values[key]
         head = struct.pack("<IIQ", ARRAY, v.type, v.count) if v.is_array else struct.pack("<I", v.type)
         return head + bytes(self._buf[v.start : v.stop])
@@ -158,7 +157,7 @@ class GGUF:
         self._parts = []
 
     def data(self, name: str) -> npt.NDArray[np.uint8]:
-        """Return the stored bytes of a tensor as uint8 [nbytes], a read-only view of the map."""
+        """Return a tensor's bytes as uint8 [nbytes], a read-only view of the map."""
         if (t := self.tensors.get(name)) is None:
             raise GGUFError(f"{self.paths[0]}: no tensor {name!r}")
         if not self._parts:
@@ -166,7 +165,7 @@ class GGUF:
         return np.frombuffer(self._parts[t.file].buf, np.uint8, t.nbytes, t.offset)
 
     def file(self, index: int) -> npt.NDArray[np.uint8]:
-        """Return the bytes of one of the model's files as a read-only view of the map."""
+        """Return a file's bytes as a read-only view of the map."""
         return np.frombuffer(self._parts[index].buf, np.uint8)
 
     # ---- typed reads (GGUFError for another type) ----
@@ -175,7 +174,7 @@ class GGUF:
         return self._read(key, default, "a value", None, None)
 
     def u32(self, key: str, default: T | _Required = REQUIRED) -> int | T:
-        """Read an integer of any type whose value fits 32 unsigned bits."""
+        """Read an integer of any type that fits 32 unsigned bits."""
         value = self._read(key, default, "an integer in 0..4294967295", INTEGERS, False)
         if key in self.metadata and not 0 <= value < 1 << 32:
             raise GGUFError(f"{self.paths[0]}: {key!r} is {value}, expected an integer in 0..4294967295")
@@ -249,8 +248,8 @@ def _part_paths(path: Path) -> list[Path]:
 
 
 def _check_split(parts: list[Part]) -> None:
-    """Check that the keys split.no, split.count and split.tensors.count match the files, and that no tensor
-    is in two files."""
+    """Check that split.no, split.count and split.tensors.count match the files, and that no tensor is in two
+    files."""
     total, seen = sum(len(p.tensors) for p in parts), dict[str, Path]()
     for i, part in enumerate(parts):
         meta = Metadata(part)

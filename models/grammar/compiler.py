@@ -1,6 +1,5 @@
-"""Compiles grammars and schemas on a separate thread, so the engine's steps do not wait. There are limits for
-the size of a grammar, the work to compile it, the work per mask, and the cache. A request that exceeds a
-limit fails.
+"""Compiles grammars and schemas on a separate thread, so the engine's steps do not wait. A request fails if
+its grammar exceeds a limit of size, compilation, or work per mask. The cache has a limit too.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Vocabulary:
 
 class Matcher:
     """The state of an answer in its grammar. `find` sets one bit of `words` for each token that may come
-    next, beginning with the lowest bit of a word."""
+    next, lowest bit first."""
 
     def __init__(self, matcher: LLMatcher, n_vocab: int) -> None:
         self._matcher, self.words = matcher, np.zeros(mask_words(n_vocab), np.uint32)
@@ -52,15 +51,14 @@ class Matcher:
         return bool(self._matcher.is_stopped())
 
     def find(self) -> None:
-        """Compute `words`. If the computation exceeds the limits, all bits are 0 and `stuck` returns the
-        reason."""
+        """Compute `words`. Beyond the limits all bits are 0, and `stuck` returns the reason."""
         self._matcher.unsafe_compute_mask_ptr(self.words.ctypes.data, self.words.nbytes)
         if self._matcher.is_error():
             self.words[:] = 0
 
     def allowed(self, n_vocab: int) -> np.ndarray:
-        """Return the ids of tokens that may come next, in ascending order. Raises VkbackendError if no token
-        is allowed."""
+        """Return the ids of allowed tokens in ascending order. Raises VkbackendError if no token is
+        allowed."""
         ids = np.flatnonzero(np.unpackbits(self.words.view(np.uint8), bitorder="little")[:n_vocab])
         if not len(ids):
             raise self.stuck()
@@ -80,7 +78,7 @@ class Compiler:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         ends = vocabulary.stop_ids
-        # llguidance needs an end token. If the model has no end token, this adds one after the vocabulary.
+        # llguidance needs an end token. Without one, add an end token after the vocabulary.
         self._stop_ids = ends or (len(vocabulary.pieces),)
         self._pieces = vocabulary.pieces if ends else (*vocabulary.pieces, b"<end>")
         self._special_ids = vocabulary.special_ids if ends else (*vocabulary.special_ids, *self._stop_ids)
@@ -133,7 +131,7 @@ class Compiler:
         grammar = LLMatcher.grammar_from_lark(lark)
         matcher = LLMatcher(self._of_vocabulary(), grammar, log_level=0, limits=limits)
         if not matcher.is_error():
-            # The first mask is the slowest, so a grammar whose masks exceed the limits is refused here.
+            # The first mask is the slowest, so here a grammar with too slow masks is refused.
             matcher.compute_bitmask()
         if matcher.is_error():
             raise refused(structure.kind, structure.text, _error_line(matcher.get_error()))
@@ -150,7 +148,7 @@ class Compiler:
         return self._tokenizer
 
     def close(self) -> None:
-        """Make pending jobs fail, and make the thread end without waiting for it."""
+        """Make pending jobs fail, and end the thread without waiting for it."""
         self._jobs.put(None)
         self._probe.close()
 
@@ -179,8 +177,7 @@ forks.forget(_working.clear)
 
 @dataclass(frozen=True, slots=True)
 class _LibraryTokenizer:
-    """The tokenizer interface that llguidance needs. llguidance never calls this tokenizer (see
-    structure.PREAMBLE)."""
+    """The tokenizer interface that llguidance needs but never calls (see structure.PREAMBLE)."""
 
     tokens: tuple[bytes, ...]
     special_token_ids: tuple[int, ...]

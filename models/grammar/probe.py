@@ -1,5 +1,5 @@
-"""Compiles a grammar in a process with limits of time and memory, before the compiler compiles it. Anybody
-may send a grammar, and some grammars take minutes and gigabytes. The process uses a vocabulary of 256 bytes.
+"""Compiles a grammar in a process with limits of time and memory, before the compiler does. Anybody may send
+a grammar, and some take minutes and gigabytes. The process uses a vocabulary of 256 bytes.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ COMPILE_S = 5.0  # Seconds per grammar. Schemas of tools take milliseconds.
 MEMORY = 1 << 30  # Bytes. An idle process takes 30 MB.
 START_S = 30.0
 # Limits for one mask: items of the parser and fuel of the lexer. A deliberately slow grammar fails after 0.4
-# s per mask. With llguidance's default of 50,000 items it would fail after 3 s.
+# s per mask, and with llguidance's 50,000 items after 3 s.
 LIMITS: dict[str, Any] = {"step_max_items": 20_000, "step_lexer_fuel": 200_000, "verbose_errors": False}
 
-# Reads a grammar per line, as hex, and writes "ok" if compiling it ends. An invalid grammar is "ok", because
-# the compiler reports that error.
+# Reads a grammar per line, as hex, and writes "ok" when compilation ends. The compiler reports errors of
+# invalid grammars.
 PROGRAM = f"""
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))
@@ -43,7 +43,7 @@ for line in sys.stdin:
 
 
 class Probe:
-    """Tests grammars in a process, for one caller at a time. If the process ended, another is started."""
+    """Tests grammars in a process, for one caller at a time. A process that ended is replaced."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None

@@ -1,4 +1,4 @@
-"""The structure that a caller wants an answer to have. A JSON Schema, a regular expression or a grammar is
+"""The structure that a caller wants for an answer. A JSON Schema, a regular expression or a grammar is
 checked and translated to llguidance's Lark (https://github.com/guidance-ai/llguidance, docs/syntax.md).
 """
 
@@ -15,11 +15,10 @@ from vkbackend.errors import InvalidArgument, UnsupportedFeature
 
 MAX_NBYTES = 1 << 17  # Of a schema or grammar. A schema of 3,000 properties compiles in 3 s.
 MAX_DEPTH = 64
-# The white space that a model may write in JSON, which is one space, or a line break and an indent. Without a
-# limit a model could write white space forever.
+# The white space in JSON: one space, or a line break and an indent. Without a limit a model could write white
+# space forever.
 WHITE_SPACE = r"( |\n[ \t]{0,20})?"
-# With "no_forcing", a valid text may have any tokenization, so the model can write the tokens that it was
-# trained on.
+# With "no_forcing", a valid text may have any tokenization, so the model writes the tokens of its training.
 PREAMBLE = '%llguidance {"no_forcing": true}\n'
 
 KEYWORDS = ("json_schema", "json_object", "regex", "lark", "grammar")
@@ -28,9 +27,8 @@ Kind = Literal["json_schema", "regex", "lark", "grammar"]
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """A structure as `text` in the language `kind`. The languages are JSON Schema, regular expressions, Lark,
-    and llama.cpp's GBNF ("grammar"). A regular expression has Rust's syntax and matches the complete
-    answer."""
+    """A structure as `text` in the language `kind`. The kind "grammar" is llama.cpp's GBNF. A regular
+    expression has Rust's syntax and matches the complete answer."""
 
     kind: Kind
     text: str
@@ -89,8 +87,8 @@ def grammar_text(name: str, value: Any) -> str | None:
 
 
 def schema_text(name: str, value: Any) -> str | None:
-    """Return a JSON Schema as compact JSON text. `value` is a text, a dict, a bool, or a class with
-    `model_json_schema()` (pydantic)."""
+    """Return compact JSON text. `value` is a text, a dict, a bool, or a class with `model_json_schema()`
+    (pydantic)."""
     expected = "expected a JSON Schema: a dict, or its text"
     if value is None or value == "":
         return None
@@ -130,8 +128,7 @@ def _is_deep(value: Any) -> bool:
 def structure_of(
     json_schema: str | None, json_object: bool, regex: str | None, lark: str | None, grammar: str | None
 ) -> Structure | None:
-    """Return the structure of the argument that is not None. Raises InvalidArgument for several structures,
-    and UnsupportedFeature without llguidance."""
+    """Raises InvalidArgument for several structures, and UnsupportedFeature without llguidance."""
     any_object = '{"type":"object"}' if json_object else None
     given: list[tuple[str, Kind, str | None]] = [
         ("json_schema", "json_schema", json_schema), ("json_object", "json_schema", any_object),

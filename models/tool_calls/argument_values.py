@@ -7,8 +7,8 @@ from typing import Any
 
 
 def value_of(text: str, schema: Any) -> Any:
-    """Return an argument's value. If the schema wants a string, or if the text is invalid JSON, the value is
-    the text."""
+    """Return an argument's value. If the schema wants a string, or `text` is invalid JSON, the value is
+    `text`."""
     kinds, word = kinds_of(schema), text.strip()
     if "null" in kinds and word.lower() in ("null", "none"):
         return None
@@ -30,7 +30,7 @@ _KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", type(
 
 
 def kinds_of(schema: Any) -> set[str]:
-    """Return the types of a schema, of its listed values and of its alternatives. The set may be empty."""
+    """Return the types of a schema, its listed values and its alternatives. The set may be empty."""
     if not isinstance(schema, dict):
         return set()
     named = schema.get("type", [])

@@ -1,4 +1,4 @@
-"""Generators that read tool calls from a `Source`, for the parts that several formats share."""
+"""Generators that read tool calls from a `Source`, shared by several formats."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ class CallReader:
         self.n_done = self.n_calls
 
     def call_object(self, names: Collection[str] | None = None) -> Trying:
-        """Read an object with "name" and "arguments" (or "parameters") in any order. Return whether the
-        object calls one of the `names` (None: any function)."""
+        """Read an object with "name" and "arguments" (or "parameters") in any order. Return whether it calls
+        one of the `names` (None: any function)."""
         source, end, seen = self.source, JsonEnd(), 0
         while True:
-            # If the name is not in the first MAX_HEAD characters, it follows the arguments or is missing.
+            # A name after the first MAX_HEAD characters follows the arguments or is missing.
             head = _HEAD.match(source.text) if len(source.text) <= MAX_HEAD or not seen else None
             if head and (name := _decoded(head[1])) is not None:
                 if names is not None and name not in names:

@@ -1,5 +1,5 @@
-"""The formats in which families of models write tool calls. A format is recognised by the chat template,
-which writes earlier calls."""
+"""The tool call formats of model families. The chat template identifies the format, because it writes earlier
+calls."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from vkbackend.models.tool_calls.source import AnswerPart, Trying
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """A format of tool calls. A call begins with one of the `openers`. `read` reads the text from the opener
-    and returns whether the text was a call. `inner` has other markers that may be control tokens. If
-    `at_start`, an answer that begins with "{" may be a call. If `described`, the prompt has to describe the
-    tools, because the template does not."""
+    """A format of tool calls. A call begins with one of the `openers`. `read` reads text from the opener and
+    returns whether it was a call. `inner` has other markers that may be control tokens. If `at_start`, an
+    answer that begins with "{" may be a call. If `described`, the prompt must describe the tools, because the
+    template does not."""
 
     name: str
     openers: tuple[str, ...]
@@ -65,8 +65,7 @@ def _lenient(r: CallReader) -> Trying:
 
 
 def _mistral(r: CallReader) -> Trying:
-    """Read [TOOL_CALLS][{...}, {...}], or Mistral's format since 2025, which has [TOOL_CALLS]name[ARGS]{...}
-    for each call."""
+    """Read [TOOL_CALLS][{...}, {...}], or since 2025 [TOOL_CALLS]name[ARGS]{...} for each call."""
     yield from r.source.begins("[TOOL_CALLS]")
     yield from r.source.skip_space()
     if r.source.text[:1] in ("[", "{"):
@@ -85,7 +84,7 @@ def _mistral(r: CallReader) -> Trying:
 
 
 def _row(r: CallReader, closer: str) -> Trying:
-    """Read calls in an array [{...}, {...}], and the marker `closer` after the array."""
+    """Read calls in an array [{...}, {...}], and the marker `closer`."""
     n = r.n_calls
     is_row = (yield from r.source.begins("[")) is not None
     while True:
@@ -130,8 +129,8 @@ SEPARATOR = "<\uff5ctool\u2581sep\uff5c>"
 
 
 def _deepseek(r: CallReader) -> Trying:
-    """Read calls of DeepSeek. V3.1 writes NAME, separator, JSON. Earlier versions write "function",
-    separator, NAME, and JSON in a code fence."""
+    """DeepSeek V3.1 writes NAME, separator, JSON. Earlier versions write "function", separator, NAME, and
+    JSON in a code fence."""
     yield from r.source.begins(CALLS)
     n = r.n_calls
     while True:
@@ -162,8 +161,8 @@ def _schema(r: CallReader, name: str, argument: str) -> Any:
 
 
 def _coder(opener: str, closer: str) -> Callable[[CallReader], Trying]:
-    """Return a reader of calls with each parameter on separate lines. The markers `opener` and `closer`
-    around calls are optional."""
+    """Return a reader of calls with each parameter on separate lines. The markers around calls are
+    optional."""
 
     def read(r: CallReader) -> Trying:
         yield from r.source.begins(opener)
@@ -215,7 +214,7 @@ def _glm(r: CallReader) -> Trying:
 
 
 def _gemma(r: CallReader) -> Trying:
-    """Read call:NAME{key:value,...}, in which Gemma's quote markers surround strings."""
+    """Read call:NAME{key:value,...}, with Gemma's quote markers around strings."""
     opener = yield from r.source.begins("<|tool_call>", "<start_function_call>")
     text, _ = yield from r.source.until("<tool_call|>", "<end_function_call>")
     call = re.fullmatch(r"\s*call:([^{\s]+)\s*(\{.*\})\s*", text, re.DOTALL)
@@ -228,8 +227,8 @@ def _gemma(r: CallReader) -> Trying:
 
 
 def _of_gemma(text: str, quote: str) -> Any:
-    """Return the value of arguments in Gemma's format, in which keys and strings may lack quotes. Return None
-    for invalid text."""
+    """Return the value of arguments in Gemma's format, in which keys and strings may lack quotes, or None for
+    invalid text."""
     parts = text.split(quote)
     if len(parts) % 2 == 0:
         return None
@@ -304,5 +303,5 @@ FORMATS = (*dict.fromkeys(format_ for _, format_ in SIGNS), GENERIC)
 
 
 def format_of(template: str) -> ToolFormat:
-    """Return the format that a template uses. If the template does not mention tools, this is plain JSON."""
+    """Return a template's format. The default is plain JSON."""
     return next((format_ for signs, format_ in SIGNS if all(sign in template for sign in signs)), GENERIC)

@@ -1,4 +1,4 @@
-"""Writes a grammar (in llguidance's Lark) that forces an answer to call tools in the model's own format."""
+"""Writes a grammar (in llguidance's Lark) that forces tool calls in the model's format."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ Special = Callable[[str], int | None]  # text -> its control token
 
 
 class CallGrammar:
-    """Writes rules for calls of `tools`, which has the schema of the arguments by function. `special` returns
-    the control token of a marker. A grammar must name this token by its id, because the token has no text."""
+    """Writes rules for calls of `tools`, which has the arguments' schema by function. `special` returns a
+    marker's control token, which a grammar names by id, because the token has no text."""
 
     def __init__(self, format_: ToolFormat, tools: Mapping[str, Any], special: Special) -> None:
         self._format, self._tools, self._special = format_, tools, special
         self._rules: list[str] = []
 
     def lark(self, *, several: bool) -> str:
-        """Return the rules. Return the rules. The first rule, `calls`, matches one call, or one or more calls
-        if `several`."""
+        """Return the rules. The first rule, `calls`, matches one call, or one or more calls if `several`."""
         call = self._rule(" | ".join([self._rule(self._call(name)) for name in self._tools]))
         return "\n".join([f"calls: {self._row(call, several)}", *self._rules])
 
@@ -116,13 +115,13 @@ class CallGrammar:
         return rules.get(self._format, lambda: self._object(name))()
 
     def _properties(self, name: str) -> list[tuple[str, Any, bool]]:
-        """Return each argument's name, its schema, and whether it is required."""
+        """Return each argument's name, schema, and whether it is required."""
         schema = self._schema(name)
         properties, required = schema.get("properties") or {}, schema.get("required") or ()
         return [(key, property_, key in required) for key, property_ in properties.items()]
 
     def _by_key(self, name: str, head: str, opener: str, closer: str, end: str) -> str:
-        """Return a rule for a call in which markers with the key surround each value."""
+        """Return a rule for a call with markers (with the key) around each value."""
         before, after = opener.split("{}")
         parts = [literals(head, self._special)]
         for key, schema, must in self._properties(name):
@@ -163,8 +162,8 @@ class CallGrammar:
         return f"{json.dumps(key + ':')} {self._gemma_value(name, schema, quote, depth)}"
 
     def _gemma_value(self, name: str, schema: Any, quote: str, depth: int) -> str:
-        """Return a rule for a value in Gemma's format, in which the marker `quote` surrounds strings. Raises
-        InvalidArgument for more than `depth` levels of arrays, objects and alternatives."""
+        """Return a rule for a value in Gemma's format, with `quote` around strings. Raises InvalidArgument
+        for more than `depth` levels of arrays, objects and alternatives."""
         schema = resolved(schema, self._schema(name))
         mark, inner = self._mark(quote), depth - 1
         if not isinstance(schema, dict) or depth < 0:
@@ -206,13 +205,12 @@ class CallGrammar:
 
 
 def _members(pairs: Sequence[tuple[str, bool]]) -> str:
-    """Return a rule for key-value pairs in this order, with commas between them. Each pair has a flag that is
-    True if the pair is required."""
+    """Return a rule for comma-separated pairs in this order. A pair's flag is True if the pair is
+    required."""
     rest, any_needed = "", False
     for i in reversed(range(len(pairs))):
         pair, needed = pairs[i]
-        # `this` matches pairs that begin with this pair. `rest` matches pairs that begin with this pair or a
-        # later pair.
+        # `this` matches pairs from this pair on. `rest` matches pairs from this or a later pair on.
         after = "".join(f' ("," {later})' + ("" if must else "?") for later, must in pairs[i + 1 :])
         this = f"{pair}{after}"
         rest = this if needed else f"({this}" + (f" | {rest})" if rest else ")" + ("" if any_needed else "?"))
@@ -252,8 +250,7 @@ def literals(text: str, special: Special) -> str:
 def text_up_to(name: str, mark: str, special: Special) -> str:
     token = special(mark)
     if token is not None:
-        # The text must not spell the marker in other tokens, because a reader could not distinguish them from
-        # the token.
+        # The text must not spell the marker in other tokens, which a reader could not distinguish from it.
         spelled = re.escape(mark).replace("/", r"\/")
         return f"{name}: {name.upper()} <[{token}]>\n{name.upper()}: /(?s:.*)/ & ~/(?s:.*{spelled}.*)/"
     return f"{name}[suffix={json.dumps(mark, ensure_ascii=False)}]: /(?s:.*)/"

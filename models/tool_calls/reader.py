@@ -11,8 +11,8 @@ from vkbackend.models.tool_calls.source import AnswerPart, Reading
 
 
 class ToolReader(CallReader):
-    """Splits an answer into content and calls. White space around calls is dropped. Text that begins like a
-    call but is not a call is content."""
+    """Splits an answer into content and calls. White space around calls is dropped. An incomplete or invalid
+    call is content."""
 
     def __init__(self, format_: ToolFormat, tools: Mapping[str, Any]) -> None:
         super().__init__(tools)
@@ -21,7 +21,7 @@ class ToolReader(CallReader):
         self._is_over = False
 
     def push(self, piece: str, *, last: bool = False) -> list[AnswerPart]:
-        """Add a piece of text, and return the content and calls that later text cannot change."""
+        """Add a piece, and return the content and calls that later text cannot change."""
         self.source.text += piece
         self.source.ended |= last
         parts: list[AnswerPart] = []
@@ -40,7 +40,7 @@ class ToolReader(CallReader):
 
     def _read(self) -> Reading:
         source, openers = self.source, self._format.openers
-        space = ""  # White space at the end of the content, which is returned if more content follows.
+        space = ""  # White space after the content, which is returned if more content follows.
         while source.text or not source.ended:
             hits = [(at, -len(mark)) for mark in openers if (at := source.text.find(mark)) >= 0]
             if not self._begun and self._format.at_start and source.text.lstrip()[:1] == "{":

@@ -1,5 +1,5 @@
-"""Text that arrives in pieces, and generators that read the text. Generators yield the parts of an answer, or
-None to get more text."""
+"""Text that arrives in pieces, and generators that read it. Generators yield an answer's parts, or None to
+get more text."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ Trying = Generator[AnswerPart | None, None, bool]
 
 
 class Source:
-    """Text to read. `text` is the text that is not read yet. `ended` is True if no more text will come.
-    `taken` collects the text that was read since `taken` was last cleared."""
+    """`text` is not read yet. `ended` is True if no more text will come. `taken` is the text read since
+    `taken` was last cleared."""
 
     def __init__(self) -> None:
         self.text, self.taken, self.ended = "", "", False
@@ -56,8 +56,8 @@ class Source:
             yield None
 
     def until(self, *marks: str) -> Generator[None, None, tuple[str, str]]:
-        """Read the text up to the first mark, and the mark; return both. Without a mark, read all text and
-        return it with ""."""
+        """Read and return the text up to the first mark, and the mark. Without a mark, return all text and
+        ""."""
         while True:
             if hits := [(at, -len(m), m) for m in marks if (at := self.text.find(m)) >= 0]:
                 at, _, mark = min(hits)
@@ -79,7 +79,7 @@ class JsonEnd:
         self._depth, self._in_string, self._skip = depth, False, 0
 
     def push(self, text: str) -> int | None:
-        """Add text. Return how many of its characters precede the end, or None if the end is not reached."""
+        """Add text. Return how many of its characters precede the end, or None before the end."""
         at = self._skip
         while True:
             match = (self._IN_STRING if self._in_string else self._NEXT).search(text, at)
