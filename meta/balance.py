@@ -19,8 +19,8 @@ Shares = tuple[float, ...]  # one number per device, in any unit
 class Cost:
     """Bytes that a split needs on each device. A device stores `held` bytes. Per token it reads `read` bytes
     from its own memory and `host` bytes from pinned host memory. `reduces` lists the bytes of each all-reduce
-    among all devices, `inner` the bytes of each all-reduce within one host. If a token passes through stages
-    of layers in sequence, `stages` has each device's stage."""
+    among all devices, and `inner` lists the bytes of each all-reduce within one host. If a token passes
+    through stages of layers in sequence, `stages` has each device's stage."""
 
     held: tuple[int, ...]
     read: tuple[int, ...]
@@ -100,7 +100,7 @@ def ratios(speeds: Sequence[float], classes: Sequence[Hashable], resources: Sequ
 
 
 def overfull(held: Sequence[int], budgets: Sequence[Budget]) -> set[int]:
-    """Return the devices on physical devices that have too little memory for `held`."""
+    """Return the logical devices whose physical device has too little memory for `held`."""
     return {
         d
         for budget in budgets
@@ -116,8 +116,8 @@ def fitted(
     kinds: Sequence[Hashable],
 ) -> Shares:
     """Lower the shares of overfull devices by sixteenths until everything fits. First lower all devices of a
-    kind equally; if that fails, lower each device separately. If both fail, return `shares` unchanged, and a
-    later check reports how many bytes are missing."""
+    kind equally; if that fails, lower devices separately. If both fail, return `shares` unchanged; a later
+    check reports what is missing."""
     for alike in (list(kinds), list(range(len(shares)))):
         now = shares
         while full := overfull(held(now), budgets):
@@ -138,9 +138,9 @@ def times(
     reduce_s: Callable[[int], float],
     inner_s: Callable[[int], float] = lambda nbytes: 0.0,
 ) -> Times:
-    """Predict the time of a token. Stages run in sequence. Devices of a stage read in parallel, but devices
-    on one resource read in sequence. `reduce_s` and `inner_s` return the seconds of an all-reduce of the
-    given bytes."""
+    """Predict the time of a token. Stages run in sequence. Devices of a stage read in parallel, but in
+    sequence on a shared resource. `reduce_s` and `inner_s` return the seconds of an all-reduce of the given
+    bytes."""
     stages = cost.stages or (0,) * len(speeds)
 
     def slowest(nbytes: Sequence[int], rates: Sequence[float]) -> float:
@@ -160,7 +160,8 @@ def times(
 
 
 def subsets(shares: Shares, speeds: Sequence[Speed]) -> list[tuple[int, ...]]:
-    """For every smaller number n, return the n fastest devices, in device order."""
+    """Return the n fastest devices for every n below the number of devices. Each subset is in device
+    order."""
     order = sorted((d for d, s in enumerate(shares) if s), key=lambda d: (-speeds[d].weights, d))
     return [tuple(sorted(order[:n])) for n in range(1, len(order))]
 
@@ -174,8 +175,7 @@ def predict(
     cost: Callable[[Shares], Cost],
     budgets: Sequence[Budget] = (),
 ) -> Prediction:
-    """Predict the time for `shares`. Also predict the time of the fastest smaller set of devices, if it is
-    faster and the model fits."""
+    """Predict the time for `shares`, and for a subset of the devices if one is faster and the model fits."""
     speeds = tuple(measure_speed(device) for device in devices)
     resources = [resource_of(device) for device in devices]
 
@@ -207,9 +207,9 @@ def predict(
 def auto_split(
     devices: Sequence[Device], cost: Callable[[Shares], Cost], budgets: Sequence[Budget] = ()
 ) -> Prediction:
-    """Choose the split of a model over open devices, and predict its time.
+    """Choose how to split a model over open devices, and predict the time of a token.
 
-    `cost` is called with shares, some of which may be 0. Each device is measured once, in about a second.
+    Some of the shares passed to `cost` may be 0. The first call measures each device in about a second.
     """
     speeds = [measure_speed(device) for device in devices]
     resources = [resource_of(device) for device in devices]

@@ -21,16 +21,16 @@ from vkbackend.meta.tensor import Tensor
 from vkbackend.runtime import Device
 
 MAX_WIDTH = 4096
-LIMIT_S = 3.0  # On a single host, no repetition starts later.
-PERIOD = 3  # Three and the two parities have no common factor, so that a stale slot gives a wrong sum.
+LIMIT_S = 3.0  # On a single host, no repetition starts after this time.
+PERIOD = 3  # Not a multiple of the two parities, so that a stale slot gives a wrong sum.
 CHAIN_NBYTES = 64 << 20  # Bytes that a step of 4 to 32 reduces moves.
 
 
 @dataclass(frozen=True, slots=True)
 class ReduceTime:
-    """The measured times of an all-reduce. `seconds` has the seconds per all-reduce of each repetition of the
-    step. `exact` says whether all devices of this host got the exact sums. `network` is how many of these
-    seconds exchanges with other hosts took."""
+    """`seconds` has the seconds per all-reduce of each repetition of the step. `exact` says whether all
+    devices of this host got the exact sums. `network` is the part of these seconds in which hosts exchanged
+    bytes."""
 
     nbytes: int
     seconds: tuple[float, ...]
@@ -43,8 +43,7 @@ class ReduceTime:
 
 
 def chain_length(nbytes: int) -> int:
-    """Return the number of all-reduces per step, an even number, so that both parities are used equally
-    often."""
+    """Return an even number of all-reduces per step, so that both parities are used equally often."""
     return min(32, max(4, CHAIN_NBYTES // nbytes // 2 * 2))
 
 
@@ -85,8 +84,8 @@ class _Chain:
     """A chain of sums h[k + 1] = base[k % 3] + sum over devices of (h[k] + share[d]), in which h repeats
     after three sums.
 
-    All values are small integers, so sums are exact in every order and wire format. An error grows with every
-    sum.
+    All values are small integers, so sums are exact in every order and wire format. Later sums increase an
+    error.
     """
 
     def __init__(self, devices: Sequence[Device], elements: int, length: int) -> None:

@@ -22,8 +22,7 @@ from vkbackend.runtime import Device
 class TopK(NamedTuple):
     """The best candidates of each row: int64 ids and float32 logits [n_outputs, k], best first. Equal logits
     are ordered by id, and NaN precedes all numbers. If a row has fewer than k candidates, the remaining
-    logits are -inf and their ids are meaningless. If requested, `log_sums` is log(sum(exp(logits))) of each
-    row, float64 [n_outputs]."""
+    logits are -inf. If requested, `log_sums` is log(sum(exp(logits))) of each row, float64 [n_outputs]."""
 
     ids: np.ndarray
     logits: np.ndarray
@@ -31,9 +30,9 @@ class TopK(NamedTuple):
 
 
 def places(region: View, n_outputs: int, k: int, n_chunks: int) -> tuple[View, View, View]:
-    """Return three views of a device's region: the best tokens as indices among the device's vocabulary rows,
-    u32 [n_outputs, 1, k]; their logits, f32 [n_outputs, 1, k]; and the output of `log_sum_exp`, f32
-    [n_outputs, n_chunks, 2]."""
+    """Return three views of a device's region. The first has the best tokens as indices among the device's
+    vocabulary rows, u32 [n_outputs, 1, k]. The second has their logits, f32 [n_outputs, 1, k]. The third has
+    the output of `log_sum_exp`, f32 [n_outputs, n_chunks, 2]."""
     ids = View(region.buffer, region.offset, (n_outputs, 1, k), "u32")
     values = View(region.buffer, ids.end, (n_outputs, 1, k))
     return ids, values, View(region.buffer, values.end, (n_outputs, n_chunks, 2))
@@ -92,8 +91,8 @@ class Outputs:
     # ---- between hosts ----
 
     def expect(self, n_outputs: int, wanted: Wanted, place: int = 0) -> None:
-        """Begin to receive the step's output rows on host 0, so that no sender waits. Call this before the
-        step; other hosts do nothing."""
+        """Begin to receive the step's output rows on host 0, before the step runs, so that no sender
+        waits."""
         if self._hosts and self._hosts.rank == 0:
             self._gather(n_outputs, wanted, place).start()
 

@@ -63,7 +63,7 @@ def _rectangles(
     stored: Callable[[slice], tuple[int, int]],
     pieces: list[tuple[int, View]],
 ) -> list[Extent]:
-    """Return the extents of a matrix of which the device has the parts `cuts`. `pieces` lists (first local
+    """Return the extents of `cuts`, the parts of a matrix that the device has. `pieces` lists (first local
     row, view). Parts that are cut by rows are stored in sequence. Parts that are cut by columns are adjacent
     in every row."""
     held = []
@@ -88,7 +88,7 @@ def _rectangles(
 
 def gather_rows(devices: Sequence[Device], weight: Weight, begin: int, end: int) -> np.ndarray:
     """Return stored rows begin..end, uint8 [end - begin, row bytes]. Each byte is read from the first device
-    that has it. Raises PlanError if no device has a byte."""
+    that has it. Raises PlanError if a byte is on no device."""
     out = np.empty((end - begin, matrix_of(weight)[1]), np.uint8)
     missing = np.ones(out.shape, bool)
     for d, device in enumerate(devices):
@@ -145,7 +145,7 @@ def transfers(devices: Sequence[Device]) -> Iterator[Sequence[Device]]:
             device.drop_upload()
 
 
-# ---- access at any byte, although views begin at word boundaries ----
+# ---- reads and writes at any byte offset; views begin at word boundaries ----
 
 
 def _read_rows(device: Device, extent: Extent, low: int, high: int) -> np.ndarray:

@@ -117,8 +117,8 @@ class Graph:
         """Sum a PARTIAL tensor on all readers. With `norm`, the same kernel also computes the sum's RMS norm.
         `wire` overrides the graph's wire format.
 
-        No exchange happens if the single writer is the only reader. If a reader lacks the mirrored addend, a
-        writer that has the addend adds it to its own share.
+        If one device is the only writer and the only reader, no exchange is needed. If a reader lacks the
+        mirrored addend, a writer adds it to its own share.
         """
         if x.state.kind is not Kind.PARTIAL:
             raise PlanError(f"all_reduce of a tensor that is {x.state}")
@@ -178,7 +178,7 @@ class Graph:
         self, x: Tensor, readers: Sequence[int], wire: str
     ) -> tuple[dict[int, ReduceSlots], Sequence[View | None]]:
         """Record the exchange. Returns the slots that each reader sums, and each device's own share in the
-        form in which it is summed."""
+        summed format."""
         provider = self.provider
         assert provider is not None
         elements = x.rows * x.width

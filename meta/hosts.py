@@ -1,8 +1,7 @@
 """The hosts of a group: which host has which device, and which bytes each exchange transfers.
 
-In an exchange each host sends its devices' slots to the hosts that read them. A host receives the other
-hosts' slots into the pages in which its own slots are. Devices sum in slot order, so all hosts get the same
-bits as a single host would.
+In an exchange each host sends its devices' slots to the hosts that read them. It receives other hosts' slots
+into the same pages. Devices sum in slot order, so all hosts get the same bits as a single host would.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class _Exchange:
     transfers: Transfers
     to_send: list[tuple[Device, Buffer]]
     to_fill: list[tuple[Device, Buffer]]
-    local: Reduce | None  # What this host sums after the transfers; None if no device here reads.
+    local: Reduce | None  # What this host sums after the transfers; None without readers here.
     part: tuple[int, int] = (0, 0)  # The elements that this host sums, if each host sums a part.
     sums: Transfers | None = None  # The transfers of the parts' sums.
 

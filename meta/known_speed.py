@@ -15,9 +15,9 @@ from vkbackend.runtime import Device
 
 ENTRY, FORMAT = "speeds.json", 1
 DTYPE = "q8_0"
-# Submissions are cut as if the device had this fraction of its measured speed. The measurement multiplies
-# only large matrices. Attention, narrow matrices, throttling or a desktop make real steps slower. Even if a
-# step reaches only a quarter of the speed, each submission ends within the 2 s of a watchdog.
+# Submissions are cut as if the device had this fraction of its measured speed. Only large matrices are
+# measured. Attention, narrow matrices, throttling or a desktop make steps slower. Even at a quarter of the
+# speed, a submission ends within the 2 s of a watchdog.
 TRUSTED = 1 / 4
 
 

@@ -170,7 +170,7 @@ def _fill_experts(
 
 
 def _starts(device: Device, load: Load, d: int) -> View:
-    """Write the prefix sums of the experts' FFN columns to the device, u32 [n_expert + 1]."""
+    """Store the prefix sums of the experts' FFN columns, u32 [n_expert + 1]."""
     by_columns = load.state.axis == 2
     held = [cut[by_columns].stop - cut[by_columns].start for cut in expert_slices(load, d)]
     starts = np.concatenate([[0], np.cumsum(held)]).astype(np.uint32)
@@ -194,7 +194,7 @@ def _words(parts: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
 
 
 def _load_shared(devices: Sequence[Device], load: Load, weight: Weight, raw: np.ndarray) -> list[HostPages]:
-    """Copy a table to pinned pages, for all devices that do not read the table from the file. A device that
+    """Copy a table to pinned pages for all devices that do not read it from the file. A device that
     cannot import the pages gets a host-visible copy."""
     align = max(device.limits.host_import_align for device in devices)
     pages, imported = HostPages(raw.nbytes, align), False

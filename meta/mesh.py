@@ -60,7 +60,7 @@ class Mesh:
 
     @property
     def pages_nbytes(self) -> tuple[int, int]:
-        """The bytes of pinned host pages for (shared tables, slots of reduces)."""
+        """The bytes of pinned host pages: (for shared tables, for the reduces' slots)."""
         return self.stores.pages_nbytes(), self.provider.pages_nbytes if self.provider else 0
 
     def prepare(

@@ -93,7 +93,7 @@ class MPITransport(Transport):
         if self.mpi.Is_finalized():
             return
         self.meet("the end of the group", LEAVE_S)
-        for host in self.others:  # otherwise MPI warns about messages that were never received
+        for host in self.others:  # MPI warns about messages that were never received
             while self.poll(host, Lane.BEAT, 0) is not None:
                 pass
         with suppress(self.mpi.Exception):

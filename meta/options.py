@@ -9,7 +9,7 @@ from vkbackend.checks import choice, number_of, whole_number
 from vkbackend.meta.reduce import PROVIDERS, WIRES
 from vkbackend.options_class import check_fields, option
 
-MAX_AHEAD = 1 << 16  # segments; no step has as many
+MAX_AHEAD = 1 << 16  # no step has this many segments
 
 
 def ahead_depth(name: str, value: Any) -> int | None:

@@ -93,8 +93,8 @@ def normalise(tensor_split: Sequence[float] | None, n_devices: int) -> tuple[flo
 
 
 def share_out(dim: Dim, shares: Sequence[float], rotation: int = 0) -> Ranges:
-    """Split `dim` into one range per device, in device order, by the largest-remainder method. Among equal
-    remainders, devices come in cyclic order, starting at device `rotation`.
+    """Split `dim` into one range per device, in device order, by the largest-remainder method. Devices with
+    equal remainders are ordered cyclically, starting at device `rotation`.
 
     A device with share 0 gets nothing. If the last grain is incomplete, the last device with a range gets it.
     """

@@ -65,8 +65,8 @@ class DeltaNet:
 @dataclass(frozen=True, slots=True)
 class StateSpace:
     """The sizes of a Mamba-2 layer, which is cut between groups. If a device would get no group, the layer is
-    cut between heads, and devices share copies of B and C. B has `n_state` values per group. The output
-    projection has `block` elements per quant block."""
+    cut between heads, and B and C are copied. B has `n_state` values per group. The output projection has
+    `block` elements per quant block."""
 
     n_head: int
     n_group: int
@@ -163,7 +163,7 @@ def _mixer_ranges(mixer: Mixer, shares: Sequence[float], held: list[float]) -> d
     if isinstance(mixer, StateSpace):
         width = (
             2 * mixer.n_state / (3 * mixer.head_dim)
-        )  # rows of B and C per (rows of z and x + columns of the output)
+        )  # size of a group's B and C / size of a head's z, x and output
         return _of_state_space(attention_ranges(mixer.as_attention, shares, held, width))
     return attention_ranges(mixer, shares, held)
 
@@ -173,8 +173,8 @@ def _of_state_space(ranges: Mapping[str, Ranges]) -> dict[str, Ranges]:
 
 
 def ffn_unit(n_ff: int, block: int) -> int:
-    """Return the number of columns in a unit: complete blocks of ffn_down, and for vector loads a multiple of
-    4 if possible."""
+    """Return a unit's number of columns: complete blocks of ffn_down, if possible a multiple of 4 for vector
+    loads."""
     wide = math.lcm(block, 4)
     return wide if n_ff % wide == 0 else block
 
@@ -182,8 +182,8 @@ def ffn_unit(n_ff: int, block: int) -> int:
 def attention_ranges(
     attention: Attention, shares: Sequence[float], held: list[float], kv_width: float = 1.0
 ) -> dict[str, Ranges]:
-    """Cut between kv groups. If a device would get no group, cut between q heads and copy kv heads instead,
-    provided that this lowers the cost."""
+    """Cut between kv groups. If a device would get no group, cut between q heads and copy kv heads, provided
+    that this costs less."""
     a = attention
     group_unit = min(a.block // math.gcd(a.block, a.group * a.head_dim_v), a.n_head_kv)
     kv = _take(a.n_head_kv, group_unit, shares, list(held))
@@ -212,11 +212,11 @@ def attention_cost(ranges: Mapping[str, Ranges], shares: Sequence[float], kv_wid
 def _take(
     size: int, unit: int, shares: Sequence[float], held: list[float], here: Sequence[float] | None = None
 ) -> Ranges:
-    """Divide `size` into multiples of `unit` by D'Hondt's rule, which minimizes the largest count per share.
+    """Divide `size` into multiples of `unit` by D'Hondt's rule, which minimizes the largest load per share.
 
-    Among equal counts, the device with the smallest part of the model per share gets the next unit. `held`
-    has the devices' parts in elements, and is updated. `here` is how many columns each device already has of
-    this layer's other experts. The last unit may be incomplete.
+    Among equal loads, the device with the smallest part of the model per share gets the next unit. `held`,
+    the devices' parts in elements, is updated. `here` is how many columns each device already has of this
+    layer's other experts. The last unit may be incomplete.
     """
     units, n = size // unit, len(shares)
     if not units:

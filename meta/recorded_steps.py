@@ -20,7 +20,7 @@ from vkbackend.meta.step_kind import StepKind
 from vkbackend.recording import cut_long, derive_barriers
 from vkbackend.runtime import Executable
 
-# At least MIN_STEPS steps are stored, and more steps while they have at most MAX_COMMANDS commands. A command
+# At least MIN_STEPS steps are stored, and more up to MAX_COMMANDS commands. A command
 # takes 1 KB in Python, up to 2 KB in a driver, and 1 ms to record again. On one device, a model of 24 layers
 # can store all its 200 steps.
 MAX_COMMANDS, MIN_STEPS = 1 << 17, 32
@@ -89,8 +89,7 @@ class RecordedSteps:
         with collection_paused(), ExitStack() as undo:
             for d, (device, recording) in enumerate(zip(devices, built.recordings, strict=True)):
                 offsets, nbytes = plan_scratch(recording, reuse=self._reuse)
-                # Steps with fewer rows may need slightly more memory, because the packing of values is a
-                # heuristic.
+                # fewer rows may need slightly more memory, because packing is a heuristic
                 if nbytes > self.arenas[d].nbytes:
                     self.arenas[d] = device.buffer(nbytes, Home.SCRATCH, "scratch")
                 arena = self.arenas[d]

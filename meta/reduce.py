@@ -1,10 +1,9 @@
-"""Providers of all-reduces; the devices' features decide which is used. All providers sum in slot order, so
-they give the same bits.
+"""All-reduce providers, chosen by the devices' features. All providers sum in slot order, so they give the
+same bits.
 
 With `pages`, slots are in host pages that all devices import. `scatter` is like `pages`, but each device
 first sums a part for all devices. With `host-sum` the host adds. Reduces alternate between two sets of slots
-(parities), so that a fast device can write the slots of reduce k + 1 while a slow device reads the slots of
-reduce k.
+(parities), so that a fast device can write reduce k + 1 while a slow device reads reduce k.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from vkbackend.twins.arrays import take_f16
 from vkbackend.wire import FORMATS, wire_block, wire_words
 
 WIRES = ("auto", *FORMATS)
-# From this number of elements on, by the number of devices, `auto` sends f16. For such sizes llama.cpp's NCCL
-# path sends bfloat16. The format f16 has an eighth of bfloat16's error, and needs 65 words instead of 64
-# (vkbackend/wire.py).
+# `auto` sends f16 from this number of elements on. The key is the number of devices. For such sizes
+# llama.cpp's NCCL path sends bfloat16. The error of f16 is an eighth of bfloat16's, but f16 needs 65 words
+# instead of 64 (vkbackend/wire.py).
 _F16_FROM = {1: 32_768, 2: 32_768, 3: 131_072}
 _F16_FROM_MANY = 262_144
 # From this number of devices and bytes on, reading n - 1 complete slots takes longer than a second exchange.
 SCATTER_DEVICES, SCATTER_NBYTES = 4, 1 << 20
-PART = 1024  # the parts of a large scattered reduce are multiples of this number of elements
+PART = 1024  # elements; large scattered reduces have parts of a multiple
 
 
 def wire_of(wanted: str, elements: int, n_devices: int, software: bool = False) -> str:
@@ -44,9 +43,9 @@ def wire_of(wanted: str, elements: int, n_devices: int, software: bool = False) 
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """The description of an all-reduce. `gather` marks the second exchange of a scattered reduce, in which
-    the host computes nothing. `lane` is the half (0 or 1) of every slot that the reduce uses. The two halves
-    of a step use different lanes, so that they do not wait for each other."""
+    """An all-reduce. `gather` marks the second exchange of a scattered reduce, in which
+    the host computes nothing. `lane` is the half (0 or 1) of every slot that the reduce uses. A step's two
+    halves use different lanes, so they do not wait for each other."""
 
     parity: int
     elements: int
@@ -68,7 +67,7 @@ def parts_of(reduce: Reduce, n: int) -> list[tuple[int, int]]:
 @dataclass(frozen=True, slots=True)
 class ReduceSlots:
     """The slots that a device sums, which are `stride` words apart. `own_index` is the slot of the device's
-    own share. `writers` has a bit per slot, which is set if the slot is used."""
+    own share. `writers` has a set bit for each used slot."""
 
     buffer: Buffer | Virtual
     offset: int  # bytes
@@ -104,8 +103,7 @@ class Provider(ABC):
         """Return the slots that `device` sums after the exchange."""
 
     def scatters(self, reduce: Reduce) -> bool:
-        """Return whether a reduce is scattered: each device sums a part, and a second exchange gathers the
-        parts. The reduce must be large, and all devices must read it."""
+        """Return whether each device sums a part of a reduce, and a second exchange gathers the parts."""
         return False
 
     def gathered(self, device: int, reduce: Reduce) -> View:
@@ -118,8 +116,7 @@ class Provider(ABC):
 
     @abstractmethod
     def exchange(self, reduce: Reduce) -> None:
-        """Do the host's work of a reduce, after the last device has written its slot and before a device
-        reads."""
+        """Do the host's work between a reduce's last write and its first read."""
 
     @abstractmethod
     def close(self) -> None:
@@ -183,7 +180,7 @@ class ImportedPages(Provider):
         return self.pages.bytes[view.offset : view.end]
 
     def exchange(self, reduce: Reduce) -> None:
-        pass  # the host has no work, because devices read all slots
+        pass  # the devices read all slots
 
     def close(self) -> None:
         for device, buffer in zip(self._devices, self._buffers, strict=False):
@@ -192,8 +189,8 @@ class ImportedPages(Provider):
 
 
 class HostSum(Provider):
-    """A provider in which the host adds the slots in slot order, in f32. Each device has staging memory for
-    two parities: a slot that it writes, and a sum that it reads."""
+    """A provider in which the host adds slots in order, in f32. Per parity, a device has staging memory for a
+    slot that it writes and a sum that it reads."""
 
     name = "host-sum"
 
@@ -222,8 +219,8 @@ class HostSum(Provider):
         return host[at * self._slot + lane : (at + 1) * self._slot].view(dtype)[:n]
 
     def _share(self, device: int, reduce: Reduce, begin: int, end: int) -> np.ndarray:
-        """Return elements begin..end of a writer's share as f32. A block of the wire format must begin
-        there."""
+        """Return elements begin..end of a writer's share as f32. A block of the wire format must begin at
+        `begin`."""
         if reduce.wire == "f32":
             return self._host(device, reduce.parity, np.float32, end, reduce.lane)[begin:]
         wide = self._wide[: end - begin]
@@ -240,13 +237,13 @@ class HostSum(Provider):
         self.spread(reduce)
 
     def total(self, reduce: Reduce) -> np.ndarray:
-        """Return the f32 sum [elements], in the memory of the first reader on this host, or of device 0 if
-        this host has no reader."""
+        """Return the f32 sum [elements], in the memory of this host's first reader, or of device 0 without
+        readers."""
         d = reduce.readers[0] if reduce.readers else 0
         return self._host(d, 2 + reduce.parity, np.float32, reduce.elements, reduce.lane)
 
     def add(self, reduce: Reduce, begin: int, end: int) -> None:
-        """Sum elements begin..end of all shares. A block of the wire format must begin at element `begin`."""
+        """Sum elements begin..end. A block of the wire format must begin at element `begin`."""
         for d in reduce.writers:
             self._devices[d].invalidate(self._buffers[d])
         first, *others = reduce.writers
@@ -291,7 +288,7 @@ def slots_nbytes(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> li
 
 
 def _scatter_from(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> int | None:
-    """Return the number of bytes from which reduces through pages are summed in parts, or None for never.
+    """Return from how many bytes reduces through pages are summed in parts (None: never).
     Between hosts, parts are faster from three devices on, because each device then sends 4/3 of a slot
     instead of two slots."""
     if wanted == "scatter":
@@ -306,9 +303,9 @@ def _page(devices: Sequence[Device]) -> int:
 
 
 def make_provider(devices: Sequence[Device], slot_nbytes: int, wanted: str = "auto") -> Provider:
-    """Create the provider `wanted`, one of PROVIDERS. With `auto`, the provider is imported pages if every
-    device supports them, otherwise the host sum. Imported pages scatter large reduces over many devices.
-    Raises UnsupportedFeature."""
+    """Create the provider `wanted`, one of PROVIDERS. With `auto`, it is imported pages if every device
+    supports them, otherwise the host sum. Imported pages scatter large reduces over many devices. Raises
+    UnsupportedFeature."""
     if wanted == "host-sum":
         return HostSum(devices, slot_nbytes)
     try:

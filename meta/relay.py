@@ -1,6 +1,4 @@
-"""Replay a recorded step on all devices. A device needs one submit per step, and one wait and one signal per
-exchange.
-"""
+"""Replay a recorded step on all devices: one submit per device, then one wait and one signal per exchange."""
 
 from __future__ import annotations
 
@@ -20,8 +18,8 @@ DRAIN_S = 5.0
 
 class Relay:
     """`submit_ahead`: see ReduceOptions. Replays steps on all devices. `broken` is the reason why the devices
-    cannot be used again, or empty. `reduce_s` is the host's total time from the end of the last writer to the
-    release of the readers, in seconds."""
+    cannot be used again, or empty. `reduce_s` is the host's total time in seconds between the end of the last
+    writer and the release of the readers."""
 
     def __init__(self, devices: Sequence[Device], submit_ahead: int | None) -> None:
         self._devices, self._ahead = devices, submit_ahead
@@ -33,7 +31,7 @@ class Relay:
     def run(self, step: Step, provider: Provider | None) -> None:
         """Replay the step, and wait until all devices have finished. DeviceLost, Timeout or Ctrl-C set
         `broken`, because an interrupt may come between two calls that must both run."""
-        self.broken = "a step was interrupted"  # replaced when the step has ended
+        self.broken = "a step was interrupted"  # reset when the step has ended
         try:
             self._relay(step, step.executables[0].n_segments, provider)
         except VkbackendError as error:

@@ -85,9 +85,9 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """Sizes of memory in bytes. Each device has an arena for values, and `logits` bytes for logits and masks.
-    It has `params` bytes of parameters, and a copy of them on the host. `slot` is the size of a device's
-    share of the largest reduce (0: no reduces)."""
+    """Sizes in bytes. Each device has an arena for values, and `logits` bytes for logits and masks. `params`
+    bytes of parameters are on the device and on the host. `slot` is the size of a device's share of the
+    largest reduce (0: no reduces)."""
 
     arenas: tuple[int, ...]
     params: int
@@ -111,7 +111,7 @@ def measure(
     short: Build | None = None,
 ) -> StepSizes:
     """Return the largest sizes over all kinds of steps up to `shape`. With `reuse`, values share memory.
-    `short` builds the model without repeated layers. It replaces `build` if both need the same memory for the
+    `short` builds the model without repeated layers. It replaces `build` if both need equal memory for the
     first kind of step."""
     n, params = len(devices), shape.places()[1]
     sizing, inputs = Sizing(n), [shape.unplaced(d) for d in range(n)]
@@ -155,8 +155,8 @@ def step_kinds(shape: StepShape) -> list[StepKind]:
 
 
 def form_of(recording: Recording) -> tuple[object, ...]:
-    """Return the commands with buffers numbered by first use, so that recordings can be compared. The push
-    constants of SUMS are left out, because devices differ in the index of their own share."""
+    """Return the commands with buffers numbered by first use, to compare recordings. The push constants of
+    SUMS are left out, because they differ between devices."""
     numbers: dict[object, int] = {}
 
     def where(view: View) -> tuple[object, ...]:

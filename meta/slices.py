@@ -89,7 +89,7 @@ def shape_of(load: Load, device: int) -> tuple[int, int]:
 
 
 def piece_shapes(load: Load, device: int, max_range: int) -> list[tuple[int, tuple[int, ...]]]:
-    """Return (first local row, shape) of a slice's pieces, of which each has at most `max_range` bytes."""
+    """Return (first local row, shape) of a slice's pieces of at most `max_range` bytes."""
     if len(load.shape) == 3:
         return [(first, shape) for first, _, shape in expert_pieces(load, device, max_range)]
     n_rows, n_cols = shape_of(load, device)
@@ -117,7 +117,7 @@ def own_pieces(loads: Iterable[Load], device: int, max_range: int) -> list[tuple
 
 def mapped_pieces(load: Load, d: int, device: Device) -> list[tuple[int, tuple[int, ...], int]]:
     """Return (first local row, shape, first byte within the tensor) of the pieces that device `d` reads from
-    the file. A slice has such pieces only if it is contiguous and all pieces begin at word boundaries."""
+    the file. The slice must be contiguous, and its pieces must begin at word boundaries."""
     run = run_of(load, d) if load.in_file and device.maps_files else None
     if run is None:
         return []
@@ -129,7 +129,7 @@ def mapped_pieces(load: Load, d: int, device: Device) -> list[tuple[int, tuple[i
 
 
 def run_of(load: Load, device: int) -> tuple[int, int] | None:
-    """Return (begin, end) of the slice in the tensor's bytes if the slice is contiguous, otherwise None."""
+    """Return (begin, end) in the tensor's bytes of a contiguous slice, otherwise None."""
     n_out, n_in = (1, *load.shape)[-2:]
     row_bytes, (elements, nbytes) = row_nbytes(load.dtype, n_in), block_of(load.dtype)
     cuts = expert_slices(load, device) if len(load.shape) == 3 else slices_of(load, device)
@@ -161,7 +161,7 @@ def rows_in_pieces(load: Load, max_range: int) -> list[tuple[int, tuple[int, ...
 def expert_pieces(load: Load, device: int, max_range: int) -> list[tuple[int, int, tuple[int, ...]]]:
     """Return (first expert, number of experts, shape) of each piece of a stack. The shape is [rows of the
     piece's experts, n_in]. If the stack is cut by columns, the shape is [n_out, columns of the piece's
-    experts], but each expert's matrix is stored separately."""
+    experts], with a matrix per expert."""
     try:
         return list(_expert_pieces(_nameless(load), device, max_range))
     except PlanError:

@@ -23,7 +23,7 @@ from vkbackend.twins.device import NumpyDevice
 
 WIDTH = 4096
 GPU_NBYTES, GPU_MATRICES = 256 << 20, 8  # Several times any cache.
-# Software devices have smaller matrices, because arithmetic limits their speed instead of memory.
+# Smaller, because arithmetic limits software devices.
 SOFTWARE_NBYTES, SOFTWARE_MATRICES = 8 << 20, 4
 HEAP_SHARE = 8  # Matrices take at most 1 / HEAP_SHARE of a device's memory.
 MEASURE_S = 0.3  # Seconds of measuring per kind of memory, after a warm-up.
@@ -63,9 +63,9 @@ def measure_speed(device: Device) -> Speed:
 
 
 def measure_gpus(devices: Sequence[Device]) -> None:
-    """Measure GPUs of unknown speed before loading, because their steps would otherwise be cut for the
-    slowest GPU. Without a cache folder nothing is measured, because every start would measure again. The
-    speed of a GPU that is full or does not answer stays unknown."""
+    """Measure GPUs of unknown speed before loading; otherwise their steps are cut for the slowest GPU.
+    Without a cache folder nothing is measured. The speed of a GPU that is full or does not answer stays
+    unknown."""
     gpus = [device for device in devices if device.physical and not device.physical.is_cpu]
     if gpus and cache_folder.writable():
         for device in gpus:

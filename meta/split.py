@@ -1,7 +1,7 @@
 """Split states (MIRRORED, PARTIAL, SPLIT on an axis) and the rule by which each op derives its result's
 state.
 
-If an op has no rule for its operands' states, it raises PlanError with the op and the states.
+An op without a rule for its operands' states raises PlanError.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import Enum
 
 from vkbackend.errors import PlanError
 
-Ranges = tuple[tuple[int, int], ...]  # [begin, end) per device; empty where begin == end
+Ranges = tuple[tuple[int, int], ...]  # a range [begin, end) per device, empty if begin == end
 
 
 class Kind(Enum):
@@ -32,8 +32,8 @@ class State:
     writers: tuple[int, ...] = ()  # If PARTIAL, the devices that have a share.
     # The ranges of each expert of a stack. `ranges` has the first expert's ranges.
     experts: tuple[Ranges, ...] = ()
-    # If not empty, the axis has several parts in sequence, which all have the same split. In that case
-    # `ranges` counts units, and part i has segments[i] elements per unit.
+    # If not empty, the axis has several parts with the same split. In that case `ranges` counts units, and
+    # part i has segments[i] elements per unit.
     segments: tuple[int, ...] = ()
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class State:
         return (end - begin) * (sum(self.segments) or 1)
 
     def slices(self, device: int) -> list[slice]:
-        """Return the slices of the axis that the device has, in order. Adjacent parts form one slice."""
+        """Return the device's slices of the axis. Adjacent parts form one slice."""
         begin, end = self.ranges[device]
         n_units = max(end for _, end in self.ranges)
         held: list[slice] = []
@@ -69,14 +69,13 @@ def partial(writers: Sequence[int]) -> State:
 
 
 def split_experts(axis: int, experts: Sequence[Ranges]) -> State:
-    """Return the state of a stack [n_expert, n_out, n_in] that is split on axis 1 or 2 by each expert's
-    ranges."""
+    """Split a stack [n_expert, n_out, n_in] on axis 1 or 2 by each expert's ranges."""
     return State(Kind.SPLIT, axis, experts[0], experts=tuple(experts))
 
 
 def split(axis: int, ranges: Ranges, segments: Sequence[int] = ()) -> State:
-    """Return the state of a tensor whose `axis` is tiled by `ranges` in device order. `segments` is described
-    in State; a single segment gives a plain split."""
+    """Return the state of a tensor whose `axis` is tiled by `ranges` in device order. A single segment gives
+    a plain split."""
     if len(segments) == 1:
         ranges, segments = scaled(ranges, segments[0]), ()
     return State(Kind.SPLIT, axis, ranges, segments=tuple(segments))
@@ -120,8 +119,8 @@ def _no_rule(op: str, **states: State) -> PlanError:
 
 
 def linear(x: State, w: State) -> State:
-    """Return the state of y = x w^T. If the rows of w are split, the width of y is split like them. If the
-    width of x and the columns of w have the same split, y is PARTIAL."""
+    """Return the state of y = x w^T. If the rows of w are split, so is the width of y. If the width of x and
+    the columns of w have the same split, y is PARTIAL."""
     if x == MIRRORED and w == MIRRORED:
         return MIRRORED
     if x == MIRRORED and w.kind is Kind.SPLIT and w.axis == 0:
@@ -168,7 +167,7 @@ def rows_op(op: str, x: State) -> State:
 
 
 def per_head(op: str, x: State, head_dim: int) -> State:
-    """Return the state of an op on each head. If x is split, it must be split between heads."""
+    """Check that x is MIRRORED or split between heads."""
     if x == MIRRORED:
         return x
     if (
@@ -181,8 +180,7 @@ def per_head(op: str, x: State, head_dim: int) -> State:
 
 
 def wide_norm(x: State, w: State) -> State:
-    """Return the state of an RMS norm over the full width of x. x and its weight are split between heads, and
-    devices exchange sums of squares."""
+    """Both x and its weight are split between heads. Devices exchange sums of squares."""
     if x.kind is Kind.SPLIT and x.axis == 1 and not x.segments and w == replace(x, axis=0):
         return x
     raise _no_rule("wide_norm", x=x, w=w)
@@ -204,8 +202,7 @@ def attention(
 
 
 def index_scores(q: State, w: State, keys: State, heads: int, head_dim: int) -> None:
-    """A device must have the complete indexer, or no part of it. The layer's single kv head is distributed in
-    the same way."""
+    """A device must have the complete indexer, or no part of it."""
     if q == w == keys == MIRRORED:
         return
     sizes = (q, heads * head_dim), (w, heads), (keys, head_dim)
@@ -280,7 +277,7 @@ def delta_net(
     parts: Sequence[State], g: State, beta: State, state: State, head_dim: int, width: int
 ) -> State:
     """`parts` has the tensors q, k and v, or one tensor with these segments. A device must have all value
-    heads of its key heads, with their `width` gates per head and their state. The result is split like v."""
+    heads of its key heads, with their gates and state. The result is split like v."""
     v = parts[-1]
     if len(parts) == 1 and len(v.segments) > 2 and v.segments[0] == v.segments[1] == head_dim:
         v = split(1, v.ranges, v.segments[2:])

@@ -45,8 +45,8 @@ class StepBuilder:
     @collection_paused()
     def recorded(self, kind: StepKind) -> Built:
         """Record a step. If the step has two halves, their segments alternate, so that one half computes
-        while the other half's sums are exchanged. A segment does not wait for the latest exchange, but for
-        the one before it."""
+        while the other half's sums are exchanged. A segment waits only for the exchange before the latest
+        one."""
         graphs = self.graphs(kind)
         recordings = [ordered(graphs, d) for d in range(len(self.devices))]
         if not kind.halves:

@@ -71,8 +71,8 @@ class Inputs:
     rope: dict[str, View]
     host: View
     device: View
-    logits: View | None  # Host-visible, f32 [max_outputs, the device's vocabulary rows].
-    mask: View | None = None  # u32 [max_outputs, words], with a set bit for each allowed token.
+    logits: View | None  # Host-visible f32 [max_outputs, the device's vocabulary rows].
+    mask: View | None = None  # A set bit for each allowed token, u32 [max_outputs, words].
 
 
 class TensorGraph(Protocol):

@@ -25,7 +25,7 @@ SLEEP_S = 1e-3
 
 
 class Lane(IntEnum):
-    """A lane separates messages by purpose. Messages on one lane stay in order."""
+    """A purpose of messages. Messages on one lane stay in order."""
 
     CALL = 1
     REPLY = 2
@@ -59,16 +59,15 @@ class Transfers(ABC):
 
 
 class Transport(ABC):
-    """This host's connections to the other hosts. This host has number `rank` of `size` hosts, and host 0
-    leads. `n_messages` and `n_bytes` count the messages and bytes that this host has sent, without
-    heartbeats."""
+    """This host's connections to the others. It has number `rank` of `size` hosts; host 0 leads. `n_messages`
+    and `n_bytes` count sent messages, without heartbeats."""
 
     rank: int
     size: int
 
     def __init__(self) -> None:
         self.names = [f"node {rank}" for rank in range(self.size)]
-        self.lost = ""  # why the group ended, or empty
+        self.lost = ""  # the reason why the group ended, or empty
         self.n_messages = self.n_bytes = 0
 
     @property

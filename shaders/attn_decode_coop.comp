@@ -71,7 +71,7 @@ void main() {
     const uint first_in_group = gl_WorkGroupID.x % tiles * TQ;
     const uint step_row = gl_WorkGroupID.z;
     const uint slot = step_params.rows[step_row].y;
-    // A device's heads may begin and end in the middle of a group.
+    // see row_attention.glsl
     first_head = int(kv_head * group + first_in_group) - int(q_first);
     begin_head = uint(max(-first_head, 0));
     end_head = uint(clamp(int(n_heads) - first_head, 0, int(min(TQ, group - first_in_group))));

@@ -5,8 +5,7 @@
 // workgroup. For Q8_0 and Q4_0 a thread quantizes blocks of 32 elements like ggml's reference. The scale d is
 // max|x| / 127 for Q8_0, and the x of the largest magnitude / -8 for Q4_0. If an x is not finite, d is NaN.
 // A block has an odd number of 16-bit units, so two neighbouring blocks share a word. One thread stores both
-// blocks, even if they belong to different rows, because host memory may lack the atomics that two threads
-// would need.
+// blocks, even of different rows, because two threads would need atomics that host memory may lack.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 #include "lib/half.glsl"
@@ -36,8 +35,8 @@ layout(set = 0, binding = 4) buffer Cache { uint cache[]; };
 const bool QUANTIZED = TYPE == CACHE_Q8_0 || TYPE == CACHE_Q4_0;
 const uint N_CODES = TYPE == CACHE_Q8_0 ? 8 : 4; // words of codes per block
 
-// Return element e of the row after norm and rotation. Quantized caches do not call this function, because
-// they read each element twice. For these caches other ops norm and rotate x first.
+// Return element e of the row after norm and rotation. For quantized caches other ops norm and rotate x
+// first, because quantizing reads each element twice.
 float element(uint e) {
     const uint row = gl_WorkGroupID.z;
     const uint i = e % head_dim;
@@ -85,7 +84,7 @@ Scale scale_of(uint from) {
     }
     if (!is_finite) return Scale(0x7e00u, 0.0, false);
     float d = TYPE == CACHE_Q8_0 ? abs(top) : top * -0.125;
-    const bool is_zero = abs(d) < 1.0e-30; // 1e-30 is far below the smallest F16
+    const bool is_zero = abs(d) < 1.0e-30; // far below the smallest F16
     if (TYPE == CACHE_Q8_0 && !is_zero) d = divide(d, 127.0);
     const float inverse = is_zero ? 0.0 : divide(1.0, abs(d));
     return Scale(half_bits(d), d < 0.0 ? -inverse : inverse, true);

@@ -34,7 +34,7 @@ void main() {
     const uint tm = thread % M_THREADS;
     const uint tn = thread / M_THREADS;
 
-    vec4 sum[QM * RN]; // [a * RN + c]: rows 4 (tm + 16 a) .. + 3 of w, row tn RN + c of x
+    vec4 sum[QM * RN]; // a * RN + c has 4 rows of w from 4 (tm + 16 a) on, row tn RN + c of x
     [[unroll]] for (uint i = 0; i < QM * RN; ++i) sum[i] = vec4(0.0);
 
     for (uint slice = 0; slice < k; slice += TK) {

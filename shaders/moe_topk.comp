@@ -1,9 +1,9 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // Choose the n_used experts of each row and compute their weights, one workgroup per row. All devices must
-// choose the same experts, so the order of summation does not depend on LOCAL, and functions come from
-// lib/exact.glsl. An expert's rank is the number of experts with a larger key, or with an equal key and a
-// lower number. So all ranks differ, even with NaN.
+// choose the same experts, so the order of summation is fixed, and functions come from lib/exact.glsl. An
+// expert's rank is the number of experts with a larger key, or with an equal key and a lower number. So all
+// ranks differ, even with NaN.
 #include "lib/types.glsl"
 #include "lib/exact.glsl"
 
@@ -13,7 +13,7 @@ layout(constant_id = 3) const uint HAS_SELECT = 0; // 1: add a bias to the proba
 layout(constant_id = 4) const uint HAS_GAIN = 0; // 1: multiply each expert's weight by a factor
 const uint SOFTMAX = 0, SIGMOID = 1, SOFTMAX_WEIGHT = 2;
 const uint MAX_EXPERTS = 1024, MAX_USED = 32, MAX_GROUPS = 64;
-const uint LANES = 128; // number of partial sums; constant, so that the order of summation is fixed
+const uint LANES = 128; // partial sums; constant, because the order of summation depends on it
 const float MIN_SUM = 6.103515625e-5; // a smaller sum of the chosen weights is not scaled up to 1
 
 layout(push_constant) uniform Push {
@@ -99,8 +99,8 @@ void softmax(float top) {
     for (uint e = gl_LocalInvocationID.x; e < n_experts; e += LOCAL) value[e] = exact_mul(value[e], factor);
 }
 
-// Set each expert's key to its probability plus its selection bias. If experts have groups, a group's score
-// is the sum of its two largest keys. Only the n_groups_used groups with the largest scores remain.
+// Set each expert's key to its probability plus its selection bias. Only the n_groups_used groups whose two
+// largest keys have the largest sums remain.
 void select_by_probability() {
     const uint thread = gl_LocalInvocationID.x;
     barrier();

@@ -19,8 +19,8 @@ from vkbackend.ops.moe import Gating
 @dataclass(frozen=True, slots=True)
 class Router:
     """`w` [n_expert, n_embd] maps norm(h) to logits; `w_norm` is the weight of the norm. The vectors `bias`,
-    `select` and `gain` are [n_expert]. `bias` is added to the logits. `select` is added to the probabilities,
-    but only for the choice. `gain` multiplies an expert's weight."""
+    `select` and `gain` are [n_expert]. `bias` is added to the logits, `select` to the probabilities for the
+    choice only, and `gain` multiplies an expert's weight."""
 
     w_norm: Weight
     w: Weight
@@ -34,7 +34,7 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The experts' weights. Matrices are gate, up [n_expert, n_ff, n_embd] and down [n_expert, n_embd, n_ff].
+    """Matrices are gate, up [n_expert, n_ff, n_embd] and down [n_expert, n_embd, n_ff].
     Biases are gate_bias, up_bias [n_expert, n_ff, 1] and down_bias [n_expert, n_embd]. Without a gate, the
     activation `act` must depend on `up` only."""
 
@@ -122,7 +122,7 @@ def _operand_type(
 
 
 def _groups(graph: TensorGraph, d: int, ids: View, starts: View) -> device_ops.Groups | None:
-    """Sort the pairs (row, expert) by expert. Return None if sorting would not pay for so few pairs."""
+    """Sort the pairs (row, expert) by expert. Return None if there are too few pairs."""
     on = graph.on(d, "moe")
     n_pairs, n_experts = ids.shape[0] * ids.shape[1], starts.shape[0] - 1
     if not (tile := device_ops.tile_size(on.limits, n_pairs, n_experts)):

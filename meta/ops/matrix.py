@@ -1,4 +1,4 @@
-"""Products with a matrix, and conversion of their operands."""
+"""Matrix products, and conversion of their operands."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-// Cooperative matrices of F16 with sums in F32, under the same names for both extensions: MATRIX_A [M, K],
-// MATRIX_B [K, N], MATRIX_SUM [M, N]. MATRIX_A and MATRIX_B are loaded from QUADs of four F16 values.
+// Declare cooperative matrices of F16 with sums in F32, with the same names for both extensions: MATRIX_A [M,
+// K], MATRIX_B [K, N], MATRIX_SUM [M, N]. MATRIX_A and MATRIX_B are loaded from QUADs of four F16 values.
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require

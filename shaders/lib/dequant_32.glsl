@@ -54,8 +54,8 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_MXFP4)
-// A block is u8 e, nibbles q. A nibble has a sign bit, then 3 bits that stand for the values 0, 1, 2, 3, 4,
-// 6, 8, 12. An element is 2^(e - 128) * value.
+// A block is u8 e, nibbles q. A nibble has a sign bit and 3 bits for the values 0, 1, 2, 3, 4, 6, 8, 12. An
+// element is 2^(e - 128) * value.
 #define ROW_UNIT 32u
 #define BLOCK_NBYTES 17u
 

@@ -1,7 +1,7 @@
 // I-quants; part of dequant.glsl. In IQ4 formats an element is a 4-bit code of one of 16 unevenly spaced
 // values. In IQ1 to IQ3, 8 elements are stored as one codebook entry of 8 values, or two entries of 4 values,
 // and 8 signs. IQ1 has only the sign of a shift. A block has 256 elements in 8 groups of 32; a block of
-// IQ4_NL has 32 elements.
+// IQ4_NL has 32 elements. A u8 q has the low 8 bits of a codebook entry.
 
 #if defined(TYPE_IQ4_NL) || defined(TYPE_IQ4_XS)
 // The values as bytes: -127 -104 -83 -65, -49 -35 -22 -10, 1 13 25 38, 53 69 89 113.
@@ -28,7 +28,8 @@ uvec4 pairs4(uint entry, uint part) {
     return uvec4(e, e >> 2, e >> 4, e >> 6) & 3u;
 }
 
-// IQ2: codes 0, 1, 2 stand for 8, 25, 43.
+// In IQ2 formats an element is d / 4 * (scale + 1/2) * +-value, and codes 0, 1, 2 stand for the values 8, 25,
+// 43.
 vec4 iq2_values(uint entry, uint part) {
     const uvec4 code = pairs4(entry, part);
     return vec4(8u + 17u * code + (code >> 1));
@@ -68,8 +69,7 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_IQ2_XXS)
-// A block is f16 d, then per group u8 entry[4] and a u32 with four times 7 signs and a scale of 4 bits. An
-// element is d / 4 * (scale + 1/2) * +-value.
+// A block is f16 d, then per group u8 entry[4] and a u32 with four times 7 signs and a scale of 4 bits.
 #define BLOCK_NBYTES 66u
 
 vec4 decode4(uint b, uint k, uint part) {
@@ -82,8 +82,7 @@ vec4 decode4(uint b, uint k, uint part) {
 
 #elif defined(TYPE_IQ2_XS)
 // A block is f16 d, u16 q[32], u8 s[8]. Each q has a codebook entry in its low 9 bits and 7 signs above. Each
-// s has two scales of 16 elements each, the first scale in the low nibble. An element is d / 4 * (scale +
-// 1/2) * +-value.
+// s has two scales of 16 elements each, the first in the low nibble.
 #define BLOCK_NBYTES 74u
 
 vec4 decode4(uint b, uint k, uint part) {
@@ -94,9 +93,8 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_IQ2_S)
-// A block is f16 d, u8 q[32], u8 signs[32], u8 h[8], u8 s[8]. Each q has the low 8 bits of a codebook entry,
-// and each h has the high 2 bits of four entries. The scales s are stored as in IQ2_XS. An element is d / 4 *
-// (scale + 1/2) * +-value.
+// A block is f16 d, u8 q[32], u8 signs[32], u8 h[8], u8 s[8]. Each h has the high 2 bits of four entries. The
+// scales s are stored as in IQ2_XS.
 #define BLOCK_NBYTES 82u
 
 vec4 decode4(uint b, uint k, uint part) {
@@ -122,9 +120,8 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_IQ3_S)
-// A block is f16 d, u8 q[64], u8 h[8], u8 signs[32], u8 s[4]. Each q has the low 8 bits of a codebook entry,
-// and each h has the high bit of eight entries. The scale of a group is a nibble of s. An element is d * (2
-// scale + 1) * +-(2 code + 1).
+// A block is f16 d, u8 q[64], u8 h[8], u8 signs[32], u8 s[4]. Each h has the high bit of eight entries. The
+// scale of a group is a nibble of s. An element is d * (2 scale + 1) * +-(2 code + 1).
 #define BLOCK_NBYTES 110u
 
 vec4 decode4(uint b, uint k, uint part) {
@@ -136,9 +133,8 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_IQ1_S)
-// A block is f16 d, u8 q[32], then per group a u16 h. Each q has the low 8 bits of a codebook entry. Each h
-// has the high 3 bits of four entries, a scale of 3 bits and the sign of a shift by 1/8. An element is d * (2
-// scale + 1) * (code - 1 +- 1/8).
+// A block is f16 d, u8 q[32], then per group a u16 h. Each h has the high 3 bits of four entries, a scale of
+// 3 bits and the sign of a shift by 1/8. An element is d * (2 scale + 1) * (code - 1 +- 1/8).
 #define BLOCK_NBYTES 50u
 
 vec4 decode4(uint b, uint k, uint part) {
@@ -150,7 +146,7 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_IQ1_M)
-// A block is u8 q[32], u8 h[16], u16 s[4]. Each q has the low 8 bits of a codebook entry. A nibble of h has
+// A block is u8 q[32], u8 h[16], u16 s[4]. A nibble of h has
 // an entry's high 3 bits and the sign of a shift by 1/8. Each s has four scales of 3 bits, for 16 elements
 // each, then 4 bits of f16 d. An element is d * (2 scale + 1) * (code - 1 +- 1/8).
 #define BLOCK_NBYTES 56u

@@ -1,5 +1,5 @@
-// K-quants; part of dequant.glsl. A block has 256 elements in groups of 16 or 32, and the scale of a group is
-// a code, too. Below, element k of a block has the indices i, j and l with k = 128 i + 32 j + l.
+// K-quants; part of dequant.glsl. A block has 256 elements in groups of 16 or 32, whose scales are codes,
+// too. Below, element k of a block has the indices i, j and l with k = 128 i + 32 j + l.
 
 #if defined(TYPE_Q2_K)
 // A block is u8 s[16], u8 q[64], f16 d, f16 m. Each s has the scale (low nibble) and min (high nibble) of 16
@@ -42,9 +42,9 @@ vec4 decode4(uint b, uint k, uint part) {
 // A block of Q4_K is f16 d, f16 m, u8 s[12], u8 q[128]. The code of element k is in byte 32 (k / 64) + l of
 // q, in the low nibble if k / 32 is even. A block of Q5_K has u8 h[32] before q; bit k / 32 of byte l is the
 // code's fifth bit. Each of the eight groups k / 32 has a scale and a min of 6 bits each in s. Groups 0..3
-// have scales in the low 6 bits of bytes 0..3, and mins in the low 6 bits of bytes 4..7. Groups 4..7 have the
-// low 4 bits of scales and mins in the low and high nibbles of bytes 8..11. The high 2 bits of scales and
-// mins are the top bits of bytes 0..3 and 4..7. An element is d * scale * q - m * min.
+// have scales and mins in the low 6 bits of bytes 0..3 and 4..7. Groups 4..7 have the low 4 bits of scales
+// and mins in the low and high nibbles of bytes 8..11, and the high 2 bits in the top bits of bytes 0..3 and
+// 4..7. An element is d * scale * q - m * min.
 #define ROW_UNIT 256u
 #ifdef TYPE_Q4_K
 #define BLOCK_NBYTES 144u

@@ -13,10 +13,10 @@ const uint STRIDE = PIECES + 1; // eight rows of four words begin at different m
 const uint GROUPS = TK / GROUP;
 const uint X_ROUNDS = (TN * PIECES + M_THREADS * N_THREADS - 1) / (M_THREADS * N_THREADS);
 
-// FUSED: the integer sum of a dot product starts at the bits of the float BIAS = 1.5 * 2^23. A dot of 32
-// products has |dot| <= 2^19, so the final sum has the bits of the float BIAS + dot. One fma then converts
-// and scales the dot. BIAS * scale is exact, because a scale has at most 19 bits. Drivers for CPUs round an
-// fma twice, which gives a normalised mean squared error of up to 1e-6.
+// FUSED: an integer dot product starts at the bits of the float BIAS = 1.5 * 2^23. Because |dot| <= 2^19 for
+// 32 products, the sum has the bits of the float BIAS + dot. One fma then converts and scales the dot. BIAS *
+// scale is exact, because a scale has at most 19 bits. Drivers for CPUs round an fma twice, which gives a
+// normalised mean squared error of up to 1e-6.
 const float BIAS = 12582912.0;
 
 shared uvec4 w_codes[TM * STRIDE]; // [row of w][piece]: code - CODE_OFFSET
@@ -89,9 +89,8 @@ void add_group(uint c, ivec4 dots, uint p, uint tm, uint tn) {
     sum[c] += uintBitsToFloat(block.x) * value;
 }
 
-// If a group has one piece, a dot product is scaled at once. If it has two pieces, dot products are scaled
-// after the loop over rows of x. Otherwise NVK emits more moves for one piece, and ANV halves the subgroup
-// size for two pieces.
+// Dot products of one piece are scaled at once, of two pieces after the loop over rows of x. Otherwise NVK
+// emits more moves for one piece, and ANV halves the subgroup size for two pieces.
 void add_slice() {
     const uint tm = gl_LocalInvocationID.x % M_THREADS;
     const uint tn = gl_LocalInvocationID.x / M_THREADS;

@@ -14,14 +14,14 @@ float exact_mul(float a, float b) {
     return product;
 }
 
-// Return 1 / x for 1e-37 < x < 1e37. The first approximation is 12 % off.
+// Return 1 / x for 1e-37 < x < 1e37. The first approximation has an error of 12 %.
 float exact_reciprocal(float x) {
     float y = uintBitsToFloat(0x7ef311c3u - floatBitsToUint(x));
     for (uint i = 0; i < 4; ++i) y = exact_mul(y, exact_mad(-x, y, 2.0));
     return y;
 }
 
-// Return 1 / sqrt(x) for x > 0, and a large number for x = 0. The first approximation is 3 % off.
+// Return 1 / sqrt(x) for x > 0, and a large number for x = 0. The first approximation has an error of 3 %.
 float exact_inverse_sqrt(float x) {
     float y = uintBitsToFloat(0x5f375a86u - (floatBitsToUint(x) >> 1));
     for (uint i = 0; i < 4; ++i) y = exact_mul(y, exact_mad(exact_mul(-0.5, exact_mul(x, y)), y, 1.5));

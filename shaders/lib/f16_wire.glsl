@@ -1,6 +1,6 @@
-// 16-bit floats whose blocks of 128 share an exponent, stored in the block's word `bias` (vkbackend/wire.py).
-// The functions use only integers, because drivers round to F16 differently and all devices must get the same
-// bits.
+// A format of 16-bit floats (vkbackend/wire.py). The 128 values of a block share an exponent, which is stored
+// in the block's word `bias`. The functions use only integers, because drivers round to F16 differently and
+// all devices must get the same bits.
 
 // Return the difference between a float's exponent and its code's exponent, shifted to bit 23. `top` has the
 // bits of the block's largest finite magnitude, whose code gets exponent 30 of 0..31.
