@@ -21,8 +21,8 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_Q5_0) || defined(TYPE_Q5_1)
-// Q5_0: f16 d; u32 h; nibbles q                        d * (q + 16 * bit k of h - 16)
-// Q5_1: f16 d, m; u32 h; nibbles q                     d * (q + 16 * bit k of h) + m
+// A block of Q5_0 is f16 d, u32 h, nibbles q. An element is d * (q + 16 * bit k of h - 16).
+// A block of Q5_1 is f16 d, f16 m, u32 h, nibbles q. An element is d * (q + 16 * bit k of h) + m.
 #define ROW_UNIT 32u
 #ifdef TYPE_Q5_0
 #define BLOCK_NBYTES 22u
