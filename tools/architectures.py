@@ -1,8 +1,7 @@
 """`vkbackend models`: list the architectures that run, and which features each supports.
 
-The command lays out a small model of each architecture over devices, and derives each column from the model's
-weights, caches and states. With --json it names the tests that prove each column, which `pytest --all` runs.
-With --md it prints the table of docs/architectures.md.
+Columns are derived from the weights, caches and states of a small model. --json names the tests of each
+column, which `pytest --all` runs. --md prints the table of docs/architectures.md.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ DIMS = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An architecture in the table; `split_by` names the dimensions that tensor parallelism splits."""
+    """`split_by` names the dimensions that tensor parallelism splits."""
 
     name: str  # general.architecture
     models: str
@@ -112,7 +111,7 @@ def row_of(name: str) -> Row:
         MODELS[name],
         split_by(name),
         layer_split=split_by_layers(model),
-        whole_slots=recurrent,  # A recurrent state covers its complete sequence and cannot be cut.
+        whole_slots=recurrent,  # A recurrent state cannot be cut at a token.
         control_vectors=any(spec.values is model.control[1] for spec in model.weights()),
         experts=model.n_used > 0,
         windows=any(kv.window > 0 for kv in map(kv_of, memories) if kv),

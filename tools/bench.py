@@ -1,10 +1,10 @@
 """`vkbackend bench`: measure tokens per second in prefill and decode, with llama-bench's flags and columns.
 
-In the extra columns, "weight GB/s" is the rate at which all devices together read weights. "% of copy" is
-that rate relative to the devices' copy rate. "us/reduce" is host time per all-reduce. "load GB/s" is the
-loading rate. "% of read" is that rate relative to a second read of the file. The formats csv and json use
-llama-bench's fields. Every test is warmed up first. With `--compare llama-cpp` runs alternate with runs of
-llama-cpp-python on the same model and devices. The rate of llama-cpp-python and the ratio are added.
+"weight GB/s" is the rate at which all devices together read weights, and "% of copy" divides it by the
+devices' copy rate. "us/reduce" is host time per all-reduce. "load GB/s" is the loading rate, and "% of read"
+divides it by the rate of a second read of the file. The formats csv and json use llama-bench's fields. Every
+test is warmed up first. `--compare llama-cpp` alternates with runs of llama-cpp-python on the same model and
+devices, and adds its rate and the ratio.
 """
 
 from __future__ import annotations
@@ -52,8 +52,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """`seconds` is the time until a step can run. `rate` and `read_rate` are bytes per second, of loading the
-    weights and of reading the file."""
+    """The seconds until a step can run, and the bytes per second of loading and of reading the file."""
 
     seconds: float
     rate: float
@@ -66,7 +65,7 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The result of a test on a model. `theirs` is llama.cpp's timing. Rates are in bytes per second."""
+    """`theirs` is llama.cpp's timing. Rates are in bytes per second."""
 
     model: dict[str, Any]
     runner: dict[str, Any]
@@ -75,7 +74,7 @@ class Row:
     weight_rate: float | None
     copy_rate: float
     theirs: Timing | None = None
-    swept: dict[str, str] = field(default_factory=dict)  # flag that was given as a list -> its value
+    swept: dict[str, str] = field(default_factory=dict)  # swept flag -> its value
     time: str = field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
 
     def cells(self) -> list[str]:
@@ -177,7 +176,7 @@ def numbers(flag: str, text: str) -> list[int]:
 
 
 def tests_of(args: argparse.Namespace) -> list[Test]:
-    """Return the tests that the flags request. Raises InvalidArgument if there are none."""
+    """Raises InvalidArgument if the flags request no test."""
     pairs = [(p, 0) for p in numbers("--n-prompt", ",".join(args.n_prompt or ["512"])) if p]
     pairs += [(0, n) for n in numbers("--n-gen", ",".join(args.n_gen or ["128"])) if n]
     for text in args.pg:

@@ -1,9 +1,9 @@
 """`vkbackend bench-ops`: time the ops of a device, on the tests' cases and on matrices of real models.
 
-One submission runs a case many times. GPU timestamps time each run. Submissions are timed as a whole on
-devices without timestamps, and on software devices, which timestamps would stall. Columns are the case,
-op.variant, and the minimum and median us per run. On software devices the next column is CPU time per run,
-which other load affects least. The last columns are GB/s read and written, and GFLOP/s, at the minimum time.
+A submission runs a case many times, and GPU timestamps time each run. The host times complete submissions on
+devices without timestamps and on software devices, which timestamps would stall. Columns are case,
+op.variant, and minimum and median us per run. Software devices add CPU time per run, which other load affects
+least. The last columns are GB/s read and written, and GFLOP/s, at the minimum time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    """Yield each row when it is measured. Report and skip cases that the device cannot run."""
+    """Yield rows. Report and skip cases that the device cannot run."""
     whole_number("--repetitions", args.repetitions, 1, 1000)
     finite_number("--ms", args.ms, 0.0, 500.0)
     whole_number("--cold", args.cold, 0, 1 << 20)

@@ -1,7 +1,7 @@
-"""`vkbackend bench --parallel 1,4,16`: measure concurrent callers of an engine in this or its own process.
+"""`vkbackend bench --parallel 1,4,16`: measure concurrent callers of an engine in this process or its own.
 
-The columns are total tokens per second, milliseconds to the first token and between tokens, and the share of
-prompt tokens reused from other requests. Each time is shown as a median and a 99th percentile.
+Columns are total tokens per second, milliseconds to the first token and between tokens (median, 99th
+percentile), and the share of prompt tokens reused from other requests.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """`vkbackend bench-reduce`: time the all-reduces of tensor parallelism between devices.
 
-Times a step of many all-reduces on the first 2, 3, ... devices of the list. The first columns are devices,
-provider, wire (format of a partial sum), ahead (exchanges submitted before they may run) and bytes of the f32
-message. The results are us per all-reduce (median, minimum, maximum), and GB/s of messages at the median.
-With the provider "pages" all devices import the same host pages. With "scatter" each device also sums one
-part for all devices. With "host-sum" the host adds. Wrong sums are marked, and the exit code is then 1. On
-several hosts (`vkbackend hosts run`) the last column is the network's part of the time.
+Times steps of many all-reduces on the first 2, 3, ... devices of the list. Columns are devices, provider,
+wire (format of a partial sum), ahead (exchanges submitted before they may run), bytes of the f32 message, us
+per all-reduce (median, minimum, maximum), GB/s of messages at the median, and on several hosts (`vkbackend
+hosts run`) the network's part of the time. With the provider "pages" all devices import the same host pages.
+With "scatter" each device also sums one part for all devices. With "host-sum" the host adds. The exit code is
+1 after a wrong sum.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COLUMNS = ("devices", "provider", "wire", "ahead", "bytes", "us", "us min", "us 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A measured combination. Times are in microseconds."""
+    """Times are in microseconds."""
 
     devices: tuple[str, ...]
     provider: str
@@ -129,7 +129,7 @@ def combinations(args: argparse.Namespace) -> list[tuple[tuple[str, ...], int, s
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    """Yield each row when it is measured. Report and skip unsupported combinations."""
+    """Yield rows. Report and skip unsupported combinations."""
     err = console(stderr=True)
     jobs = combinations(args)
     for i, (devices, nbytes, provider, wire, ahead) in enumerate(jobs):

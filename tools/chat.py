@@ -1,10 +1,10 @@
 """`vkbackend chat`: talk with a model.
 
 Every line is a message. A backslash at the end of a line continues the message on the next line; three double
-quotes begin and end a message of several lines. Answers stream to stdout, and a terminal dims thoughts.
-Everything else goes to stderr. When the context is full, the oldest messages are dropped. The command /help
-lists the commands, and /clear forgets the conversation. To quit, type /exit or Ctrl-D, or end the input.
-Ctrl-C stops an answer and keeps its text; at the prompt Ctrl-C quits.
+quotes begin and end a message of several lines. Answers stream to stdout, with thoughts dimmed on a terminal.
+All other output is on stderr. When the context is full, the oldest messages are dropped. /help lists the
+commands, and /clear forgets the conversation. /exit, Ctrl-D or the end of input quits. Ctrl-C stops an answer
+and keeps its text; at the prompt Ctrl-C quits.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class Conversation:
                 write_text("\n")
         last = chunks[-1]
         self.timings += [last.timings] if last.timings else []
-        self._options["seed"] = (self._options["seed"] + 1) % (MAX_SEED + 1)  # a new seed for every answer
+        self._options["seed"] = (self._options["seed"] + 1) % (MAX_SEED + 1)
         if (n := self.chat.n_left_out - before) > 0:
             tell_notes([f"the context is full: its {n} oldest messages have left it"], self.err)
         if last.finish_reason == "length" and len(chunks) != self.most:
@@ -209,7 +209,8 @@ def shown(thinks: bool, channels: bool = False) -> Callable[[str, bool], None]:
 
 @contextmanager
 def interrupts() -> Iterator[list[int]]:
-    """Append the first Ctrl-C to the yielded list, so that the current step finishes. Raise on the second."""
+    """Append the first Ctrl-C to the yielded list, so that the current step finishes. Raise KeyboardInterrupt
+    on the second."""
     pressed: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:

@@ -1,8 +1,8 @@
 """The `vkbackend` command, with one parser and an exit code for each error.
 
 Exit codes are 0 for success, 1 for a failed check, 2 for wrong usage or a typed error, 130 for an interrupt
-and 141 for a closed stdout. A typed error is a class in vkbackend/errors.py. Its message is the last line on
-stderr, and DEBUG=1 adds the traceback.
+and 141 for a closed stdout. The message of a typed error (vkbackend/errors.py) is the last line on stderr,
+and DEBUG=1 adds the traceback.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ docs/env_vars.md describes the environment variables. DEBUG=1 shows devices, pla
 def build_parser(
     chosen: str, words: Sequence[str] = ()
 ) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """Return the parser of all commands and the parser of `chosen`. Only the second parser gets flags. Flags
-    of llama.cpp that are refused or have no effect are added only if they are in `words`."""
+    """Return the parser of all commands, and the parser of `chosen`, which alone has flags. llama.cpp's
+    refused and ineffective flags are added only if they are in `words`."""
     parser = Parser(
         prog="vkbackend",
         description="Runs GGUF language models on one or several Vulkan devices of any vendors at once.",
@@ -178,9 +178,8 @@ def parse(words: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
 
 
 def parse_line(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
-    """Resolve llama.cpp's spellings of flags, then call `parse`. If flags of `bench` have lists, the line
-    becomes several lines. `sweep` has the arguments of each line, whose `swept` has the values of flags with
-    lists."""
+    """Resolve llama.cpp's spellings of flags, then call `parse`. Lists in flags of `bench` expand to several
+    lines. `sweep` has the arguments of each line, and `swept` the line's values of flags with lists."""
     if list(argv[:1]) != ["bench"]:
         return parse(conversation(bind_values(argv)))
     from vkbackend.tools.flags.notes import note_first
@@ -220,7 +219,7 @@ def shows_tracebacks() -> bool:
 
 
 def message_of(error: VkbackendError, flags: Mapping[str, str]) -> str:
-    """Return the error's message. Replace a parameter's name at its beginning by the flag."""
+    """Return the error's message. A flag replaces a parameter's name at the beginning."""
     from vkbackend.tools.console import printable
 
     text, name = str(error), error.argument if isinstance(error, InvalidArgument) else ""
@@ -272,7 +271,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def complete() -> None:
-    """Answer a shell's request for completions and exit."""
     import argcomplete
 
     words = os.environ.get("COMP_LINE", "").split()

@@ -1,5 +1,5 @@
 # Functions that unpack compilers for GPUs that this machine lacks, and a lavapipe with matrix units.
-# The compilers are the drivers ANV (Intel) and NVK (NVIDIA), each with a shim for the kernel's driver.
+# The compilers are the drivers ANV (Intel) and NVK (NVIDIA), each with a shim for the kernel driver.
 # RADV (AMD) needs no shim, so drivers.sh unpacks it.
 # setup.sh sources this file after drivers.sh, whose function private_apt is used here.
 # tools/measure/compilers.py runs these compilers.
@@ -91,7 +91,6 @@ unpack_nvk() {
 
 unpack_matrix_units() { unpack_suite "$1" "$2" "$matrix_units_suite" libvulkan_lvp.so 'lvp_icd*.json'; }
 
-# Packages that build_shims needs.
 compiler_packages() {
     local missing=() package
     for package in bison flex libdrm-dev libelf-dev zlib1g-dev libexpat1-dev pkg-config gcc g++ xz-utils; do

@@ -31,7 +31,7 @@ SHORT_WORD = 12
 UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 MANY_COLUMNS = 8  # Tables with more columns get less padding.
 ANY_WIDTH = 10_000
-PIPE_WIDTH = 160  # Every table fits into this width, which is used if neither a terminal nor COLUMNS has one.
+PIPE_WIDTH = 160  # Every table fits this width, the default without a terminal and COLUMNS.
 
 
 class _Table(Table):
@@ -132,7 +132,7 @@ def _list_of(table: _Table, width: int) -> Text:
     lines = [Text(str(table.title), "italic")] if table.title else []
     last = ""
     for first, *rest in table.rows_of_cells:
-        first = last = first or last  # empty if as above
+        first = last = first or last  # empty: as in the row above
         lines.append(Text(f"{table.names[0]} {first}", "bold"))
         for name, value in zip(table.names[1:], rest, strict=True):
             whole = f"{indent}{name:<{aligned}}  {value}"
@@ -204,8 +204,8 @@ def progress_bar(out: Console, *columns: ProgressColumn | str, keep: bool = Fals
 def byte_progress(
     out: Console, label: str, *, keep: bool = False, then: str = ""
 ) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar for bytes. Yield the function that sets the numbers of done and total bytes. After
-    the last byte, `then` replaces the label."""
+    """Show a progress bar for bytes. Yield a function of the done and total bytes. After the last byte,
+    `then` replaces the label."""
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True)
     with progress_bar(out, *columns, TransferSpeedColumn(), keep=keep) as bar:
         task = bar.add_task(printable(label), total=None)

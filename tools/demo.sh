@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Generate text from a fresh checkout. The script sets up the checkout and lists the Vulkan devices.
-# The script then runs the demo model with tensor parallelism on two devices.
-# Arguments go to `vkbackend generate`: bash tools/demo.sh -p "..." -n 40 --seed 3
+# Set up a fresh checkout and list the Vulkan devices.
+# Then generate text with the demo model, with tensor parallelism on two devices.
+# Arguments are flags of `vkbackend generate`: bash tools/demo.sh -p "..." -n 40 --seed 3
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

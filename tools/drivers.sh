@@ -1,9 +1,9 @@
 # Functions that unpack Vulkan drivers into .drivers/: software drivers for tests, and RADV.
 # setup.sh sources this file, sets root and python, and opens descriptor 3 as the caller's stdout.
 # The system's apt configuration supplies the mirror, proxies and keys.
-# Package lists and archives go to a work folder in .drivers/, so nothing else changes on the system.
+# Package lists and archives are stored in .drivers/, so nothing else changes on the system.
 # unpack_drivers prints "NAME PATH-OF-ICD-JSON" on stdout for each driver that runs.
-# All other output goes to stderr.
+# All other output is on stderr.
 
 driver_dir=$root/.drivers
 missing_retry_minutes=1440  # An unavailable driver is tried again after a day.
@@ -21,7 +21,7 @@ mirrors() {
 
 # private_apt WORK URI CODENAME: write an apt configuration for the mirror URI into WORK.
 # The configuration includes the update and backport suites, which may have a newer Mesa.
-# private_apt fails if the mirror lacks mesa-vulkan-drivers.
+# Fail if the mirror lacks mesa-vulkan-drivers.
 private_apt() {
     local work=$1 uri=$2 codename=$3 id keyring="" suite component=main
     id=$(. /etc/os-release && echo "$ID")
@@ -74,8 +74,8 @@ fetch() {
 }
 
 # unpack_NAME WORK OUT: put a driver's libraries and its manifest (package.json) into OUT.
-# If the driver is unavailable, unpack_NAME prints the reason and returns 1.
-# If a download failed, unpack_NAME prints the reason and returns 2, and the next run tries again.
+# If the driver is unavailable, print the reason and return 1.
+# If a download failed, print the reason and return 2, so that the next run tries again.
 
 # icd_json MANIFEST LIBRARY: print the package's manifest with the absolute path LIBRARY.
 icd_json() {
@@ -88,14 +88,14 @@ PY
 }
 
 # take_driver WORK OUT LIBRARY MANIFEST: put a driver of mesa-vulkan-drivers into OUT.
-# The driver's missing or outdated dependencies are unpacked into OUT too.
+# Missing or outdated dependencies are unpacked into OUT too.
 # patchelf sets the run path to $ORIGIN, so the driver loads these dependencies without LD_LIBRARY_PATH.
 take_driver() {
     local work=$1 out=$2 library=$3 manifest=$4 version packages lib dirs name path
     version=$(apt-cache policy mesa-vulkan-drivers | awk '$1 == "Candidate:" { print $2 }')
     if [ ! -e "$work/fetched" ]; then
-        # Fetch only the driver's dependencies among the packages that apt would install or upgrade.
-        # Otherwise apt would also upgrade the OpenGL packages of an installed Mesa.
+        # Fetch only the driver's dependencies, because apt would also upgrade the OpenGL packages of an
+        # installed Mesa.
         apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces \
             --no-enhances mesa-vulkan-drivers 2>>"$work/log" | grep -E '^[a-z0-9]' | sort -u >"$work/depends"
         packages=$(apt-get install -y --reinstall --no-install-recommends --print-uris mesa-vulkan-drivers \

@@ -1,6 +1,6 @@
 """`vkbackend generate`: continue a prompt.
 
-The text streams to stdout, and everything else goes to stderr. The default model is the embedded demo model.
+The text streams to stdout, and all other output to stderr. The default model is the embedded demo model.
 Without -p and -f the prompt comes from a pipe.
 """
 

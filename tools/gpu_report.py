@@ -1,12 +1,11 @@
 """`vkbackend gpu-report`: check and measure GPUs; write one Markdown and one JSON file.
 
-The most valuable parts come first: they verify every op, compare layers of real models with numpy, and tune.
-More parts measure the copy rate, each op's share of it, and decode and prefill of synthetic models of 1B, 8B
-and 30B (experts) after 0, 4,096 and 32,768 tokens. The last parts time all-reduces of every pair of devices,
-compiling, and llama.cpp if llama-bench is installed. Each part runs in its own process, so a lost device or a
-hang costs only one case. Both files are rewritten after every part and list unfinished cases. The files
-contain no host name, user name or path, so you can attach them to an issue. The exit code is 1 if a check
-failed or a part could not finish.
+The first parts verify every op, compare layers of real models with numpy, and tune. Later parts measure the
+copy rate, each op's share of it, and decode and prefill of synthetic models (1B, 8B, 30B with experts) after
+0, 4,096 and 32,768 tokens. The last parts time all-reduces of every pair of devices, compiling, and llama.cpp
+if llama-bench is installed. Each part runs in its own process, so a lost device or a hang costs one case.
+Both files are rewritten after every part list unfinished cases, and contain no host name, user name or path.
+The exit code is 1 if a check failed or a part could not finish.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from vkbackend.tools.report.machine import machine
 from vkbackend.tools.report.parts import PARTS
 from vkbackend.tools.report.worker import DEVICES
 
-LOOK_S = 120.0  # The process that lists devices may take this long.
+LOOK_S = 120.0  # Limit of the process that lists devices.
 # VKBACKEND_TIMEOUT is this fraction of a case's deadline, so a hang raises an error before its process is
 # killed.
 WAITED = 0.8

@@ -30,7 +30,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def with_sources(message: str, lines: Iterable[str]) -> str:
-    """Return the message, and say which of its flags come from environment variables."""
+    """Append which of the message's flags come from environment variables."""
     named = (line for line in lines if re.search(rf"(?<![\w-]){line.partition(' ')[0]}(?![\w-])", message))
     return "; ".join((message, *(line for line in named if " comes from " in line)))
 
@@ -54,7 +54,7 @@ def bind_values(argv: Sequence[str]) -> list[str]:
 
 
 def conversation(words: Sequence[str]) -> list[str]:
-    """Change `generate` to `chat` for -cnv, and `chat` to `generate` for -no-cnv. The last flag wins."""
+    """Replace `generate` by `chat` for -cnv, and the reverse for -no-cnv. The last flag wins."""
     if not words or words[0] not in TALKS:
         return list(words)
     chosen = [CONVERSATION[word] for word in words if word in CONVERSATION]
@@ -71,8 +71,7 @@ def unknown_command(word: str, commands: Iterable[str]) -> str:
 def unknown_arguments(
     words: Sequence[str], command: argparse.ArgumentParser, other: argparse.ArgumentParser | None
 ) -> list[str]:
-    """Return sentences about the words that `command` does not know. The command `other` may know some of
-    these words."""
+    """Return sentences about words that `command` does not know, but that `other` may know."""
     known = command._option_string_actions
     shown = [name for name, action in known.items() if action.help != argparse.SUPPRESS]
     flags = list(dict.fromkeys(word.partition("=")[0] for word in words if is_flag(word)))
@@ -98,5 +97,5 @@ def is_flag(word: str) -> bool:
 
 
 def _bare(flag: str) -> str:
-    """Return the flag without --no-, because a flag's opposite is not suggested."""
+    """Return the flag without --no-."""
     return flag.removeprefix("--no-").lstrip("-")

@@ -1,9 +1,8 @@
 """`vkbackend plan`: show how a model would be split over devices, without loading it.
 
-The plan has the heads, FFN columns, vocabulary rows and bytes of each device. The plan also has the
-all-reduces of one token, and the predicted time per token without attention over the context. The command
-measures each device that was not measured before, for about a second. The exit code is 1 if the model does
-not fit.
+The plan has the heads, FFN columns, vocabulary rows and bytes of each device, the all-reduces of one token,
+and the predicted time per token without attention over the context. Each new device is measured for about a
+second. The exit code is 1 if the model does not fit.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ class Report:
         return rows
 
     def traffic(self) -> dict[str, int]:
-        """Return the number of all-reduces of one token, the bytes of their messages, and the bytes that all
+        """Return the number of all-reduces of one token, the bytes of their messages, and the bytes that
         devices write to shared memory."""
         nbytes = [4 * wire_words(reduce.wire, reduce.elements) for reduce in self.reduces]
         written = sum(n * len(reduce.writers) for n, reduce in zip(nbytes, self.reduces, strict=True))
@@ -164,7 +163,7 @@ def _report(model: Model, types: Mapping[str, str], devices: list[Device], optio
 
 
 def runs(plans: Sequence[Plan], names: Sequence[str]) -> list[tuple[str, Plan]]:
-    """Merge consecutive layers that have equal plans, for example into ("blk.0..3", plan)."""
+    """Merge consecutive layers with equal plans, for example into ("blk.0..3", plan)."""
     out: list[tuple[str, str, Plan]] = []
     for name, plan in zip(names, plans, strict=True):
         if out and out[-1][2] == plan:
@@ -184,8 +183,8 @@ def shown_dims(layout: Layout) -> list[str]:
 
 
 def plan_rows(layout: Layout, devices: Sequence[Device]) -> list[list[str]]:
-    """Return a row per device for each group of equal layers. A row has "begin:end" of every dimension, and
-    the number of columns of experts."""
+    """Return a row per device for each group of equal layers, with "begin:end" of every dimension and the
+    number of expert columns."""
     rows = []
     for name, plan in named_plans(layout):
         for d, device in enumerate(devices):

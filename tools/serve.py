@@ -1,9 +1,8 @@
 """`vkbackend serve`: serve a model over HTTP.
 
-The server has OpenAI's API, Anthropic's messages, llama-server's endpoints, and a page at /
-(docs/serving.md). The server listens at once and answers 503 until the model is loaded. The flags are
-llama-server's. On SIGTERM or Ctrl-C the server finishes running answers and exits. A second signal ends the
-server at once.
+The server has OpenAI's API, Anthropic's messages, llama-server's endpoints and flags, and a page at /
+(docs/serving.md). The server answers 503 until the model is loaded. After SIGTERM or Ctrl-C the server
+finishes running answers; a second signal ends it at once.
 """
 
 from __future__ import annotations
@@ -146,7 +145,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def share_context(args: argparse.Namespace, path: str) -> None:
-    """Set the context size. All slots share -c tokens of cache unless --kv-cells is given."""
+    """Set the context size. All slots share -c tokens of cache without --kv-cells."""
     if not args.n_ctx:
         args.n_ctx = own_context(path) if args.n_ctx == 0 else min(own_context(path), N_CTX)
     if args.kv_cells is None:
@@ -206,7 +205,7 @@ def names_of(text: str) -> tuple[str, ...]:
 
 
 def defaults_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the defaults of requests, which are the flags that differ from the built-in defaults."""
+    """Return the flags that differ from the built-in defaults of requests."""
     sampling = sampling_of(args)
     given = asdict(sampling)
     defaults: dict[str, Any] = {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Make a checkout ready to run: install system packages through apt, then the package in a new environment.
-# The environment is in .venv, or .venv-kompute with --kompute, and the install is editable.
-# The next run changes nothing and takes one second.
+# The environment is .venv, or .venv-kompute with --kompute, and the install is editable.
+# Another run changes nothing and takes one second.
 set -euo pipefail
 
 usage() {
@@ -47,7 +47,7 @@ done
 [ -z "$alone" ] || [ $# = 1 ] || { echo "setup: $alone goes alone" >&2 && usage >&2 && exit 2; }
 venv=$root/.venv${kompute:+-kompute}
 
-exec 3>&1 1>&2  # Progress goes to stderr; drivers are printed to descriptor 3, the caller's stdout.
+exec 3>&1 1>&2  # Progress goes to stderr. Drivers are printed to descriptor 3, the caller's stdout.
 exec 9<"$root${kompute:+/tools}" && flock 9  # Only one run at a time may change an environment.
 
 step() { echo "setup: $*"; }
@@ -179,7 +179,7 @@ wanted_stamp() { echo "$root" && sha256sum <"$root/pyproject.toml"; }
 
 # The build of kp reads these options from the environment.
 # The build uses Debian's fmt, pybind11 and Vulkan headers instead of downloads, and no Vulkan debug layers.
-# VIRTUAL_ENV names the Python for which kp is built.
+# VIRTUAL_ENV names the Python of kp.
 kompute_flags() {
     export KOMPUTE_OPT_USE_BUILT_IN_FMT=OFF KOMPUTE_OPT_USE_BUILT_IN_PYBIND11=OFF \
         KOMPUTE_OPT_USE_BUILT_IN_VULKAN_HEADER=OFF KOMPUTE_OPT_INSTALL=OFF \
@@ -216,7 +216,7 @@ environment() {
 }
 
 # finder_first: make Python ask the finder of the editable install first.
-# Python's own finder would import a folder named vkbackend in the current directory, such as this checkout.
+# Otherwise Python would import a folder vkbackend in the current directory, such as this checkout.
 finder_first() {
     local site
     for site in "$venv"/lib/python*/site-packages; do

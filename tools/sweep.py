@@ -1,7 +1,7 @@
 """`vkbackend sweep`: measure tokens per second as the context grows.
 
-At every depth the command times a prompt of --n-prompt tokens, then --n-gen single tokens. It prints a table.
-The flag --plot also draws it, which needs matplotlib (extra "plot").
+At every depth the command times a prompt of --n-prompt tokens, then --n-gen single tokens. --plot draws the
+table with matplotlib (extra "plot").
 """
 
 from __future__ import annotations
@@ -93,8 +93,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def draw(points: Sequence[Point], path: str) -> None:
-    """Draw prefill and decode side by side, with a line per model. Raise InvalidArgument if `path` cannot be
-    written."""
+    """Draw prefill and decode with a line per model. Raises InvalidArgument if `path` cannot be written."""
     figure, axes = plotting().subplots(1, 2, figsize=(10, 4), layout="constrained")
     for axis, kind, title in zip(axes, ("pp", "tg"), ("prefill", "decode"), strict=True):
         for model in dict.fromkeys(point.model for point in points):

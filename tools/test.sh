@@ -36,7 +36,7 @@ if [ ${#failed[@]} -gt 0 ]; then
 fi
 
 
-# Tests run on these drivers instead of the system's drivers.
+# Tests use only these drivers.
 # VKBACKEND_TEST_DRIVERS maps the name of each driver to its manifest (NAME=JSON:NAME=JSON).
 # Vulkan loaders read VK_DRIVER_FILES, and older loaders read VK_ICD_FILENAMES.
 if [ -n "$drivers" ]; then
@@ -50,7 +50,7 @@ fi
 
 
 # mypy runs in the background, because tests often wait for processes.
-# The environment for kompute is also set up in the background, because its first set-up compiles kp.
+# The environment for kompute is set up too, because its first set-up compiles kp.
 kompute="" workers=() logs=$(mktemp -d)
 mypy_tree >"$logs/mypy" 2>&1 </dev/null &
 mypy=$!

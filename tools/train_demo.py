@@ -30,8 +30,7 @@ console = Console(stderr=True, highlight=False)
 
 
 def token_rows(vocabulary: Vocabulary, seed: int, n: int) -> Iterator[list[int]]:
-    """Yield rows of n + 1 token ids. A row begins with a story and is cut at its end: <s> story </s> <s>
-    story."""
+    """Yield rows of n + 1 token ids, which begin with a story and are cut: <s> story </s> <s> story."""
     rng = random.Random(seed)
     while True:
         row: list[int] = []
@@ -56,7 +55,7 @@ def train(
     comes first.
 
     In the first four fifths of the time, rows have half the context's length, in which most stories fit.
-    After that, rows have the full length. Validation stories come from a seed that training never uses.
+    Later rows have the full length. Validation stories come from a seed that training never uses.
     """
     import torch
 
@@ -106,8 +105,7 @@ def train(
 def write_gguf(
     path: Path, weights: dict[str, np.ndarray], vocabulary: Vocabulary, config: Config, dtype: str = "Q8_0"
 ) -> None:
-    """Write a llama GGUF with matrices [n_out, n_in] in `dtype` and norms [n] in F32. `weights` has GGUF's
-    names."""
+    """Write a llama GGUF with matrices [n_out, n_in] in `dtype` and norms [n] in F32, by their GGUF names."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("vkbackend demo")
     writer.add_description("Little stories from a grammar; made by tools/train_demo.py")
@@ -201,7 +199,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Return 0 if the file was written. If something is missing, print one line to stderr and return 2."""
+    """Return 0 if the file was written. If something is missing, print a line to stderr and return 2."""
     args = _parser().parse_args(argv)
     if args.stories:
         rng = random.Random(args.seed)

@@ -1,10 +1,9 @@
 """`vkbackend tune`: measure which ops multiply matrices fastest, and remember the ranking for this driver.
 
-The command times every op on the same matrices, in all types of the op, with 1, 4, 12 and 128 rows. If an op
-reads rounded activations, 4/7 of the time to round them is added to its time. The ranking is stored per
-driver and version. All devices of a driver use one ranking, so that results have equal bits. So pass all
-devices of the driver; their times are added. An op replaces the built-in choice if it takes less than 0.9 of
-the choice's time.
+Every op is timed on the same matrices, in all types of the op, with 1, 4, 12 and 128 rows. 4/7 of the time to
+round activations is added to ops that read rounded activations. The ranking is stored per driver and version,
+for all devices of the driver, so that results have equal bits. Pass all these devices; their times are added.
+An op replaces the built-in choice if it takes less than 0.9 of the choice's time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`vkbackend verify`: check every op on every device against its numpy twin.
 
-The output names the device, its driver and features. For each op and variant the output has the passed and
-failed cases, the largest error and the allowed error. Paste the output into a bug report. Inputs are random,
-and --seed repeats a run. The exit code is 1 if a case failed.
+The output, which you can paste into a bug report, names the device, its driver and features. Each op and
+variant has its passed and failed cases, the largest error and the allowed error. --seed repeats a run with
+the same random inputs. The exit code is 1 if a case failed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def verify(device: Device, pattern: re.Pattern[str], wide: bool, seed: int) -> list[Result]:
-    """Run the cases and return a result for every variant in the manifest. Print progress to stderr."""
+    """Return a result for every variant in the manifest. Print progress to stderr."""
     results = {
         f"{op}.{variant}": Result(
             device.name, f"{op}.{variant}", lacks=tuple(sorted({*OPS[op].needs} - device.limits.features))

@@ -1,7 +1,7 @@
 """Link a checkout's files as an installed package: `python -m vkbackend.tools.checkout.linked_tree FOLDER`.
 
-In pyproject.toml, `package-dir` maps folders to packages. An editable install maps them by an import hook,
-which mypy and the docs generator ignore. So these programs need the links.
+An editable install maps folders to packages by an import hook. mypy and the docs generator ignore the hook,
+so they need the links.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Measure a checkout's prose: `python -m vkbackend.tools.checkout.prose [FOLDER]`.
 
 Counts the words of documents, docstrings and comments, and the turns of phrase that readers have to decode.
-`--list TURN` prints each occurrence of a turn. `--sample N` prints N random sentences for a reader to judge.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ _BEGIN = r"(?:^|(?<=[.!?:|] )|(?<=[.!?]\n))(?:[-*|] +)?"
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn of phrase. `anchors` are its rates per 1,000 words in tinygrad, exllamav3, vello and uv. `most`
-    is this project's limit, three times the highest anchor."""
+    """`anchors` are rates per 1,000 words in tinygrad, exllamav3, vello and uv. `most` is this project's
+    limit."""
 
     name: str
     pattern: re.Pattern[str]
@@ -57,7 +56,7 @@ TURNS = (
 
 @dataclass(frozen=True)
 class Passage:
-    """A docstring, a block of comments or a paragraph, which begins at `line`."""
+    """A docstring, a block of comments or a paragraph."""
 
     path: Path
     line: int
@@ -72,7 +71,7 @@ def passages(root: Path, under: str = "") -> Iterator[Passage]:
 
 
 def tracked(root: Path, under: str, *suffixes: str) -> Iterator[Path]:
-    """Yield the files that git tracks, relative to `root`. Skip test data."""
+    """Yield the files that git tracks, relative to `root`, without test data."""
     listed = subprocess.run(
         ["git", "ls-files", f"{under}*"], cwd=root, capture_output=True, text=True, check=True
     )

@@ -36,8 +36,8 @@ CODE = {".py": code_of_python, ".comp": code_of_glsl, ".glsl": code_of_glsl}
 
 
 def changed(old: str, new: str | None) -> list[str]:
-    """Return the files whose code changed between two revisions, with added and removed files. If `new` is
-    None, the second revision is the working tree."""
+    """Return the files whose code changed, with added and removed files. The revision None is the working
+    tree."""
     names = git("diff", "--name-only", "--no-renames", old, *([new] if new else [])).splitlines()
     differ = []
     for name in names:
@@ -49,8 +49,7 @@ def changed(old: str, new: str | None) -> list[str]:
 
 
 def text_at(revision: str | None, name: str) -> str | None:
-    """Return a file's text at a revision, or None if the file does not exist. The revision None is the
-    working tree."""
+    """Return a file's text at a revision (None: the working tree), or None if the file does not exist."""
     try:
         return git("show", f"{revision}:{name}") if revision else (ROOT / name).read_text(encoding="utf-8")
     except (subprocess.CalledProcessError, FileNotFoundError):

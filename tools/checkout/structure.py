@@ -22,8 +22,6 @@ Imports = Mapping[str, frozenset[str]]  # module -> imported modules
 
 @dataclass(frozen=True)
 class Structure:
-    """The modules of a checkout and their imports."""
-
     files: Mapping[str, Path]
     packages: frozenset[str]
     imports: Imports  # At run time.

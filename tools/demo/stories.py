@@ -1,7 +1,4 @@
-"""A grammar that generates short stories, the only training data of the demo model.
-
-The file has more than 250 lines, because most of it is the grammar's text.
-"""
+"""A grammar that generates short stories, the only training data of the demo model."""
 
 from __future__ import annotations
 
@@ -164,7 +161,7 @@ a shiny telescope: telescope
 {h} looked through the telescope, far and wide, and laughed when {s} saw somebody wave.
 {h} climbed up high and looked through the telescope, first left, then right, and there it was!
 """
-# A story's beats (its steps) in order. Beats with "?" are left out at random, and if a story is too long.
+# A beat (a step of the story) with "?" is left out at random, or if the story is too long.
 BEATS = """
 Once upon a time, there was a {trait} little {k} named {h}. {S} lived in {home}.
 Once upon a time, in {home}, there lived a {trait} little {k} named {h}.

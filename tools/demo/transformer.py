@@ -1,4 +1,4 @@
-"""A small llama in PyTorch, which is imported on use. Its tensors have GGUF's names."""
+"""A small llama in PyTorch with GGUF's tensor names. PyTorch is imported on use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Config:
     """The model's 6 KV heads and 9 FFN blocks of 32 split evenly over 3 devices, and almost evenly over 2.
 
-    Rows of all matrices have multiples of 32 values, as Q8_0 needs. The output matrix is token_embd.
+    All rows have multiples of 32 values, as Q8_0 needs. The output matrix is token_embd.
     """
 
     n_vocab: int = 1024

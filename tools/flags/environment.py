@@ -20,8 +20,8 @@ NO = "LLAMA_ARG_NO_"
 def words_of_environment(
     command: str, line: Sequence[str], environ: Mapping[str, str] = os.environ
 ) -> tuple[list[str], list[str]]:
-    """Return the flags that variables set, as words of a command line, and notes about them. Notes do not
-    contain values, because a value may be an API key."""
+    """Return the flags that variables set, as words of a command line, and notes. Notes omit values, because
+    a value may be an API key."""
     words: list[str] = []
     notes: list[str] = []
     if command not in READ_BY:

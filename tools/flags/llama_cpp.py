@@ -60,7 +60,7 @@ def add_llama_cpp_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> Any:
-    """Add -b, -lm, -hf, --list-devices, --log-file and more flags. Return the group's `add_argument`."""
+    """Add the flags, and return the group's `add_argument`."""
     add = parser.add_argument_group("llama.cpp's flags (docs/llama-cpp.md lists all)").add_argument
     add("-b", "--batch-size", dest="n_batch", type=int, metavar="N",
         help="tokens of a prompt in one batch; a value below -ub lowers -ub (default: -ub)")  # fmt: skip

@@ -13,7 +13,6 @@ def note(namespace: argparse.Namespace, line: str, *, of: Hashable = None) -> No
 
 
 def note_first(namespace: argparse.Namespace, lines: Iterable[str]) -> None:
-    """Queue lines before all other lines."""
     _keep(namespace, {**dict.fromkeys(lines, ""), **getattr(namespace, "noted", {})})
 
 

@@ -13,8 +13,8 @@ Add = Callable[..., argparse.Action]
 
 
 def adder(parser: argparse.ArgumentParser, title: str, options: type = Options) -> Add:
-    """Return `add`. `add(name, "-f", "--flag", ...)` adds a flag for the option `name` to the group `title`.
-    The dataclass `options` has its default value."""
+    """Return `add(name, "-f", "--flag", ...)`, which adds a flag for the option `name` to the group `title`.
+    The dataclass `options` has the default value."""
     group = parser.add_argument_group(title)
     defaults = {field.name: field.default for field in fields(options)}
 

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from vkbackend.models.hosts.group import Group
 
 
-# The group of hosts that runs this command, and the group's devices. `hosts run` sets the group and the
-# devices in host 0's process.
+# `hosts run` sets the group of hosts and its devices in host 0's process.
 group: Group | None = None
 places: tuple[str, ...] = ()
 
@@ -63,8 +62,8 @@ def settle_models(args: argparse.Namespace) -> None:
 
 
 def open_models(args: argparse.Namespace, stack: ExitStack) -> list[GGUF]:
-    """Return the synthetic models and the opened files, which `stack` closes. Raise InvalidArgument if no
-    model was given."""
+    """Return the synthetic models and the opened files, which `stack` closes. Raises InvalidArgument without
+    a model."""
     settle_models(args)
     models: list[GGUF] = [stack.enter_context(GGUF.open(path)) for path in args.model]
     models += [Synthetic(spec) for spec in getattr(args, "synthetic", [])]

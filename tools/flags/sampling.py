@@ -85,7 +85,7 @@ def sampling_of(args: argparse.Namespace) -> SamplingParams:
 
 
 def token_bias(text: str) -> tuple[int, float]:
-    """15043+1.5 or 15043-inf."""
+    """Parse 15043+1.5 or 15043-inf."""
     match = re.fullmatch(r"([0-9]{1,10})([+-].+)", text)
     try:
         assert match is not None
@@ -99,7 +99,7 @@ def token_bias(text: str) -> tuple[int, float]:
 
 
 def token_list(text: str) -> list[Any]:
-    """1,2"""
+    """Parse 1,2."""
     return [int(word) if word.strip().isdecimal() else word for word in text.split(",")]
 
 

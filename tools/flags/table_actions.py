@@ -11,7 +11,7 @@ from vkbackend.tools.flags.table import OFF, Flag, flags_of
 
 
 def add_table_arguments(parser: argparse.ArgumentParser, command: str, words: Iterable[str]) -> None:
-    """Add flags that have no effect or are refused. Add only flags in `words`, because adding all is slow."""
+    """Add the flags in `words` that have no effect or are refused. Adding all would be slow."""
     known = parser._option_string_actions
     given = {word.partition("=")[0] for word in words}
     for flag in flags_of(command):

@@ -1,1 +1,1 @@
-"""Helpers of commands that measure, such as clocks, alternating runs, other programs and synthetic models."""
+"""Clocks, alternating runs, other programs and synthetic models, for commands that measure."""

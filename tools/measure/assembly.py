@@ -1,10 +1,9 @@
 """Computes statistics of a kernel's assembly, such as instructions by class, loads in flight, loops and
 multiply-adds. dialects.py parses the assembly of each vendor.
 
-Counts are weighted by lanes, so an instruction of 32 lanes counts twice in a subgroup of 16. The hot loop is
-the smallest loop with more than half of all multiply-adds that are in loops. Only the kernel's fastest kind
-of multiply-add counts, which is matrix units, else integer dot products, else floats. The instructions of
-inner loops are counted once.
+An instruction of 32 lanes counts twice in a subgroup of 16. The hot loop is the smallest loop with more than
+half of the multiply-adds in loops. Only the kernel's fastest multiply-adds count: on matrix units, else in
+integer dot products, else in floats. Instructions of inner loops count once.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from itertools import pairwise
 
 @dataclass(frozen=True)
 class Op:
-    """An instruction. An instruction counts as `weight` instructions of the subgroup's width. A load or store
-    has `nbytes` per lane. `macs` is the number of multiply-adds of the complete subgroup."""
+    """An instruction, which counts as `weight` instructions of the subgroup's width. `nbytes` is per lane,
+    and `macs` per subgroup."""
 
     name: str
     kind: str  # vector, scalar, matrix, load, store, shared, wait, barrier, branch
@@ -100,7 +99,7 @@ def in_flight(ops: Sequence[Op]) -> int:
 
 @dataclass(frozen=True)
 class Block:
-    """A basic block of the compilers that name a block's predecessors. They may write a loop's blocks far
+    """A basic block, from compilers that name predecessors. These compilers may write a loop's blocks far
     apart."""
 
     index: int

@@ -37,8 +37,8 @@ class Row:
 
 
 class Chain:
-    """A case that is recorded `length` times. The runs alternate between copies of its arrays, which together
-    exceed `cold_nbytes`."""
+    """Runs of a case, which alternate between copies of its arrays. The copies together exceed
+    `cold_nbytes`."""
 
     def __init__(self, device: Device, case: Case, cold_nbytes: int = 0) -> None:
         self.device = device
@@ -64,8 +64,7 @@ class Chain:
         return derive_barriers(cut_long(recording))
 
     def seconds(self, length: int, repeats: int) -> list[float]:
-        """Return the seconds of every run if the device has timestamps. Without timestamps, return the mean
-        per run of each submission."""
+        """Return the seconds of every run, or without timestamps the mean per run of each submission."""
         device, timed = self.device, has_clock(self.device)
         recording = self.recording(length)
         build: Any = device.build  # Only Vulkan devices have `timed`.

@@ -1,5 +1,6 @@
-"""Runs llama.cpp on the same file, devices and tests. Runs of llama.cpp alternate with ours, so other load
-slows both programs."""
+"""Runs llama.cpp on the same file, devices and tests. Runs alternate with ours, so other load slows both
+programs.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ WAIT_S = 1800.0  # Limit for an answer, a load or a test. Software devices compi
 
 
 def check_comparable(args: argparse.Namespace) -> None:
-    """Raise an error before the model is loaded if llama.cpp is missing or would not do the same work."""
+    """Raise an error early if llama.cpp is missing or would not do the same work."""
     for flag, given in (
         ("control vectors", args.control_vectors),
         ("--override-tensor", args.override_tensor or args.host_tensors),
@@ -48,7 +49,7 @@ def check_comparable(args: argparse.Namespace) -> None:
 class LlamaCpp:
     """llama-cpp-python in a separate process, with the runner's model and devices.
 
-    A synthetic model is first written to a temporary file. `build`: llama.cpp's version. Raises
+    A synthetic model is first written to a temporary file. `build` is llama.cpp's version. Raises
     UnsupportedFeature if the package has no Vulkan backend or cannot load the file.
     """
 

@@ -1,6 +1,6 @@
-"""Runs this checkout's Python with the compiler of an absent GPU as the only Vulkan driver. `tools/setup.sh
---compilers` unpacks the compilers. The compilers report statistics, but cannot execute. There is also a newer
-lavapipe with matrix units (8 x 8), which can execute.
+"""Runs this checkout's Python with the compiler of an absent GPU as the only Vulkan driver. The compilers
+report statistics, but cannot execute. `tools/setup.sh --compilers` unpacks the compilers and a newer lavapipe
+with matrix units (8 x 8), which can execute.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _UNPACK = "run `bash tools/setup.sh"
 @dataclass(frozen=True)
 class Gpu:
     name: str
-    driver: str  # Folder in .drivers.
+    driver: str  # folder in .drivers
     variable: str  # Environment variable by which the driver selects the GPU.
     value: str
 
@@ -45,7 +45,7 @@ GPUS = {
 
 
 def gpu_of(name: str) -> Gpu:
-    """Return the GPU of this name. Raises an error if its compiler is missing."""
+    """Raises an error if the GPU's compiler is missing."""
     gpu = GPUS.get(name.upper())
     if gpu is None:
         raise VkbackendError(f"no compiler here is known for {name!r}; there are {', '.join(GPUS)}")
@@ -89,8 +89,8 @@ def start_with_matrix_units(module: str, arguments: Sequence[str]) -> tuple[list
 
 
 def _with_driver(driver: str, module: str, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Return a command and environment with one driver. A driver with its own libc also has a loader, which
-    starts Python."""
+    """Return a command and environment with one driver. A driver with its own libc has a loader that starts
+    Python."""
     folder = FOLDER / driver
     loader = folder / "ld.so"
     launcher = (

@@ -27,7 +27,7 @@ def placements(
     nbytes: int, n_layers: int, hosts: Sequence[HostRates], exchange_s: float, handover_s: float
 ) -> list[Placement]:
     """Return possible placements with their times. A token reads `nbytes` of weights. An exchange sends a
-    layer's sum to all hosts. A handover sends the residual to the next host."""
+    layer's sum to all hosts, and a handover sends the residual to the next host."""
     every = sum(host.rate for host in hosts)
     choices = [
         Placement("tensor", nbytes / every + 2 * n_layers * (LOCAL_REDUCE_S + exchange_s), 2 * n_layers),

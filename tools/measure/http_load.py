@@ -20,7 +20,7 @@ from vkbackend.errors import InvalidArgument, VkbackendError
 from vkbackend.tools.measure.parallel import quantile
 
 WORDS = "the a cat dog house river green old walks sees finds under over near friend little day night".split()
-LENGTHS = 8, 24, 64, 160  # Words of the prompts, by turns.
+LENGTHS = 8, 24, 64, 160  # words of the prompts, in turn
 TIMEOUT_S = 300.0
 LINE = 1 << 20  # Limit of an event's bytes.
 
@@ -49,8 +49,7 @@ class Endpoint:
     async def ask(
         self, method: str, path: str, body: Any = None
     ) -> tuple[int, dict[str, str], AsyncIterator[bytes]]:
-        """Send a request on a new connection, and return the answer's status, headers and lines. Raises
-        VkbackendError."""
+        """Send a request on a new connection. Return status, headers and lines. Raises VkbackendError."""
         context = ssl.create_default_context() if self.tls else None
         try:
             reader, writer = await asyncio.open_connection(self.host, self.port, ssl=context, limit=LINE)
@@ -95,8 +94,7 @@ async def _lines(
 
 @dataclass(slots=True)
 class Text:
-    """A streamed answer. The seconds at which the request was sent and each event arrived, and the server's
-    token count."""
+    """A streamed answer, with the seconds of the request and of each event, and the server's token count."""
 
     began: float
     times: list[float] = field(default_factory=list)
@@ -203,7 +201,7 @@ async def model_of(endpoint: Endpoint) -> str:
 
 
 async def measure(endpoint: Endpoint, api: str, model: str, n: int, n_texts: int, n_gen: int) -> HttpLoad:
-    """Run `n` clients at once. Each client requests several texts one after another."""
+    """Run `n` clients at once, each of which requests several texts one after another."""
 
     async def client(i: int) -> list[Text]:
         rng, texts = random.Random(i), []

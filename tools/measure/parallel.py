@@ -16,7 +16,7 @@ from typing import Any
 
 from vkbackend.models.llm import LLM
 
-LENGTHS = 8, 24, 64, 160  # Tokens after the shared prefix, by turns.
+LENGTHS = 8, 24, 64, 160  # tokens after the shared prefix, in turn
 SHARED = 64
 WARM_UP = 4  # Tokens per text in the untimed round.
 
@@ -44,7 +44,7 @@ def longest(n_gen: int) -> int:
 
 
 def prompts(n_vocab: int, seed: int) -> Callable[[], list[int]]:
-    """Return a generator of random prompts of different lengths. The seed determines the prompts."""
+    """Return a function that returns random prompts of different lengths."""
     rng = random.Random(seed)
     shared = [random.Random(-1).randrange(n_vocab) for _ in range(SHARED)]
     count = seed

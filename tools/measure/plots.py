@@ -34,7 +34,7 @@ def check_plot(path: str) -> None:
 
 
 def save(figure: Any, path: str) -> None:
-    """Write the plot to a file. Raises InvalidArgument if the file cannot be written."""
+    """Write the plot. Raises InvalidArgument if the file cannot be written."""
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:

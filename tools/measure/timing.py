@@ -45,8 +45,7 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The seconds of every repetition, and the host's microseconds per all-reduce (None if there are no
-    all-reduces)."""
+    """The seconds of every repetition, and the host's microseconds per all-reduce, if any."""
 
     test: Test
     seconds: tuple[float, ...]
@@ -73,8 +72,7 @@ class Timer:
         self.tokens = np.random.default_rng(0).integers(0, runner.n_vocab, max_tokens).tolist()
 
     def once(self, test: Test) -> float:
-        """Return the seconds of one run. The `n_depth` tokens are computed before the run and are not
-        timed."""
+        """Return the seconds of one run, without the `n_depth` tokens before it."""
         self._prompt(0, test.n_depth)
         return self.after(test.n_depth, test.n_prompt, test.n_gen)
 

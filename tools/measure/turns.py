@@ -1,6 +1,4 @@
-"""Helpers of scripts that alternate runs of several variants, so other load slows all variants. The helpers
-set an environment variable temporarily, compute minimum and median, and write Markdown tables and errors.
-"""
+"""Helpers of scripts that alternate runs of several variants, so other load slows all variants."""
 
 from __future__ import annotations
 
@@ -36,8 +34,7 @@ def exit_on_errors() -> Iterator[None]:
 
 
 def least_and_median(values: Sequence[float]) -> tuple[float, float]:
-    """Return minimum and median. Other load affects the minimum least; the median shows how much load there
-    was."""
+    """Return minimum and median. Other load affects the minimum least."""
     return min(values), statistics.median(values)
 
 

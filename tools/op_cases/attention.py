@@ -30,8 +30,8 @@ from vkbackend.tools.op_cases.setup import (
 
 @dataclass(frozen=True)
 class KvStore(Case):
-    """Values range from below F16's subnormals to above its maximum. If there are several blocks, one is
-    zero. Stored bytes must equal the twin's. With norm or RoPE, values have one magnitude and are compared as
+    """Values range from below F16's subnormals to above its maximum, and one of several blocks is zero.
+    Stored bytes must equal the twin's. With norm or RoPE, values have one magnitude and are compared as
     numbers, because a value between two codes may round to either."""
 
     type: str = "f16"
@@ -47,7 +47,7 @@ class KvStore(Case):
 
     @property
     def tolerance(self) -> float:  # type: ignore[override]
-        """Return the NMSE that results if one element in 64 gets a neighbouring code."""
+        """Return the NMSE of one neighbouring code in 64 elements."""
         codes = {"f32": 1e-10, "f16": 1e-8, "bf16": 1e-6}
         return codes[self.type] if self.head_dim else 0.0
 
@@ -89,8 +89,8 @@ class KvStore(Case):
 
 @dataclass(frozen=True)
 class AttnDecode(Case):
-    """The cache cells are scattered, and the last row belongs to no run. If `n_splits` is None, the op
-    combines its splits."""
+    """Cache cells are scattered, and the last row belongs to no run. If `n_splits` is None, the op combines
+    its splits."""
 
     tolerance: ClassVar[float] = 1e-9
     runs: tuple[RunSpec, ...] = ((0, 0, 1),)
@@ -130,8 +130,8 @@ class AttnDecode(Case):
 
 @dataclass(frozen=True)
 class AttnDecodeCoop(AttnDecode):
-    """AttnPrefillCoop describes the errors of rounding. In a single split, an error of the largest score
-    changes all sums."""
+    """AttnPrefillCoop describes the rounding errors. In a single split, an error of the largest score changes
+    all sums."""
 
     tolerance: ClassVar[float] = 4e-6
 
@@ -146,9 +146,9 @@ class AttnDecodeCoop(AttnDecode):
 
 @dataclass(frozen=True)
 class AttnPrefill(Case):
-    """The cache cells are scattered, and `pad` rows belong to no run. With `both`, attn_decode computes the
-    leading runs of one row. Its dispatch also covers later rows, which it must not write. `n_parts`
-    dispatches share the heads."""
+    """Cache cells are scattered, and `pad` rows belong to no run. With `both`, attn_decode computes the
+    leading runs of one row and must not write the later rows in its dispatch. `n_parts` dispatches share the
+    heads."""
 
     tolerance: ClassVar[float] = 1e-9
     runs: tuple[RunSpec, ...] = ((0, 0, 5),)
@@ -267,8 +267,8 @@ def quick() -> list[Case]:
         KvStore("f32", 24, 6, _RUNS),
         KvStore("f16", 2, 1, ((0, 31, 1),)),
         KvStore("bf16", 24, 6, _RUNS),
-        # A row of 3 blocks shares a word with a neighbouring row. The runs store single rows and pairs of
-        # rows, with and without a stored neighbour.
+        # A row of 3 blocks shares a word with a neighbouring row. Runs store single rows and pairs, with and
+        # without a stored neighbour.
         KvStore("q8_0", 96, 8, ((2, 29, 4), (0, 0, 1), (3, 95, 2))),
         KvStore("q4_0", 96, 6, _RUNS, broken=True),
         KvStore("q8_0", 128, 6, _RUNS, broken=True),
@@ -338,8 +338,8 @@ def quick() -> list[Case]:
 
 
 def wide() -> list[Case]:
-    """Combine every head size with every number of keys, while the other options take turns. Add every pair
-    of cache types at head size 32."""
+    """Combine every head size with every number of keys, while other options take turns. Add every pair of
+    cache types at head size 32."""
     cases: list[Case] = []
     for i, head in enumerate(_HEADS):
         types = [t for t in ops.CACHE_TYPES if head % block_of(t)[0] == 0]

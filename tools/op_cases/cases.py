@@ -1,4 +1,4 @@
-"""The lists of cases. Quick cases always run, wide cases only on request. The name of a case is its repr."""
+"""Lists of cases. Quick cases always run, wide cases only on request. A case's name is its repr."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Run an op case on a device and compare the result with the numpy twin's, for tests and `vkbackend verify`.
 
-Outputs must have NaN and inf where the twin's outputs have them, and an error within the tolerance. Bytes
-outside the outputs must not change.
+NaN and inf must be where the twin has them, and errors within the tolerance. Bytes outside the outputs must
+not change.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ _ARRAYS = {"f32": np.float32, "f16": np.float16, "u32": np.uint32}
 
 def limits_for(case: Case, device: Device, *, once: bool) -> list[Limits]:
     """Return the device's limits and, unless `once`, the portable limits with the features that the case
-    needs. Limits under which the op cannot run are left out. The list is empty if the device lacks a
-    feature."""
+    needs. Omit limits under which the op cannot run. The list is empty if the device lacks a feature."""
     have = device.limits
     if not have.features.issuperset(case.needs):
         return []
@@ -47,7 +46,7 @@ class Mismatch(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The dispatches of a case under some limits, with their names (op.variant), constants and grids."""
+    """A case's dispatches under some limits, as names (op.variant), constants and grids."""
 
     names: tuple[str, ...]
     how: tuple[object, ...]
@@ -63,7 +62,7 @@ def shape_of(case: Case, limits: Limits, seed: int) -> Shape:
 
 
 def run_case(case: Case, device: Device, limits: Limits, seed: int) -> float:
-    """Run a case and return the largest NMSE of its outputs. Raises Mismatch."""
+    """Return the largest NMSE of the case's outputs. Raises Mismatch."""
     setup = case.setup(np.random.default_rng(seed))
     here, oracle = Placed(device, setup), Placed(NumpyDevice("numpy"), setup)
     worst = 0.0
@@ -150,7 +149,7 @@ def _check(case: Case, part: str, got: np.ndarray, want: np.ndarray) -> float:
 
 def _unbounded(recording: Recording, max_range: int) -> Recording:
     """Extend every binding to the end of its buffer or to the binding limit. Drivers such as lavapipe may
-    drop writes beyond a binding, so the guard words would not show these writes."""
+    drop writes beyond a binding, which guard words would not show."""
 
     def widen(view: View) -> View:
         # The binding may start up to 256 bytes before the view, at an aligned offset.

@@ -51,8 +51,8 @@ class IndexScores(Case):
 
 @dataclass(frozen=True)
 class IndexTopK(Case):
-    """Scores have `values` different values, so there are ties, and zeros of both signs. `nan` adds NaN
-    and infinities. The positions after the row's own have the largest scores and must not be chosen."""
+    """Scores have `values` different values with ties, and zeros of both signs. `nan` adds NaN and
+    infinities. Positions after the row's own have the largest scores and must not be chosen."""
 
     tolerance: ClassVar[float] = 0.0
     runs: tuple[RunSpec, ...] = ((0, 0, 1),)
@@ -81,8 +81,8 @@ class IndexTopK(Case):
 
 @dataclass(frozen=True)
 class AttnChosen(Case):
-    """Each row attends to its own list of chosen positions. Unused entries at a list's end are positions that
-    do not exist."""
+    """Each row attends to its own list of chosen positions. Unused entries at the list's end are invalid
+    positions."""
 
     tolerance: ClassVar[float] = 1e-9
     runs: tuple[RunSpec, ...] = ((0, 0, 1),)

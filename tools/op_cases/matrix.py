@@ -12,14 +12,13 @@ from vkbackend.tools.op_cases.setup import Case, Setup, Views, operand, output, 
 
 
 def row_scales(rows: int) -> np.ndarray:
-    """Return a power of two for each row, as an array [rows, 1]."""
     return np.exp2(np.arange(rows)[:, None] % 7 - 3).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class MatVec(Case):
-    """Multiply w [n, k] by x [rows, k]. Rows of y are n + `pad` elements apart. With `act`, w is the gate
-    matrix and a second matrix is `up`. With `nan`, the last row of x has one NaN."""
+    """Multiply w [n, k] by x [rows, k]. Rows of y are n + `pad` elements apart. With `act`, w is the gate and
+    a second matrix is `up`. With `nan`, the last row of x has one NaN."""
 
     op: ClassVar[ops.MatrixOp] = ops.MATRIX_OPS["mat_vec"]
     tolerance: ClassVar[float] = 1e-9
@@ -55,7 +54,7 @@ class MatVec(Case):
         if self.act:
             tensors["up"] = weights(rng, self.type, self.n, self.k, scale=self.scale)
         for name in {"w", "x", "up"} & tensors.keys():
-            # Tensors have a model's alignment, or the minimum if n is odd. A padded `up` has the minimum too.
+            # Tensors have a model's alignment, or the minimum if n is odd or `up` is padded.
             least = self.n % 2 == 1 or (name == "up" and self.pad)
             tensors[name].align = 4 if least else 256
 
@@ -151,7 +150,7 @@ def some_of(kind: str, k: int) -> list[Case]:
 
 
 def some_of_gpus(kind: str, k: int) -> list[Case]:
-    """Return cases for the wide sweep only, because CPUs compile their pipelines slowly."""
+    """These cases are only in the wide sweep, because CPUs compile their pipelines slowly."""
     return [MatTile(kind, 3, k)]
 
 

@@ -17,8 +17,8 @@ SOFTMAX, UNSCALED = Gating(), Gating(norm_w=False)
 
 @dataclass(frozen=True)
 class MoeLogits(Case):
-    """Magnitudes differ so much that a different order of summation or a fused multiply-add changes the
-    result. With `near`, the weights of all experts are equal except for one bit of each expert."""
+    """Magnitudes differ so much that another order of summation or a fused multiply-add changes the result.
+    With `near`, the weights of all experts are equal except for one bit of each expert."""
 
     tolerance: ClassVar[float] = 0.0
     n_embd: int = 64
@@ -49,8 +49,8 @@ class MoeLogits(Case):
 
 @dataclass(frozen=True)
 class MoeTopk(Case):
-    """Logits have `values` different values, among them zeros of both signs. With `nan`, every second logit
-    in row 0 and the complete last row are NaN."""
+    """Logits have `values` different values, with zeros of both signs. With `nan`, every second logit in row
+    0 and all of the last row are NaN."""
 
     exact: ClassVar[tuple[str, ...]] = ("ids", "weights")
     n_experts: int = 8

@@ -12,13 +12,13 @@ from vkbackend.tools.op_cases.setup import Case, Setup, Tensor, Views, output, u
 
 StateRun = tuple[int, int, int, int]  # a run: first position, rows, cell to read, cell to write
 
-# The first run writes the cell that it reads, and the second writes a different cell. The third run begins a
-# new sequence, so its cell has NaN.
+# The first run writes the cell that it reads, and the second another cell. The third begins a new sequence,
+# so its cell has NaN.
 RUNS: tuple[StateRun, ...] = ((5, 3, 2, 2), (9, 1, 0, 3), (0, 2, 1, 1))
 
 
 def step_of(rng: np.random.Generator, runs: tuple[StateRun, ...]) -> StepParams:
-    """Return a step's parameters. Unused entries have values that a shader must not use."""
+    """Return a step's parameters, with invalid values in unused entries."""
     step = StepParams(np.full(STEP_WORDS, 0x7FFFFFFF, np.uint32))
     table, row = [], 0
     for i, (first_pos, n_rows, read, written) in enumerate(runs):
@@ -125,7 +125,7 @@ class DeltaGates(Case):
 
 @dataclass(frozen=True)
 class DeltaNet(Case):
-    """Each of `n_k` key heads has `repeat` value heads. Each row of q, k and v is followed by `gap` unused
+    """Each of `n_k` key heads has `repeat` value heads. Rows of q, k and v are followed by `gap` unused
     values. A row multiplies the state by at least e^`least`."""
 
     tolerance: ClassVar[float] = 1e-9

@@ -22,8 +22,8 @@ from vkbackend.wire import F16_BLOCK, wire_words
 
 @dataclass(frozen=True)
 class PackBf16(Case):
-    """The first values are ties, the largest float, inf, NaN with the smallest payload, subnormals and zeros
-    of both signs. Random bits follow."""
+    """Values begin with ties, the largest float, inf, NaN with the smallest payload, subnormals and zeros of
+    both signs. Random bits follow."""
 
     tolerance: ClassVar[float] = 0.0
     n: int = 64
@@ -39,9 +39,9 @@ class PackBf16(Case):
 
 @dataclass(frozen=True)
 class PackHalves(Case):
-    """Magnitudes in a block span 45 powers of two, which is more than the wire format represents. The first
-    block also has extremes, inf and NaN. The second block has ties, a maximum that rounds up, and numbers at
-    the limit below which numbers round to zero. The last block, if incomplete, has only zeros."""
+    """Magnitudes in a block span 45 powers of two, more than the wire format represents. The first block also
+    has extremes, inf and NaN. The second has ties, a maximum that rounds up, and numbers at the limit of
+    rounding to zero. An incomplete last block has only zeros."""
 
     tolerance: ClassVar[float] = 0.0
     n: int = 64
@@ -99,8 +99,7 @@ class AddPartials(Case):
         return Q8_FLIP if self.out == "q8" else 1e-10
 
     def packed(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Return the slots and this device's partial sum in the f16 wire format. Two words follow each
-        slot."""
+        """Return the slots and this device's partial sum in f16 wire format. Two words follow each slot."""
         n = self.rows * self.n
         n_words = wire_words("f16", n)
         sizes = np.exp2(rng.integers(-8, 1, -(-n // F16_BLOCK)).repeat(F16_BLOCK)[:n]).astype(np.float32)

@@ -25,8 +25,8 @@ from vkbackend.tools.op_cases.setup import (
 
 @dataclass(frozen=True)
 class Embed(Case):
-    """Fill `used` of `rows` output rows from an embedding table that is split into `pieces` bindings. One
-    token id is out of range."""
+    """Fill `used` of `rows` output rows from an embedding table in `pieces` bindings. One token id is out of
+    range."""
 
     tolerance: ClassVar[float] = 1e-12
     type: str = "f32"
@@ -190,8 +190,8 @@ class Xielu(Softcap):
 @dataclass(frozen=True)
 class TopK(Case):
     """Values are `values` different numbers, zeros of both signs, and infinities. With `nan`, the last row
-    has one NaN. With `mapped`, the returned ids come from a table. The mask allows a fraction `allowed` of
-    each row, and nothing of the first row."""
+    has one NaN. With `mapped`, ids come from a table. The mask allows a fraction `allowed` of each row, and
+    nothing of the first row."""
 
     tolerance: ClassVar[float] = 0.0
     n: int = 64

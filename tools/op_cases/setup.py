@@ -1,5 +1,6 @@
-"""The parts of an op case. `Setup` has the tensors and records the ops. `Placed` puts the tensors into one
-buffer, with guard words between them and NaN in every output."""
+"""`Setup` has the tensors of an op case and records the ops. `Placed` puts the tensors into one buffer, with
+guard words between them and NaN in every output.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +108,7 @@ class Case:
 
 
 def nan_words(n: int) -> np.ndarray:
-    """Return words that expose reads of unwritten memory and overwrites. Each word is NaN as F32 and as two
+    """Return words that expose overwrites and reads of unwritten memory. Each word is NaN as F32 and as two
     F16, and differs from its neighbours."""
     return (0x7FC07C01 + np.arange(n) * 389 % 1022).astype(np.uint32)
 
@@ -158,7 +159,7 @@ def weights(rng: np.random.Generator, dtype: str, *shape: int, scale: float = 1.
 
 
 def operand(x: np.ndarray, dtype: str) -> Tensor:
-    """Convert f32 rows, with the twins, to the type that a matrix op reads."""
+    """Convert f32 rows, with the twins, to a matrix op's input type."""
     k = x.shape[-1]
     if dtype == "f32":
         return Tensor(x.shape, dtype, x)
@@ -179,7 +180,7 @@ def step_of(
     outputs: tuple[int, ...] = (),
     mix: Mix = Mix.DECODE,
 ) -> StepParams:
-    """Return a step's parameters. Unused entries have values that a shader must not use."""
+    """Return a step's parameters, with invalid values in unused entries."""
     step = StepParams(np.full(STEP_WORDS, 0x7FFFFFFF, np.uint32))
     table, row = [], 0
     for slot, first_pos, n_rows in runs:
@@ -193,7 +194,7 @@ def cell_table(
     rng: np.random.Generator, runs: tuple[RunSpec, ...], ring: int | None = None
 ) -> tuple[Tensor, int]:
     """Return a table [n_slots, blocks_per_slot] of scattered blocks, and the number of cells. `ring` sets the
-    number of blocks per slot."""
+    blocks per slot."""
     n_slots = max(slot for slot, _, _ in runs) + 1
     blocks_per_slot = ring or max(-(-(first + n) // CELL_BLOCK) for _, first, n in runs) + 1
     n_blocks = n_slots * blocks_per_slot + 1
@@ -210,7 +211,7 @@ def cache(
     runs: tuple[RunSpec, ...],
     window: int = 0,
 ) -> Tensor:
-    """Return a K or V cache. Cells that the runs attend to have values, other cells NaN."""
+    """Return a K or V cache, with NaN in cells that no run attends to."""
     assert cells.raw is not None
     table = cells.raw.reshape(cells.shape)
     plain = {"f16": np.float16, "f32": np.float32}.get(dtype)

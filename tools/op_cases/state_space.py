@@ -13,7 +13,7 @@ from vkbackend.tools.op_cases.setup import Case, Setup, Tensor, Views, output, u
 @dataclass(frozen=True)
 class SsmScan(Case):
     """Each value of a head of size `p` has a state of `n` values, and `group` heads share B and C. Time steps
-    include values x at which softplus(x) rounds to e^x or to x. Decays go down to e^-`span`."""
+    include values x at which softplus(x) rounds to e^x or to x. Decays are at least e^-`span`."""
 
     n_heads: int = 4
     p: int = 16

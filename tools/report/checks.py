@@ -22,8 +22,8 @@ SEED = 0
 
 
 def in_turns(cases: Sequence[Case]) -> list[Case]:
-    """Order cases so that the first case of every op comes before any second case. An incomplete run then
-    covers all ops."""
+    """Order cases so that every op's first case precedes all second cases. An incomplete run then covers all
+    ops."""
     kinds: dict[type, list[Case]] = defaultdict(list)
     for case in cases:
         kinds[type(case)].append(case)
@@ -63,7 +63,7 @@ class Verify(Part):
 
     @classmethod
     def columns(cls, rows: Sequence[Row]) -> tuple[Sequence[str], list[Sequence[object]]]:
-        """Return the table, which has one line per op, with the error that is nearest to its limit."""
+        """Return a table with one line per op, with the error that is nearest to its limit."""
         by_op: dict[tuple[str, str], list[Row]] = defaultdict(list)
         for row in rows:
             for op in dict.fromkeys(name.partition(".")[0] for name in row["shaders"]):
@@ -88,7 +88,7 @@ ALLOWED = {"exact": 1e-6, "fast": 2e-2}
 
 
 class Shapes(Part):
-    """Compares logits of prompts of several lengths, and of one token after each, with the numpy device's."""
+    """Compares logits of prompts of several lengths, and of the next token, with the numpy device's."""
 
     title = "Layers of real models against the numpy device"
     share, deadline_s = 0.08, 240.0
@@ -122,7 +122,7 @@ class Shapes(Part):
 
 
 def logits(spec: str, device: str, exact: bool) -> list[np.ndarray]:
-    """Return the float64 logits of each prompt's last token and of one token after the prompt."""
+    """Return the float64 logits of each prompt's last token and of the next token."""
     options = Options.of(spec, devices=[device], n_ctx=64, n_ubatch=64, exact=exact)
     runner = Runner(options, Synthetic(spec, N_LAYER, N_VOCAB))
     try:

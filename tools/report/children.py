@@ -1,7 +1,7 @@
 """Run parts in their own processes, case by case, so that a crash or hang costs one case.
 
-Parts share the total time, and the next part may use time that is left. Each started process runs at least
-one case, and a running case may take until its deadline.
+Parts share the total time, and time that is left passes to the next part. Each process runs at least one
+case, which may take until its deadline.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from vkbackend.tools.report.part import Group, Row
 
 WORKER = (sys.executable, "-m", "vkbackend.tools.report.worker")
 START_S = 120.0
-KILL_S = 10.0  # If a driver still blocks a killed process after this time, the process is abandoned.
+KILL_S = 10.0  # A killed process that still blocks after this time is abandoned.
 MAX_LOSSES = 8  # After this many lost processes, a part is abandoned on these devices.
 Tell = Callable[[str, int, int], None]  # Arguments: starting case, number of finished cases, number of cases.
 
 
 @dataclass(slots=True)
 class Outcome:
-    """The results of a part on a group of devices. `unfinished` describes the missing cases."""
+    """The results of a part on a group of devices. `unfinished` describes missing cases."""
 
     devices: Group
     rows: list[Row] = field(default_factory=list)
@@ -104,7 +104,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A part to run on a group of devices. `until` is the time.monotonic() at which its time ends."""
+    """A part to run on a group of devices, until time.monotonic() is `until`."""
 
     part: str
     devices: Group
@@ -127,7 +127,7 @@ def run_job(job: Job, tell: Tell) -> Outcome:
 
 
 def _go_on(job: Job, outcome: Outcome, tell: Tell) -> bool:
-    """Run one more process. Returns whether cases remain."""
+    """Run one more process. Return whether cases remain."""
     asked = {"part": job.part, "devices": job.devices, "done": outcome.done, "rows": outcome.rows}
     current, n_before = "", len(outcome.done)
     child = Child(asked, job.environment, job.folder)

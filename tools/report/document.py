@@ -1,6 +1,6 @@
 """The report is a Markdown and a JSON file, which are rewritten after every part.
 
-Host names, user names and paths are removed from errors and from texts of drivers, so the files contain none.
+Host names, user names and paths are removed from errors and drivers' texts.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _cell(value: object) -> str:
 
 @cache
 def _private() -> tuple[list[str], re.Pattern[str] | None]:
-    """Return private folders of this machine, and a pattern of the names of its host and user."""
+    """Return private folders, and a pattern of the names of host and user."""
     folders = {str(Path.home()), str(Path.cwd()), tempfile.gettempdir(), sys.prefix}
     folders |= {str(Path(folder).resolve()) for folder in folders}
     names = {platform.node(), platform.node().partition(".")[0]}

@@ -1,4 +1,4 @@
-"""Describe the machine and its devices, but omit everything that identifies the owner."""
+"""Describe the machine and its devices without anything that identifies the owner."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PRIVATE = ("uuid", "driver_uuid")  # A card's serial number identifies its owner
 
 
 def chosen(words: tuple[str, ...] | None) -> list[dict[str, Any]]:
-    """Return the named devices. The default is all GPUs, or all devices on a machine without a GPU. Raises
+    """Return the named devices. The default is all GPUs, or all devices without a GPU. Raises
     InvalidArgument, UnsupportedFeature."""
     from vkbackend.tools.flags.present import present  # needs the Vulkan loader
     from vkbackend.vulkan.instance import select

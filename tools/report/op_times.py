@@ -26,7 +26,7 @@ RANKING = "ranking"
 
 
 class Tune(Part):
-    """Ranks ops. The ranking is stored in the report's cache folder, so later parts use it."""
+    """Ranks ops. Later parts use the ranking, which is stored in the report's cache folder."""
 
     title = "Which op multiplies matrices fastest (`tune`)"
     share, deadline_s = 0.1, 60.0
@@ -65,7 +65,7 @@ TYPES = ("q4_0", "q4_k", "q8_0", "q6_k", "f16", "mxfp4", "iq4_xs")
 SIDE, SOFTWARE_SIDE = 4096, 1024
 ROWS = {"one": 1, "few": 8, "some": 16, "many": 512}
 SOFTWARE_ROWS = ROWS | {"many": 32}
-COLD_NBYTES = 512 << 20  # The copies of a case's arrays have this many bytes, more than any cache.
+COLD_NBYTES = 512 << 20  # Copies of a case's arrays have this many bytes, more than any cache.
 HEAP_SHARE = 8  # The copies use at most 1 / HEAP_SHARE of a device's memory.
 COPY = "copies within the memory"
 EXPERT_TYPES = ("q4_k",)

@@ -1,7 +1,7 @@
 """A part of the report has named cases, which run on some devices and return rows of plain values.
 
-A part runs in its own process (worker.py). If the process crashes, a new process continues after the failed
-case. So a case may not depend on earlier cases, except on their results in `rows`.
+A part runs in its own process (worker.py). After a crash, a new process continues with the next case. So a
+case may depend on earlier cases only through their results in `rows`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Group = tuple[str, ...]
 
 
 class LeftOut(Exception):
-    """An error with the reason why a case does not apply to these devices."""
+    """An error with the reason why a case does not apply to the devices."""
 
 
 class Part:
@@ -32,7 +32,7 @@ class Part:
 
     @staticmethod
     def groups(devices: Sequence[str]) -> list[Group]:
-        """Return groups of devices to measure one after another. By default each device is a group."""
+        """Return groups of devices to measure in turn. By default each device is a group."""
         return [(device,) for device in devices]
 
     @property
@@ -59,6 +59,6 @@ class Part:
 
     @classmethod
     def columns(cls, rows: Sequence[Row]) -> tuple[Sequence[str], list[Sequence[object]]]:
-        """Return the header and the lines of the table for all groups."""
+        """Return the table's header and lines for all groups."""
         head = list(dict.fromkeys(name for row in rows for name in row))
         return head, [[row.get(name, "") for name in head] for row in rows]

@@ -33,7 +33,7 @@ SLOW_PROMPT_S = 20.0  # If a prompt takes longer than this, a shorter prompt is 
 
 class Rates(Part):
     """Measures each device alone, then all together. The context is not computed, because a step's time does
-    not depend on the values in the cache."""
+    not depend on the cache's values."""
 
     title = "Tokens per second of synthetic models"
     share, deadline_s = 0.22, 180.0
@@ -75,8 +75,8 @@ class Rates(Part):
         return [row | ({"us/reduce": 1e6 * spent / n} if n else {})]
 
     def _opened_for(self, spec: str) -> Runner:
-        """Open the model with the deepest context that fits. While no context fits, halve the number of
-        layers."""
+        """Open the model with the deepest context that fits. Halve the number of layers until a context
+        fits."""
         if self._runner is None or self._spec != spec:
             self.close()
             self._runner, self._depth, self._why = open_model(spec, self.devices)
@@ -91,7 +91,7 @@ class Rates(Part):
 
 
 def open_model(spec: str, devices: Group) -> tuple[Runner, int, str]:
-    """Return the runner, the deepest context that fits, and why no deeper context fits. Raise LeftOut if one
+    """Return the runner, the deepest context that fits, and why no deeper one fits. Raises LeftOut if one
     layer does not fit."""
     why = ""
     for n_layer in halved(spec):
@@ -123,7 +123,7 @@ def prompt_length(timer: Timer, depth: int) -> int:
 
 
 class Compiling(Part):
-    """Measures a start without caches, because the caches of the drivers are disabled."""
+    """Measures a start with the drivers' caches disabled."""
 
     title = "Seconds to compile the pipelines of a token and a prompt"
     share, deadline_s = 0.04, 240.0

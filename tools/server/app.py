@@ -141,7 +141,7 @@ class Answer:
         await reply(self.send, refusal.status, encode(self.api.body(refusal)), headers)
 
     def log(self, scope: Scope) -> None:
-        """Log a request, but no contents, keys, query strings or unknown paths."""
+        """Log a request without contents, keys, query strings or unknown paths."""
         route = scope.get("route")
         path = (
             getattr(route, "path", "page" if self.status < 400 else "unknown")

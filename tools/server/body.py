@@ -1,6 +1,6 @@
 """Read a request's body within limits. Each field is checked when it is used.
 
-A field that is null counts as missing. Unknown fields are ignored, because clients of newer APIs send them.
+Null fields count as missing. Unknown fields are ignored, because clients of newer APIs send them.
 """
 
 from __future__ import annotations
@@ -57,8 +57,7 @@ def _too_large(limits: Limits) -> Refusal:
 async def read_fields(
     receive: Receive, headers: Mapping[bytes, bytes], limits: Limits, large: asyncio.Lock
 ) -> Fields:
-    """Read and decode a body. The lock `large` admits one large body at a time. Raises Refusal,
-    ClientGone."""
+    """Read and decode a body, one large body at a time. Raises Refusal, ClientGone."""
     body = await read_body(receive, headers, limits)
     if len(body) <= LARGE_NBYTES:
         return decode(body, limits)
@@ -81,7 +80,7 @@ def decode(body: bytes, limits: Limits) -> Fields:
 
 
 def depth_of(body: bytes) -> int:
-    """Return the nesting depth of valid JSON, without recursion and before a recursive parser reads it."""
+    """Return the nesting depth of valid JSON, before a recursive parser reads it."""
     if body.count(b"[") + body.count(b"{") <= 1:
         return 1
     brackets = _STRING.sub(b"", body).translate(None, _NO_BRACKET)
@@ -105,7 +104,7 @@ def _json_type(value: object) -> str:
 
 
 class Fields:
-    """The fields of a JSON object. In messages, `where` precedes a field's name, for example "tools[0].".
+    """The fields of a JSON object. `where` precedes a field's name in messages, for example "tools[0].".
     Methods raise InvalidArgument with the field's name."""
 
     def __init__(self, values: dict[str, Any], where: str = "") -> None:
@@ -171,7 +170,7 @@ class Fields:
             raise InvalidArgument(f"{self.name(name)} is missing", argument=self.name(name))
 
     def refuse(self, name: str, *harmless: Any, why: str) -> None:
-        """Raise InvalidArgument for an unsupported field, except if its value is in `harmless`."""
+        """Raise InvalidArgument for an unsupported field, unless its value is in `harmless`."""
         value = self.values.get(name)
         if value is not None and not any(value == same and type(value) is type(same) for same in harmless):
             raise InvalidArgument(f"{self.name(name)}={shown(value)}: {why}", argument=self.name(name))

@@ -36,7 +36,7 @@ REFUSED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
 
 
 def chat_options(service: Service, fields: Fields, llm: LLM) -> dict[str, Any]:
-    """Return the keyword arguments of `LLM.chat`. Raises InvalidArgument."""
+    """Return the arguments of `LLM.chat`. Raises InvalidArgument."""
     for name, harmless, why in REFUSED:
         fields.refuse(name, *harmless, why=why)
     options = service.sampling(fields, llm)
@@ -52,7 +52,7 @@ def chat_options(service: Service, fields: Fields, llm: LLM) -> dict[str, Any]:
 
 
 def template_options(service: Service, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """A request's `variables` override the variables of the command line."""
+    """`variables` of the request override the command line's."""
     options: dict[str, Any] = {"template_variables": dict(service.config.template_fields) | dict(variables)}
     return options if service.config.template is None else options | {"template": service.config.template}
 
@@ -177,7 +177,7 @@ class CheckedChat:
         yield streams.DONE
 
     def _plain_head(self, head: dict[str, Any], index: int) -> bytes:
-        """Return the bytes before the text of an event. Most events share these bytes."""
+        """Return the bytes before an event's text, which most events share."""
         choice = {"index": index, "finish_reason": None, "logprobs": None, "delta": {"content": ""}}
         return streams.event(head | {"choices": [choice]}).removesuffix(b'""}}]}\n\n')
 

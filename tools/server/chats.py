@@ -17,7 +17,7 @@ from vkbackend.tools.server.body import Fields
 from vkbackend.tools.server.generations import Job
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-# Only these fields of a message are passed to templates.
+# Templates get only these fields of a message.
 MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning")
 TEMPLATE_FIELDS = (
     "enable_thinking", "thinking", "thinking_budget", "reasoning_effort", "preserve_thinking",
@@ -117,8 +117,8 @@ class Block:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The call's arguments. If the text is not a JSON object, which can happen without a grammar, the
-        result is {"arguments": text}."""
+        """The call's arguments, or {"arguments": text} if the text is not a JSON object, which can happen
+        without a grammar."""
         try:
             arguments = json.loads(self.text or "{}")
         except (ValueError, RecursionError):
@@ -132,8 +132,7 @@ class Blocks:
         self._open: Block | None = None
 
     def push(self, chunk: ChatChunk) -> Iterator[tuple[str, Block, str]]:
-        """Yield ("begin", block, ""), ("piece", block, text) and ("end", block, "") as blocks begin, grow,
-        end."""
+        """Yield ("begin", block, ""), ("piece", block, text) and ("end", block, "")."""
         if chunk.reasoning:
             yield from self._go_on("thought", chunk.reasoning)
         if chunk.content:

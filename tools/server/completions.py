@@ -108,7 +108,7 @@ class CheckedCompletion:
         return None
 
     def _text(self, job: Job, chunk: Chunk) -> str:
-        """Return a chunk's text. An echoed prompt is the text of the request, without special tokens."""
+        """Return a chunk's text. An echoed prompt is the request's text, without special tokens."""
         is_prompt = self.echo and chunk.token is None and chunk.finish_reason is None
         return job.text if is_prompt and job.text is not None else chunk.text
 
@@ -142,7 +142,7 @@ class CheckedCompletion:
         yield streams.DONE
 
     def _event_head(self, index: int) -> bytes:
-        """Return the bytes before the text of an event. Most events share these bytes."""
+        """Return the bytes before an event's text, which most events share."""
         choice = {"index": index, "logprobs": None, "finish_reason": None, "text": ""}
         return streams.event(self.head | {"choices": [choice]}).removesuffix(b'""}]}\n\n')
 

@@ -1,4 +1,4 @@
-"""Convert errors to HTTP responses, which have a status and a body in the format of the called API.
+"""Convert errors to HTTP responses in the format of the called API.
 
 The SDKs of OpenAI and Anthropic retry only after 408, 409, 429 and 5xx.
 """
@@ -42,7 +42,7 @@ TOO_LONG = "context_length_exceeded"
 
 class Refusal(VkbackendError):
     """`param` names the wrong field, `code` is OpenAI's error code, `retry_s` sets Retry-After, and `extra`
-    has more fields of the body."""
+    has more body fields."""
 
     def __init__(
         self,
@@ -83,8 +83,8 @@ OPENAI, ANTHROPIC = Api(), Api(anthropic=True)
 
 
 def as_refusal(error: BaseException) -> Refusal:
-    """Convert a typed error to a Refusal. Untyped errors are bugs, whose messages are not sent, because they
-    may contain a client's text."""
+    """Convert an error to a Refusal. Messages of untyped errors are not sent, because such bugs may quote a
+    client's text."""
     if isinstance(error, Refusal):
         return error
     text = str(error)

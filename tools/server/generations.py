@@ -16,7 +16,7 @@ from vkbackend.models.engine.messages import check_tokens
 from vkbackend.models.llm import LLM
 from vkbackend.models.sampling.params import MAX_SEED
 
-SHORT_TEXT = 4096  # Tokenizing this many characters takes about 1 ms. A thread tokenizes longer texts.
+SHORT_TEXT = 4096  # Tokenizing this many characters takes 1 ms. A thread tokenizes longer texts.
 PROMPT = "expected a string, a list of token ids, or a list of such prompts"
 Piece = Chunk | ChatChunk
 EAGER_CHUNKS = 64  # A request's queue has at most this many chunks.
@@ -58,8 +58,7 @@ class Tally:
 
     @property
     def cached_n(self) -> int:
-        """The number of prompt tokens from the cache. The number is 0 if a preempted sequence computed tokens
-        twice."""
+        """The number of prompt tokens from the cache, or 0 if a preempted sequence computed tokens twice."""
         computed = int(self.timings.get("prompt_n", self.prompt_n))
         return max(0, self.prompt_n - computed)
 
@@ -115,14 +114,14 @@ async def prompts_of(
 
 
 def _are_prompts(value: Sequence[Any]) -> bool:
-    """Return whether a list is a list of prompts. The list [1, "a"] is a single prompt."""
+    """Return whether a list consists of prompts. The list [1, "a"] is a single prompt."""
     return all(isinstance(part, str) for part in value) or any(
         isinstance(part, list | dict) for part in value
     )
 
 
 def several(job: Job, n: int) -> list[Job]:
-    """Return `n` copies of a job. A seed increases by one from copy to copy."""
+    """Return `n` copies of a job with consecutive seeds."""
     seed = job.options.get("seed")
     jobs = []
     for i in range(n):
@@ -137,7 +136,7 @@ def several(job: Job, n: int) -> list[Job]:
 
 
 async def merged(llm: LLM, jobs: Sequence[J]) -> AsyncGenerator[tuple[J, Piece], None]:
-    """Yield the chunks of all jobs as they arrive. If a job fails, end all jobs."""
+    """Yield the chunks of all jobs as they arrive. If a job fails, end all."""
     queue: asyncio.Queue[tuple[J, Piece | BaseException | None]] = asyncio.Queue(EAGER_CHUNKS)
 
     async def read(job: J) -> None:
@@ -182,8 +181,7 @@ def stop_met(llm: LLM, tally: Tally, text: str, stops: Sequence[str]) -> str:
 
 
 def usage_of(tallies: Sequence[Tally], n_prompt: int) -> dict[str, Any]:
-    """Return OpenAI's `usage`. `n_prompt` counts the tokens of a prompt once, even if it has several
-    answers."""
+    """Return OpenAI's `usage`. `n_prompt` counts a prompt's tokens once for all its answers."""
     n_generated = sum(tally.n_tokens for tally in tallies)
     cached = min(n_prompt, sum(tally.cached_n for tally in tallies))
     return {

@@ -68,8 +68,8 @@ def _host_of_origin(origin: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """`hosts` are allowed host names, besides addresses, localhost and the machine's name. `origins` are
-    allowed origins of pages, and "*" allows all."""
+    """`hosts` are allowed besides addresses, localhost and the machine's name. `origins` are allowed origins
+    of pages; "*" allows all."""
 
     keys: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
@@ -131,7 +131,7 @@ class Guard:
     # ---- keys ----
 
     def _check_key(self, headers: Mapping[bytes, bytes]) -> None:
-        """Compare the request's key with all keys, in constant time."""
+        """Compare the request's key with all keys in constant time."""
         if not self.keys:
             return
         given = headers.get(b"x-api-key", b"")

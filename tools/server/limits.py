@@ -11,7 +11,7 @@ MAX_RETRY_S = 60
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The server's limits. For each client uvicorn also buffers 64 KiB, then waits `drain_s` seconds."""
+    """Limits of the server. uvicorn also buffers 64 KiB per client, then waits `drain_s` seconds."""
 
     body_nbytes: int = 8 << 20
     json_depth: int = 64
@@ -26,8 +26,8 @@ class Limits:
     header_s: float = 10.0
     body_s: float = 10.0
     drain_s: float = 10.0  # A client has this time to read its buffered data.
-    idle_s: float = 65.0  # A connection without a request stays open longer than the 60 s of proxies.
-    ping_s: float = 15.0  # An idle stream gets a comment this often, so that proxies keep the stream open.
+    idle_s: float = 65.0  # longer than the 60 s of proxies
+    ping_s: float = 15.0  # Idle streams get a comment this often, so that proxies keep them open.
     shutdown_s: float = 30.0  # Running requests may continue this long after SIGTERM.
 
 

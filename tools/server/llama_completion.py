@@ -1,4 +1,4 @@
-"""llama-server's /completion and /infill. A field that does not work is refused by name (docs/serving.md)."""
+"""llama-server's /completion and /infill. Unsupported fields are refused by name (docs/serving.md)."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class LlamaCompletion:
     async def _chunks(
         self, request: Request, *, streamed: bool
     ) -> AsyncGenerator[tuple[Job, Chunk, Tally], None]:
-        """Yield the chunks of `Service.generate`. After `t_max_predict_ms`, end a sequence that has a line
+        """Yield the chunks of `Service.generate`. After `t_max_predict_ms`, end a sequence with a line
         break."""
         began = None
         source = self.service.generate(request, self.llm, self.jobs, streamed=streamed)
@@ -229,7 +229,7 @@ class LlamaCompletion:
         return {"id": token, "token": text, "bytes": list(piece), "logprob": logprob}
 
     def _fitted(self, result: dict[str, Any]) -> dict[str, Any]:
-        """Return only the requested fields. A path "a/b" becomes the field b of the result."""
+        """Return only the requested fields. A path "a/b" becomes field b of the result."""
         if not self.response_fields:
             return result
         fitted: dict[str, Any] = {}

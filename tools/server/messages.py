@@ -22,7 +22,7 @@ from vkbackend.tools.server.generations import Tally, stop_met
 from vkbackend.tools.server.service import Json, Service
 
 MAX_BLOCKS = 10_000
-# Claude Code's system prompt begins with this block. The block is removed, because its changes would defeat
+# Claude Code's system prompt begins with this block, which is removed, because it changes and would defeat
 # the prefix cache.
 BILLING = "x-anthropic-billing-header:"
 CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": "tool"}
@@ -165,7 +165,7 @@ class CheckedMessage:
         }  # fmt: skip
 
     def _usage(self, tally: Tally) -> dict[str, int]:
-        """Return Anthropic's usage, in which `input_tokens` does not include tokens from the cache."""
+        """Return Anthropic's usage, whose `input_tokens` exclude tokens from the cache."""
         return {
             "input_tokens": tally.prompt_n - tally.cached_n, "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": tally.cached_n, "output_tokens": tally.n_tokens,

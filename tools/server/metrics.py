@@ -31,7 +31,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class Metrics:
-    """The counters. `requests` counts requests by route and status, of which there are few."""
+    """`requests` counts requests by route and status, of which there are few."""
 
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)
     prompt_tokens: int = 0
@@ -45,7 +45,7 @@ class Metrics:
     whole_request: Histogram = field(default_factory=Histogram)
 
     def text(self, now: Mapping[str, Any], stats: Mapping[str, Any]) -> str:
-        """Return all metrics. `now` has further values and their help texts, and `stats` has the engine's
+        """Return all metrics. `now` has further values with help texts, and `stats` the engine's
         statistics."""
         lines: list[str] = []
 

@@ -1,5 +1,6 @@
-"""A server's model. A thread opens the model while the server already answers, and opens it again after the
-loss of its process or of a device."""
+"""A server's model. A thread opens the model while the server answers, and reopens it after the loss of its
+process or device.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from vkbackend.models.llm import LLM
 from vkbackend.tools.server.failures import Refusal
 
 T = TypeVar("T")
-WATCH_S = 1.0  # The loss of an idle engine is noticed within this time.
+WATCH_S = 1.0  # limit to notice the loss of an idle engine
 # The delay before reopening doubles each time that the model is lost within LASTED_S.
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 60.0
 # If the model worked longer, the delay is FIRST_WAIT_S again. Otherwise an engine that is killed once a
@@ -71,7 +72,6 @@ class Model:
         extra = {"state": self.state.value, "progress": round(done, 4)}
         return Refusal(503, message, code="model_not_ready", retry_s=LOADING_RETRY_S, extra=extra)
 
-    # ---- lifecycle ----
 
     async def run(self) -> None:
         """Keep the model open until `close`. Raise an error of the first opening."""
@@ -124,7 +124,7 @@ class Model:
                 await asyncio.wait_for(self._lost.wait(), WATCH_S)
 
     def failed(self, error: BaseException, llm: LLM) -> None:
-        """Make `run` reopen the model if the error means that the model is lost."""
+        """Make `run` reopen the model if the error means its loss."""
         is_broken = isinstance(error, DeviceLost | Timeout) or not llm.is_open
         if is_broken and llm is self._llm:
             self._lost.set()
@@ -136,7 +136,7 @@ class Model:
 
 
 async def in_thread(function: Callable[[], T]) -> T:
-    """Run a function in a daemon thread. If the function hangs in a driver, the process can still exit."""
+    """Run a function in a daemon thread, so that the process can exit if the function hangs in a driver."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 

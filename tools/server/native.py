@@ -176,7 +176,7 @@ async def slot_action(service: Service, request: Request) -> Response:
 
 
 def slot_file(folder: str, name: str) -> str:
-    """Raise InvalidArgument for a name with a folder, or for a link, which could be outside `folder`."""
+    """Raises InvalidArgument for a name with a folder, and for a link, which could leave `folder`."""
     if not FILE_NAME.fullmatch(name):
         raise InvalidArgument(
             "filename: expected 1..200 letters, digits and . _ - (none of . - first), without a folder",

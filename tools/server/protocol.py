@@ -1,4 +1,4 @@
-"""Add limits to uvicorn's HTTP connections, for the size and time of headers, unread data and connections."""
+"""Add limits to uvicorn's connections for the size and time of headers, unread data and connections."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Accept the body of a refused request, because clients read the answer only after they have sent the
-        body."""
+        """Accept the body of a refused request, because clients read the answer only after the body is
+        sent."""
         self._n_body_bytes += len(body)
         if self._n_body_bytes > MAX_BODIES * self.bounds.body_nbytes:
             self.transport.abort()

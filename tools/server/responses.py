@@ -1,5 +1,4 @@
-"""OpenAI's /v1/responses. The server stores nothing, so each request must contain the complete
-conversation."""
+"""OpenAI's /v1/responses. The server stores nothing, so a request must contain the complete conversation."""
 
 from __future__ import annotations
 
@@ -84,8 +83,7 @@ def _tool(tool: Fields) -> dict[str, Any]:
 
 
 def _add_items(fields: Fields, messages: list[dict[str, Any]]) -> None:
-    """Append the items of `input` to `messages`. Thoughts and calls become part of the assistant's
-    message."""
+    """Append the items of `input`. Thoughts and calls join the assistant's message."""
 
     def assistant() -> dict[str, Any]:
         if not messages or messages[-1]["role"] != "assistant":

@@ -41,7 +41,7 @@ def address_of(sock: socket.socket, *, tls: bool) -> str:
 
 
 class Server(uvicorn.Server):
-    """The HTTP server. `failed` is the error of opening the model."""
+    """`failed` is the error of opening the model."""
 
     def __init__(self, config: Config, open_: Open, *, key_file: str | None, cert_file: str | None) -> None:
         self.service = Service(config, Model(open_))
@@ -102,7 +102,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle signals as uvicorn does, but let the process exit with 0 after a signal."""
+        """Handle signals like uvicorn, but let the process exit with 0 after a signal."""
         if threading.current_thread() is not threading.main_thread():
             yield  # no signals in this thread
             return

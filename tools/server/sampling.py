@@ -28,7 +28,7 @@ Tokenize = Callable[[str], list[int]]
 def sampling_of(
     fields: Fields, defaults: Mapping[str, Any], limits: Limits, tokenize: Tokenize
 ) -> dict[str, Any]:
-    """Return the keyword arguments of `LLM.astream`. `defaults` come from the command line. Raises
+    """Return the keyword arguments of `LLM.astream`. `defaults` are the command line's. Raises
     InvalidArgument."""
     options = dict(defaults)
     for name in SAME:
@@ -53,8 +53,8 @@ def sampling_of(
 
 
 def structure_of(fields: Fields) -> dict[str, Any] | None:
-    """Return the structure that OpenAI's `response_format` or llama-server's `json_schema` or `grammar` asks
-    for. The result {} means free text, and None means that the request has none of these fields."""
+    """Return the structure of OpenAI's `response_format`, or of llama-server's `json_schema` or `grammar`. {}
+    means free text, and None means that the request has none of these fields."""
     given = {
         name: fields.get(name) for name in ("json_schema", "grammar") if fields.get(name) not in (None, "")
     }

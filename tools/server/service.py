@@ -29,7 +29,7 @@ BODY_SEND = "vkbackend.body_send"  # the scope's key of uvicorn's `send`
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The settings of the command line. `defaults` are sampling options."""
+    """Settings of the command line. `defaults` are sampling options."""
 
     model_path: str
     alias: str
@@ -110,8 +110,8 @@ class Service:
         return sampling_of(fields, self.config.defaults, self.config.limits, tokenize)
 
     def max_tokens(self, fields: Fields, *names: str) -> int | None:
-        """Return the limit from the first of `names` that the request has, or the server's limit. None, or -1
-        in the request, means that only the context limits the answer."""
+        """Return the limit from the first of `names` in the request, or the server's limit. None (in the
+        request -1) means that only the context limits the answer."""
         for name in names:
             if fields.has(name):
                 most = fields.whole(name, -1, (1 << 31) - 1, None)
@@ -190,7 +190,7 @@ class Service:
     # ---- errors ----
 
     def refusal(self, error: BaseException) -> BaseException:
-        """Return the response for an error, which is 503 while the server shuts down."""
+        """Return the response for an error, or 503 while the server shuts down."""
         refusal = as_refusal(error)
         return (
             self.model.not_ready() if refusal.status == 503 and self.model.state is State.ENDED else refusal

@@ -1,5 +1,4 @@
-"""The files of the page, which are read once. Requests name keys of FILES, so they cannot name other
-paths."""
+"""The page's files, which are read once. Requests name keys of FILES and thus no other paths."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ TAGS = {path: f'"{hashlib.sha256(content).hexdigest()[:32]}"' for path, content 
 
 
 async def page(service: Service, request: Request) -> Response:
-    """Browsers revalidate each file, so they never mix files of different versions."""
+    """Browsers revalidate each file, so they never mix versions."""
     path = request.scope["path"]
     headers = {"cache-control": "no-cache", "etag": TAGS[path]}
     if request.headers.get("if-none-match") == TAGS[path]:

@@ -1,7 +1,7 @@
-"""Send answers, either as one JSON document or as server-sent events.
+"""Send answers as one JSON document or as server-sent events.
 
-If the client disconnects, the generation is cancelled. An error before the first event sets the status, and a
-later error is sent as an event. Comments keep proxies connected while no event arrives.
+A disconnect cancels the generation. An error before the first event sets the status, and a later error is an
+event. Comments keep proxies connected between events.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ encode = msgspec.json.Encoder().encode
 
 
 def event(value: Any, name: str | None = None) -> bytes:
-    """Encode an event. One data line is enough, because encoded JSON has no line feeds."""
+    """Encode an event in one data line, because encoded JSON has no line feeds."""
     head = f"event: {name}\n".encode() if name else b""
     return b"%sdata: %s\n\n" % (head, encode(value))
 
@@ -80,13 +80,12 @@ class EventStream:
         self._ping: asyncio.Task[None] | None = None
 
     async def run(self, events: AsyncGenerator[bytes, None], receive: Receive) -> BaseException | None:
-        """Send all events. Raise an error that occurs before the first event; send and return a later
-        error."""
+        """Send all events. Raise an error before the first event; send and return a later error."""
         self._timer = self._loop.call_later(self._ping_s, self._look)
         try:
             async with while_connected(receive):
-                # Events are sent in their own task. Otherwise each event would resume every await of the
-                # routing.
+                # Events are sent in their own task. In the request's task, each event would resume every
+                # await of the routing.
                 failed = await asyncio.create_task(self._send_all(events))
         finally:
             self._timer.cancel()
@@ -117,7 +116,7 @@ class EventStream:
         await self._send_head({"type": "http.response.start", "status": 200, "headers": EVENTS})
 
     def _look(self) -> None:
-        """Send a comment if there was no event for `ping_s` seconds."""
+        """Send a comment if `ping_s` seconds passed without an event."""
         idle_s = self._loop.time() - self._last_s
         if idle_s >= self._ping_s:
             self._last_s, idle_s = self._loop.time(), 0.0

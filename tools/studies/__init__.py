@@ -1,2 +1,1 @@
-"""Scripts that measured the figures in docs/. `python -m vkbackend.tools.studies.NAME` runs a script from a
-checkout."""
+"""Scripts that measured the figures in docs/: `python -m vkbackend.tools.studies.NAME` in a checkout."""

@@ -1,8 +1,7 @@
 """Measures the time that fusing saves: `python -m vkbackend.tools.studies.bench_fusing -m model.gguf -dev 0`.
 
-Prints the cost of a tiny dispatch, the numbers of dispatches and barriers in a decode step, and the minimum
-milliseconds per step with and without fusing. The cost of a dispatch is computed from two chain lengths,
-which cancels the cost of the submission.
+Prints the cost of a tiny dispatch, the dispatches and barriers of a decode step, and the minimum milliseconds
+per step with and without fusing. Two chain lengths cancel the submission's cost from the dispatch's.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ WAYS = {"fused": "1", "one by one": "0"}
 
 
 def per_dispatch(device: Device, dependent: bool, repeats: int) -> float:
-    """Return microseconds per dispatch of 32 elements. If `dependent`, each dispatch reads the result of the
-    previous dispatch."""
+    """Return microseconds per dispatch of 32 elements. If `dependent`, each dispatch reads the previous
+    result."""
     buffer = device.buffer(512 * (LENGTHS[1] + 1), Home.SCRATCH, "chain")
     least = []
     for length in LENGTHS:
@@ -70,7 +69,7 @@ def per_step(path: str, devices: Sequence[str], repeats: int) -> None:
     with ExitStack() as stack:
         runners = {}
         for name, value in WAYS.items():
-            with variable(env.FUSE, value):  # env.FUSE applies when a step is recorded.
+            with variable(env.FUSE, value):  # env.FUSE applies to recording.
                 runner = Runner(options)
                 stack.callback(runner.close)
                 (

@@ -1,10 +1,9 @@
 """Compares the native runtime with Kompute on one device: `python -m vkbackend.tools.studies.bench_runtimes
 -m model.gguf`.
 
-Prints the tables of docs/runtimes.md, which have the times per dispatch (in a chain of tiny dispatches), per
-op, per token and per all-reduce on one to three logical devices, and the memory. The runtimes alternate. The
-minimum is the result; the median shows how much other load there was. Needs the package kp, as in
-.venv-kompute.
+Prints the tables of docs/runtimes.md: times per dispatch (in a chain of tiny dispatches), per op, per token
+and per all-reduce on one to three logical devices, and memory. The runtimes alternate. The minimum is the
+result, and the median shows other load. Needs the package kp, as in .venv-kompute.
 """
 
 from __future__ import annotations

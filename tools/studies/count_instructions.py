@@ -1,10 +1,9 @@
 """Counts the instructions that GPU compilers generate: `python -m vkbackend.tools.studies.count_instructions
 -g NAVI31,DG2,AMPERE -c "MatDot"`.
 
-Compiles cases of `bench-ops` with the constants that ops choose for the device, or compiles any SPIR-V
-(--spirv). Prints statistics of the complete kernel and the instructions of its hot loop
-(tools/measure/assembly.py). -g selects compilers from `tools/setup.sh --compilers`, which need no GPU. -dev
-selects a device of this machine.
+Compiles cases of `bench-ops` with the constants that ops choose for the device, or any SPIR-V (--spirv).
+Prints statistics of the kernel and the instructions of its hot loop (tools/measure/assembly.py). -g selects
+compilers from `tools/setup.sh --compilers`, which need no GPU. -dev selects a present device.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Measures host time per decoded token: `python -m vkbackend.tools.studies.host_cost -m model.gguf`.
 
-The devices compute nothing, so Python takes all of the time, for the engine's step, sampling, and the
-delivery of answers. Prints minimum microseconds of CPU time per token for each number of sequences.
-`--against CHECKOUT` alternates runs of this checkout and another, which needs a .venv.
+The devices compute nothing, so the time is Python's: the engine's step, sampling, and delivery of answers.
+Prints minimum microseconds of CPU time per token for each number of sequences. `--against CHECKOUT`
+alternates runs of this checkout and another, which needs a .venv.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def measure(path: str, n: int, sampling: dict[str, Any]) -> float:
     channel = Channel()
     keep = []
     for i in range(n):
-        # In every checkout SamplingParams can be imported from messages.py.
+        # SamplingParams is in messages.py in every checkout.
         kind: Any = messages.SamplingParams
         request = messages.Generate(i, (1, 2, 3), None, kind(seed=i, **sampling))
         mail: Any = SimpleQueue()

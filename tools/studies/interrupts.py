@@ -1,8 +1,8 @@
 """Tests Ctrl-C at random moments: `python -m vkbackend.tools.studies.interrupts -dev 0 -dev numpy -n 100`.
 
-Interrupts come while a model is loaded, reads a prompt, decodes, saves or loads a state, or is closed. After
-each interrupt, the same process must generate known tokens. Counts wrong tokens, errors, leaks, hangs and
-crashes. The exit code is 1 if a count is not 0.
+A model is interrupted while it is loaded, reads a prompt, decodes, saves or loads a state, or is closed.
+After each interrupt, the same process must generate known tokens. Counts wrong tokens, errors, leaks, hangs
+and crashes, and exits with 1 if a count is not 0.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Compares our matrix products with llama.cpp's, for absent GPUs: `python -m
 vkbackend.tools.studies.llama_cpp_kernels -g NAVI31,BMG -t q4_0,f16`.
 
-llama.cpp's shaders come from llama-cpp-python's source package (pip downloads it, or --sdist). llama.cpp's
-generator and glslc build the shaders, with the constants that llama.cpp's host code chooses for the GPU
+llama.cpp's generator and glslc build the shaders of llama-cpp-python's source package (pip downloads it, or
+--sdist), with the constants that llama.cpp's host code chooses for the GPU
 (tools/measure/llama_cpp_choices.py). Attention is compared for one row after 4,095 others and for a prompt,
-with heads of size 128 and 4 q heads per KV head. A ratio is our number divided by llama.cpp's, so below 1 is
-better. The numbers are vector instructions per 32 multiply-adds and, for kernels with tiles, the cycles that
-the compiler estimates.
+with heads of size 128 and 4 q heads per KV head. Compares vector instructions per 32 multiply-adds and, for
+kernels with tiles, the compiler's estimated cycles. Ratios are ours to llama.cpp's, so below 1 is better.
 """
 
 from __future__ import annotations
@@ -121,8 +120,8 @@ def best(rows: Sequence[KernelRow], work: str, kind: str) -> KernelRow | None:
 
 
 def vector(row: KernelRow, work: str) -> float | None:
-    """Return vector instructions per 32 useful multiply-adds. If the four heads of a row fill 4 of the 16
-    rows of a matrix, a quarter of the matrix's multiply-adds is useful."""
+    """Return vector instructions per 32 useful multiply-adds. If a row's four heads fill 4 of a matrix's 16
+    rows, a quarter of its multiply-adds is useful."""
     padded = work == "attention 1" and re.search("_coop|_cm1", row.kernel)
     return row.vector_per_32 and row.vector_per_32 * (4 if padded else 1)
 

@@ -1,9 +1,9 @@
 """Measures token latency while a long prompt is read: `python -m vkbackend.tools.studies.long_prompt -m
 model.gguf -dev 0`.
 
-Four sequences decode when a prompt of 4,000 tokens arrives. Prints the milliseconds between tokens of these
-sequences before, during and after the prompt, for the same number of tokens each. Tokens get slower as a text
-grows, so the time during the prompt should be compared with both other times.
+Four sequences decode when a prompt of 4,000 tokens arrives. Prints the milliseconds between the sequences'
+tokens before, during and after the prompt, for equally many tokens. Compare the time during the prompt with
+both others, because tokens get slower as a text grows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measures the gain of two steps in flight over two hosts: `python -m vkbackend.tools.studies.pipeline`.
 
-The hosts are two threads of one process. Each host has a device that only sleeps, in every segment that
-multiplies by weights. Prints total tokens per second with one step in flight and with two.
+The hosts are two threads of one process. Each has a device that only sleeps in segments that multiply by
+weights. Prints total tokens per second with one step in flight and with two.
 """
 
 from __future__ import annotations

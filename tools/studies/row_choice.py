@@ -1,11 +1,11 @@
 """Estimates the fastest op for each number of rows: `python -m vkbackend.tools.studies.row_choice`.
 
 Compiles every op that multiplies an N x K matrix by 1 to 512 rows, for GPUs that may be absent. Numbers of
-rows are rounded up as in steps. The estimated time of an op is its memory time or its compute time, whichever
-is larger. The memory time is the bytes of matrix, x and y divided by the memory's rate. The compute time is
-the time of the hot loop's vector instructions plus the multiply-adds of matrix units at their peak rate.
-Partly filled tiles count as full tiles. Launches, latency and code outside the loop are ignored. The times
-are lower bounds. They can rank the ops of a GPU, but not GPUs.
+rows are rounded up as in steps. An op's time is estimated as the larger of memory time and compute time.
+Memory time is the bytes of matrix, x and y divided by the memory's rate. Compute time is the hot loop's
+vector instructions plus the matrix units' multiply-adds at peak rate. Partly filled tiles count as full.
+Launches, latency and code outside the loop are ignored, so times are lower bounds. They can rank the ops of a
+GPU, but not GPUs.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ COLUMNS = ("GPU", "type", *(f"{n} rows" for n in SHOWN), "largest growth for a r
 
 
 def table_row(gpu: str, kind: str, costs_of_kind: Sequence[Cost]) -> tuple[str, ...]:
-    """Return the chosen ops with their microseconds, and the steepest increase in time per row. If another op
-    would be faster, return it with the factor."""
+    """Return the chosen ops with their microseconds, the steepest increase in time per row, and the factor of
+    any faster op."""
     chosen = {cost.rows: cost for cost in costs_of_kind if cost.chosen}
     shown = (f"{chosen[n].op.removeprefix('mat_')} {chosen[n].us:.3g}" for n in SHOWN)
     growth, a, b = max((chosen[b].us / b / (chosen[a].us / a), a, b) for a, b in pairwise(ROWS))

@@ -1,8 +1,7 @@
 """Measures the cost of sampling: `python -m vkbackend.tools.studies.sampling`.
 
-Prints microseconds per token for rows of 40 candidates that are sampled one by one, together, and greedily.
-Only `choose_rows` is timed, and the best of 30 rounds is printed. Also prints milliseconds for rows of
-151,936 logits.
+Prints microseconds per token in `choose_rows` (best of 30 rounds) for rows of 40 candidates, sampled one by
+one, together, and greedily. Also prints milliseconds for rows of 151,936 logits.
 """
 
 from __future__ import annotations

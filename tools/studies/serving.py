@@ -1,8 +1,8 @@
 """Measures the server's cost: `python -m vkbackend.tools.studies.serving -m MODEL -dev 0 [-np 16] [-n 128]`.
 
 Alternates three runs. The first calls `agenerate`, with the engine in a separate process. The second streams
-the same texts over HTTP. The third is a minimal server (Starlette, uvicorn) that streams the same bytes at
-the same rate. CPU time is the server process's only.
+the same texts over HTTP. The third streams the same bytes at the same rate from a minimal server (Starlette,
+uvicorn). CPU time is the server process's.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ async def direct(llm: LLM, n: int, n_gen: int, seed: int) -> int:
 
 
 def bare(n_events: int, n_bytes: int, pause_us: int) -> None:
-    """Run the minimal server, which sends `n_events` events of `n_bytes` bytes with pauses of `pause_us`."""
+    """Run the minimal server, which sends `n_events` events of `n_bytes` bytes every `pause_us`."""
     import uvicorn
     from starlette.applications import Starlette
     from starlette.requests import Request

@@ -1,9 +1,9 @@
 """Tests a server: `python -m vkbackend.tools.studies.serving_soak -m model.gguf -dev 0 --minutes 30`.
 
-Starts `vkbackend serve` and sends requests for greedy texts with known results, for streams that it reads or
-drops, and with invalid bodies. Sometimes the test kills the engine's process. Prints the results by kind of
-request, the time without a model, wrong texts, slots and sequences that are still in use, and the server's
-memory per minute. The exit code is 1 after a wrong text, a leaked slot, or HTTP status 500.
+Starts `vkbackend serve`, requests greedy texts with known results, reads or drops streams, sends invalid
+bodies, and sometimes kills the engine's process. Prints results by kind of request, the time without a model,
+wrong texts, slots and sequences still in use, and the server's memory per minute. The exit code is 1 after a
+wrong text, a leaked slot, or HTTP status 500.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Soak:
 
 
 def children(pid: int) -> list[int]:
-    """Return the ids of child processes, whichever thread started them."""
+    """Return the child processes of all threads."""
     pids: list[int] = []
     for thread in os.listdir(f"/proc/{pid}/task"):
         with suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:

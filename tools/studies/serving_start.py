@@ -1,9 +1,8 @@
 """Times the start of a server: `python -m vkbackend.tools.studies.serving_start -dev 0 [-m MODEL]`.
 
-Measures the time from the start of `vkbackend serve` until it listens, until the model is ready, and until a
-stream's first token. Also measures the time to the first token of a second request, and the CPU seconds of
-all processes of the server. `--vocab FILE` uses a model of two small random layers with FILE's vocabulary, to
-isolate the vocabulary's cost.
+Measures the time from the start of `vkbackend serve` until it listens, until the model is ready, and until
+the first token of a first and a second stream. Also measures the CPU seconds of all server processes.
+`--vocab FILE` isolates the vocabulary's cost with a model of two small random layers.
 """
 
 from __future__ import annotations
@@ -101,7 +100,7 @@ async def start_times(endpoint: Endpoint, began: float) -> list[float]:
 
 
 def children_s() -> float:
-    """Return the CPU seconds of child processes that have ended, and of the processes that these started."""
+    """Return the CPU seconds of ended child processes and of their descendants."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 

@@ -1,8 +1,8 @@
 """Measures the error that --reduce-type adds to logits: `python -m vkbackend.tools.studies.wires -dev 0,0`.
 
-Partial sums are exchanged in the format --reduce-type. Runs random tokens through the first layers of a
-synthetic model, on the first device alone, then on all devices with each format. Prints the normalised mean
-squared error (NMSE) of the logits relative to one device.
+Runs random tokens through the first layers of a synthetic model, on the first device alone, then on all
+devices with each format of partial sums. Prints the normalised mean squared error (NMSE) of the logits
+relative to one device.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ export function button(text, onclick, properties = {}) {
 
 export const find = (id) => document.getElementById(id);
 
-/** Announce a text to screen readers. A repeated text is announced again. */
+
 export function announce(text) {
   const said = element("p", {}, text);
   const log = find("announcements");
