@@ -72,7 +72,6 @@ class Model:
         extra = {"state": self.state.value, "progress": round(done, 4)}
         return Refusal(503, message, code="model_not_ready", retry_s=LOADING_RETRY_S, extra=extra)
 
-
     async def run(self) -> None:
         """Keep the model open until `close`. Raise an error of the first opening."""
         wait_s = FIRST_WAIT_S / 2

@@ -47,7 +47,7 @@ export class Api {
     throw new ApiError(response.status, (await response.json().catch(() => null))?.error);
   }
 
-  // Return whether to retry with a different key than `sent`. Concurrent requests ask the user only once.
+  /** Return whether to retry with another key than `sent`. Concurrent requests ask the user only once. */
   async newKey(sent) {
     if (sessionStorage.getItem(KEY) !== sent) return true;
     this.asking ??= this.askKey(sent !== null).finally(() => (this.asking = null));

@@ -22,7 +22,7 @@ export function button(text, onclick, properties = {}) {
 
 export const find = (id) => document.getElementById(id);
 
-
+/** Announce a text to screen readers, even if it is a repetition. */
 export function announce(text) {
   const said = element("p", {}, text);
   const log = find("announcements");
