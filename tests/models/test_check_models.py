@@ -20,7 +20,7 @@ SETS = [for_every_runtime(p) if p.id == "0,0" else p for p in DEVICE_SETS]
 CHECK = SHARED / "oracles" / "check_models.py"
 
 
-@pytest.mark.parametrize(("devices", "name"), covering(SETS, FILES, each=2))
+@pytest.mark.parametrize(("devices", "name"), covering(SETS, FILES))
 def test_files(models: Path, name: str, devices: list[str]) -> None:
     """llama.cpp rounds activations to 8 bits. In the files of this test, the best token leads by more than
     llama.cpp's rounding error."""
@@ -36,14 +36,15 @@ def test_files(models: Path, name: str, devices: list[str]) -> None:
 
 
 if CHECK.is_file():
-    # Each case of this test opens 4 or 16 files. One case runs by default, because test_files above already
-    # covers each device set.
+    # The wide cases open 4 or 16 files. One case with one file runs by default, because test_files above
+    # already covers each device set and each format.
     @pytest.mark.parametrize("devices", [p if p.id == "0,1" else wide(p) for p in DEVICE_SETS])
     @pytest.mark.parametrize(
         ("folder", "only", "n"),
         [
             wide(pytest.param(DATA, ".", 16, id="own")),
-            pytest.param(SHARED_MODELS, "^stories260K-(F32|F16|Q8_0|Q4_0)$", 4, id="shared"),
+            wide(pytest.param(SHARED_MODELS, "^stories260K-(F32|F16|Q8_0|Q4_0)$", 4, id="shared")),
+            pytest.param(SHARED_MODELS, "^stories260K-Q8_0$", 1, id="one"),
         ],
     )
     def test_check_models(folder: Path, only: str, n: int, devices: list[str]) -> None:

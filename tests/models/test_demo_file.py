@@ -14,7 +14,7 @@ from vkbackend.tools.demo.vocabulary import BOS, EOS, N_SPECIAL, TEMPLATE, Vocab
 
 PATH = Path(str(files("vkbackend.models"))) / "demo" / "demo.gguf"
 HELD_OUT_SEED = 99_991
-N_STORIES = 24
+N_STORIES = 10
 MAX_LOSS = 0.25
 MIN_MARGIN = 0.02  # smallest lead of the best token in logits; the story has leads of at least 0.032
 GREEDY_STORY = (

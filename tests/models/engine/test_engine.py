@@ -51,7 +51,7 @@ def test_one_request(n_ubatch: int) -> None:
     assert timings.n_reduces == 2 * len(runner.steps) and timings.prompt_s > 0 < timings.decode_s
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_concurrent_requests_get_the_same_tokens_as_alone(data: st.DataObject) -> None:
     n_ubatch = data.draw(st.integers(1, 12))

@@ -164,10 +164,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_study(
     tiny: Path, devices: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["interrupts", "-m", str(tiny), "-dev", devices, "-n", "15"])
+    monkeypatch.setattr(sys, "argv", ["interrupts", "-m", str(tiny), "-dev", devices, "-n", "8"])
     assert interrupts.main() == 0
     *_, total = capsys.readouterr().out.splitlines()
-    assert int(total.split()[2]) >= 15, total
+    assert int(total.split()[2]) >= 8, total
 
 
 FAULTY = """

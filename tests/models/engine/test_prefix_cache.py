@@ -178,7 +178,7 @@ def test_tokens_are_in_order_when_a_copy_ends_several_steps(n_in_flight: int) ->
     """Copying a slot waits for all steps in flight. A single News message may therefore have several tokens
     of a request."""
     asked = [prompt(n, n) for n in (75, 38, 60)]
-    for n_steps in range(40):
+    for n_steps in range(0, 40, 3):
         engine, _ = make(n_slots=4, n_ctx=96, n_ubatch=8, n_in_flight=n_in_flight)
         for i, tokens in enumerate(asked):
             engine.submit(Generate(i, tokens, 9, GREEDY))
@@ -192,7 +192,7 @@ def test_tokens_are_in_order_when_a_copy_ends_several_steps(n_in_flight: int) ->
             assert tokens_of(events[i]) == continuation(tokens, 9), (n_steps, i)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.data())
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_trees_of_prompts(kind: str, data: st.DataObject) -> None:
@@ -244,7 +244,7 @@ def test_trees_of_prompts(kind: str, data: st.DataObject) -> None:
 # ---- many requests ----
 
 
-@pytest.mark.parametrize("n", [600, pytest.param(10_000, marks=pytest.mark.wide)])
+@pytest.mark.parametrize("n", [200, pytest.param(10_000, marks=pytest.mark.wide)])
 @pytest.mark.parametrize(("kind", "n_in_flight"), [*((kind, 1) for kind in KINDS), ("both", 2)])
 def test_many_requests_leave_no_objects(kind: str, n_in_flight: int, n: int) -> None:
     rng = random.Random(n)

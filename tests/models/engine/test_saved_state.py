@@ -234,7 +234,7 @@ def test_a_request_waits_for_its_slot() -> None:
     assert tokens_of(later[1]) == continuation((3,), 2) and tokens_of(later[2]) == continuation((4,), 2)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_reuse_does_not_change_tokens(data: st.DataObject) -> None:
     n_slots, n_ubatch = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 8))

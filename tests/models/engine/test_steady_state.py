@@ -35,7 +35,7 @@ def decode(runner: Runner, first: int, n: int) -> None:
 
 
 # The set "0,1" uses both drivers.
-SETS = [p if p.id in ("0", "0,1") else wide(p) for p in DEVICE_SETS]
+SETS = [p if p.id == "0,1" else wide(p) for p in DEVICE_SETS]
 TWO = [p for p in SETS if p.id in ("0,0", "0,1")]
 
 
@@ -52,7 +52,7 @@ def test_decode_allocates_nothing(devices: list[str]) -> None:
     assert all(not d.counts for d in meshed), [d.counts for d in meshed]
 
 
-# Each case opens 9 models, at 0.6 s per model.
+# Each case opens 7 models, at 0.2 s per model.
 @pytest.mark.parametrize("devices", [p if p.id == "0,1" else wide(p) for p in TWO])
 def test_open_and_close_does_not_grow(devices: list[str]) -> None:
     def round_trip() -> None:
@@ -63,7 +63,7 @@ def test_open_and_close_does_not_grow(devices: list[str]) -> None:
         gc.collect()
 
     sizes, objects = [], []
-    for _ in range(9):
+    for _ in range(7):
         round_trip()
         sizes.append(rss_bytes())
         objects.append(len(gc.get_objects()))

@@ -46,18 +46,19 @@ def test_pre_tokenizers(byte_level: Tokenizer, request: pytest.FixtureRequest) -
     assert pieces == ([b"a1"] if bloom else [b"a", b"1"])
     for run in RUNS:
         for end in ("", "x", "1"):
-            long = run * 2_000 + end
+            long = run * 300 + end
             assert byte_level.decode(byte_level.encode(long, add_special=False)) == long
 
 
+@pytest.mark.timeout(20)
 @pytest.mark.parametrize(
     "runs", [LONG_RUNS, pytest.param(OTHER_RUNS, marks=pytest.mark.wide)], ids=["classes", "others"]
 )
 @pytest.mark.parametrize("name", DISTINCT)
 def test_cuts_of_long_runs(name: str, runs: Sequence[str]) -> None:
-    """Cuts take linear time. The expression \\s+$ would take 250 s on spaces before a digit."""
+    """Cuts take linear time. The expression \\s+$ would take 40 s on spaces before a digit."""
     for run in runs:
-        assert "".join(cuts(name, run * 200_000 + "1")) == run * 200_000 + "1"
+        assert "".join(cuts(name, run * 100_000 + "1")) == run * 100_000 + "1"
 
 
 @pytest.mark.parametrize(
