@@ -151,8 +151,14 @@ class Tokenizer:
         `at_start` removes the space that `encode` adds at the start of a text. For ids that continue a text,
         such as generated ids, `at_start` must be False.
         """
-        stream = self.stream(skip_special, at_start=at_start)
-        return "".join([stream.push(i) for i in ids]) + stream.flush()
+        ids = list(ids)
+        pieces = [self.piece(i) for i in ids]
+        if skip_special:
+            pieces = [piece for i, piece in zip(ids, pieces, strict=True) if not self.is_special(i)]
+        raw = b"".join(pieces)
+        if at_start and self.add_space_prefix:
+            raw = raw.removeprefix(b" ")
+        return raw.decode("utf-8", "replace")
 
     def stream(self, skip_special: bool = True, *, at_start: bool = True) -> "TextStream":
         return TextStream(self, skip_special, at_start)

@@ -92,9 +92,11 @@ def test_logits_after_moving(models: Path, tmp_path: Path, name: str, n: int, op
 
 
 def test_logits_after_moving_between_drivers(models: Path, tmp_path: Path, device: Any) -> None:
-    """Save on numpy devices, and load on one driver that is opened three times."""
+    """Save on numpy devices. Load on the first driver, opened three times, or on one device of another
+    driver, which compiles more slowly."""
     index = str(device.info.index)
-    got, want = logits_after_moving(models, tmp_path / "a", [index] * 3, tensor_split=[2, 1, 1])
+    after, options = ([index] * 3, {"tensor_split": [2, 1, 1]}) if index == "0" else ([index], {})
+    got, want = logits_after_moving(models, tmp_path / "a", after, **options)
     assert nmse(got, want) <= 1e-9
 
 

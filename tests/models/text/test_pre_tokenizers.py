@@ -4,9 +4,12 @@ ids."""
 from __future__ import annotations
 
 import json
+import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gguf_files import STRING, string, with_keys
 from oracles import make_pre_tokenizers as oracle
 
 from vkbackend.models.gguf.reader import GGUF
@@ -36,10 +39,19 @@ def test_names() -> None:
     assert sorted(KEPT["found"]) == sorted(oracle.names())
 
 
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GGUF]:
+    path = tmp_path_factory.mktemp("pairs") / "v.gguf"
+    with GGUF.open(oracle.write(path, "gpt-2", *oracle.pairs_of(KEPT["lines"]))) as gguf:
+        yield gguf
+
+
 @pytest.mark.parametrize("name", KEPT["found"])
-def test_ids(name: str, tmp_path: Path) -> None:
+def test_ids(name: str, vocabulary: GGUF, tmp_path: Path) -> None:
     kept, lines = KEPT["found"][name], KEPT["lines"]
-    with GGUF.open(oracle.write(tmp_path / "v.gguf", name, *oracle.pairs_of(lines))) as gguf:
+    path = tmp_path / "v.gguf"
+    path.write_bytes(with_keys(vocabulary, {"tokenizer.ggml.pre": struct.pack("<I", STRING) + string(name)}))
+    with GGUF.open(path) as gguf:
         tokenizer = Tokenizer.from_gguf(gguf)
     assert tokenizer.add_bos == kept["add_bos"]
     compared = [(line, ids) for line, ids in zip(lines, kept["ids"], strict=True) if ids is not None]

@@ -186,7 +186,13 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_text(real: Tokenizer, name: str) -> None:
+@pytest.mark.parametrize(
+    "path",
+    [*OWN, *(pytest.param(path, marks=pytest.mark.wide) for path in THEIRS)],
+    ids=lambda path: path.stem,
+)
+def test_hostile_text(path: Path, name: str) -> None:
+    real = load(path)
     ids = real.encode(HOSTILE[name], parse_special=True)
     shown = [i for i in ids if i != real.bos_id or not real.add_bos]
     assert real.decode(shown, skip_special=False) == HOSTILE[name]
