@@ -1,1 +1,1 @@
-"""One file per architecture, named after `general.architecture`, and the decoder that all of them share."""
+"""One file per architecture, named after `general.architecture`, and their shared decoder."""

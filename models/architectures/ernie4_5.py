@@ -1,5 +1,4 @@
-"""ernie4_5 (dense ERNIE 4.5): llama with optional biases. Baidu ERNIE team 2025, ERNIE 4.5 Technical
-Report."""
+"""ernie4_5 (dense ERNIE 4.5): llama with optional biases. Baidu 2025, ERNIE 4.5 Technical Report."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """glm4 (GLM-4): llama with RoPE on the first n_rot dimensions of each head, one tensor for gate and up, and
 norms after attention and FFN. GLM team 2024, arXiv:2406.12793.
 
-RoPE is half-split if the file has RoPE sections, as in the text model of GLM-4.1V (arXiv:2507.01006).
+RoPE is half-split in files with RoPE sections, such as GLM-4.1V's (arXiv:2507.01006).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """glm-dsa (GLM-5, GLM-5.2): deepseek32, but the indexer's RoPE pairs neighbours. Most layers of GLM-5.2 have
-no indexer and use the positions that an earlier layer chose (indexed.py).
+no indexer (indexed.py).
 """
 
 from __future__ import annotations

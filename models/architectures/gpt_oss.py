@@ -1,7 +1,6 @@
 """gpt-oss (gpt-oss-20b, gpt-oss-120b): every projection has a bias, every second layer has a window, and
-every head has an attention sink (one more logit in the softmax's denominator). A softmax over the chosen
-experts' logits weighs them. The experts' activation is SwiGLU with clamped gate and up. OpenAI 2025,
-arXiv:2508.10925.
+every head has an attention sink. A softmax over the chosen experts' logits weighs them. The experts'
+activation is SwiGLU with clamped gate and up. OpenAI 2025, arXiv:2508.10925.
 """
 
 from __future__ import annotations

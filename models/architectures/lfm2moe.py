@@ -1,5 +1,5 @@
 """lfm2moe (LFM2 with experts): lfm2 with experts in all but the first layers. A sigmoid plus a bias chooses
-the experts; the normalised sigmoid weighs them. Liquid AI 2025, arXiv:2511.23404.
+experts; the normalised sigmoid weighs them. Liquid AI 2025, arXiv:2511.23404.
 """
 
 from __future__ import annotations

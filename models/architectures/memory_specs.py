@@ -44,7 +44,7 @@ class LayerCache:
 
     @property
     def arrays(self) -> tuple[Weight, ...]:
-        """The order is CachePlan.arrays's."""
+        """Return the arrays in CachePlan's order."""
         return (self.k, self.v, self.index) if self.index else (self.k, self.v)
 
 

@@ -1,5 +1,5 @@
 """minimax-m2 (MiniMax-M2): norms of q and k over all heads, RoPE on a part of each head, and experts in every
-layer. A sigmoid plus a bias chooses the experts; the normalised sigmoid weighs them. MiniMax 2025,
+layer. A sigmoid plus a bias chooses experts; the normalised sigmoid weighs them. MiniMax 2025,
 arXiv:2506.13585.
 """
 

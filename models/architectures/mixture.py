@@ -74,7 +74,7 @@ class Mixture:
 
     def forward(self, x: Tensor, h: Tensor, norm: Weight, w: Weights, eps: float) -> Tensor:
         """Return the weighted sum of the chosen experts' results for x, plus the shared expert's result. The
-        router reads the norm of h."""
+        router reads norm(h)."""
         router = Router(
             norm,
             w("ffn_gate_inp"),
@@ -93,7 +93,7 @@ class Mixture:
         return y + self.shared(x, w) if self.n_shared else y
 
     def shared(self, x: Tensor, w: Weights) -> Tensor:
-        """Return the shared expert's result. A gate in the file multiplies each row by a sigmoid."""
+        """A gate in the file multiplies each row by a sigmoid."""
         up = linear(x, w, "ffn_up_shexp")
         if self.act in ALONE:
             y = linear(ALONE[self.act](up), w, "ffn_down_shexp")

@@ -1,5 +1,5 @@
 """nemotron_h (Nemotron-H, Nemotron Nano 2): each layer is attention without RoPE (if it has kv heads), an FFN
-with squared ReLU and no gate (if it has FFN columns), or a state space layer. NVIDIA 2025, arXiv:2504.03624;
+with squared ReLU and no gate (if it has FFN columns), or Mamba-2. NVIDIA 2025, arXiv:2504.03624;
 arXiv:2508.14444.
 """
 

@@ -1,5 +1,5 @@
 """nemotron_h_moe (Nemotron 3 Nano): nemotron_h with experts and a shared expert, without gates, instead of
-FFNs. A sigmoid plus a bias chooses the experts; the sigmoid alone weighs them. NVIDIA 2025, arXiv:2512.20848.
+FFNs. A sigmoid plus a bias chooses experts; the sigmoid alone weighs them. NVIDIA 2025, arXiv:2512.20848.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """qwen35 (dense Qwen3.5 and 3.6): qwen3next with a dense FFN, separate tensors for beta and alpha, and
-interleaved RoPE sections (Bai et al. 2025, arXiv:2511.21631). Value head h reads key head h % n_k.
+interleaved RoPE sections (Bai et al. 2025, arXiv:2511.21631).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """qwen3next (Qwen3-Next-80B-A3B): three of four layers are gated delta nets (Yang et al., arXiv:2412.06464)
-with short convolutions. The fourth has attention with an output gate. In each head of attn_q, the gate's rows
-follow q's rows. All layers have experts and a gated shared expert.
+with short convolutions. The fourth layer has attention with an output gate. All layers have experts and a
+gated shared expert.
 """
 
 from __future__ import annotations

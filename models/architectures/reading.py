@@ -39,7 +39,7 @@ def read_counts(
     limit: int = 1 << 24,
     low: int = 1,
 ) -> tuple[int, ...]:
-    """Return an integer of at least `low` per layer. The key has one integer or an array."""
+    """Return one integer per layer, at least `low`. The key has one integer or an array."""
     name = f"{gguf.architecture}.{key}"
     if name not in gguf.metadata and default is not None:
         return tuple(default)

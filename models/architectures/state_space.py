@@ -59,7 +59,7 @@ class Scan:
 
 
 class StateSpaceDecoder(Decoder):
-    """A decoder whose `recurrent` layers are state space layers. Subclasses set `scan` and `recurrent` in
+    """A decoder whose `recurrent` layers are Mamba-2. Subclasses set `scan` and `recurrent` in
     `read_config`."""
 
     scan: Scan

@@ -24,8 +24,8 @@ class Part:
     repeat.
 
     `repeat` is the number of heads (or experts) if the fused weights alternate per head, else 1. `segments`
-    has the rows of each segment of a repeat. The weight has the first segments of all repeats, then the
-    second segments.
+    has each segment's number of rows. The weight has the first segments of all repeats, then the second
+    segments.
     """
 
     tensor: str
@@ -65,9 +65,9 @@ class WeightSpec:
     """A weight's GGUF name, its shape (rows first), and its role in a plan.
 
     A `host` weight is stored in pinned host memory, because a step reads only a few of its rows. `source` is
-    the tensor to use if the file lacks `name` (a tied lm_head). If `stacked`, the file's tensor stacks that
-    many matrices. `values` are f32 values of a weight that no file has. If `f32`, floats become f32 on
-    loading, because ops read these weights only as f32. Vectors always become f32.
+    the tensor to use if the file lacks `name` (a tied lm_head). If `stacked` is not 0, the file's tensor
+    stacks `stacked` matrices. `values` are f32 values of a weight that no file has. If `f32`, floats become
+    f32 on loading, because ops read these weights only as f32. Vectors always become f32.
     """
 
     name: str

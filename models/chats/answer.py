@@ -61,8 +61,8 @@ class ChatCompletion:
 
 
 class AnswerReader:
-    """Splits an answer as it arrives. If `thinking`, the answer begins in a thought. If `single`, the answer
-    ends with its first tool call (`is_over`). If `channels`, the answer is in gpt-oss's Harmony."""
+    """If `thinking`, the answer begins in a thought. If `single`, the answer ends with its first tool call
+    (`is_over`). If `channels`, the answer is in gpt-oss's Harmony."""
 
     def __init__(
         self,

@@ -91,8 +91,7 @@ class Chat:
     def regenerate(
         self, max_tokens: int | None = None, **options: Unpack[AnswerKeywords]
     ) -> Generator[Chunk, None, None]:
-        """Replace the last answer by a new answer. Raises InvalidArgument if there is no message to
-        answer."""
+        """Replace the last answer. Raises InvalidArgument if there is no message to answer."""
         asked = [i for i, message in enumerate(self.messages) if message["role"] == "user"]
         if not asked:
             raise InvalidArgument("there is no message to answer again; send one first")
@@ -187,7 +186,7 @@ class Chat:
             left_out, most = older, min(most, self._llm.n_ctx // 2)
 
     def _older(self, messages: list[Message], left_out: int) -> int | None:
-        """Return how many messages are left out without the oldest exchange, or None if only the last
+        """Return how many messages are left out if one more exchange is dropped, or None if only the last
         exchange remains."""
         n_first = len(self._first)
         later = range(n_first + left_out + 1, len(messages))

@@ -22,8 +22,8 @@ The functions:
 
 
 def checked_messages(name: str, value: Any) -> list[dict[str, Any]]:
-    """Return checked messages. Each has a role, a content (text, text parts or None) and any other keys.
-    Raises InvalidArgument."""
+    """Return checked messages. Each message has a role, a content (text, text parts or None) and any other
+    keys. Raises InvalidArgument."""
     given = items(name, value, "expected a list of messages such as {'role': 'user', 'content': 'Hello'}")
     messages = [_message(f"{name}[{i}]", message) for i, message in enumerate(given)]
     if not 0 < len(messages) <= MAX_MESSAGES:
@@ -76,7 +76,7 @@ def for_template(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], maker: PromptMaker
 ) -> list[Message]:
     """Return messages as the template reads them. Tool results get their function's name. Arguments become a
-    dict or JSON text. A text describes tools if the template cannot."""
+    dict or JSON text. If the template ignores tools, a text describes them."""
     rendered, names = list[Message](), dict[str, str]()
     for message in messages:
         copy = dict(message)

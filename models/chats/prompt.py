@@ -19,9 +19,8 @@ MAX_KEPT = 4  # each has a process
 
 
 class PromptMaker:
-    """Makes prompts with one template. `template` is a jinja source, or the name of one of the model's
-    `templates`. `choose` selects the default, and `notes` reports ChatML. Raises InvalidArgument for an
-    invalid template.
+    """`template` is a jinja source, or the name of one of the model's `templates`. `choose` selects the
+    default, and `notes` reports ChatML. Raises InvalidArgument for an invalid template.
 
     Special tokens in messages are plain text, unless `parse_special`.
     """

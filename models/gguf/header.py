@@ -1,7 +1,8 @@
 """Parses the metadata index and the tensor table of a GGUF file (versions 2 and 3, little endian).
 
-The header is read with `pread` before mapping. For a truncated file `pread` raises an error, but reading from
-a map would end the process. Every count is checked before use, so a damaged file raises `GGUFError` quickly.
+The header is read with `pread` before mapping. If the file is truncated, a short `pread` raises an error, but
+reading from a map would end the process. Every count is checked before use, so a damaged file raises
+`GGUFError` quickly.
 """
 
 import itertools
@@ -45,7 +46,7 @@ SCALARS = {
 BOOL, STRING, ARRAY = 7, 8, 9
 INTEGERS = frozenset({0, 1, 2, 3, 4, 5, 10, 11})
 FLOATS = frozenset({6, 12})
-# id -> (name, elements per block, bytes per block)
+# type id -> (name, elements per block, bytes per block)
 TENSOR_TYPES = {
     int(t): (t.name.lower(), *GGML_QUANT_SIZES[t]) for t in GGMLQuantizationType if t in GGML_QUANT_SIZES
 }
@@ -55,8 +56,7 @@ U64 = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor's entry in the file. `shape` is in numpy order (GGUF dims reversed), so a weight is [n_out,
-    n_in]."""
+    """`shape` is in numpy order (GGUF dims reversed), so a weight is [n_out, n_in]."""
 
     name: str
     shape: tuple[int, ...]

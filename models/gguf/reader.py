@@ -174,7 +174,7 @@ class GGUF:
         return self._read(key, default, "a value", None, None)
 
     def u32(self, key: str, default: T | _Required = REQUIRED) -> int | T:
-        """Read an integer of any type that fits 32 unsigned bits."""
+        """Read an integer of any type whose value fits 32 unsigned bits."""
         value = self._read(key, default, "an integer in 0..4294967295", INTEGERS, False)
         if key in self.metadata and not 0 <= value < 1 << 32:
             raise GGUFError(f"{self.paths[0]}: {key!r} is {value}, expected an integer in 0..4294967295")
@@ -231,7 +231,7 @@ class GGUF:
 
 
 def _part_paths(path: Path) -> list[Path]:
-    """Return the paths of all parts of a model. Raises GGUFError with the paths of missing parts."""
+    """Raises GGUFError with the paths of missing parts."""
     if (m := _SPLIT_NAME.fullmatch(path.name)) is None:
         return [path]
     count = int(m["count"])

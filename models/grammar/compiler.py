@@ -1,5 +1,5 @@
 """Compiles grammars and schemas on a separate thread, so the engine's steps do not wait. A request fails if
-its grammar exceeds a limit of size, compilation, or work per mask. The cache has a limit too.
+its grammar exceeds a limit of size, compilation, or work per mask.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 MAX_KEPT, MAX_KEPT_NBYTES = 64, 1 << 22
-MAX_ERROR = 600  # Characters of llguidance's error message.
+MAX_ERROR = 600  # Characters.
 EXIT_S = 10.0  # Twice a grammar's limit. `close` kills the process, but cannot stop a library call.
 
 
@@ -93,7 +93,7 @@ class Compiler:
         return Matcher(compiled.deep_copy(), self._n_tokens)
 
     def compile(self, structure: Structure) -> Future[LLMatcher]:
-        """Return a future of the compiled grammar. The future may raise InvalidArgument."""
+        """The future may raise InvalidArgument."""
         future = self._kept.get(structure)
         if future is None:
             future = self._kept[structure] = Future()
@@ -131,7 +131,7 @@ class Compiler:
         grammar = LLMatcher.grammar_from_lark(lark)
         matcher = LLMatcher(self._of_vocabulary(), grammar, log_level=0, limits=limits)
         if not matcher.is_error():
-            # The first mask is the slowest, so here a grammar with too slow masks is refused.
+            # The first mask is the slowest, so a grammar with slow masks is refused here.
             matcher.compute_bitmask()
         if matcher.is_error():
             raise refused(structure.kind, structure.text, _error_line(matcher.get_error()))

@@ -19,7 +19,7 @@ COMPILE_S = 5.0  # Seconds per grammar. Schemas of tools take milliseconds.
 MEMORY = 1 << 30  # Bytes. An idle process takes 30 MB.
 START_S = 30.0
 # Limits for one mask: items of the parser and fuel of the lexer. A deliberately slow grammar fails after 0.4
-# s per mask, and with llguidance's 50,000 items after 3 s.
+# s per mask, and with llguidance's default of 50,000 items after 3 s.
 LIMITS: dict[str, Any] = {"step_max_items": 20_000, "step_lexer_fuel": 200_000, "verbose_errors": False}
 
 # Reads a grammar per line, as hex, and writes "ok" when compilation ends. The compiler reports errors of

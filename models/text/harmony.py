@@ -1,5 +1,5 @@
-"""Harmony, the format of gpt-oss. Each message has a header that names the channel and the recipient.
-https://github.com/openai/harmony
+"""Harmony, the format of gpt-oss (https://github.com/openai/harmony). Each message has a header that names
+the channel and the recipient.
 
 <|channel|>analysis<|message|>...<|end|><|start|>assistant to=functions.f<|channel|>commentary
 json<|message|>...

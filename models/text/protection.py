@@ -111,7 +111,7 @@ class Protection:
 
 
 def _by_contents(contents: list[str], text: str) -> Spans:
-    """Return the spans of the contents in `text`, or none if `text` has a content more or less often."""
+    """Return the spans of `contents` in `text`, or none if the numbers of occurrences differ."""
     spans = set[tuple[int, int]]()
     for content in set(contents):
         whole = content if content in text else content.strip()
@@ -133,7 +133,7 @@ def disjoint(spans: set[tuple[int, int]]) -> Spans:
 def changed(
     messages: Sequence[Message], variables: Mapping[str, Any], change: Change
 ) -> tuple[list[Message], dict[str, Any]]:
-    """Apply `change` to all texts that are not trusted."""
+    """Apply `change` to all untrusted texts."""
 
     def all_of(value: Any, by_model: bool) -> Any:
         if isinstance(value, str):

@@ -1,6 +1,6 @@
 """Cuts special tokens out of a text before the other text is merged.
 
-llama.cpp first cuts the longest token (in bytes; on a tie the lower id) out of the complete text, then the
+In llama.cpp the longest token (in bytes; on a tie the lower id) is cut out of the complete text, then the
 second longest, in tokens x characters steps. This module returns the same tokens, but takes O(log tokens)
 steps per position. `_settle` selects overlapping tokens by rank, the order of length and id.
 """
@@ -22,13 +22,12 @@ def _escaped(characters: Iterable[str]) -> str:
 
 
 class SpecialTokens:
-    """Cuts special tokens out of texts. `tokens` has pairs of text and id, with distinct texts of 1 to
-    MAX_LENGTH characters."""
+    """`tokens` has pairs of text and id, with distinct texts of 1 to MAX_LENGTH characters."""
 
     def __init__(self, tokens: Iterable[tuple[str, int]]) -> None:
         ids = dict(tokens)
         # A token that begins a text is the last token that sorts before or equal to the text, or a prefix of
-        # the last token. Index 0 means no token.
+        # this token. Index 0 means no token.
         texts = self._texts = ["", *sorted(ids)]
         self._ids = [-1, *(ids[text] for text in texts[1:])]
         self._by_rank = sorted(range(1, len(texts)), key=lambda i: (-len(texts[i].encode()), self._ids[i]))
@@ -47,8 +46,8 @@ class SpecialTokens:
         self._link()
 
     def _link(self) -> None:
-        """Store for every token its longest proper prefix that is a token (`_prefix`). With a second link
-        further up this chain (`_jump`) a search takes O(log length) steps (Myers 1983)."""
+        """Link every token to its longest proper prefix that is a token (`_prefix`). A second link to a
+        shorter prefix (`_jump`) lets a search take O(log length) steps (Myers 1983)."""
         self._prefix, self._jump, depth = [0], [0], [0]
         for text in self._texts[1:]:
             i = len(self._prefix) - 1
@@ -107,12 +106,12 @@ class SpecialTokens:
         return False
 
     def _settle(self, text: str, begin: int) -> tuple[list[tuple[int, int]], int]:
-        """Select the tokens from `begin` up to the first position that no token crosses. Return these tokens
-        and this position.
+        """Select the tokens from `begin` to the first position that no token crosses. Return the tokens and
+        this position.
 
         Each position offers its longest token, and the offer of best rank is selected. If the offer overlaps
-        a selected token, the position offers its longest token that fits. An offer is longer than the next
-        two of its position together, so a position makes O(log length) offers.
+        a selected token, the position offers its longest token that fits. An offer is longer than the
+        position's next two offers together, so a position makes O(log length) offers.
         """
         assert self._begin
         n, end, offers = len(text), begin + 1, list[int]()

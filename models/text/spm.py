@@ -18,7 +18,7 @@ from vkbackend.models.text.vocabulary import SPACE, Scheme, Vocabulary, spell_sp
 
 _INNER_SPACES = re.compile(f"([^{SPACE}]){SPACE}+(?=(.?))", re.DOTALL)
 _MAX_PAIRS = 64  # Limit of lookbehinds, at 30 ns per word each.
-# 16,384 words take 4 MB. On 2 MB of English, 65,536 words were no faster, and 8,192 were 10 % slower.
+# The 16,384 words take 4 MB. On 2 MB of English, 65,536 words were no faster, and 8,192 were 10 % slower.
 _CACHED_WORDS, _CACHED_CHARS = 1 << 14, 64
 
 

@@ -11,4 +11,4 @@ HEAD = struct.Struct("<IIB")
 # After the head, ASKED has a JSON request, TEXT a text, REFUSED an error message, and ENDED the error message
 # of a process that ends.
 ASKED, READY, TEXT, REFUSED, ENDED = range(5)
-MAX_ERROR = 1000  # characters of an error message
+MAX_ERROR = 1000  # characters

@@ -51,11 +51,7 @@ class Ended(Exception):
 
 
 class TemplateProcess:
-    """A compiled template, which threads may share. Only one thread renders at a time.
-
-    Raises InvalidArgument if the template is invalid, refuses a conversation, or exceeds a limit. Raises
-    Timeout or VkbackendError if no process can be started.
-    """
+    """A compiled template. Threads may share it, but render one at a time. The errors are ChatTemplate's."""
 
     def __init__(self, source: str, bos: str, eos: str, most: int) -> None:
         self._template = {"source": source, "bos": bos, "eos": eos, "most": most}

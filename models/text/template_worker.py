@@ -24,7 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from vkbackend.models.text.prefix import n_common
 from vkbackend.models.text.template_frames import ASKED, ENDED, HEAD, MAX_ERROR, READY, REFUSED, TEXT
 
-READ_S = 60  # Limit of CPU seconds to send a reply and read the next request.
+READ_S = 60  # CPU seconds to send a reply and read the next request.
 MAX_MEMORY = 512 << 20  # Bytes of address space. The interpreter and jinja2 take 25 MB.
 SOCKET = 0
 
@@ -45,7 +45,7 @@ class Refused(Exception):
 
 
 class Generation(Extension):
-    """`{% generation %}` marks the model's words for training. This extension renders the body unchanged."""
+    """Renders the body of `{% generation %}`, which marks the model's words for training."""
 
     tags = {"generation"}  # noqa: RUF012  (as jinja2 declares it)
 
@@ -145,7 +145,7 @@ def limit_cpu(seconds: float) -> None:
 
 
 def receive(n_bytes: int) -> bytearray:
-    """Read bytes from the socket. End the process if the other side closed the socket."""
+    """End the process if the other side closed the socket."""
     data = bytearray()
     while len(data) < n_bytes:
         piece = os.read(SOCKET, n_bytes - len(data))

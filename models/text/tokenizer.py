@@ -20,7 +20,7 @@ from vkbackend.models.text.vocabulary import Vocabulary
 from vkbackend.models.text.wordpiece import wordpiece
 
 MAX_TEXT = 1 << 22  # Characters. The regular expression engine fails after 10,000,000 steps.
-_KINDS = {  # by `tokenizer.ggml.model`
+_KINDS = {  # By `tokenizer.ggml.model`.
     "llama": ("SPM", spm),
     "gpt2": ("BPE", bpe),
     "gemma4": ("BPE of Gemma 4", gemma4),

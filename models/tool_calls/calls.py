@@ -60,8 +60,8 @@ class CallReader:
         self.n_done = self.n_calls
 
     def call_object(self, names: Collection[str] | None = None) -> Trying:
-        """Read an object with "name" and "arguments" (or "parameters") in any order. Return whether it calls
-        one of the `names` (None: any function)."""
+        """Read an object with "name" and "arguments" (or "parameters") in any order. Return whether the
+        object calls one of the `names` (None: any function)."""
         source, end, seen = self.source, JsonEnd(), 0
         while True:
             # A name after the first MAX_HEAD characters follows the arguments or is missing.

@@ -121,7 +121,7 @@ class CallGrammar:
         return [(key, property_, key in required) for key, property_ in properties.items()]
 
     def _by_key(self, name: str, head: str, opener: str, closer: str, end: str) -> str:
-        """Return a rule for a call with markers (with the key) around each value."""
+        """Return a rule for a call whose markers around each value include the key."""
         before, after = opener.split("{}")
         parts = [literals(head, self._special)]
         for key, schema, must in self._properties(name):
@@ -210,7 +210,7 @@ def _members(pairs: Sequence[tuple[str, bool]]) -> str:
     rest, any_needed = "", False
     for i in reversed(range(len(pairs))):
         pair, needed = pairs[i]
-        # `this` matches pairs from this pair on. `rest` matches pairs from this or a later pair on.
+        # `this` matches pairs that begin with this pair, `rest` pairs that begin with this or a later pair.
         after = "".join(f' ("," {later})' + ("" if must else "?") for later, must in pairs[i + 1 :])
         this = f"{pair}{after}"
         rest = this if needed else f"({this}" + (f" | {rest})" if rest else ")" + ("" if any_needed else "?"))
@@ -219,7 +219,7 @@ def _members(pairs: Sequence[tuple[str, bool]]) -> str:
 
 
 def _values(schema: Any) -> list[Any] | None:
-    """Return the values of const or enum, or None if the schema has neither."""
+    """Return the values of const or enum, or None."""
     if not isinstance(schema, dict):
         return None
     return [schema["const"]] if "const" in schema else schema.get("enum") or None

@@ -56,7 +56,7 @@ class ToolReader(CallReader):
                 assert self._format.read is not None, "it has openers"
                 if (yield from self._format.read(self)):
                     space = ""
-                else:  # Text that is not a call is content.
+                else:
                     yield space + (source.taken or source.cut(1))
                     space = ""
             elif source.ended:
