@@ -51,8 +51,8 @@ class LayerCache:
 @dataclass(frozen=True, slots=True)
 class StateSpec:
     """A layer's recurrent state, split along the plan's dimension `dim`. `arrays` has each array's name and
-    its values per unit of `dim` for each segment. `extra` has arrays split along another dimension. `kv`
-    describes the caches of a layer that also attends."""
+    each segment's values per unit of `dim`. `extra` has arrays split along another dimension. `kv` describes
+    the caches of a layer that also attends."""
 
     n_units: int
     arrays: tuple[tuple[str, tuple[int, ...]], ...]

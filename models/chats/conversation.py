@@ -91,7 +91,7 @@ class Chat:
     def regenerate(
         self, max_tokens: int | None = None, **options: Unpack[AnswerKeywords]
     ) -> Generator[Chunk, None, None]:
-        """Replace the last answer. Raises InvalidArgument if there is no message to answer."""
+        """Replace the last answer. Raises InvalidArgument without a message to answer."""
         asked = [i for i, message in enumerate(self.messages) if message["role"] == "user"]
         if not asked:
             raise InvalidArgument("there is no message to answer again; send one first")

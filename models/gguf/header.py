@@ -123,7 +123,8 @@ class _Cursor:
         return int(value)
 
     def count(self, code: str, name: str, limit: int, min_bytes: int) -> int:
-        """Read a number of items. Raise GGUFError if the file is too short for items of `min_bytes`."""
+        """Read a number of items. Raise GGUFError if the file is too short for this number of `min_bytes`
+        items."""
         n = self.number(code, name)
         if n > limit:
             raise self.error(f"{name} is {n}, at most {limit} are accepted; the file is damaged")
