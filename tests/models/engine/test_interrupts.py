@@ -67,7 +67,8 @@ def all_released() -> bool:
     return not engines and all(runner.closed == 1 for runner in Runner.opened)
 
 
-def test_generate_and_stream(model: Path) -> None:
+@pytest.mark.parametrize("stride", [2, pytest.param(1, marks=pytest.mark.wide)])
+def test_generate_and_stream(model: Path, stride: int) -> None:
     with LLM(model, n_ctx=64) as llm:
         options = {"temperature": 0, "ignore_eos": True}
 
@@ -79,9 +80,8 @@ def test_generate_and_stream(model: Path) -> None:
             assert llm.generate([1, 9], 3, **options).tokens == continuation([1, 9], 3)  # type: ignore[arg-type]
             assert not llm._mailbox.channel.engine._engine.busy  # type: ignore[union-attr]
 
-        interrupt_everywhere(lambda: llm.generate(PROMPT, 3, **options), after, by_callers)  # type: ignore[arg-type]
-        interrupt_everywhere(stream, after, by_callers)
-        interrupt_everywhere(lambda: llm.logits(PROMPT), after, by_callers)
+        for call in (lambda: llm.generate(PROMPT, 3, **options), stream, lambda: llm.logits(PROMPT)):  # type: ignore[arg-type]
+            interrupt_everywhere(call, after, by_callers, stride=stride)
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_a_bug_in_a_step_ends_the_engine(model: Path, monkeypatch: pytest.Monkey
 
 # ---- at random moments ----
 
-SOME = ["numpy"] + (["0"] if device_infos() else [])
+SOME = [pytest.param("numpy", marks=pytest.mark.wide), "0"] if device_infos() else ["numpy"]
 
 
 @pytest.fixture(scope="module")

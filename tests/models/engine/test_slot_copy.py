@@ -29,7 +29,10 @@ def check(path: Path, devices: list[str], **options: Any) -> None:
             assert more.tokens == want[4:] and more.timings["prompt_n"] == 1
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen35", "gpt-oss", "gemma3"])
+@pytest.mark.parametrize(
+    "name",
+    ["llama", pytest.param("qwen35", marks=pytest.mark.wide), "gpt-oss", "gemma3"],  # qwen35: test_on_devices
+)
 def test_both_slots_continue_after_a_copy(tmp_path: Path, name: str) -> None:
     check(write(build(name), tmp_path / "model.gguf"), ["numpy"] * 2)
 

@@ -23,7 +23,10 @@ from vkbackend.models.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.no_vulkan
 
-VOCABULARIES = sorted([*(DATA / "vocab").glob("*.gguf"), *SHARED_VOCABULARIES.glob("*.gguf")])
+VOCABULARIES = [
+    *sorted((DATA / "vocab").glob("*.gguf")),
+    *(pytest.param(path, marks=pytest.mark.wide) for path in sorted(SHARED_VOCABULARIES.glob("*.gguf"))),
+]
 NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
 NORMAL, CONTROL, USER_DEFINED, BYTE = 1, 3, 4, 6
 MARK = r"<[|\uff5c]?[\w/\u2581]+[|\uff5c]?>|\[/?[A-Z_]+\]"
