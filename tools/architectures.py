@@ -44,7 +44,7 @@ PROOFS = {  # column -> tests; a test without a file is in TESTS
         "tests/models/architectures/test_mixture.py::test_all_devices_break_near_ties_alike",
     ),
     "sliding window": (
-        "test_oracles_on_numpy",  # its rings wrap around
+        "test_oracles_on_numpy",
         "tests/models/architectures/test_windows.py::test_rings_equal_a_full_mask",
         "tests/models/architectures/test_windows.py::test_a_saved_ring_continues_on_other_devices",
     ),
@@ -120,7 +120,7 @@ def row_of(name: str) -> Row:
 
 
 def plans_of(model: Model, split_mode: str = "tensor") -> list[Plan]:
-    """Return the layers' plans on two devices, or an empty list if the model refuses this split mode."""
+    """Return the layers' plans on two devices, or none if the model refuses this split mode."""
     types = {spec.name: "f32" for spec in model.weights()}
     try:
         return lay_out(model, types, 2, Options.of("a sketch", n_ctx=64, split_mode=split_mode)).plans

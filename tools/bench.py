@@ -1,10 +1,10 @@
 """`vkbackend bench`: measure tokens per second in prefill and decode, with llama-bench's flags and columns.
 
-"weight GB/s" is the rate at which all devices together read weights, and "% of copy" divides it by the
-devices' copy rate. "us/reduce" is host time per all-reduce. "load GB/s" is the loading rate, and "% of read"
-divides it by the rate of a second read of the file. The formats csv and json use llama-bench's fields. Every
-test is warmed up first. `--compare llama-cpp` alternates with runs of llama-cpp-python on the same model and
-devices, and adds its rate and the ratio.
+"weight GB/s" is the rate at which all devices together read weights, and "% of copy" is its ratio to the copy
+rate. "us/reduce" is host time per all-reduce. "load GB/s" is the loading rate, and "% of read" is its ratio
+to the rate of a second read of the file. The formats csv and json use llama-bench's fields. Every test is
+warmed up first. `--compare llama-cpp` alternates with runs of llama-cpp-python on the same model and devices,
+and adds its rate and the ratio.
 """
 
 from __future__ import annotations

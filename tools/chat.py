@@ -1,10 +1,10 @@
 """`vkbackend chat`: talk with a model.
 
-Every line is a message. A backslash at the end of a line continues the message on the next line; three double
-quotes begin and end a message of several lines. Answers stream to stdout, with thoughts dimmed on a terminal.
-All other output is on stderr. When the context is full, the oldest messages are dropped. /help lists the
-commands, and /clear forgets the conversation. /exit, Ctrl-D or the end of input quits. Ctrl-C stops an answer
-and keeps its text; at the prompt Ctrl-C quits.
+Every line is a message. A backslash at a line's end continues the message; three double quotes begin and end
+a message of several lines. Answers stream to stdout, with thoughts dimmed on a terminal. All other output is
+on stderr. When the context is full, the oldest messages are dropped. /help lists the commands, and /clear
+forgets the conversation. /exit, Ctrl-D or the end of input quits. Ctrl-C stops an answer and keeps its text;
+at the prompt Ctrl-C quits.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def read_message(path: str) -> str:
-    """Return the text of a file without one final newline. Raises InvalidArgument."""
+    """Return a file's text without one final newline. Raises InvalidArgument."""
     try:
         return Path(path).read_text(encoding="utf-8").removesuffix("\n")
     except (OSError, ValueError) as error:
@@ -190,7 +190,7 @@ class Conversation:
 
 
 def shown(thinks: bool, channels: bool = False) -> Callable[[str, bool], None]:
-    """Return `show(text, last)`, which writes the pieces of an answer and dims thoughts on a terminal."""
+    """Return `show(text, last)`, which writes pieces of an answer and dims thoughts on a terminal."""
     if not sys.stdout.isatty():
         return lambda text, last: write_text(text) if text else None
     split = ReasoningSplit(thinks, channels)

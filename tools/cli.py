@@ -99,8 +99,8 @@ docs/env_vars.md describes the environment variables. DEBUG=1 shows devices, pla
 def build_parser(
     chosen: str, words: Sequence[str] = ()
 ) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """Return the parser of all commands, and the parser of `chosen`, which alone has flags. llama.cpp's
-    refused and ineffective flags are added only if they are in `words`."""
+    """Return the parser of all commands, and the parser of `chosen`, which alone has flags. Refused and
+    ineffective flags of llama.cpp are added only if they are in `words`."""
     parser = Parser(
         prog="vkbackend",
         description="Runs GGUF language models on one or several Vulkan devices of any vendors at once.",
@@ -278,7 +278,7 @@ def complete() -> None:
 
 
 def mute_stdout() -> None:
-    """Redirect stdout to /dev/null. Python flushes stdout again at exit, and that flush must not fail."""
+    """Redirect stdout to /dev/null, because Python flushes stdout again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -2,7 +2,6 @@
 # The compilers are the drivers ANV (Intel) and NVK (NVIDIA), each with a shim for the kernel driver.
 # RADV (AMD) needs no shim, so drivers.sh unpacks it.
 # setup.sh sources this file after drivers.sh, whose function private_apt is used here.
-# tools/measure/compilers.py runs these compilers.
 
 # These Debian suites have suitable versions of mesa-vulkan-drivers.
 # Each driver runs with the libc of its suite.
@@ -19,7 +18,7 @@ build_shims() {
     {
         apt-get update && (cd "$work" && apt-get source --download-only --tar-only mesa) || return 2
         tar -x -C "$work/mesa" --strip-components=1 -f "$work"/mesa_*.orig.tar.* || return 2
-        # Mesa builds NVIDIA's shim only together with NVK; these lines build the shim alone.
+        # Mesa builds NVIDIA's shim only with NVK; these lines build the shim alone.
         cat >>"$work/mesa/src/drm-shim/meson.build" <<'MESON'
 shared_library('nouveau_noop_drm_shim', '../nouveau/drm-shim/nouveau_noop.c',
   include_directories: [inc_include, inc_src], dependencies: dep_drm_shim, gnu_symbol_visibility: 'hidden')

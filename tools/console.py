@@ -106,9 +106,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
 
 def _narrow(table: _Table, excess: int) -> None:
     """Shrink the widest columns by `excess` characters in total, but keep the longest word of each column.
-
-    Rich would ignore each column's min_width and then drop the text that does not fit.
-    """
+    Rich would ignore min_width and drop text."""
     texts = list(zip(table.names, *table.rows_of_cells, strict=True))
     widest = [max(map(cell_len, cells)) for cells in texts]
     least = [
@@ -125,8 +123,8 @@ def _narrow(table: _Table, excess: int) -> None:
 
 
 def _list_of(table: _Table, width: int) -> Text:
-    """Return a block of `column  value` lines for each row. A long value begins on the line below its
-    column's name, and no word is cut."""
+    """Return a block of `column value` lines for each row. A long value begins below its column's name, and
+    no word is cut."""
     indent = "  "
     aligned = max(map(len, table.names[1:]), default=0)
     lines = [Text(str(table.title), "italic")] if table.title else []
@@ -162,7 +160,7 @@ def size(n_bytes: int) -> str:
 
 
 def write_json(value: Any, indent: int | None = None) -> None:
-    """Write one JSON document to stdout in ASCII. NaN and infinity become strings."""
+    """Write JSON to stdout in ASCII. NaN and infinity become strings."""
     sys.stdout.write(json.dumps(jsonable(value), indent=indent, allow_nan=False) + "\n")
 
 

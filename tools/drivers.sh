@@ -33,7 +33,6 @@ private_apt() {
         echo "deb $keyring$uri $suite $component"
     done >"$work/sources.list"
     # Release files give backports the priority 100, so apt would take dependencies from the older suite.
-    # This pin gives all suites the same priority.
     printf 'Package: *\nPin: release n=%s-backports\nPin-Priority: 500\n' "$codename" >"$work/preferences"
     {
         apt-config dump | grep -v 'Invoke'  # apt's hooks would change the system's package cache
@@ -94,8 +93,7 @@ take_driver() {
     local work=$1 out=$2 library=$3 manifest=$4 version packages lib dirs name path
     version=$(apt-cache policy mesa-vulkan-drivers | awk '$1 == "Candidate:" { print $2 }')
     if [ ! -e "$work/fetched" ]; then
-        # Fetch only the driver's dependencies, because apt would also upgrade the OpenGL packages of an
-        # installed Mesa.
+        # Fetch only the driver's dependencies. apt would also upgrade an installed Mesa's OpenGL packages.
         apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces \
             --no-enhances mesa-vulkan-drivers 2>>"$work/log" | grep -E '^[a-z0-9]' | sort -u >"$work/depends"
         packages=$(apt-get install -y --reinstall --no-install-recommends --print-uris mesa-vulkan-drivers \
@@ -123,7 +121,7 @@ take_driver() {
 
 unpack_lavapipe() { take_driver "$1" "$2" libvulkan_lvp.so 'lvp_icd*.json'; }
 
-# RADV, AMD's driver, comes in lavapipe's package.
+# RADV, AMD's driver, is in lavapipe's package.
 # Without an AMD GPU, RADV only compiles (tools/measure/compilers.py), so no test runs on RADV.
 unpack_radv() { take_driver "$1" "$2" libvulkan_radeon.so 'radeon_icd*.json'; }
 
@@ -131,13 +129,13 @@ unpack_radv() { take_driver "$1" "$2" libvulkan_radeon.so 'radeon_icd*.json'; }
 unpack_swiftshader() {
     local work=$1 out=$2 package version
     for package in chromium-common chromium; do
-        # Ask for the archive's newest version, because the archive may lack an installed security update.
+        # Request the archive's newest version, because it may lack an installed security update.
         version=$(apt-cache madison "$package" 2>/dev/null | awk 'NR == 1 { print $3 }')
         [ -n "$version" ] || continue
         rm -rf "$work/debs" && mkdir -p "$work/debs"
         (cd "$work/debs" && apt-get download "$package=$version") >>"$work/log" 2>&1 ||
             { echo "$package $version could not be downloaded"; return 2; }
-        # The package has 300 MB, of which these two files are extracted.
+        # Only these two files of the package's 300 MB are extracted.
         dpkg-deb --fsys-tarfile "$work"/debs/*.deb | tar -x -C "$out" --strip-components=4 --wildcards \
             './usr/lib/*/libvk_swiftshader.so' './usr/lib/*/vk_swiftshader_icd.json' 2>>"$work/log" || true
         rm -rf "$work/debs"

@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_prompt(args: argparse.Namespace) -> str:
-    """Return the prompt of -p, -f or a pipe. Remove one newline at the end."""
+    """Return the prompt without one final newline."""
     name = "-" if args.file is None and args.prompt is None and text_is_piped() else args.file
     if name is None:
         return args.prompt or ""

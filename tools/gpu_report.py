@@ -4,7 +4,7 @@ The first parts verify every op, compare layers of real models with numpy, and t
 copy rate, each op's share of it, and decode and prefill of synthetic models (1B, 8B, 30B with experts) after
 0, 4,096 and 32,768 tokens. The last parts time all-reduces of every pair of devices, compiling, and llama.cpp
 if llama-bench is installed. Each part runs in its own process, so a lost device or a hang costs one case.
-Both files are rewritten after every part list unfinished cases, and contain no host name, user name or path.
+Both files are rewritten after every part, list unfinished cases, and contain no host name, user name or path.
 The exit code is 1 if a check failed or a part could not finish.
 """
 
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen_parts(text: str | None) -> list[str]:
-    """Return the names of the chosen parts, the most valuable first. Raises InvalidArgument."""
+    """Return the parts, the most valuable first. Raises InvalidArgument."""
     if text is None:
         return list(PARTS)
     asked = [word.strip() for word in text.split(",")]
@@ -82,7 +82,7 @@ def _measure(
     report: Report, parts: Sequence[str], words: Sequence[str] | None, folder: Path, scratch: Path
 ) -> None:
     began, seconds, err = time.monotonic(), 60 * report.minutes, console(stderr=True)
-    # The report measures a start without caches, so its cache folder is empty.
+    # The report measures a start without caches.
     environment = {CACHE: str(scratch / "cache")}
     with err.status("") as status:
 

@@ -1,9 +1,9 @@
 """`vkbackend hosts`: use several hosts as one. The hostfile lists a host per line, this machine first.
 
 `hosts run --hostfile FILE -- COMMAND ...` runs generate, chat, serve, bench, sweep, perplexity, plan or
-bench-reduce over the devices of all hosts. `hosts check --hostfile FILE` shows each host's interface, ports,
-devices and their speed, and the time of exchanges by size. -m adds the speed of each possible placement of
-the model. Set-up: docs/hosts.md.
+bench-reduce on all hosts' devices. `hosts check --hostfile FILE` shows each host's interface, ports, devices
+and their speed, and the time of exchanges by size. -m adds the speed of each possible placement of the model.
+Set-up: docs/hosts.md.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def _whole(line: str) -> str:
 
 
 def read_line(prompt: str = "> ") -> str | None:
-    """Return the next line of stdin, or None at its end. If stdin is a terminal, print `prompt`, but never to
+    """Return the next line of stdin, or None at the end. If stdin is a terminal, print `prompt`, but never to
     a piped stdout."""
     if sys.stdin.isatty() and sys.stdout.isatty():
         try:

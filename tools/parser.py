@@ -30,7 +30,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def with_sources(message: str, lines: Iterable[str]) -> str:
-    """Append which of the message's flags come from environment variables."""
+    """Append which flags in the message come from environment variables."""
     named = (line for line in lines if re.search(rf"(?<![\w-]){line.partition(' ')[0]}(?![\w-])", message))
     return "; ".join((message, *(line for line in named if " comes from " in line)))
 
@@ -97,5 +97,4 @@ def is_flag(word: str) -> bool:
 
 
 def _bare(flag: str) -> str:
-    """Return the flag without --no-."""
     return flag.removeprefix("--no-").lstrip("-")

@@ -109,7 +109,7 @@ class Report:
 
 
 def report(args: argparse.Namespace) -> Report:
-    """Plan the model. Report too little memory as `misfit`, but raise all other errors of loading."""
+    """Report too little memory as `misfit`, but raise all other errors of loading."""
     given = Keywords(devices=runner.places) if runner.group else Keywords()
     if args.host_tensors:
         with GGUF.open(args.model) as gguf:

@@ -113,7 +113,7 @@ setup: then run this script again"
         die "no apt here to install: $*" "install the equivalents by hand, then run this script again"
     if [ "$(id -u)" != 0 ]; then
         command -v sudo >/dev/null || die "missing $*, and neither root nor sudo to install it" "$by_hand"
-        # Ask for a password only on a terminal, because no other run may wait for input.
+        # Ask for a password only on a terminal, because other runs must not wait for input.
         sudo -n true 2>/dev/null || { [ -t 0 ] && sudo -v; } ||
             die "missing $*, and sudo wants a password that cannot be asked for here" "$by_hand"
     fi
@@ -177,8 +177,7 @@ browser_for_tests() {
 # Scripts in .venv/bin and the editable install contain the path.
 wanted_stamp() { echo "$root" && sha256sum <"$root/pyproject.toml"; }
 
-# The build of kp reads these options from the environment.
-# The build uses Debian's fmt, pybind11 and Vulkan headers instead of downloads, and no Vulkan debug layers.
+# The build of kp uses Debian's fmt, pybind11 and Vulkan headers instead of downloads, and no debug layers.
 # VIRTUAL_ENV names the Python of kp.
 kompute_flags() {
     export KOMPUTE_OPT_USE_BUILT_IN_FMT=OFF KOMPUTE_OPT_USE_BUILT_IN_PYBIND11=OFF \

@@ -1,7 +1,7 @@
 """`vkbackend split`: write a GGUF model as several files, like llama.cpp's gguf-split.
 
 The parts are PREFIX-00001-of-0000N.gguf. Other commands accept the first part as the model. A part has at
-most 128 tensors by default. Tensors are copied unchanged; llama.cpp's llama-quantize can quantize.
+most 128 tensors by default. Tensors are copied unchanged.
 """
 
 from __future__ import annotations

@@ -7,14 +7,14 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD
 bin=$root/.venv/bin
-# Containers set this variable, which makes each of hundreds of processes compile the sources in 0.4 s.
+# Containers set this variable, which makes hundreds of processes each compile the sources in 0.4 s.
 unset PYTHONDONTWRITEBYTECODE
 
 bash tools/setup.sh --test
 drivers=$(bash tools/setup.sh --drivers)
 
 
-# mypy ignores the import hook of an editable install, so it reads a tree of links that looks installed.
+# mypy ignores an editable install's import hook, so it reads a tree of links that looks installed.
 mypy_tree() {
     "$bin/python" -m vkbackend.tools.checkout.linked_tree "$root/.mypy_cache/tree"
     cd "$root/.mypy_cache/tree"
@@ -36,7 +36,6 @@ if [ ${#failed[@]} -gt 0 ]; then
 fi
 
 
-# Tests use only these drivers.
 # VKBACKEND_TEST_DRIVERS maps the name of each driver to its manifest (NAME=JSON:NAME=JSON).
 # Vulkan loaders read VK_DRIVER_FILES, and older loaders read VK_ICD_FILENAMES.
 if [ -n "$drivers" ]; then
@@ -58,7 +57,6 @@ trap 'kill "$mypy" $kompute 2>/dev/null || true; rm -rf "$logs"' EXIT
 if [ $# = 0 ] || [ "$*" = --all ]; then
     # There is one worker more than cores, because tests wait for processes.
     # A worker runs complete files, because fixtures load models once per file.
-    # tests/conftest.py sets the order of the files.
     workers=(-n "$(($(nproc) < 4 ? $(nproc) + 1 : 4))" --dist loadfile --no-loadscope-reorder)
     nice -n 10 bash tools/setup.sh --kompute --test >"$logs/kompute" 2>&1 </dev/null &
     kompute=$!

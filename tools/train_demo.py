@@ -1,6 +1,6 @@
-"""Train the demo model on generated stories, and write its vocabulary and its weights as one GGUF file.
+"""Train the demo model on generated stories, and write vocabulary and weights as one GGUF file.
 
-The script imports PyTorch only to train, and does not use Vulkan or the engine.
+Only training needs PyTorch. The script uses neither Vulkan nor the engine.
 """
 
 from __future__ import annotations

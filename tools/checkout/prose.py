@@ -64,7 +64,6 @@ class Passage:
 
 
 def passages(root: Path, under: str = "") -> Iterator[Passage]:
-    """Yield all prose in the files below `root` that git tracks."""
     for path in tracked(root, under, *READERS):
         for line, text in READERS[path.suffix]((root / path).read_text(encoding="utf-8")):
             yield Passage(path, line, text)
@@ -113,7 +112,7 @@ def of_python(source: str) -> Iterator[tuple[int, str]]:
 
 
 def of_c(source: str) -> Iterator[tuple[int, str]]:
-    """Yield comments of GLSL, JavaScript and CSS. Consecutive `//` lines are one comment."""
+    """Consecutive `//` lines are one comment."""
     pattern = r"/\*(.*?)\*/|((?:(?<![:\"'`])//[^\n]*(?:\n[ \t]*(?=//))?)+)"
     for match in re.finditer(pattern, source, re.DOTALL):
         text = re.sub(r"^[ \t]*(?://|\*) ?", "", match[1] or match[2], flags=re.MULTILINE)
@@ -121,7 +120,6 @@ def of_c(source: str) -> Iterator[tuple[int, str]]:
 
 
 def of_shell(source: str) -> Iterator[tuple[int, str]]:
-    """Yield each line that has a shell or TOML comment."""
     for number, line in enumerate(source.splitlines(), 1):
         if match := re.search(r"(?:^|\s)# ?(?!!)(.*)$", line):
             yield number, match[1]
@@ -152,7 +150,7 @@ def names_of(source: str) -> Iterator[tuple[int, str]]:
 
 
 def sentences(passage: Passage) -> list[str]:
-    """Return the sentences of a passage with at least five words, without headings and rows of tables."""
+    """Return the sentences with at least five words, without headings and rows of tables."""
     lines = [line.strip() for line in passage.text.splitlines() if not re.match(r"\s*[|#]", line)]
     items = re.split(r"\n(?:[-*]|\d+\.) ", "\n" + "\n".join(lines))
     parts = [part for item in items for part in re.split(r"(?<=[.!?])\s+(?=[A-Z`\"*])", item)]

@@ -1,7 +1,7 @@
 """Measure a checkout's structure: `python -m vkbackend.tools.checkout.structure [FOLDER]`.
 
-Prints the files and lines of each package, the imports between packages, and every import cycle. Imports
-for type checking count only in cycles. FOLDER defaults to this checkout.
+Prints the files and lines of each package, the imports between packages, and every import cycle. Imports for
+type checking count only in cycles.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def read(root: Path) -> Structure:
 
 
 def imported(tree: ast.AST, files: Mapping[str, Path], *, typed: bool = False) -> Iterator[str]:
-    """Yield the modules in `files` that a module imports, also inside functions. `typed` includes imports for
-    type checking."""
+    """Yield the modules in `files` that a module imports, also inside functions or, with `typed`, for type
+    checking."""
     if not typed and isinstance(tree, ast.If) and ast.unparse(tree.test) == "TYPE_CHECKING":
         for node in tree.orelse:
             yield from imported(node, files)
@@ -80,7 +80,7 @@ def imported(tree: ast.AST, files: Mapping[str, Path], *, typed: bool = False) -
 
 
 def reached(imports: Imports, module: str) -> set[str]:
-    """Return all modules that `module` imports, directly or indirectly."""
+    """Return all direct and indirect imports of `module`."""
     seen: set[str] = set()
     waiting = [module]
     while waiting:

@@ -9,8 +9,8 @@ from functools import cache
 from itertools import islice
 from typing import TypeVar
 
-# Each line of a block is one alternative. The first is twice as likely as each of the others. If all were
-# equally likely, rounding would decide the greedy token, so the text would differ between devices.
+# Each line of a block is an alternative. The first is twice as likely as any other. With equal odds, rounding
+# would decide the greedy token, so texts would differ between devices.
 # Placeholders (capitals begin a sentence):
 # - h, k: the hero's name and kind
 # - s/S, o, p/P: the hero's pronouns
@@ -286,9 +286,9 @@ def _definite(phrase: str) -> str:
 
 
 def tell_story(rng: random.Random) -> Story:
-    """Return a story of 60 to 150 words in ASCII. The same state of `rng` gives the same story.
+    """Return a story of 60 to 150 words in ASCII.
 
-    A quarter of the heroes have invented names, so that the model learns to copy unknown names.
+    A quarter of the heroes have invented names, so the model learns to copy unknown names.
     """
     pronoun = _choose(rng, ("she", "he"))
     s, o, p = PRONOUNS[pronoun]

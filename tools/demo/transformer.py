@@ -33,7 +33,7 @@ class Config:
         return self.n_embd // self.n_head
 
     def refusal(self, dtype: str) -> str:
-        """Return why matrices of these sizes cannot have the type `dtype`, or "" if they can."""
+        """Return why `dtype` cannot store matrices of these sizes, or ""."""
         if self.n_embd % (2 * self.n_head) or self.n_head % self.n_head_kv:
             return (
                 f"{self.n_embd} columns are no {self.n_head} heads of an even size over {self.n_head_kv} kv "

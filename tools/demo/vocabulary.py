@@ -1,4 +1,4 @@
-"""The demo model's vocabulary, whose pieces resemble SentencePiece's and are learned from stories."""
+"""The demo model's vocabulary, with pieces like SentencePiece's, learned from stories."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vkbackend.tools.demo.stories import tell_story
 SPACE = "\u2581"
 UNK, BOS, EOS = 0, 1, 2
 N_SPECIAL = 3 + 256
-# The first message is the beginning of a story, and the answer continues it.
+# The first message begins a story, and the answer continues it.
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content }}{{ eos_token }}"
     "{% else %}{{ bos_token }}{{ m.content }}{% endif %}{% endfor %}"

@@ -1,4 +1,4 @@
-"""The flags of control vectors, with llama.cpp's names."""
+"""Flags of control vectors, with llama.cpp's names."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from vkbackend.tools.flags.options import adder
 
 
 class _Files(argparse.Action):
-    """Append a comma-separated list of files to the files of earlier flags."""
-
     def __call__(
         self,
         parser: argparse.ArgumentParser,

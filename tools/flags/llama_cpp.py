@@ -50,7 +50,6 @@ class _Set(argparse.Action):
 
 
 def add_llama_cpp_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add -r, -e and the flags of `add_common_arguments`."""
     add = add_common_arguments(parser)
     add("-r", "--reverse-prompt", dest="stop", action="append", default=[], metavar="TEXT",
         help="stop before TEXT; may be given several times")  # fmt: skip

@@ -1,4 +1,4 @@
-"""--log-file copies stderr to a file, without the codes for colours and for the cursor."""
+"""--log-file copies stderr to a file, without codes for colours and the cursor."""
 
 from __future__ import annotations
 

@@ -23,8 +23,6 @@ class _SplitMode(argparse.Action):
 
 
 class _HostTensors(argparse.Action):
-    """Collect the flags and the patterns of tensors that stay on the host."""
-
     def __init__(self, *args: Any, pattern: str, **how: Any) -> None:
         super().__init__(*args, **how)
         self._pattern = pattern

@@ -26,7 +26,7 @@ def present() -> list[DeviceInfo]:
 
 
 def show_devices(infos: Sequence[DeviceInfo], out: Console, title: str = "") -> None:
-    """Print a row per device. On a narrow terminal, UUIDs have a table of their own."""
+    """Print a row per device. On a narrow terminal, UUIDs have their own table."""
     columns = ["index", "name", "vendor", "type", "driver", "Vulkan", "memory", "PCI"]
     rows = [
         [

@@ -1,4 +1,4 @@
-"""The flags of RoPE and YaRN, with llama.cpp's names."""
+"""Flags of RoPE and YaRN, with llama.cpp's names."""
 
 from __future__ import annotations
 

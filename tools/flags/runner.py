@@ -1,4 +1,4 @@
-"""The flags of measuring commands, and functions that open models and a runner from these flags."""
+"""Flags of measuring commands, and functions that open their models and runner."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ places: tuple[str, ...] = ()
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, *, synthetic: bool = True) -> None:
-    """Add -m, --synthetic, and the flags of devices, placement, RoPE, control vectors and experiments."""
     add = parser.add_argument
     add("-m", "--model", action="append", default=[], metavar="FILE",
         help="a model, a .gguf file" + ("; may be given several times" if synthetic else ""))  # fmt: skip
@@ -54,7 +53,6 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, synthetic: bool = Tr
 
 
 def settle_models(args: argparse.Namespace) -> None:
-    """Set options from llama.cpp's flags if the command has these flags."""
     if hasattr(args, "hf_repo"):
         settle_common(args)
         if args.hf_repo is not None:
@@ -74,7 +72,7 @@ def open_models(args: argparse.Namespace, stack: ExitStack) -> list[GGUF]:
 
 
 def refuse_hostfile(options: Options) -> None:
-    """Raise InvalidArgument for a hostfile, because this command needs `hosts run` to use several hosts."""
+    """Raise InvalidArgument for a hostfile, because only `hosts run` uses several hosts."""
     if options.hostfile is not None:
         raise InvalidArgument(
             "this command runs in node 0's process: write "
@@ -83,8 +81,8 @@ def refuse_hostfile(options: Options) -> None:
 
 
 def open_runner(gguf: GGUF, args: argparse.Namespace, **changed: Unpack[Keywords]) -> Runner:
-    """Load the model. `changed` overrides options that flags set. Print progress, measured shares and unused
-    parts of the file to stderr."""
+    """Load the model. `changed` overrides flags. Print progress, measured shares and unused parts of the file
+    to stderr."""
     err, path = console(stderr=True), gguf.paths[0]
     if group is not None:
         changed["devices"] = places

@@ -1,4 +1,4 @@
-"""The flags of sampling, with llama.cpp's names and in the order in which samplers are applied."""
+"""Flags of sampling, with llama.cpp's names and in the samplers' order."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def sampling_of(args: argparse.Namespace) -> SamplingParams:
-    """Return the sampling parameters, with a random seed if no flag sets a seed."""
+    """Draw a random seed if no flag sets a seed."""
     return SamplingParams(**fields_given(args, SamplingParams))
 
 
@@ -104,7 +104,6 @@ def token_list(text: str) -> list[Any]:
 
 
 def letters(text: str) -> list[str]:
-    """Return the names of the samplers for the letters of --sampler-seq."""
     if unknown := [letter for letter in text if letter not in LETTERS]:
         known = ", ".join(f"{letter} ({name})" for letter, name in LETTERS.items())
         raise argparse.ArgumentTypeError(f"{text!r}: {unknown[0]!r} is not a sampler; there are: {known}")

@@ -1,4 +1,4 @@
-"""The flags of structured output, with llama.cpp's names."""
+"""Flags of structured output, with llama.cpp's names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vkbackend.models.grammar.structure import KEYWORDS, MAX_NBYTES
 
 
 class _OfFile(argparse.Action):
-    """Store the text of a file, so that --grammar-file FILE acts like --grammar with that text."""
+    """Store a file's text, so --grammar-file FILE acts like --grammar."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, flag: Any = None) -> None:
         try:

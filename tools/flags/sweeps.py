@@ -58,7 +58,7 @@ def lines_of(words: Sequence[str]) -> list[tuple[list[str], dict[str, str]]]:
 
 
 def notes_of(words: Sequence[str]) -> list[str]:
-    """Return a note for each flag whose commas have a different meaning in llama-bench."""
+    """Return a note for each flag whose commas have another meaning in llama-bench."""
     flags = (*DEVICES, *SHARES, *OVERRIDES)
     pairs = [(flag, value) for flag, value in pairwise(words) if flag in flags and "," in value]
     return [

@@ -1,5 +1,4 @@
-"""The table llama_cpp.tsv, with llama.cpp's flags and vkbackend's treatment of each. The parser,
-docs/llama-cpp.md and the tests use this table."""
+"""The table llama_cpp.tsv, with vkbackend's treatment of each flag of llama.cpp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags of llama.cpp that vkbackend accepts without effect or refuses, as the table of flags says."""
+"""llama.cpp's flags that vkbackend accepts without effect or refuses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def add_table_arguments(parser: argparse.ArgumentParser, command: str, words: It
 
 
 def summary(command: str) -> str:
-    """Return the end of the help, which names the flags that the help does not describe."""
+    """Return the end of the help, which names the flags without a description."""
     none, refused = (
         ", ".join(flag.long_name for flag in flags_of(command) if flag.kind == kind)
         for kind in ("none", "refused")

@@ -1,4 +1,4 @@
-"""The flags of chat templates."""
+"""Flags of chat templates."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class _Reasoning(argparse.Action):
 
 
 def template_text(text: str) -> str:
-    """Return the built-in template of this name. Return text that contains a brace unchanged."""
+    """Return the built-in template of this name, or text with a brace unchanged."""
     if text in TEMPLATES:
         return TEMPLATES[text]
     if "{" in text:
@@ -72,7 +72,7 @@ def template_text(text: str) -> str:
 
 
 def template_of(args: argparse.Namespace) -> str | None:
-    """Return the text of --chat-template or --chat-template-file. Raises InvalidArgument."""
+    """Raises InvalidArgument."""
     if args.chat_template is not None:
         return str(args.chat_template)
     return None if args.chat_template_file is None else read_template(args.chat_template_file)

@@ -1,4 +1,4 @@
-"""Functions of `generate`, `chat` and `serve` that add flags, open the model and describe it on stderr."""
+"""Flags of `generate`, `chat` and `serve`, and functions that open the model and describe it on stderr."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def chosen_devices(options: Options) -> list[DeviceInfo | None]:
 
 
 def open_model(args: argparse.Namespace, err: Console) -> tuple[LLM, list[DeviceInfo | None]]:
-    """Open the model and the devices of the flags. Print notes about the file to stderr."""
+    """Print notes about the file to stderr."""
     path = demo_model() if args.model is None else args.model
     infos = chosen_devices(options_of(args, path))
     with byte_progress(err, "loading", keep=True, then="compiling shaders") as progress:

@@ -1,5 +1,5 @@
-"""Computes statistics of a kernel's assembly, such as instructions by class, loads in flight, loops and
-multiply-adds. dialects.py parses the assembly of each vendor.
+"""Counts a kernel's instructions by class, loads in flight, loops and multiply-adds. dialects.py parses each
+vendor's assembly.
 
 An instruction of 32 lanes counts twice in a subgroup of 16. The hot loop is the smallest loop with more than
 half of the multiply-adds in loops. Only the kernel's fastest multiply-adds count: on matrix units, else in

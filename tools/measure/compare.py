@@ -49,7 +49,7 @@ def check_comparable(args: argparse.Namespace) -> None:
 class LlamaCpp:
     """llama-cpp-python in a separate process, with the runner's model and devices.
 
-    A synthetic model is first written to a temporary file. `build` is llama.cpp's version. Raises
+    Synthetic models are written to a temporary file. `build` is llama.cpp's version. Raises
     UnsupportedFeature if the package has no Vulkan backend or cannot load the file.
     """
 
@@ -91,7 +91,7 @@ class LlamaCpp:
         self.close()
 
     def alternate(self, timer: Timer, test: Test, repetitions: int) -> tuple[Timing, Timing]:
-        """Return our times and llama.cpp's times. Runs alternate after a warm-up of both programs."""
+        """Return our times and llama.cpp's. Runs alternate after a warm-up of both."""
         self._run(timer, test)
         before = timer.runner.reduce_stats()
         ours, theirs = [], []
@@ -139,7 +139,7 @@ class LlamaCpp:
 
 
 def positions(runner: Runner) -> str:
-    """Return the devices' indices in the order of the Vulkan loader, which llama.cpp uses."""
+    """Return the devices' indices in the Vulkan loader's order, which llama.cpp uses."""
     physical = [device.physical for device in runner.mesh.devices if device.physical]
     if len(physical) < len(runner.mesh.devices):
         raise UnsupportedFeature("--compare llama-cpp needs Vulkan devices; numpy is not one")

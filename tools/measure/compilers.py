@@ -67,8 +67,8 @@ def version(gpu: Gpu) -> str:
 
 
 def start(gpu: Gpu, module: str, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the command and environment that run `python -m module` with the GPU's compiler as the only
-    driver. For Intel and NVIDIA a shim library replaces the kernel driver."""
+    """Return the command and environment of `python -m module` with the GPU's compiler as the only driver.
+    For Intel and NVIDIA a shim replaces the kernel driver."""
     command, env = _with_driver(gpu.driver, module, arguments)
     others = {other.variable for other in GPUS.values()} - {gpu.variable}
     env = {name: value for name, value in env.items() if name not in others}
@@ -78,8 +78,8 @@ def start(gpu: Gpu, module: str, arguments: Sequence[str]) -> tuple[list[str], d
 
 
 def start_with_matrix_units(module: str, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the command and environment that run `python -m module` on the lavapipe build with matrix units.
-    Ops are chosen as for a GPU. Raises UnsupportedFeature if the build is missing."""
+    """Return the command and environment of `python -m module` on the lavapipe with matrix units. Ops are
+    chosen as for a GPU. Raises UnsupportedFeature if the build is missing."""
     if not (FOLDER / MATRIX_UNITS / "icd.json").exists():
         raise UnsupportedFeature(
             f"no lavapipe with matrix units is in {FOLDER.name}/: {_UNPACK} --compilers`"
@@ -101,7 +101,7 @@ def _with_driver(driver: str, module: str, arguments: Sequence[str]) -> tuple[li
 
 
 def ask(gpu: Gpu, module: str, arguments: Sequence[str]) -> Any:
-    """Return the JSON in the last line of `python -m module`, run with the GPU's compiler."""
+    """Return the JSON in the last line of `python -m module` with the GPU's compiler."""
     command, env = start(gpu, module, arguments)
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode or not done.stdout:

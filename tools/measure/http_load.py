@@ -1,6 +1,6 @@
 """Streaming clients of an OpenAI endpoint, which measure latencies.
 
-The clients use only asyncio's connections, so they need no extra packages and little CPU time.
+The clients use only asyncio, so they need no packages and little CPU time.
 """
 
 from __future__ import annotations
@@ -147,8 +147,8 @@ def _take(text: Text, line: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HttpLoad:
-    """Total tokens per second of `n` clients, their milliseconds to the first event and between events, and
-    the number of failed answers."""
+    """Total tokens per second of `n` clients, milliseconds to the first event and between events, and the
+    number of failed answers."""
 
     n: int
     n_texts: int

@@ -1,6 +1,4 @@
-"""Describes a compiled kernel by figures that exist for all vendors, as a row in the tables of
-count_instructions.
-"""
+"""Describes a compiled kernel by figures that exist for all vendors, as a row of count_instructions."""
 
 from __future__ import annotations
 
@@ -11,8 +9,8 @@ from typing import Any
 from vkbackend.tools.measure.assembly import counts
 from vkbackend.tools.measure.dialects import listing
 
-# Our name -> the drivers' names of the statistic. Each compiler estimates cycles differently (RADV as inverse
-# throughput), so cycles of two compilers cannot be compared.
+# Our name -> the drivers' names of the statistic. Compilers estimate cycles differently (RADV as inverse
+# throughput), so their cycles cannot be compared.
 _STATISTICS: dict[str, dict[str, tuple[str, ...]]] = {
     "AMD": {
         "instructions": ("Instructions",),

@@ -91,9 +91,9 @@ def prefill(gpu: str, kind: str) -> Theirs:
 
 
 def attention(gpu: str, kind: str, rows: int) -> Theirs:
-    """Return flash attention with heads of size 128 and 4 q heads per KV head. For one row, its four heads
-    become the rows of a tile. For a prompt, quantized caches are converted to F16 first. The kernel uses
-    matrix units of 16 x 16 x 16 except on Turing. Scores and sums are f32, which is llama.cpp's default."""
+    """Return flash attention with heads of size 128 and 4 q heads per KV head. A single row's four heads
+    become rows of a tile. For a prompt, quantized caches are first converted to F16. Matrix units are 16 x 16
+    x 16 except on Turing. Scores and sums are f32, llama.cpp's default."""
     driver, prompt = compilers.GPUS[gpu].driver, rows > 8
     kind = "f16" if prompt and not (driver == "anv" and gpu != "BMG") else kind
     mask = 3 if prompt else 2

@@ -1,6 +1,4 @@
-"""Builds llama.cpp's shaders as SPIR-V from llama-cpp-python's source package. Uses llama.cpp's generator and
-glslc.
-"""
+"""Builds llama.cpp's shaders from llama-cpp-python's source package with llama.cpp's generator and glslc."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ def glslc() -> list[str]:
 
 
 def built(sdist: Path | None, wanted: set[str]) -> Path:
-    """Return the folder of the `wanted` modules. Build modules that the folder lacks."""
+    """Build missing `wanted` modules, and return their folder."""
     CACHE.mkdir(parents=True, exist_ok=True)
     modules = CACHE / "spirv"
     if all((modules / f"{name}.spv").exists() for name in wanted):

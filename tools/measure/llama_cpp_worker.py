@@ -1,8 +1,8 @@
 """Runs llama.cpp in a separate process for `vkbackend bench --compare llama-cpp`. Needs llama-cpp-python.
 
-The command is `python -m vkbackend.tools.measure.llama_cpp_worker JSON`; JSON describes the model to load.
-The first line of output describes the build. For each line of input, a JSON object (n_prompt, n_gen, n_depth,
-tokens), the process writes {"seconds": S}. The time includes a wait for every decode, as in llama-bench.
+In `python -m vkbackend.tools.measure.llama_cpp_worker JSON`, JSON describes the model. The first line of
+output describes the build. For each line of input, a JSON object (n_prompt, n_gen, n_depth, tokens), the
+process writes {"seconds": S}. The time includes a wait for every decode, as in llama-bench.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 
 class Loaded:
-    """A model and context of llama.cpp, opened through its C interface with its defaults."""
+    """A model and context of llama.cpp, opened through the C interface with defaults."""
 
     def __init__(self, wanted: dict[str, Any]) -> None:
         import llama_cpp
@@ -38,7 +38,8 @@ class Loaded:
             raise SystemExit("llama.cpp does not load the file")
         context: Any = llama_cpp.llama_context_default_params()
         context.n_ctx, context.n_batch, context.n_ubatch = wanted["n_ctx"], self._n_ubatch, self._n_ubatch
-        # As in llama-cpp-python. The C interface's default of four host threads is too many for few cores.
+        # llama-cpp-python has the same number. The C interface's four host threads are too many for few
+        # cores.
         context.n_threads = context.n_threads_batch = max(1, (os.cpu_count() or 1) // 2)
         context.offload_kqv = wanted["kv_offload"]
         context.type_k, context.type_v = wanted["type_k"], wanted["type_v"]

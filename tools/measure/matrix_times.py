@@ -43,14 +43,14 @@ def cases_of(limits: Limits) -> list[Case]:
 
 
 def time_of(device: Device, case: Case, ms: float = 20.0) -> float:
-    """Return the microseconds of a case, or on a software device the microseconds of CPU time."""
+    """Return a case's microseconds (on software devices, of CPU time)."""
     row = time_case(device, case, 3, ms)
     return row.us_cpu or row.us_min
 
 
 def times_of(device: Device, ms: float = 20.0) -> Times:
-    """Return the times of all ops that the device can run, summed over SHAPES. If an op reads rounded x, its
-    time includes a share (ROUNDED) of the rounding's time."""
+    """Return the times of all ops that the device can run, summed over SHAPES. Ops that read rounded x
+    include a share (ROUNDED) of the rounding's time."""
     return times_by(device.limits, cache(lambda case: time_of(device, case, ms)))
 
 

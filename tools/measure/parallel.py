@@ -1,7 +1,7 @@
 """Measures many callers at once, by the latency of each caller and the total rate.
 
-Each caller requests several texts one after another, with prompts of different lengths. Every second prompt
-begins with a common prefix. An untimed round first records and compiles every step.
+Each caller requests several texts in turn, with prompts of different lengths. Every second prompt has a
+common prefix. An untimed round first records and compiles every step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WARM_UP = 4  # Tokens per text in the untimed round.
 @dataclass(frozen=True, slots=True)
 class Load:
     """Total tokens per second of `n` callers, their latencies in milliseconds, and the share of prompt tokens
-    that came from the cache."""
+    from the cache."""
 
     n: int
     process: bool

@@ -1,5 +1,4 @@
-"""A header of a small model of any architecture, without tensors' data. It shows an architecture's properties
-if no file is present.
+"""A header of a small model of any architecture, without tensors' data, to query properties without a file.
 
 A `Sketch` replaces an opened GGUF file; its metadata values come from Synthetic.
 """
@@ -106,7 +105,7 @@ class Sketch(GGUF):
 
 
 def sketches(arch: str) -> list[Model]:
-    """Return a model with experts and a dense model, if the architecture supports them."""
+    """Return a model with experts and a dense model, if supported."""
     models = [load_model(Sketch(arch))]
     if models[0].n_used:
         with suppress(GGUFError):

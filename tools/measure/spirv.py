@@ -1,6 +1,4 @@
-"""Compiles SPIR-V of other projects as a pipeline, with layouts derived from the module's bindings. Our
-shaders use vkbackend/vulkan/program.py.
-"""
+"""Compiles SPIR-V of other projects, with layouts derived from the module's bindings."""
 
 from __future__ import annotations
 

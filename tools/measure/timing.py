@@ -38,7 +38,7 @@ class Test:
 
     @property
     def name(self) -> str:
-        """Return llama-bench's name of the test, such as pp512, tg128, pp512+tg128 or pp512 @ d4096."""
+        """Return llama-bench's name, such as pp512, tg128 or pp512 @ d4096."""
         parts = [f"{kind}{n}" for kind, n in (("pp", self.n_prompt), ("tg", self.n_gen)) if n]
         return "+".join(parts) + (f" @ d{self.n_depth}" if self.n_depth else "")
 
@@ -77,7 +77,7 @@ class Timer:
         return self.after(test.n_depth, test.n_prompt, test.n_gen)
 
     def after(self, depth: int, n_prompt: int, n_gen: int) -> float:
-        """Return the seconds of a prompt followed by single tokens, from position `depth` on."""
+        """Return the seconds of a prompt, then single tokens, from position `depth` on."""
         began = time.perf_counter()
         self._prompt(depth, n_prompt)
         for position in range(depth + n_prompt, depth + n_prompt + n_gen):
@@ -98,7 +98,7 @@ class Timer:
         return self.timing(test, seconds, n, s)
 
     def timing(self, test: Test, seconds: Sequence[float], n: int, s: float) -> Timing:
-        """Return the test's Timing. `n` and `s` are `reduce_stats` from before the runs."""
+        """`n` and `s` are `reduce_stats` from before the runs."""
         after, spent = self.runner.reduce_stats()
         return Timing(test, tuple(seconds), 1e6 * (spent - s) / (after - n) if after > n else None)
 
@@ -115,7 +115,7 @@ def weight_nbytes_per_step(runner: Runner) -> int:
 
 
 def copy_rate(runner: Runner) -> float:
-    """Return the bytes per second, read plus written, of copies within the memory of the physical devices."""
+    """Return the bytes per second, read plus written, of copies within the physical devices' memory."""
     rates = {resource_of(device): measure_copy(device) for device in runner.mesh.devices if not device.host}
     return sum(rates.values())
 

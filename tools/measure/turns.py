@@ -26,7 +26,7 @@ def variable(name: str, value: str) -> Iterator[None]:
 
 @contextmanager
 def exit_on_errors() -> Iterator[None]:
-    """End the script with one line and exit code 1 after an error of the user or the machine."""
+    """After a typed error or OSError, exit with one line and code 1."""
     try:
         yield
     except (VkbackendError, OSError) as error:

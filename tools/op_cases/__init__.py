@@ -1,1 +1,1 @@
-"""The cases of every op, which are shapes and inputs for tests, `verify`, `bench-ops` and `tune`."""
+"""Cases (shapes and inputs) of every op, for tests, `verify`, `bench-ops` and `tune`."""

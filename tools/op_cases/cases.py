@@ -140,7 +140,7 @@ def _cases() -> _Sweep:
 
 
 def _format_cases() -> _Sweep:
-    """Return cases of every weight type. Rows have three blocks, so they begin at every alignment."""
+    """Rows have three blocks, so they begin at every alignment."""
     s = _Sweep()
     for kind in shaderlib.weight_types():
         block = block_of(kind)[0]
@@ -175,7 +175,7 @@ WIDE_CASES: list[Case] = list(_SWEPT)[len(CASES) :]
 
 
 def cases_named(pattern: str, shapes: str) -> list[Case]:
-    """Return the cases whose names match `pattern`. Raises InvalidArgument."""
+    """Raises InvalidArgument for an invalid pattern or without a match."""
     cases = [*(CASES if shapes != "real" else ()), *(BENCH_CASES if shapes != "tests" else ())]
     try:
         matches = [case for case in cases if re.search(pattern, repr(case))]

@@ -1,4 +1,4 @@
-"""Run an op case on a device and compare the result with the numpy twin's, for tests and `vkbackend verify`.
+"""Run an op case on a device and compare it with the numpy twin, for tests and `vkbackend verify`.
 
 NaN and inf must be where the twin has them, and errors within the tolerance. Bytes outside the outputs must
 not change.
@@ -29,7 +29,7 @@ _ARRAYS = {"f32": np.float32, "f16": np.float16, "u32": np.uint32}
 
 def limits_for(case: Case, device: Device, *, once: bool) -> list[Limits]:
     """Return the device's limits and, unless `once`, the portable limits with the features that the case
-    needs. Omit limits under which the op cannot run. The list is empty if the device lacks a feature."""
+    needs. Omit limits under which the op cannot run."""
     have = device.limits
     if not have.features.issuperset(case.needs):
         return []

@@ -231,7 +231,7 @@ class TopK(Case):
 
 @dataclass(frozen=True)
 class LogSumExp(Case):
-    """A `spread` of hundreds overflows if the op does not subtract the maximum. The first chunk of row 0 is
+    """A `spread` of hundreds overflows unless the op subtracts the maximum. The first chunk of row 0 is
     -inf."""
 
     n: int = 64

@@ -86,8 +86,8 @@ class Placed:
 
 
 class Case:
-    """`tolerance` is the largest allowed NMSE against the twin's result; 0 demands equal bits. Outputs in
-    `exact` must have equal bits."""
+    """`tolerance` is the largest allowed NMSE against the twin; 0 demands equal bits. Outputs in `exact` must
+    have equal bits."""
 
     tolerance: ClassVar[float] = 1e-10
     exact: ClassVar[tuple[str, ...]] = ()
@@ -103,7 +103,7 @@ class Case:
         raise NotImplementedError
 
     def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
-        """Split an output into parts whose magnitudes differ, so that each part is compared alone."""
+        """Split an output into parts of different magnitudes, which are compared separately."""
         return {name: array}
 
 

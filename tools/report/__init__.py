@@ -1,1 +1,1 @@
-"""The parts of `vkbackend gpu-report`, the processes that run the parts, and the two files of results."""
+"""The parts of `vkbackend gpu-report`, their processes, and the two files of results."""

@@ -80,7 +80,7 @@ class Child:
             raise TimeoutError from None
 
     def how_it_ended(self) -> str:
-        """Wait for the process, and describe how it ended. Return "" if it succeeded."""
+        """Wait for the process, and describe a failure. Return "" after success."""
         code = self._process.wait(KILL_S)
         if not code:
             return ""

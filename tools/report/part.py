@@ -1,4 +1,4 @@
-"""A part of the report has named cases, which run on some devices and return rows of plain values.
+"""A part of the report has named cases, which return rows of plain values.
 
 A part runs in its own process (worker.py). After a crash, a new process continues with the next case. So a
 case may depend on earlier cases only through their results in `rows`.
@@ -46,7 +46,7 @@ class Part:
         raise NotImplementedError
 
     def run(self, case: str) -> list[Row]:
-        """Return the results of a case. Raises LeftOut, or a VkbackendError if the case fails."""
+        """Return the case's results. Raises LeftOut, or a VkbackendError if the case fails."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -59,6 +59,5 @@ class Part:
 
     @classmethod
     def columns(cls, rows: Sequence[Row]) -> tuple[Sequence[str], list[Sequence[object]]]:
-        """Return the table's header and lines for all groups."""
         head = list(dict.fromkeys(name for row in rows for name in row))
         return head, [[row.get(name, "") for name in head] for row in rows]

@@ -1,4 +1,4 @@
-"""The process that runs a part: `python -m vkbackend.tools.report.worker`. The process may crash.
+"""The process that runs a part: `python -m vkbackend.tools.report.worker`.
 
 A JSON job on stdin has the part, the devices, the finished cases and their rows. Output is one JSON object
 per line, first {"cases": [...]}, or {"unable": why} for a part without cases. Each case writes {"begin":

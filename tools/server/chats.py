@@ -1,4 +1,4 @@
-"""Build jobs from conversations in OpenAI's format, and blocks from answers, for the three chat APIs."""
+"""Build jobs from OpenAI's conversations, and blocks from answers, for the three chat APIs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def chat_jobs(
 
 
 def messages_of(fields: Fields, llm: LLM) -> list[dict[str, Any]]:
-    """Return OpenAI's messages with only the fields in MESSAGE_FIELDS."""
+    """Return OpenAI's messages with only MESSAGE_FIELDS."""
     fields.required("messages")
     messages = []
     for message in fields.objects("messages", MAX_MESSAGES):

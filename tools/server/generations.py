@@ -173,7 +173,6 @@ def token_text(llm: LLM, token: int) -> str:
 
 
 def stop_met(llm: LLM, tally: Tally, text: str, stops: Sequence[str]) -> str:
-    """Return the stop string that ended the text, or ""."""
     if not stops:
         return ""
     rest = llm.tokenizer.decode(tally.tokens, at_start=False)[len(text) :]

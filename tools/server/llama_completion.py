@@ -214,7 +214,6 @@ class LlamaCompletion:
         }
 
     def _end(self, job: Job, tally: Tally) -> tuple[str, str]:
-        """Return llama-server's `stop_type` and `stopping_word`."""
         if tally.finish_reason == "length":
             return "limit", ""
         word = stop_met(self.llm, tally, "".join(tally.text), job.options.get("stop", ()))

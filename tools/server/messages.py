@@ -98,7 +98,7 @@ def _blocks(message: Fields) -> list[Fields]:
 
 
 def _user(message: Fields, role: str) -> list[dict[str, Any]]:
-    """Return each tool result as a message, then the user's text."""
+    """Return tool results as messages, then the user's text."""
     results, texts = [], []
     for block in _blocks(message):
         if block.get("type") == "tool_result":
@@ -172,7 +172,6 @@ class CheckedMessage:
         }  # fmt: skip
 
     def _end(self, tally: Tally, reason: str) -> dict[str, Any]:
-        """Return `stop_reason` and the stop sequence that ended the text."""
         if reason == "tool_calls":
             return {"stop_reason": "tool_use", "stop_sequence": None}
         if reason == "length":

@@ -22,8 +22,8 @@ T = TypeVar("T")
 WATCH_S = 1.0  # limit to notice the loss of an idle engine
 # The delay before reopening doubles each time that the model is lost within LASTED_S.
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 60.0
-# If the model worked longer, the delay is FIRST_WAIT_S again. Otherwise an engine that is killed once a
-# minute would soon wait a minute before each restart.
+# A model that worked longer resets the delay, because an engine that is killed once a minute would soon wait
+# a minute before each restart.
 LASTED_S = 10.0
 CLOSE_S = 15.0
 LOADING_RETRY_S = 2
@@ -58,7 +58,7 @@ class Model:
 
     @property
     def llm(self) -> LLM:
-        """The model. Raises Refusal (503) if the model is not ready."""
+        """Raises Refusal (503) if the model is not ready."""
         if self._llm is None or self.state is not State.READY:
             raise self.not_ready()
         return self._llm
@@ -73,7 +73,7 @@ class Model:
         return Refusal(503, message, code="model_not_ready", retry_s=LOADING_RETRY_S, extra=extra)
 
     async def run(self) -> None:
-        """Keep the model open until `close`. Raise an error of the first opening."""
+        """Keep the model open until `close`. Raise errors of the first opening."""
         wait_s = FIRST_WAIT_S / 2
         while True:
             began = time.monotonic()
@@ -111,7 +111,7 @@ class Model:
         self.bytes_loaded, self.bytes_total = done, total
 
     async def _watch(self, llm: LLM) -> None:
-        """Read the engine's statistics until the engine is lost or the server shuts down."""
+        """Read the engine's statistics until its loss or the server's end."""
         while not self._lost.is_set():
             try:
                 self.stats = await in_thread(llm.stats)

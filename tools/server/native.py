@@ -1,4 +1,4 @@
-"""The endpoints of llama-server and OpenAI that do not generate text."""
+"""Endpoints of llama-server and OpenAI that do not generate text."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _PARAMS = set(SamplingParams.__dataclass_fields__)
 
 
 async def props(service: Service, request: Request) -> Response:
-    """Answer without waiting for the engine, because the page requests the properties first."""
+    """Answer without waiting for the engine, because the page needs the properties first."""
     llm = service.ready()
     try:
         ends = llm.tokenizer.bos_id, llm.tokenizer.eos_id
@@ -210,7 +210,7 @@ async def tokens_of(service: Service, request: Request) -> Response:
 
 
 def _piece(piece: bytes) -> str | list[int]:
-    """Return the text of a token, or its bytes if they are not complete characters."""
+    """Return a token's text, or its bytes if they are incomplete characters."""
     try:
         return piece.decode()
     except UnicodeDecodeError:

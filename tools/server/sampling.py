@@ -54,7 +54,7 @@ def sampling_of(
 
 def structure_of(fields: Fields) -> dict[str, Any] | None:
     """Return the structure of OpenAI's `response_format`, or of llama-server's `json_schema` or `grammar`. {}
-    means free text, and None means that the request has none of these fields."""
+    means free text, and None means that these fields are missing."""
     given = {
         name: fields.get(name) for name in ("json_schema", "grammar") if fields.get(name) not in (None, "")
     }

@@ -98,7 +98,7 @@ class Service:
         return await read_fields(request.receive, headers, self.config.limits, self._large)
 
     def ready(self) -> LLM:
-        """Return the model. Raise Refusal (503) if it is not ready."""
+        """Raises Refusal (503) if the model is not ready."""
         llm = self.model.llm
         self.admission.n_slots = llm.n_slots
         return llm
@@ -197,6 +197,6 @@ class Service:
         )
 
     def note(self, error: BaseException) -> None:
-        """Store an untyped error, which is a bug, for the log."""
+        """Store an untyped error (a bug) for the log."""
         if not isinstance(error, VkbackendError):
             self.notes = [*self.notes[-9:], error]

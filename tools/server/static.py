@@ -1,4 +1,4 @@
-"""The page's files, which are read once. Requests name keys of FILES and thus no other paths."""
+"""The page's files, which are read once. Requests can name only keys of FILES."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 -m model.gguf`.
 
 Prints the tables of docs/runtimes.md: times per dispatch (in a chain of tiny dispatches), per op, per token
-and per all-reduce on one to three logical devices, and memory. The runtimes alternate. The minimum is the
-result, and the median shows other load. Needs the package kp, as in .venv-kompute.
+and per all-reduce on one to three logical devices, and memory. The runtimes alternate. Needs the package kp,
+as in .venv-kompute.
 """
 
 from __future__ import annotations

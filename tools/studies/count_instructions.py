@@ -3,7 +3,7 @@
 
 Compiles cases of `bench-ops` with the constants that ops choose for the device, or any SPIR-V (--spirv).
 Prints statistics of the kernel and the instructions of its hot loop (tools/measure/assembly.py). -g selects
-compilers from `tools/setup.sh --compilers`, which need no GPU. -dev selects a present device.
+compilers from `tools/setup.sh --compilers`, which need no GPU.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ async def first_token(endpoint: Endpoint) -> Text:
 
 
 async def start_times(endpoint: Endpoint, began: float) -> list[float]:
-    """Return the seconds until the model is ready, to the first token, and to the second request's first
+    """Return the seconds until the model is ready, to the first token, and to a second request's first
     token."""
     while time.perf_counter() - began < READY_S:
         with suppress(VkbackendError):

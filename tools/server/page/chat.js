@@ -1,4 +1,4 @@
-// The actions on a conversation are send, stop, regenerate and edit.
+// Actions on a conversation: send, stop, regenerate, edit.
 
 import { ApiError } from "./api.js";
 import { announce } from "./dom.js";
@@ -158,7 +158,7 @@ function reason(error) {
   return error.message;
 }
 
-/** Return request fields with the messages from the first one to `last`. */
+/** Return request fields with the messages up to `last`. */
 export function requestOf(chat, last) {
   const messages = pathTo(chat, last).map((node) => {
     const { role, content } = node;

@@ -22,7 +22,7 @@ export class BlockStream {
     this.offset = 0; // where settled blocks end
   }
 
-  /** Parse the text so far. Return the newly settled blocks and the blocks that may still change. */
+  /** Parse the text so far. Return newly settled blocks and blocks that may still change. */
   push(text, isWhole = false) {
     const lines = text.slice(this.offset).split("\n");
     const found = parseLines(lines.map(cleaned), 0);
@@ -63,7 +63,7 @@ function dedent(line, n) {
   return " ".repeat(Math.max(0, columns - n)) + line.slice(i);
 }
 
-/** Parse lines into blocks. The first line of a block determines its type. */
+/** Parse lines into blocks, whose first line determines their type. */
 function parseLines(lines, depth) {
   const found = [];
   let at = 0;
@@ -117,7 +117,6 @@ function quoteAt(lines, at, depth) {
   return [{ type: "quote", blocks: parseLines(inner, depth + 1).map((one) => one.block) }, next];
 }
 
-/** Return the mark of a list item and the column of its text. */
 function itemOf(line) {
   const found = ITEM.exec(line.replace(/^[ \t]+/, (space) => " ".repeat(indentOf(space))));
   if (!found || RULE.test(line)) return null;

@@ -1,4 +1,4 @@
-// Shows a conversation's messages. A change of one message does not replace the elements of other messages.
+// Shows a conversation's messages. A changed message does not replace other elements.
 
 import { find } from "./dom.js";
 import { MessageView } from "./message.js";

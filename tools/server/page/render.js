@@ -1,5 +1,5 @@
-// Renders Markdown blocks with only createElement and text nodes. Links may be http, https or mailto.
-// Images are shown as links and are never loaded.
+// Renders Markdown blocks with only createElement and text nodes. Links may be http, https or mailto. Images
+// become links and are never loaded.
 
 import { announce, button, copy, element } from "./dom.js";
 import { BlockStream, parse } from "./markdown.js";

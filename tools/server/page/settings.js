@@ -109,7 +109,6 @@ export class Settings {
     this.dialog.showModal();
   }
 
-  /** Show the server's defaults in empty fields. */
   showDefaults(params) {
     for (const [name] of NUMBERS) {
       const value = name === "max_tokens" ? params.n_predict : params[name];

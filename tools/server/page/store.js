@@ -1,5 +1,4 @@
-// Stores the settings and each conversation as entries in this browser. The server receives only the messages
-// in requests.
+// Stores settings and conversations in this browser. The server receives only the messages in requests.
 
 import { checked, newId } from "./tree.js";
 
@@ -44,7 +43,7 @@ export class Store {
     return found.sort((a, b) => b.updated - a.updated);
   }
 
-  /** Save a conversation. Throws an Error if the storage is full. */
+  /** Throws an Error if the storage is full. */
   save(chat) {
     this.chats.set(chat.id, chat);
     try {
@@ -59,7 +58,6 @@ export class Store {
     this.storage.removeItem(CHAT + id);
   }
 
-  /** Return the conversations with these ids as JSON. */
   export(ids = [...this.chats.keys()]) {
     const conversations = ids.map((id) => this.chats.get(id));
     return JSON.stringify({ kind: KIND, version: 1, conversations }, null, 1);

@@ -24,7 +24,6 @@ export function path(conversation) {
   return shown;
 }
 
-/** Return the messages from the first one to the message `id`. */
 export function pathTo(conversation, id) {
   const found = [];
   for (let node = conversation.nodes[id]; node && node.id !== ROOT; node = conversation.nodes[node.parent]) {
@@ -33,7 +32,6 @@ export function pathTo(conversation, id) {
   return found;
 }
 
-/** Add a message below `parent` and show it. */
 export function add(conversation, parent, role, content, more = {}) {
   const node = { id: newId(), parent, children: [], chosen: 0, role, content, ...more };
   const above = conversation.nodes[parent];
