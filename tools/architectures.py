@@ -1,7 +1,7 @@
 """`vkbackend models`: list the architectures that run, and which features each supports.
 
-Columns are derived from the weights, caches and states of a small model. --json names the tests of each
-column, which `pytest --all` runs. --md prints the table of docs/architectures.md.
+Columns are derived from the weights, caches and states of a small model. The flag --json names the tests of
+each column, which `pytest --all` runs. The flag --md prints the table of docs/architectures.md.
 """
 
 from __future__ import annotations

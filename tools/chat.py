@@ -2,9 +2,9 @@
 
 Every line is a message. A backslash at a line's end continues the message; three double quotes begin and end
 a message of several lines. Answers stream to stdout, with thoughts dimmed on a terminal. All other output is
-on stderr. When the context is full, the oldest messages are dropped. /help lists the commands, and /clear
-forgets the conversation. /exit, Ctrl-D or the end of input quits. Ctrl-C stops an answer and keeps its text;
-at the prompt Ctrl-C quits.
+on stderr. When the context is full, the oldest messages are dropped. Type /help to list the commands, /clear
+to forget the conversation, and /exit or Ctrl-D to quit. Ctrl-C stops an answer and keeps its text; at the
+prompt Ctrl-C quits.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def shown(thinks: bool, channels: bool = False) -> Callable[[str, bool], None]:
 @contextmanager
 def interrupts() -> Iterator[list[int]]:
     """Append the first Ctrl-C to the yielded list, so that the current step finishes. Raise KeyboardInterrupt
-    on the second."""
+    on the second Ctrl-C."""
     pressed: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:

@@ -185,8 +185,8 @@ def tell_notes(notes: Iterable[str], err: Console) -> None:
 
 @contextmanager
 def progress_bar(out: Console, *columns: ProgressColumn | str, keep: bool = False) -> Iterator[Progress]:
-    """Show a progress bar on a terminal. With `keep` the bar remains after success. Without a terminal it is
-    printed once."""
+    """Show a progress bar on a terminal. With `keep` the bar remains after success, or is printed once
+    without a terminal."""
     bar = Progress(*columns, console=out, transient=not keep, disable=not out.is_terminal)
     with bar:
         try:

@@ -129,7 +129,7 @@ unpack_radv() { take_driver "$1" "$2" libvulkan_radeon.so 'radeon_icd*.json'; }
 unpack_swiftshader() {
     local work=$1 out=$2 package version
     for package in chromium-common chromium; do
-        # Request the archive's newest version, because it may lack an installed security update.
+        # Request the archive's newest version, because the archive may lack an installed security update.
         version=$(apt-cache madison "$package" 2>/dev/null | awk 'NR == 1 { print $3 }')
         [ -n "$version" ] || continue
         rm -rf "$work/debs" && mkdir -p "$work/debs"

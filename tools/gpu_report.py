@@ -30,9 +30,8 @@ from vkbackend.tools.report.machine import machine
 from vkbackend.tools.report.parts import PARTS
 from vkbackend.tools.report.worker import DEVICES
 
-LOOK_S = 120.0  # Limit of the process that lists devices.
-# VKBACKEND_TIMEOUT is this fraction of a case's deadline, so a hang raises an error before its process is
-# killed.
+LOOK_S = 120.0  # Time limit of the process that lists devices.
+# VKBACKEND_TIMEOUT is WAITED times a case's deadline, so a hang raises an error before its process is killed.
 WAITED = 0.8
 
 

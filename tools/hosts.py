@@ -2,8 +2,8 @@
 
 `hosts run --hostfile FILE -- COMMAND ...` runs generate, chat, serve, bench, sweep, perplexity, plan or
 bench-reduce on all hosts' devices. `hosts check --hostfile FILE` shows each host's interface, ports, devices
-and their speed, and the time of exchanges by size. -m adds the speed of each possible placement of the model.
-Set-up: docs/hosts.md.
+and their speed, and the time of exchanges by size. The flag -m adds the speed of each possible placement of
+the model. Set-up: docs/hosts.md.
 """
 
 from __future__ import annotations

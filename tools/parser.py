@@ -30,7 +30,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def with_sources(message: str, lines: Iterable[str]) -> str:
-    """Append which flags in the message come from environment variables."""
+    """Append to the message which of its flags come from environment variables."""
     named = (line for line in lines if re.search(rf"(?<![\w-]){line.partition(' ')[0]}(?![\w-])", message))
     return "; ".join((message, *(line for line in named if " comes from " in line)))
 

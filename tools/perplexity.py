@@ -1,9 +1,9 @@
 """`vkbackend perplexity`: measure how well a model predicts a text, in windows as llama.cpp does.
 
-A window has --ctx-size tokens, of which the second half is scored. --save-all-logits saves log probabilities.
---kl-divergence-base compares with saved log probabilities, for example of another quantization. The
-comparison prints the KL divergence, the change of the token's probability, and how often both models prefer
-the same token.
+A window has --ctx-size tokens, of which the second half is scored. The flag --save-all-logits saves log
+probabilities. The flag --kl-divergence-base compares with saved log probabilities, for example of another
+quantization, and prints the KL divergence, the change of the token's probability, and how often both models
+prefer the same token.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def share_context(args: argparse.Namespace, path: str) -> None:
-    """Set the context size. All slots share -c tokens of cache without --kv-cells."""
+    """Set the context size. Without --kv-cells, all slots share -c tokens of cache."""
     if not args.n_ctx:
         args.n_ctx = own_context(path) if args.n_ctx == 0 else min(own_context(path), N_CTX)
     if args.kv_cells is None:

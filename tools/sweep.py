@@ -1,7 +1,7 @@
 """`vkbackend sweep`: measure tokens per second as the context grows.
 
-At every depth the command times a prompt of --n-prompt tokens, then --n-gen single tokens. --plot draws the
-table with matplotlib (extra "plot").
+At every depth the command times a prompt of --n-prompt tokens, then --n-gen single tokens. The flag --plot
+draws the table with matplotlib (extra "plot").
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ fi
 
 
 # mypy runs in the background, because tests often wait for processes.
-# The environment for kompute is set up too, because its first set-up compiles kp.
+# The kompute environment is set up in the background too, because its first set-up compiles kp.
 kompute="" workers=() logs=$(mktemp -d)
 mypy_tree >"$logs/mypy" 2>&1 </dev/null &
 mypy=$!

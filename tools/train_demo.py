@@ -30,7 +30,7 @@ console = Console(stderr=True, highlight=False)
 
 
 def token_rows(vocabulary: Vocabulary, seed: int, n: int) -> Iterator[list[int]]:
-    """Yield rows of n + 1 token ids, which begin with a story and are cut: <s> story </s> <s> story."""
+    """Yield rows of n + 1 token ids, which begin with a story and end anywhere: <s> story </s> <s> story."""
     rng = random.Random(seed)
     while True:
         row: list[int] = []
@@ -51,8 +51,8 @@ def _loss(w: Weights, config: Config, rows: list[list[int]]) -> torch.Tensor:
 def train(
     config: Config, vocabulary: Vocabulary, steps: int, minutes: float, batch: int, lr: float, seed: int
 ) -> Weights:
-    """Train with AdamW and a cosine schedule that ends after `steps` steps or `minutes` minutes, whichever
-    comes first.
+    """Train with AdamW and a cosine schedule that ends after `steps` steps, or after `minutes` minutes if
+    that is sooner.
 
     In the first four fifths of the time, rows have half the context's length, in which most stories fit.
     Later rows have the full length. Validation stories come from a seed that training never uses.

@@ -1,1 +1,1 @@
-"""Scripts that read a checkout: its imports and its prose. A wheel does not contain them."""
+"""Scripts that read a checkout: its imports and its prose. Wheels do not contain these scripts."""

@@ -142,7 +142,6 @@ READERS = {
 
 
 def names_of(source: str) -> Iterator[tuple[int, str]]:
-    """Yield the parameters and local variables whose names are in NAMES."""
     for node in ast.walk(ast.parse(source)):
         name = node.arg if isinstance(node, ast.arg) else node.id if isinstance(node, ast.Name) else ""
         if name in NAMES and not (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)):

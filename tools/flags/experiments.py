@@ -1,4 +1,4 @@
-"""Flags for experiments with how devices share a model, the last group of flags in --help."""
+"""Flags for experiments with sharing a model between devices, which --help lists last."""
 
 from __future__ import annotations
 

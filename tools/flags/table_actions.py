@@ -11,7 +11,7 @@ from vkbackend.tools.flags.table import OFF, Flag, flags_of
 
 
 def add_table_arguments(parser: argparse.ArgumentParser, command: str, words: Iterable[str]) -> None:
-    """Add the flags in `words` that have no effect or are refused. Adding all would be slow."""
+    """Add only refused and ineffective flags in `words`, because adding all flags is slow."""
     known = parser._option_string_actions
     given = {word.partition("=")[0] for word in words}
     for flag in flags_of(command):

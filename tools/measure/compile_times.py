@@ -1,4 +1,4 @@
-"""Measures the seconds to compile the pipelines of a model."""
+"""Times the compilation of a model's pipelines."""
 
 from __future__ import annotations
 

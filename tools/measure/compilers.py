@@ -24,7 +24,7 @@ _UNPACK = "run `bash tools/setup.sh"
 @dataclass(frozen=True)
 class Gpu:
     name: str
-    driver: str  # folder in .drivers
+    driver: str  # Folder in .drivers.
     variable: str  # Environment variable by which the driver selects the GPU.
     value: str
 

@@ -1,4 +1,4 @@
-"""Measures many callers at once, by the latency of each caller and the total rate.
+"""Measures the total rate of concurrent callers and the latency of each caller.
 
 Each caller requests several texts in turn, with prompts of different lengths. Every second prompt has a
 common prefix. An untimed round first records and compiles every step.

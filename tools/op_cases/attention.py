@@ -47,7 +47,7 @@ class KvStore(Case):
 
     @property
     def tolerance(self) -> float:  # type: ignore[override]
-        """Return the NMSE of one neighbouring code in 64 elements."""
+        """Return the NMSE if one element in 64 has a neighbouring code."""
         codes = {"f32": 1e-10, "f16": 1e-8, "bf16": 1e-6}
         return codes[self.type] if self.head_dim else 0.0
 
@@ -130,8 +130,8 @@ class AttnDecode(Case):
 
 @dataclass(frozen=True)
 class AttnDecodeCoop(AttnDecode):
-    """AttnPrefillCoop describes the rounding errors. In a single split, an error of the largest score changes
-    all sums."""
+    """AttnPrefillCoop's docstring derives the rounding errors. In a single split, an error of the largest
+    score changes all sums."""
 
     tolerance: ClassVar[float] = 4e-6
 

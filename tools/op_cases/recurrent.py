@@ -12,8 +12,8 @@ from vkbackend.tools.op_cases.setup import Case, Setup, Tensor, Views, output, u
 
 StateRun = tuple[int, int, int, int]  # a run: first position, rows, cell to read, cell to write
 
-# The first run writes the cell that it reads, and the second another cell. The third begins a new sequence,
-# so its cell has NaN.
+# The first run writes the cell that it reads, and the second run writes another cell. The third begins a new
+# sequence, so its cell has NaN.
 RUNS: tuple[StateRun, ...] = ((5, 3, 2, 2), (9, 1, 0, 3), (0, 2, 1, 1))
 
 

@@ -86,7 +86,7 @@ async def prompt_of(llm: LLM, name: str, value: Any) -> tuple[list[int], str | N
         return await prompt_of(llm, name, value.get("prompt_string"))
     if not isinstance(value, list):
         raise refused(name, value, PROMPT)
-    if len(value) > llm.n_ctx:  # 8 MiB may have four million tokens
+    if len(value) > llm.n_ctx:  # a body of 8 MiB may have four million tokens
         check_tokens([0] * len(value), llm.n_vocab, llm.n_ctx)
     if not any(isinstance(part, str) for part in value):
         return list(token_ids(name, value, PROMPT)), None
@@ -136,7 +136,7 @@ def several(job: Job, n: int) -> list[Job]:
 
 
 async def merged(llm: LLM, jobs: Sequence[J]) -> AsyncGenerator[tuple[J, Piece], None]:
-    """Yield the chunks of all jobs as they arrive. If a job fails, end all."""
+    """Yield the chunks of all jobs as they arrive. If a job fails, end all jobs."""
     queue: asyncio.Queue[tuple[J, Piece | BaseException | None]] = asyncio.Queue(EAGER_CHUNKS)
 
     async def read(job: J) -> None:

@@ -16,7 +16,7 @@ class Limits:
     body_nbytes: int = 8 << 20
     json_depth: int = 64
     header_nbytes: int = 32 << 10  # Includes the request line.
-    connections: int = 512  # This is half of the default limit of open files.
+    connections: int = 512  # The default limit of open files is 1,024.
     streams: int = 128
     queue: int = 256  # At most this many sequences wait for a slot.
     prompts: int = 128
@@ -26,7 +26,7 @@ class Limits:
     header_s: float = 10.0
     body_s: float = 10.0
     drain_s: float = 10.0  # A client has this time to read its buffered data.
-    idle_s: float = 65.0  # longer than the 60 s of proxies
+    idle_s: float = 65.0  # Proxies wait 60 s.
     ping_s: float = 15.0  # Idle streams get a comment this often, so that proxies keep them open.
     shutdown_s: float = 30.0  # Running requests may continue this long after SIGTERM.
 

@@ -74,7 +74,7 @@ def as_chat(fields: Fields) -> Fields:
 
 
 def _texts(fields: Fields, name: str) -> list[str]:
-    """Return the texts of a field. Raise InvalidArgument if it has other blocks."""
+    """Return the texts of a field. Raises InvalidArgument for other blocks."""
     value = fields.get(name)
     if value is None or isinstance(value, str):
         return [value] if value else []

@@ -19,7 +19,7 @@ from vkbackend.models.llm import LLM
 from vkbackend.tools.server.failures import Refusal
 
 T = TypeVar("T")
-WATCH_S = 1.0  # limit to notice the loss of an idle engine
+WATCH_S = 1.0  # Limit to notice the loss of an idle engine.
 # The delay before reopening doubles each time that the model is lost within LASTED_S.
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 60.0
 # A model that worked longer resets the delay, because an engine that is killed once a minute would soon wait

@@ -45,7 +45,8 @@ async def reply(
 
 @asynccontextmanager
 async def while_connected(receive: Receive) -> AsyncIterator[None]:
-    """Raise ClientGone in the `with` block when the client disconnects. Read the body before the block."""
+    """Raise ClientGone in the `with` block when the client disconnects. Read the body before the `with`
+    block."""
     task, gone, left = asyncio.current_task(), asyncio.ensure_future(receive()), False
     assert task is not None
 
@@ -80,7 +81,8 @@ class EventStream:
         self._ping: asyncio.Task[None] | None = None
 
     async def run(self, events: AsyncGenerator[bytes, None], receive: Receive) -> BaseException | None:
-        """Send all events. Raise an error before the first event; send and return a later error."""
+        """Send all events. Raise an error that occurs before the first event. Send and return a later
+        error."""
         self._timer = self._loop.call_later(self._ping_s, self._look)
         try:
             async with while_connected(receive):

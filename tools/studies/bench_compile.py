@@ -1,8 +1,8 @@
 """Times the compilation of a model's pipelines: `python -m vkbackend.tools.studies.bench_compile -m
 model.gguf -dev 0`.
 
-Prints the minimum seconds for a decode step and a prompt with one thread, several threads, and a filled
-pipeline cache. The driver's own cache must be disabled (in Mesa with MESA_SHADER_CACHE_DISABLE=true).
+Prints the minimum seconds to compile a decode step and a prompt with one thread, several threads, and a
+filled pipeline cache. The driver's own cache must be disabled (in Mesa with MESA_SHADER_CACHE_DISABLE=true).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 -g NAVI31,DG2,AMPERE -c "MatDot"`.
 
 Compiles cases of `bench-ops` with the constants that ops choose for the device, or any SPIR-V (--spirv).
-Prints statistics of the kernel and the instructions of its hot loop (tools/measure/assembly.py). -g selects
-compilers from `tools/setup.sh --compilers`, which need no GPU.
+Prints statistics of the kernel and the instructions of its hot loop (tools/measure/assembly.py). The flag -g
+selects compilers from `tools/setup.sh --compilers`, which need no GPU.
 """
 
 from __future__ import annotations

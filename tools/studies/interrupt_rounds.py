@@ -1,7 +1,7 @@
 """Runs the rounds of interrupts.py, in a process that may hang or crash.
 
-Each round sends SIGINT at a random moment of a call of `LLM`, sometimes twice. After that, the model must
-generate known tokens. The process prints a JSON line before each round and one with its result.
+Each round sends SIGINT at a random moment of a call of `LLM`, sometimes twice. After each round, the model
+must generate known tokens. The process prints a JSON line before each round and one with its result.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from vkbackend.runtime import Device
 PHASES = ("load", "prefill", "decode", "stream", "state", "close")
 WEIGHTS = (2, 2, 4, 2, 1, 1)  # weights of PHASES in the random choice
 N_CTX, N_PROMPT, N_DECODE, N_CHECKED = 128, 96, 12, 6
-AGAIN = 0.3  # the share of rounds with two interrupts
-AGAIN_S = 0.003  # the longest time between two interrupts
-BEYOND = 1.2  # the latest interrupt, as a multiple of the call's duration
-RELEASED_S = 30.0  # limit for freeing the objects of an interrupted call
+AGAIN = 0.3  # Share of rounds with two interrupts.
+AGAIN_S = 0.003  # Longest time between two interrupts.
+BEYOND = 1.2  # Latest interrupt, as a multiple of the call's duration.
+RELEASED_S = 30.0  # Limit for freeing the objects of an interrupted call.
 
 
 class Striker:
@@ -80,7 +80,7 @@ class Striker:
 
 
 class Rounds:
-    """Runs rounds on a model that stays open. Rounds that open or close a model use another."""
+    """Runs rounds on a model that stays open. Rounds that open or close a model use another model."""
 
     def __init__(self, path: str, devices: list[str], process: bool, folder: str) -> None:
         self._path = path

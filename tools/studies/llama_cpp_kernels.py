@@ -1,8 +1,8 @@
 """Compares our matrix products with llama.cpp's, for absent GPUs: `python -m
 vkbackend.tools.studies.llama_cpp_kernels -g NAVI31,BMG -t q4_0,f16`.
 
-llama.cpp's generator and glslc build the shaders of llama-cpp-python's source package (pip downloads it, or
---sdist), with the constants that llama.cpp's host code chooses for the GPU
+Builds the shaders of llama-cpp-python's source package (pip downloads it, or --sdist) with llama.cpp's
+generator and glslc. Constants are from llama.cpp's host code for the GPU
 (tools/measure/llama_cpp_choices.py). Attention is compared for one row after 4,095 others and for a prompt,
 with heads of size 128 and 4 q heads per KV head. Compares vector instructions per 32 multiply-adds and, for
 kernels with tiles, the compiler's estimated cycles. Ratios are ours to llama.cpp's, so below 1 is better.

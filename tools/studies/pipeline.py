@@ -1,6 +1,6 @@
 """Measures the gain of two steps in flight over two hosts: `python -m vkbackend.tools.studies.pipeline`.
 
-The hosts are two threads of one process. Each has a device that only sleeps in segments that multiply by
+The hosts are two threads of one process. Each host has a device that only sleeps in segments that multiply by
 weights. Prints total tokens per second with one step in flight and with two.
 """
 

@@ -4,8 +4,8 @@ Compiles every op that multiplies an N x K matrix by 1 to 512 rows, for GPUs tha
 rows are rounded up as in steps. An op's time is estimated as the larger of memory time and compute time.
 Memory time is the bytes of matrix, x and y divided by the memory's rate. Compute time is the hot loop's
 vector instructions plus the matrix units' multiply-adds at peak rate. Partly filled tiles count as full.
-Launches, latency and code outside the loop are ignored, so times are lower bounds. They can rank the ops of a
-GPU, but not GPUs.
+Launches, latency and code outside the loop are ignored, so times are lower bounds, which can rank the ops of
+a GPU but not GPUs.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def costs(gpu: str, kind: str) -> Iterator[Cost]:
     info, rates, seen = select("0", devices()), RATES[gpu], dict[object, float]()
     device = open_for_report(info)
     limits = device.limits
-    if rates.int8 == 4:  # NVK reports this feature only for a present GPU.
+    if rates.int8 == 4:  # NVK reports `int8_units_fast` only for a present GPU.
         limits = replace(limits, features=limits.features | {"int8_units_fast"})
     try:
         for n_rows in ROWS:

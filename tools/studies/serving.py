@@ -2,7 +2,7 @@
 
 Alternates three runs. The first calls `agenerate`, with the engine in a separate process. The second streams
 the same texts over HTTP. The third streams the same bytes at the same rate from a minimal server (Starlette,
-uvicorn). CPU time is the server process's.
+uvicorn). CPU time includes only the server process.
 """
 
 from __future__ import annotations

@@ -88,7 +88,6 @@ class Soak:
         return f"{status}, {ended or 'cut'}"
 
     async def left(self) -> str:
-        """Ask for a stream and close it after some events."""
         body = {"prompt": self.rng.choice(PROMPTS), "max_tokens": 200, "stream": True, "ignore_eos": True}
         status, _, lines = await self.endpoint.ask("POST", "/completions", body)
         n, most = 0, self.rng.randrange(1, 30)

@@ -15,7 +15,7 @@ export class Store {
     for (let i = 0; i < storage.length; i++) this.refresh(storage.key(i));
   }
 
-  /** Reload an entry that another tab changed. Return the id of its conversation. */
+  /** Reload an entry that another tab changed, and return its conversation's id. */
   refresh(key) {
     if (!key?.startsWith(CHAT)) return null;
     const id = key.slice(CHAT.length);
