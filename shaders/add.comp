@@ -1,6 +1,5 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = a + b
 #include "lib/types.glsl"
 
 layout(push_constant) uniform Push {

@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Add a bias to each row: y[r, i] = x[r, i] + b[i].
+// Add a bias: y[r, i] = x[r, i] + b[i].
 #include "lib/types.glsl"
 
 layout(push_constant) uniform Push {

@@ -1,9 +1,9 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y[p, i] = x[p, i] + b[ids[p], i], where a pair p is a row and one of its experts.
+// y[p, i] = x[p, i] + b[ids[p], i] for each pair p of a row and an expert.
 #include "lib/types.glsl"
 
-layout(constant_id = 1) const uint RAGGED = 0; // expert e's bias has starts[e + 1] - starts[e] values
+layout(constant_id = 1) const uint RAGGED = 0; // 1: expert e's bias has starts[e + 1] - starts[e] values
 
 layout(push_constant) uniform Push {
     uint x_off, b_off, ids_off, starts_off, y_off;

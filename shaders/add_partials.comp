@@ -1,16 +1,16 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Finish an all-reduce: h = residual + the devices' partial sums in slot order, and y = rms_norm(h) * w. One
-// workgroup per row. The fixed order gives h the same bits on all devices. The device's own partial sum is
-// rounded like the sums in the slots: with WIRE 1 in this shader, with WIRE 2 in pack_halves.
+// Finish an all-reduce: h = residual + the devices' partial sums in slot order, and y = rms_norm(h) * w. The
+// fixed order gives h the same bits on all devices. The device rounds its own partial sum like the sums in
+// the slots. With WIRE 1 this shader does so, with WIRE 2 pack_halves.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 #include "lib/bf16.glsl"
 #include "lib/f16_wire.glsl"
 
-layout(constant_id = 1) const uint HAS_RESIDUAL = 1; // 0: h is the sum without a residual
-layout(constant_id = 2) const uint HAS_NORM = 1; // 0: no norm, y is not written.
-// Format of the slots: floats (0), pairs of bfloat16 (1) or blocks of f16_wire.glsl (2).
+layout(constant_id = 1) const uint HAS_RESIDUAL = 1; // 0: omit the residual
+layout(constant_id = 2) const uint HAS_NORM = 1; // 0: write only h.
+// The slots have floats (0), pairs of bfloat16 (1) or blocks of f16_wire.glsl (2).
 layout(constant_id = 3) const uint WIRE = 0;
 layout(constant_id = 4) const uint BATCH = 1; // elements in flight
 
@@ -20,11 +20,11 @@ layout(push_constant) uniform Push {
     float eps;
 };
 layout(set = 0, binding = 0) readonly buffer Residual { float residual[]; };
-layout(set = 0, binding = 1) readonly buffer Own { uint own[]; }; // floats; with WIRE 2 blocks like in a slot
+layout(set = 0, binding = 1) readonly buffer Own { uint own[]; }; // floats, or with WIRE 2 blocks
 layout(set = 0, binding = 2) readonly buffer Slots { uint slots[]; };
 layout(set = 0, binding = 3) readonly buffer W { float w[]; };
 layout(set = 0, binding = 4) buffer H { float h[]; }; // a thread reads only elements that it wrote itself
-layout(set = 0, binding = 5) writeonly buffer Y { uint y[]; }; // floats; with OUT_Q8 8 bits
+layout(set = 0, binding = 5) writeonly buffer Y { uint y[]; }; // floats, or with OUT_Q8 8 bits
 #include "lib/row_elements.glsl"
 
 float slot_value(uint s, uint i) {

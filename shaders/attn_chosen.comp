@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Like attn_decode, but each row attends only to the positions that index_top_k chose. The cache cells of 32
-// positions are looked up together. A row that belongs to no run gets zeros.
+// Like attn_decode, but each row attends only to the positions that index_top_k chose. The cells of 32
+// positions are looked up together. A row outside all runs gets zeros.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint HEAD_K = 64;
@@ -36,7 +36,7 @@ uint n_keys_of(uint row) { return row < step_n_rows() ? min(step_params.rows[row
 
 uint first_key_of(uint n_keys) { return 0; }
 
-// An incomplete last block is filled with copies of the last position.
+// Fill an incomplete last block with copies of the last position.
 void open_block(uint slot, uint block, uint n_keys) {
     half_of = block % 2 * CELL_BLOCK;
     for (uint j = gl_LocalInvocationID.x; j < CELL_BLOCK; j += LOCAL) {

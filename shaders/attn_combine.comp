@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // Combine the splits s of attn_decode: y = sum of exp(m_s - m) * acc_s / sum of exp(m_s - m) * l_s. A row
-// without keys gets zeros. For sinks see lib/sinks.glsl.
+// without keys gets zeros.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint HEAD_V = 64;
@@ -36,7 +36,7 @@ void main() {
 
     const float sink = HAS_SINKS != 0 ? sinks[sinks_off + head] : NEG_LARGE;
     float m = sink;
-    uint n_used = 0; // number of splits up to the last one with keys
+    uint n_used = 0; // splits up to the last one with keys
     for (uint first = 0; first < n_splits; first += BATCH) {
         [[unroll]] for (uint u = 0; u < BATCH; ++u) {
             m = max(m, maxima[first + u]);

@@ -1,18 +1,17 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // Compute attn_decode on matrix units (lib/unit_attention.glsl). The q heads of a kv head are the rows of a
-// tile. The workgroup ID is (tile of heads, split, row). V of a block is loaded while the block's keys are
-// scored. Loading the next block's K overlaps the current block's computation. With heads of 128 dimensions
-// and a group of 16 rows, this takes 19 KiB of shared memory.
+// tile. The loads of a block's V and of the next block's K overlap computation. Heads of 128 dimensions and a
+// group of 16 rows take 19 KiB of shared memory.
 #include "lib/types.glsl"
 
-layout(constant_id = 1) const uint UNIT_M = 16; // the matrix units multiply [M, K] by [K, N]
+layout(constant_id = 1) const uint UNIT_M = 16; // the units multiply [M, K] by [K, N]
 layout(constant_id = 2) const uint UNIT_N = 16;
 layout(constant_id = 3) const uint UNIT_K = 16;
 layout(constant_id = 4) const uint LANES = 32;
 layout(constant_id = 5) const uint ROW_GROUPS = 1;
 layout(constant_id = 6) const uint V_PARTS = 2;
-layout(constant_id = 7) const uint UNROLL = 1; // matrices of q or p per iteration of a loop
+layout(constant_id = 7) const uint UNROLL = 1; // matrices of q or p per iteration
 layout(constant_id = 8) const uint HEAD_K = 64; // a multiple of UNROLL * UNIT_K
 layout(constant_id = 9) const uint HEAD_V = 64; // a multiple of V_PARTS * UNIT_N
 layout(constant_id = 10) const uint HAS_SINKS = 0; // used with FINAL
@@ -32,7 +31,7 @@ layout(push_constant) uniform Push {
 };
 layout(set = 0, binding = 0) readonly buffer Q { float q[]; };
 layout(set = 0, binding = 1) readonly buffer KCache { uint k[]; };
-// The caches are also declared without readonly, because RADV may move readonly loads down to their use.
+// The caches are also declared without readonly, because RADV may delay readonly loads until their use.
 layout(set = 0, binding = 1) buffer KCache1 { uint k1[]; };
 layout(set = 0, binding = 1) buffer KCache4 { uvec4 k4[]; };
 layout(set = 0, binding = 2) readonly buffer VCache { uint v[]; };
@@ -101,7 +100,7 @@ void main() {
 
     for (uint block = first_block; block < end_block; ++block) {
         const uint block_pos = block * CELL_BLOCK;
-        barrier(); // wait until V of the previous block has been multiplied
+        barrier(); // all threads have multiplied V of the previous block
         store_k();
         barrier();
         hold_v(cell);

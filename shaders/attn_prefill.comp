@@ -1,9 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute the causal attention of a tile of TQ rows of one run, by online softmax over blocks of 32 keys.
-// The workgroup ID is (tile, head - first_head), because several dispatches may divide the heads. Workgroups
-// after the last tile write zeros to the rows that belong to no run. TQ is chosen so that shared memory is at
-// most 15.6 KiB.
+// Compute causal attention for a tile of TQ rows of one run, by online softmax over blocks of 32 keys. The
+// workgroup ID is (tile, head - first_head), because several dispatches may share the heads. Workgroups after
+// the last tile write zeros to the rows outside all runs. TQ limits shared memory to 15.6 KiB.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint TQ = 4; // 4, 8 or 16
@@ -57,13 +56,12 @@ shared float row_max[TQ];
 shared float row_rescale[TQ];
 shared vec4 k_tile[CELL_BLOCK * K_STRIDE]; // [key][quad]
 
-// globals, as in row_attention.glsl
 uint thread = gl_LocalInvocationID.x;
 uint score_key = thread % CELL_BLOCK;
 uint s_row0 = thread / CELL_BLOCK * S_ROWS;
-uint v_row0 = min(thread / V_QUADS, V_GROUPS - 1) * V_ROWS; // the sums of surplus threads are never read
+uint v_row0 = min(thread / V_QUADS, V_GROUPS - 1) * V_ROWS; // nothing reads the sums of surplus threads
 float m = NEG_LARGE; // maximum of row `thread`
-float s[S_ROWS]; // scores of the key score_key for the rows from s_row0 on
+float s[S_ROWS]; // scores of score_key for rows from s_row0 on
 float l[V_ROWS]; // sums of p
 vec4 acc[V_ROWS * V_ROUNDS]; // sums of p * v
 
@@ -74,11 +72,11 @@ void clear_sums() {
 
 QueryTile tile;
 uint head, kv_head;
-uint first_key; // first key that any row of the tile attends to
+uint first_key; // first key for any row of the tile
 
 struct Block {
     uint cell, pos; // of its first key
-    uint first_valid, n_valid; // keys that some row of the tile attends to
+    uint first_valid, n_valid; // keys for some row of the tile
 };
 
 void read_queries() {
@@ -98,7 +96,6 @@ Block find_block(uint number, uint n_keys) {
     return Block(block_cell(tile.slot, number), pos, max(first_key, pos) - pos, min(n_keys - pos, CELL_BLOCK));
 }
 
-// Each thread reads the key that it scores.
 void multiply_own_key(Block block, bool valid) {
     const uint base = ((block.cell + score_key) * n_kv + kv_head) * K_QUADS;
     for (uint at = base; valid && at < base + K_QUADS; ++at) {
@@ -107,12 +104,12 @@ void multiply_own_key(Block block, bool valid) {
     }
 }
 
-// K is copied to shared memory, because direct reads by 32 threads would touch 32 cache lines at a time.
+// K is copied to shared memory, because direct reads by 32 threads would read 32 cache lines at a time.
 void multiply_pieces(Block block, bool valid) {
     const uint key = thread / S_GROUPS;
     const uint quad = thread % S_GROUPS;
     const uint base = (block.cell * n_kv + kv_head) * K_QUADS;
-    // Reading the cells of invalid keys is safe, because all cells of a block exist.
+    // All cells of a block exist, so reading invalid keys is safe.
     const uint key_base = base + key * n_kv * K_QUADS;
     for (uint at = base; at < base + K_QUADS; at += K_PIECE) {
         const uint first = at - base;
@@ -139,15 +136,15 @@ void score_block(Block block) {
     const bool valid = score_key >= block.first_valid && score_key < block.n_valid;
     [[unroll]] for (uint a = 0; a < S_ROWS; ++a) s[a] = 0.0;
     // The loops in multiply_own_key and multiply_pieces have variable bounds, because drivers would unroll
-    // constant loops and take seconds to compile.
+    // constant loops, which takes seconds.
     if (S_GROUPS == 1) {
         multiply_own_key(block, valid);
     } else {
         multiply_pieces(block, valid);
     }
     [[unroll]] for (uint a = 0; a < S_ROWS; ++a) {
-        // While all keys of a row are masked, the row's maximum is NEG_LARGE, and each key adds exp(0) = 1 to
-        // the sums. The first key that is not masked clears these sums, because exp(NEG_LARGE - m) is 0.
+        // While a row has only masked keys, its maximum is NEG_LARGE, and each key adds exp(0) = 1 to the
+        // sums. The first unmasked key clears these sums, because exp(NEG_LARGE - m) is 0.
         const uint row_pos = tile.first_pos + s_row0 + a;
         const uint key_pos = block.pos + score_key;
         const bool masked = key_pos > row_pos || key_pos < first_key_of(row_pos);
@@ -181,7 +178,7 @@ void add_values(Block block) {
         [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] *= row_rescale[v_row0 + a];
     }
     for (uint first = BATCH > 1 ? 0 : block.first_valid; first < block.n_valid; first += V_BATCH) {
-        vec4 value[V_BATCH * V_ROUNDS]; // a masked key is replaced by the nearest valid key
+        vec4 value[V_BATCH * V_ROUNDS]; // the nearest valid key replaces a masked key
         [[unroll]] for (uint u = 0; u < V_BATCH; ++u) {
             const uint key = clamp(first + u, block.first_valid, block.n_valid - 1);
             const uint base = ((block.cell + key) * n_kv + kv_head) * V_QUADS;
@@ -229,7 +226,7 @@ void main() {
         score_block(block);
         soften_block(block.n_valid);
         add_values(block);
-        if (S_GROUPS == 1) barrier(); // before scores are overwritten; multiply_pieces has a barrier
+        if (S_GROUPS == 1) barrier(); // before threads overwrite scores; multiply_pieces has a barrier
     }
     if (thread / V_QUADS < V_GROUPS) put_results();
 }

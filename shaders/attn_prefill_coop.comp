@@ -1,16 +1,15 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute attn_prefill on matrix units (lib/unit_attention.glsl). With heads of 128 dimensions and 4 groups
-// of 16 rows, this takes 43 KiB of shared memory. Then 64 keys and 16 rows take 64 products of 16 x 16
-// matrices.
+// Compute attn_prefill on matrix units (lib/unit_attention.glsl). Heads of 128 dimensions and 4 groups of 16
+// rows take 43 KiB of shared memory.
 #include "lib/types.glsl"
 
-layout(constant_id = 1) const uint UNIT_M = 16; // constants as in attn_decode_coop.comp
+layout(constant_id = 1) const uint UNIT_M = 16; // see attn_decode_coop.comp
 layout(constant_id = 2) const uint UNIT_N = 16;
 layout(constant_id = 3) const uint UNIT_K = 16;
 layout(constant_id = 4) const uint LANES = 32;
 layout(constant_id = 5) const uint ROW_GROUPS = 4;
-// Subgroups per group of rows, so many that a subgroup's part of the output fits in registers.
+// With V_PARTS subgroups per group of rows, a subgroup's part of the output fits in registers.
 layout(constant_id = 6) const uint V_PARTS = 1;
 layout(constant_id = 7) const uint UNROLL = 1;
 layout(constant_id = 8) const uint HEAD_K = 64;
@@ -47,7 +46,7 @@ layout(set = 0, binding = 5) writeonly buffer Y { float y[]; };
 #include "lib/sinks.glsl"
 #include "lib/tanh.glsl"
 #include "lib/unit_attention.glsl"
-const bool KEEPS = LANES > 16; // with subgroups of 16 lanes (Intel), loads in flight would spill registers
+const bool KEEPS = LANES > 16; // loads in flight spill registers of 16-lane subgroups (Intel)
 #include "lib/unit_pieces.glsl"
 #include "lib/query_tiles.glsl"
 
@@ -86,7 +85,7 @@ void main() {
         const uint n_valid = min(n_keys - block_pos, CELL_BLOCK);
         const uint first_valid = max(first_key, block_pos) - block_pos;
 
-        barrier(); // wait until V of the previous block has been multiplied
+        barrier(); // all threads have multiplied V of the previous block
         if (KEEPS) {
             hold_k(cell);
             store_k();
@@ -97,7 +96,7 @@ void main() {
             }
         }
         barrier();
-        if (KEEPS) hold_v(cell); // V is loaded while keys are scored
+        if (KEEPS) hold_v(cell);
         score_keys();
         barrier();
         if (!KEEPS) {

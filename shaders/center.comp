@@ -1,8 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Subtract the mean of each row: y = x - mean(x). A router reads y, so y must have the same bits on all
-// devices. Therefore 32 lanes sum in a fixed order, a tree adds their sums, and the sum is multiplied by 1 /
-// n instead of divided by n.
+// Subtract the mean of each row. A router reads y, so all devices must compute the same bits. Therefore 32
+// lanes sum in a fixed order, a tree adds their sums, and a product with 1 / n replaces the division.
 #include "lib/types.glsl"
 
 layout(push_constant) uniform Push {

@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Copy columns: y[r, i] = x[r, first + i], where rows of x have `width` columns.
+// Copy columns: y[r, i] = x[r, first + i].
 #include "lib/types.glsl"
 
 layout(push_constant) uniform Push {

@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Copy n words from src to dst, distributed over the workgroups.
+// Copy n words from src to dst.
 #include "lib/types.glsl"
 
 layout(push_constant) uniform Push {

@@ -1,16 +1,16 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute the part of a gated delta net that does not depend on the state, for all chunks of C rows at once;
-// delta_scan computes the rest. The workgroup ID is (chunk, head). Let c_t be the sum of g up to row t of the
-// chunk, and D_ts = e^(c_t - c_s). No exponent is positive, because g <= 0.
+// Compute the part of a gated delta net that does not depend on the state, for all chunks of C rows at once.
+// The shader delta_scan computes the rest. The workgroup ID is (chunk, head). Let c_t be the sum of g up to
+// row t of the chunk, and D_ts = e^(c_t - c_s). All exponents are at most 0, because g <= 0.
 //   L_ts = beta_t k_t D_ts k_s, s < t;  u = (I + L)^-1 beta v;  w = (I + L)^-1 beta e^c k
 //   q' = scale e^c q;  k' = e^(c_last - c) k;  P_ts = scale q_t D_ts k_s, s <= t.
-// Forward substitution computes u and w. A row of `work` has u, w, q', k' and e^c_last of S values each,
-// then C products P. Only the chunk's first row has e^c_last. Shared memory: at most 10.6 KiB.
+// A row of `work` has u, w, q', k' and e^c_last of S values each, then C products P. Only the chunk's first
+// row has e^c_last. The shader takes at most 10.6 KiB of shared memory.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint S = 128; // head size
-layout(constant_id = 2) const uint KDA = 0; // 1: g has a value per key channel
+layout(constant_id = 2) const uint KDA = 0; // 1: one g per key channel
 layout(constant_id = 3) const uint C = 64; // rows of a chunk
 
 layout(push_constant) uniform Push {
@@ -33,7 +33,7 @@ layout(set = 0, binding = 5) writeonly buffer Work { float work[]; };
 const uint GATES = KDA != 0 ? S : 1;
 const uint STRIDE = 5 * S + C;
 
-shared float sums[C * GATES]; // sums of g
+shared float sums[C * GATES];
 shared float lower[C * (C - 1) / 2]; // row t of L begins at t (t - 1) / 2
 
 float gate_sum(uint t, uint i) { return sums[t * GATES + (KDA != 0 ? i : 0)]; }
@@ -86,7 +86,7 @@ void main() {
         for (uint t = 0; t < n; ++t) {
             float value = is_u ? v[v_at + t * v_stride + i] : k[k_at + t * q_stride + i] * exp(gate_sum(t, i));
             value *= beta[beta_at + t * n_heads];
-            const uint row = t * (t - 1) / 2; // 0 for t = 0, although t - 1 wraps around
+            const uint row = t * (t - 1) / 2; // 0 for t = 0
             for (uint s = 0; s < t; ++s) value -= lower[row + s] * solved[s];
             solved[t] = value;
             work[work_at + t * next + column] = value;

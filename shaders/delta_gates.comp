@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute g = softplus(a + dt) * decay per head (width 1) or per key channel, and beta = sigmoid(b) per head.
+// Compute g = softplus(a + dt) * decay per head (width 1) or key channel, and beta = sigmoid(b) per head.
 #include "lib/types.glsl"
 
 layout(push_constant) uniform Push {

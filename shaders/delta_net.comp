@@ -1,13 +1,12 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute the gated delta rule token by token, for runs of a few rows. The workgroup ID is (columns of the
-// state, head, run). The state is M [key i, value j]. A single invocation reads and writes column j, so M may
-// change in place. With d = beta (v - (e^g M)^T k), the new state is M' = e^g M + k d^T and the output is o =
-// scale M'^T q.
+// Compute the gated delta rule row by row, for short runs. One invocation reads and writes column j of the
+// state M [key i, value j], so M may change in place. With d = beta (v - (e^g M)^T k), the new state is M' =
+// e^g M + k d^T and the output is o = scale M'^T q.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint S = 128; // head size
-layout(constant_id = 2) const uint KDA = 0; // 1: g has a value per key channel
+layout(constant_id = 2) const uint KDA = 0; // 1: one g per key channel
 
 layout(push_constant) uniform Push {
     uint q_off, k_off, v_off, g_off, beta_off, state_off, y_off;
@@ -36,7 +35,7 @@ void main() {
     const uint j = gl_WorkGroupID.x * LOCAL + thread;
     const uint h = gl_WorkGroupID.y;
     if (gl_WorkGroupID.z >= step_n_runs()) {
-        // Workgroups after the last run clear the rows that belong to no run.
+        // Workgroups after the last run clear the rows outside all runs.
         const uint row = step_n_rows() + gl_WorkGroupID.z - step_n_runs();
         if (row < n_rows) y[y_off + (row * n_heads + h) * S + j] = 0.0;
         return;
@@ -47,7 +46,7 @@ void main() {
     bool is_zero = is_fresh(run);
 
     for (uint row = run.y; row < run.y + run.z; ++row) {
-        barrier(); // wait until all threads have used the values of the previous row
+        barrier(); // all threads have used the previous row
         for (uint i = thread; i < S; i += LOCAL) {
             const uint at = row * q_stride + key_head(h) * S + i;
             decay[i] = exp(g[gate_at(row, h) + (KDA != 0 ? i : 0)]);

@@ -3,7 +3,7 @@
 // Process the chunks of each run in order. `work` has u, w, q', k', e^c_last and the products P from
 // delta_chunk. The state is M [key, value]:
 //   x = u - w M;  o = q' M + P x;  M = e^c_last M + k'^T x.
-// The workgroup ID is (16 columns of M, head, run). Shared memory: at most 12 KiB.
+// The workgroup ID is (16 columns of M, head, run). It takes at most 12 KiB of shared memory.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint S = 128; // head size, a multiple of 16
@@ -22,7 +22,7 @@ layout(set = 0, binding = 2) writeonly buffer Y { float y[]; };
 #include "lib/runs.glsl"
 
 const uint COLUMNS = 16;
-const uint GROUPS = LOCAL / COLUMNS; // groups of threads; each processes some rows
+const uint GROUPS = LOCAL / COLUMNS; // groups of threads, with some rows each
 const uint ROWS = 4; // rows that share one read of M
 const uint STRIDE = 5 * S + C;
 

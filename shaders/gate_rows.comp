@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Multiply each row by its gate: y[r, i] = sigmoid(gate[r]) * x[r, i].
+// Apply a gate per row: y[r, i] = sigmoid(gate[r]) * x[r, i].
 #include "lib/types.glsl"
 
 layout(push_constant) uniform Push {

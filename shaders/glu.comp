@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute y = act(gate) * up, for gated linear units and output gates.
+// Compute y = act(gate) * up.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint ACT = 1;

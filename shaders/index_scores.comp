@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute the indexer's scores of positions 0..pos for each row (DeepSeek-AI 2025, arXiv:2512.02556): y = sum
-// over the indexer's heads of w * max(q . k, 0). The workgroup ID is (block of LOCAL positions, -, row); each
-// thread scores one position. A thread reads a key once for HEADS heads.
+// Compute the indexer's scores of positions 0..pos for each row (DeepSeek-AI 2025, arXiv:2512.02556). A score
+// is the sum over the indexer's heads of w * max(q . k, 0). The workgroup ID is (block of LOCAL positions, -,
+// row). Each thread scores one position. A thread reads a key once for HEADS heads.
 #include "lib/types.glsl"
 #include "lib/cache_types.glsl"
 
@@ -61,7 +61,7 @@ void main() {
         barrier();
         float s[HEADS];
         [[unroll]] for (uint a = 0; a < HEADS; ++a) s[a] = 0.0;
-        // The loop has variable bounds, because drivers would unroll a constant loop.
+        // The bounds are variable, as in row_attention.glsl.
         for (uint turn = base; turn < base + QUADS; turn += BATCH) {
             vec4 value[BATCH];
             [[unroll]] for (uint i = 0; i < BATCH; ++i) value[i] = k_quad(turn + i);

@@ -1,9 +1,9 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Write, for each row, the positions of its n_chosen largest scores among positions 0..pos, in ascending
-// order. Among equal scores the lowest positions are chosen. NaN counts as the largest score. One workgroup
-// per row determines the smallest chosen score byte by byte, from the highest byte on. For each byte it
-// builds a histogram of the scores whose higher bytes match.
+// Write the positions of each row's n_chosen largest scores among positions 0..pos, in ascending order. Equal
+// scores are chosen by the lowest position. NaN counts as the largest score. One workgroup per row determines
+// the smallest chosen score byte by byte, the highest byte first. For each byte it builds a histogram of the
+// scores with the same higher bytes.
 #include "lib/types.glsl"
 #include "lib/order.glsl"
 
@@ -24,7 +24,7 @@ const uint N_GROUPS = 16; // groups of counters
 shared uint count[N_GROUPS * N_GROUPS];
 shared uint group_count[N_GROUPS];
 shared uint found; // this byte of the smallest chosen score
-shared uint left; // how many scores with this byte are chosen
+shared uint left; // number of chosen scores with this byte
 shared uint above_of[LOCAL];
 shared uint equal_of[LOCAL];
 
@@ -42,7 +42,7 @@ void main() {
 
     uint least = 0; // known bytes of the smallest chosen score
     uint known = 0;
-    uint need = n_chosen; // how many scores to choose among the scores with these bytes
+    uint need = n_chosen; // number of scores to choose among these bytes
     for (uint shift = 32; shift > 0;) {
         shift -= 8;
         for (uint i = thread; i < N_GROUPS * N_GROUPS; i += LOCAL) count[i] = 0;
@@ -91,7 +91,7 @@ void main() {
     equal_of[thread] = equal;
     barrier();
     above = 0;
-    equal = 0; // from here on, counts over the earlier threads
+    equal = 0; // now the counts of earlier threads
     for (uint t = 0; t < thread; ++t) {
         above += above_of[t];
         equal += equal_of[t];

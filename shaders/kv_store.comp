@@ -1,11 +1,11 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Write each row of x to the cache cell of the row's position. For F32, F16 and BF16 a thread stores two
-// elements. The first n_rot dimensions of a head are rotated. With NORM each head is normed first, by one
-// workgroup. For Q8_0 and Q4_0 a thread quantizes blocks of 32 elements like ggml's reference. The scale d is
-// max|x| / 127 for Q8_0, and the x of the largest magnitude / -8 for Q4_0. If an x is not finite, d is NaN.
-// A block has an odd number of 16-bit units, so two neighbouring blocks share a word. One thread stores both
-// blocks, even of different rows, because two threads would need atomics that host memory may lack.
+// Write each row of x to the row's cache cell. For F32, F16 and BF16 a thread stores two elements. The first
+// n_rot dimensions of a head are rotated. With NORM each head is normed first, by one workgroup. For Q8_0 and
+// Q4_0 a thread quantizes blocks of 32 elements like ggml's reference. The scale d is max|x| / 127 for Q8_0.
+// For Q4_0 it is the x of the largest magnitude / -8. If an x is infinite or NaN, d is NaN. A block has an
+// odd number of 16-bit units, so two neighbouring blocks share a word. One thread stores both blocks, even of
+// different rows. Two threads would need atomics, which host memory may lack.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 #include "lib/half.glsl"
@@ -35,8 +35,8 @@ layout(set = 0, binding = 4) buffer Cache { uint cache[]; };
 const bool QUANTIZED = TYPE == CACHE_Q8_0 || TYPE == CACHE_Q4_0;
 const uint N_CODES = TYPE == CACHE_Q8_0 ? 8 : 4; // words of codes per block
 
-// Return element e of the row after norm and rotation. For quantized caches other ops norm and rotate x
-// first, because quantizing reads each element twice.
+// Return element e of the row after norm and rotation. For quantized caches earlier ops norm and rotate x,
+// because quantizing reads each element twice.
 float element(uint e) {
     const uint row = gl_WorkGroupID.z;
     const uint i = e % head_dim;
@@ -67,7 +67,7 @@ uint code4(float value, float inverse) {
     return uint(min(int(shifted), 15));
 }
 
-// The scale d as F16, and 1 / d. If an x is not finite, `used` is false and all codes are zeros.
+// The scale d as F16, and 1 / d. If an x is infinite or NaN, `used` is false and all codes are zeros.
 struct Scale {
     uint half_d;
     float inverse;
@@ -110,15 +110,14 @@ bool stores(uint row, uint pos, uint slot) {
     return row < step_n_rows() && step_params.rows[row].xy == uvec2(pos, slot);
 }
 
-// Blocks are stored in pairs. Store pair number `unit` of the pairs that contain a block of this cell. The
-// first pair may begin with the last block of the previous cell, the last pair may end with the first block
-// of the next cell.
+// Blocks are stored in pairs. Store pair number `unit` of the pairs with a block of this cell. The first pair
+// may begin with the previous cell's last block, and the last pair may end with the next cell's first block.
 void put_blocks(uint cell, uint unit) {
     const uint row = gl_WorkGroupID.z;
     const uint pos = step_params.rows[row].x;
     const uint slot = step_params.rows[row].y;
     const uint n = width / BLOCK;
-    const uint before = cell & n & 1u; // how many blocks of the first pair belong to the previous cell
+    const uint before = cell & n & 1u; // blocks of the previous cell in the first pair
     bool has_first = unit >= before;
     bool has_second = 2 * unit - before + 1 < n;
     uint from = x_off + row * width + BLOCK * (2 * unit - before);

@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Divide each head by its length: y = x / sqrt(sum(x^2) + eps), one workgroup per head of n values.
+// Normalise each head of n values: y = x / sqrt(sum(x^2) + eps).
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = (x - mean(x)) / sqrt(var(x) + eps) * w + b, one workgroup per row. The variance is computed from x -
-// mean, so that a mean far from 0 loses no precision.
+// Compute y = (x - mean(x)) / sqrt(var(x) + eps) * w + b for each row. The variance is computed from x -
+// mean, which avoids cancellation.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Write the largest element of each chunk of each row, and the chunk's sum of exp(x - largest). The workgroup
-// ID is (chunk, -, row).
+// Write the maximum of each chunk of each row, and the chunk's sum of exp(x - maximum). The workgroup ID is
+// (chunk, -, row).
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 

@@ -3,7 +3,7 @@
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
 // Compute mat_vec with x in 8 bits. A subgroup multiplies two rows of w at a time. Each thread multiplies a
-// group of elements with one scale, in both rows. Then the subgroup adds the threads' sums.
+// group with one scale in both rows.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint ROWS = 8; // rows of w per workgroup, an even number
@@ -26,9 +26,8 @@ layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
 #include "lib/q8.glsl"
 #include "lib/quants.glsl"
 
-// Return the codes of 16 elements from 16 i on, in the row of x that begins at word `row`. With `row / 4 + i`
-// instead of `(row + 4 * i) / 4`, the compiler computes i once for all rows of x, and row / 4 once per
-// subgroup.
+// Return the codes of 16 elements from 16 i on, in the row of x at word `row`. With this form of the index,
+// the compiler computes i once for all rows of x, and row / 4 once per subgroup.
 uvec4 codes_at(uint row, uint i) {
     if (WIDE != 0) return x4[row / 4 + i];
     const uint at = row + 4 * i;
@@ -38,15 +37,15 @@ uvec4 codes_at(uint row, uint i) {
 void main() {
     const uint lane = gl_SubgroupInvocationID;
     const uint first = group_index() * ROWS;
-    const uint end = min(first + ROWS, act == 0 ? n : 2 * n); // with act, rows of gate and up alternate
+    const uint end = min(first + ROWS, act == 0 ? n : 2 * n); // with act, gate and up alternate
     for (uint row = first + 2 * gl_SubgroupID; row < end; row += 2 * gl_NumSubgroups) {
         const uint start0 = row_start(act == 0 ? row : row / 2, k);
         const uint start1 = act == 0 ? row_start(min(row + 1, n - 1), k) : start0 + 4 * up_at;
         vec2 sum[N];
         [[unroll]] for (uint r = 0; r < N; ++r) sum[r] = vec2(0.0);
         for (uint base = 0; base < k; base += GROUP * gl_SubgroupSize) {
-            // All lanes execute every iteration, because subgroupAdd needs all lanes. Lanes past the end of
-            // the row add zeros.
+            // All lanes execute every iteration, because subgroupAdd needs them. Lanes past the row's end add
+            // zeros.
             const bool inside = base + GROUP * lane < k;
             const uint i = inside ? base + GROUP * lane : 0;
             const Group g0 = group_at(start0, i);

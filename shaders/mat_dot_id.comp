@@ -2,8 +2,7 @@
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
-// Compute mat_vec_id with x in 8 bits: y[r, u] = W_e x for the experts e = ids[r, u]. The workgroup ID is
-// (rows of W_e, -, pair (r, u)). A subgroup multiplies two rows at a time.
+// Compute mat_vec_id with x in 8 bits.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint ROWS = 8; // rows of W_e per workgroup, an even number
@@ -27,7 +26,7 @@ void main() {
     const uint pair = gl_WorkGroupID.z; // (row, used expert)
     const uint first_row = group_index() * ROWS;
     const uint expert = ids[ids_off + pair];
-    if (expert - first >= count) return; // this expert is in another piece of the stack
+    if (expert - first >= count) return; // another piece of the stack
     const uint s = starts_off;
     const Expert e = expert_of(starts[s + expert], starts[s + expert + 1], starts[s + first]);
     if (first_row >= e.n) return;

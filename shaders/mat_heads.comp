@@ -23,7 +23,7 @@ void main() {
     const uint lane = thread % TPR;
     const uint row = group_index() * (LOCAL / TPR) + thread / TPR;
     const uint first = gl_WorkGroupID.z * N;
-    const uint own = min(row, n_heads * n - 1); // surplus threads repeat the last row
+    const uint own = min(row, n_heads * n - 1);
     const uint start = row_start(own, k);
     const uint head = own / n;
 

@@ -3,10 +3,10 @@
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
-// Compute mat_vec and mat_mul on software devices, where an invocation is a SIMD lane and reading a buffer
-// takes as long as dozens of multiply-adds. Each thread multiplies a row of w by N rows of x. A thread copies
-// each block of w to registers once. A subgroup reads SUBGROUP neighbouring elements of x and shuffles them.
-// Arrays are read by address, because software devices check the bounds of a binding lane by lane.
+// Compute mat_vec and mat_mul on software devices. There an invocation is a SIMD lane, and reading a buffer
+// takes as long as dozens of multiply-adds. Each thread multiplies a row of w by N rows of x. A subgroup
+// reads SUBGROUP neighbouring elements of x and shuffles them. Arrays are read by address, because software
+// devices check the bounds of a binding lane by lane.
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 #include "lib/addresses.glsl"
@@ -29,11 +29,10 @@ layout(push_constant) uniform Push {
 
 void main() {
     const uint index = product_tile_of_w(n_rows, N) * LOCAL + gl_LocalInvocationID.x;
-    const uint row = act == 0 ? index : index / 2; // with act, threads of gate and up alternate
+    const uint row = act == 0 ? index : index / 2; // with act, gate and up alternate
     const bool is_up = act != 0 && index % 2 == 1;
     const uint first_r = product_tile_of_x(n_rows, N) * N;
     [[unroll]] for (uint r = 0; r < N; ++r) x_row[r] = min(first_r + r, n_rows - 1) * k;
-    // Surplus threads repeat the last row.
     lane_dot(row_start(min(row, n - 1), k) + (is_up ? 4 * up_at : 0), k);
     if (act != 0) {
         [[unroll]] for (uint r = 0; r < N; ++r) sum[r] = glu_value(act - 1, sum[r], subgroupShuffleXor(sum[r], 1));

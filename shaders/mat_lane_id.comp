@@ -38,7 +38,7 @@ void main() {
         begin = tiles.at[3 * tile + 1];
         n_pairs = tiles.at[3 * tile + 2];
     }
-    if (e_id - first >= count || n_pairs == 0) return; // other piece of the stack, or empty tile
+    if (e_id - first >= count || n_pairs == 0) return; // another piece, or an empty tile
     const Expert e = expert_of(starts.at[e_id], starts.at[e_id + 1], starts.at[first]);
     if (group_index() * LOCAL >= e.n) return;
 
@@ -49,7 +49,7 @@ void main() {
         x_row[r] = (x_per_used != 0 ? pair[r] : pair[r] / n_used) * x_stride;
     }
     const uint row = global_index();
-    lane_dot(expert_row(e, min(row, e.n - 1)), e.k); // surplus threads repeat the last row
+    lane_dot(expert_row(e, min(row, e.n - 1)), e.k);
     if (row < e.n) {
         [[unroll]] for (uint r = 0; r < N; ++r) {
             if (r < n_pairs) y.at[pair[r] * y_stride + row] = sum[r];

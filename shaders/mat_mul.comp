@@ -1,11 +1,11 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute mat_vec for many rows of x, in tiles of 64 rows of w by 8 RN rows of x (lib/mul_tile.glsl).
+// Compute mat_vec for many rows of x (lib/mul_tile.glsl).
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 
 layout(constant_id = 1) const uint RN = 4; // rows of x per thread, 1..4
-layout(constant_id = 2) const uint FOURS = 0; // whether k is a multiple of 4
+layout(constant_id = 2) const uint FOURS = 0; // 1: k is a multiple of 4
 #define WHOLE_FOURS (FOURS != 0)
 
 layout(push_constant) uniform Push {

@@ -1,17 +1,17 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute mat_mul on matrix units. The input x is F16 from pack_f16. The weights w are clamped to +-65,504
-// and converted to F16 in shared memory. Sums are F32. SM x SN subgroups compute a tile of M FM SM rows of w
-// by N FN SN rows of x. Each subgroup computes FM x FN matrices.
+// Compute mat_mul on matrix units. The input x is F16 from pack_f16. Weights are clamped to +-65,504 and
+// converted to F16 in shared memory. SM x SN subgroups compute a tile of M FM SM rows of w by N FN SN rows of
+// x. Each subgroup computes FM x FN matrices.
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 
-layout(constant_id = 1) const uint M = 16; // the matrix units multiply [M, K] by [K, N]; K divides 32
+layout(constant_id = 1) const uint M = 16; // the units multiply [M, K] by [K, N]; K divides 32
 layout(constant_id = 2) const uint N = 16;
 layout(constant_id = 3) const uint K = 16;
-layout(constant_id = 4) const uint FM = 2; // Matrices of a subgroup along w and x.
+layout(constant_id = 4) const uint FM = 2;
 layout(constant_id = 5) const uint FN = 2;
-layout(constant_id = 6) const uint SM = 2; // Subgroups along w and x.
+layout(constant_id = 6) const uint SM = 2;
 layout(constant_id = 7) const uint SN = 2; // LOCAL is SM * SN * LANES
 layout(constant_id = 8) const uint LANES = 32;
 layout(constant_id = 9) const uint WIDE = 0; // 1: k % 64 is 0; w and its rows are aligned to 16 bytes
@@ -33,7 +33,7 @@ layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
 #include "lib/coop_tile.glsl"
 
 uint first_i; // first row of w
-uint row_at(uint i) { return row_start(min(first_i + i, n - 1), k); } // the last row repeats
+uint row_at(uint i) { return row_start(min(first_i + i, n - 1), k); }
 
 void main() {
     first_i = product_tile_of_w(n_rows, TN) * TM;
@@ -63,14 +63,13 @@ void main() {
         barrier();
     }
 
-    // Write the sums through shared memory, because only the driver knows which values of a matrix a thread
-    // has.
+    // Sums are written through shared memory, because the position of a value in a matrix depends on the
+    // driver.
     const uint begin = gl_SubgroupID * M * N;
     [[unroll]] for (uint m = 0; m < FM * FN; ++m) {
         STORE_COLUMNS(sum[m], results, begin, M);
         subgroupBarrier();
-        // This loop is unrolled, because ANV would otherwise not unroll the outer loop and would store the
-        // sums in memory.
+        // Unless this loop is unrolled, ANV does not unroll the outer loop and stores the sums in memory.
         [[unroll]] for (uint first = 0; first < M * N; first += LANES) {
             const uint e = first + gl_SubgroupInvocationID;
             const uint i = first_i + own_i + m % FM * M + e % M;

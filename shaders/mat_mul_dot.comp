@@ -1,11 +1,11 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute mat_dot for many rows of x, in tiles of 64 rows of w by 8 RN rows of x (lib/dot_tile.glsl).
+// Compute mat_dot for many rows of x (lib/dot_tile.glsl).
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 
 layout(constant_id = 1) const uint RN = 4; // rows of x per thread, 1..8
-layout(constant_id = 2) const uint FUSED = 0; // 1: scale dot products by an fma that rounds once
+layout(constant_id = 2) const uint FUSED = 0; // 1: one fma scales a dot product
 
 layout(push_constant) uniform Push {
     uint w_off, x_off, b_off, y_off;
@@ -28,7 +28,7 @@ void main() {
     [[unroll]] for (uint c = 0; c < RN; ++c) sum[c] = vec4(0.0);
 
     const uint w_at = row_start(min(first_i + w_row(), n - 1), k);
-    uint x_at[X_ROUNDS]; // the last row repeats
+    uint x_at[X_ROUNDS];
     [[unroll]] for (uint j = 0; j < X_ROUNDS; ++j) {
         x_at[j] = x_off + min(first_r + x_row_of(j), n_rows - 1) * q8_row_words(k);
     }

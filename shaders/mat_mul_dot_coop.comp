@@ -1,11 +1,11 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute mat_mul_dot on matrix units. The shader is for devices whose int8 is much faster than F16, because
-// scaling each block takes three instructions per value of a tile. Tiles are as in mat_mul_coop.
+// Compute mat_mul_dot on matrix units. It is for devices whose int8 is much faster than F16, because scaling
+// takes three instructions per value and block.
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 
-layout(constant_id = 1) const uint M = 16; // constants as in mat_mul_coop.comp
+layout(constant_id = 1) const uint M = 16; // see mat_mul_coop.comp
 layout(constant_id = 2) const uint N = 16;
 layout(constant_id = 3) const uint K = 32;
 layout(constant_id = 4) const uint FM = 2;
@@ -42,7 +42,7 @@ void main() {
     MATRIX_SUM sum[FM * FN];
     [[unroll]] for (uint i = 0; i < FM * FN; ++i) sum[i] = MATRIX_SUM(0.0);
 
-    uint w_at[W_ROUNDS], x_at[X_ROUNDS]; // the last row repeats
+    uint w_at[W_ROUNDS], x_at[X_ROUNDS];
     [[unroll]] for (uint j = 0; j < W_ROUNDS; ++j) w_at[j] = row_start(min(first_i + w_row_of(j), n - 1), k);
     [[unroll]] for (uint j = 0; j < X_ROUNDS; ++j) {
         x_at[j] = x_off + min(first_r + x_row_of(j), n_rows - 1) * q8_row_words(k);
@@ -75,11 +75,11 @@ void main() {
                     [[unroll]] for (uint part = 0; part < 32 / K; ++part) {
                         dots = coopMatMulAdd(rows[f * 32 / K + part], columns[part], dots);
                     }
-                    // An invocation has the same elements of all matrices of one type.
+                    // Matrices of one type have the same distribution.
                     const MATRIX_SUM value = MATRIX_SUM(dots);
                     for (uint e = 0; e < value.length(); ++e) sum[g * FM + f][e] += value[e] * scale[f][e] * of_x[e];
 #ifdef HAS_LOW
-                    MATRIX_SUM low; // loaded late, because an earlier load spills registers
+                    MATRIX_SUM low; // an earlier load spills registers
                     LOAD_COLUMN(low, w_low, block * TM + own_i + f * M);
                     for (uint e = 0; e < low.length(); ++e) sum[g * FM + f][e] += low[e] * sum_x[e];
 #endif
@@ -89,7 +89,6 @@ void main() {
         barrier();
     }
 
-    // Write the sums through shared memory, as in mat_mul_coop.
     const uint begin = gl_SubgroupID * M * N;
     [[unroll]] for (uint m = 0; m < FM * FN; ++m) {
         coopMatStore(sum[m], results, begin, M, gl_CooperativeMatrixLayoutColumnMajor);

@@ -1,11 +1,11 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute mat_dot_id for many pairs (r, u). Workgroup z computes a tile from moe_group, which has pairs of
-// one expert. Tiles are as in mat_mul_dot.
+// Compute mat_dot_id for many pairs (r, u). Workgroup z computes a tile of one expert's pairs, from
+// moe_group. Tiles are as in mat_mul_dot.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint RN = 2; // pairs per thread, 1..4
-layout(constant_id = 2) const uint FUSED = 0; // 1: scale dot products by an fma that rounds once
+layout(constant_id = 2) const uint FUSED = 0; // 1: one fma scales a dot product
 layout(constant_id = 3) const uint AXIS = 0; // see lib/expert.glsl
 
 layout(push_constant) uniform Push {
@@ -32,7 +32,7 @@ void main() {
     const uint e_id = tiles[at];
     const uint begin = tiles[at + 1];
     const uint n_pairs = tiles[at + 2];
-    if (e_id - first >= count || n_pairs == 0) return; // other piece of the stack, or empty tile
+    if (e_id - first >= count || n_pairs == 0) return; // another piece, or an empty tile
     const uint s = starts_off;
     const Expert e = expert_of(starts[s + e_id], starts[s + e_id + 1], starts[s + first]);
     const uint first_i = group_index() * TM;
@@ -42,7 +42,7 @@ void main() {
 
     [[unroll]] for (uint c = 0; c < RN; ++c) sum[c] = vec4(0.0);
     const uint w_at = expert_row(e, min(first_i + w_row(), e.n - 1));
-    uint x_at[X_ROUNDS]; // the last row repeats
+    uint x_at[X_ROUNDS];
     [[unroll]] for (uint j = 0; j < X_ROUNDS; ++j) {
         const uint p = pairs[x_row_of(j)];
         x_at[j] = x_off + (x_per_used != 0 ? p : p / n_used) * q8_row_words(x_stride);

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute mat_vec_id for many pairs (r, u). Workgroup z computes a tile from moe_group, which has pairs of
-// one expert. Tiles are as in mat_mul.
+// Compute mat_vec_id for many pairs (r, u). Workgroup z computes a tile of one expert's pairs, from
+// moe_group. Tiles are as in mat_mul.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint RN = 2; // pairs per thread, 1..4
@@ -29,7 +29,7 @@ void main() {
     const uint e_id = tiles[at];
     const uint begin = tiles[at + 1];
     const uint n_pairs = tiles[at + 2];
-    if (e_id - first >= count || n_pairs == 0) return; // other piece of the stack, or empty tile
+    if (e_id - first >= count || n_pairs == 0) return; // another piece, or an empty tile
     const uint s = starts_off;
     const Expert e = expert_of(starts[s + e_id], starts[s + e_id + 1], starts[s + first]);
     const uint first_i = group_index() * TM;

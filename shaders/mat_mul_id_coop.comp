@@ -2,10 +2,10 @@
 #extension GL_GOOGLE_include_directive : require
 // Compute mat_mul_id on matrix units. The input x is F16 from pack_f16, and tiles are as in mat_mul_coop.
 // With AXIS 1 the op asserts that every expert has x_stride columns. Values of x after an expert's columns
-// would change the row's scale, and NaN among these values would reach the result.
+// would change the row's scale, and a NaN there would reach the result.
 #include "lib/types.glsl"
 
-layout(constant_id = 1) const uint M = 16; // constants as in mat_mul_coop.comp
+layout(constant_id = 1) const uint M = 16; // see mat_mul_coop.comp
 layout(constant_id = 2) const uint N = 16;
 layout(constant_id = 3) const uint K = 16;
 layout(constant_id = 4) const uint FM = 2;
@@ -38,7 +38,7 @@ uint x_row(uint pair) { return x_off + (x_per_used != 0 ? pair : pair / n_used) 
 
 Expert expert;
 
-uint row_at(uint i) { return expert_row(expert, min(group_index() * TM + i, expert.n - 1)); } // the last row repeats
+uint row_at(uint i) { return expert_row(expert, min(group_index() * TM + i, expert.n - 1)); }
 
 void main() {
     const uint thread = gl_LocalInvocationID.x;
@@ -46,7 +46,7 @@ void main() {
     const uint e_id = tiles[tile];
     const uint begin = tiles[tile + 1];
     const uint n_pairs = tiles[tile + 2];
-    if (e_id - first >= count || n_pairs == 0) return; // other piece of the stack, or empty tile
+    if (e_id - first >= count || n_pairs == 0) return; // another piece, or an empty tile
     const uint s = starts_off;
     expert = expert_of(starts[s + e_id], starts[s + e_id + 1], starts[s + first]);
     const uint first_i = group_index() * TM;

@@ -1,15 +1,13 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // Compute mat_mul on GPUs. A workgroup of 16 x 8 threads computes a tile of 16 RM rows of w by 8 RN rows of
-// x. For each k a thread reads RM + RN floats from shared memory, four at a time, and computes RM RN
-// multiply-adds. A tile of 64 x 32 has 2 multiply-adds per float read. A tile of 128 x 64 has 4, and reads w
-// and x half as often.
+// x. For each k a thread reads RM + RN floats from shared memory and computes RM RN multiply-adds.
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 
 layout(constant_id = 1) const uint RM = 4; // rows of w per thread, 4 or 8
 layout(constant_id = 2) const uint RN = 4; // rows of x per thread, 1..8
-layout(constant_id = 3) const uint FOURS = 0; // whether k is a multiple of 4
+layout(constant_id = 3) const uint FOURS = 0; // 1: k is a multiple of 4
 #define WHOLE_FOURS (FOURS != 0)
 
 layout(push_constant) uniform Push {
@@ -34,7 +32,7 @@ void main() {
     const uint tm = thread % M_THREADS;
     const uint tn = thread / M_THREADS;
 
-    vec4 sum[QM * RN]; // a * RN + c has 4 rows of w from 4 (tm + 16 a) on, row tn RN + c of x
+    vec4 sum[QM * RN]; // sum[a * RN + c]: rows of w from 4 (tm + 16 a) on, row tn RN + c of x
     [[unroll]] for (uint i = 0; i < QM * RN; ++i) sum[i] = vec4(0.0);
 
     for (uint slice = 0; slice < k; slice += TK) {

@@ -2,12 +2,12 @@
 #extension GL_GOOGLE_include_directive : require
 // Multiply N rows of x by w, with an optional bias: y[r, i] = sum over k of w[i, k] * x[r, k] + b[i]. TPR
 // threads share a row of w. Each thread reads 8 elements at a time, and neighbouring threads read
-// neighbouring words. A tree in shared memory adds the threads' sums.
+// neighbouring words.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint TPR = 32; // a power of two, at most LOCAL
 layout(constant_id = 2) const uint N = 1; // 1..8
-layout(constant_id = 3) const uint FOURS = 0; // whether k is a multiple of 4
+layout(constant_id = 3) const uint FOURS = 0; // 1: k is a multiple of 4
 #define WHOLE_FOURS (FOURS != 0)
 
 layout(push_constant) uniform Push {
@@ -27,8 +27,8 @@ void main() {
     const uint thread = gl_LocalInvocationID.x;
     const uint lane = thread % TPR;
     const uint slot = group_index() * (LOCAL / TPR) + thread / TPR;
-    const uint row = act == 0 ? slot : slot / 2; // With act, rows of gate and up alternate.
-    uint start = row_start(min(row, n - 1), k); // Surplus threads repeat the last row.
+    const uint row = act == 0 ? slot : slot / 2; // With act, gate and up alternate.
+    uint start = row_start(min(row, n - 1), k);
     if (act != 0 && slot % 2 == 1) start += 4 * up_at;
 
     float sum[N];

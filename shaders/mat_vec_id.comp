@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Multiply by chosen experts' matrices: y[r, u] = W_e x for the experts e = ids[r, u]. The matrices in w are
-// in the order of the experts. The workgroup ID is (rows of W_e, -, pair (r, u)). TPR threads share a row.
+// Multiply by the chosen experts' matrices: y[r, u] = W_e x for the experts e = ids[r, u]. The matrices in w
+// are in the experts' order. The workgroup ID is (rows of W_e, -, pair (r, u)). TPR threads share a row.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint TPR = 32; // a power of two, at most LOCAL
@@ -28,13 +28,13 @@ void main() {
     const uint first_row = group_index() * (LOCAL / TPR);
 
     const uint expert = ids[ids_off + pair];
-    if (expert - first >= count) return; // this expert is in another piece of the stack
+    if (expert - first >= count) return; // another piece of the stack
     const uint s = starts_off;
     const Expert e = expert_of(starts[s + expert], starts[s + expert + 1], starts[s + first]);
     if (first_row >= e.n) return;
 
     const uint row = first_row + thread / TPR;
-    const uint start = expert_row(e, min(row, e.n - 1)); // surplus threads repeat the last row
+    const uint start = expert_row(e, min(row, e.n - 1));
     const uint x_at = x_off + (x_per_used != 0 ? pair : pair / n_used) * x_stride;
 
     float sum = 0.0;

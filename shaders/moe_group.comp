@@ -2,8 +2,7 @@
 #extension GL_GOOGLE_include_directive : require
 // Sort the pairs (row, used expert) by expert, in one workgroup. The array order[] gets the pair numbers,
 // ascending within an expert. Each entry of tiles[] is (expert, first index in order[], number of pairs),
-// with at most `tile` pairs of one expert. Zeros follow the last tile. A pair whose expert id is out of range
-// is in no tile.
+// with at most `tile` pairs. Zeros follow the last tile. A pair with an invalid expert id is in no tile.
 #include "lib/types.glsl"
 
 const uint MAX_EXPERTS = 1024;
@@ -17,10 +16,10 @@ layout(set = 0, binding = 1) writeonly buffer Order { uint order[]; };
 layout(set = 0, binding = 2) writeonly buffer Tiles { uint tiles[]; };
 
 shared uint chunk[LOCAL];
-// Per expert, this is first the number of pairs, then the index in order[] of the first pair, then the next
-// free index.
+// Per expert, this is first the number of pairs, then the index in order[] of its first pair, then of its
+// next pair.
 shared uint place[MAX_EXPERTS + 1];
-shared uint tile_of[MAX_EXPERTS + 1]; // first tile of the expert
+shared uint tile_of[MAX_EXPERTS + 1];
 
 uint load_chunk(uint base) {
     const uint i = base + gl_LocalInvocationID.x;

@@ -1,10 +1,10 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // Compute the router's logits[r, e] = sum over k of h[r, k] * (w_norm[k] * w[e, k]). One workgroup computes N
-// rows of one expert. All devices must choose the same experts, so logits have the same bits on all devices:
-// 32 lanes sum in a fixed order, a tree adds their sums, and no multiplication is fused with an addition. The
-// row h is not normalised, because drivers round the norm's factor differently, and the factor does not
-// change the logits' order. Some drivers flush subnormal products, which a sum above 2^-100 loses anyway.
+// rows of one expert. All devices must choose the same experts, so logits have the same bits on all devices.
+// Therefore 32 lanes sum in a fixed order, a tree adds their sums, and each product is rounded before it is
+// added. The row h is not normalised. Drivers round the norm's factor differently, and it does not change the
+// logits' order. Some drivers flush subnormal products, which a sum above 2^-100 loses anyway.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint N = 1; // rows for which w is read once, at most 32

@@ -1,20 +1,19 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Choose the n_used experts of each row and compute their weights, one workgroup per row. All devices must
-// choose the same experts, so the order of summation is fixed, and functions come from lib/exact.glsl. An
-// expert's rank is the number of experts with a larger key, or with an equal key and a lower number. So all
-// ranks differ, even with NaN.
+// Choose each row's n_used experts and compute their weights. All devices must choose the same experts, so
+// the order of sums is fixed, and functions come from lib/exact.glsl. An expert's rank is the number of
+// experts with a larger key, or with an equal key and a lower number. All ranks differ.
 #include "lib/types.glsl"
 #include "lib/exact.glsl"
 
 layout(constant_id = 1) const uint GATING = 0;
-layout(constant_id = 2) const uint HAS_BIAS = 0; // 1: add the router's bias to the logits
-layout(constant_id = 3) const uint HAS_SELECT = 0; // 1: add a bias to the probabilities, only for the choice
-layout(constant_id = 4) const uint HAS_GAIN = 0; // 1: multiply each expert's weight by a factor
+layout(constant_id = 2) const uint HAS_BIAS = 0; // 1: add a bias to the logits
+layout(constant_id = 3) const uint HAS_SELECT = 0; // 1: add a bias to the probabilities for the choice
+layout(constant_id = 4) const uint HAS_GAIN = 0; // 1: multiply each weight by a factor
 const uint SOFTMAX = 0, SIGMOID = 1, SOFTMAX_WEIGHT = 2;
 const uint MAX_EXPERTS = 1024, MAX_USED = 32, MAX_GROUPS = 64;
-const uint LANES = 128; // partial sums; constant, because the order of summation depends on it
-const float MIN_SUM = 6.103515625e-5; // a smaller sum of the chosen weights is not scaled up to 1
+const uint LANES = 128; // partial sums; constant for a fixed order
+const float MIN_SUM = 6.103515625e-5; // a smaller sum of weights is not scaled to 1
 
 layout(push_constant) uniform Push {
     uint logits_off, h_off, bias_off, select_off, gain_off, ids_off, weights_off;
@@ -35,7 +34,7 @@ shared float lanes[LANES];
 shared uint group_key[MAX_GROUPS];
 shared uint chosen[MAX_USED];
 
-const uint NAN_KEY = 1u; // below every number's key; key 0 marks groups that are not chosen
+const uint NAN_KEY = 1u; // below all numbers' keys; key 0 marks groups that are not chosen
 
 // Return an unsigned key with the order of x. Both zeros have the same key, and NaN has the smallest key.
 uint order_key(float x) {
@@ -52,7 +51,6 @@ float of_key(uint k) {
 
 bool is_nan(float x) { return order_key(x) == NAN_KEY; }
 
-// Return the sum of the array `lanes`. All threads must call this function.
 float join_lanes() {
     const uint thread = gl_LocalInvocationID.x;
     barrier();
@@ -99,8 +97,8 @@ void softmax(float top) {
     for (uint e = gl_LocalInvocationID.x; e < n_experts; e += LOCAL) value[e] = exact_mul(value[e], factor);
 }
 
-// Set each expert's key to its probability plus its selection bias. Only the n_groups_used groups whose two
-// largest keys have the largest sums remain.
+// Set each expert's key to its probability plus its selection bias. Only the n_groups_used groups with the
+// largest sums of their two largest keys remain.
 void select_by_probability() {
     const uint thread = gl_LocalInvocationID.x;
     barrier();
@@ -131,7 +129,7 @@ void select_by_probability() {
     barrier();
 }
 
-// Return the weight of the expert with rank u, normalised over the chosen experts according to GATING.
+// Return the weight of the expert with rank u, normalised according to GATING.
 float weight_of(uint u) {
     const float own = value[chosen[u]];
     if (GATING != SOFTMAX_WEIGHT && norm_w == 0) return own;
@@ -171,7 +169,7 @@ void main() {
     }
     if (HAS_SELECT != 0 || n_groups > 1) select_by_probability();
 
-    // A thread ranks four experts at a time, which takes a quarter of the reads.
+    // Ranking four experts at a time takes a quarter of the reads.
     for (uint first = thread; first < n_experts; first += 4 * LOCAL) {
         const uvec4 at = first + LOCAL * uvec4(0, 1, 2, 3);
         const uvec4 safe = min(at, n_experts - 1);

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Convert x to bfloat16, two values per word, the first in the low 16 bits. If x has an odd length, the last
-// word is filled with zero.
+// Convert x to bfloat16. A word has two values, the first in the low 16 bits. With an odd number of values,
+// the last word ends with zeros.
 #include "lib/types.glsl"
 #include "lib/bf16.glsl"
 

@@ -2,7 +2,6 @@
 #extension GL_GOOGLE_include_directive : require
 // Convert rows of x to F16 (lib/half_rows.glsl), scaled so that no value overflows: y[r] = x[r] / s. The
 // scale s is the power of two with max |x[r]| / s in 1..2. If the row has inf or NaN or is all zeros, s is 1.
-// One workgroup per row.
 #include "lib/types.glsl"
 #include "lib/half.glsl"
 #include "lib/half_rows.glsl"
@@ -30,7 +29,7 @@ void main() {
     barrier();
 
     const bool scaled = top != 0 && top < 0x7F800000u;
-    // so that the reciprocal of the scale is a normal number, too
+    // then the reciprocal of the scale is a normal number, too
     const uint exponent = scaled ? clamp(top >> 23, 1u, 253u) : 127u;
     const float scale = uintBitsToFloat((254u - exponent) << 23);
     const uint begin = y_off + row * half_row_words(k);

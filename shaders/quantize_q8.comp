@@ -16,7 +16,7 @@ void main() {
     const uint thread = gl_LocalInvocationID.x;
     const uint n_blocks = n_rows * (k / 32);
     const uint block = group_index() * (LOCAL / 8) + thread / 8;
-    const uint own = min(block, n_blocks - 1); // surplus threads repeat the last block
+    const uint own = min(block, n_blocks - 1);
     const uint at = x_off + 32 * own + 4 * (thread % 8);
     const vec4 value[1] = vec4[](vec4(x[at], x[at + 1], x[at + 2], x[at + 3]));
     const uint i = own % (k / 32) * 32 + 4 * (thread % 8);

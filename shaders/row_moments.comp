@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Write two values per row of x: the row's sum and its sum of squares.
+// Write each row's sum and sum of squares.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 

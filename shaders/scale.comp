@@ -1,7 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Multiply by a factor: y = c * x. With c = 0, y is zero even if x is NaN, because x may be uninitialised
-// memory.
+// Multiply by a factor: y = c * x. With c = 0, y is 0 even for NaN, because x may be uninitialised.
 #include "lib/types.glsl"
 
 layout(push_constant) uniform Push {

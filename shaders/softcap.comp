@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = c * tanh(x / c)
+// Compute y = c * tanh(x / c).
 #include "lib/types.glsl"
 #include "lib/tanh.glsl"
 

@@ -1,9 +1,9 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute y = silu(causal depthwise convolution of each run's rows + bias). Before the run, the state has the
-// D_CONV - 1 columns that precede the run. Afterwards it has the run's last columns. The workgroup ID is
-// (channels, tile of 16 rows). Only a run's first tile accesses the state, and each invocation accesses one
-// channel, so the state may change in place.
+// Compute y = silu(causal depthwise convolution of each run's rows + bias). The state has the last D_CONV - 1
+// columns before the run, and afterwards the run's last columns. The workgroup ID is (channels, tile of 16
+// rows). Only a run's first tile accesses the state, one channel per invocation, so the state may change in
+// place.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint D_CONV = 4;
@@ -53,8 +53,8 @@ void main() {
             if (run.z + j >= N_STATE) {
                 value = x[x_off + at + (run.z + j - N_STATE) * width];
             } else {
-                // A run of fewer than N_STATE rows keeps some columns of the previous state. A sequence's first
-                // run has zeros instead of these columns.
+                // A short run keeps columns of the previous state. In a sequence's first run these columns
+                // are zeros.
                 [[unroll]] for (uint i = 1; i < D_CONV; ++i) value = i == run.z + j + 1 ? window[i] : value;
             }
             state[to + j] = value;

@@ -1,14 +1,14 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Write rows of n_streams streams of n values: first x, then the streams of a, each scaled to the root mean
-// square of x. One workgroup per stream.
+// Write rows of n_streams streams of n values. The first stream is x, and the others are streams of a, scaled
+// to the root mean square of x.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 
 layout(push_constant) uniform Push {
     uint x_off, a_off, y_off;
     uint n, n_streams, n_rows;
-    float least; // lower limit for the mean square of a
+    float least; // minimum for the mean square of a
 };
 layout(set = 0, binding = 0) readonly buffer X { float x[]; };
 layout(set = 0, binding = 1) readonly buffer A { float a[]; };

@@ -1,19 +1,18 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // Write the K largest elements of each chunk of each row, the largest first. Equal elements are ordered by
-// index, and NaN counts as largest. The workgroup ID is (chunk, -, row). Each thread knows its own largest
-// element. K times, the workgroup writes the largest of the threads' elements, and the thread that had this
-// element searches for its next largest. The ids written are indices in the row, or with KIND 1 the values of
-// `source` at these indices. With KIND 2 `source` is a mask with one bit per index; elements with bit 0 are
-// left out.
+// index, and NaN counts as largest. The workgroup ID is (chunk, -, row). K times, the workgroup writes the
+// largest of its threads' largest remaining elements. The ids are indices in the row, or with KIND 1 the
+// values of `source` at these indices. With KIND 2 `source` is a mask of bits. Elements with bit 0 are
+// omitted.
 #include "lib/types.glsl"
 #include "lib/order.glsl"
 
 layout(constant_id = 1) const uint K = 64;
-// The contents of `source` are 0: unused, 1: ids, 2: a mask whose rows are padded to words.
+// The array `source` is unused (0), has ids (1) or a mask with rows padded to words (2).
 layout(constant_id = 2) const uint KIND = 0;
 
-const uint NONE = 0xffffffffu; // id if fewer than K elements exist; the value is then -inf
+const uint NONE = 0xffffffffu; // id of a missing element; its value is -inf
 
 layout(push_constant) uniform Push {
     uint x_off, source_off, ids_off, values_off;

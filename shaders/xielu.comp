@@ -11,8 +11,8 @@ layout(push_constant) uniform Push {
 layout(set = 0, binding = 0) readonly buffer X { float x[]; };
 layout(set = 0, binding = 1) writeonly buffer Y { float y[]; };
 
-// Return e^x - 1 - x for x <= 0. Near 0 the subtraction would cancel, so a Taylor series is used. At -0.5 the
-// first omitted term is 3e-9 of the sum.
+// Return e^x - 1 - x for x <= 0. A Taylor series near 0 avoids cancellation. At -0.5 the first omitted term
+// is 3e-9 of the sum.
 float exp_beyond_line(float x) {
     if (x < -0.5) return exp(x) - 1.0 - x;
     const float high = 1.0 / 720.0 + x * (1.0 / 5040.0 + x * (1.0 / 40320.0 + x / 362880.0));

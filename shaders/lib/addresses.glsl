@@ -1,5 +1,4 @@
-// Declare arrays that are read and written by 64-bit address. The first push constants are the addresses of
-// the op's arguments.
+// Declare arrays by 64-bit address. The first push constants are the arrays' addresses.
 #extension GL_EXT_buffer_reference : require
 
 layout(buffer_reference, std430, buffer_reference_align = 4) readonly buffer Words { uint at[]; };

@@ -1,5 +1,6 @@
-// Functions that read four elements of a KV cache as floats. Include this file once per cache, after
-// lib/cache_types.glsl. CACHE(i) is word i of the cache's buffer. The cache begins at word CACHE_OFF.
+// Functions that read four elements of a KV cache. Include this file once per cache, after
+// lib/cache_types.glsl. The macro CACHE(i) is word i of the cache's buffer, and the cache begins at word
+// CACHE_OFF.
 
 // Return elements 4 quad..4 quad + 3 of a quantized block. The block begins `h` 16-bit units after word
 // `word`. A block may begin in the middle of a word, so four codes may span two words.
@@ -7,7 +8,7 @@ vec4 CACHE_BLOCK_QUAD(uint word, uint h, uint quad) {
     const vec2 pair = unpackHalf2x16(CACHE(word + (h >> 1)));
     const uint code = h + 1 + 2 * (CACHE_TYPE == CACHE_Q8_0 ? quad : quad & 3u);
     const uint low = CACHE(word + (code >> 1));
-    // without a branch, so that loads of many quads overlap
+    // without a branch, so that loads overlap
     const uint high = CACHE(word + (code >> 1) + (code & 1u));
     const uint codes = (code & 1u) == 0u ? low : (low >> 16) | (high << 16);
     const float d = (h & 1u) == 0u ? pair.x : pair.y;

@@ -1,5 +1,6 @@
-// Declare cooperative matrices of F16 with sums in F32, with the same names for both extensions: MATRIX_A [M,
-// K], MATRIX_B [K, N], MATRIX_SUM [M, N]. MATRIX_A and MATRIX_B are loaded from QUADs of four F16 values.
+// Declare cooperative matrices of F16 with F32 sums, with the same names for both extensions. The shapes are
+// MATRIX_A [M, K], MATRIX_B [K, N] and MATRIX_SUM [M, N]. MATRIX_A and MATRIX_B are loaded from QUADs of four
+// F16 values.
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
@@ -47,6 +48,6 @@ uvec2 words_of(QUAD q) { return uvec2(packFloat2x16(q.xy), packFloat2x16(q.zw));
 QUAD quad_across(QUAD q[4], uint i) { return f16vec4(q[0][i], q[1][i], q[2][i], q[3][i]); }
 #endif
 
-// Multiply element by element. Only the driver knows which elements of a matrix an invocation has. An
-// invocation has the same elements of all matrices of one type.
+// Multiply element by element. Which elements an invocation has depends on the driver. Matrices of one type
+// have the same distribution.
 #define SCALE_BY(m, r) for (uint e_ = 0; e_ < m.length(); ++e_) m[e_] *= r[e_]

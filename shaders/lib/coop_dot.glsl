@@ -1,6 +1,6 @@
 // Compute a tile of an int8 product on matrix units. Slices of w's codes (lib/quants.glsl) and of x in 8 bits
 // (lib/q8.glsl) are copied to shared memory. The dot product of two blocks of 32 elements is multiplied by
-// the scales of both blocks. A tile has SM x SN subgroups, each with FM x FN matrices.
+// the scales of both blocks. A tile has SM x SN subgroups with FM x FN matrices each.
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_EXT_shader_explicit_arithmetic_types_int8 : require
@@ -12,12 +12,12 @@
 #define CODES_B coopmat<int8_t, gl_ScopeSubgroup, K, N, gl_MatrixUseB>
 #define MATRIX_DOTS coopmat<int, gl_ScopeSubgroup, M, N, gl_MatrixUseAccumulator>
 #define MATRIX_SUM coopmat<float, gl_ScopeSubgroup, M, N, gl_MatrixUseAccumulator>
-// Load a matrix of codes: rows of the tile from `row` on, K codes each, starting with element k of the slice.
+// Load a matrix of K codes per row, from row `row` of the tile and element k of the slice on.
 #define LOAD_W_CODES(m, row, k) \
     coopMatLoad(m, w_codes, (row) * STRIDE + (k) / 8, STRIDE, gl_CooperativeMatrixLayoutRowMajor)
 #define LOAD_X_CODES(m, row, k) \
     coopMatLoad(m, x_codes, (row) * STRIDE + (k) / 8, STRIDE, gl_CooperativeMatrixLayoutColumnMajor)
-// Load a matrix whose columns (or rows) are all equal, by a stride of 0.
+// Load a matrix with equal columns (or rows), by a stride of 0.
 #define LOAD_COLUMN(m, from, at) coopMatLoad(m, from, at, 0, gl_CooperativeMatrixLayoutColumnMajor)
 #define LOAD_ROW(m, from, at) coopMatLoad(m, from, at, 0, gl_CooperativeMatrixLayoutRowMajor)
 
@@ -26,7 +26,7 @@ const uint TN = N * FN * SN;
 // With TK = 64, subgroups of up to 16 lanes (Intel) spilled 36 registers.
 const uint TK = LANES > 16 ? 64 : 32;
 const uint BLOCKS = TK / 32;
-const uint PIECES = TK / 16; // pieces of 16 codes in a row
+const uint PIECES = TK / 16; // pieces of 16 codes per row
 const uint STRIDE = TK / 8 + 2; // in units of 8 codes; 8 rows begin at different memory banks
 const uint W_ROUNDS = (TM * PIECES + LOCAL - 1) / LOCAL;
 const uint X_ROUNDS = (TN * PIECES + LOCAL - 1) / LOCAL;
@@ -51,7 +51,7 @@ uvec4 x_codes_at(uint at) {
     return uvec4(x[at], x[at + 1], x[at + 2], x[at + 3]);
 }
 
-// Subtract CODE_OFFSET from the four unsigned codes of each word; return int8.
+// Subtract CODE_OFFSET from the four unsigned codes of each word.
 uvec4 signed_codes(uvec4 codes) {
 #ifndef SIGNED_CODES
     if (CODE_OFFSET != 0) return (codes + (128 - CODE_OFFSET) * 0x01010101u) ^ 0x80808080u;
@@ -59,8 +59,8 @@ uvec4 signed_codes(uvec4 codes) {
     return codes;
 }
 
-// Copy a slice of rows of n elements to shared memory; the slice begins at element k. `w_at` and `x_at` are
-// the starts of the thread's rows. The scales of w are set to 0 after the row's last block.
+// Copy a slice of rows of n elements to shared memory, from element k on. The thread's rows begin at `w_at`
+// and `x_at`. Scales of w after the row's end are 0.
 void hold_slice(uint w_at[W_ROUNDS], uint x_at[X_ROUNDS], uint k, uint n) {
     uvec4 codes[X_ROUNDS];
     uvec2 block[X_ROUNDS];

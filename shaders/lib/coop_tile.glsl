@@ -1,13 +1,12 @@
 // Compute a tile of a product on matrix units, from slices of w and x in shared memory. The tile has SM x SN
-// subgroups, and each subgroup has FM x FN matrices. The including file defines row_at(i), which returns the
-// address in w of the tile's row i. A thread loads all its values of a slice before it unpacks the first
-// value, so that loads overlap.
+// subgroups with FM x FN matrices each. The including file defines row_at(i), which returns the address in w
+// of the tile's row i. A thread loads all its values of a slice before it unpacks any, so that loads overlap.
 uint row_at(uint i);
 
 #define CODES_ONLY
 #include "lib/quants.glsl"
 
-const uint TM = M * FM * SM; // rows of w in a tile
+const uint TM = M * FM * SM;
 const uint TN = N * FN * SN;
 const uint TK = 32;
 const uint STRIDE = TK / 4 + 2; // in QUADs; 8 rows begin at different memory banks
@@ -32,8 +31,7 @@ uint w_row_of(uint round) { return piece(round) / W_PIECES; } // may exceed the 
 
 uint x_row_of(uint round) { return piece(round) / X_PIECES; }
 
-// Clamp values to the range of F16, +-65,504. For formats with codes, `scale` and `low` are clamped instead
-// of each value.
+// Clamp values to the range of F16. Formats with codes clamp `scale` and `low` instead.
 vec4 cut(vec4 value) { return clamp(value, -65504.0, 65504.0); }
 
 #if defined(HAS_TAIL)
@@ -43,8 +41,8 @@ const uint RAW = PIECE * BLOCK_NBYTES / 16; // units of 16 bytes in a piece
 #define WIDE_W false
 #endif
 
-// With WIDE_W, return the word where the thread's piece of the first slice begins. Otherwise return the byte
-// where the row begins.
+// Return the word where the thread's piece of the first slice begins, or without WIDE_W the byte where the
+// row begins.
 uint w_place(uint round) {
     const uint start = row_at(w_row_of(round));
     return WIDE_W ? (start + piece(round) % W_PIECES * PIECE * BLOCK_NBYTES) / 4 : start;
@@ -61,7 +59,7 @@ QUAD quad_at(uvec4 raw[RAW], uint j) { // elements 4 j..4 j + 3 of a piece
 }
 
 void hold_w(uint w_at[W_ROUNDS], uint k, uint n) {
-    // Only unaligned rows and the last slice take this branch, so the loop is not unrolled.
+    // Only unaligned rows and the last slice need this loop, so it is not unrolled.
     if (!WIDE_W && (n % 2 != 0 || k + TK > n)) {
         [[dont_unroll]] for (uint e = gl_LocalInvocationID.x; e < TM * TK / 4; e += LOCAL) {
             const uint of = e / (TK / 4), first = k + 4 * (e % (TK / 4));
@@ -121,8 +119,8 @@ void hold_w(uint w_at[W_ROUNDS], uint k, uint n) {
 }
 #endif
 
-// Copy a slice of rows of n elements to shared memory; the slice begins at element k. `w_at` has the results
-// of w_place(round). `x_at` has the indices in x4 of the thread's pieces of the first slice.
+// Copy a slice of rows of n elements to shared memory, from element k on. `w_at` has the results of w_place.
+// `x_at` has the indices in x4 of the thread's pieces of the first slice.
 void hold_slice(uint w_at[W_ROUNDS], uint x_at[X_ROUNDS], uint k, uint n) {
     uvec4 halves[X_ROUNDS];
     [[unroll]] for (uint j = 0; j < X_ROUNDS; ++j) halves[j] = x4[x_at[j] + k / 8];

@@ -1,16 +1,15 @@
-// Functions that convert weights of every format to floats. The including file declares `uint w[]`. Each
-// format has a block description and a function decode4, in its family's file (included below). A TYPE
-// without these gives an #error.
+// Functions that convert weights to floats. Each format has a block description and a function decode4, in
+// one of the files included below.
 //
-// - `uint row_start(uint row, uint n)` returns the address of a row, where rows have n elements.
-// - `ROW_UNIT` is a number that divides the length of every row.
-// - `vec4 dequant4(uint start, uint k)` returns elements k..k+3 of a row, where k is a multiple of 4.
+// - `uint row_start(uint row, uint n)` returns the address of a row of n elements.
+// - `ROW_UNIT` divides the length of every row.
+// - `vec4 dequant4(uint start, uint k)` returns elements k..k+3 of a row. k must be a multiple of 4.
 // - `vec4 dequant4_tail(start, k, n)` returns the same, with zeros from element n on.
-// - `mat2x4 dequant8(uint start, uint k)` returns elements k..k+7, where k is a multiple of 8. Bits that the
-//   elements share are unpacked once.
+// - `mat2x4 dequant8(uint start, uint k)` returns elements k..k+7. k must be a multiple of 8. It unpacks
+//   shared bits once.
 //
-// Addresses count bytes, because an MXFP4 block has 17 bytes. A binding is smaller than 4 GiB, so 32 bits
-// suffice. The functions read only words that contain requested bytes.
+// Addresses count bytes, because an MXFP4 block has 17 bytes. They have 32 bits, because a binding is smaller
+// than 4 GiB. The functions read only words with requested bytes.
 
 uint u32_at(uint at); // `at` is a multiple of 4 if BLOCK_NBYTES is
 uint u16_at(uint at); // `at` is even
@@ -18,17 +17,16 @@ uint u8_at(uint at);
 float f16_at(uint at); // `at` is even
 uvec4 words4_at(uint i); // 16 bytes from word i on
 
-// Shift each of the four bytes of a word right, mask it, and return the bytes. `mask` must clear the bits
-// that come from the next byte. Compilers recognise this expression and use the GPU's instruction that
-// converts a byte to a float.
+// Shift each of the four bytes of a word right and mask it. `mask` must clear the next byte's bits. Compilers
+// recognise this expression and use the GPU's byte-to-float instruction.
 uvec4 codes4(uint word, uint shift, uint mask) {
     const uint codes = (word >> shift) & (mask * 0x01010101u);
     return uvec4(codes, codes >> 8, codes >> 16, codes >> 24) & 0xFFu;
 }
 
-// vec4 decode4(uint b, uint k, uint part) returns elements k + part..k + part + 3 of the block at address b,
-// where k is a multiple of 8 and part is 0 or 4. Expressions that do not depend on `part` are computed once
-// for both parts, so few should depend on it.
+// vec4 decode4(uint b, uint k, uint part) returns elements k + part..k + part + 3 of the block at address b.
+// k is a multiple of 8, and part is 0 or 4. Few expressions should depend on `part`, because all others are
+// computed once for both parts.
 
 #if defined(TYPE_F32)
 #define ROW_UNIT 1u
@@ -75,14 +73,13 @@ vec4 decode4(uint b, uint k, uint part) { return floats_of(uvec2(u32_at(b), u32_
 #error unknown TYPE has no block description and no decode4 in dequant.glsl or the file of its family
 #endif
 
-// WHOLE_FOURS: row lengths are multiples of 4. Then four elements of 2 bytes are two complete words of one
-// row.
+// WHOLE_FOURS: row lengths are multiples of 4. Then four elements of 2 bytes are two words of one row.
 #ifndef WHOLE_FOURS
 #define WHOLE_FOURS false
 #endif
 
 #ifdef HOLD
-// HOLD: hold(address) copies HELD elements to registers and reads each word once. All other functions then
+// HOLD: hold(address) copies HELD elements to registers, and reads each word once. All other functions then
 // read this copy, which begins at address 0. The including file declares w as an address
 // (lib/addresses.glsl).
 const uint w_off = 0;
@@ -109,7 +106,7 @@ void hold(uint b) {
 uint word_at(uint i) { return held[i]; }
 
 #ifdef HAS_TAIL
-float tail1(uint b) { // return an element after the last complete group of HELD elements
+float tail1(uint b) { // an element after the last full group of HELD elements
     held[0] = w.at[b >> 2] >> (8 * (b & 3u));
     return decode1(0);
 }
@@ -118,8 +115,8 @@ float tail1(uint b) { // return an element after the last complete group of HELD
 uint word_at(uint i) { return w[i]; }
 #endif
 
-// Compilers for NVIDIA GPUs split a load of 16 bytes if they do not know its alignment. With WIDE_W, w and
-// its rows are aligned to 16 bytes, and w4 is the same buffer as w.
+// Compilers for NVIDIA GPUs split 16-byte loads of unknown alignment. With WIDE_W, w and its rows are aligned
+// to 16 bytes, and w4 is the same buffer as w.
 uvec4 words4_at(uint i) {
 #ifdef WIDE_W
     if (WIDE_W) return w4[i / 4];
@@ -127,8 +124,8 @@ uvec4 words4_at(uint i) {
     return uvec4(word_at(i), word_at(i + 1), word_at(i + 2), word_at(i + 3));
 }
 
-// Return 32 bits from two consecutive words, beginning at bit `shift` of the first word. With a branch,
-// SwiftShader took 30 s instead of 1 s to compile mat_dot.
+// Return 32 bits of two consecutive words, from bit `shift` on. With a branch, SwiftShader took 30 s instead
+// of 1 s to compile mat_dot.
 uint joined(uint low, uint high, uint shift) {
     return mix((low >> shift) | (high << (32 - shift)), low, shift == 0);
 }
@@ -179,7 +176,7 @@ mat2x4 dequant8(uint start, uint k) {
 float dequant1(uint start, uint k) { return decode1(start + k * BLOCK_NBYTES); }
 
 vec4 dequant4_tail(uint start, uint k, uint n) {
-    if (WHOLE_FOURS) { // no branch, so that reads of several rows overlap
+    if (WHOLE_FOURS) { // no branch, so that reads overlap
         const vec4 value = dequant4(start, min(k, n - 4));
         return k < n ? value : vec4(0.0);
     }

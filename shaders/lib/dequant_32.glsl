@@ -1,5 +1,5 @@
-// Blocks of 32 elements with one scale; part of dequant.glsl. Below, `nibbles` are 16 bytes; byte j has
-// element j in the low nibble and element j + 16 in the high nibble.
+// Blocks of 32 elements with one scale; part of dequant.glsl. Below, `nibbles` are 16 bytes. The low nibble
+// of byte j is element j, and the high nibble is element j + 16.
 
 uvec4 nibbles4(uint at, uint k, uint part) { return codes4(u32_at(at + (k & 15u) + part), (k & 16u) >> 2, 15u); }
 

@@ -1,10 +1,10 @@
-// I-quants; part of dequant.glsl. In IQ4 formats an element is a 4-bit code of one of 16 unevenly spaced
-// values. In IQ1 to IQ3, 8 elements are stored as one codebook entry of 8 values, or two entries of 4 values,
-// and 8 signs. IQ1 has only the sign of a shift. A block has 256 elements in 8 groups of 32; a block of
-// IQ4_NL has 32 elements. A u8 q has the low 8 bits of a codebook entry.
+// I-quants; part of dequant.glsl. In IQ4 an element is a 4-bit code of one of 16 unevenly spaced values. In
+// IQ1 to IQ3, 8 elements are one codebook entry of 8 values, or two of 4 values, and 8 signs. IQ1 stores only
+// the sign of a shift. A block has 256 elements in 8 groups of 32; a block of IQ4_NL has 32 elements. The
+// array u8 q has the low 8 bits of codebook entries.
 
 #if defined(TYPE_IQ4_NL) || defined(TYPE_IQ4_XS)
-// The values as bytes: -127 -104 -83 -65, -49 -35 -22 -10, 1 13 25 38, 53 69 89 113.
+// The values are -127 -104 -83 -65, -49 -35 -22 -10, 1 13 25 38, 53 69 89 113.
 ivec4 values4(uvec4 q) {
     const uvec4 low = mix(uvec4(0xBFAD9881u), uvec4(0xF6EADDCFu), notEqual(q & 4u, uvec4(0)));
     const uvec4 high = mix(uvec4(0x26190D01u), uvec4(0x71594535u), notEqual(q & 4u, uvec4(0)));
@@ -22,14 +22,13 @@ layout(set = 1, binding = 0) readonly buffer Codebook { uint codebook[]; };
 
 uint grid_entry(uint i) { return (codebook[i >> 1] >> (16 * (i & 1u))) & 0xFFFFu; }
 
-// Return four consecutive 2-bit codes, beginning with element `part`.
+// Return four consecutive 2-bit codes, from element `part` on.
 uvec4 pairs4(uint entry, uint part) {
     const uint e = entry >> (2 * part);
     return uvec4(e, e >> 2, e >> 4, e >> 6) & 3u;
 }
 
-// In IQ2 formats an element is d / 4 * (scale + 1/2) * +-value, and codes 0, 1, 2 stand for the values 8, 25,
-// 43.
+// In IQ2 an element is d / 4 * (scale + 1/2) * +-value. Codes 0, 1, 2 mean the values 8, 25, 43.
 vec4 iq2_values(uint entry, uint part) {
     const uvec4 code = pairs4(entry, part);
     return vec4(8u + 17u * code + (code >> 1));
@@ -40,7 +39,7 @@ vec4 signed4(vec4 value, uint signs, uint part) {
     return mix(value, -value, notEqual(bits, uvec4(0)));
 }
 
-// The eighth sign is a parity bit that makes the number of minus signs even.
+// The eighth sign is a parity bit. It makes the number of minus signs even.
 uint eight_signs(uint seven) { return seven | (uint(bitCount(seven)) & 1u) << 7; }
 #endif
 
@@ -52,8 +51,8 @@ uint eight_signs(uint seven) { return seven | (uint(bitCount(seven)) & 1u) << 7;
 vec4 decode4(uint b, uint k, uint part) { return f16_at(b) * vec4(values4(nibbles4(b + 2, k, part))); }
 
 #elif defined(TYPE_IQ4_XS)
-// A block is f16 d, u16 h, u8 s[4], nibbles q[8]. The scale of group g has its high bits in bits 2g and 2g +
-// 1 of h, and its low bits in nibble g of s. An element is d * (scale - 32) * values[q].
+// A block is f16 d, u16 h, u8 s[4], nibbles q[8]. The high 2 bits of group g's scale are bits 2g and 2g + 1
+// of h. The low 4 bits are nibble g of s. An element is d * (scale - 32) * values[q].
 #define ROW_UNIT 256u
 #define BLOCK_NBYTES 136u
 
@@ -69,7 +68,7 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_IQ2_XXS)
-// A block is f16 d, then per group u8 entry[4] and a u32 with four times 7 signs and a scale of 4 bits.
+// A block is f16 d, then per group u8 entry[4] and a u32 with four fields of 7 signs and a scale of 4 bits.
 #define BLOCK_NBYTES 66u
 
 vec4 decode4(uint b, uint k, uint part) {
@@ -94,7 +93,7 @@ vec4 decode4(uint b, uint k, uint part) {
 
 #elif defined(TYPE_IQ2_S)
 // A block is f16 d, u8 q[32], u8 signs[32], u8 h[8], u8 s[8]. Each h has the high 2 bits of four entries. The
-// scales s are stored as in IQ2_XS.
+// scales s are as in IQ2_XS.
 #define BLOCK_NBYTES 82u
 
 vec4 decode4(uint b, uint k, uint part) {
@@ -106,8 +105,8 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_IQ3_XXS)
-// A block is f16 d, u8 entry[64], then per group a u32 with four times 7 signs and a scale of 4 bits. An
-// element is d / 2 * (scale + 1/2) * +-value. Codes 0..7 stand for the values 4, 12, 20, ... 52, 62.
+// A block is f16 d, u8 entry[64], then per group a u32 with four fields of 7 signs and a scale of 4 bits. An
+// element is d / 2 * (scale + 1/2) * +-value. Codes 0..7 mean the values 4, 12, 20, ... 52, 62.
 #define BLOCK_NBYTES 98u
 
 vec4 decode4(uint b, uint k, uint part) {
@@ -133,8 +132,8 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_IQ1_S)
-// A block is f16 d, u8 q[32], then per group a u16 h. Each h has the high 3 bits of four entries, a scale of
-// 3 bits and the sign of a shift by 1/8. An element is d * (2 scale + 1) * (code - 1 +- 1/8).
+// A block is f16 d, u8 q[32], then per group a u16 h. Each h has the high 3 bits of four entries, a 3-bit
+// scale and the sign of a shift by 1/8. An element is d * (2 scale + 1) * (code - 1 +- 1/8).
 #define BLOCK_NBYTES 50u
 
 vec4 decode4(uint b, uint k, uint part) {
@@ -146,9 +145,9 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_IQ1_M)
-// A block is u8 q[32], u8 h[16], u16 s[4]. A nibble of h has
-// an entry's high 3 bits and the sign of a shift by 1/8. Each s has four scales of 3 bits, for 16 elements
-// each, then 4 bits of f16 d. An element is d * (2 scale + 1) * (code - 1 +- 1/8).
+// A block is u8 q[32], u8 h[16], u16 s[4]. A nibble of h has an entry's high 3 bits and the sign of a shift
+// by 1/8. Each s has four 3-bit scales, for 16 elements each, then 4 bits of f16 d. An element is d * (2
+// scale + 1) * (code - 1 +- 1/8).
 #define BLOCK_NBYTES 56u
 
 vec4 decode4(uint b, uint k, uint part) {

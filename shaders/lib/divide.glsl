@@ -1,5 +1,5 @@
 // Return a / b rounded to nearest, ties to even. The arguments and the quotient must be positive normal
-// numbers. A driver's division may be 2.5 ulp off, but all devices must store the same caches.
+// numbers. All devices must store the same caches, but a driver's division may be 2.5 ulp off.
 float divide(float a, float b) {
     const uint a_bits = floatBitsToUint(a);
     const uint b_bits = floatBitsToUint(b);

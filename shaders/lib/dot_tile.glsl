@@ -1,21 +1,20 @@
 // Compute the tiles of mat_mul_dot and mat_mul_dot_id, 64 rows of w by 8 RN rows of x. Each of 16 x 8 threads
 // computes 4 by RN values. The threads copy slices of 64 elements along k to shared memory as packed codes
-// (at most 13.5 KiB). A thread loads all its values of a slice before it stores the first value, so that
-// loads overlap.
+// (at most 13.5 KiB). A thread loads all its values of a slice before it stores any, so that loads overlap.
 
-const uint TM = 64; // rows of w in a tile
+const uint TM = 64;
 const uint TK = 64; // two blocks of x
 const uint M_THREADS = 16;
 const uint N_THREADS = 8; // LOCAL is M_THREADS * N_THREADS
 const uint TN = N_THREADS * RN;
-const uint PIECES = TK / 16; // pieces of 16 codes in a row
-const uint STRIDE = PIECES + 1; // eight rows of four words begin at different memory banks
+const uint PIECES = TK / 16; // pieces of 16 codes per row
+const uint STRIDE = PIECES + 1; // eight rows begin at different memory banks
 const uint GROUPS = TK / GROUP;
 const uint X_ROUNDS = (TN * PIECES + M_THREADS * N_THREADS - 1) / (M_THREADS * N_THREADS);
 
-// FUSED: an integer dot product starts at the bits of the float BIAS = 1.5 * 2^23. Because |dot| <= 2^19 for
-// 32 products, the sum has the bits of the float BIAS + dot. One fma then converts and scales the dot. BIAS *
-// scale is exact, because a scale has at most 19 bits. Drivers for CPUs round an fma twice, which gives a
+// FUSED: integer dot products start at the bits of the float BIAS = 1.5 * 2^23. Because |dot| <= 2^19 for 32
+// products, each sum has the bits of the float BIAS + dot. Then one fma converts and scales the dot product.
+// BIAS * scale is exact, because a scale has at most 19 bits. CPU drivers round an fma twice, which gives a
 // normalised mean squared error of up to 1e-6.
 const float BIAS = 12582912.0;
 
@@ -28,19 +27,19 @@ vec4 sum[RN]; // rows tm, tm + 16, tm + 32, tm + 48 of the tile, where tm = thre
 
 uint piece(uint round) { return gl_LocalInvocationID.x + round * (M_THREADS * N_THREADS); }
 
-uint w_row() { return gl_LocalInvocationID.x / (TK / 32); } // row in the tile
+uint w_row() { return gl_LocalInvocationID.x / (TK / 32); }
 
 uint w_block() { return gl_LocalInvocationID.x % (TK / 32); }
 
 uint x_row_of(uint round) { return min(piece(round) / PIECES, TN - 1); }
 
-// Copy a slice of rows of n elements to shared memory; the slice begins at element k. `w_at` and `x_at` are
-// the starts of the thread's rows of w and x. Rows of x have `width` elements.
+// Copy a slice of rows of n elements to shared memory, from element k on. The thread's rows begin at `w_at`
+// and `x_at`. Rows of x have `width` elements.
 void hold_slice(uint w_at, uint x_at[X_ROUNDS], uint width, uint k, uint n) {
     uvec4 codes[X_ROUNDS];
     uvec2 block[X_ROUNDS];
     [[unroll]] for (uint j = 0; j < X_ROUNDS; ++j) {
-        // elements of x after n are multiplied by zeros
+        // zeros multiply elements of x after n
         const uint i = min(k + piece(j) % PIECES * 16, n - 16);
         const uint at = x_at[j] + i / 4;
         codes[j] = uvec4(x[at], x[at + 1], x[at + 2], x[at + 3]);
@@ -62,7 +61,7 @@ void hold_slice(uint w_at, uint x_at[X_ROUNDS], uint width, uint k, uint n) {
     }
 }
 
-// Add the dot products of 16 codes: of four rows of w with a row of x.
+// Add the dot products of 16 codes of four rows of w with a row of x.
 ivec4 add_dots(ivec4 dots, uvec4 wv[4], uvec4 xv) {
     [[unroll]] for (uint j = 0; j < 4; ++j) {
         const int v = int(xv[j]);
@@ -89,8 +88,8 @@ void add_group(uint c, ivec4 dots, uint p, uint tm, uint tn) {
     sum[c] += uintBitsToFloat(block.x) * value;
 }
 
-// Dot products of one piece are scaled at once, of two pieces after the loop over rows of x. Otherwise NVK
-// emits more moves for one piece, and ANV halves the subgroup size for two pieces.
+// If a group has one piece, dot products are scaled at once. If it has two, they are scaled after the loop
+// over rows of x. Otherwise NVK emits more moves for one piece, and ANV halves the subgroup size for two.
 void add_slice() {
     const uint tm = gl_LocalInvocationID.x % M_THREADS;
     const uint tn = gl_LocalInvocationID.x / M_THREADS;

@@ -1,6 +1,6 @@
-// Functions that give the same bits on every driver, for values on which a choice (of experts, for example)
-// depends. They use only `precise` multiplications and additions, floor and integers, because drivers round
-// exp, division and roots differently. Results are a few ulp off.
+// Functions with the same bits on every driver, for values that decide a choice (of experts, for example).
+// They use only `precise` multiplications and additions, floor and integers, because drivers round other
+// functions differently. Results are a few ulp off.
 
 // Return a * b + c, rounded after each operation.
 float exact_mad(float a, float b, float c) {
@@ -28,11 +28,11 @@ float exact_inverse_sqrt(float x) {
     return y;
 }
 
-// Return e^x for x clamped to -87..88, as 2^n e^f. A Taylor series computes e^f for f within +-0.35.
+// Return e^x as 2^n e^f, for x clamped to -87..88. A Taylor series computes e^f for f within +-0.35.
 float exact_exp(float x) {
     x = min(max(x, -87.0), 88.0);
     const float n = floor(exact_mad(x, 1.4426950408889634, 0.5));
-    // n ln 2 is subtracted in two parts, of which the first is exact
+    // n ln 2 is subtracted in two parts, and the first part is exact
     const float f = exact_mad(n, 2.12194440e-4, exact_mad(n, -0.693359375, x));
     float sum = exact_mad(1.0 / 5040.0, f, 1.0 / 720.0);
     sum = exact_mad(sum, f, 1.0 / 120.0);

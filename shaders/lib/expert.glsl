@@ -1,10 +1,10 @@
-// Locate the matrix of an expert in a stack of all experts' matrices. This device has starts[e + 1] -
-// starts[e] columns of expert e's FFN. With AXIS 0 (gate, up) a column is stored as a row of `side` elements.
-// With AXIS 1 (down) a column has one element of each of `side` rows.
+// Locate an expert's matrix in a stack of all experts' matrices. This device has starts[e + 1] - starts[e]
+// columns of expert e's FFN. With AXIS 0 (gate, up) a column is stored as a row of `side` elements. With AXIS
+// 1 (down) a column is one element of each of `side` rows.
 
 struct Expert {
     uint n, k; // rows, elements per row
-    uint before; // columns of earlier experts in this piece of the stack
+    uint before; // columns of earlier experts in this piece
 };
 
 Expert expert_of(uint begin, uint end, uint piece_begin) {
@@ -15,6 +15,6 @@ Expert expert_of(uint begin, uint end, uint piece_begin) {
 uint expert_row(Expert e, uint row) {
     return AXIS == 0
         ? row_start(e.before + row, e.k)
-        // row_start counts blocks here: each block is a row of ROW_UNIT elements
+        // each block counts as a row of ROW_UNIT elements here
         : row_start(side * (e.before / ROW_UNIT) + row * (e.k / ROW_UNIT), ROW_UNIT);
 }

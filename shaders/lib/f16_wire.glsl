@@ -1,13 +1,13 @@
-// A format of 16-bit floats (vkbackend/wire.py). The 128 values of a block share an exponent, which is stored
-// in the block's word `bias`. The functions use only integers, because drivers round to F16 differently and
-// all devices must get the same bits.
+// A format of 16-bit floats (vkbackend/wire.py). A block of 128 values shares an exponent, stored in the word
+// `bias`. The functions use only integers, because drivers round to F16 differently but all devices need the
+// same bits.
 
-// Return the difference between a float's exponent and its code's exponent, shifted to bit 23. `top` has the
-// bits of the block's largest finite magnitude, whose code gets exponent 30 of 0..31.
+// Return a float's exponent minus its code's exponent, shifted to bit 23. `top` has the bits of the block's
+// largest finite magnitude. Its code has exponent 30 of 0..31.
 uint f16_bias(uint top) { return max(top & 0x7f800000u, 0x00800000u) - (30u << 23); }
 
-// Return the code of a float, with ten bits of fraction, rounded to nearest, ties to even. A float becomes
-// zero if it is below 2^-126 or if its code's exponent would be below 1.
+// Return the code of a float. It has ten bits of fraction, rounded to nearest, ties to even. A float below
+// 2^-126, or with a code exponent below 1, becomes zero.
 uint f16_bits(uint bits, uint bias) {
     const uint size = bits & 0x7fffffffu;
     uint code = 0;
@@ -16,8 +16,8 @@ uint f16_bits(uint bits, uint bias) {
     return ((bits >> 16) & 0x8000u) | code;
 }
 
-// Return the exact value of a code. Rounding may have raised a block's largest value to exponent 31. If that
-// exceeds the range of float, the result is inf.
+// Return the exact value of a code. Rounding may raise a block's largest value to exponent 31. The result is
+// inf if it exceeds the range of float.
 float f16_value(uint pair, uint i, uint bias) {
     const uint code = (i & 1u) == 0u ? pair << 16 : pair;
     const uint size = code >> 3 & 0x0fffe000u;

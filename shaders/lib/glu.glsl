@@ -1,11 +1,10 @@
-// Compute act(gate) * up. Activations have the same numbers as in ACTS of vkbackend/ops/elementwise.py.
+// The numbers of activations are as in ACTS of vkbackend/ops/elementwise.py.
 
 const uint NONE = 0, SILU = 1, GELU = 2, SIGMOID = 3, SWIGLU_OAI = 4, GELU_ALONE = 5, RELU2_ALONE = 6;
 const float OAI_ALPHA = 1.702, OAI_LIMIT = 7.0;
 const float GELU_SCALE = 0.7978845608028654; // sqrt(2 / pi)
 
-// All activations except NONE and RELU2_ALONE multiply by a sigmoid. For GELU, 0.5 * (1 + tanh(z)) is
-// computed as sigmoid(2 z), which avoids cancellation.
+// For GELU, 0.5 * (1 + tanh(z)) is computed as sigmoid(2 z), which avoids cancellation.
 float glu_value(uint act, float g, float u) {
     if (act == NONE) return g * u;
     if (act == RELU2_ALONE) return max(g, 0.0) * max(g, 0.0);

@@ -1,4 +1,4 @@
-// Round a float to the nearest F16, ties to even; an overflow becomes inf. All devices must store the same
+// Round a float to the nearest F16, ties to even. An overflow becomes inf. All devices must store the same
 // caches, but the rounding of packHalf2x16 depends on the driver.
 uint half_bits(float value) {
     const uint bits = floatBitsToUint(value);

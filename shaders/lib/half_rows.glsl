@@ -1,5 +1,5 @@
-// pack_f16 writes a row as k F16 values, zeros up to a multiple of 32 elements, the scale as a float, and
-// three zero words. So every slice of 32 elements begins at a multiple of 16 bytes.
+// A row of pack_f16 has k F16 values, zeros up to a multiple of 32 elements, the scale as a float, and three
+// zero words. So every slice of 32 elements is aligned to 16 bytes.
 
 uint half_words(uint k) { return (k + 31u) / 32u * 16u; }
 

@@ -1,5 +1,5 @@
-// Functions that read four elements of a K or V cache of any type. The functions k_block_quad and
-// v_block_quad read from a quantized block whose position in a pair of blocks is known.
+// Functions that read four elements of a K or V cache of any type. In k_block_quad and v_block_quad, the
+// block's position in a pair of blocks is known.
 #include "lib/cache_types.glsl"
 
 #define CACHE(i) k[i]

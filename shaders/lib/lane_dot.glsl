@@ -1,12 +1,12 @@
-// The inner loop of mat_lane and mat_lane_id. Each thread multiplies its own row of w by N rows of x, which
-// all threads share. Both w and x are addresses. The including file includes lib/dequant.glsl with HOLD.
+// The inner loop of mat_lane and mat_lane_id. Each thread multiplies its row of w by N rows of x, which all
+// threads share. Both w and x are addresses. The including file first includes lib/dequant.glsl with HOLD.
 
-const uint ROUND = 32; // elements of x that a subgroup reads and shuffles at a time
+const uint ROUND = 32; // elements of x that a subgroup shuffles at a time
 
 float sum[N];
 uint x_row[N];
 
-// `start` is the address of the row of w, and k is the row's length. All threads must call this function.
+// Multiply the row of w at address `start`, which has k elements. All threads must call this function.
 void lane_dot(uint start, uint k) {
     [[unroll]] for (uint r = 0; r < N; ++r) sum[r] = 0.0;
     const uint whole = k / HELD * HELD;

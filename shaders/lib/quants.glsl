@@ -1,17 +1,17 @@
-// Functions that read weights as int8 codes, 16 elements at a time, for integer dot products. Include this
-// file after dequant.glsl and q8.glsl.
+// Functions that read weights as int8 codes for integer dot products. Include this file after dequant.glsl
+// and q8.glsl.
 //
-// - A value is scale * (code - CODE_OFFSET) + low. Without HAS_LOW, low is 0.
+// - A value is scale * (code - CODE_OFFSET) + low, where low is 0 without HAS_LOW.
 // - `Quants quants16(uint start, uint k, uint part)` returns elements k + part..k + part + 15 of a row.
 //
 // The argument k is a multiple of 32. The argument part is the constant 0 or 16, so that the compiler unpacks
 // shared bits once. GROUP elements (16 or 32) share `scale` and `low`. Codes are in 0..CODE_END - 1, or with
-// SIGNED_CODES in -CODE_END..CODE_END - 1. CODES_ONLY leaves out the dot products. With CODES_ONLY, a format
-// whose codes do not fit in int8 defines NO_CODES.
+// SIGNED_CODES in -CODE_END..CODE_END - 1. CODES_ONLY omits the dot products. Then a format whose codes do
+// not fit in int8 defines NO_CODES.
 #ifndef CODES_ONLY
 #extension GL_EXT_spirv_intrinsics : require
 
-// Return OpSDot of two vectors of four int8, each packed in an int.
+// OpSDot of two vectors of four int8.
 spirv_instruction(extensions = ["SPV_KHR_integer_dot_product"], capabilities = [6018, 6019], id = 4450)
 int dot4(int a, int b, spirv_literal int four_bytes);
 
@@ -26,7 +26,7 @@ struct Quants {
     float scale, low;
 };
 
-// Return 16 bytes. If BLOCK_NBYTES is a multiple of 16, so is `at`.
+// Return 16 bytes. `at` is a multiple of 16 if BLOCK_NBYTES is.
 uvec4 u128_at(uint at) {
     const uint first = at >> 2;
     if (BLOCK_NBYTES % 16 == 0) return words4_at(first);
@@ -55,8 +55,8 @@ uvec4 transposed(uvec4 v) {
 }
 
 // Compute the table values (values4) of 32 codes at once by bitwise logic. Word j of `q` has bit j of every
-// code. The words of `low` have bits 0..3 of the values in two's complement, and the words of `high` have
-// bits 4..7. Selecting each value from constants took three times as many instructions.
+// code. `low` has bits 0..3 of the values in two's complement, and `high` has bits 4..7. Selecting each value
+// from constants took three times as many instructions.
 void value_bits(uvec4 q, out uvec4 low, out uvec4 high) {
 #ifdef TYPE_MXFP4
     const uint both = q.x & q.z, negative = q.w & (q.x | q.y | q.z);
@@ -83,7 +83,7 @@ void value_bits(uvec4 q, out uvec4 low, out uvec4 high) {
 #endif
 }
 
-// Take the nibble at bit `shift` (0 or 4) of each byte of `words` as a code, and return the codes' values.
+// Look up the nibbles at bit `shift` (0 or 4) of each byte of `words`.
 uvec4 looked_up(uvec4 words, uint shift) {
     uvec4 low, high;
     value_bits(transposed(words), low, high);
@@ -230,7 +230,7 @@ Quants quants16(uint start, uint k, uint part) {
 
 #ifndef CODES_ONLY
 
-// Return code - CODE_OFFSET as int8. Bytes do not overflow, because code + 128 - CODE_OFFSET fits in a byte.
+// Return code - CODE_OFFSET as int8. The sum code + 128 - CODE_OFFSET fits in a byte.
 uvec4 signed_codes(uvec4 codes) {
     return CODE_OFFSET == 0 ? codes : (codes + uint(128 - CODE_OFFSET) * 0x01010101u) ^ 0x80808080u;
 }
@@ -250,11 +250,10 @@ Group group_at(uint start, uint k) {
     return group;
 }
 
-// Return a group's sum. `x_sums` has the two sums of the block of x that contains element k.
+// Return the sum of x over a group, from the two sums of the block that contains element k.
 int group_sum(uint x_sums, uint k) { return GROUP == 32 ? q8_sum32(x_sums) : q8_sum16(x_sums, k); }
 
-// Return the dot product without the scale of x, by which the caller multiplies. `x_sum` is the sum of
-// `x_codes`.
+// Return the dot product without the scale of x. `x_sum` is the sum of `x_codes`.
 float product(Group group, uvec4 x_codes[GROUP / 16], int x_sum) {
     int dots = dot16(group.codes[0], x_codes[0]);
     if (GROUP == 32) dots += dot16(group.codes[GROUP / 16 - 1], x_codes[GROUP / 16 - 1]);

@@ -1,12 +1,11 @@
 // A sum over the workgroup in a fixed order.
 
-// Calls of reduce_sum alternate between two arrays, because a thread may begin the next call while other
-// threads still read the previous result.
+// Calls of reduce_sum alternate between two arrays, because other threads may still read the previous result.
 shared float reduce_tree[2 * LOCAL];
 uint reduce_at = 0;
 
-// Return the sum of `value` over the workgroup. All threads must call this function. A workgroup of more than
-// 32 threads adds in two steps of many reads, because a tree would need a barrier per level.
+// Return the sum of `value` over the workgroup. All threads must call this function. More than 32 threads add
+// in two steps of many reads, because a tree would need a barrier per level.
 float reduce_sum(float value) {
     const uint thread = gl_LocalInvocationID.x;
     const uint root = reduce_at;

@@ -1,30 +1,28 @@
-// Compute the attention of one row over one split of its keys by online softmax, for up to HEADS q heads of
-// one kv head. The workgroup ID is (tile of heads, split, row). Keys are read in blocks of 32. With FINAL
-// (one split) the shader writes the result, otherwise part = (sum of p * v, maximum score, sum of p). Without
-// keys the result is zeros. The including file declares the buffers and constants, and defines these
-// functions:
+// Compute the attention of one row over one split of its keys, for up to HEADS q heads of one kv head. Online
+// softmax reads blocks of 32 keys. With FINAL (one split) the shader writes the result. Otherwise it writes
+// part = (sum of p * v, maximum score, sum of p). Without keys the result is zeros. The including file
+// defines these functions.
 uint n_keys_of(uint row);
 uint first_key_of(uint n_keys);
-void open_block(uint slot, uint block, uint n_keys); // afterwards cell_of(j) is the cell of the block's key j
+void open_block(uint slot, uint block, uint n_keys); // then cell_of(j) is the cell of the block's key j
 uint cell_of(uint j);
 float capped(float score);
-float inverse_sum(float m, float sum, uint head); // the factor of a FINAL result; `sum` is not 0
+float inverse_sum(float m, float sum, uint head); // the factor of a FINAL result
 #include "lib/v_quads.glsl"
 
 const uint LANES = LOCAL > CELL_BLOCK ? LOCAL / CELL_BLOCK : 1; // threads per key
 const uint KEYS = LOCAL < CELL_BLOCK ? CELL_BLOCK / LOCAL : 1; // keys per thread
 const uint K_QUADS = HEAD_K / 4;
-// Groups of threads; each multiplies V for some keys of a block.
+// The groups of threads multiply V of different keys.
 const uint V_GROUPS = LOCAL > V_QUADS ? LOCAL / V_QUADS : 1;
-// A thread loads K_BATCH quads of K, or V of V_BATCH keys, before it uses the first. With BATCH quads per
-// iteration the loop takes K_TURNS iterations. K_BATCH is the smallest number of quads that gives the same
-// K_TURNS. No branch separates the loads from their use, because RADV would then move each load down to its
-// use.
+// A thread loads K_BATCH quads of K, or V of V_BATCH keys, before it uses the first. K_BATCH is the smallest
+// number with which the loop takes K_TURNS iterations. A branch before the use is avoided, because RADV would
+// then delay each load until its use.
 const uint K_TURNS = (K_QUADS + BATCH * LANES - 1) / (BATCH * LANES);
 const uint K_BATCH = (K_QUADS + K_TURNS * LANES - 1) / (K_TURNS * LANES);
 const uint K_ROUND = K_BATCH * LANES; // quads of a key
 const bool K_EXACT = K_QUADS % K_ROUND == 0;
-// K_WORDS has the same meaning for K as V_WORDS for V (v_quads.glsl).
+// K_WORDS means for K what V_WORDS means for V (v_quads.glsl).
 const bool K_QUANTIZED = K_TYPE >= CACHE_Q8_0;
 const bool K_WHOLE_PAIRS = K_QUADS % 16 == 0;
 const bool K_ROUND_OF_PAIRS = K_ROUND % 16 == 0;
@@ -33,26 +31,26 @@ const bool K_WORDS = K_QUANTIZED && K_EXACT && K_WHOLE_PAIRS && K_ROUND_OF_PAIRS
 const uint V_EACH = (CELL_BLOCK + V_GROUPS - 1) / V_GROUPS;
 const uint V_MOST = BATCH > V_ROUNDS ? BATCH / V_ROUNDS : 1;
 const uint V_BATCH = V_EACH < V_MOST ? V_EACH : V_MOST;
-const uint V_STEP = V_BATCH * V_GROUPS; // keys of V that the workgroup reads per iteration
+const uint V_STEP = V_BATCH * V_GROUPS; // keys of V per iteration of the workgroup
 const bool V_EXACT = CELL_BLOCK % V_STEP == 0; // no thread reads beyond a block
 const uint SCORES = HEADS * CELL_BLOCK;
 
 shared vec4 q_tile[HEADS * K_QUADS];
-shared float dots[HEADS * LOCAL]; // a thread's partial dot product of a score, or its keys' maximum score
+shared float dots[HEADS * LOCAL]; // a thread's partial score, or its keys' maximum score
 shared float score[SCORES];
 shared float prob[SCORES];
-shared float head_max[2 * HEADS]; // maxima before and after a block, in separate halves
+shared float head_max[2 * HEADS]; // maxima before and after a block
 shared float head_rescale[HEADS];
 shared vec4 group_acc[LOCAL];
 shared float group_l[LOCAL];
 
-// These are globals, because drivers do not move their computation out of the loop over blocks.
+// Drivers would compute local variables again in each iteration over blocks.
 uint thread = gl_LocalInvocationID.x;
 uint lane = thread % LANES; // index among the threads of a key
 uint first_own_key = thread / LANES;
-uint v_group = min(thread / V_QUADS, V_GROUPS - 1); // the results of surplus threads are never read
-uint now = 0; // the half (0 or 1) of head_max that has the current maxima
-float s[HEADS]; // scores of one key, or the thread's partial dot products
+uint v_group = min(thread / V_QUADS, V_GROUPS - 1); // nothing reads the results of surplus threads
+uint now = 0; // which half of head_max has the current maxima
+float s[HEADS]; // scores of one key, or partial scores
 float l[HEADS]; // sums of p
 vec4 acc[HEADS * V_ROUNDS]; // sums of p * v
 
@@ -63,7 +61,7 @@ void clear_sums() {
 
 uint row, split, kv_head;
 int first_head; // q head a of the tile is this device's head first_head + a
-uint begin_head, end_head; // this device's heads of the tile, which may cover a part of a group
+uint begin_head, end_head; // this device's heads of the tile
 uint n_keys, first_key;
 
 bool is_here(uint a) { return a >= begin_head && a < end_head; }
@@ -91,9 +89,9 @@ void read_queries() {
     barrier();
 }
 
-// Add the thread's part of q * k to s, for the key whose quads begin at `base`.
+// Add the thread's part of q * k to s. The key's quads begin at `base`.
 void multiply_key(uint base) {
-    // The loop has variable bounds, because drivers would unroll a constant loop and take seconds to compile.
+    // The bounds are variable, because drivers would unroll a constant loop, which takes seconds.
     for (uint first = base; first < base + K_QUADS; first += K_ROUND) {
         vec4 value[K_BATCH];
         [[unroll]] for (uint i = 0; i < K_BATCH; ++i) {
@@ -116,12 +114,12 @@ void multiply_key(uint base) {
 }
 
 void score_block(uint first_valid, uint n_valid) {
-    float top[HEADS]; // maximum of this thread's keys
+    float top[HEADS];
     [[unroll]] for (uint a = 0; a < HEADS; ++a) top[a] = NEG_LARGE;
     for (uint key = first_own_key; key < CELL_BLOCK; key += LOCAL) {
         const bool valid = key >= first_valid && key < n_valid;
         [[unroll]] for (uint a = 0; a < HEADS; ++a) s[a] = 0.0;
-        // Reading the cells of invalid keys is safe, because all cells of a block exist.
+        // All cells of a block exist, so reading invalid keys is safe.
         if (BATCH > 1 || valid) multiply_key((cell_of(key) * n_kv + kv_head) * K_QUADS);
         [[unroll]] for (uint a = 0; a < HEADS; ++a) {
             if (LANES > 1) {
@@ -176,7 +174,7 @@ void add_values(uint first_valid, uint n_valid) {
         [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] *= rescale;
     }
     for (uint first = V_STEP > 1 ? 0 : first_valid; first < n_valid; first += V_STEP) {
-        vec4 value[V_BATCH * V_ROUNDS]; // a masked key is replaced by the nearest valid key
+        vec4 value[V_BATCH * V_ROUNDS]; // the nearest valid key replaces a masked key
         [[unroll]] for (uint u = 0; u < V_BATCH; ++u) {
             const uint j = clamp(first + v_group + u * V_GROUPS, first_valid, n_valid - 1);
             const uint base = (cell_of(j) * n_kv + kv_head) * V_QUADS;
@@ -195,7 +193,7 @@ void add_values(uint first_valid, uint n_valid) {
     }
 }
 
-// Sum p and acc[a] over all groups of threads, and return the sum of p. V_ROUNDS is 1 here.
+// Sum p and acc[a] over all groups of threads. Return the sum of p. V_ROUNDS must be 1.
 float join_groups(uint a) {
     float sum = l[a];
     barrier();

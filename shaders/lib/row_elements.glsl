@@ -1,6 +1,6 @@
-// A thread processes elements FIRST * lane + u * NEXT of a row for u < EACH, then continues EACH * LOCAL
-// elements later. If the output is floats, neighbouring threads process neighbouring elements. With OUT_Q8 a
-// thread processes four consecutive elements (lib/quantize.glsl).
+// A thread processes the row's elements FIRST * lane + u * NEXT for u < EACH, then continues EACH * LOCAL
+// elements later. Neighbouring threads process neighbouring floats. With OUT_Q8 a thread processes four
+// consecutive elements (lib/quantize.glsl).
 #ifdef OUT_Q8
 #define Q8_QUADS 2
 #include "lib/quantize.glsl"

@@ -2,11 +2,11 @@
 
 struct Tile {
     uvec4 run; // slot, first_row, n_rows, first_pos; n_rows is 0 after the last tile
-    uint first; // first row of the tile, counted within the run
+    uint first; // first row of the tile within the run
     uint n; // number of rows
 };
 
-// Return tile number `tile` of the step, where every run is divided into tiles of `size` rows.
+// Return tile number `tile` of the step. Tiles have `size` rows of one run.
 Tile find_tile(uint tile, uint size) {
     for (uint r = 0; r < step_n_runs(); ++r) {
         const uvec4 run = step_params.runs[r];
@@ -17,7 +17,7 @@ Tile find_tile(uint tile, uint size) {
     return Tile(uvec4(0), 0, 0);
 }
 
-// Return the state cell that a run reads. The first run of a sequence ignores this cell.
+// Return the state cell that a run reads. A sequence's first run ignores it.
 uint cell_from(uvec4 run) { return step_params.rows[run.y].w & 0xFFFFu; }
 
 uint cell_to(uvec4 run) { return step_params.rows[run.y].w >> 16; }

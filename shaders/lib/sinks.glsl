@@ -1,7 +1,7 @@
 // An attention sink is a logit per head that the softmax adds to its denominator only.
 
-// Return the factor that normalises a sum of exp(score - m) * v. `m` is the maximum score. `sum` is the sum
-// of exp(score - m) and is not 0.
+// Return the factor that normalises a sum of exp(score - m) * v. `m` is the maximum score, and `sum` is the
+// sum of exp(score - m).
 float inverse_sum(float m, float sum, uint head) {
     if (HAS_SINKS == 0) return 1.0 / sum;
     const float sink = sinks[sinks_off + head];

@@ -1,4 +1,4 @@
-// StepParams has the values that change from step to step (vkbackend/step.py). This buffer is the op's last
+// StepParams has the values that change between steps (vkbackend/step.py). This buffer is the op's last
 // binding, STEP_BINDING.
 
 const uint CELL_BLOCK = 32; // positions per entry of the cell table
@@ -16,8 +16,8 @@ uint step_n_runs() { return step_params.header.y; }
 
 uint step_n_outputs() { return step_params.header.z; }
 
-// Return the number of runs with one row, which come first. The op attn_decode processes these runs, and
-// attn_prefill processes the longer runs.
+// Return the number of runs with one row. They come first. The op attn_decode processes them, and
+// attn_prefill the longer runs.
 uint step_n_decode() { return step_params.header.w; }
 
 uint step_output(uint i) { return step_params.outputs[i >> 2][i & 3u]; }

@@ -10,5 +10,5 @@ float tanh_safe(float x) {
     return sign(x) * (1.0 - e) / (1.0 + e);
 }
 
-// Limit x smoothly to +-c; c = 0 means no limit.
+// Limit x smoothly to +-c, or not at all if c = 0.
 float soft_cap(float x, float c) { return c > 0.0 ? c * tanh_safe(x / c) : x; }

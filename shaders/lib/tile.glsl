@@ -10,8 +10,8 @@ const uint QM = RM / 4;
 const uint W_STRIDE = TM / 4 + 1; // in vec4; odd, so that transposed writes use different memory banks
 const uint X_STRIDE = TN + 4; // a multiple of 4, so that a thread reads four values at once
 
-// Return four elements of rows i..i+3 of w, as a matrix with a column per element. Elements after k are
-// zeros, and rows after the last row repeat the last row.
+// Return four elements of rows i..i+3 of w, one column per element. Elements after k are zeros. Rows after
+// the last repeat the last row.
 mat4 w_quad(uint i, uint kk, uint n, uint k) {
     mat4 rows;
     for (uint j = 0; j < 4; ++j) rows[j] = dequant4_tail(row_start(min(i + j, n - 1), k), kk, k);

@@ -1,8 +1,8 @@
-// Compute the attention of a tile of rows on matrix units. The operands are F16 and the sums are F32. A
-// tile has ROW_GROUPS groups of M rows. V_PARTS subgroups share a group of rows. They divide a block's keys
-// for the scores, and the dimensions of V for p * v. The output stays in matrices, which are rescaled by a
-// matrix of the rows' factors. The including file fills q_tile once and kv_tile for each block, adds a
-// barrier between steps, and defines put.
+// Compute the attention of a tile of rows on matrix units. The operands are F16 and the sums are F32. A tile
+// has ROW_GROUPS groups of M rows. V_PARTS subgroups share a group of rows. They divide the keys for the
+// scores, and the dimensions of V for p * v. The output stays in matrices. A matrix of the rows' factors
+// rescales it. The including file fills q_tile once and kv_tile per block, adds a barrier between steps, and
+// defines put.
 void put(uint row, uint d, float value); // stores dimension d of a row's output
 
 const uint TQ = M * ROW_GROUPS;
@@ -12,7 +12,7 @@ const uint PARTS = V_PARTS * (LANES / M); // invocations per row
 const uint FK = CELL_BLOCK / N / V_PARTS; // matrices of scores per subgroup
 const uint FV = HEAD_V / N / V_PARTS; // matrices of output per subgroup
 const uint EACH = CELL_BLOCK / PARTS; // Keys per invocation.
-// The strides of rows, in QUADs, are odd multiples of 16 bytes, so that eight rows begin at different banks.
+// Strides of rows, in QUADs, are odd multiples of 16 bytes, so that eight rows begin at different banks.
 const uint Q_STRIDE = K_QUADS + 2;
 const uint K_STRIDE = K_QUADS + 2;
 const uint P_STRIDE = CELL_BLOCK / 4 + 2;
@@ -23,7 +23,7 @@ const uint S_STRIDE = CELL_BLOCK + 4; // floats
 shared QUAD q_tile[TQ * Q_STRIDE]; // [row][dimension]
 shared QUAD kv_tile[K_SIZE > V_SIZE ? K_SIZE : V_SIZE]; // K as [key][dimension], later V as [dimension][key]
 shared QUAD p_tile[TQ * P_STRIDE]; // [row][key]
-shared float s_tile[TQ * S_STRIDE]; // scores [row][key]; later each subgroup's factors or results [row][N]
+shared float s_tile[TQ * S_STRIDE]; // scores [row][key], later a subgroup's factors or results [row][N]
 shared float part_of[LOCAL];
 
 QUAD half_quad(vec4 value) { return quad_of(clamp(value, -65504.0, 65504.0)); }
@@ -50,10 +50,10 @@ uint row_of_tile() { return own() + gl_SubgroupInvocationID % M; }
 
 uint staged() { return own() * S_STRIDE + v_part() * M * N; }
 
-// Return the index in part_of of the row's first value. The row's PARTS values are M apart.
+// Return the index in part_of of the first of the row's PARTS values, which are M apart.
 uint parts() { return gl_SubgroupID / V_PARTS * PARTS * M + gl_SubgroupInvocationID % M; }
 
-float m = NEG_LARGE; // the maximum score so far
+float m = NEG_LARGE;
 float l = 0.0; // sum of p over the invocation's keys
 MATRIX_SUM sum[FV];
 
@@ -65,8 +65,8 @@ void score_keys() {
     MATRIX_SUM score[FK];
     [[unroll]] for (uint g = 0; g < FK; ++g) score[g] = MATRIX_SUM(0.0);
     const uint own_q = own() * Q_STRIDE;
-    // The loops here and in add_values have variable bounds, because drivers would unroll constant loops and
-    // take minutes to compile.
+    // The loops here and in add_values have variable bounds, because drivers would unroll constant loops,
+    // which takes minutes.
     for (uint first = own_q; first < own_q + K_QUADS; first += UNROLL * K / 4) {
         [[unroll]] for (uint u = 0; u < UNROLL; ++u) {
             const uint at = first + u * K / 4;
@@ -84,13 +84,13 @@ void score_keys() {
     }
 }
 
-// Convert scores to probabilities for the keys from position `begin` to the row's own position `end`.
-// Contains one barrier.
+// Convert scores to probabilities for keys at positions begin..end. The row's own position is `end`. The
+// function has one barrier.
 void weigh_keys(uint block_pos, uint begin, uint end) {
     float s[EACH];
     float top = NEG_LARGE;
     [[unroll]] for (uint i = 0; i < EACH; ++i) {
-        // The first key that is not masked clears the sums over earlier masked keys, as in attn_prefill.comp.
+        // The first unmasked key clears the sums over masked keys, as in attn_prefill.comp.
         const uint key_pos = block_pos + key_part() * EACH + i;
         const bool masked = key_pos > end || key_pos < begin;
         s[i] = s_tile[row_of_tile() * S_STRIDE + key_part() * EACH + i] * scale;
@@ -149,7 +149,6 @@ void join_sums() {
     [[unroll]] for (uint i = 0; i < PARTS; ++i) l += part_of[parts() + i * M];
 }
 
-// Write the results through shared memory, as in mat_mul_coop.comp.
 void put_results(float factor) {
     [[unroll]] for (uint g = 0; g < FV; ++g) {
         STORE_ROWS(sum[g], s_tile, staged(), N);

@@ -1,7 +1,6 @@
-// Copy blocks of K and V from the cache through registers to the tiles of lib/unit_attention.glsl. A thread
-// copies pieces of eight elements. The including file declares the caches a second time as `uint k1[]`,
-// `uvec4 k4[]`, `uint v1[]`, `uvec4 v4[]`, without readonly. It also declares KEEPS: whether the addresses of
-// pieces stay in registers.
+// Copy blocks of K and V from the cache to the tiles of lib/unit_attention.glsl. A thread copies pieces of
+// eight elements. The including file also declares the caches as `uint k1[]`, `uvec4 k4[]`, `uint v1[]`,
+// `uvec4 v4[]`, without readonly. It declares KEEPS: whether addresses of pieces stay in registers.
 
 const uint K_PIECES = HEAD_K / 8;
 const uint V_PIECES = HEAD_V / 8;
@@ -10,8 +9,7 @@ const uint V_KEYS = CELL_BLOCK / 4; // groups of four keys
 const uint V_ROUNDS = (V_KEYS * V_PIECES + LOCAL - 1) / LOCAL; // Per invocation, of four keys each.
 // K_EVEN: all pieces of an invocation have the same position within their key.
 const bool K_EVEN = LOCAL % K_PIECES == 0;
-// Codes of Q8_0 are converted to F16 when they are stored in the tile. Two blocks of Q8_0 have 17 words, and
-// only the second block's codes begin at a word boundary. For the named conditions see v_quads.glsl.
+// Q8_0 is converted to F16 when it is stored in the tile. Two blocks of Q8_0 have 17 words.
 const bool K_IS_Q8 = K_TYPE == CACHE_Q8_0;
 const bool V_IS_Q8 = V_TYPE == CACHE_Q8_0;
 const bool K_WHOLE_PAIRS = HEAD_K % 64 == 0;
@@ -27,14 +25,14 @@ uint k_column(uint j) { return (K_EVEN ? gl_LocalInvocationID.x : gl_LocalInvoca
 
 uint v_column(uint j) { return (gl_LocalInvocationID.x + j * LOCAL) / V_KEYS; }
 
-// Return whether a piece is in the second block of a pair.
+// Whether a piece is in the second block of a pair.
 bool is_second(uint piece) { return (piece / 4) % 2 == 1; }
 
-// Return the index of the first of the three words that contain a piece's eight codes. For F16 return the
-// index of the piece's 16 bytes.
+// Return the index of the first of the three words with a piece's eight codes, or for F16 of the piece's 16
+// bytes.
 uint place(uint i, bool codes) { return codes ? i / 8 * Q8_0_HALVES + i / 4 % 2 * (Q8_0_HALVES / 2) + 2 * (i % 4) : i; }
 
-// Return eight F16 values; for codes return their three words and the word of the scale.
+// Return eight F16 values. For codes return their three words and the word of the scale.
 uvec4 k_piece(uint at, uint column) {
     if (K_TYPE == CACHE_F16) return k4[k_off / 4 + at];
     if (!K_CODES) return uvec4(words_of(k_halves(2 * at)), words_of(k_halves(2 * at + 1)));
@@ -49,8 +47,8 @@ uvec4 v_piece(uint at, uint column) {
     return uvec4(v1[word], v1[word + 1], v1[word + 2], v1[word - 2 * (column % 4)]);
 }
 
-// Convert four codes, stored as c + 128, to F16, and return elements 0, 2, 1, 3. The F16 with bits 0x6400 | c
-// is 1,024 + c.
+// Convert four codes, stored as c + 128, to F16. Return elements 0, 2, 1, 3. The F16 with bits 0x6400 | c is
+// 1,024 + c.
 uvec2 halves_of_codes(uint codes, f16vec2 d) {
     const uvec2 pairs = uvec2(codes, codes >> 8) & 0x00FF00FFu | 0x64006400u;
     const f16vec2 zero = f16vec2(1152.0);
@@ -67,7 +65,7 @@ uvec4 halves_of_held(uvec4 held, bool second) {
 
 uint k_stride, v_stride; // from key to key
 uint own_head;
-uint k_own[K_ROUNDS], v_own[V_ROUNDS]; // addresses of the pieces within a block
+uint k_own[K_ROUNDS], v_own[V_ROUNDS]; // addresses of pieces within a block
 uvec4 k_held[K_ROUNDS], v_held[4 * V_ROUNDS];
 
 uint k_place(uint j) {
@@ -100,7 +98,7 @@ void store_k_round(uint j) {
     kv_tile[at + 1] = quad_of(halves.zw);
 }
 
-// K of invalid keys is loaded too, because their scores are masked later.
+// K of invalid keys is loaded, too; their scores are masked later.
 void hold_k(uint cell) {
     [[unroll]] for (uint j = 0; j < K_ROUNDS; ++j) hold_k_round(cell, j);
 }
@@ -119,7 +117,7 @@ void hold_v(uint cell) {
 }
 
 // Store V transposed, because the matrix units read the columns of V as rows. Invalid keys become zeros,
-// because 0 times uninitialised memory may be NaN.
+// because uninitialised memory may be NaN.
 void store_v(uint first_valid, uint n_valid) {
     const uint keys = gl_LocalInvocationID.x % V_KEYS;
     if (first_valid > 0 || n_valid < CELL_BLOCK) {

@@ -1,11 +1,11 @@
-// The quads (four elements) of V that a thread multiplies in attn_decode, attn_chosen and attn_prefill. Each
-// of V_QUADS threads has one quad, or each of LOCAL threads has several.
+// The quads (four elements) of V that a thread multiplies. Each of V_QUADS threads has one quad, or each of
+// LOCAL threads has several.
 
 const uint V_QUADS = HEAD_V / 4;
 const uint V_ROUNDS = (V_QUADS + LOCAL - 1) / LOCAL; // Quads per thread.
 // Two blocks of a quantized type (16 quads) end at a word boundary. With V_WORDS a thread's quad has the same
-// position in such a pair of blocks for every key, so the position is computed once. Each condition has a
-// name, because glslang folds && to a constant only between names.
+// position in a pair of blocks for every key, so it is computed once. Each condition has a name, because
+// glslang folds && to a constant only between names.
 const bool V_QUANTIZED = V_TYPE >= CACHE_Q8_0;
 const bool V_WHOLE_PAIRS = V_QUADS % 16 == 0;
 const bool V_SAME_QUADS = LOCAL % V_QUADS == 0;
@@ -13,7 +13,7 @@ const bool V_WORDS = V_QUANTIZED && V_WHOLE_PAIRS && V_SAME_QUADS;
 
 uint v_quad0 = gl_LocalInvocationID.x % V_QUADS;
 
-// Return the thread's quad number `round` of the head whose quads begin at `base`.
+// Return the thread's quad number `round` of the head that begins at `base`.
 vec4 v_quad_of(uint base, uint round) {
     if (V_WORDS) {
         const uint skipped = v_quad0 / 8 * halves_of(V_TYPE);
