@@ -37,7 +37,8 @@ void main() {
     const float sink = HAS_SINKS != 0 ? sinks[sinks_off + head] : NEG_LARGE;
     float m = sink;
     uint n_used = 0; // splits up to the last one with keys
-    for (uint first = 0; first < n_splits; first += BATCH) {
+    // Mesa would unroll the loops over splits, because it knows the size of the arrays, and compile for 20 s.
+    [[dont_unroll]] for (uint first = 0; first < n_splits; first += BATCH) {
         [[unroll]] for (uint u = 0; u < BATCH; ++u) {
             m = max(m, maxima[first + u]);
             n_used = sums[first + u] != 0.0 ? first + u + 1 : n_used;
@@ -49,7 +50,7 @@ void main() {
     for (uint d = thread; d < HEAD_V; d += LOCAL) {
         float acc = 0.0;
         float l = HAS_SINKS != 0 ? exp(sink - m) : 0.0;
-        for (uint first = 0; first < n_used; first += BATCH) {
+        [[dont_unroll]] for (uint first = 0; first < n_used; first += BATCH) {
             float value[BATCH];
             [[unroll]] for (uint u = 0; u < BATCH; ++u) {
                 value[u] = part[base + min(first + u, n_used - 1) * (HEAD_V + 2) + d];
