@@ -108,7 +108,7 @@ def pytest_sessionfinish() -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "device" in metafunc.fixturenames:
+    if "device" in metafunc.fixturenames and not getattr(metafunc.module, "CHOOSES_DEVICES", False):
         from device_sets import device_params
 
         metafunc.parametrize("device", device_params(), indirect=True, scope="session")

@@ -44,6 +44,11 @@ def layer_of(module: str) -> str | None:
     return parts[1] if len(parts) > 1 and parts[1] in LAYERS else "vkbackend"
 
 
+def called(node: ast.Call) -> str:
+    """Return the last name of the called function."""
+    return getattr(node.func, "attr", "") or getattr(node.func, "id", "")
+
+
 def imported(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
     """Yield the line and the module of every import, including imports in functions, in TYPE_CHECKING blocks,
     and by import_module("...")."""
@@ -55,7 +60,7 @@ def imported(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
             if node.level:
                 base = ".".join(filter(None, [*package.split(".")[: -node.level + 1 or None], base]))
             yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module") and node.args:
+        elif isinstance(node, ast.Call) and called(node) == "import_module" and node.args:
             first = node.args[0]
             if isinstance(first, ast.JoinedStr):
                 first = first.values[0]

@@ -49,11 +49,11 @@ def in_steps(models: Path, devices: list[str], name: str, interleave: bool, **op
     "options",
     [
         {},
-        {"reduce_provider": "host-sum"},
-        {"reduce_provider": "scatter", "reduce_type": "bf16"},
+        wide(pytest.param({"reduce_provider": "host-sum"})),
+        {"reduce_provider": "scatter", "reduce_type": "bf16", "submit_ahead": 1},
         wide(pytest.param({"reduce_provider": "scatter", "reduce_type": "f16"})),
         wide(pytest.param({"submit_ahead": 0})),
-        {"submit_ahead": 1},
+        wide(pytest.param({"submit_ahead": 1})),
     ],
     ids=str,
 )

@@ -30,6 +30,22 @@ def device_params() -> list:  # type: ignore[type-arg]
     return params or [none]
 
 
+def with_devices(cases: Iterable[Any], of_one_driver: Iterable[Any]) -> list[Any]:
+    """Return parameters (case, device) for a module with CHOOSES_DEVICES (see conftest.py). The cases
+    `of_one_driver` run on the last driver's device, and on the others with --all, because the first driver
+    takes seconds to compile them."""
+    every = device_params()
+    params = [pair for case in cases for pair in product([_named(case)], every)]
+    for case in of_one_driver:
+        *others, last = product([_named(case)], every)
+        params += [*map(wide, others), last]
+    return params
+
+
+def _named(case: Any) -> Any:
+    return pytest.param(case, id=repr(case))
+
+
 _N = len(device_infos())
 if _N:
     import kept_devices

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_lines import run_line
 from device_sets import device_infos
 from places import ROOT
 
@@ -43,10 +41,7 @@ def test_command(command: str, outputs: dict[str, str], tmp_path: Path) -> None:
     variables, _, words = command.rpartition("vkbackend ")
     (wanted,) = (pattern for begin, pattern in PRINTS.items() if re.match(begin, words))
     shutil.copy(ROOT / "models/demo/demo.gguf", tmp_path / "model.gguf")
-    result = subprocess.run(
-        ["bash", "-c", f"{variables} exec {sys.executable} -m vkbackend {words}"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=110, env=os.environ,
-    )  # fmt: skip
+    result = run_line(command, tmp_path)
     assert result.returncode == 0, result.stderr
     output = result.stderr if "DEBUG=" in variables else result.stdout
     assert re.search(wanted, output), output

@@ -14,7 +14,7 @@ from typing import Any
 
 import jinja2
 import pytest
-from device_sets import device_infos
+from device_sets import QUICKEST, device_infos
 from places import ROOT
 
 from vkbackend.tools.cli import build_parser, main, parse_line
@@ -34,7 +34,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     def call(*words: str) -> tuple[int, str, str]:
         try:
             code = main(
-                [words[0], *(("-dev", "numpy") if words[0] in ("generate", "chat") else ()), *words[1:]]
+                [words[0], *(("-dev", *QUICKEST) if words[0] in ("generate", "chat") else ()), *words[1:]]
             )
         except SystemExit as end:
             code = int(end.code or 0)

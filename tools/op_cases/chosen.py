@@ -133,9 +133,9 @@ _LONG = ((1, 300, 2), (0, 127, 2))
 def quick() -> list[Case]:
     return [
         IndexScores(((0, 0, 1),), 1, 8),
-        IndexScores(_RUNS, 5, 40, "f32"),
-        IndexScores(_LONG, 64, 128),
-        IndexScores(_RUNS, 17, 64, "q8_0", first_row=2),
+        IndexScores(_RUNS, 17, 40, "f32"),
+        IndexScores(_LONG, 5, 32),
+        IndexScores(_RUNS, 9, 128, "q8_0", first_row=2),
         IndexScores(_RUNS, 3, 256, "bf16"),
         IndexScores(_LONG, 8, 32, "q4_0"),
         IndexTopK(((0, 0, 1),), 1),
@@ -162,6 +162,7 @@ def wide() -> list[Case]:
         for nan in (False, True):
             cases += [IndexTopK(_LONG, k, values, nan) for values in (1, 9, 10**6)]
         cases.append(AttnChosen(_LONG, 8, 1, 192, 128, k, (None, 1, 5)[k % 3]))
+    cases.append(IndexScores(_LONG, 64, 128))
     for kind in ("f32", "f16", "bf16", "q8_0", "q4_0"):
         cases += [IndexScores(_LONG, n, head, kind) for n in (1, 15, 33) for head in (32, 96)]
         cases.append(replace(AttnChosen(_LONG, 4, 2, 64, 32, 65), type_k=kind, type_v=kind))

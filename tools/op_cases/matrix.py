@@ -89,7 +89,7 @@ class MatLane(MatVec):
 def quick() -> list[Case]:
     return [
         MatVec("f32", 1, 1),
-        MatVec("f32", 31, 2051, 8),
+        MatVec("f32", 31, 2051, 2),
         MatVec("f16", 33, 2051, 1),
         MatVec("f16", 5, 3, 3, pad=2, bias=True),
         MatVec("f16", 64, 96, scale=5e-5),  # Subnormal F16.
@@ -111,7 +111,7 @@ def quick() -> list[Case]:
         MatVec("q4_0", 1, 32, 3, act="swiglu_oai"),  # values may almost cancel
         MatWave("q8_0", 33, 96, 3, pad=1, act="gelu"),
         MatWave("f32", 1, 1),
-        MatWave("f16", 33, 2051, 8, pad=3, bias=True),
+        MatWave("f16", 33, 2051, 2, pad=3, bias=True),
         MatWave("q8_0", 65, 96, 3),
         MatWave("q4_0", 129, 576),
         MatWave("f16", 34, 64, 3),

@@ -87,7 +87,7 @@ def quick() -> list[Case]:
         MatDot("q4_k", 4, 256, 2, pad=1, act="silu"),
         MatMulDot("q8_0", 63, 32, 16),
         MatMulDot("q4_1", 65, 96, 31, pad=3, bias=True),
-        MatMulDot("q6_k", 129, 256, 40),
+        MatMulDot("q5_0", 129, 96, 40),
         MatMulDot("q4_0", 5, 96, 2, nan=True),
         MatMulDotCoop("q4_0", 67, 32, 33, pad=3, bias=True),
         MatMulDotCoop("q8_0", 129, 96, 65, nan=True),  # has incomplete slices of 64 values

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
+from device_sets import with_devices
 
 from vkbackend.runtime import Device
 from vkbackend.tools.op_cases.attention import AttnDecode, AttnPrefill
@@ -16,6 +17,7 @@ from vkbackend.tools.op_cases.reduces import AddPartials
 from vkbackend.tools.op_cases.rows import RmsNorm
 from vkbackend.tools.op_cases.setup import Case
 
+CHOOSES_DEVICES = True
 CASES = [
     RmsNorm(2050, 2),
     # 512 invocations with four quads each cannot read these rows at once
@@ -25,7 +27,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=repr)
+@pytest.mark.parametrize(("case", "device"), with_devices(CASES, []), indirect=["device"], scope="session")
 def test_large_workgroups(case: Case, device: Device) -> None:
     if device.limits.max_invocations <= 128:
         pytest.skip(f"{device.name} has workgroups of {device.limits.max_invocations} at most")
@@ -38,21 +40,25 @@ def test_large_workgroups(case: Case, device: Device) -> None:
 RUNS = ((2, 30, 3), (0, 0, 1), (3, 95, 2))
 ATTENTION = [
     AttnDecode(RUNS, 6, 2, 64, 64, n_splits=3, window=20),
-    AttnDecode(((0, 40, 1),), 1, 1, 576, 512, None, "f16", "f32"),
     AttnDecode(RUNS, 4, 2, 96, 32, None, "q8_0", "q4_0", sinks=True),
     AttnDecode(RUNS, 4, 2, 128, 64, None, "q8_0", "q4_0"),
+    AttnDecode(((0, 63, 2),), 2, 2, 80, 40, 2, "f32", "bf16", softcap=4.0),
+    AttnPrefill(((0, 60, 9),), 2, 1, 64, 128, 7, "q4_0", "q8_0"),
+]
+MORE_ATTENTION = [
+    AttnDecode(((0, 40, 1),), 1, 1, 576, 512, None, "f16", "f32"),
     AttnDecode(RUNS, 8, 1, 128, 64, None, "q8_0", "f16"),
     AttnDecode(((0, 63, 2),), 4, 2, 256, 128, 2, "q4_0", "q8_0"),
-    AttnDecode(((0, 63, 2),), 2, 2, 80, 40, 2, "f32", "bf16", softcap=4.0),
     AttnPrefill(((1, 0, 17), *RUNS[:2], (3, 40, 33)), 4, 2, 64, 64, pad=10, window=20),
     AttnPrefill(((0, 60, 9),), 2, 2, 160, 40, 7, "q8_0", "f32", sinks=True),
-    AttnPrefill(((0, 60, 9),), 2, 1, 64, 128, 7, "q4_0", "q8_0"),
     # two blocks of K together are a multiple of 4 bytes
     AttnPrefill(((0, 60, 9),), 2, 1, 128, 64, 7, "q8_0", "q4_0"),
 ]
 
 
-@pytest.mark.parametrize("case", ATTENTION, ids=repr)
+@pytest.mark.parametrize(
+    ("case", "device"), with_devices(ATTENTION, MORE_ATTENTION), indirect=["device"], scope="session"
+)
 def test_attention_with_many_concurrent_reads(case: Case, device: Device) -> None:
     limits, seed = replace(device.limits, is_cpu=False), secrets.randbelow(1 << 31)
     ((consts, _),) = shape_of(case, limits, seed).how  # type: ignore[misc]
@@ -70,11 +76,13 @@ class FusedDotId(MatMulDotId):
     tolerance: ClassVar[float] = 4e-6
 
 
-DOTS: list[Case] = [FusedDot(kind, 65, 512, 17) for kind in ("q8_0", "q4_k", "q2_k", "mxfp4")]
-DOTS.append(FusedDotId("q6_k", side=256, rows=9))
+DOTS: list[Case] = [FusedDot("q4_k", 65, 512, 17), FusedDotId("q6_k", side=256, rows=9)]
+MORE_DOTS: list[Case] = [FusedDot(kind, 65, 512, 17) for kind in ("q8_0", "q2_k", "mxfp4")]
 
 
-@pytest.mark.parametrize("case", DOTS, ids=repr)
+@pytest.mark.parametrize(
+    ("case", "device"), with_devices(DOTS, MORE_DOTS), indirect=["device"], scope="session"
+)
 def test_dots_that_start_with_floats(case: Case, device: Device) -> None:
     if not device.limits.features.issuperset(case.needs):
         pytest.skip(f"{device.name} lacks {', '.join(sorted(set(case.needs) - device.limits.features))}")

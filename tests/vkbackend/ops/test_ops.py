@@ -1,9 +1,11 @@
-"""Every op case runs on every Vulkan device and must equal the numpy twins.
+"""Every op case runs on a Vulkan device and must equal the numpy twins.
 
-Cases run with the device's constants, and with the constants of the smallest GPU and folded grids. Cases of
-every weight type run only once, because compiling them takes long. This command runs one case: pytest
-tests/vkbackend/ops/test_ops.py --case "MatVec.*q4_0". VKBACKEND_TEST_SEED=N pytest repeats a failure with its
-seed.
+With --all, cases run with the device's constants, and with the constants of the smallest GPU and folded
+grids. Cases of every weight type run only once, because compiling them takes long. By default, the first
+driver runs only the first case of each op with both sets of constants. The other drivers keep no compiled
+code, so they run only the first case of each op. This command runs one case: pytest
+tests/vkbackend/ops/test_ops.py --all --case "MatVec.*q4_0". VKBACKEND_TEST_SEED=N pytest repeats a failure
+with its seed.
 """
 
 from __future__ import annotations
@@ -13,37 +15,44 @@ import re
 import secrets
 
 import pytest
+from device_sets import device_params
 
 from vkbackend.runtime import Device
 from vkbackend.tools.op_cases.cases import CASES, FORMAT_CASES, WIDE_CASES
 from vkbackend.tools.op_cases.check import Mismatch, Shape, limits_for, run_case, shape_of
 from vkbackend.tools.op_cases.setup import Case
 
+CHOOSES_DEVICES = True  # instead of running each case on all devices
+CODEBOOKS = ("iq1", "iq2", "iq3")
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     pattern = re.compile(metafunc.config.getoption("--case") or "")
-    # every runtime runs the first case of each op, and the first case with a codebook
+    every = metafunc.config.getoption("--all")
+    # every driver and runtime runs the first case of each op, and the first case with a codebook
     kinds: set[object] = set()
     params = []
-    for case in (*CASES, *WIDE_CASES) if metafunc.config.getoption("--all") else CASES:
-        marks = []
-        kind = type(case), any(str(value)[:3] in ("iq1", "iq2", "iq3") for value in vars(case).values())
-        if kind not in kinds:
-            kinds.add(kind)
-            marks.append(pytest.mark.runtimes)
-        if pattern.search(repr(case)):
-            params.append(pytest.param(case, id=repr(case), marks=marks))
+    for case in (*CASES, *WIDE_CASES) if every else CASES:
+        kind = type(case), any(str(value).startswith(CODEBOOKS) for value in vars(case).values())
+        first = kind not in kinds
+        kinds.add(kind)
+        if not pattern.search(repr(case)):
+            continue
+        for i, of in enumerate(device_params()):
+            if first or every or i == 0:
+                marks = [*of.marks, *([pytest.mark.runtimes] if first else [])]
+                params.append(pytest.param(case, first, *of.values, id=f"{case!r}-{of.id}", marks=marks))
     if not params:
         raise pytest.UsageError(f"no op case matches --case {pattern.pattern} (--all adds the wide sweep)")
-    metafunc.parametrize("case", params)
+    metafunc.parametrize(("case", "first", "device"), params, indirect=["device"], scope="session")
 
 
-def test_op(case: Case, device: Device) -> None:
+def test_op(case: Case, first: bool, device: Device, request: pytest.FixtureRequest) -> None:
     seed = int(os.environ.get("VKBACKEND_TEST_SEED") or secrets.randbelow(1 << 31))
     done: list[Shape] = []
     if not (every := limits_for(case, device, once=case in FORMAT_CASES)):
         pytest.skip(f"{device.name} lacks {', '.join(sorted(set(case.needs) - device.limits.features))}")
-    for limits in every:
+    for limits in every if first or request.config.getoption("--all") else every[-1:]:
         shape = shape_of(case, limits, seed)
         if shape not in done:
             done.append(shape)
