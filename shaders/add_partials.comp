@@ -2,7 +2,7 @@
 #extension GL_GOOGLE_include_directive : require
 // Finish an all-reduce: h = residual + the devices' partial sums in slot order, and y = rms_norm(h) * w. The
 // fixed order gives h the same bits on all devices. The device rounds its own partial sum like the sums in
-// the slots. With WIRE 1 this shader does so, with WIRE 2 pack_halves.
+// the slots. This shader does so for WIRE 1, and pack_halves for WIRE 2.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 #include "lib/bf16.glsl"

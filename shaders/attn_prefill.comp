@@ -72,11 +72,11 @@ void clear_sums() {
 
 QueryTile tile;
 uint head, kv_head;
-uint first_key; // first key for any row of the tile
+uint first_key; // first key that any row of the tile attends to
 
 struct Block {
     uint cell, pos; // of its first key
-    uint first_valid, n_valid; // keys for some row of the tile
+    uint first_valid, n_valid; // keys that some row of the tile attends to
 };
 
 void read_queries() {

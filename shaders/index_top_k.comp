@@ -1,9 +1,9 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Write the positions of each row's n_chosen largest scores among positions 0..pos, in ascending order. Equal
-// scores are chosen by the lowest position. NaN counts as the largest score. One workgroup per row determines
-// the smallest chosen score byte by byte, the highest byte first. For each byte it builds a histogram of the
-// scores with the same higher bytes.
+// Write the positions of each row's n_chosen largest scores among positions 0..pos, in ascending order. Among
+// equal scores the lowest positions are chosen. NaN counts as the largest score. One workgroup per row
+// determines the smallest chosen score byte by byte, the highest byte first. For each byte it builds a
+// histogram of the scores with the same higher bytes.
 #include "lib/types.glsl"
 #include "lib/order.glsl"
 

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Compute mat_mul_dot on matrix units. It is for devices whose int8 is much faster than F16, because scaling
-// takes three instructions per value and block.
+// Compute mat_mul_dot on matrix units. The shader is for devices whose int8 is much faster than F16, because
+// scaling takes three instructions per value and block.
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 
@@ -75,7 +75,7 @@ void main() {
                     [[unroll]] for (uint part = 0; part < 32 / K; ++part) {
                         dots = coopMatMulAdd(rows[f * 32 / K + part], columns[part], dots);
                     }
-                    // Matrices of one type have the same distribution.
+                    // An invocation has the same elements of all matrices of one type.
                     const MATRIX_SUM value = MATRIX_SUM(dots);
                     for (uint e = 0; e < value.length(); ++e) sum[g * FM + f][e] += value[e] * scale[f][e] * of_x[e];
 #ifdef HAS_LOW

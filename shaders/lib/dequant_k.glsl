@@ -41,10 +41,10 @@ vec4 decode4(uint b, uint k, uint part) {
 #elif defined(TYPE_Q4_K) || defined(TYPE_Q5_K)
 // A block of Q4_K is f16 d, f16 m, u8 s[12], u8 q[128]. The code of element k is in byte 32 (k / 64) + l of
 // q, in the low nibble if k / 32 is even. A block of Q5_K has u8 h[32] before q. Bit k / 32 of byte l is the
-// code's fifth bit. The array s has a 6-bit scale and a 6-bit min for each group k / 32. For groups 0..3, the
-// low 6 bits of bytes 0..3 are scales, and of bytes 4..7 mins. For groups 4..7, the nibbles of bytes 8..11
-// are the low 4 bits of scales (low nibble) and mins (high nibble). The top 2 bits of bytes 0..3 (scales) and
-// 4..7 (mins) are the high 2 bits. An element is d * scale * q - m * min.
+// code's fifth bit. The array s has a 6-bit scale and a 6-bit min for each group k / 32. For groups 0..3,
+// scales are the low 6 bits of bytes 0..3, and mins are the low 6 bits of bytes 4..7. For groups 4..7, the
+// nibbles of bytes 8..11 are the low 4 bits of scales (low nibble) and mins (high nibble). The top 2 bits of
+// bytes 0..3 (scales) and 4..7 (mins) are the high 2 bits. An element is d * scale * q - m * min.
 #define ROW_UNIT 256u
 #ifdef TYPE_Q4_K
 #define BLOCK_NBYTES 144u

@@ -26,7 +26,7 @@ struct Quants {
     float scale, low;
 };
 
-// Return 16 bytes. `at` is a multiple of 16 if BLOCK_NBYTES is.
+// Return 16 bytes. If BLOCK_NBYTES is a multiple of 16, so is `at`.
 uvec4 u128_at(uint at) {
     const uint first = at >> 2;
     if (BLOCK_NBYTES % 16 == 0) return words4_at(first);

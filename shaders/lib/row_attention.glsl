@@ -49,7 +49,7 @@ uint thread = gl_LocalInvocationID.x;
 uint lane = thread % LANES; // index among the threads of a key
 uint first_own_key = thread / LANES;
 uint v_group = min(thread / V_QUADS, V_GROUPS - 1); // nothing reads the results of surplus threads
-uint now = 0; // which half of head_max has the current maxima
+uint now = 0; // half of head_max with the current maxima
 float s[HEADS]; // scores of one key, or partial scores
 float l[HEADS]; // sums of p
 vec4 acc[HEADS * V_ROUNDS]; // sums of p * v

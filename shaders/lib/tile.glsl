@@ -1,5 +1,4 @@
-// A tile of a product is 16 RM rows of w by 8 RN rows of x. The operands are copied to shared memory in
-// slices of TK elements along k.
+// The operands are copied to shared memory in slices of TK elements along k.
 
 const uint M_THREADS = 16;
 const uint N_THREADS = 8; // LOCAL is M_THREADS * N_THREADS

@@ -1,6 +1,6 @@
 // Copy blocks of K and V from the cache to the tiles of lib/unit_attention.glsl. A thread copies pieces of
 // eight elements. The including file also declares the caches as `uint k1[]`, `uvec4 k4[]`, `uint v1[]`,
-// `uvec4 v4[]`, without readonly. It declares KEEPS: whether addresses of pieces stay in registers.
+// `uvec4 v4[]`, without readonly. The constant KEEPS says whether addresses of pieces stay in registers.
 
 const uint K_PIECES = HEAD_K / 8;
 const uint V_PIECES = HEAD_V / 8;
@@ -9,7 +9,8 @@ const uint V_KEYS = CELL_BLOCK / 4; // groups of four keys
 const uint V_ROUNDS = (V_KEYS * V_PIECES + LOCAL - 1) / LOCAL; // Per invocation, of four keys each.
 // K_EVEN: all pieces of an invocation have the same position within their key.
 const bool K_EVEN = LOCAL % K_PIECES == 0;
-// Q8_0 is converted to F16 when it is stored in the tile. Two blocks of Q8_0 have 17 words.
+// Q8_0 is converted to F16 when it is stored in the tile. Two blocks of Q8_0 have 17 words, and only the
+// second block's codes begin at a word boundary.
 const bool K_IS_Q8 = K_TYPE == CACHE_Q8_0;
 const bool V_IS_Q8 = V_TYPE == CACHE_Q8_0;
 const bool K_WHOLE_PAIRS = HEAD_K % 64 == 0;
